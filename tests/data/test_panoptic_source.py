@@ -48,7 +48,10 @@ def test_segments_are_objects(tmp_path):
     assert (record['areas'].tolist(), record['crowd'].tolist()) == ([3, 8], [False, False])
     found = source.annotations(0)
     assert found.pop('size') == (3, 4)
-    assert all(np.array_equal(found[key], record[key]) for key in record if key != 'image')
+    assert all(np.array_equal(found[key][:2], record[key]) for key in record if key != 'image')
+    # Evaluations see the segment without a pixel, too.
+    assert (found['ids'].tolist(), found['areas'].tolist()) == ([70_000, 5, 9], [3, 8, 0])
+    assert not found['masks'][2].any() and not found['boxes'][2].any()
     assert source.info.stuff == (1,)
 
 

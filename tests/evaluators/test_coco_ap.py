@@ -1,11 +1,16 @@
 """COCO's twelve numbers: of the truth itself, of known mistakes, of crowds."""
 
+import contextlib
+import io
+import json
 import types
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from vit_jax.data.records import SourceInfo
+from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 from vit_jax.evaluators.coco_ap import METRICS, Evaluator
 
@@ -147,3 +152,78 @@ def test_mistakes():
     evaluator, _ = opened()
     with pytest.raises(UserError, match="no 'boxes'"):
         evaluator.update({'probs': np.zeros((1, 2))}, {'index': np.array([0])})
+
+
+def write_coco(folder):
+    """Twelve images of COCO's format, with boxes beyond their edge, outside, without area, crowds.
+
+    Returns the file, and its annotations.
+    """
+    rng = np.random.default_rng(0)
+    images = [
+        {'id': 5 * i + 3, 'file_name': f'{i}.png', 'height': 60 + i, 'width': 80} for i in range(12)
+    ]
+    rows = []
+    for image in images:
+        Image.new('RGB', (80, image['height'])).save(folder / image['file_name'])
+        corners, sides = rng.uniform(-20, 60, (4, 2)), rng.uniform(5, 50, (4, 2))
+        boxes = [*np.concatenate([corners, sides], 1).tolist(), [9, 9, 0, 12], [200, 9, 9, 12]]
+        rows += [(image['id'], box) for box in boxes]
+    objects = [
+        {
+            'id': n + 1,
+            'image_id': image,
+            'category_id': (4, 9)[n % 2],
+            'bbox': box,
+            'area': 0.7 * box[2] * box[3],
+            'iscrowd': int(n % 7 == 0),
+        }
+        for n, (image, box) in enumerate(rows)
+    ]
+    categories = [{'id': 9, 'name': 'b'}, {'id': 4, 'name': 'a'}]
+    file = folder / 'instances_val.json'
+    content = {'images': images, 'annotations': objects, 'categories': categories}
+    file.write_text(json.dumps(content))
+    return file, images, objects
+
+
+def by_pycocotools(file, results):
+    """The twelve numbers of results for the file as it is."""
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth = COCO(file)
+        measured = COCOeval(truth, truth.loadRes(results), 'bbox')
+        measured.evaluate()
+        measured.accumulate()
+        measured.summarize()
+    pairs = zip(METRICS, measured.stats.tolist(), strict=True)
+    return {name: value for name, value in pairs if value >= 0}
+
+
+def test_numbers_are_those_of_pycocotools_for_the_file_as_it_is(tmp_path):
+    """Training clips boxes and leaves some out; evaluations do not."""
+    file, images, objects = write_coco(tmp_path)
+    source, evaluator = open_source(f'coco:{tmp_path}', 'val'), Evaluator()
+    evaluator.open(types.SimpleNamespace(source=source, info=source.info))
+    rng, results = np.random.default_rng(1), []
+    for index, image in enumerate(images):
+        mine = [one for one in objects if one['image_id'] == image['id']]
+        labels = np.array([(4, 9).index(one['category_id']) for one in mine])
+        corners = np.array([one['bbox'] for one in mine], float)
+        corners[:, 2:] += corners[:, :2]
+        size = np.array([80, image['height']] * 2)
+        boxes = ((corners + rng.normal(0, 1.5, corners.shape)) / size).astype(np.float32)
+        scores = rng.uniform(size=len(mine)).astype(np.float32)
+        found = {'boxes': boxes[None], 'scores': scores[None], 'labels': labels[None]}
+        evaluator.update(found, {'index': np.array([index])})
+        for (x0, y0, x1, y1), score, label in zip(
+            (boxes.astype(float) * size).tolist(), scores.tolist(), labels.tolist(), strict=True
+        ):
+            one = {'image_id': image['id'], 'category_id': (4, 9)[label], 'score': score}
+            results.append({**one, 'bbox': [x0, y0, x1 - x0, y1 - y0]})
+    expected = by_pycocotools(file, results)
+    assert evaluator.result() == pytest.approx(expected, abs=1e-9)
+    assert 0.2 < expected['AP'] < 0.5
+    assert len(source[0]['boxes']) < len(source.annotations(0)['boxes'])

@@ -149,6 +149,11 @@ def test_true_segments_of_coco_against_themselves(coco):
     assert names_of(coco) == found.keys() == set(Evaluator().names())
 
 
+def test_a_listed_segment_without_a_pixel_is_missed():
+    found = counted(row(1, 1, 1, 1), [0], row(1, 1, 1, 1), [0, 1])
+    assert (found['found'], found['missed']) == ([1, 0, 0, 0], [0, 1, 0, 0])
+
+
 def test_images_without_stuff_have_no_numbers_of_it():
     assert names_of(open_source('scenes:8', 'train')) == {'PQ', 'SQ', 'RQ'}
 

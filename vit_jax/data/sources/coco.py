@@ -35,9 +35,11 @@ class Source:
     """Records {image, boxes, labels, crowd, areas, ids}, by the ids of the images.
 
     Boxes (x0, y0, x1, y1) are in pixels and clipped to the image. `crowd` marks boxes around many
-    objects, `areas` are in pixels, those of the outlines if there are any, and `ids` are those of
+    objects, `areas` are in pixels, those of the file or else of whole boxes, and `ids` are those of
     the annotations. Boxes without area are left out, and the log says how many. A file without any
     other makes records {image}.
+
+    Evaluations measure `annotations`: all finite boxes as they are in the file, in float64.
     """
 
     def __init__(self, path: str, split: str):
@@ -48,10 +50,10 @@ class Source:
         with coco_format(self._file, self._name):
             categories = sorted(content['categories'], key=lambda c: c['id'])
             self._images = sorted(content['images'], key=lambda image: image['id'])
-            self._objects = self._sort_objects(content.get('annotations') or [], categories)
-            if not any(len(objects['boxes']) for objects in self._objects.values()):
+            annotations = content.get('annotations') or []
+            self._objects, self._is_bare = self._sort_objects(annotations, categories)
+            if self._is_bare:
                 log.warning('%s: %s', self._file, NO_ANNOTATIONS)
-                self._objects = {image: {} for image in self._objects}
             names = tuple(str(c['name']) for c in categories)
             ids = tuple(int(c['id']) for c in categories)
             self.info = SourceInfo(len(categories), names, class_ids=ids)
@@ -62,14 +64,20 @@ class Source:
 
     def __getitem__(self, index: int, /) -> Record:
         path = self._folder / self._images[index]['file_name']
-        record = self.annotations(index)
-        image = read_image(path, record.pop('size'))
-        return {'image': image, **record}
+        size = self._size(index)
+        image = read_image(path, size)
+        return {'image': image} | ({} if self._is_bare else _repaired(self._annotated(index), size))
 
     def annotations(self, index: int) -> Record:
-        """The record without its image, and the image's `size`, height and width."""
+        """The objects as they are in the file, and the image's `size`, height and width."""
+        return {'size': self._size(index), **self._annotated(index)}
+
+    def _size(self, index: int) -> tuple[int, int]:
         image = self._images[index]
-        return {'size': (int(image['height']), int(image['width'])), **self._objects[image['id']]}
+        return int(image['height']), int(image['width'])
+
+    def _annotated(self, index: int) -> Record:
+        return self._objects.get(self._images[index]['id'], {})
 
     def labels(self) -> np.ndarray:
         raise UserError(f'{self._name}: an image has several objects or none, and no class itself')
@@ -79,33 +87,40 @@ class Source:
 
     def _sort_objects(
         self, annotations: Iterable[dict[str, Any]], categories: list[dict[str, Any]]
-    ) -> dict[Any, Record]:
-        """The arrays of each image's objects; repairs are logged."""
-        sizes = {image['id']: (image['width'], image['height']) for image in self._images}
+    ) -> tuple[dict[Any, Record], bool]:
+        """The arrays of each image's objects, none if there are no objects at all, and whether
+        records have none; repairs of records are logged.
+        """
+        sizes = {image['id']: (image['height'], image['width']) for image in self._images}
         labels = {category['id']: i for i, category in enumerate(categories)}
         if len(labels) < len(categories) or len(sizes) < len(self._images):
             raise ValueError('two categories, or two images, have the same id')
         rows: dict[Any, list[tuple[Any, ...]]] = {image: [] for image in sizes}
         repairs: collections.Counter[str] = collections.Counter()
+        is_bare = True
         for one in annotations:
             if one['image_id'] not in sizes or one['category_id'] not in labels:
                 kind = 'image' if one['image_id'] not in sizes else 'category'
                 raise ValueError(
                     f'annotation {one["id"]} is of the unknown {kind} {one[f"{kind}_id"]}'
                 )
-            box, repair = _clipped(_bbox(one), *sizes[one['image_id']])
-            repairs[repair] += 1
-            if box is None:
+            x, y, w, h = bbox = _bbox(one)
+            if not all(map(math.isfinite, bbox)):
+                repairs['boxes left out that are not finite'] += 1
                 continue
-            x0, y0, x1, y1 = box
-            area = one.get('area', (x1 - x0) * (y1 - y0))
-            crowd = bool(one.get('iscrowd', 0))
+            box = x, y, x + w, y + h
+            clipped, repair = _clipped(box, sizes[one['image_id']])
+            repairs[repair] += 1
+            is_bare = is_bare and clipped is None
+            area, crowd = one.get('area', w * h), bool(one.get('iscrowd', 0))
             rows[one['image_id']].append((box, labels[one['category_id']], crowd, area, one['id']))
         del repairs['']
         if repairs:
             found = ', '.join(f'{count} {what}' for what, count in sorted(repairs.items()))
-            log.warning('%s: %s', self._file, found)
-        return {image: _arrays(objects) for image, objects in rows.items()}
+            log.warning('%s: %s; evaluations keep finite ones as they are', self._file, found)
+        if not any(rows.values()):
+            return {}, True
+        return {image: _arrays(objects) for image, objects in rows.items()}, is_bare
 
 
 def _bbox(annotation: dict[str, Any]) -> list[float]:
@@ -120,29 +135,36 @@ def _bbox(annotation: dict[str, Any]) -> list[float]:
 
 
 def _clipped(
-    bbox: list[float], width: float, height: float
+    box: tuple[float, ...], size: tuple[float, float]
 ) -> tuple[tuple[float, ...] | None, str]:
-    """The corners of a box (x, y, w, h), clipped to the image, and its defect, empty if none."""
-    x, y, w, h = bbox
-    if not all(map(math.isfinite, (x, y, w, h))):
-        return None, 'boxes left out that are not finite'
-    corners = (max(x, 0), max(y, 0), min(x + w, width), min(y + h, height))
-    if w <= 0 or h <= 0:
+    """A box (x0, y0, x1, y1) clipped to an image of (height, width), and its defect, or ''."""
+    (x0, y0, x1, y1), (height, width) = box, size
+    clipped = max(x0, 0), max(y0, 0), min(x1, width), min(y1, height)
+    if x1 <= x0 or y1 <= y0:
         return None, 'boxes left out without area'
-    if corners[0] >= corners[2] or corners[1] >= corners[3]:
+    if clipped[0] >= clipped[2] or clipped[1] >= clipped[3]:
         return None, 'boxes left out that lie outside of their image'
     # Sums of decimal fractions may exceed the edge by rounding.
-    beyond = max(-x, -y, x + w - width, y + h - height) > 0.5
-    return corners, 'boxes cut off at the edge of their image' if beyond else ''
+    beyond = max(-x0, -y0, x1 - width, y1 - height) > 0.5
+    return clipped, 'boxes cut off at the edge of their image' if beyond else ''
+
+
+def _repaired(objects: Record, size: tuple[int, int]) -> Record:
+    """The objects of an image with clipped boxes, without those that are left out."""
+    boxes = [_clipped(box, size)[0] for box in objects['boxes'].tolist()]
+    kept = np.array([box is not None for box in boxes], bool)
+    rows = {name: array[kept] for name, array in objects.items()}
+    rows['boxes'] = np.array([box for box in boxes if box is not None], np.float32).reshape(-1, 4)
+    return rows | {'areas': rows['areas'].astype(np.float32)}
 
 
 def _arrays(objects: list[tuple[Any, ...]]) -> Record:
     boxes, labels, crowd, areas, ids = zip(*objects, strict=True) if objects else [()] * 5
     return {
-        'boxes': np.array(boxes, np.float32).reshape(-1, 4),
+        'boxes': np.array(boxes, np.float64).reshape(-1, 4),
         'labels': np.array(labels, np.int32),
         'crowd': np.array(crowd, bool),
-        'areas': np.array(areas, np.float32),
+        'areas': np.array(areas, np.float64),
         'ids': np.array(ids, np.int64),
     }
 

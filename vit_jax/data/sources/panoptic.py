@@ -29,6 +29,8 @@ class Source:
     The objects are the segments, things and stuff alike; their boxes are the smallest around their
     pixels. A segment without a pixel is left out, and a pixel that belongs to none is in no mask.
     A file without any segment makes records {image}.
+
+    Evaluations measure `annotations`: all listed segments, of which one without a pixel is missed.
     """
 
     def __init__(self, path: str, split: str):
@@ -65,10 +67,16 @@ class Source:
         path = self._folder / self._images[index]['file_name']
         record = self.annotations(index)
         image = coco.read_image(path, record.pop('size'))
+        if not self._is_bare:
+            has_pixels = record['areas'] > 0
+            record = {name: array[has_pixels] for name, array in record.items()}
         return {'image': image, **record}
 
     def annotations(self, index: int) -> Record:
-        """The record without its image, and the image's `size`, height and width."""
+        """All listed segments, and the image's `size`, height and width.
+
+        A segment without a pixel has an empty mask, and a box of zeros.
+        """
         image = self._images[index]
         size = int(image['height']), int(image['width'])
         if self._is_bare:
@@ -81,18 +89,17 @@ class Source:
         if unknown := set(found.tolist()) - {0, *(segment['id'] for segment in segments)}:
             raise BrokenRecord(f'{path}: segment {min(unknown)} is none of those that are listed')
         area = dict(zip(found.tolist(), areas.tolist(), strict=True))
-        kept = [segment for segment in segments if segment['id'] in area]
-        masks = np.zeros((len(kept), *size), bool)
-        for mask, segment in zip(masks, kept, strict=True):
+        masks = np.zeros((len(segments), *size), bool)
+        for mask, segment in zip(masks, segments, strict=True):
             mask[:] = numbers == segment['id']
         return {
             'size': size,
             'masks': masks,
             'boxes': boxes_around(masks),
-            'labels': np.array([self._labels[s['category_id']] for s in kept], np.int32),
-            'crowd': np.array([bool(s.get('iscrowd', 0)) for s in kept], bool),
-            'areas': np.array([area[s['id']] for s in kept], np.float32),
-            'ids': np.array([s['id'] for s in kept], np.int64),
+            'labels': np.array([self._labels[s['category_id']] for s in segments], np.int32),
+            'crowd': np.array([bool(s.get('iscrowd', 0)) for s in segments], bool),
+            'areas': np.array([area.get(s['id'], 0) for s in segments], np.float32),
+            'ids': np.array([s['id'] for s in segments], np.int64),
         }
 
     def labels(self) -> np.ndarray:
@@ -115,9 +122,10 @@ class Source:
 
 
 def boxes_around(masks: np.ndarray) -> np.ndarray:
-    """The smallest boxes (x0, y0, x1, y1), float32 [N 4], around masks [N H W], none empty."""
+    """The smallest boxes (x0, y0, x1, y1), float32 [N 4], around masks [N H W]; zeros for none."""
     boxes = np.zeros((len(masks), 4), np.float32)
     for box, mask in zip(boxes, masks, strict=True):
         rows, columns = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))
-        box[:] = columns[0], rows[0], columns[-1] + 1, rows[-1] + 1
+        if len(rows):
+            box[:] = columns[0], rows[0], columns[-1] + 1, rows[-1] + 1
     return boxes
