@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import os
+import shutil
 
 import jax
 import numpy as np
@@ -174,3 +175,26 @@ def test_a_conversion_that_is_killed_leaves_no_arrays_without_their_config(
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == (2 if written else 1)
     assert not written or 'is already there: choose another name or remove it' in errors[1]
+
+
+@pytest.mark.fault(9210)
+def test_nothing_is_written_into_the_checkpoints_of_a_run(smoke_run, tmp_path, monkeypatch, capsys):
+    """Nor over one of its files, by any command."""
+    run = shutil.copytree(smoke_run, tmp_path / 'run')
+    monkeypatch.chdir(tmp_path)
+    before = sorted((path, path.stat().st_mtime_ns) for path in run.rglob('*'))
+    digits = ('--config', f'{os.path.dirname(__file__)}/../../experiments/vit/digits.py:smoke')
+    for command, flag, target in (
+        (('convert', 'run'), (), 'checkpoints/'),
+        (('convert', 'run'), (), 'checkpoints/20/x.npz'),
+        (('convert', 'run'), (), 'checkpoints/new/x.npz'),
+        (('pack', 'digits'), (), 'checkpoints/packed'),
+        (('train', *digits), ('--workdir',), 'checkpoints/inner'),
+        (('scaling', 'collect', 'run'), ('--output',), 'metrics.jsonl'),
+        (('data', *digits), ('--out',), 'checkpoints/20/a.png'),
+        (('report', 'run'), ('--out',), 'checkpoints/r.html'),
+    ):
+        assert cli.main([*command, *flag, f'run/{target}']) == 2, command
+        shown = capsys.readouterr().err
+        assert 'checkpoints of a run' in shown or 'the run itself keeps it' in shown
+    assert before == sorted((path, path.stat().st_mtime_ns) for path in run.rglob('*'))

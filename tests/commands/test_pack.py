@@ -247,6 +247,21 @@ def test_labels_that_do_not_fit_are_refused(packed):
     (packed / 'train.labels.npy').write_bytes(content.getvalue())
     with pytest.raises(UserError, match='has 3 of 12 labels'):
         open_source(f'packed:{packed}', 'train').labels()
+    content = io.BytesIO()
+    np.save(content, np.full(12, 1.5))
+    (packed / 'train.labels.npy').write_bytes(content.getvalue())
+    with pytest.raises(UserError, match='holds float64, not whole numbers'):
+        open_source(f'packed:{packed}', 'train').labels()
+
+
+def test_a_label_that_is_no_whole_number_is_named(flowers, tmp_path, monkeypatch):
+    encode = packing.packed.encode
+    monkeypatch.setattr(
+        packing.packed, 'encode', lambda r: encode(r | ({'label': 1.5} if r['label'] else {}))
+    )
+    job = packing.Job(f'folder:{flowers}', {'train': 'train'}, str(tmp_path / 'out'))
+    with pytest.raises(UserError, match=r'record \d: its label, 1.5, is no whole number'):
+        packing.pack(job, job.shards(), 0, lambda _: None)
 
 
 @pytest.mark.fault(85)

@@ -208,3 +208,11 @@ def test_a_cache_folder_that_cannot_be_written(flowers, tmp_path, monkeypatch):
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'file'))
     with pytest.raises(UserError, match='name another cache folder by XDG_CACHE_HOME'):
         open_source(f'hf:{flowers}', 'train')
+
+
+def test_a_column_of_classes_that_are_no_whole_numbers_is_refused(tmp_path):
+    made = table(range(4), features=None)
+    halves = pa.array([0.0, 1.0, 1.5, 0.0])
+    pq.write_table(made.set_column(1, 'label', halves), tmp_path / 'train.parquet')
+    with pytest.raises(UserError, match="column 'label' holds double, but classes are whole"):
+        open_source(f'hf:{tmp_path}', 'train')

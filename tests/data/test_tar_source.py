@@ -164,7 +164,7 @@ def test_what_is_no_shard_is_refused(tmp_path, content):
 @pytest.mark.parametrize('content', [b'three', b'-1', b''])
 def test_a_class_that_is_no_number_is_refused(tmp_path, content):
     write(tmp_path / 'shard.tar', {'1.png': png(1), '1.cls': content})
-    with pytest.raises(UserError, match=r'shard\.tar cannot be read'):
+    with pytest.raises(UserError, match=r'shard\.tar 1: its class, .* is no whole number'):
         open_source(f'tar:{tmp_path}', 'train')
 
 
@@ -190,3 +190,20 @@ def test_a_caption_that_cannot_be_read_is_broken(tmp_path, content):
 def test_what_there_is_not(shards, path, split, message):
     with pytest.raises(UserError, match=message):
         open_source(f'tar:{shards}{path}', split)
+
+
+@pytest.mark.parametrize('about', [1.5, True, -1, [1], 10**400, 10**7])
+def test_a_class_that_is_no_whole_number_is_refused_by_name(tmp_path, about):
+    members = {f'{i}.png': png(i) for i in range(3)}
+    members |= {f'{i}.json': json.dumps({'label': i}).encode() for i in range(3)}
+    members['1.json'] = json.dumps({'label': about}).encode()
+    write(tmp_path / 'shard.tar', dict(sorted(members.items())))
+    with pytest.raises(UserError, match=r'shard.tar 1: its class, .* is no whole number'):
+        open_source(f'tar:{tmp_path}', 'train')
+
+
+def test_an_example_without_a_class_among_others_is_named(tmp_path, caplog):
+    write(tmp_path / 'shard.tar', labeled(range(3)) | {'a/0009.png': png(9)})
+    assert open_source(f'tar:{tmp_path}', 'train').info.num_classes == 0
+    assert '1 of 4 examples have no class, the first is' in caplog.text
+    assert 'a/0009' in caplog.text

@@ -93,6 +93,8 @@ def test_what_it_needs():
         evaluator().fit({'features': np.ones(1)}, {'label': np.ones(1)})
     with pytest.raises(UserError, match="there is no 'label'"):
         evaluator().update({'features': np.ones((1, 2))}, {})
-    for path in ('cats', '{"names": ["a"]}', '3'):
+    names = ('[1.5]', '[null]', '"abc"', '[' * 100_000)
+    odd = [f'{{"names": {value}, "templates": ["a {{}}"]}}' for value in names]
+    for path in ('cats', '{"names": ["a"]}', '3', *odd):
         with pytest.raises(UserError, match='source prompts: write'):
             open_source(f'prompts:{path}', 'all')

@@ -293,3 +293,15 @@ def test_a_refusal_is_passed_on(tmp_path, monkeypatch, capsys):
         capsys.readouterr().err
         == 'error: launch: sbatch refused: sbatch: error: invalid partition\n'
     )
+
+
+@pytest.mark.parametrize('value', ['y', '1e3', '0o17', 'null', '2020-01-01', '1:30', '~', '.5'])
+@pytest.mark.parametrize('words', [['sky'], ['gke', '--image', 'image']])
+def test_a_value_is_a_string_to_every_parser_of_yaml(words, value, capsys):
+    flags = ['--tpu', 'v4-8', f'--env=y={value}', '--dry-run']
+    assert cli.main(['launch', *words, *flags, '--', *TRAIN, GS]) == 0
+    text = capsys.readouterr().out
+    scalars = [token for token in yaml.scan(text) if isinstance(token, yaml.ScalarToken)]
+    found = [scalar for scalar in scalars if scalar.value in ('y', value)]
+    assert len(found) == 2
+    assert not any(scalar.plain for scalar in found)

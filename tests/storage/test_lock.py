@@ -13,7 +13,7 @@ import time
 import pytest
 
 from vit_jax.errors import UserError
-from vit_jax.storage import lock, paths
+from vit_jax.storage import lock, paths, run_folder
 
 HOLD = """
 import sys, time
@@ -110,7 +110,7 @@ def test_an_unreadable_record_does_not_block(tmp_path):
 
 
 def test_asking_leaves_no_trace(tmp_path):
-    paths.require_writable(tmp_path / 'a' / 'b')
+    run_folder.require_writable(tmp_path / 'a' / 'b')
     assert list(tmp_path.iterdir()) == []
 
 

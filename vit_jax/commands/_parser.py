@@ -82,10 +82,11 @@ def check_output(path: str | os.PathLike[str], flag: str) -> None:
 
     Called before the work, so that nothing is computed in vain.
     """
-    from vit_jax.storage import paths
+    from vit_jax.storage import paths, run_folder
 
     place = paths.path(path)
-    reason = 'it is a folder' if place.is_dir() else paths.obstacle(place.parent)
+    reason = 'it is a folder' if place.is_dir() else run_folder.taken(place)
+    reason = reason or paths.obstacle(place.parent)
     if reason:
         raise UserError(f'{flag} {str(path)!r} cannot be written: {reason}')
 
@@ -93,8 +94,10 @@ def check_output(path: str | os.PathLike[str], flag: str) -> None:
 @contextlib.contextmanager
 def writing(path: str | os.PathLike[str], flag: str) -> Iterator[None]:
     """Make the folder of a file; raise UserError that names its flag if it cannot be written."""
-    from vit_jax.storage import paths
+    from vit_jax.storage import paths, run_folder
 
+    if reason := run_folder.taken(path):
+        raise UserError(f'{flag} {str(path)!r} cannot be written: {reason}')
     try:
         paths.make_folder(paths.path(path).parent)
         yield

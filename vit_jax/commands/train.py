@@ -143,7 +143,7 @@ def run_folder_name(text: str) -> str:
     """
     folder = paths.path(text)
     if not paths.is_remote(folder) and not (folder / run_folder.RESULT).is_file():
-        paths.require_writable(folder)
+        run_folder.require_writable(folder)
     return text
 
 

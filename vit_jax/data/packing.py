@@ -292,10 +292,17 @@ def described(file: pathlib.Path) -> Made:
         labels = [packed.decode(reader.read([i])[0]).get('label') for i in range(count)]
     except Exception as error:  # of many kinds, none of them documented
         raise UserError(f'{file} cannot be read ({error}): remove it and pack again') from error
+    whole = [type(label) is int for label in labels]
+    odd = [i for i, label in enumerate(labels) if not (whole[i] or label is None)]
+    if any(whole) and odd:
+        raise UserError(
+            f'{file} record {odd[0]}: its label, {str(labels[odd[0]])[:40]}, is no whole number: '
+            'mend the source, remove the file and pack again'
+        )
     with file.open('rb') as opened:
         digest = hashlib.file_digest(opened, 'sha256').hexdigest()
     shard = packed.Shard(file.name, count, file.stat().st_size, digest)
-    return shard, np.array(labels) if all(isinstance(n, int) for n in labels) else None
+    return shard, np.array(labels) if all(whole) else None
 
 
 def _require_few_broken(source: sources.Subset, packed_examples: int) -> None:

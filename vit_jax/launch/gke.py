@@ -8,11 +8,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
-
 from vit_jax.errors import EXIT_PREEMPTED, UserError
 from vit_jax.launch import cloud_tpu, command, names
-from vit_jax.launch.cloud_job import MOUNT, CloudJob
+from vit_jax.launch.cloud_job import MOUNT, CloudJob, yaml_text
 
 CONTAINER = 'train'
 GRACE_SECONDS = 120  # to save the state
@@ -101,7 +99,7 @@ def jobset(job: GkeJob) -> dict[str, Any]:
 
 def text(job: GkeJob) -> str:
     """The JobSet as YAML; raises UserError as `jobset`."""
-    return yaml.safe_dump(jobset(job), sort_keys=False, width=1000)
+    return yaml_text(jobset(job))
 
 
 def _jobset_rules() -> list[dict[str, Any]]:

@@ -8,11 +8,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import yaml
-
 from vit_jax.errors import EXIT_PREEMPTED, UserError
 from vit_jax.launch import cloud_tpu, command, names
-from vit_jax.launch.cloud_job import MOUNT, CloudJob
+from vit_jax.launch.cloud_job import MOUNT, CloudJob, yaml_text
 
 NAME = re.compile(r'[A-Za-z]([-_.A-Za-z0-9]*[A-Za-z0-9])?')
 
@@ -76,16 +74,4 @@ def task(job: SkyJob) -> dict[str, Any]:
 
 def text(job: SkyJob) -> str:
     """The task as YAML; raises UserError as `task`."""
-    return yaml.dump(task(job), Dumper=_Dumper, sort_keys=False, width=1000)
-
-
-class _Dumper(yaml.SafeDumper):
-    """A dumper that writes text of several lines as a block."""
-
-
-def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
-    style = '|' if value.endswith('\n') else None
-    return dumper.represent_scalar('tag:yaml.org,2002:str', value, style=style)
-
-
-_Dumper.add_representer(str, _text)
+    return yaml_text(task(job))

@@ -133,16 +133,6 @@ def writing(folder: os.PathLike[str]) -> Iterator[None]:
         ) from error
 
 
-def require_writable(folder: str | os.PathLike[str]) -> None:
-    """Check, without leaving anything there, that a run could write to the folder.
-
-    Raises:
-      UserError: if the folder, or the nearest one above that exists, is not writable.
-    """
-    if reason := obstacle(folder):
-        raise UserError(f'cannot write to the workdir {absolute(folder)}: {reason}')
-
-
 def obstacle(folder: str | os.PathLike[str]) -> str:
     """The reason why no file can be written to a folder, which need not exist; empty for none.
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -196,3 +197,32 @@ def clear(folder: paths.Path) -> None:
             file.unlink()
         elif file.name in (CHECKPOINTS, PROFILE, WANDB):
             paths.remove(file)
+
+
+def require_writable(folder: str | os.PathLike[str]) -> None:
+    """Check, without leaving anything there, that a run could write to the folder.
+
+    Raises:
+      UserError: if the folder, or the nearest one above that exists, is not writable, or if it is
+        among the checkpoints of another run.
+    """
+    if reason := taken(folder) or paths.obstacle(folder):
+        raise UserError(f'cannot write to the workdir {paths.absolute(folder)}: {reason}')
+
+
+def taken(file: str | os.PathLike[str]) -> str:
+    """The reason why only a run itself may write a file; empty for files that others may write."""
+    place = paths.absolute(file)
+    for folder in (place, *place.parents):
+        if folder.name == CHECKPOINTS and _has_begun(folder.parent):
+            return f'{folder} holds the checkpoints of a run'
+    own = (CONFIG, METRICS, TIMES, RESULT, VOCAB, WRITERS)
+    return 'the run itself keeps it' if place.name in own and _has_begun(place.parent) else ''
+
+
+def _has_begun(folder: paths.Path) -> bool:
+    """Whether a run has logged or saved something in a folder."""
+    with paths.reaching(folder):
+        root = folder / CHECKPOINTS
+        marked = (step_folder.is_marked(root / str(step)) for step in step_folder.numbered(root))
+        return (folder / METRICS).is_file() or any(marked)

@@ -30,7 +30,7 @@ from optuna.storages import BaseStorage
 from vit_jax.config import load as config_lib
 from vit_jax.config.allowed import require_allowed
 from vit_jax.errors import UserError, nearest
-from vit_jax.storage import paths
+from vit_jax.storage import paths, run_folder
 from vit_jax.sweeps import branches, search, space, storages
 from vit_jax.trainer import metrics
 
@@ -144,7 +144,7 @@ def create(
             'postgresql+psycopg://HOST/DATABASE'
         )
     base = load_base(sweep)
-    paths.require_writable(folder)
+    run_folder.require_writable(folder)
     url = storages.absolute(storage or f'{storages.JOURNAL}{folder / "journal.log"}')
     marker = {'study': name, 'storage': storages.without_password(url), 'token': uuid.uuid4().hex}
     _require_free(folder, marker)

@@ -28,7 +28,7 @@ from vit_jax.data.dataset import open_dataset
 from vit_jax.data.records import BrokenRecord
 from vit_jax.errors import UserError
 from vit_jax.inference import fine_tune
-from vit_jax.storage import paths
+from vit_jax.storage import paths, run_folder
 from vit_jax.trainer.evaluate import entry_keywords
 from vit_jax.trainer.kill_and_resume import DryRun
 from vit_jax.trainer.trials import FAILED, OK, SKIPPED, Row
@@ -138,7 +138,7 @@ def _check_writer(name: str) -> str:
 
 def _check_folder(scratch: paths.Path) -> str:
     """Write a megabyte, read it and remove it."""
-    paths.require_writable(scratch)
+    run_folder.require_writable(scratch)
     file = scratch / f'probe-{uuid.uuid4().hex}'
     with paths.reaching(scratch):
         paths.make_folder(scratch)

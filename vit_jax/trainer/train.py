@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 from vit_jax.errors import UserError
 from vit_jax.inference import fine_tune
 from vit_jax.runtime import processes
-from vit_jax.storage import lock, paths, times
+from vit_jax.storage import lock, paths, run_folder, times
 from vit_jax.trainer import agreement, broken_records, extension, workdir
 from vit_jax.trainer.build import Training, build
 from vit_jax.trainer.clock import Clock
@@ -113,7 +113,7 @@ def prepare(
     config: ConfigDict, folder: pathlib.Path, devices: Sequence[jax.Device] | None, anew: bool
 ) -> Training:
     """Build the run; its folder is left as it is, unless the run starts anew."""
-    paths.require_writable(folder)
+    run_folder.require_writable(folder)
     training = build(config, devices)
     processes.require_alike(agreement.of_data(training.data))
     workdir.check_data(training, folder)

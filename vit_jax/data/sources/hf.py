@@ -240,6 +240,12 @@ def columns(schema: Any, title: str) -> tuple[str, str, tuple[str, ...], tuple[s
         n for n, kind in found.items() if n in LABELS and kinds.is_integer(kind)
     ]
     label = min(classes, key=lambda n: (n not in LABELS, classes.index(n)), default='')
+    for name in LABELS:
+        if name not in classes and name in found and kinds.is_floating(found[name]):
+            raise UserError(
+                f'{title}: its column {name!r} holds {found[name]}, but classes are whole numbers: '
+                'cast or rename it'
+            )
     names = (features.get(label) or {}).get('names') or ()
     texts = tuple(n for n, kind in found.items() if kinds.is_string(kind) and n != label)
     return pictures[0], label, texts, tuple(map(str, names))

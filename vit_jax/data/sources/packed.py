@@ -114,6 +114,8 @@ class Source:
             raise UserError(f'{self._title}: {file} cannot be read: {error}') from error
         if labels.shape != (len(self),):
             raise UserError(f'{self._title}: {file} has {len(labels)} of {len(self)} labels')
+        if labels.dtype.kind not in 'iu':
+            raise UserError(f'{self._title}: {file} holds {labels.dtype}, not whole numbers')
         return labels
 
     def record_name(self, index: int, /) -> str:

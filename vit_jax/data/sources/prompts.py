@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import json
+from typing import Any
 
 import numpy as np
 
@@ -25,8 +26,8 @@ class Source:
             raise UserError(f"source prompts: unknown split {split!r} (valid: 'all')")
         try:
             content = json.loads(path)
-            names, templates = (tuple(map(str, content[k])) for k in ('names', 'templates'))
-        except (ValueError, KeyError, TypeError) as error:
+            names, templates = (_texts(content[k]) for k in ('names', 'templates'))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise UserError(
                 'source prompts: write {"names": [...], "templates": [...]} behind the colon'
             ) from error
@@ -47,6 +48,13 @@ class Source:
 
     def record_name(self, index: int, /) -> str:
         return f'prompt {self[index]["caption"]!r}'
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    """The texts of a list; TypeError for anything else, which would be another name than meant."""
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise TypeError('no list of texts')
+    return tuple(value)
 
 
 def check(names: tuple[str, ...], templates: tuple[str, ...]) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import glob
 import json
+import logging
 import pathlib
 import re
 import tarfile
@@ -29,6 +30,8 @@ from vit_jax.data.records import BrokenRecord, Record, SourceInfo, UnknownSplit
 from vit_jax.errors import UserError
 from vit_jax.storage import cache
 
+log = logging.getLogger(__name__)
+
 IMAGES = ('jpg', 'jpeg', 'png', 'webp')
 FIELDS = ('image', 'cls', 'txt', 'json')
 CLASSES = ('cls', 'json')
@@ -36,6 +39,8 @@ SPLIT = '{split}'
 RANGE = re.compile(r'\{(\d+)\.\.(\d+)\}')
 CLASS_NAMES = 'classnames.txt'
 NO_LABEL = -1
+INDEX = 2  # version; the first left out classes that were no whole numbers
+MOST_CLASSES = 10**6
 JSON_LIMIT = 2**20  # bytes; what stands beside an image is small
 
 
@@ -55,7 +60,13 @@ class Source:
         self.info = self._classes()
 
     def _classes(self) -> SourceInfo:
-        if (self._labels == NO_LABEL).any():
+        without = np.flatnonzero(self._labels == NO_LABEL)
+        if without.size:
+            if without.size < len(self):
+                log.warning(
+                    '%s: %d of %d examples have no class, the first is %s: classes are left out',
+                    *(self._title, without.size, len(self), self.record_name(int(without[0]))),
+                )
             return SourceInfo(0, ())
         count = int(self._labels.max()) + 1
         file = self._shards[0].parent / CLASS_NAMES
@@ -158,7 +169,7 @@ def indexed(shard: pathlib.Path, title: str) -> dict[str, np.ndarray]:
     Raises:
       UserError: if the shard is damaged, or the index cannot be kept.
     """
-    file = cache.folder('tar') / f'{cache.key([shard])}.npz'
+    file = cache.folder('tar') / f'{cache.key([shard])}.{INDEX}.npz'
 
     def make(path: pathlib.Path) -> None:
         with path.open('wb') as opened:
@@ -183,7 +194,10 @@ def scanned(shard: pathlib.Path, title: str) -> dict[str, np.ndarray]:
             for name, row in _examples(tar, shard.stat().st_size):
                 names.append(name.encode())
                 members.append(row)
-                labels.append(label_of(dict(_contents(file, row, CLASSES))))
+                try:
+                    labels.append(label_of(dict(_contents(file, row, CLASSES))))
+                except ValueError as error:
+                    raise UserError(f'{title}: {shard} {name}: {error}') from error
     except (tarfile.TarError, EOFError, OSError, ValueError) as error:
         raise UserError(
             f'{title}: {shard} cannot be read after {len(names)} examples ({error}): copy it '
@@ -231,16 +245,21 @@ def _contents(
 
 
 def label_of(found: dict[str, bytes]) -> int:
-    """The class of an example, or `NO_LABEL`.
+    """The class of an example; `NO_LABEL` if it has none, or a text in place of its number.
 
     Raises:
-      ValueError: if it is no number of at least 0.
+      ValueError: if it is another value than a whole number from 0 to `MOST_CLASSES`.
     """
-    label = int(found['cls']) if 'cls' in found else _object(found).get('label')
-    if not isinstance(label, int):
+    label = _object(found).get('label')
+    if 'cls' in found:
+        label = found['cls'].decode(errors='replace').strip()
+        label = int(label) if label.isdecimal() and len(label) < 10 else label
+    elif label is None or isinstance(label, str):
         return NO_LABEL
-    if label < 0:
-        raise ValueError(f'class {label}')
+    if type(label) is not int or not 0 <= label < MOST_CLASSES:
+        raise ValueError(
+            f'its class, {str(label)[:40]!r}, is no whole number from 0 to {MOST_CLASSES - 1:,}'
+        )
     return label
 
 
