@@ -177,7 +177,7 @@ def test_a_conversion_that_is_killed_leaves_no_arrays_without_their_config(
     assert not written or 'is already there: choose another name or remove it' in errors[1]
 
 
-@pytest.mark.fault(9210)
+@pytest.mark.fault(108)
 def test_nothing_is_written_into_the_checkpoints_of_a_run(smoke_run, tmp_path, monkeypatch, capsys):
     """Nor over one of its files, by any command."""
     run = shutil.copytree(smoke_run, tmp_path / 'run')
