@@ -81,6 +81,7 @@ class Checkpointer:
                 # A directory that cannot be made fails at once, not by a timeout.
                 create_directories_asynchronously=False,
             ),
+            temporary_path_class=self._staging.path_class(),
         )
 
     def __enter__(self) -> Checkpointer:

@@ -19,7 +19,7 @@ from etils.epath import gpath
 
 from vit_jax.checkpoints import manifest
 from vit_jax.errors import UserError
-from vit_jax.storage import paths
+from vit_jax.storage import paths, run_folder, step_folder
 
 
 class LiteralPath(gpath.PosixGPath):
@@ -34,6 +34,28 @@ class LiteralPath(gpath.PosixGPath):
             inside = (path for folder in found if folder.is_dir() for path in folder.iterdir())
             found = [path for path in inside if fnmatch.fnmatchcase(path.name, part)]
         return iter(found)
+
+
+def _lasting() -> type:
+    """The class of folders in which Orbax writes a step that is to survive a power cut.
+
+    Orbax syncs the arrays, but neither the other files nor folders. Here all of them are on the
+    disk before the step gets its name, and that name before the save is finished, after which older
+    steps are deleted. The thread of the save does this. It reads what other processes have written
+    for the manifest, and so their hosts have handed it to the shared file system.
+    """
+    import orbax.checkpoint as ocp  # takes a quarter of a second
+
+    class LastingPath(ocp.path.atomicity.AtomicRenameTemporaryPath):
+        async def finalize(self) -> None:
+            step, checkpoints = Path(self.get_final()), Path(self.get_final()).parent
+            run_folder.sync(checkpoints.parent)
+            paths.sync_all(Path(self.get()))
+            await super().finalize()
+            for place in (step / step_folder.COMMITTED, step, checkpoints, checkpoints.parent):
+                paths.sync(place)
+
+    return LastingPath
 
 
 def literal(directory: Path) -> LiteralPath:
@@ -59,6 +81,10 @@ class Staging:
             )
         self._local = tempfile.TemporaryDirectory(prefix='vit_jax-')
         self.folder = Path(self._local.name)
+
+    def path_class(self) -> type | None:
+        """Orbax's class for the folder of a step that it writes; None for Orbax's own choice."""
+        return None if paths.is_remote(self._directory) else _lasting()
 
     def put(self, step: int) -> None:
         """Copy a step that is written but not yet committed; the mark of the commit comes last."""

@@ -236,7 +236,9 @@ def _write(job: Job, at: At, file: pathlib.Path) -> None:
             broken += 1
             _require_few_broken(source, len(source) - broken)
     writer.close()
+    paths.sync(partial)
     partial.replace(file)
+    paths.sync(file.parent)
 
 
 @functools.lru_cache(maxsize=4)

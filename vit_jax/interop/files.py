@@ -298,12 +298,14 @@ def _replacing(path: Path) -> Iterator[Path]:
     """A file to write beside `path`, which it then replaces; removed if writing fails."""
     temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        paths.make_folder(path.parent)
         temporary.touch()
         mode = temporary.stat().st_mode
         yield temporary
         temporary.chmod(stat.S_IMODE(mode))  # safetensors creates a file only for its owner
-        os.replace(temporary, path)
+        paths.sync(temporary)
+        temporary.replace(path)
+        paths.sync(path.parent)
     except OSError as error:
         raise UserError(f'{path}: cannot be written ({_line(error)})') from None
     finally:

@@ -39,6 +39,7 @@ def made_once(file: pathlib.Path, make: Callable[[pathlib.Path], None]) -> pathl
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         make(partial)
+        paths.sync(partial)
         partial.replace(file)
     except OSError as error:
         raise UserError(

@@ -101,7 +101,7 @@ def _hold(held: contextlib.ExitStack, path: Path, silent_seconds: float) -> Chec
     if paths.is_remote(path):
         return _hold_lease(held, path, silent_seconds)
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        paths.make_folder(path)
         kernels = _KernelLock(path, silent_seconds)
     except OSError as error:
         raise UserError(f'cannot write to the workdir {path}: {error.strerror}') from error

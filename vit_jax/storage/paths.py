@@ -12,6 +12,7 @@ end in `~`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pathlib
 import shutil
@@ -198,7 +199,9 @@ def create(file: pathlib.Path) -> IO[bytes]:
 
 
 def write_atomic(file: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file atomically: it appears whole or not at all.
+    """Write a file atomically: it appears whole or not at all, also if the power fails.
+
+    A local file survives a power cut once this returns.
 
     Raises:
       OSError: if it cannot be written; no partial file is left.
@@ -216,6 +219,7 @@ def write_atomic(file: str | os.PathLike[str], content: bytes) -> None:
             opened.flush()
             os.fsync(opened.fileno())
         partial.replace(target)
+        sync(target.parent)
     finally:
         partial.unlink(missing_ok=True)
 
@@ -226,8 +230,44 @@ def _create(file: Path) -> IO[bytes]:
 
 def make_folder(folder: Path) -> None:
     """Make a local folder and its parents; a remote one exists with its first file."""
-    if not is_remote(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    if is_remote(folder):
+        return
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        sync(made.parent)
+
+
+def sync(place: pathlib.Path) -> None:
+    """Wait until the content of a local file, or the names in a folder, would survive a power cut.
+
+    Folders that cannot be read, or whose file system cannot sync them, are left to it.
+
+    Raises:
+      FileNotFoundError: if there is no such file or folder.
+      OSError: if the disk reports an error.
+    """
+    try:
+        opened = os.open(place, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would block
+    except PermissionError:
+        if place.is_dir():
+            return
+        raise
+    try:
+        os.fsync(opened)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(opened)
+
+
+def sync_all(folder: pathlib.Path) -> None:
+    """Apply `sync` to a local folder and everything in it, at any depth, the contents first."""
+    for inside, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            sync(pathlib.Path(inside, name))
+        sync(pathlib.Path(inside))
 
 
 def files(folder: Path) -> list[str]:

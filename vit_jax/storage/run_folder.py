@@ -181,6 +181,20 @@ def count_parameters(folder: paths.Path) -> int | None:
     return None if step is None else step_folder.count_parameters(step)
 
 
+def sync(folder: paths.Path) -> None:
+    """Wait until the growing files of a local run would survive a power cut.
+
+    All others are written by `paths.write_atomic`, and none is lost in object storage.
+    """
+    if paths.is_remote(folder) or not folder.is_dir():
+        return
+    for file in folder.iterdir():
+        if file.name in (METRICS, TIMES) or file.name.startswith(EVENTS):
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                paths.sync(file)
+    paths.sync(folder)
+
+
 def saved_nothing(folder: paths.Path) -> bool:
     """Whether there is neither a result nor any step, be it unfinished or set aside."""
     root = folder / CHECKPOINTS

@@ -54,8 +54,10 @@ class Lines:
             self._unwritten = self._unwritten[count:]
 
     def close(self) -> None:
+        """Write what has been added, and wait until the disk has it."""
         with self._file:
             self.write()
+            os.fsync(self._file.fileno())
 
     def _is_whole(self) -> bool:
         try:

@@ -60,4 +60,5 @@ def write_result(folder: pathlib.Path, result: dict[str, float], why: str) -> No
     if jax.process_index() == 0:
         content = {**result, **({run_folder.ENDED: why} if why else {})}
         with paths.writing(folder):
+            run_folder.sync(folder)
             paths.write_text_atomic(folder / run_folder.RESULT, json.dumps(content) + '\n')
