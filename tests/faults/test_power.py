@@ -72,7 +72,7 @@ def train(repo: pathlib.Path, folder: pathlib.Path, **changes: object) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.fault(9130)
+@pytest.mark.fault(109)
 def test_a_step_is_on_the_disk_before_it_has_its_name_and_an_older_one_goes(repo, tmp_path, disk):
     folder = tmp_path / 'run'
     every = {'every.checkpoint': 10, 'every.eval': 20, 'every.log': 5}
@@ -99,7 +99,7 @@ def test_a_step_is_on_the_disk_before_it_has_its_name_and_an_older_one_goes(repo
 
 
 @pytest.mark.slow
-@pytest.mark.fault(9130)
+@pytest.mark.fault(109)
 def test_after_a_power_cut_the_run_goes_on_from_its_newest_step(repo, tmp_path):
     """On a journaling file system, of which a copy is taken at once, without what is not synced."""
     image, copy = tmp_path / 'image', tmp_path / 'copy'
@@ -123,7 +123,7 @@ def test_after_a_power_cut_the_run_goes_on_from_its_newest_step(repo, tmp_path):
     assert run_folder.read_result(tmp_path / 'run')
 
 
-@pytest.mark.fault(9130)
+@pytest.mark.fault(109)
 def test_a_small_file_is_on_the_disk_before_and_after_it_gets_its_name(tmp_path, disk):
     target = tmp_path / 'new' / 'folder' / 'file.json'
     paths.make_folder(target.parent)
@@ -136,7 +136,7 @@ def test_a_small_file_is_on_the_disk_before_and_after_it_gets_its_name(tmp_path,
 
 
 @pytest.mark.slow
-@pytest.mark.fault(9130)
+@pytest.mark.fault(109)
 def test_what_convert_and_pack_write_is_on_the_disk_before_it_has_its_name(
     smoke_run, tmp_path, disk
 ):
