@@ -264,8 +264,8 @@ def sync(place: pathlib.Path) -> None:
 
 def sync_all(folder: pathlib.Path) -> None:
     """Apply `sync` to a local folder and everything in it, at any depth, the contents first."""
-    for inside, _, names in os.walk(folder, topdown=False):
-        for name in names:
+    for inside, _, files_there in os.walk(folder, topdown=False):
+        for name in files_there:
             sync(pathlib.Path(inside, name))
         sync(pathlib.Path(inside))
 
