@@ -21,7 +21,7 @@ import pathlib
 from collections.abc import Iterator, Sequence
 
 from vit_jax import __version__
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import UserError, hide, nearest
 from vit_jax.runtime import birth, interrupts, memory, output
 
 COMMANDS = pathlib.Path(__file__).parent / 'commands'
@@ -85,6 +85,8 @@ def run(words: Sequence[str], whole_process: bool) -> int:
     if not words or words[0] in ('-h', '--help'):
         print(usage())
         return 0
+    if words[0] != 'launch':  # which hands its command on as it is
+        words = [hide(word) if len(word.split()) == 1 else word for word in words]
     name, *rest = words
     if name == '--version':
         print(f'vit_jax {__version__}')

@@ -1,4 +1,4 @@
-"""The exception for a user's mistake, exit codes, and resolving and printing of names."""
+"""The exception for a user's mistake, exit codes, resolving and printing of names, secrets."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import difflib
 import importlib
 import importlib.util
+import os
 import pkgutil
 import re
 import types
@@ -18,17 +19,35 @@ EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: the same command, started agai
 # Terminals obey these instead of showing them: control characters except tab and newline, and
 # changes of the writing direction. Lone surrogates (file names that are no UTF-8) have no encoding.
 _CONTROL = re.compile('[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]')
+HIDDEN = '***'
+URLS = 'VIT_JAX_URLS'  # of the environment: URLs in full, separated by spaces
+_URL = re.compile(r'[A-Za-z][A-Za-z\d+.-]*://\S+')
+# A database's password may hold a slash, and its user is shown; on the web either may be a secret.
+_LOGIN = re.compile(
+    r'(?P<user>(?:postgres|mysql|mariadb|mssql|oracle|redis|mongo)[\w+.-]*://[^\s/:@]*:)[^\s@]*@'
+    r'|(?P<web>://)[^\s/?#]+@'
+)
+_FIELD = re.compile(
+    r"""([?&;#][\w.%-]*(?:pass|pwd|token|secret|sig|credential|key|auth)[\w.%-]*=)[^&;#\s'"<>]+""",
+    re.IGNORECASE,
+)
+_TOKEN = re.compile(r'\bhf_\w{20,}|(?<=Bearer )[^\s\'"]+')
+_VARIABLES = (
+    *('HF_TOKEN', 'HUGGING_FACE_HUB_TOKEN', 'WANDB_API_KEY', 'PGPASSWORD'),
+    *('AWS_SECRET_ACCESS_KEY', 'AWS_SESSION_TOKEN'),
+    *('MLFLOW_TRACKING_PASSWORD', 'MLFLOW_TRACKING_TOKEN'),
+)
 
 
 class UserError(Exception):
     """A user's mistake: one line that says what is wrong, where, and what to do.
 
     The command line prints it without a traceback and exits with code 2. Names from files are shown
-    as by `one_line`, since they may hold whatever a terminal obeys.
+    as by `one_line`, since they may hold whatever a terminal obeys, and without their secrets.
     """
 
     def __init__(self, message: str = '') -> None:
-        super().__init__(one_line(message))
+        super().__init__(one_line(without_secrets(message)))
 
 
 def nearest(what: str, name: str, choices: Iterable[str]) -> str:
@@ -127,3 +146,53 @@ def visible(text: str) -> str:
 def one_line(text: str) -> str:
     r"""Visible text with every newline written as `\n`."""
     return visible(text).replace('\n', '\\n')
+
+
+def without_secrets(text: str) -> str:
+    """Text with `***` for the credentials in its URLs, and for those of the environment.
+
+    They are passwords, and values of fields of a query such as `token`, `X-Amz-Signature` and
+    `sig`. Idempotent.
+    """
+    if '://' in text:
+        text = _LOGIN.sub(lambda match: f'{match["user"] or match["web"]}{HIDDEN}@', text)
+        text = _FIELD.sub(rf'\1{HIDDEN}', text)
+    for name in _VARIABLES:
+        if len(secret := os.environ.get(name, '').strip()) >= 8:
+            text = text.replace(secret, HIDDEN)
+    return _TOKEN.sub(HIDDEN, text)
+
+
+def hide(value: Any) -> Any:
+    """A copy of strings, lists and dicts in which URLs are without their secrets.
+
+    `in_full` gives the URLs back, in this process and those that it starts. What is stored and
+    printed has them only as they are here.
+    """
+    if isinstance(value, dict):
+        return {name: hide(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(hide, value))
+    if not isinstance(value, str) or (match := _URL.search(value)) is None:
+        return value
+    if (hidden := without_secrets(value)) != value and HIDDEN not in match[0]:
+        known = os.environ.get(URLS, '').split()
+        os.environ[URLS] = ' '.join(dict.fromkeys([match[0], *known]))
+    return hidden
+
+
+def in_full(url: str) -> str:
+    """A URL that `hide` has made, or that is stored, with its secrets.
+
+    Raises:
+      UserError: if neither this process nor $VIT_JAX_URLS has them.
+    """
+    if HIDDEN not in url or '://' not in url:
+        return url
+    for known in os.environ.get(URLS, '').split():
+        hidden = without_secrets(known)
+        if hidden == url or hidden.startswith(f'{url}:'):  # a part of a file
+            return known.removesuffix(hidden.removeprefix(url))
+    raise UserError(
+        f'{url}: its credentials are kept nowhere: give the URL in full again, or set {URLS} to it'
+    )

@@ -12,7 +12,9 @@ import pytest
 from helpers.xla import use_one_device
 from PIL import Image
 
+from vit_jax import errors
 from vit_jax.__main__ import main
+from vit_jax.errors import UserError
 
 NAMES = ('$x_{$', '\x1b[2Jcat\nforged 1', '[b]:dog:[red]', '\u202etib \x9b1m')
 RUN = '_$x_{$ \x1b]0;run\x07'
@@ -115,3 +117,26 @@ def test_dollar_signs_in_names_are_drawn(repo, images, run, tmp_path, capsys):
 def test_a_run_with_dollar_signs_in_its_name_draws_its_curves(repo, images, tmp_path):
     assert main(['train', *flags(repo, images), '--workdir', str(tmp_path / RUN)]) == 0
     assert (tmp_path / RUN / 'curves.png').stat().st_size > 1000
+
+
+@pytest.mark.fault(9200)
+@pytest.mark.parametrize(
+    ('text', 'shown'),
+    [
+        ('http://user:pw@host/a.npz: denied', 'http://***@host/a.npz: denied'),
+        ("'https://token@host:80/x@y'", "'https://***@host:80/x@y'"),
+        ('http://u:p@ss@host/', 'http://***@host/'),
+        ('postgresql+psycopg://me:p/w@host/db', 'postgresql+psycopg://me:***@host/db'),
+        ('s3://b/a?X-Amz-Signature=1f&x=2&token=3', 's3://b/a?X-Amz-Signature=***&x=2&token=***'),
+        ('https://b.net/a?sv=1&sig=a%2Fb', 'https://b.net/a?sv=1&sig=***'),
+        ('Illegal header value Bearer abc\n', 'Illegal header value Bearer ***\n'),
+        ('401 for TOKENOFMINE at x', '401 for *** at x'),
+        ('hf://google/vit@main, gs://b/a@b', 'hf://google/vit@main, gs://b/a@b'),
+        ('me@host --key=value', 'me@host --key=value'),
+    ],
+)
+def test_secrets_are_not_shown(monkeypatch, text, shown):
+    monkeypatch.setenv('HF_TOKEN', 'TOKENOFMINE')
+    assert errors.without_secrets(text) == shown
+    assert errors.without_secrets(shown) == shown
+    assert str(UserError(text)) == errors.one_line(shown)

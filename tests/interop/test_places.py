@@ -1,5 +1,6 @@
 """Checkpoints in object storage and on the web: whole copies in the user's cache folder."""
 
+import base64
 import contextlib
 import hashlib
 import http.server
@@ -14,7 +15,8 @@ import pytest
 from helpers import mounts
 from helpers.object_servers import SCHEMES, serve_bucket
 
-from vit_jax.errors import UserError
+from vit_jax import __main__ as cli
+from vit_jax.errors import URLS, UserError
 from vit_jax.interop import files
 from vit_jax.storage import fetched, servers
 
@@ -41,6 +43,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self):
         server = self.server
+        if server.login and self.headers.get('Authorization') != server.login:
+            return self.answer(401, b'', {})
         if server.status:
             return self.answer(server.status, b'', {})
         if (content := server.files.get(self.path)) is None:
@@ -76,7 +80,7 @@ def web(tmp_path):
     pytest.importorskip('aiohttp')
     with contextlib.closing(http.server.ThreadingHTTPServer(('127.0.0.1', 0), Handler)) as server:
         server.close = server.server_close
-        server.status, server.cuts, server.sent = 0, 0, []
+        server.status, server.cuts, server.sent, server.login = 0, 0, [], ''
         server.files = {'/a.npz': npz(tmp_path, CONTENT)}
         server.url = f'http://127.0.0.1:{server.server_port}'
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
@@ -213,3 +217,34 @@ def test_the_cache_is_bounded(web, cache, monkeypatch):
             stat = folder.parent.stat()
             os.utime(folder.parent, ns=(stat.st_atime_ns, stat.st_mtime_ns - 10**9))
     assert sorted(p.name for p in cache.rglob('*.npz')) == ['a.npz', 'c.npz']
+
+
+@pytest.mark.slow
+@pytest.mark.fault(9200)
+@pytest.mark.usefixtures('one_device')
+def test_a_password_is_kept_and_shown_nowhere(web, smoke_run, tmp_path, monkeypatch, capsys, repo):
+    monkeypatch.setenv(URLS, '')
+    assert cli.main(['convert', str(smoke_run), str(tmp_path / 'smoke.npz')]) == 0
+    web.files['/a.npz'] = (tmp_path / 'smoke.npz').read_bytes()
+    web.login = f'Basic {base64.b64encode(b"user:PASSWORD").decode()}'
+    url = web.url.replace('://', '://user:PASSWORD@') + '/a.npz'
+    hidden = web.url.replace('://', '://***@') + '/a.npz'
+    config = ['--config', f'{repo}/experiments/vit/digits.py:smoke', '--workdir', f'{tmp_path}/run']
+
+    def train(url, *flags):
+        return cli.main(['train', *config, f'--config.init.from={url}', *flags])
+
+    assert train(url, '--stop-at', '1') == 75
+    monkeypatch.setenv(URLS, '')
+    web.login = 'none'
+    assert train(hidden, '--stop-at', '2') == 75, 'a resumed run does not read it again'
+    assert cli.main(['report', f'{tmp_path}/run', '--out', f'{tmp_path}/report.html']) == 0
+    assert hidden in (tmp_path / 'run' / 'config.json').read_text()
+    assert cli.main(['inspect', '--checkpoint', hidden]) == 2
+    assert cli.main(['inspect', '--checkpoint', url]) == 2
+    shown = capsys.readouterr()
+    assert f'{hidden}: its credentials are kept nowhere' in shown.err
+    assert 'access is denied' in shown.err
+    assert 'PASSWORD' not in shown.out + shown.err
+    files = [file for file in tmp_path.rglob('*') if file.is_file()]
+    assert not [file for file in files if b'PASSWORD' in file.read_bytes()]

@@ -23,6 +23,8 @@ from helpers import forked
 from helpers.studies import make
 from optuna.trial import TrialState
 
+from vit_jax.__main__ import main
+from vit_jax.errors import URLS
 from vit_jax.sweeps import status, storages
 from vit_jax.sweeps.space import grid, log_uniform
 
@@ -144,6 +146,33 @@ def test_postgres_a_trial_of_a_killed_worker_is_taken_up(tmp_path, repo, postgre
 def test_a_password_is_not_written_down():
     url = 'postgresql+psycopg://someone:secret@host/sweeps'
     assert storages.without_password(url) == 'postgresql+psycopg://someone@host/sweeps'
+    url = 'postgresql+psycopg://someone@host/sweeps?password=secret&sslmode=require'
+    hidden = 'postgresql+psycopg://someone@host/sweeps?sslmode=require'
+    assert storages.without_password(url) == hidden
+
+
+@pytest.mark.fault(9200)
+@pytest.mark.parametrize(
+    'url',
+    [
+        'postgresql+psycopg://me:SECRET@127.0.0.1:1/db',
+        'postgresql+psycopg://me:SE/CRET@127.0.0.1:1/db?password=SECRET',
+        'postgres:/x',
+        'mysql://u:SECRET@127.0.0.1:port/db',
+        'nonsense://u:SECRET@host/db',
+    ],
+)
+@pytest.mark.parametrize('action', ['create', 'status'])
+def test_a_password_is_not_printed(tmp_path, repo, capsys, monkeypatch, url, action):
+    monkeypatch.setenv(URLS, '')
+    words = {
+        'create': ['create', f'{repo}/experiments/sweeps/digits.py', '--study', 'a'],
+        'status': ['status', 'a'],
+    }[action]
+    assert main(['sweep', *words, '--storage', url, '--workdir', str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert 'cannot be opened' in line or '--storage needs' in line
+    assert ':SE' not in line
 
 
 # --- Optuna's dashboard ---

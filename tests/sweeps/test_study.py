@@ -9,7 +9,7 @@ pytest.importorskip('optuna')
 from helpers.studies import METRIC, make
 
 from vit_jax.errors import UserError
-from vit_jax.sweeps import storages, study
+from vit_jax.sweeps import study
 from vit_jax.sweeps.space import Sweep, uniform
 
 
@@ -64,11 +64,6 @@ def test_workers_need_the_folder_of_the_study(tmp_path):
     study.require_shared_folder(moved)
     assert moved.run_folder(0) == tmp_path / 'there' / '0000'
     assert made.sweep.metric == moved.sweep.metric
-
-
-def test_a_password_is_not_written_down(tmp_path):
-    url = storages.without_password('postgresql+psycopg://me:secret@host/base')
-    assert url == 'postgresql+psycopg://me@host/base'
 
 
 def test_the_marker_names_study_and_storage(tmp_path):

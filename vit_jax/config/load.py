@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.config import flags, schema, shipped
 from vit_jax.config.validate import validate
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import UserError, hide, nearest
 from vit_jax.signatures import keyword_only
 
 # Renamed keys. Configs with the old names still load.
@@ -67,8 +67,18 @@ def override(
         check(config)
     with config.unlocked():
         _fill(config)
+        _hide_secrets(config)
     validate(config)
     return config
+
+
+def _hide_secrets(config: ConfigDict) -> None:
+    """Leave credentials out of the URLs of a config, which is stored and shown."""
+    for name, value in config.items(preserve_field_references=True):
+        if isinstance(value, ConfigDict):
+            _hide_secrets(value)
+        elif (hidden := hide(value)) != value:
+            config[name] = hidden
 
 
 def _fill(config: ConfigDict) -> None:
@@ -182,7 +192,7 @@ def from_json(text: str) -> ConfigDict:
 
 def from_dict(stored: dict[str, Any]) -> ConfigDict:
     """A config from JSON that is already parsed; see `from_json`."""
-    config = ConfigDict(_tuples(stored))
+    config = ConfigDict(_tuples(hide(stored)))
     _rename(config)
     return config
 

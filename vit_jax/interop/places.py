@@ -6,7 +6,7 @@ import json
 import pathlib
 import re
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, in_full
 from vit_jax.interop import hub, released
 from vit_jax.storage import fetched, paths
 
@@ -24,7 +24,7 @@ def local(path: str) -> str:
     if '://' not in path or path.endswith(hub.PICKLES):
         return path
     try:
-        return _fetch(path)
+        return _fetch(in_full(path))
     except fetched.MissingFile as error:
         near = released.nearest(path)
         raise UserError(f'{error}; did you mean {near}?' if near else str(error)) from None

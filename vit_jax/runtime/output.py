@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
-from vit_jax.errors import EXIT_FAILED, UserError, visible
+from vit_jax.errors import EXIT_FAILED, UserError, visible, without_secrets
 
 
 class Lost(UserError):
@@ -26,11 +26,12 @@ class Unread(Lost):
 def escaped() -> Iterator[None]:
     """Make everything that is written to standard output and error inside `visible`.
 
+    Errors and logs, which quote what libraries say, are written without secrets.
     A failed write to standard output raises `Lost`; one to standard error is ignored.
     """
     before = sys.stdout, sys.stderr
     sys.stdout = Escaped(Checked(sys.stdout))
-    sys.stderr = Escaped(Unheard(sys.stderr))
+    sys.stderr = Secretive(Unheard(sys.stderr))
     try:
         yield
     finally:
@@ -76,7 +77,8 @@ def prepare() -> None:
 
 
 def _print_traceback(*error: Any) -> None:
-    print(visible(''.join(traceback.format_exception(*error))), end='', file=sys.stderr)
+    text = without_secrets(''.join(traceback.format_exception(*error)))
+    print(visible(text), end='', file=sys.stderr)
 
 
 class _Stream:
@@ -125,6 +127,13 @@ class Escaped(_Stream):
 
     def write(self, text: str) -> int:
         return self._stream.write(visible(text))
+
+
+class Secretive(Escaped):
+    """A stream of messages, on which URLs have no passwords."""
+
+    def write(self, text: str) -> int:
+        return super().write(without_secrets(text))
 
 
 class Unheard(_Stream):

@@ -25,7 +25,7 @@ from typing import Any
 import rich.progress
 
 from vit_jax import extras
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, without_secrets
 from vit_jax.runtime import console
 from vit_jax.storage import cache, paths, servers
 
@@ -60,7 +60,7 @@ def together(url: str, names: Sequence[str], needed: Sequence[str]) -> pathlib.P
     Raises:
       UserError: if one is missing, or cannot be downloaded or kept.
     """
-    home = cache.folder('checkpoints') / _digest(url, *names)
+    home = cache.folder('checkpoints') / _digest(without_secrets(url), *names)
     try:
         with _reaching(url):
             system, root = _system(url)

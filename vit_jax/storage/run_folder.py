@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, hide
 from vit_jax.storage import paths, step_folder
 
 CONFIG = 'config.json'
@@ -71,7 +71,7 @@ def read_config(folder: paths.Path) -> dict[str, Any] | None:
     if (text := paths.read_text(folder / CONFIG, errors='replace')) is None:
         return _saved_config(folder)
     try:
-        return dict(json.loads(text))
+        return hide(dict(json.loads(text)))
     except (ValueError, TypeError) as error:
         if (saved := _saved_config(folder)) is None:
             raise UserError(f'{folder / CONFIG} is not a run config ({error!r})') from error
@@ -85,7 +85,7 @@ def _saved_config(folder: paths.Path) -> dict[str, Any] | None:
         with contextlib.suppress(ValueError):
             saved = step_folder.read_meta(folder / CHECKPOINTS / str(step)).get('config')
             if isinstance(saved, dict):
-                return saved
+                return hide(saved)
     return None
 
 

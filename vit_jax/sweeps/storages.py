@@ -12,7 +12,7 @@ import sqlalchemy
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage, get_storage
 from optuna.storages.journal import JournalFileBackend
 
-from vit_jax.errors import UserError
+from vit_jax.errors import HIDDEN, UserError, in_full, without_secrets
 from vit_jax.storage import paths
 
 JOURNAL = 'journal:'
@@ -36,11 +36,15 @@ def absolute(storage: str) -> str:
 
 
 def without_password(storage: str) -> str:
-    """The storage's URL without its password, for a file; drivers find the password themselves."""
+    """The storage's URL without secrets, for a file; drivers find the password themselves."""
     if storage.startswith(JOURNAL):
         return storage
-    url = sqlalchemy.make_url(storage)._replace(password=None)
-    return url.render_as_string(hide_password=False)
+    try:
+        url = sqlalchemy.make_url(storage)._replace(password=None)
+    except (sqlalchemy.exc.ArgumentError, ValueError) as e:  # of a port that is no number
+        raise _unopened(storage, e) from e
+    secret = [name for name in url.query if HIDDEN in without_secrets(f'x://x?{name}=x')]
+    return url.difference_update_query(secret).render_as_string(hide_password=False)
 
 
 def open_storage(storage: str, new: bool = False) -> BaseStorage:
@@ -58,6 +62,7 @@ def open_storage(storage: str, new: bool = False) -> BaseStorage:
             path.parent.mkdir(parents=True, exist_ok=True)
         if scheme == JOURNAL:
             return JournalStorage(JournalFileBackend(os.fspath(path)))
+        storage = in_full(storage)
         # SQLite allows one writer at a time; the others wait.
         waiting = {'connect_args': {'timeout': 60}} if scheme else {}
         return get_storage(RDBStorage(storage, engine_kwargs=waiting))
@@ -66,12 +71,15 @@ def open_storage(storage: str, new: bool = False) -> BaseStorage:
             f'--storage needs {e.name or "a package"} ({paths.why(e)}): pip install '
             "'vit_jax[postgres]', or the driver of your database"
         ) from e
-    except (sqlalchemy.exc.SQLAlchemyError, OSError) as e:
-        reason = str(e).strip().splitlines()[0]
-        raise UserError(
-            f'--storage {storage.split("@")[-1]} cannot be opened ({reason}): write '
-            'sqlite:///PATH, journal:PATH or postgresql+psycopg://HOST/DATABASE'
-        ) from e
+    except (sqlalchemy.exc.SQLAlchemyError, OSError, ValueError) as e:
+        raise _unopened(storage, e) from e
+
+
+def _unopened(storage: str, error: Exception) -> UserError:
+    return UserError(
+        f'--storage {storage} cannot be opened ({paths.why(error)}): write sqlite:///PATH, '
+        'journal:PATH or postgresql+psycopg://HOST/DATABASE'
+    )
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ from optuna.storages import BaseStorage
 
 from vit_jax.config import load as config_lib
 from vit_jax.config.allowed import require_allowed
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import UserError, hide, nearest
 from vit_jax.storage import paths, run_folder
 from vit_jax.sweeps import branches, search, space, storages
 from vit_jax.trainer import metrics
@@ -197,7 +197,7 @@ def _fill(study: Study, marker: dict[str, str]) -> None:
     made = optuna.create_study(study_name=name, storage=storage, direction=direction)
     for point in study.sweep.queue():
         made.enqueue_trial(point)
-    made.set_user_attr('sweep', space.to_json(study.sweep))
+    made.set_user_attr('sweep', hide(space.to_json(study.sweep)))
     made.set_user_attr('base', study.base.to_dict())
     made.set_user_attr('folder', str(study.folder))
     paths.make_folder(study.folder)
@@ -227,7 +227,7 @@ def open_study(
     if not url:
         known = sorted(marker.parent.name for marker in ROOT.glob(f'*/{MARKER}'))
         raise UserError(f'{nearest("study", name, known)}; or give --storage or --workdir')
-    with storages.intact(f'--storage {url.split("@")[-1]}'):
+    with storages.intact(f'--storage {url}'):
         opened = storages.open_storage(storages.absolute(url))
         known = optuna.get_all_study_names(opened)
         if name not in known:
