@@ -119,7 +119,7 @@ def test_a_run_with_dollar_signs_in_its_name_draws_its_curves(repo, images, tmp_
     assert (tmp_path / RUN / 'curves.png').stat().st_size > 1000
 
 
-@pytest.mark.fault(9200)
+@pytest.mark.fault(110)
 @pytest.mark.parametrize(
     ('text', 'shown'),
     [

@@ -220,7 +220,7 @@ def test_the_cache_is_bounded(web, cache, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.fault(9200)
+@pytest.mark.fault(110)
 @pytest.mark.usefixtures('one_device')
 def test_a_password_is_kept_and_shown_nowhere(web, smoke_run, tmp_path, monkeypatch, capsys, repo):
     monkeypatch.setenv(URLS, '')

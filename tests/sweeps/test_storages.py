@@ -151,7 +151,7 @@ def test_a_password_is_not_written_down():
     assert storages.without_password(url) == hidden
 
 
-@pytest.mark.fault(9200)
+@pytest.mark.fault(110)
 @pytest.mark.parametrize(
     'url',
     [
