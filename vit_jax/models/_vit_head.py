@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from vit_jax.models import _vit_parts
+from vit_jax.nn.norms import BatchNorm
 from vit_jax.nn.pooling import MapHead, segment_mean
 
 POOLS = ('cls', 'gap', 'patches', 'cls_patches', 'map', 'none', 'distilled')
@@ -111,8 +112,8 @@ class DistilledHead(nn.Module):
         return self.first(tokens[:, 0]), self.distillation(tokens[:, 1])
 
 
-def _batch_norm(train: bool) -> nn.BatchNorm:
-    return nn.BatchNorm(
+def _batch_norm(train: bool) -> BatchNorm:
+    return BatchNorm(
         use_running_average=not train,
         momentum=0.9,
         epsilon=1e-6,

@@ -13,11 +13,12 @@ from vit_jax import calls
 from vit_jax.errors import UserError, check_choice, nearest
 from vit_jax.nn.blocks import Parts
 from vit_jax.nn.mlps import MLPS
+from vit_jax.nn.norms import LayerNorm, RMSNorm
 from vit_jax.nn.relative_positions import Relative, relative
 from vit_jax.nn.rotary import Draw, Layout, Rotary, rope, rope_dinov3
 from vit_jax.signatures import keyword_only
 
-NORMS: Mapping[str, Callable[..., nn.Module]] = {'layer': nn.LayerNorm, 'rms': nn.RMSNorm}
+NORMS: Mapping[str, Callable[..., nn.Module]] = {'layer': LayerNorm, 'rms': RMSNorm}
 QK_NORMS = ('none', *NORMS)
 # Functions of the layout of the tokens, the width of a head and a source of random keys, and of the
 # options after the `*`.
@@ -80,7 +81,7 @@ def norm(model: Any) -> Callable[..., nn.Module]:
 
 def _norm(name: str, no_bias: str) -> Callable[..., nn.Module]:
     kind = NORMS[name]
-    plain = kind is nn.LayerNorm and 'norm' in without_bias(no_bias)
+    plain = kind is LayerNorm and 'norm' in without_bias(no_bias)
     return functools.partial(kind, use_bias=False) if plain else kind
 
 

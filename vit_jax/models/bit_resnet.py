@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 from vit_jax.errors import check_choice
 from vit_jax.models import base
 from vit_jax.models.base import check_counts, check_fields
+from vit_jax.nn.norms import GroupNorm
 from vit_jax.nn.resnet import Stage, block_order, check_layers
 from vit_jax.nn.std_conv import StdConv
 
@@ -28,7 +29,7 @@ VARIANTS = {
 
 PADDINGS = {'zeros': 0.0, 'nothing': -jnp.inf}
 Conv = functools.partial(StdConv, padding='symmetric', var_eps=1e-10)
-Norm = functools.partial(nn.GroupNorm, num_groups=32, epsilon=1e-5)
+Norm = functools.partial(GroupNorm, num_groups=32, epsilon=1e-5)
 
 
 def variant(name: str) -> dict[str, Any]:

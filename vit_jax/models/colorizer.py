@@ -19,6 +19,7 @@ from vit_jax.nn import positions
 from vit_jax.nn.attention_maps import AttentionMap, collect
 from vit_jax.nn.blocks import Block, Encoder, Mlp, dense
 from vit_jax.nn.multi_head import MultiHeadAttention
+from vit_jax.nn.norms import LayerNorm
 from vit_jax.nn.parameter_pictures import (
     ParameterPictures,
     embedding_filters,
@@ -200,7 +201,7 @@ class CrossBlock(nn.Module):
         places: Float[Array, '#B N D'],
         train: bool = False,
     ) -> Float[Array, 'B Q D']:
-        norm = nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm1')
+        norm = LayerNorm(self.norm_eps, dtype=self.dtype, name='norm1')
         cross = MultiHeadAttention(
             self.num_heads,
             ('q', 'kv'),
@@ -210,7 +211,7 @@ class CrossBlock(nn.Module):
         )
         y = cross(norm(x), tokens + places, tokens, train=train)
         x = x + Dropout(self.dropout)(y, train)
-        norm = nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm2')
+        norm = LayerNorm(self.norm_eps, dtype=self.dtype, name='norm2')
         mlp = Mlp(self.mlp_dim, self.dropout, self.gelu, self.dtype, name='mlp')
         return x + Dropout(self.dropout)(mlp(norm(x), train), train)
 
@@ -227,4 +228,4 @@ class Decoder(nn.Module):
     def __call__(self, x: Float[Array, 'B Q D'], *inputs: Any) -> Float[Array, 'B Q D']:
         for i in range(self.depth):
             x = self.block(name=f'block_{i}')(x, *inputs)
-        return nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm')(x)
+        return LayerNorm(self.norm_eps, dtype=self.dtype, name='norm')(x)

@@ -22,6 +22,7 @@ from vit_jax.nn.axial import AxialEncoder, AxialLayer, Context, GridPositions
 from vit_jax.nn.axial_maps import axial_maps
 from vit_jax.nn.blocks import XAVIER
 from vit_jax.nn.multi_head import KeyValue
+from vit_jax.nn.norms import LayerNorm
 from vit_jax.nn.stochastic import example_keys
 from vit_jax.ops.coarse_colors import BINS
 
@@ -99,7 +100,7 @@ class Model(base.Model):
         self.embed_color = nn.Embed(BINS, self.width, dtype=dtype)
         self.outer = OuterDecoder(self.outer_depth, layer)
         self.inner = InnerDecoder(self.inner_depth, layer)
-        self.norm = nn.LayerNorm(self.norm_eps, dtype=dtype)
+        self.norm = LayerNorm(self.norm_eps, dtype=dtype)
         self.head = nn.Dense(BINS, kernel_init=XAVIER)
         self.parallel_head = nn.Dense(BINS, use_bias=False, kernel_init=XAVIER)
 

@@ -18,6 +18,7 @@ from vit_jax.nn.attention_maps import AttentionMap, collect
 from vit_jax.nn.blocks import dense
 from vit_jax.nn.encoder_decoder import ACTIVATIONS, NORMS, DecoderBlock, EncoderBlock, Memory, Stack
 from vit_jax.nn.mask_head import resize_nearest
+from vit_jax.nn.norms import LayerNorm
 from vit_jax.nn.positions import masked_sine2d
 from vit_jax.nn.resnet import block_order
 from vit_jax.nn.resnet_v1 import NORMS as BACKBONE_NORMS
@@ -266,7 +267,7 @@ class Decoder(nn.Module):
     def setup(self) -> None:
         self.block = [self.make_block() for _ in range(self.depth)]
         last = self.block[-1]
-        self.norm = nn.LayerNorm(last.norm_eps, dtype=last.dtype)
+        self.norm = LayerNorm(last.norm_eps, dtype=last.dtype)
 
     def __call__(
         self,

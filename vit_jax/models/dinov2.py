@@ -20,6 +20,7 @@ from vit_jax.models import base, vit
 from vit_jax.models.base import Params, Resized, Size, check_counts
 from vit_jax.nn.attention_maps import AttentionMap
 from vit_jax.nn.blocks import GELUS
+from vit_jax.nn.norms import unit
 from vit_jax.nn.parameter_pictures import ParameterPictures
 from vit_jax.nn.patches import patch_grid
 from vit_jax.nn.stochastic import example_keys
@@ -235,7 +236,7 @@ class Head(nn.Module):
         layer = functools.partial(nn.Dense, kernel_init=_normal, dtype=jnp.dtype(self.dtype))
         for name in ('fc1', 'fc2'):
             x = GELUS[self.gelu](layer(self.hidden, name=name)(x))
-        x = unit(layer(self.bottleneck, name='fc3')(x), axis=-1)
+        x = unit(layer(self.bottleneck, name='fc3')(x))
         return Prototypes(self.prototypes, self.dtype, name='prototypes')(x)
 
 
@@ -255,12 +256,6 @@ class Prototypes(nn.Module):
         dtype = jnp.dtype(self.dtype)
         weights = (unit(kernel, axis=0) * scale).astype(dtype)
         return jnp.matmul(x.astype(dtype), weights, preferred_element_type=jnp.float32)
-
-
-def unit(x: Float[Array, '*B'], axis: int) -> Float[Array, '*B']:
-    """Divide vectors by their length, in float32."""
-    x = x.astype(jnp.float32)
-    return x / jnp.linalg.norm(x, axis=axis, keepdims=True).clip(1e-12)
 
 
 @functools.cache

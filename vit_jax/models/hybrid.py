@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from vit_jax.errors import UserError, check_choice
 from vit_jax.models import vit
+from vit_jax.nn.norms import GroupNorm
 from vit_jax.nn.patches import PatchEmbed
 from vit_jax.nn.resnet import Stage, block_order, check_layers
 from vit_jax.nn.std_conv import StdConv
@@ -38,7 +39,7 @@ def parts(epsilons: str, dtype: Any) -> tuple[Any, Any]:
     var_eps, std_eps, norm_eps = EPSILONS[epsilons]
     return (
         functools.partial(StdConv, var_eps=var_eps, std_eps=std_eps, dtype=dtype),
-        functools.partial(nn.GroupNorm, num_groups=32, epsilon=norm_eps, dtype=dtype),
+        functools.partial(GroupNorm, num_groups=32, epsilon=norm_eps, dtype=dtype),
     )
 
 

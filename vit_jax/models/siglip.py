@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -19,6 +18,7 @@ from vit_jax.errors import UserError, check_choice, check_multiple
 from vit_jax.models import base, text_encoder, vit
 from vit_jax.models.base import Params, Resized, Size, check_fields
 from vit_jax.nn.attention_maps import AttentionMap
+from vit_jax.nn.norms import unit
 from vit_jax.nn.parameter_pictures import ParameterPictures
 from vit_jax.ops.sequences import Sequences
 
@@ -211,9 +211,3 @@ class Model(base.Model):
         sizes = {'vocab_size': self.vocab_size, 'length': self.length}
         heads = {'num_classes': self.embed_dim, 'head_bias': self.biases}
         return own | sizes | self._options | heads
-
-
-def unit(x: Float[Array, '*B E']) -> Float[Array, '*B E']:
-    """The rows scaled to length 1, in float32; a row of zeros stays."""
-    x = x.astype(jnp.float32)
-    return x * jax.lax.rsqrt(jnp.maximum(jnp.sum(x * x, axis=-1, keepdims=True), 1e-24))

@@ -18,6 +18,7 @@ from vit_jax.errors import UserError, check_choice
 from vit_jax.models import base
 from vit_jax.models.base import Params, Resized, Size, check_counts, check_fields
 from vit_jax.nn.attention_maps import AttentionMap
+from vit_jax.nn.norms import LayerNorm
 from vit_jax.nn.parameter_pictures import ParameterPictures
 from vit_jax.nn.patches import PatchEmbed
 from vit_jax.nn.stochastic import Dropout
@@ -142,7 +143,7 @@ class Model(base.Model):
         x = self._embed(images, train, dtype)
         for i in range(len(self.depths)):
             x = self._stage(i, dtype)(x, train)
-        features = nn.LayerNorm(self.norm_eps, dtype=dtype, name='norm')(x)
+        features = LayerNorm(self.norm_eps, dtype=dtype, name='norm')(x)
         outputs = {'features': features, 'pre_logits': features.mean(axis=(1, 2))}
         if self.num_classes:
             head = nn.Dense(self.num_classes, dtype=jnp.float32, kernel_init=INIT, name='head')
@@ -221,7 +222,7 @@ class Model(base.Model):
         batch, height, width, _ = x.shape
         x = PatchEmbed(patch, self.width, dtype, name='patch_embed')(x)
         residual = jnp.dtype(self.residual_dtype or dtype)
-        x = nn.LayerNorm(self.norm_eps, dtype=residual, name='embed_norm')(x)
+        x = LayerNorm(self.norm_eps, dtype=residual, name='embed_norm')(x)
         return Dropout(self.dropout)(x.reshape(batch, height // patch, width // patch, -1), train)
 
     def _windows(self, i: int, j: int, height: int, width: int) -> Windows:

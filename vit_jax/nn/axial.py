@@ -23,6 +23,7 @@ from vit_jax.nn.attention_maps import keep
 from vit_jax.nn.blocks import XAVIER
 from vit_jax.nn.encoder_decoder import FeedForward
 from vit_jax.nn.multi_head import Heads, KeyValue, MergeHeads
+from vit_jax.nn.norms import LayerNorm
 
 
 class ScaleShift(nn.Module):
@@ -70,7 +71,7 @@ class Norm(nn.Module):
         self, x: Float[Array, 'B H W D'], summary: Float[Array, 'B 1 1 C'] | None = None
     ) -> Float[Array, 'B H W D']:
         plain = summary is None
-        norm = nn.LayerNorm(self.eps, self.dtype, use_bias=plain, use_scale=plain, name='norm')
+        norm = LayerNorm(self.eps, self.dtype, use_bias=plain, use_scale=plain, name='norm')
         if summary is None:
             return norm(x)
         return ScaleShift(self.dtype, name='affine')(norm(x), summary)

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from vit_jax.nn.attention import Segments
 from vit_jax.nn.multi_head import MultiHeadAttention
+from vit_jax.nn.norms import LayerNorm
 from vit_jax.nn.recompute import HIDDEN, named, recomputed
 from vit_jax.nn.rotary import Rotary
 from vit_jax.nn.stochastic import Dropout, DropPath
@@ -67,7 +68,7 @@ class Parts:
     """The parts of a block that families of ViTs choose differently; by default the paper's.
 
     Attributes:
-      norm: makes a norm, called as `nn.LayerNorm(epsilon, dtype=..., name=...)`.
+      norm: makes a norm, called as `LayerNorm(epsilon, dtype=..., name=...)`.
       mlp: makes the MLP, called as `Mlp(hidden_dim, dropout, gelu, dtype, name=...)`.
       layer_scale: initial value of a learned factor for each channel of both branches
         (arXiv:2103.17239, section 2.1), parameters `layer_scale1` and `layer_scale2` [D]; None for
@@ -78,7 +79,7 @@ class Parts:
       causal: whether tokens attend to no later ones.
     """
 
-    norm: Callable[..., nn.Module] = nn.LayerNorm
+    norm: Callable[..., nn.Module] = LayerNorm
     mlp: Callable[..., nn.Module] = Mlp
     layer_scale: float | None = None
     no_bias: tuple[str, ...] = ()
@@ -182,7 +183,7 @@ class Encoder(nn.Module):
     final_norm: bool = True
     norm_eps: float = 1e-6
     dtype: Any = jnp.float32
-    norm: Callable[..., nn.Module] = nn.LayerNorm
+    norm: Callable[..., nn.Module] = LayerNorm
 
     @nn.compact
     def __call__(

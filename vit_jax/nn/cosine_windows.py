@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from vit_jax.nn.norms import LayerNorm, unit
 from vit_jax.nn.stochastic import Dropout, DropPath
 from vit_jax.nn.window_stages import INIT, Block, joined, reduction
 from vit_jax.nn.windows import WindowAttention, Windows, biases_of
@@ -95,7 +96,7 @@ class PostNormBlock(Block):
         def add(branch: Array, norm: str) -> Array:
             zeros = nn.initializers.zeros
             y = Dropout(self.dropout)(branch, train)
-            y = nn.LayerNorm(self.norm_eps, self.dtype, scale_init=zeros, name=norm)(y)
+            y = LayerNorm(self.norm_eps, self.dtype, scale_init=zeros, name=norm)(y)
             return x + DropPath()(y, drop_path, train)
 
         options = {'pretrained': self.pretrained, 'fixed': self.fixed}
@@ -112,7 +113,7 @@ class PostNormMerging(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, 'B H W D']) -> Float[Array, 'B h w _']:
         x = reduction(2 * x.shape[-1], self.dtype)(joined(x))
-        return nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm')(x)
+        return LayerNorm(self.norm_eps, dtype=self.dtype, name='norm')(x)
 
 
 def windows_on(height: int, width: int, window: int, shifted: bool, fixed: bool) -> Windows:
@@ -133,9 +134,3 @@ def log_coordinates(side: int, pretrained: int) -> Float[np.ndarray, 'R R 2']:
     scaled = EXTENT * steps
     spaced = np.sign(scaled) * np.log2(np.abs(scaled) + 1) / np.log2(np.float32(EXTENT))
     return np.stack(np.meshgrid(spaced, spaced, indexing='ij'), axis=-1).astype(np.float32)
-
-
-def unit(x: Float[Array, '*B K']) -> Float[Array, '*B K']:
-    """Vectors of length 1, in float32; zero where they are."""
-    squares = jnp.sum(x * x, axis=-1, keepdims=True)
-    return x / jnp.sqrt(jnp.maximum(squares, 1e-24))

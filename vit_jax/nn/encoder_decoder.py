@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from vit_jax.nn.blocks import dense, erf_gelu
 from vit_jax.nn.multi_head import KeyValue, MultiHeadAttention
+from vit_jax.nn.norms import LayerNorm
 from vit_jax.nn.stochastic import Dropout
 
 NORMS = ('post', 'pre')
@@ -104,9 +105,9 @@ class _Block(nn.Module):
 
     def setup(self) -> None:
         self.attention = self._make_attention(('qkv',))
-        self.attention_norm = nn.LayerNorm(self.norm_eps, dtype=self.dtype)
+        self.attention_norm = LayerNorm(self.norm_eps, dtype=self.dtype)
         self.mlp = FeedForward(self.mlp_dim, self.activation, self.activation_dropout, self.dtype)
-        self.mlp_norm = nn.LayerNorm(self.norm_eps, dtype=self.dtype)
+        self.mlp_norm = LayerNorm(self.norm_eps, dtype=self.dtype)
         self.drop = Dropout(self.dropout)
 
     def _make_attention(self, kernels: tuple[str, ...]) -> MultiHeadAttention:
@@ -126,11 +127,11 @@ class _Block(nn.Module):
         y = self.mlp(self._enter(x, self.mlp_norm), train)
         return self._leave(x, y, self.mlp_norm, train)
 
-    def _enter(self, x: Array, norm: nn.LayerNorm) -> Array:
+    def _enter(self, x: Array, norm: LayerNorm) -> Array:
         """The input of f."""
         return norm(x) if self.norm == 'pre' else x
 
-    def _leave(self, x: Array, y: Array, norm: nn.LayerNorm, train: bool) -> Array:
+    def _leave(self, x: Array, y: Array, norm: LayerNorm, train: bool) -> Array:
         """The output of the residual connection, given x and y = f(...)."""
         x = x + self.drop(y, train)
         return x if self.norm == 'pre' else norm(x)
@@ -165,7 +166,7 @@ class DecoderBlock(_Block):
     def setup(self) -> None:
         super().setup()
         self.cross = self._make_attention(('q', 'kv'))
-        self.cross_norm = nn.LayerNorm(self.norm_eps, dtype=self.dtype)
+        self.cross_norm = LayerNorm(self.norm_eps, dtype=self.dtype)
 
     def __call__(
         self,
@@ -216,7 +217,7 @@ class Stack(nn.Module):
         self.block = [self.make_block() for _ in range(self.depth)]
         last = self.block[-1]
         pre = last.norm == 'pre'
-        self.norm = nn.LayerNorm(last.norm_eps, dtype=last.dtype) if pre else None
+        self.norm = LayerNorm(last.norm_eps, dtype=last.dtype) if pre else None
 
     def __call__(self, x: Float[Array, 'B N D'], *inputs: Any) -> Float[Array, 'B N D']:
         for block in self.block:

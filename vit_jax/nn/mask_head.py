@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Shaped
 from vit_jax.nn.attention import masked_softmax
 from vit_jax.nn.encoder_decoder import Memory
 from vit_jax.nn.multi_head import Heads
+from vit_jax.nn.norms import group_norm
 
 # Kaiming uniform with gain 1, the initialization of the authors' head.
 KERNEL = nn.initializers.lecun_uniform()
@@ -75,7 +76,7 @@ class MaskHead(nn.Module):
         """
         queries = maps.shape[1]
         make = functools.partial(nn.Conv, dtype=self.dtype, kernel_init=KERNEL)
-        norm = functools.partial(group_norm, dtype=self.dtype)
+        norm = functools.partial(group_norm, most=8, dtype=self.dtype)
         channels = features.shape[-1] + maps.shape[-1]
         x = ObjectConv(channels, self.dtype, name='conv_0')(features, maps)
         x = nn.relu(norm(channels, name='norm_0')(x))
@@ -116,11 +117,6 @@ class ObjectConv(nn.Module):
         common = conv(features, kernel[:, :, :width]) + bias.astype(self.dtype)
         own = conv(maps.reshape(-1, *maps.shape[2:]), kernel[:, :, width:])
         return own + jnp.repeat(common, maps.shape[1], axis=0)
-
-
-def group_norm(channels: int, **kwargs: Any) -> nn.GroupNorm:
-    """Group norm with 8 groups, or fewer if the channels are not a multiple of 8."""
-    return nn.GroupNorm(math.gcd(8, channels), epsilon=1e-5, **kwargs)
 
 
 def resize_nearest(x: Shaped[Array, 'B H W *C'], size: Sequence[int]) -> Shaped[Array, 'B h w *C']:

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 from vit_jax.nn.attention import Segments
 from vit_jax.nn.blocks import Mlp
 from vit_jax.nn.multi_head import MultiHeadAttention
+from vit_jax.nn.norms import LayerNorm
 
 
 def segment_mean(
@@ -63,6 +64,6 @@ class MapHead(nn.Module):
             numbers = jnp.arange(1, num_segments + 1, dtype=segments.dtype)
             own = Segments(jnp.broadcast_to(numbers, (batch, num_segments)), segments)
         x = attention(probe, x, segments=own)
-        y = nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm')(x)
+        y = LayerNorm(self.norm_eps, dtype=self.dtype, name='norm')(x)
         x = x + Mlp(self.mlp_dim, gelu=self.gelu, dtype=self.dtype, name='mlp')(y, train)
         return x[:, 0] if segments is None else x

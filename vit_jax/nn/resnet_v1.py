@@ -5,7 +5,6 @@ Padding is symmetric, as in PyTorch.
 """
 
 import functools
-import math
 from typing import Any
 
 import flax.linen as nn
@@ -13,26 +12,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from vit_jax.nn.norms import FrozenNorm, group_norm
 from vit_jax.nn.resnet import Stage, check_layers
 
 # Kaiming normal, by the number of outputs.
 KERNEL = nn.initializers.variance_scaling(2.0, 'fan_out', 'normal')
-
-
-class FrozenNorm(nn.Module):
-    """x * scale + bias, without a gradient: a batch norm whose statistics are folded into both.
-
-    scale = gamma / sqrt(var + eps), bias = beta - mean * scale.
-    """
-
-    dtype: Any = jnp.float32
-
-    @nn.compact
-    def __call__(self, x: Float[Array, '*B C']) -> Float[Array, '*B C']:
-        scale = self.param('scale', nn.initializers.ones, x.shape[-1:])
-        bias = self.param('bias', nn.initializers.zeros, x.shape[-1:])
-        scale, bias = (jax.lax.stop_gradient(p).astype(self.dtype) for p in (scale, bias))
-        return x * scale + bias
 
 
 class ResNet(nn.Module):
@@ -181,9 +165,7 @@ def conv(features: int, size: int, stride: int = 1, dilation: int = 1, **kwargs:
     )
 
 
-def group_norm(features: int, **kwargs: Any) -> nn.GroupNorm:
-    """Group norm with 32 groups, or fewer if the channels are not a multiple of 32."""
-    return nn.GroupNorm(math.gcd(32, features), epsilon=1e-5, **kwargs)
-
-
-NORMS = {'frozen': lambda features, **kwargs: FrozenNorm(**kwargs), 'group': group_norm}
+NORMS = {
+    'frozen': lambda features, **kwargs: FrozenNorm(**kwargs),
+    'group': functools.partial(group_norm, most=32),
+}

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax.nn.blocks import Mlp
+from vit_jax.nn.norms import LayerNorm
 from vit_jax.nn.recompute import recomputed
 from vit_jax.nn.stochastic import Dropout, DropPath
 from vit_jax.nn.windows import WindowAttention
@@ -77,9 +78,9 @@ class Block(nn.Module):
         def add(branch: Array) -> Array:
             return x + DropPath()(Dropout(self.dropout)(branch, train), drop_path, train)
 
-        norm = nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm1')
+        norm = LayerNorm(self.norm_eps, dtype=self.dtype, name='norm1')
         x = add(self._attention(WindowAttention)(norm(x), train))
-        norm = nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm2')
+        norm = LayerNorm(self.norm_eps, dtype=self.dtype, name='norm2')
         return add(self._mlp(x.shape[-1])(norm(x), train))
 
     def _attention(self, kind: Callable[..., nn.Module], **options: Any) -> nn.Module:
@@ -111,7 +112,7 @@ class PatchMerging(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, 'B H W D']) -> Float[Array, 'B h w _']:
-        x = nn.LayerNorm(self.norm_eps, dtype=self.dtype, name='norm')(joined(x))
+        x = LayerNorm(self.norm_eps, dtype=self.dtype, name='norm')(joined(x))
         return reduction(x.shape[-1] // 2, self.dtype)(x)
 
 

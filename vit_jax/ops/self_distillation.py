@@ -51,8 +51,13 @@ def koleo(
       eps: added to differences and distances, and the least length that is divided by.
     """
     x = features.astype(jnp.float32)
-    x = x / jnp.linalg.norm(x, axis=-1, keepdims=True).clip(eps)
+    x = x / _length(x, eps)[:, None]
     alike = jnp.matmul(x, x.T, precision='highest')
     others = (real > 0) & ~jnp.eye(len(x), dtype=bool)
     nearest = jnp.where(others, alike, -jnp.inf).argmax(-1)
-    return -jnp.log(jnp.linalg.norm(x - x[nearest] + eps, axis=-1) + eps)
+    return -jnp.log(_length(x - x[nearest] + eps, eps) + eps)
+
+
+def _length(x: Float[Array, 'N D'], least: float) -> Float[Array, ' N']:
+    """The length of each row, or `least`, which has a derivative of 0 where the root has none."""
+    return jnp.sqrt(jnp.maximum(jnp.square(x).sum(-1), least**2))
