@@ -264,6 +264,25 @@ def test_a_step_that_is_not_finite_can_be_skipped_and_leaves_no_trace(accum_step
 
 
 @pytest.mark.slow
+def test_schedules_follow_the_step_where_steps_are_skipped_and_moments_the_updates():
+    model, task, batch = tiny_vit(), classify.Task(), make_batch()
+    broken = {**batch, 'image': jnp.full((8, 8, 8, 3), jnp.nan)}
+    options = {'name': 'adam', 'lr': 1e-4, 'schedule': {'name': 'linear'}}
+    options |= {'lr_delays': (('head/bias', '4'),)}
+    tx, rate = optim.make(start(model, task, optax.identity()).params, 6, int, **options)
+    training = Training(model, task, tx, steps=0, max_skips=5)
+    state = training.states[0]
+    for i in range(5):
+        before = state
+        state, _ = training.step(state, broken if i in (1, 2, 3) else batch)
+    moments = optax.tree_utils.tree_get_all_with_path(state.opt_state, 'count')
+    assert sorted(int(count) for _, count in moments) == [2, 5], 'of Adam, of the schedule'
+    # After two gradients that are nearly equal an update of Adam is the rate and the sign of each.
+    moved = state.params['head']['bias'] - before.params['head']['bias']
+    np.testing.assert_allclose(np.abs(moved), float(rate(4)), rtol=1e-2)
+
+
+@pytest.mark.slow
 def test_counting_first_costs_no_second_forward_pass():
     """Unless a count is made of the outputs, which are then needed."""
     model, tx, batch = toys.Model(hidden=64), optax.sgd(1.0), toys.make_batch()

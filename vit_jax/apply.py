@@ -24,7 +24,7 @@ class Training:
 
     Attributes:
       collections: variables other than parameters, after the calls so far.
-      step: number of updates made.
+      step: number of steps taken; skipped ones count.
     """
 
     train = True

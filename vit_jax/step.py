@@ -30,7 +30,7 @@ class TrainState:
     """The state that a run carries from step to step, or the shapes or shardings of it.
 
     Attributes:
-      step: number of updates made, int32.
+      step: number of steps taken, int32; skipped ones count.
       params: float32 parameters.
       opt_state: the optimizer's state.
       collections: other Flax collections by name, such as `batch_stats`.
@@ -131,8 +131,8 @@ def make_train_step(
       ema_decay: d in ema = d * ema + (1 - d) * params; 0 keeps no average.
       ema_schedule: keywords of `optim.schedules.make` for d, with `ema_decay` as its peak, such as
         `dict(name='cosine', final=1.0)` for a teacher that comes to rest.
-      max_skips: if above 0, a step with a metric that is not finite changes only `step`; the
-        caller counts such steps in a row, as `Meter` does.
+      max_skips: if above 0, a step with a metric that is not finite changes only `step`, which
+        schedules follow; the caller counts such steps in a row, as `Meter` does.
 
     Returns:
       A function (state, batch) -> (state, {name: scalar}): the mean of every term, `loss`, which is
@@ -167,7 +167,10 @@ def make_train_step(
         grads, metrics, collections = differentiate(
             forward, task.loss, trained, state.collections, examples, split
         )
-        updates, opt_state = tx.update(whole(grads, state.params), state.opt_state, state.params)
+        opt_state = state.opt_state
+        if max_skips:
+            opt_state = param_groups.at_step(opt_state, state.step)
+        updates, opt_state = tx.update(whole(grads, state.params), opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         ema = state.ema
         if ema is not None:

@@ -274,6 +274,32 @@ def test_a_run_that_skips_steps_also_ends_as_if_it_had_never_stopped(
 
 
 @pytest.mark.fault(31)
+def test_the_rate_that_is_logged_is_the_one_that_is_applied_and_reaches_its_end(
+    tmp_path, repo, monkeypatch, one_device
+):
+    (tmp_path / 'my_lab').mkdir()
+    (tmp_path / 'my_lab/broken.py').write_text(BROKEN)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / 'config.py').write_text(
+        'from helpers import linear\n'
+        'def get_config(arg=None):\n'
+        '    config = linear.get_config()\n'
+        "    config.optim = dict(name='sgd', lr=0.5, schedule=dict(name='cosine', warmup='2'))\n"
+        '    return config\n'
+    )
+    flags = ['--config', str(tmp_path / 'config.py'), '--config.task.name=my_lab.broken']
+    flags += ['--config.step.max_skips=3', *SELDOM]
+    assert main(arguments(repo, tmp_path / 'run', *flags)) == 0
+    lines = [m for m in metrics(tmp_path / 'run') if 'train/lr' in m]
+    made = [m for m in lines if not m['train/skipped']]
+    assert len(made) < len(lines) == TOTAL
+    for m in made:
+        assert m['train/update_norm'] == pytest.approx(m['train/lr'] * m['train/grad_norm'], 1e-4)
+    cosine = (1 + np.cos(np.pi * (TOTAL - 3) / (TOTAL - 2))) / 2
+    assert lines[-1]['train/lr'] == pytest.approx(0.5 * cosine, rel=1e-3)
+
+
+@pytest.mark.fault(31)
 def test_an_exploding_run_stops_and_saves_no_state_that_is_not_finite(
     tmp_path, repo, one_device, capsys
 ):

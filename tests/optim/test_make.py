@@ -10,6 +10,7 @@ import pytest
 from vit_jax.errors import UserError
 from vit_jax.models import bit_resnet, hybrid, seq2seq, vit
 from vit_jax.optim import make as optim
+from vit_jax.optim import param_groups, schedules
 from vit_jax.optim.param_groups import layer_scale
 from vit_jax.tree_paths import param_paths, unrolled
 
@@ -174,6 +175,32 @@ def test_every_optimizer_runs_with_every_rule(name):
         assert after.dtype == before.dtype, path
         assert np.isfinite(after).all(), path
         assert (after == before).all() == (path == 'pos_embed'), path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', optim.optimizers())
+def test_every_schedule_of_an_optimizer_can_be_set_to_a_step(name):
+    """The first update at step 5 is that of the rate, decay and delays of step 5."""
+    params = {'kernel': jnp.full((2, 3), 0.5), 'late': jnp.full(3, 0.5), 'later': jnp.full(3, 0.5)}
+    grads = gradients(params, 0)
+    delays, mults = {'lr_delays': (('later', '9'), ('late', '5'))}, {'decay_mults': (('late', 2),)}
+    moving = {'schedule': {'name': 'linear'}, 'decay_schedule': {'name': 'cosine', 'final': 1.0}}
+    rule = {'name': name, 'decay_mask': '.', 'freeze': ('kernel',)} | mults
+    tx, rate = make(params, **rule, **delays, **moving, lr=0.1, weight_decay=0.3)
+    decay = schedules.make(0.3, 100, **moving['decay_schedule'])
+    fixed, _ = make(params, **rule, lr=float(rate(5)), weight_decay=float(decay(5)))
+
+    @jax.jit
+    def first(params):
+        state = param_groups.at_step(tx.init(params), jnp.asarray(5))
+        return tx.update(grads, state, params), fixed.update(grads, fixed.init(params), params)[0]
+
+    (found, state), expected = first(params)
+    assert not found['later'].any()
+    assert np.asarray(found['late']).any()
+    np.testing.assert_allclose(found['late'], expected['late'], rtol=1e-5)
+    shapes = jax.tree.map(lambda x: (x.shape, x.dtype), jax.eval_shape(tx.init, params))
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == shapes
 
 
 def test_the_usual_optimizers_are_there():

@@ -120,6 +120,36 @@ def delayed(tx: optax.GradientTransformation, delays: Rules) -> optax.GradientTr
     return optax.chain(tx, wait)
 
 
+# The states that count the steps of a schedule, and those that hold the states of others.
+_SCHEDULES = (
+    optax.ScaleByScheduleState,
+    type(optax.add_decayed_weights(lambda _: 0.0).init(())),
+)
+_WRAPPERS = (optax.MaskedState, optax.transforms.PartitionState)
+
+
+def at_step(state: PyTree, step: jax.Array) -> PyTree:
+    """The state of an optimizer of `make`, with its schedules and delays at `step`.
+
+    They count the updates that the optimizer has made, which are fewer than the steps where some
+    were skipped. Moments and the correction of their bias keep their own counts.
+
+    Args:
+      state: of the optimizer.
+      step: number of steps before, int32.
+    """
+    if isinstance(state, _SCHEDULES):
+        return state._replace(count=step)
+    if isinstance(state, _WRAPPERS):
+        return type(state)(*(at_step(inner, step) for inner in state))
+    if isinstance(state, dict):
+        return {name: at_step(inner, step) for name, inner in state.items()}
+    if type(state) is tuple:  # a chain
+        return tuple(at_step(inner, step) for inner in state)
+    # A state that is a number is the count of `delayed`.
+    return step if isinstance(state, jax.Array) else state
+
+
 def in_steps_of(
     delays: Sequence[tuple[str, str]], to_steps: Callable[[str], int]
 ) -> Sequence[tuple[str, float]]:

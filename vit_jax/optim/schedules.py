@@ -72,7 +72,7 @@ def make(
     init: float = 0.0,
     final: float = 0.0,
 ) -> optax.Schedule:
-    """The learning rate as a function of the number of updates already made.
+    """The learning rate as a function of the number of steps already taken.
 
     It rises linearly from `init` at step 0 to `peak` at step `warmup`, follows
     its shape, and in the last `cooldown` steps falls to `final`. Beyond

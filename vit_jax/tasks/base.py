@@ -28,7 +28,7 @@ class Apply(Protocol):
 
     Attributes:
       train: whether the step trains.
-      step: the number of updates made, int32, for schedules of the task's own. In evaluation and
+      step: the number of steps taken, int32, for schedules of the task's own. In evaluation and
         at initialization, where it is not known, it is `apply.AFTER_TRAINING`, so that schedules
         have their last value. `loss` sees it if it is among the outputs.
     """

@@ -79,7 +79,7 @@ class Timetable:
       log, checkpoint: how often.
       examples: how often examples are shown; 0 for never.
       evals: how often each entry of `config.evals`.
-      lr: the learning rate as a function of the updates made.
+      lr: the learning rate as a function of the steps taken.
     """
 
     total: int
