@@ -55,6 +55,22 @@ def test_the_best_match():
     np.testing.assert_array_equal(found.right_image, scores.argmax(0) == np.arange(ROWS))
 
 
+@pytest.mark.fault(9040)
+@pytest.mark.parametrize('chunk', [3, 100])
+@pytest.mark.parametrize('name', LOSSES)
+def test_a_tie_is_no_match_and_what_is_not_finite_has_none(name, chunk):
+    made = make_pairs(mask=REAL)
+    same = made._replace(image=jnp.ones_like(made.image), text=jnp.ones_like(made.text))
+    found = LOSSES[name](same, chunk)
+    assert not np.any(found.right_text) and not np.any(found.right_image)
+    for value in (np.nan, np.inf):
+        for rows in ([0], [0, 2, 4], [0, 1, 2, 4, 5]):
+            found = LOSSES[name](made._replace(text=made.text.at[np.array(rows)].set(value)), chunk)
+            assert np.isnan(found.right_text.sum()) and np.isnan(found.right_image.sum())
+    alone = make_pairs(rows=1)
+    assert LOSSES[name](alone, chunk).right_text == 1
+
+
 @pytest.mark.parametrize('keys', [None, [0, 1, 1, 2, 0, 3, 1]])
 @pytest.mark.parametrize('name', LOSSES)
 def test_blocks_are_the_whole(name, keys):

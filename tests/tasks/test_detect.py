@@ -201,6 +201,13 @@ def test_degenerate_boxes_never_give_nan(outputs, batch):
 
 
 @pytest.mark.slow
+@pytest.mark.fault(9040)
+def test_classes_that_are_not_finite_have_no_accuracy(outputs, batch):
+    broken = outputs | {'logits': outputs['logits'].at[3].set(np.nan)}
+    assert np.isnan(traced(broken, batch)[1]['accuracy'])
+    assert np.isfinite(traced(outputs, batch)[1]['accuracy'])
+
+
 def test_objects_beyond_the_queries_are_counted(batch):
     few = outputs_of(np.random.default_rng(0), queries=2)
     loss, means = total(few, batch)

@@ -104,6 +104,15 @@ def test_sums_of_an_evaluation():
     assert int(count) == 9
 
 
+@pytest.mark.fault(9040)
+def test_logits_that_are_not_finite_have_no_accuracy_and_padding_has_no_part():
+    for place, is_nan in (((0, 1), True), ((0, 3), False)):
+        logits = make_logits().at[place].set(jnp.nan)
+        sums = Task().evaluate(Given(lambda *_, x=logits: {'logits': x}), as_arrays(BATCH))
+        assert np.isnan(sums['token_accuracy'][0]) == is_nan
+        assert np.isnan(sums['sequence_accuracy'][0]) == is_nan
+
+
 def test_perplexity_is_of_the_mean():
     assert Task().derive({'loss': 2.0}) == {'perplexity': pytest.approx(np.exp(2.0))}
     assert Task().derive({'loss': 1e4}) == {'perplexity': np.inf}

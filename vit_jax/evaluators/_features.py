@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 
 import numpy as np
 
@@ -49,6 +50,8 @@ class FeatureEvaluator(Evaluator):
     def result(self) -> dict[str, float]:
         train, test = self._train.arrays(), self._test.arrays()
         self.start()  # features are large: they are not kept until the next pass
+        if not (np.isfinite(train[0]).all() and np.isfinite(test[0]).all()):
+            return dict.fromkeys(self.names(), math.nan)
         return self.measure(*train, *test)
 
     @abc.abstractmethod
@@ -57,7 +60,7 @@ class FeatureEvaluator(Evaluator):
     ) -> dict[str, float]:
         """Metrics of `expected` [M] from `x` [M D], fitted on `features` [N D], `labels` [N].
 
-        The features and labels are those of the fit split.
+        All numbers are finite. The features and labels are those of the fit split.
         """
 
 

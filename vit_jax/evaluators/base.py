@@ -6,6 +6,7 @@ import abc
 from typing import Any, Protocol
 
 import numpy as np
+from jaxtyping import Bool, Float, Int
 
 Arrays = dict[str, np.ndarray]
 
@@ -43,6 +44,9 @@ class Evaluator(abc.ABC):
     `open` is called once, then for each pass `start`, `fit` for every batch of the fit split if the
     evaluator learns, `update` for every batch of the evaluated split, and `result`. Batches hold
     the real examples of all processes, each exactly once and without padding.
+
+    Where a prediction that it measures is not finite, all of its numbers are NaN; an answer that
+    another one equals is not right. `is_finite` and `ranks` help with both.
 
     Attributes:
       learns: whether it learns from a second split, `fit` in the config. One that learns from
@@ -103,7 +107,10 @@ class Evaluator(abc.ABC):
 
     @abc.abstractmethod
     def result(self) -> dict[str, float]:
-        """The metrics of a pass that have a value in it; called once, after its last batch."""
+        """The metrics of a pass that have a value in it; called once, after its last batch.
+
+        They are NaN if a prediction of the pass was not finite.
+        """
 
     def names(self) -> tuple[str, ...]:
         """Names of the numbers in `result` that are known in advance; empty if none are.
@@ -111,3 +118,23 @@ class Evaluator(abc.ABC):
         Once `open`, they are those that the data can give.
         """
         return ()
+
+
+def is_finite(arrays: Arrays, *names: str) -> bool:
+    """Whether no number is NaN or infinite in the named arrays, as far as they are there."""
+    return all(bool(np.isfinite(arrays[name]).all()) for name in names if name in arrays)
+
+
+def ranks(
+    scores: Float[np.ndarray, 'N M'], right: Bool[np.ndarray, 'N M']
+) -> Int[np.ndarray, ' N']:
+    """The number of wrong answers that score at least as high as the best right one.
+
+    So an answer is a hit if its rank is 0, and scores that are all equal are no hit.
+
+    Args:
+      scores: of M answers, finite.
+      right: which of them are right; without any, all others come first.
+    """
+    best = np.where(right, scores, -np.inf).max(axis=1, keepdims=True)
+    return ((scores >= best) & ~right).sum(axis=1)

@@ -8,6 +8,7 @@ Popović 2015.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ EXTRA = 'translate'
 
 class Evaluator(base.Evaluator):
     """`bleu` and `chrf`, both in 0..100, and on request BLEU by the length of the source.
+
+    They are NaN if the task predicts a `score` and it is not finite.
 
     The references are the texts of the target before they are encoded. If they are all in lower
     case, as after the transform `lower`, the signature says `case:lc`.
@@ -56,15 +59,19 @@ class Evaluator(base.Evaluator):
 
     def start(self) -> None:
         self._translations: dict[int, str] = {}
+        self._finite = True
 
     def update(self, predictions: Arrays, batch: Arrays) -> None:
         """Add a batch; raise UserError if the task predicts no `tokens`."""
         if 'tokens' not in predictions:
             raise UserError("translations are evaluated, but the task predicts no 'tokens'")
+        self._finite &= base.is_finite(predictions, 'score')
         for index, ids in zip(batch['index'].tolist(), predictions['tokens'], strict=True):
             self._translations[index] = self._vocab.decode(ids)
 
     def result(self) -> dict[str, float]:
+        if not self._finite:
+            return dict.fromkeys(self.names(), math.nan)
         metrics, every = _sacrebleu(), sorted(self._translations)
         chrf = metrics.CHRF(lowercase=self._lower)
         return {

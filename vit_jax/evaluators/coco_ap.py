@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 from typing import Any
 
 import numpy as np
@@ -67,11 +68,15 @@ class Evaluator(base.Evaluator):
     def start(self) -> None:
         self._found: list[np.ndarray] = []
         self._seen: list[int] = []
+        self._finite = True
 
     def update(self, predictions: Arrays, batch: Arrays) -> None:
         """Add a batch; raise UserError if the task predicts no `boxes`, `scores` and `labels`."""
         if missing := {'boxes', 'scores', 'labels'} - predictions.keys():
             raise UserError(f'boxes are evaluated, but the task predicts no {min(missing)!r}')
+        if not base.is_finite(predictions, 'boxes', 'scores'):
+            self._finite = False
+            return
         rows = (predictions[name] for name in ('boxes', 'scores', 'labels'))
         for index, boxes, scores, labels in zip(batch['index'].tolist(), *rows, strict=True):
             height, width = self._sizes[index]
@@ -82,6 +87,8 @@ class Evaluator(base.Evaluator):
             self._seen.append(index)
 
     def result(self) -> dict[str, float]:
+        if not self._finite:  # pycocotools takes boxes that are NaN for matches
+            return dict.fromkeys(self.names(), math.nan)
         rows = np.concatenate([np.zeros((0, 7)), *self._found])
         with _quiet():
             from pycocotools.cocoeval import COCOeval

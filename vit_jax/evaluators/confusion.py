@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from vit_jax.errors import UserError
@@ -23,9 +25,11 @@ class Evaluator(base.Evaluator):
             raise UserError('the data have no classes')
         size = dataset.info.num_classes
         self.matrix = np.zeros((size, size), np.int64)
+        self.start()
 
     def start(self) -> None:
         self.matrix = np.zeros_like(self.matrix)
+        self._finite = True
 
     def update(self, predictions: Arrays, batch: Arrays) -> None:
         for name, arrays, owner in (
@@ -34,10 +38,16 @@ class Evaluator(base.Evaluator):
         ):
             if name not in arrays:
                 raise UserError(f'classes of examples are compared, but the {owner} no {name!r}')
-        predicted = predictions['probs'][..., : len(self.matrix)].argmax(-1)
-        np.add.at(self.matrix, (batch['label'], predicted), 1)
+        self._finite &= base.is_finite(predictions, 'probs')
+        probs, label = predictions['probs'][..., : len(self.matrix)], batch['label']
+        right = label[:, None] == np.arange(len(self.matrix))
+        others = np.where(right, -np.inf, probs).argmax(-1)
+        predicted = np.where(base.ranks(probs, right) == 0, label, others)
+        np.add.at(self.matrix, (label, predicted), 1)
 
     def result(self) -> dict[str, float]:
+        if not self._finite:
+            return dict.fromkeys(self.names(), math.nan)
         counts = self.matrix.sum(axis=1)
         shares = self.matrix.diagonal()[counts > 0] / counts[counts > 0]
         return {'mean_class_accuracy': float(shares.mean())}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from vit_jax.errors import UserError
+from vit_jax.evaluators import base
 from vit_jax.evaluators._features import FeatureEvaluator, at_least
 from vit_jax.evaluators.base import Dataset
 
@@ -42,17 +43,24 @@ class Evaluator(FeatureEvaluator):
     def measure(
         self, features: np.ndarray, labels: np.ndarray, x: np.ndarray, expected: np.ndarray
     ) -> dict[str, float]:
-        predicted = classify(features, labels, x, self.k, self.temperature)
-        return {'knn_accuracy': float(np.mean(predicted == expected))}
+        classes = np.arange(1 + max(labels.max(), expected.max()))
+        found = votes(features, labels, x, self.k, self.temperature, len(classes))
+        hits = base.ranks(found, expected[:, None] == classes) == 0
+        return {'knn_accuracy': float(np.mean(hits))}
 
 
-def classify(
-    features: np.ndarray, labels: np.ndarray, x: np.ndarray, k: int, temperature: float
+def votes(
+    features: np.ndarray,
+    labels: np.ndarray,
+    x: np.ndarray,
+    k: int,
+    temperature: float,
+    classes: int,
 ) -> np.ndarray:
-    """Labels [M] of `x` [M, D] by the votes of its k nearest among `features` [N, D]."""
+    """Votes [M, classes] on `x` [M, D] of its k nearest among `features` [N, D]."""
     known = normalized(features).T
     rows = np.split(normalized(x), range(ROWS, len(x), ROWS))
-    return np.concatenate([vote(part @ known, labels, k, temperature) for part in rows])
+    return np.concatenate([_vote(part @ known, labels, k, temperature, classes) for part in rows])
 
 
 def normalized(x: np.ndarray) -> np.ndarray:
@@ -60,12 +68,14 @@ def normalized(x: np.ndarray) -> np.ndarray:
     return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
 
 
-def vote(similarity: np.ndarray, labels: np.ndarray, k: int, temperature: float) -> np.ndarray:
-    """The class with most votes [M], from similarities [M, N] to examples with `labels` [N]."""
+def _vote(
+    similarity: np.ndarray, labels: np.ndarray, k: int, temperature: float, classes: int
+) -> np.ndarray:
+    """Votes [M, classes], from similarities [M, N] to examples with `labels` [N]."""
     nearest = np.argpartition(-similarity, k - 1, axis=-1)[:, :k]
     near = np.take_along_axis(similarity, nearest, axis=-1)
     # The largest is subtracted so that no exponential overflows.
     weights = np.exp((near - near.max(axis=-1, keepdims=True)) / temperature)
-    votes = np.zeros((len(similarity), labels.max() + 1))
-    np.add.at(votes, (np.arange(len(votes))[:, None], labels[nearest]), weights)
-    return votes.argmax(axis=-1)
+    found = np.zeros((len(similarity), classes))
+    np.add.at(found, (np.arange(len(found))[:, None], labels[nearest]), weights)
+    return found

@@ -6,6 +6,7 @@ https://cocodataset.org/#panoptic-eval.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,16 +70,22 @@ class Evaluator(base.Evaluator):
 
     def start(self) -> None:
         self._counts: list[Counts] = []
+        self._finite = True
 
     def update(self, predictions: Arrays, batch: Arrays) -> None:
         """Add a batch; raise UserError if the task predicts no segments."""
         if missing := [name for name in NEEDED if name not in predictions]:
             raise UserError(f'segments are evaluated, but the task predicts no {missing[0]!r}')
+        if not base.is_finite(predictions, 'masks', 'scores'):
+            self._finite = False
+            return
         for row, index in enumerate(batch['index'].tolist()):
             prediction = {name: x[row] for name, x in predictions.items()}
             self._counts.append(self._compare(prediction, self._source.annotations(index)))
 
     def result(self) -> dict[str, float]:
+        if not self._finite:
+            return dict.fromkeys(self.names(), math.nan)
         count = self._info.num_classes
         zeros = Counts(np.zeros(count), *np.zeros((3, count), int))
         counts = Counts(*(np.sum(x, axis=0) for x in zip(zeros, *self._counts, strict=True)))

@@ -6,6 +6,7 @@ Beyer et al., 2020, "Are we done with ImageNet?", arXiv:2006.07159, section 4.
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 import re
 
@@ -55,6 +56,7 @@ class Evaluator(base.Evaluator):
 
     def start(self) -> None:
         self._correct = self._count = 0
+        self._finite = True
 
     def update(self, predictions: Arrays, batch: Arrays) -> None:
         """Add a batch; raise UserError if the task predicts no `probs` [B C] over all classes."""
@@ -65,8 +67,8 @@ class Evaluator(base.Evaluator):
             raise UserError(
                 f'the labels are of {right.shape[1]} classes, the model has {probs.shape[1]}'
             )
-        answers = probs.argmax(-1)
-        self._correct += int(right[np.arange(len(answers)), answers].sum())
+        self._finite &= base.is_finite(predictions, 'probs')
+        self._correct += int((base.ranks(probs, right) == 0).sum())
         self._count += int(right.any(-1).sum())
 
     def _labels(self, batch: Arrays) -> np.ndarray:
@@ -79,6 +81,8 @@ class Evaluator(base.Evaluator):
         return right
 
     def result(self) -> dict[str, float]:
+        if not self._finite:
+            return dict.fromkeys(self.names(), math.nan)
         return {'real_accuracy': self._correct / self._count} if self._count else {}
 
     def names(self) -> tuple[str, ...]:

@@ -6,6 +6,8 @@ other way round, as on Flickr30k and COCO (Karpathy and Fei-Fei, 2015, arXiv:141
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from vit_jax.errors import UserError
@@ -50,6 +52,8 @@ class Evaluator(base.Evaluator):
     def result(self) -> dict[str, float]:
         images, texts, ids, which = (np.concatenate(x) for x in zip(*self._rows, strict=True))
         self.start()  # embeddings are large: they are not kept until the next pass
+        if not (np.isfinite(images).all() and np.isfinite(texts).all()):
+            return dict.fromkeys(self.names(), math.nan)
         _, first_image, of_image = np.unique(which, return_index=True, return_inverse=True)
         _, first_text, of_text = np.unique(ids, axis=0, return_index=True, return_inverse=True)
         matches = np.zeros((len(first_image), len(first_text)), bool)
@@ -69,11 +73,8 @@ def recalls(
       matches: which of them match, [N M].
       ks: numbers of nearest ones.
     """
-    ranks = []
+    ranks: list[np.ndarray] = []
     for start in range(0, len(these), ROWS):
         part = slice(start, start + ROWS)
-        cosines = these[part] @ those.T
-        best = np.where(matches[part], cosines, -np.inf).max(axis=1, keepdims=True)
-        # Wrong ones that are as near as the best right one come before it.
-        ranks.append(((cosines >= best) & ~matches[part]).sum(axis=1))
+        ranks.append(base.ranks(these[part] @ those.T, matches[part]))
     return [float((np.concatenate(ranks) < k).mean()) for k in ks]

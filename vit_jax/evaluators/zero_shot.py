@@ -7,6 +7,7 @@ embeddings of its name in several templates, and an image gets the class that is
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 from typing import Any
 
@@ -59,11 +60,13 @@ class Evaluator(base.Evaluator):
         self._texts: list[tuple[np.ndarray, np.ndarray]] = []
         self._right = self._right5 = self._count = 0
         self._classes: np.ndarray | None = None
+        self._finite = True
 
     def fit(self, predictions: Arrays, batch: Arrays) -> None:
         """Add prompts; raise UserError if the task embeds no texts."""
         if 'text' not in predictions:
             raise UserError("classes are told by their texts, but the task predicts no 'text'")
+        self._finite &= base.is_finite(predictions, 'text')
         self._texts.append((predictions['text'], batch['label']))
 
     def update(self, predictions: Arrays, batch: Arrays) -> None:
@@ -71,15 +74,20 @@ class Evaluator(base.Evaluator):
         for name, arrays in (('features', predictions), ('label', batch)):
             if name not in arrays:
                 raise UserError(f'images are classified by their texts, but there is no {name!r}')
+        self._finite &= base.is_finite(predictions, 'features')
+        if not self._finite:
+            return
         if self._classes is None:
             self._classes = class_embeddings(*map(np.concatenate, zip(*self._texts, strict=True)))
-        order = (-predictions['features'] @ self._classes.T).argsort(axis=1, kind='stable')
-        hits = order[:, :5] == batch['label'][:, None]
-        self._right += int(hits[:, 0].sum())
-        self._right5 += int(hits.sum())
-        self._count += len(hits)
+        right = batch['label'][:, None] == np.arange(len(self._classes))
+        found = base.ranks(predictions['features'] @ self._classes.T, right)
+        self._right += int((found == 0).sum())
+        self._right5 += int((found < 5).sum())
+        self._count += len(found)
 
     def result(self) -> dict[str, float]:
+        if not self._finite:
+            return dict.fromkeys(self.names(), math.nan)
         classes = 0 if self._classes is None else len(self._classes)
         found = {'zero_shot_accuracy': self._right / self._count}
         return found | ({'zero_shot_top5': self._right5 / self._count} if classes > 5 else {})

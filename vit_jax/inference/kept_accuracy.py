@@ -9,9 +9,10 @@ to that on the gray ones and on the originals. It is an evaluator of the task `c
 from __future__ import annotations
 
 import collections
+import math
 
 import numpy as np
-from jaxtyping import Int, UInt8
+from jaxtyping import Float, UInt8
 
 from vit_jax import step
 from vit_jax.errors import UserError
@@ -53,21 +54,28 @@ class Evaluator(base.Evaluator):
     def start(self) -> None:
         self._right: collections.Counter[str] = collections.Counter()
         self._seen = 0
+        self._finite = True
 
     def update(self, predictions: Arrays, batch: Arrays) -> None:
         """Raises UserError if labels or images are missing, or the images are of another size."""
         if 'image' not in predictions or 'label' not in batch:
             raise UserError('a classifier needs the images that the task predicts, and labels')
+        self._finite &= base.is_finite(predictions, 'ab')
         colorized, label = predictions['image'], batch['label']
         gray = np.asarray(colors.to_bytes(colors.to_gray(colorized / np.float32(255))))
         original = [self._source[i]['image'] for i in batch['index'].tolist()]
         images = (colorized, gray.repeat(3, axis=-1), np.stack([*map(np.asarray, original)]))
         self._check_sizes(colorized.shape[1:3], images[-1].shape[1:3])
         for kind, image in zip(KINDS, images, strict=True):
-            self._right[kind] += int((self._classify(image) == label).sum())
+            probs = self._classify(image)
+            self._finite &= bool(np.isfinite(probs).all())
+            right = label[:, None] == np.arange(probs.shape[1])
+            self._right[kind] += int((base.ranks(probs, right) == 0).sum())
         self._seen += len(label)
 
     def result(self) -> dict[str, float]:
+        if not self._finite:
+            return dict.fromkeys(self.names(), math.nan)
         return {f'accuracy_{kind}': self._right[kind] / max(self._seen, 1) for kind in KINDS}
 
     def names(self) -> tuple[str, ...]:
@@ -82,12 +90,12 @@ class Evaluator(base.Evaluator):
                 'together: measure without transforms that resize'.format(*sizes)
             )
 
-    def _classify(self, images: Images) -> Int[np.ndarray, ' B']:
-        """The most likely class of each image."""
+    def _classify(self, images: Images) -> Float[np.ndarray, 'B C']:
+        """The probabilities of the classes of each image."""
         count = len(images)
         self._rows = max(self._rows, count)
         padded = np.pad(images, ((0, self._rows - count), (0, 0), (0, 0), (0, 0)))
         index = np.arange(self._rows, dtype=np.int32)
         batch = {'image': padded, 'index': index, 'mask': np.ones(self._rows, np.float32)}
         predictions, _ = self._predict(self._run.variables, batch)
-        return np.asarray(predictions['probs'])[:count].argmax(axis=-1)
+        return np.asarray(predictions['probs'])[:count]

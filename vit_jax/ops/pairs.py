@@ -42,7 +42,9 @@ class Pairs(NamedTuple):
 
 
 class Losses(NamedTuple):
-    """Losses of pairs, and whether the best match is a right one, 1 or 0.
+    """Losses of pairs, and whether the best match is a right one.
+
+    That is 1, or 0 if a wrong one is as near, or NaN if a logit is not finite.
 
     Attributes:
       of_image: for every image, of its logits with all texts; 0 for padding.
@@ -113,19 +115,24 @@ def _over_blocks(
         real = (pairs.mask[:, None] > 0) & (mask > 0)
         same = (pairs.keys[:, None] == keys).all(-1) & real
         parts, of_text = block(logits, same, real)
-        logits = jax.lax.stop_gradient(jnp.where(real, logits, LOWEST))
-        right = jnp.where(same, logits, LOWEST)
-        return parts, of_text, (logits.max(1), right.max(1)), right.max(0) >= logits.max(0)
+        logits = jax.lax.stop_gradient(logits)
+        right, wrong = (jnp.where(those, logits, LOWEST) for those in (same, real & ~same))
+        return parts, of_text, (right.max(1), wrong.max(1)), _leads(right.max(0), wrong.max(0))
 
     texts = (pairs.text, pairs.mask, pairs.keys)
     if rows <= chunk:
         found = jax.tree.map(lambda x: x[None], one(texts))
     else:
         found = jax.lax.map(jax.checkpoint(one), jax.tree.map(lambda x: _cut(x, chunk), texts))
-    parts, of_text, (best, best_right), right_image = found
-    right_text = best_right.max(0) >= best.max(0)
+    parts, of_text, (right, wrong), right_image = found
+    right_text = _leads(right.max(0), wrong.max(0))
     found = of_image(*parts), _joined(of_text, rows), right_text, _joined(right_image, rows)
     return Losses(*(values * pairs.mask for values in found))
+
+
+def _leads(right: Columns, wrong: Columns) -> Columns:
+    """1 where the right one is higher, else 0; NaN where one of them is not finite."""
+    return jnp.where(jnp.isfinite(right - wrong), right > wrong, jnp.nan)
 
 
 def _cut(x: Shaped[Array, 'B *rest'], chunk: int) -> Shaped[Array, 'n C *rest']:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Num
+from jaxtyping import Array, Float, Num, Shaped
 
 
 class Term(NamedTuple):
@@ -50,6 +50,14 @@ def means(terms: dict[str, Term], over: Scalars | None = None) -> Scalars:
         name: jnp.where(over[name] == 0, 0, term.sum / jnp.where(over[name] == 0, 1, over[name]))
         for name, term in terms.items()
     }
+
+
+def hits(scores: Float[Array, '*B C'], label: Shaped[Array, '*B']) -> Float[Array, '*B']:
+    """1 where the highest score is that of the label, else 0; NaN where a score is, or infinite.
+
+    `argmax` alone takes NaN for the highest, and the first for the label.
+    """
+    return jnp.where(jnp.isfinite(scores.max(-1)), scores.argmax(-1) == label, jnp.nan)
 
 
 def total(terms: dict[str, Term], of: Scalars) -> Float[Array, '']:

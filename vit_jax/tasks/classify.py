@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from vit_jax.errors import UserError, check_choice
 from vit_jax.ops import pixels, sequences
 from vit_jax.ops.sequences import Sequences
-from vit_jax.ops.terms import Term
+from vit_jax.ops.terms import Term, hits
 from vit_jax.tasks import base
 from vit_jax.tasks.base import Apply, Batch, Sums
 
@@ -83,7 +83,7 @@ class Task(base.Task):
         if 'label_other' in batch:
             weight = batch['label_weight']
             losses = weight * losses + (1 - weight) * self._losses(logits, batch['label_other'])
-        mask, correct = self.mask(batch), is_correct(logits, label)
+        mask, correct = self.mask(batch), hits(logits, label)
         count = mask.sum()
         return {
             'loss': Term((losses * mask).sum(), count),
@@ -100,7 +100,7 @@ class Task(base.Task):
         logits, label = self.outputs(apply, batch)['logits'], batch['label']
         mask = self.mask(batch)
         losses = dataclasses.replace(self, label_smoothing=0.0)._losses(logits, label)
-        per_example = {'loss': losses, 'accuracy': is_correct(logits, label)}
+        per_example = {'loss': losses, 'accuracy': hits(logits, label)}
         return {k: (jnp.sum(v * mask), jnp.sum(mask)) for k, v in per_example.items()}
 
     def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
@@ -125,11 +125,6 @@ def sigmoid_loss(logits: Float[Array, 'B C'], target: Float[Array, 'B C']) -> Fl
 
 LOSSES = {'softmax': softmax_loss, 'sigmoid': sigmoid_loss}
 PROBABILITIES = {'softmax': jax.nn.softmax, 'sigmoid': jax.nn.sigmoid}
-
-
-def is_correct(logits: Float[Array, 'B C'], label: Int[Array, ' B']) -> Float[Array, ' B']:
-    """1 where the highest score is that of the label, else 0."""
-    return (jnp.argmax(logits, -1) == label).astype(jnp.float32)
 
 
 def mixup(

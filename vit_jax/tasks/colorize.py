@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from vit_jax.errors import UserError
 from vit_jax.ops import color_bins, colors, pixels
-from vit_jax.ops.terms import Term
+from vit_jax.ops.terms import Term, hits
 from vit_jax.storage import color_prior
 from vit_jax.tasks import base
 from vit_jax.tasks.base import Apply, Batch, Sums
@@ -111,7 +111,7 @@ class Task(base.Task):
         log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), bins, axis=-1)
         nearest = bins[..., 0]
         losses = -(shares * log_probs).sum(-1) * jnp.asarray(self._weights())[nearest]
-        return losses, (jnp.argmax(logits, axis=-1) == nearest).astype(jnp.float32)
+        return losses, hits(logits, nearest)
 
     def _truth(self, batch: Batch, grid: tuple[int, int]) -> Float[Array, 'B h w 2']:
         """The true colors, the mean of the pixels of each cell.

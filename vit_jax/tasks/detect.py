@@ -185,7 +185,9 @@ class Task(base.Task):
         wanted = _each_block(targets.boxes, logits)
         distance = jnp.abs(found - wanted).sum(-1)
         giou = box_ops.giou(*map(box_ops.to_corners, (found, wanted)))
-        guess = jnp.take_along_axis(logits.argmax(-1), place, axis=-1)
+        right = jnp.take_along_axis(logits.argmax(-1), place, axis=-1) == labels
+        sure = jnp.take_along_axis(jnp.isfinite(logits.max(-1)), place, axis=-1)
+        correct = jnp.where(matched, jnp.where(sure, right, jnp.nan), 0.0)
 
         # The optimal matching has min(objects, queries) pairs, so counts depend on the batch alone.
         objects = targets.real.sum(-1)
@@ -194,7 +196,7 @@ class Task(base.Task):
             'class': (entropy * weights).sum(-1),
             'box': (distance * matched).sum(-1),
             'giou': ((1 - giou) * matched).sum(-1),
-            'correct': ((guess == labels) & matched).sum(-1).astype(jnp.float32),
+            'correct': correct.sum(-1),
             'weight': most + self.none_weight * (queries - most),
             'objects': objects.astype(jnp.float32),
             'unmatched': (objects - most).astype(jnp.float32),

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 from vit_jax.errors import UserError
 from vit_jax.ops.decoding import BOS, PAD
 from vit_jax.ops.search import Search, decode
-from vit_jax.ops.terms import Term
+from vit_jax.ops.terms import Term, hits
 from vit_jax.tasks import base
 from vit_jax.tasks.base import Apply, Batch, Sums
 
@@ -74,7 +74,7 @@ class Task(base.Task):
         logits, target = self.outputs(apply, batch)['logits'], batch['target']
         sums, count = token_sums(logits, target), (target != PAD).sum()
         mask = self.mask(batch)
-        right = jnp.all((logits.argmax(-1) == target) | (target == PAD), axis=-1)
+        right = jnp.where(target == PAD, 1.0, hits(logits, target)).min(-1)
         return {
             'loss': (sums['nll'], count),
             'token_accuracy': (sums['token_accuracy'], count),
@@ -125,8 +125,7 @@ def token_sums(
 ) -> dict[str, Float[Array, '']]:
     """Sums over the target's tokens, padding left out: -log p, and how many are correct."""
     real = target != PAD
-    right = logits.argmax(-1) == target
     return {
         'nll': jnp.sum(token_loss(logits, target) * real),
-        'token_accuracy': jnp.sum(right * real, dtype=jnp.float32),
+        'token_accuracy': jnp.sum(jnp.where(real, hits(logits, target), 0.0)),
     }
