@@ -161,7 +161,7 @@ def test_right_predictions_are_perfect(name):
     assert measured(name) == {k: pytest.approx(most) for k in measured(name)}
 
 
-@pytest.mark.fault(9040)
+@pytest.mark.fault(111)
 @pytest.mark.parametrize(('name', 'array', 'how'), CHANGES)
 def test_metrics_of_what_is_not_finite_are_nan(name, array, how):
     """All of an array, half of it, or one number of the last example."""
@@ -174,7 +174,7 @@ def test_metrics_of_what_is_not_finite_are_nan(name, array, how):
         assert all(math.isnan(value) for value in found.values()), found
 
 
-@pytest.mark.fault(9040)
+@pytest.mark.fault(111)
 @pytest.mark.parametrize('name', [name for name in MEASURED if name != 'bleu'])
 @pytest.mark.parametrize('value', [0.0, 0.5])
 def test_predictions_that_are_all_alike_are_at_best_guesses(name, value):
@@ -212,7 +212,7 @@ class Model(linear.Model):
 """
 
 
-@pytest.mark.fault(9040)
+@pytest.mark.fault(111)
 @pytest.mark.slow
 def test_a_run_whose_outputs_are_not_finite_has_no_accuracy(
     tmp_path, monkeypatch, one_device, capsys

@@ -55,7 +55,7 @@ def test_the_best_match():
     np.testing.assert_array_equal(found.right_image, scores.argmax(0) == np.arange(ROWS))
 
 
-@pytest.mark.fault(9040)
+@pytest.mark.fault(111)
 @pytest.mark.parametrize('chunk', [3, 100])
 @pytest.mark.parametrize('name', LOSSES)
 def test_a_tie_is_no_match_and_what_is_not_finite_has_none(name, chunk):

@@ -50,7 +50,7 @@ def test_no_gradient_flows_into_a_count():
     np.testing.assert_allclose(jax.value_and_grad(loss)(4.0), (1.0, 0.25))
 
 
-@pytest.mark.fault(9040)
+@pytest.mark.fault(111)
 def test_scores_that_are_not_finite_are_no_hit_and_no_miss():
     scores = jnp.array([[1.0, 3, 2], [1, 2, 3], [-jnp.inf, 2, 1], [jnp.nan, 2, 1], [jnp.inf, 2, 1]])
     found = jax.jit(terms.hits)(scores, jnp.array([1, 1, 1, 0, 0]))

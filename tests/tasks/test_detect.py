@@ -201,7 +201,7 @@ def test_degenerate_boxes_never_give_nan(outputs, batch):
 
 
 @pytest.mark.slow
-@pytest.mark.fault(9040)
+@pytest.mark.fault(111)
 def test_classes_that_are_not_finite_have_no_accuracy(outputs, batch):
     broken = outputs | {'logits': outputs['logits'].at[3].set(np.nan)}
     assert np.isnan(traced(broken, batch)[1]['accuracy'])

@@ -104,7 +104,7 @@ def test_sums_of_an_evaluation():
     assert int(count) == 9
 
 
-@pytest.mark.fault(9040)
+@pytest.mark.fault(111)
 def test_logits_that_are_not_finite_have_no_accuracy_and_padding_has_no_part():
     for place, is_nan in (((0, 1), True), ((0, 3), False)):
         logits = make_logits().at[place].set(jnp.nan)
