@@ -6,6 +6,7 @@ import json
 import shutil
 
 import pytest
+from helpers.runs import in_checkpoint
 
 from vit_jax.__main__ import main
 
@@ -77,6 +78,7 @@ def test_a_report_of_a_task_that_predicts_nothing_is_refused(
     config = json.loads((folder / 'config.json').read_text())
     config['task']['name'] = 'mute_lab.tasks'
     (folder / 'config.json').write_text(json.dumps(config))
+    in_checkpoint(folder, lambda meta: meta['config']['task'].update(name='mute_lab.tasks'))
     words = ['--allow', 'mute_lab', '--workdir', str(folder), '--report', str(tmp_path / 'a.png')]
     assert main(['evaluate', *words]) == 2
     *_, line = capsys.readouterr().err.splitlines()

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.runs import in_checkpoint
 
 from vit_jax import __main__ as cli
 from vit_jax.commands import translate
@@ -284,3 +285,12 @@ def test_another_vocabulary_in_the_run_folder_is_one_line(translating_run, tmp_p
     assert cli.main(['translate', '--workdir', str(folder), 'A dog.']) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert 'is not the vocabulary that the run was trained with' in line
+    # Nor does the file that the config names take the place of a lost copy, if it is another.
+    other = (folder / 'vocab.model').rename(tmp_path / 'other.model')
+    config = json.loads((folder / 'config.json').read_text())
+    config['data']['vocab'] = str(other)
+    in_checkpoint(folder, lambda meta: meta['config']['data'].update(vocab=str(other)))
+    (folder / 'config.json').write_text(json.dumps(config))
+    assert cli.main(['translate', '--workdir', str(folder), 'A dog.']) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f'{other} is not the vocabulary that the run was trained with' in line

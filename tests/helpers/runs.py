@@ -18,6 +18,7 @@ import pytest
 from helpers import forked
 from helpers.digests import tree_digest
 from helpers.xla import xla_flags
+from vit_jax.checkpoints import manifest
 from vit_jax.storage import run_folder
 
 steps = run_folder.steps
@@ -50,6 +51,16 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) ->
         assert process.poll() is None, f'ended too soon: {process.stdout.read()}'
         assert time.monotonic() < deadline
         time.sleep(0.001)
+
+
+def in_checkpoint(folder: pathlib.Path, change: Callable[[dict], object]) -> None:
+    """Change the metadata of the newest checkpoint, which stays intact."""
+    step = steps(folder)[-1]
+    file = folder / 'checkpoints' / str(step) / 'meta' / 'metadata'
+    meta = json.loads(file.read_text())
+    change(meta)
+    file.write_text(json.dumps(meta))
+    manifest.write(folder / 'checkpoints', step)
 
 
 def metrics(folder: pathlib.Path) -> list[dict]:

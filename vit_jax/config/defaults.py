@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -11,6 +12,13 @@ from vit_jax.config import schema
 from vit_jax.config.schema import Group
 from vit_jax.errors import UserError
 from vit_jax.signatures import keyword_only
+
+# Keys of a data section that decide how its examples become inputs and labels, with their defaults.
+PREPARATION: Group = {
+    'transforms': '',
+    **dict.fromkeys(('vocab', 'classes', 'buckets', 'sizes', 'plan')),
+}
+Change = tuple[str, Any, Any]  # a key such as 'model.posemb', and its values before and now
 
 
 def keywords(section: Group) -> dict[str, Any]:
@@ -66,6 +74,53 @@ def _complete(config: ConfigDict, name: str) -> Any:
     found = {key: p.default for key, p in known.items()}
     found |= {key: _plain(value) for key, value in said.items()}
     return {k: value for k, value in found.items() if f'{name}.{k}' not in schema.SECTIONS}
+
+
+def changes_of_function(before: ConfigDict, now: ConfigDict) -> Iterator[Change]:
+    """The keys of model and task with other values, by which the same weights compute otherwise.
+
+    A missing key equals its default, and an open size any. Fields that are `inert` may differ, and
+    the name of code from outside of this package may be another. Only `now` is imported.
+    """
+    for section, find in (('model', schema.model_class), ('task', schema.task_class)):
+        old, new = at(before, section), at(now, section)
+        names = [str(group.get('name')) for group in (old, new)]
+        if names[0] != names[1] and not all('.' in name for name in names):
+            yield f'{section}.name', *names
+            continue
+        free = {'name', *find(now).inert}
+        known = {key: p.default for key, p in schema.parameters(now, section).items()}
+        for key in [key for key in {**known, **old, **new} if key not in free]:
+            pair = [_plain(group.get(key, known.get(key))) for group in (old, new)]
+            is_open = section == 'model' and key in schema.LEFT_OPEN and None in pair
+            if pair[0] != pair[1] and not is_open:
+                yield f'{section}.{key}', *pair
+
+
+def changes_of_preparation(before: ConfigDict, now: ConfigDict) -> Iterator[Change]:
+    """The keys by which evaluation, or prediction, prepares examples otherwise.
+
+    Compares the evaluations that both configs have, and the first, which prediction follows.
+    """
+    old, new = _preparations(before), _preparations(now)
+    pairs = {name: name for name in new if name in old} | {next(iter(new)): next(iter(old))}
+    for name, other in pairs.items():
+        for key in PREPARATION:
+            if old[other][key] != new[name][key]:
+                yield f'{name}.{key}', old[other][key], new[name][key]
+
+
+def _preparations(config: ConfigDict) -> dict[str, Group]:
+    """The `PREPARATION` of every evaluation; that of training where there is none."""
+    entries = {f'evals.{name}': entry for name, entry in config.evals.items()}
+    training = {key: config.data.get(key) for key in ('vocab', 'buckets')}
+    return {
+        name: {
+            key: _plain(entry.get(key) or training.get(key) or default)
+            for key, default in PREPARATION.items()
+        }
+        for name, entry in (entries or {'data': config.data}).items()
+    }
 
 
 def complete(config: ConfigDict, info: Any) -> ConfigDict:

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from vit_jax.errors import UserError, nearest
-from vit_jax.storage import run_folder
+from vit_jax.storage import paths, run_folder
 
 PAD, BOS, EOS, UNK = OWN_IDS = tuple(range(4))
 KINDS = ('unigram', 'bpe')
@@ -150,12 +150,20 @@ def require_same(vocab: Vocabulary | None, folder: pathlib.Path) -> None:
         )
 
 
-def require_kept(folder: pathlib.Path, digest: str | None) -> None:
-    """Raise UserError if the run in `folder` keeps another vocabulary than its checkpoint names."""
+def require_kept(folder: pathlib.Path, digest: str | None, named: str | None) -> None:
+    """Raise UserError if a run has another vocabulary than its checkpoint.
+
+    Args:
+      folder: of the run, which keeps a copy.
+      digest: in the checkpoint; None if it has none.
+      named: the file in the run's config, which is read if the copy is lost.
+    """
     kept = folder / run_folder.VOCAB
-    if digest and kept.is_file() and Vocabulary(kept.read_bytes()).digest != digest:
+    file = kept if kept.is_file() or not named else paths.path(named)
+    if digest and file.is_file() and Vocabulary(file.read_bytes()).digest != digest:
         raise UserError(
-            f'{kept} is not the vocabulary that the run was trained with: restore it from a copy'
+            f'{file} is not the vocabulary that the run was trained with: restore {kept} from a '
+            'copy'
         )
 
 

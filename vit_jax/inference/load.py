@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,6 +23,7 @@ from vit_jax import interop
 from vit_jax import step as step_lib
 from vit_jax.checkpoints import checkpointer
 from vit_jax.checkpoints.best import BEST, Step
+from vit_jax.config import defaults
 from vit_jax.config.allowed import require_allowed
 from vit_jax.config.load import from_dict, require_run
 from vit_jax.config.origin import POSEMBS
@@ -236,7 +237,11 @@ def stored_config(workdir: Path) -> ConfigDict:
             f'--workdir {str(workdir)!r} holds no run: there is no {run_folder.CONFIG} in it'
         )
     require_run(stored, str(folder / run_folder.CONFIG))
-    config = from_dict(stored)
+    return _with_kept_vocab(from_dict(stored), folder)
+
+
+def _with_kept_vocab(config: ConfigDict, folder: paths.Path) -> ConfigDict:
+    """The config, changed in place, with the vocabulary in the run folder, if that has one."""
     kept = folder / run_folder.VOCAB
     for section in (config.data, *config.evals.values()):
         if 'vocab' in section and kept.is_file():
@@ -294,9 +299,16 @@ def _read_run(
     config = read_config(folder.parent, allowed) if kept else None
     found, variables, meta = checkpointer.load_mean(folder, step, average)
     if config is None:
+        if 'config' not in meta:
+            raise UserError(
+                f'{folder.parent} has neither a {run_folder.CONFIG} nor the checkpoint '
+                f'{folder / str(found)} a config: restore the file from a copy'
+            )
         require_allowed(meta['config'], allowed, f'the checkpoint {folder / str(found)}')
-        config = from_dict(meta['config'])
-    vocabulary.require_kept(folder.parent, meta.get('vocab'))
+        config = _with_kept_vocab(from_dict(meta['config']), folder.parent)
+    else:
+        _require_unedited(config, folder, found, meta.get('config'))
+    vocabulary.require_kept(folder.parent, meta.get('vocab'), config.data.get('vocab'))
     size, names = meta.get('input_size'), tuple(meta.get('class_names', ()))
     kinds = batches.kinds_of_checkpoint(meta)
     trained = TrainedModel(
@@ -314,6 +326,36 @@ def _read_run(
         spec=kinds[-1][1] if kinds else {},
     )
     return trained.adapted(model=trained.model)  # with defaults of missing keywords
+
+
+def _require_unedited(
+    config: ConfigDict, folder: pathlib.Path, step: int, saved: Mapping[str, Any] | None
+) -> None:
+    """Compare the config of a run folder with that in a checkpoint, which older code left out.
+
+    Evaluations may also be those of the newest checkpoint: a resumed run may have others.
+
+    Raises:
+      UserError: if it makes another function of the weights, or prepares other inputs; names the
+        key and both values.
+    """
+    if not isinstance(saved, Mapping):
+        return
+    where, steps = folder.parent / run_folder.CONFIG, step_folder.finished(folder)
+    before = _with_kept_vocab(from_dict(dict(saved)), folder.parent)
+    changes = list(defaults.changes_of_function(before, config))
+    if not changes and (changes := list(defaults.changes_of_preparation(before, config))):
+        newest = step_folder.read_meta(folder / str(steps[-1])).get('config')
+        newest = _with_kept_vocab(from_dict(newest or dict(saved)), folder.parent)
+        changes = changes if list(defaults.changes_of_preparation(newest, config)) else []
+    if not changes and (seeds := (before.get('seed', 0), config.get('seed', 0)))[0] != seeds[1]:
+        changes = [('seed', *seeds)]
+    for key, theirs, ours in changes:
+        raise UserError(
+            f'{where}: config.{key} is {ours!r}, but {theirs!r} in the checkpoint '
+            f'{folder / str(step)}: undo the change, or delete {where.name} to use the config in '
+            'the checkpoint'
+        )
 
 
 def _complete(params: PyTree, init: Callable[[], PyTree]) -> PyTree:

@@ -62,6 +62,7 @@ class Model(nn.Module):
       weightless: fields that do not change the parameters, up to scanning of blocks.
       binding: those of them that must be as in the checkpoint that training starts from.
       noted: those of them whose difference from the checkpoint is reported.
+      inert: fields that change the outputs of a trained model by rounding at most.
       mup_kinds: pairs of a pattern of parameters and a kind of `optim.mup`, for those whose kind
         their shapes do not tell.
       pads_pixels: whether it pads images to whole patches, by its field `pad_value`.
@@ -72,6 +73,10 @@ class Model(nn.Module):
     weightless: ClassVar[tuple[str, ...]] = ()
     binding: ClassVar[tuple[str, ...]] = ('gelu',)
     noted: ClassVar[tuple[str, ...]] = ('norm_eps',)
+    inert: ClassVar[tuple[str, ...]] = (
+        *('attention', 'remat', 'dtype', 'residual_dtype', 'frozen_stages', 'posemb_std'),
+        *('dropout', 'attention_dropout', 'drop_path', 'patch_dropout', 'init_scale', 'init_bias'),
+    )
     mup_kinds: ClassVar[tuple[tuple[str, str], ...]] = ()
     pads_pixels: ClassVar[bool] = False
     translates: ClassVar[bool] = False

@@ -60,12 +60,15 @@ class Task(abc.ABC):
         devices computed them. Each output has a row for every example, or is a scalar: floats are
         averaged over microbatches and devices, of integers the largest is taken.
       multiple_reason: for messages, why `multiple` is not 1.
+      inert: fields that change neither predictions nor metrics of a trained model, or are the place
+        of a file.
       headline: the metrics of `evaluate` and `derive` that a line of text shows; empty for all.
     """
 
     rngs: ClassVar[tuple[str, ...]] = ()
     couples_rows: ClassVar[bool] = False
     multiple_reason: ClassVar[str] = ''
+    inert: ClassVar[tuple[str, ...]] = ('mixup', 'cutmix', 'locked_image', 'chunk', 'prior')
     headline: ClassVar[tuple[str, ...]] = ()
 
     def require(self, name: str, is_valid: bool, span: str) -> None:

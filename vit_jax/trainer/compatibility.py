@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+from ml_collections import ConfigDict
 
 from vit_jax import step as step_lib
+from vit_jax.config import defaults
+from vit_jax.config import load as config_lib
 from vit_jax.data.batches import ArraySpec, Spec
 from vit_jax.data.dataset import Dataset
 from vit_jax.data.records import SourceInfo
@@ -110,6 +113,21 @@ def require_same_classes(saved: Sequence[str], info: SourceInfo) -> None:
                 f'config.data: class {label} is {now!r}, and was {before!r} when the run was '
                 'saved; bring the data back as they were, or train them in another --workdir'
             )
+
+
+def require_same_function(saved: Mapping[str, Any] | None, config: ConfigDict) -> None:
+    """Check that a config makes the model and task of a checkpoint, whose config may be unknown.
+
+    Raises:
+      UserError: names the key and both values.
+    """
+    if not isinstance(saved, Mapping):
+        return
+    for key, before, now in defaults.changes_of_function(config_lib.from_dict(dict(saved)), config):
+        raise UserError(
+            f'config.{key} is {now!r}, and was {before!r} when the run was saved: set it back, or '
+            'train in another --workdir'
+        )
 
 
 def require_same_count(saved: int | None, data: Dataset) -> None:

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from vit_jax import step as step_lib
 from vit_jax.checkpoints import checkpointer as checkpointer_lib
 from vit_jax.config import defaults
+from vit_jax.config import load as config_lib
 from vit_jax.config.allowed import dotted_names
 from vit_jax.config.origin import Branch, Init
 from vit_jax.errors import UserError
@@ -127,6 +128,8 @@ def branch(training: Training) -> Origin:
         )
     except UserError as e:
         raise UserError(f'config.branch: {e}') from e
+    if 'config' in meta:  # the file may have been edited
+        before = config_lib.from_dict(meta['config'])
     history = tuple(line for line in run_folder.read_metrics(trunk) if line['step'] <= step)
     return Origin(
         state=program.layout.from_global(state),

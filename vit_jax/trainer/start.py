@@ -55,6 +55,7 @@ def restore(
     found = checkpointer.restore_latest(program.target, strict=strict)
     if found is not None:
         step, saved, meta = found
+        compatibility.require_same_function(meta.get('config'), training.config)
         compatibility.require_same_classes(meta.get('class_names', ()), training.data.info)
         compatibility.require_same_count(meta.get('num_examples'), training.data)
         return Beginning(
