@@ -30,6 +30,8 @@ class Hub:
       cut: so many bytes of a large file are sent before the connection breaks; None for all.
       cuts: how often this still happens.
       swapped: large files arrive with other bytes than announced.
+      odd: ETags are no checksums, as those of some mirrors.
+      listed: the list of files has their checksums.
       requests: method and path of all requests so far.
       ranges: starts that were asked for.
     """
@@ -40,6 +42,8 @@ class Hub:
     cut: int | None = None
     cuts: int = 1
     swapped: bool = False
+    odd: bool = False
+    listed: bool = False
     requests: list[str] = dataclasses.field(default_factory=list)
     ranges: list[str] = dataclasses.field(default_factory=list)
     url: str = ''
@@ -130,8 +134,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 {'name': b, 'ref': f'refs/heads/{b}', 'targetCommit': commit(f)} for b, f in heads
             ]
             return self._json({'branches': named, 'tags': [], 'converts': []})
-        siblings = [{'rfilename': name} for name in files]
+        siblings = [{'rfilename': name, **self._sums(name, c)} for name, c in files.items()]
         return self._json({'id': repo, 'sha': commit(files), 'siblings': siblings})
+
+    def _sums(self, name, content):
+        if not self.hub.listed:
+            return {}
+        if not name.endswith(LARGE):
+            git = hashlib.sha1(f'blob {len(content)}\0'.encode() + content).hexdigest()
+            return {'blobId': git, 'size': len(content)}
+        digest = hashlib.sha256(content).hexdigest()
+        return {'lfs': {'size': len(content), 'sha256': digest, 'pointerSize': 100}}
 
     def _file(self, repo, revision, name):
         if (files := self._files(repo, revision)) is None:
@@ -145,9 +158,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         content = files[name]
         if not name.endswith(LARGE):
             etag = hashlib.sha1(f'blob {len(content)}\0'.encode() + content).hexdigest()
+            etag = f'{etag[:32]}-1' if self.hub.odd else etag
             return self._send(200, content, headers | {'ETag': f'"{etag}"'})
         digest = hashlib.sha256(content).hexdigest()
-        linked = {'X-Linked-Etag': f'"{digest}"', 'X-Linked-Size': str(len(content))}
+        etag = f'{digest[:32]}-5' if self.hub.odd else digest
+        linked = {'X-Linked-Etag': f'"{etag}"', 'X-Linked-Size': str(len(content))}
         other = self.hub.url.replace('127.0.0.1', 'localhost')  # another host, as the real one's
         location = {'Location': f'{other}/cdn/{digest}/{name}'}
         return self._send(302, b'', headers | linked | location)

@@ -101,11 +101,30 @@ def test_shards(server, content, tmp_path):
     assert server.downloads() == names
 
 
+def test_a_single_file_is_read_beside_shards_and_variants(server, content, tmp_path):
+    """As transformers does; a variant is read if it is named."""
+    files.write_safetensors(tmp_path / 'a.safetensors', {'x.weight': np.zeros(3000, np.float32)})
+    other, shard = (tmp_path / 'a.safetensors').read_bytes(), 'model-00001-of-00001.safetensors'
+    index = json.dumps({'weight_map': {'x.weight': shard}}).encode()
+    files.write_safetensors(tmp_path / 'a.safetensors', {'x.weight': np.full(3000, 0.5)})
+    old = {shard: other, 'model.safetensors.index.json': index}
+    old['model.fp16.safetensors'] = (tmp_path / 'a.safetensors').read_bytes()
+    server.add('a/b', content | old)
+    assert_read('hf://a/b')
+    assert server.downloads() == ['model.safetensors']
+    assert files.read_arrays('hf://a/b/model.fp16.safetensors')[0]['x.weight'][0] == 0.5
+    del content['model.safetensors']
+    server.add('a/b', content | old)
+    assert not files.read_arrays('hf://a/b')[0]['x.weight'].any()
+    assert shard in server.downloads()
+
+
 @pytest.mark.parametrize(
     ('names', 'words'),
     [
         (['a.safetensors', 'b.safetensors'], ['several', 'hf://a/b/a.safetensors']),
         (['pytorch_model.bin', 'config.json'], ['pickled', 'pytorch_model.bin', 'refs/pr/1']),
+        (['model.fp16.safetensors'], ['only variants', 'hf://a/b/model.fp16.safetensors']),
         (['README.md'], ['holds no .safetensors or .npz file (README.md)']),
     ],
 )
@@ -173,9 +192,12 @@ def test_other_bytes_than_announced_are_not_kept(server, tmp_path):
     assert_read(URL)
 
 
+@pytest.mark.parametrize('odd', [False, True])
 @pytest.mark.parametrize('name', ['model.safetensors', 'config.json'])
 @pytest.mark.fault(90)
-def test_a_copy_damaged_in_the_cache_is_downloaded_anew(name, server, monkeypatch):
+def test_a_copy_damaged_in_the_cache_is_downloaded_anew(name, odd, server, monkeypatch):
+    """Also one whose name in the cache, the ETag of a mirror, is no checksum."""
+    server.odd = odd
     folder = pathlib.Path(hub.fetch(URL))
     damaged = bytearray((folder / name).read_bytes())
     damaged[-3] ^= 1
@@ -183,6 +205,29 @@ def test_a_copy_damaged_in_the_cache_is_downloaded_anew(name, server, monkeypatc
     monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True)
     one_line(URL, f'{name} is damaged in the cache', 'HF_HUB_OFFLINE is set')
     monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', False)
+    for _ in range(2):
+        assert_read(URL)
+    assert server.downloads().count('model.safetensors') == (2 if name != 'config.json' else 1)
+
+
+@pytest.mark.fault(90)
+def test_a_cache_without_links_keeps_checksums_too(server, monkeypatch):
+    monkeypatch.setattr('huggingface_hub.file_download.are_symlinks_supported', lambda *args: False)
+    folder = pathlib.Path(hub.fetch(URL))
+    file = folder / 'model.safetensors'
+    assert not file.is_symlink()
+    file.write_bytes(file.read_bytes()[:-1] + b'!')
+    monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True)
+    one_line(URL, 'model.safetensors is damaged in the cache')
+    monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', False)
+    assert_read(URL)
+
+
+@pytest.mark.fault(90)
+def test_a_mirror_s_list_of_checksums_is_compared_at_the_first_use(server, monkeypatch):
+    server.odd = server.listed = server.swapped = True
+    one_line(URL, 'model.safetensors arrives with another content than its checksum says')
+    server.swapped = False
     assert_read(URL)
 
 

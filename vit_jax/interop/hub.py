@@ -1,9 +1,11 @@
 """Checkpoints on the Hugging Face Hub: hf://ORG/NAME, hf://ORG/NAME@REVISION, hf://ORG/NAME/FILE.
 
 huggingface_hub downloads them into its own cache, resumes, and knows the token; its environment
-variables (HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE) apply. Every file is compared with the
-checksum by which the Hub names it whenever it is used. A branch is only recorded in the cache once
-all files of a checkpoint are there, so that offline work finds either all of them or none.
+variables (HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE) apply. Every file is compared with a
+checksum whenever it is used: that by which the Hub names it, or, where a name is none, the sha256
+that it had when it was first used, which is kept beside the repository's files. A branch is only
+recorded in the cache once all files of a checkpoint are there, so that offline work finds either
+all of them or none.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import re
 import urllib.request
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vit_jax import extras
 from vit_jax.errors import UserError
@@ -40,6 +42,11 @@ _PAGE = re.compile(
     rf'(?:/(?:tree|blob|resolve)/({_REVISION})(?:/([^?]+?))?)?/?(?:\?.*)?'
 )
 _SHARD = re.compile(r'model-\d+-of-\d+\.safetensors')
+_VARIANT = re.compile(
+    r'model\.[\w-]+\.safetensors'
+)  # of one precision, which transformers asks for
+_CHECKSUM = re.compile('[0-9a-f]{64}|[0-9a-f]{40}')  # sha256 of LFS, SHA-1 of git
+_SUMS = '.vit_jax'  # in the cache of a repository: sha256 of files whose names are no checksums
 _LISTED = 4
 _MOST_NAMES = 1000  # of an organization, to find the nearest
 
@@ -86,11 +93,11 @@ def fetch(url: str) -> str:
         except UserError as error:
             return _cached(place, str(error).removeprefix(f'{place} cannot be reached: '))
     with _explained(place):
-        info = hub.HfApi().model_info(place.repo, revision=place.revision)
-        names = [sibling.rfilename for sibling in info.siblings or ()]
-        chosen = choose(names, place)
+        info = hub.HfApi().model_info(place.repo, revision=place.revision, files_metadata=True)
+        siblings = {sibling.rfilename: sibling for sibling in info.siblings or ()}
+        chosen = choose([*siblings], place)
         get = functools.partial(_download, place, info.sha or place.revision)
-        local = [get(name) for name in chosen]
+        local = [get(name, _announced(siblings[name])) for name in chosen]
         # Last, since it records that the branch is at this commit.
         hub.hf_hub_download(place.repo, chosen[0], revision=place.revision)
     return _found(local, chosen)
@@ -135,6 +142,11 @@ def _weights(names: Sequence[str], place: Place) -> list[str]:
         return [WEIGHTS]
     if INDEX in names:
         return [INDEX, *(name for name in names if _SHARD.fullmatch(name))]
+    if variants := [name for name in names if _VARIANT.fullmatch(name)]:
+        raise UserError(
+            f'{place}: has no {WEIGHTS}, only variants ({_some(variants)}): name one, as '
+            f'{place}/{variants[0]}'
+        )
     for suffix in ('.safetensors', '.npz'):
         found = [name for name in names if name.endswith(suffix) and '/' not in name]
         if len(found) == 1:
@@ -167,7 +179,13 @@ def _found(local: Sequence[str], chosen: Sequence[str]) -> str:
     return str(pathlib.Path(local[-1]).parent) if folder else local[-1]
 
 
-def _download(place: Place, commit: str, name: str) -> str:
+def _announced(sibling: Any) -> str:
+    """The checksum of a file in the Hub's list, of its LFS or of git; empty if there is none."""
+    lfs = sibling.lfs
+    return (lfs.sha256 if lfs else sibling.blob_id) or ''
+
+
+def _download(place: Place, commit: str, name: str, announced: str) -> str:
     """The local copy of a file, with the content that the Hub announces."""
     import huggingface_hub as hub
 
@@ -175,9 +193,9 @@ def _download(place: Place, commit: str, name: str) -> str:
         with warnings.catch_warnings():  # of a full disk, which is an error of one line
             warnings.simplefilter('ignore')
             local = hub.hf_hub_download(place.repo, name, revision=commit)
-        if _is_whole(local):
+        if _is_whole(local, place, announced):
             return local
-        for path in (os.path.realpath(local), local):
+        for path in (os.path.realpath(local), local, _record(local, place)):
             pathlib.Path(path).unlink(missing_ok=True)
     raise UserError(
         f'{place}: {name} arrives with another content than its checksum says; nothing is kept: '
@@ -185,26 +203,59 @@ def _download(place: Place, commit: str, name: str) -> str:
     )
 
 
-def _is_whole(local: str) -> bool:
-    """Whether a file of the cache has the checksum that is its name there: of git or of its LFS."""
+def _is_whole(local: str, place: Place, announced: str = '') -> bool:
+    """Whether a file of the cache has its checksum.
+
+    That is its name there, of git or of its LFS, if it has the form of one. For others, as in a
+    cache without links or from a mirror with ETags of its own, it is the sha256 of the first use,
+    which has to be the `announced` one if there is any.
+    """
     blob = pathlib.Path(local).resolve()
-    if re.fullmatch('[0-9a-f]{64}', blob.name):
+    if _CHECKSUM.fullmatch(blob.name):
+        return _has(blob, blob.name)
+    record = _record(local, place)
+    if record.is_file():
+        return _has(blob, record.read_text())
+    if _CHECKSUM.fullmatch(announced) and not _has(blob, announced):
+        return False
+    with contextlib.suppress(OSError):  # in a cache that is only read, nothing is kept
+        record.parent.mkdir(exist_ok=True)
+        with blob.open('rb') as file:
+            paths.write_text_atomic(record, hashlib.file_digest(file, 'sha256').hexdigest())
+    return True
+
+
+def _record(local: str, place: Place) -> pathlib.Path:
+    """The place of the sha256 of a file in the cache."""
+    folder = _folder(place)
+    name = os.path.relpath(os.path.realpath(local), os.path.realpath(folder))
+    return folder / _SUMS / f'{hashlib.sha256(name.encode()).hexdigest()[:32]}.sha256'
+
+
+def _has(blob: pathlib.Path, checksum: str) -> bool:
+    """Whether a file has this sha256, or as an object of git this SHA-1."""
+    if len(checksum) == 64:
         digest = hashlib.sha256()
-    elif re.fullmatch('[0-9a-f]{40}', blob.name):
+    else:
         digest = hashlib.sha1(f'blob {blob.stat().st_size}\0'.encode(), usedforsecurity=False)
-    else:  # a cache without links
-        return True
     with blob.open('rb') as file:
         while block := file.read(1 << 20):
             digest.update(block)
-    return digest.hexdigest() == blob.name
+    return digest.hexdigest() == checksum
+
+
+def _folder(place: Place) -> pathlib.Path:
+    """The folder of a repository in the cache."""
+    from huggingface_hub import constants
+
+    return pathlib.Path(constants.HF_HUB_CACHE, f'models--{place.repo.replace("/", "--")}')
 
 
 def _cached(place: Place, reason: str) -> str:
     """A description of what is cached of a checkpoint."""
     from huggingface_hub import constants
 
-    folder = pathlib.Path(constants.HF_HUB_CACHE, f'models--{place.repo.replace("/", "--")}')
+    folder = _folder(place)
     kept = folder / 'refs' / place.revision
     commit = kept.read_text().strip() if kept.is_file() else place.revision
     snapshot = folder / 'snapshots' / commit
@@ -214,7 +265,7 @@ def _cached(place: Place, reason: str) -> str:
     chosen = choose(names, place)
     local = [str(snapshot / name) for name in chosen]
     for name, path in zip(chosen, local, strict=True):
-        if not _is_whole(path):
+        if not _is_whole(path, place):
             raise UserError(f'{place}: {name} is damaged in the cache ({path}), and {reason}')
     return _found(local, chosen)
 
