@@ -75,6 +75,48 @@ def test_shards(tmp_path):
     assert_one_line(tmp_path, 'no weight_map')
 
 
+@pytest.mark.fault(9090)
+def test_the_file_that_transformers_reads(tmp_path):
+    """Beside a single file an index is an old one, and config.json may name another file."""
+    for name in ('model', '1', 'model.fp16', 'other'):
+        files.write_safetensors(
+            tmp_path / f'{name}.safetensors', {'a': np.full(2, float(len(name)))}
+        )
+    index = {'weight_map': {'a': '1.safetensors'}}
+    for name in ('model.safetensors.index.json', 'mine.safetensors.index.json'):
+        (tmp_path / name).write_text(json.dumps(index))
+
+    def read(name=None):
+        config = {} if name is None else {'transformers_weights': name}
+        (tmp_path / 'config.json').write_text(json.dumps(config))
+        return files.read_arrays(tmp_path)[0]['a'][0]
+
+    assert read() == len('model')
+    assert read('other.safetensors') == len('other')
+    assert read('mine.safetensors.index.json') == len('1')
+    (tmp_path / 'model.safetensors').unlink()
+    assert read() == len('1')
+    (tmp_path / 'model.safetensors.index.json').unlink()
+    (tmp_path / 'config.json').unlink()
+    assert_one_line(tmp_path, 'neither model.safetensors nor')
+    (tmp_path / 'config.json').write_text('{"transformers_weights": "../a.safetensors"}')
+    assert_one_line(tmp_path, "transformers_weights '../a.safetensors' is no file of its folder")
+
+
+@pytest.mark.fault(9090)
+def test_the_single_file_of_a_bucket_is_read_beside_an_index(tmp_path, monkeypatch):
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+    remote = fsspec.filesystem('memory')
+    files.write_safetensors(tmp_path / 'new', {'a': np.ones(2)})
+    files.write_safetensors(tmp_path / 'old.safetensors', {'a': np.zeros(2)})
+    index = json.dumps({'weight_map': {'a': 'old.safetensors'}})
+    remote.pipe('/both/model.safetensors.index.json', index.encode())
+    remote.put(str(tmp_path / 'old.safetensors'), '/both/old.safetensors')
+    assert not files.read_arrays('memory://both')[0]['a'].any()
+    remote.put(str(tmp_path / 'new' / 'model.safetensors'), '/both/model.safetensors')
+    assert files.read_arrays('memory://both')[0]['a'].all()
+
+
 def test_urls(tmp_path, monkeypatch):
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
     remote = fsspec.filesystem('memory')
@@ -189,6 +231,41 @@ def test_a_file_that_cannot_be_written_leaves_what_was_there(tmp_path, monkeypat
 def test_arrays_that_are_no_real_numbers(array, tmp_path):
     np.savez(tmp_path / 'a.npz', x=array)
     assert_one_line(tmp_path / 'a.npz', 'x holds', 'not numbers')
+
+
+@pytest.mark.fault(9110)
+@pytest.mark.parametrize('dtype', ['int8', 'uint8', 'int16', 'int32', 'int64', 'bool'])
+def test_integers_are_no_weights(dtype, tmp_path):
+    """Neither with a config that says so nor without, in any form of file."""
+    flat = {'block.weight': np.ones((4, 4), dtype), 'block.scale': np.ones(4, np.float32)}
+    np.savez(tmp_path / 'a.npz', **flat)
+    package = pytest.importorskip('safetensors.numpy')
+    package.save_file(flat, tmp_path / 'model.safetensors')
+    for place in (tmp_path / 'a.npz', tmp_path / 'model.safetensors', tmp_path):
+        assert_one_line(place, f'block.weight holds {dtype}', 'quantized weights are not')
+
+
+@pytest.mark.fault(9110)
+@pytest.mark.parametrize('part', [None, 'text_config'])
+def test_a_config_of_quantized_weights_is_refused(part, tmp_path, capsys):
+    told = {'quantization_config': {'quant_method': 'bitsandbytes', 'load_in_8bit': True}}
+    config = {'model_type': 'vit', **({part: told} if part else told)}
+    files.write_safetensors(tmp_path / 'a', {'a.weight': np.ones(2, np.int8)}, config)
+    assert main(['inspect', '--checkpoint', str(tmp_path / 'a')]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert 'quantization_config says that the weights are quantized (bitsandbytes)' in line
+    assert 'config.json' in line
+
+
+def test_tables_and_counters_are_integers(tmp_path):
+    """Of a training state only the parameters are read, whatever lies beside them."""
+    tables = {'position_ids': np.arange(3), 'attn.relative_position_index': np.ones(2, np.int64)}
+    files.write_safetensors(tmp_path / 'a.safetensors', tables | {'bn.seen': np.int64(7)})
+    flat, _ = files.read_arrays(tmp_path / 'a.safetensors')
+    assert {array.dtype for array in flat.values()} == {np.dtype(np.float32)}
+    assert flat['bn.seen'] == 7
+    np.savez(tmp_path / 'a.npz', **{'params/a': np.ones(2), 'opt/mask/b': np.ones(2, np.uint8)})
+    assert files.read_arrays(tmp_path / 'a.npz')[0].keys() == {'a'}
 
 
 def test_quarter_precision_is_refused(tmp_path):

@@ -34,6 +34,11 @@ _MOST_BYTES, _MOST_TIMES = 64 * 2**20, 20
 _MOST_JSON = 16 * 2**20
 _LONGEST_NAME = 200  # characters
 _FLOATS = ('float16', 'bfloat16', 'float32', 'float64')
+# Tables and counters beside the weights, which are integers; families leave them out.
+_BUFFER = re.compile(r'(ids|index|mask|tracked|step)$')
+# Where configs of transformers say how weights were quantized.
+_QUANTIZED = ('quantization_config', 'compression_config')
+_EXPLICIT = 'transformers_weights'  # a key of config.json that names the file of the weights
 
 
 class _Missing(UserError):
@@ -57,23 +62,26 @@ def read_arrays(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
       config, empty if there is none.
 
     Raises:
-      UserError: if there is no such file or part, if it is damaged or holds pickled objects, or if
-        a package for reading it is missing.
+      UserError: if there is no such file or part, if it is damaged, or holds pickled objects or
+        quantized weights, or if a package for reading it is missing.
     """
     path = os.fspath(path)
     file, subtree = _split_subtree(released.url(path))
     file = places.local(file)
     if file.endswith('.npz'):
-        return _select(_parameters(_read_npz(file)), subtree, path), {}
+        flat, config = _select(_parameters(_read_npz(file)), subtree, path), {}
+        return _weights(flat, file), config
     if file.endswith('.safetensors'):
-        return _read_safetensors(file), _read_configs(_parent(file))
+        config = _read_configs(_parent(file))
+        return _weights(_read_safetensors(file), file), config
     if file.endswith(PICKLES):
         raise UserError(
             f'{path}: pickled weights can run code and are not read; '
             'save them as .safetensors or .npz'
         )
     if Path(file).is_dir():
-        return _read_folder(file)
+        flat, config = _read_folder(file)
+        return _weights(flat, file), config
     if not Path(file).exists():
         raise UserError(f'{path}: there is no such file or folder{places.hint(path)}')
     raise UserError(f'{path}: not a checkpoint; an .npz or .safetensors file, or a folder, is')
@@ -145,7 +153,7 @@ def _read_npz(path: str) -> Flat:
                 raise UserError(f'{path}: would unpack to {unpacked:,} bytes, far more than it has')
             stems = [m.filename.removesuffix('.npy') for m in members if _is_array(m.filename)]
             # Without the .npy, which NumPy adds, a member of that very name would be taken.
-            return {name: _float32(path, name, archive[f'{name}.npy']) for name in stems}
+            return {name: _numbers(path, name, archive[f'{name}.npy']) for name in stems}
 
 
 def _is_array(member: str) -> bool:
@@ -165,25 +173,34 @@ def _read_safetensors(path: str) -> Flat:
                 f'{path}: holds numbers of a type that is not read ({_line(error)}); '
                 'save them as float32 or bfloat16'
             ) from None
-    return {name: _float32(path, name, array) for name, array in flat.items()}
+    return {name: _numbers(path, name, array) for name, array in flat.items()}
 
 
 def _read_folder(folder: str) -> tuple[Flat, dict[str, Any]]:
+    """The arrays of the file that transformers reads, or of all shards in its index.
+
+    That is the one that config.json names, else the single file, else the index: an old one may be
+    left beside a new file. A variant, such as model.fp16.safetensors, is read if it is named.
+    """
     config = _read_configs(folder)
-    index = _read_json(_join(folder, INDEX))
+    file = config.get(_EXPLICIT) or (WEIGHTS if Path(folder, WEIGHTS).is_file() else INDEX)
+    if not (isinstance(file, str) and paths.stays_inside(file) and '://' not in file):
+        raise UserError(f'{_join(folder, _CONFIG)}: {_EXPLICIT} {file!r} is no file of its folder')
+    if not file.endswith('.index.json'):
+        return _read_safetensors(_join(folder, file)), config
+    place = _join(folder, file)
+    index = _read_json(place)
     if index is None:
-        if not (Path(folder) / WEIGHTS).is_file():
-            raise UserError(f'{folder}: there is neither {WEIGHTS} nor {INDEX} in this folder')
-        return _read_safetensors(_join(folder, WEIGHTS)), config
+        raise UserError(f'{folder}: there is neither {WEIGHTS} nor {file} in this folder')
     if not isinstance(index.get('weight_map'), dict):
-        raise UserError(f'{_join(folder, INDEX)}: there is no weight_map in it; get it again')
+        raise UserError(f'{place}: there is no weight_map in it; get it again')
     flat: Flat = {}
     for shard in sorted({str(shard) for shard in index['weight_map'].values()}):
         if not paths.stays_inside(shard) or '://' in shard:
-            raise UserError(f'{_join(folder, INDEX)}: {brief(shard)!r} is outside of its folder')
+            raise UserError(f'{place}: {brief(shard)!r} is outside of its folder')
         flat |= _read_safetensors(_join(folder, shard))
     if lost := sorted(index['weight_map'].keys() - flat.keys()):
-        raise UserError(f'{folder}: {brief(lost[0])} is listed in {INDEX} but in none of the files')
+        raise UserError(f'{folder}: {brief(lost[0])} is listed in {file} but in none of the files')
     return flat, config
 
 
@@ -194,6 +211,7 @@ def brief(name: str) -> str:
 
 def _read_configs(folder: str) -> dict[str, Any]:
     config = _read_json(_join(folder, _CONFIG)) or {}
+    _require_unquantized(config, _join(folder, _CONFIG))
     if 'pretrained_cfg' not in config and {'mean', 'std'} <= config.keys():
         config = config | {'pretrained_cfg': config}  # timm had it at the top once
     # As transformers does, which keeps all processors of a model in one file since version 5.
@@ -248,15 +266,51 @@ def _below(flat: Flat, prefix: str) -> Flat:
     return {k.removeprefix(prefix): v for k, v in flat.items() if k.startswith(prefix)}
 
 
-def _float32(path: str, name: str, array: np.ndarray) -> np.ndarray:
+def _numbers(path: str, name: str, array: np.ndarray) -> np.ndarray:
+    """An array of real numbers: floats as float32, integers as they are."""
     if not isinstance(array, np.ndarray):  # NumPy returns the bytes of a member that is no array
         raise UserError(f'{path}: {name} is no array; get the file again')
     if array.dtype == np.dtype('V2'):  # NumPy's reading of bfloat16, which it does not know
         array = array.view(ml_dtypes.bfloat16)
-    if array.dtype.kind not in 'iub' and array.dtype.name not in _FLOATS:
+    if array.dtype.kind in 'iub':
+        return array
+    if array.dtype.name not in _FLOATS:
         raise UserError(f'{path}: {name} holds {array.dtype}, not numbers of {", ".join(_FLOATS)}')
     with np.errstate(over='ignore'):  # infinite numbers are refused later, with their names
         return array.astype(np.float32)
+
+
+def _weights(flat: Flat, path: str) -> Flat:
+    """All arrays as float32.
+
+    Raises:
+      UserError: for integers that are no tables or counters: quantized weights are numbers only
+        together with their scales.
+    """
+    for name, array in flat.items():
+        is_wide = array.dtype.itemsize >= 4 or array.dtype.kind in 'bf'
+        if array.dtype.kind == 'f' or (is_wide and (not array.ndim or _BUFFER.search(name))):
+            continue
+        raise UserError(
+            f'{path}: {brief(name)} holds {array.dtype}, and weights are read from '
+            f'{", ".join(_FLOATS)}: quantized weights are not; take the unquantized file, or save '
+            'the numbers as float32'
+        )
+    return {name: array.astype(np.float32, copy=False) for name, array in flat.items()}
+
+
+def _require_unquantized(config: Mapping[str, Any], path: str) -> None:
+    """Raise UserError if a config.json, or the part of a tower, is that of quantized weights."""
+    parts = {'': config, **{k: v for k, v in config.items() if isinstance(v, dict)}}
+    for key in _QUANTIZED:
+        for name, part in parts.items():
+            if told := part.get(key):
+                method = told.get('quant_method') if isinstance(told, dict) else told
+                place = f'{name}.{key}' if name else key
+                raise UserError(
+                    f'{path}: {place} says that the weights are quantized ({method}), which is not '
+                    'read; take the unquantized checkpoint, or save the model dequantized'
+                )
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 import re
@@ -47,6 +48,10 @@ def _fetch(url: str) -> str:
     if name.endswith('.safetensors'):
         return str(fetched.together(above, [*hub.CONFIGS, name], [name]) / name)
     above, names = url.rstrip('/'), [*hub.CONFIGS, hub.INDEX]
+    with contextlib.suppress(fetched.Unreachable):  # there may be copies of shards
+        single = fetched.together(above, [*hub.CONFIGS, hub.WEIGHTS], [])
+        if (single / hub.WEIGHTS).is_file():  # as in `files`, whatever index is left beside it
+            return str(single)
     if (index := fetched.together(above, names, []) / hub.INDEX).is_file():
         return str(fetched.together(above, [*names, *(s := _shards(index, above))], s))
     return str(fetched.together(above, [*hub.CONFIGS, hub.WEIGHTS], [hub.WEIGHTS]))
