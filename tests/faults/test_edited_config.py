@@ -56,7 +56,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.fault(9060)
+@pytest.mark.fault(112)
 @pytest.mark.parametrize('command', COMMANDS)
 def test_every_command_that_reads_weights_names_the_key_and_both_values(
     run, image, tmp_path, capsys, command
@@ -72,7 +72,7 @@ def test_every_command_that_reads_weights_names_the_key_and_both_values(
     assert not list(tmp_path.glob('out*'))
 
 
-@pytest.mark.fault(9060)
+@pytest.mark.fault(112)
 @pytest.mark.parametrize(
     ('change', 'words'),
     [
@@ -99,7 +99,7 @@ def test_edits_that_change_the_function_or_its_inputs(run, capsys, change, words
         vit_jax.load(run)
 
 
-@pytest.mark.fault(9060)
+@pytest.mark.fault(112)
 @pytest.mark.parametrize(('name', 'command'), [('run_reverse', 'translate'), ('run_coltran', None)])
 def test_runs_that_translate_and_colorize(tmp_path, image, capsys, name, command):
     run = shutil.copytree(GOLDEN / name, tmp_path / 'run')
@@ -111,7 +111,7 @@ def test_runs_that_translate_and_colorize(tmp_path, image, capsys, name, command
 
 
 @pytest.mark.slow
-@pytest.mark.fault(9060)
+@pytest.mark.fault(112)
 def test_harmless_edits_stay_possible(run, capsys):
     def change(config):
         config['model'] |= {'attention': 'xla', 'dropout': 0.5}
@@ -127,7 +127,7 @@ def test_harmless_edits_stay_possible(run, capsys):
     assert 'more/loss' in found
 
 
-@pytest.mark.fault(9060)
+@pytest.mark.fault(112)
 def test_without_the_file_or_with_a_checkpoint_that_has_no_config(run):
     whole = vit_jax.load(run)[0]
     in_checkpoint(run, lambda meta: meta.pop('config'))
@@ -139,7 +139,7 @@ def test_without_the_file_or_with_a_checkpoint_that_has_no_config(run):
         vit_jax.load(run)
 
 
-@pytest.mark.fault(9060)
+@pytest.mark.fault(112)
 def test_a_run_does_not_go_on_as_another_function_even_if_its_file_says_so(repo, tmp_path, capsys):
     words = ['train', '--config', f'{repo}/tests/helpers/linear.py', '--workdir', tmp_path / 'run']
     assert main([*map(str, words), '--stop-at=1']) == 75

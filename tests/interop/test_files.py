@@ -75,7 +75,7 @@ def test_shards(tmp_path):
     assert_one_line(tmp_path, 'no weight_map')
 
 
-@pytest.mark.fault(9090)
+@pytest.mark.fault(113)
 def test_the_file_that_transformers_reads(tmp_path):
     """Beside a single file an index is an old one, and config.json may name another file."""
     for name in ('model', '1', 'model.fp16', 'other'):
@@ -103,7 +103,7 @@ def test_the_file_that_transformers_reads(tmp_path):
     assert_one_line(tmp_path, "transformers_weights '../a.safetensors' is no file of its folder")
 
 
-@pytest.mark.fault(9090)
+@pytest.mark.fault(113)
 def test_the_single_file_of_a_bucket_is_read_beside_an_index(tmp_path, monkeypatch):
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
     remote = fsspec.filesystem('memory')
@@ -233,7 +233,7 @@ def test_arrays_that_are_no_real_numbers(array, tmp_path):
     assert_one_line(tmp_path / 'a.npz', 'x holds', 'not numbers')
 
 
-@pytest.mark.fault(9110)
+@pytest.mark.fault(114)
 @pytest.mark.parametrize('dtype', ['int8', 'uint8', 'int16', 'int32', 'int64', 'bool'])
 def test_integers_are_no_weights(dtype, tmp_path):
     """Neither with a config that says so nor without, in any form of file."""
@@ -245,7 +245,7 @@ def test_integers_are_no_weights(dtype, tmp_path):
         assert_one_line(place, f'block.weight holds {dtype}', 'quantized weights are not')
 
 
-@pytest.mark.fault(9110)
+@pytest.mark.fault(114)
 @pytest.mark.parametrize('part', [None, 'text_config'])
 def test_a_config_of_quantized_weights_is_refused(part, tmp_path, capsys):
     told = {'quantization_config': {'quant_method': 'bitsandbytes', 'load_in_8bit': True}}
