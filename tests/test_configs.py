@@ -14,9 +14,11 @@ import pytest
 from helpers.experiments import PATHS, ROOT
 
 from vit_jax.config import load as config_lib
+from vit_jax.config import schema
 from vit_jax.data import sources, tokenizer_files, vocabulary
 from vit_jax.data.sources import synthetic
 from vit_jax.errors import UserError
+from vit_jax.profiling import cost
 from vit_jax.trainer import build as build_lib
 
 TEXT = ('text:', 'tfds:wmt')
@@ -146,6 +148,16 @@ def test_every_config_builds(spec):
     # Whatever the dtype of the computation.
     params = jax.tree.leaves(training.program.abstract_state.params)
     assert {leaf.dtype for leaf in params} == {jnp.dtype('float32')}
+
+
+@pytest.mark.parametrize('spec', SPECS)
+def test_no_config_leaves_a_size_open_where_its_cost_is_computed(spec):
+    """As by `preflight` and `scaling plan`, which do not build a run."""
+    config = load(spec)
+    facts = cost.data_facts(config, examples=None if config.data.get('buckets') else 10_000)
+    for key in schema.LEFT_OPEN:
+        assert facts.config.model.get(key, 1) is not None, key
+    assert facts.kinds[-1].spec
 
 
 @pytest.mark.parametrize('path', PATHS)

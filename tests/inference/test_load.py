@@ -25,8 +25,8 @@ from vit_jax.runtime import target
 FIELDS = dict(num_classes=4, patch_size=4, width=16, depth=1, mlp_dim=24, num_heads=2)
 
 
-def random_params(model, size=(16, 16)):
-    images = jax.ShapeDtypeStruct((1, *size, 3), np.float32)
+def random_params(model, size=(16, 16), channels=3):
+    images = jax.ShapeDtypeStruct((1, *size, channels), np.float32)
     shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
     rng = np.random.default_rng(0)
     return jax.tree.map(lambda x: rng.standard_normal(x.shape).astype(np.float32), shapes)
@@ -229,6 +229,26 @@ def test_a_model_of_text_is_loaded_by_the_inputs_of_its_task():
     assert logits.shape == (1, 5, model.vocab_size)
     refit = inference_lib.fitted(trained, image_size=(8, 8))
     jax.tree.map(np.testing.assert_array_equal, refit.params, trained.params)
+
+
+@pytest.mark.fault(9220)
+@pytest.mark.parametrize('command', ['predict', 'attention'])
+@pytest.mark.parametrize('channels', [1, 2, 4, 5, 12])
+def test_files_are_refused_by_models_of_other_channels_than_gray_or_rgb(
+    channels, command, tmp_path, capsys
+):
+    path, picture = tmp_path / 'vit.npz', tmp_path / 'a.png'
+    params = random_params(vit.Model(**FIELDS), channels=channels)
+    files.write_npz(path, vision_transformer.write(params, {'name': 'vit', **FIELDS}))
+    Image.new('RGB', (20, 30)).save(picture)
+    words = [command, '--checkpoint', str(path), str(picture), '--out', str(tmp_path / 'b.png')]
+    code, errors = cli.main(words), capsys.readouterr().err
+    if channels == 1:
+        assert code == 0
+        return
+    assert code == 2
+    assert f'images of {channels} channels' in errors and errors.count('\n') == 1
+    assert not (tmp_path / 'b.png').exists()
 
 
 def outputs_of(model, variables, *inputs):

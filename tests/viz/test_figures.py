@@ -1,6 +1,7 @@
 """What all figures share."""
 
 import numpy as np
+import pytest
 from matplotlib.figure import Figure
 
 from vit_jax.viz import figures
@@ -15,6 +16,12 @@ def test_pictures_for_people():
     picture = figures.as_picture(floats)
     assert (picture.dtype, picture.min(), picture.max()) == (np.uint8, 0, 255)
     assert (np.diff(picture.ravel().astype(int)) > 0).all()
+
+
+@pytest.mark.parametrize(('channels', 'shown'), [(2, [0, 0, 0]), (4, [0, 1, 2]), (12, [0, 1, 2])])
+def test_pictures_of_other_channels_show_the_first(channels, shown):
+    image = np.random.default_rng(0).integers(0, 256, (4, 6, channels), np.uint8)
+    np.testing.assert_array_equal(figures.as_picture(image), image[..., shown])
 
 
 def test_names_are_no_tex_but_formulas_are(tmp_path):

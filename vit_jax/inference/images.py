@@ -122,17 +122,21 @@ def photo_reader(run: TrainedModel) -> PhotoReader:
     """The reader for a run's model; does not need the data.
 
     Raises:
-      UserError: if the run's model does not take images.
+      UserError: if the run's model does not take images, or takes other channels than files have.
     """
     if not run.raw_images:
         raise UserError(
             f'{run.path}: the model of this run was not trained on images; '
             'for sentences, use translate'
         )
-    section, size = run.data_config, run.raw_images['size']
+    section, size, channels = run.data_config, run.raw_images['size'], run.raw_images['channels']
+    if channels not in (1, 3):
+        raise UserError(
+            f'{run.path}: the model takes images of {channels} channels, and files are read as '
+            'gray or RGB: use evaluate on its data, or vit_jax.load on arrays'
+        )
     transforms = parse_transforms(without_annotations(section.get('transforms', '')))
     padded = tuple(section.sizes[-1]) if section.get('sizes') else None
-    channels = run.raw_images['channels']
     # A plan of one's own makes batches of images of any size, if the transforms leave them so.
     mixed = not size or padded or section.get('plan')
     any_size = mixed or takes_any_size(transforms, (*size, channels))

@@ -162,7 +162,7 @@ def _image_spec(config: ConfigDict, image_size: int | None) -> tuple[ConfigDict,
         row = row_of(config, image_size)
         return row.config, row.example
     plan = _plan_of(config.data, 1)
-    return defaults.complete(config, plan.examples.source.info), dict(plan.spec)
+    return defaults.complete(config, plan.info), dict(plan.spec)
 
 
 def _plan_of(section: ConfigDict, batch_size: int) -> Plan:

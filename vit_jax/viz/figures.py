@@ -71,7 +71,11 @@ def log_ticks(
 
 
 def as_picture(image: np.ndarray, side: int = 1) -> np.ndarray:
-    """Convert an image of any range and channels to uint8 RGB, its shorter side at least `side`."""
+    """Convert an image of any range and channels to uint8 RGB, its shorter side at least `side`.
+
+    Of more than three channels the first three are shown, of two the first.
+    """
+    image = image[..., : 3 if image.shape[-1] > 3 else 1 if image.shape[-1] == 2 else None]
     if image.dtype != np.uint8:
         low, high = image.min(), image.max()
         image = np.round((image - low) / max(high - low, 1e-12) * 255).astype(np.uint8)
