@@ -231,7 +231,7 @@ def test_a_model_of_text_is_loaded_by_the_inputs_of_its_task():
     jax.tree.map(np.testing.assert_array_equal, refit.params, trained.params)
 
 
-@pytest.mark.fault(9220)
+@pytest.mark.fault(115)
 @pytest.mark.parametrize('command', ['predict', 'attention'])
 @pytest.mark.parametrize('channels', [1, 2, 4, 5, 12])
 def test_files_are_refused_by_models_of_other_channels_than_gray_or_rgb(
