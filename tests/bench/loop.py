@@ -62,7 +62,7 @@ class Constant:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._data, name)
 
-    def train_batches(self, start: int) -> Iterator[Any]:
+    def train_batches(self, start: int, stopping: object = None) -> Iterator[Any]:
         del start
         for i in itertools.count():
             if i == WARM:

@@ -6,8 +6,13 @@ import threading
 import pytest
 
 from vit_jax.data.read_ahead import MANY, Loading, Watched
-from vit_jax.runtime import cores
-from vit_jax.runtime.hangs import Stalled
+from vit_jax.runtime import cores, hangs
+from vit_jax.runtime.hangs import Interrupted, Stalled
+
+
+@pytest.fixture(autouse=True)
+def nothing_abandoned(monkeypatch):
+    monkeypatch.setattr(hangs, '_abandoned', False)
 
 
 def readers():
@@ -40,6 +45,27 @@ def test_a_hang_is_named_by_its_stack():
     assert next(items) == 1
     with pytest.raises(Stalled, match=r'(?s)no batch in 0\.2 s.*hangs_in_the_reader'):
         next(items)
+    release.set()
+
+
+def test_a_wait_ends_when_a_stop_is_requested():
+    release, asked = threading.Event(), []
+
+    def hangs_in_the_reader():
+        yield 1
+        release.wait(20)
+
+    def stopping(*, waiting=False):
+        asked.append(waiting)
+        return len(asked) == 2
+
+    items = Watched(hangs_in_the_reader(), 20, stopping)
+    assert next(items) == 1
+    assert not asked, 'there was no wait'
+    with pytest.raises(Interrupted):
+        next(items)
+    assert asked == [True, True]
+    assert hangs.abandoned()
     release.set()
 
 

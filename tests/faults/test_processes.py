@@ -170,6 +170,23 @@ def test_two_processes_train_like_one(repo, alone, tmp_path, flag):
     assert 'no examples' not in spoken
 
 
+@pytest.mark.fault(9141)
+def test_two_processes_whose_data_stall_save_the_same_step(repo, tmp_path):
+    folder = tmp_path / 'run'
+    # By one thread each, so that both have made as many batches.
+    values = {'data.cache': False, 'data.threads': 1, 'every.checkpoint': ENDLESS}
+    values['data.source'] = f'helpers.stalling:{tmp_path}'
+    flags = [f'--config.{key}={value}' for key, value in values.items()]
+    (tmp_path / 'stall').touch()
+    with two_processes(repo, folder, ENDLESS, *flags) as processes:
+        wait_for_steps(folder, processes, 20)
+        time.sleep(2)
+        processes[1].send_signal(signal.SIGTERM)
+        results = [finish(process) for process in processes]
+    assert [code for code, _ in results] == [EXIT_PREEMPTED] * 2, results
+    assert len(list((folder / 'checkpoints').iterdir())) == 1
+
+
 ROWS = """
 import hashlib, json, sys
 import jax

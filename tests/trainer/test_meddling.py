@@ -44,11 +44,11 @@ def during(monkeypatch) -> Callable[[int, Callable[[], object]], None]:
     def schedule(number: int, act: Callable[[], object]) -> None:
         passes = []
 
-        def batches(data):
+        def batches(data, stopping):
             passes.append(data)
             if len(passes) == number:
                 act()
-            return whole(data)
+            return whole(data, stopping)
 
         monkeypatch.setattr(Dataset, 'eval_batches', batches)
 

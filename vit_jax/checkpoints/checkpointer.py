@@ -88,8 +88,9 @@ class Checkpointer:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        # A save waits for all processes, and one that is lost does not come.
-        if not (isinstance(error, Exception) and lost_another(error)):
+        # A save waits for all processes, and one that is lost does not come. Ctrl-C waits for none.
+        lost = isinstance(error, Exception) and lost_another(error)
+        if not (lost or isinstance(error, KeyboardInterrupt)):
             self.close()
 
     def steps(self) -> list[int]:

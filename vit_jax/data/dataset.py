@@ -24,6 +24,7 @@ from vit_jax.data.rows import Loader
 from vit_jax.data.splits import Subset
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
+from vit_jax.runtime.hangs import Stopping, never
 from vit_jax.storage import paths, run_folder
 
 
@@ -108,17 +109,24 @@ class Dataset:
         """Examples of an epoch of training."""
         return len(self.plan.members)
 
-    def train_batches(self, start_step: int = 0) -> Iterator[Batch]:
-        """Shuffled batches without end, from that of a step on."""
+    def train_batches(self, start_step: int = 0, stopping: Stopping = never) -> Iterator[Batch]:
+        """Shuffled batches without end, from that of a step on.
+
+        Raises `Interrupted` where none is ready and `stopping` says so.
+        """
         for shape in self.shapes:
             self._process.rows(shape.rows)
         make = Loader(self.plan, self._process).train_batch
-        return read_ahead(make, start_step, sys.maxsize, self.loading, self.source)
+        return read_ahead(make, start_step, sys.maxsize, self.loading, self.source, stopping)
 
-    def eval_batches(self) -> Iterator[Batch]:
-        """Every example once, the same number of batches on every process."""
+    def eval_batches(self, stopping: Stopping = never) -> Iterator[Batch]:
+        """Every example once, the same number of batches on every process.
+
+        Raises `Interrupted` where none is ready and `stopping` says so.
+        """
         make = Loader(self.plan, self._process).eval_batch
-        return read_ahead(make, 0, self.plan.eval_steps, self.loading, self.source)
+        steps = self.plan.eval_steps
+        return read_ahead(make, 0, steps, self.loading, self.source, stopping)
 
     def count(self, batch: Batch) -> dict[str, int]:
         """Counts over a global training batch, of which this process has the rows `batch`."""
@@ -128,13 +136,18 @@ class Dataset:
         """Facts of the data stored in checkpoints, so that a model can be used without the data."""
         return {
             'class_names': list(self.info.class_names),
-            'image': raw_images(self.source),
+            'image': self._raw_images,
             'input_size': self.image_size,
             'num_examples': self.num_examples,
             'shapes': as_facts(self.shapes),
             **({'class_ids': list(self.info.class_ids)} if self.info.class_ids else {}),
             **({'vocab': self._file.digest} if self._file else {}),
         }
+
+    @functools.cached_property
+    def _raw_images(self) -> dict[str, Any]:
+        # Read once: a save must not wait for data that stall.
+        return raw_images(self.source)
 
     def read(self, index: int) -> Record:
         """An example of an evaluation, after the transforms and before padding."""

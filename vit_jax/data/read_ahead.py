@@ -5,20 +5,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import math
 import multiprocessing
 import os
 import queue
 import re
 import signal
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 from typing import Any, Generic, Protocol, TypeVar
 
 from vit_jax.errors import EXIT_FAILED, UserError
-from vit_jax.runtime import cores
-from vit_jax.runtime.hangs import Stalled, stacks
+from vit_jax.runtime import cores, hangs
+from vit_jax.runtime.hangs import Interrupted, Stalled, Stopping, never, stacks
 
 T = TypeVar('T')
 Ready = queue.Queue[tuple[Any, BaseException | None]]
@@ -31,6 +33,7 @@ _NO_ROOM = (
     'set workers to 0'
 )
 CLOSE_SECONDS = 10.0  # time limit for worker processes to end
+_POLL_SECONDS = 0.2  # between two looks whether a stop is requested
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +94,12 @@ class Counting(Protocol):
 
 
 def read_ahead(
-    make: Callable[[int], T], start: int, stop: int, loading: Loading, counting: Counting
+    make: Callable[[int], T],
+    start: int,
+    stop: int,
+    loading: Loading,
+    counting: Counting,
+    stopping: Stopping = never,
 ) -> Iterator[T]:
     """Yield make(start), ..., make(stop - 1), several of them being made at a time.
 
@@ -100,6 +108,7 @@ def read_ahead(
       start, stop: the first number, and the one after the last.
       loading: how far ahead, and in which threads or processes; `settled`.
       counting: part of `make`; its copies in worker processes report their findings to it.
+      stopping: asked while nothing is ready; see `Watched`.
     """
     import grain
     from absl import flags
@@ -116,9 +125,8 @@ def read_ahead(
     made: Iterator = iter(batches)
     if loading.workers:
         made = _Heard(made, counting)
-    if not loading.stall_seconds:
-        return made
-    return Watched(_deaf(made) if loading.workers else made, loading.stall_seconds)
+    limit = loading.stall_seconds or math.inf
+    return Watched(_deaf(made) if loading.workers else made, limit, stopping)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,11 +228,13 @@ class Watched(Iterator[T], Generic[T]):
     """Run another iterator in a thread of its own, and yield its items.
 
     `close()`, or dropping the last reference, ends the thread and closes the iterator.
-    `next` raises `Stalled` if an item takes longer than `timeout_s` seconds.
+    `next` raises `Stalled` if an item takes longer than `timeout_s` seconds, and `Interrupted` if
+    `stopping(waiting=True)` says so before there is one. Both leave the thread behind, as it may
+    hang.
     """
 
-    def __init__(self, iterator: Iterator[T], timeout_s: float):
-        self._timeout_s = timeout_s
+    def __init__(self, iterator: Iterator[T], timeout_s: float, stopping: Stopping = never):
+        self._timeout_s, self._stopping = timeout_s, stopping
         self._ready: Ready = queue.Queue(maxsize=1)
         closed = threading.Event()
         # The thread has no reference to `self`, which would keep it alive.
@@ -235,16 +245,28 @@ class Watched(Iterator[T], Generic[T]):
         self.close = weakref.finalize(self, _stop, self._ready, closed, reader)
 
     def __next__(self) -> T:
-        try:
-            item, error = self._ready.get(timeout=self._timeout_s)
-        except queue.Empty:
-            self.close.detach()
-            message = f'no batch in {self._timeout_s:g} s; every thread:\n{stacks()}'
-            raise Stalled(message) from None
+        item, error = self._wait()
         if item is not _END:
             return item
         self._ready.put((_END, None))  # further calls get the end, too
         raise StopIteration if error is None else error
+
+    def _wait(self) -> tuple[Any, BaseException | None]:
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            left = deadline - time.monotonic()
+            with contextlib.suppress(queue.Empty):
+                return self._ready.get(timeout=max(0.0, min(left, _POLL_SECONDS)))
+            if self._stopping(waiting=True):
+                self._abandon()
+                raise Interrupted('a stop was requested, and no batch was ready')
+            if left <= _POLL_SECONDS:
+                self._abandon()
+                raise Stalled(f'no batch in {self._timeout_s:g} s; every thread:\n{stacks()}')
+
+    def _abandon(self) -> None:
+        self.close.detach()
+        hangs.abandon()
 
 
 def _read(iterator: Iterator, ready: Ready, closed: threading.Event) -> None:
@@ -265,4 +287,4 @@ def _stop(ready: Ready, closed: threading.Event, reader: threading.Thread) -> No
     closed.set()
     while not ready.empty():  # makes room for a reader that is blocked
         ready.get_nowait()
-    reader.join(CLOSE_SECONDS)
+    reader.join(_POLL_SECONDS if hangs.abandoned() else CLOSE_SECONDS)

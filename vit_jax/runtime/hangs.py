@@ -1,10 +1,11 @@
-"""Diagnosis of hanging threads: an exception, and the stacks of all threads."""
+"""Waits that are given up, and the diagnosis of threads that hang."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import traceback
+from typing import Protocol
 
 
 class Stalled(Exception):
@@ -12,6 +13,35 @@ class Stalled(Exception):
 
     The hanging thread cannot be ended: leave the process by `os._exit`.
     """
+
+
+class Interrupted(Exception):
+    """A wait or an evaluation was given up because a stop is requested; it has no result."""
+
+
+class Stopping(Protocol):
+    """Whether a stop is requested; see `vit_jax.runtime.preemption.Preemption.reached`."""
+
+    def __call__(self, *, waiting: bool = False) -> bool: ...
+
+
+def never(*, waiting: bool = False) -> bool:
+    """Return False: no stop is requested."""
+    return False
+
+
+_abandoned = False
+
+
+def abandon() -> None:
+    """Note that a thread is left behind that may hang, so that no exit may wait for threads."""
+    global _abandoned
+    _abandoned = True
+
+
+def abandoned() -> bool:
+    """Whether a thread was left behind that may hang."""
+    return _abandoned
 
 
 def stacks() -> str:

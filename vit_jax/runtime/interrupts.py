@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 from vit_jax.errors import EXIT_INTERRUPTED
+from vit_jax.runtime import hangs
 
 _SOON = 0.01  # seconds
 _seen: list[int] = []
@@ -70,8 +71,15 @@ def report(error: BaseException) -> int:
 
 
 def leave(code: int) -> None:
-    """Ends the process at once if it was interrupted: an ordinary exit waits for threads."""
-    if code == EXIT_INTERRUPTED:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    """Ends the process at once if it was interrupted, or has left a thread behind that may hang.
+
+    An ordinary exit waits for threads.
+    """
+    if code != EXIT_INTERRUPTED:
+        if not hangs.abandoned():
+            return
+        if (jax := sys.modules.get('jax')) is not None:
+            jax.distributed.shutdown()  # waits for the other processes, if there are any
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

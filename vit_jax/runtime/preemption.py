@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import logging
 import os
 import signal
 import sys
+import threading
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
 
+from vit_jax.errors import EXIT_INTERRUPTED
+
+_log = logging.getLogger(__name__)
 _ORDERLY = b'\nstopping after this step, with the state saved; Ctrl-C once more stops at once\n'
 _AT_ONCE = 'the same command, started again, continues from the last checkpoint'
+_UNWIND_SECONDS = 3.0  # for what a second Ctrl-C interrupts, before the process is ended
+_AGREE_SECONDS = 10.0  # for all processes to wait for data after the same step
+_NOTICE = 'RECEIVED_PREEMPTION_NOTICE'  # key by which XLA tells all processes of a SIGTERM
 _calls = itertools.count(1)
 _FINAL = (signal.SIGTERM, signal.SIGHUP)  # may be repeated while the state is saved
 
@@ -22,8 +32,9 @@ class Preemption:
     """Turns SIGTERM, SIGINT and SIGHUP into a flag that the loop reads between two steps.
 
     A context manager for the main thread. Further SIGTERMs and SIGHUPs are ignored, also after
-    its end, so that the save and the exit are finished; a second SIGINT (Ctrl-C) stops at once. A
-    SIGHUP that is ignored, as under nohup, stays ignored.
+    its end, so that the save and the exit are finished; a second SIGINT (Ctrl-C) stops at once, and
+    ends the process after a few seconds if something hangs. A SIGHUP that is ignored, as under
+    nohup, stays ignored.
 
     With several processes, a signal to any one of them makes all of them agree on
     one later step; SIGTERM is then left to `jax.distributed`, which watches for it.
@@ -34,6 +45,8 @@ class Preemption:
     def __init__(self) -> None:
         self._flag = self._agreed = False
         self._previous: dict[int, Any] = {}
+        self._called = self._tried = 0
+        self._ended = contextlib.ExitStack()
 
     def __enter__(self) -> Preemption:
         self._outer = getattr(signal.getsignal(signal.SIGINT), '__self__', None)
@@ -43,9 +56,12 @@ class Preemption:
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # a closed terminal
             watched.append(signal.SIGHUP)
         self._previous = {number: signal.signal(number, self._receive) for number in watched}
+        if not isinstance(self._outer, Preemption):
+            self._ended.enter_context(_second_ctrl_c())
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._ended.close()
         if self._flag:
             # At once: between the old handler and this one another signal could come.
             self._previous |= dict.fromkeys({*_FINAL} & self._previous.keys(), signal.SIG_IGN)
@@ -60,14 +76,45 @@ class Preemption:
         if _distributed():
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def reached(self) -> bool:
-        """Whether to save now and exit; all processes must call it equally often."""
+    def reached(self, *, waiting: bool = False) -> bool:
+        """Whether to save now and exit; all processes must call it equally often.
+
+        Args:
+          waiting: the call is one of any number that a process makes while it waits for data, with
+            the state as at the last other call. Several processes then stop only if all of them
+            wait at the same one.
+        """
         if not _distributed():
             return self._flag
-        # Numbers of calls, not steps: steps start anew with the next run of a worker.
-        if not self._agreed:
-            self._agreed = multihost_utils.reached_preemption_sync_point(next(_calls))
+        if waiting:
+            self._agreed = self._agreed or self._all_wait()
+        elif not self._agreed:
+            # Numbers of calls, not steps: steps start anew with the next run of a worker.
+            self._called = next(_calls)
+            self._agreed = multihost_utils.reached_preemption_sync_point(self._called)
         return self._agreed
+
+    def _all_wait(self) -> bool:
+        """Whether every process is told to stop, and waits for data after the same call.
+
+        A process in the middle of the next step has no whole state: then none may save the last
+        one, and all go on waiting. The barrier opens for all or for none.
+        """
+        from jax._src.distributed import global_state
+
+        client = global_state.client
+        if self._tried == self._called or not _noticed(client):
+            return False
+        self._tried = self._called
+        try:
+            client.wait_at_barrier(f'vit_jax/waits/{self._called}', int(1000 * _AGREE_SECONDS))
+        except jax.errors.JaxRuntimeError:
+            _log.warning(
+                'asked to stop while this process waits for data, and another does not: the state '
+                'can be saved once there are data'
+            )
+            return False
+        return True
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
@@ -75,6 +122,46 @@ class Preemption:
                 raise KeyboardInterrupt(_AT_ONCE)
             os.write(sys.stderr.fileno(), _ORDERLY)  # print is not reentrant
         self.request()
+
+
+def _noticed(client: Any) -> bool:
+    try:
+        client.key_value_try_get(_NOTICE)
+    except jax.errors.JaxRuntimeError:  # there is none
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _second_ctrl_c() -> Iterator[None]:
+    """End the process if what is inside does not end soon after a second Ctrl-C.
+
+    Python calls handlers between two steps of the main thread, which may never come if it waits in
+    XLA, or for a disk. The numbers of signals come through a pipe to a thread.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    left = threading.Event()
+    thread = threading.Thread(target=_count, args=(reader, left), name='ctrl-c', daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        left.set()
+        signal.set_wakeup_fd(before)
+        os.close(writer)
+
+
+def _count(reader: int, left: threading.Event) -> None:
+    received = 0
+    with open(reader, 'rb', buffering=0) as numbers:
+        while number := numbers.read(1):
+            if number[0] == signal.SIGINT and received and not left.wait(_UNWIND_SECONDS):
+                with contextlib.suppress(OSError):
+                    os.write(2, f'\ninterrupted: {_AT_ONCE}\n'.encode())
+                os._exit(EXIT_INTERRUPTED)
+            received += number[0] in (signal.SIGINT, *_FINAL)
 
 
 def _distributed() -> bool:

@@ -30,6 +30,7 @@ from vit_jax.data.dataset import Dataset
 from vit_jax.errors import EXIT_FAILED, UserError
 from vit_jax.profiling import task_flops
 from vit_jax.runtime import lifeline
+from vit_jax.runtime.hangs import Stopping, never
 from vit_jax.trainer import train
 from vit_jax.trainer.build import Training, build
 
@@ -197,9 +198,9 @@ class FirstBatch:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._data, name)
 
-    def eval_batches(self) -> Iterator[Batch]:
+    def eval_batches(self, stopping: Stopping = never) -> Iterator[Batch]:
         """The first batch."""
-        return itertools.islice(self._data.eval_batches(), 1)
+        return itertools.islice(self._data.eval_batches(stopping), 1)
 
 
 def with_short_evaluations(training: Training) -> Training:

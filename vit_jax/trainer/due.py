@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from vit_jax import step as step_lib
 from vit_jax.checkpoints.checkpointer import Checkpointer
+from vit_jax.runtime.hangs import Stopping
 from vit_jax.trainer import broken_records, evaluations
 from vit_jax.trainer.build import Training
 from vit_jax.trainer.judge import Bests, is_best
@@ -49,12 +50,12 @@ def evaluate_due(
     training: Training,
     state: step_lib.TrainState,
     names: Sequence[str],
-    stop_requested: Callable[[], bool],
+    stop_requested: Stopping,
 ) -> dict[str, float]:
     """The results of the evaluations that are due: {'test/accuracy': ...}.
 
     Raises:
-      Interrupted: if `stop_requested` says so between two batches.
+      Interrupted: if `stop_requested` says so between two batches, or while one is awaited.
     """
     now = {name: training.evaluations[name] for name in names}
     results = evaluations.run(training.program.eval_steps, now, state.variables, stop_requested)

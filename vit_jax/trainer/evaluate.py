@@ -22,21 +22,12 @@ from vit_jax.data.batches import Batch, Process
 from vit_jax.data.dataset import Dataset, Section, open_dataset
 from vit_jax.nn.attention_maps import AttentionMap
 from vit_jax.runtime import sharding
+from vit_jax.runtime.hangs import Interrupted, Stopping, never
 from vit_jax.signatures import keyword_only
 from vit_jax.tasks.base import Task
 
 PyTree = Any
-Stopping = Callable[[], bool]
 IN_FLIGHT = 2  # batches on the devices while one is awaited
-
-
-class Interrupted(Exception):
-    """An evaluation was stopped before its end; it has no result."""
-
-
-def never() -> bool:
-    """Return False: no stop is requested."""
-    return False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,14 +16,13 @@ from vit_jax.errors import UserError
 from vit_jax.evaluators.base import Evaluator
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.runtime import sharding
+from vit_jax.runtime.hangs import Stopping, never
 from vit_jax.trainer import compatibility
 from vit_jax.trainer.evaluate import (
     EvalSteps,
     PyTree,
-    Stopping,
     entry_keywords,
     evaluate,
-    never,
     open_data,
     predict,
 )
@@ -67,7 +66,7 @@ def run(
       steps: compiled for the data.
       evaluations: by their names.
       variables: of the model.
-      stopping: asked between two batches.
+      stopping: asked between two batches, and while one is awaited.
 
     Raises:
       Interrupted: if it says to stop.
@@ -79,7 +78,7 @@ def run(
             fits += [(one.fit, one.evaluator.fit)] if one.fit else []
             updates.append((one.data, one.evaluator.update))
     for data, takes in [*_shared(fits), *_shared(updates)]:
-        for predictions, batch in predict(steps, variables, data.eval_batches(), stopping):
+        for predictions, batch in predict(steps, variables, data.eval_batches(stopping), stopping):
             for take in takes:
                 take(predictions, batch)
     results: dict[str, float] = {}
@@ -87,7 +86,7 @@ def run(
         if one.evaluator:
             found = one.evaluator.result()
         else:
-            found = evaluate(steps, variables, one.data.eval_batches(), stopping)
+            found = evaluate(steps, variables, one.data.eval_batches(stopping), stopping)
             found |= steps.derive(found)
         results |= {f'{name}/{metric}': value for metric, value in found.items()}
     return results

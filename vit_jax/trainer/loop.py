@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 
 from vit_jax import step as step_lib
 from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.data.batches import Batch
+from vit_jax.runtime.hangs import Interrupted, Stopping
 from vit_jax.runtime.watchdog import Watchdog
 from vit_jax.storage import times
 from vit_jax.trainer import broken_records, evaluations, profile
@@ -19,7 +20,6 @@ from vit_jax.trainer.build import Training
 from vit_jax.trainer.clock import Clock
 from vit_jax.trainer.describe import utilization
 from vit_jax.trainer.due import due, due_evals, due_examples, due_save, evaluate_due, signatures
-from vit_jax.trainer.evaluate import Interrupted
 from vit_jax.trainer.judge import Bests
 from vit_jax.trainer.meter import Meter
 from vit_jax.trainer.profile import Profile
@@ -84,7 +84,7 @@ class Hooks:
     checkpointer: Checkpointer
     writer: Writer
     watchdog: Watchdog
-    stop_requested: Callable[[], bool]
+    stop_requested: Stopping
     stop_at: int | None
     report: Report
     profile: Profile
@@ -108,10 +108,13 @@ def loop(training: Training, beginning: Beginning, hooks: Hooks) -> Evaluated:
     last = evaluate_first(training, beginning, hooks)
     if last.verdict is Verdict.ENDED:
         return last
-    batches = training.data.train_batches(start)
+    batches = training.data.train_batches(start, hooks.stop_requested)
     clock.enter(times.COMPILE)
     for step in range(start + 1, total + 1):
-        state = take_step(training, state, batches, step, meter, hooks)
+        try:
+            state = take_step(training, state, batches, step, meter, hooks)
+        except Interrupted:
+            stop_waiting(training, state, step - 1, meter, hooks, last)
         stopping = hooks.stop_requested() or step == hooks.stop_at
         hooks.watchdog.beat(f'step {step}')
         if due(step, timetable.log, total) or stopping:
@@ -134,6 +137,24 @@ def loop(training: Training, beginning: Beginning, hooks: Hooks) -> Evaluated:
     return last
 
 
+def stop_waiting(
+    training: Training,
+    state: step_lib.TrainState,
+    step: int,
+    meter: Meter,
+    hooks: Hooks,
+    last: Evaluated,
+) -> NoReturn:
+    """Save the state after `step`, whose successor waits for data, and raise Preempted."""
+    if meter.steps:
+        log(training, step, meter, hooks.writer)
+    hooks.clock.enter(times.SAVING)
+    meter.check_finite()
+    save_state(training, state, step, hooks, last)
+    why = 'the training data had stalled'
+    raise Preempted(end_of_stop(step, training.timetable.total, hooks, why))
+
+
 def evaluate_first(training: Training, beginning: Beginning, hooks: Hooks) -> Evaluated:
     """The evaluations that are left of the step at which the run goes on."""
     start, total, bests = beginning.step, training.timetable.total, beginning.bests
@@ -152,10 +173,20 @@ def require_going_on(verdict: Verdict, step: int, total: int, stopping: bool, ho
         raise Pruned(f'ended after step {step}/{total}')
     if stopping or verdict is Verdict.INTERRUPTED:
         hooks.clock.enter(times.SAVING)
-        hooks.checkpointer.wait()
-        trouble = hooks.writer.trouble
-        why = f'{trouble}: ' if trouble else ''
-        raise Preempted(f'{why}stopped after step {step}/{total}; the state is saved')
+        raise Preempted(end_of_stop(step, total, hooks))
+
+
+def end_of_stop(step: int, total: int, hooks: Hooks, why: str = '') -> str:
+    """Wait until the state after `step` is saved; return the last line of a run that stops there.
+
+    Args:
+      step, total: the last one taken, and that of a complete run.
+      hooks: of the run.
+      why: what the run waited for when it was asked to stop, if anything.
+    """
+    hooks.checkpointer.wait()
+    reasons = ''.join(f'{reason}: ' for reason in (hooks.writer.trouble, why) if reason)
+    return f'{reasons}stopped after step {step}/{total}; the state is saved'
 
 
 def take_step(

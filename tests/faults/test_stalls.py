@@ -1,0 +1,85 @@
+"""Signals to a run that waits for data which do not come."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import time
+
+import pytest
+from helpers import forked
+from helpers.runs import (
+    digest,
+    started,
+    steps,
+    undrawn,  # noqa: F401
+    wait_until,
+)
+
+from vit_jax.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED
+from vit_jax.storage import run_folder
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+SECONDS = 60  # to save and to end, on a busy machine; the data stall for longer
+
+
+def words(repo: pathlib.Path, data: pathlib.Path, folder: pathlib.Path, stalls: str) -> list[str]:
+    values = {f'{stalls}.source': f'helpers.stalling:{data}', f'{stalls}.cache': False}
+    flags = [f'--config.{key}={value}' for key, value in values.items()]
+    return [
+        'train',
+        '--config',
+        f'{repo}/tests/helpers/linear.py',
+        '--workdir',
+        str(folder),
+        *flags,
+    ]
+
+
+@pytest.mark.fault(9140)
+@pytest.mark.parametrize('stalls', ['data', 'evals.test'])
+def test_a_run_whose_data_stall_saves_its_state_and_goes_on_bit_for_bit(
+    repo, run_cli, tmp_path, stalls
+):
+    folder, whole = tmp_path / 'run', tmp_path / 'whole'
+    (tmp_path / 'stall').touch()
+    with started(repo, *words(repo, tmp_path, folder, stalls)) as process:
+        wait_until((tmp_path / 'stalled').exists, process)
+        time.sleep(0.5)  # what is ready is used up
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == EXIT_PREEMPTED, output
+    assert 'the state is saved' in output
+    assert len(steps(folder)) == 1
+    (tmp_path / 'stall').unlink()
+    for place in (folder, whole):
+        done = run_cli(*words(repo, tmp_path, place, stalls))
+        assert done.returncode == 0, done.stderr
+    assert digest(folder) == digest(whole)
+    assert run_folder.read_result(folder) == run_folder.read_result(whole)
+
+
+HANGS = """
+import os, signal, time
+from vit_jax.runtime.preemption import Preemption
+with Preemption():
+    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGTERM)
+    while True:
+        try:
+            print('waits', flush=True)
+            time.sleep(600)
+        except KeyboardInterrupt:
+            pass
+"""
+
+
+@pytest.mark.fault(9142)
+def test_a_second_ctrl_c_ends_a_process_that_hangs(repo):
+    pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE, 'text': True}
+    with forked.start([], os.environ, code=HANGS, cwd=repo, **pipes) as process:
+        assert process.stdout.readline() == 'waits\n'
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == EXIT_INTERRUPTED
+    assert errors.splitlines()[-1].startswith('interrupted: ')
