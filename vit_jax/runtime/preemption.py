@@ -102,7 +102,7 @@ class Preemption:
         """
         from jax._src.distributed import global_state
 
-        client = global_state.client
+        client: Any = global_state.client
         if self._tried == self._called or not _noticed(client):
             return False
         self._tried = self._called
