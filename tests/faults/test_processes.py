@@ -170,7 +170,7 @@ def test_two_processes_train_like_one(repo, alone, tmp_path, flag):
     assert 'no examples' not in spoken
 
 
-@pytest.mark.fault(9141)
+@pytest.mark.fault(117)
 def test_two_processes_whose_data_stall_save_the_same_step(repo, tmp_path):
     folder = tmp_path / 'run'
     # By one thread each, so that both have made as many batches.

@@ -36,7 +36,7 @@ def words(repo: pathlib.Path, data: pathlib.Path, folder: pathlib.Path, stalls: 
     ]
 
 
-@pytest.mark.fault(9140)
+@pytest.mark.fault(116)
 @pytest.mark.parametrize('stalls', ['data', 'evals.test'])
 def test_a_run_whose_data_stall_saves_its_state_and_goes_on_bit_for_bit(
     repo, run_cli, tmp_path, stalls
@@ -74,7 +74,7 @@ with Preemption():
 """
 
 
-@pytest.mark.fault(9142)
+@pytest.mark.fault(118)
 def test_a_second_ctrl_c_ends_a_process_that_hangs(repo):
     pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE, 'text': True}
     with forked.start([], os.environ, code=HANGS, cwd=repo, **pipes) as process:
