@@ -272,3 +272,15 @@ def test_a_shard_with_other_bytes_has_broken_records(packed):
     with pytest.raises(Exception, match=r'train-00000-of-00003\.array_record record 0'):
         source[0]
     assert list(source.broken) == [0]
+
+
+def test_the_listing_is_that_of_the_manifest(packed):
+    before = open_source(f'packed:{packed}', 'train').listing()
+    labels = packed / 'train.labels.npy'
+    np.save(labels, 1 - np.load(labels))
+    relabeled = open_source(f'packed:{packed}', 'train').listing()
+    assert relabeled.examples != before.examples and relabeled.contents == before.contents
+    digest = json.loads((packed / 'manifest.json').read_text())['splits']['train'][0]['sha256']
+    replace_in_manifest(packed, digest, '0' * 64)
+    other = open_source(f'packed:{packed}', 'train').listing()
+    assert other.examples == relabeled.examples and other.contents != before.contents

@@ -252,3 +252,14 @@ def test_the_augmentation_of_the_paper_carries_boxes_along(shared_data):
 def test_mistakes_in_the_augmentation(text):
     with pytest.raises(UserError, match='scale_and_crop'):
         parse_transforms(text)
+
+
+def test_the_listing_has_the_annotations_and_the_sizes_of_images(tmp_path):
+    before = open_source(write(tmp_path), 'val').listing()
+    moved = annotation(1, 20, 7, [2, 2, 10, 5], area=33.5, iscrowd=0)
+    other = open_source(write(tmp_path, [moved, *ANNOTATIONS[1:]]), 'val').listing()
+    assert other.examples != before.examples and other.contents == before.contents
+    name = write(tmp_path)
+    Image.new('RGB', (40, 30)).save(tmp_path / 'val' / 'b.jpg', quality=1)
+    other = open_source(name, 'val').listing()
+    assert other.examples == before.examples and other.contents != before.contents

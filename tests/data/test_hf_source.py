@@ -216,3 +216,14 @@ def test_a_column_of_classes_that_are_no_whole_numbers_is_refused(tmp_path):
     pq.write_table(made.set_column(1, 'label', halves), tmp_path / 'train.parquet')
     with pytest.raises(UserError, match="column 'label' holds double, but classes are whole"):
         open_source(f'hf:{tmp_path}', 'train')
+
+
+def test_the_listing_has_labels_and_the_sizes_of_files(flowers):
+    before = open_source(f'hf:{flowers}', 'train').listing()
+    file = flowers / 'data' / 'train-00001-of-00002-ab12.parquet'
+    write_parquet(file, [7, 8, 9, 10, 12])
+    after = open_source(f'hf:{flowers}', 'train').listing()
+    assert after.examples != before.examples
+    write_parquet(file, [7, 8, 9, 10, 111])
+    after = open_source(f'hf:{flowers}', 'train').listing()
+    assert after.examples == before.examples and after.contents != before.contents

@@ -3,10 +3,12 @@
 import logging
 import os
 import pathlib
+import shutil
 
 import pytest
 
 from vit_jax.data import listing
+from vit_jax.data.sources import open_source
 
 
 @pytest.fixture
@@ -83,3 +85,65 @@ def test_names_that_are_not_in_utf_8(files):
     settle(files)
     for _ in range(2):
         assert os.fsdecode(b'b/\xff') in listing.files_below(files)
+
+
+# -- digests of what is listed ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def images(tmp_path):
+    """Two classes of three files, of which only names and sizes are read."""
+    for name in ('a/0.png', 'a/1.png', 'a/2.png', 'b/0.png', 'b/1.png', 'b/2.png'):
+        (tmp_path / 'images' / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / 'images' / name).write_bytes(b'four')
+    return tmp_path / 'images'
+
+
+def digests(folder, split='train'):
+    return open_source(f'folder:{folder}', split).listing()
+
+
+def test_digests_do_not_depend_on_the_place(images, tmp_path):
+    shutil.copytree(images, tmp_path / 'elsewhere')
+    assert digests(images) == digests(tmp_path / 'elsewhere')
+    assert digests(images, 'train[:3]') != digests(images, 'train[3:]')
+
+
+def test_digests_tell_names_and_labels_from_sizes(images):
+    before = digests(images)
+    (images / 'a' / '0.png').write_bytes(b'five!')
+    replaced = digests(images)
+    assert replaced.examples == before.examples and replaced.contents != before.contents
+    (images / 'a' / '0.png').write_bytes(b'four')
+    (images / 'a' / '0.png').rename(images / 'b' / '3.png')
+    moved = digests(images)
+    assert moved.examples != before.examples and moved.contents == before.contents
+
+
+def test_sizes_of_many_files_are_not_asked_for(images, monkeypatch):
+    monkeypatch.setattr(listing, 'MANY', 5)
+    found = digests(images)
+    assert found.examples and not found.contents
+
+
+def test_texts_and_prompts_are_known_whole(tmp_path):
+    (tmp_path / 'pairs.tsv').write_text('a dog\tein Hund\n')
+    before = open_source(f'text:{tmp_path}/pairs.tsv', 'train').listing()
+    (tmp_path / 'pairs.tsv').write_text('a dog\tein Huhn\n')
+    assert open_source(f'text:{tmp_path}/pairs.tsv', 'train').listing() != before
+    one, other = (
+        open_source(f'prompts:{{"names": ["cat", "{name}"], "templates": ["a {{}}"]}}', 'all')
+        for name in ('dog', 'cow')
+    )
+    assert one.listing() != other.listing()
+
+
+def test_classes_that_are_numbered_anew_are_other_examples():
+    source = open_source('digits', 'train')
+    one, other = (source.only_classes(classes).listing() for classes in ((1, 2), (2, 1)))
+    assert one.examples != other.examples and one.contents == other.contents
+
+
+def test_a_source_that_lists_nothing_has_the_digest_of_what_is_chosen():
+    one, other = (open_source('synthetic:copy', split).listing() for split in ('train', 'test'))
+    assert one.examples != other.examples and not one.contents

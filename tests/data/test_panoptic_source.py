@@ -55,6 +55,15 @@ def test_segments_are_objects(tmp_path):
     assert source.info.stuff == (1,)
 
 
+def test_the_listing_has_the_annotations_and_the_sizes_of_segments(tmp_path):
+    before = open_source(write(tmp_path), 'val').listing()
+    numbers = np.array([[0, 5, 9, 5], [5, 70_000, 9, 5], [70_000, 5, 9, 5]])
+    other = open_source(write(tmp_path, numbers), 'val').listing()
+    assert other.examples == before.examples and other.contents != before.contents
+    other = open_source(write(tmp_path, segments=SEGMENTS[:2]), 'val').listing()
+    assert other.examples != before.examples
+
+
 @pytest.mark.parametrize('changes', [{'annotations': []}, {'segments': []}])
 def test_a_file_without_segments_is_of_images_alone(tmp_path, caplog, changes):
     source = open_source(write(tmp_path, **changes), 'val')

@@ -207,3 +207,17 @@ def test_an_example_without_a_class_among_others_is_named(tmp_path, caplog):
     assert open_source(f'tar:{tmp_path}', 'train').info.num_classes == 0
     assert '1 of 4 examples have no class, the first is' in caplog.text
     assert 'a/0009' in caplog.text
+
+
+def test_the_listing_has_names_labels_and_sizes(shards):
+    before = open_source(f'tar:{shards}', 'train').listing()
+    members = labeled(range(5, 9))
+    write(shards / 'train-001.tar', members | {'a/0006.cls': b'1\n'})
+    relabeled = open_source(f'tar:{shards}', 'train').listing()
+    assert relabeled.examples != before.examples and relabeled.contents == before.contents
+    write(shards / 'train-001.tar', members | {'a/0006.png': png(6) + b'more'})
+    replaced = open_source(f'tar:{shards}', 'train').listing()
+    assert replaced.examples == before.examples and replaced.contents != before.contents
+    unseen = open_source(f'tar:{shards}', 'train[:5]').listing()
+    write(shards / 'train-001.tar', members)
+    assert open_source(f'tar:{shards}', 'train[:5]').listing() == unseen

@@ -262,3 +262,13 @@ def test_labels_that_images_were_given_anew(data_dir):
     for i in range(3):
         assert source[i]['label'] == i
         np.testing.assert_array_equal(np.flatnonzero(source[i]['real_label']), given[i])
+
+
+def test_the_listing_has_the_shards_and_their_sizes(data_dir):
+    path = write(data_dir, 'toy')
+    before = open_source('tfds:toy', 'train').listing()
+    assert before.examples != open_source('tfds:toy', 'test').listing().examples
+    shard = next(path.glob('toy-train.array_record-00001*'))
+    shard.write_bytes(shard.read_bytes() * 2)
+    after = open_source('tfds:toy', 'train').listing()
+    assert after.examples == before.examples and after.contents != before.contents

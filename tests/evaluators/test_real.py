@@ -97,3 +97,10 @@ def test_a_model_of_other_classes(labels):
 def test_a_task_without_probabilities():
     with pytest.raises(UserError, match="the task predicts no 'probs'"):
         Evaluator().update({'boxes': np.zeros((1, 2))}, {})
+
+
+def test_labels_of_another_file_have_another_digest(labels, tmp_path):
+    other = tmp_path / 'other.json'
+    other.write_text(json.dumps([*RIGHT[:3], [2]]))
+    assert Evaluator(labels).digest() != Evaluator(str(other)).digest()
+    assert Evaluator().digest() == ''

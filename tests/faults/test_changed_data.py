@@ -5,6 +5,7 @@ import pytest
 from PIL import Image
 
 from vit_jax.__main__ import main
+from vit_jax.data.dataset import Dataset
 from vit_jax.errors import EXIT_PREEMPTED
 from vit_jax.storage import run_folder
 
@@ -36,13 +37,19 @@ def refused(capsys, words, count):
     assert f'has {count} examples, and had 16 when the run was saved' in line
 
 
-@pytest.mark.fault(80)
-def test_examples_that_came_or_went_are_told(repo, images, tmp_path, capsys):
-    source, folder = f'folder:{images}', tmp_path / 'run'
+@pytest.fixture
+def words(repo, images, tmp_path):
+    """A training on these images."""
+    source = f'folder:{images}'
     keys = {'data.source': source, 'evals.test.source': source, 'evals.test.split': 'train'}
-    words = [f'--config.{key}={value}' for key, value in {**keys, 'batch_size': 8}.items()]
-    words = ['train', '--config', f'{repo}/tests/helpers/linear.py', *words]
-    words += ['--workdir', str(folder)]
+    flags = [f'--config.{key}={value}' for key, value in {**keys, 'batch_size': 8}.items()]
+    config = f'{repo}/tests/helpers/linear.py'
+    return ['train', '--config', config, *flags, '--workdir', str(tmp_path / 'run')]
+
+
+@pytest.mark.fault(80)
+def test_examples_that_came_or_went_are_told(words, images, tmp_path, capsys):
+    folder = tmp_path / 'run'
     assert main([*words, '--stop-at=1']) == EXIT_PREEMPTED
     before = contents(folder)
 
@@ -56,3 +63,53 @@ def test_examples_that_came_or_went_are_told(repo, images, tmp_path, capsys):
     (tmp_path / '0.png').rename(images / 'a' / '0.png')
     assert main([*words, '--stop-at=2']) == EXIT_PREEMPTED
     assert run_folder.steps(folder) == [1, 2]
+
+
+MOVED = {
+    'to another class': ('a/0.png', 'b/8.png'),
+    'to another name, and so to another place in the order': ('a/0.png', 'a/9.png'),
+}
+
+
+@pytest.mark.fault(9251)
+@pytest.mark.parametrize('change', MOVED)
+def test_as_many_examples_of_other_names_or_labels_are_told(
+    words, images, tmp_path, capsys, change
+):
+    assert main([*words, '--stop-at=1']) == EXIT_PREEMPTED
+    before = contents(tmp_path / 'run')
+    old, new = (images / name for name in MOVED[change])
+    old.rename(new)
+    capsys.readouterr()
+    assert main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert 'with other names or labels' in line and str(images) in line
+    assert contents(tmp_path / 'run') == before
+    new.rename(old)
+    assert main([*words, '--stop-at=2']) == EXIT_PREEMPTED
+
+
+@pytest.mark.fault(9252)
+def test_a_file_that_was_replaced_is_told_once(words, images, capsys):
+    """It may have been repaired: the order of the examples is the same."""
+    assert main([*words, '--stop-at=1']) == EXIT_PREEMPTED
+    noise = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
+    Image.fromarray(noise).save(images / 'a' / '0.png')
+    told = []
+    for step in (2, 3):
+        capsys.readouterr()
+        assert main([*words, f'--stop-at={step}']) == EXIT_PREEMPTED
+        told.append(
+            'other sizes or checksums than when the run was saved' in capsys.readouterr().out
+        )
+    assert told == [True, False]
+
+
+def test_a_checkpoint_that_is_older_than_listings_goes_on(words, images, monkeypatch):
+    facts = Dataset.facts
+    with monkeypatch.context() as patch:
+        without = lambda data: {k: v for k, v in facts(data).items() if k != 'listing'}  # noqa: E731
+        patch.setattr(Dataset, 'facts', without)
+        assert main([*words, '--stop-at=1']) == EXIT_PREEMPTED
+    (images / 'a' / '0.png').rename(images / 'a' / '9.png')
+    assert main([*words, '--stop-at=2']) == EXIT_PREEMPTED

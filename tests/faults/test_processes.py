@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from helpers import forked
 from helpers.runs import undrawn  # noqa: F401
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from vit_jax.__main__ import main
@@ -392,25 +393,17 @@ def test_processes_that_differ_end_together(repo, tmp_path, flags, second, said)
     assert not folder.exists()
 
 
-DATA = """
-import numpy as np, sys
+FACTS = """
+import sys
 from vit_jax.errors import UserError
 from vit_jax.runtime import processes
-from vit_jax.trainer import agreement
-
-class Data:
-    def __init__(self, animal):
-        self.animal = animal
-
-    def facts(self):
-        return {'num_examples': 7, 'class_names': ['cat', self.animal], 'vocab': self.animal}
 
 rank = int(sys.argv[1][-1])
 processes.initialize(sys.argv[1][:-1], 2, rank)
 print(processes.gather(['a' * rank, rank]), processes.gather([]), processes.gather([1][rank:]))
 for animal in sys.argv[2:]:
     try:
-        processes.require_alike(agreement.of_data(Data(animal)))
+        processes.require_alike({'classes': ['cat', animal], 'vocabulary': animal, 'examples': 7})
         print('alike')
     except UserError as error:
         print(error)
@@ -418,11 +411,11 @@ for animal in sys.argv[2:]:
 
 
 @pytest.mark.fault(39)
-def test_data_that_differ_are_named_on_every_process(repo):
+def test_facts_that_differ_are_named_on_every_process(repo):
     address = free_address()
     words = [[f'{address}0', 'dog', 'dog'], [f'{address}1', 'dog', 'cow']]
     pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT, 'text': True}
-    started = [forked.start(w, environment(), code=DATA, cwd=repo, **pipes) for w in words]
+    started = [forked.start(w, environment(), code=FACTS, cwd=repo, **pipes) for w in words]
     results = [finish(process, 60) for process in started]
     assert [code for code, _ in results] == [0, 0], results
     for _, output in results:
@@ -430,6 +423,56 @@ def test_data_that_differ_are_named_on_every_process(repo):
         assert output.count('alike\n') == output.count('process 1 has classes=') == 1
         assert 'vocabulary="cow", process 0 "dog"' in output
         assert 'examples' not in output
+
+
+DIGITS_APART = """
+from helpers import linear
+
+def get_config(arg=None):
+    config = linear.get_config()
+    config.data.update(source='folder:images', split='train', transforms='', cache=False)
+    config.evals.test = dict(source='folder:images', split='val')
+    config.total, config.batch_size = '2', 8
+    return config
+"""
+
+
+@pytest.mark.fault(9240, 9250)
+def test_data_that_differ_are_named_on_every_process(repo, tmp_path):
+    """A validation image of another class, and a training image replaced; each host has its own."""
+    config = tmp_path / 'config.py'
+    config.write_text(DIGITS_APART)
+    meeting = ['--coordinator', free_address(), '--num-processes', 2, '--heartbeat', 20]
+    words = ['train', '--config', config, '--workdir', tmp_path / 'run', *meeting]
+    started = []
+    for rank in (0, 1):
+        images = tmp_path / f'host_{rank}' / 'images'
+        write_images(images / 'train', 8)
+        write_images(images / 'val', 4)
+        if rank:
+            (images / 'val' / 'a' / '0.png').rename(images / 'val' / 'b' / '9.png')
+            Image.new('RGB', (8, 8)).save(images / 'train' / 'a' / '0.png')
+        pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT, 'text': True}
+        env = environment() | {'PYTHONPATH': f'{repo}:{repo}/tests'}
+        rest = {'cwd': images.parent, **pipes}
+        started.append(forked.start([*words, '--process-id', rank], env, **rest))
+    results = [finish(process) for process in started]
+    assert [code for code, _ in results] == [2, 2], results
+    for _, output in results:
+        assert 'process 1 has config.data: sizes of files=' in output
+        assert 'config.evals.test: names and labels=' in output
+        assert 'config.data: names' not in output
+        assert 'examples=' not in output
+    assert not (tmp_path / 'run').exists()
+
+
+def write_images(folder, count):
+    """So many images of noise for each of two classes."""
+    for name in ('a', 'b'):
+        (folder / name).mkdir(parents=True)
+        for i in range(count):
+            pixels = np.random.default_rng(i).integers(0, 256, (8, 8, 3), np.uint8)
+            Image.fromarray(pixels).save(folder / name / f'{i}.png')
 
 
 @pytest.mark.fault(39)

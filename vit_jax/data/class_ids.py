@@ -11,7 +11,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vit_jax.data.records import Annotated, Record, Source, SourceInfo, with_class
+from vit_jax.data import listing
+from vit_jax.data.records import (
+    Annotated,
+    Listing,
+    Record,
+    Source,
+    SourceInfo,
+    listing_of,
+    with_class,
+)
 from vit_jax.errors import UserError
 
 
@@ -84,6 +93,10 @@ class _Renumbered:
 
     def labels(self) -> np.ndarray:
         return self._new[self._source.labels()]
+
+    def listing(self, indices: np.ndarray, /) -> Listing:
+        found = listing_of(self._source, indices)
+        return found._replace(examples=listing.digest_of(found.examples, self._new))
 
     def record_name(self, index: int, /) -> str:
         return self._source.record_name(index)

@@ -19,7 +19,7 @@ from vit_jax.data.batches import Batch, Process, Shape, Spec, as_facts
 from vit_jax.data.examples import Examples
 from vit_jax.data.plans import Plan
 from vit_jax.data.read_ahead import STALL_SECONDS, Loading, read_ahead
-from vit_jax.data.records import Record, SourceInfo, first_readable
+from vit_jax.data.records import Listing, Record, SourceInfo, first_readable
 from vit_jax.data.rows import Loader
 from vit_jax.data.splits import Subset
 from vit_jax.data.transforms import parse_transforms
@@ -132,12 +132,18 @@ class Dataset:
         """Counts over a global training batch, of which this process has the rows `batch`."""
         return {name: self._process.total(n) for name, n in self.plan.tally(batch).items()}
 
+    @functools.cached_property
+    def listing(self) -> Listing:
+        """Digests of what the source knows of its examples without reading them."""
+        return self.source.listing()
+
     def facts(self) -> dict[str, Any]:
         """Facts of the data stored in checkpoints, so that a model can be used without the data."""
         return {
             'class_names': list(self.info.class_names),
             'image': self._raw_images,
             'input_size': self.image_size,
+            'listing': self.listing._asdict(),
             'num_examples': self.num_examples,
             'shapes': as_facts(self.shapes),
             **({'class_ids': list(self.info.class_ids)} if self.info.class_ids else {}),

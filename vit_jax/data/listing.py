@@ -1,4 +1,4 @@
-"""Names of the files below a folder, kept in the user's cache folder if they are many.
+"""Names of the files below a folder, kept in the user's cache folder if they are many; digests.
 
 A folder of a million files takes minutes to list over a network. What is kept holds as long as the
 time of the last change of each folder is the same: adding, removing or renaming a file changes it.
@@ -6,6 +6,7 @@ time of the last change of each folder is the same: adding, removing or renaming
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import hashlib
 import json
@@ -13,14 +14,18 @@ import logging
 import os
 import pathlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+import numpy as np
+
+from vit_jax.errors import UserError
 from vit_jax.runtime.console import Console, Progress
 from vit_jax.storage import cache, paths
 
 log = logging.getLogger(__name__)
 
-MANY = 10_000  # files, above which names are kept
+MANY = 10_000  # files, above which names are kept, and sizes are not asked for
+AT_ONCE = 16  # threads that ask for sizes, for each of which a network is waited for
 SETTLED_NS = 2_000_000_000  # a later change may leave the time of a file system that rounds
 
 
@@ -36,6 +41,48 @@ def files_below(folder: pathlib.Path) -> list[str]:
     if len(names) > MANY and max(times.values()) < began - SETTLED_NS:
         _keep(kept, names, times)
     return names
+
+
+def digest_of(*parts: bytes | np.ndarray | str | Iterable[str]) -> str:
+    """A digest of texts and arrays, the same on every machine."""
+    found = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, bytes | np.ndarray):
+            content = bytes(part) if isinstance(part, bytes) else part.tobytes()
+        else:
+            text = part if isinstance(part, str) else '\0'.join(part)
+            content = text.encode(errors='surrogatepass')
+        found.update(len(content).to_bytes(8, 'little'))
+        found.update(content)
+    return found.hexdigest()[:16]
+
+
+def digest_of_file(file: pathlib.Path) -> str:
+    """A digest of the content of a file; UserError if it cannot be read."""
+    try:
+        with file.open('rb') as opened:
+            return hashlib.file_digest(opened, 'sha256').hexdigest()[:16]
+    except OSError as error:
+        raise UserError(f'{file}: cannot be read: {paths.why(error)}') from error
+
+
+def digest_of_sizes(folder: pathlib.Path, names: Sequence[str]) -> str:
+    """A digest of the sizes of files in bytes; empty for more than `MANY`, to save time."""
+    if len(names) > MANY:
+        return ''
+
+    def sizes(some: Sequence[str]) -> list[int]:
+        found = []
+        for name in some:
+            try:
+                found.append((folder / name).stat().st_size)
+            except OSError:  # a broken record, once it is read
+                found.append(-1)
+        return found
+
+    parts = [names[start::AT_ONCE] for start in range(AT_ONCE)]
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+        return digest_of(np.array([size for some in pool.map(sizes, parts) for size in some]))
 
 
 def _recall(kept: pathlib.Path, folder: pathlib.Path) -> list[str] | None:

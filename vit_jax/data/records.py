@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -59,7 +59,7 @@ class Source(Protocol):
     (uint8 [H, W, C]) and `label`, for translation the texts `source` and `target`, or ids
     that end in `EOS`; the class may then have a `vocab` (a `vocabulary.Tokenizer`) to read them by.
     For detection they are `image`, `boxes`, `labels` and others of `transforms.movable.OBJECTS`.
-    A source may also be `StoresFiles`, `Annotated` and `Expects`.
+    A source may also be `StoresFiles`, `Annotated`, `Expects` and `Lists`.
     The class is called with a path and a split, and raises `UnknownSplit` for a split that the data
     do not have. `__getitem__` is called from several threads at once, and raises `BrokenRecord` for
     a record that cannot be decoded.
@@ -104,6 +104,32 @@ class Expects(Protocol):
     """A source of slow storage, which starts reading what is asked for soon."""
 
     def expect(self, indices: Iterable[int], /) -> None: ...
+
+
+class Listing(NamedTuple):
+    """Digests of what a source knows of examples without reading them; empty if it is nothing.
+
+    Attributes:
+      examples: of their names, labels and annotations, in their order.
+      contents: of the sizes or the checksums of their files.
+    """
+
+    examples: str = ''
+    contents: str = ''
+
+
+@runtime_checkable
+class Lists(Protocol):
+    """A source that can tell whether its examples are those of another process or another day."""
+
+    def listing(self, indices: np.ndarray, /) -> Listing:
+        """Digests of these examples, by names relative to the source's folder; reads no example."""
+        ...
+
+
+def listing_of(source: Source, indices: np.ndarray) -> Listing:
+    """The digests of examples of any source, empty if it does not list them."""
+    return source.listing(indices) if isinstance(source, Lists) else Listing()
 
 
 def check_ids(name: str, values: np.ndarray, vocab_size: int) -> None:

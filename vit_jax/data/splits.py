@@ -23,15 +23,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from vit_jax.data import class_ids, images
+from vit_jax.data.listing import digest_of
 from vit_jax.data.parts import Parts
 from vit_jax.data.records import (
     Annotated,
     BrokenRecord,
     Expects,
+    Listing,
     Record,
     Source,
     SourceInfo,
     StoresFiles,
+    listing_of,
     with_class,
 )
 from vit_jax.errors import UserError
@@ -125,6 +128,16 @@ class Subset:
 
     def labels(self) -> np.ndarray:
         return np.concatenate([source.labels()[indices] for source, indices in self._parts])
+
+    def listing(self) -> Listing:
+        """Digests of what the sources know of these examples without reading them."""
+        found = [listing_of(source, indices) for source, indices in self._parts]
+        chosen = (indices for _, indices in self._parts)
+        contents = [one.contents for one in found]
+        return Listing(
+            digest_of(*chosen, [one.examples for one in found]),
+            digest_of(contents) if any(contents) else '',
+        )
 
     def record_name(self, index: int, /) -> str:
         source, original = self._locate(index)

@@ -112,6 +112,10 @@ class Evaluator(abc.ABC):
         They are NaN if a prediction of the pass was not finite.
         """
 
+    def digest(self) -> str:
+        """A digest of the files besides the data that it measures by; empty without any."""
+        return ''
+
     def names(self) -> tuple[str, ...]:
         """Names of the numbers in `result` that are known in advance; empty if none are.
 

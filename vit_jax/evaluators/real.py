@@ -5,6 +5,7 @@ Beyer et al., 2020, "Are we done with ImageNet?", arXiv:2006.07159, section 4.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import pathlib
@@ -84,6 +85,10 @@ class Evaluator(base.Evaluator):
         if not self._finite:
             return dict.fromkeys(self.names(), math.nan)
         return {'real_accuracy': self._correct / self._count} if self._count else {}
+
+    def digest(self) -> str:
+        content = json.dumps(self._given).encode() if self._given else b''
+        return hashlib.sha256(content).hexdigest()[:16] if content else ''
 
     def names(self) -> tuple[str, ...]:
         return ('real_accuracy',)

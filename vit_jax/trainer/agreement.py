@@ -17,8 +17,11 @@ from ml_collections import ConfigDict
 
 import vit_jax
 from vit_jax.config import load as config_lib
+from vit_jax.data.batches import as_facts
 from vit_jax.data.dataset import Dataset
+from vit_jax.data.vocabulary import Vocabulary
 from vit_jax.runtime import versions
+from vit_jax.trainer.build import Training
 
 
 def of_start(
@@ -36,14 +39,33 @@ def of_start(
     }
 
 
-def of_data(data: Dataset) -> dict[str, Any]:
-    """The facts of the training data."""
-    facts = data.facts()
-    return {
-        'examples': facts.get('num_examples'),
-        'classes': _digest(json.dumps(facts.get('class_names')).encode()),
-        'vocabulary': facts.get('vocab'),
+def of_data(training: Training) -> dict[str, Any]:
+    """The facts of the data of training and of all evaluations, by their places in the config."""
+    facts = _facts('config.data', training.data)
+    facts['config.data: batches'] = as_facts(training.data.shapes)
+    for name, one in training.evaluations.items():
+        where = f'config.evals.{name}'
+        facts |= _facts(where, one.data)
+        facts[f'{where}: batches'] = one.data.plan.eval_steps
+        if one.fit is not None:
+            facts |= _facts(f'{where}.fit', one.fit)
+            facts[f'{where}.fit: batches'] = one.fit.plan.eval_steps
+        if one.evaluator is not None:
+            facts[f'{where}: files of its evaluator'] = one.evaluator.digest()
+    return facts
+
+
+def _facts(where: str, data: Dataset) -> dict[str, Any]:
+    """The facts of a data set; a digest stands for what is long."""
+    facts = {
+        'examples': len(data.source),
+        'classes': _digest(json.dumps(data.info.class_names).encode()),
+        'vocabulary': data.vocab.digest if isinstance(data.vocab, Vocabulary) else None,
+        'arrays': {name: [list(s.shape), s.dtype.name] for name, s in data.spec.items()},
+        'names and labels': data.listing.examples,
+        'sizes of files': data.listing.contents,
     }
+    return {f'{where}: {name}': fact for name, fact in facts.items()}
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -146,6 +146,36 @@ def require_same_count(saved: int | None, data: Dataset) -> None:
         )
 
 
+def require_same_listing(saved: Mapping[str, str] | None, data: Dataset) -> tuple[str, ...]:
+    """Check that a run's data list the examples that they listed when it was saved.
+
+    Args:
+      saved: of the checkpoint; None if it is older than listings.
+      data: of the run.
+
+    Returns:
+      A line if only sizes or checksums of files differ, as of a file that was repaired.
+
+    Raises:
+      UserError: for examples of other names, labels or annotations, or in another order.
+    """
+    found, title = data.listing, data.source.title
+    if saved is None:
+        return ()
+    if saved['examples'] != found.examples:
+        raise UserError(
+            f'config.data: {title} has as many examples as when the run was saved, but with other '
+            'names or labels; bring the data back as they were, or train on them in another '
+            '--workdir'
+        )
+    if saved['contents'] and saved['contents'] != found.contents:
+        return (
+            f'config.data: files of {title} have other sizes or checksums than when the run was '
+            'saved: it goes on with the new ones',
+        )
+    return ()
+
+
 def abstract_variables(run_once: Callable, task: Task, spec: Spec) -> dict[str, PyTree]:
     """Shapes of the model's variables, where the task finds all that it reads.
 

@@ -28,6 +28,7 @@ def describe(training: Training, folder: pathlib.Path, beginning: Beginning) -> 
         *training.judge.notes,
         f'{f"resumes after step {start}" if start else "starts"} in {folder}',
         compile_cache.note(),
+        *beginning.notes,
     ]
     if (before := beginning.hardware) != hardware:
         lines.append(

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -136,7 +136,11 @@ def branch(training: Training) -> Origin:
         step=step,
         hardware=meta.get('hardware', program.hardware),
         history=history,
-        notes=(f'branches off {trunk} after step {step}', *changes(before, training, history)),
+        notes=(
+            f'branches off {trunk} after step {step}',
+            *changes(before, training, history),
+            *_other_data(before, meta.get('listing'), training),
+        ),
     )
 
 
@@ -155,6 +159,17 @@ def changes(
             )
             break
     return lines
+
+
+def _other_data(
+    before: ConfigDict, listing: Mapping[str, str] | None, training: Training
+) -> list[str]:
+    """A line if the same data had other examples, as far as the checkpoint's listing knows."""
+    if listing is None or 'data' in defaults.differences(before, training.config):
+        return []
+    if listing == training.data.listing._asdict():
+        return []
+    return [f'there, {training.data.source.title} had examples of other names, labels or sizes']
 
 
 def write_history(folder: pathlib.Path, origin: Origin) -> None:

@@ -25,6 +25,7 @@ class Beginning:
       unevaluated: whether the run was stopped before the evaluations after `step` were finished.
       broken: records of the training data that could not be read, and why.
       bests: the best results up to `step`.
+      notes: on the data, a line each.
     """
 
     state: step_lib.TrainState
@@ -33,6 +34,7 @@ class Beginning:
     unevaluated: bool = False
     broken: Mapping[int, str] = dataclasses.field(default_factory=dict)
     bests: Bests = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def restore(
@@ -58,6 +60,7 @@ def restore(
         compatibility.require_same_function(meta.get('config'), training.config)
         compatibility.require_same_classes(meta.get('class_names', ()), training.data.info)
         compatibility.require_same_count(meta.get('num_examples'), training.data)
+        notes = compatibility.require_same_listing(meta.get('listing'), training.data)
         return Beginning(
             program.layout.from_global(saved),
             step,
@@ -65,6 +68,7 @@ def restore(
             meta.get('unevaluated', False),
             dict(meta.get('broken', ())),
             training.judge.begin(meta),
+            notes,
         )
     origin = origin or find_origin(training, allowed)
     bests = training.judge.begin({})

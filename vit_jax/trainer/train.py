@@ -115,7 +115,8 @@ def prepare(
     """Build the run; its folder is left as it is, unless the run starts anew."""
     run_folder.require_writable(folder)
     training = build(config, devices)
-    processes.require_alike(agreement.of_data(training.data))
+    if jax.process_count() > 1:
+        processes.require_alike(agreement.of_data(training))
     workdir.check_data(training, folder)
     if anew:
         with lock.lock(folder):

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data import images
-from vit_jax.data.records import BrokenRecord, Record, SourceInfo, UnknownSplit
+from vit_jax.data import images, listing
+from vit_jax.data.records import BrokenRecord, Listing, Record, SourceInfo, UnknownSplit
 from vit_jax.errors import UserError
 from vit_jax.storage import paths
 
@@ -81,6 +81,13 @@ class Source:
 
     def labels(self) -> np.ndarray:
         raise UserError(f'{self._name}: an image has several objects or none, and no class itself')
+
+    def listing(self, indices: np.ndarray, /) -> Listing:
+        """The digest of the whole file of annotations, and of the sizes of images."""
+        names = [self._images[i]['file_name'] for i in indices.tolist()]
+        return Listing(
+            listing.digest_of_file(self._file), listing.digest_of_sizes(self._folder, names)
+        )
 
     def record_name(self, index: int, /) -> str:
         return str(self._folder / self._images[index]['file_name'])

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data import images
-from vit_jax.data.records import Record, SourceInfo
+from vit_jax.data import images, listing
+from vit_jax.data.records import Listing, Record, SourceInfo
 from vit_jax.data.sources import coco
 from vit_jax.errors import UserError
 
@@ -33,7 +33,7 @@ class Source:
     def __init__(self, path: str, split: str):
         root = pathlib.Path(path).expanduser()
         self._name = f'source coco_captions:{path}'
-        file = coco.find_annotations(root, split, PREFIX, self._name)
+        file = self._file = coco.find_annotations(root, split, PREFIX, self._name)
         content = coco.read_json(file, self._name)
         with coco.coco_format(file, self._name):
             self._images = sorted(content['images'], key=lambda image: image['id'])
@@ -59,6 +59,13 @@ class Source:
 
     def labels(self) -> np.ndarray:
         raise UserError(f'{self._name}: an image has captions, and no class itself')
+
+    def listing(self, indices: np.ndarray, /) -> Listing:
+        """The digest of the whole file of annotations, and of the sizes of images."""
+        names = [self._images[self._captions[i][0]]['file_name'] for i in indices.tolist()]
+        return Listing(
+            listing.digest_of_file(self._file), listing.digest_of_sizes(self._folder, names)
+        )
 
     def record_name(self, index: int, /) -> str:
         return str(self._path(self._captions[index][0]))

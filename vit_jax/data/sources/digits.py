@@ -11,7 +11,8 @@ import pathlib
 
 import numpy as np
 
-from vit_jax.data.records import Record, SourceInfo, UnknownSplit
+from vit_jax.data import listing
+from vit_jax.data.records import Listing, Record, SourceInfo, UnknownSplit
 from vit_jax.data.transforms import geometry
 from vit_jax.errors import UserError
 
@@ -53,6 +54,10 @@ class Source:
 
     def labels(self) -> np.ndarray:
         return self._labels
+
+    def listing(self, indices: np.ndarray, /) -> Listing:
+        images = listing.digest_of(self._images[indices])
+        return Listing(listing.digest_of(self._labels[indices]), images)
 
     def record_name(self, index: int, /) -> str:
         return f'digits {self._split} record {index} (scikit-learn: {self._original[index]})'

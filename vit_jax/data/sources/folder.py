@@ -18,7 +18,7 @@ import pathlib
 import numpy as np
 
 from vit_jax.data import images, listing, order
-from vit_jax.data.records import Record, SourceInfo, UnknownSplit
+from vit_jax.data.records import Listing, Record, SourceInfo, UnknownSplit
 from vit_jax.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -54,6 +54,14 @@ class Source:
 
     def labels(self) -> np.ndarray:
         return self._labels
+
+    def listing(self, indices: np.ndarray, /) -> Listing:
+        files = [self._files[i] for i in indices.tolist()]
+        names = _in_utf8('\0'.join(files))
+        return Listing(
+            listing.digest_of(names, self._labels[indices]),
+            listing.digest_of_sizes(self._folder, files),
+        )
 
     def record_name(self, index: int, /) -> str:
         return str(self._folder / self._files[index])

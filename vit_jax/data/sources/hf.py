@@ -10,6 +10,7 @@ in the user's cache folder.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -20,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data import images
+from vit_jax.data import images, listing
 from vit_jax.data.parts import Parts
-from vit_jax.data.records import BrokenRecord, Record, SourceInfo, UnknownSplit
+from vit_jax.data.records import BrokenRecord, Listing, Record, SourceInfo, UnknownSplit
 from vit_jax.errors import UserError
 from vit_jax.runtime.console import progress
 from vit_jax.storage import cache
@@ -45,7 +46,8 @@ class Source:
         splits = find_splits(root, self._title)
         if split not in splits:
             raise UnknownSplit.of(self._title, split, splits)
-        self._split = split
+        self._split, self._root = split, root
+        self._listed = [str(file.relative_to(root)) for file in splits[split]]
         self._files = [random_access(file, self._title) for file in splits[split]]
         schema = self._batches[0].schema
         self._image, self._label, self._texts, names = columns(schema, self._title)
@@ -97,6 +99,17 @@ class Source:
         if labels.dtype.kind != 'i':  # a missing one makes them floating-point numbers
             raise UserError(f'{self._title}: a row has no {self._label!r}')
         return labels.astype(np.int64)
+
+    def listing(self, indices: np.ndarray, /) -> Listing:
+        """Digests of whole files, and of the examples' classes."""
+        labels = np.zeros(0, np.int64)
+        with contextlib.suppress(UserError):  # a row without a class
+            labels = self.labels()[indices]
+        rows = np.array([batch.num_rows for batch in self._batches])
+        return Listing(
+            listing.digest_of(self._listed, rows, labels),
+            listing.digest_of_sizes(self._root, self._listed),
+        )
 
     def record_name(self, index: int, /) -> str:
         return f'{self._title.removeprefix("source ")} {self._split} row {index}'

@@ -5,6 +5,7 @@ PATH may be in object storage, gs://BUCKET/FOLDER: see `vit_jax.data.remote`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import io
@@ -13,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data import images, packed, remote
+from vit_jax.data import images, listing, packed, remote
 from vit_jax.data.parts import Parts
-from vit_jax.data.records import BrokenRecord, Record, UnknownSplit
+from vit_jax.data.records import BrokenRecord, Listing, Record, UnknownSplit
 from vit_jax.errors import UserError
 from vit_jax.storage import paths, ranges
 
@@ -117,6 +118,17 @@ class Source:
         if labels.dtype.kind not in 'iu':
             raise UserError(f'{self._title}: {file} holds {labels.dtype}, not whole numbers')
         return labels
+
+    def listing(self, indices: np.ndarray, /) -> Listing:
+        """Digests of whole shards, by the manifest."""
+        labels = np.zeros(0, np.int64)
+        with contextlib.suppress(UserError):  # examples without a class
+            labels = self.labels()[indices]
+        shards = [f'{shard.name} {shard.examples}' for shard in self._shards]
+        return Listing(
+            listing.digest_of(shards, labels),
+            listing.digest_of(shard.sha256 for shard in self._shards),
+        )
 
     def record_name(self, index: int, /) -> str:
         shard, row = self._parts.locate(index)

@@ -14,7 +14,8 @@ import pathlib
 
 import numpy as np
 
-from vit_jax.data.records import BrokenRecord, Record, SourceInfo
+from vit_jax.data import listing
+from vit_jax.data.records import BrokenRecord, Listing, Record, SourceInfo
 from vit_jax.data.sources import coco
 from vit_jax.errors import UserError
 
@@ -36,7 +37,7 @@ class Source:
     def __init__(self, path: str, split: str):
         root = pathlib.Path(path).expanduser()
         name = self._name = f'source panoptic:{path}'
-        file = coco.find_annotations(root, split, PREFIX, name)
+        file = self._file = coco.find_annotations(root, split, PREFIX, name)
         content = coco.read_json(file, name)
         with coco.coco_format(file, name):
             categories = sorted(content['categories'], key=lambda c: c['id'])
@@ -104,6 +105,16 @@ class Source:
 
     def labels(self) -> np.ndarray:
         raise UserError(f'{self._name}: an image has several segments, and no class itself')
+
+    def listing(self, indices: np.ndarray, /) -> Listing:
+        """The digest of the whole file of annotations, and of the sizes of images and segments."""
+        listed = [self._images[i] for i in indices.tolist()]
+        sizes = [listing.digest_of_sizes(self._folder, [one['file_name'] for one in listed])]
+        if not self._is_bare:
+            names = [self._segments[one['id']]['file_name'] for one in listed]
+            sizes.append(listing.digest_of_sizes(self._pngs, names))
+        contents = listing.digest_of(sizes) if all(sizes) else ''
+        return Listing(listing.digest_of_file(self._file), contents)
 
     def record_name(self, index: int, /) -> str:
         return str(self._folder / self._images[index]['file_name'])

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data.records import Record, SourceInfo
+from vit_jax.data import listing
+from vit_jax.data.records import Listing, Record, SourceInfo
 from vit_jax.errors import UserError
 
 
@@ -45,6 +46,9 @@ class Source:
 
     def labels(self) -> np.ndarray:
         return np.arange(len(self)) // len(self._templates)
+
+    def listing(self, indices: np.ndarray, /) -> Listing:
+        return Listing(listing.digest_of(self.info.class_names, self._templates, indices))
 
     def record_name(self, index: int, /) -> str:
         return f'prompt {self[index]["caption"]!r}'

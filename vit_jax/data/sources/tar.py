@@ -24,9 +24,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from vit_jax.data import images
+from vit_jax.data import images, listing
 from vit_jax.data.parts import Parts
-from vit_jax.data.records import BrokenRecord, Record, SourceInfo, UnknownSplit
+from vit_jax.data.records import BrokenRecord, Listing, Record, SourceInfo, UnknownSplit
 from vit_jax.errors import UserError
 from vit_jax.storage import cache
 
@@ -107,6 +107,14 @@ class Source:
         if not self.info.num_classes:
             raise UserError(f'{self._title}: not every image has a class (NAME.cls)')
         return self._labels
+
+    def listing(self, indices: np.ndarray, /) -> Listing:
+        names = [name for shard in self._names for name in shard.tolist()]
+        sizes = np.concatenate([members[..., 1] for members in self._members])
+        chosen = b'\0'.join(names[i] for i in indices.tolist())
+        return Listing(
+            listing.digest_of(chosen, self._labels[indices]), listing.digest_of(sizes[indices])
+        )
 
     def record_name(self, index: int, /) -> str:
         shard, row = self._parts.locate(index)

@@ -14,7 +14,8 @@ import pathlib
 
 import numpy as np
 
-from vit_jax.data.records import Record, SourceInfo, UnknownSplit
+from vit_jax.data import listing
+from vit_jax.data.records import Listing, Record, SourceInfo, UnknownSplit
 from vit_jax.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,12 @@ class Source:
     def labels(self) -> np.ndarray:
         raise UserError(f'source {self._title}: pairs of sentences have no classes')
 
+    def listing(self, indices: np.ndarray, /) -> Listing:
+        """The digest of whole files."""
+        del indices
+        lines = (self._lines, self._targets)
+        return Listing(listing.digest_of(*(one.data for one in lines if one is not None)))
+
     def record_name(self, index: int, /) -> str:
         return f'{self._lines.path} line {self._kept[index] + 1}'
 
@@ -75,24 +82,28 @@ class _Lines:
 
     They end at line feeds alone: `str.splitlines` would also split at characters inside of
     sentences, which would misalign the pairs after them.
+
+    Attributes:
+      path: of the file.
+      data: its content.
     """
 
     def __init__(self, path: pathlib.Path):
         self.path = path
         try:
-            self._data = path.read_bytes().removeprefix(b'\xef\xbb\xbf')
+            self.data = path.read_bytes().removeprefix(b'\xef\xbb\xbf')
         except OSError as error:
             raise UserError(f'source text: cannot read {path}: {error.strerror}') from error
         try:
-            self._data.decode()
+            self.data.decode()
         except UnicodeDecodeError as error:
-            line = self._data.count(b'\n', 0, error.start) + 1
+            line = self.data.count(b'\n', 0, error.start) + 1
             raise UserError(
                 f'{path} line {line}: not UTF-8 ({error.reason}); convert the file, as with iconv'
             ) from error
-        ends = np.flatnonzero(np.frombuffer(self._data, np.uint8) == ord('\n'))
-        if not self._data.endswith(b'\n') and self._data:
-            ends = np.append(ends, len(self._data))
+        ends = np.flatnonzero(np.frombuffer(self.data, np.uint8) == ord('\n'))
+        if not self.data.endswith(b'\n') and self.data:
+            ends = np.append(ends, len(self.data))
         self._ends = ends
 
     def __len__(self) -> int:
@@ -100,7 +111,7 @@ class _Lines:
 
     def __getitem__(self, index: int) -> str:
         start = self._ends[index - 1] + 1 if index else 0
-        return self._data[start : self._ends[index]].decode().removesuffix('\r')
+        return self.data[start : self._ends[index]].decode().removesuffix('\r')
 
 
 def _beside(first: str, second: str) -> pathlib.Path:

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data import images, remote
-from vit_jax.data.records import BrokenRecord, Record, SourceInfo, UnknownSplit
+from vit_jax.data import images, listing, remote
+from vit_jax.data.records import BrokenRecord, Listing, Record, SourceInfo, UnknownSplit
 from vit_jax.errors import UserError, nearest
 from vit_jax.storage import paths, ranges
 
@@ -67,7 +67,9 @@ class Source:
         for file in map(str, splits[split].filepaths):
             if not paths.stays_inside(file.removeprefix(f'{local}/')):
                 raise UserError(f'source {self._title}: lists {file!r}, outside of {folder}')
-        self._split, self._label = split, 'label'
+        self._split, self._label, self._folder = split, 'label', folder
+        names = [file.name for file in splits[split].filepaths]
+        self._shards = dict(zip(names, splits[split].shard_lengths, strict=True))
         self._pair = _languages(tfds, builder.info)
         decoders: dict[str, Any] = {}
         if self._pair:
@@ -86,9 +88,7 @@ class Source:
         if self._bucket:
             names = [file.name for info in splits.values() for file in info.filepaths]
             self._bucket.keep([name for name in names if name in self._bucket.files])
-            names = [file.name for file in splits[split].filepaths]
-            counts = dict(zip(names, splits[split].shard_lengths, strict=True))
-            records = remote.Records(self._bucket, counts, f'source {self._title}')
+            records = remote.Records(self._bucket, self._shards, f'source {self._title}')
             self._records.data_source = records
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -144,6 +144,15 @@ class Source:
         chunks = [range(i, min(i + CHUNK, len(self))) for i in range(0, len(self), CHUNK)]
         records = (record for chunk in chunks for record in self._records.__getitems__(chunk))
         return np.fromiter((record[self._label] for record in records), np.int64, len(self))
+
+    def listing(self, indices: np.ndarray, /) -> Listing:
+        """Digests of whole shards: names and numbers of records; sizes, in a bucket also tags."""
+        shards = listing.digest_of(f'{name} {count}' for name, count in self._shards.items())
+        if self._bucket:
+            files = self._bucket.files
+            return Listing(shards, listing.digest_of(str(files[name]) for name in self._shards))
+        folder = pathlib.Path(self._folder)
+        return Listing(shards, listing.digest_of_sizes(folder, list(self._shards)))
 
     def record_name(self, index: int, /) -> str:
         return f'{self._title} {self._split} record {index}'
