@@ -71,7 +71,7 @@ MOVED = {
 }
 
 
-@pytest.mark.fault(9251)
+@pytest.mark.fault(121)
 @pytest.mark.parametrize('change', MOVED)
 def test_as_many_examples_of_other_names_or_labels_are_told(
     words, images, tmp_path, capsys, change
@@ -89,7 +89,7 @@ def test_as_many_examples_of_other_names_or_labels_are_told(
     assert main([*words, '--stop-at=2']) == EXIT_PREEMPTED
 
 
-@pytest.mark.fault(9252)
+@pytest.mark.fault(122)
 def test_a_file_that_was_replaced_is_told_once(words, images, capsys):
     """It may have been repaired: the order of the examples is the same."""
     assert main([*words, '--stop-at=1']) == EXIT_PREEMPTED

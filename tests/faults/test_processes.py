@@ -437,7 +437,7 @@ def get_config(arg=None):
 """
 
 
-@pytest.mark.fault(9240, 9250)
+@pytest.mark.fault(119, 120)
 def test_data_that_differ_are_named_on_every_process(repo, tmp_path):
     """A validation image of another class, and a training image replaced; each host has its own."""
     config = tmp_path / 'config.py'
