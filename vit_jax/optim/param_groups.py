@@ -6,6 +6,7 @@ A pattern is a regular expression that may match anywhere in a path (`re.search`
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -120,11 +121,14 @@ def delayed(tx: optax.GradientTransformation, delays: Rules) -> optax.GradientTr
     return optax.chain(tx, wait)
 
 
-# The states that count the steps of a schedule, and those that hold the states of others.
-_SCHEDULES = (
-    optax.ScaleByScheduleState,
-    type(optax.add_decayed_weights(lambda _: 0.0).init(())),
-)
+@functools.cache  # not at import: an array starts JAX, after which no job can be joined
+def _schedules() -> tuple[type, ...]:
+    """The states that count the steps of a schedule."""
+    decay = optax.add_decayed_weights(lambda _: 0.0)
+    return optax.ScaleByScheduleState, type(jax.eval_shape(decay.init, ()))
+
+
+# The states that hold the states of others.
 _WRAPPERS = (optax.MaskedState, optax.transforms.PartitionState)
 
 
@@ -138,7 +142,7 @@ def at_step(state: PyTree, step: jax.Array) -> PyTree:
       state: of the optimizer.
       step: number of steps before, int32.
     """
-    if isinstance(state, _SCHEDULES):
+    if isinstance(state, _schedules()):
         return state._replace(count=step)
     if isinstance(state, _WRAPPERS):
         return type(state)(*(at_step(inner, step) for inner in state))
