@@ -143,11 +143,12 @@ def own_images(arg: str) -> ConfigDict:
     config.model = dict(name=placeholder(str), num_classes=placeholder(int), dtype='bfloat16')
     config.init = {'from': placeholder(str), 'posemb': 'bilinear'}
     config.task = dict(name='classify')
-    seen = f'resize_small({size}, {{method}})|central_crop({size})' if size else '{transforms}'
+    larger = f'{{alpha}}resize_small({size}, {{method}})|central_crop({size})'
+    seen = larger if size else '{transforms}'
     config.data = dict(
         source=placeholder(str),
         split=placeholder(str),
-        transforms=f'inception_crop({size or "{size}"}, method={{method}})|flip',
+        transforms=f'{{alpha}}inception_crop({size or "{size}"}, method={{method}})|flip',
     )
     config.evals = dict(val=dict(split=placeholder(str), transforms=seen))
     config.optim = dict(name='sgd', momentum=0.9, lr=0.003, clip_norm=1.0)

@@ -96,6 +96,32 @@ def test_transparency_is_laid_over_white():
     np.testing.assert_array_equal(decode(encode(Image.fromarray(rgba)))[0, :, 0], [255, 0, 127])
 
 
+def translucent(mode):
+    """A file of random colors under random transparency."""
+    rng = np.random.default_rng(0)
+    rgba = Image.fromarray(rng.integers(0, 256, (9, 7, 4), np.uint8))
+    if mode == 'P':
+        return encode(rgba.convert('RGB').quantize(16), transparency=3)
+    if mode == 'RGB':
+        return encode(rgba.convert('RGB'), transparency=rgba.getpixel((2, 2))[:3])
+    return encode(rgba.convert(mode))
+
+
+@pytest.mark.parametrize('mode', ['RGBA', 'LA', 'P', 'RGB'])
+def test_transparency_is_dropped_as_pillow_does(mode):
+    data = translucent(mode)
+    over_white = decode(data)
+    for channels, target in ((3, 'RGB'), (1, 'L')):
+        expected = np.asarray(Image.open(io.BytesIO(data)).convert(target))
+        with images.dropping_alpha():
+            found = decode(data, channels=channels)
+        np.testing.assert_array_equal(found.squeeze(), expected)
+    with images.dropping_alpha(False):
+        np.testing.assert_array_equal(decode(data), over_white)
+    with images.dropping_alpha():
+        assert (decode(data) != over_white).any()
+
+
 def test_opaque_alpha_changes_nothing():
     rgba = np.concatenate([RGB, np.full((2, 3, 1), 255, np.uint8)], -1)
     np.testing.assert_array_equal(decode(encode(Image.fromarray(rgba))), RGB)

@@ -56,6 +56,72 @@ def test_resize_small_keeps_the_aspect_ratio(shape, expected):
     assert apply('resize_small(6)', picture(*shape)).shape == (*expected, 3)
 
 
+@pytest.mark.parametrize(
+    ('shape', 'nearest', 'down'),
+    [
+        ((30, 50), (11, 18), (11, 18)),
+        ((31, 50), (11, 18), (11, 17)),
+        ((50, 31), (18, 11), (17, 11)),
+    ],
+)
+def test_resize_small_rounds_the_longer_side(shape, nearest, down):
+    assert apply('resize_small(11)', picture(*shape)).shape[:2] == nearest
+    assert apply("resize_small(11, rounding='down')", picture(*shape)).shape[:2] == down
+
+
+def test_resize_small_down_keeps_the_longest_side():
+    spec = "resize_small(20, max=30, rounding='down')"
+    assert apply(spec, picture(12, 40)).shape == (9, 30, 3)
+    assert apply(spec, picture(20, 30)).shape == (20, 30, 3)
+
+
+@pytest.mark.parametrize(
+    ('shape', 'cover', 'within'),
+    [((30, 50), (10, 17), (10, 16)), ((50, 30), (27, 16), (12, 7)), ((9, 9), (16, 16), (12, 12))],
+)
+def test_rectangles_keep_the_aspect_ratio(shape, cover, within):
+    size = {'cover': (10, 16), 'within': (12, 16)}
+    for name, expected in (('cover', cover), ('within', within)):
+        found = apply(f"resize_{name}({size[name]}, 'bicubic')", picture(*shape))
+        assert found.shape[:2] == expected
+
+
+def test_central_crop_rounds_half_a_pixel():
+    """torchvision rounds the offsets 1.5 and 2.5 to 2."""
+    for spare, even in ((1, 0), (2, 1), (3, 2), (5, 2)):
+        image = picture(8 + spare, 8)
+        found = apply("central_crop(8, rounding='even')", image)
+        np.testing.assert_array_equal(found, image[even : even + 8])
+        np.testing.assert_array_equal(
+            apply('central_crop(8)', image), image[spare // 2 : spare // 2 + 8]
+        )
+
+
+@pytest.mark.parametrize(('rounding', 'top'), [('down', 2), ('even', 1)])
+def test_central_crop_pads(rounding, top):
+    """transformers has the odd row above the image, torchvision below."""
+    image = picture(9, 16)
+    found = apply(f'central_crop(12, {rounding!r}, fill=(1, 2, 3))', image)
+    np.testing.assert_array_equal(found[top : top + 9], image[:, 2:14])
+    outside = np.delete(found, slice(top, top + 9), axis=0)
+    np.testing.assert_array_equal(outside, np.broadcast_to([1, 2, 3], outside.shape))
+    with pytest.raises(UserError, match='3 values, the image 1 channels'):
+        apply('central_crop(20, fill=(1, 2, 3))', picture(channels=1))
+
+
+def test_boxes_follow_a_crop_that_pads():
+    record = {'image': picture(9, 16), 'boxes': np.array([[3, 1, 20, 5]], np.float32)}
+    made = parse_transforms('central_crop(12, fill=7)')(record, example_rng(0, 0))
+    np.testing.assert_array_equal(made['boxes'], [[1, 3, 12, 7]])
+
+
+def test_drop_alpha_concerns_decoding_alone():
+    image = picture()
+    np.testing.assert_array_equal(apply('drop_alpha', image), image)
+    assert parse_transforms('flip|drop_alpha').drops_alpha
+    assert not parse_transforms('flip').drops_alpha
+
+
 def test_central_crop():
     image = picture(12, 17)
     np.testing.assert_array_equal(apply('central_crop(8)', image), image[2:10, 4:12])
@@ -280,6 +346,10 @@ def test_travels_to_other_processes():
         ('resize(8, metod="box")', "unexpected keyword argument 'metod'"),
         ('resize(8, method="cubic")', "method='cubic' must be one of nearest, box"),
         ('resize(0)', 'height=0 must be a positive integer'),
+        ("resize_small(8, rounding='up')", "rounding 'up'"),
+        ("central_crop(8, rounding='nearest')", "rounding 'nearest'"),
+        ('central_crop(8, fill=256)', 'fill=256 must be a byte'),
+        ('central_crop(8, fill=(1, -1, 2))', 'must be a byte, or a tuple'),
         ('resize(8.5)', 'height=8.5 must be a positive integer'),
         ('resize((8, 8, 3))', r'must be an integer or \(height, width\)'),
         ('resize("8")', 'must be a positive integer'),

@@ -89,7 +89,8 @@ def test_a_window_has_the_bytes_of_the_whole_image(library, kind, mode):
 SPECS = (
     *('inception_crop_tf(24)|flip', 'inception_crop(24)', 'random_crop(40)', 'central_crop(40)'),
     *('resize_small_tf(60)|central_crop(44)', "resize_tf(50, 'bilinear')|random_crop(30)"),
-    'resize_small_tf(150)|inception_crop(24)',
+    *('resize_small_tf(150)|inception_crop(24)', "drop_alpha|central_crop(40, rounding='even')"),
+    *('central_crop((100, 141), fill=(1, 2, 3))', 'resize_tf(50)|central_crop((60, 30), fill=7)'),
 )
 
 

@@ -3,16 +3,21 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import released
+from helpers import released, timm_images, transformers_forms, transformers_models
 from PIL import Image
 
+import vit_jax
 from vit_jax import interop
+from vit_jax.data.examples import Examples
+from vit_jax.data.sources import open_source
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
 from vit_jax.inference import load, predict
 from vit_jax.interop import normalization, preprocessing
+from vit_jax.interop.families import detr
 from vit_jax.interop.normalization import PREPROCESSOR
 
 TIMM = {'input_size': [3, 224, 224], 'interpolation': 'bicubic', 'crop_pct': 0.9}
@@ -20,24 +25,32 @@ PILLOW = {'size': {'height': 224, 'width': 224}, 'resample': 2}
 EDGE = {'size': {'shortest_edge': 256}, 'resample': 3, 'do_center_crop': True, 'crop_size': 224}
 
 
+TIMM_CROP = (
+    "drop_alpha|resize_small(248, 'bicubic', rounding='down')"
+    "|central_crop((224, 224), rounding='even')"
+)
+EDGE_CROP = "drop_alpha|resize_small(256, 'bicubic', rounding='down')|central_crop((224, 224))"
+
+
 @pytest.mark.parametrize(
     ('extra', 'size', 'text'),
     [
-        # timm: Resize(int(224 / 0.9)), CenterCrop(224)
-        (TIMM, (224, 224), "resize_small(248, 'bicubic')|central_crop((224, 224))"),
-        (TIMM, None, "resize_small(248, 'bicubic')|central_crop((224, 224))"),
+        (TIMM, (224, 224), TIMM_CROP),  # timm: Resize(int(224 / 0.9)), CenterCrop(224)
+        (TIMM, None, TIMM_CROP),
+        (TIMM, (384, 384), TIMM_CROP),
         (
-            TIMM | {'crop_pct': 1.0},
+            {'interpolation': 'bilinear', 'crop_pct': 1.0},
             (384, 384),
-            "resize_small(384, 'bicubic')|central_crop((384, 384))",
+            TIMM_CROP.replace("248, 'bicubic'", '384').replace('224', '384'),
         ),
         (
             TIMM | {'crop_pct': 1.0, 'crop_mode': 'squash'},
             (224, 224),
-            "resize((224, 224), 'bicubic')|central_crop((224, 224))",
+            "drop_alpha|resize((224, 224), 'bicubic')|central_crop((224, 224), rounding='even')",
         ),
         (TIMM | {'interpolation': 'random'}, (224, 224), ''),
         (TIMM | {'crop_pct': -1}, (224, 224), ''),
+        (TIMM | {'crop_mode': 'border', 'mean': [2, 0, 0]}, (224, 224), ''),
     ],
 )
 def test_of_timm(extra, size, text):
@@ -48,48 +61,27 @@ def test_of_timm(extra, size, text):
 @pytest.mark.parametrize(
     ('extra', 'size', 'text'),
     [
-        (PILLOW, (224, 224), "resize((224, 224), 'bilinear')"),
-        (PILLOW | {'size': 384, 'resample': 3}, None, "resize((384, 384), 'bicubic')"),
-        (EDGE, (224, 224), "resize_small(256, 'bicubic')|central_crop((224, 224))"),
-        (EDGE, None, "resize_small(256, 'bicubic')|central_crop((224, 224))"),
+        (PILLOW, (224, 224), "drop_alpha|resize((224, 224), 'bilinear')"),
+        (PILLOW, (384, 384), "drop_alpha|resize((224, 224), 'bilinear')"),
+        (
+            PILLOW | {'size': 384, 'resample': 3},
+            None,
+            "drop_alpha|resize((384, 384), 'bicubic')",
+        ),
+        (EDGE, (518, 518), EDGE_CROP),
+        (EDGE, None, EDGE_CROP),
         (PILLOW | {'resample': 5}, (224, 224), ''),
         (PILLOW | {'size': 10**6}, None, ''),
-        (EDGE | {'crop_size': 300}, (300, 300), ''),  # transformers pads
         ({'do_resize': False}, None, ''),
-        (
-            PILLOW
-            | {'size': {'height': 256, 'width': 256}, 'do_center_crop': True, 'crop_size': 224},
-            (224, 224),
-            "resize((256, 256), 'bilinear')|central_crop((224, 224))",
-        ),
         (
             {'image_processor_type': 'CLIPImageProcessor', 'size': {'shortest_edge': 256}},
             (224, 224),
-            "resize_small(256, 'bicubic')|central_crop((224, 224))",
+            EDGE_CROP,
         ),
         (
-            EDGE
-            | {
-                'image_processor_type': 'ConvNextImageProcessor',
-                'crop_pct': 0.875,
-                'size': {'shortest_edge': 224},
-            },
-            None,
-            "resize_small(256, 'bicubic')|central_crop((224, 224))",
-        ),
-        (
-            {'image_processor_type': 'ConvNextImageProcessor', 'size': {'shortest_edge': 384}},
-            None,
-            "resize((384, 384), 'bicubic')",
-        ),
-        (
-            {
-                'image_processor_type': 'LevitImageProcessor',
-                'size': {'shortest_edge': 224},
-                'crop_size': 224,
-            },
-            None,
-            "resize_small(256, 'bicubic')|central_crop((224, 224))",
+            {'image_processor_type': 'DeiTImageProcessor'},
+            (12, 12),
+            "drop_alpha|resize((14, 14), 'bicubic')|central_crop((12, 12))",
         ),
     ],
 )
@@ -102,6 +94,105 @@ def test_of_nobody():
     assert preprocessing.transforms({}, (224, 224)) == ''
 
 
+def prepared(text):
+    """The function of bytes that the transforms are."""
+    steps = parse_transforms(text)
+    return lambda photo: steps({'image': photo}, np.random.default_rng(0))['image']
+
+
+def height_width(height, width):
+    return {'height': height, 'width': width}
+
+
+# By processor: the keys of preprocessor_config.json; sizes are odd and even, larger than some of
+# the images, and missing.
+PROCESSORS = [
+    ('ViT', {'size': height_width(32, 32)}),
+    ('ViT', {'size': 33, 'resample': 3}),
+    ('ViT', {'size': height_width(24, 37), 'resample': 1}),
+    ('ViT', {'size': 33, 'resample': 0}),
+    ('DeiT', {'size': height_width(37, 37), 'crop_size': height_width(32, 32)}),
+    ('DeiT', {'size': 38, 'crop_size': 33, 'resample': 2}),
+    ('Beit', {'size': 33}),
+    ('Beit', {'size': 40, 'crop_size': 33, 'do_center_crop': True}),
+    ('CLIP', {'size': {'shortest_edge': 32}, 'crop_size': height_width(32, 32)}),
+    ('CLIP', {'size': 33, 'crop_size': 33}),  # of older files
+    ('Siglip', {'size': height_width(33, 33)}),
+    ('Siglip', {'size': height_width(33, 33), 'resample': 2}),
+    ('Bit', {'size': {'shortest_edge': 37}, 'crop_size': height_width(32, 32)}),  # DINOv2's
+    ('Bit', {'size': {'shortest_edge': 38}, 'crop_size': 33, 'resample': 2}),
+    ('Bit', {'size': {'shortest_edge': 30}, 'crop_size': height_width(34, 37)}),  # pads
+    ('Bit', {'size': {'shortest_edge': 30}, 'crop_size': height_width(33, 34), 'do_resize': False}),
+    ('ConvNext', {'size': {'shortest_edge': 33}, 'crop_pct': 0.875}),
+    ('ConvNext', {'size': {'shortest_edge': 33}, 'resample': 2}),
+    ('ConvNext', {'size': {'shortest_edge': 384}}),
+    ('Levit', {'size': {'shortest_edge': 33}, 'crop_size': height_width(33, 33)}),
+]
+
+
+@pytest.mark.parametrize(('kind', 'config'), PROCESSORS)
+def test_every_processor_of_transformers_makes_the_same_bytes(kind, config):
+    transformers = pytest.importorskip('transformers')
+    made = getattr(transformers, f'{kind}ImageProcessorPil')(**config)
+    raw = {'return_tensors': 'np', 'do_rescale': False, 'do_normalize': False}
+    told = {'image_processor_type': f'{kind}ImageProcessor', **config}
+    ours = prepared(preprocessing.transforms({PREPROCESSOR: told}, (500, 500)))
+    for photo in timm_images.photos():
+        theirs = made(Image.fromarray(photo), **raw)['pixel_values'][0].transpose(1, 2, 0)
+        np.testing.assert_array_equal(ours(photo), theirs, err_msg=str(photo.shape))
+
+
+@pytest.mark.parametrize('limits', [(30, 50), (33, 1000)])
+def test_detrs_make_the_same_bytes(limits):
+    transformers = pytest.importorskip('transformers')
+    size = dict(zip(('shortest_edge', 'longest_edge'), limits, strict=True))
+    raw = {'do_rescale': False, 'do_normalize': False, 'do_pad': False}
+    made = transformers.DetrImageProcessorPil(size=size, **raw)
+    ours = prepared(detr._images({'size': size})[1])
+    for photo in timm_images.photos():
+        theirs = made(Image.fromarray(photo), return_tensors='np')['pixel_values'][0]
+        np.testing.assert_array_equal(ours(photo), theirs.transpose(1, 2, 0))
+
+
+@pytest.fixture(scope='module')
+def golden():
+    """Checksums of timm's images, if this Pillow resamples as the one that they were made with."""
+    found = json.loads(timm_images.GOLDEN.read_text())
+    if found[timm_images.CONTROL] != timm_images.control():
+        pytest.skip('this Pillow resamples otherwise')
+    return found
+
+
+@pytest.mark.parametrize('case', timm_images.CASES, ids=timm_images.name)
+def test_timm_makes_the_same_bytes(golden, case):
+    ours = prepared(preprocessing.transforms({'pretrained_cfg': case}, None))
+    made = map(ours, timm_images.photos())
+    assert timm_images.checksum(made) == golden[timm_images.name(case)]
+
+
+@pytest.mark.parametrize('case', timm_images.CASES[::7], ids=timm_images.name)
+def test_timm_itself_makes_the_same_bytes(case):
+    pytest.importorskip('timm')
+    ours = prepared(preprocessing.transforms({'pretrained_cfg': case}, None))
+    theirs = timm_images.prepare(case)
+    for photo in timm_images.photos():
+        np.testing.assert_array_equal(ours(photo), theirs(photo))
+
+
+@pytest.mark.parametrize('case', timm_images.CASES, ids=timm_images.name)
+def test_what_timm_reads_again(case):
+    is_square = case['input_size'][1] == case['input_size'][2]
+    size = (224, 224) if is_square else (192, 256)
+    case = case | {'input_size': [3, *size]}
+    text = preprocessing.transforms({'pretrained_cfg': case}, None)
+    told = preprocessing.written_for_timm(text, size)
+    assert told == {key: case[key] for key in told}
+    assert preprocessing.transforms({'pretrained_cfg': case | told}, None) == text
+    larger = case | {'input_size': [3, 2 * size[0], 2 * size[1]]}
+    expected = preprocessing.transforms({'pretrained_cfg': larger}, None)
+    assert preprocessing.resized(text, (2 * size[0], 2 * size[1])) == expected
+
+
 @pytest.mark.parametrize(
     ('text', 'size', 'expected'),
     [
@@ -110,6 +201,11 @@ def test_of_nobody():
             "resize_small(256, 'bicubic')|central_crop((224, 224))|keep('image')",
             (448, 448),
             "resize_small(512, 'bicubic')|central_crop((448, 448))",
+        ),
+        (
+            EDGE_CROP,
+            (448, 448),
+            "drop_alpha|resize_small(512, 'bicubic', rounding='down')|central_crop((448, 448))",
         ),
         (
             "resize((256, 512), 'bicubic')|central_crop((128, 256))",
@@ -121,7 +217,13 @@ def test_of_nobody():
             (64, 64),
             preprocessing.crop((64, 64), 'bicubic'),
         ),
+        (
+            'drop_alpha|resize_small(32)|central_crop(64, fill=0)',
+            (128, 128),
+            'drop_alpha|resize_small(64)|central_crop((128, 128), fill=0)',
+        ),
         ('', (64, 32), preprocessing.crop((64, 32))),
+        ('drop_alpha|flip', (8, 8), f'drop_alpha|{preprocessing.crop((8, 8))}'),
         ("random_resize((1, 2), method='box')|flip", (8, 8), preprocessing.crop((8, 8), 'box')),
     ],
 )
@@ -133,9 +235,10 @@ def test_images_of_another_size(text, size, expected):
 
 TEXTS = [
     "resize((30, 40), 'bicubic')",
-    "resize_small(40, 'bicubic')|central_crop((36, 36))",
+    "resize_small(40, 'bicubic', rounding='down')|central_crop((36, 36))",
     "resize((40, 50), 'lanczos')|central_crop((36, 30))",
-    'resize_small(36)|central_crop((36, 36))',
+    "resize_small(36, rounding='down')|central_crop((36, 36))",
+    'central_crop((36, 36), fill=0)',
 ]
 
 
@@ -143,19 +246,39 @@ TEXTS = [
 def test_transformers_makes_the_same_images(text):
     transformers = pytest.importorskip('transformers')
     told = normalization.preprocessor(3, (9, 9)) | preprocessing.written(text)
-    assert (
-        preprocessing.transforms({PREPROCESSOR: told}, None) == preprocessing.recipe_of(text).text
-    )
+    assert preprocessing.transforms({PREPROCESSOR: told}, None) == f'drop_alpha|{text}'
     processor = getattr(transformers, told['image_processor_type'])(**told)
-    image = np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8)
-    theirs = processor(image, return_tensors='np')['pixel_values'][0]
-    ours = parse_transforms(text)({'image': image}, np.random.default_rng(0))['image']
-    np.testing.assert_allclose(theirs.transpose(1, 2, 0), ours / 127.5 - 1, atol=1e-5)
+    for image in timm_images.photos(8):
+        theirs = processor(image, return_tensors='np')['pixel_values'][0]
+        ours = prepared(text)(image) / 127.5 - 1
+        np.testing.assert_allclose(theirs.transpose(1, 2, 0), ours, atol=1e-5)
 
 
-@pytest.mark.parametrize('text', ['', 'flip', 'random_resize((8, 9))', 'resize_small(8, max=9)'])
+@pytest.mark.parametrize(
+    'text',
+    [
+        *('', 'flip', 'random_resize((8, 9))', 'resize_small(8, max=9)', 'resize_cover((8, 9))'),
+        'resize_within(9)|central_crop(9, fill=128)',
+    ],
+)
 def test_what_transformers_cannot_do(text):
     assert preprocessing.written(text) == {}
+
+
+def test_what_is_prepared_otherwise_is_said(tmp_path):
+    """Of a run, of a file whose resampling is unknown here, and of one that keeps the shape."""
+    model = released.trained('vit').with_groups(
+        data={'transforms': 'resize_small(20)|central_crop(16)'}
+    )
+    (note,) = interop.write(model, tmp_path / 'a')
+    assert "resize_small(20, rounding='down')" in note
+    notes = interop.write(model, f'timm_vit:{tmp_path / "b"}')
+    assert any("rounding='even'" in note for note in notes)
+    hamming = saved(tmp_path / 'c', '', preprocessor_config=PILLOW | {'resample': 5})
+    assert any('not supported' in note for note in interop.read(hamming).notes)
+    whole = {'size': {'shortest_edge': 16, 'longest_edge': 30}, 'do_normalize': False}
+    shaped = interop.read(saved(tmp_path / 'd', '', preprocessor_config=whole))
+    assert any('keeps the shape of images' in note for note in shaped.notes)
 
 
 def saved(folder, text, **files_beside):
@@ -169,13 +292,13 @@ def saved(folder, text, **files_beside):
 
 
 def test_a_file_and_what_is_made_of_it_have_the_same_transforms(tmp_path):
-    text = "resize_small(20, 'bicubic')|central_crop((16, 16))"
+    text = "drop_alpha|resize_small(20, 'bicubic', rounding='down')|central_crop((16, 16))"
     place = saved(tmp_path / 'a', text)
     assert interop.read(place).transforms == text
     assert interop.write(interop.read(place), tmp_path / 'b') == ()
     assert interop.read(tmp_path / 'b').transforms == text
     assert load.open_model(place).transforms == text
-    larger = "resize_small(40, 'bicubic')|central_crop((32, 32))"
+    larger = "drop_alpha|resize_small(40, 'bicubic', rounding='down')|central_crop((32, 32))"
     assert load.open_model(place, (32, 32)).transforms == larger
     notes = interop.write(
         released.trained('vit').with_groups(data={'transforms': 'random_crop(9)'}), tmp_path / 'c'
@@ -184,7 +307,8 @@ def test_a_file_and_what_is_made_of_it_have_the_same_transforms(tmp_path):
 
 
 def test_predict_reads_images_as_the_file_says(tmp_path):
-    place = saved(tmp_path / 'a', "resize_small(20, 'bicubic')|central_crop((16, 16))")
+    crop = "resize_small(20, 'bicubic', rounding='down')|central_crop((16, 16))"
+    place = saved(tmp_path / 'a', crop)
     pixels = np.random.default_rng(0).integers(0, 256, (50, 70, 3), np.uint8)
     Image.fromarray(pixels).save(tmp_path / 'a.png')
     for size in (16, 32):
@@ -198,13 +322,75 @@ def test_predict_reads_images_as_the_file_says(tmp_path):
         np.testing.assert_array_equal(photo.image, expected)
 
 
+@pytest.fixture(scope='module')
+def dinov2(tmp_path_factory):
+    """A DINOv2 for 20 x 20 pixels whose files prepare 12 x 12, and a picture with transparency."""
+    transformers = pytest.importorskip('transformers')
+    pytest.importorskip('torch')
+    folder = tmp_path_factory.mktemp('dinov2')
+    made = transformers_forms.model(transformers_forms.Form(*_DINOV2, {'image_size': 20}))
+    made.save_pretrained(folder / 'model')
+    told = {'crop_size': height_width(12, 12), 'size': {'shortest_edge': 15}, 'resample': 3}
+    processor = transformers.BitImageProcessorPil(**told, image_mean=[0.5] * 3, image_std=[0.4] * 3)
+    processor.save_pretrained(folder / 'model')
+    rng = np.random.default_rng(0)
+    (folder / 'data/train/kind').mkdir(parents=True)
+    photo = Image.fromarray(rng.integers(0, 256, (31, 48, 4), np.uint8))
+    photo.save(folder / 'data/train/kind/photo.png')
+    pixels = processor(photo.convert('RGB'), return_tensors='pt')['pixel_values']
+    logits = transformers_models.theirs(made, pixels.numpy().transpose(0, 2, 3, 1)).logits
+    return folder, np.asarray(logits[0])
+
+
+_DINOV2 = ('DINOv2', 'Dinov2ForImageClassification', 'Dinov2Config')
+
+
+def test_the_crop_of_the_file_is_the_size_of_the_images(dinov2, run_cli, tmp_path):
+    folder, logits = dinov2
+    place, photo = folder / 'model', folder / 'data/train/kind/photo.png'
+    expected = np.asarray(jax.nn.softmax(logits))
+    (found,) = vit_jax.predict(place, [photo])
+    np.testing.assert_allclose(found['probs'], expected, atol=1e-5)
+    out = run_cli('predict', '--checkpoint', place, photo, '--json').stdout
+    assert '31 x 48 pixels read as 12 x 12 RGB' in out
+    out = run_cli('predict', '--checkpoint', place, photo, '--json', '--image-size', '20').stdout
+    assert 'read as 20 x 20 RGB' in out
+    model, variables = vit_jax.load(place)
+    trained = load.open_model(place)
+    (image,) = predict.read_photos(trained, [photo])
+    inputs = jnp.asarray(image.image[None] / 127.5 - 1, jnp.float32)
+    found = jax.jit(model.apply)(variables, inputs)['logits'][0]
+    np.testing.assert_allclose(found, logits, atol=1e-4)
+    examples = Examples(
+        open_source(f'folder:{folder}/data', 'train'), parse_transforms(trained.transforms)
+    )
+    np.testing.assert_array_equal(examples.read(0)['image'], image.image)
+    picture = tmp_path / 'a.png'
+    assert run_cli('attention', '--checkpoint', place, photo, '--out', picture).returncode == 0
+    assert run_cli('convert', place, tmp_path / 'again').returncode == 0
+    config, told = (
+        json.loads((tmp_path / f'again/{name}.json').read_text())
+        for name in ('config', 'preprocessor_config')
+    )
+    assert config['image_size'] == 20
+    assert (told['size'], told['crop_size']) == ({'shortest_edge': 15}, height_width(12, 12))
+
+
+def test_timm_gets_images_of_the_size_of_the_positions(tmp_path):
+    place = saved(tmp_path / 'a', "resize_small(15, rounding='down')|central_crop((12, 12))")
+    assert load.open_model(place).image_size == (12, 12)
+    notes = interop.write(interop.read(place), f'timm_vit:{tmp_path / "timm"}')
+    assert any('16 x 16 pixels there' in note and '12 x 12 here' in note for note in notes)
+    assert load.open_model(tmp_path / 'timm').image_size == (16, 16)
+
+
 def test_processors_in_one_file(tmp_path):
     """processor_config.json of transformers 5 comes first."""
     told = PILLOW | {'size': 20, 'resample': 3, 'image_mean': [0.1] * 3, 'image_std': [1] * 3}
     place = saved(tmp_path / 'a', '', processor_config={'image_processor': told})
     expected = saved(tmp_path / 'b', '', preprocessor_config=told)
     one, other = interop.read(place), interop.read(expected)
-    assert one.transforms == other.transforms == "resize((16, 16), 'bicubic')"
+    assert one.transforms == other.transforms == "drop_alpha|resize((20, 20), 'bicubic')"
     jax.tree.map(np.testing.assert_array_equal, one.params, other.params)
     (place / 'processor_config.json').write_text('{"image_processor": 3}')
     with pytest.raises(UserError, match='image_processor is no JSON object'):

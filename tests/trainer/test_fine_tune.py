@@ -142,8 +142,16 @@ def test_files_say_how_images_are_resized(auto, place):
     path.write_text(json.dumps(json.loads(path.read_text()) | {'resample': 3}))
     config = fine_tune.filled(auto(checkpoint='released')).config
     assert stored_model(config) == dict(MODEL, num_classes=None)
-    assert config.evals.val.transforms == "resize((32, 32), 'bicubic')"
-    assert config.data.transforms == "inception_crop(32, method='bicubic')|flip"
+    assert config.evals.val.transforms == "drop_alpha|resize((32, 32), 'bicubic')"
+    assert config.data.transforms == "drop_alpha|inception_crop(32, method='bicubic')|flip"
+    crop = {'size': {'shortest_edge': 30}, 'crop_size': 24, 'do_center_crop': True}
+    path.write_text(json.dumps(json.loads(path.read_text()) | crop))
+    config = fine_tune.filled(auto('batch_size=8', checkpoint='released')).config
+    assert config.data.transforms == "drop_alpha|inception_crop(24, method='bicubic')|flip"
+    assert build(config, jax.devices()[:1]).data.image_size == (24, 24)
+    larger = fine_tune.filled(auto(checkpoint='released', arg='auto,48')).config
+    assert larger.data.transforms == "drop_alpha|inception_crop(48, method='bicubic')|flip"
+    assert larger.evals.val.transforms.startswith('drop_alpha|resize_small(48')
 
 
 def test_the_validation_split_of_the_data(auto, place, tmp_path):

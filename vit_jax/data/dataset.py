@@ -188,7 +188,7 @@ class Section:
         splits by those that there are, see `vit_jax.inference.fine_tune`.
       classes: take only these, numbered from 0 on in this order.
       transforms: applied to each example, such as 'inception_crop(224)|flip'; `{size}`,
-        `{method}` and `{transforms}` are those of the checkpoint `config.init.from`.
+        `{method}`, `{transforms}` and `{alpha}` are those of the checkpoint `config.init.from`.
       vocab: the file of a subword vocabulary or a tokenizer.json, which encodes texts; 'bytes' for
         their bytes.
       buckets: lengths in tokens that sequences are padded to.

@@ -99,11 +99,15 @@ class Examples:
     def _to_transform(self, index: int) -> Record:
         """The example; if a crop comes first, with an image that decodes what the crop takes."""
         with images.on_demand(self.transforms.crop_first):
+            return self._decoded(index)
+
+    def _decoded(self, index: int) -> Record:
+        with images.dropping_alpha(self.transforms.drops_alpha):
             return self.source[index]
 
     def _to_keep(self, index: int) -> Record | BrokenRecord:
         try:
-            record = self.source[index]
+            record = self._decoded(index)
         except BrokenRecord as broken:
             return broken
         return record if self.transforms.random else self._transformed(index, record, 0, 0)

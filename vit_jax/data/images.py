@@ -5,7 +5,8 @@
     image.shape                 # of the header
     image[10:234, 20:244]       # decodes this window if `turbojpeg` can, else the whole image
 
-Transforms that begin with a crop get such an image, whatever the source.
+Transforms that begin with a crop get such an image, whatever the source. Transparency is laid over
+white, or, within `dropping_alpha`, left out as in most other code.
 """
 
 from __future__ import annotations
@@ -29,16 +30,29 @@ FORMATS = ('JPEG', 'PNG', 'WEBP')
 MAX_PIXELS = 2**26  # 192 MiB as RGB; a 50 KB PNG can announce more than a gigabyte
 
 _is_on_demand = contextvars.ContextVar('on_demand', default=False)
+_is_dropping_alpha = contextvars.ContextVar('dropping_alpha', default=False)
+
+
+def on_demand(wanted: bool = True) -> contextlib.AbstractContextManager[None]:
+    """Within it, if `wanted`, `decode_image` gives an `Encoded` JPEG, which is decoded later."""
+    return _set(_is_on_demand, wanted)
+
+
+def dropping_alpha(wanted: bool = True) -> contextlib.AbstractContextManager[None]:
+    """Within it, if `wanted`, `decode_image` takes colors as they are under any transparency.
+
+    That is Pillow's `convert('RGB')`, with which timm and transformers read files.
+    """
+    return _set(_is_dropping_alpha, wanted)
 
 
 @contextlib.contextmanager
-def on_demand(wanted: bool = True) -> Iterator[None]:
-    """Within it, if `wanted`, `decode_image` gives an `Encoded` JPEG, which is decoded later."""
-    token = _is_on_demand.set(wanted)
+def _set(variable: contextvars.ContextVar[bool], value: bool) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        _is_on_demand.reset(token)
+        variable.reset(token)
 
 
 class Encoded(OnDemand):
@@ -75,7 +89,7 @@ def decode_image(data: bytes, *, name: str, channels: int = 3) -> np.ndarray:
     """Decode a JPEG, PNG or WebP file.
 
     Gray, palette, CMYK and 16-bit images become 8-bit RGB; transparency is laid over
-    white; the EXIF orientation is applied.
+    white, unless `dropping_alpha`; the EXIF orientation is applied.
 
     Args:
       data: the encoded bytes.
@@ -170,7 +184,7 @@ def _turn_upright(image: Image.Image) -> None:
 def _to_array(image: Image.Image, channels: int) -> np.ndarray:
     if image.mode.startswith('I'):
         image = Image.fromarray(_to_bytes(np.asarray(image)))
-    if image.has_transparency_data:
+    if image.has_transparency_data and not _is_dropping_alpha.get():
         image = image.convert('RGBA')
         image = Image.alpha_composite(Image.new('RGBA', image.size, 'white'), image)
     array = np.asarray(image.convert('RGB' if channels == 3 else 'L'))

@@ -1,8 +1,9 @@
 """Configs that follow the checkpoint of `config.init.from`, and the splits of their data.
 
 `config.model.name=None` is the checkpoint's model; other keys of `config.model` replace its own.
-In transforms, `{size}` and `{method}` stand for the checkpoint's image size and resampling, and
-`{transforms}` for all that is done to its images in evaluation. Where `config.data.split` and
+In transforms, `{size}` and `{method}` stand for the checkpoint's image size and resampling,
+`{transforms}` for all that is done to its images in evaluation, and `{alpha}` for `drop_alpha|` if
+that is a part of it. Where `config.data.split` and
 those of `config.evals` are None, the data are asked for a validation split; without one, a fifth
 of each class is held out. The config of a run is stored with all of this filled in.
 """
@@ -31,7 +32,7 @@ from vit_jax.interop.trained import TrainedModel
 
 VALIDATION = ('validation', 'valid', 'val', 'dev', 'test')  # the first that there is
 HELD_OUT = ('train[:80% per class]', 'train[80%: per class]')
-FIELD = re.compile(r'\{(size|method|transforms)\}')
+FIELD = re.compile(r'\{(size|method|transforms|alpha)\}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,6 +149,7 @@ def _follow(config: ConfigDict, checkpoint: TrainedModel) -> Iterator[str]:
             'size': _in_text(_size(checkpoint)),
             'method': repr(preprocessing.method_of(text)),
             'transforms': text,
+            'alpha': 'drop_alpha|' if parse_transforms(text).drops_alpha else '',
         }
         for place in places:
             section = _group(config, place.rpartition('.')[0])

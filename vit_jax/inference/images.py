@@ -55,7 +55,8 @@ class PhotoReader:
           UserError: if there is no such file, or it is no intact image.
         """
         path = pathlib.Path(path)
-        record = {'image': read_image(path, self.channels)}
+        with images.dropping_alpha(self.transforms.drops_alpha):
+            record = {'image': read_image(path, self.channels)}
         return photo_of(record, path, lambda record: self._transform(record, size))
 
     def _transform(self, record: Record, size: tuple[int, int] | None) -> Record:

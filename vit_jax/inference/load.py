@@ -30,7 +30,13 @@ from vit_jax.config.origin import POSEMBS
 from vit_jax.data import batches, vocabulary
 from vit_jax.data.transforms import of_texts_alone, without_annotations
 from vit_jax.errors import UserError, check_choice
-from vit_jax.inference.sizes import any_size, example_spec, input_size, own_normalization
+from vit_jax.inference.sizes import (
+    any_size,
+    example_spec,
+    input_size,
+    own_normalization,
+    prepared_size,
+)
 from vit_jax.interop import adapt, preprocessing
 from vit_jax.interop.trained import Size, TrainedModel
 from vit_jax.runtime import target
@@ -66,7 +72,7 @@ def load(
         one, such as hf://google/vit-base-patch16-224; with a family in front if it is your own:
         `my_lab.swin:FILE`), a run folder, or one of its `checkpoints/STEP`, or `checkpoints/best`.
       image_size: side, or height and width, in pixels of the images to come; by default those that
-        the checkpoint was made for.
+        its files prepare, or else those that the checkpoint was made for.
       num_classes: size of the head; a head that the checkpoint lacks starts at zero.
       mean, std: normalization of another code base's checkpoint: of images in [0, 1], a number or
         one for each channel. Defaults to the `preprocessor_config.json` next to the file. Not of a
@@ -176,7 +182,7 @@ def open_model(
     trained = fitted(stored, image_size)
     if trained.step is not None:
         return trained
-    size = input_size(trained)
+    size = image_size or input_size(trained)
     own = '' if image_size or not without_annotations(stored.transforms) else stored.transforms
     resized = preprocessing.resized(stored.transforms, size)
     transforms = own or '|'.join(filter(None, (resized, of_texts_alone(stored.transforms))))
@@ -275,7 +281,8 @@ def fitted(
         _log.warning('%s: %s', trained.source, note)
     if num_classes is not None:
         trained = trained.with_groups(model={**trained.model_config, 'num_classes': num_classes})
-    size = image_size or trained.image_size or any_size(trained)
+    wanted = image_size or prepared_size(trained)
+    size = wanted or trained.image_size or any_size(trained)
     spec = example_spec(trained, size)
 
     def init() -> PyTree:
@@ -286,7 +293,7 @@ def fitted(
     return dataclasses.replace(
         trained,
         params=_complete(params, init),
-        image_size=image_size or trained.image_size,
+        image_size=wanted or trained.image_size,
         spec=spec,
     )
 

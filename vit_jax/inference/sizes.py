@@ -6,14 +6,14 @@ import numpy as np
 
 from vit_jax.data.batches import ArraySpec, Spec
 from vit_jax.errors import UserError
-from vit_jax.interop import adapt
+from vit_jax.interop import adapt, preprocessing
 from vit_jax.interop.trained import Size, TrainedModel
 
 RESNET_SIZE = (224, 224)
 
 
 def input_size(trained: TrainedModel) -> Size:
-    """Height and width of the images that a checkpoint was made for.
+    """Height and width of the images that a checkpoint gets.
 
     A ResNet takes images of any size. A ViT without a position embedding does not determine the
     number of its tokens, and a wrong one may exhaust the memory.
@@ -21,9 +21,18 @@ def input_size(trained: TrainedModel) -> Size:
     Raises:
       UserError: if the size is unknown.
     """
-    if size := trained.image_size or (None if trained.model.stride else RESNET_SIZE):
+    size = prepared_size(trained) or trained.image_size
+    if size := size or (None if trained.model.stride else RESNET_SIZE):
         return size
     raise UserError(f'{trained.path}: the size of its images is unknown: give --image-size')
+
+
+def prepared_size(trained: TrainedModel) -> Size | None:
+    """Height and width that the files of another code base give all images, which may differ from
+    those that the parameters were made for, as those of DINOv2 do; None if they say nothing.
+    """
+    recipe = None if trained.step is not None else preprocessing.recipe_of(trained.transforms)
+    return recipe.made if recipe else None
 
 
 def any_size(trained: TrainedModel) -> Size:

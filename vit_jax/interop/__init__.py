@@ -75,6 +75,7 @@ def _preprocessed(imported: TrainedModel, extra: Mapping[str, Any]) -> TrainedMo
     text = imported.transforms
     if not text and imported.takes_images:
         text = preprocessing.transforms(extra, imported.image_size)
+        imported = imported.with_notes(*preprocessing.notes(extra, text))
     read = imported.with_groups(data={**imported.config.data, 'transforms': text})
     return texts.with_tokenizer(read, extra)
 
@@ -85,7 +86,9 @@ def _with_transforms(written: Written, text: str) -> Written:
     if told.get('image_processor_type') != 'ViTImageProcessor':  # none, or of the family's own
         return written
     if found := preprocessing.written(text):
-        return written._replace(preprocessor=told | found)
+        made = told | found
+        notes = preprocessing.differences(text, {normalization.PREPROCESSOR: made})
+        return written._replace(preprocessor=made, notes=(*written.notes, *notes))
     if not re.search('resize|crop', text):
         return written
     note = f'preprocessor_config.json resizes whole images instead of what a run does: {text}'

@@ -7,6 +7,7 @@ transformers gives them again. `interop.normalization` reads mean and deviation 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -14,19 +15,29 @@ from typing import Any, NamedTuple
 from vit_jax import calls
 from vit_jax.data.images import MAX_PIXELS
 from vit_jax.data.transforms import parse
-from vit_jax.data.transforms.arguments import height_width
+from vit_jax.data.transforms.arguments import Fill, height_width
 from vit_jax.errors import UserError
 from vit_jax.interop.normalization import PREPROCESSOR
 from vit_jax.interop.trained import Size
 
 METHODS = ('nearest', 'lanczos', 'bilinear', 'bicubic', 'box')  # by Pillow's numbers
 CROP_SHARE = 0.875  # of timm, where `crop_pct` is not given
+_BICUBIC = METHODS.index('bicubic')
+_EDGE = {'default_to_square': False, 'resample': _BICUBIC}  # of the shorter side, given a number
 # By the beginning of the type of a preprocessor: what it does unless the file says otherwise.
-_CROPPED = {'resample': METHODS.index('bicubic'), 'do_center_crop': True}
 _DEFAULTS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(('Bit', 'CLIP', 'DeiT', 'Levit'), _CROPPED),
-    **{kind: {'resample': METHODS.index('bicubic')} for kind in ('ConvNext', 'Siglip')},
+    'Siglip2': {},
+    **{kind: _EDGE | {'do_center_crop': True} for kind in ('Bit', 'CLIP', 'Levit')},
+    **dict.fromkeys(('ConvNext', 'Siglip'), _EDGE),
+    'DeiT': {'resample': _BICUBIC, 'do_center_crop': True},
+    'Beit': {'resample': _BICUBIC},
 }
+_SIDE = 224  # of crops, where neither the files nor the parameters have another
+_DEIT = 256 / 224  # side before the crop, by that of the crop
+_UNCROPPED = 384  # pixels, from which on a ConvNeXt of transformers sees whole images
+# Keys of files that describe how images are resized.
+_RESIZING = {'size', 'crop_size', 'crop_pct', 'interpolation', 'input_size', 'resample'}
+_FITS = {'resize': '', 'resize_cover': 'cover', 'resize_within': 'within'}
 
 
 class Recipe(NamedTuple):
@@ -34,37 +45,90 @@ class Recipe(NamedTuple):
 
     Attributes:
       size: height and width that whole images are resized to, or the shorter side, for images that
-        keep their aspect ratio.
+        keep their aspect ratio; None for images that are not resized.
       crop: height and width of the crop; None for none.
       method: of resampling, one of METHODS; antialiased, as all of Pillow.
+      fit: 'cover' or 'within' for images that keep their aspect ratio, and cover `size` or lie
+        within it.
+      long: rounding of the longer side beside the shorter one, see `image.resize_small`.
+      offset: rounding of the offset of the crop, see `image.central_crop`.
+      fill: color that smaller images are padded with; None if there are none.
+      drops_alpha: whether transparency is left out, see `pixels.drop_alpha`.
     """
 
-    size: Size | int
+    size: Size | int | None
     crop: Size | None
     method: str
+    fit: str = ''
+    long: str = 'nearest'
+    offset: str = 'down'
+    fill: Fill | None = None
+    drops_alpha: bool = False
+
+    @property
+    def made(self) -> Size | None:
+        """Height and width of all images afterwards; None if they differ."""
+        is_whole = isinstance(self.size, tuple) and not self.fit
+        return self.crop or (self.size if is_whole else None)  # type: ignore[return-value]
 
     @property
     def text(self) -> str:
         """The transforms, as in `config.data.transforms`."""
-        if isinstance(self.size, int):
-            named = '' if self.method == 'bilinear' else f', {self.method!r}'
-            resize = f'resize_small({self.size}{named})'
-        else:
-            resize = f'resize({self.size}, {self.method!r})'
-        return resize if self.crop is None else f'{resize}|central_crop({self.crop})'
+        return '|'.join(filter(None, ('drop_alpha' * self.drops_alpha, self._resize, self._crop)))
+
+    @property
+    def _resize(self) -> str:
+        if self.size is None:
+            return ''
+        if isinstance(self.size, tuple):
+            name = f'resize_{self.fit}' if self.fit else 'resize'
+            return f'{name}({self.size}, {self.method!r})'
+        named = '' if self.method == 'bilinear' else f', {self.method!r}'
+        rounded = '' if self.long == 'nearest' else f', rounding={self.long!r}'
+        return f'resize_small({self.size}{named}{rounded})'
+
+    @property
+    def _crop(self) -> str:
+        if self.crop is None:
+            return ''
+        rounded = '' if self.offset == 'down' else f', rounding={self.offset!r}'
+        filled = '' if self.fill is None else f', fill={self.fill}'
+        return f'central_crop({self.crop}{rounded}{filled})'
 
 
 def transforms(extra: Mapping[str, Any], size: Size | None) -> str:
-    """The transforms that the files give for images of this size; empty if they give none.
+    """The transforms that the files give; empty if they give none.
 
     Args:
       extra: see `files.read_arrays`.
-      size: height and width that the parameters were made for; None if they fit any.
+      size: height and width that the parameters were made for, for files that do not say what
+        size their images get; None if they fit any.
     """
-    for read, source in ((_timm, extra.get('pretrained_cfg')), (_pillow, extra.get(PREPROCESSOR))):
+    for read, source in _readers(extra):
         if isinstance(source, Mapping) and (found := read(source, size)):
             return found.text if _is_plausible(found) else ''
     return ''
+
+
+def notes(extra: Mapping[str, Any], text: str) -> tuple[str, ...]:
+    """A note if the transforms are not those that the files describe.
+
+    Args:
+      extra: see `files.read_arrays`.
+      text: the transforms that were read from it; empty for none.
+    """
+    timm, told = (found if isinstance(found, Mapping) else {} for _, found in _readers(extra))
+    if not text and (_RESIZING & (timm.keys() | told.keys())):
+        return ('its files prepare images in a way that is not supported: they get a central crop',)
+    config = _with_defaults(told, None)
+    keeps_shape = _edge(config) is not None and not _kind(config).startswith('ConvNext')
+    if told and not timm and keeps_shape and not config.get('do_center_crop'):
+        return (f'{PREPROCESSOR} keeps the shape of images; here they get a central crop',)
+    return ()
+
+
+def _readers(extra: Mapping[str, Any]) -> tuple[tuple[Any, Any], ...]:
+    return (_timm, extra.get('pretrained_cfg')), (_pillow, extra.get(PREPROCESSOR))
 
 
 def method_of(text: str) -> str:
@@ -85,47 +149,66 @@ def resized(text: str, size: Size) -> str:
     the transforms are none of these.
     """
     recipe = recipe_of(text)
-    if recipe is None or (recipe.crop is None and isinstance(recipe.size, int)):
-        return crop(size, method_of(text))
+    if recipe is None or recipe.made is None or recipe.size is None:
+        drops = parse.arguments_of(text, 'drop_alpha') is not None
+        return Recipe(max(size), size, method_of(text), drops_alpha=drops).text
     if recipe.crop is None:
         return recipe._replace(size=size).text
+    before = recipe.size if isinstance(recipe.size, tuple) else (recipe.size,) * 2
+    if recipe.offset == 'even' and (share := _crop_share(recipe.crop, before)):
+        return _of_timm(recipe, size, share).text
     if isinstance(recipe.size, int):
-        return crop(size, recipe.method, round(recipe.size * max(size) / max(recipe.crop)))
-    sides = zip(recipe.size, size, recipe.crop, strict=True)
-    height, width = (max(round(old * new / cut), new) for old, new, cut in sides)
-    return Recipe((height, width), size, recipe.method).text
+        side = _side(recipe.size, max(size), max(recipe.crop))
+        return recipe._replace(size=side, crop=size).text
+    height, width = map(_side, recipe.size, size, recipe.crop)
+    return recipe._replace(size=(height, width), crop=size).text
+
+
+def _side(old: int, new: int, cut: int) -> int:
+    """The side before a crop to `new` pixels, as `old` is to `cut`."""
+    side = max(1, round(old * new / cut))
+    return max(side, new) if old >= cut else side
 
 
 def recipe_of(text: str) -> Recipe | None:
     """The geometry of transforms as a recipe; None if they do more than one can say."""
     words = [calls.function_name(node) for node in calls.parse_transforms(text)]
-    if [word for word in words if _moves(word)] not in (
-        *(['resize'], ['resize', 'central_crop']),
-        *(['resize_small'], ['resize_small', 'central_crop']),
-    ):
+    moving = [word for word in words if _moves(word)]
+    if not moving or moving not in (moving[:1], [moving[0], 'central_crop']):
         return None
-    whole, small, cut = (
-        parse.arguments_of(text, name) for name in ('resize', 'resize_small', 'central_crop')
+    if moving[0] not in (*_FITS, 'resize_small', 'central_crop'):
+        return None
+    cut = parse.arguments_of(text, 'central_crop') or {}
+    resize = {} if moving[0] == 'central_crop' else parse.arguments_of(text, moving[0]) or {}
+    if resize.get('max') is not None or resize.get('method', METHODS[0]) not in METHODS:
+        return None
+    size = resize.get('size')
+    return Recipe(
+        size if moving[0] == 'resize_small' or size is None else height_width(size),
+        height_width(cut['size']) if cut else None,
+        resize.get('method', 'bilinear'),
+        _FITS.get(moving[0], ''),
+        resize.get('rounding', 'nearest'),
+        cut.get('rounding', 'down'),
+        cut.get('fill'),
+        'drop_alpha' in words,
     )
-    resize = whole or small or {}
-    if resize.get('max') is not None or resize['method'] not in METHODS:
-        return None
-    size: Size | int = height_width(resize['size']) if whole else resize['size']
-    return Recipe(size, height_width(cut['size']) if cut else None, resize['method'])
 
 
 def written(text: str) -> dict[str, Any]:
     """The same in the keys of a preprocessor_config.json; empty if transformers cannot do it."""
     recipe = recipe_of(text)
-    if recipe is None:
+    if recipe is None or recipe.fit or recipe.fill not in (None, 0):
         return {}
-    if isinstance(recipe.size, int):
-        kind, size = 'BitImageProcessor', {'shortest_edge': recipe.size}
-    else:
+    if isinstance(recipe.size, tuple):
         kind = 'DeiTImageProcessor' if recipe.crop else 'ViTImageProcessor'
         size = dict(zip(('height', 'width'), recipe.size, strict=True))
+    else:
+        kind = 'BitImageProcessor'
+        size = {'shortest_edge': recipe.size or max(recipe.crop or (1,))}
     found: dict[str, Any] = {
         'image_processor_type': kind,
+        'do_resize': recipe.size is not None,
         'size': size,
         'resample': METHODS.index(recipe.method),
     }
@@ -136,18 +219,53 @@ def written(text: str) -> dict[str, Any]:
     return found
 
 
-def written_for_timm(text: str) -> dict[str, Any]:
-    """The same in the keys of timm's `pretrained_cfg`; empty if timm cannot do it."""
+def written_for_timm(text: str, size: Size) -> dict[str, Any]:
+    """The same in the keys of timm's `pretrained_cfg`, for images of `size`; empty if timm cannot
+    do it.
+    """
     recipe = recipe_of(text)
-    if recipe is None:
+    if recipe is None or recipe.size is None or recipe.made != size:
         return {}
-    told: dict[str, Any] = {'interpolation': recipe.method}
     if isinstance(recipe.size, int):
-        if recipe.crop is None:  # images of any shape
+        whole, mode = (recipe.size, recipe.size), 'center'
+        if size[0] != size[1]:  # timm resizes to cover a rectangle
             return {}
-        return told | {'crop_pct': max(recipe.crop) / recipe.size, 'crop_mode': 'center'}
-    share = recipe.crop[0] / recipe.size[0] if recipe.crop else 1.0
-    return told | {'crop_pct': share, 'crop_mode': 'squash'}
+    else:
+        mode = {'': 'squash', 'cover': 'center', 'within': 'border'}[recipe.fit]
+        whole = recipe.size
+        if recipe.fit == 'cover' and size[0] == size[1]:
+            return {}
+    share = _crop_share(size, whole)
+    if share is None:
+        return {}
+    return {'interpolation': recipe.method, 'crop_pct': share, 'crop_mode': mode}
+
+
+def _crop_share(size: Size, whole: Size) -> float | None:
+    """The shortest `crop_pct` that makes timm resize images to `whole`; None if there is none."""
+    exact = min((new / (old + 0.5) for new, old in zip(size, whole, strict=True)), default=1.0)
+    digits = (round(share, n) for n in range(1, 9) for share in (size[0] / whole[0], exact))
+    shares = (share for share in digits if 0 < share <= 1)
+    return next((share for share in shares if _whole(size, share) == whole), None)
+
+
+def _whole(size: Size, share: float) -> Size:
+    """The size of timm's images before the crop."""
+    return math.floor(size[0] / share), math.floor(size[1] / share)
+
+
+def differences(text: str, files: Mapping[str, Any]) -> tuple[str, ...]:
+    """A note if files that were written make other images than the transforms do, but for alpha.
+
+    Args:
+      text: the transforms.
+      files: as the `extra` of `files.read_arrays`.
+    """
+    recipe, back = recipe_of(text), recipe_of(transforms(files, None))
+    if recipe is None or back is None or back._replace(drops_alpha=recipe.drops_alpha) == recipe:
+        return ()
+    theirs = back._replace(drops_alpha=False).text
+    return (f'its images are made by {theirs} there, by {text} here: up to a pixel apart',)
 
 
 def method(config: Mapping[str, Any]) -> str:
@@ -156,7 +274,7 @@ def method(config: Mapping[str, Any]) -> str:
     Raises:
       UserError: if it has none of METHODS.
     """
-    number = _with_defaults(config).get('resample', METHODS.index('bilinear'))
+    number = _with_defaults(config, None).get('resample', METHODS.index('bilinear'))
     if not (type(number) is int and 0 <= number < len(METHODS)):
         raise UserError(f'{PREPROCESSOR}: resample {number!r} is not supported')
     return METHODS[number]
@@ -168,66 +286,112 @@ def _moves(word: str) -> bool:
 
 
 def _is_plausible(recipe: Recipe) -> bool:
-    sides = (recipe.size,) * 2 if isinstance(recipe.size, int) else recipe.size
-    cut = recipe.crop or sides
-    fits = all(0 < short <= side for short, side in zip(cut, sides, strict=True))
-    return fits and sides[0] * sides[1] <= MAX_PIXELS
+    fill = recipe.fill if isinstance(recipe.fill, tuple) else (recipe.fill or 0,)
+    if not all(0 <= value <= 255 for value in fill):
+        return False
+    sides = (recipe.size or 1,) * 2 if not isinstance(recipe.size, tuple) else recipe.size
+    return all(
+        min(pair) > 0 and math.prod(pair) <= MAX_PIXELS for pair in (sides, recipe.crop or sides)
+    )
 
 
 def _timm(config: Mapping[str, Any], size: Size | None) -> Recipe | None:
-    size = size or _size(list(config.get('input_size', ()))[1:])
+    """The recipe of `timm.data.create_transform` for evaluation."""
+    size = _size(list(config.get('input_size') or ())[1:]) or size
     method, share = config.get('interpolation', 'bicubic'), config.get('crop_pct') or CROP_SHARE
     is_share = isinstance(share, int | float) and 0 < share <= 1
     if size is None or method not in METHODS or not is_share:
         return None
-    if config.get('crop_mode') == 'squash':
-        return Recipe((int(size[0] / share), int(size[1] / share)), size, method)
-    return Recipe(max(int(max(size) / share), *size), size, method)
+    fits = {'squash': '', 'border': 'within'}
+    recipe = Recipe(size, size, method, fits.get(str(config.get('crop_mode')), 'cover'))
+    filled = _border(config) if recipe.fit == 'within' else None
+    return _of_timm(recipe._replace(fill=filled, drops_alpha=True), size, share)
+
+
+def _of_timm(recipe: Recipe, size: Size, share: float) -> Recipe:
+    """The recipe of the same kind for images of `size`, which are a share of what is resized."""
+    whole, fit = _whole(size, share), 'cover' if isinstance(recipe.size, int) else recipe.fit
+    found = recipe._replace(size=whole, crop=size, fit=fit, long='nearest', offset='even')
+    if fit == 'cover' and whole[0] == whole[1]:  # by torchvision
+        return found._replace(size=whole[0], fit='', long='down')
+    return found
+
+
+def _border(config: Mapping[str, Any]) -> Fill:
+    """timm's color of borders: the mean."""
+    mean = config.get('mean') or [0.5]
+    found = tuple(round(255 * value) for value in mean)
+    return found[0] if len(set(found)) == 1 else found
 
 
 def _pillow(config: Mapping[str, Any], size: Size | None) -> Recipe | None:
-    config = _with_defaults(config)
+    """The recipe of a processor of transformers with its backend of Pillow."""
+    config = _with_defaults(config, size)
     try:
         resampling = method(config)
     except UserError:
         return None
-    given = config.get('size')
-    edge = given.get('shortest_edge') if isinstance(given, Mapping) else None
     cropped = _size(config.get('crop_size')) if config.get('do_center_crop') else None
-    if isinstance(edge, int):
-        return _of_edge(config, edge, size, cropped, resampling)
-    whole = _size(given)
-    if whole and cropped:  # of DeiT
-        return Recipe(whole, size or cropped, resampling)
-    final = size or whole
-    return Recipe(final, None, resampling) if final else None
+    recipe = Recipe(None, cropped, resampling, long='down', drops_alpha=True)
+    if not config.get('do_resize', True):
+        return recipe._replace(fill=0, long='nearest') if cropped else None
+    edge = _edge(config)
+    if edge is not None:
+        return _of_edge(config, recipe._replace(size=edge), size)
+    if whole := _size(config.get('size')):
+        return _padding(recipe._replace(size=whole, long='nearest'))
+    return None
 
 
-def _of_edge(
-    config: Mapping[str, Any], edge: int, size: Size | None, cropped: Size | None, method: str
-) -> Recipe:
+def _edge(config: Mapping[str, Any]) -> int | None:
+    """The shorter side that images are resized to; None for other ways of resizing."""
+    given = config.get('size')
+    edge = given.get('shortest_edge') if isinstance(given, Mapping) else given
+    is_edge = isinstance(given, Mapping) or not config.get('default_to_square', True)
+    return edge if is_edge and type(edge) is int else None
+
+
+def _of_edge(config: Mapping[str, Any], recipe: Recipe, size: Size | None) -> Recipe:
     """The recipe of a preprocessor that is given the shorter side."""
-    kind = _kind(config)
+    kind, edge = _kind(config), recipe.size
+    assert isinstance(edge, int)
     if kind.startswith('ConvNext'):
-        final = size or (edge, edge)
-        if edge >= 384:
-            return Recipe(final, None, method)
+        if edge >= _UNCROPPED:
+            return recipe._replace(size=(edge, edge), crop=None, long='nearest')
         share = config.get('crop_pct') or CROP_SHARE
-        return Recipe(max(int(edge / share), *final), final, method)
+        return _padding(recipe._replace(size=int(edge / share), crop=(edge, edge)))
     if kind.startswith('Levit'):
-        edge = int(256 / 224 * edge)
-    final = size or cropped or (edge, edge)
-    return Recipe(edge if cropped == final else max(edge, *final), final, method)
+        recipe = recipe._replace(size=int(256 / 224 * edge))
+    if recipe.crop is None:  # images of any shape there
+        final = size or (edge, edge)
+        return recipe._replace(size=max(edge, *final), crop=final)
+    return _padding(recipe)
+
+
+def _padding(recipe: Recipe) -> Recipe:
+    """The recipe with black around images that are smaller than the crop."""
+    sides = recipe.size if isinstance(recipe.size, tuple) else (recipe.size or 0,) * 2
+    cut = recipe.crop or sides
+    return recipe._replace(fill=0) if cut[0] > sides[0] or cut[1] > sides[1] else recipe
 
 
 def _kind(config: Mapping[str, Any]) -> str:
     return str(config.get('image_processor_type') or config.get('feature_extractor_type') or '')
 
 
-def _with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+def _with_defaults(config: Mapping[str, Any], size: Size | None) -> dict[str, Any]:
+    """The keys of a preprocessor; sizes that it does not have are those of the parameters."""
     kind = _kind(config)
-    found = next((keys for start, keys in _DEFAULTS.items() if kind.startswith(start)), {})
-    return {**found, **config}
+    found = next((keys for start, keys in _DEFAULTS.items() if kind.startswith(start)), None)
+    if found is None:
+        return {'size': size, **config}
+    crop = size or (_SIDE, _SIDE)
+    whole: Any = max(size or (_UNCROPPED if kind.startswith('ConvNext') else _SIDE,))
+    if kind.startswith('DeiT'):
+        whole = [round(side * _DEIT) for side in crop]
+    elif kind.startswith(('Siglip', 'Beit')):
+        whole = crop
+    return {'size': whole, 'crop_size': crop, **found, **config}
 
 
 def _size(value: Any) -> Size | None:

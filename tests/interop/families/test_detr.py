@@ -214,7 +214,11 @@ def test_transformers_reads_what_is_written(model, kind, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    'resize', ['resize_small(24, max=40)', 'resize_small(24)', "resize_small(24, 'bicubic', 40)"]
+    'resize',
+    [
+        *("resize_small(24, max=40, rounding='down')", "resize_small(24, rounding='down')"),
+        "resize_small(24, 'bicubic', max=40, rounding='down')",
+    ],
 )
 def test_transformers_makes_the_images_that_a_run_gets(flat, resize):
     transformers = pytest.importorskip('transformers')
@@ -223,17 +227,24 @@ def test_transformers_makes_the_images_that_a_run_gets(flat, resize):
         task={'name': 'detect', 'mean': (0.1, 0.2, 0.3), 'std': (0.5, 0.6, 0.7)},
     )
     imported = dataclasses.replace(imported, image_size=(1344, 1344))  # a run's images are padded
-    told = _detr.transformers(imported).preprocessor
+    written = _detr.transformers(imported)
+    assert written.notes == ()
+    told = written.preprocessor
     processor = transformers.DetrImageProcessor(**told)
     # The last one is so long that `max` tells its size.
-    for height, width in ((30, 45), (45, 30), (48, 48), (30, 100)):
+    for height, width in ((30, 45), (45, 31), (48, 48), (30, 100), (37, 55)):
         image = np.random.default_rng(height).integers(0, 256, (height, width, 3), np.uint8)
         theirs = processor(image, return_tensors='np')['pixel_values'][0]
         ours = parse_transforms(resize)({'image': image}, np.random.default_rng(0))['image']
         ours = (ours / 255 - (0.1, 0.2, 0.3)) / (0.5, 0.6, 0.7)
         np.testing.assert_allclose(theirs.transpose(1, 2, 0), ours, atol=1e-5)
     again = detr.read(flat, {**EXTRA, 'preprocessor_config.json': told})
-    assert again.transforms == resize.replace("'bicubic', ", "'bicubic', max=")
+    assert again.transforms == f'drop_alpha|{resize}'
+
+
+def test_images_that_transformers_resizes_otherwise_are_said(flat):
+    imported = detr.read(flat, EXTRA).with_groups(data={'transforms': 'resize_small(24, max=40)'})
+    assert any('rounds the longer side' in note for note in _detr.transformers(imported).notes)
 
 
 def test_images_that_a_run_does_not_resize_are_kept(flat):
@@ -251,10 +262,15 @@ def test_sizes_of_images_in_older_files(flat):
     ):
         read = detr.read(flat, {**EXTRA, 'preprocessor_config.json': told})
         assert read.image_size == expected
-        assert read.transforms == 'resize_small({}, max={})'.format(*expected)
+        short, long = expected
+        text = f"drop_alpha|resize_small({short}, max={long}, rounding='down')"
+        assert read.transforms == text
     squashed = {'size': {'height': 60, 'width': 90}, 'resample': 3}
     read = detr.read(flat, {**EXTRA, 'preprocessor_config.json': squashed})
-    assert (read.image_size, read.transforms) == ((60, 90), "resize((60, 90), 'bicubic')")
+    assert (read.image_size, read.transforms) == (
+        (60, 90),
+        "drop_alpha|resize((60, 90), 'bicubic')",
+    )
 
 
 @pytest.mark.parametrize(

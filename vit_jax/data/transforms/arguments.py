@@ -7,6 +7,7 @@ from typing import Any
 from vit_jax.data.transforms.pillow import METHODS
 
 Size = int | tuple[int, int]
+Fill = int | tuple[int, ...]  # a byte, or one for each channel
 
 
 def height_width(size: Any) -> tuple[int, int]:
@@ -29,6 +30,14 @@ def check_method(method: str) -> None:
     """Check that `method` is one of the resampling methods."""
     if method not in METHODS:
         raise ValueError(f'{method=} must be one of {", ".join(METHODS)}')
+
+
+def check_fill(fill: Fill | None) -> None:
+    """Check that a color is a byte, or one for each channel; None passes."""
+    values = fill if isinstance(fill, tuple) else () if fill is None else (fill,)
+    is_byte = (type(value) is int and 0 <= value <= 255 for value in values)
+    if fill == () or not all(is_byte):
+        raise ValueError(f'{fill=} must be a byte, or a tuple of one for each channel')
 
 
 def check_positive(**values: Any) -> None:

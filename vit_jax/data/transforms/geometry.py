@@ -24,6 +24,7 @@ from PIL import Image
 
 from vit_jax.data.records import Record
 from vit_jax.data.transforms import frames
+from vit_jax.data.transforms.arguments import Fill
 from vit_jax.data.transforms.movable import (
     OBJECTS,
     check,
@@ -91,13 +92,13 @@ def flip(record: Record) -> Record:
     )
 
 
-def pad(record: Record, top: int, bottom: int, left: int, right: int) -> Record:
-    """Add rows and columns of zeros."""
+def pad(record: Record, top: int, bottom: int, left: int, right: int, fill: Fill = 0) -> Record:
+    """Add rows and columns, of the color `fill` in images and of zeros in masks."""
     check(record)
     rows, columns = (top, bottom), (left, right)
     return _move(
         record,
-        lambda image: _pad(image, rows, columns, (0, 0)),
+        lambda image: _pad(image, rows, columns, (0, 0), fill=fill),
         lambda masks: _pad(masks, (0, 0), rows, columns),
         lambda points: points + np.array([left, top]),
     )
@@ -199,10 +200,14 @@ def _nearest(old: int, new: int) -> np.ndarray:
     return ((2 * np.arange(new) + 1) * old) // (2 * new)
 
 
-def _pad(array: np.ndarray, *widths: tuple[int, int]) -> np.ndarray:
+def _pad(array: np.ndarray, *widths: tuple[int, int], fill: Fill = 0) -> np.ndarray:
     # np.pad takes ten times as long, which matters for small images.
     axes = list(zip(array.shape, widths, strict=True))
     padded = np.zeros([side + before + after for side, (before, after) in axes], array.dtype)
+    if fill != 0:
+        if isinstance(fill, tuple) and len(fill) != array.shape[-1]:
+            raise UserError(f'{fill=} has {len(fill)} values, the image {array.shape[-1]} channels')
+        padded[:] = fill
     padded[tuple(slice(before, before + side) for side, (before, _) in axes)] = array
     return padded
 

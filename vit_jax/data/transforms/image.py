@@ -14,7 +14,9 @@ import numpy as np
 from vit_jax.data.records import Record
 from vit_jax.data.transforms import geometry
 from vit_jax.data.transforms.arguments import (
+    Fill,
     Size,
+    check_fill,
     check_method,
     check_positive,
     height_width,
@@ -22,8 +24,13 @@ from vit_jax.data.transforms.arguments import (
 )
 from vit_jax.data.transforms.movable import image_size
 from vit_jax.data.transforms.registry import crops_at_once, transform
-from vit_jax.data.transforms.windows import central_window, random_window, scaled
-from vit_jax.errors import UserError
+from vit_jax.data.transforms.windows import (
+    central_window,
+    random_window,
+    scaled,
+    scaled_down,
+)
+from vit_jax.errors import UserError, check_choice
 
 Apply = Callable[[Record], Record]
 RandomApply = Callable[[Record, np.random.Generator], Record]
@@ -42,17 +49,54 @@ def resize(size: Size, method: str = 'bilinear') -> Apply:
 
 
 @transform
-def resize_small(size: int, method: str = 'bilinear', max: int | None = None) -> Apply:
+def resize_small(
+    size: int, method: str = 'bilinear', max: int | None = None, rounding: str = 'nearest'
+) -> Apply:
     """Resize the shorter side to `size`, keeping the aspect ratio.
 
     With `max`, the longer side gets at most so many pixels, and the shorter one fewer than
-    `size` if needed.
+    `size` if needed. The longer side is rounded to the nearest pixel, or 'down' as in torchvision,
+    timm and transformers.
     """
     check_positive(size=size, max=size if max is None else max)
     check_method(method)
+    check_choice('rounding', rounding, ('nearest', 'down'))
+    scale = scaled_down if rounding == 'down' else scaled
 
     def apply(record: Record) -> Record:
-        return geometry.resize(record, *scaled(image_size(record), size, max), method)
+        return geometry.resize(record, *scale(image_size(record), size, max), method)
+
+    return apply
+
+
+@transform
+def resize_cover(size: Size, method: str = 'bilinear') -> Apply:
+    """Resize to the smallest image of the same aspect ratio that covers `size`.
+
+    Both sides are rounded to the nearest pixel, as timm does for rectangles.
+    """
+    return _resize_by(min, size, method)
+
+
+@transform
+def resize_within(size: Size, method: str = 'bilinear') -> Apply:
+    """Resize to the largest image of the same aspect ratio within `size`.
+
+    Both sides are rounded to the nearest pixel, as timm does for `crop_mode='border'`.
+    """
+    return _resize_by(max, size, method)
+
+
+def _resize_by(choose: Callable[[float, float], float], size: Size, method: str) -> Apply:
+    """Divide both sides by one of their two ratios to those of `size`."""
+    height, width = height_width(size)
+    check_method(method)
+
+    def apply(record: Record) -> Record:
+        sides = image_size(record)
+        ratio = choose(sides[0] / height, sides[1] / width)
+        new = (max(1, round(side / ratio)) for side in sides)
+        return geometry.resize(record, *new, method)
 
     return apply
 
@@ -74,15 +118,44 @@ def random_resize(
 
 @transform
 @crops_at_once
-def central_crop(size: Size) -> Apply:
-    """Crop the middle of the image; UserError if it is smaller than `size`."""
+def central_crop(size: Size, rounding: str = 'down', fill: Fill | None = None) -> Apply:
+    """Crop the middle of the image; UserError if it is smaller than `size` and there is no `fill`.
+
+    Half a pixel of the offset is rounded 'down' as in transformers, or to the 'even' pixel as in
+    torchvision and timm. With `fill`, a byte or one for each channel, a smaller image is padded to
+    `size` by these, in its middle as that code does it.
+    """
     height, width = height_width(size)
+    check_choice('rounding', rounding, ('down', 'even'))
+    check_fill(fill)
 
     def apply(record: Record) -> Record:
-        y, x = (pixels // 2 for pixels in _spare(record, height, width))
-        return geometry.crop(record, y, x, height, width)
+        if fill is None:
+            y, x = (_half(pixels, rounding) for pixels in _spare(record, height, width))
+            return geometry.crop(record, y, x, height, width)
+        return _cropped_or_padded(record, (height, width), rounding, fill)
 
     return apply
+
+
+def _cropped_or_padded(record: Record, size: tuple[int, int], rounding: str, fill: Fill) -> Record:
+    """The middle of an image, padded by `fill` where it is smaller than `size`."""
+    sides = image_size(record)
+    kept = [min(new, old) for new, old in zip(size, sides, strict=True)]
+    corner = [_half(old - new, rounding) for new, old in zip(kept, sides, strict=True)]
+    lacking = [new - old for new, old in zip(size, kept, strict=True)]
+    if kept != list(sides):
+        record = geometry.crop(record, corner[0], corner[1], kept[0], kept[1])
+    if not any(lacking):
+        return record
+    # transformers rounds the offset of the image in its padding up.
+    top, left = (n // 2 if rounding == 'even' else -(-n // 2) for n in lacking)
+    return geometry.pad(record, top, lacking[0] - top, left, lacking[1] - left, fill)
+
+
+def _half(pixels: int, rounding: str) -> int:
+    """Half of a number of spare rows or columns; of halves, `round` takes the even neighbor."""
+    return round(pixels / 2) if rounding == 'even' else pixels // 2
 
 
 @transform

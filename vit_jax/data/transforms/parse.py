@@ -18,6 +18,7 @@ from vit_jax.data.vocabulary import Tokenizer
 from vit_jax.errors import UserError
 
 Step = Callable[[Record, np.random.Generator], Record]
+_DROP_ALPHA = 'drop_alpha'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Transforms:
       vocab: for transforms that encode texts.
       crop_first: whether they begin with a crop, or with resizing and a crop, see
         `registry.crops_at_once` and `registry.resizes_on_demand`.
+      drops_alpha: whether files are decoded without their transparency, see `pixels.drop_alpha`.
     """
 
     spec: str
@@ -38,6 +40,7 @@ class Transforms:
     random: bool
     vocab: Tokenizer | None = None
     crop_first: bool = False
+    drops_alpha: bool = False
 
     def __call__(self, record: Record, rng: np.random.Generator) -> Record:
         for step in self.steps:
@@ -68,7 +71,9 @@ def parse_transforms(spec: str, vocab: Tokenizer | None = None) -> Transforms:
             raise UserError(f'transforms {spec!r}: {ast.unparse(node)!r}: {error}') from error
     steps = tuple(step for step, _ in made)
     random = any(random for _, random in made)
-    return Transforms(spec, steps, random, vocab, _crops_first(list(map(_factory, nodes))))
+    moving = [node for node in nodes if calls.function_name(node) != _DROP_ALPHA]
+    crops = _crops_first(list(map(_factory, moving)))
+    return Transforms(spec, steps, random, vocab, crops, drops_alpha=len(moving) < len(nodes))
 
 
 def without_annotations(spec: str) -> str:

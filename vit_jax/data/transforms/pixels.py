@@ -1,4 +1,4 @@
-"""Transforms of pixel values that move nothing."""
+"""Transforms of pixel values that move nothing, and how files become pixels."""
 
 from __future__ import annotations
 
@@ -7,11 +7,21 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Float, UInt8
 
+from vit_jax.data.records import Record
 from vit_jax.data.transforms.arguments import shares
 from vit_jax.data.transforms.registry import transform
 from vit_jax.data.transforms.windows import random_window
 
 Pixels = UInt8[np.ndarray, 'H W C']
+
+
+@transform
+def drop_alpha() -> Callable[[Record], Record]:
+    """Decode files without their transparency, instead of laying it over white.
+
+    This is how timm and transformers read files. It takes effect wherever it stands.
+    """
+    return lambda record: record
 
 
 @transform

@@ -97,3 +97,19 @@ def scaled(size: tuple[int, int], short: int, longest: int | None = None) -> tup
     if longest is not None:
         scale = min(scale, longest / max(size))
     return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
+
+
+def scaled_down(size: tuple[int, int], short: int, longest: int | None = None) -> tuple[int, int]:
+    """The same as `scaled`, with the longer side rounded down.
+
+    The floating-point operations are those of transformers' `get_size_with_aspect_ratio`, and,
+    without `longest`, of torchvision's `Resize`.
+    """
+    least, most = min(size), max(size)
+    exact: float = short
+    if longest is not None and most / least * short > longest:
+        exact = longest * least / most
+        short = round(exact)
+    long = most if least == short else int(exact * most / least)
+    new = max(1, short), max(1, long)
+    return new if size[0] <= size[1] else new[::-1]

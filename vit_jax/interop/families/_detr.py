@@ -40,6 +40,10 @@ def transformers(imported: TrainedModel) -> Written:
     notes = []
     if resizing is None:
         notes.append('no resize_small(...) makes its images: preprocessor_config.json keeps theirs')
+    elif resizing.pop('rounding') != 'down':
+        notes.append(
+            'transformers rounds the longer side of images down, this model to the nearest'
+        )
     if panoptic:
         arrays = {
             name if name.startswith(('mask_head', 'bbox_attention')) else f'detr.{name}': array
@@ -148,7 +152,9 @@ def _arrays(params: dict[str, Any]) -> Flat:
 
 
 def _resizing(transforms: str) -> dict[str, Any] | None:
-    """The resizing of images in transformers' terms; None if they are not resized."""
+    """The resizing of images in transformers' terms, and `rounding`, for which it has no key; None
+    if they are not resized.
+    """
     found = parse.arguments_of(transforms, 'resize_small')
     if found is None:
         return None
@@ -156,6 +162,7 @@ def _resizing(transforms: str) -> dict[str, Any] | None:
     return {
         'size': {'shortest_edge': found['size'], 'longest_edge': longest},
         'resample': pillow.METHODS[found['method']].value,
+        'rounding': found['rounding'],
     }
 
 

@@ -21,7 +21,7 @@ from vit_jax.interop.families._transformers_write import (
     without_patch_bias,
 )
 from vit_jax.interop.files import Flat
-from vit_jax.interop.trained import TrainedModel, Written, fields
+from vit_jax.interop.trained import Size, TrainedModel, Written, fields
 
 # The values, as patterns, that fields have to have.
 _FIELDS = {
@@ -61,6 +61,7 @@ def write(trained: TrainedModel, table: names.Table) -> Written:
     if model['posemb'] == 'sincos2d':
         flat['pos_embed'] = fixed_positions(size, stride, model['width'], first)
     channels = trained.channels
+    told, notes = _images(trained.transforms, size)
     pool, classes = _POOLS[model['pool']], model['num_classes'] or 0
     config = {
         'architecture': architecture,
@@ -74,7 +75,7 @@ def write(trained: TrainedModel, table: names.Table) -> Written:
         'pretrained_cfg': {
             **{'num_classes': classes, 'input_size': [channels, *size], 'fixed_input_size': True},
             **{'mean': [0.5] * channels, 'std': [0.5] * channels},
-            **preprocessing.written_for_timm(trained.transforms),
+            **told,
         },
     }
     if trained.class_names:
@@ -82,7 +83,25 @@ def write(trained: TrainedModel, table: names.Table) -> Written:
     arrays = torch_layout.write(_tokens(flat, model), table)
     if not model.get('layers', True):  # a root alone, which is no stem there
         arrays = {name.replace('.stem.', '.'): array for name, array in arrays.items()}
-    return Written(_fused(_gated(arrays)), config, _notes(model))
+    return Written(_fused(_gated(arrays)), config, (*_notes(model), *notes))
+
+
+def _images(transforms: str, size: Size) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The keys of `pretrained_cfg` that make images of `size`, and what is different there."""
+    recipe, notes = preprocessing.recipe_of(transforms), []
+    if recipe and recipe.made and recipe.made != size:
+        notes.append(
+            f'its images have {size[0]} x {size[1]} pixels there, as its positions are for, '
+            f'{recipe.made[0]} x {recipe.made[1]} here'
+        )
+        transforms = preprocessing.resized(transforms, size)
+    told = preprocessing.written_for_timm(transforms, size)
+    if not told:
+        if re.search('resize|crop', transforms):
+            notes.append(f'timm cannot make its images, as is done here by {transforms}')
+        return {}, tuple(notes)
+    files = {'pretrained_cfg': told | {'input_size': [3, *size], 'mean': [0.5]}}
+    return told, (*notes, *preprocessing.differences(transforms, files))
 
 
 def _architecture(model: Fields) -> str:

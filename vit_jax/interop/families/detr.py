@@ -93,11 +93,12 @@ def _images(preprocessor: Mapping[str, Any]) -> tuple[tuple[int, int], str]:
         size = {'shortest_edge': size, 'longest_edge': preprocessor.get('max_size', _LONG)}
     if {'height', 'width'} <= size.keys():
         squashed = int(size['height']), int(size['width'])
-        return squashed, f'resize({squashed}{named})'
+        return squashed, f'drop_alpha|resize({squashed}{named})'
     short, long = int(size.get('shortest_edge', _SHORT)), int(size.get('longest_edge', _LONG))
     if long >= _detr.ANY_LENGTH:
-        return (short, short), f'resize_small({short}{named})'
-    return (short, long), f'resize_small({short}{named}, max={long})'
+        return (short, short), f"drop_alpha|resize_small({short}{named}, rounding='down')"
+    limit = f"max={long}, rounding='down'"
+    return (short, long), f'drop_alpha|resize_small({short}{named}, {limit})'
 
 
 def _task(model: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from vit_jax.data.transforms import parse
 from vit_jax.errors import UserError
+from vit_jax.interop import preprocessing
 from vit_jax.interop.families import _vit, transformers_siglip
 from vit_jax.interop.files import Flat
 from vit_jax.interop.normalization import PREPROCESSOR
@@ -21,6 +22,7 @@ from vit_jax.interop.trained import TrainedModel, Written
 from vit_jax.ops.sequences import side_and_channels
 
 SOURCE = 'transformers SigLIP 2'
+_PROCESSOR = 'Siglip2ImageProcessor'
 _KERNEL = 'vision_model.embeddings.patch_embedding.weight'
 _TABLE = 'vision_model.embeddings.position_embedding.weight'
 PATCHES = 256  # of an image, where the files do not say
@@ -49,12 +51,14 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     if extra.get('vision_config') is not None:
         config['vision_config'] = {**extra['vision_config'], 'image_size': grid * side}
     found = transformers_siglip.read({**flat, _KERNEL: kernel}, config)
-    most = (extra.get(PREPROCESSOR) or {}).get('max_num_patches', PATCHES)
+    told = {'image_processor_type': _PROCESSOR, **(extra.get(PREPROCESSOR) or {})}
+    most, method = told.get('max_num_patches', PATCHES), preprocessing.method(told)
     if not isinstance(most, int) or most < 1:
         raise UserError(f'{SOURCE}: max_num_patches {most!r} must be a positive integer')
+    named = '' if method == 'bilinear' else f', {method!r}'
     return found.with_groups(
         model={**found.model_config, 'name': 'siglip_naflex', 'pos_grid': grid},
-        data={**found.config.data, 'transforms': f'fit_patches({side}, {most})'},
+        data={**found.config.data, 'transforms': f'drop_alpha|fit_patches({side}, {most}{named})'},
     )
 
 
@@ -76,9 +80,10 @@ def write(trained: TrainedModel) -> Written:
     towers['vision_config']['num_patches'] = model.pos_grid**2
     fitted = parse.arguments_of(trained.transforms, 'fit_patches') or {}
     preprocessor |= {
-        'image_processor_type': 'Siglip2ImageProcessor',
+        'image_processor_type': _PROCESSOR,
         'patch_size': model.patch_size,
         'max_num_patches': fitted.get('most', PATCHES),
+        'resample': preprocessing.METHODS.index(fitted.get('method', 'bilinear')),
     }
     config |= {'model_type': 'siglip2', 'architectures': ['Siglip2Model'], **towers}
     return made._replace(arrays=arrays, config=config, preprocessor=preprocessor)
