@@ -95,8 +95,8 @@ def _resize_by(choose: Callable[[float, float], float], size: Size, method: str)
     def apply(record: Record) -> Record:
         sides = image_size(record)
         ratio = choose(sides[0] / height, sides[1] / width)
-        new = (max(1, round(side / ratio)) for side in sides)
-        return geometry.resize(record, *new, method)
+        rows, columns = (max(1, round(side / ratio)) for side in sides)
+        return geometry.resize(record, rows, columns, method)
 
     return apply
 
