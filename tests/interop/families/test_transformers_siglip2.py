@@ -43,7 +43,7 @@ def test_files_of_any_size_are_read_by_the_model(saved, tmp_path):
     trained = open_model(saved)
     fields = trained.model_config
     assert (fields['name'], fields['pos_grid'], fields['patch_size']) == ('siglip_naflex', 5, 4)
-    assert trained.transforms == 'fit_patches(4, 256)'
+    assert trained.transforms == 'drop_alpha|fit_patches(4, 256)'
     Image.fromarray(np.zeros((30, 90, 3), np.uint8)).save(tmp_path / 'wide.png')
     photo = photo_reader(trained).read(tmp_path / 'wide.png')
     height, width = photo.image.shape[:2]
@@ -66,7 +66,7 @@ def test_what_is_written_is_what_was_read(saved, model, tmp_path):
     assert theirs.config.vision_config.num_patches == 25
     again = interop.read(tmp_path)
     assert again.model_config == made.model_config
-    assert again.transforms == 'fit_patches(4, 20)'
+    assert again.transforms == 'drop_alpha|fit_patches(4, 20)'
     image = np.random.default_rng(0).integers(0, 256, (9, 23, 3), np.uint8)
     patches = transformers.AutoImageProcessor.from_pretrained(tmp_path)(
         Image.fromarray(image), return_tensors='pt'
