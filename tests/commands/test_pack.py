@@ -284,3 +284,36 @@ def test_the_listing_is_that_of_the_manifest(packed):
     replace_in_manifest(packed, digest, '0' * 64)
     other = open_source(f'packed:{packed}', 'train').listing()
     assert other.examples == relabeled.examples and other.contents != before.contents
+
+
+OWN = """
+import numpy as np
+from vit_jax.data.sources import digits
+
+class Source(digits.Source):
+    def __getitem__(self, index):
+        record = dict(super().__getitem__(index))
+        record['image'] = record['image'].astype(np.float32) / 3
+        if index == 2:
+            record['image'][0, 0] = np.nan
+        return record
+"""
+
+
+def test_images_that_are_no_bytes_are_stored_as_they_are(tmp_path, monkeypatch, capsys, caplog):
+    (tmp_path / 'float_lab').mkdir()
+    (tmp_path / 'float_lab' / 'digits.py').write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ['float_lab.digits:', tmp_path / 'out', '--split', 'train=train[:20]']
+    assert pack(*words) == 0
+    assert "'image' holds nan" in caplog.text
+    source, stored = (
+        open_source('float_lab.digits:', 'train'),
+        open_source(f'packed:{words[1]}', 'train'),
+    )
+    assert len(stored) == 19
+    assert stored[5]['image'].dtype == np.float32
+    np.testing.assert_array_equal(stored[5]['image'], source[6]['image'])
+    words[1] = tmp_path / 'small'
+    assert pack(*words, '--shorter-side', '4') == 2
+    assert '--shorter-side takes gray or RGB images of bytes' in capsys.readouterr().err

@@ -19,7 +19,7 @@ from vit_jax.data.dataset import Dataset
 from vit_jax.data.records import BrokenRecord, SourceInfo
 from vit_jax.data.sources import open_source
 from vit_jax.data.splits import Subset
-from vit_jax.data.transforms import parse_transforms
+from vit_jax.data.transforms import parse_transforms, transform
 from vit_jax.errors import UserError
 from vit_jax.runtime.hangs import Stalled
 
@@ -405,6 +405,97 @@ def test_numbers_that_would_become_others_name_the_record(info, value, said):
     source.info = info
     with pytest.raises(UserError, match=f'number 11: {said}'):
         evaluate(Subset('odd', [(source, np.arange(20))]), PLAIN)
+
+
+class Unlike(Numbered):
+    """Record 11 has other values of one field, or lacks it."""
+
+    def __init__(self, name, usual, odd):
+        super().__init__(20)
+        self._name, self._usual, self._odd = name, usual, odd
+
+    def __getitem__(self, index):
+        record = super().__getitem__(index) | {self._name: self._usual}
+        if index == 11:
+            record.pop(self._name)
+            record |= {} if self._odd is None else {self._name: self._odd}
+        return record
+
+
+def unlike(*fields):
+    return Subset('unlike train', [(Unlike(*fields), np.arange(20))])
+
+
+IMAGE = np.zeros((6, 5, 3), np.uint8)
+
+
+@pytest.mark.fault(9030)
+@pytest.mark.parametrize('read', [evaluate, lambda source: train(source, 3, PLAIN)])
+@pytest.mark.parametrize(
+    ('name', 'usual', 'odd', 'said'),
+    [
+        ('image', IMAGE, IMAGE.astype(np.int16) + 21200, 'int16, that of the first example of'),
+        ('image', IMAGE, IMAGE.astype(np.float32), 'float32, that of the first example of uint8'),
+        ('image', IMAGE.astype(np.float32), IMAGE, 'uint8, that of the first example of float32'),
+        ('masks', np.ones((1, 6, 5), bool), np.full((1, 6, 5), 255, np.uint8), 'uint8'),
+        ('ids', np.zeros(2, np.int64), np.array([0.5, 1]), 'float64, that of the first .* int32'),
+        ('score', 0.5, 1, 'int64, that of the first example of float32'),
+        ('ids', np.zeros(2, int), np.array(['a', 'b']), '<U1'),
+        ('ids', np.zeros(2, int), [[1], [1, 2]], 'no array'),
+        ('ids', np.zeros(2, int), None, "there is no 'ids', which the first example has"),
+    ],
+)
+def test_arrays_of_another_dtype_name_the_record(read, name, usual, odd, said):
+    with pytest.raises(UserError, match=rf"number 11: .*'{name}'.*{said}|number 11: {said}"):
+        read(unlike(name, usual, odd))
+
+
+def test_numbers_that_mean_the_same_are_of_one_dtype():
+    """Integers of any width are int32, numbers of any byte order and places of any kind float32."""
+    for name, usual, odd in (
+        ('ids', np.zeros(2, np.int64), np.ones(2, np.int16)),
+        ('score', 0.5, np.float64(1)),
+        ('image', IMAGE.astype('<u2'), IMAGE.astype('>u2')),
+        ('points', np.zeros((2, 2), np.float32), np.ones((2, 2), int)),
+    ):
+        assert len(evaluate(unlike(name, usual, odd))) == 3
+
+
+@pytest.mark.fault(9031)
+@pytest.mark.parametrize('odd', [np.nan, np.inf, 1e300])
+@pytest.mark.parametrize(
+    ('name', 'shape'), [('image', (6, 5, 3)), ('points', (2, 2)), ('label', ())]
+)
+def test_pixels_and_places_that_are_not_finite_are_broken(name, shape, odd):
+    usual = np.zeros(shape, np.float64)
+    spoilt = usual.copy()
+    spoilt[(0,) * len(shape)] = odd
+    source = unlike(name, usual, spoilt)
+    if name == 'label':  # any number, where there are no classes
+        source._parts[0][0].info = SourceInfo(0, ())
+    mask = np.concatenate([batch['mask'] for batch in evaluate(source)])
+    np.testing.assert_array_equal(np.flatnonzero(mask == 0), [11, 20, 21, 22, 23])
+    assert source.broken == {11: f"number 11: '{name}' holds {spoilt.max()}"}
+
+
+@transform
+def divide_by_the_least():
+    return lambda image: image.astype(np.float32) / image.min()
+
+
+@pytest.mark.fault(9031)
+@pytest.mark.filterwarnings('ignore:divide by zero', 'ignore:invalid value')
+def test_pixels_that_a_transform_makes_not_finite_are_broken():
+    parse = parse_transforms(f'{__name__}.divide_by_the_least')
+    source = unlike('image', IMAGE + 1, np.arange(90, dtype=np.uint8).reshape(IMAGE.shape))
+    evaluate(source, parse)
+    assert source.broken == {11: "number 11: 'image' holds nan"}
+
+
+@pytest.mark.parametrize('spec', ['random_erasing(1)', 'value_range(0, 1)', 'gaussian_blur(p=1)'])
+def test_transforms_of_bytes_take_no_other_numbers(spec):
+    with pytest.raises(UserError, match='a transform of bytes got float32'):
+        train(unlike('image', *2 * [IMAGE.astype(np.float32)]), 1, parse_transforms(spec))
 
 
 # -- images of several sizes -------------------------------------------------------------------

@@ -27,7 +27,7 @@ class ArraySpec:
         """The spec of a value in a batch: integers become int32, floats float32."""
         array = np.asarray(value)
         narrow = {'i': np.dtype(np.int32), 'f': np.dtype(np.float32)}
-        return cls(array.shape, narrow.get(array.dtype.kind, array.dtype))
+        return cls(array.shape, narrow.get(array.dtype.kind, array.dtype.newbyteorder('=')))
 
 
 Spec = dict[str, ArraySpec]

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from vit_jax.data import images
-from vit_jax.data.records import BrokenRecord, Record, SourceInfo
+from vit_jax.data.records import BrokenRecord, Record, SourceInfo, with_numbers
 from vit_jax.data.rng import example_rng
 from vit_jax.data.splits import Subset
 from vit_jax.data.transforms import Transforms
@@ -114,9 +114,10 @@ class Examples:
 
     def _transformed(self, index: int, record: Record, seed: int, draw: int) -> Record:
         try:
-            return self.transforms(record, example_rng(seed, draw))
+            record = self.transforms(record, example_rng(seed, draw))
+            return with_numbers(record, self.source, index)
         except UserError as error:
             raise UserError(f'{self.source.record_name(index)}: {error}') from error
-        except BrokenRecord as reason:  # an image that was decoded only now
+        except BrokenRecord as reason:  # an image that was decoded only now, or made not finite
             self.source.note_broken(index, reason)
             raise

@@ -213,9 +213,9 @@ def decoded(record: Record, name: str) -> Record:
 
 
 def as_png(record: Record) -> Record:
-    """The inverse of `decoded`; an image of more than 3 channels stays an array."""
+    """The inverse of `decoded`; an image of other channels or numbers than bytes stays an array."""
     image = record.get('image')
-    if image is None or image.shape[-1] not in (1, 3):
+    if image is None or image.ndim != 3 or image.shape[-1] not in (1, 3) or image.dtype != np.uint8:
         return record
     file = io.BytesIO()
     gray = image.shape[-1] == 1

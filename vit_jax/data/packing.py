@@ -260,6 +260,11 @@ def example(source: sources.Subset, index: int, job: Job) -> Record:
         return record
     if found := [key for key in record if key in OBJECTS]:
         raise UserError(f'{name}: --shorter-side would leave {found[0]!r} behind; do without it')
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[-1] not in (1, 3):
+        raise UserError(
+            f'{name}: --shorter-side takes gray or RGB images of bytes, and this one has the shape '
+            f'{pixels.shape} and {pixels.dtype}; do without it'
+        )
     return record | {'image': reduced(pixels, job.shorter_side, job.quality)}
 
 

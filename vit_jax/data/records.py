@@ -12,6 +12,7 @@ from vit_jax.errors import UserError, nearest
 
 Record = dict[str, Any]
 _INT32 = np.iinfo(np.int32)
+PLACES = ('boxes', 'points', 'areas')  # of objects, in pixels
 
 
 class BrokenRecord(Exception):
@@ -175,6 +176,39 @@ def with_class(record: Record, num_classes: int, source: Source, index: int) -> 
             'correct the label or the number of classes'
         )
     return record if isinstance(label, (int, np.integer)) else {**record, 'label': int(label)}
+
+
+def with_numbers(record: Record, source: Source, index: int) -> Record:
+    """The record with `PLACES` in float32, which transforms that move them make of any numbers.
+
+    Args:
+      record: its image may be a file, or not decoded yet; then it is made of bytes.
+      source: names the record in the message.
+      index: of the record.
+
+    Raises:
+      BrokenRecord: if images, places, masks or labels are not finite, or would not be in float32.
+    """
+    changed = {}
+    for key, value in record.items():
+        dtype = getattr(value, 'dtype', np.dtype(float) if isinstance(value, float) else None)
+        if key in PLACES and isinstance(value, np.ndarray) and value.dtype.kind in 'iuf':
+            with np.errstate(over='ignore'):
+                changed[key] = value.astype(np.float32, copy=False)
+        if dtype is None or dtype.kind != 'f' or not _is_measured(key):
+            continue
+        with np.errstate(over='ignore'):
+            wrong = ~np.isfinite(np.asarray(value).astype(np.float32))
+        if wrong.any():
+            found = np.asarray(value)[wrong].flat[0]
+            raise BrokenRecord(f'{source.record_name(index)}: {key!r} holds {found}')
+    return record | changed if changed else record
+
+
+def _is_measured(key: str) -> bool:
+    """Whether a field holds pixels, places or labels, which are finite."""
+    known = ('image', 'masks', 'label', 'labels', *PLACES)
+    return key in known or key.endswith('_image')
 
 
 def first_readable(source: Source, index: int) -> tuple[int, Record]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data.batches import Batch, Process, Spec, marks, marks_of, zeros
+from vit_jax.data.batches import ArraySpec, Batch, Process, Spec, marks, marks_of, zeros
 from vit_jax.data.plans import Plan, base
 from vit_jax.data.records import BrokenRecord, Record, check_ids
 from vit_jax.errors import UserError
@@ -51,6 +51,13 @@ class Loader:
     def _rows(self) -> int:
         return max(shape.rows for shape in self.plan.shapes)
 
+    @functools.cached_property
+    def _dtypes(self) -> dict[str, np.dtype]:
+        """The dtypes of the first example; empty for a plan of your own that takes texts."""
+        with contextlib.suppress(UserError):
+            return {name: spec.dtype for name, spec in self.plan.spec_of(self.plan.example).items()}
+        return {}
+
     def _batch(
         self, spec: Spec, examples: np.ndarray, draws: np.ndarray, seed: int, replace: bool
     ) -> Batch:
@@ -86,10 +93,17 @@ class Loader:
     def _read(self, index: int, seed: int, draw: int, replace: bool) -> tuple[int, Record] | None:
         """An example and its index; None for a broken one that is not replaced."""
         if replace:
-            return self.plan.examples.first_readable(index, seed, draw)
-        with contextlib.suppress(BrokenRecord):
-            return index, self.plan.examples.read(index, seed, draw)
-        return None
+            index, record = self.plan.examples.first_readable(index, seed, draw)
+        else:
+            try:
+                record = self.plan.examples.read(index, seed, draw)
+            except BrokenRecord:
+                return None
+        try:
+            check_alike(record, self._dtypes)
+        except UserError as error:
+            raise UserError(f'{self.plan.examples.source.record_name(index)}: {error}') from error
+        return index, record
 
     def _put(
         self, row: Batch, spec: Spec, numbers: tuple[int, ...], records: tuple[Record, ...]
@@ -105,8 +119,32 @@ class Loader:
             raise UserError(f'{names}: {error}') from error
 
 
+def check_alike(record: Record, dtypes: dict[str, np.dtype]) -> None:
+    """Raise UserError unless a record has the arrays of the first one, in their dtypes.
+
+    Assignment to a batch would cast in silence, 21200 to 208 and NaN to 0.
+    """
+    for name, dtype in dtypes.items():
+        if name not in record:
+            raise UserError(
+                f'there is no {name!r}, which the first example has; it has {", ".join(record)}'
+            )
+        value = record[name]
+        if getattr(value, 'dtype', None) == dtype:
+            continue
+        try:
+            value = np.asarray(value)
+        except ValueError as error:  # lists of different lengths
+            raise UserError(f'{name!r} is no array: {error}') from error
+        if ArraySpec.of(value).dtype != dtype:
+            raise UserError(
+                f'{name!r} is of {value.dtype}, that of the first example of {dtype}; give all '
+                'examples one dtype'
+            )
+
+
 def checked(key: str, value: Any, array: np.ndarray, vocab_size: int) -> Any:
-    """Return the value of a record if it has the shape of `array`; else raise UserError."""
+    """Return the value of a row if it has the shape and dtype of `array`; else raise UserError."""
     # Assignment would broadcast one channel to three.
     if np.shape(value) != array.shape:
         if array.ndim == 1:
@@ -117,6 +155,8 @@ def checked(key: str, value: Any, array: np.ndarray, vocab_size: int) -> Any:
             f'{key} of shape {np.shape(value)} among others of {array.shape}; bring all to one '
             f'size, for example {how}'
         )
+    if (dtype := ArraySpec.of(value).dtype) != array.dtype:
+        raise UserError(f'{key} of {dtype} among others of {array.dtype}; give all one dtype')
     if array.dtype == np.int32:
         check_ids(key, np.asarray(value), vocab_size if array.ndim == 1 else 0)
     return value

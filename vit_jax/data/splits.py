@@ -36,6 +36,7 @@ from vit_jax.data.records import (
     StoresFiles,
     listing_of,
     with_class,
+    with_numbers,
 )
 from vit_jax.errors import UserError
 
@@ -79,10 +80,11 @@ class Subset:
         source, original = self._locate(index)
         try:
             record = source[original]
+            record = with_class(record, self.info.num_classes, source, original)
+            return with_numbers(record, source, original)
         except BrokenRecord as reason:
             self.note_broken(index, reason)
             raise
-        return with_class(record, self.info.num_classes, source, original)
 
     def encoded(self, index: int) -> Record:
         """An example with its image as a file: that of the source, or a PNG without loss.
@@ -93,7 +95,8 @@ class Subset:
         source, original = self._locate(index)
         if not (self.has_files and isinstance(source, StoresFiles)):
             return images.as_png(self[index])
-        return with_class(source.encoded(original), self.info.num_classes, source, original)
+        record = with_class(source.encoded(original), self.info.num_classes, source, original)
+        return with_numbers(record, source, original)
 
     @property
     def has_files(self) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageEnhance, ImageOps
 
-from vit_jax.data.transforms.pillow import from_pillow, to_pillow
+from vit_jax.data.transforms.pillow import from_pillow, require_bytes, to_pillow
 from vit_jax.data.transforms.registry import transform
 
 Pixels = UInt8[np.ndarray, 'H W C']
@@ -97,6 +97,7 @@ def gaussian_blur(sigma_min: float = 0.1, sigma_max: float = 2.0, p: float = 0.5
     _check_probability(p)
 
     def apply(image: Pixels, rng: np.random.Generator) -> Pixels:
+        require_bytes(image)
         if rng.random() >= p:
             return image
         sigma = rng.uniform(sigma_min, sigma_max)

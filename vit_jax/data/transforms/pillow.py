@@ -21,9 +21,14 @@ METHODS = {
 
 def to_pillow(image: Shaped[np.ndarray, 'H W C']) -> Image.Image:
     """Convert bytes of 3 channels to an RGB image, of 1 to a gray one; UserError if not uint8."""
+    require_bytes(image)
+    return Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
+
+
+def require_bytes(image: Shaped[np.ndarray, 'H W C']) -> None:
+    """Raise UserError unless an image is uint8."""
     if image.dtype != np.uint8:
         raise UserError(f'a transform of bytes got {image.dtype}: put value_range last')
-    return Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
 
 
 def from_pillow(image: Image.Image) -> UInt8[np.ndarray, 'H W C']:

@@ -9,6 +9,7 @@ from jaxtyping import Float, UInt8
 
 from vit_jax.data.records import Record
 from vit_jax.data.transforms.arguments import shares
+from vit_jax.data.transforms.pillow import require_bytes
 from vit_jax.data.transforms.registry import transform
 from vit_jax.data.transforms.windows import random_window
 
@@ -38,6 +39,7 @@ def random_erasing(
     area = shares(area_min, area_max)
 
     def apply(image: Pixels, rng: np.random.Generator) -> Pixels:
+        require_bytes(image)
         if rng.random() >= p:
             return image
         window = random_window(rng, image.shape[:2], area, (0.3, 3.3))
@@ -62,6 +64,7 @@ def value_range(low: float, high: float) -> Callable[[Pixels], Float[np.ndarray,
         raise ValueError(f'{low=} must be less than {high=}')
 
     def apply(image: Pixels) -> Float[np.ndarray, 'H W C']:
+        require_bytes(image)
         return image.astype(np.float32) * np.float32((high - low) / 255) + np.float32(low)
 
     return apply
