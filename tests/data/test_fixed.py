@@ -429,7 +429,7 @@ def unlike(*fields):
 IMAGE = np.zeros((6, 5, 3), np.uint8)
 
 
-@pytest.mark.fault(9030)
+@pytest.mark.fault(123)
 @pytest.mark.parametrize('read', [evaluate, lambda source: train(source, 3, PLAIN)])
 @pytest.mark.parametrize(
     ('name', 'usual', 'odd', 'said'),
@@ -461,7 +461,7 @@ def test_numbers_that_mean_the_same_are_of_one_dtype():
         assert len(evaluate(unlike(name, usual, odd))) == 3
 
 
-@pytest.mark.fault(9031)
+@pytest.mark.fault(124)
 @pytest.mark.parametrize('odd', [np.nan, np.inf, 1e300])
 @pytest.mark.parametrize(
     ('name', 'shape'), [('image', (6, 5, 3)), ('points', (2, 2)), ('label', ())]
@@ -483,7 +483,7 @@ def divide_by_the_least():
     return lambda image: image.astype(np.float32) / image.min()
 
 
-@pytest.mark.fault(9031)
+@pytest.mark.fault(124)
 @pytest.mark.filterwarnings('ignore:divide by zero', 'ignore:invalid value')
 def test_pixels_that_a_transform_makes_not_finite_are_broken():
     parse = parse_transforms(f'{__name__}.divide_by_the_least')
