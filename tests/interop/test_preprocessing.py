@@ -10,6 +10,7 @@ from helpers import released, timm_images, transformers_forms, transformers_mode
 from PIL import Image
 
 import vit_jax
+from vit_jax import __main__ as cli
 from vit_jax import interop
 from vit_jax.data.examples import Examples
 from vit_jax.data.sources import open_source
@@ -345,15 +346,20 @@ def dinov2(tmp_path_factory):
 _DINOV2 = ('DINOv2', 'Dinov2ForImageClassification', 'Dinov2Config')
 
 
-def test_the_crop_of_the_file_is_the_size_of_the_images(dinov2, run_cli, tmp_path):
+@pytest.mark.usefixtures('one_device')
+def test_the_crop_of_the_file_is_the_size_of_the_images(dinov2, tmp_path, capsys):
+    def said(*words):
+        assert cli.main([str(word) for word in words]) == 0
+        return capsys.readouterr().out
+
     folder, logits = dinov2
     place, photo = folder / 'model', folder / 'data/train/kind/photo.png'
     expected = np.asarray(jax.nn.softmax(logits))
     (found,) = vit_jax.predict(place, [photo])
     np.testing.assert_allclose(found['probs'], expected, atol=1e-5)
-    out = run_cli('predict', '--checkpoint', place, photo, '--json').stdout
-    assert '31 x 48 pixels read as 12 x 12 RGB' in out
-    out = run_cli('predict', '--checkpoint', place, photo, '--json', '--image-size', '20').stdout
+    assert 'read as 12 x 12 RGB' in said('predict', '--checkpoint', place, photo, '--json')
+    larger = ('--image-size', '20')
+    out = said('predict', '--checkpoint', place, photo, '--json', *larger)
     assert 'read as 20 x 20 RGB' in out
     model, variables = vit_jax.load(place)
     trained = load.open_model(place)
@@ -365,9 +371,10 @@ def test_the_crop_of_the_file_is_the_size_of_the_images(dinov2, run_cli, tmp_pat
         open_source(f'folder:{folder}/data', 'train'), parse_transforms(trained.transforms)
     )
     np.testing.assert_array_equal(examples.read(0)['image'], image.image)
-    picture = tmp_path / 'a.png'
-    assert run_cli('attention', '--checkpoint', place, photo, '--out', picture).returncode == 0
-    assert run_cli('convert', place, tmp_path / 'again').returncode == 0
+    for words, size in (((), '12x12x3'), (larger, '20x20x3')):
+        assert size in said('inspect', '--checkpoint', place, *words)
+    said('attention', '--checkpoint', place, photo, '--out', tmp_path / 'a.png')
+    said('convert', place, tmp_path / 'again')
     config, told = (
         json.loads((tmp_path / f'again/{name}.json').read_text())
         for name in ('config', 'preprocessor_config')

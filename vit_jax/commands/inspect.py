@@ -144,7 +144,7 @@ def from_checkpoint(
     config, spec, note = trained.config, {}, ''
     try:
         if trained.step is None:
-            spec = sizes.example_spec(trained, sizes.input_size(trained))
+            spec = sizes.example_spec(trained, given or sizes.input_size(trained))
         else:
             config, spec, _ = row_of(config, image_size, channels)
     except UserError as e:
