@@ -9,6 +9,7 @@ import sentencepiece
 from vit_jax.data import tokenizer_files, vocabulary
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
+from vit_jax.models import seq2seq
 
 
 def sentences(count=300):
@@ -96,6 +97,20 @@ def test_other_special_ids_are_refused_for_pairs(tmp_path):
     ids = step({'caption': 'a man'}, np.random.default_rng())['caption']
     assert ids[-1] == 2
     assert vocab.decode(ids) == 'a man'
+    # Nor one by one, to a model that generates text with its own special ids.
+    with pytest.raises(UserError, match='data: the vocabulary has pad -1, bos 1'):
+        vocabulary.require_ids(vocab, seq2seq.Model(vocab_size=50), 'data')
+
+
+def test_padding_by_the_vocabulary_s_own_ids(tmp_path):
+    vocab = vocabulary.Bytes()
+    for pad, filler in (('eos', 2), ('pad', 0), (7, 7)):
+        (step,) = parse_transforms(f"tokenize('caption', 5, pad={pad!r})", vocab).steps
+        ids = step({'caption': 'ab'}, np.random.default_rng())['caption']
+        assert ids.tolist() == [*vocab.encode('ab'), 2, filler, filler]
+    for pad in ('end', -1, 260):
+        with pytest.raises(UserError, match='the vocabulary has 260 ids; write an id'):
+            parse_transforms(f"tokenize('caption', 5, pad={pad!r})", vocab)
 
 
 def test_padding_that_is_no_id_is_refused(vocab):

@@ -16,14 +16,14 @@ LENGTH, VOCAB, SIZE, END, OLD_END = 6, 19, 8, 17, 2
 MEAN, STD = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
 
 
-def reference(name: str = 'CLIP', eos: int = END, **fields: Any) -> Any:
+def reference(name: str = 'CLIP', eos: int = END, vocab: int = VOCAB, **fields: Any) -> Any:
     """A CLIPModel, or another of its kind, with random parameters."""
     import transformers
 
     shape = {'hidden_size': 16, 'intermediate_size': 24, 'num_hidden_layers': 2}
     shape |= {'num_attention_heads': 2} | fields
     words = shape | {'hidden_size': 8, 'num_attention_heads': 4, 'bos_token_id': 1}
-    words |= {'vocab_size': VOCAB, 'max_position_embeddings': LENGTH, 'eos_token_id': eos}
+    words |= {'vocab_size': vocab, 'max_position_embeddings': LENGTH, 'eos_token_id': eos}
     config = getattr(transformers, f'{name}Config')(
         text_config=words,
         vision_config=shape | {'image_size': SIZE, 'patch_size': 4},

@@ -31,9 +31,9 @@ def small():
     return reference(text={'vocab_size': VOCAB})
 
 
-def spiece(path):
-    """A model with the special ids of SigLIP's: pad 0, eos 1, unk 2, no bos."""
-    ids = {'pad_id': 0, 'eos_id': 1, 'unk_id': 2, 'bos_id': -1}
+def spiece(path, ids=None):
+    """A model with the special ids of SigLIP's: pad 0, eos 1, unk 2, no bos; or with others."""
+    ids = ids or {'pad_id': 0, 'eos_id': 1, 'unk_id': 2, 'bos_id': -1}
     with path.open('wb') as file:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(WORDS * 20),
@@ -74,6 +74,18 @@ def test_ids_are_those_of_siglip_s_tokenizer(folder):
     np.testing.assert_array_equal(
         [encode('caption', text) for text in TEXTS], expected['input_ids']
     )
+
+
+@pytest.mark.fault(9050)
+def test_texts_are_padded_by_the_tokenizer_s_own_end(tmp_path):
+    """Which need not be 1; the last token is the embedding of a text."""
+    small().save_pretrained(tmp_path)
+    spiece(tmp_path / 'spiece.model', {'pad_id': 0, 'eos_id': 3, 'unk_id': 1, 'bos_id': 2})
+    theirs = transformers.SiglipTokenizer(str(tmp_path / 'spiece.model'))
+    expected = theirs(TEXTS, padding='max_length', max_length=LENGTH, truncation=True)['input_ids']
+    encode = text_encoder(open_model(tmp_path))
+    np.testing.assert_array_equal([encode('caption', text) for text in TEXTS], expected)
+    assert expected[2][-1] == 3
 
 
 def test_ids_are_those_of_siglip_2_s_tokenizer(tmp_path):
@@ -177,12 +189,16 @@ def test_classes_of_a_folder_by_their_names(folder, tmp_path):
         for i in range(4):
             pixels = rng.integers(0, 256, (SIZE, SIZE, 3), np.uint8)
             Image.fromarray(pixels).save(tmp_path / 'test' / name / f'{i}.png')
+    # Prompts of fewer ids than the model takes; longer ones would be cut to the same.
     found = vit_jax.evaluate(
-        folder, source=f'folder:{tmp_path}', split='test', evaluators=['zero_shot']
+        folder,
+        source=f'folder:{tmp_path}',
+        split='test',
+        evaluators=["zero_shot(templates=('{}',))"],
     )
     trained = open_model(folder)
     encode = text_encoder(trained)
-    ids = np.stack([encode('caption', f'a photo of a {name}') for name in ('cat', 'dog')])
+    ids = np.stack([encode('caption', name) for name in ('cat', 'dog')])
     source = open_source(f'folder:{tmp_path}', 'test')
     images = np.stack([source[i]['image'] for i in range(8)]) / np.float32(127.5) - 1
     made = jax.jit(trained.model.apply)(trained.variables, images, ids)

@@ -1,6 +1,7 @@
 """Texts of CLIP checkpoints become the ids that transformers makes of them."""
 
 import json
+import shutil
 import string
 
 import jax
@@ -13,6 +14,7 @@ from PIL import Image
 
 from vit_jax import __main__ as cli
 from vit_jax import interop
+from vit_jax.errors import UserError
 from vit_jax.inference.load import open_model
 from vit_jax.inference.predict import text_encoder
 
@@ -92,6 +94,35 @@ def test_a_tokenizer_of_another_kind_stays_what_it_is(tmp_path):
         ids = theirs(text)['input_ids']
         assert found(text)['input_ids'] == ids
         assert encode('caption', text)[: len(ids)].tolist() == ids
+
+
+@pytest.mark.fault(9050)
+def test_an_end_that_the_tokenizer_does_not_have_is_refused(folder, tmp_path, capsys):
+    """Else every text would be pooled at its first token."""
+    Image.new('RGB', (SIZE, SIZE)).save(tmp_path / 'a.png')
+    other = shutil.copytree(folder, tmp_path / 'other')
+    config = json.loads((other / 'config.json').read_text())
+    config['text_config']['eos_token_id'] = 5
+    (other / 'config.json').write_text(json.dumps(config))
+    for command in (
+        ['predict', '--checkpoint', str(other), str(tmp_path / 'a.png'), '--texts', 'a; b'],
+        ['evaluate', '--checkpoint', str(other), '--source', 'scenes_captions', '--split', 'test'],
+    ):
+        assert cli.main(command) == 2
+        *_, line = capsys.readouterr().err.splitlines()
+        assert 'model.eos=5 is the id' in line and f'ends texts with {len(tokenizer()) - 1}' in line
+
+
+@pytest.mark.fault(9050)
+def test_a_word_without_an_embedding_is_refused(folder, tmp_path):
+    other = shutil.copytree(folder, tmp_path / 'other')
+    words = tokenizer()
+    words.add_tokens(['<cat-toy>'])
+    words.save_pretrained(other)
+    encode = text_encoder(interop.read(other))
+    assert encode('caption', 'a cat').max() < len(words) - 1
+    with pytest.raises(UserError, match=f'has the id {len(words) - 1}, and the model has'):
+        encode('caption', 'a <cat-toy>')
 
 
 @pytest.mark.parity

@@ -8,6 +8,7 @@ from helpers.experiments import ROOT
 from helpers.pictures import count
 
 import vit_jax
+from vit_jax.__main__ import main
 from vit_jax.config import load
 from vit_jax.errors import UserError
 from vit_jax.models import clip
@@ -54,6 +55,27 @@ def test_an_end_that_no_text_has_is_refused():
     words = r'eos=49407: the vocabulary has 11 ids; the end of a text is 2 in those that `vit_jax '
     with pytest.raises(UserError, match=words):
         Model(**{**TINY, 'eos': 49407})
+
+
+def test_the_largest_id_in_place_of_an_end():
+    model = Model(**{**TINY, 'eos': 'largest'})
+    ends = Model(**{**TINY, 'eos': 10})
+    ids = jnp.array([[3, 10, 4, 0, 0, 0], [10, 4, 9, 10, 0, 0]], jnp.int32)
+    params = jax.jit(model.init)(jax.random.key(0), IMAGES[:2], ids)
+    found, expected = (jax.jit(one.apply)(params, IMAGES[:2], ids)['text'] for one in (model, ends))
+    np.testing.assert_array_equal(found, expected)
+    assert (model.end_of_text, ends.end_of_text) == (None, 10)
+    with pytest.raises(UserError, match="unknown eos 'last'"):
+        Model(**{**TINY, 'eos': 'last'})
+
+
+@pytest.mark.fault(9050)
+def test_an_end_that_the_data_do_not_have_is_refused(tmp_path, capsys):
+    keys = ('model.name=clip', 'model.eos=7', 'task.loss_name=softmax')
+    words = ['--config', f'{ROOT}/experiments/siglip/scenes.py:smoke', '--workdir', str(tmp_path)]
+    assert main(['train', *words, *(f'--config.{key}' for key in keys)]) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert 'model.eos=7 is the id' in line and 'set config.model.eos=2 to train' in line
 
 
 @pytest.mark.slow

@@ -135,6 +135,12 @@ def test_mistakes(tmp_path):
             Task(prior=str(other)).loss({'logits': LOGITS}, BATCH)
 
 
+def test_a_prior_of_other_colors_is_one_line(tmp_path):
+    color_prior.write(tmp_path / 'colors.json', np.ones(300, np.int64), 'here')
+    with pytest.raises(UserError, match='counts 300 colors, and there are 313'):
+        Task(prior=str(tmp_path / 'colors.json')).loss({'logits': LOGITS}, BATCH)
+
+
 @pytest.mark.parametrize('content', [b'[]', b'\xff\xfe{', b'{"counts": []}', b'{"counts": [-1]}'])
 def test_a_prior_of_another_kind_is_one_line(tmp_path, content):
     (tmp_path / 'colors.json').write_bytes(content)

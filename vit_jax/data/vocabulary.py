@@ -140,6 +140,33 @@ def require_own_ids(vocab: Tokenizer) -> None:
         )
 
 
+def require_ids(vocab: Tokenizer | None, model: Any, where: str) -> None:
+    """Check that a model of `vit_jax.models` looks for the special ids that texts have.
+
+    Args:
+      vocab: encodes the texts; None if it is unknown.
+      model: the Linen module.
+      where: for the message.
+
+    Raises:
+      UserError: if texts end otherwise, or the model generates text and has other special ids.
+    """
+    if vocab is None:
+        return
+    eos, end = model.end_of_text, vocab.special[2]
+    if eos is not None and eos != end:
+        raise UserError(
+            f'{where}: model.eos={eos} is the id whose token becomes the embedding of a text, and '
+            f'the vocabulary ends texts with {end}: take the vocabulary of the model, or set '
+            f'config.model.eos={end} to train'
+        )
+    if model.translates:
+        try:
+            require_own_ids(vocab)
+        except ValueError as error:
+            raise UserError(f'{where}: {error}') from None
+
+
 def require_same(vocab: Vocabulary | None, folder: pathlib.Path) -> None:
     """Raise UserError if the run in `folder` keeps another vocabulary than `vocab`."""
     kept = folder / run_folder.VOCAB

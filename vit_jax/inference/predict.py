@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax import step as step_lib
-from vit_jax.data import batches
+from vit_jax.data import batches, vocabulary
 from vit_jax.data.rng import example_rng
 from vit_jax.data.transforms import of_texts_alone, parse_transforms
 from vit_jax.errors import UserError
@@ -102,9 +102,25 @@ def batch_of_one(
 def text_encoder(trained: TrainedModel) -> Callable[[str, str], np.ndarray] | None:
     """A function (field, text) -> ids, by the transforms of the model's evaluation.
 
-    It raises UserError for an empty text. None if the model has no vocabulary.
+    It raises UserError for an empty text, or ids that the model lacks. None if the model has no
+    vocabulary.
+
+    Raises:
+      UserError: if texts end otherwise than the model expects.
     """
     if trained.vocab is None:
         return None
+    vocabulary.require_ids(trained.vocab, trained.model, str(trained.path))
     steps = parse_transforms(of_texts_alone(trained.transforms), trained.vocab)
-    return lambda field, text: steps({field: text}, example_rng(0, 0))[field]
+    size = trained.config.model.get('vocab_size')
+
+    def encode(field: str, text: str) -> np.ndarray:
+        ids = steps({field: text}, example_rng(0, 0))[field]
+        if size and ids.max() >= size:
+            raise UserError(
+                f'{trained.path}: {text!r} has the id {ids.max()}, and the model has {size} of '
+                'them: take the vocabulary of the model'
+            )
+        return ids
+
+    return encode

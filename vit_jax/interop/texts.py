@@ -10,10 +10,11 @@ from typing import Any
 from vit_jax.interop.files import TOKENIZER
 from vit_jax.interop.hub import TOKENIZER_CONFIG, TOKENIZERS
 from vit_jax.interop.trained import TrainedModel
+from vit_jax.models.text_encoder import LARGEST
 
 FIELD = 'caption'
-_SIGLIP = "canonicalize('{field}')|tokenize('{field}', {length}, pad=1)"
-_SIGLIP2 = "lower('{field}')|tokenize('{field}', {length})"
+_SIGLIP = "canonicalize('{field}')|tokenize('{field}', {length}, pad='eos')"
+_SIGLIP2 = "lower('{field}')|tokenize('{field}', {length}, pad='pad')"
 _CLIP = "tokenize('{field}', {length})"
 # The classes of transformers that read the files.
 _CLASSES = dict(
@@ -25,8 +26,8 @@ def with_tokenizer(imported: TrainedModel, extra: Mapping[str, Any]) -> TrainedM
     """The model with the vocabulary beside its weights, and the transforms of its texts.
 
     A model that takes no texts stays as it is. SigLIP repeats its end up to the length of texts;
-    SigLIP 2 pads with zeros, and was trained on lower case. CLIP's tokenizer itself writes in lower
-    case, and its padding has no effect.
+    SigLIP 2 pads with an id for that, 0, and was trained on lower case. CLIP's tokenizer itself
+    writes in lower case, and its padding has no effect.
     """
     if FIELD not in imported.spec or TOKENIZER not in extra:
         return imported
@@ -60,4 +61,5 @@ def _ends(imported: TrainedModel) -> bool:
 def _class_of_clip(imported: TrainedModel) -> str:
     """The class for CLIP's tokenizer, whose end is the last id, or for that of MetaCLIP 2."""
     model = imported.model_config
-    return 'CLIPTokenizer' if model['eos'] == model['vocab_size'] - 1 else 'PreTrainedTokenizerFast'
+    own = model['eos'] in (LARGEST, model['vocab_size'] - 1)
+    return 'CLIPTokenizer' if own else 'PreTrainedTokenizerFast'

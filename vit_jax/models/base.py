@@ -92,6 +92,11 @@ class Model(nn.Module):
         return None
 
     @property
+    def end_of_text(self) -> int | None:
+        """The id with which texts have to end; None if the model looks for none."""
+        return None
+
+    @property
     def attends(self) -> bool:
         """Whether the model offers its attention maps."""
         return type(self).attention_maps is not Model.attention_maps

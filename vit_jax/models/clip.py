@@ -33,8 +33,8 @@ class Model(siglip.Model):
     projections without biases to the embeddings. Logits have no bias either.
 
     Attributes:
-      eos: id of the end of a text, whose token becomes the embedding. Texts are causal, so that
-        what follows the end has no effect.
+      eos: id of the end of a text, whose token becomes the embedding, or 'largest': see the model
+        `text_encoder`. Texts are causal, so that what follows the end has no effect.
       init_scale: 1 / 0.07 at the start, section 2.5.
       init_bias: without effect.
 
@@ -50,7 +50,7 @@ class Model(siglip.Model):
     text_num_heads: int = 8
     embed_dim: int = 512
     project: bool = True
-    eos: int = 49407
+    eos: int | str = 49407
     init_scale: float = 1 / 0.07
     init_bias: float = 0.0
     gelu: str = 'quick'
@@ -63,6 +63,11 @@ class Model(siglip.Model):
     def __post_init__(self) -> None:
         check_eos(self.eos, self.vocab_size)
         super().__post_init__()
+
+    @property
+    def end_of_text(self) -> int | None:
+        """As in `text_encoder`."""
+        return self.eos if isinstance(self.eos, int) else None
 
     @property
     def _image_fields(self) -> dict[str, Any]:

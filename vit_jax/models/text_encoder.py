@@ -12,12 +12,14 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from vit_jax.errors import UserError, check_multiple
+from vit_jax.errors import UserError, check_choice, check_multiple
 from vit_jax.models import base
 from vit_jax.models.base import check_counts, check_fields
 from vit_jax.nn.blocks import Block, Encoder, Parts
 from vit_jax.nn.positions import learned
 from vit_jax.ops.decoding import EOS
+
+LARGEST = 'largest'  # in place of the end of a text: the token with the largest id
 
 
 class Model(base.Model):
@@ -33,7 +35,8 @@ class Model(base.Model):
       width, depth, mlp_dim, num_heads: see the model `vit`.
       causal: whether tokens attend to no later ones (CLIP).
       eos: the id whose first token is the head's input (CLIP), or the first token of all if there
-        is none; None for the last token (SigLIP).
+        is none; 'largest' for the first token with the largest id of the text (CLIP's authors);
+        None for the last token (SigLIP).
       head_bias: whether the head has biases (SigLIP).
       dropout: dropout rate after each dense layer of a block.
       gelu: 'tanh' (approximate), 'erf' (exact) or 'quick' (CLIP's).
@@ -52,7 +55,7 @@ class Model(base.Model):
     mlp_dim: int = 3072
     num_heads: int = 12
     causal: bool = False
-    eos: int | None = None
+    eos: int | str | None = None
     head_bias: bool = True
     dropout: float = 0.0
     gelu: str = 'tanh'
@@ -97,6 +100,11 @@ class Model(base.Model):
             )(x)
         return outputs
 
+    @property
+    def end_of_text(self) -> int | None:
+        """The id with which texts have to end; None if any will do."""
+        return self.eos if isinstance(self.eos, int) else None
+
     def layer_order(self) -> tuple[str, ...]:
         """Patterns of the layers' parameters from the text on: the embeddings, then each block."""
         blocks = (f'^encoder/block_{i}/' for i in range(self.depth))
@@ -132,13 +140,15 @@ class Model(base.Model):
     def _pooled(self, tokens: Float[Array, 'B N D'], ids: Int[Array, 'B N']) -> Array:
         if self.eos is None:
             return tokens[:, -1]
-        end = jnp.argmax(ids == self.eos, axis=1)
+        end = jnp.argmax(ids if self.eos == LARGEST else ids == self.eos, axis=1)
         return jnp.take_along_axis(tokens, end[:, None, None], axis=1)[:, 0]
 
 
-def check_eos(eos: int | None, vocab_size: int | None) -> None:
+def check_eos(eos: int | str | None, vocab_size: int | None) -> None:
     """Raise UserError if the end of a text is no id of a vocabulary, as far as that is known."""
-    if eos is not None and vocab_size and not 0 <= eos < vocab_size:
+    if isinstance(eos, str):
+        check_choice('eos', eos, (LARGEST,))
+    elif eos is not None and vocab_size and not 0 <= eos < vocab_size:
         raise UserError(
             f'eos={eos}: the vocabulary has {vocab_size} ids; the end of a text is {EOS} in those '
             "that `vit_jax vocab` makes, and in 'bytes'"

@@ -133,7 +133,13 @@ class Task(base.Task):
         """The weight of every bin, [Q]."""
         if not self.prior:
             return np.ones(color_bins.NUM_BINS, np.float32)
-        return color_bins.class_weights(color_prior.read(self.prior), self.rebalance)
+        counts = color_prior.read(self.prior)
+        if len(counts) != color_bins.NUM_BINS:
+            raise UserError(
+                f'config.task.prior: {self.prior!r} counts {len(counts)} colors, and there are '
+                f'{color_bins.NUM_BINS}; make it again by `python -m vit_jax colors SOURCE`'
+            )
+        return color_bins.class_weights(counts, self.rebalance)
 
     def _ab(self, outputs: dict) -> Float[Array, 'B h w 2']:
         return color_bins.annealed_mean(outputs['logits'], self.temperature)

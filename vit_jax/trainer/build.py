@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 from vit_jax import step as step_lib
 from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.config import defaults, durations, objects
+from vit_jax.data import vocabulary
 from vit_jax.data.batches import Shape
 from vit_jax.data.dataset import Dataset
 from vit_jax.errors import UserError
@@ -126,6 +127,7 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
     config = defaults.complete(config, data.info)
     times = durations.of_run(config, data.plan.examples_per_step, data.num_examples)
     program, lr = make_program(config, data.shapes, layout, times)
+    vocabulary.require_ids(data.vocab, program.model, 'config.data.vocab')
     every = durations.Every(**defaults.arguments(config, 'every'))
     keep = defaults.arguments(config, 'checkpoint')
     trained = TrainedModel(

@@ -9,6 +9,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax.config import objects
+from vit_jax.data import vocabulary
 from vit_jax.data.batches import Batch
 from vit_jax.data.dataset import Dataset
 from vit_jax.data.transforms import of_texts_alone
@@ -171,6 +172,7 @@ def _open_eval(
             compatibility.require_classes(trained, where, data)
         compatibility.require_shapes(trained, where, data)
         _check_ids(where, data, config.model.get('vocab_size'))
+        vocabulary.require_ids(data.vocab, trained.model, f'{where}: {data.source.title}')
     if evaluator is None:
         return Evaluation(data, headline=headline)
     if steps.predict is None:

@@ -27,6 +27,24 @@ transformers = pytest.importorskip('transformers')
 pytest.importorskip('safetensors')
 
 
+@pytest.mark.parametrize('added', [0, 1, 3])
+def test_old_files_pool_at_the_largest_id_even_of_added_words(added, tmp_path):
+    """A word of a textual inversion has a larger id than the end; transformers pools there."""
+    model = reference('CLIP', OLD_END, VOCAB + added)
+    trained = interop.read(save(model, tmp_path / 'theirs'))
+    assert trained.model_config['eos'] == 'largest'
+    data = batch(VOCAB - 1)
+    if added:
+        data['caption'][1, 0] = VOCAB + added - 1
+    logits, _ = ours(trained, data)
+    expected = theirs(model, data).logits_per_image
+    np.testing.assert_allclose(logits, expected, atol=1e-5 * float(expected.abs().max()))
+    interop.write(trained, tmp_path / 'back')
+    again = transformers.CLIPModel.from_pretrained(tmp_path / 'back')
+    assert again.config.text_config.eos_token_id == OLD_END
+    assert interop.read(tmp_path / 'back').model_config == trained.model_config
+
+
 @pytest.mark.parity
 @pytest.mark.parametrize(
     ('name', 'eos', 'fields'),

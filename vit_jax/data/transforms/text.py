@@ -63,7 +63,7 @@ def tokenize(
     field: str | int | None = None,
     length: int | None = None,
     max_len: int | None = None,
-    pad: int = PAD,
+    pad: int | str = PAD,
     *,
     vocab: Tokenizer | None = None,
 ) -> Apply:
@@ -75,7 +75,8 @@ def tokenize(
       length: of the ids of a field: longer texts are cut, shorter ones padded, and the
         record gets `FIELD_mask`, bool [length], true for real ids.
       max_len: texts of more ids, eos included, are cut; None for no limit.
-      pad: id behind the end; SigLIP repeats its eos, 1.
+      pad: id behind the end, or 'eos' to repeat the end as SigLIP does, or 'pad' for the
+        vocabulary's own.
       vocab: that of `config.data.vocab`. For pairs it has the special ids of `vit_jax vocab`.
     """
     if isinstance(field, int):
@@ -90,9 +91,12 @@ def tokenize(
         raise ValueError(f'{name}={max_len}: must be at least 2')
     if field is None:
         require_own_ids(vocab)
-    if not 0 <= pad < len(vocab):
-        raise ValueError(f'{pad=}: the vocabulary has {len(vocab)} ids')
-    eos, keep = vocab.special[2], None if max_len is None else max_len - 1
+    own = {'pad': vocab.special[0], 'eos': vocab.special[2]}
+    filler = own.get(pad, -1) if isinstance(pad, str) else pad
+    if not 0 <= filler < len(vocab):
+        has = f'has no {pad}' if pad in own else f'has {len(vocab)} ids'
+        raise ValueError(f"{pad=}: the vocabulary {has}; write an id, 'eos' or 'pad'")
+    eos, keep = own['eos'], None if max_len is None else max_len - 1
     names = SIDES if field is None else _names((field,))
 
     def apply(record: Record) -> Record:
@@ -104,7 +108,7 @@ def tokenize(
             ids = np.append(vocab.encode(text)[:keep], np.int32(eos))
             if length is not None:
                 made[f'{name}_mask'] = np.arange(length) < len(ids)
-                ids = np.pad(ids, (0, length - len(ids)), constant_values=pad)
+                ids = np.pad(ids, (0, length - len(ids)), constant_values=filler)
             made[name] = ids
         return record | made
 

@@ -17,7 +17,8 @@ from vit_jax.interop.files import Flat
 from vit_jax.models import text_encoder
 from vit_jax.tree_paths import require_fit
 
-_OLD_EOS = 2
+# CLIP's end of a text in files from before 2023, and its own vocabulary, whose last id is the end.
+_OLD_EOS, _VOCAB_SIZE = 2, 49408
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +63,7 @@ SIGLIP = Kind(
 CLIP = Kind(
     'text_projection',
     {'causal': True, 'head_bias': False},
-    {'eos': r'\d+'},
+    {'eos': rf'\d+|{text_encoder.LARGEST}'},
     {
         **{'hidden_act': 'quick_gelu', 'layer_norm_eps': 1e-5, 'num_attention_heads': 8},
         'eos_token_id': 49407,
@@ -150,18 +151,21 @@ def _sizes(ours: Flat, source: str, label: Callable[[str], str]) -> dict[str, An
     }
 
 
-def _end(config: Mapping[str, Any], vocab_size: int) -> int:
-    """The id of the end of a text.
+def _end(config: Mapping[str, Any], vocab_size: int) -> int | str:
+    """The end of a text, as `text_encoder.Model.eos`.
 
     Files of CLIP from before 2023 say 2, which is not that of their tokenizer; transformers takes
-    the largest id of a text then, which is its end. MetaCLIP 2 means what it says.
+    the largest id of a text then. It is the end in CLIP's own vocabulary, and need not be if there
+    are others, such as the words of a textual inversion. MetaCLIP 2 means what it says.
     """
     end = config['eos_token_id']
     is_clip = not str(config.get('model_type', '')).startswith('metaclip_2')
-    return vocab_size - 1 if is_clip and end == _OLD_EOS else int(end)
+    if not (is_clip and end == _OLD_EOS):
+        return int(end)
+    return vocab_size - 1 if vocab_size == _VOCAB_SIZE else text_encoder.LARGEST
 
 
-def clip_names(eos: int | None) -> tuple[str, str]:
+def clip_names(eos: int | str | None) -> tuple[str, str]:
     """The start of a class's name, and of `model_type`, for a CLIP whose texts have this end.
 
     Only MetaCLIP 2 may have the id that old files of CLIP mean otherwise.
@@ -188,6 +192,6 @@ def config(model: Mapping[str, Any]) -> dict[str, Any]:
         'max_position_embeddings': model['length'],
     }
     if model['eos'] is not None:
-        made['eos_token_id'] = model['eos']
+        made['eos_token_id'] = _OLD_EOS if model['eos'] == text_encoder.LARGEST else model['eos']
     key = 'projection_dim' if model['causal'] else 'projection_size'
     return made | ({key: model['num_classes']} if model['num_classes'] else {})
