@@ -84,17 +84,17 @@ def changes_of_function(before: ConfigDict, now: ConfigDict) -> Iterator[Change]
     """
     for section, find in (('model', schema.model_class), ('task', schema.task_class)):
         old, new = at(before, section), at(now, section)
-        names = [str(group.get('name')) for group in (old, new)]
-        if names[0] != names[1] and not all('.' in name for name in names):
-            yield f'{section}.name', *names
+        was, name = str(old.get('name')), str(new.get('name'))
+        if was != name and not ('.' in was and '.' in name):
+            yield f'{section}.name', was, name
             continue
         free = {'name', *find(now).inert}
         known = {key: p.default for key, p in schema.parameters(now, section).items()}
         for key in [key for key in {**known, **old, **new} if key not in free]:
-            pair = [_plain(group.get(key, known.get(key))) for group in (old, new)]
-            is_open = section == 'model' and key in schema.LEFT_OPEN and None in pair
-            if pair[0] != pair[1] and not is_open:
-                yield f'{section}.{key}', *pair
+            theirs, ours = (_plain(group.get(key, known.get(key))) for group in (old, new))
+            is_open = section == 'model' and key in schema.LEFT_OPEN and None in (theirs, ours)
+            if theirs != ours and not is_open:
+                yield f'{section}.{key}', theirs, ours
 
 
 def changes_of_preparation(before: ConfigDict, now: ConfigDict) -> Iterator[Change]:

@@ -69,8 +69,8 @@ def read_arrays(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
     file, subtree = _split_subtree(released.url(path))
     file = places.local(file)
     if file.endswith('.npz'):
-        flat, config = _select(_parameters(_read_npz(file)), subtree, path), {}
-        return _weights(flat, file), config
+        flat = _select(_parameters(_read_npz(file)), subtree, path)
+        return _weights(flat, file), {}
     if file.endswith('.safetensors'):
         config = _read_configs(_parent(file))
         return _weights(_read_safetensors(file), file), config
