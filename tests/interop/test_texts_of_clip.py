@@ -96,7 +96,7 @@ def test_a_tokenizer_of_another_kind_stays_what_it_is(tmp_path):
         assert encode('caption', text)[: len(ids)].tolist() == ids
 
 
-@pytest.mark.fault(9050)
+@pytest.mark.fault(125)
 def test_an_end_that_the_tokenizer_does_not_have_is_refused(folder, tmp_path, capsys):
     """Else every text would be pooled at its first token."""
     Image.new('RGB', (SIZE, SIZE)).save(tmp_path / 'a.png')
@@ -113,7 +113,7 @@ def test_an_end_that_the_tokenizer_does_not_have_is_refused(folder, tmp_path, ca
         assert 'model.eos=5 is the id' in line and f'ends texts with {len(tokenizer()) - 1}' in line
 
 
-@pytest.mark.fault(9050)
+@pytest.mark.fault(125)
 def test_a_word_without_an_embedding_is_refused(folder, tmp_path):
     other = shutil.copytree(folder, tmp_path / 'other')
     words = tokenizer()

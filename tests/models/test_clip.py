@@ -69,7 +69,7 @@ def test_the_largest_id_in_place_of_an_end():
         Model(**{**TINY, 'eos': 'last'})
 
 
-@pytest.mark.fault(9050)
+@pytest.mark.fault(125)
 def test_an_end_that_the_data_do_not_have_is_refused(tmp_path, capsys):
     keys = ('model.name=clip', 'model.eos=7', 'task.loss_name=softmax')
     words = ['--config', f'{ROOT}/experiments/siglip/scenes.py:smoke', '--workdir', str(tmp_path)]
