@@ -21,7 +21,7 @@ import pathlib
 from collections.abc import Iterator, Sequence
 
 from vit_jax import __version__
-from vit_jax.errors import UserError, hide, nearest
+from vit_jax.errors import UserError, hide, nearest, staying
 from vit_jax.runtime import birth, interrupts, memory, output
 
 COMMANDS = pathlib.Path(__file__).parent / 'commands'
@@ -104,7 +104,7 @@ def run(words: Sequence[str], whole_process: bool) -> int:
         memory.keep_freed_memory()
         # For child Pythons; the data workers get the path of this one.
         os.environ['PYTHONSAFEPATH'] = '1'
-    with readable_names():
+    with readable_names(), staying():
         return importlib.import_module(f'vit_jax.commands.{name}').main(rest)
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import importlib
 import importlib.util
 import os
 import pkgutil
 import re
+import traceback
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 EXIT_FAILED = 1
@@ -48,6 +50,37 @@ class UserError(Exception):
 
     def __init__(self, message: str = '') -> None:
         super().__init__(one_line(without_secrets(message)))
+
+
+class Left(UserError):
+    """Code that a command called ended it by `sys.exit`, whatever the code that it gave."""
+
+    exit_code = EXIT_FAILED
+
+
+class Finished(SystemExit):
+    """The end of a command that has printed its help; the only exit that is none of `Left`."""
+
+
+@contextlib.contextmanager
+def staying() -> Iterator[None]:
+    """Turn `sys.exit()` by the code inside into an error.
+
+    A source, transform or evaluator that calls it would end a run with the code of a complete one.
+
+    Raises:
+      Left: names the file and line.
+    """
+    try:
+        yield
+    except Finished:
+        raise
+    except SystemExit as error:
+        *_, last = traceback.extract_tb(error.__traceback__)
+        raise Left(
+            f'{last.filename}, line {last.lineno}: sys.exit({error.code!r}) was called before '
+            'there was a result; code that a command calls has to raise an exception instead'
+        ) from error
 
 
 def nearest(what: str, name: str, choices: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
-from vit_jax.errors import UserError, nearest, one_line, positive
+from vit_jax.errors import Finished, UserError, nearest, one_line, positive
 
 FIT = 'fit'
 
@@ -43,6 +43,9 @@ class Parser(argparse.ArgumentParser):
             flag = word.partition('=')[0]
             if flag.startswith('--') and ' ' not in flag and flag not in valid:
                 self.error(nearest('flag', flag, valid))
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        raise Finished(status)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f'{self.prog}: {message} (see {self.prog} --help)')

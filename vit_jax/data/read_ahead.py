@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 from typing import Any, Generic, Protocol, TypeVar
 
-from vit_jax.errors import EXIT_FAILED, UserError
+from vit_jax.errors import EXIT_FAILED, UserError, staying
 from vit_jax.runtime import cores, hangs
 from vit_jax.runtime.hangs import Interrupted, Stalled, Stopping, never, stacks
 
@@ -115,7 +115,9 @@ def read_ahead(
 
     threads = loading.threads
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads)
-    maker = _Reporting(make, counting) if loading.workers else make
+    maker: Any = _Staying(make)
+    if loading.workers:
+        maker = _Reporting(maker, counting)
     batches = grain.MapDataset.range(start, stop).map(maker).to_iter_dataset(options)
     if loading.workers:
         if not flags.FLAGS.is_parsed():  # Grain hands absl's flags on to its workers
@@ -127,6 +129,20 @@ def read_ahead(
         made = _Heard(made, counting)
     limit = loading.stall_seconds or math.inf
     return Watched(_deaf(made) if loading.workers else made, limit, stopping)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Staying(Generic[T]):
+    """Makes a batch; exceptions that would end a thread, process or loop in silence are errors."""
+
+    make: Callable[[int], T]
+
+    def __call__(self, number: int) -> T:
+        try:
+            with staying():
+                return self.make(number)
+        except StopIteration as error:
+            raise RuntimeError(f'batch {number}: the data raised StopIteration') from error
 
 
 @dataclasses.dataclass(frozen=True)

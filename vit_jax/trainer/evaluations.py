@@ -13,7 +13,7 @@ from vit_jax.data import vocabulary
 from vit_jax.data.batches import Batch
 from vit_jax.data.dataset import Dataset
 from vit_jax.data.transforms import of_texts_alone
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, staying
 from vit_jax.evaluators.base import Evaluator
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.runtime import sharding
@@ -53,6 +53,7 @@ class Evaluation:
         return self.evaluator.signature if self.evaluator else ''
 
 
+@staying()
 def run(
     steps: EvalSteps,
     evaluations: Mapping[str, Evaluation],

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, staying
 from vit_jax.inference import fine_tune
 from vit_jax.runtime import processes
 from vit_jax.storage import lock, paths, run_folder, times
@@ -36,6 +36,7 @@ from vit_jax.trainer.writer import Writer
 __all__ = ['Preempted', 'Pruned', 'Report', 'Window', 'train']
 
 
+@staying()
 def train(
     config: ConfigDict,
     folder: str | pathlib.Path,
