@@ -11,7 +11,7 @@ from vit_jax.storage import run_folder
 from vit_jax.tasks import classify
 from vit_jax.writers import tensorboard
 
-pytestmark = [pytest.mark.usefixtures('one_device'), pytest.mark.fault(9150)]
+pytestmark = [pytest.mark.usefixtures('one_device'), pytest.mark.fault(126)]
 
 
 def words(repo, folder, **changes):
