@@ -18,12 +18,18 @@ import contextlib
 import errno
 import importlib
 import pathlib
+import traceback
 from collections.abc import Iterator, Sequence
 
 from vit_jax import __version__
-from vit_jax.errors import UserError, hide, nearest, staying
+from vit_jax.errors import EXIT_FAILED, Unfit, UserError, hide, nearest, staying
 from vit_jax.runtime import birth, interrupts, memory, output
 
+# Of JAX, Python's threads, the kernel, the dynamic linker and C++.
+EXHAUSTED = (
+    *('RESOURCE_EXHAUSTED', "can't start new thread", 'annot allocate memory'),
+    *('failed to map segment', 'bad_alloc'),
+)
 COMMANDS = pathlib.Path(__file__).parent / 'commands'
 
 
@@ -70,9 +76,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f'error: {e}', file=sys.stderr)
             return getattr(e, 'exit_code', 2)
         except BaseException as e:
-            if not interrupts.interrupted(e):
+            if interrupts.interrupted(e):
+                return interrupts.report(e)
+            if not (line := beyond(e)):
                 raise
-            return interrupts.report(e)
+            print(f'error: {line}', file=sys.stderr)
+            return EXIT_FAILED
 
 
 def run(words: Sequence[str], whole_process: bool) -> int:
@@ -108,12 +117,32 @@ def run(words: Sequence[str], whole_process: bool) -> int:
         return importlib.import_module(f'vit_jax.commands.{name}').main(rest)
 
 
+def beyond(error: BaseException) -> str:
+    """A line for an error that means a limit of the machine or of Python; empty for any other.
+
+    Readers name the file that causes one, see `storage.paths.intact`; these come from elsewhere.
+    """
+    said, kind = ' '.join(str(error).split())[:300], type(error).__name__
+    if isinstance(error, MemoryError) or any(words in said for words in EXHAUSTED):
+        return (
+            f'memory is exhausted ({said or kind}): give it more, or let it do less at once, as by '
+            'a smaller batch or fewer workers'
+        )
+    if isinstance(error, RecursionError | OverflowError) or kind == 'PanicException':
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        return (
+            f'{kind}: {said} ({pathlib.Path(place.filename).name}:{place.lineno}): a number or a '
+            'nesting in a file, a config or a flag is beyond all that can be'
+        )
+    return ''
+
+
 @contextlib.contextmanager
 def readable_names() -> Iterator[None]:
     """Turn names that no system can open into an error of one line.
 
     Raises:
-      UserError: for a name that is too long, or a working directory that is gone.
+      UserError: for a name that is too long, a FIFO, or a working directory that is gone.
     """
     try:
         os.getcwd()
@@ -122,6 +151,8 @@ def readable_names() -> Iterator[None]:
     try:
         yield
     except OSError as e:
+        if isinstance(e, Unfit):
+            raise UserError(f'{e.filename}: {e.strerror}') from e
         if e.errno != errno.ENAMETOOLONG:
             raise
         raise UserError(f'{str(e.filename)[:60]}...: the name is too long; shorten it') from e

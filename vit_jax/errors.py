@@ -83,6 +83,10 @@ def staying() -> Iterator[None]:
         ) from error
 
 
+class Unfit(OSError):
+    """A file that is not opened: a FIFO or a device, or one that is larger than any of its kind."""
+
+
 def nearest(what: str, name: str, choices: Iterable[str]) -> str:
     """The message for an unknown `name`: the closest of `choices` first, then all of them."""
     valid = sorted(choices)

@@ -192,7 +192,7 @@ def test_what_there_is_not(shards, path, split, message):
         open_source(f'tar:{shards}{path}', split)
 
 
-@pytest.mark.parametrize('about', [1.5, True, -1, [1], 10**400, 10**7])
+@pytest.mark.parametrize('about', [1.5, True, -1, [1], 10**20, 10**7])
 def test_a_class_that_is_no_whole_number_is_refused_by_name(tmp_path, about):
     members = {f'{i}.png': png(i) for i in range(3)}
     members |= {f'{i}.json': json.dumps({'label': i}).encode() for i in range(3)}

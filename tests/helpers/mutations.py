@@ -13,6 +13,8 @@ import numpy as np
 
 ODD = (None, True, -1, 0, 0.5, 2**63, 10**30, 1e308, float('nan'), '', 'x', 'a\nb', '\0', [], [[]])
 ODD += ({}, {'': {}}, [1, None], '../..', 'os.system', 'é' * 300)
+# Beyond what a float, Python's stack and int64 hold; `deep:N` becomes N nested lists.
+ODD += (10**400, -(10**400), float('inf'), float('-inf'), 'deep:100', 'deep:3000', 'deep:200000')
 KEYS = ('', 'x', 'name', 'step')
 # Of configs beside checkpoints, whose numbers are sizes.
 SIZES = (
@@ -70,7 +72,8 @@ def mutate_json(
             parent[rng.choice(keys)] = parent.pop(key)
         else:
             parent[key] = copy.deepcopy(rng.choice(odd))
-    return json.dumps(tree)
+    nested = re.compile('"deep:([0-9]+)"')
+    return nested.sub(lambda n: '[' * int(n[1]) + ']' * int(n[1]), json.dumps(tree))
 
 
 def mutate_arrays(flat: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:

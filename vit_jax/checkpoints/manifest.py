@@ -200,11 +200,14 @@ def _move(path: Path, place: Path) -> None:
 def _verify_file(path: Path, name: str, entry: str) -> None:
     if not path.is_file():
         raise Damaged(f'{name} is missing')
+    # A sparse file of any size would otherwise be read to its end.
+    if not paths.is_remote(path) and not entry.endswith(f', {(size := path.stat().st_size)} bytes'):
+        raise Damaged(f'{name} has changed since it was written: {size} bytes instead of {entry}')
     if (found := _fingerprint(path)) != entry:
         raise Damaged(f'{name} has changed since it was written: {found} instead of {entry}')
 
 
 def _fingerprint(path: Path) -> str:
-    with path.open('rb') as file:
+    with paths.open_file(path) as file:
         digest = hashlib.file_digest(file, 'sha256').hexdigest()
         return f'sha256 {digest}, {file.tell()} bytes'

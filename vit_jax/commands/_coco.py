@@ -82,12 +82,14 @@ def warn_of_ids(run: Any) -> None:
 
 def _listed(path: str) -> dict[str, int]:
     """{file name: id} of the images of an annotation file."""
+    from vit_jax.storage import paths
+
     try:
-        content = json.loads(pathlib.Path(path).read_bytes())
+        content = paths.parse_json(paths.read_bytes(path, paths.TABLE))
         return {image['file_name']: int(image['id']) for image in content['images']}
     except OSError as e:
         raise UserError(f'--annotations {path!r} cannot be read: {e.strerror}') from e
-    except (ValueError, TypeError, KeyError) as e:
+    except (ValueError, TypeError, KeyError, OverflowError) as e:
         raise UserError(
             f'--annotations {path!r} is not in the format of COCO: it has no images with id and '
             'file_name'

@@ -212,7 +212,7 @@ def _pictures(found: Sequence[Run]) -> tuple[list[Block], Files]:
         small = [p for p in kept if p.stat().st_size <= LARGEST][:MOST]
         for path in small:
             name = f'{i}/{path.name}'
-            files[name] = path.read_bytes()
+            files[name] = paths.read_bytes(path)
             shown += [Text(f'{run.name}: {path.name}'), Picture(name, f'{path.name} of {run.name}')]
         if left := [p.name for p in kept if p not in small]:
             shown.append(Text(f'{run.name} has more that are not shown here: {", ".join(left)}'))
@@ -323,6 +323,6 @@ def _checkpoints(found: Sequence[Run]) -> list[Block]:
 
 
 def _digest(step: paths.Path) -> tuple[str, str, str]:
-    content = (step / step_folder.MANIFEST).read_bytes()
+    content = paths.read_bytes(step / step_folder.MANIFEST)
     files = len(step_folder.read_manifest(step))
     return step.name, str(files), hashlib.sha256(content).hexdigest()

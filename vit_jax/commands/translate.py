@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import pathlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -123,9 +122,11 @@ def read_lines(path: str) -> list[str]:
     Raises:
       UserError: if it cannot be read.
     """
+    from vit_jax.storage import paths
+
     name = 'standard input' if path == STDIN else path
     try:
-        data = sys.stdin.buffer.read() if path == STDIN else pathlib.Path(path).read_bytes()
+        data = sys.stdin.buffer.read() if path == STDIN else paths.read_bytes(path, paths.TEXT)
     except OSError as error:
         raise UserError(f'--file {path}: {error.strerror}') from error
     try:

@@ -23,8 +23,9 @@ from ml_collections import ConfigDict
 
 from vit_jax.config import flags, schema, shipped
 from vit_jax.config.validate import validate
-from vit_jax.errors import UserError, hide, nearest
+from vit_jax.errors import Unfit, UserError, hide, nearest
 from vit_jax.signatures import keyword_only
+from vit_jax.storage import paths
 
 # Renamed keys. Configs with the old names still load.
 RENAMED = {'parallel.small': 'parallel.min_split_size'}
@@ -145,8 +146,9 @@ def module_of(name: str, where: str) -> types.ModuleType:
     if spec is None or spec.loader is None:
         raise UserError(f'{where}: {str(path)!r} is not a Python file; its name has to end in .py')
     try:
-        compile(path.read_bytes(), path, 'exec')
-    except (SyntaxError, ValueError) as error:  # ValueError for bytes that are not text
+        compile(paths.read_bytes(path), path, 'exec')
+    # ValueError for bytes that are not text, others for a nesting that no program has.
+    except (SyntaxError, ValueError, RecursionError, MemoryError, Unfit) as error:
         raise UserError(f'{where}: {str(path)!r} is not valid Python: {error}') from error
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -187,7 +189,7 @@ def to_json(config: ConfigDict) -> str:
 
 def from_json(text: str) -> ConfigDict:
     """A config stored by `to_json`: data only, nothing is executed."""
-    return from_dict(json.loads(text))
+    return from_dict(paths.parse_json(text))
 
 
 def from_dict(stored: dict[str, Any]) -> ConfigDict:

@@ -24,6 +24,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from vit_jax.data import turbojpeg
 from vit_jax.data.on_demand import OnDemand
 from vit_jax.data.records import BrokenRecord, Record
+from vit_jax.storage import paths
 
 # Named one by one: each further decoder is code that runs on untrusted bytes.
 FORMATS = ('JPEG', 'PNG', 'WEBP')
@@ -80,7 +81,7 @@ class Encoded(OnDemand):
 def read_file(path: pathlib.Path) -> bytes:
     """The bytes of an image's file; BrokenRecord if it cannot be read."""
     try:
-        return path.read_bytes()
+        return paths.read_bytes(path, paths.IMAGE)
     except OSError as error:
         raise BrokenRecord(f'{path}: {error.strerror}') from error
 

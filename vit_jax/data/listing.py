@@ -60,7 +60,7 @@ def digest_of(*parts: bytes | np.ndarray | str | Iterable[str]) -> str:
 def digest_of_file(file: pathlib.Path) -> str:
     """A digest of the content of a file; UserError if it cannot be read."""
     try:
-        with file.open('rb') as opened:
+        with paths.open_file(file, paths.TABLE) as opened:
             return hashlib.file_digest(opened, 'sha256').hexdigest()[:16]
     except OSError as error:
         raise UserError(f'{file}: cannot be read: {paths.why(error)}') from error

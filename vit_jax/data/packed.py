@@ -78,7 +78,7 @@ def read_manifest(folder: paths.Path, read: Callable[[str], bytes], title: str) 
     """
     file = folder / MANIFEST
     try:
-        content = json.loads(read(MANIFEST))
+        content = paths.parse_json(read(MANIFEST))
         if content['format'] != FORMAT:
             raise ValueError(f'format {content["format"]}, not {FORMAT}')
         facts: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in content['info'].items()}
@@ -89,7 +89,7 @@ def read_manifest(folder: paths.Path, read: Callable[[str], bytes], title: str) 
         return Manifest(content['source'], content['options'], SourceInfo(**facts), splits)
     except FileNotFoundError as error:
         raise UserError(f'{title}: there is no {file}: write it by `vit_jax pack`') from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f'{title}: {file} is no manifest of packed data: {error}') from error
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -31,15 +30,20 @@ class TokenizerJson(Vocabulary):
     def special(self) -> tuple[int, ...]:
         """The ids of padding, beginning, end and unknown; -1 for one that there is not."""
         around = self._processor.encode('').ids
-        said = json.loads(self.model)
+        said = storage.parse_json(self.model)
         unknown = self._id((said.get('model') or {}).get('unk_token'))
         padding = (said.get('padding') or {}).get('pad_id', self._id('<pad>'))
         begin, end = (around[0] if len(around) > 1 else -1), (around[-1] if around else -1)
         return padding, begin, end, unknown
 
     def encode(self, text: str) -> np.ndarray:
-        """The ids of `text`, int32 [n], without an end."""
-        ids = self._processor.encode(text).ids
+        """The ids of `text`, int32 [n], without an end.
+
+        Raises:
+          UserError: if the tokenizer cannot, as by a pattern that takes too long.
+        """
+        with storage.intact(f'the text {text[:40]!r} by its tokenizer.json', 'choose another'):
+            ids = self._processor.encode(text).ids
         return np.array(ids[:-1], np.int32)  # the end is the last one
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
@@ -78,7 +82,7 @@ def load(path: str | pathlib.Path) -> Tokenizer:
     if path == BYTES:
         return Bytes()
     try:
-        model = storage.path(path).read_bytes()
+        model = storage.read_bytes(storage.path(path))
     except OSError as error:
         raise UserError(
             f"vocabulary {str(path)!r}: {error.strerror}; make one by 'python -m vit_jax vocab'"
@@ -100,10 +104,8 @@ def _json(model: bytes, name: str) -> TokenizerJson:
     with extras.needed_by(f'vocabulary {name!r}:', 'hub'):
         import tokenizers  # noqa: F401
     vocab = TokenizerJson(model)
-    try:
+    with storage.intact(f'vocabulary {name!r}: it is no tokenizer.json, or', 'get it again'):
         end = vocab.special[2]
-    except Exception as error:  # of the package, which has no class of its own for them
-        raise UserError(f'vocabulary {name!r}: no tokenizer.json ({error})') from error
     if end < 0:
         raise UserError(f'vocabulary {name!r}: it has no id for the end of a text')
     return vocab

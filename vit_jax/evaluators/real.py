@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import pathlib
 import re
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.evaluators import base
 from vit_jax.evaluators.base import Arrays, Dataset
+from vit_jax.storage import paths
 
 FIELD = 'real_label'
 IMAGENET = 1000  # classes
@@ -96,7 +96,7 @@ class Evaluator(base.Evaluator):
 
 def _read(path: str) -> list[list[int]]:
     try:
-        lists = json.loads(pathlib.Path(path).expanduser().read_bytes())
+        lists = paths.parse_json(paths.read_bytes(paths.path(path)))
     except (OSError, ValueError) as error:
         raise UserError(f'labels={path!r}: cannot be read: {error}') from error
     if not isinstance(lists, list) or not all(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import pathlib
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.evaluators import base
 from vit_jax.evaluators.base import Arrays, Dataset
+from vit_jax.storage import paths
 
 TEMPLATES = ('a photo of a {}',)
 
@@ -114,7 +114,7 @@ def class_embeddings(texts: np.ndarray, labels: np.ndarray) -> np.ndarray:
 def read_names(path: str) -> tuple[str, ...]:
     """The lines of a file that are not empty; raises UserError if it cannot be read."""
     try:
-        lines = pathlib.Path(path).expanduser().read_text().splitlines()
+        lines = paths.read_bytes(paths.path(path)).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f'names of classes {path!r}: {error}') from error
     return tuple(line.strip() for line in lines if line.strip())

@@ -17,6 +17,7 @@ from vit_jax.data.rng import example_rng
 from vit_jax.data.transforms import Transforms, geometry, parse_transforms, without_annotations
 from vit_jax.errors import UserError
 from vit_jax.interop.trained import TrainedModel
+from vit_jax.storage import paths
 from vit_jax.viz import predictions
 from vit_jax.viz.photo import Photo
 
@@ -174,7 +175,8 @@ def takes_any_size(transforms: Transforms, shape: tuple[int, int, int]) -> bool:
 def read_image(path: pathlib.Path, channels: int) -> np.ndarray:
     """A file as uint8 [H, W, channels]; raises UserError if it is no intact image."""
     try:
-        return images.decode_image(path.read_bytes(), name=str(path), channels=channels)
+        data = paths.read_bytes(path, paths.IMAGE)
+        return images.decode_image(data, name=str(path), channels=channels)
     except OSError as error:
         raise UserError(f'cannot read {str(path)!r}: {error.strerror}') from error
     except BrokenRecord as error:

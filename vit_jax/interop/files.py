@@ -11,7 +11,6 @@ import stat
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from textwrap import shorten
 from typing import IO, Any
 
 import ml_dtypes
@@ -231,13 +230,11 @@ def _read_json(path: str) -> dict[str, Any] | None:
             text = file.read(_MOST_JSON + 1)
         if len(text) > _MOST_JSON:
             raise UserError(f'{path}: more than {_MOST_JSON >> 20} MiB of JSON; get it again')
-        content = json.loads(text)
+        content = paths.parse_json(text)
     except _Missing:
         return None
     except OSError as error:
         raise UserError(f'{path}: cannot be read ({_line(error)})') from None
-    except RecursionError:
-        raise UserError(f'{path}: nested too deeply; get it again') from None
     except ValueError as error:
         raise UserError(f'{path}: not valid JSON: {error}') from None
     if not isinstance(content, dict):
@@ -315,22 +312,17 @@ def _require_unquantized(config: Mapping[str, Any], path: str) -> None:
 
 @contextlib.contextmanager
 def _readable(path: str) -> Iterator[None]:
-    """Turn exceptions from a damaged file into an error of one line.
-
-    They are of any class: a tokenizer's, a recursion's, an unknown compression's, a password's.
-    """
+    """As `paths.intact`, and name pickles as what they are."""
     try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        if 'allow_pickle' in str(error):
+        with paths.intact(path):
+            yield
+    except UserError as error:
+        if 'allow_pickle' in str(error.__cause__):
             raise UserError(
                 f'{path}: holds pickled objects, which can run code and are not read; '
                 'save plain arrays'
             ) from None
-        words = shorten(_line(error), 200, placeholder=' ...')
-        raise UserError(f'{path}: cannot be read ({words}); get it again') from None
+        raise
 
 
 def _open(path: str) -> IO[bytes]:
@@ -340,7 +332,7 @@ def _open(path: str) -> IO[bytes]:
       UserError: if there is no such file, or it cannot be opened.
     """
     try:
-        return Path(path).open('rb')
+        return paths.open_file(path)
     except FileNotFoundError:
         raise _Missing(f'{path}: there is no such file{places.hint(path)}') from None
     except (OSError, ValueError) as error:

@@ -25,7 +25,7 @@ def read_classes(path: str) -> np.ndarray:
     """
     where = f'config.init.classes={path}'
     try:
-        lines = paths.absolute(path).read_text().splitlines()
+        lines = paths.read_bytes(paths.absolute(path)).decode().splitlines()
     except (OSError, UnicodeDecodeError) as e:
         raise UserError(f'{where}: cannot be read ({e})') from None
     for number, line in enumerate(lines, 1):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import pathlib
 import re
 
@@ -61,9 +60,9 @@ def _shards(index: pathlib.Path, url: str) -> list[str]:
     """The files that an index lists, all in its own folder."""
     try:
         shards = sorted(
-            {str(name) for name in json.loads(index.read_bytes())['weight_map'].values()}
+            {str(name) for name in paths.parse_json(paths.read_bytes(index))['weight_map'].values()}
         )
-    except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
+    except (AttributeError, LookupError, OSError, TypeError, ValueError):
         raise UserError(f'{url}/{index.name}: there is no weight_map in it; get it again') from None
     for name in shards:
         if not paths.stays_inside(name) or '/' in name:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 import pathlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from vit_jax.errors import UserError, nearest
+from vit_jax.storage import paths
 
 Row = dict[str, str]
 Numbered = tuple[int, Row]  # with the line of the file
@@ -42,9 +44,9 @@ def read_csv(path: str | pathlib.Path) -> list[Row]:
     """
     try:
         # Spreadsheets begin a file with a byte order mark.
-        with pathlib.Path(path).open(newline='', encoding='utf-8-sig') as file:
-            reader = csv.DictReader(file, skipinitialspace=True, strict=True)
-            rows, header = list(reader), reader.fieldnames or []
+        text = io.StringIO(paths.read_bytes(path).decode('utf-8-sig'), newline='')
+        reader = csv.DictReader(text, skipinitialspace=True, strict=True)
+        rows, header = list(reader), reader.fieldnames or []
     except (OSError, UnicodeDecodeError, csv.Error) as e:
         reason = e.strerror if isinstance(e, OSError) else e
         raise UserError(f'--csv {str(path)!r} cannot be read: {reason}') from e

@@ -30,8 +30,8 @@ def read(path: str | os.PathLike[str]) -> Int64[np.ndarray, 'Q']:
             '`python -m vit_jax colors SOURCE --out FILE`'
         )
     try:
-        counts = np.array(json.loads(text)['counts'])
-    except (ValueError, KeyError, TypeError) as error:
+        counts = np.array(paths.parse_json(text)['counts'])
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise UserError(f'config.task.prior: {os.fspath(path)!r} holds no counts') from error
     if counts.ndim != 1 or counts.dtype != np.int64 or counts.min() < 0 or not counts.sum():
         raise UserError(f'config.task.prior: {os.fspath(path)!r} holds invalid counts')

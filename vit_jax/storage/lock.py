@@ -80,7 +80,7 @@ def holder(path: str | Path) -> dict[str, Any] | None:
     """
     file = paths.path(path) / LOCK
     try:
-        owner, renewed = json.loads(paths.read_text(file) or ''), paths.modified(file)
+        owner, renewed = paths.parse_json(paths.read_text(file) or ''), paths.modified(file)
     except (OSError, ValueError):
         return None
     if owner['host'] == socket.gethostname():

@@ -13,15 +13,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
+import json
 import os
 import pathlib
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any
 
 from vit_jax import extras
-from vit_jax.errors import UserError
+from vit_jax.errors import Unfit, UserError
 from vit_jax.storage import names, servers
 
 # To the type checker both kinds are what their methods are; `pathlib.Path` itself is only local.
@@ -31,6 +34,19 @@ else:
     Path = pathlib.PurePath
 
 _REMOTE = ('gs', 's3')
+# The most bytes of a file by its kind; larger ones are damaged, or made to fill the memory.
+SMALL = 2**26  # configs, vocabularies, names, manifests
+IMAGE = 2**28
+LOG = 2**32
+TABLE = 2**33  # annotations of a data set
+TEXT = 2**36
+_DEEPEST, _LONGEST = 60, 30  # levels of JSON, digits of a whole number
+_KINDS = {
+    stat.S_IFIFO: 'a FIFO',
+    stat.S_IFSOCK: 'a socket',
+    stat.S_IFCHR: 'a device',
+    stat.S_IFBLK: 'a device',
+}
 
 
 def path(text: str | os.PathLike[str]) -> Path:
@@ -153,21 +169,131 @@ def obstacle(folder: str | os.PathLike[str]) -> str:
     return '' if os.access(existing, os.W_OK | os.X_OK) else f'{existing} is read-only'
 
 
-def read_text(path: Path, errors: str = 'strict') -> str | None:
+def open_file(path: str | os.PathLike[str], most: int | None = None) -> io.BufferedReader:
+    """Open what a user, a data set or a run names, for reading; it never waits.
+
+    Args:
+      path: of a regular file, or of a link to one.
+      most: bytes that it may have.
+
+    Raises:
+      Unfit: for a FIFO, a socket or a device, which may have no end, or for a larger file.
+      OSError: if it cannot be opened.
+    """
+    if is_remote(path):
+        remote: Any = path
+        return remote.open('rb')
+    name = os.fspath(path)
+    _require_fit(os.stat(name), name, most)  # opening some devices has effects
+    file = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _require_fit(os.fstat(file), name, most)
+        return os.fdopen(file, 'rb')
+    except BaseException:
+        os.close(file)
+        raise
+
+
+def _require_fit(found: os.stat_result, name: str, most: int | None) -> None:
+    kind = stat.S_IFMT(found.st_mode)
+    if kind == stat.S_IFDIR:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+    if kind != stat.S_IFREG:
+        what = _KINDS.get(kind, 'no file')
+        raise Unfit(errno.EINVAL, f'it is {what}, and only regular files are read', name)
+    if most is not None and found.st_size > most:
+        sizes = f'{found.st_size:,} bytes, more than the {most:,}'
+        raise Unfit(errno.EFBIG, f'it has {sizes} that such a file may have', name)
+
+
+def read_bytes(path: str | os.PathLike[str], most: int = SMALL) -> bytes:
+    """The content of a file; raises as `open_file`."""
+    with open_file(path, most) as file:
+        return file.read()
+
+
+def read_text(path: Path, errors: str = 'strict', most: int = SMALL) -> str | None:
     """The text of a file; None if there is no such file, or no such bucket.
 
     Args:
       path: of the file.
       errors: handling of bytes that are not UTF-8, as for `bytes.decode`.
+      most: bytes that it may have.
 
     Raises:
-      UserError: if object storage cannot be reached.
+      UserError: if object storage cannot be reached, or for what `open_file` does not open.
     """
     with reaching(path):
         try:
-            return path.read_bytes().decode('utf-8', errors)
+            return read_bytes(path, most).decode('utf-8', errors)
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except Unfit as error:
+            raise UserError(f'{os.fspath(path)}: {error.strerror}') from error
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of JSON from a file.
+
+    Raises:
+      ValueError: if it is no JSON, is nested deeper than any file that is read here, or has a whole
+        number of more digits.
+    """
+    try:
+        content = json.loads(text, parse_int=_whole)
+    except RecursionError:
+        raise ValueError('nested too deeply') from None
+    opening: Any = ('[', '{') if isinstance(text, str) else (b'[', b'{')
+    if sum(map(text.count, opening)) > _DEEPEST:
+        _require_shallow(content)
+    return content
+
+
+def _require_shallow(content: Any) -> None:
+    level = [content]
+    for _ in range(_DEEPEST):
+        values = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [one for some in values for one in some if isinstance(one, dict | list) and one]
+        if not level:
+            return
+    raise ValueError('nested too deeply')
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _LONGEST:
+        raise ValueError(f'a whole number of {len(digits):,} digits')
+    return int(digits)
+
+
+@contextlib.contextmanager
+def intact(what: object, advice: str = 'get it again') -> Iterator[None]:
+    """Turn whatever a damaged or hostile file causes where it is read into one line.
+
+    Readers raise exceptions of any class: of recursion, overflow, memory, and Rust's panics.
+
+    Args:
+      what: the file, for the message.
+      advice: the end of the message.
+
+    Raises:
+      UserError: for any exception in the block, except those that end the process.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != 'PanicException':
+            raise
+        raise UserError(f'{what}: cannot be read ({reason(error)}); {advice}') from error
+
+
+def reason(error: BaseException) -> str:
+    """The message of an error in one line of at most 200 characters, else the name of its class."""
+    words = getattr(error, 'strerror', '') or ' '.join(str(error).split())
+    if not words or isinstance(error, (LookupError, MemoryError, RecursionError)):
+        words = f'{type(error).__name__}: {words}'.removesuffix(': ')
+    return words if len(words) <= 200 else f'{words[:196]} ...'
 
 
 def stays_inside(name: object) -> bool:

@@ -18,7 +18,6 @@ TensorBoard's event files are there too; nothing here reads them.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 from collections.abc import Callable
@@ -71,7 +70,7 @@ def read_config(folder: paths.Path) -> dict[str, Any] | None:
     if (text := paths.read_text(folder / CONFIG, errors='replace')) is None:
         return _saved_config(folder)
     try:
-        return hide(dict(json.loads(text)))
+        return hide(dict(paths.parse_json(text)))
     except (ValueError, TypeError) as error:
         if (saved := _saved_config(folder)) is None:
             raise UserError(f'{folder / CONFIG} is not a run config ({error!r})') from error
@@ -110,7 +109,7 @@ def _read_result(folder: paths.Path) -> dict[str, Any] | None:
     if (text := paths.read_text(folder / RESULT, errors='replace')) is None:
         return None
     try:
-        return dict(json.loads(text))
+        return dict(paths.parse_json(text))
     except (ValueError, TypeError):
         _log.warning('%s is damaged: the run is to be evaluated again', folder / RESULT)
         return None
@@ -128,7 +127,7 @@ def read_lines(
 
     Damaged lines are skipped with a warning; a last line that a crash cut off, without one.
     """
-    whole, _, rest = (paths.read_text(file, errors='replace') or '').rpartition('\n')
+    whole, _, rest = (paths.read_text(file, 'replace', paths.LOG) or '').rpartition('\n')
     lines = [parse(line) for line in whole.split('\n')] if whole else []
     if damaged := lines.count(None):
         _log.warning('%s: %d damaged lines are left out', file, damaged)
@@ -138,7 +137,7 @@ def read_lines(
 def _metrics_line(text: str) -> dict[str, Any] | None:
     """A line of the metrics; None if it is damaged."""
     try:
-        line = json.loads(text)
+        line = paths.parse_json(text)
     except ValueError:
         return None
     whole = isinstance(line, dict) and isinstance(line.get('step'), int) and '\ufffd' not in text

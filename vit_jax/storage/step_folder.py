@@ -11,10 +11,10 @@ A step that lacks one of the last two was never finished. Plain files only: no J
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
+from vit_jax.errors import Unfit
 from vit_jax.storage import paths
 
 VARIABLES, TRAINING, META = 'variables', 'training', 'meta'
@@ -62,9 +62,9 @@ def read_manifest(directory: paths.Path) -> dict[str, str]:
     if not is_finished(directory):
         raise Unfinished(f'no {MANIFEST} or no {COMMITTED}: the save was never finished')
     try:
-        content = json.loads((directory / MANIFEST).read_bytes())
+        content = paths.parse_json(paths.read_bytes(directory / MANIFEST))
         step, files = content['step'], dict(content['files'])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, Unfit) as error:
         raise Damaged(f'{MANIFEST} is unreadable ({error})') from error
     if leading := [name for name in files if not paths.stays_inside(name)]:
         raise Damaged(f'{MANIFEST} lists {leading[0]!r}, which is outside of the step')
@@ -76,7 +76,7 @@ def read_manifest(directory: paths.Path) -> dict[str, str]:
 def read_meta(directory: paths.Path) -> dict[str, Any]:
     """The run's metadata at this step; {} if that file is missing."""
     text = paths.read_text(directory / META / 'metadata')
-    return {} if text is None else json.loads(text)
+    return {} if text is None else paths.parse_json(text)
 
 
 def count_parameters(directory: paths.Path) -> int | None:
@@ -86,7 +86,7 @@ def count_parameters(directory: paths.Path) -> int | None:
         return None
     shapes = [
         entry['value_metadata']['write_shape']
-        for entry in json.loads(text)['tree_metadata'].values()
+        for entry in paths.parse_json(text)['tree_metadata'].values()
         if entry['key_metadata'][0]['key'] == 'params'
     ]
     return sum(math.prod(shape) for shape in shapes)

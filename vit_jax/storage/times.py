@@ -9,7 +9,6 @@ process still lives; after a kill it is the last sign of it.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -125,8 +124,8 @@ def read(folder: paths.Path) -> Account | None:
 def _line(text: str) -> dict[str, Any] | None:
     """A line of the record; None if it is damaged."""
     try:
-        line = json.loads(text)
-    except (ValueError, RecursionError):
+        line = paths.parse_json(text)
+    except ValueError:
         return None
     if not isinstance(line, dict):
         return None

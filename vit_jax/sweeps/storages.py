@@ -58,6 +58,8 @@ def open_storage(storage: str, new: bool = False) -> BaseStorage:
     if scheme and not new and not path.is_file():
         raise UserError(f'--storage {storage}: there is no such file')
     try:
+        if scheme and path.exists():
+            paths.open_file(path, paths.TABLE).close()
         if scheme and new:
             path.parent.mkdir(parents=True, exist_ok=True)
         if scheme == JOURNAL:
@@ -85,7 +87,10 @@ def _unopened(storage: str, error: Exception) -> UserError:
 @contextlib.contextmanager
 def intact(what: str) -> Iterator[None]:
     """Raise UserError if the file or study cannot be read inside, or its contents are damaged."""
-    damage = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+    damage = (
+        *(ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError),
+        *(TypeError, ValueError),
+    )
     try:
         yield
     except (*damage, sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.OptunaError) as e:

@@ -280,4 +280,4 @@ def require_shared_folder(study: Study) -> None:
 def _read_marker(folder: pathlib.Path) -> dict[str, str]:
     text = paths.read_text(folder / MARKER, errors='replace')
     with storages.intact(str(folder / MARKER)):
-        return {name: str(value) for name, value in json.loads(text or '{}').items()}
+        return {name: str(value) for name, value in paths.parse_json(text or '{}').items()}

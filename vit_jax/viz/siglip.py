@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
-import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vit_jax.errors import UserError, positive
+from vit_jax.storage import paths
 from vit_jax.viz import base, figures
 from vit_jax.viz.photo import Context, Fields, Photo
 
@@ -112,7 +112,7 @@ def texts_of(flags: argparse.Namespace) -> list[str]:
 
 def _lines(path: str) -> list[str]:
     try:
-        lines = pathlib.Path(path).expanduser().read_text().splitlines()
+        lines = paths.read_bytes(paths.path(path)).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f'--classes {path}: {error}') from error
     names = [line.strip() for line in lines if line.strip()]

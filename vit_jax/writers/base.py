@@ -141,7 +141,7 @@ def _stored(folder: Path, start_step: int) -> dict[str, Any]:
     """The record of earlier starts; empty for a new run."""
     text = paths.read_text(folder / run_folder.WRITERS, errors='replace') if start_step else None
     try:
-        content = json.loads(text or '{}')
+        content = paths.parse_json(text or '{}')
     except ValueError:
         return {}
     whole = isinstance(content, dict) and all(isinstance(v, dict) for v in content.values())

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import json
 import logging
 import math
 import pathlib
@@ -199,7 +198,7 @@ def find_annotations(root: pathlib.Path, split: str, prefix: str, name: str) -> 
 def read_json(file: pathlib.Path, name: str) -> dict[str, Any]:
     """The object in a file; UserError if there is none."""
     try:
-        content = json.loads(file.read_bytes())
+        content = paths.parse_json(paths.read_bytes(file, paths.TABLE))
     except (OSError, ValueError) as error:
         raise UserError(f'{name}: cannot read {file}: {error}') from error
     if not isinstance(content, dict):
@@ -212,7 +211,7 @@ def coco_format(file: pathlib.Path, name: str) -> Iterator[None]:
     """Turn errors of a file that is not in the format into a UserError of one line."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         what = f'there is no {error}' if isinstance(error, KeyError) else str(error)
         raise UserError(f'{name}: {file} is not in the format of COCO: {what}') from error
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import pathlib
 import re
@@ -26,7 +25,7 @@ from vit_jax.data.parts import Parts
 from vit_jax.data.records import BrokenRecord, Listing, Record, SourceInfo, UnknownSplit
 from vit_jax.errors import UserError
 from vit_jax.runtime.console import progress
-from vit_jax.storage import cache
+from vit_jax.storage import cache, paths
 
 SUFFIXES = ('.parquet', '.arrow')
 PART = re.compile(r'-\d+-of-\d+.*')
@@ -182,6 +181,10 @@ def random_access(file: pathlib.Path, title: str) -> pathlib.Path:
     Raises:
       UserError: if the file cannot be read or the copy not be written.
     """
+    try:
+        paths.open_file(file).close()
+    except OSError as error:
+        raise UserError(f'{title}: {file} cannot be read: {error.strerror}') from error
     if file.suffix == '.arrow':
         return file
     target = cache.folder('arrow') / f'{cache.key([file])}.arrow'
@@ -266,8 +269,8 @@ def columns(schema: Any, title: str) -> tuple[str, str, tuple[str, ...], tuple[s
 
 def _features(metadata: dict[bytes, bytes]) -> dict[str, Any]:
     try:
-        return dict(json.loads(metadata.get(b'huggingface', b'{}'))['info']['features'])
-    except (ValueError, KeyError, TypeError, RecursionError):
+        return dict(paths.parse_json(metadata.get(b'huggingface', b'{}'))['info']['features'])
+    except (ValueError, KeyError, TypeError):
         return {}
 
 

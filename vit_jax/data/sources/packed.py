@@ -56,7 +56,7 @@ class Source:
 
     def _read(self, name: str) -> bytes:
         if self._bucket is None:
-            return (self._folder / name).read_bytes()
+            return paths.read_bytes(self._folder / name, paths.TABLE)
         if name not in self._bucket.files:
             raise FileNotFoundError(name)
         return self._bucket.read(name, 0, self._bucket.files[name].size)

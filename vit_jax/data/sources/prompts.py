@@ -9,7 +9,6 @@ class i are those of label i. There is one split, `all`.
 from __future__ import annotations
 
 import collections
-import json
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy as np
 from vit_jax.data import listing
 from vit_jax.data.records import Listing, Record, SourceInfo
 from vit_jax.errors import UserError
+from vit_jax.storage import paths
 
 
 class Source:
@@ -26,9 +26,9 @@ class Source:
         if split != 'all':
             raise UserError(f"source prompts: unknown split {split!r} (valid: 'all')")
         try:
-            content = json.loads(path)
+            content = paths.parse_json(path)
             names, templates = (_texts(content[k]) for k in ('names', 'templates'))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise UserError(
                 'source prompts: write {"names": [...], "templates": [...]} behind the colon'
             ) from error

@@ -14,7 +14,6 @@ order of the shards.
 from __future__ import annotations
 
 import glob
-import json
 import logging
 import pathlib
 import re
@@ -28,7 +27,7 @@ from vit_jax.data import images, listing
 from vit_jax.data.parts import Parts
 from vit_jax.data.records import BrokenRecord, Listing, Record, SourceInfo, UnknownSplit
 from vit_jax.errors import UserError
-from vit_jax.storage import cache
+from vit_jax.storage import cache, paths
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +70,7 @@ class Source:
         count = int(self._labels.max()) + 1
         file = self._shards[0].parent / CLASS_NAMES
         names = (
-            tuple(file.read_text().splitlines())
+            tuple(paths.read_bytes(file).decode().splitlines())
             if file.is_file()
             else tuple(map(str, range(count)))
         )
@@ -91,7 +90,7 @@ class Source:
         name = self.record_name(index)
         shard, row = self._parts.locate(index)
         try:
-            with self._shards[shard].open('rb') as file:
+            with paths.open_file(self._shards[shard]) as file:
                 found = dict(_contents(file, self._members[shard][row]))
         except OSError as error:
             raise BrokenRecord(f'{name}: {error.strerror or error}') from error
@@ -198,7 +197,11 @@ def scanned(shard: pathlib.Path, title: str) -> dict[str, np.ndarray]:
     members: list[np.ndarray] = []
     labels: list[int] = []
     try:
-        with tarfile.open(shard, 'r:') as tar, shard.open('rb') as file:
+        with (
+            paths.open_file(shard) as file,
+            paths.open_file(shard) as headers,
+            tarfile.open(fileobj=headers, mode='r:') as tar,
+        ):
             for name, row in _examples(tar, shard.stat().st_size):
                 names.append(name.encode())
                 members.append(row)
@@ -246,7 +249,7 @@ def _contents(
     for field in fields:
         position, size = row[FIELDS.index(field)].tolist()
         if size >= 0:
-            if field != 'image' and size > JSON_LIMIT:
+            if size > (paths.IMAGE if field == 'image' else JSON_LIMIT):
                 raise OSError(f'{field} has {size:,} bytes')
             file.seek(position)
             yield field, file.read(size)
@@ -284,8 +287,5 @@ def texts(found: dict[str, bytes]) -> Record:
 
 
 def _object(found: dict[str, bytes]) -> dict:
-    try:
-        about = json.loads(found.get('json', b'{}'))
-    except RecursionError as error:
-        raise ValueError('JSON of too many levels') from error
+    about = paths.parse_json(found.get('json', b'{}'))
     return about if isinstance(about, dict) else {}

@@ -17,6 +17,7 @@ import numpy as np
 from vit_jax.data import listing
 from vit_jax.data.records import Listing, Record, SourceInfo, UnknownSplit
 from vit_jax.errors import UserError
+from vit_jax.storage import paths
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ class _Lines:
     def __init__(self, path: pathlib.Path):
         self.path = path
         try:
-            self.data = path.read_bytes().removeprefix(b'\xef\xbb\xbf')
+            self.data = paths.read_bytes(path, paths.TEXT).removeprefix(b'\xef\xbb\xbf')
         except OSError as error:
             raise UserError(f'source text: cannot read {path}: {error.strerror}') from error
         try:

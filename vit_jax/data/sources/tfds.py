@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import pathlib
 import re
@@ -187,8 +186,8 @@ def require_known_features(folder: pathlib.Path, title: str) -> None:
     """
     for name, keys in CLASS_KEYS.items():
         try:
-            found = list(_strings(json.loads((folder / name).read_bytes()), keys))
-        except (OSError, ValueError, RecursionError) as error:
+            found = list(_strings(paths.parse_json(paths.read_bytes(folder / name)), keys))
+        except (OSError, ValueError) as error:
             raise UserError(f'source {title}: cannot read {folder / name}: {error}') from error
         for one in found:
             module = one.rpartition('.')[0]
@@ -213,7 +212,7 @@ def _strings(content: Any, keys: tuple[str, ...]) -> Iterator[str]:
                 yield one
             elif key == 'content':
                 with contextlib.suppress(ValueError):
-                    yield from _strings(json.loads(one), keys)
+                    yield from _strings(paths.parse_json(one), keys)
 
 
 def _open(tfds: Any, folder: pathlib.Path, title: str) -> Any:
