@@ -19,7 +19,7 @@ from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 from vit_jax.storage import paths
 
-pytestmark = [pytest.mark.fault(9190), pytest.mark.usefixtures('one_device')]
+pytestmark = [pytest.mark.fault(128), pytest.mark.usefixtures('one_device')]
 
 DEEP, LONG = '[' * 200_000 + ']' * 200_000, '9' * 400
 ODD = ('[' * 100 + ']' * 100, DEEP, DEEP[:200_000], LONG, '-' + LONG, '1e999', 'Infinity', '-1e400')

@@ -14,7 +14,7 @@ from vit_jax.data import images
 from vit_jax.data.records import BrokenRecord
 from vit_jax.storage import paths
 
-pytestmark = [pytest.mark.fault(9180), pytest.mark.usefixtures('one_device')]
+pytestmark = [pytest.mark.fault(127), pytest.mark.usefixtures('one_device')]
 
 KINDS = ('fifo', 'zero', 'sparse')
 SMOKE = 'experiments/vit/digits.py:smoke'
