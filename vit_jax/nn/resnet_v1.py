@@ -5,6 +5,7 @@ Padding is symmetric, as in PyTorch.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -165,7 +166,7 @@ def conv(features: int, size: int, stride: int = 1, dilation: int = 1, **kwargs:
     )
 
 
-NORMS = {
+NORMS: dict[str, Callable[..., nn.Module]] = {
     'frozen': lambda features, **kwargs: FrozenNorm(**kwargs),
     'group': functools.partial(group_norm, most=32),
 }

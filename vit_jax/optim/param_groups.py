@@ -122,7 +122,7 @@ def delayed(tx: optax.GradientTransformation, delays: Rules) -> optax.GradientTr
 
 
 @functools.cache  # not at import: an array starts JAX, after which no job can be joined
-def _schedules() -> tuple[type, ...]:
+def _schedules() -> tuple[Any, ...]:
     """The states that count the steps of a schedule."""
     decay = optax.add_decayed_weights(lambda _: 0.0)
     return optax.ScaleByScheduleState, type(jax.eval_shape(decay.init, ()))
