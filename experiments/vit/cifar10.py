@@ -37,7 +37,11 @@ def get_config(arg: str | None = None) -> ConfigDict:
         cutmix=1.0 if gpu else 0.0,
     )
 
-    augment = 'pad_and_crop(4)|flip|randaugment(2, 10)' if gpu else 'pad_and_crop(2)|flip'
+    augment = (
+        'pad_and_crop(4)|flip|randaugment(2, 10, translate=14, cutout=6)'
+        if gpu
+        else 'pad_and_crop(2)|flip'
+    )
     source = 'digits' if smoke else 'tfds:cifar10'
     config.data = dict(
         source=source, split='train', transforms=augment, cache=not gpu, workers=8 if gpu else 0

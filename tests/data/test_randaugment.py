@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
+from vit_jax.__main__ import main
 from vit_jax.data.rng import example_rng
 from vit_jax.data.transforms import parse_transforms, pillow
 from vit_jax.data.transforms.randaugment import GRAY, VARIANTS, make_operations, operate
+from vit_jax.errors import EXIT_PREEMPTED
 
 OPERATIONS = make_operations(translate=100, cutout=40)
 LEVELS = [0.0, 0.5, 1.0, 1.5, 2.0]
@@ -274,3 +276,32 @@ def test_smoothing_has_the_bytes_of_pillows_filter(shape):
         image = Image.fromarray(pixels.astype(np.uint8))
         found = np.asarray(pillow.smoothed(image))
         np.testing.assert_array_equal(found, np.asarray(image.filter(ImageFilter.SMOOTH)))
+
+
+@pytest.mark.parametrize(
+    ('spec', 'side', 'said'),
+    [
+        ('randaugment(2, 10)', 32, 'give translate=14, cutout=6'),
+        ("pad_and_crop(4)|flip|randaugment(2, 10, variant='big_vision')", 32, 'of 32 x 32 pixels'),
+        ("views('image', 2, 'inception_crop(32)|randaugment(2, 10)')", 96, 'give translate=14'),
+        ('pad_and_crop(40)', 32, 'give pad=4'),
+        ('randaugment(2, 10, translate=14, cutout=6)', 32, None),
+        ('randaugment_increasing(2, 9)|random_erasing(0.9)', 32, None),
+        ('resize(224)|randaugment(2, 20)', 32, None),
+        ('randaugment(2, 10)', 128, None),
+    ],
+)
+def test_pixels_that_do_not_suit_the_size_are_remarked_on(spec, side, said):
+    image = np.random.default_rng(0).integers(0, 256, (side, side, 3), np.uint8)
+    found = parse_transforms(spec).remarks({'image': image, 'label': 1})
+    assert len(found) == (said is not None)
+    assert said is None or said in found[0]
+
+
+def test_a_run_begins_with_the_remark(tmp_path, repo, capsys):
+    words = ['train', '--config', f'{repo}/tests/helpers/linear.py', '--stop-at', '1']
+    words += ['--config.data.transforms=randaugment(2, 10)', '--config.data.cache=False']
+    assert main([*words, '--workdir', str(tmp_path / 'run')]) == EXIT_PREEMPTED
+    said = capsys.readouterr().out
+    assert 'randaugment(2, 10) makes one plain color of' in said
+    assert 'images of 8 x 8 pixels' in said and 'translate=4, cutout=1' in said

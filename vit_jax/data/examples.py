@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable
 
@@ -95,6 +96,14 @@ class Examples:
             texts = {k: value for k, value in record.items() if isinstance(value, str)} or texts
             record = step(record, example_rng(0, index))
         return texts
+
+    def remarks(self) -> tuple[str, ...]:
+        """A line for each transform in pixels that does not suit the size of the images."""
+        for index in (0, len(self) // 2, len(self) - 1):
+            with contextlib.suppress(BrokenRecord, UserError):
+                if found := self.transforms.remarks(self._to_transform(index)):
+                    return tuple(found)
+        return ()
 
     def _to_transform(self, index: int) -> Record:
         """The example; if a crop comes first, with an image that decodes what the crop takes."""

@@ -24,6 +24,7 @@ def describe(training: Training, folder: pathlib.Path, beginning: Beginning) -> 
         f'{training.timetable.total:,} steps of {data.batch_size} {data.unit} on {hardware}',
         f'batches are made by {data.loading}',
         *data.plan.notes,
+        *data.plan.examples.remarks(),
         *_evaluates(training),
         *training.judge.notes,
         f'{f"resumes after step {start}" if start else "starts"} in {folder}',

@@ -23,7 +23,7 @@ from vit_jax.data.transforms.arguments import (
     shares,
 )
 from vit_jax.data.transforms.movable import image_size
-from vit_jax.data.transforms.registry import crops_at_once, transform
+from vit_jax.data.transforms.registry import crops_at_once, in_pixels, transform
 from vit_jax.data.transforms.windows import (
     central_window,
     random_window,
@@ -195,6 +195,7 @@ def inception_crop(
 
 
 @transform
+@in_pixels(pad=4 / 32)
 def pad_and_crop(pad: int) -> RandomApply:
     """Pad with black by `pad` pixels and crop the original size at random.
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import collections
 import dataclasses
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +20,8 @@ from vit_jax.data.vocabulary import Tokenizer
 from vit_jax.errors import UserError
 
 Step = Callable[[Record, np.random.Generator], Record]
+TRIALS = 50  # draws of transforms, to find out what they make of an image
+OFTEN = 0.05  # a share of them
 _DROP_ALPHA = 'drop_alpha'
 
 
@@ -47,9 +51,65 @@ class Transforms:
             record = step(record, rng)
         return record
 
+    def remarks(self, record: Record) -> list[str]:
+        """A line for each transform in pixels that often makes one plain color of an image.
+
+        Args:
+          record: to try them on, `TRIALS` times.
+        """
+        nodes = calls.parse_transforms(self.spec)
+        factories = [_factory(node) for node in nodes]
+        if not any(registry.arguments_in_pixels(f) or f.__name__ == 'views' for f in factories):
+            return []
+        plain = collections.Counter[int]()
+        sizes: dict[int, tuple[int, int]] = {}
+        lines: dict[str, None] = {}
+        for trial in range(TRIALS):
+            found, rng = record, np.random.default_rng(trial)
+            for place, (factory, step) in enumerate(zip(factories, self.steps, strict=True)):
+                before, found = found, step(found, rng)
+                if registry.arguments_in_pixels(factory):
+                    sizes[place] = image_size(before)
+                    plain[place] += _is_plain(found) and not _is_plain(before)
+                elif factory.__name__ == 'views' and not trial:
+                    args, kwargs = calls.arguments(nodes[place])
+                    inner = parse_transforms(kwargs.get('transforms', args[-1] if args else ''))
+                    lines |= dict.fromkeys(inner.remarks(before))
+            if all(_suits(nodes[i], factories[i], size) for i, size in sizes.items()):
+                return list(lines)  # which saves the other trials
+        for place, count in plain.items():
+            if count >= TRIALS * OFTEN:
+                lines[_remark(nodes[place], factories[place], sizes[place], count)] = None
+        return list(lines)
+
     def __reduce__(self) -> tuple[Any, ...]:
         # The steps are closures; so the text is sent to worker processes.
         return parse_transforms, (self.spec, self.vocab)
+
+
+def _is_plain(record: Record) -> bool:
+    """Whether the image, or a frame or view of it, has one color."""
+    image = np.asarray(record['image'])
+    return bool((image == image[..., :1, :1, :]).all((-3, -2, -1)).any())
+
+
+def _suits(node: ast.expr, factory: Callable[..., Any], size: tuple[int, int]) -> bool:
+    """Whether the arguments in pixels are at most those that an image of this size is meant for."""
+    args, kwargs = calls.arguments(node)
+    bound = inspect.signature(factory).bind(*args, **kwargs)
+    bound.apply_defaults()
+    shares = registry.arguments_in_pixels(factory)
+    return all(bound.arguments[k] <= math.ceil(x * min(size)) for k, x in shares.items())
+
+
+def _remark(node: ast.expr, factory: Callable[..., Any], size: tuple[int, int], count: int) -> str:
+    shares = registry.arguments_in_pixels(factory)
+    better = ', '.join(f'{k}={max(1, round(x * min(size)))}' for k, x in shares.items())
+    return (
+        f'{ast.unparse(node)} makes one plain color of {100 * count / TRIALS:.0f}% of images of '
+        f'{size[0]} x {size[1]} pixels ({count} of {TRIALS} trials): {" and ".join(shares)} '
+        f'{"are" if len(shares) > 1 else "is"} in pixels; for this size give {better}'
+    )
 
 
 def parse_transforms(spec: str, vocab: Tokenizer | None = None) -> Transforms:

@@ -33,7 +33,7 @@ from vit_jax.data.records import Record
 from vit_jax.data.transforms import frames, geometry, pillow
 from vit_jax.data.transforms.movable import check_cut, check_only_image
 from vit_jax.data.transforms.pillow import Matrix, from_pillow, smoothed, to_pillow
-from vit_jax.data.transforms.registry import transform
+from vit_jax.data.transforms.registry import in_pixels, transform
 
 # The new image, and the matrix by which its pixels moved, if they did.
 Moved = tuple[Image.Image, Matrix | None]
@@ -44,6 +44,7 @@ GRAY = 128  # fills uncovered areas
 
 
 @transform
+@in_pixels(translate=100 / 224, cutout=40 / 224)
 def randaugment(
     num_layers: int = 2,
     magnitude: float = 10,
@@ -56,8 +57,9 @@ def randaugment(
     Args:
       num_layers: operations an image.
       magnitude: 0 to 10 for the ranges of the paper's code; more goes beyond them.
-      translate: shift in pixels at magnitude 10; 100 is meant for images of 224 pixels.
-      cutout: half the side of the gray square at magnitude 10, likewise.
+      translate: shift in pixels at magnitude 10; 100 is meant for images of 224 pixels, and 14 for
+        32, of which 100 would leave nothing.
+      cutout: half the side of the gray square at magnitude 10, likewise; 6 for 32 pixels.
       variant: `paper`, or `big_vision` with the solarize and contrast of that code.
     """
     if variant not in VARIANTS:

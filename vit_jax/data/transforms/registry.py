@@ -18,6 +18,7 @@ _ANNOTATIONS = '_is_of_annotations'
 _TEXTS = '_is_of_texts'
 _CROPS = '_crops_at_once'
 _RESIZES = '_resizes_on_demand'
+_PIXELS = '_arguments_in_pixels'
 
 
 def transform(factory: Factory) -> Factory:
@@ -77,6 +78,21 @@ def resizes_on_demand(factory: Factory) -> Factory:
 def does_resize_on_demand(factory: Callable[..., Any]) -> bool:
     """Whether a transform makes an image on demand of one."""
     return getattr(factory, _RESIZES, False) is True
+
+
+def in_pixels(**shares: float) -> Callable[[Factory], Factory]:
+    """Mark arguments that are in pixels, by the share of an image's side they are meant to be."""
+
+    def mark(factory: Factory) -> Factory:
+        setattr(factory, _PIXELS, shares)
+        return factory
+
+    return mark
+
+
+def arguments_in_pixels(factory: Callable[..., Any]) -> Mapping[str, float]:
+    """The arguments that are in pixels, with the share of an image's side they are meant to be."""
+    return getattr(factory, _PIXELS, {})
 
 
 def find(name: str) -> Callable[..., Any]:
