@@ -91,6 +91,8 @@ def work(args: argparse.Namespace) -> int:
     With the flags of several processes, these are one worker that trains one trial at a time.
     """
     initialize(args)
+    import jax
+
     from vit_jax.runtime import output, processes
     from vit_jax.sweeps import study, worker
     from vit_jax.trainer import train
@@ -108,7 +110,8 @@ def work(args: argparse.Namespace) -> int:
             processes.meet('the last trial is finished', processes.MEET_SECONDS)
             first = f'{len(done.failures)} of {done.finished} trials failed; the first: '
             raise UserError(first + done.failures[0])
-        print(f'trials finished by this worker: {done.finished}')
+        if jax.process_index() == 0:
+            print(f'trials finished by this worker: {done.finished}')
     return 0
 
 

@@ -24,6 +24,8 @@ def main(argv: Sequence[str]) -> int:
         print_keys(config)
         return 0
     initialize(args)
+    import jax
+
     from vit_jax.config import objects
     from vit_jax.runtime import birth, output, processes
     from vit_jax.trainer import evaluations, train
@@ -45,9 +47,10 @@ def main(argv: Sequence[str]) -> int:
         except train.Preempted as e:
             print(e)
             return EXIT_PREEMPTED
-        headlines = {name: objects.headline(config, one) for name, one in config.evals.items()}
-        numbers = evaluations.line(headlines, result)
-        print(f'complete: {numbers}\n{args.workdir}: see curves.png and metrics.jsonl')
+        if jax.process_index() == 0:
+            headlines = {name: objects.headline(config, one) for name, one in config.evals.items()}
+            numbers = evaluations.line(headlines, result)
+            print(f'complete: {numbers}\n{args.workdir}: see curves.png and metrics.jsonl')
     return 0
 
 
@@ -205,11 +208,11 @@ def step_timeout(args: argparse.Namespace) -> float | None:
     Raises:
       UserError: if it is negative.
     """
-    import jax
+    from vit_jax.runtime import processes
 
     seconds = args.step_timeout
     if seconds is None:
-        seconds = STEP_TIMEOUT if jax.process_count() > 1 else 0
+        seconds = STEP_TIMEOUT if processes.count() > 1 else 0
     if not 0 <= seconds < float('inf'):
         raise UserError(f'--step-timeout {seconds:g}: must be a number of seconds, 0 for no limit')
     return seconds or None

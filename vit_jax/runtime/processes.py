@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import faulthandler
 import glob
 import json
@@ -17,7 +18,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from vit_jax.errors import EXIT_FAILED, UserError
-from vit_jax.runtime import peer_failures
+from vit_jax.runtime import lobby, peer_failures
 from vit_jax.runtime.hangs import Stalled
 
 EXIT_SECONDS = 60.0  # limit for the rest of an exit
@@ -41,21 +42,80 @@ def initialize(
       heartbeat_seconds: a process that is silent for longer counts as dead; 100 by default.
 
     Raises:
-      UserError: if no cluster is found, which fills in what is not given.
+      NoCluster: if no cluster is found, which fills in what is not given.
+      UserError: if another program has the coordinator's port, or if processes do not come.
     """
     timeout: dict[str, Any] = {'shutdown_timeout_seconds': int(MEET_SECONDS)}
     if heartbeat_seconds is not None:
         timeout['heartbeat_timeout_seconds'] = heartbeat_seconds
     try:
-        with peer_failures.detected():
+        with peer_failures.detected(), _meeting():
             jax.distributed.initialize(coordinator, num_processes, process_id, **timeout)
     except ValueError as e:
         flag, reason = '--coordinator' if coordinator else '--distributed', str(e).rstrip('.')
-        raise UserError(
+        raise NoCluster(
             f'{flag}: no cluster was detected ({reason}); give --coordinator HOST:PORT, '
             '--num-processes and --process-id'
         ) from e
-    peer_failures.end_in_order(_who())
+
+
+class NoCluster(UserError):
+    """No launcher or metadata name the processes of a job."""
+
+
+@dataclasses.dataclass
+class _Job:
+    """The job that this process has joined; known before JAX has looked for devices."""
+
+    process: int = 0
+    count: int = 1
+    client: Any = None
+
+
+_job = _Job()
+
+
+@contextlib.contextmanager
+def _meeting() -> Iterator[None]:
+    """Let the processes meet in the lobby before JAX makes its service and clients inside."""
+    try:
+        from jax._src.distributed import _jax as made_by
+        from jax._src.distributed import global_state
+
+        make_service = made_by.get_distributed_runtime_service
+        make_client = made_by.get_distributed_runtime_client
+    except (ImportError, AttributeError):
+        yield
+        return
+
+    def service(address: str, count: int, **options: Any) -> Any:
+        with lobby.Host(address, count) as host:
+            host.wait()
+            host.leave_port()
+            made = make_service(address, count, **options)
+            host.start()
+        return made
+
+    def client(address: str, process: int, **options: Any) -> Any:
+        _job.process, _job.count = process, global_state.num_processes
+        if process:
+            lobby.join(address, process, _job.count)
+        peer_failures.end_in_order(_who())
+        _job.client = make_client(address, process, **options)
+        return _job.client
+
+    made_by.get_distributed_runtime_service = service
+    made_by.get_distributed_runtime_client = client
+    try:
+        yield
+    finally:
+        made_by.get_distributed_runtime_service = make_service
+        made_by.get_distributed_runtime_client = make_client
+
+
+def count() -> int:
+    """Number of processes of the job that was joined; JAX does not look for devices for it."""
+    return _job.count
 
 
 def join_cluster(heartbeat_seconds: int | None = None) -> None:
@@ -68,7 +128,7 @@ def join_cluster(heartbeat_seconds: int | None = None) -> None:
       UserError: if a launcher started several processes and they cannot be found.
     """
     if (count := launched(os.environ)) is None:
-        with contextlib.suppress(UserError, OSError):  # OSError: no metadata server
+        with contextlib.suppress(NoCluster, OSError):  # OSError: no metadata server
             initialize(heartbeat_seconds=heartbeat_seconds)
     elif count > 1:
         initialize(heartbeat_seconds=heartbeat_seconds)
@@ -137,10 +197,9 @@ def on_process_0(act: Callable[[], int | None]) -> int:
         except UserError as mistake:
             error = mistake
     failed, result = multihost_utils.broadcast_one_to_all(np.array([bool(error), result], np.int32))
-    if error:
-        raise error
     if failed:
-        raise UserError('process 0 has stopped; its own message says why')
+        found = broadcast(error and [str(error), getattr(error, 'exit_code', 2)])
+        raise error or lobby.Elsewhere(*found)
     return int(result)
 
 
@@ -205,19 +264,29 @@ def shared_fate() -> Iterator[None]:
     in a collective never get there. They notice its end by the connection or the heartbeat.
     A process whose data loader hangs ends the same way: the hanging thread cannot be joined.
     An orderly exit waits for the others for a bounded time, then prints all stacks and ends.
+    All processes end with the line and the exit code of the one that has failed.
     """
     try:
+        if _job.count > 1:
+            peer_failures.watch(_job.client, _job.process, _job.count)
         yield
         if jax.process_count() > 1:
             # At the exit, C++ waits for the others, possibly for ever.
             faulthandler.dump_traceback_later(MEET_SECONDS + EXIT_SECONDS, exit=True)
     except Stalled as error:
+        peer_failures.post(f'error: {_who()}: {str(error).splitlines()[0]}', EXIT_FAILED)
         peer_failures.end(f'error: {error}', EXIT_FAILED)
     except Exception as error:
-        if jax.process_count() == 1:
+        if count() == 1:
             raise
+        line, code = _last_words(error)
         # JAX aborts the others as soon as their coordinator is gone.
-        peer_failures.end(*_last_words(error), linger=1.0 if jax.process_index() == 0 else 0.0)
+        peer_failures.end(line, code, linger=1.0 if _job.process == 0 else 0.0)
+    except BaseException:
+        peer_failures.post(f'error: {_who()} was stopped; {peer_failures.CONTINUES}', EXIT_FAILED)
+        raise
+    finally:
+        peer_failures.unwatch()
 
 
 _PEER_LOST = re.compile('gloo|coordination service|heartbeat|connection (closed|reset)', re.I)
@@ -228,18 +297,30 @@ def lost_another(error: Exception) -> bool:
     return bool(_PEER_LOST.search(str(error)))
 
 
-def _last_words(error: Exception) -> tuple[str, int]:
-    """The line that reports the failure, and the exit code; prints the traceback of a defect."""
+def _last_words(error: Exception) -> peer_failures.Reason:
+    """The line that reports the failure, and the exit code, for the others to read as well.
+
+    What only follows from the failure of another process is reported as that one does; the
+    traceback of a defect is printed.
+    """
     who = _who()
     if isinstance(error, UserError):
-        return f'error: {who}: {error}', getattr(error, 'exit_code', 2)
-    if lost_another(error):
-        reason = f'{who} lost another process ({str(error).splitlines()[0]})'
+        line, code = f'error: {who}: {error}', getattr(error, 'exit_code', 2)
+    elif (found := peer_failures.reason()) is not None:
+        return found
+    elif lost_another(error):
+        first = str(error).splitlines()[0]
+        return (
+            f'error: {who} lost another process ({first}); {peer_failures.CONTINUES}',
+            EXIT_FAILED,
+        )
     else:
         traceback.print_exception(error)
-        reason = f'{who} failed'
-    return f'error: {reason}; {peer_failures.CONTINUES}', EXIT_FAILED
+        reason = f'{type(error).__name__}: {error}'.splitlines()[0]
+        line, code = f'error: {who} failed ({reason}); {peer_failures.CONTINUES}', EXIT_FAILED
+    peer_failures.post(line, code)
+    return line, code
 
 
 def _who() -> str:
-    return f'process {jax.process_index()} of {jax.process_count()}'
+    return f'process {_job.process} of {_job.count}'

@@ -1,0 +1,339 @@
+"""The meeting of a job's processes before JAX joins them.
+
+Process 0 listens at the coordinator's port until every other process has called, and then leaves
+the port to JAX's service. JAX itself waits without a word for processes that do not come, and talks
+to whatever program has the port.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import selectors
+import socket
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from vit_jax.errors import EXIT_FAILED, UserError, one_line
+
+WAIT_SECONDS = 300.0  # for all processes to come, as JAX waits
+PORT_SECONDS = 15.0  # for a port to become free, as that of a job that is ending
+STRANGER_SECONDS = 20.0  # for another program at the address to make room for process 0
+SAY_SECONDS = 10.0  # of silence before the first line
+REPEAT_SECONDS = 60.0  # between lines
+_ANSWER_SECONDS = 5.0
+_PAUSE = 0.5  # seconds between two calls
+_LONGEST = 1 << 16  # bytes of a message
+_SHOWN = 4  # processes that a line names
+ANOTHER = 'choose another port by --coordinator HOST:PORT or JAX_COORDINATOR_PORT'
+
+
+class Late(UserError):
+    """A process of the job did not come in time."""
+
+    exit_code = EXIT_FAILED
+
+
+class Host:
+    """Process 0 of a job, at the port where the others call; a context manager.
+
+    Args:
+      address: to listen at, as '[::]:8476'.
+      count: number of processes.
+
+    Raises:
+      UserError: if another program has the port, or nobody can listen there.
+    """
+
+    def __init__(self, address: str, count: int):
+        self._address, self._count = address, count
+        self._guests: dict[int, socket.socket] = {}
+        self._strangers: dict[socket.socket, bytes] = {}
+        self._listening = _listen(address)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listening, selectors.EVENT_READ)
+        self._clock = _Clock()
+
+    def __enter__(self) -> Host:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, UserError):
+            code = getattr(error, 'exit_code', 2)
+            self._tell({'error': str(error), 'code': code})
+        self.leave_port()
+        for connection in (*self._strangers, *self._guests.values()):
+            connection.close()
+
+    def wait(self) -> None:
+        """Wait for all other processes.
+
+        Raises:
+          Late: if some do not come.
+          UserError: if two are given the same number, or another size of the job.
+        """
+        while missing := [i for i in range(1, self._count) if i not in self._guests]:
+            if self._clock.over():
+                raise Late(
+                    f'{_named(missing)} of {self._count} did not come to {self._address} in '
+                    f'{WAIT_SECONDS:g} s: see what became of them, and start all processes again'
+                )
+            if self._clock.due():
+                _say(f'process 0 of {self._count} waits at {self._address} for {_named(missing)}')
+                self._tell({'missing': _named(missing)})
+            for key, _ in self._selector.select(_PAUSE):
+                self._receive(key.fileobj)
+
+    def leave_port(self) -> None:
+        """Stop listening, so that another server can; those who came stay connected."""
+        self._selector.close()
+        self._listening.close()
+
+    def start(self) -> None:
+        """Tell all processes that JAX's service is there."""
+        self._tell({'start': True})
+
+    def _receive(self, source: Any) -> None:
+        if source is self._listening:
+            connection, _ = self._listening.accept()
+            connection.setblocking(False)
+            self._strangers[connection] = b''
+            self._selector.register(connection, selectors.EVENT_READ)
+            return
+        try:
+            received = source.recv(_LONGEST)
+        except BlockingIOError:
+            return
+        except OSError:
+            received = b''
+        if not received or source not in self._strangers:
+            self._forget(source)
+            return
+        text = self._strangers[source] = self._strangers[source] + received
+        if b'\n' in text or len(text) > _LONGEST:
+            self._greet(source, _message(text))
+
+    def _greet(self, source: socket.socket, hello: Any) -> None:
+        """Let a process in that is of the job; a stranger is sent away."""
+        process, count = hello.get('process'), hello.get('count')
+        if type(process) is not int or type(count) is not int:
+            self._forget(source)
+            return
+        del self._strangers[source]
+        if (known := self._guests.get(process)) is not None and _has_left(known):
+            self._forget(known)
+        _send(source, {'welcome': process})
+        mistake = self._mistake(process, count)
+        self._guests[-1 if mistake else process] = source  # who is refused hears of it as well
+        if mistake:
+            raise UserError(mistake)
+        self._clock.again()
+
+    def _mistake(self, process: int, count: int) -> str:
+        if count != self._count:
+            return (
+                f'process {process} was started as one of {count}, process 0 as one of '
+                f'{self._count}: give all the same --num-processes'
+            )
+        if process in self._guests or not 0 < process < count:
+            return f'two processes have --process-id {process}: give each its own'
+        return ''
+
+    def _forget(self, source: socket.socket) -> None:
+        self._selector.unregister(source)
+        self._strangers.pop(source, None)
+        for process, connection in list(self._guests.items()):
+            if connection is source:
+                del self._guests[process]
+                self._clock.again()
+        source.close()
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        for connection in self._guests.values():
+            _send(connection, message)
+
+
+def join(address: str, process: int, count: int) -> None:
+    """Wait until process 0 is at the address and all others have come.
+
+    Args:
+      address: HOST:PORT of process 0.
+      process: the number of this one.
+      count: of all processes.
+
+    Raises:
+      Late: if process 0 or another does not come.
+      UserError: if another program has the port, or for what process 0 reports.
+    """
+    who, why = f'process {process} of {count}', ''
+    clock, strange_since = _Clock(), None
+    while not clock.over():
+        try:
+            with socket.create_connection(_split(address), timeout=_ANSWER_SECONDS) as connection:
+                _send(connection, {'process': process, 'count': count})
+                if _attend(connection, who, clock):
+                    return
+            why, strange_since = 'it left before all had come', None
+        except _Stranger:
+            why, strange_since = 'another program answers', strange_since or time.monotonic()
+        except OSError as error:
+            why = error.strerror or str(error)
+            if isinstance(error, ConnectionRefusedError):  # nobody has the port
+                strange_since = None
+        if strange_since and time.monotonic() - strange_since > STRANGER_SECONDS:
+            raise UserError(
+                f'{address} answers, but is not process 0 of this job: another program has the '
+                f'port; {ANOTHER}, the same for all processes'
+            )
+        if clock.due():
+            _say(f'{who} waits for process 0 at {address} ({why})')
+        time.sleep(_PAUSE)
+    raise Late(
+        f'process 0 did not come to {address} in {WAIT_SECONDS:g} s ({why}): see what became of '
+        'it, and start all processes again'
+    )
+
+
+class _Stranger(Exception):
+    """The program at the address is not process 0."""
+
+
+def _attend(connection: socket.socket, who: str, clock: _Clock) -> bool:
+    """Whether all have come; False if process 0 has left.
+
+    Raises:
+      _Stranger: if another program answers.
+      UserError: that process 0 raised.
+    """
+    messages = _received(connection, clock)
+    if not isinstance(next(messages, {}).get('welcome'), int):
+        raise _Stranger
+    connection.settimeout(_PAUSE)
+    for message in messages:
+        if 'error' in message:
+            raise Elsewhere(str(message['error']), int(message.get('code', EXIT_FAILED)))
+        if 'missing' in message:
+            _say(f'{who} waits for {message["missing"]}')
+        if 'start' in message:
+            return True
+    return False
+
+
+def _received(connection: socket.socket, clock: _Clock) -> Iterator[dict[str, Any]]:
+    """The messages of a connection until it ends."""
+    text, welcomed = b'', False
+    while not clock.over(2 * _ANSWER_SECONDS):
+        try:
+            part = connection.recv(_LONGEST)
+        except TimeoutError:
+            if not welcomed:
+                raise _Stranger from None
+            continue
+        if not part:
+            return
+        text += part
+        while b'\n' in text:
+            line, _, text = text.partition(b'\n')
+            welcomed = True
+            yield _message(line)
+        if len(text) > _LONGEST:
+            return
+
+
+class Elsewhere(UserError):
+    """A mistake that another process of the job has found.
+
+    Args:
+      message: of the mistake.
+      exit_code: of the other process.
+    """
+
+    def __init__(self, message: str, exit_code: int):
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class _Clock:
+    """The time that a process waits, and when it says so."""
+
+    def __init__(self) -> None:
+        self._end = time.monotonic() + WAIT_SECONDS
+        self.again()
+
+    def over(self, more: float = 0.0) -> bool:
+        return time.monotonic() > self._end + more
+
+    def again(self) -> None:
+        self._next = time.monotonic() + SAY_SECONDS
+
+    def due(self) -> bool:
+        if time.monotonic() < self._next:
+            return False
+        self._next = time.monotonic() + REPEAT_SECONDS
+        return True
+
+
+def _listen(address: str) -> socket.socket:
+    """A socket that listens there; whoever had the port before gets some seconds to leave it."""
+    host, port = _split(address)
+    family = socket.AF_INET6 if ':' in host else socket.AF_INET
+    dual = host == '::' and socket.has_dualstack_ipv6()
+    if host == '::' and not dual:
+        host, family = '', socket.AF_INET
+    end = time.monotonic() + PORT_SECONDS
+    while True:
+        try:
+            return socket.create_server(
+                (host, port), family=family, backlog=1024, dualstack_ipv6=dual
+            )
+        except (OSError, OverflowError) as error:
+            code = error.errno if isinstance(error, OSError) else None
+            if code == errno.EADDRINUSE and time.monotonic() < end:
+                time.sleep(_PAUSE)
+                continue
+            taken = 'another program has the port' if code == errno.EADDRINUSE else str(error)
+            raise UserError(
+                f'the coordinator cannot listen at port {port} of this machine ({taken}): '
+                f'{ANOTHER}, the same for all processes'
+            ) from error
+
+
+def _has_left(connection: socket.socket) -> bool:
+    try:
+        return not connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(':')
+    return host.removeprefix('[').removesuffix(']'), int(port)
+
+
+def _send(connection: socket.socket, message: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError):  # whoever has left is missed by those who wait
+        connection.sendall(json.dumps(message).encode() + b'\n')
+
+
+def _message(text: bytes) -> dict[str, Any]:
+    with contextlib.suppress(ValueError, RecursionError):
+        if isinstance(found := json.loads(text), dict):
+            return found
+    return {}
+
+
+def _named(processes: Iterable[int]) -> str:
+    """The processes as 'process 3' or 'processes 1, 2, 3, 4 and 60 more'."""
+    numbers = [str(number) for number in processes]
+    shown = ', '.join(numbers[:_SHOWN])
+    more = f' and {len(numbers) - _SHOWN} more' if len(numbers) > _SHOWN else ''
+    return f'process{"es" * (len(numbers) > 1)} {shown}{more}'
+
+
+def _say(line: str) -> None:
+    print(one_line(line), file=sys.stderr, flush=True)
