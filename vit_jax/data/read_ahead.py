@@ -11,6 +11,7 @@ import os
 import queue
 import re
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -120,6 +121,7 @@ def read_ahead(
         maker = _Reporting(maker, counting)
     batches = grain.MapDataset.range(start, stop).map(maker).to_iter_dataset(options)
     if loading.workers:
+        _start_tracker()
         if not flags.FLAGS.is_parsed():  # Grain hands absl's flags on to its workers
             flags.FLAGS.mark_as_parsed()
         processes = grain.MultiprocessingOptions(num_workers=loading.workers)
@@ -214,12 +216,25 @@ def _deaf(iterator: Any) -> Iterator[Any]:
     To be called in a thread of its own, whose signals it blocks. `_live_with_parent` runs only
     seconds later, after a worker's imports; one that a signal ended earlier would be waited for.
     """
-    resource_tracker.ensure_running()  # its start would unblock the signals again
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     try:
         yield from iterator
     finally:
         iterator.close()
+
+
+def _start_tracker() -> None:
+    """Start the process that removes shared memory if this one is killed, or ends at once.
+
+    It does so without a warning, which would come after the reason. It is started here because its
+    start unblocks signals.
+    """
+    before = sys.warnoptions[:]
+    sys.warnoptions.append('ignore:resource_tracker:UserWarning')
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        sys.warnoptions[:] = before
 
 
 def _live_with_parent(worker: int, workers: int) -> None:

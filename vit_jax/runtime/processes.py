@@ -289,6 +289,12 @@ def shared_fate() -> Iterator[None]:
         peer_failures.unwatch()
 
 
+def mistake_elsewhere() -> bool:
+    """Whether a user's mistake has ended another process of the job."""
+    found = peer_failures.reason()
+    return found is not None and found[1] == 2
+
+
 _PEER_LOST = re.compile('gloo|coordination service|heartbeat|connection (closed|reset)', re.I)
 
 

@@ -87,6 +87,7 @@ def train(
     """
     folder, clock = paths.absolute(folder), Clock(began)
     processes.require_alike(agreement.of_start(config, stop_at, restart, extend))
+    workdir.require_shared(folder, complete=not (restart or extend))
     filled = fine_tune.filled(config, workdir.stored_config(folder), allowed)
     config = filled.config
     result = workdir.finished(config, folder, extend)
