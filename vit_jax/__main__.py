@@ -30,6 +30,8 @@ EXHAUSTED = (
     *('RESOURCE_EXHAUSTED', "can't start new thread", 'annot allocate memory'),
     *('failed to map segment', 'bad_alloc'),
 )
+# What computes little also works where an accelerator is missing, broken or busy.
+ON_CPU = ('compare', 'convert', 'goodput', 'inspect', 'list', 'pack', 'report', 'vocab')
 COMMANDS = pathlib.Path(__file__).parent / 'commands'
 
 
@@ -111,6 +113,8 @@ def run(words: Sequence[str], whole_process: bool) -> int:
         raise UserError(nearest('command', name, commands()))
     if whole_process:
         memory.keep_freed_memory()
+        if name in ON_CPU:
+            os.environ['JAX_PLATFORMS'] = 'cpu'
         # For child Pythons; the data workers get the path of this one.
         os.environ['PYTHONSAFEPATH'] = '1'
     with readable_names(), staying():

@@ -70,12 +70,15 @@ def open_model(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Any
       args: with the flags of `add_model_flags`.
 
     Raises:
-      UserError: if not exactly one model is named, or it cannot be read.
+      UserError: if not exactly one model is named, it cannot be read, or as
+        `runtime.mesh.usable_devices`.
     """
     check_model_flags(parser, args)
     size = image_size(args)
     from vit_jax.inference import load
+    from vit_jax.runtime import mesh
 
+    mesh.usable_devices()
     if args.checkpoint is not None:
         stored = getattr(args, 'stored', None)
         return load.open_model(args.checkpoint, size, allowed=args.allow, stored=stored)
@@ -86,11 +89,13 @@ def task_name(args: argparse.Namespace) -> str:
     """The task of the flags' model; reads a checkpoint once, into `args.stored`.
 
     Raises:
-      UserError: if the folder holds no run, the checkpoint cannot be read, or its config names code
-        that is not allowed.
+      UserError: if the folder holds no run, the checkpoint cannot be read, its config names code
+        that is not allowed, or as `runtime.mesh.usable_devices`.
     """
     from vit_jax.inference import load
+    from vit_jax.runtime import mesh
 
+    mesh.usable_devices()
     if args.workdir is not None:
         return load.read_config(args.workdir, args.allow).task.name
     args.stored = load.read(args.checkpoint, image_size=image_size(args), allowed=args.allow)

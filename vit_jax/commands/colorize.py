@@ -24,13 +24,14 @@ def main(argv: Sequence[str]) -> int:
     args = parse_args(argv)
     from vit_jax.inference.colorize import Colored, check_task, colorizer
     from vit_jax.inference.load import open_run
-    from vit_jax.runtime import compile_cache
+    from vit_jax.runtime import compile_cache, mesh
     from vit_jax.viz import batch, coltran
     from vit_jax.viz.photo import Context
 
     folder = args.out is not None and is_folder(args.out)
     if args.out is not None and not folder:
         check_picture(args.out, '--out')
+    mesh.usable_devices()
     core = open_run(args.workdir, **run_options(args))
     check_task(core, 'coltran', '--workdir')
     core = core.adapted(task=coltran.Viz().adapt_task(core.task, Context(flags=args)))

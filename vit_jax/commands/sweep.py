@@ -93,11 +93,12 @@ def work(args: argparse.Namespace) -> int:
     initialize(args)
     import jax
 
-    from vit_jax.runtime import output, processes
+    from vit_jax.runtime import mesh, output, processes
     from vit_jax.sweeps import study, worker
     from vit_jax.trainer import train
 
     with output.unheard(), processes.shared_fate():
+        mesh.usable_devices()  # or every trial would fail
         opened = open_study(args)
         opened.require_allowed()
         study.require_shared_folder(opened)

@@ -33,10 +33,11 @@ def main(argv: Sequence[str]) -> int:
         lines = read_lines(STDIN)
     from vit_jax.inference.load import open_run
     from vit_jax.inference.text import Translator, sentence_reader
-    from vit_jax.runtime import compile_cache
+    from vit_jax.runtime import compile_cache, mesh
     from vit_jax.storage.paths import write_text_atomic
 
     compile_cache.use()
+    mesh.usable_devices()
     run = open_run(args.workdir, **run_options(args))
     reader = sentence_reader(run)
     search = choose_search(run.task, args)

@@ -13,7 +13,7 @@ from vit_jax.optim import schedules
 from vit_jax.profiling import benchmark
 from vit_jax.profiling.benchmark import Timing
 from vit_jax.profiling.task_flops import Spec
-from vit_jax.runtime import sharding
+from vit_jax.runtime import mesh, sharding
 from vit_jax.tasks.base import Task
 
 
@@ -77,7 +77,8 @@ def of_config(config: ConfigDict, rows: int) -> Timed:
       UserError: for a mistake in the config, or a batch that its devices cannot share.
     """
     model, task = objects.model_and_task(config)
-    layout = sharding.make_layout(**defaults.arguments(config, 'parallel'))
+    devices = mesh.usable_devices()
+    layout = sharding.make_layout(devices, **defaults.arguments(config, 'parallel'))
     sharding.check_batch(
         layout,
         rows,

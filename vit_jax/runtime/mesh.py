@@ -6,7 +6,13 @@ which is some hundred times slower. So only the axis `slice` leaves a slice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+import importlib.metadata
+import importlib.util
+import logging
+import os
+import pkgutil
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 import jax
@@ -16,12 +22,135 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 from vit_jax.errors import UserError
+from vit_jax.runtime import processes
 
 SLICE = 'slice'
 WITHIN = ('data', 'fsdp', 'tensor')
 AXES = (SLICE, *WITHIN)
 ROWS = ('data', 'fsdp')
 BATCH = P((SLICE, *ROWS))
+
+_GPU_PLUGINS = ('jax_cuda12_plugin', 'jax_cuda13_plugin', 'jax_rocm60_plugin', 'jax_rocm7_plugin')
+# Set where there are TPUs: libtpu alone may be there as the compiler of `preflight`.
+_TPU_VARIABLES = (
+    'TPU_WORKER_HOSTNAMES',
+    'TPU_PROCESS_ADDRESSES',
+    'TPU_ACCELERATOR_TYPE',
+    'JAX_FORCE_TPU_INIT',
+)
+
+
+def usable_devices() -> list[jax.Device]:
+    """All devices of JAX; CPUs only where no accelerator is meant.
+
+    JAX itself goes on with CPUs if the plugin of an accelerator cannot start.
+
+    Raises:
+      UserError: if the platform that `JAX_PLATFORMS` names first cannot be had or, without it, the
+        accelerator of an installed plugin.
+    """
+    with _heard() as said:
+        devices, why = _found()
+        if why is not None and processes.count() > 1 and _waited_in_vain(why):
+            raise why
+        meant = _meant()
+        if why is not None or (devices[0].platform == 'cpu' and meant):
+            raise UserError(_refusal(meant or 'the accelerator', said, why)) from why
+    return devices
+
+
+def any_devices() -> list[jax.Device]:
+    """All devices of JAX; CPUs where an accelerator cannot start, for what needs none."""
+    with _heard():
+        devices, why = _found()
+    if why is not None:
+        jax.config.update('jax_platforms', 'cpu')
+        return jax.devices()
+    return devices
+
+
+def _found() -> tuple[list[jax.Device], Exception | None]:
+    """The devices, or the reason why JAX can use none."""
+    try:
+        return jax.devices(), None
+    except (RuntimeError, AssertionError) as error:  # without a text where no GPU is visible
+        return [], error
+
+
+def _waited_in_vain(why: Exception) -> bool:
+    """Whether the devices of another process are missing, which JAX looks for as well."""
+    return processes.lost_another(why) or 'DEADLINE_EXCEEDED' in str(why)
+
+
+def _refusal(meant: str, said: Sequence[str], why: Exception | None) -> str:
+    reasons = [text for text in (*said, str(why or '')) if text.strip()]
+    if 'tpu' not in meant:  # that there is none is the rule
+        reasons = [text for text in reasons if "backend 'tpu'" not in text]
+    first = reasons[0].strip().splitlines()[0] if reasons else 'no such device is visible'
+    reason = first.split(' (set JAX_PLATFORMS')[0][:300]
+    return f'{meant} cannot be used ({reason}): mend that, or set JAX_PLATFORMS=cpu to use the CPU'
+
+
+def _meant() -> str:
+    """The accelerator that is meant, for a message; empty if CPUs are."""
+    if jax.config.jax_platforms:
+        first = jax.config.jax_platforms.split(',')[0]
+        return '' if first == 'cpu' else f'the platform {first!r} of JAX_PLATFORMS'
+    if os.environ.get('JAX_PLATFORM_NAME', '').lower() == 'cpu':
+        return ''
+    plugins = _plugins()
+    return f'the accelerator of the installed plugin {plugins[0]!r}' if plugins else ''
+
+
+def _plugins() -> list[str]:
+    """The names of installed plugins for accelerators."""
+    found = [entry.value for entry in importlib.metadata.entry_points(group='jax_plugins')]
+    if (folder := importlib.util.find_spec('jax_plugins')) is not None:
+        names = pkgutil.iter_modules(folder.submodule_search_locations)
+        found += [f'jax_plugins.{module.name}' for module in names]
+    found += [name for name in _GPU_PLUGINS if _is_installed(name)]
+    tpus = processes.on_tpu_vm() or any(os.environ.get(name) for name in _TPU_VARIABLES)
+    if tpus and (_is_installed('libtpu') or os.environ.get('TPU_LIBRARY_PATH')):
+        found.append('libtpu')
+    return found
+
+
+def _is_installed(name: str) -> bool:
+    if importlib.util.find_spec(name) is not None:
+        return True
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return bool(importlib.metadata.distribution(name))
+    return False
+
+
+@contextlib.contextmanager
+def _heard() -> Iterator[list[str]]:
+    """Hold back what JAX logs while it looks for devices, tracebacks included.
+
+    Yields:
+      The reasons why plugins cannot start; the rest is logged at the end unless an error is raised.
+    """
+    log, reasons, records = logging.getLogger('jax._src.xla_bridge'), list[str](), []
+
+    def hold(record: logging.LogRecord) -> bool:
+        records.append(record)
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None or record.getMessage().startswith('Unable to initialize'):
+            reasons.append(str(error or record.getMessage()))
+        return False
+
+    level = log.level
+    shown = log.getEffectiveLevel()
+    log.setLevel(logging.INFO)  # a TPU that cannot start is no warning
+    log.addFilter(hold)
+    try:
+        yield reasons
+    finally:
+        log.removeFilter(hold)
+        log.setLevel(level)
+    for record in records:
+        if record.levelno >= shown:
+            log.handle(record)
 
 
 def make_mesh(

@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec as P
 from vit_jax.errors import UserError, nearest
 from vit_jax.nn.attention_choice import Devices
 from vit_jax.runtime import placement, target
-from vit_jax.runtime.mesh import BATCH, ROWS, SLICE, WITHIN, make_mesh
+from vit_jax.runtime.mesh import BATCH, ROWS, SLICE, WITHIN, any_devices, make_mesh
 from vit_jax.runtime.placement import Rule
 from vit_jax.tree_paths import path_name
 
@@ -270,7 +270,8 @@ def make_layout(
     Raises:
       UserError: unknown strategy, or sizes that do not fit the devices.
     """
-    mesh = make_mesh(devices if devices is not None else jax.devices(), fsdp, tensor, slices)
+    devices = any_devices() if devices is None else devices
+    mesh = make_mesh(devices, fsdp, tensor, slices)
     placement.check_rules(rules)
     if strategy == 'jit':
         return Jit(mesh, tuple(rules), min_split_size)

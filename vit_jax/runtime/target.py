@@ -14,7 +14,7 @@ import numpy as np
 
 from vit_jax.nn.attention_choice import Devices, runs_on
 from vit_jax.runtime import meanwhile
-from vit_jax.runtime.mesh import tpu_here
+from vit_jax.runtime.mesh import tpu_here, usable_devices
 
 
 def of_devices(devices: np.ndarray, **fields: Any) -> Devices:
@@ -54,7 +54,12 @@ def traced_for(devices: Devices, step: Callable) -> Callable:
 
 
 def compiled(function: Callable) -> Callable:
-    """`jax.jit` of a program of models for the device that JAX computes on."""
+    """`jax.jit` of a program of models for the device that JAX computes on.
+
+    Raises:
+      UserError: as `usable_devices`.
+    """
+    usable_devices()
     return jax.jit(traced_for(of_device(), function))
 
 

@@ -20,6 +20,7 @@ from ml_collections import ConfigDict
 from vit_jax.config import load, schema
 from vit_jax.errors import UserError
 from vit_jax.optim.make import STANDARD
+from vit_jax.runtime import mesh
 from vit_jax.signatures import parameters
 from vit_jax.trainer import build, parametrization
 from vit_jax.tree_paths import unroll
@@ -81,7 +82,7 @@ def _short(
 
 def _changes(config: ConfigDict, steps: int) -> dict[str, float]:
     """The RMS of the changes by all steps, on the first batch, by layer."""
-    training = build.build(config)
+    training = build.build(config, mesh.usable_devices())
     program, batches = training.program, training.data.train_batches()
     state = program.layout.create(program.init)
     first = next(batches)

@@ -16,7 +16,7 @@ from vit_jax.data.transforms import of_texts_alone, without_annotations
 from vit_jax.errors import UserError
 from vit_jax.interop.preprocessing import resized
 from vit_jax.interop.trained import Size, TrainedModel
-from vit_jax.runtime import sharding
+from vit_jax.runtime import mesh, sharding
 from vit_jax.trainer import evaluate, evaluations
 from vit_jax.trainer.evaluations import Evaluation
 
@@ -88,7 +88,7 @@ def prepare(
     if split is not None and not evaluators:
         titles = _titles_by_split(groups, split)
     trained = trained.with_groups(evals={name: groups[name] for name in titles})
-    layout = sharding.make_layout()
+    layout = sharding.make_layout(mesh.usable_devices())
     if trained.step is None:
         for group in trained.config.evals.values():
             _require_fit(trained, group, layout)

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError, staying
 from vit_jax.inference import fine_tune
-from vit_jax.runtime import processes
+from vit_jax.runtime import mesh, processes
 from vit_jax.storage import lock, paths, run_folder, times
 from vit_jax.trainer import agreement, broken_records, extension, workdir
 from vit_jax.trainer.build import Training, build
@@ -78,14 +78,16 @@ def train(
       that `config.early_stop` has ended is complete.
 
     Raises:
-      UserError: for a mistake in the config or the folder, or if processes of the job differ in
-        their config, code or data.
+      UserError: for a mistake in the config or the folder, if processes of the job differ in their
+        config, code or data, or as `mesh.usable_devices`.
       Diverged: if the loss is not finite; the last good checkpoint stands.
       Preempted: after SIGTERM, SIGINT, SIGHUP, at `stop_at` or if the metrics can no longer be
         written; the state is saved.
       Pruned: if `report` said so before the last step.
     """
     folder, clock = paths.absolute(folder), Clock(began)
+    if devices is None:
+        devices = mesh.usable_devices()
     processes.require_alike(agreement.of_start(config, stop_at, restart, extend))
     workdir.require_shared(folder, complete=not (restart or extend))
     filled = fine_tune.filled(config, workdir.stored_config(folder), allowed)
