@@ -72,14 +72,23 @@ def free_address():
 
 
 @contextlib.contextmanager
-def two_processes(repo, folder, total, *flags, heartbeat=20, second=()):
-    """Both processes of a job; `second` are flags of process 1 alone."""
-    meeting = ['--coordinator', free_address(), '--num-processes', '2']
+def two_processes(repo, folder, total, *flags, heartbeat=20, second=(), address='', code=''):
+    """Both processes of a job.
+
+    Args:
+      repo, folder, total, flags: of the command.
+      heartbeat: in seconds.
+      second: flags of process 1 alone.
+      address: of process 0; a free one by default.
+      code: a program to run in place of the command, with its words.
+    """
+    meeting = ['--coordinator', address or free_address(), '--num-processes', '2']
     words = command(folder, total, *flags, *meeting, '--heartbeat', str(heartbeat))
     processes = [
         forked.start(
             [*words, '--process-id', rank, *(second if rank else ())],
             environment(),
+            code=code,
             cwd=repo,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -165,6 +174,8 @@ def test_two_processes_train_like_one(repo, alone, tmp_path, flag):
         in json.loads((folder / 'result.json').read_text())['ended']
     )
     assert 'step' not in silent
+    assert 'complete: ' in spoken
+    assert 'complete: ' not in silent
     assert len(list(folder.glob('events.*'))) == 1
     shown = EventAccumulator(str(folder)).Reload().Images('test/examples')
     assert [each.step for each in shown] == [3, 6]
@@ -476,13 +487,119 @@ def write_images(folder, count):
 
 
 @pytest.mark.fault(39)
-def test_a_mistake_in_one_process_ends_both(repo, tmp_path):
+@pytest.mark.fault(9270)
+@pytest.mark.parametrize('mistaken', [0, 1])
+def test_a_mistake_in_one_process_ends_both_alike(repo, tmp_path, mistaken):
     folder = tmp_path / 'run'
-    with two_processes(repo, folder, 6, heartbeat=2, second=('--step-timeout=-1',)) as processes:
-        (code, output), (second_code, second_output) = (finish(p, 60) for p in processes)
-    assert second_code == 2, second_output
-    assert 'error: process 1 of 2: --step-timeout -1' in second_output
-    assert code != 0, output
+    first, second = (f'--step-timeout={-1 if rank == mistaken else 0}' for rank in (0, 1))
+    with two_processes(repo, folder, 6, first, heartbeat=60, second=(second,)) as processes:
+        results = [finish(process, 60) for process in processes]
+    assert [code for code, _ in results] == [2, 2], results
+    for _, output in results:
+        assert output.splitlines()[-1].startswith(
+            f'error: process {mistaken} of 2: --step-timeout -1'
+        )
+        assert 'Traceback' not in output
+    assert not folder.exists()
+
+
+ONE_FAILS = """
+import sys
+import jax
+from vit_jax.__main__ import main
+from vit_jax.errors import UserError
+from vit_jax.trainer import train
+
+loop = train.loop
+
+def fails(*args):
+    if jax.process_index() == 1:
+        raise REASON
+    return loop(*args)
+
+train.loop = fails
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.fault(9270)
+@pytest.mark.parametrize(
+    ('reason', 'code', 'said'),
+    [
+        ("UserError('record 7 is damaged')", 2, 'process 1 of 2: record 7 is damaged'),
+        ("ZeroDivisionError('a defect')", 1, 'process 1 of 2 failed (ZeroDivisionError: a defect)'),
+    ],
+)
+def test_the_reason_of_one_process_is_that_of_all(repo, tmp_path, reason, code, said):
+    folder, program = tmp_path / 'run', ONE_FAILS.replace('REASON', reason)
+    with two_processes(repo, folder, ENDLESS, heartbeat=60, code=program) as processes:
+        results = [finish(process, 60) for process in processes]
+    assert [found for found, _ in results] == [code] * 2, results
+    for _, output in results:
+        assert output.splitlines()[-1].startswith(f'error: {said}')
+    assert folder.exists() == (code == 1), 'a mistake leaves no folder'
+
+
+HASTY = """
+import sys
+from vit_jax.runtime import lobby
+from vit_jax.trainer import workdir
+lobby.PORT_SECONDS = lobby.STRANGER_SECONDS = lobby.SAY_SECONDS = workdir.SHARED_SECONDS = 0.5
+lobby.WAIT_SECONDS = 30
+from vit_jax.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.fault(9160)
+def test_a_port_that_another_program_has_is_told_by_both(repo, tmp_path):
+    with socket.create_server(('127.0.0.1', 0)) as other:
+        address = f'127.0.0.1:{other.getsockname()[1]}'
+        with two_processes(repo, tmp_path / 'run', 6, address=address, code=HASTY) as processes:
+            results = [finish(process, 60) for process in processes]
+    assert [code for code, _ in results] == [2, 2], results
+    for _, output in results:
+        assert output.splitlines()[-1].startswith('error: ')
+        assert address.rpartition(':')[2] in output
+        assert 'Traceback' not in output
+
+
+@pytest.mark.fault(9260)
+def test_a_folder_that_processes_do_not_share_is_refused_by_all(repo, tmp_path):
+    folder, other = tmp_path / 'run', tmp_path / 'other'
+    second = ('--workdir', str(other))
+    with two_processes(repo, folder, 6, code=HASTY, second=second) as processes:
+        results = [finish(process, 60) for process in processes]
+    assert [code for code, _ in results] == [2, 2], results
+    for rank, (_, output) in enumerate(results):
+        last = output.splitlines()[-1]
+        assert last.startswith(f'error: process {rank} of 2: --workdir: process 1 on ')
+        assert str(folder) in last
+        assert str(other) in last
+    assert not folder.exists()
+    assert not other.exists()
+
+
+@pytest.mark.fault(9280)
+def test_a_process_says_whom_it_waits_for(repo, tmp_path):
+    folder, address = tmp_path / 'run', free_address()
+    words = [*command(folder, 6), '--coordinator', address, '--num-processes', '3']
+    pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT, 'text': True}
+    first, second = (
+        forked.start([*words, '--process-id', rank], environment(), code=HASTY, cwd=repo, **pipes)
+        for rank in (0, 1)
+    )
+    with first, second:
+        try:
+            said = iter(first.stdout.readline, '')
+            assert any(line.endswith(' for process 2\n') for line in said)
+            assert 'process 1 of 3 waits for ' in second.stdout.readline()
+            second.send_signal(signal.SIGTERM)
+            assert any(line.endswith(' for processes 1, 2\n') for line in said)
+            assert first.poll() is None
+        finally:
+            first.kill()
+            second.kill()
 
 
 LEAVES = """

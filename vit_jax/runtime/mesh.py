@@ -93,8 +93,8 @@ def _refusal(meant: str, said: Sequence[str], why: Exception | None) -> str:
 
 def _meant() -> str:
     """The accelerator that is meant, for a message; empty if CPUs are."""
-    if jax.config.jax_platforms:
-        first = jax.config.jax_platforms.split(',')[0]
+    if platforms := jax.config.values['jax_platforms']:
+        first = platforms.split(',')[0]
         return '' if first == 'cpu' else f'the platform {first!r} of JAX_PLATFORMS'
     if os.environ.get('JAX_PLATFORM_NAME', '').lower() == 'cpu':
         return ''

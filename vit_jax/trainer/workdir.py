@@ -24,7 +24,7 @@ from vit_jax.trainer.meter import Diverged
 
 # What may differ between two starts of one run: it changes no example and no update.
 FREE = ('evals', 'every', 'checkpoint', 'parallel', 'writers')
-SHARED_SECONDS = 15.0  # for a file to appear on other hosts
+SHARED_SECONDS = 10.0  # for a file to appear on other hosts
 SCHEDULES = ('optim.schedule', 'optim.decay_schedule', 'step.ema_schedule')
 
 

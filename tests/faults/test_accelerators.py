@@ -1,0 +1,94 @@
+"""Accelerators that cannot start, on machines that have their plugin."""
+
+import os
+
+import pytest
+
+from vit_jax.__main__ import main
+from vit_jax.runtime import mesh
+
+FAILS = """
+def initialize():
+    raise RuntimeError('no driver was found')
+"""
+FAILS_LATE = """
+def initialize():
+    from jax._src import xla_bridge
+
+    def start():
+        raise RuntimeError('no driver was found')
+
+    xla_bridge.register_backend_factory('fake', start, priority=500, fail_quietly=False)
+"""
+METADATA = 'Metadata-Version: 2.1\nName: fake-plugin\nVersion: 1.0\n'
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    """A function that installs a plugin of JAX, and returns the environment that has it."""
+
+    def install(code):
+        info = tmp_path / 'fake_plugin-1.0.dist-info'
+        info.mkdir()
+        (info / 'METADATA').write_text(METADATA)
+        (info / 'entry_points.txt').write_text('[jax_plugins]\nfake = fake_plugin\n')
+        (tmp_path / 'fake_plugin.py').write_text(code)
+        return {'PYTHONPATH': str(tmp_path), 'JAX_PLATFORMS': ''}
+
+    return install
+
+
+def train(run_cli, folder, env):
+    return run_cli(
+        *('train', '--config', 'tests/helpers/linear.py', '--workdir', folder),
+        env={'TESTS_UNDRAWN': '1', **env},
+    )
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.fault(9170)
+@pytest.mark.parametrize('code', [FAILS, FAILS_LATE], ids=['plugin', 'backend'])
+def test_a_plugin_that_cannot_start_is_one_line(run_cli, tmp_path, plugin, code):
+    env = plugin(code)
+    done = train(run_cli, tmp_path / 'run', env)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert 'no driver was found' in line
+    assert 'JAX_PLATFORMS=cpu' in line
+    assert not (tmp_path / 'run').exists()
+    shown = run_cli('inspect', '--config', 'tests/helpers/linear.py', env=env)
+    assert shown.returncode == 0, shown.stderr
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.fault(9170)
+def test_a_platform_that_is_not_there_is_one_line(run_cli, tmp_path):
+    if os.path.exists('/dev/nvidiactl'):
+        pytest.skip('this machine has a GPU')
+    done = train(run_cli, tmp_path / 'run', {'JAX_PLATFORMS': 'cuda'})
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert "'cuda' of JAX_PLATFORMS cannot be used" in line
+
+
+@pytest.mark.fault(9170)
+@pytest.mark.parametrize('command', ['evaluate', 'predict', 'attention'])
+def test_no_model_is_used_on_cpus_instead(monkeypatch, capsys, smoke_run, tmp_path, command):
+    monkeypatch.setattr(mesh, '_meant', lambda: 'the accelerator')
+    words = [command, '--workdir', str(smoke_run)]
+    if command != 'evaluate':
+        words += [str(tmp_path / 'photo.png'), '--out', str(tmp_path / 'out.png')]
+    assert main(words) == 2
+    assert 'the accelerator cannot be used' in capsys.readouterr().err
+
+
+def test_libtpu_without_a_tpu_is_a_compiler(monkeypatch):
+    monkeypatch.setattr(mesh, '_is_installed', lambda name: name == 'libtpu')
+    monkeypatch.setattr(mesh.processes, 'on_tpu_vm', lambda: False)
+    for name in mesh._TPU_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert 'libtpu' not in mesh._plugins()
+    monkeypatch.setenv('TPU_WORKER_HOSTNAMES', 'localhost')
+    assert 'libtpu' in mesh._plugins()
