@@ -47,7 +47,7 @@ def train(run_cli, folder, env):
 
 @pytest.mark.process
 @pytest.mark.slow
-@pytest.mark.fault(9170)
+@pytest.mark.fault(130)
 @pytest.mark.parametrize('code', [FAILS, FAILS_LATE], ids=['plugin', 'backend'])
 def test_a_plugin_that_cannot_start_is_one_line(run_cli, tmp_path, plugin, code):
     env = plugin(code)
@@ -63,7 +63,7 @@ def test_a_plugin_that_cannot_start_is_one_line(run_cli, tmp_path, plugin, code)
 
 @pytest.mark.process
 @pytest.mark.slow
-@pytest.mark.fault(9170)
+@pytest.mark.fault(130)
 def test_a_platform_that_is_not_there_is_one_line(run_cli, tmp_path):
     if os.path.exists('/dev/nvidiactl'):
         pytest.skip('this machine has a GPU')
@@ -73,7 +73,7 @@ def test_a_platform_that_is_not_there_is_one_line(run_cli, tmp_path):
     assert "'cuda' of JAX_PLATFORMS cannot be used" in line
 
 
-@pytest.mark.fault(9170)
+@pytest.mark.fault(130)
 @pytest.mark.parametrize('command', ['evaluate', 'predict', 'attention'])
 def test_no_model_is_used_on_cpus_instead(monkeypatch, capsys, smoke_run, tmp_path, command):
     monkeypatch.setattr(mesh, '_meant', lambda: 'the accelerator')

@@ -487,7 +487,7 @@ def write_images(folder, count):
 
 
 @pytest.mark.fault(39)
-@pytest.mark.fault(9270)
+@pytest.mark.fault(132)
 @pytest.mark.parametrize('mistaken', [0, 1])
 def test_a_mistake_in_one_process_ends_both_alike(repo, tmp_path, mistaken):
     folder = tmp_path / 'run'
@@ -522,7 +522,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.fault(9270)
+@pytest.mark.fault(132)
 @pytest.mark.parametrize(
     ('reason', 'code', 'said'),
     [
@@ -551,7 +551,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.fault(9160)
+@pytest.mark.fault(129)
 def test_a_port_that_another_program_has_is_told_by_both(repo, tmp_path):
     with socket.create_server(('127.0.0.1', 0)) as other:
         address = f'127.0.0.1:{other.getsockname()[1]}'
@@ -564,7 +564,7 @@ def test_a_port_that_another_program_has_is_told_by_both(repo, tmp_path):
         assert 'Traceback' not in output
 
 
-@pytest.mark.fault(9260)
+@pytest.mark.fault(131)
 def test_a_folder_that_processes_do_not_share_is_refused_by_all(repo, tmp_path):
     folder, other = tmp_path / 'run', tmp_path / 'other'
     second = ('--workdir', str(other))
@@ -580,7 +580,7 @@ def test_a_folder_that_processes_do_not_share_is_refused_by_all(repo, tmp_path):
     assert not other.exists()
 
 
-@pytest.mark.fault(9280)
+@pytest.mark.fault(133)
 def test_a_process_says_whom_it_waits_for(repo, tmp_path):
     folder, address = tmp_path / 'run', free_address()
     words = [*command(folder, 6), '--coordinator', address, '--num-processes', '3']

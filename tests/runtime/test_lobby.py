@@ -56,7 +56,7 @@ def test_all_come_in_any_order(address):
     assert meet(*joins, (host, address, 4)) == [None] * 4
 
 
-@pytest.mark.fault(9280)
+@pytest.mark.fault(133)
 @pytest.mark.parametrize(
     ('joins', 'said'),
     [
@@ -71,7 +71,7 @@ def test_numbers_that_do_not_fit_are_told_to_all(address, joins, said):
     assert {getattr(error, 'exit_code', 2) for error in found} == {2}
 
 
-@pytest.mark.fault(9280)
+@pytest.mark.fault(133)
 def test_those_who_do_not_come_are_named(address, monkeypatch, capsys):
     monkeypatch.setattr(lobby, 'SAY_SECONDS', 0.1)
     monkeypatch.setattr(lobby, 'WAIT_SECONDS', 1.0)
@@ -83,7 +83,7 @@ def test_those_who_do_not_come_are_named(address, monkeypatch, capsys):
     assert 'process 2 of 8 waits for processes 1, 3, 4, 5 and 2 more' in said
 
 
-@pytest.mark.fault(9280)
+@pytest.mark.fault(133)
 def test_process_0_that_does_not_come_is_named(address, monkeypatch, capsys):
     monkeypatch.setattr(lobby, 'SAY_SECONDS', 0.1)
     monkeypatch.setattr(lobby, 'WAIT_SECONDS', 0.5)
@@ -127,7 +127,7 @@ def connected(address):
     raise AssertionError('nobody listens')
 
 
-@pytest.mark.fault(9160)
+@pytest.mark.fault(129)
 @pytest.mark.parametrize('talks', [True, False])
 def test_a_port_of_another_program(address, talks, monkeypatch):
     monkeypatch.setattr(lobby, '_ANSWER_SECONDS', 0.2)
