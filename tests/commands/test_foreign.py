@@ -185,7 +185,7 @@ def test_attention_weights_are_those_of_the_resized_model(folder):
         ),
         (
             ['evaluate', '--checkpoint', 'small.npz', '--source', 'digits', '--split', 'test'],
-            'has 4 classes, digits has 10',
+            'digits test has 10 classes, the model has 4',
         ),
     ],
 )

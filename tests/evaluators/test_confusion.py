@@ -40,6 +40,13 @@ def test_rows_tell_what_a_class_is_taken_for(evaluator):
     assert rows[3] == {'class': 'd', 'examples': 0, 'accuracy': None, 'most_confused_with': None}
 
 
+def test_an_output_that_is_no_class_of_the_data_may_be_predicted(evaluator):
+    evaluator.start()
+    evaluator.update({'probs': np.eye(6)[[5, 5, 0]]}, {'label': LABELS[:3]})
+    assert evaluator.matrix[0].tolist() == [1, 0, 0, 0, 0, 2]
+    assert evaluator.result() == {'mean_class_accuracy': pytest.approx(1 / 3)}
+
+
 def test_what_has_no_classes_is_refused(evaluator):
     with pytest.raises(UserError, match=r'predicts no .probs'):
         evaluator.update({}, {'label': LABELS})

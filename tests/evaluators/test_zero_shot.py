@@ -72,6 +72,16 @@ def test_names_from_a_file(tmp_path):
         evaluator(names=str(tmp_path / 'none')).fit_data(dataset())
 
 
+def test_names_of_a_file_that_are_those_of_the_data_are_matched_by_name(tmp_path):
+    file = tmp_path / 'names.txt'
+    file.write_text('\n'.join(reversed(NAMES)))
+    prompts = source(evaluator(names=str(file), templates=('{}',)), dataset())
+    assert [prompts[i]['caption'] for i in range(6)] == list(NAMES)
+    file.write_text('\n'.join(['dog', 'tomcat', *NAMES[2:]]))
+    with pytest.raises(UserError, match=r"line 1: 'dog' is class 1 of the data, and class 0 is"):
+        evaluator(names=str(file)).fit_data(dataset())
+
+
 @pytest.mark.parametrize(
     ('keywords', 'names', 'words'),
     [

@@ -71,13 +71,27 @@ def test_three_accuracies(evaluator):
     assert evaluator.result()['accuracy_original'] == 0
 
 
+@pytest.mark.slow
+def test_classes_of_the_same_names_are_matched_by_name(evaluator, caplog):
+    source = types.SimpleNamespace(title='flags', __getitem__=SOURCE.__getitem__)
+    other = types.SimpleNamespace(source=source, info=SourceInfo(2, ('green', 'red')))
+    evaluator.open(other)
+    evaluator._source = SOURCE
+    images = np.stack([record['image'] for record in SOURCE])
+    evaluator.update({'image': images}, {**batch([0, 1, 2, 3, 4]), 'label': 1 - LABELS})
+    assert evaluator.result()['accuracy_original'] == 1
+    assert 'flags: its 2 classes are matched by name' in caplog.text
+
+
 def test_mistakes(evaluator, monkeypatch):
     with pytest.raises(UserError, match='needs the images that the task predicts, and labels'):
         evaluator.update({}, batch([0]))
     with pytest.raises(UserError, match='images of 8 x 8 pixels, originals of 4 x 4 and a class'):
         evaluator.update({'image': np.zeros((1, 8, 8, 3), np.uint8)}, batch([0]))
     other = types.SimpleNamespace(source=SOURCE, info=SourceInfo(3, ('red', 'green', 'blue')))
-    with pytest.raises(UserError, match='has 2 classes, which are not the 3 of the data'):
+    with pytest.raises(
+        UserError, match=r'has 2 classes \(red, green\), which are not the 3 \(blue, '
+    ):
         evaluator.open(other)
     nameless = dataclasses.replace(RUN, class_names=())
     monkeypatch.setattr(kept_accuracy, 'open_run', lambda path: nameless)

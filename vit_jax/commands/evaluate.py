@@ -13,6 +13,8 @@ from vit_jax.commands._parser import FIT, Parser, align, batch_size
 from vit_jax.commands._pictures import check_picture, save_figure
 from vit_jax.errors import UserError
 
+MOST_CLASSES = 1000  # of a report that has those, too, of which there is no example
+
 
 def main(argv: Sequence[str]) -> int:
     """Prints {name/metric: value} of a run, for its own evaluations or other data."""
@@ -123,9 +125,13 @@ def write_report(evaluator: Any, data: Any, path: str) -> dict[str, Any]:
     from vit_jax.evaluators import confusion
     from vit_jax.viz import confusion as viz
 
-    names = data.info.class_names or tuple(map(str, range(data.info.num_classes)))
-    save_figure(viz.draw(evaluator.matrix, names, data.source.title), path, '--report')
-    return {'rows': confusion.rows(evaluator.matrix, names), 'matrix': evaluator.matrix.tolist()}
+    matrix, names = evaluator.matrix, data.info.class_names
+    names += tuple(map(str, range(len(names), len(matrix))))
+    if len(matrix) > MOST_CLASSES:  # of the head of a model, of whose classes the data may have few
+        seen = (matrix.any(axis=0) | matrix.any(axis=1)).nonzero()[0]
+        matrix, names = matrix[seen][:, seen], tuple(names[label] for label in seen)
+    save_figure(viz.draw(matrix, names, data.source.title), path, '--report')
+    return {'rows': confusion.rows(matrix, names), 'matrix': matrix.tolist()}
 
 
 def class_table(report: dict[str, Any]) -> str:

@@ -60,7 +60,7 @@ class Source(Protocol):
     (uint8 [H, W, C]) and `label`, for translation the texts `source` and `target`, or ids
     that end in `EOS`; the class may then have a `vocab` (a `vocabulary.Tokenizer`) to read them by.
     For detection they are `image`, `boxes`, `labels` and others of `transforms.movable.OBJECTS`.
-    A source may also be `StoresFiles`, `Annotated`, `Expects` and `Lists`.
+    A source may also be `StoresFiles`, `Annotated`, `CountsClasses`, `Expects` and `Lists`.
     The class is called with a path and a split, and raises `UnknownSplit` for a split that the data
     do not have. `__getitem__` is called from several threads at once, and raises `BrokenRecord` for
     a record that cannot be decoded.
@@ -97,6 +97,17 @@ class Annotated(Protocol):
 
     def annotations(self, index: int, /) -> Record:
         """The fields other than the image, and `size`, the image's height and width."""
+        ...
+
+
+@runtime_checkable
+class CountsClasses(Protocol):
+    """A source that may count its classes without reading examples."""
+
+    def class_counts(self, indices: np.ndarray, /) -> np.ndarray | None:
+        """The examples of each class among `indices`, int64 [num_classes]; objects if images have
+        several. None if that would take reading them.
+        """
         ...
 
 

@@ -28,6 +28,7 @@ from vit_jax.data.parts import Parts
 from vit_jax.data.records import (
     Annotated,
     BrokenRecord,
+    CountsClasses,
     Expects,
     Listing,
     Record,
@@ -166,16 +167,50 @@ class Subset:
         return Subset(title, parts)
 
     def numbered_as(self, classes: SourceInfo) -> Subset:
-        """The examples with classes numbered as others', by their ids if both have ids.
+        """The examples with classes numbered as others', by their ids, or else by their names.
+
+        Examples and objects of classes that the others lack are left out, and the log says so, as
+        it does if names decide. Unchanged if neither ids nor names tell.
 
         Raises:
-          UserError: for a class that is not among those, or has another name there.
+          UserError: if a class has another name there, or no example is left.
         """
-        parts = [
-            (class_ids.numbered_as(source, classes, self.title), indices)
-            for source, indices in self._parts
-        ]
-        return Subset(self.title, parts)
+        parts: list[tuple[Source, np.ndarray]] = []
+        notes = []
+        for source, indices in self._parts:
+            new = class_ids.numbers(source.info, classes, self.title)
+            if new is None:
+                parts.append((source, indices))
+                continue
+            notes.append(class_ids.note(source.info, classes, new))
+            if class_ids.ABSENT in new and not isinstance(source, Annotated):
+                indices = indices[new[source.labels()[indices]] != class_ids.ABSENT]
+            parts.append((class_ids.renumbered(source, new, classes), indices))
+        found = Subset(self.title, parts)
+        if not len(found):
+            raise UserError(f'{self.title}: none of its examples is of a class of the model')
+        share = f' ({len(found)} of {len(self)} examples are kept)'
+        for note in dict.fromkeys(filter(None, notes)):
+            log.warning('%s: %s%s', self.title, note, share if len(found) < len(self) else '')
+        return found
+
+    def class_counts(self, whole: bool = False) -> np.ndarray | None:
+        """The examples of each class, or the objects if images have several, int64 [num_classes].
+
+        Args:
+          whole: count all examples of the sources, not only those that the split selects.
+
+        Returns:
+          None if counting would take reading examples, or there are no classes.
+        """
+        total = np.zeros(self.info.num_classes, np.int64)
+        for source, indices in self._parts:
+            chosen = np.arange(len(source)) if whole else indices
+            found = source.class_counts(chosen) if isinstance(source, CountsClasses) else None
+            if found is None:
+                return None
+            total += found
+        return total
 
     @property
     def broken_limit(self) -> int:
@@ -247,10 +282,10 @@ def select(name: str, split: str, open_base: Callable[[str], Source]) -> Subset:
         parts.append((sources[base], _indices(sources[base], term, title)))
     if not sum(len(indices) for _, indices in parts):
         raise UserError(f'{title}: selects no example (the split has {_sizes(sources)})')
-    subset = Subset(title, parts)
     if len(sources) == 1:
-        return subset
-    return subset.numbered_as(class_ids.union([source.info for source in sources.values()]))
+        return Subset(title, parts)
+    classes = class_ids.union([source.info for source in sources.values()], title)
+    return Subset(title, [(class_ids.joined(s, classes, title), rows) for s, rows in parts])
 
 
 def _indices(source: Source, term: re.Match[str], title: str) -> np.ndarray:

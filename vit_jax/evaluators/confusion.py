@@ -15,8 +15,8 @@ class Evaluator(base.Evaluator):
     """`mean_class_accuracy`, the mean over classes of the accuracy within each.
 
     Attributes:
-      matrix: [classes, classes] of a pass, numbers of examples by true class (row) and predicted
-        class (column).
+      matrix: [outputs, outputs] of a pass, numbers of examples by true class (row) and predicted
+        class (column); a model may have more outputs than the data have classes.
     """
 
     def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
@@ -39,8 +39,10 @@ class Evaluator(base.Evaluator):
             if name not in arrays:
                 raise UserError(f'classes of examples are compared, but the {owner} no {name!r}')
         self._finite &= base.is_finite(predictions, 'probs')
-        probs, label = predictions['probs'][..., : len(self.matrix)], batch['label']
-        right = label[:, None] == np.arange(len(self.matrix))
+        probs, label = predictions['probs'], batch['label']
+        if (more := probs.shape[-1] - len(self.matrix)) > 0:  # outputs that are no class of theirs
+            self.matrix = np.pad(self.matrix, (0, more))
+        right = label[:, None] == np.arange(probs.shape[-1])
         others = np.where(right, -np.inf, probs).argmax(-1)
         predicted = np.where(base.ranks(probs, right) == 0, label, others)
         np.add.at(self.matrix, (label, predicted), 1)

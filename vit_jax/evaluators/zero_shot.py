@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,8 @@ class Evaluator(base.Evaluator):
       text: transforms of a prompt, "tokenize('caption', 64)"; by default those of the captions of
         training.
       templates: prompts with {} in place of the name.
-      names: a file with the name of each class, line by line; by default those of the data.
+      names: a file with the name of each class, line by line in the order of the data's classes; by
+        default those of the data. The same names in another order are matched by name.
     """
 
     headline = ('zero_shot_accuracy',)
@@ -102,7 +104,21 @@ class Evaluator(base.Evaluator):
             raise UserError(
                 f'names={self._file!r} has {len(found)} lines, the data {info.num_classes} classes'
             )
+        if sorted(found) == sorted(info.class_names):
+            return tuple(info.class_names)
+        _require_order(found, info.class_names, f'names={self._file!r}')
         return found
+
+
+def _require_order(names: Sequence[str], classes: Sequence[str], where: str) -> None:
+    """Raise UserError if a name is on the line of another class than the one that has it."""
+    place = {name: label for label, name in enumerate(classes)}
+    for line, name in enumerate(names):
+        if (label := place.get(name, line)) != line:
+            raise UserError(
+                f'{where}, line {line + 1}: {name!r} is class {label} of the data, and class '
+                f'{line} is {classes[line]!r}; write the names in the order of the classes'
+            )
 
 
 def class_embeddings(texts: np.ndarray, labels: np.ndarray) -> np.ndarray:

@@ -9,12 +9,15 @@ to that on the gray ones and on the originals. It is an evaluator of the task `c
 from __future__ import annotations
 
 import collections
+import logging
 import math
 
 import numpy as np
 from jaxtyping import Float, UInt8
 
 from vit_jax import step
+from vit_jax.data import class_ids
+from vit_jax.data.records import SourceInfo
 from vit_jax.errors import UserError
 from vit_jax.evaluators import base
 from vit_jax.evaluators.base import Arrays, Dataset
@@ -22,6 +25,7 @@ from vit_jax.inference.load import open_run
 from vit_jax.ops import colors
 from vit_jax.runtime import target
 
+_log = logging.getLogger(__name__)
 Images = UInt8[np.ndarray, 'B H W 3']
 KINDS = ('colorized', 'grey', 'original')
 
@@ -30,7 +34,7 @@ class Evaluator(base.Evaluator):
     """`accuracy_colorized`, `accuracy_grey` and `accuracy_original`.
 
     Args:
-      classifier: the run folder of a classifier of color images, with the same classes.
+      classifier: the run folder of a classifier of color images, with the classes of the data.
     """
 
     def __init__(self, classifier: str):
@@ -42,13 +46,19 @@ class Evaluator(base.Evaluator):
         self.start()
 
     def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
-        """Raises UserError if the classifier has other classes than the data."""
-        known, found = self._run.class_names, tuple(dataset.info.class_names)
-        if known != found:
+        """Raises UserError if the data have other classes than the classifier."""
+        names, found = self._run.class_names, dataset.info
+        known = SourceInfo(len(names), names)
+        numbers = class_ids.numbers(found, known, 'the data')
+        if numbers is None or class_ids.ABSENT in numbers:
             raise UserError(
-                f'the classifier {self._run.path} has {len(known)} classes, which are '
-                f'not the {len(found)} of the data'
+                f'the classifier {self._run.path} has {known.num_classes} '
+                f'classes{class_ids.listed(known, found)}, which are not the '
+                f'{found.num_classes}{class_ids.listed(found, known)} of the data'
             )
+        if note := class_ids.note(found, known, numbers):
+            _log.warning('%s: %s', dataset.source.title, note)
+        self._numbers = numbers
         self._source = dataset.source
 
     def start(self) -> None:
@@ -61,7 +71,7 @@ class Evaluator(base.Evaluator):
         if 'image' not in predictions or 'label' not in batch:
             raise UserError('a classifier needs the images that the task predicts, and labels')
         self._finite &= base.is_finite(predictions, 'ab')
-        colorized, label = predictions['image'], batch['label']
+        colorized, label = predictions['image'], self._numbers[batch['label']]
         gray = np.asarray(colors.to_bytes(colors.to_gray(colorized / np.float32(255))))
         original = [self._source[i]['image'] for i in batch['index'].tolist()]
         images = (colorized, gray.repeat(3, axis=-1), np.stack([*map(np.asarray, original)]))

@@ -52,10 +52,11 @@ def read(
         imported = reader.read(flat, extra)
         _require_finite(imported.params)
         _require_sound(imported)
-        class_names = labels.read(extra, imported.model_config.get('num_classes'))
+        num_classes = imported.model_config.get('num_classes') or None
         return dataclasses.replace(
             _preprocessed(imported, extra),
-            class_names=class_names,
+            class_names=labels.read(extra, num_classes),
+            num_classes=num_classes,
             path=Path(path),
             positions=getattr(reader, 'POSITIONS', imported.positions),
         )

@@ -13,7 +13,9 @@ import jax
 import numpy as np
 from flax import traverse_util
 
+from vit_jax.data.records import SourceInfo
 from vit_jax.errors import UserError
+from vit_jax.interop import head_classes
 from vit_jax.interop.select import pick
 from vit_jax.interop.trained import Size, TrainedModel, fields
 from vit_jax.tree_paths import require_fit, unroll, unrolled
@@ -28,6 +30,7 @@ def fit(
     image_size: Size | None,
     posemb: str = '',
     select: str = '',
+    classes: SourceInfo | None = None,
 ) -> tuple[PyTree, list[str]]:
     """The parameters of a checkpoint for a model that may differ in its head and image size.
 
@@ -40,6 +43,7 @@ def fit(
         checkpoint's code base.
       select: the parts of the checkpoint to take, if the models differ otherwise; see
         `interop.select`. If empty, all has to fit.
+      classes: of the data to train on, which the head is fitted to; None keeps its order.
 
     Returns:
       Parameters without those that start anew, and notes for people; see `adapt`.
@@ -57,6 +61,7 @@ def fit(
             new_size=image_size,
             posemb=posemb or trained.positions,
             select=select,
+            order=None if classes is None else head_classes.by_name(trained, classes),
         )
     except UserError as error:
         raise UserError(f'{error}{_differences(trained.model_config, model)}') from None
@@ -72,12 +77,13 @@ def adapt(
     new_size: Size | None = None,
     posemb: str = 'bilinear',
     select: str = '',
+    order: head_classes.Order | None = None,
 ) -> tuple[dict[str, PyTree], list[str]]:
     """Make parameters fit a model.
 
-    A head for another number of classes is left out, and so is one that was trained on the outputs
-    of a layer, such as `pre_logits`, that the model lacks. Parameters that depend on the image size
-    are resized. Blocks may be scanned or unrolled on either side.
+    A head for other classes, or another number of them, is left out, and so is one that was trained
+    on the outputs of a layer, such as `pre_logits`, that the model lacks. Parameters that depend on
+    the image size are resized. Blocks may be scanned or unrolled on either side.
 
     Args:
       params: nested numpy arrays.
@@ -87,6 +93,7 @@ def adapt(
       new_size: of the images to come; None if the model takes none.
       posemb: interpolation of position embeddings, see `ops.resize.grid`.
       select: the parts to take; see `select`. If empty, all has to fit.
+      order: of the classes in a head that is kept; None for that which it has.
 
     Returns:
       Parameters nested like `target`, without those that keep the initial value of the model; and
@@ -99,7 +106,7 @@ def adapt(
     notes: list[str] = []
     if select:
         have, want, notes = pick(have, want, select)
-    notes += _fit_head(have, want, model.head_layers)
+    notes += _fit_head(have, want, model.head_layers, order)
     tree = traverse_util.unflatten_dict(have, sep='/')
     tree, resized = resize(tree, model, old_size, new_size, posemb)
     have = traverse_util.flatten_dict(tree, sep='/')
@@ -152,19 +159,32 @@ def _nest(flat: Mapping[str, np.ndarray], target: Mapping[str, PyTree]) -> dict[
     return traverse_util.unflatten_dict(nested, sep='/')
 
 
-def _fit_head(have: dict[str, Any], want: dict[str, Any], layers: Sequence[str]) -> list[str]:
+def _fit_head(
+    have: dict[str, Any],
+    want: dict[str, Any],
+    layers: Sequence[str],
+    order: head_classes.Order | None,
+) -> list[str]:
     """Remove the head from both if it does not fit, so that it keeps its initial value.
 
     Args:
       have, want: changed in place.
       layers: from the representation on; the last has an output for each class.
+      order: of the classes, if the head is kept.
     """
     *before, head = layers
     kernel = f'{head}/kernel'
     lost = [layer for layer in before if f'{layer}/kernel' in have.keys() - want.keys()]
     notes = [f'{layer}: left out, the model has none' for layer in lost]
     old, new = (tree[kernel].shape[-1] if kernel in tree else None for tree in (have, want))
-    if note := _head_note(head, old, new, lost):
+    note = _head_note(head, old, new, lost)
+    if order is not None and not note and new is not None:
+        if order.chosen is None:
+            note = f'{head}: its {new} outputs start anew: {order.why}'
+        else:
+            have |= head_classes.columns(have, head, order.chosen)
+            notes.append(f'{head}: {order.why}')
+    if note:
         notes.append(note)
         _drop(want, [head])
     _drop(have, [*lost, head] if note else lost)

@@ -9,7 +9,7 @@ from vit_jax.errors import UserError
 
 
 def read(config: Mapping[str, Any], num_classes: int | None) -> tuple[str, ...]:
-    """The names in order; empty without classes, or if they are only LABEL_0, LABEL_1, ...
+    """The names of all outputs; empty without classes, or if they are only LABEL_0, LABEL_1, ...
 
     Raises:
       UserError: if there is a name for more than `num_classes` outputs.
@@ -23,8 +23,8 @@ def read(config: Mapping[str, Any], num_classes: int | None) -> tuple[str, ...]:
             f'id2label in config.json names class {max(names, key=abs)}, but the head has '
             f'{num_classes} outputs; get config.json of this model'
         )
-    ordered = tuple(names.get(i, f'LABEL_{i}') for i in range(max(names) + 1))
-    return () if ordered == _placeholders(len(ordered)) else ordered
+    ordered = tuple(names.get(i, f'LABEL_{i}') for i in range(num_classes))
+    return () if ordered == _placeholders(num_classes) else ordered
 
 
 def write(class_names: Sequence[str], num_classes: int | None) -> dict[str, dict[str, Any]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +14,7 @@ from ml_collections import ConfigDict
 from vit_jax import step as step_lib
 from vit_jax.config import defaults
 from vit_jax.config import load as config_lib
+from vit_jax.data import class_ids
 from vit_jax.data.batches import ArraySpec, Spec
 from vit_jax.data.dataset import Dataset
 from vit_jax.data.records import SourceInfo
@@ -20,6 +23,7 @@ from vit_jax.interop.trained import TrainedModel
 from vit_jax.tasks.base import Task
 from vit_jax.tree_paths import param_paths
 
+_log = logging.getLogger(__name__)
 PyTree = Any
 
 
@@ -78,39 +82,53 @@ def _advice(given: ArraySpec | None, known: ArraySpec | None) -> str:
 def require_classes(trained: TrainedModel, where: str, data: Dataset) -> None:
     """Check that the data have no other classes than a model; `where` is as for `require_shapes`.
 
+    Classes of the same names, or some of them, have the model's numbers by now, see
+    `Subset.numbered_as`.
+
     Raises:
-      UserError: if their number differs, or a name where both have names.
+      UserError: if their number differs, or their names where both have names.
     """
-    known, found, title = trained.classes, data.info, data.source.title
-    if known is None:
+    known, found = trained.classes, data.info
+    if known is None or not found.num_classes:
         return
-    advice = 'evaluate it on data of its own classes, or with an evaluator that learns, as knn'
-    if found.num_classes and found.num_classes != known.num_classes:
-        raise UserError(
-            f'{where}: {title} has {found.num_classes} classes{_some(found)}, the model has '
-            f'{known.num_classes}{_some(known)}; {advice}'
-        )
-    if not (found.has_names and known.has_names):
-        return
-    pairs = zip(found.class_names, known.class_names, strict=True)
-    for label, (theirs, ours) in enumerate(pairs):
-        if theirs != ours:
-            raise UserError(
-                f'{where}: class {label} of {title} is {theirs!r}, that of the model '
-                f'{ours!r}; {advice}'
+    same_names = found.class_names == known.class_names
+    if found.num_classes == known.num_classes:
+        if same_names or not (found.has_names and known.has_names):
+            return
+        if not class_ids.comparable(found, known):
+            _log.warning(
+                '%s: its classes%s are taken for those of the model%s by their numbers, for one of '
+                'them names classes by ids of WordNet',
+                *(data.source.title, class_ids.listed(found, known)),
+                class_ids.listed(known, found),
             )
+            return
+    raise UserError(
+        f'{where}: {data.source.title} has {found.num_classes} '
+        f'classes{class_ids.listed(found, known)}, the model has '
+        f'{known.num_classes}{class_ids.listed(known, found)}; evaluate it on data of its own '
+        'classes, by an evaluator that learns, as knn, or fine-tune it by config.init.from'
+    )
 
 
-def require_same_classes(saved: Sequence[str], info: SourceInfo) -> None:
+def require_same_classes(
+    saved: Sequence[str], info: SourceInfo, where: str = 'config.data'
+) -> None:
     """Check that a run's data have the classes that they had when it was saved.
+
+    Args:
+      saved: their names.
+      info: of the data.
+      where: the place in the config, for the message.
 
     Raises:
       UserError: for a class with another name.
     """
-    for label, (before, now) in enumerate(zip(saved, info.class_names, strict=False)):
+    pairs = itertools.zip_longest(saved, info.class_names) if saved else ()
+    for label, (before, now) in enumerate(pairs):
         if before != now:
             raise UserError(
-                f'config.data: class {label} is {now!r}, and was {before!r} when the run was '
+                f'{where}: class {label} is {now!r}, and was {before!r} when the run was '
                 'saved; bring the data back as they were, or train them in another --workdir'
             )
 
@@ -212,9 +230,3 @@ def _module(instance: Any) -> str:
 def _pixels(image: ArraySpec) -> str:
     height, width, channels = image.shape[-3:]
     return f'{height} x {width} x {channels}'
-
-
-def _some(info: SourceInfo) -> str:
-    """The first few names of the classes, in brackets."""
-    more = ', ...' if len(info.class_names) > 3 else ''
-    return f' ({", ".join(info.class_names[:3])}{more})' if info.has_names else ''

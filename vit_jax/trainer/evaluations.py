@@ -166,10 +166,11 @@ def _open_eval(
     section, where = config.evals[name], f'config.evals.{name}'
     evaluator = objects.make_evaluator(section, where)
     has_own_classes = evaluator is not None and evaluator.learns
-    data = open_once(section, numbering=None if has_own_classes or not trained else trained.classes)
+    by_model = trained and config.model.get('num_classes') and not has_own_classes
+    data = open_once(section, numbering=trained.classes if trained and by_model else None)
     headline = objects.headline(config, section)
     if trained is not None:
-        if config.model.get('num_classes') and not has_own_classes:
+        if by_model:
             compatibility.require_classes(trained, where, data)
         compatibility.require_shapes(trained, where, data)
         _check_ids(where, data, config.model.get('vocab_size'))

@@ -180,7 +180,7 @@ def _require_fit(trained: TrainedModel, group: Any, layout: sharding.Layout) -> 
     """Compare the data with a model of whose training data nothing is known.
 
     Raises:
-      UserError: if the images have other colors, or the task needs other classes.
+      UserError: if the images have other colors, or one of the two has no classes.
     """
     source = evaluate.open_data(group, trained.config.batch_size, layout).source
     have, need = raw_images(source).get('channels'), trained.channels
@@ -189,7 +189,7 @@ def _require_fit(trained: TrainedModel, group: Any, layout: sharding.Layout) -> 
             f'{trained.path} takes images of {need} channels, {group.source} has {have}'
         )
     outputs, classes = trained.config.model.get('num_classes') or 0, source.info.num_classes
-    if 'evaluator' not in group and outputs != classes:
+    if 'evaluator' not in group and bool(outputs) != bool(classes):
         raise UserError(
             f'{trained.path} has {outputs} classes, {group.source} has {classes}: '
             'fine-tune it with config.init.from, or give an --evaluator'

@@ -24,6 +24,7 @@ from vit_jax.inference import load as inference_lib
 from vit_jax.interop import adapt, head_classes
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.storage import paths, run_folder
+from vit_jax.trainer import compatibility
 from vit_jax.trainer.build import Training
 from vit_jax.trainer.workdir import FREE, SCHEDULES
 
@@ -86,6 +87,7 @@ def find_origin(
             training.data.image_size,
             init.posemb,
             init.select,
+            None if init.classes else training.data.info,
         )
     except UserError as e:
         raise UserError(f'config.init.from={path}: {e}{_channels(imported, training)}') from e
@@ -130,6 +132,8 @@ def branch(training: Training) -> Origin:
         raise UserError(f'config.branch: {e}') from e
     if 'config' in meta:  # the file may have been edited
         before = config_lib.from_dict(meta['config'])
+    named = meta.get('class_names', ())
+    compatibility.require_same_classes(named, training.data.info, 'config.branch')
     history = tuple(line for line in run_folder.read_metrics(trunk) if line['step'] <= step)
     return Origin(
         state=program.layout.from_global(state),

@@ -7,6 +7,7 @@ Batch norms become `FrozenNorm`s. A Table Transformer is a DETR with pre-norm bl
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from vit_jax.errors import UserError
-from vit_jax.interop import names, normalization, preprocessing, torch_layout
+from vit_jax.interop import labels, names, normalization, preprocessing, torch_layout
 from vit_jax.interop.families import _detr, _detr_config
 from vit_jax.interop.families._detr_names import TABLE
 from vit_jax.interop.files import Flat
@@ -24,8 +25,8 @@ from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel
 # Keys that `extra` may have without a config.json.
 _NO_CONFIG = (normalization.GIVEN, GIVEN_SIZE, normalization.PREPROCESSOR)
 _SHORT, _LONG = 800, 1333  # sides of the authors' images
-# COCO's panoptic models have a class for each id of a category, of which those of stuff are above.
-_COCO_PANOPTIC, _STUFF = 250, tuple(range(91, 250))
+# COCO's models have a class for each id of a category, of which those of stuff are above.
+_COCO, _COCO_PANOPTIC, _STUFF = 91, 250, tuple(range(91, 250))
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
@@ -64,7 +65,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     if 'query_embed' in params and not extra.keys() - {*_NO_CONFIG}:
         notes.append('without a config.json, its last stage is taken as not dilated (no DC5)')
     size, transforms = _images(extra.get(normalization.PREPROCESSOR) or {})
-    return TrainedModel.of_file(
+    trained = TrainedModel.of_file(
         params=unflatten_dict(params, sep='/'),
         model=model,
         image_size=size,
@@ -73,6 +74,9 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         transforms=transforms,
         notes=tuple(notes),
     )
+    count = model.get('num_classes')
+    by_id = count in (_COCO, _COCO_PANOPTIC) and not labels.read(extra, count)
+    return dataclasses.replace(trained, class_ids=tuple(range(count)) if by_id else ())
 
 
 def _read(parts: Flat, heads: tuple[int, int], source: str) -> Flat:
