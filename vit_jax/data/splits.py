@@ -284,7 +284,7 @@ def select(name: str, split: str, open_base: Callable[[str], Source]) -> Subset:
         raise UserError(f'{title}: selects no example (the split has {_sizes(sources)})')
     if len(sources) == 1:
         return Subset(title, parts)
-    classes = class_ids.union([source.info for source in sources.values()], title)
+    classes = class_ids.union([source.info for source in sources.values()])
     return Subset(title, [(class_ids.joined(s, classes, title), rows) for s, rows in parts])
 
 
