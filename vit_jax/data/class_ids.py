@@ -151,8 +151,8 @@ def renumbered(source: Source, new: np.ndarray, classes: SourceInfo) -> Source:
     names = classes.class_names or tuple(
         placed.get(label, str(label)) for label in range(classes.num_classes)
     )
-    facts = {'class_names': names, 'stuff': stuff, 'vocab_size': info.vocab_size}
-    return kind(source, new, dataclasses.replace(classes, **facts))
+    named = dataclasses.replace(classes, class_names=names)
+    return kind(source, new, dataclasses.replace(named, stuff=stuff, vocab_size=info.vocab_size))
 
 
 def chosen(source: Source, classes: Sequence[int]) -> Source:

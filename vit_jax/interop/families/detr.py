@@ -74,7 +74,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         transforms=transforms,
         notes=tuple(notes),
     )
-    count = model.get('num_classes')
+    count = model.get('num_classes', 0)
     by_id = count in (_COCO, _COCO_PANOPTIC) and not labels.read(extra, count)
     return dataclasses.replace(trained, class_ids=tuple(range(count)) if by_id else ())
 
