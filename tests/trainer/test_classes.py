@@ -26,7 +26,7 @@ IMAGES = (
     np.random.default_rng(1).integers(0, 256, (24, 1, 1, 3), np.uint8).repeat(8, 1).repeat(8, 2)
 )
 
-pytestmark = [pytest.mark.fault(9010), pytest.mark.usefixtures('one_device')]
+pytestmark = [pytest.mark.fault(134), pytest.mark.usefixtures('one_device')]
 
 
 @pytest.fixture
