@@ -4,10 +4,11 @@
 
 Each run is started again and again. Every time something happens to it, drawn from the seed: before
 the start its newest step may be damaged or the clock set back, and while it trains it is killed,
-killed in the middle of a save, told to stop, its disk fills up, or files of its folder are deleted
-or replaced; the folder's name is drawn too. Every third run also changes the number of devices.
-Those that keep to one device have to end in the state, the metrics and the result of the
-uninterrupted run bit for bit; the others have to agree to rounding. Ends with a table of what was
+killed in the middle of a save, told to stop, also while its data stall, its disk fills up, the
+power is cut, or files of its folder are deleted or replaced; the folder's name is drawn too. Every
+third run also changes the number of devices. Those that keep to one device have to end in the
+state, the metrics and the result of the uninterrupted run bit for bit, also if the power is cut
+right after they are complete; the others have to agree to rounding. Ends with a table of what was
 survived.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import fcntl
 import logging
 import os
 import pathlib
@@ -22,11 +24,12 @@ import random
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 TESTS = pathlib.Path(__file__).parent
 sys.path[:0] = [str(TESTS), str(TESTS.parent)]
@@ -39,6 +42,7 @@ import numpy as np  # noqa: E402
 from helpers.runs import digest, is_saving, metrics, steps  # noqa: E402
 from helpers.xla import xla_flags  # noqa: E402
 
+from vit_jax.checkpoints import manifest  # noqa: E402
 from vit_jax.errors import EXIT_PREEMPTED  # noqa: E402
 
 TOTAL = 200
@@ -50,11 +54,31 @@ FLAGS = {
     'checkpoint.keep_last': 4,
     'step.ema_decay': 0.9,
     'optim.lr': 1e-4,
+    'data.cache': False,
 }
 DISK = 256 * 2**20  # bytes
+SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN: from now on nothing reaches the disk
+WITHOUT_FLUSHING = 2
+STOPS_WITHIN = 60  # seconds, where the data stall
 TOLERANCE = 1e-3  # relative, of every step's loss on other numbers of devices
 
 NAMES = ['run', 'lr[1]', 'a*b?', '{a, b} #%20', '~', 'a\nb', 'x' * 200]
+
+# Digits that do not come as long as a file exists.
+STALLING = """
+import pathlib, time
+from vit_jax.data.sources import digits
+
+class Source(digits.Source):
+    def __init__(self, path, split):
+        super().__init__('', split)
+        self._stalled = pathlib.Path(path)
+
+    def __getitem__(self, index):
+        while self._stalled.exists():
+            time.sleep(0.05)
+        return super().__getitem__(index)
+"""
 
 Running = subprocess.Popen
 
@@ -82,6 +106,29 @@ def stop(process: Running, folder: pathlib.Path) -> set[int]:
 def hang_up(process: Running, folder: pathlib.Path) -> set[int]:
     process.send_signal(signal.SIGHUP)
     return {EXIT_PREEMPTED}
+
+
+def stop_while_data_stall(process: Running, folder: pathlib.Path) -> set[int]:
+    stalled = folder.parents[1] / 'stalled'
+    stalled.touch()
+    time.sleep(random.uniform(0, 3))
+    process.terminate()
+    process.wait(timeout=STOPS_WITHIN)
+    stalled.unlink()
+    return {EXIT_PREEMPTED}
+
+
+def cut_the_power(process: Running, folder: pathlib.Path) -> set[int]:
+    """Loses what was not synced, but no saved step. The newest may not count as saved yet."""
+    time.sleep(random.uniform(0, 2))
+    before = steps(folder)
+    shut_down(folder.parent)
+    process.kill()
+    process.wait()
+    mount_again(folder.parent)
+    for step in before[:-1]:
+        manifest.verify(folder / 'checkpoints' / str(step))
+    return {-signal.SIGKILL, 1, 2}  # it may have met the disk before it was killed
 
 
 def fill_the_disk(process: Running, folder: pathlib.Path) -> set[int]:
@@ -121,8 +168,10 @@ DURING = {
     'SIGKILL': kill,
     'SIGKILL in the middle of a save': kill_in_a_save,
     'SIGTERM': stop,
+    'SIGTERM while data stall': stop_while_data_stall,
     'SIGHUP': hang_up,
     'disk full': fill_the_disk,
+    'power cut': cut_the_power,
     'lock deleted': meddling(lambda folder: (folder / 'lock').unlink()),
     'metrics.jsonl deleted': meddling(lambda folder: (folder / 'metrics.jsonl').unlink()),
     'config.json replaced': meddling(lambda folder: (folder / 'config.json').write_text('{}')),
@@ -166,14 +215,16 @@ def set_the_clock_back(folder: pathlib.Path) -> None:
 
 
 def start(folder: pathlib.Path, devices: int, log: pathlib.Path) -> Running:
+    place = folder.parents[1]
     config = f'{TESTS.parent}/experiments/vit/digits.py:smoke'
-    flags = [f'--config.{name}={value}' for name, value in FLAGS.items()]
+    values = {**FLAGS, 'data.source': f'soak_lab.stalling:{place}/stalled'}
+    flags = [f'--config.{name}={value}' for name, value in values.items()]
     words = [sys.executable, '-u', '-m', 'vit_jax', 'train', '--config', config, *flags]
     with log.open('w') as output:
         return subprocess.Popen(
             [*words, '--workdir', str(folder)],
             cwd=TESTS.parent,
-            env={**os.environ, 'XLA_FLAGS': xla_flags(devices)},
+            env={**os.environ, 'XLA_FLAGS': xla_flags(devices), 'PYTHONPATH': str(place)},
             stdout=output,
             stderr=subprocess.STDOUT,
         )
@@ -196,7 +247,7 @@ def run_under_faults(
     folder: pathlib.Path, devices: Callable[[], int], survived: collections.Counter[str]
 ) -> None:
     """Starts a run until it is complete."""
-    log = folder.parent / 'log'
+    log = folder.parents[1] / 'log'
     while True:
         damaged = None
         if len(saved := steps(folder)) > 1 and random.random() < 0.4:
@@ -249,15 +300,22 @@ def main() -> None:
     logging.getLogger('absl').setLevel(logging.ERROR)  # Orbax misses files of its own managers
     deadline, survived = time.monotonic() + 60 * minutes, collections.Counter()
     runs, furthest = collections.Counter(), 0.0
-    with tempfile.TemporaryDirectory() as place, disk(pathlib.Path(place)) as root:
+    with tempfile.TemporaryDirectory() as name, disk(place := pathlib.Path(name)) as root:
         os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(TESTS.parent / '.cache' / 'jax'))
-        reference, log = root / 'reference', root / 'log'
+        (place / 'soak_lab').mkdir()
+        (place / 'soak_lab' / 'stalling.py').write_text(STALLING)
+        reference, log = place / 'reference' / 'run', place / 'log'
+        reference.parent.mkdir()
         finish(start(reference, 1, log), log, set())
         while time.monotonic() < deadline:
             folder = root / random.choice(NAMES)
             changing = runs.total() % 3 == 1
             devices = (lambda: random.choice([1, 2, 4])) if changing else (lambda: 1)
             run_under_faults(folder, devices, survived)
+            if 'power cut' in DURING:
+                shut_down(root)
+                mount_again(root)
+                survived['power cut at the end'] += 1
             if changing:
                 found, expected = losses(folder), losses(reference)
                 furthest = max(furthest, float(np.max(np.abs(found / expected - 1))))
@@ -268,25 +326,43 @@ def main() -> None:
             shutil.rmtree(folder)
             print(f'run {runs.total()}: {survived.total()} faults survived', flush=True)
     print(f'\nseed {seed}, {minutes:g} minutes: {survived.total()} faults survived')
-    for name in (*DURING, *BEFORE, CLOCK, 'other number of devices'):
+    for name in (*DURING, 'power cut at the end', *BEFORE, CLOCK, 'other number of devices'):
         print(f'  {name:32}{survived[name]:5}')
     print(f'  {"runs that ended bit for bit":32}{runs["one device"]:5}')
     print(f'  {"runs that changed devices":32}{runs["changed"]:5}, to {furthest:.1e} in the loss')
 
 
 @contextlib.contextmanager
-def disk(folder: pathlib.Path):
-    """The folder as a small disk of its own, which can fill up, where mounting is allowed."""
-    words = ['mount', '-t', 'tmpfs', '-o', f'size={DISK}', 'none', str(folder)]
-    if subprocess.run(words, capture_output=True).returncode:
-        del DURING['disk full']
-        print('mounting takes root: no disk will be full', flush=True)
+def disk(place: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A small ext4 of its own, which can fill up and lose its power, where mounting is allowed."""
+    (folder := place / 'disk').mkdir()
+    with (place / 'image').open('wb') as image:
+        image.truncate(DISK)
+    words = [['mkfs.ext4', '-q', '-m', '0', place / 'image'], ['mount', place / 'image', folder]]
+    if any(subprocess.run(command, capture_output=True).returncode for command in words):
+        del DURING['disk full'], DURING['power cut']
+        print('mounting takes root: no disk will be full, and no power be cut', flush=True)
         yield folder
         return
     try:
         yield folder
     finally:
-        subprocess.run(['umount', '-l', str(folder)], check=True)
+        subprocess.run(['umount', '-l', folder], check=True)
+
+
+def shut_down(folder: pathlib.Path) -> None:
+    """Keeps all writes from the disk from now on, as without power."""
+    directory = os.open(folder, os.O_RDONLY)
+    fcntl.ioctl(directory, SHUTDOWN, struct.pack('I', WITHOUT_FLUSHING))
+    os.close(directory)
+
+
+def mount_again(folder: pathlib.Path) -> None:
+    deadline = time.monotonic() + 60
+    while subprocess.run(['umount', folder], capture_output=True).returncode:
+        assert time.monotonic() < deadline, 'a process that was killed still uses the disk'
+        time.sleep(0.05)
+    subprocess.run(['mount', folder.parent / 'image', folder], check=True)
 
 
 if __name__ == '__main__':
