@@ -64,22 +64,6 @@ TOLERANCE = 1e-3  # relative, of every step's loss on other numbers of devices
 
 NAMES = ['run', 'lr[1]', 'a*b?', '{a, b} #%20', '~', 'a\nb', 'x' * 200]
 
-# Digits that do not come as long as a file exists.
-STALLING = """
-import pathlib, time
-from vit_jax.data.sources import digits
-
-class Source(digits.Source):
-    def __init__(self, path, split):
-        super().__init__('', split)
-        self._stalled = pathlib.Path(path)
-
-    def __getitem__(self, index):
-        while self._stalled.exists():
-            time.sleep(0.05)
-        return super().__getitem__(index)
-"""
-
 Running = subprocess.Popen
 
 
@@ -109,12 +93,12 @@ def hang_up(process: Running, folder: pathlib.Path) -> set[int]:
 
 
 def stop_while_data_stall(process: Running, folder: pathlib.Path) -> set[int]:
-    stalled = folder.parents[1] / 'stalled'
-    stalled.touch()
+    stall = folder.parents[1] / 'stall'  # see `helpers.stalling`
+    stall.touch()
     time.sleep(random.uniform(0, 3))
     process.terminate()
     process.wait(timeout=STOPS_WITHIN)
-    stalled.unlink()
+    stall.unlink()
     return {EXIT_PREEMPTED}
 
 
@@ -217,14 +201,14 @@ def set_the_clock_back(folder: pathlib.Path) -> None:
 def start(folder: pathlib.Path, devices: int, log: pathlib.Path) -> Running:
     place = folder.parents[1]
     config = f'{TESTS.parent}/experiments/vit/digits.py:smoke'
-    values = {**FLAGS, 'data.source': f'soak_lab.stalling:{place}/stalled'}
+    values = {**FLAGS, 'data.source': f'helpers.stalling:{place}'}
     flags = [f'--config.{name}={value}' for name, value in values.items()]
     words = [sys.executable, '-u', '-m', 'vit_jax', 'train', '--config', config, *flags]
     with log.open('w') as output:
         return subprocess.Popen(
             [*words, '--workdir', str(folder)],
             cwd=TESTS.parent,
-            env={**os.environ, 'XLA_FLAGS': xla_flags(devices), 'PYTHONPATH': str(place)},
+            env={**os.environ, 'XLA_FLAGS': xla_flags(devices), 'PYTHONPATH': str(TESTS)},
             stdout=output,
             stderr=subprocess.STDOUT,
         )
@@ -302,8 +286,6 @@ def main() -> None:
     runs, furthest = collections.Counter(), 0.0
     with tempfile.TemporaryDirectory() as name, disk(place := pathlib.Path(name)) as root:
         os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(TESTS.parent / '.cache' / 'jax'))
-        (place / 'soak_lab').mkdir()
-        (place / 'soak_lab' / 'stalling.py').write_text(STALLING)
         reference, log = place / 'reference' / 'run', place / 'log'
         reference.parent.mkdir()
         finish(start(reference, 1, log), log, set())

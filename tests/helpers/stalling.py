@@ -5,7 +5,6 @@ Used as `helpers.stalling:FOLDER`; makes the file `stalled` there.
 
 import itertools
 import pathlib
-import threading
 import time
 
 from vit_jax.data.sources import digits
@@ -19,10 +18,8 @@ class Source(digits.Source):
         self._folder, self._reads = pathlib.Path(path), itertools.count(1)
 
     def __getitem__(self, index):
-        # What opens data reads in the main thread.
-        if threading.current_thread() is not threading.main_thread():
-            last = next(self._reads) > READS
-            while last and (self._folder / 'stall').exists():
-                (self._folder / 'stalled').touch()
-                time.sleep(0.05)
+        is_late = next(self._reads) > READS
+        while is_late and (self._folder / 'stall').exists():
+            (self._folder / 'stalled').touch()
+            time.sleep(0.05)
         return super().__getitem__(index)

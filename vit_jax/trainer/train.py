@@ -106,6 +106,7 @@ def train(
             beginning = restore(training, run.checkpointer, origin, allowed, strict)
         check_stop(stop_at, beginning.step)
         notes = (*filled.notes, *write_start(training, folder, beginning, origin, extend))
+        training.data.facts()  # reads records, for which no save may wait
         del origin, filled  # frees the memory
         window = profile.steps(beginning.step, training.timetable.total) if profile else range(0)
         with run.hooks(training, beginning.step, window, stop_at, report, clock) as hooks:
