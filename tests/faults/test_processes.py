@@ -542,10 +542,11 @@ def test_the_reason_of_one_process_is_that_of_all(repo, tmp_path, reason, code, 
 
 HASTY = """
 import sys
-from vit_jax.runtime import lobby
+from vit_jax.runtime import rendezvous
 from vit_jax.trainer import workdir
-lobby.PORT_SECONDS = lobby.STRANGER_SECONDS = lobby.SAY_SECONDS = workdir.SHARED_SECONDS = 0.5
-lobby.WAIT_SECONDS = 30
+rendezvous.PORT_SECONDS = rendezvous.STRANGER_SECONDS = rendezvous.SAY_SECONDS = 0.5
+workdir.SHARED_SECONDS = 0.5
+rendezvous.WAIT_SECONDS = 30
 from vit_jax.__main__ import main
 sys.exit(main(sys.argv[1:]))
 """

@@ -18,7 +18,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from vit_jax.errors import EXIT_FAILED, UserError
-from vit_jax.runtime import lobby, peer_failures
+from vit_jax.runtime import peer_failures, rendezvous
 from vit_jax.runtime.hangs import Stalled
 
 EXIT_SECONDS = 60.0  # limit for the rest of an exit
@@ -77,7 +77,7 @@ _job = _Job()
 
 @contextlib.contextmanager
 def _meeting() -> Iterator[None]:
-    """Let the processes meet in the lobby before JAX makes its service and clients inside."""
+    """Let the processes meet before JAX makes its service and clients inside."""
     try:
         from jax._src.distributed import _jax as made_by
         from jax._src.distributed import global_state
@@ -89,7 +89,7 @@ def _meeting() -> Iterator[None]:
         return
 
     def service(address: str, count: int, **options: Any) -> Any:
-        with lobby.Host(address, count) as host:
+        with rendezvous.Host(address, count) as host:
             host.wait()
             host.leave_port()
             made = make_service(address, count, **options)
@@ -99,7 +99,7 @@ def _meeting() -> Iterator[None]:
     def client(address: str, process: int, **options: Any) -> Any:
         _job.process, _job.count = process, global_state.num_processes
         if process:
-            lobby.join(address, process, _job.count)
+            rendezvous.join(address, process, _job.count)
         peer_failures.end_in_order(_who())
         _job.client = make_client(address, process, **options)
         return _job.client
@@ -199,7 +199,7 @@ def on_process_0(act: Callable[[], int | None]) -> int:
     failed, result = multihost_utils.broadcast_one_to_all(np.array([bool(error), result], np.int32))
     if failed:
         found = broadcast(error and [str(error), getattr(error, 'exit_code', 2)])
-        raise error or lobby.Elsewhere(*found)
+        raise error or rendezvous.Elsewhere(*found)
     return int(result)
 
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from vit_jax.errors import UserError
-from vit_jax.runtime import lobby
+from vit_jax.runtime import rendezvous
 
 
 @pytest.fixture
@@ -19,14 +19,14 @@ def address():
 
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch):
-    monkeypatch.setattr(lobby, '_PAUSE', 0.02)
-    monkeypatch.setattr(lobby, 'PORT_SECONDS', 0.1)
-    monkeypatch.setattr(lobby, 'STRANGER_SECONDS', 0.1)
-    monkeypatch.setattr(lobby, '_ANSWER_SECONDS', 2.0)
+    monkeypatch.setattr(rendezvous, '_PAUSE', 0.02)
+    monkeypatch.setattr(rendezvous, 'PORT_SECONDS', 0.1)
+    monkeypatch.setattr(rendezvous, 'STRANGER_SECONDS', 0.1)
+    monkeypatch.setattr(rendezvous, '_ANSWER_SECONDS', 2.0)
 
 
 def host(address, count):
-    with lobby.Host(address, count) as opened:
+    with rendezvous.Host(address, count) as opened:
         opened.wait()
         opened.leave_port()
         opened.start()
@@ -52,7 +52,7 @@ def meet(*calls):
 
 
 def test_all_come_in_any_order(address):
-    joins = [(lobby.join, address, process, 4) for process in (3, 1, 2)]
+    joins = [(rendezvous.join, address, process, 4) for process in (3, 1, 2)]
     assert meet(*joins, (host, address, 4)) == [None] * 4
 
 
@@ -66,16 +66,16 @@ def test_all_come_in_any_order(address):
 )
 def test_numbers_that_do_not_fit_are_told_to_all(address, joins, said):
     count = 2 if len(joins) == 1 else 3
-    found = meet((host, address, count), *[(lobby.join, address, *one) for one in joins])
+    found = meet((host, address, count), *[(rendezvous.join, address, *one) for one in joins])
     assert all(said in str(error) for error in found)
     assert {getattr(error, 'exit_code', 2) for error in found} == {2}
 
 
 @pytest.mark.fault(133)
 def test_those_who_do_not_come_are_named(address, monkeypatch, capsys):
-    monkeypatch.setattr(lobby, 'SAY_SECONDS', 0.1)
-    monkeypatch.setattr(lobby, 'WAIT_SECONDS', 1.0)
-    found = meet((host, address, 8), (lobby.join, address, 2, 8))
+    monkeypatch.setattr(rendezvous, 'SAY_SECONDS', 0.1)
+    monkeypatch.setattr(rendezvous, 'WAIT_SECONDS', 1.0)
+    found = meet((host, address, 8), (rendezvous.join, address, 2, 8))
     assert all('processes 1, 3, 4, 5 and 2 more of 8 did not come' in str(e) for e in found)
     assert {error.exit_code for error in found} == {1}
     said = capsys.readouterr().err
@@ -85,10 +85,10 @@ def test_those_who_do_not_come_are_named(address, monkeypatch, capsys):
 
 @pytest.mark.fault(133)
 def test_process_0_that_does_not_come_is_named(address, monkeypatch, capsys):
-    monkeypatch.setattr(lobby, 'SAY_SECONDS', 0.1)
-    monkeypatch.setattr(lobby, 'WAIT_SECONDS', 0.5)
-    with pytest.raises(lobby.Late, match=f'process 0 did not come to {address}'):
-        lobby.join(address, 1, 2)
+    monkeypatch.setattr(rendezvous, 'SAY_SECONDS', 0.1)
+    monkeypatch.setattr(rendezvous, 'WAIT_SECONDS', 0.5)
+    with pytest.raises(rendezvous.Late, match=f'process 0 did not come to {address}'):
+        rendezvous.join(address, 1, 2)
     assert f'process 1 of 2 waits for process 0 at {address} (Connection refused)' in (
         capsys.readouterr().err
     )
@@ -101,7 +101,7 @@ def test_who_leaves_may_come_again(address):
         with connected(address) as visitor:
             visitor.sendall(b'{"process": 1, "count": 3}\n')
             assert b'welcome' in visitor.recv(100)
-    assert meet(*[(lobby.join, address, process, 3) for process in (1, 2)]) == [None] * 2
+    assert meet(*[(rendezvous.join, address, process, 3) for process in (1, 2)]) == [None] * 2
     started.join(30)
     assert not started.is_alive()
 
@@ -112,7 +112,7 @@ def test_strangers_who_call_are_sent_away(address, noise):
     started.start()
     with connected(address) as visitor:
         visitor.sendall(noise)
-        assert meet((lobby.join, address, 1, 2)) == [None]
+        assert meet((rendezvous.join, address, 1, 2)) == [None]
     started.join(30)
     assert not started.is_alive()
 
@@ -130,11 +130,11 @@ def connected(address):
 @pytest.mark.fault(129)
 @pytest.mark.parametrize('talks', [True, False])
 def test_a_port_of_another_program(address, talks, monkeypatch):
-    monkeypatch.setattr(lobby, '_ANSWER_SECONDS', 0.2)
+    monkeypatch.setattr(rendezvous, '_ANSWER_SECONDS', 0.2)
     port = int(address.rpartition(':')[2])
     with socket.create_server(('127.0.0.1', port)) as other:
         if talks:
             threading.Thread(target=other.accept, daemon=True).start()
-        found = meet((host, f'[::]:{port}', 2), (lobby.join, address, 1, 2))
+        found = meet((host, f'[::]:{port}', 2), (rendezvous.join, address, 1, 2))
     assert all(str(port) in str(error) for error in found)
     assert all('another program has the port' in str(error) for error in found)

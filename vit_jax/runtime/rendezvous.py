@@ -1,4 +1,4 @@
-"""The meeting of a job's processes before JAX joins them.
+"""The rendezvous of a job's processes, before JAX joins them.
 
 Process 0 listens at the coordinator's port until every other process has called, and then leaves
 the port to JAX's service. JAX itself waits without a word for processes that do not come, and talks
