@@ -6,6 +6,7 @@ import json
 import pathlib
 import shutil
 
+import jax
 import numpy as np
 import pytest
 from helpers.finished import made_once
@@ -13,10 +14,11 @@ from helpers.xla import use_one_device
 from PIL import Image
 
 from vit_jax import __main__ as cli
+from vit_jax.config import load as config_lib
 from vit_jax.data.records import SourceInfo
 from vit_jax.data.sources import open_source
 from vit_jax.inference import load
-from vit_jax.trainer import measure
+from vit_jax.trainer import build, measure
 
 # The smoke size of the experiment is compiled.
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('one_device')]
@@ -89,6 +91,20 @@ def test_nothing_is_learned_of_no_segments(tmp_path, capsys):
     words += ['--workdir', str(tmp_path / 'run'), '--config.data.split=train']
     assert cli.main([*words, f'--config.data.source=panoptic:{tmp_path / "data"}']) == 2
     assert "there is no 'masks'" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_detector_may_have_one_category(tmp_path):
+    write_coco(tmp_path / 'data')
+    for file in (tmp_path / 'data').glob('*.json'):
+        content = json.loads(file.read_text()) | {'categories': CATEGORIES[:1]}
+        content['annotations'] = [o for o in content['annotations'] if o['category_id'] == 7]
+        file.write_text(json.dumps(content))
+    changes = [f'{name}.source=coco:{tmp_path}/data' for name in ('data', 'evals.test', 'evals.ap')]
+    changes += ['evals.test.split=test', 'evals.ap.split=test']
+    config = config_lib.load(f'{ROOT}/experiments/detr/scenes.py:smoke', changes)
+    training = build.build(config, jax.devices()[:1])
+    assert training.config.model.num_classes == 1
+    assert training.data.class_counts.tolist() == [4]
 
 
 @pytest.fixture

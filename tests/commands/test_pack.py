@@ -59,6 +59,7 @@ def test_what_is_packed_is_read_back(flowers, tmp_path, capsys):
         packed = open_source(f'packed:{out}', split)
         assert_same_examples(source, packed)
         np.testing.assert_array_equal(packed.labels(), source.labels())
+        np.testing.assert_array_equal(packed.class_counts(), source.class_counts())
     stored = open_source(f'packed:{out}', 'test').encoded(0)['image']
     files = [path.read_bytes() for path in (flowers / 'test').rglob('*.jpg')]
     assert stored in files, 'the files themselves, not encoded anew'

@@ -77,6 +77,7 @@ def test_rows_of_parquet_files_in_their_order(flowers):
     assert values(source) == list(range(12))
     assert source.info.class_names == ('daisy', 'rose')
     assert source.labels().tolist() == [0, 1] * 6
+    assert source.class_counts().tolist() == [6, 6]
     record = source[8]
     assert record['image'].shape == (6, 8, 3)
     assert (record['label'], record['caption']) == (0, 'gray 8')

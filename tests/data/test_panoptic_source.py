@@ -53,6 +53,8 @@ def test_segments_are_objects(tmp_path):
     assert (found['ids'].tolist(), found['areas'].tolist()) == ([70_000, 5, 9], [3, 8, 0])
     assert not found['masks'][2].any() and not found['boxes'][2].any()
     assert source.info.stuff == (1,)
+    counts = np.bincount(found['labels'], minlength=2)
+    assert source.class_counts().tolist() == counts.tolist()
 
 
 def test_the_listing_has_the_annotations_and_the_sizes_of_segments(tmp_path):

@@ -59,6 +59,7 @@ def test_examples_in_the_order_of_the_shards(shards):
     source = open_source(f'tar:{shards}', 'train')
     assert values(source) == list(range(9))
     assert source.labels().tolist() == [0, 1, 2] * 3
+    assert source.class_counts().tolist() == [3, 3, 3]
     assert source.info.class_names == ('0', '1', '2')
     assert source[4]['label'] == 1
     assert source.record_name(6) == f'{shards}/train-001.tar a/0006'

@@ -100,6 +100,7 @@ def test_records(data_dir):
         np.testing.assert_array_equal(record['image'], np.full((4, 6, 3), i, np.uint8))
         assert record['label'] == i % 3
     np.testing.assert_array_equal(source.labels(), np.arange(12) % 3)
+    assert source.class_counts() is None  # it takes reading all records
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 import io
 import os
 import pathlib
+import re
 import resource
+import shutil
 import struct
 import subprocess
 import zlib
@@ -16,6 +18,7 @@ from helpers.xla import xla_flags
 from PIL import Image
 
 from vit_jax.__main__ import main
+from vit_jax.storage import step_folder
 
 CONFIG = 'tests/helpers/linear.py'
 # Digits, some of which are as the path of the source says.
@@ -85,6 +88,51 @@ def test_a_label_that_is_no_class_is_named_with_its_record(lab, tmp_path, capsys
     assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.fault(9020)
+@pytest.mark.parametrize('kind', ['beside a table', 'flat', 'selected', 'by a slice'])
+def test_a_classifier_of_one_class_is_refused(photos, tmp_path, capsys, kind):
+    (photos / 'dog').rename(tmp_path / 'dog')
+    (photos / 'labels.csv').write_text('00.jpg,cat')
+    source, others = f'folder:{photos}', {}
+    if kind == 'flat':
+        source += '/cat'
+    elif kind == 'selected':
+        source, others = 'digits', {'data.classes': '(3,)'}
+    elif kind == 'by a slice':
+        others = {'data.split': 'train[:1 per class]'}
+    assert main(train_words(tmp_path / 'run', source, **others)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ('in no folder of a class' if kind == 'flat' else 'examples are of class') in line
+    assert ('a folder of its own' if kind == 'flat' else 'one folder per class') in line
+    assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.slow
+@pytest.mark.fault(9021)
+@pytest.mark.usefixtures('one_device')
+def test_folders_without_images_are_no_classes_and_lacking_examples_are_said(
+    photos, tmp_path, capsys, caplog
+):
+    for split in ('train', 'val'):
+        shutil.copytree(photos, tmp_path / 'split' / split)
+    (tmp_path / 'split' / 'train' / 'dog').rename(tmp_path / 'split' / 'val' / 'emu')
+    (tmp_path / 'split' / 'train' / 'fox').symlink_to(photos / 'dog')
+    (tmp_path / 'split' / 'train' / 'stray.txt').touch()
+    for name in ('.git', 'empty', 'empty/inside', '__MACOSX'):
+        (tmp_path / 'split' / 'train' / name).mkdir()
+    (tmp_path / 'split' / '__MACOSX').mkdir()
+    for place in ('train/__MACOSX', '__MACOSX'):
+        (tmp_path / 'split' / place / '._00.jpg').write_bytes(b'no picture')
+    words = on_photos(tmp_path / 'run', tmp_path / 'split')
+    assert main([*words, '--config.evals.test.split=val']) == 0
+    first, second = re.findall(r'^\d classes.*', capsys.readouterr().out, re.M)
+    assert first == '4 classes: cat 20, dog 0, emu 0, fox 20'
+    assert second == '2 classes have no example: dog, emu'
+    meta = step_folder.read_meta(tmp_path / 'run' / 'checkpoints' / '5')
+    assert meta['class_names'] == ['cat', 'dog', 'emu', 'fox']
+    assert any(': .git, __MACOSX, empty' in line for line in caplog.messages)
+
+
 @pytest.mark.slow
 @pytest.mark.fault(33, 34)
 @pytest.mark.usefixtures('one_device')
@@ -146,6 +194,7 @@ WITH_LAB = """
 import sys
 sys.path.insert(0, sys.argv.pop(1))
 from vit_jax.__main__ import main
+from vit_jax.storage import step_folder
 sys.exit(main(sys.argv[1:]))
 """
 

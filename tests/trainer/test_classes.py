@@ -15,11 +15,12 @@ from PIL import Image
 from vit_jax import interop
 from vit_jax.__main__ import main
 from vit_jax.config import load as config_lib
+from vit_jax.data.records import SourceInfo
 from vit_jax.errors import EXIT_PREEMPTED
 from vit_jax.inference import fine_tune, load
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.models import vit
-from vit_jax.trainer import build, origin
+from vit_jax.trainer import build, describe, origin
 
 DIGITS = 'tests/helpers/linear.py'
 IMAGES = (
@@ -73,6 +74,13 @@ def test_another_number_of_classes_is_refused_before_training(repo, folder, tmp_
     assert not (tmp_path / 'run' / 'config.json').exists()
 
 
+def test_a_number_more_is_refused_before_training(repo, tmp_path, capsys):
+    sources = [tar_of(tmp_path / f'{n}', (), [*range(n)] * 8) for n in (2, 3)]
+    error = refused(capsys, *training(repo, tmp_path / 'run', *sources))
+    assert 'has 3 classes, the model has 2' in error
+    assert not (tmp_path / 'run').exists()
+
+
 def test_other_names_are_refused_before_training(repo, folder, tmp_path, capsys):
     words = training(repo, tmp_path / 'run', folder('cat', 'dog'), folder('cat', 'emu'))
     assert 'has 2 classes (emu, cat), the model has 2 (dog, cat)' in refused(capsys, *words)
@@ -109,9 +117,10 @@ def test_a_run_does_not_go_on_with_other_classes(tmp_path, folder, repo, capsys)
 
 
 def tar_of(root, names, labels):
-    """A source of gray images with these classes in this order."""
+    """A source of gray images with these classes in this order, which may have no names."""
     root.mkdir()
-    (root / 'classnames.txt').write_text('\n'.join(names))
+    if names:
+        (root / 'classnames.txt').write_text('\n'.join(names))
     with tarfile.open(root / 'train-0.tar', 'w') as tar:
         for i, label in enumerate(labels):
             image = io.BytesIO()
@@ -265,3 +274,24 @@ def test_a_head_of_other_classes_starts_anew(repo, zebra, folder):
     assert head is None
     assert 'head: its 2 outputs start anew' in notes
     assert 'other classes (zebra, apple) than the data (emu, apple)' in notes
+
+
+@pytest.mark.parametrize(
+    ('names', 'counts', 'lines'),
+    [
+        (('cat', 'dog'), [20, 3], ['2 classes: cat 20, dog 3']),
+        (('cat', 'dog'), None, ['2 classes: cat, dog']),
+        (('a', 'b'), [1234, 0], ['2 classes: a 1,234, b 0', '1 class has no example: b']),
+        (tuple('abcdef'), [5] * 6, ['6 classes, 5 examples each: a 5, b 5, c 5, ...']),
+        (tuple('012345'), [5, 5, 5, 5, 5, 7], ['6 classes, 5 to 7 examples each']),
+        (
+            tuple('012345'),
+            [0, 5, 5, 5, 5, 7],
+            ['6 classes, 0 to 7 examples each', '1 class has no example: 0'],
+        ),
+        (('a\x1b',), [3], ['1 class: a\\u001b 3']),
+    ],
+)
+def test_the_first_lines_name_classes_and_their_counts(names, counts, lines):
+    info = SourceInfo(len(names), names)
+    assert describe.of_classes(info, None if counts is None else np.array(counts)) == lines

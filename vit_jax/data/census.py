@@ -8,7 +8,7 @@ import dataclasses
 import numpy as np
 
 from vit_jax.data.dataset import Dataset
-from vit_jax.data.records import BrokenRecord
+from vit_jax.data.records import BrokenRecord, counted
 from vit_jax.data.splits import Subset
 from vit_jax.errors import UserError
 
@@ -45,21 +45,24 @@ def count(data: Dataset, read_all: bool = False) -> Census:
     if read_all:
         _read(source)
     names = info.class_names or tuple(map(str, range(info.num_classes)))
-    labels = _labels(source, read_all) if names else None
-    found = () if labels is None else np.bincount(labels, minlength=len(names)).tolist()
+    counts = _counts(source, read_all) if names else None
+    found = () if counts is None else counts.tolist()
     broken = tuple(source.broken[index] for index in sorted(source.broken))
     return Census(source.title, len(source), dict(zip(names, found, strict=False)), broken)
 
 
-def _labels(source: Subset, read_all: bool) -> np.ndarray | None:
-    """The classes of all examples or objects; None if that would take reading the images."""
+def _counts(source: Subset, read_all: bool) -> np.ndarray | None:
+    """The examples or objects of each class; None if that would take reading the images."""
+    if (counts := source.class_counts()) is not None:
+        return counts
     try:
-        return source.labels()
+        labels = source.labels()
     except UserError:  # of several objects, or none
-        if not (read_all or source.has_annotations):
+        if not read_all:
             return None
         found = [source.annotations(i).get('labels', ()) for i in range(len(source))]
-        return np.concatenate([np.asarray(labels, np.int64) for labels in found])
+        labels = np.concatenate([np.asarray(one, np.int64) for one in found])
+    return counted(labels, source.info.num_classes)
 
 
 def _read(source: Subset) -> None:

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from vit_jax.data import plans, sources, tokenizer_files, vocabulary
 from vit_jax.data.batches import Batch, Process, Shape, Spec, as_facts
 from vit_jax.data.examples import Examples
@@ -131,6 +133,13 @@ class Dataset:
     def count(self, batch: Batch) -> dict[str, int]:
         """Counts over a global training batch, of which this process has the rows `batch`."""
         return {name: self._process.total(n) for name, n in self.plan.tally(batch).items()}
+
+    @functools.cached_property
+    def class_counts(self) -> np.ndarray | None:
+        """The examples of each class, or objects if images have several, int64 [num_classes]; None
+        if counting would take reading examples.
+        """
+        return self.source.class_counts()
 
     @functools.cached_property
     def listing(self) -> Listing:

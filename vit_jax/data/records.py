@@ -139,6 +139,12 @@ class Lists(Protocol):
         ...
 
 
+def counted(labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """How many labels are of each class, int64 [num_classes]; others belong to none."""
+    labels = np.asarray(labels)
+    return np.bincount(labels[(labels >= 0) & (labels < num_classes)], minlength=num_classes)
+
+
 def listing_of(source: Source, indices: np.ndarray) -> Listing:
     """The digests of examples of any source, empty if it does not list them."""
     return source.listing(indices) if isinstance(source, Lists) else Listing()

@@ -194,19 +194,13 @@ class Subset:
             log.warning('%s: %s%s', self.title, note, share if len(found) < len(self) else '')
         return found
 
-    def class_counts(self, whole: bool = False) -> np.ndarray | None:
-        """The examples of each class, or the objects if images have several, int64 [num_classes].
-
-        Args:
-          whole: count all examples of the sources, not only those that the split selects.
-
-        Returns:
-          None if counting would take reading examples, or there are no classes.
+    def class_counts(self) -> np.ndarray | None:
+        """The examples of each class, or the objects if images have several, int64 [num_classes];
+        None if counting would take reading examples.
         """
         total = np.zeros(self.info.num_classes, np.int64)
         for source, indices in self._parts:
-            chosen = np.arange(len(source)) if whole else indices
-            found = source.class_counts(chosen) if isinstance(source, CountsClasses) else None
+            found = source.class_counts(indices) if isinstance(source, CountsClasses) else None
             if found is None:
                 return None
             total += found

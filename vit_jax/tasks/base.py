@@ -59,6 +59,7 @@ class Task(abc.ABC):
         Then `loss` gets the outputs of the whole global batch at once, whatever microbatches and
         devices computed them. Each output has a row for every example, or is a scalar: floats are
         averaged over microbatches and devices, of integers the largest is taken.
+      classifies: whether it tells classes apart, which takes two of them.
       multiple_reason: for messages, why `multiple` is not 1.
       inert: fields that change neither predictions nor metrics of a trained model, or are the place
         of a file.
@@ -67,6 +68,7 @@ class Task(abc.ABC):
 
     rngs: ClassVar[tuple[str, ...]] = ()
     couples_rows: ClassVar[bool] = False
+    classifies: ClassVar[bool] = False
     multiple_reason: ClassVar[str] = ''
     inert: ClassVar[tuple[str, ...]] = ('mixup', 'cutmix', 'locked_image', 'chunk', 'prior')
     headline: ClassVar[tuple[str, ...]] = ()

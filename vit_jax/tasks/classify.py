@@ -37,6 +37,7 @@ class Task(base.Task):
     value_range: tuple[float, float] = (-1.0, 1.0)
 
     rngs = ('dropout',)
+    classifies = True
     multiple_reason = 'mixup and cutmix mix pairs'
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import step as step_lib
 from vit_jax.checkpoints.checkpointer import Checkpointer
-from vit_jax.config import defaults, durations, objects
+from vit_jax.config import defaults, durations, objects, schema
 from vit_jax.data import vocabulary
 from vit_jax.data.batches import Shape
 from vit_jax.data.dataset import Dataset
@@ -124,6 +124,7 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
     """
     layout = sharding.make_layout(devices, **defaults.arguments(config, 'parallel'))
     data = evaluate.open_data(config.data, config.batch_size, layout, seed=config.seed)
+    _check_classes(config, data)
     config = defaults.complete(config, data.info)
     times = durations.of_run(config, data.plan.examples_per_step, data.num_examples)
     program, lr = make_program(config, data.shapes, layout, times)
@@ -250,6 +251,20 @@ def make_program(
         max_skips=step['max_skips'],
     )
     return program, lr
+
+
+def _check_classes(config: ConfigDict, data: Dataset) -> None:
+    """Raise UserError if a task that tells classes apart has examples of one class alone."""
+    counts, names = data.class_counts, data.info.class_names
+    found = range(data.info.num_classes) if counts is None else np.flatnonzero(counts)
+    if len(found) != 1 or not schema.task_class(config).classifies:
+        return
+    name = names[found[0]] if names else str(found[0])
+    raise UserError(
+        f'config.data: {data.source.title}: all {len(data.source):,} examples are of class '
+        f'{name!r}, and a classifier of one class is always right: add examples of another (for '
+        'folder:, one folder per class)'
+    )
 
 
 def _check_rows(

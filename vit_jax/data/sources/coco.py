@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data import images, listing
-from vit_jax.data.records import BrokenRecord, Listing, Record, SourceInfo, UnknownSplit
+from vit_jax.data.records import BrokenRecord, Listing, Record, SourceInfo, UnknownSplit, counted
 from vit_jax.errors import UserError
 from vit_jax.storage import paths
 
@@ -80,6 +80,11 @@ class Source:
 
     def labels(self) -> np.ndarray:
         raise UserError(f'{self._name}: an image has several objects or none, and no class itself')
+
+    def class_counts(self, indices: np.ndarray, /) -> np.ndarray:
+        found = [self._annotated(i).get('labels', ()) for i in indices.tolist()]
+        labels = np.concatenate([np.zeros(0, np.int64), *found])
+        return counted(labels.astype(np.int64), self.info.num_classes)
 
     def listing(self, indices: np.ndarray, /) -> Listing:
         """The digest of the whole file of annotations, and of the sizes of images."""

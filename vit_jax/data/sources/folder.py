@@ -4,26 +4,30 @@
     PATH/CLASS/*.jpg          one split, `train`, that holds everything
 
 Classes are sorted by name, or by number if all are numbers, as in ImageNet-v2. Files may be in
-subfolders of their class. The files of a split come in a fixed shuffled order, so that
+subfolders of their class. A folder without an image in any split is no class, nor is a hidden one
+or one that a system makes. The files of a split come in a fixed shuffled order, so that
 `train[:90%]` and `train[90%:]` both have all classes. The names of many files are listed once, see
 `data/listing.py`.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import pathlib
+from collections.abc import Sequence
 
 import numpy as np
 
 from vit_jax.data import images, listing, order
-from vit_jax.data.records import Listing, Record, SourceInfo, UnknownSplit
+from vit_jax.data.records import Listing, Record, SourceInfo, UnknownSplit, counted
 from vit_jax.errors import UserError
 
 log = logging.getLogger(__name__)
 
 SUFFIXES = ('.jpg', '.jpeg', '.png', '.webp')
+SYSTEM = ('__MACOSX', '__pycache__', '@eaDir', '$RECYCLE.BIN', 'System Volume Information')
 
 
 class Source:
@@ -34,10 +38,15 @@ class Source:
         splits = _find_splits(self._root)
         if split not in splits:
             raise UnknownSplit.of(f'source folder:{path}', split, splits)
-        names = _sorted({name for folder in splits.values() for name in _folders(folder)})
-        self.info = SourceInfo(len(names), tuple(map(_in_utf8, names)))
         self._folder = splits[split]
-        files, labels = self._list(names)
+        by_class, beside = self._list()
+        others = [folder for name, folder in splits.items() if name != split]
+        empty = _without_images(by_class, others)
+        names = _sorted({*by_class, *itertools.chain(*map(_folders, others))} - empty)
+        self._report(empty, beside, splits)
+        self.info = SourceInfo(len(names), tuple(map(_in_utf8, names)))
+        files = [file for name in names for file in by_class.get(name, ())]
+        labels = [label for label, name in enumerate(names) for _ in by_class.get(name, ())]
         shuffle = order.shuffled(np.arange(len(files)), size=len(files), seed=0, epoch=0)
         self._files = [files[i] for i in shuffle]
         self._labels = np.array(labels, np.int64)[shuffle]
@@ -55,6 +64,9 @@ class Source:
     def labels(self) -> np.ndarray:
         return self._labels
 
+    def class_counts(self, indices: np.ndarray, /) -> np.ndarray:
+        return counted(self._labels[indices], self.info.num_classes)
+
     def listing(self, indices: np.ndarray, /) -> Listing:
         files = [self._files[i] for i in indices.tolist()]
         names = _in_utf8('\0'.join(files))
@@ -66,25 +78,54 @@ class Source:
     def record_name(self, index: int, /) -> str:
         return str(self._folder / self._files[index])
 
-    def _list(self, classes: list[str]) -> tuple[list[str], list[int]]:
-        by_class: dict[str, list[str]] = {name: [] for name in classes}
-        others = 0
+    def _list(self) -> tuple[dict[str, list[str]], int]:
+        """The images of each folder of a class, and the number of those that lie beside these."""
+        by_class: dict[str, list[str]] = {name: [] for name in _folders(self._folder)}
+        others = beside = 0
         for file in listing.files_below(self._folder):
             name, inside, _ = file.partition('/')
-            if inside and file.lower().endswith(SUFFIXES):
+            is_image = file.lower().endswith(SUFFIXES)
+            if not inside:
+                beside += is_image
+            elif is_image and name in by_class:
                 by_class[name].append(file)
             else:
-                others += bool(inside)
-        files = [file for mine in by_class.values() for file in mine]
-        labels = [label for label, mine in enumerate(by_class.values()) for _ in mine]
+                others += name in by_class
+        kinds = ', '.join(SUFFIXES)
         if others:
-            kinds = ', '.join(SUFFIXES)
             log.warning('%s: %d files left out that are not %s', self._folder, others, kinds)
-        if not files:
-            raise UserError(
-                f'source folder:{self._root}: no image ({", ".join(SUFFIXES)}) below {self._folder}'
+        if not any(by_class.values()):
+            raise UserError(f'source folder:{self._root}: no image ({kinds}) below {self._folder}')
+        return by_class, beside
+
+    def _report(self, empty: set[str], beside: int, splits: dict[str, pathlib.Path]) -> None:
+        """Log what is left out: folders that are no classes, and images in none of them."""
+        places = {self._root, *splits.values()}
+        if found := sorted(empty | {name for place in places for name in _no_classes(place)}):
+            log.warning(
+                '%s: folders left out that hold no image or belong to a system: %s',
+                *(self._root, ', '.join(map(_in_utf8, found))),
             )
-        return files, labels
+        if beside:
+            log.warning(
+                '%s: %d images left out that lie in no folder of a class', self._folder, beside
+            )
+
+
+def _without_images(by_class: dict[str, list[str]], others: Sequence[pathlib.Path]) -> set[str]:
+    """The folders of classes without an image here or in the other splits."""
+    names = {*by_class, *itertools.chain(*map(_folders, others))}
+    lacking = {name for name in names if not by_class.get(name)}
+    return {name for name in lacking if not any(_holds_image(one / name) for one in others)}
+
+
+def _holds_image(folder: pathlib.Path) -> bool:
+    """Whether an image lies at any depth; stops at the first."""
+    for _, folders, files in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith('.')]
+        if any(map(_is_image, files)):
+            return True
+    return False
 
 
 def _in_utf8(name: str) -> str:
@@ -104,8 +145,9 @@ def _find_splits(root: pathlib.Path) -> dict[str, pathlib.Path]:
     children = {name: root / name for name in _folders(root)}
     if not children and _has_images(root):
         raise UserError(
-            f'source folder:{root}: its images lie in no folder of a class; without classes, put '
-            f'all of them into one, such as {root}/all'
+            f'source folder:{root}: its images lie in no folder of a class; put those of each '
+            f'class into a folder of its own, {root}/CLASS/*.jpg (files of labels are not read), '
+            f'or for a task that needs no classes all of them into {root}/all'
         )
     if not children:
         raise UserError(
@@ -119,9 +161,27 @@ def _find_splits(root: pathlib.Path) -> dict[str, pathlib.Path]:
 
 def _has_images(folder: pathlib.Path) -> bool:
     with os.scandir(folder) as entries:
-        return any(entry.name.lower().endswith(SUFFIXES) for entry in entries)
+        return any(_is_image(entry.name) for entry in entries)
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(SUFFIXES) and not name.startswith('.')
 
 
 def _folders(folder: pathlib.Path) -> list[str]:
+    """The folders that may be those of classes or splits."""
+    return [name for name in _all_folders(folder) if not _is_of_system(name)]
+
+
+def _no_classes(folder: pathlib.Path) -> list[str]:
+    """The folders that are hidden, or that a system makes."""
+    return [name for name in _all_folders(folder) if _is_of_system(name)]
+
+
+def _is_of_system(name: str) -> bool:
+    return name.startswith('.') or name in SYSTEM
+
+
+def _all_folders(folder: pathlib.Path) -> list[str]:
     with os.scandir(folder) as entries:
-        return [e.name for e in entries if e.is_dir() and not e.name.startswith('.')]
+        return [entry.name for entry in entries if entry.is_dir()]

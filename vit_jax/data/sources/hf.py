@@ -22,7 +22,7 @@ import numpy as np
 
 from vit_jax.data import images, listing
 from vit_jax.data.parts import Parts
-from vit_jax.data.records import BrokenRecord, Listing, Record, SourceInfo, UnknownSplit
+from vit_jax.data.records import BrokenRecord, Listing, Record, SourceInfo, UnknownSplit, counted
 from vit_jax.errors import UserError
 from vit_jax.runtime.console import progress
 from vit_jax.storage import cache, paths
@@ -98,6 +98,11 @@ class Source:
         if labels.dtype.kind != 'i':  # a missing one makes them floating-point numbers
             raise UserError(f'{self._title}: a row has no {self._label!r}')
         return labels.astype(np.int64)
+
+    def class_counts(self, indices: np.ndarray, /) -> np.ndarray | None:
+        with contextlib.suppress(UserError):  # a row without a class
+            return counted(self.labels()[indices], self.info.num_classes)
+        return None
 
     def listing(self, indices: np.ndarray, /) -> Listing:
         """Digests of whole files, and of the examples' classes."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from vit_jax.data import images, listing, packed, remote
 from vit_jax.data.parts import Parts
-from vit_jax.data.records import BrokenRecord, Listing, Record, UnknownSplit
+from vit_jax.data.records import BrokenRecord, Listing, Record, UnknownSplit, counted
 from vit_jax.errors import UserError
 from vit_jax.storage import paths, ranges
 
@@ -118,6 +118,11 @@ class Source:
         if labels.dtype.kind not in 'iu':
             raise UserError(f'{self._title}: {file} holds {labels.dtype}, not whole numbers')
         return labels
+
+    def class_counts(self, indices: np.ndarray, /) -> np.ndarray | None:
+        with contextlib.suppress(UserError):  # examples without a class
+            return counted(self.labels()[indices], self.info.num_classes)
+        return None
 
     def listing(self, indices: np.ndarray, /) -> Listing:
         """Digests of whole shards, by the manifest."""

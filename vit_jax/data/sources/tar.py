@@ -25,7 +25,7 @@ import numpy as np
 
 from vit_jax.data import images, listing
 from vit_jax.data.parts import Parts
-from vit_jax.data.records import BrokenRecord, Listing, Record, SourceInfo, UnknownSplit
+from vit_jax.data.records import BrokenRecord, Listing, Record, SourceInfo, UnknownSplit, counted
 from vit_jax.errors import UserError
 from vit_jax.storage import cache, paths
 
@@ -106,6 +106,9 @@ class Source:
         if not self.info.num_classes:
             raise UserError(f'{self._title}: not every image has a class (NAME.cls)')
         return self._labels
+
+    def class_counts(self, indices: np.ndarray, /) -> np.ndarray:
+        return counted(self._labels[indices], self.info.num_classes)
 
     def listing(self, indices: np.ndarray, /) -> Listing:
         names = [name for shard in self._names for name in shard.tolist()]
