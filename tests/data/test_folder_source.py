@@ -71,6 +71,18 @@ def test_splits_share_their_classes(tmp_path):
         open_source(f'folder:{tmp_path}', 'vall')
 
 
+def test_stray_images_make_no_classes_of_splits(flowers, tmp_path_factory, caplog):
+    root = tmp_path_factory.mktemp('splits')
+    for split in ('train', 'val'):
+        (root / split).mkdir()
+        for name in ('daisy', 'rose'):
+            (root / split / name).symlink_to(flowers / name)
+    write(root / 'train', 'stray.png')
+    source = open_source(f'folder:{root}', 'train')
+    assert source.info.class_names == ('daisy', 'rose') and len(source) == 40
+    assert f'{root}/train: 1 images left out that lie in no folder of a class' in caplog.text
+
+
 def test_other_files_are_counted_and_hidden_ones_ignored(flowers, caplog):
     (flowers / 'daisy' / 'notes.txt').write_text('x')
     (flowers / 'rose' / 'old.gif').write_bytes(b'x')

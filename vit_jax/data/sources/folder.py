@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 SUFFIXES = ('.jpg', '.jpeg', '.png', '.webp')
 SYSTEM = ('__MACOSX', '__pycache__', '@eaDir', '$RECYCLE.BIN', 'System Volume Information')
+SPLITS = {'train', 'validation', 'valid', 'val', 'dev', 'test'}
 
 
 class Source:
@@ -156,7 +157,9 @@ def _find_splits(root: pathlib.Path) -> dict[str, pathlib.Path]:
         )
     has_images = any(_has_images(folder) for folder in children.values())
     splits = {name: folder for name, folder in children.items() if _folders(folder)}
-    return splits if splits and not has_images else {'train': root}
+    # Of folders called so, stray images between the classes make no classes themselves.
+    are_splits = splits.keys() == children.keys() and splits.keys() <= SPLITS
+    return splits if splits and (are_splits or not has_images) else {'train': root}
 
 
 def _has_images(folder: pathlib.Path) -> bool:
