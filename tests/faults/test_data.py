@@ -88,7 +88,7 @@ def test_a_label_that_is_no_class_is_named_with_its_record(lab, tmp_path, capsys
     assert not (tmp_path / 'run').exists()
 
 
-@pytest.mark.fault(9020)
+@pytest.mark.fault(135)
 @pytest.mark.parametrize('kind', ['beside a table', 'flat', 'selected', 'by a slice'])
 def test_a_classifier_of_one_class_is_refused(photos, tmp_path, capsys, kind):
     (photos / 'dog').rename(tmp_path / 'dog')
@@ -108,7 +108,7 @@ def test_a_classifier_of_one_class_is_refused(photos, tmp_path, capsys, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.fault(9021)
+@pytest.mark.fault(136)
 @pytest.mark.usefixtures('one_device')
 def test_folders_without_images_are_no_classes_and_lacking_examples_are_said(
     photos, tmp_path, capsys, caplog
