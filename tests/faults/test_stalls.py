@@ -74,6 +74,31 @@ with Preemption():
 """
 
 
+READS = """
+import sys, time
+from vit_jax.data import read_ahead
+from vit_jax.runtime import interrupts
+read_ahead.CLOSE_SECONDS = interrupts.READS_SECONDS = 0.5
+make = lambda n: time.sleep(600) if n else n
+batches = read_ahead.read_ahead(make, 0, 9, read_ahead.Loading(0, 2), None)
+print(next(batches), flush=True)
+del batches
+interrupts.leave(75)
+sys.exit(75)
+"""
+
+
+@pytest.mark.fault(116)
+def test_an_exit_does_not_wait_for_batches_that_nobody_takes(repo):
+    pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT, 'text': True}
+    with forked.start([], os.environ, code=READS, cwd=repo, **pipes) as process:
+        try:
+            output, _ = process.communicate(timeout=SECONDS)
+        finally:
+            process.kill()
+    assert (process.returncode, output) == (EXIT_PREEMPTED, '0\n')
+
+
 @pytest.mark.fault(118)
 def test_a_second_ctrl_c_ends_a_process_that_hangs(repo):
     pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE, 'text': True}

@@ -141,7 +141,7 @@ class _Staying(Generic[T]):
 
     def __call__(self, number: int) -> T:
         try:
-            with staying():
+            with hangs.reading(), staying():
                 return self.make(number)
         except StopIteration as error:
             raise RuntimeError(f'batch {number}: the data raised StopIteration') from error

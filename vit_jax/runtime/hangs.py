@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import traceback
+from collections.abc import Iterator
 from typing import Protocol
 
 
@@ -42,6 +44,30 @@ def abandon() -> None:
 def abandoned() -> bool:
     """Whether a thread was left behind that may hang."""
     return _abandoned
+
+
+_reads = 0
+_changed = threading.Condition()
+
+
+@contextlib.contextmanager
+def reading() -> Iterator[None]:
+    """Count what is inside as a read of data, which may hang."""
+    global _reads
+    with _changed:
+        _reads += 1
+    try:
+        yield
+    finally:
+        with _changed:
+            _reads -= 1
+            _changed.notify_all()
+
+
+def reads_end(seconds: float) -> bool:
+    """Whether all reads of data end within some seconds."""
+    with _changed:
+        return _changed.wait_for(lambda: _reads == 0, seconds)
 
 
 def stacks() -> str:

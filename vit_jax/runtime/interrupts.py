@@ -14,6 +14,7 @@ from vit_jax.errors import EXIT_INTERRUPTED
 from vit_jax.runtime import hangs
 
 _SOON = 0.01  # seconds
+READS_SECONDS = 5.0  # for batches that nobody takes any more
 _seen: list[int] = []
 
 
@@ -73,10 +74,10 @@ def report(error: BaseException) -> int:
 def leave(code: int) -> None:
     """Ends the process at once if it was interrupted, or has left a thread behind that may hang.
 
-    An ordinary exit waits for threads.
+    An ordinary exit waits for threads, also for those that read batches in advance.
     """
     if code != EXIT_INTERRUPTED:
-        if not hangs.abandoned():
+        if not hangs.abandoned() and hangs.reads_end(READS_SECONDS):
             return
         if (jax := sys.modules.get('jax')) is not None:
             jax.distributed.shutdown()  # waits for the other processes, if there are any
