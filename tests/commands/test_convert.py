@@ -21,6 +21,10 @@ VIT = dict(num_classes=5, patch_size=8, width=16, depth=2, mlp_dim=24, num_heads
 BIT = dict(num_classes=5, layers=(1, 1))
 
 
+class Killed(BaseException):
+    """The end of the process."""
+
+
 def random_params(model):
     images = jax.ShapeDtypeStruct((1, 32, 32, 3), np.float32)
     shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
@@ -160,13 +164,13 @@ def test_a_conversion_that_is_killed_leaves_no_arrays_without_their_config(
 
     def killed(source, target):
         if len(written) == kept:
-            raise SystemExit(9)
+            raise Killed
         replace(source, target)
         written.append(target.name)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, 'replace', killed)
-        with pytest.raises(SystemExit):
+        with pytest.raises(Killed):
             convert(folder / 'vit.npz', tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(written)
     assert cli.main(['inspect', '--checkpoint', str(tmp_path)]) == 2

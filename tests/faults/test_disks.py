@@ -14,6 +14,7 @@ from helpers.runs import digest
 from vit_jax.__main__ import main
 
 pytestmark = pytest.mark.usefixtures('one_device')
+PAGE = 4096  # bytes, of a file system in memory
 
 
 def train(repo: pathlib.Path, folder: pathlib.Path, *flags: str) -> int:
@@ -22,8 +23,9 @@ def train(repo: pathlib.Path, folder: pathlib.Path, *flags: str) -> int:
 
 
 def on_disk(folder: pathlib.Path) -> int:
-    """Bytes that the files of a folder take, in whole blocks."""
-    return sum(512 * path.stat().st_blocks for path in folder.rglob('*'))
+    """Bytes that the files of a folder take in memory, in whole pages."""
+    files = (path for path in folder.rglob('*') if path.is_file())
+    return sum(-(-path.stat().st_size // PAGE) * PAGE for path in files)
 
 
 def leave_room(disk: pathlib.Path, size: int, ballast: pathlib.Path) -> None:

@@ -19,6 +19,10 @@ FILE = (
 )
 
 
+class Killed(BaseException):
+    """The end of the process."""
+
+
 def sweep(action, folder, *flags, study='name'):
     words = [str(folder.parent / 'sweep.py'), '--study', study] if action == 'create' else [study]
     return main(['sweep', action, *words, '--workdir', str(folder), *flags])
@@ -44,12 +48,12 @@ def test_a_creation_that_is_killed_is_made_again(folder, monkeypatch, capsys, st
 
     def killed(study, name, value):
         if name == last:
-            raise SystemExit(9)
+            raise Killed
         store(study, name, value)
 
     with monkeypatch.context() as patch:
         patch.setattr(optuna.study.Study, 'set_user_attr', killed)
-        with pytest.raises(SystemExit):
+        with pytest.raises(Killed):
             sweep('create', folder, *flags)
     assert sweep('work', folder) == 2
     why = {'folder': "unknown study 'name'", 'token': 'created only in part: create it again'}
