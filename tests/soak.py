@@ -220,8 +220,13 @@ def wait_for(pattern: str, process: Running, log: pathlib.Path) -> None:
 
 
 def finish(process: Running, log: pathlib.Path, codes: set[int]) -> int:
-    """The code by which it ended, one of `codes` or 0."""
+    """The code by which it ended, one of `codes` or 0.
+
+    A signal may also end the process of a run that is already complete.
+    """
     code = process.wait(timeout=300)
+    if code in {-signal.SIGTERM, -signal.SIGHUP} and '\ncomplete: ' in log.read_text():
+        return 0
     if code not in {0, *codes}:
         sys.exit(f'ended with {code} instead of {sorted(codes)}:\n{log.read_text()[-5000:]}')
     return code
