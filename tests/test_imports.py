@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
+import importlib.metadata
 import pathlib
 import re
 import subprocess
@@ -76,7 +78,7 @@ def ours(*names: str) -> tuple[str, ...]:
 
 # Rooms, the lower ones first: a module imports from its own row or those above.
 ORDER = (
-    ('calls', 'errors', 'extras', 'signatures', 'tree_paths'),
+    ('array_types', 'calls', 'errors', 'extras', 'signatures', 'tree_paths'),
     ('runtime', 'optim', 'nn', 'ops'),
     ('config', 'storage', 'models', 'tasks', 'apply', 'gradients', 'step', 'evaluators', 'writers'),
     ('data', 'checkpoints', 'viz'),
@@ -261,6 +263,44 @@ def test_a_model_needs_no_data_stack():
     loaded = loaded_by('\n'.join(f'import {m}' for m in models))
     assert {'jax', 'flax'} <= loaded
     assert not loaded & (DATA_STACK | SCREEN | {'tensorflow', 'torch'})
+
+
+def modules_not_of(*projects: str) -> set[str]:
+    """Installed top-level modules, but for those of the projects and of all that they require."""
+    required: set[str] = set()
+    queue = list(projects)
+    while queue:
+        if (project := normalized(queue.pop())) not in required:
+            required.add(project)
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                lines = importlib.metadata.requires(project) or ()
+                queue += [re.split('[^\\w.-]', x)[0] for x in lines if 'extra ==' not in x]
+    owners = importlib.metadata.packages_distributions()
+    return {m for m, names in owners.items() if not required & set(map(normalized, names))}
+
+
+def normalized(project: str) -> str:
+    return re.sub('[-_.]+', '-', project).lower()
+
+
+APPLY_A_VIT = """
+import jax
+from vit_jax.models import vit
+
+model = vit.Model(num_classes=3, **vit.variant('mu/16'))
+images = jax.numpy.zeros((2, 32, 32, 3))
+variables = model.init(jax.random.key(0), images, train=False)
+assert model.apply(variables, images, train=False)['logits'].shape == (2, 3)
+"""
+
+
+@pytest.mark.slow
+def test_models_need_only_jax_flax_and_numpy():
+    hidden = modules_not_of('jax', 'flax', 'numpy') - {'vit_jax'}
+    assert hidden > {'jaxtyping', 'ml_collections', 'grain'}
+    hide = f'sys.modules.update(dict.fromkeys({hidden}))\n'
+    models = '\n'.join(f'import {m}' for m in FILES if within(m, 'vit_jax.models'))
+    assert {'jax', 'flax'} <= loaded_by(hide + models + APPLY_A_VIT)
 
 
 @pytest.mark.slow

@@ -9,8 +9,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array, Int
+from jax import Array
 
+from vit_jax.array_types import Int
 from vit_jax.errors import UserError
 from vit_jax.nn import stochastic
 

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jax import Array
 
+from vit_jax.array_types import Int
 from vit_jax.ops import terms
 from vit_jax.ops.terms import Term
 from vit_jax.tree_paths import path_name

@@ -11,10 +11,11 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Int
+from jax import Array
 
 from vit_jax import apply as apply_lib
 from vit_jax import gradients
+from vit_jax.array_types import Int
 from vit_jax.errors import UserError
 from vit_jax.nn import stochastic
 from vit_jax.optim import param_groups, schedules

@@ -8,7 +8,7 @@ side is timm's ViT, or that of transformers where there is no timm: autocast to 
 `scaled_dot_product_attention`, `torch.compile`, fused AdamW. Every measurement has a
 process of its own, so that neither library holds the memory of the other.
 
-Needs jax, flax, optax and jaxtyping, but none of the packages that read data. On a CPU
+Needs jax, flax and optax, but none of the packages that read data. On a CPU
     python tests/bench/gpu.py --models mu/16 --image-size 32 --batch-size 4 --steps 2 --eager
 checks the script itself.
 """

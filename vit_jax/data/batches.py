@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
 
+from vit_jax.array_types import Int
 from vit_jax.data.records import Record
 from vit_jax.errors import UserError
 

@@ -6,7 +6,8 @@ import abc
 from typing import Any, Protocol
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+
+from vit_jax.array_types import Bool, Float, Int
 
 Arrays = dict[str, np.ndarray]
 

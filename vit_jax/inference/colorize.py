@@ -10,8 +10,8 @@ import pathlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from jaxtyping import Float, UInt8
 
+from vit_jax.array_types import Float, UInt8
 from vit_jax.errors import UserError
 from vit_jax.inference.images import photo_reader
 from vit_jax.inference.predict import predictor

@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, UInt8
+from jax import Array
 
 from vit_jax import step
+from vit_jax.array_types import Float, UInt8
 from vit_jax.data.rng import example_rng
 from vit_jax.errors import UserError
 from vit_jax.evaluators import base

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 
+from vit_jax.array_types import Float
 from vit_jax.data import images
 from vit_jax.data.plans.sizes import fitted
 from vit_jax.data.records import BrokenRecord, Record

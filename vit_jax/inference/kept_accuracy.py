@@ -13,9 +13,9 @@ import logging
 import math
 
 import numpy as np
-from jaxtyping import Float, UInt8
 
 from vit_jax import step
+from vit_jax.array_types import Float, UInt8
 from vit_jax.data import class_ids
 from vit_jax.data.records import SourceInfo
 from vit_jax.errors import UserError

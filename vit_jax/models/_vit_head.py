@@ -11,8 +11,9 @@ from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jax import Array
 
+from vit_jax.array_types import Float, Int
 from vit_jax.models import _vit_parts
 from vit_jax.nn.norms import BatchNorm
 from vit_jax.nn.pooling import MapHead, segment_mean

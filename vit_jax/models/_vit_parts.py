@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
-from jaxtyping import Array
+from jax import Array
 
 from vit_jax import calls
 from vit_jax.errors import UserError, check_choice, nearest

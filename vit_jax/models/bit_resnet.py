@@ -8,8 +8,9 @@ from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jax import Array
 
+from vit_jax.array_types import Float
 from vit_jax.errors import check_choice
 from vit_jax.models import base
 from vit_jax.models.base import check_counts, check_fields

@@ -10,8 +10,9 @@ from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jax import Array
 
+from vit_jax.array_types import Float
 from vit_jax.errors import UserError, check_choice, check_multiple
 from vit_jax.models import _resize, base
 from vit_jax.models.base import Params, Resized, Size, check_counts, check_fields

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key, UInt8
+from jax import Array
 
+from vit_jax.array_types import Float, Int, Key, UInt8
 from vit_jax.errors import check_multiple
 from vit_jax.models import _resize, base
 from vit_jax.models.base import Params, Resized, Size, check_fields

@@ -5,8 +5,9 @@ Carion et al., 2020, arXiv:2005.12872, section 4.4. Both things and stuff are de
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jax import Array
 
+from vit_jax.array_types import Bool, Float, Int
 from vit_jax.errors import UserError
 from vit_jax.models import detr
 from vit_jax.nn.mask_head import MaskHead, ObjectMaps

@@ -13,8 +13,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jax import Array
 
+from vit_jax.array_types import Bool, Float, Int
 from vit_jax.errors import UserError
 from vit_jax.models import base, vit
 from vit_jax.models.base import Params, Resized, Size, check_counts

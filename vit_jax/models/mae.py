@@ -11,8 +11,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float32, Int
+from jax import Array
 
+from vit_jax.array_types import Float, Float32, Int
 from vit_jax.errors import UserError, check_multiple
 from vit_jax.models import base
 from vit_jax.models.base import Params, Resized, Size, check_fields

@@ -12,8 +12,9 @@ from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jax import Array
 
+from vit_jax.array_types import Bool, Float
 from vit_jax.errors import UserError
 from vit_jax.models import _vit_head, _vit_parts, base, vit
 from vit_jax.models.base import check_counts, check_fields

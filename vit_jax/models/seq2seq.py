@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jax import Array
 
+from vit_jax.array_types import Float, Int
 from vit_jax.errors import check_choice, check_multiple
 from vit_jax.models import base
 from vit_jax.models.base import check_counts, check_fields

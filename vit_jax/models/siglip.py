@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jax import Array
 
+from vit_jax.array_types import Float, Int
 from vit_jax.errors import UserError, check_choice, check_multiple
 from vit_jax.models import base, text_encoder, vit
 from vit_jax.models.base import Params, Resized, Size, check_fields

@@ -12,8 +12,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jax import Array
 
+from vit_jax.array_types import Float
 from vit_jax.errors import UserError, check_choice
 from vit_jax.models import base
 from vit_jax.models.base import Params, Resized, Size, check_counts, check_fields

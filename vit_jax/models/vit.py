@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jax import Array
 
+from vit_jax.array_types import Bool, Float
 from vit_jax.errors import UserError, check_choice, check_multiple
 from vit_jax.models import _resize, _vit_head, _vit_parts, base
 from vit_jax.models._vit_head import HEAD_NORMS, MEANS, POOLS, WITH_CLASS_TOKEN

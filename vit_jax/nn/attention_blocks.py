@@ -16,10 +16,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, Float
 
+from vit_jax.array_types import Float
 from vit_jax.nn.attention import Segments
 from vit_jax.nn.attention_heads import (
     LANES,

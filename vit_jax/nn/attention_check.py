@@ -12,8 +12,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jax import Array
 
+from vit_jax.array_types import Float
 from vit_jax.errors import one_line
 from vit_jax.nn.attention import Call, Segments, attend, attention_weights, causal_mask
 

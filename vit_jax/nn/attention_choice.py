@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jax import Array
 
+from vit_jax.array_types import Float, Int
 from vit_jax.errors import UserError
 from vit_jax.nn import attention_check
 from vit_jax.nn.attention import Call, WindowCall

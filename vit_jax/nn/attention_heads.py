@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.experimental import pallas as pl
-from jaxtyping import Array, Float
 
+from vit_jax.array_types import Float
 from vit_jax.nn.attention import Segments
 
 LANES, SUBLANES = 128, 16

@@ -14,10 +14,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, Bool, Float
 
+from vit_jax.array_types import Bool, Float
 from vit_jax.nn import attention_blocks
 from vit_jax.nn.attention import Segments
 from vit_jax.nn.attention_heads import (

@@ -5,7 +5,9 @@ from typing import Any, NamedTuple, Protocol
 
 import flax.linen as nn
 import numpy as np
-from jaxtyping import Array, Float
+from jax import Array
+
+from vit_jax.array_types import Float
 
 
 class LaidOutLater(Protocol):

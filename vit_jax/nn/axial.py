@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jax import Array
 
+from vit_jax.array_types import Float, Int
 from vit_jax.errors import UserError
 from vit_jax.nn.attention import WindowCall, attend, attention_weights, causal_mask
 from vit_jax.nn.attention_choice import attend_in_windows, may_take_kernel, window_kernel

@@ -10,8 +10,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jax import Array
 
+from vit_jax.array_types import Float, Int
 from vit_jax.nn.attention import Segments
 from vit_jax.nn.multi_head import MultiHeadAttention
 from vit_jax.nn.norms import LayerNorm

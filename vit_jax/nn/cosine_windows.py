@@ -10,8 +10,9 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jax import Array
 
+from vit_jax.array_types import Float
 from vit_jax.nn.norms import LayerNorm, unit
 from vit_jax.nn.stochastic import Dropout, DropPath
 from vit_jax.nn.window_stages import INIT, Block, joined, reduction

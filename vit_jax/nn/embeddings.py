@@ -4,7 +4,9 @@ from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jax import Array
+
+from vit_jax.array_types import Float, Int
 
 
 class Embeddings(nn.Module):

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jax import Array
 
+from vit_jax.array_types import Bool, Float, Int
 from vit_jax.nn.blocks import dense, erf_gelu
 from vit_jax.nn.multi_head import KeyValue, MultiHeadAttention
 from vit_jax.nn.norms import LayerNorm

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jax import Array
 
+from vit_jax.array_types import Bool, Float
 from vit_jax.nn.blocks import dense
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Shaped
+from jax import Array
 
+from vit_jax.array_types import Float, Shaped
 from vit_jax.nn.attention import masked_softmax
 from vit_jax.nn.encoder_decoder import Memory
 from vit_jax.nn.multi_head import Heads

@@ -6,8 +6,9 @@ from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jax import Array
 
+from vit_jax.array_types import Float
 from vit_jax.nn.blocks import Mlp, dense
 from vit_jax.nn.recompute import HIDDEN, named
 from vit_jax.nn.stochastic import Dropout

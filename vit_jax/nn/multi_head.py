@@ -13,8 +13,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jax import Array
 
+from vit_jax.array_types import Bool, Float, Int
 from vit_jax.errors import check_multiple
 from vit_jax.nn.attention import Call, Segments, attend, attention_weights, causal_mask
 from vit_jax.nn.attention_choice import kernel_block, may_take_kernel, on_every_device

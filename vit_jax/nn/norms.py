@@ -12,7 +12,9 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jax import Array
+
+from vit_jax.array_types import Float
 
 RMSNorm = nn.RMSNorm  # subtracts no mean
 

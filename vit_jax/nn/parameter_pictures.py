@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Array, Float
+from jax import Array
 
+from vit_jax.array_types import Float
 from vit_jax.errors import UserError
 from vit_jax.nn.patches import patch_grid
 

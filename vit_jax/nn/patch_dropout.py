@@ -5,8 +5,9 @@ import math
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jax import Array
 
+from vit_jax.array_types import Bool, Float
 from vit_jax.nn.stochastic import check_rate, example_keys
 
 

@@ -5,8 +5,9 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jax import Array
 
+from vit_jax.array_types import Float, Int
 from vit_jax.nn.attention import Segments
 from vit_jax.nn.blocks import Mlp
 from vit_jax.nn.multi_head import MultiHeadAttention

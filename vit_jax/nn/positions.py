@@ -4,8 +4,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Float32, Int
+from jax import Array
 
+from vit_jax.array_types import Bool, Float, Float32, Int
 from vit_jax.errors import UserError, check_choice
 
 LAYOUTS = ('interleaved', 'concatenated')

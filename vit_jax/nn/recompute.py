@@ -15,8 +15,8 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+from jax import Array
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array
 
 from vit_jax.errors import UserError, nearest
 

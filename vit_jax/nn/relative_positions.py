@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jax import Array
 
+from vit_jax.array_types import Float, Int
 from vit_jax.errors import UserError
 from vit_jax.nn.rotary import Draw, Layout
 

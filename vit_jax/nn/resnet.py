@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 
 import flax.linen as nn
-from jaxtyping import Array, Float
+from jax import Array
 
+from vit_jax.array_types import Float
 from vit_jax.errors import UserError
 
 

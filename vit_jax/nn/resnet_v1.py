@@ -11,8 +11,9 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jax import Array
 
+from vit_jax.array_types import Float
 from vit_jax.nn.norms import FrozenNorm, group_norm
 from vit_jax.nn.resnet import Stage, check_layers
 

@@ -15,8 +15,9 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jax import Array
 
+from vit_jax.array_types import Float, Key
 from vit_jax.errors import UserError, check_choice
 
 ORDERS = ('yx', 'xy')

@@ -11,8 +11,9 @@ from contextvars import ContextVar
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jax import Array
 
+from vit_jax.array_types import Bool, Float, Int, Key
 from vit_jax.errors import UserError
 
 _positions: ContextVar[Array | None] = ContextVar('example_positions', default=None)

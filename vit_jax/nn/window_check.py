@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jax import Array
 
 from vit_jax.nn import attention_check
 from vit_jax.nn.attention import APART, WindowCall, attend, attention_weights

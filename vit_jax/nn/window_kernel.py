@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, Float, Int
 
+from vit_jax.array_types import Float, Int
 from vit_jax.nn.attention import APART
 from vit_jax.nn.attention_heads import (
     LANES,

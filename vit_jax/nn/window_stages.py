@@ -8,8 +8,9 @@ from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jax import Array
 
+from vit_jax.array_types import Float
 from vit_jax.nn.blocks import Mlp
 from vit_jax.nn.norms import LayerNorm
 from vit_jax.nn.recompute import recomputed

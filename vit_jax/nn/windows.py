@@ -13,8 +13,9 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jax import Array
 
+from vit_jax.array_types import Float, Int
 from vit_jax.nn.attention import APART, WindowCall, attend, attention_weights
 from vit_jax.nn.attention_choice import attend_in_windows, may_take_kernel, window_kernel
 from vit_jax.nn.attention_maps import keep

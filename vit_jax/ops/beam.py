@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jax import Array
 
+from vit_jax.array_types import Bool, Float, Int
 from vit_jax.errors import UserError, nearest
 from vit_jax.ops.decoding import (
     BOS,

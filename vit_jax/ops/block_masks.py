@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jax import Array
+
+from vit_jax.array_types import Bool, Float, Int, Key
 
 LEAST = 4  # patches of a block, unless fewer are missing
 ASPECT = 0.3  # of a block, at least; at most its inverse

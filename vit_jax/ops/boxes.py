@@ -9,7 +9,9 @@ Boxes have two forms, each in pixels or as shares of an image's sides:
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jax import Array
+
+from vit_jax.array_types import Float
 
 
 def to_corners(boxes: Float[Array, '*B 4']) -> Float[Array, '*B 4']:

@@ -7,7 +7,9 @@ levels of a pixel become the bin 64 r + 8 g + b. Parameter-free, on the device.
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, UInt8
+from jax import Array
+
+from vit_jax.array_types import Float, Int, UInt8
 
 LEVELS = 8  # of a channel
 BINS = LEVELS**3

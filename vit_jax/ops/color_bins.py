@@ -10,8 +10,9 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Num
+from jax import Array
 
+from vit_jax.array_types import Float, Int, Num
 from vit_jax.ops import colors
 
 SIZE = 10  # of a bin, in units of a and b

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, UInt8
+from jax import Array
+
+from vit_jax.array_types import Float, UInt8
 
 Values = np.ndarray | Array
 

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jax import Array
 
+from vit_jax.array_types import Bool, Float, Int, Key
 from vit_jax.errors import UserError
 
 PAD, BOS, EOS = 0, 1, 2

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jax import Array
+
+from vit_jax.array_types import Bool, Float, Int
 
 
 def resize_bilinear(x: Float[Array, '*B H W'], size: Sequence[int]) -> Float[Array, '*B h w']:

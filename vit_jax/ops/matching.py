@@ -15,7 +15,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jax import Array
+
+from vit_jax.array_types import Bool, Float, Int
 
 # Replaces costs that are not finite. A larger one would cost the others digits in float32.
 WORST = 1e4

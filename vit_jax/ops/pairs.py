@@ -12,7 +12,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Shaped
+from jax import Array
+
+from vit_jax.array_types import Bool, Float, Shaped
 
 LOWEST = -1e30  # logit of padding: its exponential is 0, and differences stay finite
 Rows = Float[Array, ' B']

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
 
+from vit_jax.array_types import Bool, Float, Int
 from vit_jax.ops.resize import bilinear_half_pixel
 
 THRESHOLD = 0.85  # least probability of the class of a segment

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Num
+from jax import Array
+
+from vit_jax.array_types import Float, Num
 
 
 def to_range(image: Num[Array, '...'], value_range: Sequence[float]) -> Float[Array, '...']:

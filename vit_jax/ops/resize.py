@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-from jaxtyping import Array, Float
 
+from vit_jax.array_types import Float
 from vit_jax.errors import UserError, nearest
 
 Size = tuple[int, int]  # height, width
-Values = np.ndarray | Array
+Values = Any  # an array of NumPy or JAX, which is not imported here
 
 
 def bilinear_align_corners(

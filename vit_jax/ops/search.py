@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int, Key
+from jax import Array
 
+from vit_jax.array_types import Int, Key
 from vit_jax.errors import UserError, check_choice
 from vit_jax.ops import beam, decoding
 from vit_jax.ops.decoding import PAD, Cache, Decoded

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Shaped
+from jax import Array
+
+from vit_jax.array_types import Float, Shaped
 
 
 def sinkhorn(

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Num
+from jax import Array
 
+from vit_jax.array_types import Bool, Float, Int, Num
 from vit_jax.errors import UserError
 from vit_jax.ops import pixels
 

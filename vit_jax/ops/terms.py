@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Num, Shaped
+from jax import Array
+
+from vit_jax.array_types import Float, Num, Shaped
 
 
 class Term(NamedTuple):

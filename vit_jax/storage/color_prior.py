@@ -6,8 +6,8 @@ import json
 import os
 
 import numpy as np
-from jaxtyping import Int64
 
+from vit_jax.array_types import Int64
 from vit_jax.errors import UserError
 from vit_jax.storage import paths
 

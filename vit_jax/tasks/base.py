@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jax import Array
 
+from vit_jax.array_types import Float, Int
 from vit_jax.errors import UserError
 from vit_jax.ops.search import Search
 from vit_jax.ops.terms import Term

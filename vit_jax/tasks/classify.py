@@ -7,8 +7,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float, Int
+from jax import Array
 
+from vit_jax.array_types import Bool, Float, Int
 from vit_jax.errors import UserError, check_choice
 from vit_jax.ops import pixels, sequences
 from vit_jax.ops.sequences import Sequences

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxtyping import Array, Int
+from jax import Array
 
+from vit_jax.array_types import Int
 from vit_jax.errors import UserError
 from vit_jax.tasks import classify
 from vit_jax.tasks.base import Batch

@@ -10,8 +10,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jax import Array
 
+from vit_jax.array_types import Float
 from vit_jax.errors import UserError
 from vit_jax.ops import color_bins, colors, pixels
 from vit_jax.ops.terms import Term, hits

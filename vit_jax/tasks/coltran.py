@@ -12,8 +12,9 @@ import math
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, Num, UInt8
+from jax import Array
 
+from vit_jax.array_types import Float, Int, Num, UInt8
 from vit_jax.errors import UserError
 from vit_jax.ops import coarse_colors, decoding
 from vit_jax.ops.terms import Term

@@ -9,8 +9,9 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int, UInt8
+from jax import Array
 
+from vit_jax.array_types import Int, UInt8
 from vit_jax.nn.stochastic import example_keys
 from vit_jax.ops import coarse_colors
 from vit_jax.ops.terms import Term

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jax import Array
 
+from vit_jax.array_types import Bool, Float, Int
 from vit_jax.errors import UserError
 from vit_jax.ops import boxes as box_ops
 from vit_jax.ops import pixels

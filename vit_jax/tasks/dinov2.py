@@ -11,9 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax import Array
 from jax.scipy.special import entr
-from jaxtyping import Array, Float
 
+from vit_jax.array_types import Float
 from vit_jax.errors import UserError
 from vit_jax.ops import pixels, self_distillation
 from vit_jax.ops.terms import Term

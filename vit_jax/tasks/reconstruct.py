@@ -11,8 +11,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jax import Array
 
+from vit_jax.array_types import Float
 from vit_jax.errors import check_choice
 from vit_jax.nn.patches import patch_grid, patchify, unpatchify
 from vit_jax.ops import pixels

@@ -6,8 +6,9 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jax import Array
 
+from vit_jax.array_types import Float, Int
 from vit_jax.errors import UserError, check_choice
 from vit_jax.ops import pairs, sequences
 from vit_jax.ops.sequences import Sequences

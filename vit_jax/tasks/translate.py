@@ -7,8 +7,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jax import Array
 
+from vit_jax.array_types import Float, Int
 from vit_jax.errors import UserError
 from vit_jax.ops.decoding import BOS, PAD
 from vit_jax.ops.search import Search, decode

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float
 
+from vit_jax.array_types import Float
 from vit_jax.viz import figures
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Float, UInt8
 from PIL import Image
 
+from vit_jax.array_types import Float, UInt8
 from vit_jax.errors import UserError
 from vit_jax.viz import figures
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import UInt8
 
+from vit_jax.array_types import UInt8
 from vit_jax.errors import UserError
 from vit_jax.nn.attention_maps import AttentionMap
 from vit_jax.viz import attention_pictures, batch, figures

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import UInt8
 
+from vit_jax.array_types import UInt8
 from vit_jax.viz import figures
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float
 
+from vit_jax.array_types import Float
 from vit_jax.errors import UserError, positive
 from vit_jax.viz import base, figures
 from vit_jax.viz.photo import Context, Fields, Photo

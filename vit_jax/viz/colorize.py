@@ -7,9 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, UInt8
+from jax import Array
 from PIL import Image
 
+from vit_jax.array_types import Float, UInt8
 from vit_jax.ops import colors
 from vit_jax.viz import base, figures
 from vit_jax.viz.batch import Panels

@@ -8,8 +8,8 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, UInt8
 
+from vit_jax.array_types import Float, UInt8
 from vit_jax.ops import colors
 from vit_jax.ops.coarse_colors import to_luma
 from vit_jax.viz import base, colorize, figures

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Int
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
+from vit_jax.array_types import Int
 from vit_jax.errors import visible
 from vit_jax.viz import figures
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
 
+from vit_jax.array_types import Float, Int
 from vit_jax.errors import UserError
 from vit_jax.viz import base, batch, figures, labels
 from vit_jax.viz.photo import Context, Fields, Photo

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float, UInt8
 
+from vit_jax.array_types import Float, UInt8
 from vit_jax.viz import base, batch, figures
 from vit_jax.viz.photo import Context, Fields, Photo
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float, UInt8
 from PIL import Image
 
+from vit_jax.array_types import Float, UInt8
 from vit_jax.errors import UserError
 from vit_jax.viz import figures
 

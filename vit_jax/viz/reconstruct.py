@@ -7,8 +7,8 @@ import math
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, UInt8
 
+from vit_jax.array_types import Float, UInt8
 from vit_jax.errors import UserError
 from vit_jax.viz import base
 from vit_jax.viz.batch import Panels

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Bool, Int
 
+from vit_jax.array_types import Bool, Int
 from vit_jax.ops import panoptic
 from vit_jax.viz import batch, detect, figures, labels
 from vit_jax.viz.photo import Context, Fields, Photo

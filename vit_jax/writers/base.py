@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import UInt8
 
+from vit_jax.array_types import UInt8
 from vit_jax.storage import paths, run_folder
 
 _IDS, _WRITTEN = 'ids', 'told'  # keys of the file

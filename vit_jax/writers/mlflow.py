@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import UInt8
 
+from vit_jax.array_types import UInt8
 from vit_jax.extras import needed_by
 from vit_jax.storage import servers
 from vit_jax.writers import base

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import UInt8
 from PIL import Image
 from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from vit_jax.array_types import UInt8
 from vit_jax.storage import paths, run_folder
 from vit_jax.writers import base
 from vit_jax.writers.base import Run, markdown

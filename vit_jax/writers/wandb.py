@@ -7,8 +7,8 @@ import uuid
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from jaxtyping import UInt8
 
+from vit_jax.array_types import UInt8
 from vit_jax.errors import UserError
 from vit_jax.extras import needed_by
 from vit_jax.writers import base

@@ -8,8 +8,8 @@ import functools
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Int
 
+from vit_jax.array_types import Int
 from vit_jax.data import batches
 from vit_jax.data.batches import ArraySpec, Batch, Shape, Spec
 from vit_jax.data.examples import Examples

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from jaxtyping import UInt8
 from PIL import Image, ImageEnhance, ImageOps
 
+from vit_jax.array_types import UInt8
 from vit_jax.data.transforms.pillow import from_pillow, require_bytes, to_pillow
 from vit_jax.data.transforms.registry import transform
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import numpy as np
-from jaxtyping import Shaped
+
+from vit_jax.array_types import Shaped
 
 T = TypeVar('T')
 S = TypeVar('S')

@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from jaxtyping import Float, Shaped
 from PIL import Image
 
+from vit_jax.array_types import Float, Shaped
 from vit_jax.data.records import Record
 from vit_jax.data.transforms import frames
 from vit_jax.data.transforms.arguments import Fill

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Shaped, UInt8
 from PIL import Image
 
+from vit_jax.array_types import Shaped, UInt8
 from vit_jax.errors import UserError
 
 Matrix = tuple[float, float, float, float, float, float]

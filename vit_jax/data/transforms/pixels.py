@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from jaxtyping import Float, UInt8
 
+from vit_jax.array_types import Float, UInt8
 from vit_jax.data.records import Record
 from vit_jax.data.transforms.arguments import shares
 from vit_jax.data.transforms.pillow import require_bytes

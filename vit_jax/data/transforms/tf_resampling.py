@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int, UInt8
 
+from vit_jax.array_types import Float, Int, UInt8
 from vit_jax.data.on_demand import OnDemand
 
 Bytes = UInt8[np.ndarray, 'H W C']
