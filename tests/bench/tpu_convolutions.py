@@ -38,7 +38,7 @@ def main(batch: str, name: str = 'v5e:1x1') -> None:
     found = collections.defaultdict(list)
     for instruction in module.entry:
         if instruction.opcode not in roofline.FREE and not instruction.opcode.endswith('-done'):
-            op = roofline._operation(module, module.entry, instruction, 1, False)
+            op = roofline.operation(module, module.entry, instruction)
             found[kind(module, instruction)].append(op)
     for what, operations in sorted(found.items()):
         seconds = sum(op.seconds(slice_.chip) for op in operations)

@@ -22,10 +22,9 @@ echo "${{COMPREPLY[*]}}"
 
 @pytest.fixture(scope='module')
 def script(tmp_path_factory):
-    from vit_jax.commands import _completion
-
     path = tmp_path_factory.mktemp('completion') / 'complete.sh'
-    path.write_text(_completion.script('bash', cli.described()))
+    with path.open('w') as file, contextlib.redirect_stdout(file):
+        assert cli.main(['--completion', 'bash']) == 0
     return path
 
 

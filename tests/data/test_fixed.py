@@ -410,20 +410,20 @@ def test_numbers_that_would_become_others_name_the_record(info, value, said):
 class Unlike(Numbered):
     """Record 11 has other values of one field, or lacks it."""
 
-    def __init__(self, name, usual, odd):
+    def __init__(self, name, usual, odd, info=Numbered.info):
         super().__init__(20)
-        self._name, self._usual, self._odd = name, usual, odd
+        self.name, self.usual, self.odd, self.info = name, usual, odd, info
 
     def __getitem__(self, index):
-        record = super().__getitem__(index) | {self._name: self._usual}
+        record = super().__getitem__(index) | {self.name: self.usual}
         if index == 11:
-            record.pop(self._name)
-            record |= {} if self._odd is None else {self._name: self._odd}
+            record.pop(self.name)
+            record |= {} if self.odd is None else {self.name: self.odd}
         return record
 
 
-def unlike(*fields):
-    return Subset('unlike train', [(Unlike(*fields), np.arange(20))])
+def unlike(*fields, **options):
+    return Subset('unlike train', [(Unlike(*fields, **options), np.arange(20))])
 
 
 IMAGE = np.zeros((6, 5, 3), np.uint8)
@@ -470,9 +470,9 @@ def test_pixels_and_places_that_are_not_finite_are_broken(name, shape, odd):
     usual = np.zeros(shape, np.float64)
     spoilt = usual.copy()
     spoilt[(0,) * len(shape)] = odd
-    source = unlike(name, usual, spoilt)
-    if name == 'label':  # any number, where there are no classes
-        source._parts[0][0].info = SourceInfo(0, ())
+    # A label is any number where there are no classes.
+    options = {'info': SourceInfo(0, ())} if name == 'label' else {}
+    source = unlike(name, usual, spoilt, **options)
     mask = np.concatenate([batch['mask'] for batch in evaluate(source)])
     np.testing.assert_array_equal(np.flatnonzero(mask == 0), [11, 20, 21, 22, 23])
     assert source.broken == {11: f"number 11: '{name}' holds {spoilt.max()}"}

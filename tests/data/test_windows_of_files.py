@@ -4,7 +4,6 @@ import contextlib
 import importlib.metadata
 import io
 import pathlib
-import threading
 
 import numpy as np
 import pytest
@@ -32,24 +31,19 @@ def library(request, monkeypatch):
     """The decoder of windows, and the one of whole images that takes its place without it."""
     if request.param == 'simplejpeg':
         monkeypatch.setattr(turbojpeg, 'decoder', lambda: None)
-        yield
         return
     if turbojpeg.decoder() is None:
-        monkeypatch.setattr(turbojpeg, 'NAMES', of_the_wheel())
-        monkeypatch.setattr(turbojpeg, '_local', threading.local())
-        turbojpeg._library.cache_clear()
-    if turbojpeg.decoder() is None:
-        pytest.skip('libjpeg-turbo 3 (libturbojpeg) is not installed')
-    yield
-    turbojpeg._library.cache_clear()
+        decoder = of_the_wheel()
+        monkeypatch.setattr(turbojpeg, 'decoder', lambda: decoder)
 
 
 def of_the_wheel():
-    """The library that the package `turbojpeg` brings, if it is installed."""
+    """A decoder of the library that the package `turbojpeg` brings."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        files = importlib.metadata.files('turbojpeg') or []
-        return tuple(str(file.locate()) for file in files if file.match('libturbojpeg*'))
-    return ()
+        for file in importlib.metadata.files('turbojpeg') or []:
+            if file.match('libturbojpeg*'):
+                return turbojpeg.Decoder(turbojpeg.open_library(str(file.locate())))
+    pytest.skip('libjpeg-turbo 3 (libturbojpeg) is not installed')
 
 
 def photo(height=93, width=131):

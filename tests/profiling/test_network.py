@@ -94,6 +94,6 @@ def test_more_slices_pay_where_the_step_is_shorter_than_on_one():
     def pays(growth):
         return made.scheduled(1, growth) < made.end.at(2 * growth)
 
-    assert network._pays_from(pays, rows=64, unit=8) == 2 * 64
-    assert network._pays_from(pays, rows=60, unit=8) == 120, 'more than 114'
-    assert network._pays_from(lambda growth: True, rows=64, unit=8) == 8, 'the smallest there is'
+    assert network.pays_from(pays, rows=64, unit=8) == 2 * 64
+    assert network.pays_from(pays, rows=60, unit=8) == 120, 'more than 114'
+    assert network.pays_from(lambda growth: True, rows=64, unit=8) == 8, 'the smallest there is'

@@ -44,9 +44,10 @@ def test_the_folder_is_the_users_unless_another_is_named(home, monkeypatch):
     assert folder() == pathlib.Path('/elsewhere')
 
 
-def test_machines_do_not_share_a_folder(home, monkeypatch):
-    here = folder()
-    monkeypatch.setattr(compile_cache, '_processor', lambda: 'another')
+def test_machines_do_not_share_a_folder(home, tmp_path, monkeypatch):
+    here, other = folder(), tmp_path / 'cpuinfo'
+    other.write_text('flags : another\n\n')
+    monkeypatch.setattr(compile_cache, 'CPU_INFO', other)
     assert folder().parent == here.parent and folder() != here
 
 

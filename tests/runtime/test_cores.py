@@ -1,5 +1,7 @@
 """The cores that a process may use, as its affinity, its control groups and Slurm limit them."""
 
+import os
+
 import pytest
 
 from vit_jax.runtime import cores
@@ -10,7 +12,7 @@ def groups(monkeypatch, tmp_path):
     """Write control groups: the text of /proc/self/cgroup, and files by their paths."""
     monkeypatch.setattr(cores, 'OWN', tmp_path / 'own')
     monkeypatch.setattr(cores, 'CGROUPS', tmp_path / 'fs')
-    monkeypatch.setattr(cores, '_affinity', lambda: 64)
+    monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: {*range(64)}, raising=False)
     monkeypatch.delenv('SLURM_CPUS_PER_TASK', raising=False)
 
     def write(own, files):

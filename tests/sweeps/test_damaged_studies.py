@@ -85,7 +85,8 @@ def test_a_damaged_marker_is_one_line(tmp_path, capsys, marker):
 
 
 def trial_id(made, number):
-    return made.trials()[number]._trial_id
+    study = made.storage.get_study_id_from_name('name')
+    return made.storage.get_trial_id_from_study_id_trial_number(study, number)
 
 
 @pytest.mark.fault(78)

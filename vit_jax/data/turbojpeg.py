@@ -96,14 +96,20 @@ class Decoder:
 def _library() -> ctypes.CDLL | None:
     for name in (*(f'{sys.prefix}/lib/{name}' for name in NAMES), *NAMES):
         try:
-            return _declared(ctypes.CDLL(name))
+            return open_library(name)
         except (OSError, AttributeError):
             continue
     return None
 
 
-def _declared(turbo: ctypes.CDLL) -> ctypes.CDLL:
-    """Declare the functions; AttributeError if one is missing."""
+def open_library(name: str) -> ctypes.CDLL:
+    """The library of a file, for `Decoder`.
+
+    Raises:
+      OSError: if it cannot be opened.
+      AttributeError: if it is older than version 3.
+    """
+    turbo = ctypes.CDLL(name)
     for name, arguments in _FUNCTIONS.items():
         getattr(turbo, name).argtypes = arguments
     turbo.tj3Init.restype, turbo.tj3Destroy.restype = ctypes.c_void_p, None

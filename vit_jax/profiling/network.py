@@ -161,7 +161,7 @@ def crossing(module: Module, topology: Topology, rows: int, unit: int = 1) -> Cr
             hidden=max(sent / rate - (step - alone), 0.0),
             step=step,
             speedup=found.end.at(topology.slices) / step if step else 0,
-            pays_from=_pays_from(
+            pays_from=pays_from(
                 lambda growth: seconds(rate, growth) < found.end.at(topology.slices * growth),
                 rows,
                 unit,
@@ -180,7 +180,7 @@ def crossing(module: Module, topology: Topology, rows: int, unit: int = 1) -> Cr
     )
 
 
-def _pays_from(pays: Callable[[float], bool], rows: int, unit: int) -> int:
+def pays_from(pays: Callable[[float], bool], rows: int, unit: int) -> int:
     """The smallest global batch that pays, a multiple of `unit`.
 
     Args:

@@ -107,16 +107,17 @@ def expand(
     elif opcode == 'call':
         yield from _walk(module, called[0], count, asynchronous)
     else:
-        yield _operation(module, computation, instruction, count, asynchronous)
+        yield operation(module, computation, instruction, count, asynchronous)
 
 
-def _operation(
+def operation(
     module: Module,
     computation: Computation,
     instruction: Instruction,
-    count: int,
-    asynchronous: bool,
+    count: int = 1,
+    asynchronous: bool = False,
 ) -> Operation:
+    """An instruction that runs `count` times, with its FLOPs and bytes."""
     opcode = instruction.opcode
     started = opcode.endswith('-start') or opcode in TRANSFERS or begins(instruction)
     return Operation(

@@ -17,6 +17,7 @@ import shutil
 import jax
 
 MOST = 4 * 2**30  # bytes; the step of a ViT-B/16 takes a few million
+CPU_INFO = pathlib.Path('/proc/cpuinfo')
 LEAST_FREE = 2**28  # bytes on the disk; an entry that is cut short would be read at every start
 
 
@@ -50,7 +51,7 @@ def _folder() -> pathlib.Path:
 def _processor() -> str:
     """The model and features of the processor, as far as the system tells."""
     with contextlib.suppress(OSError):
-        first = pathlib.Path('/proc/cpuinfo').read_text().partition('\n\n')[0]
+        first = CPU_INFO.read_text().partition('\n\n')[0]
         return '\n'.join(
             re.findall(r'^(?:cpu family|model|flags|CPU part|Features)\b.*', first, re.M)
         )
