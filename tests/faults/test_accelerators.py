@@ -1,10 +1,13 @@
 """Accelerators that cannot start, on machines that have their plugin."""
 
+import contextlib
 import os
 
+import jax
 import pytest
 
 from vit_jax.__main__ import main
+from vit_jax.errors import UserError
 from vit_jax.runtime import mesh
 
 FAILS = """
@@ -13,12 +16,12 @@ def initialize():
 """
 FAILS_LATE = """
 def initialize():
-    from jax._src import xla_bridge
+    from jax.extend import backend
 
     def start():
         raise RuntimeError('no driver was found')
 
-    xla_bridge.register_backend_factory('fake', start, priority=500, fail_quietly=False)
+    backend.register_backend_factory('fake', start, priority=500, fail_quietly=False)
 """
 METADATA = 'Metadata-Version: 2.1\nName: fake-plugin\nVersion: 1.0\n'
 
@@ -73,22 +76,38 @@ def test_a_platform_that_is_not_there_is_one_line(run_cli, tmp_path):
     assert "'cuda' of JAX_PLATFORMS cannot be used" in line
 
 
+@pytest.fixture
+def no_platform(monkeypatch, tmp_path):
+    """JAX, which has started with CPUs, may use any platform; modules in the folder are found."""
+    before = jax.config.values['jax_platforms']
+    jax.config.update('jax_platforms', None)
+    monkeypatch.delenv('JAX_PLATFORM_NAME', raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    jax.config.update('jax_platforms', before)
+
+
 @pytest.mark.fault(130)
+@pytest.mark.usefixtures('no_platform')
 @pytest.mark.parametrize('command', ['evaluate', 'predict', 'attention'])
-def test_no_model_is_used_on_cpus_instead(monkeypatch, capsys, smoke_run, tmp_path, command):
-    monkeypatch.setattr(mesh, '_meant', lambda: 'the accelerator')
+def test_no_model_is_used_on_cpus_instead(capsys, smoke_run, tmp_path, plugin, command):
+    plugin(FAILS)
     words = [command, '--workdir', str(smoke_run)]
     if command != 'evaluate':
         words += [str(tmp_path / 'photo.png'), '--out', str(tmp_path / 'out.png')]
     assert main(words) == 2
-    assert 'the accelerator cannot be used' in capsys.readouterr().err
+    assert 'cannot be used' in capsys.readouterr().err
 
 
-def test_libtpu_without_a_tpu_is_a_compiler(monkeypatch):
-    monkeypatch.setattr(mesh, '_is_installed', lambda name: name == 'libtpu')
+@pytest.mark.usefixtures('no_platform')
+def test_libtpu_without_a_tpu_is_a_compiler(monkeypatch, tmp_path):
+    (tmp_path / 'libtpu.py').touch()
     monkeypatch.setattr(mesh.processes, 'on_tpu_vm', lambda: False)
-    for name in mesh._TPU_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    assert 'libtpu' not in mesh._plugins()
+    for name in [name for name in os.environ if name.startswith('TPU_')]:
+        monkeypatch.delenv(name)
+    monkeypatch.delenv('JAX_FORCE_TPU_INIT', raising=False)
+    with contextlib.suppress(UserError):  # of another plugin
+        assert mesh.usable_devices()[0].platform == 'cpu'
     monkeypatch.setenv('TPU_WORKER_HOSTNAMES', 'localhost')
-    assert 'libtpu' in mesh._plugins()
+    with pytest.raises(UserError, match='cannot be used'):
+        mesh.usable_devices()

@@ -1,13 +1,9 @@
-"""An isoFLOP study of three tiny ViTs on digits, whose prices tests need again and again."""
-
-import functools
-import json
+"""An isoFLOP study of three tiny ViTs on digits."""
 
 from experiments.vit import digits
 from vit_jax.sweeps import isoflop
 
 ARGS = ('smoke',)
-_price = isoflop._price
 
 
 def get_config(arg: str | None = None):
@@ -26,13 +22,3 @@ def get_sweep(arg: str | None = None) -> isoflop.Isoflop:
         shapes=[{'model.width': width, 'model.mlp_dim': 2 * width} for width in (8, 12, 16)],
         budgets=(1e8, 4e8, 1.6e9),
     )
-
-
-def price(study, shape):
-    """As that of the module, remembered."""
-    return _of_shape(json.dumps(shape))
-
-
-@functools.cache
-def _of_shape(shape: str):
-    return _price(get_sweep(), json.loads(shape))

@@ -26,3 +26,9 @@ def make(folder: pathlib.Path, storage: str = 'journal', **fields: Any) -> Study
     files = {'journal': '', 'sqlite': f'sqlite:///{folder}/sweep.db'}
     sweep = Sweep(config='experiments/vit/digits.py:smoke', metric=METRIC, **fields)
     return study.create(sweep, 'name', files.get(storage, storage), folder)
+
+
+def ids(study: Study, trial: int) -> tuple[int, int]:
+    """What a storage calls a study and one of its trials, which is given by its number."""
+    of_study = study.storage.get_study_id_from_name(study.name)
+    return of_study, study.storage.get_trial_id_from_study_id_trial_number(of_study, trial)

@@ -23,6 +23,10 @@ SOURCE = [{'image': np.full((4, 4, 3), (RED, GREEN)[i], np.uint8)} for i in LABE
 DATA = types.SimpleNamespace(source=SOURCE, info=SourceInfo(2, ('red', 'green')))
 
 
+class Source(list):
+    """Records with a title."""
+
+
 class Redness(nn.Module):
     """Says red where red is above green; what is neither is green."""
 
@@ -73,10 +77,9 @@ def test_three_accuracies(evaluator):
 
 @pytest.mark.slow
 def test_classes_of_the_same_names_are_matched_by_name(evaluator, caplog):
-    source = types.SimpleNamespace(title='flags', __getitem__=SOURCE.__getitem__)
-    other = types.SimpleNamespace(source=source, info=SourceInfo(2, ('green', 'red')))
-    evaluator.open(other)
-    evaluator._source = SOURCE
+    flags = Source(SOURCE)
+    flags.title = 'flags'
+    evaluator.open(types.SimpleNamespace(source=flags, info=SourceInfo(2, ('green', 'red'))))
     images = np.stack([record['image'] for record in SOURCE])
     evaluator.update({'image': images}, {**batch([0, 1, 2, 3, 4]), 'label': 1 - LABELS})
     assert evaluator.result()['accuracy_original'] == 1

@@ -44,15 +44,21 @@ def test_no_law_within_the_rise_leaves_the_interval():
     found = fit.fit(form, X, y)
     seen, at, rise = found.points, np.array([[10.0]]), 0.004
     down, up = profile.reach(form, found.theta, seen, rise, at)[:, 0]
-    search = profile._Search(form, seen, rise, found.theta)
-    best = form.log_value(search._full(search.best), at)[0][0]
+    low, high = np.array(seen.bounds).T
+    free = low < high
+
+    def errors(theta):
+        return np.sum((seen.weights * (form.log_value(theta, seen.x)[0] - seen.log_y)) ** 2)
+
+    slopes = seen.weights[:, None] * form.log_value(found.theta, seen.x)[1][:, free]
+    factor = np.linalg.cholesky(np.linalg.inv(slopes.T @ slopes))
     rng, ends = np.random.default_rng(0), []
-    factor = np.linalg.cholesky(search.covariance + 1e-14 * np.eye(3))
     for _ in range(4000):
-        z = search.best + 1.5 * np.sqrt(rise) * factor @ rng.standard_normal(3)
-        inside = (z > search.low).all() and (z < search.high).all()
-        if inside and np.sum(search._errors(z) ** 2) <= search.least + rise:
-            ends.append(search._value(z, at) - best)
+        theta = found.theta.copy()
+        theta[free] += 1.5 * np.sqrt(rise) * factor @ rng.standard_normal(free.sum())
+        inside = (low <= theta).all() and (theta <= high).all()
+        if inside and errors(theta) <= errors(found.theta) + rise:
+            ends.append((form.log_value(theta, at)[0] - form.log_value(found.theta, at)[0])[0])
     assert -down * 1.02 <= min(ends) < -0.7 * down
     assert 0.7 * up < max(ends) <= 1.02 * up
 

@@ -10,7 +10,7 @@ pytest.importorskip('optuna')
 pytest.importorskip('cmaes')
 
 import optuna
-from helpers.studies import make
+from helpers.studies import ids, make
 from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 
@@ -90,10 +90,10 @@ def test_a_pickle_in_a_storage_is_never_read(tmp_path, fake_training, storage, s
     study = make(tmp_path, storage, space=dimensions, trials=3, search=search)
     mark = tmp_path / 'unpickled'
     poison = pickle.dumps(Payload(mark)).hex()
-    first = study.trials()[0]
-    study.storage.set_trial_system_attr(first._trial_id, 'cma:optimizer:0', poison)
+    of_study, first = ids(study, 0)
+    study.storage.set_trial_system_attr(first, 'cma:optimizer:0', poison)
     stored = space.to_json(study.sweep) | {'search': 'cmaes'}
-    study.storage.set_study_user_attr(1 if storage == 'sqlite' else 0, 'sweep', stored)
+    study.storage.set_study_user_attr(of_study, 'sweep', stored)
     fake_training(lambda config, step: config.optim.lr)
     assert main(['sweep', 'work', 'name', '--workdir', str(tmp_path)]) == 0
     assert [trial.state for trial in study.trials()] == [TrialState.COMPLETE] * 3

@@ -4,7 +4,7 @@ import json
 
 import optuna
 import pytest
-from helpers.studies import make
+from helpers.studies import ids, make
 from optuna.trial import TrialState
 
 from vit_jax.__main__ import main
@@ -84,17 +84,12 @@ def test_a_damaged_marker_is_one_line(tmp_path, capsys, marker):
     assert 'sweep.json' in (line := the_line(capsys)) or 'cannot be opened' in line
 
 
-def trial_id(made, number):
-    study = made.storage.get_study_id_from_name('name')
-    return made.storage.get_trial_id_from_study_id_trial_number(study, number)
-
-
 @pytest.mark.fault(78)
 @pytest.mark.parametrize(('name', 'value'), [('run', '../0'), ('folder', 5), ('attempt', [0])])
 @pytest.mark.parametrize('action', ['work', 'status', 'retry', 'best', 'plot'])
 def test_attributes_that_no_worker_wrote_are_one_line(tmp_path, capsys, action, name, value):
     made = make(tmp_path, points=POINTS)
-    made.storage.set_trial_user_attr(trial_id(made, 1), name, value)
+    made.storage.set_trial_user_attr(ids(made, 1)[1], name, value)
     assert sweep(action, tmp_path) == 2
     assert f'trial 1 has an impossible {name}' in the_line(capsys)
 
@@ -123,7 +118,7 @@ def test_what_is_tampered_with_after_a_worker_has_begun_is_one_line(
     made = make(tmp_path, points=POINTS)
 
     def tamper(config, step):
-        made.storage.set_trial_user_attr(trial_id(made, 1), name, value)
+        made.storage.set_trial_user_attr(ids(made, 1)[1], name, value)
         return 1.0
 
     fake_training(tamper)

@@ -11,16 +11,27 @@ from helpers import isoflop_file
 
 from vit_jax.__main__ import main
 from vit_jax.errors import UserError
+from vit_jax.profiling import cost
 from vit_jax.sweeps import branches, isoflop, space, study
 from vit_jax.sweeps.price import planned_runs
 
 FILE = 'tests/helpers/isoflop_file.py'
 
 
-@pytest.fixture(autouse=True)
-def every_shape_is_priced_once(monkeypatch):
+@pytest.fixture(autouse=True, scope='module')
+def every_shape_is_priced_once():
     """As the tests ask again and again for the same."""
-    monkeypatch.setattr(isoflop, '_price', isoflop_file.price)
+    price, priced = cost.price, {}
+
+    def once(config, *args, point=None, **options):
+        key = str((config, args, point, options))
+        if key not in priced:
+            priced[key] = price(config, *args, point=point, **options)
+        return priced[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cost, 'price', once)
+        yield
 
 
 def of(**changes):

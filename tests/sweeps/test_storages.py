@@ -197,9 +197,9 @@ def test_the_dashboard_shows_a_study(tmp_path, free_port, storage):
     pytest.importorskip('optuna_dashboard')
     url = {'journal': '', 'sqlite': f'sqlite:///{tmp_path}/sweep.db'}[storage]
     make(tmp_path, url, points=grid({'seed': [0, 1]}))
-    start = [sys.executable, '-c', 'from optuna_dashboard._cli import main; main()']
+    command = pathlib.Path(sys.executable).with_name('optuna-dashboard')
     place = ['--host', '127.0.0.1', '--port', str(free_port), url or tmp_path / 'journal.log']
-    with subprocess.Popen([*start, *place], stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen([command, *place], stderr=subprocess.DEVNULL) as process:
         try:
             api = f'http://127.0.0.1:{free_port}/api/studies'
             (shown,) = answer(api, process)['study_summaries']
