@@ -240,7 +240,7 @@ def test_training_that_is_not_finite_is_noticed():
     state = training.states[0]
     for i, batch in enumerate([make_batch(), broken, make_batch()], start=1):
         state, metrics = training.step(state, batch)
-        meter.add(i, metrics)
+        meter.add(i, metrics, {})
     with pytest.raises(Diverged, match=r'step 2: .* is nan'):
         meter.check_finite()
 

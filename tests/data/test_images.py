@@ -113,12 +113,12 @@ def test_transparency_is_dropped_as_pillow_does(mode):
     over_white = decode(data)
     for channels, target in ((3, 'RGB'), (1, 'L')):
         expected = np.asarray(Image.open(io.BytesIO(data)).convert(target))
-        with images.dropping_alpha():
+        with images.decoding(drop_alpha=True):
             found = decode(data, channels=channels)
         np.testing.assert_array_equal(found.squeeze(), expected)
-    with images.dropping_alpha(False):
+    with images.decoding(drop_alpha=False):
         np.testing.assert_array_equal(decode(data), over_white)
-    with images.dropping_alpha():
+    with images.decoding(drop_alpha=True):
         assert (decode(data) != over_white).any()
 
 

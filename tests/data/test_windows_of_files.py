@@ -59,7 +59,7 @@ def encode(image, kind='JPEG', **options):
 
 
 def on_demand(data, **options):
-    with images.on_demand():
+    with images.decoding(on_demand=True):
         return images.decode_image(data, name='photo.jpg', **options)
 
 

@@ -132,8 +132,7 @@ def test_a_first_step_alone_tells_no_time(
 def test_the_rates_are_of_what_was_counted(tmp_path: pathlib.Path) -> None:
     meter = Meter(0, lambda step: 0.1, lambda rate: rate)
     for step in (1, 2):
-        meter.count({'sentences': 2, 'tokens': 5})
-        meter.add(step, {'loss': jnp.float32(1)})
+        meter.add(step, {'loss': jnp.float32(1)}, {'sentences': 2, 'tokens': 5})
     logged = meter.log()
     assert 'train/images_per_sec' not in logged
     seconds = 2 * logged['train/step_sec']
@@ -149,13 +148,12 @@ def meter() -> Meter:
 def test_the_interval_means_all_of_its_steps() -> None:
     m = meter()
     for step, loss in enumerate([1.0, 2.0, 6.0], start=1):
-        m.count({'images': 4})
-        m.add(step, {'loss': jnp.float32(loss)})
+        m.add(step, {'loss': jnp.float32(loss)}, {'images': 4})
     logged = m.log()
     assert logged['train/loss'] == 3.0
     assert logged['train/lr'] == pytest.approx(0.2)  # of the update that made step 3
     assert logged['train/images_per_sec'] == pytest.approx(4 / logged['train/step_sec'])
-    m.add(4, {'loss': jnp.float32(5.0)})
+    m.add(4, {'loss': jnp.float32(5.0)}, {})
     assert m.log()['train/loss'] == 5.0
 
 
@@ -176,9 +174,9 @@ class Running:
 
 def test_waiting_for_data_is_input_bound_only_while_the_devices_are_idle() -> None:
     idle, busy, step = meter(), meter(), Running()
-    idle.add(1, {'loss': jnp.float32(1)})
+    idle.add(1, {'loss': jnp.float32(1)}, {})
     idle.check_finite()  # the step is over before data are waited for
-    busy.add(1, {'loss': step})
+    busy.add(1, {'loss': step}, {})
     for m in (idle, busy):
         with m.waiting():
             time.sleep(0.2)
@@ -207,8 +205,8 @@ def test_a_run_that_waits_for_data_says_so_and_advises_once(
 @pytest.mark.parametrize('bad', [math.nan, math.inf])
 def test_what_is_not_finite_stops_the_run_and_names_the_step(bad: float) -> None:
     m = meter()
-    m.add(1, {'loss': jnp.float32(1), 'grad_norm': jnp.float32(1)})
-    m.add(2, {'loss': jnp.float32(1), 'grad_norm': jnp.float32(bad)})
+    m.add(1, {'loss': jnp.float32(1), 'grad_norm': jnp.float32(1)}, {})
+    m.add(2, {'loss': jnp.float32(1), 'grad_norm': jnp.float32(bad)}, {})
     with pytest.raises(Diverged, match='step 2: grad_norm') as error:
         m.check_finite()
     assert error.value.exit_code == 3
@@ -217,10 +215,10 @@ def test_what_is_not_finite_stops_the_run_and_names_the_step(bad: float) -> None
 def test_few_steps_in_a_row_may_be_not_finite() -> None:
     m = Meter(0, lambda step: 0.1, lambda rate: None, max_skips=2)
     for step, loss in enumerate([math.nan, 1, math.inf, math.nan, 3, math.nan, math.nan], start=1):
-        m.add(step, {'loss': jnp.float32(loss)})
+        m.add(step, {'loss': jnp.float32(loss)}, {})
     logged = m.log()
     assert (logged['train/loss'], logged['train/skipped']) == (2.0, 5)
-    m.add(8, {'loss': jnp.float32(math.nan)})
+    m.add(8, {'loss': jnp.float32(math.nan)}, {})
     with pytest.raises(Diverged, match='step 8: loss is nan after 2 skipped steps'):
         m.check_finite()
 
@@ -229,8 +227,7 @@ def test_an_interval_whose_steps_were_all_skipped_has_no_means(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture
 ) -> None:
     m = Meter(0, lambda step: 0.1, lambda rate: None, max_skips=2)
-    m.count({'images': 4})
-    m.add(1, {'loss': jnp.float32(math.nan)})
+    m.add(1, {'loss': jnp.float32(math.nan)}, {'images': 4})
     logged = m.log()
     assert 'train/loss' not in logged
     writer = Writer(tmp_path, 10, 0, 'images')

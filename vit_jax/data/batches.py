@@ -130,10 +130,6 @@ class Process:
             )
         return np.arange(batch_size).reshape(self.count, -1)[list(self.parts)].ravel()
 
-    def total(self, count: int) -> int:
-        """A count over a global batch, from that over this process's rows."""
-        return count * self.count // len(self.parts)
-
 
 MASKED = {'pixel_mask': 'image', 'object_mask': 'boxes'}  # masks not named NAME_mask
 

@@ -132,7 +132,8 @@ class Dataset:
 
     def count(self, batch: Batch) -> dict[str, int]:
         """Counts over a global training batch, of which this process has the rows `batch`."""
-        return {name: self._process.total(n) for name, n in self.plan.tally(batch).items()}
+        total, here = self._process.count, len(self._process.parts)
+        return {name: n * total // here for name, n in self.plan.tally(batch).items()}
 
     @functools.cached_property
     def class_counts(self) -> np.ndarray | None:

@@ -63,7 +63,8 @@ class Examples:
           UserError: if a transform refuses it; the message names the record.
         """
         if not self._cache:
-            return self._transformed(index, self._to_transform(index), seed, draw)
+            record = self._decoded(index, self.transforms.crop_first)
+            return self._transformed(index, record, seed, draw)
         if index not in self._kept:
             self._kept[index] = self._to_keep(index)
         kept = self._kept[index]
@@ -101,17 +102,14 @@ class Examples:
         """A line for each transform in pixels that does not suit the size of the images."""
         for index in (0, len(self) // 2, len(self) - 1):
             with contextlib.suppress(BrokenRecord, UserError):
-                if found := self.transforms.remarks(self._to_transform(index)):
+                record = self._decoded(index, self.transforms.crop_first)
+                if found := self.transforms.remarks(record):
                     return tuple(found)
         return ()
 
-    def _to_transform(self, index: int) -> Record:
-        """The example; if a crop comes first, with an image that decodes what the crop takes."""
-        with images.on_demand(self.transforms.crop_first):
-            return self._decoded(index)
-
-    def _decoded(self, index: int) -> Record:
-        with images.dropping_alpha(self.transforms.drops_alpha):
+    def _decoded(self, index: int, on_demand: bool = False) -> Record:
+        """The example, if `on_demand` with an image that decodes the window that a crop takes."""
+        with images.decoding(on_demand=on_demand, drop_alpha=self.transforms.drops_alpha):
             return self.source[index]
 
     def _to_keep(self, index: int) -> Record | BrokenRecord:

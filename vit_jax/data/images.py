@@ -1,12 +1,12 @@
 """Decoding of image files to RGB bytes: JPEG by libjpeg-turbo, all else by Pillow.
 
-    with images.on_demand():
+    with images.decoding(on_demand=True):
         image = images.decode_image(data, name=name)
     image.shape                 # of the header
     image[10:234, 20:244]       # decodes this window if `turbojpeg` can, else the whole image
 
 Transforms that begin with a crop get such an image, whatever the source. Transparency is laid over
-white, or, within `dropping_alpha`, left out as in most other code.
+white, or, within `decoding(drop_alpha=True)`, left out as in most other code.
 """
 
 from __future__ import annotations
@@ -34,26 +34,21 @@ _is_on_demand = contextvars.ContextVar('on_demand', default=False)
 _is_dropping_alpha = contextvars.ContextVar('dropping_alpha', default=False)
 
 
-def on_demand(wanted: bool = True) -> contextlib.AbstractContextManager[None]:
-    """Within it, if `wanted`, `decode_image` gives an `Encoded` JPEG, which is decoded later."""
-    return _set(_is_on_demand, wanted)
-
-
-def dropping_alpha(wanted: bool = True) -> contextlib.AbstractContextManager[None]:
-    """Within it, if `wanted`, `decode_image` takes colors as they are under any transparency.
-
-    That is Pillow's `convert('RGB')`, with which timm and transformers read files.
-    """
-    return _set(_is_dropping_alpha, wanted)
-
-
 @contextlib.contextmanager
-def _set(variable: contextvars.ContextVar[bool], value: bool) -> Iterator[None]:
-    token = variable.set(value)
+def decoding(*, on_demand: bool = False, drop_alpha: bool = False) -> Iterator[None]:
+    """Set how `decode_image` decodes within this context.
+
+    Args:
+      on_demand: return an `Encoded` JPEG, which is decoded later.
+      drop_alpha: take colors as they are under any transparency. That is Pillow's `convert('RGB')`,
+        with which timm and transformers read files.
+    """
+    demand, alpha = _is_on_demand.set(on_demand), _is_dropping_alpha.set(drop_alpha)
     try:
         yield
     finally:
-        variable.reset(token)
+        _is_on_demand.reset(demand)
+        _is_dropping_alpha.reset(alpha)
 
 
 class Encoded(OnDemand):
@@ -90,7 +85,7 @@ def decode_image(data: bytes, *, name: str, channels: int = 3) -> np.ndarray:
     """Decode a JPEG, PNG or WebP file.
 
     Gray, palette, CMYK and 16-bit images become 8-bit RGB; transparency is laid over
-    white, unless `dropping_alpha`; the EXIF orientation is applied.
+    white, unless `drop_alpha` is set; the EXIF orientation is applied.
 
     Args:
       data: the encoded bytes.

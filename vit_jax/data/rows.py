@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -65,11 +64,11 @@ class Loader:
         mine = self.process.rows(len(examples))
         batch = zeros(spec | marks(self.plan.slots), len(mine))
         index, mask = marks_of(batch)
-        coming = iter(examples[mine].ravel().tolist())
+        coming = (i for i in examples[mine].ravel().tolist() if i != base.NONE)
         slots = examples[0].size
-        self._expect(coming, AHEAD * slots)
+        self.plan.examples.expect(itertools.islice(coming, AHEAD * slots))
         for row, at in enumerate(mine):
-            self._expect(coming, slots)
+            self.plan.examples.expect(itertools.islice(coming, slots))
             wanted = zip(np.atleast_1d(examples[at]).tolist(), draws[at].tolist(), strict=True)
             read = [self._read(i, seed, draw, replace) for i, draw in wanted if i != base.NONE]
             if found := [one for one in read if one is not None]:
@@ -85,10 +84,6 @@ class Loader:
                 f'{type(self.plan).__module__}: examples of shape {examples.shape} do not match '
                 f'`Plan.slots`, {slots}; override `rows` or `slots`, or give one example a row'
             )
-
-    def _expect(self, coming: Iterator[int], count: int) -> None:
-        some = itertools.islice(coming, count)
-        self.plan.examples.expect(i for i in some if i != base.NONE)
 
     def _read(self, index: int, seed: int, draw: int, replace: bool) -> tuple[int, Record] | None:
         """An example and its index; None for a broken one that is not replaced."""

@@ -14,6 +14,7 @@ Examples are counted in the order in which the source stores them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import multiprocessing
@@ -70,7 +71,7 @@ class Subset:
         self._parts = parts
         self._places = Parts(len(indices) for _, indices in parts)
 
-    @property
+    @functools.cached_property
     def info(self) -> SourceInfo:
         return self._parts[0][0].info
 

@@ -56,7 +56,7 @@ class PhotoReader:
           UserError: if there is no such file, or it is no intact image.
         """
         path = pathlib.Path(path)
-        with images.dropping_alpha(self.transforms.drops_alpha):
+        with images.decoding(drop_alpha=self.transforms.drops_alpha):
             record = {'image': read_image(path, self.channels)}
         return photo_of(record, path, lambda record: self._transform(record, size))
 

@@ -87,8 +87,9 @@ def measure_stages(data: Dataset, examples: int, put: Callable[[Batch], Any]) ->
         try:
             record = source.encoded(number) if source.has_files else source[number]
             clock.ends('read')
-            alpha = images.dropping_alpha(transforms.drops_alpha)
-            with alpha, images.on_demand(transforms.crop_first):
+            with images.decoding(
+                on_demand=transforms.crop_first, drop_alpha=transforms.drops_alpha
+            ):
                 record = images.decoded(record, source.record_name(number))
             clock.ends('decode')
             for name, step in zip(names, transforms.steps, strict=True):

@@ -52,7 +52,9 @@ class Preemption:
         self._outer = getattr(signal.getsignal(signal.SIGINT), '__self__', None)
         if isinstance(self._outer, Preemption):
             self._flag, self._agreed = self._outer._flag, self._outer._agreed
-        watched = [signal.SIGINT] if _distributed() else [signal.SIGINT, signal.SIGTERM]
+        watched = (
+            [signal.SIGINT] if jax.distributed.is_initialized() else [signal.SIGINT, signal.SIGTERM]
+        )
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # a closed terminal
             watched.append(signal.SIGHUP)
         self._previous = {number: signal.signal(number, self._receive) for number in watched}
@@ -73,7 +75,7 @@ class Preemption:
     def request(self) -> None:
         """Act as if a signal had arrived; one process may call it for all."""
         self._flag = True
-        if _distributed():
+        if jax.distributed.is_initialized():
             os.kill(os.getpid(), signal.SIGTERM)
 
     def reached(self, *, waiting: bool = False) -> bool:
@@ -84,7 +86,7 @@ class Preemption:
             the state as at the last other call. Several processes then stop only if all of them
             wait at the same one.
         """
-        if not _distributed():
+        if not jax.distributed.is_initialized():
             return self._flag
         if waiting:
             self._agreed = self._agreed or self._all_wait()
@@ -162,7 +164,3 @@ def _count(reader: int, left: threading.Event) -> None:
                     os.write(2, f'\ninterrupted: {_AT_ONCE}\n'.encode())
                 os._exit(EXIT_INTERRUPTED)
             received += number[0] in (signal.SIGINT, *_FINAL)
-
-
-def _distributed() -> bool:
-    return jax.distributed.is_initialized()

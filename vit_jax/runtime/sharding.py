@@ -39,7 +39,7 @@ class Jit:
     min_split_size: int = 2**14
     axis_name = None
 
-    @property
+    @functools.cached_property
     def num_shards(self) -> int:
         """The number of parts into which the batch is split."""
         return math.prod(self.mesh.shape[name] for name in (SLICE, *ROWS))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vit_jax import step as step_lib
+from vit_jax.checkpoints.best import KEPT
 from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.runtime.hangs import Stopping
 from vit_jax.trainer import broken_records, evaluations
 from vit_jax.trainer.build import Training
-from vit_jax.trainer.judge import Bests, is_best
+from vit_jax.trainer.judge import Bests
 
 
 def due(step: int, every: int, total: int) -> bool:
@@ -23,7 +24,8 @@ def due_save(training: Training, step: int, bests: Bests, checkpointer: Checkpoi
     `bests` are the results up to `step`.
     """
     timetable = training.timetable
-    kept = step in checkpointer.keep_steps or is_best(bests, step) or checkpointer.is_lost
+    is_best = KEPT in bests and bests[KEPT].step == step
+    kept = step in checkpointer.keep_steps or is_best or checkpointer.is_lost
     return kept or due(step, timetable.checkpoint, timetable.total)
 
 

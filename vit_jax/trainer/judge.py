@@ -121,10 +121,5 @@ def of_config(config: ConfigDict, opened: Mapping[str, Evaluator | None]) -> Jud
     return judge
 
 
-def is_best(bests: Bests, step: int) -> bool:
-    """Whether a step is the best so far, and is to be kept for it."""
-    return KEPT in bests and bests[KEPT].step == step
-
-
 def _agreed(decision: bool) -> bool:
     return bool(processes.on_process_0(lambda: decision))

@@ -45,6 +45,9 @@ class Verdict(enum.Enum):
     ENDED = 'early stopping ends the run'
 
 
+STOPS = (Verdict.INTERRUPTED, Verdict.PRUNED)  # the run may go on with another start
+
+
 @dataclasses.dataclass(frozen=True)
 class Evaluated:
     """The evaluations after a step.
@@ -123,7 +126,7 @@ def loop(training: Training, beginning: Beginning, hooks: Hooks) -> Evaluated:
             with meter.paused(), clock.during(times.EVALUATION):
                 last = evaluate(training, state, step, hooks, last.bests)
         # Whoever ends a run by `report` may go on with it later.
-        stopping = stopping or last.verdict in (Verdict.INTERRUPTED, Verdict.PRUNED)
+        stopping = stopping or last.verdict in STOPS
         ending = last.verdict is Verdict.ENDED
         if stopping or ending or due_save(training, step, last.bests, hooks.checkpointer):
             with meter.paused(), clock.during(times.SAVING):
@@ -131,7 +134,8 @@ def loop(training: Training, beginning: Beginning, hooks: Hooks) -> Evaluated:
                 save_state(training, state, step, hooks, last)
         if ending:
             break
-        require_going_on(last.verdict, step, total, stopping and step < total, hooks)
+        if last.verdict in STOPS or (stopping and step < total):
+            stop(last.verdict, step, total, hooks)
     clock.enter(times.SAVING)
     hooks.checkpointer.wait()
     return last
@@ -163,17 +167,17 @@ def evaluate_first(training: Training, beginning: Beginning, hooks: Hooks) -> Ev
     known = not beginning.unevaluated
     with hooks.clock.during(times.EVALUATION):
         last = evaluate(training, beginning.state, start, hooks, bests, known)
-    require_going_on(last.verdict, start, total, False, hooks)
+    if last.verdict in STOPS:
+        stop(last.verdict, start, total, hooks)
     return last
 
 
-def require_going_on(verdict: Verdict, step: int, total: int, stopping: bool, hooks: Hooks) -> None:
-    """Raise Pruned or Preempted, with the state saved, if the run does not go on after `step`."""
+def stop(verdict: Verdict, step: int, total: int, hooks: Hooks) -> NoReturn:
+    """Raise Pruned or Preempted once the state after `step` is saved."""
     if verdict is Verdict.PRUNED:
         raise Pruned(f'ended after step {step}/{total}')
-    if stopping or verdict is Verdict.INTERRUPTED:
-        hooks.clock.enter(times.SAVING)
-        raise Preempted(end_of_stop(step, total, hooks))
+    hooks.clock.enter(times.SAVING)
+    raise Preempted(end_of_stop(step, total, hooks))
 
 
 def end_of_stop(step: int, total: int, hooks: Hooks, why: str = '') -> str:
@@ -199,16 +203,17 @@ def take_step(
 ) -> step_lib.TrainState:
     """Update the state by the next batch; `meter` gets the metrics once the devices have them."""
     program, tracer = training.program, hooks.profile
-    tracer.before(step, meter)
+    if step in tracer.steps:
+        tracer.before(step, meter)
     with meter.waiting(), tracer.part(profile.DATA):
         batch = next(batches)
-    meter.count(training.data.count(batch))
     with tracer.part(profile.START):
         state, metrics = program.train_step(state, program.layout.put_batch(batch))
     hooks.clock.stepped(step)
     with tracer.part(profile.DEVICES):
-        meter.add(step, metrics)
-    tracer.after(step, meter)
+        meter.add(step, metrics, training.data.count(batch))
+    if step in tracer.steps:
+        tracer.after(step, meter)
     hooks.writer.progress(step)
     hooks.checkpointer.check()
     return state

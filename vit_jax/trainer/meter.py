@@ -61,7 +61,9 @@ class Meter:
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """Counts as waiting for data; as starved, where the devices had nothing else to do."""
-        began, finished = time.perf_counter(), self._finish()
+        began, finished = time.perf_counter(), None  # when the newest step has finished
+        if self._last is not None and not all(x.is_ready() for x in self._last.values()):
+            finished = self._clock.submit(_finish_time, [self._last])
         yield
         ended = time.perf_counter()
         self.data_wait += ended - began
@@ -72,12 +74,6 @@ class Meter:
             self.starved += idle
         self._waited(idle)
 
-    def _finish(self) -> concurrent.futures.Future[float] | None:
-        """The time at which the newest step will have finished; None if nothing runs."""
-        if self._last is None or all(value.is_ready() for value in self._last.values()):
-            return None
-        return self._clock.submit(_finish_time, [self._last])
-
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Counts as no training at all: evaluating, saving."""
@@ -86,13 +82,16 @@ class Meter:
         yield
         self.pause += time.perf_counter() - began
 
-    def count(self, seen: Mapping[str, int]) -> None:
-        """Counts what was in a batch, as {'images': 64}; see `Dataset.count`."""
-        self.seen.update(seen)
+    def add(self, step: int, metrics: dict[str, Any], counts: Mapping[str, int]) -> None:
+        """Take the metrics of `step`; wait until at most two steps are in flight.
 
-    def add(self, step: int, metrics: dict[str, Any]) -> None:
-        """Takes the metrics of `step`; waits until at most two steps are in flight."""
+        Args:
+          step: the step just started.
+          metrics: of the step, on the devices.
+          counts: of its batch, as {'images': 64}; see `Dataset.count`.
+        """
         self.step, self.steps = step, self.steps + 1
+        self.seen.update(counts)
         self.running.append((step, metrics))
         self._last = metrics
         jax.copy_to_host_async(metrics)

@@ -56,18 +56,21 @@ class Profile:
       folder: of the run; the trace is put into `profile/` there.
       steps: to trace; empty for none.
       say: gets the table.
+
+    Attributes:
+      steps: to trace here.
     """
 
     def __init__(self, folder: pathlib.Path, steps: range, say: Callable[[str], None]):
-        self._steps = steps if jax.process_index() == 0 else range(0)
+        self.steps = steps if jax.process_index() == 0 else range(0)
         self._folder, self._say = folder / run_folder.PROFILE, say
         self._spool: tempfile.TemporaryDirectory[str] | None = None
         self._began, self._taken = 0.0, 0
         self._parts: dict[str, float] = collections.defaultdict(float)
 
     def before(self, step: int, meter: Meter) -> None:
-        """Starts the trace if this is the first step of it."""
-        if not self._steps or step != self._steps[0]:
+        """Start the trace if this is the first of its steps."""
+        if step != self.steps[0]:
             return
         with meter.paused():
             self._spool = tempfile.TemporaryDirectory(prefix='vit_jax-')
@@ -87,18 +90,16 @@ class Profile:
         began = time.perf_counter()
         with contextlib.ExitStack() as marks:
             if name == START:  # how TensorBoard identifies steps
-                number = self._steps[0] + self._taken
+                number = self.steps[0] + self._taken
                 marks.enter_context(jax.profiler.StepTraceAnnotation('train', step_num=number))
             marks.enter_context(jax.profiler.TraceAnnotation(name))
             yield
         self._parts[name] += time.perf_counter() - began
 
     def after(self, step: int, meter: Meter) -> None:
-        """Ends the trace if this was the last step of it, and says where its time went."""
-        if self._spool is None:
-            return
+        """End the trace if this was the last of its steps, and print where its time went."""
         self._taken += 1
-        if step == self._steps[-1]:
+        if step == self.steps[-1]:
             with self.part(DEVICES):
                 meter.check_finite()
             with meter.paused():
@@ -136,7 +137,7 @@ class Profile:
         return trace.Devices(0.0, {})
 
     def _table(self, seconds: float, devices: trace.Devices) -> Iterator[str]:
-        first, rest = self._steps[0], seconds - sum(self._parts.values())
+        first, rest = self.steps[0], seconds - sum(self._parts.values())
         yield (
             f'profile of the steps {first} to {first + self._taken - 1} in {self._folder}, for '
             'TensorBoard and https://ui.perfetto.dev'

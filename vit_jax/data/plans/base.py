@@ -77,7 +77,7 @@ class Plan(abc.ABC):
         """The examples of an epoch of training."""
         return np.arange(len(self.examples))
 
-    @property
+    @functools.cached_property
     def slots(self) -> tuple[int, ...]:
         """The shape of `index` and `mask` in a row: (n,) if it holds up to n examples, else ()."""
         return self.rows.shape[1:]
@@ -97,7 +97,7 @@ class Plan(abc.ABC):
         """Tokens of the target in a training batch, on average and without padding; else 0."""
         return 0
 
-    @property
+    @functools.cached_property
     def unit(self) -> str:
         """The unit of rates: 'images', 'examples' or 'tokens'."""
         return 'images' if 'image' in self.spec else 'examples'
