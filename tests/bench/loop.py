@@ -124,7 +124,7 @@ def time_loop(training: Training) -> dict[str, float]:
         opened(training, pathlib.Path(folder), None) as run,
     ):
         beginning = restore(training, run.checkpointer, None)
-        with run.hooks(training, 0, range(0), None, None, clock) as hooks:
+        with run.hooks(training, beginning, range(0), None, None, clock) as hooks:
             loop(training, beginning, hooks)
     return dict(training.data.spent)
 

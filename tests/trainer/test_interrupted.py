@@ -7,11 +7,14 @@ import signal
 
 import pytest
 from helpers.xla import use_one_device
+from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 
 from vit_jax.__main__ import main
+from vit_jax.checkpoints.best import KEPT, of_meta
 from vit_jax.data.dataset import Dataset
-from vit_jax.errors import EXIT_PREEMPTED
-from vit_jax.storage import run_folder
+from vit_jax.errors import EXIT_PREEMPTED, UserError
+from vit_jax.runtime.hangs import Interrupted
+from vit_jax.storage import run_folder, step_folder
 from vit_jax.writers import tensorboard
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('compiled_once')]
@@ -77,6 +80,51 @@ def test_an_evaluation_that_is_cut_short_is_made_up_for(
     assert train(repo, tmp_path) == 0
     assert evaluations(tmp_path) == evaluations(whole_run)
     assert run_folder.read_result(tmp_path) == run_folder.read_result(whole_run)
+
+
+def stall(data, start, stopping):
+    """Batches for which a run waits until it is told to stop."""
+    yield from ()
+    raise Interrupted
+
+
+def fail(data, start, stopping):
+    """Batches of which the first ends the run at once, as a kill does."""
+    yield from ()
+    raise UserError('killed')
+
+
+@pytest.mark.fault(53)
+@pytest.mark.parametrize(('batches', 'code'), [(stall, EXIT_PREEMPTED), (fail, 2)])
+def test_an_evaluation_that_is_repeated_twice_is_logged_once(
+    repo, tmp_path, whole_run, monkeypatch, batches, code
+):
+    """The start that makes up for it ends before its next save, so that another one does, too."""
+    flags = ['--config.every.log=5', '--config.checkpoint.keep_best=test/loss']
+    whole = Dataset.eval_batches
+
+    def told_to_stop(data, stopping):
+        for batch in whole(data, stopping):
+            signal.raise_signal(signal.SIGTERM)
+            yield batch
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Dataset, 'eval_batches', told_to_stop)
+        assert train(repo, tmp_path, *flags) == EXIT_PREEMPTED
+    with monkeypatch.context() as patch:
+        patch.setattr(Dataset, 'train_batches', batches)
+        assert train(repo, tmp_path, *flags) == code
+    assert run_folder.steps(tmp_path) == [10]
+    assert evaluations(tmp_path) == evaluations(whole_run)[:1]
+    assert train(repo, tmp_path, *flags) == 0
+    assert evaluations(tmp_path) == evaluations(whole_run)
+    trained = [line['step'] for line in run_folder.read_metrics(tmp_path) if 'train/loss' in line]
+    assert trained == [5, 10, 15, 20]
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [event.step for event in events.Tensors('test/loss')] == [10, 20]
+    best = of_meta(step_folder.read_meta(tmp_path / 'checkpoints' / '20'), KEPT)
+    highest = max(evaluations(whole_run), key=lambda line: line['test/loss'])
+    assert (best.step, best.since) == (highest['step'], (20 - highest['step']) // 10)
 
 
 @pytest.mark.fault(52)

@@ -17,6 +17,7 @@ from vit_jax.trainer.build import Training
 from vit_jax.trainer.clock import Clock
 from vit_jax.trainer.loop import Hooks, Report
 from vit_jax.trainer.profile import Profile
+from vit_jax.trainer.start import Beginning
 from vit_jax.trainer.writer import Writer
 
 
@@ -42,16 +43,17 @@ class OpenRun:
     def hooks(
         self,
         training: Training,
-        start: int,
+        beginning: Beginning,
         traced: range,
         stop_at: int | None,
         report: Report | None,
         clock: Clock,
     ) -> Iterator[Hooks]:
-        """Open the metrics, and the profile of the `traced` steps, for the loop from `start` on.
+        """Open the metrics, and the profile of the `traced` steps, for the loop.
 
         `clock` begins to write the record of the run's time.
         """
+        start = beginning.step
         with paths.writing(self.folder):
             writer = Writer(
                 self.folder,
@@ -61,6 +63,7 @@ class OpenRun:
                 training.config.to_dict(),
                 failed=self.preemption.request,
                 held=self.held,
+                evaluates_again=beginning.unevaluated,
             )
         if writer.enabled:
             with paths.writing(self.folder):

@@ -109,7 +109,7 @@ def train(
         training.data.facts()  # reads records, for which no save may wait
         del origin, filled  # frees the memory
         window = profile.steps(beginning.step, training.timetable.total) if profile else range(0)
-        with run.hooks(training, beginning.step, window, stop_at, report, clock) as hooks:
+        with run.hooks(training, beginning, window, stop_at, report, clock) as hooks:
             hooks.writer.say('\n'.join((describe(training, folder, beginning), *notes)))
             return conclude(training, folder, loop(training, beginning, hooks), hooks.writer)
 

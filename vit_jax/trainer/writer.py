@@ -63,6 +63,8 @@ class Writer:
       failed: called once, when something cannot be written; then only the lines of the metrics are
         tried again, before the next save and in the end.
       held: the check of the folder's lock, made before lines are written.
+      evaluates_again: whether this start repeats the evaluations of `start_step`; the lines of an
+        earlier start that hold their results are dropped.
 
     Attributes:
       trouble: what could not be written, and why; empty while all is well.
@@ -77,6 +79,7 @@ class Writer:
         config: Mapping[str, Any] | None = None,
         failed: Callable[[], None] = lambda: None,
         held: lock.Check = lambda: None,
+        evaluates_again: bool = False,
     ):
         self.total_steps, self.unit, self._failed, self.trouble = total_steps, unit, failed, ''
         self.compiled: tuple[int, float] | None = None  # the first step, and when it was done
@@ -91,7 +94,7 @@ class Writer:
         self.mirror.fetch(run_folder.METRICS)
         self.path = self.mirror.folder / run_folder.METRICS
         before = run_folder.read_metrics(self.mirror.folder)
-        kept = [line for line in before if line['step'] <= start_step]
+        kept = [line for line in before if _stays(line, start_step, evaluates_again)]
         write_text_atomic(self.path, ''.join(json.dumps(line) + '\n' for line in kept))
         self.lines = Lines(self.path, held, self.say)
         config = dict(config or {})
@@ -245,6 +248,13 @@ class Writer:
                 self.say(f'writer {name!r} could not be closed: {in_a_line(error)}')
         last()
         self.mirror.close()
+
+
+def _stays(line: Mapping[str, Any], start_step: int, evaluates_again: bool) -> bool:
+    """Whether a line of an earlier start stays in the metrics of a run that resumes."""
+    if line['step'] == start_step and evaluates_again:
+        return 'train/step_sec' in line
+    return line['step'] <= start_step
 
 
 def _showing(step: int, name: str, shown: Figure | Texts) -> Callable[[base.Writer], None]:

@@ -25,7 +25,8 @@ from vit_jax.writers.base import Run, markdown
 class Writer(base.Writer):
     """Write event files of TensorBoard, flushed to the disk at every write.
 
-    If a resumed run repeats steps, TensorBoard drops those of the earlier start.
+    If a resumed run repeats steps, TensorBoard drops those of the earlier start. Evaluations of the
+    step after which it resumes are not written again.
 
     Args:
       run: whose folder gets the file.
@@ -35,6 +36,7 @@ class Writer(base.Writer):
 
     def __init__(self, run: Run):
         who = f'{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}.{next(self._count):05}'
+        self._run = run
         self._records = RecordWriter(paths.create(run.local / f'{run_folder.EVENTS}{who}'))
         self._add(0, file_version='brain.Event:2')
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
@@ -43,6 +45,8 @@ class Writer(base.Writer):
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Write {name: value} of a step; raise OSError if that fails."""
+        if step <= self._run.start_step:
+            values = self._run.unwritten(step, values)
         listed = [summary_pb2.Summary.Value(tag=k, simple_value=v) for k, v in values.items()]
         self._add(step, summary=summary_pb2.Summary(value=listed))
 
