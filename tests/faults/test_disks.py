@@ -63,9 +63,9 @@ def test_a_full_disk_takes_one_line(repo, smoke_run, run_cli, tmp_path):
     with small_disk(tmp_path / 'disk', 3 * 2**20) as disk:
         leave_room(disk, on_disk(smoke_run / 'checkpoints' / '20') // 2, disk / 'ballast')
         full = run_cli('train', '--config', config, '--workdir', disk / 'run')
-    assert full.returncode == 2
-    (line,) = full.stderr.splitlines()
-    assert 'No space left on device. Finished steps: none;' in line
+    assert full.returncode == 2, full.stderr
+    assert len(full.stderr.splitlines()) == 1, full.stderr
+    assert 'No space left on device. Finished steps: none;' in full.stderr
 
 
 @pytest.mark.fault(19)

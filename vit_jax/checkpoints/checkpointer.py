@@ -60,7 +60,7 @@ class Checkpointer:
         if keep_last < 1 or keep_every < 0:
             wrong = f'{keep_last} and {keep_every}'
             raise UserError(f'checkpoint: keep_last must be >= 1 and keep_every >= 0, not {wrong}')
-        logging.getLogger('absl').addFilter(troubles.not_a_traceback_of_orbax)
+        logging.getLogger('absl').addFilter(troubles.not_of_a_failed_save)
         troubles.hide_late_writes()
         self.directory = paths.absolute(directory)
         self._staging = staging.Staging(self.directory)

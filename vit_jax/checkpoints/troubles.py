@@ -7,6 +7,8 @@ import logging
 import os
 import re
 import sys
+import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,7 +50,10 @@ def hide_late_writes() -> None:
     before = sys.unraisablehook
     if getattr(before, 'func', None) is not _not_of_late_writes:
         sys.unraisablehook = functools.partial(_not_of_late_writes, before)
-    logging.getLogger('asyncio').addFilter(_not_unheard)
+    for name in ('asyncio', 'concurrent.futures'):
+        logging.getLogger(name).addFilter(_not_unheard)
+    never_begun = r"coroutine '\S*(serialize|write)\S*' was never awaited"
+    warnings.filterwarnings('ignore', never_begun, RuntimeWarning)
 
 
 def _not_of_late_writes(before: Callable[[Any], Any], unraisable: Any) -> None:
@@ -58,15 +63,25 @@ def _not_of_late_writes(before: Callable[[Any], Any], unraisable: Any) -> None:
 
 
 def _not_unheard(record: logging.LogRecord) -> bool:
-    """Logging filter that drops what asyncio says of such a write when it is collected."""
-    said = record.getMessage()
-    return 'was never retrieved' not in said or 'orbax' not in said
+    """Logging filter that drops messages on such a write, of its task or its future.
 
-
-def not_a_traceback_of_orbax(record: logging.LogRecord) -> bool:
-    """Logging filter that drops Orbax's tracebacks.
-
-    Orbax logs a failed save at every layer, several hundred lines; the same exception is then
-    raised to `Checkpointer`.
+    A task names its code in the message. A future does not, so its traceback is searched.
     """
-    return not (record.exc_info and f'{os.sep}orbax{os.sep}' in record.pathname)
+    _, error, trace = record.exc_info or (None, None, None)
+    if 'Event loop is closed' in str(error):
+        return False
+    told = record.getMessage()
+    files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace))
+    of_orbax = any('orbax' in text for text in (told, *files))
+    return not (of_orbax and ('was never retrieved' in told or 'was destroyed but' in told))
+
+
+def not_of_a_failed_save(record: logging.LogRecord) -> bool:
+    """Logging filter that drops what Orbax says of a save that fails.
+
+    Orbax logs the exception with a traceback at every layer, several hundred lines, and may miss
+    metadata in the unfinished folder; the same exception is then raised to `Checkpointer`.
+    """
+    of_orbax, said = f'{os.sep}orbax{os.sep}' in record.pathname, record.getMessage()
+    unfinished = 'Metadata file' in said and 'orbax-checkpoint-tmp' in said
+    return not (of_orbax and (record.exc_info or unfinished))

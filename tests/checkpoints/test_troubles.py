@@ -1,0 +1,59 @@
+"""Writes that end after their save has failed print nothing; all other code does."""
+
+import subprocess
+import sys
+
+import pytest
+
+LATE = """
+import asyncio, concurrent.futures, gc, logging
+from vit_jax.checkpoints import troubles
+troubles.hide_late_writes()
+logging.getLogger('absl').addFilter(troubles.not_of_a_failed_save)
+
+def fails(file):
+    try:
+        exec(compile('raise OSError(28, "full")', file, 'exec'))
+    except OSError as error:
+        return error
+
+def unheard(file):
+    loop = asyncio.new_event_loop()
+    loop.create_future().set_exception(fails(file))
+    loop.close()
+
+def callback(words):
+    def late(future):
+        raise RuntimeError(words)
+    future = concurrent.futures.Future()
+    future.add_done_callback(late)
+    future.set_result(None)
+
+def misses(file):
+    code = compile(f'logging.getLogger("absl").error("Metadata file does not exist: {file}")',
+                   'site-packages/orbax/metadata.py', 'exec')
+    exec(code)
+
+def never_begun(name):
+    exec(f'async def {name}(): pass\\n{name}()')
+"""
+
+
+@pytest.mark.fault(18)
+@pytest.mark.parametrize(
+    ('late', 'other', 'said'),
+    [
+        ("unheard('orbax/path.py')", "unheard('mine/path.py')", 'was never retrieved'),
+        ("callback('Event loop is closed')", "callback('x')", 'exception calling callback'),
+        ("misses('1.orbax-checkpoint-tmp/m')", "misses('1/m')", 'Metadata file does not exist'),
+        ("never_begun('write_fragment')", "never_begun('fetch')", 'was never awaited'),
+    ],
+)
+def test_only_late_writes_are_hidden(repo, late, other, said):
+    assert stderr_of(repo, late) == ''
+    assert said in stderr_of(repo, other)
+
+
+def stderr_of(repo, call):
+    words = [sys.executable, '-c', f'{LATE}\n{call}\ngc.collect()']
+    return subprocess.run(words, cwd=repo, capture_output=True, text=True, check=True).stderr
