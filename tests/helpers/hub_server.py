@@ -33,7 +33,7 @@ class Hub:
       odd: ETags are no checksums, as those of some mirrors.
       listed: the list of files has their checksums.
       requests: method and path of all requests so far.
-      ranges: starts that were asked for.
+      sent: bytes of large files that were sent.
     """
 
     repos: dict[str, dict[str, dict[str, bytes]]] = dataclasses.field(default_factory=dict)
@@ -45,7 +45,7 @@ class Hub:
     odd: bool = False
     listed: bool = False
     requests: list[str] = dataclasses.field(default_factory=list)
-    ranges: list[str] = dataclasses.field(default_factory=list)
+    sent: int = 0
     url: str = ''
 
     def add(self, repo: str, files: dict[str, bytes], branch: str = 'main') -> str:
@@ -176,13 +176,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             content = bytes(255 - byte for byte in content)
         start, headers = 0, {'ETag': f'"{digest}"', 'Accept-Ranges': 'bytes'}
         if asked := self.headers.get('Range'):
-            self.hub.ranges.append(asked)
             start = int(re.match(r'bytes=(\d+)-', asked)[1])
             headers['Content-Range'] = f'bytes {start}-{len(content) - 1}/{len(content)}'
         cut = None
         if self.hub.cut is not None and self.hub.cuts > 0 and self.command == 'GET':
             self.hub.cuts -= 1
             cut = self.hub.cut
+        if self.command == 'GET':
+            self.hub.sent += len(content[start:][:cut])
         return self._send(206 if start else 200, content[start:], headers, cut)
 
     def _fail(self, status, code, headers=None):

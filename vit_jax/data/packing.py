@@ -11,7 +11,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import io
 import json
 import logging
@@ -306,9 +305,7 @@ def described(file: pathlib.Path) -> Made:
             f'{file} record {odd[0]}: its label, {str(labels[odd[0]])[:40]}, is no whole number: '
             'mend the source, remove the file and pack again'
         )
-    with file.open('rb') as opened:
-        digest = hashlib.file_digest(opened, 'sha256').hexdigest()
-    shard = packed.Shard(file.name, count, file.stat().st_size, digest)
+    shard = packed.Shard(file.name, count, file.stat().st_size, paths.sha256(file))
     return shard, np.array(labels) if all(whole) else None
 
 

@@ -8,7 +8,7 @@ import re
 
 from vit_jax.errors import UserError, in_full
 from vit_jax.interop import hub, released
-from vit_jax.storage import fetched, paths
+from vit_jax.storage import fetched, paths, servers
 
 _REPOSITORY = re.compile(r'[\w-][\w.-]*/[\w-][\w.-]*(?:@[\w./-]+)?')
 
@@ -47,7 +47,7 @@ def _fetch(url: str) -> str:
     if name.endswith('.safetensors'):
         return str(fetched.together(above, [*hub.CONFIGS, name], [name]) / name)
     above, names = url.rstrip('/'), [*hub.CONFIGS, hub.INDEX]
-    with contextlib.suppress(fetched.Unreachable):  # there may be copies of shards
+    with contextlib.suppress(servers.Unreachable):  # there may be copies of shards
         single = fetched.together(above, [*hub.CONFIGS, hub.WEIGHTS], [])
         if (single / hub.WEIGHTS).is_file():  # as in `files`, whatever index is left beside it
             return str(single)

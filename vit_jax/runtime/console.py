@@ -12,7 +12,13 @@ import rich.progress
 import rich.table
 from rich.console import ConsoleOptions, RenderableType, RenderResult
 from rich.file_proxy import FileProxy
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.segment import Segment
 from rich.text import Text
 
@@ -68,11 +74,14 @@ def status(text: str) -> Any:
 
 
 @contextlib.contextmanager
-def progress(what: str, total: int, quiet: bool = False) -> Iterator[Callable[..., None]]:
+def progress(
+    what: str, total: int | None, *, quiet: bool = False, is_bytes: bool = False
+) -> Iterator[Callable[..., None]]:
     """A progress bar on standard error, if that is a terminal; yields a function to advance it."""
     console = Console(stderr=True)
     words = TextColumn('{task.description}', markup=False)
-    columns = (words, MofNCompleteColumn(), BarColumn(), TimeRemainingColumn())
+    count = DownloadColumn(binary_units=True) if is_bytes else MofNCompleteColumn()
+    columns = (words, count, BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bar:
         task = bar.add_task(what, total=total)
         yield lambda count=1: bar.advance(task, count)

@@ -1,8 +1,10 @@
 """Files of object storage and of the web, kept whole in the user's cache folder.
 
-Files that are asked for together lie in one folder, named by the tags that the server gives them
-(etag, generation, time): a new upload is a new folder. Beside each file lies its sha256, with which
-it is compared at every use. The folders used longest ago are removed when they exceed `MOST_BYTES`.
+fsspec reads them. Its own caches neither check what they hold, nor are bounded, nor serve when
+there is no network. Here, files that are requested together lie in one folder, named by the tags
+that the server gives them (etag, generation, time): a new upload is a new folder. Beside each file
+lies its sha256, with which it is compared at every use. The folders used longest ago are removed
+when they exceed `MOST_BYTES`.
 """
 
 from __future__ import annotations
@@ -15,14 +17,11 @@ import logging
 import os
 import pathlib
 import shutil
-import sys
 import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-
-import rich.progress
 
 from vit_jax import extras
 from vit_jax.errors import UserError, without_secrets
@@ -43,29 +42,25 @@ class MissingFile(UserError):
     """There is no such file."""
 
 
-class Unreachable(UserError):
-    """Storage does not answer."""
-
-
 def together(url: str, names: Sequence[str], needed: Sequence[str]) -> pathlib.Path:
-    """The local folder with those of some files that there are.
+    """Download files of one folder that have changed; return the local folder with all that exist.
 
     If the server cannot be reached, the copies of the last time are used, with a warning.
 
     Args:
       url: of their folder.
       names: of the files.
-      needed: those that there must be.
+      needed: the files that must exist.
 
     Raises:
-      UserError: if one is missing, or cannot be downloaded or kept.
+      UserError: if one of these is missing, or one cannot be downloaded or kept.
     """
     home = cache.folder('checkpoints') / _digest(without_secrets(url), *names)
     try:
         with _reaching(url):
             system, root = _system(url)
             infos = {name: _info(system, f'{root}/{name}') for name in names}
-    except Unreachable as error:
+    except servers.Unreachable as error:
         if (kept := _latest(home)) is None:
             raise
         _log.warning('%s; the copy in %s is used', error, kept)
@@ -134,80 +129,54 @@ def _latest(home: pathlib.Path) -> pathlib.Path | None:
 def _is_whole(file: pathlib.Path) -> bool:
     """Whether there is a copy with the sha256 that it had when it was downloaded."""
     kept = file.with_name(file.name + _SUM)
-    if not (file.is_file() and kept.is_file()):
-        return False
-    with file.open('rb') as opened:
-        return hashlib.file_digest(opened, 'sha256').hexdigest() == kept.read_text()
+    return file.is_file() and kept.is_file() and paths.sha256(file) == kept.read_text()
 
 
 def _download(
     system: Any, path: str, info: Mapping[str, Any], file: pathlib.Path, url: str
 ) -> None:
-    size = info.get('size')
+    size, md5 = info.get('size'), info.get('md5Hash')
 
     def make(partial: pathlib.Path) -> None:
         if size and size > shutil.disk_usage(partial.parent).free:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        digest, md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
-        with partial.open('xb') as target:
-            for block in _shown(_blocks(system, path, size, url), url, size):
+        with (
+            console.progress(file.name, size, is_bytes=True) as advance,
+            partial.open('xb') as target,
+        ):
+            while block := _read(reader, size, url):
                 target.write(block)
-                digest.update(block)
-                md5.update(block)
-            done = target.tell()
-        if size is not None and done != size:
+                advance(len(block))
+        if size is not None and (done := partial.stat().st_size) != size:
             raise UserError(f'{url}: ends after {done:,} of {size:,} bytes; get it again')
-        told = info.get('md5Hash')
-        if told and base64.b64decode(told) != md5.digest():
+        if md5 and base64.b64decode(md5) != _md5(partial):
             raise UserError(f'{url}: arrives with another content than its MD5 says; get it again')
         if _tag(_info(system, path) or {}) != _tag(info):
             raise UserError(f'{url}: has changed during the download; get it again')
-        paths.write_text_atomic(file.with_name(file.name + _SUM), digest.hexdigest())
+        paths.write_text_atomic(file.with_name(file.name + _SUM), paths.sha256(partial))
 
     file.unlink(missing_ok=True)
-    cache.made_once(file, make)
+    with system.open(path, 'rb', block_size=BLOCK, cache_type='none') as reader:
+        cache.made_once(file, make)
 
 
-def _blocks(system: Any, path: str, size: int | None, url: str) -> Iterator[bytes]:
-    """The content of a file; after an interruption it is asked for the rest."""
-    done = failures = 0
-    while True:
-        try:
-            with system.open(path, 'rb', block_size=BLOCK, cache_type='none') as reader:
-                if done:
-                    reader.seek(done)
-                # Google's storage fails for what lies beyond the end.
-                while block := reader.read(min(BLOCK, size - done) if size else BLOCK):
-                    yield block
-                    done, failures = done + len(block), 0
-                    if done == size:
-                        break
-            return
-        except GeneratorExit:
-            raise
-        except Exception as error:
-            failures += 1
-            if failures == TRIES:
-                raise Unreachable(f'{url}: the download breaks off ({paths.why(error)})') from error
+def _read(reader: Any, size: int | None, url: str) -> bytes:
+    """The next block of a file; one that breaks off is requested again."""
+    # Google's storage fails for bytes beyond the end.
+    length = BLOCK if size is None else min(BLOCK, size - reader.tell())
+    for attempt in range(TRIES):
+        if attempt:
             time.sleep(PAUSE)
+        try:
+            return reader.read(length)
+        except Exception as error:
+            last = error
+    raise servers.Unreachable(f'{url}: the download breaks off ({paths.why(last)})') from last
 
 
-def _shown(blocks: Iterator[bytes], url: str, size: int | None) -> Iterator[bytes]:
-    """The same blocks, with a progress bar on a terminal."""
-    columns = (
-        rich.progress.TextColumn('{task.description}'),
-        rich.progress.BarColumn(),
-        rich.progress.DownloadColumn(binary_units=True),
-        rich.progress.TransferSpeedColumn(),
-    )
-    stderr = console.Console(stderr=True)
-    with console.Progress(
-        *columns, console=stderr, transient=True, disable=not sys.stderr.isatty()
-    ) as progress:
-        task = progress.add_task(url.rpartition('/')[2], total=size)
-        for block in blocks:
-            progress.advance(task, len(block))
-            yield block
+def _md5(file: pathlib.Path) -> bytes:
+    with file.open('rb') as opened:
+        return hashlib.file_digest(opened, lambda: hashlib.md5(usedforsecurity=False)).digest()
 
 
 @contextlib.contextmanager
@@ -215,17 +184,14 @@ def _reaching(url: str) -> Iterator[None]:
     """Turn exceptions of the libraries of storage into one line.
 
     Raises:
-      Unreachable: if storage does not answer, or a download breaks off.
+      servers.Unreachable: if storage does not answer, or a download breaks off.
       UserError: if a package is missing, or access is denied.
     """
     scheme = url.partition('://')[0]
     try:
         yield
-    except (MissingFile, Unreachable):
+    except UserError:
         raise
-    except UserError as error:
-        unreachable = 'nothing answers at' in str(error)
-        raise (Unreachable if unreachable else UserError)(str(error)) from None
     except ImportError as error:
         if scheme in extras.SCHEMES:
             raise extras.missing(f'{url}: {scheme}://', extras.SCHEMES[scheme]) from None
@@ -237,7 +203,7 @@ def _reaching(url: str) -> Iterator[None]:
                 f'{url}: access is denied ({paths.why(error)}): check the credentials and what '
                 'they permit'
             ) from error
-        raise Unreachable(f'{url}: cannot be opened ({paths.why(error)})') from error
+        raise servers.Unreachable(f'{url}: cannot be opened ({paths.why(error)})') from error
 
 
 def _trim(used: pathlib.Path) -> None:

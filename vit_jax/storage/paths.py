@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import io
 import json
 import os
@@ -230,6 +231,12 @@ def read_text(path: Path, errors: str = 'strict', most: int = SMALL) -> str | No
             return None
         except Unfit as error:
             raise UserError(f'{os.fspath(path)}: {error.strerror}') from error
+
+
+def sha256(file: pathlib.Path) -> str:
+    """The sha256 of a local file, in hexadecimal."""
+    with file.open('rb') as opened:
+        return hashlib.file_digest(opened, 'sha256').hexdigest()
 
 
 def parse_json(text: str | bytes) -> Any:

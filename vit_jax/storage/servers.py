@@ -21,6 +21,10 @@ SECONDS = 10.0  # for a connection
 PAUSE = 1.0  # between two tries
 
 
+class Unreachable(UserError):
+    """A server does not answer."""
+
+
 def quiet_gcsfs() -> None:
     """Silences the log of gcsfs, whose errors callers report; `GCSFS_DEBUG` shows it again."""
     if 'GCSFS_DEBUG' not in os.environ:
@@ -33,7 +37,7 @@ def require_answer(scheme: str) -> None:
     Through a proxy the check is left to the libraries.
 
     Raises:
-      UserError: if it does not within a few seconds.
+      Unreachable: if it does not within a few seconds.
     """
     if scheme in ('gs', 'gcs') and not urllib.request.getproxies():
         connect(os.environ.get('STORAGE_EMULATOR_HOST') or GOOGLE, 'gs://')
@@ -48,7 +52,7 @@ def connect(url: str, what: str) -> None:
       what: is there, for the message.
 
     Raises:
-      UserError: if it does not within a few seconds.
+      Unreachable: if it does not within a few seconds.
     """
     parts = urllib.parse.urlsplit(url if '://' in url else f'http://{url}')
     host, port = parts.hostname or '', parts.port or (443 if parts.scheme == 'https' else 80)
@@ -61,7 +65,7 @@ def connect(url: str, what: str) -> None:
             return
         if attempt < TRIES - 1:
             time.sleep(PAUSE)
-    raise UserError(
+    raise Unreachable(
         f'{what} cannot be reached: nothing answers at {host}:{port} ({reason}); is this machine '
         'connected to the network?'
     )
