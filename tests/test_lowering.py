@@ -71,7 +71,7 @@ def test_steps_of_every_system(spec):
 @pytest.mark.slow
 def test_steps_under_pmap(monkeypatch):
     """`strategy=pmap`: what the step of a replica gives is taken off without its devices."""
-    monkeypatch.setattr(sharding, '_first', lambda tree: jax.tree.map(lambda x: x[0], tree))
+    monkeypatch.setattr(sharding, 'first_replica', lambda tree: jax.tree.map(lambda x: x[0], tree))
     config = config_lib.load(str(ROOT / 'experiments/vit/digits.py:smoke'))
     config.parallel.strategy = 'pmap'
     training = build_lib.build(config, jax.devices()[:1])

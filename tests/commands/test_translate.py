@@ -33,22 +33,6 @@ def run(translating_run):
     return inference_lib.open_run(translating_run)
 
 
-@pytest.fixture(scope='module', autouse=True)
-def compiled_once():
-    """Translators of the same model, search and seed share their programs."""
-    compiled, shared = text_lib.Translator._compiled.func, {}
-
-    def once(self):
-        key = (self.run.model, self.search, self.seed)
-        if key not in shared:
-            shared[key] = compiled(self)
-        return shared[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text_lib.Translator, '_compiled', property(once))
-        yield
-
-
 @pytest.fixture
 def command(translating_run, capsys):
     """`command('--greedy', 'A dog.')` -> (exit code, output, errors)."""

@@ -1,6 +1,7 @@
 """`packed:` and `tfds:` in object storage give what they give on a disk."""
 
 import io
+import json
 import logging
 import os
 import pathlib
@@ -158,15 +159,24 @@ def test_the_cache_keeps_its_bounds(copied, monkeypatch):
         open_source(f'packed:{copied}', 'train')
 
 
-def test_what_is_old_makes_room(tmp_path, monkeypatch):
-    monkeypatch.setenv(ranges.LIMIT, '1')
-    folder = cache.folder('ranges')
-    assert ranges._room(folder / 'a', 'a', 7 * 10**8) == 7 * 10**8
-    assert ranges._room(folder / 'b', 'b', 7 * 10**8) == 3 * 10**8, 'a may be in use'
-    old = 1e9
-    os.utime(folder / 'a' / ranges.ABOUT, (old, old))
-    assert ranges._room(folder / 'b', 'b', 7 * 10**8) == 7 * 10**8
-    assert not (folder / 'a').exists()
+def test_what_is_old_makes_room(local, bucket, monkeypatch):
+    size = sum(file.stat().st_size for file in local.glob('*-of-*'))
+    monkeypatch.setenv(ranges.LIMIT, str(1.4 * size / 1e9))
+
+    def rooms(name):
+        """The share of each folder that is kept once this one is opened."""
+        open_source(f'packed:{copy(local, f"{bucket}/{name}")}', 'train')
+        found = map(json.loads, (file.read_text() for file in abouts()))
+        return {about['path'][-1]: about['bytes'] / size for about in found}
+
+    def abouts():
+        return cache.folder('ranges').glob(f'*/{ranges.ABOUT}')
+
+    assert rooms('a') == {'a': 1}
+    assert rooms('b') == {'a': 1, 'b': pytest.approx(0.4, abs=1e-3)}, 'a may be in use'
+    for about in abouts():
+        os.utime(about, (1e9, 1e9))
+    assert rooms('b') == {'b': 1}
 
 
 @pytest.mark.fault(98)

@@ -103,11 +103,21 @@ def test_blocks_start_as_the_identity_and_learn():
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(plain))
 
 
+@pytest.mark.slow
 def test_windows_of_a_size_of_images_stay_for_others():
-    free, fixed = Model(**TINY), Model(**TINY, image_size=8)
-    assert [free._windows(1, 1, n, n).side for n in (2, 8)] == [2, 3]
-    assert [fixed._windows(1, 1, n, n).side for n in (2, 8)] == [2, 2]
-    assert free._windows(1, 1, 8, 8).shift == 1 and fixed._windows(1, 1, 8, 8).shift == 0
+    """On a map of 8 x 8 tokens, where images of 8 pixels have 2 x 2, which is one window."""
+    found = {}
+    for image_size in (None, 8):
+        model = Model(**{**TINY, 'depths': (1, 2)}, image_size=image_size)
+        images = jnp.ones((1, 32, 32, 3))
+        variables = {'params': drawn(model, images)}
+        _, kept = jax.jit(functools.partial(model.apply, mutable='intermediates'))(
+            variables, images
+        )
+        _, *maps = model.attention_maps(kept['intermediates'], images)
+        plain, shifted = (np.asarray(each.weights)[0, 0] > 0 for each in maps)
+        found[image_size] = plain[0].sum(), (plain != shifted).any()
+    assert found == {None: (9, True), 8: (4, False)}
 
 
 def test_parameters_fit_any_window():

@@ -160,9 +160,7 @@ def broken(qkv, bias, regions):
 
 
 def test_a_broken_kernel_is_left_or_refused(monkeypatch, caplog):
-    monkeypatch.setattr(attention_check, '_doubts', {})
     monkeypatch.setattr(window_kernel, 'window_attention', broken)
-    attention_choice._warn_once.cache_clear()
     call = WindowCall((8, 4, 9, 16), 2, 'float32', True)
     with runs_on(TPU._replace(measure=meanwhile.apart)):
         assert not attention_choice.window_kernel('auto', call)

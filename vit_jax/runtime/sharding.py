@@ -199,7 +199,7 @@ class Pmap:
     def compile_eval(self, eval_step: Callable) -> Callable:
         eval_step = target.traced_for(self._target, eval_step)
         step = jax.pmap(eval_step, self.axis_name, devices=self._devices)
-        return lambda variables, batch: _first(step(variables, batch))
+        return lambda variables, batch: first_replica(step(variables, batch))
 
     @property
     def _target(self) -> Devices:
@@ -213,7 +213,9 @@ class Pmap:
 
     def to_global(self, state: PyTree) -> PyTree:
         replicated = NamedSharding(self.mesh, P())
-        return jax.tree.map(lambda x: jax.device_put(np.asarray(x), replicated), _first(state))
+        return jax.tree.map(
+            lambda x: jax.device_put(np.asarray(x), replicated), first_replica(state)
+        )
 
     def from_global(self, state: PyTree) -> PyTree:
         return self._replicate(jax.tree.map(lambda x: x.addressable_data(0), state))
@@ -236,13 +238,13 @@ def _place(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
     return jax.make_array_from_callback(array.shape, sharding, lambda part: array[part])
 
 
-def _first(tree: PyTree) -> PyTree:
+def first_replica(tree: PyTree) -> PyTree:
     """The first local replica of every leaf."""
     return jax.tree.map(lambda x: x.addressable_data(0)[0], tree)
 
 
 def _first_metrics(result: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
-    return result[0], _first(result[1])
+    return result[0], first_replica(result[1])
 
 
 def make_layout(
