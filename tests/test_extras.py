@@ -10,6 +10,7 @@ import yaml
 from vit_jax import extras
 from vit_jax.__main__ import main
 from vit_jax.config import load as config_lib
+from vit_jax.trainer import rehearsal
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DIGITS = f'{ROOT}/experiments/vit/digits.py:smoke'
@@ -43,7 +44,7 @@ def bare(monkeypatch):
 )
 def test_extras_of_a_config(bare, config, overrides, needed):
     loaded = config_lib.load(f'{ROOT}/experiments/{config}', overrides)
-    assert extras.of_config(loaded) == needed
+    assert rehearsal.needed_extras(loaded) == needed
 
 
 @pytest.mark.parametrize(

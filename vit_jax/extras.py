@@ -7,13 +7,11 @@ A module that a config can name, such as an evaluator, declares the extra that i
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.util
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
 
-from vit_jax.errors import UserError, resolve_module
+from vit_jax.errors import UserError
 
 # A package of each extra that a command can need.
 PACKAGES = {
@@ -57,28 +55,6 @@ def needed_by(what: str, extra: str) -> Iterator[None]:
 def is_installed(extra: str) -> bool:
     """Whether the package of an extra can be imported; nothing is."""
     return importlib.util.find_spec(PACKAGES[extra]) is not None
-
-
-def of_config(config: Mapping[str, Any]) -> set[str]:
-    """The extras that a run of a config needs, installed or not.
-
-    Raises:
-      UserError: for a name of a module that does not exist.
-    """
-    sections = [config['data'], *config.get('evals', {}).values()]
-    names = {
-        'data.sources': [str(s.get('source') or '').partition(':')[0] for s in sections],
-        'evaluators': [section.get('evaluator') for section in sections],
-        'writers': config.get('writers') or (),
-    }
-    found = {
-        getattr(resolve_module(f'vit_jax.{room}', name, 'name'), 'EXTRA', '')
-        for room, listed in names.items()
-        for name in filter(None, listed)
-    }
-    released = importlib.import_module('vit_jax.interop.released')
-    paths = [released.url(config.get(key, {}).get('from') or '') for key in ('init', 'branch')]
-    return found - {''} | of_words([*paths, *(str(s.get('source') or '') for s in sections)])
 
 
 def of_words(words: Iterable[str]) -> set[str]:

@@ -19,7 +19,7 @@ COMPILE = '--compile'
 
 def compiled(cycles: bool = False, **request: Any) -> Compiled:
     """What the compiler makes of the step that this script's `lower` gives for a request."""
-    return compile_step(request, cycles=cycles, program=(sys.argv[0], COMPILE))
+    return compile_step(request, (sys.argv[0], COMPILE), cycles=cycles)
 
 
 def run(main: Callable[..., None], lower: Callable[..., Any]) -> None:

@@ -17,6 +17,7 @@ from tpu_block import FLAX, Step
 
 from vit_jax.config import load as config_lib
 from vit_jax.profiling import memory_report, preflight, topology
+from vit_jax.trainer import ahead_of_time
 
 PAGE = pages.ROOT / 'docs' / 'tpu.md'
 SCRIPT = 'tests/bench/tpu.py'
@@ -87,7 +88,9 @@ def step_name(overrides: str) -> str:
 def step_row(overrides: str, cycles: bool) -> list[str]:
     given = [f'batch_size={BATCH}', *overrides.split()]
     config = config_lib.override(config_lib.load(CONFIG), given)
-    (report, *_), _ = preflight.preflight(config, topology.parse(SLICE), cycles=cycles)
+    (report, *_), _ = preflight.preflight(
+        config, topology.parse(SLICE), ahead_of_time.PROGRAM, cycles=cycles
+    )
     if not report.fits:
         sizes = f'{report.needed / 2**30:.1f} of {report.usable / 2**30:.1f}: does not fit'
         return [step_name(overrides), sizes, '', '', '', '', '']

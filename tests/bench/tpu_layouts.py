@@ -14,6 +14,7 @@ import tpu_recipes
 
 from vit_jax.config import load as config_lib
 from vit_jax.profiling import preflight, topology
+from vit_jax.trainer import ahead_of_time
 
 TABLE = pages.ROOT / 'docs' / 'layouts.md', 'tests/bench/tpu_layouts.py', 'layouts'
 RECIPE, SLICE = 'experiments/vit/imagenet2012.py', 'v5e:4x4'
@@ -36,7 +37,7 @@ def row(size: str, layout: str) -> list[str]:
     """The cells of a size in a layout."""
     words = [f'batch_size={BATCH_SIZE}', *layout.split()]
     config = config_lib.load(f'{pages.ROOT / RECIPE}:{size},300ep,fast', words)
-    (report, *_), run = preflight.preflight(config, topology.parse(SLICE))
+    (report, *_), run = preflight.preflight(config, topology.parse(SLICE), ahead_of_time.PROGRAM)
     keys = ', '.join(f'`{word}`' for word in layout.split()) or 'as it is'
     return [size, f'{report.parameters / 1e6:,.0f} M', keys, *tpu_recipes.needs(report, run)]
 

@@ -14,6 +14,7 @@ import tpu_recipes
 
 from vit_jax.config import load as config_lib
 from vit_jax.profiling import preflight, topology
+from vit_jax.trainer import ahead_of_time
 
 TABLE = pages.ROOT / 'docs' / 'tpu.md', 'tests/bench/tpu_pixels.py', 'pixels'
 RECIPE, SLICE = 'experiments/vit/imagenet2012.py', 'v5e:4x4'
@@ -32,7 +33,9 @@ def row(name: str) -> list[str]:
     size, pixels = ROWS[name]
     words = [f'batch_size={PIXELS[pixels]}', SIZES[size]]
     config = config_lib.load(f'{pages.ROOT / RECIPE}:{size},300ep,fast', words)
-    (report, *_), run = preflight.preflight(config, topology.parse(SLICE), image_size=pixels)
+    (report, *_), run = preflight.preflight(
+        config, topology.parse(SLICE), ahead_of_time.PROGRAM, image_size=pixels
+    )
     cells = [name, f'{(pixels // 16) ** 2:,}', str(PIXELS[pixels]), f'`{SIZES[size]}`']
     return [*cells, *tpu_recipes.needs(report, run)]
 

@@ -22,6 +22,7 @@ from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
 from vit_jax.models import vit
 from vit_jax.profiling import preflight, topology
+from vit_jax.trainer import ahead_of_time
 
 PAGE = pages.ROOT / 'docs' / 'tpu.md'
 TABLE = PAGE, 'tests/bench/tpu_recipes.py', 'recipes'
@@ -85,7 +86,9 @@ def as_multi30k(config: ConfigDict, folder: str) -> ConfigDict:
 def row(recipe: str, slice_: str) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         config = config_of(recipe, folder)
-        (report, *_), run = preflight.preflight(config, topology.parse(slice_))
+        (report, *_), run = preflight.preflight(
+            config, topology.parse(slice_), ahead_of_time.PROGRAM
+        )
     rows = f'{config.batch_size:,}' + (' tokens' if config.data.get('buckets') else '')
     hours = f'{run.chip_hours:,.0f}' if report.fits else ''
     length = ['', ''] if recipe == OWN_PAIRS else [f'{run.steps:,}', hours]

@@ -14,6 +14,7 @@ import pages
 
 from vit_jax.config import load as config_lib
 from vit_jax.profiling import preflight, topology
+from vit_jax.trainer import ahead_of_time
 
 TABLE = pages.ROOT / 'docs' / 'tpu.md', 'tests/bench/tpu_slices.py', 'slices'
 RECIPES = (
@@ -31,7 +32,7 @@ def rows(recipe: str, slices: str) -> list[list[str]]:
     """A row for each speed of the network."""
     name, *overrides = recipe.split(' --config.')
     config = config_lib.load(str(pages.ROOT / 'experiments' / name), overrides)
-    (report,), _ = preflight.preflight(config, topology.parse(slices))
+    (report,), _ = preflight.preflight(config, topology.parse(slices), ahead_of_time.PROGRAM)
     crossing = report.crossing
     assert crossing is not None
     first = [f'`{recipe}`', slices, f'{config.batch_size:,}', f'{crossing.host_bytes / 1e6:.1f}']

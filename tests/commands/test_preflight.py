@@ -37,7 +37,7 @@ def fake_compiler(monkeypatch):
     """In place of the compiler: batches of more than 64 rows do not fit."""
     asked = []
 
-    def compile_step(request, *, cycles=False):
+    def compile_step(request, program, *, cycles=False):
         asked.append(request)
         rows = request['config']['batch_size']
         facts = {
@@ -376,7 +376,7 @@ def test_both_messages_of_the_compiler_say_how_much_memory_there_is(message, nee
 )
 def test_a_step_is_compiled_for_tpus(slice_, override):
     config = config_lib.load(DIGITS, [override, 'parallel.min_split_size=64'])
-    (report,), planned = preflight.preflight(config, topology.parse(slice_))
+    (report,), planned = preflight.preflight(config, topology.parse(slice_), ahead_of_time.PROGRAM)
     assert report.fits
     assert planned.steps == 20
     # First layers have no gradient of their inputs, and XLA leaves out what is not used.
@@ -399,7 +399,7 @@ def test_a_step_is_compiled_for_tpus(slice_, override):
 def test_what_is_wrong_in_the_other_process_is_told_here():
     config = config_lib.load(DIGITS, ['parallel.fsdp=3'])
     with pytest.raises(UserError, match='must divide the 4 devices'):
-        preflight.preflight(config, topology.parse('v5e:2x2'))
+        preflight.preflight(config, topology.parse('v5e:2x2'), ahead_of_time.PROGRAM)
 
 
 TPU_PAGE = (ROOT / 'docs' / 'tpu.md').read_text()

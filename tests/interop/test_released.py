@@ -6,12 +6,12 @@ import pytest
 from helpers import hub_server
 from helpers.released_models import count
 
-from vit_jax import extras
 from vit_jax.__main__ import main
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
 from vit_jax.interop import files, hub, places, released
 from vit_jax.storage import fetched
+from vit_jax.trainer import rehearsal
 
 B16 = 'augreg/B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0'
 TABLE = released.table()
@@ -126,4 +126,4 @@ def test_the_hub_is_asked_for_names_beside_the_table(tmp_path):
 
 def test_a_rented_machine_gets_what_a_short_name_needs(repo):
     config = config_lib.load(f'{repo}/experiments/vit/digits.py:smoke', [f'init.from={B16}'])
-    assert extras.of_config(config) == {'gcs'}
+    assert rehearsal.needed_extras(config) == {'gcs'}

@@ -11,13 +11,14 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from vit_jax import extras
 from vit_jax.commands import _launch_flags as flags_of
 from vit_jax.commands import preflight, rehearse, sweep, train
 from vit_jax.commands._parser import Parser, overview
 from vit_jax.config import flags as config_flags
 from vit_jax.config import load as config_lib
 from vit_jax.errors import EXIT_FAILED, UserError, nearest
-from vit_jax.launch.command import extras_of, require_installed
+from vit_jax.launch.command import require_installed
 
 
 def main(argv: Sequence[str]) -> int:
@@ -97,12 +98,27 @@ def _check_config(words: Sequence[str]) -> ConfigDict | None:
     return config_lib.load(file, overrides) if file else None
 
 
+def needed_extras(command: Sequence[str], config: ConfigDict | None) -> list[str]:
+    """The extras of the package that a command needs.
+
+    Args:
+      command: with its flags, as `['train', '--config', ...]`.
+      config: that it runs; None if this is not known here, as for a run in a bucket. It may then
+        need the extras of any config.
+    """
+    from vit_jax.trainer import rehearsal
+
+    found = extras.of_words(command)
+    found |= extras.OF_CONFIGS if config is None else rehearsal.needed_extras(config.to_dict())
+    return sorted(found | ({'sweep'} if command[0] == 'sweep' else set()))
+
+
 def slurm(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | None) -> int:
     """Submit a job to Slurm by sbatch."""
     from vit_jax.launch import slurm, submit
 
     if config is not None:
-        require_installed(extras_of(command, config), f'launch slurm: {command[0]}')
+        require_installed(needed_extras(command, config), f'launch slurm: {command[0]}')
 
     job = slurm.SlurmJob(
         command,
@@ -135,7 +151,7 @@ def sky(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | N
         )
     job = sky.SkyJob(
         **_for_clouds(args, command),
-        extras=extras_of(command, config),
+        extras=needed_extras(command, config),
         region=args.region,
         zone=args.zone,
         mounts=dict(args.mount),
@@ -158,7 +174,7 @@ def tpu(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | N
         **_for_clouds(args, command),
         zone=args.zone,
         project=args.project,
-        extras=extras_of(command, config),
+        extras=needed_extras(command, config),
         slices=args.slices,
         fewest=args.min_slices or args.slices,
         flex_start=args.flex_start,

@@ -113,7 +113,10 @@ def make_parser() -> Parser:
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
+    from vit_jax.trainer import ahead_of_time
+
     return {
+        'program': ahead_of_time.PROGRAM,
         'step': _step(args),
         'examples': args.examples,
         'image_size': args.image_size,

@@ -1,7 +1,7 @@
 """Everything that a config may name, with the first line of its docstring.
 
-Nothing is registered: names are those of the existing files and functions. Modules above this
-package in the import order are looked up when they are needed.
+Nothing is registered: names are those of the existing files and functions. Modules are imported
+when they are needed, since some import JAX.
 """
 
 from __future__ import annotations
@@ -42,20 +42,24 @@ def modules_of(package: str) -> list[Named]:
 
 def transforms() -> list[Named]:
     """The functions that `config.data.transforms` may name, with their arguments."""
-    found = importlib.import_module('vit_jax.data.transforms.registry').plain()
-    return [Named(name, first_line(f), _signature(f)) for name, f in sorted(found.items())]
+    from vit_jax.data.transforms import registry
+
+    found = sorted(registry.plain().items())
+    return [Named(name, first_line(f), _signature(f)) for name, f in found]
 
 
 def optimizers() -> list[Named]:
     """Valid values of `config.optim.name`."""
-    make = importlib.import_module('vit_jax.optim.make')
+    from vit_jax.optim import make
+
     return [Named(name, first_line(make.factory(name))) for name in make.optimizers()]
 
 
 def schedules() -> list[Named]:
     """Valid values of `config.optim.schedule.name`."""
-    shapes = importlib.import_module('vit_jax.optim.schedules').SHAPES
-    return [Named(name, first_line(shape)) for name, shape in shapes.items()]
+    from vit_jax.optim import schedules
+
+    return [Named(name, first_line(shape)) for name, shape in schedules.SHAPES.items()]
 
 
 def experiments(folder: pathlib.Path | None = None) -> list[Named]:

@@ -1,8 +1,8 @@
 """The keys of a config are the keywords of the constructors that read its sections.
 
 There is no second list of them: names, defaults and types stand in signatures, and a key
-without a default has to be given. Constructors are looked up by their dotted names when they are
-needed, since most of their packages come after this one in the import order.
+without a default has to be given. Constructors are imported when they are needed, since most of
+them import JAX.
 
 Models, tasks and evaluators take all their parameters from a section. The other constructors take
 those after the `*` of their signature; the trainer passes the parameters before it. A parameter
@@ -12,7 +12,6 @@ whose name would be a Python keyword ends in an underscore: `from_` is the key `
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
 import keyword
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
+from vit_jax.checkpoints.best import EarlyStop
 from vit_jax.config import values
+from vit_jax.config.durations import Every
+from vit_jax.config.origin import Branch, Init
 from vit_jax.errors import UserError, nearest, resolve
 from vit_jax.evaluators import base as evaluators
 from vit_jax.signatures import Duration, Parameters, keyword_only
@@ -106,22 +108,22 @@ class Entry:
     batch_size: int | None = None
 
 
-# The constructors of the trainer's own sections; the first is the config.
-SECTIONS = {
-    '': 'vit_jax.config.schema.Config',
-    'data': 'vit_jax.data.dataset.Section',
-    'optim': 'vit_jax.optim.make.make',
-    'optim.schedule': 'vit_jax.optim.schedules.make',
-    'optim.decay_schedule': 'vit_jax.optim.schedules.make',
-    'step': 'vit_jax.step.make_train_step',
-    'step.ema_schedule': 'vit_jax.optim.schedules.make',
-    'every': 'vit_jax.config.durations.Every',
-    'checkpoint': 'vit_jax.checkpoints.checkpointer.Checkpointer',
-    'parallel': 'vit_jax.runtime.sharding.make_layout',
-    'init': 'vit_jax.config.origin.Init',
-    'branch': 'vit_jax.config.origin.Branch',
-    'early_stop': 'vit_jax.config.goal.EarlyStop',
-}
+# The trainer's own sections; the first is the config.
+SECTIONS = (
+    '',
+    'data',
+    'optim',
+    'optim.schedule',
+    'optim.decay_schedule',
+    'step',
+    'step.ema_schedule',
+    'every',
+    'checkpoint',
+    'parallel',
+    'init',
+    'branch',
+    'early_stop',
+)
 
 
 # Sizes of a model that a config may leave None; the data have them under the same names.
@@ -135,8 +137,34 @@ def within(section: str) -> list[str]:
 
 def constructor(section: str) -> Callable:
     """The constructor of one of the trainer's own sections, as 'optim.schedule'."""
-    module, _, name = SECTIONS[section].rpartition('.')
-    return getattr(importlib.import_module(module), name)
+    match section:
+        case '':
+            return Config
+        case 'data':
+            from vit_jax.data.dataset import Section
+
+            return Section
+        case 'optim':
+            from vit_jax.optim.make import make
+
+            return make
+        case 'optim.schedule' | 'optim.decay_schedule' | 'step.ema_schedule':
+            from vit_jax.optim import schedules
+
+            return schedules.make
+        case 'step':
+            from vit_jax.step import make_train_step
+
+            return make_train_step
+        case 'checkpoint':
+            from vit_jax.checkpoints.checkpointer import Checkpointer
+
+            return Checkpointer
+        case 'parallel':
+            from vit_jax.runtime.sharding import make_layout
+
+            return make_layout
+    return {'every': Every, 'init': Init, 'branch': Branch, 'early_stop': EarlyStop}[section]
 
 
 def model_class(config: ConfigDict) -> type[Model]:
@@ -211,7 +239,9 @@ def parameters(config: ConfigDict, section: str) -> Parameters:
         return {}
     found = {key_of(name): p for name, p in keyword_only(constructor(section)).items()}
     if section == 'optim':
-        options = importlib.import_module('vit_jax.optim.make').options(_name(config, 'optim'))
+        from vit_jax.optim import make
+
+        options = make.options(_name(config, 'optim'))
         found |= {name: p for name, p in options.items() if name not in found}
     return found
 
@@ -229,8 +259,9 @@ def readers(config: ConfigDict, section: str) -> tuple[Callable, ...]:
         return ()
     if section != 'optim':
         return (constructor(section),)
-    optimizer = importlib.import_module('vit_jax.optim.make').factory(_name(config, 'optim'))
-    return optimizer, constructor('optim')
+    from vit_jax.optim import make
+
+    return make.factory(_name(config, 'optim')), constructor('optim')
 
 
 def entry_parameters(section: Mapping[str, Any]) -> Parameters:

@@ -8,9 +8,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.config import defaults, durations, goal, objects, schema
+from vit_jax.checkpoints.best import EarlyStop, parse_goal
+from vit_jax.config import defaults, durations, objects, schema
 from vit_jax.config.durations import Every
-from vit_jax.config.goal import EarlyStop
 from vit_jax.config.origin import Branch, Init
 from vit_jax.errors import UserError
 from vit_jax.signatures import keyword_only
@@ -95,7 +95,7 @@ def _check_ranges(config: ConfigDict) -> None:
         raise UserError('config: a run starts from config.branch or config.init, not both')
     EarlyStop(**defaults.arguments(config, 'early_stop'))
     if keep_best := defaults.arguments(config, 'checkpoint')['keep_best']:
-        goal.parse(keep_best, 'config.checkpoint.keep_best')
+        parse_goal(keep_best, 'config.checkpoint.keep_best')
     for name in config.get('writers', ()):
         if not isinstance(name, str):
             raise UserError(f'config.writers: {name!r} is no name')

@@ -137,7 +137,7 @@ def setup(extras: Iterable[str], database: bool) -> str:
     """The commands that install the package from the copied repository.
 
     Args:
-      extras: of the package that the command needs besides `tpu`, see `command.extras_of`.
+      extras: of the package that the command needs besides `tpu`.
       database: whether machines share the study of a sweep.
     """
     needed = {*extras} | ({'postgres'} if database else set())

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from ml_collections import ConfigDict
-
 from vit_jax import extras
 from vit_jax.errors import UserError
 
@@ -34,19 +32,6 @@ def for_processes(words: Sequence[str], processes: int) -> list[str]:
             f'(several can share: {valid})'
         )
     return [*words, '--distributed']
-
-
-def extras_of(words: Sequence[str], config: ConfigDict | None) -> list[str]:
-    """The extras of the package that a command needs.
-
-    Args:
-      words: after `vit_jax`, as `['train', '--config', ...]`.
-      config: that it runs; None if this is not known here, as for a run in a bucket. It may then
-        need those of any config.
-    """
-    found = extras.of_words(words)
-    found |= extras.OF_CONFIGS if config is None else extras.of_config(config)
-    return sorted(found | ({'sweep'} if words[0] == 'sweep' else set()))
 
 
 def require_installed(needed: Sequence[str], what: str) -> None:

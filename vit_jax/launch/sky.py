@@ -20,7 +20,7 @@ class SkyJob(CloudJob):
     """A job of SkyPilot.
 
     Attributes:
-      extras: of the package that the command needs besides `tpu`, see `command.extras_of`.
+      extras: of the package that the command needs besides `tpu`.
       region, zone: any if empty.
       mounts: buckets, as `gs://BUCKET`, by their folders on the machines.
     """

@@ -22,7 +22,7 @@ class TpuJob(CloudJob):
     Attributes:
       zone: where it is.
       project: the default one of gcloud if empty.
-      extras: of the package that the command needs besides `tpu`, see `command.extras_of`.
+      extras: of the package that the command needs besides `tpu`.
       slices: their number.
       fewest: the number with which the job goes on if there are no more.
       flex_start: for how long it is rented by flex-start, as `24h`; '' for another model.

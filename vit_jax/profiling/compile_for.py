@@ -31,7 +31,6 @@ OVERFLOW = re.compile(f'Used {_SIZE} of {_SIZE} hbm')
 # A program that is far too large is refused before the state is added to its temporaries.
 TEMPORARIES = re.compile(rf'HLO temporaries \({_SIZE}\) exceeds available HBM \({_SIZE}\)')
 POLL_SECONDS = 0.1
-AHEAD = ('-P', '-m', 'vit_jax.trainer.ahead_of_time')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Compiled:
     """A compiled step.
 
     Attributes:
-      facts: of `trainer.ahead_of_time.describe`.
+      facts: as the program wrote them; empty if it wrote none.
       module: the scheduled HLO of one chip; the last intermediate one if the step does not fit.
       buffers: the buffer assignment; empty if the step does not fit.
       seconds: of tracing and compiling.
@@ -54,15 +53,15 @@ class Compiled:
 
 
 def compile_step(
-    request: Mapping[str, Any], *, cycles: bool = False, program: Sequence[str] = AHEAD
+    request: Mapping[str, Any], program: Sequence[str], *, cycles: bool = False
 ) -> Compiled:
     """Compile a step in a process of its own.
 
     Args:
-      request: of the program; see `trainer.ahead_of_time.main`.
-      cycles: wait for machine code, which has the compiler's estimates of cycles.
+      request: what the program reads from the folder.
       program: arguments of Python, before the folder of the request. The program may write facts or
         an error into the folder, and compiles a function `train_step` or `eval_step`.
+      cycles: wait for machine code, which has the compiler's estimates of cycles.
 
     Raises:
       UserError: without libtpu, or for a mistake in the request.

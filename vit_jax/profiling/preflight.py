@@ -128,6 +128,7 @@ class Run:
 def preflight(
     config: ConfigDict,
     topology: Topology,
+    program: Sequence[str],
     *,
     step: str = 'train',
     examples: float | None = None,
@@ -139,6 +140,7 @@ def preflight(
     Args:
       config: left as it is.
       topology: to run on.
+      program: compiles one step, as `trainer.ahead_of_time.PROGRAM`; see `compile_for`.
       step: `train`, `eval` or `predict`.
       examples, image_size: as `cost.price` takes them.
       cycles: wait for the compiler's estimates, which take minutes.
@@ -162,7 +164,7 @@ def preflight(
     count = 1
     while len(reports) < count and all(r.fits for r in reports):
         kind = -1 - len(reports)
-        compiled = compile_step(request | {'kind': kind}, cycles=cycles)
+        compiled = compile_step(request | {'kind': kind}, program, cycles=cycles)
         kinds = compiled.facts['kinds']
         count = len(kinds)
         shares.append(kinds[kind]['share'])

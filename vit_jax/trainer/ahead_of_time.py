@@ -31,6 +31,7 @@ from vit_jax.runtime import lifeline, sharding
 from vit_jax.trainer.build import Program, make_program
 
 STEPS = ('train', 'eval', 'predict')
+PROGRAM = ('-P', '-m', __name__)  # arguments of Python, before the folder of a request
 
 
 def program(

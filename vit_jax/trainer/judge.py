@@ -12,10 +12,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.checkpoints.best import KEPT, Best, of_meta
+from vit_jax.checkpoints.best import KEPT, Best, EarlyStop, of_meta, parse_goal
 from vit_jax.config import defaults
-from vit_jax.config import goal as goal_lib
-from vit_jax.config.goal import EarlyStop
 from vit_jax.evaluators.base import Evaluator
 from vit_jax.runtime import processes
 from vit_jax.trainer import metrics
@@ -47,7 +45,7 @@ class Judge:
     @property
     def notes(self) -> list[str]:
         """A line for each goal, which says what is taken for better."""
-        goals = {key: goal_lib.parse(text, _WHERE[key]) for key, text in self.goals.items()}
+        goals = {key: parse_goal(text, _WHERE[key]) for key, text in self.goals.items()}
         lines = []
         if KEPT in goals:
             lines.append(f'keeps the step with the {goals[KEPT]}')
@@ -76,7 +74,7 @@ class Judge:
         """
         known = dict(bests)
         for key, best in bests.items():
-            goal = goal_lib.parse(best.goal, _WHERE[key])
+            goal = parse_goal(best.goal, _WHERE[key])
             value = metrics.of_entry(results, goal.metric, _WHERE[key])
             if value is None:
                 continue
@@ -97,7 +95,7 @@ class Judge:
         if not self.has_ended(bests):
             return ''
         best = bests[EARLY_STOP]
-        metric = goal_lib.parse(best.goal, _WHERE[EARLY_STOP]).metric
+        metric = parse_goal(best.goal, _WHERE[EARLY_STOP]).metric
         was = 'was never a number' if best.step is None else f'was best after step {best.step}'
         value = '' if best.value is None else f' ({best.value:.4f})'
         times = f'{best.since} evaluation{"s" if best.since > 1 else ""}'
@@ -117,7 +115,7 @@ def of_config(config: ConfigDict, opened: Mapping[str, Evaluator | None]) -> Jud
     keep_best = defaults.arguments(config, 'checkpoint')['keep_best']
     judge = Judge(keep_best, EarlyStop(**defaults.arguments(config, 'early_stop')))
     for key, text in judge.goals.items():
-        metrics.check(config, goal_lib.parse(text, _WHERE[key]).metric, _WHERE[key], opened)
+        metrics.check(config, parse_goal(text, _WHERE[key]).metric, _WHERE[key], opened)
     return judge
 
 

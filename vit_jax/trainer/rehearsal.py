@@ -15,7 +15,7 @@ import pathlib
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,8 +26,9 @@ from vit_jax import extras
 from vit_jax.config import schema
 from vit_jax.data.dataset import open_dataset
 from vit_jax.data.records import BrokenRecord
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, resolve_module
 from vit_jax.inference import fine_tune
+from vit_jax.interop import released
 from vit_jax.storage import paths, run_folder
 from vit_jax.trainer.evaluate import entry_keywords
 from vit_jax.trainer.kill_and_resume import DryRun
@@ -124,8 +125,27 @@ def _timed(name: str, trial: Callable[[], str]) -> Row:
     return Row(name, result, time.perf_counter() - began, note)
 
 
+def needed_extras(config: Mapping[str, Any]) -> set[str]:
+    """The extras of the package that a run of a config needs, installed or not.
+
+    Raises:
+      UserError: for a name of a module that does not exist.
+    """
+    sections = [config['data'], *config.get('evals', {}).values()]
+    sources = [str(section.get('source') or '') for section in sections]
+    named = [
+        *(('vit_jax.data.sources', source.partition(':')[0]) for source in sources),
+        *(('vit_jax.evaluators', section.get('evaluator')) for section in sections),
+        *(('vit_jax.writers', name) for name in config.get('writers') or ()),
+    ]
+    modules = [resolve_module(package, name, 'name') for package, name in named if name]
+    starts = [released.url(config.get(key, {}).get('from') or '') for key in ('init', 'branch')]
+    own = {getattr(module, 'EXTRA', '') for module in modules} - {''}
+    return own | extras.of_words([*starts, *sources])
+
+
 def _check_extras(config: ConfigDict, folder: str) -> str:
-    needed = sorted(extras.of_config(config.to_dict()) | extras.of_words([folder]))
+    needed = sorted(needed_extras(config.to_dict()) | extras.of_words([folder]))
     if lacking := [name for name in needed if not extras.is_installed(name)]:
         raise Failure(f"pip install 'vit_jax[{','.join(lacking)}]'")
     return ', '.join(needed) or 'none needed'
