@@ -76,7 +76,7 @@ def reference() -> Any:
     import transformers
 
     torch.manual_seed(0)
-    return perturbed(transformers.DetrForObjectDetection(_config(HEADS, ['stage4'])))
+    return perturbed(transformers.DetrForObjectDetection(config(HEADS, ['stage4'])))
 
 
 def panoptic_reference() -> Any:
@@ -86,14 +86,14 @@ def panoptic_reference() -> Any:
 
     torch.manual_seed(0)
     stages = [f'stage{i + 1}' for i in range(4)]
-    model = perturbed(transformers.DetrForSegmentation(_config(PANOPTIC_HEADS, stages)))
+    model = perturbed(transformers.DetrForSegmentation(config(PANOPTIC_HEADS, stages)))
     with torch.no_grad():
         model.bbox_attention.q_proj.weight *= 4
         model.mask_head.conv1.conv.weight[:, WIDTH:] *= 100
     return model
 
 
-def _config(heads: int, stages: list[str]) -> Any:
+def config(heads: int, stages: list[str]) -> Any:
     import transformers
 
     backbone = transformers.ResNetConfig(

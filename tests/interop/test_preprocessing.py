@@ -17,7 +17,7 @@ from vit_jax.data.sources import open_source
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
 from vit_jax.inference import load, predict
-from vit_jax.interop import normalization, preprocessing
+from vit_jax.interop import files, normalization, preprocessing
 from vit_jax.interop.families import detr
 from vit_jax.interop.normalization import PREPROCESSOR
 
@@ -144,12 +144,13 @@ def test_every_processor_of_transformers_makes_the_same_bytes(kind, config):
 
 
 @pytest.mark.parametrize('limits', [(30, 50), (33, 1000)])
-def test_detrs_make_the_same_bytes(limits):
+def test_detrs_make_the_same_bytes(limits, tmp_path):
     transformers = pytest.importorskip('transformers')
     size = dict(zip(('shortest_edge', 'longest_edge'), limits, strict=True))
     raw = {'do_rescale': False, 'do_normalize': False, 'do_pad': False}
     made = transformers.DetrImageProcessorPil(size=size, **raw)
-    ours = prepared(detr._images({'size': size})[1])
+    flat, _ = files.read_arrays(released.write('detr transformers', tmp_path / 'detr'))
+    ours = prepared(detr.read(flat, {PREPROCESSOR: {'size': size}}).transforms)
     for photo in timm_images.photos():
         theirs = made(Image.fromarray(photo), return_tensors='np')['pixel_values'][0]
         np.testing.assert_array_equal(ours(photo), theirs.transpose(1, 2, 0))

@@ -13,9 +13,10 @@ from vit_jax import interop
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
 from vit_jax.interop import adapt
-from vit_jax.interop.families import _detr, detr
+from vit_jax.interop.families import detr
 
 COLORS = {'mean': (0.485, 0.456, 0.406), 'std': (0.229, 0.224, 0.225)}
+write = detr.WRITERS['detr', 'transformers']
 EXTRA = {'encoder_attention_heads': helper.HEADS}
 
 # Names of transformers 5 -> those of the hub, and of the authors.
@@ -227,7 +228,7 @@ def test_transformers_makes_the_images_that_a_run_gets(flat, resize):
         task={'name': 'detect', 'mean': (0.1, 0.2, 0.3), 'std': (0.5, 0.6, 0.7)},
     )
     imported = dataclasses.replace(imported, image_size=(1344, 1344))  # a run's images are padded
-    written = _detr.transformers(imported)
+    written = write(imported)
     assert written.notes == ()
     told = written.preprocessor
     processor = transformers.DetrImageProcessor(**told)
@@ -244,12 +245,12 @@ def test_transformers_makes_the_images_that_a_run_gets(flat, resize):
 
 def test_images_that_transformers_resizes_otherwise_are_said(flat):
     imported = detr.read(flat, EXTRA).with_groups(data={'transforms': 'resize_small(24, max=40)'})
-    assert any('rounds the longer side' in note for note in _detr.transformers(imported).notes)
+    assert any('rounds the longer side' in note for note in write(imported).notes)
 
 
 def test_images_that_a_run_does_not_resize_are_kept(flat):
     imported = detr.read(flat, EXTRA).with_groups(data={'transforms': 'pad_objects(9)'})
-    written = _detr.transformers(imported)
+    written = write(imported)
     assert not written.preprocessor['do_resize']
     assert any('keeps theirs' in note for note in written.notes)
 
@@ -341,3 +342,24 @@ def test_what_is_absent_is_named(flat, name, message):
 def test_what_is_unknown_is_named(flat):
     with pytest.raises(UserError, match=r'no part called model\.extra'):
         detr.read({**flat, 'model.extra.weight': np.zeros(1)}, EXTRA)
+
+
+@pytest.mark.parametrize(
+    ('config', 'dilated'),
+    [
+        ({'dilation': True}, True),
+        ({'dilation': False}, False),
+        ({'dilation': True, 'backbone': 'resnet101', 'use_timm_backbone': True}, True),
+        ({'dilation': True, 'backbone_config': {'model_type': 'timm_backbone'}}, False),
+        ({'dilation': True, 'backbone_config': {'output_stride': 16}}, True),
+        ({'backbone_config': {'output_stride': 8}}, 'output_stride 8'),
+        ({'backbone': 'resnetblur50'}, "'resnetblur50' is not known to be a plain ResNet"),
+    ],
+)
+def test_dilation_of_a_resnet_of_timm(flat, config, dilated):
+    flat = renamed(flat, *RESNET)
+    if isinstance(dilated, str):
+        with pytest.raises(UserError, match=dilated):
+            detr.read(flat, EXTRA | config)
+    else:
+        assert detr.read(flat, EXTRA | config).model_config['dilate'] == dilated

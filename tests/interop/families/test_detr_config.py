@@ -26,7 +26,7 @@ CONFIGS = {
 
 def saved(folder, kind='Detr', resnet=(), **fields):
     """A detector with perturbed parameters, saved by transformers."""
-    config = helper._config(helper.HEADS, ['stage4']).to_dict()
+    config = helper.config(helper.HEADS, ['stage4']).to_dict()
     config['backbone_config'] |= dict(resnet)
     config |= fields
     made = getattr(transformers, f'{kind}Config')(**{**config, 'backbone': None})
@@ -127,25 +127,3 @@ def test_a_conditional_detr_is_refused_by_name(tmp_path):
     (tmp_path / 'config.json').unlink()
     with pytest.raises(UserError, match="a 'conditional_detr' is another model than a detr"):
         interop.read(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ('config', 'dilated'),
-    [
-        ({'dilation': True}, True),
-        ({'dilation': False}, False),
-        ({'dilation': True, 'backbone': 'resnet101', 'use_timm_backbone': True}, True),
-        ({'dilation': True, 'backbone_config': {'model_type': 'timm_backbone'}}, False),
-        ({'dilation': True, 'backbone_config': {'output_stride': 16}}, True),
-        ({'backbone_config': {'output_stride': 8}}, 'output_stride 8'),
-        ({'backbone': 'resnetblur50'}, "'resnetblur50' is not known to be a plain ResNet"),
-    ],
-)
-def test_dilation_of_a_resnet_of_timm(config, dilated):
-    from vit_jax.interop.families import _detr_config
-
-    if isinstance(dilated, str):
-        with pytest.raises(UserError, match=dilated):
-            _detr_config.keywords(config, own_resnet=False)
-    else:
-        assert _detr_config.keywords(config, own_resnet=False)['dilate'] == dilated
