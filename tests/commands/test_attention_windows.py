@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from helpers.messages import says
 from PIL import Image
 
 from vit_jax import __main__ as cli
@@ -72,9 +73,7 @@ def test_windows_are_laid_back(checkpoint, photo, capsys, stage, query, drawn):
     out = photo.with_name('out.png')
     words = ('--map', stage, '--query', query, '--out', out)
     assert run('--checkpoint', checkpoint, photo, *words) == 0
-    assert capsys.readouterr().out == (
-        f'{out}: {drawn} patches; 40 x 60 pixels read as 12 x 12 RGB\n'
-    )
+    assert says(capsys.readouterr().out, out, f'{drawn} patches', '40 x 60', '12 x 12 RGB')
     with Image.open(out) as picture:
         assert min(picture.size) > 500
 

@@ -5,6 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from helpers.messages import says
 from PIL import Image
 
 from vit_jax import __main__ as cli
@@ -70,7 +71,7 @@ def test_predict(folder, capsys):
     output = json.loads(capsys.readouterr().out)
     assert output['step'] is None
     result = output['images'][0]
-    assert result['read_as'] == '8 x 8 pixels read as 8 x 8 gray'
+    assert says(result['read_as'], '8 x 8', 'gray')
     expected = np.asarray(jax.nn.softmax(logits(folder / 'vit.npz', digit[None])[0]))
     best = int(expected.argmax())
     assert (result['predictions'][0]['label'], result['predictions'][0]['class']) == (
@@ -141,9 +142,8 @@ def test_attention_of_imported_models(folder, tmp_path, capsys, name, flags, gri
     out = tmp_path / 'out.png'
     words = ['attention', '--checkpoint', folder / name, folder / 'photo.png', '--out', out]
     assert call(*words, *flags) == 0
-    assert capsys.readouterr().out == (
-        f'{out}: 1 layers x 2 heads, {grid} patches; 40 x 60 pixels read as {read_as}\n'
-    )
+    facts = '1 layers x 2 heads', f'{grid} patches', '40 x 60', read_as
+    assert says(capsys.readouterr().out, out, *facts)
     with Image.open(out) as picture:
         assert min(picture.size) > 300
 

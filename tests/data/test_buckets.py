@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 import pytest
 from helpers import loading
+from helpers.messages import says
 
 from vit_jax.data import vocabulary
 from vit_jax.data.plans.buckets import ROWS
@@ -215,7 +216,7 @@ def test_examples_beyond_the_last_bucket_are_left_out_of_training():
     source = numbers([3, 17, 5, 16, 40])
     data = opened(source)
     assert data.num_examples == 3
-    assert data.plan.notes == ('2 examples are longer than the last bucket: left out',)
+    assert says(data.plan.notes, '2 examples', 'longer', 'left out')
     np.testing.assert_array_equal(np.sort(indices(take(source, 3))), [0, 2, 3])
 
 

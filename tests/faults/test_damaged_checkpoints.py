@@ -127,7 +127,7 @@ def test_a_step_that_is_asked_for_must_be_intact(stopped, tmp_path, capsys, step
         words = [*command, '--workdir', str(folder), '--step', str(step), '--allow', 'helpers']
         assert main(words) == 2
         allowed, line = capsys.readouterr().err.splitlines()
-        assert allowed == '--allow helpers: a stored config may name code of it'
+        assert '--allow helpers' in allowed
         assert f'checkpoints/{step}: variables/' in line
         assert DAMAGE[step][1] in line
 

@@ -7,6 +7,7 @@ import pathlib
 import jax
 import numpy as np
 import pytest
+from helpers.messages import numbers
 from PIL import Image
 
 import vit_jax
@@ -207,7 +208,7 @@ def test_a_foreign_file_as_a_run(npz, tmp_path):
     json.dumps(run.config.to_dict())
     Image.new('RGB', (30, 50), 'white').save(tmp_path / 'white.png')
     photo = image_files.photo_reader(run).read(tmp_path / 'white.png')
-    assert photo.note == '50 x 30 pixels read as 16 x 16 RGB, cropped to rows 9-39, columns 0-30'
+    assert numbers(photo.note) == [50, 30, 16, 16, 9, 39, 0, 30]
     predict = jax.jit(lambda variables, batch: run.model.apply(variables, *run.task.inputs(batch)))
     logits = predict(run.variables, batch_of_one(photo.fields))['logits']
     ones = np.ones((1, 16, 16, 3), np.float32)

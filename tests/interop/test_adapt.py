@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import traverse_util
+from helpers.messages import says
 
 from vit_jax.errors import UserError
 from vit_jax.interop import adapt as adapting
@@ -131,10 +132,8 @@ def test_no_head_on_either_side_is_no_news():
 def test_without_pre_logits_their_head_is_of_no_use():
     params = random(shapes(representation_size=16))
     adapted, notes = adapt(params)
-    assert notes == [
-        'pre_logits: left out, the model has none',
-        'head: its 4 classes start anew without pre_logits',
-    ]
+    first, second = notes
+    assert says(first, 'pre_logits', 'left out') and says(second, 'head', '4 classes', 'anew')
     assert {'head', 'pre_logits'}.isdisjoint(adapted)
     adapted, notes = adapt(params, representation_size=16, num_classes=9)
     assert len(notes) == 1
@@ -150,20 +149,20 @@ def test_position_embeddings_of_a_linear_function_are_resized_exactly():
     plane = (2 * row - 3 * column + 1).reshape(1, 16, 1).repeat(16, axis=2).astype(np.float32)
     params['pos_embed'][:, 1:] = plane
     adapted, notes = adapt(params, (12, 28))
-    assert notes == ['pos_embed: 4 x 4 patches resized to 3 x 7 (bilinear)']
+    assert says(notes, 'pos_embed', '4 x 4', '3 x 7', 'bilinear')
     row, column = np.meshgrid(np.linspace(0, 1, 3), np.linspace(0, 1, 7), indexing='ij')
     expected = (2 * row - 3 * column + 1).reshape(1, 21, 1).repeat(16, axis=2)
     np.testing.assert_allclose(adapted['pos_embed'][:, 1:], expected, atol=1e-6)
     np.testing.assert_array_equal(adapted['pos_embed'][:, :1], params['pos_embed'][:, :1])
     assert_same(adapted, params, but={'pos_embed'})
     bicubic, notes = adapt(params, (12, 28), method='bicubic')
-    assert notes == ['pos_embed: 4 x 4 patches resized to 3 x 7 (bicubic)']
+    assert says(notes, 'pos_embed', '4 x 4', '3 x 7', 'bicubic')
     assert np.abs(bicubic['pos_embed'] - adapted['pos_embed']).max() > 1e-3
 
 
 def test_grids_of_as_many_patches_are_not_the_same(params):
     adapted, notes = adapt(params, (8, 32))
-    assert notes == ['pos_embed: 4 x 4 patches resized to 2 x 8 (bilinear)']
+    assert says(notes, 'pos_embed', '4 x 4', '2 x 8', 'bilinear')
     back = adapt(adapted, (8, 32), old=(8, 32))
     assert back[1] == []
     assert_same(back[0], adapted)
@@ -247,11 +246,9 @@ def test_a_part_starts_the_same_part_of_another_model(params):
     assert adapted.keys() == {'encoder', 'patch_embed'}
     assert_same(adapted, {name: params[name] for name in adapted})
     count = len(flat(params['encoder']))
-    assert notes == [
-        f'encoder: {count} parameters read',
-        'patch_embed: 2 parameters read',
-        'head, map_head: not selected, starts anew',
-    ]
+    first, second, third = notes
+    assert says(first, 'encoder', f'{count} parameters') and says(second, 'patch_embed', '2 param')
+    assert says(third, 'head, map_head', 'anew')
 
 
 def test_a_part_of_a_part_starts_alone(params):
@@ -286,14 +283,12 @@ def test_a_body_becomes_the_backbone_of_another_model_and_is_resized():
     assert adapted.keys() == {'backbone'}
     assert_same(adapted['backbone'], body, but={'pos_embed'})
     assert adapted['backbone']['pos_embed'].shape == (1, 37, 16)
-    assert notes == [
-        f'backbone: {len(flat(body))} parameters read from the top',
-        'boxes: not selected, starts anew',
-        'pos_embed: 4 x 4 patches resized to 6 x 6 (bilinear)',
-    ]
+    first, second, third = notes
+    assert says(first, 'backbone', len(flat(body))) and says(second, 'boxes', 'anew')
+    assert says(third, 'pos_embed', '4 x 4', '6 x 6', 'bilinear')
     back, notes = select(adapted, 'backbone->', vit.Model(**FIELDS), (24, 24), (24, 24))
     assert_same(back, adapted['backbone'])
-    assert notes[1:] == ['head: none to read, 4 classes start anew']
+    assert says(notes[1:], 'head', '4 classes', 'anew')
 
 
 def test_scanned_blocks_are_selected_by_the_names_of_separate_ones(params):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from helpers import hub_server
+from helpers.messages import says
 from helpers.released_models import count
 
 from vit_jax.__main__ import main
@@ -103,9 +104,8 @@ def test_the_nearest_name(path, near):
 def test_a_wrong_name_gets_the_nearest(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert main(['inspect', '--checkpoint', 'ViT-B_16']) == 2
-    assert capsys.readouterr().err == (
-        'error: ViT-B_16: there is no such file or folder; did you mean imagenet21k/ViT-B_16?\n'
-    )
+    said = capsys.readouterr().err
+    assert says(said, 'no such file or folder', 'did you mean imagenet21k/ViT-B_16?')
 
     assert main(['inspect', '--checkpoint', 'ViT-B_16.npz']) == 2
     assert 'there is no such file; did you mean imagenet21k/ViT-B_16?' in capsys.readouterr().err

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import yaml
+from helpers.messages import says
 
 from vit_jax import __main__ as cli
 from vit_jax.commands import rehearse
@@ -289,10 +290,7 @@ def test_a_refusal_is_passed_on(tmp_path, monkeypatch, capsys):
     path = program(tmp_path, 'sbatch', 'echo "sbatch: error: invalid partition" >&2; exit 1')
     monkeypatch.setenv('PATH', path)
     assert cli.main(['launch', 'slurm', '--partition', 'x', '--', *TRAIN]) == 2
-    assert (
-        capsys.readouterr().err
-        == 'error: launch: sbatch refused: sbatch: error: invalid partition\n'
-    )
+    assert says(capsys.readouterr().err, 'launch: sbatch refused', 'invalid partition')
 
 
 @pytest.mark.parametrize('value', ['y', '1e3', '0o17', 'null', '2020-01-01', '1:30', '~', '.5'])

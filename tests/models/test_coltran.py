@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.messages import says
 
 from vit_jax.errors import UserError
 from vit_jax.models.coltran import Model
@@ -150,7 +151,7 @@ def test_parameter_count_is_exact():
 def test_what_is_learned_of_places_is_resized_with_the_image(model, variables, method):
     params = variables['params']
     resized, notes = model.resize_params(params, None, (7, 9), method)
-    assert notes == [f'columns, relative_bias, rows, weights: resized to 7 x 9 places ({method})']
+    assert says(notes, 'columns, relative_bias, rows, weights', '7 x 9', method)
     gray, bins = (jax.ShapeDtypeStruct((1, 7, 9), dtype) for dtype in (jnp.uint8, jnp.int32))
     fresh = jax.eval_shape(model.init, jax.random.key(0), gray, bins)['params']
     assert jax.tree.map(jnp.shape, resized) == jax.tree.map(jnp.shape, fresh)

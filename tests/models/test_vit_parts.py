@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.messages import says
 from helpers.pictures import count, drawn, images_like, shapes, spec
 from helpers.torch_vits import images_for, load_into
 
@@ -337,7 +338,7 @@ def test_relative_positions_are_resized_with_the_image(fields):
     with pytest.raises(UserError, match='are for 2 x 2 patches, but these images have 2 x 3: use'):
         jax.eval_shape(model.apply, {'params': params}, spec(1, 8, 12, 3))
     resized, notes = model.resize_params(params, (8, 8), (8, 12))
-    assert notes == ['position_bias: resized to 2 x 3 patches (bilinear)']
+    assert says(notes, 'position_bias', '2 x 3', 'bilinear')
     outputs = jax.eval_shape(model.apply, {'params': resized}, spec(1, 8, 12, 3))
     assert outputs['tokens'].shape == (1, 8, 16)
     assert model.resize_params(params, (8, 8), (8, 8)) == (params, [])

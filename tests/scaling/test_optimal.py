@@ -7,6 +7,7 @@ import json
 
 import numpy as np
 import pytest
+from helpers.messages import says
 
 from vit_jax import __main__ as cli
 from vit_jax.errors import UserError
@@ -201,7 +202,7 @@ def test_two_rows_of_one_run_count_once():
     rows = runs()
     found = analyze([*rows, rows[3], rows[3] | {'loss': '3'}])
     assert len(found.points.y) == len(rows)
-    assert found.notes[0] == '1 row(s) are copies of another and count once'
+    assert says(found.notes[0], '1 row(s) are copies')
     assert 'the mean of their log losses is weighted by their number' in found.notes[1]
 
 

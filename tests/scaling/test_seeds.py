@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from helpers.messages import says
 
 from vit_jax.errors import UserError
 from vit_jax.scaling import (
@@ -132,7 +133,7 @@ def test_copies_count_once_and_one_run_has_one_loss():
     rows = [row | {'run': str(i)} for i, row in enumerate(made())]
     curve = one([*rows, rows[2]])
     assert curve.seeds.counts.sum() == len(rows)
-    assert curve.notes == ('1 row(s) are copies of another and count once',)
+    assert says(curve.notes, '1 row(s) are copies')
     rows[2]['finished'] = '0'
     assert one(rows).notes[0].startswith('1 row(s) are of runs that are not finished')
     with pytest.raises(
@@ -217,9 +218,8 @@ def test_rows_of_one_size_and_data_weigh_in_the_joint_law():
 
 def test_the_words_on_seeds():
     counts, squares = np.array([2, 1]), np.array([0.0008, 0.0])
-    assert seeds.Seeds(counts, squares).words == (
-        '3 runs at 2 points, 1 with several seeds, which differ by 2.8 % in y'
-    )
+    words = seeds.Seeds(counts, squares).words
+    assert says(words, '3 runs at 2 points', '1 with several seeds', '2.8 %')
     assert seeds.single(3).words == ''
 
 

@@ -5,6 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from helpers.messages import says
 from PIL import Image
 
 from vit_jax import __main__ as cli
@@ -160,7 +161,7 @@ def test_the_validation_split_of_the_data(auto, place, tmp_path):
     found = fine_tune.filled(auto(f'data.source=folder:{tmp_path}'))
     assert (found.config.data.split, found.config.evals.val.split) == ('train', 'val')
     assert found.config.evals.val.source == f'folder:{tmp_path}'
-    assert found.notes[-1] == f'folder:{tmp_path}: trains on train, evaluates on val'
+    assert says(found.notes[-1], f'folder:{tmp_path}', 'trains on train', 'evaluates on val')
 
 
 def test_a_validation_split_that_cannot_be_read_is_refused(auto, place, tmp_path):
