@@ -74,6 +74,21 @@ def test_revisions(server, content):
     assert 'old' not in assert_read(URL)
 
 
+@pytest.mark.parametrize(
+    ('path', 'is_model'),
+    [
+        ('hf://a/b', True),
+        ('https://hf.co/a/b', True),
+        ('https://huggingface.co/a/b/resolve/main/model.safetensors?download=true', True),
+        ('https://huggingface.co/datasets/a/b/resolve/main/model.safetensors', False),
+        ('https://huggingface.com/a/b', False),
+        ('a/b', False),
+    ],
+)
+def test_names_of_models(path, is_model):
+    assert hub.matches(path) == is_model
+
+
 @pytest.mark.parametrize('place', ['', '/sub', '/sub/model.safetensors'])
 def test_files_and_folders_of_a_repository(place, server, content):
     inside = {f'sub/{name}': c for name, c in content.items()}
@@ -145,6 +160,7 @@ def test_repositories_without_weights_to_read(names, words, server):
         (f'{URL}/none', ['no such file', 'README.md, config.json, ']),
         ('hf://google', ['write hf://ORG/NAME']),
         ('hf:///', ['write hf://ORG/NAME']),
+        ('hf://datasets/google/flowers', ['write hf://ORG/NAME']),
     ],
 )
 @pytest.mark.fault(89)

@@ -1,18 +1,17 @@
 """Checkpoints on the Hugging Face Hub: hf://ORG/NAME, hf://ORG/NAME@REVISION, hf://ORG/NAME/FILE.
 
-huggingface_hub downloads them into its own cache, resumes, and knows the token; its environment
-variables (HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE) apply. Every file is compared with a
-checksum whenever it is used: that by which the Hub names it, or, where a name is none, the sha256
-that it had when it was first used, which is kept beside the repository's files. A branch is only
-recorded in the cache once all files of a checkpoint are there, so that offline work finds either
-all of them or none.
+huggingface_hub reads these names, downloads into its own cache, resumes, and knows the token; its
+environment variables (HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE) apply. It does not check what
+it downloads or finds in its cache. Here, every file is compared with a checksum at every use: the
+one by which the Hub names it, or, where a name is none, the sha256 that it had at its first use,
+which is kept beside the repository's files. A branch is only recorded in the cache once all files
+of a checkpoint are there, so that offline work finds either all of them or none.
 """
 
 from __future__ import annotations
 
 import contextlib
 import difflib
-import functools
 import hashlib
 import os
 import pathlib
@@ -20,12 +19,15 @@ import re
 import urllib.request
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from vit_jax import extras
 from vit_jax.errors import UserError
 from vit_jax.interop import released
 from vit_jax.storage import paths, servers
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfUri
 
 SCHEME = 'hf://'
 CONFIGS = ('config.json', 'preprocessor_config.json', 'processor_config.json')
@@ -34,109 +36,96 @@ TOKENIZERS = ('spiece.model', 'tokenizer.model', 'tokenizer.json')
 TOKENIZER_CONFIG = 'tokenizer_config.json'
 WEIGHTS, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 PICKLES = ('.bin', '.pt', '.pth', '.pkl', '.pickle', '.ckpt')
-_REVISION = r'refs/\w+/[\w.-]+|[^/@:]+'
-_URL = re.compile(rf'hf://([\w.-]+/[\w.-]+)(?:@({_REVISION}))?(?:/(.+?))?/?')
-# Addresses of pages, as browsers show them.
-_PAGE = re.compile(
-    r'https://(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)'
-    rf'(?:/(?:tree|blob|resolve)/({_REVISION})(?:/([^?]+?))?)?/?(?:\?.*)?'
+# Also addresses of pages, as browsers show them; other pages than those of models are plain URLs.
+_MODELS = re.compile(
+    r'hf://|https://(?:huggingface\.co|hf\.co)/'
+    r'(?!(?:api|buckets|collections|datasets|docs|kernels|papers|spaces)/)[\w.-]+/[\w.-]'
 )
 _SHARD = re.compile(r'model-\d+-of-\d+\.safetensors')
-_VARIANT = re.compile(
-    r'model\.[\w-]+\.safetensors'
-)  # of one precision, which transformers asks for
+# Of one precision, which transformers asks for.
+_VARIANT = re.compile(r'model\.[\w-]+\.safetensors')
 _CHECKSUM = re.compile('[0-9a-f]{64}|[0-9a-f]{40}')  # sha256 of LFS, SHA-1 of git
 _SUMS = '.vit_jax'  # in the cache of a repository: sha256 of files whose names are no checksums
 _LISTED = 4
 _MOST_NAMES = 1000  # of an organization, to find the nearest
 
 
-class Place(NamedTuple):
-    """A checkpoint on the Hub.
-
-    Attributes:
-      repo: ORG/NAME.
-      revision: a branch, tag or commit.
-      file: of the repository, or one of its folders; empty for all of it.
-    """
-
-    repo: str
-    revision: str
-    file: str
-
-    def __str__(self) -> str:
-        revision = '' if self.revision == 'main' else f'@{self.revision}'
-        return f'{SCHEME}{self.repo}{revision}{"/" * bool(self.file)}{self.file}'
-
-
 def matches(path: str) -> bool:
-    """Whether a path is on the Hub."""
-    return path.startswith(SCHEME) or _PAGE.fullmatch(path) is not None
+    """Whether a path names a model on the Hub."""
+    return _MODELS.match(path) is not None
 
 
 def fetch(url: str) -> str:
     """The local folder or file of a checkpoint on the Hub, downloaded unless the cache has it.
 
     Raises:
-      UserError: if the Hub has no such checkpoint, or it cannot be had: without a login, without
+      UserError: if the Hub has no such checkpoint, or it cannot be downloaded: without a login,
         network or room on the disk, or because its content is not what the Hub announces.
     """
-    place = parse(url)
-    with extras.needed_by(f'{place}: {SCHEME}', 'hub'):
+    with extras.needed_by(f'{url}: {SCHEME}', 'hub'):
         import huggingface_hub as hub
         from huggingface_hub import constants
+    uri = parse(url)
     if constants.HF_HUB_OFFLINE:
-        return _cached(place, 'HF_HUB_OFFLINE is set')
+        return _cached(uri, 'HF_HUB_OFFLINE is set')
     if not urllib.request.getproxies():
+        name = _name(uri)
         try:
-            servers.connect(constants.ENDPOINT, str(place))
-        except UserError as error:
-            return _cached(place, str(error).removeprefix(f'{place} cannot be reached: '))
-    with _explained(place):
-        info = hub.HfApi().model_info(place.repo, revision=place.revision, files_metadata=True)
+            servers.connect(constants.ENDPOINT, name)
+        except servers.Unreachable as error:
+            return _cached(uri, str(error).removeprefix(f'{name} cannot be reached: '))
+    with _explained(uri):
+        info = hub.HfApi().model_info(uri.id, revision=uri.revision, files_metadata=True)
         siblings = {sibling.rfilename: sibling for sibling in info.siblings or ()}
-        chosen = choose([*siblings], place)
-        get = functools.partial(_download, place, info.sha or place.revision)
-        local = [get(name, _announced(siblings[name])) for name in chosen]
+        chosen = choose([*siblings], uri)
+        commit = info.sha or uri.revision
+        local = [_download(uri, commit, name, _announced(siblings[name])) for name in chosen]
         # Last, since it records that the branch is at this commit.
-        hub.hf_hub_download(place.repo, chosen[0], revision=place.revision)
+        hub.hf_hub_download(uri.id, chosen[0], revision=uri.revision)
     return _found(local, chosen)
 
 
-def parse(url: str) -> Place:
+def parse(url: str) -> HfUri:
     """The parts of a URL.
 
     Raises:
-      UserError: if it names no repository.
+      UserError: if it names no model.
     """
-    if (match := _URL.fullmatch(url) or _PAGE.fullmatch(url)) is None:
-        raise UserError(f'{url}: write hf://ORG/NAME, hf://ORG/NAME@REVISION or hf://ORG/NAME/FILE')
-    repo, revision, file = match.groups()
-    return Place(repo, revision or 'main', file or '')
+    from huggingface_hub import errors, parse_hf_uri
+
+    with contextlib.suppress(errors.HfUriError):
+        if (uri := parse_hf_uri(url)).type == 'model':
+            return uri
+    raise UserError(f'{url}: write hf://ORG/NAME, hf://ORG/NAME@REVISION or hf://ORG/NAME/FILE')
 
 
-def choose(names: Sequence[str], place: Place) -> list[str]:
+def _name(uri: HfUri) -> str:
+    """The URL as users write it."""
+    return uri.to_uri().replace('models/', '', 1)
+
+
+def choose(names: Sequence[str], uri: HfUri) -> list[str]:
     """The files of a repository to read: configs first, weights last.
 
     Args:
       names: of all its files.
-      place: its `file` may name the weights, or the folder that holds them.
+      uri: its path may name the weights, or the folder that holds them.
 
     Raises:
       UserError: if there are no weights that are read, or several.
     """
-    if place.file in names:
-        return _with_configs(names, [place.file])
-    folder = f'{place.file}/' if place.file else ''
+    if uri.path_in_repo in names:
+        return _with_configs(names, [uri.path_in_repo])
+    folder = f'{uri.path_in_repo}/' if uri.path_in_repo else ''
     inside = [name.removeprefix(folder) for name in names if name.startswith(folder)]
     if not inside and folder:
-        near = _nearest(place.file, names) or _some(names)
-        raise UserError(f'{place}: there is no such file in the repository ({near})')
-    weights = _weights(inside, place)
+        near = _nearest(uri.path_in_repo, names) or _some(names)
+        raise UserError(f'{_name(uri)}: there is no such file in the repository ({near})')
+    weights = _weights(inside, uri)
     return _with_configs(names, [folder + name for name in weights])
 
 
-def _weights(names: Sequence[str], place: Place) -> list[str]:
+def _weights(names: Sequence[str], uri: HfUri) -> list[str]:
     """The weights among the files of a folder."""
     if WEIGHTS in names:
         return [WEIGHTS]
@@ -144,8 +133,8 @@ def _weights(names: Sequence[str], place: Place) -> list[str]:
         return [INDEX, *(name for name in names if _SHARD.fullmatch(name))]
     if variants := [name for name in names if _VARIANT.fullmatch(name)]:
         raise UserError(
-            f'{place}: has no {WEIGHTS}, only variants ({_some(variants)}): name one, as '
-            f'{place}/{variants[0]}'
+            f'{_name(uri)}: has no {WEIGHTS}, only variants ({_some(variants)}): name one, as '
+            f'{_name(uri)}/{variants[0]}'
         )
     for suffix in ('.safetensors', '.npz'):
         found = [name for name in names if name.endswith(suffix) and '/' not in name]
@@ -153,15 +142,15 @@ def _weights(names: Sequence[str], place: Place) -> list[str]:
             return found
         if found:
             raise UserError(
-                f'{place}: holds several checkpoints ({_some(found)}): name one, as '
-                f'{place}/{found[0]}'
+                f'{_name(uri)}: holds several checkpoints ({_some(found)}): name one, as '
+                f'{_name(uri)}/{found[0]}'
             )
     if found := [name for name in names if name.endswith(PICKLES)]:
         raise UserError(
-            f'{place}: has only pickled weights ({_some(found)}), which can run code and are not '
-            f'read; name a revision with {WEIGHTS}, as {SCHEME}{place.repo}@refs/pr/1'
+            f'{_name(uri)}: has only pickled weights ({_some(found)}), which can run code and are '
+            f'not read; name a revision with {WEIGHTS}, as {SCHEME}{uri.id}@refs/pr/1'
         )
-    raise UserError(f'{place}: holds no .safetensors or .npz file ({_some(names)})')
+    raise UserError(f'{_name(uri)}: holds no .safetensors or .npz file ({_some(names)})')
 
 
 def _with_configs(names: Iterable[str], weights: list[str]) -> list[str]:
@@ -185,25 +174,25 @@ def _announced(sibling: Any) -> str:
     return (lfs.sha256 if lfs else sibling.blob_id) or ''
 
 
-def _download(place: Place, commit: str, name: str, announced: str) -> str:
+def _download(uri: HfUri, commit: str | None, name: str, announced: str) -> str:
     """The local copy of a file, with the content that the Hub announces."""
     import huggingface_hub as hub
 
     for _ in range(2):  # a copy that was damaged in the cache is downloaded anew
         with warnings.catch_warnings():  # of a full disk, which is an error of one line
             warnings.simplefilter('ignore')
-            local = hub.hf_hub_download(place.repo, name, revision=commit)
-        if _is_whole(local, place, announced):
+            local = hub.hf_hub_download(uri.id, name, revision=commit)
+        if _is_whole(local, uri, announced):
             return local
-        for path in (os.path.realpath(local), local, _record(local, place)):
+        for path in (os.path.realpath(local), local, _record(local, uri)):
             pathlib.Path(path).unlink(missing_ok=True)
     raise UserError(
-        f'{place}: {name} arrives with another content than its checksum says; nothing is kept: '
-        'try again later, or see HF_ENDPOINT'
+        f'{_name(uri)}: {name} arrives with another content than its checksum says; nothing is '
+        'kept: try again later, or see HF_ENDPOINT'
     )
 
 
-def _is_whole(local: str, place: Place, announced: str = '') -> bool:
+def _is_whole(local: str, uri: HfUri, announced: str = '') -> bool:
     """Whether a file of the cache has its checksum.
 
     That is its name there, of git or of its LFS, if it has the form of one. For others, as in a
@@ -213,65 +202,62 @@ def _is_whole(local: str, place: Place, announced: str = '') -> bool:
     blob = pathlib.Path(local).resolve()
     if _CHECKSUM.fullmatch(blob.name):
         return _has(blob, blob.name)
-    record = _record(local, place)
+    record = _record(local, uri)
     if record.is_file():
         return _has(blob, record.read_text())
     if _CHECKSUM.fullmatch(announced) and not _has(blob, announced):
         return False
     with contextlib.suppress(OSError):  # in a cache that is only read, nothing is kept
         record.parent.mkdir(exist_ok=True)
-        with blob.open('rb') as file:
-            paths.write_text_atomic(record, hashlib.file_digest(file, 'sha256').hexdigest())
+        paths.write_text_atomic(record, paths.sha256(blob))
     return True
 
 
-def _record(local: str, place: Place) -> pathlib.Path:
+def _record(local: str, uri: HfUri) -> pathlib.Path:
     """The place of the sha256 of a file in the cache."""
-    folder = _folder(place)
+    folder = _folder(uri)
     name = os.path.relpath(os.path.realpath(local), os.path.realpath(folder))
     return folder / _SUMS / f'{hashlib.sha256(name.encode()).hexdigest()[:32]}.sha256'
 
 
 def _has(blob: pathlib.Path, checksum: str) -> bool:
     """Whether a file has this sha256, or as an object of git this SHA-1."""
-    if len(checksum) == 64:
-        digest = hashlib.sha256()
-    else:
-        digest = hashlib.sha1(f'blob {blob.stat().st_size}\0'.encode(), usedforsecurity=False)
-    with blob.open('rb') as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest() == checksum
+    from huggingface_hub.utils import sha
+
+    found = paths.sha256(blob) if len(checksum) == 64 else sha.git_hash(blob.read_bytes())
+    return found == checksum
 
 
-def _folder(place: Place) -> pathlib.Path:
+def _folder(uri: HfUri) -> pathlib.Path:
     """The folder of a repository in the cache."""
-    from huggingface_hub import constants
+    from huggingface_hub import constants, file_download
 
-    return pathlib.Path(constants.HF_HUB_CACHE, f'models--{place.repo.replace("/", "--")}')
+    folder = file_download.repo_folder_name(repo_id=uri.id, repo_type='model')
+    return pathlib.Path(constants.HF_HUB_CACHE, folder)
 
 
-def _cached(place: Place, reason: str) -> str:
+def _cached(uri: HfUri, reason: str) -> str:
     """A description of what is cached of a checkpoint."""
     from huggingface_hub import constants
 
-    folder = _folder(place)
-    kept = folder / 'refs' / place.revision
-    commit = kept.read_text().strip() if kept.is_file() else place.revision
+    folder = _folder(uri)
+    revision = uri.revision or constants.DEFAULT_REVISION
+    kept = folder / 'refs' / revision
+    commit = kept.read_text().strip() if kept.is_file() else revision
     snapshot = folder / 'snapshots' / commit
     names = [p.relative_to(snapshot).as_posix() for p in snapshot.rglob('*') if p.is_file()]
     if not names:
-        raise UserError(f'{place}: not in the cache {constants.HF_HUB_CACHE}, and {reason}')
-    chosen = choose(names, place)
+        raise UserError(f'{_name(uri)}: not in the cache {constants.HF_HUB_CACHE}, and {reason}')
+    chosen = choose(names, uri)
     local = [str(snapshot / name) for name in chosen]
     for name, path in zip(chosen, local, strict=True):
-        if not _is_whole(path, place):
-            raise UserError(f'{place}: {name} is damaged in the cache ({path}), and {reason}')
+        if not _is_whole(path, uri):
+            raise UserError(f'{_name(uri)}: {name} is damaged in the cache ({path}), and {reason}')
     return _found(local, chosen)
 
 
 @contextlib.contextmanager
-def _explained(place: Place) -> Iterator[None]:
+def _explained(uri: HfUri) -> Iterator[None]:
     """Turn exceptions of huggingface_hub and its HTTP client into one line."""
     from huggingface_hub import errors
 
@@ -281,59 +267,59 @@ def _explained(place: Place) -> Iterator[None]:
         raise
     except errors.GatedRepoError:
         raise UserError(
-            f'{place}: gated: accept its conditions at https://huggingface.co/{place.repo}, then '
+            f'{_name(uri)}: gated: accept its conditions at https://huggingface.co/{uri.id}, then '
             'log in by the command hf auth login, or set HF_TOKEN'
         ) from None
     except errors.RevisionNotFoundError:
-        near = _nearest(place.revision, _revisions(place))
-        raise UserError(f'{place}: there is no revision {place.revision!r}{near}') from None
+        near = _nearest(uri.revision or '', _revisions(uri))
+        raise UserError(f'{_name(uri)}: there is no revision {uri.revision!r}{near}') from None
     except errors.RepositoryNotFoundError:
-        near = _nearest(place.repo, _repositories(place), SCHEME)
+        near = _nearest(uri.id, _repositories(uri), SCHEME)
         raise UserError(
-            f'{place}: there is no such repository{near}; if it is private, log in by the command '
-            'hf auth login, or set HF_TOKEN'
+            f'{_name(uri)}: there is no such repository{near}; if it is private, log in by the '
+            'command hf auth login, or set HF_TOKEN'
         ) from None
     except Exception as error:
-        raise _failure(place, error) from error
+        raise _failure(uri, error) from error
 
 
-def _failure(place: Place, error: Exception) -> UserError:
+def _failure(uri: HfUri, error: Exception) -> UserError:
     from huggingface_hub import constants
 
     cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
     status = getattr(getattr(cause, 'response', None), 'status_code', None)
     if status in (401, 403):
         return UserError(
-            f'{place}: access is denied ({paths.why(cause)}): log in by the command hf auth login, '
-            'or set HF_TOKEN'
+            f'{_name(uri)}: access is denied ({paths.why(cause)}): log in by the command hf auth '
+            'login, or set HF_TOKEN'
         )
     if status is None and isinstance(cause, OSError) and cause.errno:
         return UserError(
-            f'{place}: cannot be kept in {constants.HF_HUB_CACHE} ({cause.strerror}): free space, '
-            'or name another cache folder by HF_HOME'
+            f'{_name(uri)}: cannot be kept in {constants.HF_HUB_CACHE} ({cause.strerror}): free '
+            'space, or name another cache folder by HF_HOME'
         )
     return UserError(
-        f'{place}: cannot be downloaded ({paths.why(cause)}); the same command tries again'
+        f'{_name(uri)}: cannot be downloaded ({paths.why(cause)}); the same command tries again'
     )
 
 
-def _revisions(place: Place) -> list[str]:
+def _revisions(uri: HfUri) -> list[str]:
     import huggingface_hub as hub
 
     with contextlib.suppress(Exception):
-        refs = hub.HfApi().list_repo_refs(place.repo)
+        refs = hub.HfApi().list_repo_refs(uri.id)
         return [ref.name for ref in (*refs.branches, *refs.tags)]
     return []
 
 
-def _repositories(place: Place) -> list[str]:
+def _repositories(uri: HfUri) -> list[str]:
     """The repositories of an organization, and those of the table of released checkpoints."""
     import huggingface_hub as hub
 
     known = [one.name.removeprefix(SCHEME) for one in released.table() if matches(one.name)]
 
     with contextlib.suppress(Exception):
-        found = hub.HfApi().list_models(author=place.repo.split('/')[0], limit=_MOST_NAMES)
+        found = hub.HfApi().list_models(author=uri.id.split('/')[0], limit=_MOST_NAMES)
         return [*known, *(model.id for model in found)]
     return known
 
