@@ -1,7 +1,7 @@
 """The tables of docs/models.md, made from the package's own lists: part of `make docs`.
 
-Sizes are those of `list variants`, released files those of `list checkpoints`. What reads a model's
-files, and what it is compared with, is below, each with the test that compares.
+Sizes come from `list variants`, released files from `list checkpoints`. The table `CHECKED` names the
+families that read each model's files, its reference implementation, and the test of both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TESTS = 'tests/interop/families'
 
 @dataclasses.dataclass(frozen=True)
 class Checked:
-    """What a model is compared with.
+    """The reference of a model.
 
     Attributes:
       oracle: the code or computation that its outputs are compared with.
@@ -116,7 +116,7 @@ CHECKED = {
 
 def models() -> Iterator[list[str]]:
     """A row for each model."""
-    yield ['model', 'what it is', 'read by', 'written for', 'compared with']
+    yield ['model', 'description', 'read by', 'written for', 'reference']
     writers = [getattr(families.find(name), 'WRITERS', {}) for name in modules(families.__name__)]
     for named in catalogue.modules_of(variants.PACKAGE):
         forms = sorted({form for known in writers for name, form in known if name == named.name})
