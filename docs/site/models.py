@@ -1,7 +1,7 @@
 """The tables of docs/models.md, made from the package's own lists: part of `make docs`.
 
-Sizes come from `list variants`, released files from `list checkpoints`. The table `CHECKED` names the
-families that read each model's files, its reference implementation, and the test of both.
+Sizes come from `list variants`, released files from `list checkpoints`. `CHECKED` names the
+families that read each model's files, its reference implementation, and the test against it.
 """
 
 from __future__ import annotations
