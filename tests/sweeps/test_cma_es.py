@@ -67,7 +67,10 @@ def test_every_value_of_a_range_comes_back():
 def test_samples_of_one_generation_differ_and_are_the_same_again():
     found = []
     for _ in range(2):
-        study = optuna.create_study(sampler=cma_es.Sampler(seed=3), direction='maximize')
+        storage = optuna.storages.InMemoryStorage()
+        study = optuna.create_study(
+            storage=storage, sampler=cma_es.Sampler(3, storage), direction='maximize'
+        )
         study.optimize(height, n_trials=7)
         found.append([trial.params for trial in study.trials])
     assert found[0] == found[1]

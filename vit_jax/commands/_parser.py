@@ -38,6 +38,7 @@ class Parser(argparse.ArgumentParser):
 
     def _require_flags(self, args: Sequence[str]) -> None:
         """Name an unknown flag before what is missing, for it may be that, misspelled."""
+        # argparse has no public list of the flags.
         valid = [flag for flag in self._option_string_actions if flag.startswith('--')]
         for word in itertools.takewhile(lambda word: word != '--', args):
             flag = word.partition('=')[0]

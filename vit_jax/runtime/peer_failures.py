@@ -14,8 +14,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from functools import partial
 from typing import Any, NoReturn
 
 from vit_jax.errors import EXIT_FAILED, one_line
@@ -124,30 +122,6 @@ def post(line: str, code: int) -> None:
         _board.post((one_line(line), code))
 
 
-@contextlib.contextmanager
-def detected() -> Iterator[None]:
-    """Give the client of the coordination service that is created inside a callback for failures.
-
-    JAX has no public option for it. The callback ends the process. If it cannot be called, since
-    its status argument cannot be converted, as with jaxlib 0.10, the failure ends in an abort
-    without a stack, see `end_in_order`.
-    """
-    try:
-        from jax._src.distributed import _jax as made_by
-
-        make = made_by.get_distributed_runtime_client
-    except (ImportError, AttributeError):
-        make = None
-    if 'missed_heartbeat_callback' not in (getattr(make, '__doc__', None) or ''):
-        yield
-        return
-    made_by.get_distributed_runtime_client = partial(make, missed_heartbeat_callback=_end)
-    try:
-        yield
-    finally:
-        made_by.get_distributed_runtime_client = make
-
-
 def end_in_order(who: str) -> None:
     """Turn an abort of this process, from now on, into one line and exit code 1.
 
@@ -198,7 +172,8 @@ def _last_words(line: str, code: int, linger: float | None = None) -> NoReturn:
     os._exit(code)
 
 
-def _end(*_: Any) -> None:
+def end_for_a_lost_peer(*_: Any) -> None:
+    """Ends this process, from any thread, after another process of the job was lost."""
     if _ending:
         # The main thread is ending the process, with a better message.
         time.sleep(2 * _ENOUGH)
@@ -208,4 +183,4 @@ def _end(*_: Any) -> None:
 
 
 # Python's own handlers run in the main thread, later; this one runs in the thread that aborts.
-_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(_end)
+_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(end_for_a_lost_peer)

@@ -17,6 +17,7 @@ import jax
 from jax.experimental import multihost_utils
 
 from vit_jax.errors import EXIT_INTERRUPTED
+from vit_jax.runtime import processes
 
 _log = logging.getLogger(__name__)
 _ORDERLY = b'\nstopping after this step, with the state saved; Ctrl-C once more stops at once\n'
@@ -102,10 +103,8 @@ class Preemption:
         A process in the middle of the next step has no whole state: then none may save the last
         one, and all go on waiting. The barrier opens for all or for none.
         """
-        from jax._src.distributed import global_state
-
-        client: Any = global_state.client
-        if self._tried == self._called or not _noticed(client):
+        client = processes.client()
+        if client is None or self._tried == self._called or not _noticed(client):
             return False
         self._tried = self._called
         try:

@@ -116,6 +116,7 @@ class Folder:
         place = f'{os.fspath(self.path)}/{name}'
 
         async def read() -> bytes:
+            # fsspec documents its coroutines under these names, with a leading underscore.
             found = await self._system._cat_file(place, start=start, end=end)
             if len(found) != end - start:
                 raise EOFError(f'{len(found):,} of {end - start:,} bytes came')

@@ -66,6 +66,7 @@ def more_to_come(study: Study) -> bool:
         return True
     for frozen in running:
         with contextlib.suppress(lock.InUse), lock.hold(study.claim_folder(frozen.number)):
+            # Storages take an id of the trial that Optuna's trials have under no public name.
             last = study.storage.get_trial(frozen._trial_id)
             if last.state == TrialState.RUNNING and rule.is_paused(last):
                 end(Trial(study.load(0), frozen._trial_id), TrialState.PRUNED)

@@ -16,6 +16,7 @@ import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 from optuna.search_space import intersection_search_space
+from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
 GENERATION = 'cma:generation'
@@ -29,8 +30,8 @@ class Sampler(optuna.samplers.BaseSampler):
     seed, the number of its trial, and the complete trials.
     """
 
-    def __init__(self, seed: int):
-        self._seed = seed
+    def __init__(self, seed: int, storage: BaseStorage):
+        self._seed, self._storage = seed, storage
         self._random = optuna.samplers.RandomSampler(seed=seed)
 
     def infer_relative_search_space(
@@ -51,12 +52,17 @@ class Sampler(optuna.samplers.BaseSampler):
         if not search_space:
             return {}
         optimizer = replay(study, search_space, self._seed + trial.number)
-        study._storage.set_trial_system_attr(trial._trial_id, GENERATION, optimizer.generation)
+        self._record(study.study_name, trial.number, optimizer.generation)
         units = optimizer.ask()
         return {
             name: from_unit(distribution, unit)
             for (name, distribution), unit in zip(search_space.items(), units, strict=True)
         }
+
+    def _record(self, study: str, trial: int, generation: int) -> None:
+        study_id = self._storage.get_study_id_from_name(study)
+        trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, trial)
+        self._storage.set_trial_system_attr(trial_id, GENERATION, generation)
 
     def sample_independent(
         self,

@@ -12,8 +12,10 @@ from vit_jax.errors import UserError
 from vit_jax.sweeps import asha
 
 
-def make_sampler(search: str, seed: int) -> optuna.samplers.BaseSampler:
-    """The sampler of that name.
+def make_sampler(
+    search: str, seed: int, storage: optuna.storages.BaseStorage
+) -> optuna.samplers.BaseSampler:
+    """The sampler of that name, for studies in `storage`.
 
     Raises:
       UserError: if a package that it needs is missing.
@@ -22,11 +24,16 @@ def make_sampler(search: str, seed: int) -> optuna.samplers.BaseSampler:
         return optuna.samplers.RandomSampler(seed=seed)
     if search == 'tpe':
         return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
-    if importlib.util.find_spec('cmaes') is None:
-        raise extras.missing("the search 'cmaes'", 'sweep', 'cmaes')
+    require_package(search)
     from vit_jax.sweeps import cma_es
 
-    return cma_es.Sampler(seed)
+    return cma_es.Sampler(seed, storage)
+
+
+def require_package(search: str) -> None:
+    """Raise UserError if a package that the search needs is missing."""
+    if search == 'cmaes' and importlib.util.find_spec('cmaes') is None:
+        raise extras.missing("the search 'cmaes'", 'sweep', 'cmaes')
 
 
 def make_pruner(name: str, options: Any) -> optuna.pruners.BasePruner:

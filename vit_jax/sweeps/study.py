@@ -72,7 +72,7 @@ class Study:
         return optuna.load_study(
             study_name=self.name,
             storage=self.storage,
-            sampler=search.make_sampler(self.sweep.search, seed),
+            sampler=search.make_sampler(self.sweep.search, seed, self.storage),
             pruner=search.make_pruner(self.sweep.pruner, self.sweep.pruner_options),
         )
 
@@ -175,7 +175,7 @@ def load_base(sweep: space.Sweep) -> ConfigDict:
 
 def check(sweep: space.Sweep, base: ConfigDict) -> None:
     """Raise UserError for mistakes that would make trials fail."""
-    search.make_sampler(sweep.search, sweep.seed)
+    search.require_package(sweep.search)
     search.make_pruner(sweep.pruner, sweep.pruner_options)
     branches.require_trunks(sweep)
     metrics.check(base, sweep.metric, 'sweep')

@@ -212,6 +212,7 @@ def reporter(study: Study, claim: ClaimedTrial) -> train.Report:
     Evaluations that a resumed run repeats are skipped.
     """
     trial, metric = claim.trial, study.sweep.metric
+    # The id that storages take has no public name.
     known = set(study.storage.get_trial(trial._trial_id).intermediate_values) if trial else set()
 
     def report_value(step: int, value: float) -> bool:

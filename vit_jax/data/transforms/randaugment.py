@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
@@ -147,7 +148,7 @@ def _sign(rng: np.random.Generator) -> int:
     return 1 if rng.random() < 0.5 else -1
 
 
-def _enhance(kind: Callable[[Image.Image], ImageEnhance._Enhance]) -> Operation:
+def _enhance(kind: Callable[[Image.Image], Any]) -> Operation:
     """An enhancement of Pillow with factors from 0.1 to 1.9."""
     return _pixels(lambda image, level, rng: kind(image).enhance(1.8 * level + 0.1))
 
