@@ -1,6 +1,7 @@
 """What needs an extra says so where it is not installed, too."""
 
 import pathlib
+import re
 import sys
 import tomllib
 
@@ -23,6 +24,13 @@ def test_every_extra_is_one_of_the_package_and_installs_what_is_imported():
     for extra, package in extras.PACKAGES.items():
         assert any(name.replace('-', '_').startswith(package) for name in known[extra])
     assert {*extras.SCHEMES.values(), *extras.OF_CONFIGS} <= extras.PACKAGES.keys() <= known.keys()
+
+
+def test_every_dependency_stands_once():
+    project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
+    for listed in (project['dependencies'], *project['optional-dependencies'].values()):
+        names = [re.split(r'[^\w-]', entry)[0].replace('-', '_') for entry in listed]
+        assert len(set(names)) == len(names)
 
 
 @pytest.fixture
