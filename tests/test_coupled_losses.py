@@ -14,6 +14,7 @@ from helpers import contrastive
 
 from vit_jax import apply as apply_lib
 from vit_jax import step as step_lib
+from vit_jax.config.durations import Durations
 from vit_jax.errors import UserError
 from vit_jax.nn import stochastic
 from vit_jax.ops import terms
@@ -58,8 +59,7 @@ def stepped(name, accum_steps):
     layout = sharding.make_layout(
         **LAYOUTS[name], devices=jax.devices()[: 1 if name == 'one' else 8]
     )
-    options = {'accum_steps': accum_steps, 'add_up': layout.add_up}
-    train_step = step_lib.make_train_step(MODEL, TASK, TX, axis_name=layout.train_axis, **options)
+    train_step = step_lib.make_train_step(MODEL, TASK, TX, layout, accum_steps=accum_steps)
     step = layout.compile_train(train_step, jax.eval_shape(init))
     state = layout.create(init)
     before = jax.tree.map(np.asarray, layout.to_global(state).params)
@@ -153,7 +153,7 @@ def test_the_average_follows_its_schedule():
     schedule = {'name': 'linear', 'final': 1.0}
     step = jax.jit(
         step_lib.make_train_step(
-            MODEL, TASK, TX, None, 4, int, ema_decay=0.5, ema_schedule=schedule
+            MODEL, TASK, TX, times=Durations(1, 1, 4), ema_decay=0.5, ema_schedule=schedule
         )
     )
     state = jax.jit(init)()

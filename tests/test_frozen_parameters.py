@@ -42,7 +42,7 @@ def updated(system, name, accum_steps, freeze):
         return step_lib.init_state(variables, tx, seed=0, ema=False)
 
     train_step = step_lib.make_train_step(
-        model, task, tx, layout.axis_name, freeze=freeze, accum_steps=accum_steps
+        model, task, tx, layout, freeze=freeze, accum_steps=accum_steps
     )
     step = layout.compile_train(train_step, jax.eval_shape(init))
     state = layout.create(init)

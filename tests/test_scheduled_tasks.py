@@ -61,8 +61,7 @@ def compiled(task, name, accum_steps):
     """The layout, and the train step compiled for it."""
     devices = jax.devices()[: 1 if name == 'one' else 4]
     layout = sharding.make_layout(devices, **LAYOUTS[name])
-    options = {'axis_name': layout.axis_name, 'accum_steps': accum_steps}
-    step = step_lib.make_train_step(MODEL, task, TX, **options)
+    step = step_lib.make_train_step(MODEL, task, TX, layout, accum_steps=accum_steps)
     return layout, layout.compile_train(step, jax.eval_shape(init))
 
 

@@ -57,9 +57,7 @@ def expected():
 )
 def test_every_term_is_divided_by_its_count_over_the_global_batch(name, accum_steps):
     layout = make_layout(name)
-    options = {'accum_steps': accum_steps, 'axis_name': layout.train_axis}
-    options |= {'add_up': layout.add_up}
-    train_step = step_lib.make_train_step(MODEL, TASK, TX, **options)
+    train_step = step_lib.make_train_step(MODEL, TASK, TX, layout, accum_steps=accum_steps)
     step = layout.compile_train(train_step, jax.eval_shape(init))
     state = layout.create(init)
     before = jax.tree.map(np.asarray, layout.to_global(state).params)

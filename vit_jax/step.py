@@ -16,10 +16,12 @@ from jax import Array
 from vit_jax import apply as apply_lib
 from vit_jax import gradients
 from vit_jax.array_types import Int
+from vit_jax.config.durations import Durations
 from vit_jax.errors import UserError
 from vit_jax.nn import stochastic
 from vit_jax.optim import param_groups, schedules
 from vit_jax.optim.schedules import CONSTANT
+from vit_jax.runtime.sharding import Layout
 from vit_jax.tasks.base import Task
 
 PyTree = Any
@@ -104,11 +106,9 @@ def make_train_step(
     model: Any,
     task: Task,
     tx: optax.GradientTransformation,
-    axis_name: str | None = None,
-    total_steps: int = 1,
-    to_steps: Callable[[str], int] = int,
+    layout: Layout | None = None,
+    times: Durations = Durations(1, 1, 1),  # noqa: B008  frozen
     freeze: Sequence[str] = (),
-    add_up: Callable[[PyTree], PyTree] | None = None,
     *,
     accum_steps: int = 1,
     ema_decay: float = 0.0,
@@ -122,12 +122,10 @@ def make_train_step(
     couples rows is computed once, on all outputs.
 
     Args:
-      axis_name: the `train_axis` of the layout; None if the batch is global.
-      total_steps: length of training, for `ema_schedule`.
-      to_steps: turns a duration such as `'5%'` into steps.
+      layout: of the devices, which the step is compiled for; None if the batch is global.
+      times: of the run, for `ema_schedule`.
       freeze: patterns of the parameters that `tx` leaves as they are. They are not differentiated
         by, so that no backward pass is computed for them alone.
-      add_up: of the layout, see `gradients.Split`.
       accum_steps: microbatches that a device takes one after the other.
       ema_decay: d in ema = d * ema + (1 - d) * params; 0 keeps no average.
       ema_schedule: keywords of `optim.schedules.make` for d, with `ema_decay` as its peak, such as
@@ -145,9 +143,10 @@ def make_train_step(
     """
     _check_ranges(accum_steps, ema_decay, max_skips)
     decay = schedules.of_strength(
-        ema_schedule, ema_decay, total_steps, to_steps, 'config.step.ema_schedule'
+        ema_schedule, ema_decay, times.total_steps, times.steps, 'config.step.ema_schedule'
     )
-    split = gradients.Split(accum_steps, axis_name, add_up if axis_name else None)
+    axis_name = layout.train_axis if layout else None
+    split = gradients.Split(accum_steps, axis_name, layout.add_up if layout and axis_name else None)
 
     def train_step(state: TrainState, batch: Batch):
         keys = step_keys(state, ('augment', *task.rngs))
@@ -245,7 +244,7 @@ def make_eval_step(
 
     Args:
       seed: of the model's randomness, see `bind`.
-      axis_name: as in `make_train_step`.
+      axis_name: of the layout; None if the batch is global.
     """
 
     def eval_step(variables: dict[str, PyTree], batch: Batch):
@@ -270,7 +269,7 @@ def make_predict_step(
 
     Args:
       seed: of the model's randomness, see `bind`.
-      axis_name: as in `make_train_step`.
+      axis_name: of the layout; None if the batch is global.
     """
 
     def predict_step(variables: dict[str, PyTree], batch: Batch):
@@ -296,7 +295,7 @@ def make_look_step(
 
     Args:
       seed: of the model's randomness, see `bind`.
-      axis_name: as in `make_train_step`.
+      axis_name: of the layout; None if the batch is global.
     """
 
     def look_step(variables: dict[str, PyTree], batch: Batch):

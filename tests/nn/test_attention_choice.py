@@ -68,9 +68,7 @@ def trained(model, layout_name, **options):
     """The parameters after a step."""
     devices = jax.devices()[: 1 if layout_name == 'one' else 8]
     layout = sharding.make_layout(devices, **LAYOUTS[layout_name])
-    train_step = step_lib.make_train_step(
-        model, Task(), optax.sgd(1.0), axis_name=layout.axis_name, **options
-    )
+    train_step = step_lib.make_train_step(model, Task(), optax.sgd(1.0), layout, **options)
     make = functools.partial(init, model)
     step = layout.compile_train(train_step, jax.eval_shape(make))
     state, _ = step(layout.create(make), layout.put_batch(batch()))
@@ -124,7 +122,7 @@ def test_a_step_under_masks_is_the_same_under_pmap(calls, monkeypatch):
             return step_lib.init_state({'params': drawn(model, *shapes)}, tx, seed=0, ema=False)
 
         step = layout.compile_train(
-            step_lib.make_train_step(model, translate.Task(), tx, axis_name=layout.axis_name),
+            step_lib.make_train_step(model, translate.Task(), tx, layout),
             jax.eval_shape(make),
         )
         state, _ = step(layout.create(make), layout.put_batch(rows))

@@ -100,8 +100,7 @@ def trained(attention, layout_name):
 
     devices = jax.devices()[: 1 if layout_name == 'one' else 8]
     layout = sharding.make_layout(devices, **LAYOUTS[layout_name])
-    options = {'axis_name': layout.train_axis, 'add_up': layout.add_up}
-    train_step = step_lib.make_train_step(model, Task(), tx, **options)
+    train_step = step_lib.make_train_step(model, Task(), tx, layout)
     step = layout.compile_train(train_step, jax.eval_shape(make))
     state, _ = step(layout.create(make), layout.put_batch(batch))
     return jax.tree.map(np.asarray, layout.to_global(state).params)

@@ -143,10 +143,9 @@ def init():
 def exchanged():
     """(whether in a loop, collective) of a step of four microbatches on two slices of four."""
     layout = sharding.make_layout(jax.devices()[:8], **ON_SLICES)
-    options = {'add_up': layout.add_up, 'accum_steps': 4}
-    args = toys.Model(), toys.Task(), optax.sgd(1.0), layout.train_axis
+    args = toys.Model(), toys.Task(), optax.sgd(1.0), layout
     abstract = jax.eval_shape(init)
-    step = layout.compile_train(step_lib.make_train_step(*args, **options), abstract)
+    step = layout.compile_train(step_lib.make_train_step(*args, accum_steps=4), abstract)
     batch = sharding.abstract_batch(layout, toys.make_batch())
     lowered = step.lower(sharding.abstract_target(layout, abstract), batch)
     module = scheduled_hlo.parse(lowered.compile().as_text())

@@ -70,7 +70,7 @@ def stepped(name):
     layout = sharding.make_layout(
         **LAYOUTS[name], devices=jax.devices()[: 1 if name == 'one' else 8]
     )
-    step = make_train_step(MODEL, TASK, TX, axis_name=layout.axis_name)
+    step = make_train_step(MODEL, TASK, TX, layout)
     compiled = layout.compile_train(step, jax.eval_shape(init))
     state = layout.from_global(jax.device_put(start(), layout.shardings(start())))
     before = param_paths(start().params)

@@ -13,6 +13,7 @@ from helpers.pictures import images_like
 
 from vit_jax import apply as apply_lib
 from vit_jax import step as step_lib
+from vit_jax.config.durations import Durations
 from vit_jax.errors import UserError
 from vit_jax.models import dinov2
 from vit_jax.ops import terms
@@ -196,7 +197,7 @@ def program():
         return step_lib.init_state({'params': params()}, tx, seed=0, ema=True)
 
     average = {'ema_decay': 0.9, 'ema_schedule': {'name': 'cosine', 'final': 1.0}}
-    step = step_lib.make_train_step(MODEL, task, tx, total_steps=4, **average)
+    step = step_lib.make_train_step(MODEL, task, tx, times=Durations(1, 1, 4), **average)
     return layout, init, layout.compile_train(step, jax.eval_shape(init))
 
 

@@ -73,8 +73,7 @@ def temporaries(parallel, chunk):
         one = jax.tree.map(lambda x: jnp.zeros((1, *x.shape[1:]), x.dtype), LARGE)
         return step_lib.init_state(step_lib.init_variables(model, task, one, 0), tx, 0, ema=False)
 
-    options = {'axis_name': layout.train_axis, 'add_up': layout.add_up}
-    step = step_lib.make_train_step(model, task, tx, **options)
+    step = step_lib.make_train_step(model, task, tx, layout)
     state, batch = jax.eval_shape(start), LARGE
     if layout.train_axis:  # of pmap, whose arrays have an axis of devices
         step = jax.pmap(step, layout.train_axis, devices=jax.devices()[:8])

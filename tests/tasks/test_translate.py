@@ -15,6 +15,7 @@ from vit_jax.errors import UserError
 from vit_jax.models import rnn_seq2seq, seq2seq
 from vit_jax.ops import terms
 from vit_jax.ops.decoding import BOS, EOS, PAD
+from vit_jax.runtime import sharding
 from vit_jax.tasks.translate import Task, shifted_right, smoothed_loss
 
 VOCAB = 9
@@ -138,11 +139,11 @@ def test_rows_of_padding_count_nowhere(name):
         np.testing.assert_array_equal(leaf, 0)
 
 
-def split_step(accum_steps, axis_name=None):
+def split_step(accum_steps, layout=None):
     model, tx = MODELS['post'], optax.sgd(1.0)
     state = step_lib.init_state(dict(variables_of('post')), tx, 0, ema=False)
     make = functools.partial(step_lib.make_train_step, model, Task(), tx)
-    return state, make(accum_steps=accum_steps, axis_name=axis_name)
+    return state, make(layout, accum_steps=accum_steps)
 
 
 def updated(accum_steps=1):
@@ -154,8 +155,8 @@ def updated(accum_steps=1):
 @pytest.mark.slow
 def test_microbatches_and_devices_count_by_their_tokens():
     params, metrics = updated()
-    state, step = split_step(2, 'batch')
     devices = jax.devices()[:2]
+    state, step = split_step(2, sharding.make_layout(devices, strategy='pmap'))
     pairs = jax.tree.map(lambda x: x.reshape(2, 2, *x.shape[1:]), BATCH)
     replicas = flax.jax_utils.replicate(state, devices)
     shared, of_devices = jax.pmap(step, 'batch', devices=devices)(replicas, pairs)

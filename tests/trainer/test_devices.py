@@ -91,10 +91,9 @@ class Training:
             MODEL,
             TASK,
             TX,
+            self.layout,
             accum_steps=accum_steps,
             ema_decay=0.9,
-            axis_name=self.layout.train_axis,
-            add_up=self.layout.add_up,
         )
         self.step = self.layout.compile_train(train_step, jax.eval_shape(init))
         self.state = self.layout.create(init)

@@ -106,8 +106,8 @@ def time_train(
     def init() -> step_lib.TrainState:
         return step_lib.init_state(init_variables(), optimizer, seed, ema=ema_decay > 0)
 
-    options = {'freeze': freeze, 'ema_decay': ema_decay, 'add_up': layout.add_up, **step}
-    train_step = step_lib.make_train_step(model, task, optimizer, layout.train_axis, **options)
+    options = {'freeze': freeze, 'ema_decay': ema_decay, **step}
+    train_step = step_lib.make_train_step(model, task, optimizer, layout, **options)
     compiled = layout.compile_train(train_step, jax.eval_shape(init))
     on_device, state = layout.put_batch(batch), layout.create(init)
 

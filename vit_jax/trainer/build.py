@@ -233,11 +233,9 @@ def make_program(
         model,
         task,
         tx,
-        layout.train_axis,
-        times.total_steps,
-        times.steps,
-        defaults.arguments(config, 'optim')['freeze'],
-        layout.add_up,
+        layout,
+        times,
+        freeze=defaults.arguments(config, 'optim')['freeze'],
         **step,
     )
     program = Program(
