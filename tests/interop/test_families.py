@@ -278,3 +278,14 @@ def test_what_a_file_cannot_say_is_told(tmp_path):
     assert interop.write(exact, tmp_path / 'b.npz') == losses
     assert interop.write(exact, tmp_path / 'folder') == ()
     assert transformers_vit.matches(files.read_arrays(tmp_path / 'folder')[0])
+
+
+@pytest.mark.parametrize('kind', families.BY_TYPE)
+def test_the_family_of_a_type_of_transformers_reads_it_without_the_others(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = families.find(families.BY_TYPE[kind])
+    monkeypatch.setattr(family, 'matches', lambda flat: 'weight' in flat)
+    assert families.reader({'weight': np.ones(1)}, kind=kind) is family
+    with pytest.raises(UserError, match='no checkpoint family matches'):
+        families.reader({'another': np.ones(1)}, kind=kind)

@@ -78,7 +78,7 @@ class Hooks:
       watchdog: ends a process in which nothing is finished any more.
       stop_requested: whether the run is asked to stop.
       stop_at: the step after which it stops anyhow, if any.
-      report: gets step and results of evaluations; returns whether to end the run.
+      report: gets step and results of evaluations, if given; returns whether to end the run.
       profile: of some of the steps.
       clock: of what the time goes into.
       require_own: raises UserError if the folder is no longer this run's to write to.
@@ -89,7 +89,7 @@ class Hooks:
     watchdog: Watchdog
     stop_requested: Stopping
     stop_at: int | None
-    report: Report
+    report: Report | None
     profile: Profile
     require_own: Callable[[], None]
     clock: Clock
@@ -254,7 +254,7 @@ def evaluate(
     verdict, why = Verdict.ENDED if early else Verdict.GO_ON, '' if over else judge.reason(after)
     if not known:
         show(training, state, step, hooks, names, results, early or over)
-        if hooks.report(step, results) and not (early or over):
+        if hooks.report and hooks.report(step, results) and not (early or over):
             verdict = Verdict.PRUNED
     return Evaluated(results, after, verdict, why)
 

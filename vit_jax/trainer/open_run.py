@@ -77,7 +77,7 @@ class OpenRun:
                 self.watchdog,
                 stop_requested=self.preemption.reached,
                 stop_at=stop_at,
-                report=report or (lambda step, results: False),
+                report=report,
                 profile=profile,
                 require_own=require_own,
                 clock=clock,

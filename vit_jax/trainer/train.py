@@ -51,7 +51,7 @@ def train(
     strict: bool = False,
     profile: Window | None = None,
     began: float | None = None,
-    adapt: Callable[[Training], Training] = lambda training: training,
+    adapt: Callable[[Training], Training] | None = None,
 ) -> dict[str, float]:
     """Train to the end, resuming whatever is in `folder`.
 
@@ -98,7 +98,9 @@ def train(
         if profile:
             raise UserError(f'--profile: {folder} is complete; give another --workdir')
         return result
-    training = adapt(prepare(config, folder, devices, anew))
+    training = prepare(config, folder, devices, anew)
+    if adapt:
+        training = adapt(training)
     begun = workdir.begun(folder)
     origin = None if begun else find_origin(training, allowed, filled.checkpoint)
     with clock, opened(training, folder, step_timeout) as run:

@@ -28,6 +28,16 @@ from vit_jax.interop.trained import TrainedModel, Written
 
 __all__ = ['FORMS', 'find', 'reader', 'split', 'writer']
 
+# The family of a `model_type` in config.json of transformers. It is tried first, for which the
+# others need not be imported; types that several families share are left out.
+BY_TYPE = {
+    **dict.fromkeys(('vit', 'deit', 'vit_msn', 'ijepa'), 'transformers_vit'),
+    **dict.fromkeys(('beit', 'data2vec-vision'), 'transformers_beit'),
+    **dict.fromkeys(('dinov2', 'dinov2_with_registers'), 'transformers_dinov2'),
+    **dict.fromkeys(('swin', 'swinv2'), 'transformers_swin'),
+    **dict.fromkeys(('detr', 'table-transformer'), 'detr'),
+    **{'dinov3_vit': 'transformers_dinov3', 'yolos': 'transformers_yolos', 'bit': 'bit'},
+}
 FORMS = {
     'npz': 'an .npz file',
     'transformers': '.safetensors for transformers',
@@ -55,12 +65,14 @@ def reader(flat: Mapping[str, Any], family: str = '', kind: str = '') -> ModuleT
 
     Args:
       flat: arrays by name.
-      family: its name; if empty, all families in this folder are tried.
-      kind: of model by config.json, for messages; empty if unknown.
+      family: its name; if empty, that of `kind` or else all families in this folder are tried.
+      kind: of model by config.json; empty if unknown.
 
     Raises:
       UserError: if none or several match.
     """
+    if not family and kind in BY_TYPE and (known := find(BY_TYPE[kind])).matches(flat):
+        return known
     named = {name: find(name) for name in ([family] if family else modules(__name__))}
     found = {name: m for name, m in named.items() if _reads(m) and m.matches(flat)}
     if not found:
