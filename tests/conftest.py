@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import pathlib
 import signal
@@ -143,8 +144,8 @@ def undrawn_pictures() -> Iterator[dict[str, Callable]]:
     drawn = {}
     with pytest.MonkeyPatch.context() as patch:
         for name, (module, cls, method) in DRAW.items():
-            if module in sys.modules:
-                owner = getattr(sys.modules[module], cls)
+            if 'vit_jax.trainer.build' in sys.modules:
+                owner = getattr(importlib.import_module(module), cls)
                 drawn[name] = getattr(owner, method)
                 patch.setattr(owner, method, lambda self, *shown: None)
         yield drawn

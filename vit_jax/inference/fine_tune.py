@@ -25,10 +25,9 @@ from vit_jax.data import sources
 from vit_jax.data.records import UnknownSplit
 from vit_jax.data.transforms import parse_transforms, without_annotations
 from vit_jax.errors import UserError
-from vit_jax.inference import load, sizes
-from vit_jax.inference.images import takes_any_size
-from vit_jax.interop import preprocessing
 from vit_jax.interop.trained import TrainedModel
+
+# Readers of checkpoints are imported where a config follows one: most configs follow none.
 
 VALIDATION = ('validation', 'valid', 'val', 'dev', 'test')  # the first that there is
 HELD_OUT = ('train[:80% per class]', 'train[80%: per class]')
@@ -120,6 +119,8 @@ def _from_run(config: ConfigDict, stored: ConfigDict, places: Sequence[str]) -> 
 
 
 def _from_files(config: ConfigDict, allowed: Sequence[str]) -> Filled:
+    from vit_jax.inference import load
+
     config = copy.deepcopy(config)
     checkpoint: TrainedModel | None = None
     notes: list[str] = []
@@ -140,6 +141,8 @@ def _from_files(config: ConfigDict, allowed: Sequence[str]) -> Filled:
 
 def _follow(config: ConfigDict, checkpoint: TrainedModel) -> Iterator[str]:
     """Give a config the model and the transforms of a checkpoint."""
+    from vit_jax.interop import preprocessing
+
     if config.model.name is None:
         yield _follow_model(config, checkpoint)
     places = [place for place in _open(config) if place.endswith('.transforms')]
@@ -158,6 +161,8 @@ def _follow(config: ConfigDict, checkpoint: TrainedModel) -> Iterator[str]:
 
 
 def _follow_model(config: ConfigDict, checkpoint: TrainedModel) -> str:
+    from vit_jax.inference import load
+
     part = load.backbone(checkpoint)
     if part.config.task.name != config.task.name:
         raise UserError(
@@ -179,6 +184,9 @@ def evaluation_transforms(checkpoint: TrainedModel) -> str:
     Raises:
       UserError: if its image size is unknown.
     """
+    from vit_jax.inference.images import takes_any_size
+    from vit_jax.interop import preprocessing
+
     text, size = without_annotations(checkpoint.transforms), checkpoint.raw_images.get('size')
     shape = (*size, checkpoint.channels) if size else None
     if not text or (shape and not takes_any_size(parse_transforms(text), shape)):
@@ -187,6 +195,8 @@ def evaluation_transforms(checkpoint: TrainedModel) -> str:
 
 
 def _size(checkpoint: TrainedModel) -> tuple[int, int]:
+    from vit_jax.inference import sizes
+
     try:
         return sizes.input_size(checkpoint)
     except UserError:

@@ -1,4 +1,8 @@
-"""Checkpoints of other code bases, read and written by the families that know them."""
+"""Checkpoints of other code bases, read and written by the families that know them.
+
+Readers and writers are imported by the functions that use them: a run needs `trained` and `adapt`
+of this package, and rarely a file of others.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,6 @@ from flax import traverse_util
 
 from vit_jax.data.images import MAX_PIXELS
 from vit_jax.errors import UserError
-from vit_jax.interop import families, files, labels, normalization, preprocessing, texts, towers
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, Written
 from vit_jax.tree_paths import param_paths, unroll
 
@@ -40,6 +43,8 @@ def read(
     Raises:
       UserError: if it cannot be read, or no family knows it.
     """
+    from vit_jax.interop import families, files, labels, normalization, towers
+
     family, place = families.split(path)
     file, tower = towers.split(place)
     flat, extra = files.read_arrays(file)
@@ -73,6 +78,8 @@ def read(
 
 def _preprocessed(imported: TrainedModel, extra: Mapping[str, Any]) -> TrainedModel:
     """The model with the transforms of its files, unless its family has its own."""
+    from vit_jax.interop import preprocessing, texts
+
     text = imported.transforms
     if not text and imported.takes_images:
         text = preprocessing.transforms(extra, imported.image_size)
@@ -83,6 +90,8 @@ def _preprocessed(imported: TrainedModel, extra: Mapping[str, Any]) -> TrainedMo
 
 def _with_transforms(written: Written, text: str) -> Written:
     """Files whose preprocessor makes images as the model's own transforms do."""
+    from vit_jax.interop import normalization, preprocessing
+
     told = written.preprocessor or {}
     if told.get('image_processor_type') != 'ViTImageProcessor':  # none, or of the family's own
         return written
@@ -125,6 +134,8 @@ def write(imported: TrainedModel, path: str | os.PathLike[str]) -> tuple[str, ..
     Raises:
       UserError: if no family writes such a model in this form, or the file cannot be written.
     """
+    from vit_jax.interop import families, files, texts
+
     family, place = families.split(path)
     is_npz = Path(place).suffix == '.npz'
     forms = ['npz'] if is_npz else ['transformers', 'timm']

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -29,10 +29,13 @@ from vit_jax.optim import mup
 from vit_jax.runtime import sharding
 from vit_jax.signatures import in_steps
 from vit_jax.tasks.base import Task
-from vit_jax.trainer import evaluate, evaluations, examples, parametrization
+from vit_jax.trainer import evaluate, evaluations, parametrization
 from vit_jax.trainer import judge as judge_lib
 from vit_jax.trainer.compatibility import abstract_variables
 from vit_jax.trainer.judge import Judge
+
+if TYPE_CHECKING:
+    from vit_jax.trainer.examples import Examples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +114,7 @@ class Training:
     program: Program
     timetable: Timetable
     evaluations: Mapping[str, evaluations.Evaluation]
-    examples: examples.Examples | None
+    examples: Examples | None
     retention: Mapping[str, Any]
     judge: Judge
 
@@ -155,10 +158,19 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
             lr=lr,
         ),
         evaluations=opened,
-        examples=examples.of_run(config, opened, program.eval_steps) if every.examples else None,
+        examples=_examples(config, opened, program.eval_steps) if every.examples else None,
         retention=in_steps(Checkpointer, keep, times.steps),
         judge=judge_lib.of_config(config, {k: one.evaluator for k, one in opened.items()}),
     )
+
+
+def _examples(
+    config: ConfigDict, opened: Mapping[str, evaluations.Evaluation], steps: evaluate.EvalSteps
+) -> Examples | None:
+    """The examples that a run shows; what draws them is imported for it."""
+    from vit_jax.trainer import examples
+
+    return examples.of_run(config, opened, steps)
 
 
 def _intervals(

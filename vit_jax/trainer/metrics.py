@@ -14,7 +14,6 @@ from vit_jax.config import load as config_lib
 from vit_jax.config import objects
 from vit_jax.errors import UserError, nearest
 from vit_jax.evaluators.base import Evaluator
-from vit_jax.profiling.examples import row_of
 
 
 def check(
@@ -75,6 +74,8 @@ def pick(results: Mapping[str, float], metric: str, where: str) -> float:
 @functools.cache
 def _of_task(text: str) -> tuple[str, ...]:
     """The numbers that the task of a config gives; none where the data are not on this machine."""
+    from vit_jax.profiling.examples import row_of  # here, as most runs are judged by no metric
+
     try:
         config, spec, _ = row_of(config_lib.from_json(text))
     except UserError:

@@ -20,8 +20,6 @@ from vit_jax.config.allowed import dotted_names
 from vit_jax.config.origin import Branch, Init
 from vit_jax.errors import UserError
 from vit_jax.inference import fine_tune
-from vit_jax.inference import load as inference_lib
-from vit_jax.interop import adapt, head_classes
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.storage import paths, run_folder
 from vit_jax.trainer import compatibility
@@ -74,6 +72,9 @@ def find_origin(
     init = Init(**defaults.arguments(training.config, 'init'))
     if not (path := fine_tune.init_path(training.config)):
         return Origin()
+    from vit_jax.inference import load as inference_lib  # here, as most runs start from nothing
+    from vit_jax.interop import adapt, head_classes
+
     own = [name for _, name in dotted_names(training.config)]
     imported = known or inference_lib.read(path, allowed=[*allowed, *own])
     if init.classes:
@@ -114,6 +115,8 @@ def branch(training: Training) -> Origin:
     Raises:
       UserError: if there is no such run or checkpoint, or its state does not fit.
     """
+    from vit_jax.inference import load as inference_lib
+
     section, program = Branch(**defaults.arguments(training.config, 'branch')), training.program
     trunk, step = paths.absolute(section.from_), section.step
     if step < 1:

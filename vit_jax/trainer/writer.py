@@ -22,11 +22,12 @@ from vit_jax.storage.mirror import Mirror
 from vit_jax.storage.paths import write_text_atomic
 from vit_jax.trainer.lines import Lines
 from vit_jax.viz import figures
-from vit_jax.viz.base import Texts
 from vit_jax.writers import base
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from vit_jax.viz.base import Texts
 
 UNKNOWN = '-:--'
 REDRAWN = 0.1  # seconds between two moves of the bar
