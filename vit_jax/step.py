@@ -16,12 +16,10 @@ from jax import Array
 from vit_jax import apply as apply_lib
 from vit_jax import gradients
 from vit_jax.array_types import Int
-from vit_jax.config.durations import Durations
 from vit_jax.errors import UserError
 from vit_jax.nn import stochastic
 from vit_jax.optim import param_groups, schedules
 from vit_jax.optim.schedules import CONSTANT
-from vit_jax.runtime.sharding import Layout
 from vit_jax.tasks.base import Task
 
 PyTree = Any
@@ -106,8 +104,8 @@ def make_train_step(
     model: Any,
     task: Task,
     tx: optax.GradientTransformation,
-    layout: Layout | None = None,
-    times: Durations = Durations(1, 1, 1),  # noqa: B008  frozen
+    layout: Any = None,
+    times: Any = None,
     freeze: Sequence[str] = (),
     *,
     accum_steps: int = 1,
@@ -122,8 +120,8 @@ def make_train_step(
     couples rows is computed once, on all outputs.
 
     Args:
-      layout: of the devices, which the step is compiled for; None if the batch is global.
-      times: of the run, for `ema_schedule`.
+      layout: of `runtime.sharding`, which the step is compiled for; None if the batch is global.
+      times: `config.durations.Durations` of the run, for an `ema_schedule` that is not constant.
       freeze: patterns of the parameters that `tx` leaves as they are. They are not differentiated
         by, so that no backward pass is computed for them alone.
       accum_steps: microbatches that a device takes one after the other.
@@ -142,11 +140,12 @@ def make_train_step(
       UserError: for an argument outside its range.
     """
     _check_ranges(accum_steps, ema_decay, max_skips)
+    total_steps, to_steps = (times.total_steps, times.steps) if times else (1, int)
     decay = schedules.of_strength(
-        ema_schedule, ema_decay, times.total_steps, times.steps, 'config.step.ema_schedule'
+        ema_schedule, ema_decay, total_steps, to_steps, 'config.step.ema_schedule'
     )
-    axis_name = layout.train_axis if layout else None
-    split = gradients.Split(accum_steps, axis_name, layout.add_up if layout and axis_name else None)
+    axis_name, add_up = (layout.train_axis, layout.add_up) if layout else (None, None)
+    split = gradients.Split(accum_steps, axis_name, add_up if axis_name else None)
 
     def train_step(state: TrainState, batch: Batch):
         keys = step_keys(state, ('augment', *task.rngs))
