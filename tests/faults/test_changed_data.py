@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from helpers.runs import linear
 from PIL import Image
 
 from vit_jax.__main__ import main
@@ -38,13 +39,11 @@ def refused(capsys, words, count):
 
 
 @pytest.fixture
-def words(repo, images, tmp_path):
+def words(images, tmp_path):
     """A training on these images."""
     source = f'folder:{images}'
     keys = {'data.source': source, 'evals.test.source': source, 'evals.test.split': 'train'}
-    flags = [f'--config.{key}={value}' for key, value in {**keys, 'batch_size': 8}.items()]
-    config = f'{repo}/tests/helpers/linear.py'
-    return ['train', '--config', config, *flags, '--workdir', str(tmp_path / 'run')]
+    return linear(tmp_path / 'run', **keys, batch_size=8)
 
 
 @pytest.mark.fault(80)

@@ -5,7 +5,7 @@ import pathlib
 import shutil
 
 import pytest
-from helpers.runs import digest, steps, undrawn  # noqa: F401
+from helpers.runs import digest, linear, steps, undrawn  # noqa: F401
 
 from vit_jax.__main__ import main
 from vit_jax.errors import EXIT_PREEMPTED
@@ -41,24 +41,23 @@ DAMAGE = {
 }
 
 
-def arguments(repo: pathlib.Path, folder: pathlib.Path, *flags: str) -> list[str]:
-    config = f'{repo}/tests/helpers/linear.py'
+def arguments(folder: pathlib.Path, *flags: str) -> list[str]:
     often = ['--config.every.checkpoint=1', '--config.checkpoint.keep_last=20']
-    return ['train', '--config', config, *often, '--workdir', str(folder), *flags]
+    return linear(folder, *often, *flags)
 
 
 @pytest.fixture(scope='module')
-def stopped(tmp_path_factory, repo, run_cli) -> pathlib.Path:
+def stopped(tmp_path_factory, run_cli) -> pathlib.Path:
     """A run with all of its first steps."""
     folder = tmp_path_factory.mktemp('stopped')
-    done = run_cli(*arguments(repo, folder, f'--stop-at={LAST}'))
+    done = run_cli(*arguments(folder, f'--stop-at={LAST}'))
     assert done.returncode == EXIT_PREEMPTED, done.stderr
     assert steps(folder) == list(range(1, LAST + 1))
     return folder
 
 
 @pytest.fixture(scope='module')
-def resumed(tmp_path_factory, repo, run_cli, stopped):
+def resumed(tmp_path_factory, run_cli, stopped):
     """The folder of the same run, whose steps were damaged, after it went on; and what it said."""
     folder = shutil.copytree(stopped, tmp_path_factory.mktemp('damaged') / 'run')
     root = folder / 'checkpoints'
@@ -68,7 +67,7 @@ def resumed(tmp_path_factory, repo, run_cli, stopped):
         damage(root / str(step))
     os.utime(root / '1', (4e9, 4e9))  # the clock was wrong when the oldest was written
     os.utime(root / str(INTACT), (0, 0))
-    done = run_cli(*arguments(repo, folder, f'--stop-at={LAST}'))
+    done = run_cli(*arguments(folder, f'--stop-at={LAST}'))
     assert done.returncode == EXIT_PREEMPTED, done.stderr
     return folder, done.stdout + done.stderr
 
@@ -133,11 +132,11 @@ def test_a_step_that_is_asked_for_must_be_intact(stopped, tmp_path, capsys, step
 
 
 @pytest.mark.fault(9)
-def test_a_run_all_of_whose_steps_are_damaged_does_not_start_anew(repo, stopped, tmp_path, capsys):
+def test_a_run_all_of_whose_steps_are_damaged_does_not_start_anew(stopped, tmp_path, capsys):
     folder = shutil.copytree(stopped, tmp_path / 'run')
     for step in steps(folder):
         data_file(folder / 'checkpoints' / str(step)).unlink()
-    assert main(arguments(repo, folder)) == 2
+    assert main(arguments(folder)) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert 'damaged checkpoint in' in line
     assert 'step 1: ' in line

@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from helpers.runs import in_checkpoint
+from helpers.runs import in_checkpoint, linear
 from PIL import Image
 
 import vit_jax
@@ -140,9 +140,9 @@ def test_without_the_file_or_with_a_checkpoint_that_has_no_config(run):
 
 
 @pytest.mark.fault(112)
-def test_a_run_does_not_go_on_as_another_function_even_if_its_file_says_so(repo, tmp_path, capsys):
-    words = ['train', '--config', f'{repo}/tests/helpers/linear.py', '--workdir', tmp_path / 'run']
-    assert main([*map(str, words), '--stop-at=1']) == 75
+def test_a_run_does_not_go_on_as_another_function_even_if_its_file_says_so(tmp_path, capsys):
+    words = linear(tmp_path / 'run')
+    assert main([*words, '--stop-at=1']) == 75
     edit(tmp_path / 'run', put('task', value_range=[0, 1]))
     capsys.readouterr()
     line = refused(capsys, *words, '--config.task.value_range=(0,1)')

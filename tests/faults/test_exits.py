@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from helpers.runs import undrawn  # noqa: F401
+from helpers.runs import linear, undrawn  # noqa: F401
 
 from vit_jax.__main__ import main
 from vit_jax.errors import EXIT_FAILED, Finished, Left, staying
@@ -14,27 +14,15 @@ from vit_jax.writers import tensorboard
 pytestmark = [pytest.mark.usefixtures('one_device'), pytest.mark.fault(126)]
 
 
-def words(repo, folder, **changes):
-    flags = [f'--config.{name}={value}' for name, value in changes.items()]
-    return [
-        'train',
-        '--config',
-        f'{repo}/tests/helpers/linear.py',
-        '--workdir',
-        str(folder),
-        *flags,
-    ]
-
-
 def leave(*_, **__):
     sys.exit(0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('section', ['data', 'evals.test'])
-def test_a_source_that_exits_ends_the_run_with_its_place(repo, tmp_path, capsys, section):
+def test_a_source_that_exits_ends_the_run_with_its_place(tmp_path, capsys, section):
     changes = {f'{section}.source': 'helpers.exiting:exit', f'{section}.cache': False}
-    assert main(words(repo, tmp_path / 'run', **changes)) == EXIT_FAILED
+    assert main(linear(tmp_path / 'run', **changes)) == EXIT_FAILED
     (line,) = capsys.readouterr().err.splitlines()
     assert 'helpers/exiting.py' in line
     assert 'sys.exit(None)' in line
@@ -43,19 +31,19 @@ def test_a_source_that_exits_ends_the_run_with_its_place(repo, tmp_path, capsys,
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_a_source_that_exits_in_a_reading_process(repo, run_cli, tmp_path):
+def test_a_source_that_exits_in_a_reading_process(run_cli, tmp_path):
     changes = {'data.source': 'helpers.exiting:exit', 'data.cache': False, 'data.workers': 1}
-    done = run_cli(*words(repo, tmp_path / 'run', **changes))
+    done = run_cli(*linear(tmp_path / 'run', **changes))
     assert done.returncode == EXIT_FAILED
     (line,) = [line for line in done.stderr.splitlines() if line.startswith('error: ')]
     assert 'helpers/exiting.py' in line
 
 
 @pytest.mark.slow
-def test_an_evaluation_is_not_cut_short_by_stop_iteration(repo, tmp_path):
+def test_an_evaluation_is_not_cut_short_by_stop_iteration(tmp_path):
     changes = {'evals.test.source': 'helpers.exiting:stop', 'evals.test.cache': False}
     with pytest.raises(RuntimeError, match='the data raised StopIteration'):
-        main(words(repo, tmp_path / 'run', **changes))
+        main(linear(tmp_path / 'run', **changes))
     assert run_folder.read_result(tmp_path / 'run') is None
 
 
@@ -64,9 +52,9 @@ def test_an_evaluation_is_not_cut_short_by_stop_iteration(repo, tmp_path):
     ('owner', 'method'),
     [(classify.Task, 'loss'), (classify.Task, 'evaluate'), (tensorboard.Writer, 'scalars')],
 )
-def test_a_task_or_writer_that_exits(repo, tmp_path, monkeypatch, capsys, owner, method):
+def test_a_task_or_writer_that_exits(tmp_path, monkeypatch, capsys, owner, method):
     monkeypatch.setattr(owner, method, leave)
-    assert main(words(repo, tmp_path / 'run')) == EXIT_FAILED
+    assert main(linear(tmp_path / 'run')) == EXIT_FAILED
     (line,) = capsys.readouterr().err.splitlines()
     assert 'sys.exit(0)' in line
 

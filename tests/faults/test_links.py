@@ -4,6 +4,7 @@ import os
 import pathlib
 
 import pytest
+from helpers.runs import linear
 
 from vit_jax.__main__ import main
 from vit_jax.errors import EXIT_PREEMPTED
@@ -23,32 +24,31 @@ def precious(tmp_path: pathlib.Path) -> pathlib.Path:
     return file
 
 
-def train(repo: pathlib.Path, folder: pathlib.Path, *flags: str) -> int:
-    config = f'{repo}/tests/helpers/linear.py'
-    return main(['train', '--config', config, '--workdir', str(folder), *flags])
+def train(folder: pathlib.Path, *flags: str) -> int:
+    return main(linear(folder, *flags))
 
 
 @pytest.mark.parametrize('link', [os.symlink, os.link])
-def test_a_lock_that_is_a_link_is_refused(repo, tmp_path, precious, capsys, link):
+def test_a_lock_that_is_a_link_is_refused(tmp_path, precious, capsys, link):
     (tmp_path / 'run').mkdir()
     link(precious, tmp_path / 'run' / 'lock')
-    assert train(repo, tmp_path / 'run') == 2
+    assert train(tmp_path / 'run') == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert 'run/lock is a link, or no file, and would be overwritten: remove it' in line
     assert precious.read_text() == PRECIOUS
 
 
-def test_a_lock_that_is_a_pipe_is_refused(repo, tmp_path, capsys):
+def test_a_lock_that_is_a_pipe_is_refused(tmp_path, capsys):
     (tmp_path / 'run').mkdir()
     os.mkfifo(tmp_path / 'run' / 'lock')
-    assert train(repo, tmp_path / 'run') == 2
+    assert train(tmp_path / 'run') == 2
     assert 'is a link, or no file' in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_links_in_the_place_of_what_a_run_writes(repo, tmp_path, precious):
+def test_links_in_the_place_of_what_a_run_writes(tmp_path, precious):
     folder = tmp_path / 'run'
-    assert train(repo, folder, '--stop-at=1') == EXIT_PREEMPTED
+    assert train(folder, '--stop-at=1') == EXIT_PREEMPTED
     for name in ('config.json', 'metrics.jsonl', 'result.json'):
         (folder / name).unlink(missing_ok=True)
         for place in (name, f'.{name}.{os.getpid()}.partial'):
@@ -58,7 +58,7 @@ def test_links_in_the_place_of_what_a_run_writes(repo, tmp_path, precious):
     (root / '1').symlink_to(precious.parent / '1')
     (root / '7.orbax-checkpoint-tmp').symlink_to(precious.parent)
     before = paths.files(precious.parent)
-    assert train(repo, folder, '--config.checkpoint.keep_last=1') == 0
+    assert train(folder, '--config.checkpoint.keep_last=1') == 0
     assert precious.read_text() == PRECIOUS
     assert paths.files(precious.parent) == before
     assert sorted(path.name for path in root.iterdir()) == ['20']

@@ -4,6 +4,7 @@ import pathlib
 import shutil
 
 import pytest
+from helpers.runs import linear
 from helpers.xla import use_one_device
 
 from vit_jax.__main__ import main
@@ -16,12 +17,12 @@ MARKS = ('commit_success.txt', 'manifest.json')
 
 
 @pytest.fixture(scope='module')
-def finished(repo, tmp_path_factory) -> pathlib.Path:
+def finished(tmp_path_factory) -> pathlib.Path:
     """A finished run; do not write to it."""
     folder = tmp_path_factory.mktemp('finished') / 'run'
     with pytest.MonkeyPatch.context() as patch:
         use_one_device(patch)
-        assert train(repo, folder) == 0
+        assert train(folder) == 0
     return folder
 
 
@@ -34,9 +35,8 @@ def run(finished, tmp_path) -> pathlib.Path:
     return folder
 
 
-def train(repo: pathlib.Path, folder: pathlib.Path, *flags: str) -> int:
-    config = f'{repo}/tests/helpers/linear.py'
-    return main(['train', '--config', config, '--workdir', str(folder), *flags])
+def train(folder: pathlib.Path, *flags: str) -> int:
+    return main(linear(folder, *flags))
 
 
 def saved(folder: pathlib.Path) -> list[str]:
@@ -45,11 +45,11 @@ def saved(folder: pathlib.Path) -> list[str]:
 
 @pytest.mark.fault(41)
 @pytest.mark.parametrize('mark', MARKS)
-def test_marks_lost_in_every_step_are_refused_and_nothing_is_moved(repo, run, capsys, mark):
+def test_marks_lost_in_every_step_are_refused_and_nothing_is_moved(run, capsys, mark):
     for path in run.glob(f'checkpoints/*/{mark}'):
         path.unlink()
     before = saved(run)
-    assert train(repo, run) == 2
+    assert train(run) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert 'no finished checkpoint, but 10, 20: restore' in line
     assert '--restart' in line
@@ -57,30 +57,30 @@ def test_marks_lost_in_every_step_are_refused_and_nothing_is_moved(repo, run, ca
 
 
 @pytest.mark.fault(41)
-def test_steps_that_were_set_aside_are_named(repo, run, capsys):
+def test_steps_that_were_set_aside_are_named(run, capsys):
     shutil.rmtree(run / 'checkpoints' / '10')
     (run / 'checkpoints' / 'rejected').mkdir()
     (run / 'checkpoints' / '20').rename(run / 'checkpoints' / 'rejected' / '20')
-    assert train(repo, run) == 2
+    assert train(run) == 2
     assert 'but rejected/20: restore' in capsys.readouterr().err
 
 
 @pytest.mark.slow
 @pytest.mark.fault(41)
 def test_a_restart_moves_what_was_there_aside_and_resumes_when_given_again(
-    repo, finished, tmp_path, capsys
+    finished, tmp_path, capsys
 ):
     folder = shutil.copytree(finished, tmp_path / 'run')
     for path in folder.glob('checkpoints/*/manifest.json'):
         path.unlink()
     before = saved(folder)
-    assert train(repo, folder, '--restart', '--stop-at=1') == EXIT_PREEMPTED
+    assert train(folder, '--restart', '--stop-at=1') == EXIT_PREEMPTED
     aside = folder / 'checkpoints' / 'rejected' / 'restart-1'
     assert set(paths.files(aside)) == {*before, 'metrics.jsonl', 'result.json'}
     assert not (folder / 'result.json').exists()
     assert 'starts in' in capsys.readouterr().out
 
-    assert train(repo, folder, '--restart', '--stop-at=2') == EXIT_PREEMPTED
+    assert train(folder, '--restart', '--stop-at=2') == EXIT_PREEMPTED
     assert 'resumes after step 1' in capsys.readouterr().out
     assert run_folder.steps(folder) == [1, 2]
 
@@ -88,7 +88,7 @@ def test_a_restart_moves_what_was_there_aside_and_resumes_when_given_again(
 @pytest.mark.slow
 @pytest.mark.fault(14)
 @pytest.mark.parametrize('mark', MARKS)
-def test_a_step_without_its_mark_is_set_aside_whole(repo, run, capsys, mark):
+def test_a_step_without_its_mark_is_set_aside_whole(run, capsys, mark):
     root = run / 'checkpoints'
     (root / '20' / mark).unlink()
     files = paths.files(root / '20')
@@ -96,7 +96,7 @@ def test_a_step_without_its_mark_is_set_aside_whole(repo, run, capsys, mark):
     earlier.parent.mkdir(parents=True)
     earlier.write_text('of an earlier fault')
     (root / 'my.orbax-checkpoint-tmp.notes').mkdir()
-    assert train(repo, run, '--stop-at=11') == EXIT_PREEMPTED
+    assert train(run, '--stop-at=11') == EXIT_PREEMPTED
     assert 'resumes after step 10' in capsys.readouterr().out
     assert paths.files(root / 'rejected' / '20-2') == files
     assert earlier.read_text() == 'of an earlier fault'

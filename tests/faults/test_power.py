@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 from helpers.mounts import mounted
-from helpers.runs import steps
+from helpers.runs import linear, steps
 
 from vit_jax.__main__ import main
 from vit_jax.checkpoints import manifest
@@ -64,19 +64,16 @@ def disk(monkeypatch) -> Disk:
     return Disk(monkeypatch)
 
 
-def train(repo: pathlib.Path, folder: pathlib.Path, **changes: object) -> int:
-    flags = [f'--config.{name}={value}' for name, value in changes.items()]
-    return main(
-        ['train', '--config', f'{repo}/tests/helpers/linear.py', '--workdir', str(folder), *flags]
-    )
+def train(folder: pathlib.Path, **changes: object) -> int:
+    return main(linear(folder, **changes))
 
 
 @pytest.mark.slow
 @pytest.mark.fault(109)
-def test_a_step_is_on_the_disk_before_it_has_its_name_and_an_older_one_goes(repo, tmp_path, disk):
+def test_a_step_is_on_the_disk_before_it_has_its_name_and_an_older_one_goes(tmp_path, disk):
     folder = tmp_path / 'run'
     every = {'every.checkpoint': 10, 'every.eval': 20, 'every.log': 5}
-    assert train(repo, folder, **every, **{'checkpoint.keep_last': 1}) == 0
+    assert train(folder, **every, **{'checkpoint.keep_last': 1}) == 0
 
     saved = folder / 'checkpoints'
     begin, (named, temporary) = disk.renamed(saved / '10')[0], disk.renamed(saved / '20')
@@ -100,7 +97,7 @@ def test_a_step_is_on_the_disk_before_it_has_its_name_and_an_older_one_goes(repo
 
 @pytest.mark.slow
 @pytest.mark.fault(109)
-def test_after_a_power_cut_the_run_goes_on_from_its_newest_step(repo, tmp_path):
+def test_after_a_power_cut_the_run_goes_on_from_its_newest_step(tmp_path):
     """On a journaling file system, of which a copy is taken at once, without what is not synced."""
     image, copy = tmp_path / 'image', tmp_path / 'copy'
     with image.open('wb') as file:
@@ -112,7 +109,7 @@ def test_after_a_power_cut_the_run_goes_on_from_its_newest_step(repo, tmp_path):
     flags = {'every.checkpoint': 10, 'every.eval': 20, 'checkpoint.keep_last': 1}
     with mounted(tmp_path / 'disk', '-o', 'loop', str(image)) as disk:
         subprocess.run(['sync', '-f', disk], check=True)
-        assert train(repo, disk / 'run', **flags) == 0
+        assert train(disk / 'run', **flags) == 0
         log = run_folder.read_metrics(disk / 'run')
         shutil.copyfile(image, copy)
     with mounted(tmp_path / 'later', '-o', 'loop', str(copy)) as disk:

@@ -16,6 +16,7 @@ from helpers.runs import (
     digest,
     is_saving,
     last_step,
+    linear,
     metrics,
     read_item,
     started,
@@ -50,10 +51,8 @@ OFTEN = '--config.every.checkpoint=2'
 SELDOM = ['--config.every.eval=1000', '--config.every.checkpoint=1000']
 
 
-def arguments(repo: pathlib.Path, folder: pathlib.Path, *extra: str) -> list[str]:
-    config = f'{repo}/tests/helpers/linear.py'
-    flags = [f'--config.{name}={value}' for name, value in FLAGS.items()]
-    return ['train', '--config', config, *flags, '--workdir', str(folder), *extra]
+def arguments(folder: pathlib.Path, *extra: str) -> list[str]:
+    return linear(folder, *extra, **FLAGS)
 
 
 def has_saved_beyond(folder: pathlib.Path, step: int) -> bool:
@@ -82,9 +81,9 @@ def assert_same_run(folder: pathlib.Path, reference: pathlib.Path) -> None:
 
 
 @pytest.fixture(scope='module')
-def uninterrupted(tmp_path_factory, repo, run_cli) -> pathlib.Path:
+def uninterrupted(tmp_path_factory, run_cli) -> pathlib.Path:
     folder = tmp_path_factory.mktemp('uninterrupted')
-    done = run_cli(*arguments(repo, folder))
+    done = run_cli(*arguments(folder))
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -99,10 +98,10 @@ def test_kills_in_the_middle_of_a_save_of_a_run_that_lets_no_other_in(
     in_the_middle = 0
     for _ in range(2):
         reached = max(steps(tmp_path), default=0)
-        with started(repo, *arguments(repo, tmp_path, OFTEN)) as process:
+        with started(repo, *arguments(tmp_path, OFTEN)) as process:
             wait_until(lambda process=process: held_by(process, tmp_path), process)
             process.send_signal(signal.SIGSTOP)  # so that it does not come to its end meanwhile
-            assert main(arguments(repo, tmp_path)) == 2
+            assert main(arguments(tmp_path)) == 2
             owner = f'in use by another run: host {os.uname().nodename}, pid {process.pid}, since'
             assert owner in capsys.readouterr().err
             process.send_signal(signal.SIGCONT)
@@ -113,7 +112,7 @@ def test_kills_in_the_middle_of_a_save_of_a_run_that_lets_no_other_in(
         in_the_middle += is_saving(tmp_path)
         assert steps(tmp_path)[-1] > reached
     assert in_the_middle > 0
-    done = run_cli(*arguments(repo, tmp_path))
+    done = run_cli(*arguments(tmp_path))
     assert done.returncode == 0, done.stderr
     assert not is_saving(tmp_path)
     assert_same_run(tmp_path, uninterrupted)
@@ -123,7 +122,7 @@ def test_kills_in_the_middle_of_a_save_of_a_run_that_lets_no_other_in(
 def told_to_stop(tmp_path_factory, repo) -> tuple[pathlib.Path, int, str]:
     """The folder of a run that got one SIGTERM after another, its exit code and its words."""
     folder = tmp_path_factory.mktemp('told_to_stop')
-    with started(repo, *arguments(repo, folder, OFTEN)) as process:
+    with started(repo, *arguments(folder, OFTEN)) as process:
         wait_until(lambda: last_step(folder) >= 3, process)
         while process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -133,7 +132,7 @@ def told_to_stop(tmp_path_factory, repo) -> tuple[pathlib.Path, int, str]:
 
 @pytest.mark.fault(3, 5)
 def test_sigterm_saves_and_exits_with_75_however_often_it_comes(
-    tmp_path, repo, run_cli, told_to_stop, uninterrupted
+    tmp_path, run_cli, told_to_stop, uninterrupted
 ):
     folder, code, output = told_to_stop
     assert code == EXIT_PREEMPTED, output
@@ -141,13 +140,13 @@ def test_sigterm_saves_and_exits_with_75_however_often_it_comes(
     assert f'stopped after step {stopped}/{TOTAL}; the state is saved' in output
     assert stopped == last_step(folder) < TOTAL
     folder = shutil.copytree(folder, tmp_path / 'run')
-    done = run_cli(*arguments(repo, folder))
+    done = run_cli(*arguments(folder))
     assert done.returncode == 0, done.stderr
     assert_same_run(folder, uninterrupted)
 
 
 @pytest.fixture(scope='module')
-def damaged(tmp_path_factory, repo, run_cli, told_to_stop):
+def damaged(tmp_path_factory, run_cli, told_to_stop):
     """The run that was told to stop, whose last step was damaged, after two steps more.
 
     Its folder, the path that was damaged, the steps that there were, and the process.
@@ -157,15 +156,15 @@ def damaged(tmp_path_factory, repo, run_cli, told_to_stop):
     root = folder / 'checkpoints' / str(before[-1])
     data = max(root.glob('*/d/*'), key=lambda path: path.stat().st_size)
     os.truncate(data, 100)
-    done = run_cli(*arguments(repo, folder, f'--stop-at={before[-1] + 2}'))
+    done = run_cli(*arguments(folder, f'--stop-at={before[-1] + 2}'))
     return folder, data.relative_to(root), before, done
 
 
 @pytest.fixture(scope='module')
-def gone_on(repo, run_cli, damaged):
+def gone_on(run_cli, damaged):
     """The folder of that run after it went on to its end, and what it said."""
     folder = shutil.copytree(damaged[0], damaged[0].with_name('gone_on'))
-    done = run_cli(*arguments(repo, folder))
+    done = run_cli(*arguments(folder))
     assert done.returncode == 0, done.stderr
     return folder, done.stdout
 
@@ -193,12 +192,12 @@ def test_stopping_and_going_on(damaged, gone_on, uninterrupted):
 
 
 @pytest.mark.fault(21)
-def test_a_complete_run_is_left_alone(repo, uninterrupted, capsys):
+def test_a_complete_run_is_left_alone(uninterrupted, capsys):
     def state():
         return {path: path.stat().st_mtime_ns for path in uninterrupted.rglob('*')}
 
     before = state()
-    assert main(arguments(repo, uninterrupted)) == 0
+    assert main(arguments(uninterrupted)) == 0
     assert 'complete' in capsys.readouterr().out
     assert state() == before
 
@@ -216,9 +215,7 @@ def copied_until(step: int, run: pathlib.Path, folder: pathlib.Path) -> None:
 
 
 @pytest.mark.fault(7, 8, 47)
-def test_every_layout_goes_on_from_any_other_and_in_another_folder(
-    tmp_path, repo, uninterrupted, capsys
-):
+def test_every_layout_goes_on_from_any_other_and_in_another_folder(tmp_path, uninterrupted, capsys):
     copied_until(12, uninterrupted, tmp_path / 'moved-0')
     on_slices = ['--config.parallel.slices=2', '--config.parallel.fsdp=2']
     plan = [(on_slices, '17'), (['--config.parallel.strategy=pmap'], str(TOTAL + 1))]
@@ -227,7 +224,7 @@ def test_every_layout_goes_on_from_any_other_and_in_another_folder(
         folder = tmp_path / f'moved-{i}'
         with pytest.MonkeyPatch.context() as patch:
             use_devices(patch, 4)
-            ended = main(arguments(repo, folder, *layout, '--stop-at', stop_at))
+            ended = main(arguments(folder, *layout, '--stop-at', stop_at))
         assert ended == (0 if int(stop_at) > TOTAL else EXIT_PREEMPTED)
         folder.rename(tmp_path / f'moved-{i + 1}')
     output = capsys.readouterr().out
@@ -255,7 +252,7 @@ class Task(classify.Task):
 
 @pytest.mark.fault(31)
 def test_a_run_that_skips_steps_also_ends_as_if_it_had_never_stopped(
-    tmp_path, repo, monkeypatch, one_device, capsys
+    tmp_path, monkeypatch, one_device, capsys
 ):
     (tmp_path / 'my_lab').mkdir()
     (tmp_path / 'my_lab/broken.py').write_text(BROKEN)
@@ -263,9 +260,9 @@ def test_a_run_that_skips_steps_also_ends_as_if_it_had_never_stopped(
     flags = ['--config.task.name=my_lab.broken', '--config.step.max_skips=3', *SELDOM]
     flags += ['--config.every.checkpoint=11']
     whole, halves = tmp_path / 'whole', tmp_path / 'halves'
-    assert main(arguments(repo, whole, *flags)) == 0
+    assert main(arguments(whole, *flags)) == 0
     copied_until(11, whole, halves)
-    assert main(arguments(repo, halves, *flags)) == 0
+    assert main(arguments(halves, *flags)) == 0
     assert digest(halves) == digest(whole)
     skipped = [m['step'] for m in metrics(whole) if m.get('train/skipped')]
     assert min(skipped) < 11 < max(skipped) and len(skipped) < 15
@@ -275,7 +272,7 @@ def test_a_run_that_skips_steps_also_ends_as_if_it_had_never_stopped(
 
 @pytest.mark.fault(31)
 def test_the_rate_that_is_logged_is_the_one_that_is_applied_and_reaches_its_end(
-    tmp_path, repo, monkeypatch, one_device
+    tmp_path, monkeypatch, one_device
 ):
     (tmp_path / 'my_lab').mkdir()
     (tmp_path / 'my_lab/broken.py').write_text(BROKEN)
@@ -289,7 +286,7 @@ def test_the_rate_that_is_logged_is_the_one_that_is_applied_and_reaches_its_end(
     )
     flags = ['--config', str(tmp_path / 'config.py'), '--config.task.name=my_lab.broken']
     flags += ['--config.step.max_skips=3', *SELDOM]
-    assert main(arguments(repo, tmp_path / 'run', *flags)) == 0
+    assert main(arguments(tmp_path / 'run', *flags)) == 0
     lines = [m for m in metrics(tmp_path / 'run') if 'train/lr' in m]
     made = [m for m in lines if not m['train/skipped']]
     assert len(made) < len(lines) == TOTAL
@@ -300,12 +297,10 @@ def test_the_rate_that_is_logged_is_the_one_that_is_applied_and_reaches_its_end(
 
 
 @pytest.mark.fault(31)
-def test_an_exploding_run_stops_and_saves_no_state_that_is_not_finite(
-    tmp_path, repo, one_device, capsys
-):
+def test_an_exploding_run_stops_and_saves_no_state_that_is_not_finite(tmp_path, one_device, capsys):
     explodes = {'optim.lr': '1e20', 'optim.schedule.warmup': '0', 'every.checkpoint': '1'}
     flags = [f'--config.{name}={value}' for name, value in explodes.items()]
-    assert main(arguments(repo, tmp_path, *flags)) == 3
+    assert main(arguments(tmp_path, *flags)) == 3
     assert re.search(r'error: step \d+: .*the last checkpoint stands', capsys.readouterr().err)
     for step in steps(tmp_path):
         for item in ('variables', 'training'):

@@ -10,6 +10,7 @@ import pytest
 from helpers import forked
 from helpers.runs import (
     digest,
+    linear,
     started,
     steps,
     undrawn,  # noqa: F401
@@ -23,17 +24,9 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 SECONDS = 60  # to save and to end, on a busy machine; the data stall for longer
 
 
-def words(repo: pathlib.Path, data: pathlib.Path, folder: pathlib.Path, stalls: str) -> list[str]:
+def words(data: pathlib.Path, folder: pathlib.Path, stalls: str) -> list[str]:
     values = {f'{stalls}.source': f'helpers.stalling:{data}', f'{stalls}.cache': False}
-    flags = [f'--config.{key}={value}' for key, value in values.items()]
-    return [
-        'train',
-        '--config',
-        f'{repo}/tests/helpers/linear.py',
-        '--workdir',
-        str(folder),
-        *flags,
-    ]
+    return linear(folder, **values)
 
 
 @pytest.mark.fault(116)
@@ -43,7 +36,7 @@ def test_a_run_whose_data_stall_saves_its_state_and_goes_on_bit_for_bit(
 ):
     folder, whole = tmp_path / 'run', tmp_path / 'whole'
     (tmp_path / 'stall').touch()
-    with started(repo, *words(repo, tmp_path, folder, stalls)) as process:
+    with started(repo, *words(tmp_path, folder, stalls)) as process:
         wait_until((tmp_path / 'stalled').exists, process)
         time.sleep(0.5)  # what is ready is used up
         process.send_signal(signal.SIGTERM)
@@ -53,7 +46,7 @@ def test_a_run_whose_data_stall_saves_its_state_and_goes_on_bit_for_bit(
     assert len(steps(folder)) == 1
     (tmp_path / 'stall').unlink()
     for place in (folder, whole):
-        done = run_cli(*words(repo, tmp_path, place, stalls))
+        done = run_cli(*words(tmp_path, place, stalls))
         assert done.returncode == 0, done.stderr
     assert digest(folder) == digest(whole)
     assert run_folder.read_result(folder) == run_folder.read_result(whole)

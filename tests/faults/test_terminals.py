@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from helpers import forked
-from helpers.runs import started, steps, undrawn  # noqa: F401
+from helpers.runs import linear, started, steps, undrawn  # noqa: F401
 from helpers.xla import xla_flags
 
 from vit_jax.__main__ import main
@@ -17,14 +17,13 @@ from vit_jax.storage import run_folder
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
-def words(repo, folder, *flags):
-    config = f'{repo}/tests/helpers/linear.py'
-    return ['train', '--config', config, '--config.every.log=1', '--workdir', str(folder), *flags]
+def words(folder, *flags):
+    return linear(folder, '--config.every.log=1', *flags)
 
 
 @pytest.mark.fault(50)
 def test_a_reader_that_ends_does_not_end_the_run(repo, tmp_path):
-    with started(repo, *words(repo, tmp_path)) as process:
+    with started(repo, *words(tmp_path)) as process:
         assert '650 parameters' in process.stdout.readline()
         process.stdout.close()
         assert process.wait(120) == 0
@@ -49,7 +48,7 @@ sys.exit(main(sys.argv[1:]))
 def test_a_terminal_that_is_closed_saves_the_state(repo, tmp_path):
     screen, terminal = os.openpty()
     process = forked.start(
-        words(repo, tmp_path, '--config.total=1000000'),
+        words(tmp_path, '--config.total=1000000'),
         {**os.environ, 'XLA_FLAGS': xla_flags(1)},
         code=IN_A_TERMINAL,
         cwd=repo,

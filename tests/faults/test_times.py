@@ -8,6 +8,7 @@ import time
 import pytest
 from helpers.runs import (
     last_step,
+    linear,
     started,
     steps,
     undrawn,  # noqa: F401
@@ -31,8 +32,7 @@ def test_the_parts_of_time_sum_to_the_whole_through_a_kill_and_a_stop(
 ):
     folder = tmp_path / 'run'
     flags = {'total': '100000 steps', 'every.log': '1', 'every.eval': '100000 steps'}
-    words = ['train', '--config', f'{repo}/tests/helpers/linear.py', '--workdir', str(folder)]
-    words += [f'--config.{name}={value}' for name, value in flags.items()]
+    words = linear(folder, **flags)
 
     run_cli('--version')  # starts the server that forks processes
     began = time.time()

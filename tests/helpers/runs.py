@@ -44,6 +44,13 @@ def started(repo: pathlib.Path, *words: str, devices: int = 1) -> Iterator[subpr
             process.kill()
 
 
+def linear(folder: object, *flags: str, **changes: object) -> list[str]:
+    """The words of a training of `linear.py` in a folder, with `changes` of its config."""
+    config = str(pathlib.Path(__file__).with_name('linear.py'))
+    changed = [f'--config.{key}={value}' for key, value in changes.items()]
+    return ['train', '--config', config, '--workdir', str(folder), *changed, *flags]
+
+
 def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
     """Returns once it holds; fails if the process ends before that."""
     deadline = time.monotonic() + 120

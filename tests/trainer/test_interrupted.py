@@ -6,6 +6,7 @@ import pathlib
 import signal
 
 import pytest
+from helpers.runs import linear
 from helpers.xla import use_one_device
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 
@@ -35,18 +36,17 @@ def handlers():
 
 
 @pytest.fixture(scope='module')
-def whole_run(repo: pathlib.Path, tmp_path_factory) -> pathlib.Path:
+def whole_run(tmp_path_factory) -> pathlib.Path:
     """The folder of a run that nobody told to stop."""
     folder = tmp_path_factory.mktemp('whole')
     with pytest.MonkeyPatch.context() as patch:
         use_one_device(patch)
-        assert train(repo, folder) == 0
+        assert train(folder) == 0
     return folder
 
 
-def train(repo: pathlib.Path, folder: pathlib.Path, *flags: str) -> int:
-    config = f'{repo}/tests/helpers/linear.py'
-    return main(['train', '--config', config, '--workdir', str(folder), *flags])
+def train(folder: pathlib.Path, *flags: str) -> int:
+    return main(linear(folder, *flags))
 
 
 def evaluations(folder: pathlib.Path) -> list[dict]:
@@ -56,7 +56,7 @@ def evaluations(folder: pathlib.Path) -> list[dict]:
 @pytest.mark.fault(53)
 @pytest.mark.parametrize('at', [10, 20])
 def test_an_evaluation_that_is_cut_short_is_made_up_for(
-    repo, tmp_path, whole_run, monkeypatch, capsys, at
+    tmp_path, whole_run, monkeypatch, capsys, at
 ):
     passes = []
     whole = Dataset.eval_batches
@@ -71,13 +71,13 @@ def test_an_evaluation_that_is_cut_short_is_made_up_for(
 
     with monkeypatch.context() as patch:
         patch.setattr(Dataset, 'eval_batches', told_to_stop)
-        assert train(repo, tmp_path) == EXIT_PREEMPTED
+        assert train(tmp_path) == EXIT_PREEMPTED
     assert len(passes[-1]) == 2
     assert f'stopped after step {at}/20; the state is saved' in capsys.readouterr().out
     assert run_folder.steps(tmp_path)[-1] == at
     assert [line['step'] for line in evaluations(tmp_path)] == [10][: at // 10 - 1]
     assert run_folder.read_result(tmp_path) is None
-    assert train(repo, tmp_path) == 0
+    assert train(tmp_path) == 0
     assert evaluations(tmp_path) == evaluations(whole_run)
     assert run_folder.read_result(tmp_path) == run_folder.read_result(whole_run)
 
@@ -97,7 +97,7 @@ def fail(data, start, stopping):
 @pytest.mark.fault(53)
 @pytest.mark.parametrize(('batches', 'code'), [(stall, EXIT_PREEMPTED), (fail, 2)])
 def test_an_evaluation_that_is_repeated_twice_is_logged_once(
-    repo, tmp_path, whole_run, monkeypatch, batches, code
+    tmp_path, whole_run, monkeypatch, batches, code
 ):
     """The start that makes up for it ends before its next save, so that another one does, too."""
     flags = ['--config.every.log=5', '--config.checkpoint.keep_best=test/loss']
@@ -110,13 +110,13 @@ def test_an_evaluation_that_is_repeated_twice_is_logged_once(
 
     with monkeypatch.context() as patch:
         patch.setattr(Dataset, 'eval_batches', told_to_stop)
-        assert train(repo, tmp_path, *flags) == EXIT_PREEMPTED
+        assert train(tmp_path, *flags) == EXIT_PREEMPTED
     with monkeypatch.context() as patch:
         patch.setattr(Dataset, 'train_batches', batches)
-        assert train(repo, tmp_path, *flags) == code
+        assert train(tmp_path, *flags) == code
     assert run_folder.steps(tmp_path) == [10]
     assert evaluations(tmp_path) == evaluations(whole_run)[:1]
-    assert train(repo, tmp_path, *flags) == 0
+    assert train(tmp_path, *flags) == 0
     assert evaluations(tmp_path) == evaluations(whole_run)
     trained = [line['step'] for line in run_folder.read_metrics(tmp_path) if 'train/loss' in line]
     assert trained == [5, 10, 15, 20]
@@ -129,7 +129,7 @@ def test_an_evaluation_that_is_repeated_twice_is_logged_once(
 
 @pytest.mark.fault(52)
 def test_a_disk_that_fills_up_under_the_log_stops_the_run_with_its_state_saved(
-    repo, tmp_path, whole_run, monkeypatch, capsys
+    tmp_path, whole_run, monkeypatch, capsys
 ):
     flag = '--config.every.log=5'
 
@@ -138,12 +138,12 @@ def test_a_disk_that_fills_up_under_the_log_stops_the_run_with_its_state_saved(
 
     with monkeypatch.context() as patch:
         patch.setattr(tensorboard.Writer, 'scalars', full)
-        assert train(repo, tmp_path, flag) == EXIT_PREEMPTED
+        assert train(tmp_path, flag) == EXIT_PREEMPTED
     said = capsys.readouterr().out
     trained = [line['step'] for line in run_folder.read_metrics(tmp_path) if 'train/loss' in line]
     assert trained == [5, 6], 'that of the step that was saved waited for the save'
     assert run_folder.steps(tmp_path) == [6]
     assert 'metrics.jsonl could not be written (No space left on device): stopped after' in said
-    assert train(repo, tmp_path, flag) == 0
+    assert train(tmp_path, flag) == 0
     assert evaluations(tmp_path) == evaluations(whole_run)
     assert run_folder.read_result(tmp_path) == run_folder.read_result(whole_run)

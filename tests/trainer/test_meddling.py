@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from helpers.runs import digest
+from helpers.runs import digest, linear
 from helpers.xla import use_one_device
 
 from vit_jax.__main__ import main
@@ -19,20 +19,17 @@ from vit_jax.storage import lock, run_folder
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('compiled_once', 'one_device')]
 
 
-def train(repo: pathlib.Path, folder: pathlib.Path) -> int:
-    config = f'{repo}/tests/helpers/linear.py'
-    return main(
-        ['train', '--config', config, '--workdir', str(folder), '--config.checkpoint.keep_last=3']
-    )
+def train(folder: pathlib.Path) -> int:
+    return main(linear(folder, '--config.checkpoint.keep_last=3'))
 
 
 @pytest.fixture(scope='module')
-def whole_run(repo: pathlib.Path, tmp_path_factory) -> pathlib.Path:
+def whole_run(tmp_path_factory) -> pathlib.Path:
     """The folder of a run that was left alone."""
     folder = tmp_path_factory.mktemp('whole')
     with pytest.MonkeyPatch.context() as patch:
         use_one_device(patch)
-        assert train(repo, folder) == 0
+        assert train(folder) == 0
     return folder
 
 
@@ -74,16 +71,14 @@ def require_same(folder: pathlib.Path, whole_run: pathlib.Path) -> None:
     ],
 )
 @pytest.mark.parametrize('content', [None, '{"seed": 5}\n'])
-def test_a_small_file_is_written_again(
-    repo, tmp_path, whole_run, during, capsys, name, words, content
-):
+def test_a_small_file_is_written_again(tmp_path, whole_run, during, capsys, name, words, content):
     def meddle() -> None:
         (tmp_path / name).unlink()
         if content is not None:
             (tmp_path / name).write_text(content)
 
     during(1, meddle)
-    assert train(repo, tmp_path) == 0
+    assert train(tmp_path) == 0
     assert capsys.readouterr().out.count(words) == 1
     require_same(tmp_path, whole_run)
 
@@ -91,14 +86,14 @@ def test_a_small_file_is_written_again(
 @pytest.mark.fault(83)
 @pytest.mark.parametrize('size', [0, 30, None])
 def test_a_log_that_is_cut_off_or_added_to_is_written_again(
-    repo, tmp_path, whole_run, during, capsys, size
+    tmp_path, whole_run, during, capsys, size
 ):
     def meddle() -> None:
         with (tmp_path / 'metrics.jsonl').open('a') as file:
             file.write('{"step": 5}\n') if size is None else file.truncate(size)
 
     during(2, meddle)
-    assert train(repo, tmp_path) == 0
+    assert train(tmp_path) == 0
     words = 'metrics.jsonl was deleted or changed during the run: written again'
     assert capsys.readouterr().out.count(words) == 1
     require_same(tmp_path, whole_run)
@@ -106,7 +101,7 @@ def test_a_log_that_is_cut_off_or_added_to_is_written_again(
 
 @pytest.mark.fault(73)
 def test_checkpoints_that_are_deleted_are_told_and_the_state_is_saved(
-    repo, tmp_path, whole_run, during, caplog
+    tmp_path, whole_run, during, caplog
 ):
     def delete() -> None:
         while not run_folder.steps(tmp_path):  # it is saved in the background
@@ -114,23 +109,23 @@ def test_checkpoints_that_are_deleted_are_told_and_the_state_is_saved(
         shutil.rmtree(tmp_path / 'checkpoints')
 
     during(2, delete)
-    assert train(repo, tmp_path) == 0
+    assert train(tmp_path) == 0
     assert any('checkpoints/10 was deleted during the run' in line for line in caplog.messages)
     assert run_folder.steps(tmp_path) == [20]
     require_same(tmp_path, whole_run)
 
 
 @pytest.mark.fault(72)
-def test_a_lock_that_is_deleted_is_made_again(repo, tmp_path, whole_run, during):
+def test_a_lock_that_is_deleted_is_made_again(tmp_path, whole_run, during):
     during(1, (tmp_path / 'lock').unlink)
-    assert train(repo, tmp_path) == 0
+    assert train(tmp_path) == 0
     assert (tmp_path / 'lock').is_file()
     require_same(tmp_path, whole_run)
 
 
 @pytest.mark.fault(72)
 def test_who_finds_another_run_in_the_folder_ends_and_leaves_it_alone(
-    repo, tmp_path, whole_run, during, capsys
+    tmp_path, whole_run, during, capsys
 ):
     with contextlib.ExitStack() as other:
 
@@ -141,21 +136,19 @@ def test_who_finds_another_run_in_the_folder_ends_and_leaves_it_alone(
             (tmp_path / 'metrics.jsonl').write_text("the other's")
 
         during(1, take_over)
-        assert train(repo, tmp_path) == 2
+        assert train(tmp_path) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert 'was taken over by another run (host ' in line
         assert (tmp_path / 'metrics.jsonl').read_text() == "the other's"
         assert run_folder.steps(tmp_path) == []
         assert json.loads((tmp_path / 'lock').read_text())['pid']
     (tmp_path / 'metrics.jsonl').unlink()
-    assert train(repo, tmp_path) == 0
+    assert train(tmp_path) == 0
     require_same(tmp_path, whole_run)
 
 
 @pytest.mark.fault(73)
-def test_checkpoints_that_are_deleted_during_a_save_are_one_line(
-    repo, tmp_path, monkeypatch, capsys
-):
+def test_checkpoints_that_are_deleted_during_a_save_are_one_line(tmp_path, monkeypatch, capsys):
     whole = checkpoint_format.require_written
 
     def deleted(*args) -> None:
@@ -163,7 +156,7 @@ def test_checkpoints_that_are_deleted_during_a_save_are_one_line(
         whole(*args)
 
     monkeypatch.setattr(checkpoint_format, 'require_written', deleted)
-    assert train(repo, tmp_path) == 2
+    assert train(tmp_path) == 2
     (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith('error: ')]
     assert 'the checkpoint of step 20 could not be written' in line
     assert 'it was deleted while it was written' in line
@@ -171,7 +164,7 @@ def test_checkpoints_that_are_deleted_during_a_save_are_one_line(
 
 @pytest.mark.fault(84)
 def test_a_save_that_is_deleted_while_it_is_written_is_made_again_at_once(
-    repo, tmp_path, whole_run, monkeypatch, caplog
+    tmp_path, whole_run, monkeypatch, caplog
 ):
     check, count, deleted, steps = checkpoint_format.require_written, Dataset.count, [], []
 
@@ -191,7 +184,7 @@ def test_a_save_that_is_deleted_while_it_is_written_is_made_again_at_once(
 
     monkeypatch.setattr(checkpoint_format, 'require_written', delete_once)
     monkeypatch.setattr(Dataset, 'count', wait_for_it)
-    assert train(repo, tmp_path) == 0
+    assert train(tmp_path) == 0
     (line,) = [line for line in caplog.messages if 'deleted' in line]
     assert line.endswith('checkpoints/10 was deleted while it was written')
     assert run_folder.steps(tmp_path) in ([11, 20], [12, 20])
