@@ -130,34 +130,29 @@ def _heard() -> Iterator[list[str]]:
     Yields:
       The reasons why plugins cannot start; the rest is logged at the end unless an error is raised.
     """
-    log, held = logging.getLogger('jax'), _Held()
+    log, reasons, records = logging.getLogger('jax'), list[str](), []
+
+    def hold(record: logging.LogRecord) -> bool:
+        records.append(record)
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None or record.getMessage().startswith('Unable to initialize'):
+            reasons.append(str(error or record.getMessage()))
+        return False
+
+    holder = logging.Handler()
+    holder.addFilter(hold)
     level, handlers, propagates = log.level, log.handlers, log.propagate
     shown = log.getEffectiveLevel()
     log.setLevel(min(shown, logging.INFO))  # a TPU that cannot start is no warning
-    log.handlers, log.propagate = [held], False
+    log.handlers, log.propagate = [holder], False
     try:
-        yield held.reasons
+        yield reasons
     finally:
         log.setLevel(level)
         log.handlers, log.propagate = handlers, propagates
-    for record in held.records:
+    for record in records:
         if record.levelno >= shown:
             log.handle(record)
-
-
-class _Held(logging.Handler):
-    """Keeps the records of a logger, and the reasons in them why plugins cannot start."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.records: list[logging.LogRecord] = []
-        self.reasons: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
-        error = record.exc_info[1] if record.exc_info else None
-        if error is not None or record.getMessage().startswith('Unable to initialize'):
-            self.reasons.append(str(error or record.getMessage()))
 
 
 def make_mesh(
