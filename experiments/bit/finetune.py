@@ -1,20 +1,19 @@
-r"""Fine-tuning of a BiT-ResNet by the BiT-HyperRule: nothing to choose but the data set.
+r"""Fine-tuning of a BiT-ResNet by the BiT-HyperRule: choose only the dataset.
 
     python -m vit_jax train --config experiments/bit/finetune.py:cifar10,R50x1 \
         --config.init.from=BiT-M-R50x1.npz --workdir runs/cifar10_bit
 
-The argument is a data set (imagenet2012, cifar10, cifar100, pets, flowers) and a model, which has
-to be that of the checkpoint: R50x1, R50x3, R101x1, R101x3, R152x2, R152x4. `config.init.from` is a
-file such as storage.googleapis.com/bit_models/BiT-M-R50x1.npz, or the folder of a run of
-`imagenet2012.py`; the head is made anew. An empty one, `--config.init.from=`, is training from
-scratch.
+The argument is a dataset (imagenet2012, cifar10, cifar100, pets, flowers) and the checkpoint's
+model: R50x1, R50x3, R101x1, R101x3, R152x2, R152x4. `config.init.from` is a file such as
+storage.googleapis.com/bit_models/BiT-M-R50x1.npz, or a run folder of `imagenet2012.py`; the head is
+reinitialized. An empty value, `--config.init.from=`, trains from scratch.
 
-Kolesnikov et al., 2020, arXiv:1912.11370, section 3.3: the number of training images sets the
-steps and the mixup, their size the resolution. SGD at 0.003 a batch of 512, no weight decay, a
-tenth of the learning rate at 30, 60 and 90 % of training (40, 60 and 80 % of the shortest). Each is
-trained on all of its training images. Expected, as published for BiT-M-R50x1 (README of
-google-research/big_transfer): 80.68 % on imagenet2012, on 8 V100; 97.3 % on cifar10, 86.4 % on
-cifar100. No hours are published. Not measured by this project yet.
+Kolesnikov et al., 2020, arXiv:1912.11370, section 3.3: the number of training images sets the steps
+and mixup, their size the resolution. SGD at 0.003 for a batch of 512, no weight decay, a tenth of
+the learning rate at 30, 60 and 90 % of training (40, 60 and 80 % of the shortest). All training
+images are used. Expected, as published for BiT-M-R50x1 (README of google-research/big_transfer):
+80.68 % on imagenet2012, on 8 V100; 97.3 % on cifar10, 86.4 % on cifar100. No hours are published.
+Not measured by this project yet.
 """
 
 from ml_collections import ConfigDict
@@ -35,7 +34,7 @@ ARGS = ('smoke', 'cifar10', 'cifar100,R50x3', 'pets', 'flowers', ...)
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: a data set and a model, as `pets,R101x1`; `smoke` for a few steps on digits."""
+    """`arg`: a dataset and a model, as `pets,R101x1`; `smoke` for a few steps on digits."""
     if arg == 'smoke':
         return smoke()
     dataset, _, name = (arg or 'imagenet2012').partition(',')
@@ -69,20 +68,20 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def hyper_rule(images: int) -> tuple[str, dict, float]:
-    """Length of training, schedule and mixup for so many training images."""
+    """Training length, schedule and mixup for a number of training images."""
     if images < 20_000:
         steps, warmup, stairs, mixup = 500, 100, (200, 300, 400), 0.0
     else:
         steps, warmup = 10_000 if images < 500_000 else 20_000, 500
         stairs, mixup = tuple(steps * share // 10 for share in (3, 6, 9)), 0.1
-    # The authors' code still takes the step at a boundary at the rate before it.
+    # In the authors' code, the step at a boundary still uses the previous rate.
     boundaries = tuple(f'{stair + 1} steps' for stair in stairs)
     schedule = dict(name='stair', warmup=f'{warmup} steps', boundaries=boundaries)
     return f'{steps} steps', schedule, mixup
 
 
 def smoke() -> ConfigDict:
-    """The rule for CIFAR-10, at a size that trains in seconds."""
+    """The rule for CIFAR-10 at a size that trains in seconds."""
     config = get_config('cifar10')
     config.init = {'from': ''}
     config.total, config.batch_size = '20 steps', 16

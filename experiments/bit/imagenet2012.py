@@ -3,12 +3,11 @@
     python -m vit_jax train --config experiments/bit/imagenet2012.py --workdir runs/bit_i1k
 
 Kolesnikov et al., 2020, arXiv:1912.11370, section 4.1: SGD with momentum, batch 4096, 90 epochs,
-5,000 steps of warm-up, learning rate 0.03 for every 256 images, a tenth of it from epochs 30, 60
-and 80 on. The authors publish no number of this recipe from scratch, only of what it is fine-tuned
-to. Expected, near it: about 76 % for R50x1 in their comparison of norms, with group norm and
-weight standardization. Its hours are not published; 90 epochs of another recipe take big_vision 32
-minutes on a TPU v3-128. Not measured by this project yet. `imagenet2012.py:R101x1` takes another
-variant.
+5,000 steps of warm-up, learning rate 0.03 per 256 images, divided by ten at epochs 30, 60 and 80.
+The authors publish no number for this recipe from scratch, only after fine-tuning. Expected, from
+their similar comparison of norms: about 76 % for R50x1 with group norm and weight standardization.
+Its hours are not published; 90 epochs of another recipe take big_vision 32 minutes on a TPU v3-128.
+Not measured by this project yet. `imagenet2012.py:R101x1` selects another variant.
 """
 
 from ml_collections import ConfigDict

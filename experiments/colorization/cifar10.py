@@ -1,4 +1,4 @@
-r"""Colors for the gray images of CIFAR-10, as classes.
+r"""Colorization of gray CIFAR-10 images by classification.
 
     python -m vit_jax colors tfds:cifar10 --split 'train[:90%]' --out colors.json
     python -m vit_jax train --config experiments/colorization/cifar10.py \
@@ -6,17 +6,17 @@ r"""Colors for the gray images of CIFAR-10, as classes.
     python -m vit_jax predict --workdir runs/colorize --out colors.png photo.jpg
     python -m vit_jax attention --workdir runs/colorize --query 3,4 --out looks.png photo.jpg
 
-Zhang et al., 2016, arXiv:1603.08511: 313 bins of (a, b) with soft labels, rare colors weighing
-more. The network is another one: 64 patches of 4 x 4 pixels, each with a query that predicts
-2 x 2 colors. Without `config.task.prior` all colors weigh the same, and images become paler.
+Zhang et al., 2016, arXiv:1603.08511: 313 bins of (a, b) with soft labels, rare colors weighted
+more. The network differs: 64 patches of 4 x 4 pixels, each with a query that predicts 2 x 2 colors.
+Without `config.task.prior` all colors weigh the same, and images become paler.
 
-Expected, before it was run: `test/psnr` above `test/psnr_of_grey`, and `test/colorfulness` above
-half of `test/true_colorfulness`. Measured, in about 40 minutes of one CPU core: 23.3 dB, which is
-less than the 25.5 of the gray images, and 31.4 of 30.6; 20 % of the bins are right. Rare colors
-that weigh more make images vivid, not near: after 60,000 examples (`--config.total`) 23.5 dB, 26.8
-and 21 %, and without the prior 25.7 dB, 8.9 and 28 %.
+Expected before the run: `test/psnr` above `test/psnr_of_grey`, and `test/colorfulness` above half
+of `test/true_colorfulness`. Measured, in about 40 minutes of one CPU core: 23.3 dB, less than the
+gray images' 25.5, and 31.4 of 30.6; 20 % of the bins are correct. Weighting rare colors makes
+images vivid, not accurate: after 60,000 examples (`--config.total`) 23.5 dB, 26.8 and 21 %, and
+without the prior 25.7 dB, 8.9 and 28 %.
 
-`val`, the last 5,000 training images, is there to choose by.
+`val`, the last 5,000 training images, is for tuning.
 """
 
 from ml_collections import ConfigDict
@@ -25,7 +25,7 @@ ARGS = ('smoke',)
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: `smoke` for a few steps of a tiny model on scenes, which have colors."""
+    """`arg`: `smoke` for a few steps of a tiny model on scenes, which are in color."""
     smoke = arg == 'smoke'
     config = ConfigDict()
     config.seed = 0

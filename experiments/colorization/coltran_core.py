@@ -1,4 +1,4 @@
-r"""ColTran core: coarse colors of gray images, drawn pixel by pixel.
+r"""ColTran core: coarse colors of gray images, sampled pixel by pixel.
 
     python -m vit_jax train --config experiments/colorization/coltran_core.py --workdir runs/core
     python -m vit_jax train --config experiments/colorization/coltran_core.py:cifar10 \
@@ -6,20 +6,20 @@ r"""ColTran core: coarse colors of gray images, drawn pixel by pixel.
     python -m vit_jax predict --workdir runs/core_cifar10 photo.jpg --out samples.png
 
 Kumar et al., 2021, arXiv:2102.04432: ImageNet at 64 x 64 pixels, RMSprop, 450,000 steps of 224
-images, an average of the parameters. Expected, as published of all three networks together: FID
-19.37 on ImageNet; in more than 60 % of cases people prefer the best of three samples to the true
-colors. Not measured by this project yet. See `coltran_upsamplers.py` for the networks that
-make fine colors and large images of the samples.
+images, averaged parameters. Expected, as published for all three networks together: FID 19.37 on
+ImageNet; in more than 60 % of cases people prefer the best of three samples to the true colors. Not
+measured by this project yet. See `coltran_upsamplers.py` for the networks that refine the colors
+and enlarge the samples.
 
 Planned (`scaling plan --config experiments/colorization/coltran_core.py`; TPU v3 at 40 % of its
 peak): 46,356,936 parameters, 100 exaFLOPs, 563 chip-hours; the authors used 16 TPU v2 chips.
 
-`cifar10` is a small model for 16 x 16 pixels and CPUs. Expected: less than 1.5 bits a pixel on
+`cifar10` is a small model for 16 x 16 pixels and CPUs. Expected: less than 1.5 bits per pixel on
 `val`. Measured after 24,000 images, in about 10 minutes of one CPU core: 1.07, and 1.08 on `test`
-(the parallel head has 3.02; 9 bits are those of all colors alike).
+(the parallel head has 3.02; uniform colors take 9 bits).
 
-Apart from the authors' code: scales of conditional layers start around one, and those in the
-attention have biases; images are made smaller before a square is cut out of them, not after.
+Differences from the authors' code: scales of conditional layers start around one, and those in
+attention have biases; images are resized before cropping to a square, not after.
 """
 
 from ml_collections import ConfigDict
@@ -39,7 +39,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def imagenet(config: ConfigDict) -> None:
-    """The paper's recipe; 10,000 training images are left out to choose by."""
+    """The paper's recipe; 10,000 training images are held out for tuning."""
     config.total, config.batch_size = '450000 steps', 224
     config.model = dict(name='coltran', dtype='bfloat16')
     square, small = 'resize_small_tf(256)', "resize_tf(64, 'area')"
@@ -57,7 +57,7 @@ def imagenet(config: ConfigDict) -> None:
 
 
 def cifar10(config: ConfigDict) -> None:
-    """Adam with a cosine, which gets further in few steps."""
+    """Adam with a cosine schedule, which does better in few steps."""
     config.total, config.batch_size = '1500 steps', 16
     config.model = dict(name='coltran', width=48, mlp_dim=64)
     config.model.update(encoder_depth=1, outer_depth=1, inner_depth=1)
@@ -74,7 +74,7 @@ def cifar10(config: ConfigDict) -> None:
 
 
 def smoke(config: ConfigDict) -> None:
-    """A few steps on digits in colors."""
+    """A few steps on colored digits."""
     config.total, config.batch_size = '20 steps', 16
     config.model = dict(name='coltran', width=16, num_heads=2, mlp_dim=16)
     config.model.update(encoder_depth=1, outer_depth=1, inner_depth=1)

@@ -1,26 +1,25 @@
-r"""ColTran's upsamplers: of coarse colors fine ones, of a small image a large one.
+r"""ColTran's upsamplers: from coarse to fine colors, from small to large images.
 
     python -m vit_jax train --config experiments/colorization/coltran_upsamplers.py:color \
         --workdir runs/color
     python -m vit_jax train --config experiments/colorization/coltran_upsamplers.py:spatial \
         --workdir runs/spatial
 
-Both see the gray image. `color` (the default) makes 256 levels a channel of 8, at 64 x 64 pixels;
-`spatial` makes 256 x 256 pixels of 64 x 64.
+Both see the gray image. `color` (the default) maps 8 levels per channel to 256, at 64 x 64 pixels;
+`spatial` maps 64 x 64 pixels to 256 x 256.
 
 Kumar et al., 2021, arXiv:2102.04432: ImageNet, RMSprop, 300,000 steps of 768 images (`color`) or of
-32 (`spatial`), which train on one channel each, an average of the parameters. Expected, as
-published of all three networks together: FID 19.37, see `coltran_core.py`. Not measured by this
-project yet.
+32 (`spatial`), which train on one channel each, averaged parameters. Expected, as published for all
+three networks together: FID 19.37, see `coltran_core.py`. Not measured by this project yet.
 
 Planned (`scaling plan --config experiments/colorization/coltran_upsamplers.py:color`, `:spatial`;
 TPU v3 at 40 % of its peak): `color` 13,492,960 parameters, 78 exaFLOPs, 440 chip-hours; `spatial`
-10,922,728 parameters, 44 exaFLOPs, 249 chip-hours. These are a third of what the command says, for
-it counts all three channels.
+10,922,728 parameters, 44 exaFLOPs, 249 chip-hours. These are a third of the command's numbers,
+which count all three channels.
 
 `color,cifar10` is a small model for 16 x 16 pixels and CPUs, `spatial,cifar10` one from 16 x 16 to
-32 x 32 pixels. Measured on `test`, in about 10 and 15 minutes of one CPU core: 3.57 bits a byte
-(knowing the coarse level alone leaves 5), and 4.24.
+32 x 32 pixels. Measured on `test`, in about 10 and 15 minutes of one CPU core: 3.57 bits per byte
+(5 if only the coarse level is known), and 4.24.
 """
 
 from ml_collections import ConfigDict
@@ -34,12 +33,12 @@ ARGS = (
     'spatial,cifar10',
     'spatial,smoke',
 )
-LEVELS = {'color': 8, 'spatial': 256}  # of a channel that the model is given
+LEVELS = {'color': 8, 'spatial': 256}  # of an input channel
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
     """`arg`: `color` or `spatial`, then `cifar10` for a small model or `smoke` for a few steps; by
-    default the paper's recipe. `smoke` alone is that of `color`.
+    default the paper's recipe. `smoke` alone is for `color`.
     """
     kind, _, size = {None: 'color', 'smoke': 'color,smoke'}.get(arg, arg).partition(',')
     config = ConfigDict()
@@ -53,7 +52,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def imagenet(config: ConfigDict, spatial: bool) -> None:
-    """The paper's recipe; 10,000 training images are left out to choose by."""
+    """The paper's recipe; 10,000 training images are held out for tuning."""
     config.total, config.batch_size = '300000 steps', 32 if spatial else 768
     config.task.factor = 4 if spatial else 1
     config.model.update(depth=3 if spatial else 4, dtype='bfloat16')
@@ -72,7 +71,7 @@ def imagenet(config: ConfigDict, spatial: bool) -> None:
 
 
 def cifar10(config: ConfigDict, spatial: bool) -> None:
-    """Adam with a cosine, which gets further in few steps."""
+    """Adam with a cosine schedule, which does better in few steps."""
     config.total, config.batch_size = '500 steps' if spatial else '1500 steps', 32
     config.task.factor = 2 if spatial else 1
     config.model.update(width=64, mlp_dim=128, depth=2)
@@ -90,7 +89,7 @@ def cifar10(config: ConfigDict, spatial: bool) -> None:
 
 
 def smoke(config: ConfigDict, spatial: bool) -> None:
-    """A few steps on digits in colors."""
+    """A few steps on colored digits."""
     config.total, config.batch_size = '20 steps', 16
     config.task.factor = 4 if spatial else 1
     config.model.update(width=16, num_heads=2, mlp_dim=16, depth=1)

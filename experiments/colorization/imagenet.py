@@ -1,20 +1,20 @@
-r"""Colorful Image Colorization on ImageNet-1k, with a ViT in the place of the paper's CNN.
+r"""Colorful Image Colorization on ImageNet-1k, with a ViT instead of the paper's CNN.
 
     python -m vit_jax colors tfds:imagenet2012 --images 50000 --out colors.json
     python -m vit_jax train --config experiments/colorization/imagenet.py:B/16 \
         --config.task.prior=colors.json --workdir runs/colorize_imagenet
 
-The argument is the shape of the encoder, as S/16 or B/16 (the default); three blocks of queries
+The argument is the encoder's shape, such as S/16 or B/16 (the default); three blocks of queries
 follow.
 
-Zhang et al., 2016, arXiv:1603.08511. Theirs are the 313 bins with soft labels, the rebalancing
-(lambda 0.5), colors at a quarter of the resolution (56 x 56 of 224 pixels), and the mean at a
-temperature of 0.38. Their solver takes 500,000 steps of Adam (0.9, 0.99) from 3e-5 on, with 40
-images a batch; here a ViT's optimizer takes as many images, 20 million, in batches of 512.
+Zhang et al., 2016, arXiv:1603.08511. From the paper: 313 bins with soft labels, rebalancing (lambda
+0.5), colors at a quarter of the resolution (56 x 56 of 224 pixels), and the mean at a temperature
+of 0.38. Its solver takes 500,000 steps of Adam (0.9, 0.99) from 3e-5, with 40 images a batch; here
+a ViT's optimizer sees as many images, 20 million, in batches of 512.
 
-Expected: that a classifier trained in color keeps more of its accuracy than on gray images. The
-paper has 56.0 % of VGG-16 on its colors, 52.7 % on gray, 68.3 % on the originals, and 32.3 % of
-people fooled (published, table 1). Not measured by this project yet. Planned (`scaling plan
+Expected: a classifier trained in color keeps more of its accuracy than on gray images. In the
+paper, VGG-16 reaches 56.0 % on its colors, 52.7 % on gray, 68.3 % on the originals, and 32.3 % of
+people are fooled (published, table 1). Not measured by this project yet. Planned (`scaling plan
 --config experiments/colorization/imagenet.py:B/16`): 2.7 exaFLOPs, 15 TPU v3 chip-hours at 40 % of
 the peak.
 """
@@ -28,7 +28,7 @@ ARGS = ('smoke', 'S/16', 'B/16', ...)
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: the shape of the encoder; `smoke` for a few steps of a tiny one on scenes."""
+    """`arg`: the encoder's shape; `smoke` for a few steps of a tiny one on scenes."""
     smoke = arg == 'smoke'
     config = ConfigDict()
     config.seed = 0

@@ -1,13 +1,13 @@
-"""DETR on COCO by the paper's recipe: 500 epochs, or a shorter one.
+"""DETR on COCO with the paper's recipe: 500 epochs, or a shorter one.
 
     python -m vit_jax train --config experiments/detr/coco.py --workdir runs/detr \\
       --config.init.from=resnet50.safetensors --config.init.select=backbone
 
-COCO 2017 lies in data/coco as it is unpacked: annotations/, train2017/, val2017/. The ResNet comes
-trained, from a file with the names of torchvision or timm (the authors took torchvision's first
-weights, timm's resnet50.tv_in1k); its norms and first layers never learn. `:DC5-R50`, `:R101` and
-`:DC5-R101` are the paper's other sizes, `:R50,150ep` and `:R50,300ep` shorter schedules. From a
-whole DETR, and on data of one's own, it is fine-tuned by
+COCO 2017 is unpacked in data/coco: annotations/, train2017/, val2017/. The ResNet is pre-trained,
+from a file with torchvision's or timm's names (the authors used torchvision's first weights, timm's
+resnet50.tv_in1k); its norms and first layers are frozen. `:DC5-R50`, `:R101` and `:DC5-R101` are
+the paper's other sizes, `:R50,150ep` and `:R50,300ep` shorter schedules. To fine-tune a whole DETR
+on your own data:
 
       --config.init.from=detr-r50.safetensors --config.data.source=coco:/data/cells ...
 
@@ -22,7 +22,7 @@ from ml_collections.config_dict import placeholder
 from vit_jax.errors import check_choice
 from vit_jax.models import detr
 
-# Epochs, and that after which the learning rate is a tenth.
+# Epochs, and the epoch after which the learning rate is a tenth.
 SCHEDULES = {'500ep': (500, 400), '300ep': (300, 200), '150ep': (150, 100)}
 ARGS = ('smoke', 'R50,150ep', 'DC5-R101,300ep', ...)
 SCALES = tuple(range(480, 801, 32))
@@ -76,7 +76,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def parse(arg: str | None) -> tuple[str, str]:
-    """`'R101,300ep'` as ('R101', '300ep'); R50 and 500ep where they are left out.
+    """`'R101,300ep'` as ('R101', '300ep'); R50 and 500ep by default.
 
     Raises:
       UserError: if there is no such schedule.

@@ -1,4 +1,4 @@
-"""DETR for panoptic segmentation of COCO, by the paper's two stages: boxes first, then masks.
+"""DETR for panoptic segmentation of COCO, in the paper's two stages: boxes first, then masks.
 
     python -m vit_jax train --config experiments/detr/coco_panoptic.py:boxes \\
       --workdir runs/detr_boxes \\
@@ -6,13 +6,13 @@
     python -m vit_jax train --config experiments/detr/coco_panoptic.py \\
       --config.init.from=runs/detr_boxes --workdir runs/detr_panoptic
 
-The first stage finds things and stuff as boxes, 300 epochs; the second, 25 epochs, trains a mask
-head on that detector, which stays as it is. COCO 2017 lies in data/coco as it is unpacked:
+The first stage, 300 epochs, detects things and stuff as boxes; the second, 25 epochs, trains a mask
+head on the frozen detector. COCO 2017 is unpacked in data/coco:
 annotations/panoptic_{train,val}2017.json with the folders of the same names, train2017/, val2017/.
 `:DC5-R50` and `:R101`, `:boxes,DC5-R50` and `:boxes,R101` are the paper's other sizes.
 
-Expected (published by the authors, panoptic val): PQ 43.4, SQ 79.3, RQ 53.8, PQ of things 48.2 and
-of stuff 36.3, box AP 38.8; DC5-R50 PQ 44.6, R101 PQ 45.1. Not measured.
+Expected (published by the authors, panoptic val): PQ 43.4, SQ 79.3, RQ 53.8, things' PQ 48.2 and
+stuff's 36.3, box AP 38.8; DC5-R50 PQ 44.6, R101 PQ 45.1. Not measured.
 """
 
 from ml_collections import ConfigDict
@@ -25,13 +25,13 @@ ARGS = ('smoke', 'boxes', 'DC5-R50', 'boxes,R101', ...)
 SCALES = tuple(range(480, 801, 32))
 # No image is larger than 1333 pixels on either side; a multiple of the stride.
 FRAME = (1344, 1344)
-# Sorted by their ids, the 80 classes of things come before the 53 of stuff.
+# Sorted by id, the 80 thing classes come before the 53 stuff classes.
 STUFF = tuple(range(80, 133))
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
     """`arg`: a variant of DETR, `boxes` for the first stage, or both; `smoke` for a few steps of
-    the second one on scenes.
+    the second stage on scenes.
     """
     smoke, parts = arg == 'smoke', [] if arg == 'smoke' else (arg or '').split(',')
     boxes = 'boxes' in parts
