@@ -1,4 +1,4 @@
-r"""ImageNet-1k without labels as in the authors' short recipe of DINOv2, or any folder of images.
+r"""ImageNet-1k without labels, with the authors' short DINOv2 recipe, or any folder of images.
 
     python -m vit_jax train --config experiments/dinov2/imagenet.py:L/16 --workdir runs/dinov2_l16
     python -m vit_jax train --config experiments/dinov2/imagenet.py:S/14,own \
@@ -6,17 +6,17 @@ r"""ImageNet-1k without labels as in the authors' short recipe of DINOv2, or any
         --config.total='50_000 steps' --config.optim.lr=2e-3 --workdir runs/dinov2_photos
 
 The argument is a ViT (L/16, the default, or S/14, B/14, ...), `own` for images without labels,
-which may lie in one subfolder of the folder, and `fast` for a residual stream in bfloat16. Learning
-rates of the recipe go with the square root of the batch size: 0.004 for 1,024 images.
+which may be in one subfolder of the folder, and `fast` for a residual stream in bfloat16. The
+recipe's learning rates scale with the square root of the batch size: 0.004 for 1,024 images.
 
 Oquab et al., 2023, arXiv:2304.07193, and `vitl16_short.yaml` of facebookresearch/dinov2. Expected
 for L/16, as published by the authors after one day on 32 A100: 81.6 % with 20 nearest neighbors and
-82.9 % with a linear probe. Not measured by this project yet. The smaller ViTs of the paper are
-distilled from its largest; here they get the recipe of L/16, for which nothing is published.
+82.9 % with a linear probe. Not measured by this project yet. The paper distills its smaller ViTs
+from the largest; here they use L/16's recipe, for which nothing is published.
 
-Apart from that code: targets are balanced by Sinkhorn-Knopp as in the authors' longer recipes, not
-by a moving average; the norm of all gradients is clipped at once; stochastic depth rises from block
-to block; the rest is in docs/recipes.md.
+Differences from that code: Sinkhorn-Knopp balances targets as in the authors' longer recipes, not a
+moving average; gradients are clipped by their global norm; stochastic depth rises from block to
+block; docs/recipes.md lists the rest.
 """
 
 from ml_collections import ConfigDict
@@ -70,8 +70,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
 def crops(side: int, local: int, count: int) -> str:
     """The crops of the authors' code.
 
-    Its blur has the probability 1 - p where the text says p, so that the first global crop is never
-    blurred and the second nine times of ten.
+    Its blur has the probability 1 - p where the text says p, so the first global crop is never
+    blurred and the second nine times out of ten.
     """
 
     def views(name: str, count: int, size: int, areas: str, rest: str) -> str:
@@ -88,9 +88,9 @@ def crops(side: int, local: int, count: int) -> str:
 
 
 def evaluations(smoke: bool, own: bool) -> dict[str, dict]:
-    """Nearest neighbors on held-out training images, and both numbers of the paper in the end.
+    """Nearest neighbors on held-out training images, and both of the paper's numbers at the end.
 
-    Without labels, only the entropy of prototypes. All are of the source that is trained on.
+    Without labels, only the prototypes' entropy. All use the training source.
     """
     center = '' if smoke else "resize_small(256, 'bicubic')|central_crop(224)"
     minival = dict(split='train[99%:]', transforms=center, every='10%')

@@ -1,4 +1,4 @@
-r"""CIFAR-10 without labels, and then with few: what masked pre-training is worth on two cores.
+r"""CIFAR-10 without labels, then with few: the value of masked pre-training on two cores.
 
     python -m vit_jax train --config experiments/mae/cifar10.py --workdir runs/mae_cifar10
     python -m vit_jax train --config experiments/mae/cifar10.py:finetune,10% \
@@ -7,20 +7,19 @@ r"""CIFAR-10 without labels, and then with few: what masked pre-training is wort
         --workdir runs/mae_cifar10_scratch_10
 
 `pretrain` (the default) sees 45,000 training images without their labels, 8 epochs of them;
-`finetune,1%`, `10%` and `100%` start from what it leaves in `runs/mae_cifar10`
-(`--config.init.from=WORKDIR` for another place) and learn from so many labels, the first ones of
-each class; `scratch,1%` and so on start from nothing. `probe` trains a linear classifier on the
-frozen encoder by the recipe of the paper, LARS behind a batch norm; `pretrain` itself ends with
-one by logistic regression, on the test images.
+`finetune,1%`, `10%` and `100%` start from its run in `runs/mae_cifar10` (or
+`--config.init.from=WORKDIR`) and use this fraction of the labels, the first of each class;
+`scratch,1%` and so on start from scratch. `probe` trains a linear classifier on the frozen encoder
+with the paper's recipe, LARS after a batch norm; `pretrain` itself ends with logistic regression,
+on the test images.
 
-Expected: a linear probe of at least 0.50 in test accuracy, and with 1 % of the labels more from
-fine-tuning than from nothing. Measured on one CPU core beside other work, 16 minutes of it for
-the pre-training: linear probe 0.524, 20 nearest neighbors 0.365 (on `val`, of 2,000 labels);
-fine-tuned on 1, 10 and 100 % of the labels 0.404, 0.471 and 0.556, and 0.300, 0.520 and 0.550 from
-scratch for the FLOPs of pre-training and fine-tuning together.
+Expected: a linear probe with a test accuracy of at least 0.50, and with 1 % of the labels better
+results from fine-tuning than from scratch. Measured on one busy CPU core, with 16 minutes of
+pre-training: linear probe 0.524, 20 nearest neighbors 0.365 (on `val`, of 2,000 labels); fine-tuned
+on 1, 10 and 100 % of the labels 0.404, 0.471 and 0.556, and 0.300, 0.520 and 0.550 from scratch
+with the FLOPs of pre-training and fine-tuning together.
 
-`val`, the last 5,000 training images, is there to choose by; all recipes were fixed before their
-one run.
+`val`, the last 5,000 training images, is for tuning; all recipes were fixed before their one run.
 """
 
 from ml_collections import ConfigDict
@@ -36,9 +35,9 @@ DECODERS = {
     'smoke': dict(decoder_width=16, decoder_depth=1, decoder_mlp_dim=32, decoder_heads=2),
     'small': dict(decoder_width=64, decoder_depth=1, decoder_mlp_dim=128, decoder_heads=2),
 }
-ENCODER = 'patch_embed, cls_token, pos_embed, encoder'  # what of a pre-trained run is a ViT
+ENCODER = 'patch_embed, cls_token, pos_embed, encoder'  # a pre-trained run's ViT
 
-# Split, and images seen: in fine-tuning, and from scratch for the FLOPs of both trainings together.
+# Split, and images seen: in fine-tuning, and from scratch at the FLOPs of both trainings together.
 LABELS = {
     '1%': ('train[:45 per class]', 13_500, 130_500),
     '10%': ('train[:450 per class]', 22_500, 139_500),
@@ -49,7 +48,7 @@ ARGS = ('smoke', 'smoke-finetune', 'probe', 'finetune,10%', ...)
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: pretrain (the default), probe, or as `finetune,10%`; smoke for a few steps."""
+    """`arg`: pretrain (the default), probe, or e.g. `finetune,10%`; smoke for a few steps."""
     arg = arg or 'pretrain'
     if arg in ('pretrain', 'smoke'):
         return pretraining(arg == 'smoke')
@@ -61,7 +60,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def pretraining(smoke: bool) -> ConfigDict:
-    """Section 4 of the paper with a small model: no colors are changed, only crops and flips."""
+    """Section 4 of the paper with a small model: only crops and flips, no color changes."""
     size = 'smoke' if smoke else 'small'
     config = base(smoke)
     config.total = '20 steps' if smoke else '8 epochs'
@@ -86,7 +85,7 @@ def pretraining(smoke: bool) -> ConfigDict:
 
 
 def supervised(start: str, labels: str, smoke: bool) -> ConfigDict:
-    """From the encoder or from nothing, on some of the labels."""
+    """From the encoder or from scratch, on a fraction of the labels."""
     for what, name, known in (('start', start, STARTS), ('share of labels', labels, LABELS)):
         if name not in known:
             raise UserError('cifar10.py: ' + nearest(what, name, known))
@@ -107,7 +106,7 @@ def supervised(start: str, labels: str, smoke: bool) -> ConfigDict:
 
 
 def probe() -> ConfigDict:
-    """Appendix A.1 of the paper: of the parameters only those of the head learn."""
+    """Appendix A.1 of the paper: only the head is trained."""
     config = base(smoke=False)
     config.total = '3 epochs'
     config.batch_size = 512
@@ -122,7 +121,7 @@ def probe() -> ConfigDict:
 
 
 def classifier(smoke: bool, **fields: str) -> ConfigDict:
-    """The encoder as a ViT; `gelu` is that of pre-training."""
+    """The encoder as a ViT; `gelu` as in pre-training."""
     encoder = ENCODERS['smoke' if smoke else 'small']
     return ConfigDict(
         dict(name='vit', num_classes=placeholder(int), gelu='erf', **encoder, **fields)
@@ -130,7 +129,7 @@ def classifier(smoke: bool, **fields: str) -> ConfigDict:
 
 
 def base(smoke: bool) -> ConfigDict:
-    """The settings that all share."""
+    """The shared settings."""
     config = ConfigDict()
     config.seed = 0
     images = dict(source='digits' if smoke else 'tfds:cifar10', cache=True)

@@ -1,17 +1,17 @@
-r"""How much to hide: the mask ratio of the MAE paper's Figure 5, on CIFAR-10.
+r"""The best mask ratio: the MAE paper's Figure 5, on CIFAR-10.
 
     python -m vit_jax sweep create experiments/mae/mask_ratio.py --study mae_mask_ratio
     python -m vit_jax sweep work mae_mask_ratio    # any number of workers, here or elsewhere
     python -m vit_jax sweep plot mae_mask_ratio    # runs/mae_mask_ratio/sweep.png
 
-Each trial pre-trains the model of `cifar10.py` for one epoch of 45,000 images with another share
+Each trial pre-trains the model of `cifar10.py` for one epoch of 45,000 images with another fraction
 of the patches hidden, and ends with a linear probe: logistic regression on the features of 5,000
 labeled images, measured on `val`, 5,000 training images that neither has seen. With `smoke`, two
 ratios and 20 steps on digits.
 
-Expected, as in the paper, whose best ratio for a linear probe is 75 %: that it pays to hide more
-than half. Measured, in about 25 minutes of one CPU core: not after so short a training, 0.457,
-0.454, 0.439 and 0.407 for 25, 50, 75 and 90 %; experiments/README.md says what to make of it.
+Expected, as in the paper, whose best ratio for a linear probe is 75 %: hiding more than half is
+best. Measured, in about 25 minutes of one CPU core: not after such short training, 0.457, 0.454,
+0.439 and 0.407 for 25, 50, 75 and 90 %; experiments/README.md discusses it.
 """
 
 from vit_jax.sweeps.space import Sweep, grid

@@ -1,4 +1,4 @@
-r"""How accuracy grows with the number of training images: ViT against BiT-ResNet on CIFAR-10.
+r"""Accuracy over the number of training images: ViT against BiT-ResNet on CIFAR-10.
 
     python -m vit_jax sweep create experiments/scaling/cifar10.py:vit --study cifar10_vit
     python -m vit_jax sweep create experiments/scaling/cifar10.py:bit --study cifar10_bit
@@ -7,17 +7,17 @@ r"""How accuracy grows with the number of training images: ViT against BiT-ResNe
     python -m vit_jax scaling report --x data_size --y 1-test/accuracy --by model,parameters \
         --form power runs/cifar10_vit runs/cifar10_bit
 
-A small copy of Figure 4 of the ViT paper (arXiv:2010.11929): three sizes of either family on
-1,000 to 45,000 images, all with the same hyperparameters within a family; `val`, the 5,000
-training images that no run is trained on, is there to choose by. Runs on more images see more
-examples, from 20 epochs of the smallest subset to 2.7 of the largest.
+A small version of Figure 4 of the ViT paper (arXiv:2010.11929): three sizes of each family on 1,000
+to 45,000 images, with the same hyperparameters within a family; `val`, 5,000 training images held
+out from all runs, is for tuning. Runs on more images see more examples, from 20 epochs of the
+smallest subset to 2.7 of the largest.
 
-36 runs; two workers on 2 CPU cores took 85 minutes beside other work. One of them alone is
+36 runs; two workers on 2 busy CPU cores took 85 minutes. A single run:
 
     python -m vit_jax train --config experiments/scaling/cifar10.py:vit --workdir runs/one
 
 Expected, as the paper found on ImageNet: the ResNet is better on little data, and the ViT gains
-more from more. Measured: the former holds, the latter does not with 45,000 images; see
+more from additional data. Measured: the former holds, the latter does not up to 45,000 images; see
 experiments/README.md.
 """
 
@@ -28,7 +28,7 @@ from vit_jax.sweeps.space import Sweep
 
 # images to train on: examples seen
 EXAMPLES = {1000: 20e3, 2500: 30e3, 5000: 40e3, 10000: 60e3, 25000: 90e3, 45000: 120e3}
-# Forward MFLOPs an image: 6.6, 16.1 and 44.6 (ViT), 14.3, 29.5 and 44.7 (BiT).
+# Forward MFLOPs per image: 6.6, 16.1 and 44.6 (ViT), 14.3, 29.5 and 44.7 (BiT).
 SIZES = {
     'vit': [
         {'model.width': 48, 'model.depth': 2, 'model.mlp_dim': 96, 'model.num_heads': 3},
@@ -62,7 +62,7 @@ def get_sweep(arg: str | None = None) -> Sweep:
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: as for `get_sweep`; what it gives is the smallest model on all images."""
+    """`arg`: as for `get_sweep`; returns the smallest model on all images."""
     arg = arg or 'vit'
     smoke, family = arg.startswith('smoke'), 'bit' if arg.endswith('bit') else 'vit'
     config = ConfigDict()

@@ -6,20 +6,20 @@ r"""Compute-optimal ViTs on CIFAR-10: six sizes at four budgets over a factor of
     python -m vit_jax scaling collect runs/isoflop --output isoflop.csv
     python -m vit_jax scaling optimal --csv isoflop.csv --n parameters --c flops --y val/loss
 
-Hoffmann et al. 2022, section 3, with branches of a constant learning rate in place of a cosine of
-each length (Hägele et al. 2024, arXiv:2405.18392): the last fifth of a run is the cooldown. Two
-seeds at the smallest two budgets. `:cosine` trains each run by itself. `val` are 5,000 training
-images that no run is trained on. The rate falls as 1 / sqrt(width); it is not tuned. `:digits` is
-four sizes at three budgets of handwritten digits, in minutes. `:target` is four times the largest
-budget, for five sizes beside the optima that the laws predict there.
+Hoffmann et al. 2022, section 3, with branches of a constant learning rate instead of a cosine per
+length (Hägele et al. 2024, arXiv:2405.18392): the last fifth of a run is the cooldown. Two seeds at
+the smallest two budgets. `:cosine` trains each run separately. `val` holds 5,000 training images,
+held out from all runs. The rate falls as 1 / sqrt(width); it is not tuned. `:digits` is four sizes
+at three budgets of handwritten digits, in minutes. `:target` is four times the largest budget, for
+five sizes near the predicted optima.
 
-One of them alone, the smallest for as long as the smallest budget lasts, is
+A single run, the smallest model at the smallest budget:
 
     python -m vit_jax train --config experiments/scaling/cifar10_isoflop.py --workdir runs/one
 
 Expected: a minimum between the smallest and the largest size at every budget. Measured: at 2,626
 parameters for 5e10 and 1.5e11 FLOPs, 4,266 for 4.6e11, 7,546 for 1.5e12; docs/scaling.md has the
-table, the laws, and what came of their prediction for 6e12.
+table, the laws, and their prediction for 6e12 with its result.
 """
 
 from ml_collections import ConfigDict
@@ -31,7 +31,7 @@ from vit_jax.sweeps.isoflop import Isoflop
 SIZES = ((8, 1), (12, 1), (16, 1), (16, 2), (24, 2), (24, 3))
 SMALL = ((8, 1), (12, 1), (16, 1), (32, 1))
 BUDGETS = (5e10, 1.5e11, 4.6e11, 1.5e12)
-# Beside the optima that the laws predict for four times the largest budget; the smallest budget
+# Near the optima that the laws predict for four times the largest budget; the smallest budget
 # sets the warm-up.
 TARGET_SIZES = ((16, 2), (20, 2), (24, 2), (24, 3), (32, 2))
 TARGET_BUDGETS = (BUDGETS[0], 4 * BUDGETS[-1])
@@ -41,7 +41,7 @@ ARGS = ('smoke', 'digits', 'cosine', 'digits-cosine', 'target')
 
 def get_sweep(arg: str | None = None) -> Isoflop:
     """`arg`: `digits` or `smoke` for smaller sizes and budgets, `cosine` without branches, `target`
-    for the budget that was predicted.
+    for the predicted budget.
     """
     arg = arg or ''
     small = arg.startswith(('smoke', 'digits'))
@@ -69,12 +69,12 @@ def shape(width: int, depth: int) -> dict[str, int | float]:
 
 
 def rate(width: int) -> float:
-    """Learning rate of a width; a rule, not tuned."""
+    """Learning rate for a width; a rule, not tuned."""
     return round(0.024 * width**-0.5, 5)
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: as for `get_sweep`; what it gives is the smallest model."""
+    """`arg`: as for `get_sweep`; returns the smallest model."""
     arg = arg or ''
     smoke, small = arg == 'smoke', arg.startswith(('smoke', 'digits'))
     config = ConfigDict()

@@ -8,10 +8,10 @@ r"""The best learning rate over width, with and without muP, on CIFAR-10.
 
 Tensor Programs V (arXiv:2203.03466), Figure 1, at small scale: a ViT of two blocks on 16 patches of
 8 pixels, four widths from 64 to 512, five rates a factor of 3 apart, 200 steps of 16 images. Two
-seeds at width 64. `val` are 2,000 training images that no run is trained on. muP has width 64 as
-its base, where it is the standard parametrization.
+seeds at width 64. `val` holds 2,000 training images, held out from all runs. muP's base is width
+64, where it equals the standard parametrization.
 
-One of the 50 runs alone, the narrowest at its smallest rate, is
+A single one of the 50 runs, the narrowest at its smallest rate:
 
     python -m vit_jax train --config experiments/scaling/cifar10_rates.py --workdir runs/one
 
@@ -53,7 +53,7 @@ def shape(width: int) -> Point:
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: as for `get_sweep`; what it gives is the narrowest model."""
+    """`arg`: as for `get_sweep`; returns the narrowest model."""
     smoke = arg == 'smoke'
     config = ConfigDict()
     config.seed = 0

@@ -5,15 +5,15 @@ r"""Accuracy over compute: six ViTs, seven BiT-ResNets and five hybrids, as in t
     python -m vit_jax sweep work compute_vit    # `:bit` and `:hybrid` likewise
     python -m vit_jax scaling report runs/ --x flops --y '1-fewshot/5_shot' --by model --holdout 0
 
-A single one of them, here L/16 for as many examples as 14 epochs of JFT-300M:
+A single run, here L/16 for as many examples as 14 epochs of JFT-300M:
 
     python -m vit_jax train --config experiments/scaling/vit_compute.py:L/16,14 --workdir runs/l16
 
 Dosovitskiy et al., 2021, arXiv:2010.11929, section 4.4, figure 5 and table 6; hyperparameters of
-table 3, which has none for R200x3 (here those of R152x2). The head's bias is that of the authors
-for the sigmoid loss (see imagenet21k.py in experiments/vit). JFT-300M is private: by default these
-are ImageNet-21k (see imagenet21k.py in experiments/vit), with the number of examples that the paper
-has, which is 149 epochs for 7 of JFT. `--config.data.source=...` takes other images.
+table 3, which lacks R200x3 (here as for R152x2). The head's bias is the authors' for the sigmoid
+loss (see imagenet21k.py in experiments/vit). JFT-300M is private: the default is ImageNet-21k (see
+imagenet21k.py in experiments/vit), with the paper's number of examples, 149 epochs for 7 of JFT.
+`--config.data.source=...` selects other images.
 
 Expected, as published for JFT-300M after fine-tuning on ImageNet (table 6): B/32 80.73 %, B/16
 84.15, L/32 84.37, L/16 86.30 (7 epochs) and 87.12 (14), H/14 88.08; R50x1 77.54, R50x2 82.12,
@@ -63,7 +63,7 @@ STAGES = {
     'R152': (3, 8, 36, 3),
     'R200': (3, 24, 36, 3),
 }
-# Where a token stands for 16 pixels the third stage has the blocks of the fourth, too.
+# If a token covers 16 pixels, the third stage also has the blocks of the fourth.
 HYBRID_STAGES = {16: (3, 4, 9), 32: (3, 4, 6, 3)}
 FILE = 'experiments/scaling/vit_compute.py'
 ARGS = ('smoke', 'vit', 'bit', 'hybrid,fast', 'smoke-bit', ...)
@@ -89,22 +89,22 @@ def get_sweep(arg: str | None = None) -> Sweep:
 
 
 def hidden(size: dict) -> dict:
-    """Add the tanh layer that a ViT has before its head in pre-training."""
+    """Add a ViT's tanh layer before the head, as in pre-training."""
     return {**size, 'representation_size': size['width']} if 'width' in size else size
 
 
 def _plain(value: tuple[int, ...] | int) -> str | int:
-    """Points hold numbers and strings."""
+    """Points may hold only numbers and strings."""
     return str(value) if isinstance(value, tuple) else value
 
 
 def examples(epochs: int) -> str:
-    """Examples in so many epochs of JFT-300M."""
+    """Examples in a number of epochs of JFT-300M."""
     return f'{epochs * JFT:.0f} examples'
 
 
 def shape(name: str) -> dict[str, tuple[int, ...] | int]:
-    """Keywords of the model that table 6 calls so."""
+    """Keywords of a model by its name in table 6."""
     stages, plus, transformer = name.partition('+')
     if plus:
         patch = int(transformer.partition('/')[2])
@@ -116,7 +116,7 @@ def shape(name: str) -> dict[str, tuple[int, ...] | int]:
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: a family of `get_sweep`, whose smallest model it gives, or a model, as `L/16,14`,
+    """`arg`: a family of `get_sweep`, for its smallest model, or a model, as in `L/16,14`,
     and `fast` for a residual stream in bfloat16.
     """
     arg, dtypes = precision(arg)
@@ -137,7 +137,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
         size = vit.variant('mu/4') if kind == 'vit' else {'layers': (1, 1), 'width_factor': 1}
     config.model = dict(name=kind, num_classes=placeholder(int), **hidden(size))
     config.model.update({'dtype': 'bfloat16'} if kind == 'bit_resnet' else dtypes)
-    # A bias of 0 would make a loss of 15,000 nats at the first step, and not of 11.
+    # A bias of 0 would give a loss of 15,000 nats at the first step instead of 11.
     config.model.head_bias = -10.0
     config.task = dict(name='classify', loss_name='sigmoid')
 

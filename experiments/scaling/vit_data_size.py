@@ -7,25 +7,25 @@ r"""Few-shot accuracy over the number of pre-training images: ViT against BiT, a
         --x data_size --y '1-fewshot/5_shot' --by model,parameters --form power --holdout 0
 
 Dosovitskiy et al., 2021, arXiv:2010.11929, section 4.3 and figure 4: B/32 with all dimensions
-halved, B/32, L/32, L/16 and R50x1, R152x2 on random subsets, every model with the same
-hyperparameters on each of them and without further regularization, by the linear 5-shot accuracy
-on ImageNet. JFT-300M is private: the subsets are 10, 30 and 99 % of ImageNet-21k (see
-imagenet21k.py in experiments/vit), each trained on as many examples as 90 epochs of all of it. The
-learning rates and the weight decay are those of its table 3 for JFT. The paper stops early where
-validation says so; here metrics.jsonl has all evaluations, and a report takes the last. For one
-run, and for its accuracy after fine-tuning:
+halved, B/32, L/32, L/16 and R50x1, R152x2 on random subsets, each model with the same
+hyperparameters on all of them and without further regularization, measured by linear 5-shot
+accuracy on ImageNet. JFT-300M is private: the subsets are 10, 30 and 99 % of ImageNet-21k (see
+imagenet21k.py in experiments/vit), each trained on as many examples as 90 epochs of all of it.
+Learning rates and weight decay are those of its table 3 for JFT. The paper stops early by
+validation; here metrics.jsonl has all evaluations, and a report uses the last. For one run and its
+accuracy after fine-tuning:
 
     python -m vit_jax train --config experiments/scaling/vit_data_size.py:bit --workdir runs/r50
     python -m vit_jax train --config experiments/vit/finetune.py:imagenet2012,B/32 \
         --config.init.from=runs/data_vit/0001 --workdir runs/data_vit_finetuned/0001
 
-Figure 3, whose regularization is chosen for each data set, is imagenet2012_paper.py and
-imagenet21k.py in experiments/vit.
+For figure 3, with regularization chosen per dataset, see imagenet2012_paper.py and imagenet21k.py
+in experiments/vit.
 
 Expected, as published in words: with 9 million images of JFT B/32 is far below R50x1, with 90
-million and more above it, and L/16 against R152x2 likewise; the values are in the plot alone.
-Planned at 40 % of the peak: 893 TPU v3-core-days for the ViTs, 541 for the BiTs. Not measured by
-this project yet.
+million and more above it, and L/16 against R152x2 likewise; only the plot has the values. Planned
+at 40 % of the peak: 893 TPU v3-core-days for the ViTs, 541 for the BiTs. Not measured by this
+project yet.
 """
 
 from ml_collections import ConfigDict
@@ -36,7 +36,7 @@ from vit_jax.models import bit_resnet, vit
 from vit_jax.sweeps.space import Sweep
 
 HALF = {'patch_size': 32, 'width': 384, 'depth': 12, 'mlp_dim': 1536, 'num_heads': 6}
-# keywords of the model, learning rate (table 3 of the paper, which has none for the half B/32)
+# keywords of the model, learning rate (table 3 of the paper, which lacks the half-size B/32)
 SIZES = {
     'vit': [
         (HALF, 8e-4),
@@ -46,7 +46,7 @@ SIZES = {
     ],
     'bit': [(bit_resnet.variant('R50x1'), 1e-3), (bit_resnet.variant('R152x2'), 6e-4)],
 }
-# The first hundredth of every class is kept for `val`.
+# The first hundredth of every class is held out for `val`.
 SPLITS = ('train[1%:11% per class]', 'train[1%:31% per class]', 'train[1%: per class]')
 TOTAL = f'{90 * 14_197_122} examples'
 FILE = 'experiments/scaling/vit_data_size.py'
@@ -74,17 +74,17 @@ def get_sweep(arg: str | None = None) -> Sweep:
 
 
 def hidden(size: dict) -> dict:
-    """Add the tanh layer that a ViT has before its head in pre-training."""
+    """Add a ViT's tanh layer before the head, as in pre-training."""
     return {**size, 'representation_size': size['width']} if 'width' in size else size
 
 
 def _plain(value: tuple[int, ...] | int) -> str | int:
-    """Points hold numbers and strings."""
+    """Points may hold only numbers and strings."""
     return str(value) if isinstance(value, tuple) else value
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: as for `get_sweep`; what it gives is the smallest model on all images."""
+    """`arg`: as for `get_sweep`; returns the smallest model on all images."""
     arg, dtypes = precision(arg)
     smoke, family = arg.startswith('smoke'), 'bit' if arg.endswith('bit') else 'vit'
     config = ConfigDict()
@@ -98,7 +98,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     name = 'vit' if family == 'vit' else 'bit_resnet'
     config.model = dict(name=name, num_classes=placeholder(int), **size)
     config.model.update(dtypes if family == 'vit' else {'dtype': 'bfloat16'})
-    # A bias of 0 would make a loss of 15,000 nats at the first step, and not of 11.
+    # A bias of 0 would give a loss of 15,000 nats at the first step instead of 11.
     config.model.head_bias = -10.0
     if family == 'vit':
         config.model.representation_size = config.model.width

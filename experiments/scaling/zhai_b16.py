@@ -1,4 +1,4 @@
-r"""Few-shot accuracy of ViT-B/16 over the length of training: eight lengths, one long run.
+r"""Few-shot accuracy of ViT-B/16 over training length: eight lengths, one long run.
 
     python -m vit_jax scaling plan --config experiments/scaling/zhai_b16.py
     python -m vit_jax train --config experiments/scaling/zhai_b16.py --workdir runs/zhai_b16
@@ -9,16 +9,16 @@ r"""Few-shot accuracy of ViT-B/16 over the length of training: eight lengths, on
         --x examples_seen --y '1-fewshot/10_shot'
 
 The first run, of 4 million steps, keeps its state every 10,000 steps, about half a GB each. Until
-its cooldown its learning rate, rsqrt, does not depend on its length: every shorter run branches off
-from it (`config.branch`) where its own cooldown begins. Work on the sweep once the steps that it
-branches off from are kept, 10,000 to 1,950,000.
+the cooldown its rsqrt learning rate does not depend on its length: every shorter run branches off
+(`config.branch`) where its own cooldown begins. Start the sweep once these steps are saved, 10,000
+to 1,950,000.
 
 Zhai et al., 2021, arXiv:2106.04560, appendix: batch 4096, Adafactor with momentum, sigmoid loss,
 attention pooling, 224 pixels, 10,000 steps of warm-up, a cooldown of 10,000 steps up to 60,000 and
-of 50,000 beyond; weight decay 3.0 on the head and 0.03 elsewhere. Adafactor, the learning rate, the
-cooldown and the transforms are those of the authors' configuration of ViT-g in
-google-research/big_vision; docs/recipes.md lists what is equal. JFT is private: by default these
-are ImageNet-21k (see imagenet21k.py in experiments/vit).
+of 50,000 beyond; weight decay 3.0 on the head and 0.03 elsewhere. Adafactor, learning rate,
+cooldown and transforms come from the authors' ViT-g config in google-research/big_vision;
+docs/recipes.md compares them. JFT is private: the default is ImageNet-21k (see imagenet21k.py in
+experiments/vit).
 
 Expected, as published, for 20, 30, 60, 120, 400 thousand and 1.2, 2, 4 million steps, ImageNet
 10-shot in %: 45.4, 52.2, 60.5, 65.4, 70.4, 71.4, 71.1, 70.5 on 30 million images of JFT, of which
@@ -43,12 +43,12 @@ ARGS = ('smoke', 'fast')
 
 
 def cooldown(steps: int) -> int:
-    """Its length for a run of so many steps."""
+    """Cooldown steps of a run of `steps` steps."""
     return 10_000 if steps <= 60_000 else 50_000
 
 
 def get_sweep(arg: str | None = None) -> Sweep:
-    """The shorter runs; `arg`: `fast` as of `get_config`, `smoke` for one that branches off from
+    """The shorter runs; `arg`: `fast` as in `get_config`, `smoke` for one that branches off from
     runs/zhai_b16_smoke.
     """
     smoke = arg == 'smoke'
@@ -80,7 +80,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
     config.model = dict(name='vit', **vit.variant('mu/4' if smoke else 'B/16'), pool='map')
     config.model.update(num_classes=placeholder(int), **dtypes)
-    # A bias of 0 would make a loss of thousands of nats at the first step.
+    # A bias of 0 would give a loss of thousands of nats at the first step.
     config.model.update(head_bias=-10.0, posemb_std=config.model.width**-0.5)
     config.task = dict(name='classify', loss_name='sigmoid')
 
