@@ -39,7 +39,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
         return smoke()
     dataset, _, name = (arg or 'imagenet2012').partition(',')
     if dataset not in DATASETS:
-        raise UserError(f'finetune.py:{arg}: ' + nearest('data set', dataset, DATASETS))
+        raise UserError(f'finetune.py:{arg}: ' + nearest('dataset', dataset, DATASETS))
     source, train, test, images, small = DATASETS[dataset]
     config = ConfigDict()
     config.seed = 0

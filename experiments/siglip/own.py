@@ -1,18 +1,17 @@
-r"""SigLIP B/16 on captioned images of your own, or locked-image tuning of a text tower (LiT).
+r"""SigLIP B/16 on your own captioned images, or locked-image tuning of a text tower (LiT).
 
     python -m vit_jax vocab tar:/data/pairs.tar --field caption --size 32000 --output vocab.model
     python -m vit_jax train --config experiments/siglip/own.py --config.data.vocab=vocab.model \
         --config.data.source=tar:/data/pairs.tar --workdir runs/siglip_b16
 
-`own.py:lit,B/16` starts the image tower from `config.init.from`, a ViT with a class token, and
-keeps it as it is. Others go by their names, as `own.py:S/16`. A hundredth of the pairs is kept for
-retrieval.
+`own.py:lit,B/16` initializes the image tower from `config.init.from`, a ViT with a class token, and
+freezes it. Other sizes are selected by name, as in `own.py:S/16`. A hundredth of the pairs is held
+out for retrieval.
 
-Towers, t' = log 10, b = -10 and beta2 = 0.95 are those of Zhai et al., 2023, arXiv:2303.15343. The
-learning rate, warm-up, clipping and the batch of 512, and with `lit` the bias of -2.71, are those
-of `siglip_lit_coco.py` of google-research/big_vision. Expected: depends on the data, and no number
-is published for other data than the authors' own, which are not public. Not measured by this
-project yet.
+Towers, t' = log 10, b = -10 and beta2 = 0.95 follow Zhai et al., 2023, arXiv:2303.15343. Learning
+rate, warm-up, clipping and the batch of 512, and with `lit` the bias of -2.71, follow
+`siglip_lit_coco.py` of google-research/big_vision. Expected: depends on the data; numbers are
+published only for the authors' data, which are not public. Not measured by this project yet.
 """
 
 from ml_collections import ConfigDict
@@ -22,13 +21,13 @@ from vit_jax.errors import UserError
 from vit_jax.models import siglip
 
 ARGS = ('smoke', 'B/16', 'lit,B/16', 'S/16', ...)
-# All of a ViT but its head.
+# A ViT without its head.
 PARTS = ('patch_embed', 'cls_token', 'pos_embed', 'encoder')
 SELECT = ','.join(f'{part}->image/{part}' for part in PARTS)
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: a ViT, or `lit` and a ViT; `smoke` for a few steps on made-up captions."""
+    """`arg`: a ViT, or `lit` and a ViT; `smoke` for a few steps on synthetic captions."""
     smoke = arg == 'smoke'
     words = ['mu/8'] if smoke else [word for word in (arg or '').split(',') if word]
     lit = 'lit' in words
@@ -48,7 +47,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
         config.task.locked_image = True
         config.init = {'from': placeholder(str), 'select': SELECT}
 
-    # SigLIP repeats the eos, so that every text ends in it; that of own vocabularies is 2.
+    # SigLIP pads with the eos, so every text ends in it; in your own vocabularies it is 2.
     transforms = f"tokenize('caption', {config.model.length}, pad=2)"
     data = dict(source='scenes_captions:160' if smoke else 'tar:pairs.tar')
     data.update(vocab='bytes' if smoke else 'vocab.model')

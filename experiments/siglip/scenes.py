@@ -1,18 +1,18 @@
-r"""SigLIP on captions of colored digits: from scratch on a CPU, without any download.
+r"""SigLIP on captions of colored digits: from scratch on a CPU, without download.
 
     python -m vit_jax vocab scenes_captions --field caption --size 100 --kind bpe \
         --output scenes_captions.model
     python -m vit_jax train --config experiments/siglip/scenes.py --workdir runs/siglip
 
-Captions such as "a red three left of a green seven" beside images of 48 pixels; each of their words
-is a piece of the vocabulary. The digits of the 500 test images are not those of training.
+Images of 48 pixels have captions such as "a red three left of a green seven"; each word is a piece
+of the vocabulary. The digits of the 500 test images do not occur in training.
 
 Expected: zero-shot accuracy of at least 0.95 for colors and 0.60 for digits, recall at 1 of at
-least 0.5 both ways. Measured after 20 epochs, in about 11 minutes of one CPU core that was shared
-with other work: colors 1.000, digits 0.668; among 500 images the right text comes first for 0.554
-of them and is among the first 10 for 0.962, the right image for 0.549 and 0.952 of the texts. With
-`scenes.py:softmax --config.model.name=clip --config.model.eos=2`, CLIP: colors 1.000, digits 0.824,
-right texts 0.690 and 0.992, right images 0.677 and 0.988.
+least 0.5 both ways. Measured after 20 epochs, in about 11 minutes on one busy CPU core: colors
+1.000, digits 0.668; among 500 images the right text comes first for 0.554 and is among the first 10
+for 0.962, the right image for 0.549 and 0.952 of the texts. With `scenes.py:softmax
+--config.model.name=clip --config.model.eos=2`, CLIP: colors 1.000, digits 0.824, right texts 0.690
+and 0.992, right images 0.677 and 0.988.
 """
 
 from ml_collections import ConfigDict
@@ -21,7 +21,7 @@ from ml_collections.config_dict import placeholder
 ARGS = ('smoke', 'softmax')
 COLORS = ('red', 'green', 'blue', 'yellow', 'purple', 'white')
 DIGITS = ('zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')
-# For each kind of class, its name beside every word of the other kind.
+# For each kind of class, its name with every word of the other kind.
 TEMPLATES = {
     'digit': tuple(f'a {color} {{}}' for color in COLORS),
     'color': tuple(f'a {{}} {digit}' for digit in DIGITS),
@@ -29,7 +29,7 @@ TEMPLATES = {
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: `softmax` for the loss of CLIP, `smoke` for a few steps of a tiny model."""
+    """`arg`: `softmax` for CLIP's loss, `smoke` for a few steps of a tiny model."""
     smoke = arg == 'smoke'
     config = ConfigDict()
     config.seed = 0
@@ -39,10 +39,10 @@ def get_config(arg: str | None = None) -> ConfigDict:
     length = 36 if smoke else 10
     config.model = dict(name='siglip', vocab_size=placeholder(int), length=length, patch_size=8)
     config.model.update(towers(16, 1, 1) if smoke else towers(64, 2, 1))
-    if arg == 'softmax':  # CLIP starts from t = 1 / 0.07; a softmax does not see a bias
+    if arg == 'softmax':  # CLIP starts from t = 1 / 0.07; a softmax ignores a bias
         config.model.update(init_scale=14.3, init_bias=0.0)
     config.task = dict(name='siglip', loss_name='softmax' if arg == 'softmax' else 'sigmoid')
-    # One digit has 60 captions, so that some come twice in a batch.
+    # Single digits have 60 captions, so some occur twice in a batch.
     config.task.update(repeats='matches')
 
     data = dict(source='scenes_captions:160' if smoke else 'scenes_captions:10000', cache=not smoke)

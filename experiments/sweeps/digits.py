@@ -4,9 +4,9 @@
     python -m vit_jax sweep work digits_search
     python -m vit_jax sweep best digits_search
 
-The search takes 24 trials of at most 30 epochs; any number of workers may share them.
-`digits.py:grid` and `digits.py:star` run given points exactly once each. With `smoke` in front,
-as in `digits.py:smoke-star`, a trial is 20 steps of a tiny model.
+The search has 24 trials of at most 30 epochs; any number of workers may share them.
+`digits.py:grid` and `digits.py:star` run given points exactly once each. With `smoke` in front, as
+in `digits.py:smoke-star`, a trial is 20 steps of a tiny model.
 """
 
 from vit_jax.sweeps.space import Sweep, choice, grid, log_uniform, star
@@ -21,8 +21,7 @@ def get_sweep(arg: str | None = None) -> Sweep:
     config = f'{CONFIG}:smoke' if smoke else CONFIG
     base = dict(config=config, metric='test/accuracy')
     if not smoke:
-        # Chosen by a part of the training images: what is reported as `test` here is not the test
-        # split.
+        # Trials are selected on a part of the training images: `test` here is not the test split.
         base['overrides'] = {
             'total': '30 epochs',
             'every.eval': '3 epochs',
@@ -45,6 +44,6 @@ def get_sweep(arg: str | None = None) -> Sweep:
         trials=4 if smoke else 24,
         search='tpe',
         pruner='none' if smoke else 'asha',
-        # Of 540 steps; there are evaluations at 54, 162 and 486.
+        # Of 540 steps, with evaluations at 54, 162 and 486.
         pruner_options={} if smoke else {'min_resource': 54, 'reduction_factor': 3},
     )

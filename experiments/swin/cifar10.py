@@ -1,20 +1,20 @@
-r"""CIFAR-10 from scratch: what a hierarchy of windows is worth, beside a ViT of like cost.
+r"""CIFAR-10 from scratch: the value of a hierarchy of windows, against a ViT of similar cost.
 
     python -m vit_jax train --config experiments/swin/cifar10.py:swin --workdir runs/swin
     python -m vit_jax train --config experiments/swin/cifar10.py:vit --workdir runs/swin_vit
 
-Both learn by the recipe of experiments/vit/cifar10.py in half as many epochs, five. Forward, an
-image of 32 pixels takes 23.9 MFLOPs (matrix products) in the Swin, which has three stages of two
-blocks and windows of 4 x 4 tokens, and 26.4 in the ViT; they have 321,182 and 173,458 parameters.
+Both train with the recipe of experiments/vit/cifar10.py for half as many epochs, five. An image of
+32 pixels takes 23.9 forward MFLOPs (matmuls) in the Swin, which has three stages of two blocks and
+windows of 4 x 4 tokens, and 26.4 in the ViT; they have 321,182 and 173,458 parameters.
 
-Expected: test accuracy >= 0.50 for either. Measured: 0.544 (Swin) and 0.588 (ViT), each with about
-15 minutes of one CPU core, which other work shared; experiments/README.md says what to make of it.
+Expected: test accuracy >= 0.50 for either. Measured: 0.544 (Swin) and 0.588 (ViT), in about 15
+minutes each on one busy CPU core; experiments/README.md discusses it.
 """
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-# Of like cost on purpose.
+# Of similar cost on purpose.
 MODELS = {
     'swin': dict(
         name='swin', patch_size=2, width=24, depths=(2, 2, 2), num_heads=(2, 4, 8), window=4

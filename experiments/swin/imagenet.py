@@ -7,16 +7,16 @@ r"""ImageNet-1k with Swin: from scratch, from ImageNet-21k (the paper's 22k), an
         --config.init.from=swin_base_patch4_window7_224_22k.safetensors \
         --config.init.classes=map22kto1k.txt --workdir runs/swin_b_22k
 
-Liu et al., 2021, arXiv:2103.14030, appendix A2.1, with what the authors' code adds to it. From
+Liu et al., 2021, arXiv:2103.14030, appendix A2.1, with the additions of the authors' code. From
 scratch: AdamW for 300 epochs, 1,024 images a step, learning rate 0.001 after 20 epochs of warm-up,
 RandAugment, random erasing, mixup, cutmix, label smoothing, stochastic depth by size. With `384`
 (windows of 12) or `22k`, separated by commas, 30 epochs of fine-tuning from `config.init.from`: a
-run of this project, or weights of the authors, timm or transformers as safetensors. Tables of
-relative positions are resized for larger windows. Of the head of 21,841 classes those are taken
-that stand for the 1,000, by the authors' file (data/map22kto1k.txt of microsoft/Swin-Transformer);
-without `config.init.classes` it starts anew.
+run of this project, or weights of the authors, timm or transformers as safetensors. Relative
+position tables are resized for larger windows. The 1,000 classes are selected from the head of
+21,841 classes by the authors' file (data/map22kto1k.txt of microsoft/Swin-Transformer); without
+`config.init.classes` the head is reinitialized.
 
-Expected, as published, and chip-hours on TPU v3 at 40 % of its peak by
+Expected, as published, and chip-hours on TPU v3 at 40 % of its peak from
 
     python -m vit_jax scaling plan --config experiments/swin/imagenet.py:T --device 'TPU v3'
 
@@ -29,8 +29,8 @@ Expected, as published, and chip-hours on TPU v3 at 40 % of its peak by
     B,22k,384  86.4 %    61
     L,22k,384  87.3 %   135
 
-Products are in bfloat16, the authors' in float16. The residual stream is in float32 up to the first
-merging, as theirs; with `fast`, as in `T,fast`, it is in bfloat16.
+Matmuls are in bfloat16, the authors' in float16. In both, the residual stream is in float32 up to
+the first merging; with `fast`, as in `T,fast`, it is in bfloat16.
 
 The authors publish no hours. Not measured by this project yet.
 """
@@ -42,7 +42,7 @@ from vit_jax.config.precision import precision
 from vit_jax.errors import UserError, nearest
 from vit_jax.models import swin
 
-# Stochastic depth from scratch; L is published from ImageNet-21k alone.
+# Stochastic depth from scratch; L is published only from ImageNet-21k.
 DROP_PATH = {'mu': 0.1, 'T': 0.2, 'S': 0.3, 'B': 0.5, 'L': 0.5}
 FINETUNED_DROP_PATH = 0.2
 PARTS = ('22k', '384')
@@ -78,7 +78,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     )
     config.evals = dict(val=dict(source=source, split=test, transforms=evaluated(size)))
 
-    # The authors give rates for 512 images; all of a schedule grows with the batch.
+    # The authors give rates for 512 images; the whole schedule scales with the batch.
     scale = config.batch_size / 512
     config.optim = dict(name='adamw', clip_norm=5.0)
     if parts:
@@ -109,7 +109,7 @@ def parse(arg: str) -> tuple[str, tuple[str, ...]]:
 
 
 def evaluated(size: int) -> str:
-    """224 pixels are the middle of 256; 384 are the whole image, as the authors take it."""
+    """224 pixels are the center of 256; 384 are the whole image, as in the authors' code."""
     if size == 384:
         return "resize(384, 'bicubic')"
     return f"resize_small({size * 8 // 7}, 'bicubic')|central_crop({size})"

@@ -1,18 +1,18 @@
-r"""Seven classes of CIFAR-10, to be transferred to the three that are held out.
+r"""Seven classes of CIFAR-10, for transfer to the three held-out classes.
 
     python -m vit_jax train --config experiments/transfer/cifar10_pretrain.py:vit \
         --workdir runs/transfer_vit
     python -m vit_jax train --config experiments/transfer/cifar10_pretrain.py:bit \
         --workdir runs/transfer_bit
 
-Airplane to frog, 95 % of their training images; horse, ship and truck are seen in no step.
-`fewshot`, `knn` and `probe` measure the features on those three, from at most 500 labels a
-class. The models are a ViT of patch 4 and a BiT-ResNet of six blocks, of like cost: 76.3 and 71.4
-MFLOPs an image forward (matrix products and convolutions), 537,351 and 3,447,623 parameters.
+Airplane to frog, 95 % of their training images; training never sees horse, ship and truck.
+`fewshot`, `knn` and `probe` measure the features on these three, from at most 500 labels per class.
+The models are a ViT with patch 4 and a BiT-ResNet with six blocks, of similar cost: 76.3 and 71.4
+forward MFLOPs per image (matmuls and convolutions), 537,351 and 3,447,623 parameters.
 
-Expected: test accuracy on the seven classes >= 0.60 for either. Measured on 2 CPU cores beside
-other work: 0.620 in 12 minutes (ViT), 0.727 in 19 (BiT); experiments/README.md has the features'
-numbers. `cifar10_heldout.py` takes it from here.
+Expected: test accuracy on the seven classes >= 0.60 for either. Measured on 2 busy CPU cores: 0.620
+in 12 minutes (ViT), 0.727 in 19 (BiT); experiments/README.md has the features' numbers.
+`cifar10_heldout.py` continues from here.
 """
 
 from ml_collections import ConfigDict
@@ -33,7 +33,7 @@ def small_vit(width: int, depth: int) -> dict:
     )
 
 
-# Of like cost on purpose.
+# Of similar cost on purpose.
 MODELS = {
     'smoke': small_vit(width=32, depth=1),
     'vit': small_vit(width=128, depth=4),

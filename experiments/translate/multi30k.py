@@ -1,20 +1,19 @@
-r"""English to German on Multi30k, 29,000 captions of pictures: a Transformer and an LSTM.
+r"""English to German on Multi30k, 29,000 image captions: a Transformer and an LSTM.
 
     python -m vit_jax vocab text:data/multi30k/train.en,train.de --size 4000 \
         --output data/multi30k/vocab.model
     python -m vit_jax train --config experiments/translate/multi30k.py --workdir runs/multi30k
     python -m vit_jax evaluate --workdir runs/multi30k --average 5
 
-`data/multi30k`, or the folder that $MULTI30K_DIR names, holds train, val and test_2016_flickr of
+`data/multi30k`, or the folder in $MULTI30K_DIR, holds train, val and test_2016_flickr of
 github.com/multi30k/dataset as `.en` and `.de` (`data/task1/raw`, unpacked). `multi30k.py:lstm` is
-the LSTM with additive attention, with about as many parameters (1.77 and 1.84 million).
+the LSTM with additive attention and about as many parameters (1.77 and 1.84 million).
 
-The Transformer is the `tiny` one of 4 blocks, width 128, for which Wu et al. 2021,
-arXiv:2105.14462, published a BLEU of about 41 on test_2016_flickr, of tokenized text; the number
-here is sacrebleu's of the cased raw text. Unlike theirs it is pre-norm with dropout 0.2: post-norm
-with theirs, 0.3, at learning rate 0.0035 stayed at a perplexity of 17 on `val`. Expected: BLEU of
-at least 36; measured 37.0 for the Transformer and 36.1 for the LSTM, after 74 and 64 minutes on one
-CPU core each.
+The Transformer is `tiny`, with 4 blocks of width 128, for which Wu et al. 2021, arXiv:2105.14462,
+published a BLEU of about 41 on test_2016_flickr, on tokenized text; the number here is sacrebleu's
+on the cased raw text. Unlike theirs it is pre-norm with dropout 0.2: post-norm with dropout 0.3 at
+learning rate 0.0035 stalled at a perplexity of 17 on `val`. Expected: BLEU of at least 36; measured
+37.0 for the Transformer and 36.1 for the LSTM, after 74 and 64 minutes on one CPU core each.
 """
 
 import os
@@ -33,7 +32,7 @@ WARMUP = {'transformer': '10%', 'lstm': '25%'}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: a model, or `smoke` for a few steps of the Transformer on digits to be reversed."""
+    """`arg`: a model, or `smoke` for a few steps of the Transformer on reversing digits."""
     if arg == 'smoke':
         return smoke()
     arg = arg or 'transformer'
@@ -80,7 +79,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def smoke() -> ConfigDict:
-    """The recipe, at a size that trains in seconds."""
+    """The recipe at a size that trains in seconds."""
     config = get_config()
     config.total, config.batch_size = '20 steps', 256
     config.model.update(width=16, depth=1, mlp_dim=32)

@@ -1,9 +1,9 @@
-"""A small Transformer that learns to read digits from the end, or to repeat them: no data needed.
+"""A small Transformer that learns to reverse digits, or to copy them: no data needed.
 
     python -m vit_jax train --config experiments/translate/synthetic.py --workdir runs/reverse
 
-Sequences of 4 to 12 digits. Expected: all of the 1,000 test sequences right. `synthetic.py:copy` is
-the easier one of the two.
+Sequences of 4 to 12 digits. Expected: all of the 1,000 test sequences correct. `synthetic.py:copy`
+is the easier task.
 """
 
 from ml_collections import ConfigDict
@@ -13,7 +13,7 @@ ARGS = ('smoke', 'reverse', 'copy')
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: `reverse` or `copy`, or `smoke` for a few steps of it."""
+    """`arg`: `reverse` or `copy`, or `smoke` for a few steps of the former."""
     smoke = arg == 'smoke'
     config = ConfigDict()
     config.seed = 0

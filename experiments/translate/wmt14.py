@@ -6,13 +6,13 @@ r"""English to German on WMT 2014 as in "Attention is all you need": base and bi
     python -m vit_jax evaluate --workdir runs/wmt14 --average 5
 
 Vaswani et al., 2017, arXiv:1706.03762, sections 5 and 6: 4.5 million pairs, a joint vocabulary of
-37,000 pieces, 25,000 tokens of the target a step, padding not counted, label smoothing 0.1, 100,000
-steps of the base model or 300,000 of the big one, `wmt14.py:big`; the learning rate is equation 3.
-The computation is in bfloat16 here, in float32 there. Expected, as
-published: BLEU 27.3 and 28.4 on newstest2014, by the mean of the last 5 checkpoints, 10 minutes
-apart, or of the last 20, after 12 hours and 3.5 days on 8 P100. Those are of tokenized text whose
-compounds are split, and higher than sacrebleu's of the raw text, the number here. Not measured by
-this project yet. 8 devices of 16 GB; on fewer, `--config.step.accum_steps` makes up for them.
+37,000 pieces, 25,000 target tokens per step without padding, label smoothing 0.1, 100,000 steps of
+the base model or 300,000 of the big one, `wmt14.py:big`; the learning rate is equation 3.
+Computation is in bfloat16 here, in float32 there. Expected, as published: BLEU 27.3 and 28.4 on
+newstest2014, with the mean of the last 5 checkpoints, 10 minutes apart, or of the last 20, after 12
+hours and 3.5 days on 8 P100. Those are on tokenized text with split compounds, and higher than
+sacrebleu on the raw text, the number here. Not measured by this project yet. Needs 8 devices of 16
+GB; with fewer, use `--config.step.accum_steps`.
 """
 
 from ml_collections import ConfigDict
@@ -20,13 +20,13 @@ from ml_collections.config_dict import placeholder
 
 from vit_jax.models import seq2seq
 
-# steps, checkpoints to average, and 10 minutes at the published speed
+# steps, checkpoints to average, and steps in 10 minutes at the published speed
 LENGTHS = {'base': ('100000 steps', 5, '1400 steps'), 'big': ('300000 steps', 20, '600 steps')}
 ARGS = ('smoke', *LENGTHS)
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: `base`, `big`, or `smoke` for a few steps of the former on digits to be copied."""
+    """`arg`: `base`, `big`, or `smoke` for a few steps of the former on copying digits."""
     if arg == 'smoke':
         return smoke()
     arg = arg or 'base'
@@ -39,7 +39,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.model.update(vocab_size=placeholder(int), dtype='bfloat16')
     config.task = dict(name='translate', label_smoothing=0.1, beams=4, alpha=0.6, extra_len=50)
 
-    # The data set's own order is German, English.
+    # The dataset's own order is German, English.
     data = dict(source='tfds:wmt14_translate/de-en', transforms='swap|tokenize')
     data.update(buckets=(16, 32, 64, 128))
     config.data = dict(split='train', vocab='wmt14.model', workers=8, count='target', **data)
@@ -63,7 +63,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def smoke() -> ConfigDict:
-    """The recipe, at a size that trains in seconds."""
+    """The recipe at a size that trains in seconds."""
     config = get_config('base')
     config.total, config.batch_size = '20 steps', 256
     config.model.update(width=16, depth=1, mlp_dim=32)

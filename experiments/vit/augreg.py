@@ -4,20 +4,18 @@ r"""ImageNet-1k or 21k from scratch, 300 epochs: augmentation and regularization
     python -m vit_jax train --config experiments/vit/augreg.py:i21k,B/16 --workdir runs/augreg_i21k
 
 Steiner et al., 2022, "How to train your ViT?", arXiv:2106.10270. Seven levels of RandAugment and
-mixup: none, light1, light2, medium1, medium2, strong1, strong2; left out, it is the one that the
-authors give each size in google-research/big_vision. For others name one, as
-`augreg.py:B/16,light1` or `augreg.py:i21k,B/8,medium2`. The paper crosses them with dropout and
-stochastic depth, both 0 (here the default) or both 0.1, and with a weight decay of 0.1 (the
-default) or 0.03:
+mixup: none, light1, light2, medium1, medium2, strong1, strong2; by default the authors' choice for
+each size in google-research/big_vision. For other sizes name one, as in `augreg.py:B/16,light1` or
+`augreg.py:i21k,B/8,medium2`. The paper crosses them with dropout and stochastic depth, both 0 (the
+default here) or both 0.1, and with a weight decay of 0.1 (the default) or 0.03:
 
     --config.model.dropout=0.1 --config.model.drop_path=0.1 --config.optim.weight_decay=0.03
 
-Expected for B/16 with `medium2`: about 79 %, as the authors of big_vision say of this recipe
+Expected for B/16 with `medium2`: about 79 %, according to big_vision's authors
 (github.com/google-research/big_vision/issues/7); the paper's figure 4 shows the other combinations,
-without numbers. On ImageNet-21k (see imagenet21k.py) they pool by the mean and have no hidden
-layer, and no number is published for it; the checkpoints that the paper released, whose numbers
-are, have a class token, `--config.model.pool=cls`. No hours are published. Not measured by this
-project yet.
+without numbers. On ImageNet-21k (see imagenet21k.py) they use mean pooling and no hidden layer, and
+publish no number for it; the paper's released checkpoints, with published numbers, have a class
+token, `--config.model.pool=cls`. No hours are published. Not measured by this project yet.
 """
 
 from ml_collections import ConfigDict
@@ -27,7 +25,7 @@ from vit_jax.config.precision import precision
 from vit_jax.errors import UserError, nearest
 from vit_jax.models import vit
 
-# level: RandAugment's layers and magnitude, mixup. Magnitude 0 does change images.
+# level: RandAugment's layers and magnitude, mixup. Magnitude 0 also changes images.
 LEVELS = {
     'none': ('', 0.0),
     'light1': ('|randaugment(2, 0, variant="big_vision")', 0.0),
@@ -48,8 +46,8 @@ ARGS = ('smoke', 'mu/16,none', 'S/32', 'i21k,S/16,fast', ...)
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: a ViT variant, a level and `fast`, as `S/16,light2`, `i21k` in front; `smoke` for
-    digits.
+    """`arg`: a ViT variant, a level and `fast`, as in `S/16,light2`, with `i21k` in front;
+    `smoke` for digits.
     """
     arg, dtypes = precision(arg)
     smoke = arg == 'smoke'
@@ -101,7 +99,7 @@ def parse(arg: str) -> tuple[str, str, str]:
     name, _, level = rest.partition(',')
     if not level and name not in CHOSEN[data]:
         raise UserError(
-            f'augreg.py:{arg}: no level was published for {name}; name one, as {rest},light1'
+            f'augreg.py:{arg}: no level was published for {name}; name one, as in {rest},light1'
         )
     level = level or CHOSEN[data][name]
     if level not in LEVELS:

@@ -2,10 +2,9 @@
 
     python -m vit_jax train --config experiments/vit/cifar10.py --workdir runs/cifar10
 
-TFDS has to have prepared `cifar10` as ArrayRecord (see docs/data.md). Expected: test
-accuracy >= 0.62 in under 45 minutes on 2 CPU cores. Measured: 0.652 after 27 minutes.
-With `:gpu`, a larger ViT and 200 epochs of RandAugment, mixup and cutmix; expected >= 0.90 on
-one GPU, not measured yet.
+Requires `cifar10` prepared by TFDS as ArrayRecord (see docs/data.md). Expected: test accuracy >=
+0.62 in under 45 minutes on 2 CPU cores. Measured: 0.652 after 27 minutes. With `:gpu`, a larger ViT
+and 200 epochs of RandAugment, mixup and cutmix; expected >= 0.90 on one GPU, not measured yet.
 """
 
 from ml_collections import ConfigDict
@@ -17,7 +16,7 @@ ARGS = ('smoke', 'gpu')
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """The default is for a CPU; `gpu` the long run; `smoke` a few steps on digits."""
+    """The default is for a CPU; `gpu` is the long run, `smoke` a few steps on digits."""
     gpu, smoke = arg == 'gpu', arg == 'smoke'
     config = ConfigDict()
     config.seed = 0

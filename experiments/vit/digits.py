@@ -2,15 +2,15 @@
 
     python -m vit_jax train --config experiments/vit/digits.py --workdir runs/digits
 
-1,437 training and 360 test images of 8x8 pixels. Expected: test accuracy >= 0.975.
-Measured: 0.983, 0.986 and 0.994 in three runs, 2 minutes on 2 CPU cores.
-`digits.py:lion` takes another optimizer: adamw (the default), sgd, adafactor or lion.
+1,437 training and 360 test images of 8x8 pixels. Expected: test accuracy >= 0.975. Measured: 0.983,
+0.986 and 0.994 in three runs, 2 minutes on 2 CPU cores. `digits.py:lion` selects another optimizer:
+adamw (the default), sgd, adafactor or lion.
 """
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-# Step sizes that suit each optimizer; the weight decay is scaled so that lr * decay is alike.
+# Step sizes for each optimizer; the weight decay is scaled to keep lr * decay similar.
 OPTIMIZERS = {
     'adamw': dict(lr=3e-3, weight_decay=0.05, b2=0.99),
     'sgd': dict(lr=0.1, weight_decay=5e-4, momentum=0.9, nesterov=True),

@@ -3,11 +3,11 @@
     python -m vit_jax train --config experiments/vit/digits_flexi.py --workdir runs/flexi_digits
 
 The digits of `digits.py`, enlarged to 24 x 24 pixels. As in FlexiViT (arXiv:2212.08013), every step
-draws the size of its patches, 12, 8, 6, 4 or 3 pixels, and the model resizes its kernel and its
-positions to it. Evaluation takes patches of 3 pixels (`test`), and of each other size (`test_4`).
-`digits_flexi.py:fixed` trains with patches of 4 pixels alone and is evaluated alike. Expected: test
-accuracy >= 0.97. Measured, with patches of 12, 8, 6, 4 and 3 pixels: 0.967, 0.961, 0.956, 0.989 and
-0.989.
+draws its patch size, 12, 8, 6, 4 or 3 pixels, and the model resizes its kernel and positions to it.
+Evaluation uses patches of 3 pixels (`test`), and of each other size (`test_4`).
+`digits_flexi.py:fixed` trains only with patches of 4 pixels and is evaluated likewise. Expected:
+test accuracy >= 0.97. Measured, with patches of 12, 8, 6, 4 and 3 pixels: 0.967, 0.961, 0.956,
+0.989 and 0.989.
 """
 
 from ml_collections import ConfigDict
@@ -51,6 +51,6 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def plan(*sides: int) -> str:
-    """The plan of patches of these sizes in pixels, of which all tile the image."""
+    """The plan of patches of these sizes in pixels, which all tile the image."""
     lengths = tuple((IMAGE // side) ** 2 for side in sides)
     return f'patches(patch_size={sides}, lengths={lengths})'

@@ -1,11 +1,11 @@
-"""A small NaFlex on handwritten digits that are stretched to mixed sizes; needs no network.
+"""A small NaFlex on handwritten digits stretched to mixed sizes; needs no network.
 
     python -m vit_jax train --config experiments/vit/digits_naflex.py --workdir runs/naflex_digits
 
-The digits of `digits.py`, each stretched to a height and a width of its own, 6 to 32 pixels, and
-cut into at most 16, 36 or 64 patches of 4 x 4 pixels. Every step draws one of these lengths;
-evaluation takes at most 64 patches (`test`), 36 or 16. Expected: test accuracy >= 0.97.
-Measured: 0.983, with 36 patches 0.972 and with 16 0.919, in 3 minutes of one CPU core.
+The digits of `digits.py`, each stretched to its own height and width, 6 to 32 pixels, and cut into
+at most 16, 36 or 64 patches of 4 x 4 pixels. Every step draws one of these lengths; evaluation uses
+at most 64 patches (`test`), 36 or 16. Expected: test accuracy >= 0.97. Measured: 0.983, with 36
+patches 0.972 and with 16 0.919, in 3 minutes of one CPU core.
 """
 
 from ml_collections import ConfigDict
@@ -51,6 +51,6 @@ def plan(*lengths: int) -> str:
 
 
 def evaluation(data: dict, length: int) -> dict:
-    """The test images in at most `length` patches; files are brought to these by `predict` too."""
+    """The test images in at most `length` patches; `predict` resizes files likewise."""
     fit = f'fit_patches({SIDE}, {length})'
     return dict(data, split='test', transforms=fit, plan=plan(length))

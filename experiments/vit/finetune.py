@@ -3,42 +3,41 @@ r"""Fine-tuning of a ViT or a hybrid, as in the ViT paper: SGD, cosine, 384 pixe
     python -m vit_jax train --config experiments/vit/finetune.py:cifar10,B/16 \
         --config.init.from=ViT-B_16.npz --workdir runs/cifar10_finetuned
 
-Your own images, one folder a class, need the checkpoint alone:
+Your own images, one folder per class, need only the checkpoint:
 
     python -m vit_jax train --config experiments/vit/finetune.py:auto \
         --config.data.source=folder:/data/flowers --config.init.from=FILE --workdir runs/flowers
 
-There the model, the size of the images and how they are resized are those of the checkpoint, any
-file or run that `vit_jax.load` reads; `auto,384` takes larger images. The classes are those of the
-data. It evaluates on their validation split, or on a fifth of each class that is held out, and
-trains 1,000 steps of 32 images; tens of thousands of images are worth `--config.total='20 epochs'`.
-The learning rate is to be chosen as below.
+Model, image size and resizing then come from the checkpoint, any file or run that `vit_jax.load`
+reads; `auto,384` uses larger images. The classes come from the data. It evaluates on their
+validation split, or on a held-out fifth of each class, and trains 1,000 steps of 32 images; for
+tens of thousands of images use `--config.total='20 epochs'`. Tune the learning rate as below.
 
-Otherwise the argument is a data set (imagenet2012, cifar10, cifar100, pets, flowers) and a model,
-which has to be that of the checkpoint: B/16, L/32, R50+B/16, R26+S/32, ... `config.init.from` is a
-file of another code base, such as storage.googleapis.com/vit_models/imagenet21k/ViT-B_16.npz, or
-the folder of a run of this one; the head is made anew and the position embedding resized. An empty
-one, `--config.init.from=`, is training from scratch, which is seldom wanted. A run whose model has
-another pooling than a class token says so as the third word: `finetune.py:imagenet2012,B/16,map`
-for those of zhai_b16.py; `gap` and `--config.model.posemb=sincos2d` for those of imagenet2012.py.
+Otherwise the argument is a dataset (imagenet2012, cifar10, cifar100, pets, flowers) and the
+checkpoint's model: B/16, L/32, R50+B/16, R26+S/32, ... `config.init.from` is a file of another code
+base, such as storage.googleapis.com/vit_models/imagenet21k/ViT-B_16.npz, or a run folder of this
+one; the head is reinitialized and the position embedding resized. An empty value,
+`--config.init.from=`, trains from scratch, which is seldom useful. For runs that pool without a
+class token, name the pooling as the third word: `finetune.py:imagenet2012,B/16,map` for those of
+zhai_b16.py; `gap` and `--config.model.posemb=sincos2d` for those of imagenet2012.py.
 
 Dosovitskiy et al., 2021, arXiv:2010.11929, appendix B.1.1 and table 4: batch 512, no weight decay,
-gradients clipped to norm 1; the learning rate is chosen by `dev`, a part of the training images,
+gradients clipped to norm 1; the learning rate is tuned on `dev`, a part of the training images,
 from 0.003, 0.01, 0.03, 0.06 on ImageNet and from 0.001, 0.003, 0.01, 0.03 elsewhere:
-`--config.optim.lr=0.03`. For the final number train on all: `--config.data.split=train`
-(`train+validation` for flowers). On small GPUs `--config.step.accum_steps=8`. Dropout is that of
+`--config.optim.lr=0.03`. For the final number train on all images: `--config.data.split=train`
+(`train+validation` for flowers). On small GPUs use `--config.step.accum_steps=8`. Dropout follows
 the authors' code: 0.1 for L/16, H/14 and R50+B/16, else 0.
 
-`finetune.py:pets,B/32,transfer` is the recipe of big_vision instead, with the learning rate that
-its authors chose for B/32 of AugReg: 448 pixels cut to 384 in evaluation, on CIFAR in training
-too, and 100 steps of warm-up in the short runs.
+`finetune.py:pets,B/32,transfer` is big_vision's recipe instead, with its authors' learning rate for
+AugReg's B/32: 448 pixels cropped to 384 in evaluation, on CIFAR in training too, and 100 steps of
+warm-up in the short runs.
 
 Expected, as published for B/16 from ImageNet-21k: 83.97 % on imagenet2012 (table 5); with the
 authors' code 84.53 % in 6.5 hours on 8 A100, and 99.02 % on cifar10 in 2.2 hours, 92.06 % on
 cifar100 (README of google-research/vision_transformer), where L/16 has 84.47 % without dropout and
 85.05 % with it. With `transfer`, as published for B/32 of AugReg: 83.27 % on imagenet2012, 98.55 %
 on cifar10, 91.35 % on cifar100, 93.78 % on pets, 99.43 % on flowers. Not measured by this project
-yet. Pixels are whole gray levels here, where vision_transformer keeps fractions after resizing.
+yet. Pixels are integer gray levels here, while vision_transformer keeps fractions after resizing.
 """
 
 from ml_collections import ConfigDict
@@ -65,7 +64,7 @@ DATASETS = {
     'smoke': ('digits', 'train[:90%]', 'train[90%:]', 'test', 20, 0.01),
 }
 DROPOUT = {'L/16': 0.1, 'H/14': 0.1, 'R50+B/16': 0.1}
-# Those that big_vision's authors chose for B/32 of AugReg, and the data sets of small images.
+# Learning rates of big_vision's authors for AugReg's B/32, and the datasets of small images.
 TRANSFER = {
     'imagenet2012': 0.03,
     'cifar10': 0.003,
@@ -79,7 +78,7 @@ ARGS = ('smoke', 'cifar10', 'cifar100,R+Ti/16', 'pets,B/32,transfer', 'flowers,S
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: data set, model, kind and `fast`, as `pets,B/32,transfer`; `auto`; or `smoke`."""
+    """`arg`: dataset, model, kind and `fast`, as in `pets,B/32,transfer`; `auto`; or `smoke`."""
     if arg and arg.split(',')[0] == 'auto':
         return own_images(arg)
     arg, dtypes = precision(arg)
@@ -88,7 +87,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     if kind and kind not in KINDS:
         raise UserError(f'finetune.py:{arg}: ' + nearest('kind', kind, KINDS))
     if dataset not in DATASETS:
-        raise UserError(f'finetune.py:{arg}: ' + nearest('data set', dataset, DATASETS))
+        raise UserError(f'finetune.py:{arg}: ' + nearest('dataset', dataset, DATASETS))
     source, train, dev, test, steps, lr = DATASETS[dataset]
     config = ConfigDict()
     config.seed = 0
@@ -104,7 +103,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.init = {'from': '' if smoke else placeholder(str), 'posemb': 'bilinear'}
     config.task = dict(name='classify')
 
-    # Of patches of 14 pixels, 27 fit.
+    # 27 patches of 14 pixels fit.
     size = 16 if smoke else 378 if name.endswith('/14') else 384
     config.data = dict(
         source=source,
@@ -122,7 +121,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
     config.optim = dict(name='sgd', momentum=0.9, lr=lr, clip_norm=1.0)
     config.optim.accumulator_dtype = 'bfloat16'
-    # 500 in the released code, and a tenth of its short runs; the paper does not say.
+    # 500 in the released code, and a tenth in its short runs; the paper gives none.
     share = 5 if kind == 'transfer' else 10
     config.optim.schedule = dict(name='cosine', warmup=f'{min(500, steps // share)} steps')
     config.step = dict(accum_steps=1, ema_decay=0.0)
@@ -134,10 +133,10 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def own_images(arg: str) -> ConfigDict:
-    """`arg`: `auto`, or `auto,384` for images of so many pixels."""
+    """`arg`: `auto`, or `auto,384` for images of 384 pixels."""
     _, _, size = arg.partition(',')
     if size and not size.isdecimal():
-        raise UserError(f'finetune.py:{arg}: {size!r} is no size in pixels; write auto or auto,384')
+        raise UserError(f'finetune.py:{arg}: {size!r} is not a size in pixels; write auto or auto,384')
     config = ConfigDict()
     config.total, config.batch_size = '1000 steps', 32
     config.model = dict(name=placeholder(str), num_classes=placeholder(int), dtype='bfloat16')

@@ -6,39 +6,38 @@ r"""ImageNet-1k from scratch: ViT-S/16, the plain recipe of Beyer et al. 2022.
 
 "Better plain ViT baselines for ImageNet-1k", arXiv:2205.01580. Expected, as published there for
 S/16: 76.5 % after 90 epochs (the default) in 6.5 hours on a TPU v3-8; 78.5 % after 150 and 80.0 %
-after 300, in proportion 11 and 22 hours. Not measured by this project yet. Another variant,
-such as `B/16`, has no published number in this recipe.
+after 300, proportionally 11 and 22 hours. Not measured by this project yet. Other variants, such as
+`B/16`, have no published numbers with this recipe.
 
 A faithful replication in PyTorch found 79.75 +- 0.07 % after 300 epochs, over three seeds
 (github.com/EIFY/mup-vit).
 
-With a linear head, `--config.model.representation_size=0`, the paper has 76.7, 78.6 and 79.8 %.
-Products are in bfloat16, the default precision of TPUs for the paper's float32, and sums of the
-residual stream in float32; `S/16,fast` has these in bfloat16 too. docs/recipes.md has the rest.
+With a linear head, `--config.model.representation_size=0`, the paper reports 76.7, 78.6 and 79.8 %.
+Matmuls are in bfloat16, the default precision of TPUs for the paper's float32, and the residual
+stream in float32; `S/16,fast` makes it bfloat16 too. docs/recipes.md has the rest.
 
     python -m vit_jax train --config experiments/vit/imagenet2012.py:vit5 --workdir runs/vit5
 
 ViT-5, Wang et al., 2026, arXiv:2602.08071: RMSNorm, also of queries and keys, layer scale,
-registers, learned and rotary positions, no biases of queries, keys and values; 800 epochs of
-DeiT III's recipe.
-`vit5` is S/16; `vit5,B/16` and `vit5,L/16` (400 epochs) train at 192 pixels. Expected, as published
-by the authors (github.com/wangf3014/ViT-5): 82.2 % for S/16, 84.2 % for B/16 and 84.9 % for L/16,
-the latter two after 20 epochs more at 224 pixels, which are also listed for S/16. The hours are not
-published. Not measured by this project yet.
+registers, learned and rotary positions, no biases in queries, keys and values; 800 epochs of DeiT
+III's recipe. `vit5` is S/16; `vit5,B/16` and `vit5,L/16` (400 epochs) train at 192 pixels.
+Expected, as published by the authors (github.com/wangf3014/ViT-5): 82.2 % for S/16, 84.2 % for B/16
+and 84.9 % for L/16, the latter two after 20 more epochs at 224 pixels, which are also listed for
+S/16. The hours are not published. Not measured by this project yet.
 
     python -m vit_jax train --config experiments/vit/imagenet2012.py:naflex,B/16 \
         --workdir runs/naflex
 
 NaFlex, arXiv:2502.14786, section 2.4.2: images keep their aspect ratio, and every step draws a
-length of 64, 128, 196 or 256 patches for its batch. Otherwise the plain recipe with learned
-positions, and without mixup, which needs images of one size. No number is published for it. Not
+length of 64, 128, 196 or 256 patches for its batch. The rest is the plain recipe with learned
+positions and without mixup, which needs images of one size. No number is published for it. Not
 measured by this project yet.
 
     python -m vit_jax train --config experiments/vit/imagenet2012.py:flexi,B/16 \
         --workdir runs/flexi
 
-FlexiViT, arXiv:2212.08013: images of 240 pixels, and every step draws a size of 48 to 8 pixels for
-its patches, to which a kernel of 32 and 7 x 7 positions are resized. Otherwise as `naflex`, without
+FlexiViT, arXiv:2212.08013: images of 240 pixels, and every step draws a patch size of 48 to 8
+pixels, to which a kernel of 32 and 7 x 7 positions are resized. The rest is as in `naflex`, without
 the paper's teacher; evaluated with patches of 16 (`val`), 30 and 8 pixels. No number is published
 for it. Not measured by this project yet.
 """
@@ -66,12 +65,12 @@ VIT5 = {
     'B/16': (192, 800, 3e-3, 0.2),
     'L/16': (192, 400, 3e-3, 0.35),
 }
-NAFLEX = (64, 128, 196, 256)  # patches of a sequence
-FLEXI = (48, 40, 30, 24, 20, 16, 15, 12, 10, 8)  # sides of patches
+NAFLEX = (64, 128, 196, 256)  # patches per sequence
+FLEXI = (48, 40, 30, 24, 20, 16, 15, 12, 10, 8)  # patch sizes
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: a ViT variant, epochs, `fast`, `vit5`, `naflex` or `flexi`, as `S/16,300ep`."""
+    """`arg`: a ViT variant, epochs, `fast`, `vit5`, `naflex` or `flexi`, as in `S/16,300ep`."""
     arg, dtypes = precision(arg)
     smoke = arg == 'smoke'
     vit5 = 'vit5' in (arg or '').split(',')
@@ -115,7 +114,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def as_vit5(config: ConfigDict, name: str, epochs: int | None) -> None:
-    """Change the model and the recipe to those of ViT-5."""
+    """Change the model and the recipe to ViT-5's."""
     if name not in VIT5:
         raise UserError(f'imagenet2012.py: vit5 has the sizes {", ".join(VIT5)}, not {name}')
     size, published_epochs, lr, drop_path = VIT5[name]
@@ -134,7 +133,7 @@ def as_vit5(config: ConfigDict, name: str, epochs: int | None) -> None:
 
 
 def as_naflex(config: ConfigDict) -> None:
-    """Change the model and the data to sequences of patches of images of any aspect ratio."""
+    """Change the model and the data to patch sequences of images of any aspect ratio."""
     side = config.model.patch_size
     plan = f'patches(patch_size={side}, lengths={{}})'
     fit = f'fit_patches({side}, {NAFLEX[-1]})'
@@ -147,7 +146,7 @@ def as_naflex(config: ConfigDict) -> None:
 
 
 def as_flexi(config: ConfigDict) -> None:
-    """Change the model and the data to patches whose size each step draws."""
+    """Change the model and the data to patches of a size drawn at each step."""
 
     def plan(*sides: int) -> str:
         return f'patches(patch_size={sides}, lengths={tuple((240 // n) ** 2 for n in sides)})'
@@ -164,7 +163,7 @@ def as_flexi(config: ConfigDict) -> None:
 
 
 def parse(arg: str | None) -> tuple[str, int | None]:
-    """`'B/16,150ep'` as ('B/16', 150); S/16 and None where they are left out."""
+    """`'B/16,150ep'` as ('B/16', 150); S/16 and None by default."""
     name, epochs = 'S/16', '0'
     for part in filter(None, (arg or '').split(',')):
         if part.endswith('ep'):

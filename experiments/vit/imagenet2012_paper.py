@@ -5,12 +5,12 @@ r"""ImageNet-1k from scratch as in the ViT paper: B/16, 300 epochs, strong regul
         --config.init.from=runs/i1k_paper --workdir runs/i1k_paper_384
 
 Dosovitskiy et al., 2021, arXiv:2010.11929, table 3 and appendix B.1; the sigmoid loss and the
-head's bias are those of github.com/google-research/vision_transformer/issues/89. Expected, as
-published (table 5), after the fine-tuning at 384 pixels: 77.91 % for B/16, 73.38 % for B/32,
-76.53 % for L/16; before it 74.79 % for B/16 and 69.19 % for B/32 (issue 62 there, whose 72.59 % for
-L/16 is after 90 epochs: `--config.total='90 epochs'`). No hours are published. Not measured by this
-project yet. Weight decay leaves out biases, norms and embeddings here; the paper does not say which
-parameters decay.
+head's bias follow github.com/google-research/vision_transformer/issues/89. Expected, as published
+(table 5), after fine-tuning at 384 pixels: 77.91 % for B/16, 73.38 % for B/32, 76.53 % for L/16;
+before it 74.79 % for B/16 and 69.19 % for B/32 (issue 62 there, whose 72.59 % for L/16 is after 90
+epochs: `--config.total='90 epochs'`). No hours are published. Not measured by this project yet.
+Weight decay excludes biases, norms and embeddings here; the paper does not specify which parameters
+decay.
 """
 
 from ml_collections import ConfigDict

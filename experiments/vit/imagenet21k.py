@@ -1,17 +1,16 @@
-r"""ImageNet-21k, 90 epochs: how the checkpoints of the ViT paper were pre-trained.
+r"""ImageNet-21k, 90 epochs: the pre-training of the ViT paper's checkpoints.
 
     python -m vit_jax train --config experiments/vit/imagenet21k.py --workdir runs/i21k \
         --config.data.source=folder:IMAGES --config.evals.val.source=folder:IMAGES
 
-IMAGES holds a folder of images a class, 21,843 in the release of fall 2011 (image-net.org); TFDS
-does not have the data set. The first two images of each class are kept for `val`.
+IMAGES holds one folder of images per class, 21,843 in the release of fall 2011 (image-net.org);
+TFDS lacks this dataset. The first two images of each class are held out for `val`.
 
-Dosovitskiy et al., 2021, arXiv:2010.11929, table 3; the last learning rate, the sigmoid loss and
-the head's bias are those that the authors give in
-github.com/google-research/vision_transformer/issues/2 and 34. Expected, as published: 47.88 % on
-their validation split for B/16, 44.04 % for B/32, 49.90 % for L/16 (issue 62 there); on
-ImageNet-1k, after `finetune.py`, 83.97, 81.28 and 85.15 % (table 5). Pre-training L/16 takes 230
-TPU v3-core-days (table 2). Not measured by this project yet.
+Dosovitskiy et al., 2021, arXiv:2010.11929, table 3; the final learning rate, the sigmoid loss and
+the head's bias come from the authors in github.com/google-research/vision_transformer/issues/2 and
+34. Expected, as published: 47.88 % on their validation split for B/16, 44.04 % for B/32, 49.90 %
+for L/16 (issue 62 there); on ImageNet-1k, after `finetune.py`, 83.97, 81.28 and 85.15 % (table 5).
+Pre-training L/16 takes 230 TPU v3-core-days (table 2). Not measured by this project yet.
 """
 
 from ml_collections import ConfigDict
@@ -34,7 +33,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
     config.model = dict(name='vit', **vit.variant('mu/4' if smoke else arg or 'B/16'))
     config.model.update(num_classes=placeholder(int), dropout=0.1, **dtypes)
-    # With 21,843 classes a bias of 0 would make a loss of 15,000 nats at the first step.
+    # With 21,843 classes a bias of 0 would give a loss of 15,000 nats at the first step.
     config.model.update(representation_size=config.model.width, head_bias=-10.0)
     config.task = dict(name='classify', loss_name='sigmoid')
 
