@@ -136,7 +136,9 @@ def own_images(arg: str) -> ConfigDict:
     """`arg`: `auto`, or `auto,384` for images of 384 pixels."""
     _, _, size = arg.partition(',')
     if size and not size.isdecimal():
-        raise UserError(f'finetune.py:{arg}: {size!r} is not a size in pixels; write auto or auto,384')
+        raise UserError(
+            f'finetune.py:{arg}: {size!r} is not a size in pixels; write auto or auto,384'
+        )
     config = ConfigDict()
     config.total, config.batch_size = '1000 steps', 32
     config.model = dict(name=placeholder(str), num_classes=placeholder(int), dtype='bfloat16')
