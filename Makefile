@@ -1,10 +1,10 @@
-# Every target installs what it needs into .venv; `make` alone lists the targets.
+# Every target installs its requirements into .venv; `make` alone lists the targets.
 #
-#   PYTHON       the interpreter that .venv is made with (3.11 or newer)
-#   EXTRAS       what `make test` installs besides the core
+#   PYTHON       the interpreter for .venv (3.11 or newer)
+#   EXTRAS       the extras that `make test` installs
 #   PYTEST_ARGS  more arguments for pytest, such as '-k resume'
-#   WORKERS      tests at a time; each takes up to 3 GiB
-#   WORKDIR      where `make train` leaves its run
+#   WORKERS      parallel tests; each takes up to 3 GiB
+#   WORKDIR      the run folder of `make train`
 
 SHELL := /bin/bash
 
@@ -20,7 +20,7 @@ WORKDIR ?= runs/digits
 PYTEST_ARGS ?=
 WORKERS ?= 2
 PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-# pytest's exit code where PYTEST_ARGS choose nothing of one half.
+# pytest's exit code if PYTEST_ARGS select no test of one half.
 NONE_CHOSEN := 5
 
 .PHONY: help train test test-fast test-long lint types check faults soak smoke test-newest docs site checkpoints gallery preflight test-tpu bench-cpu clean
@@ -46,17 +46,17 @@ help:  ## List the targets
 train: .venv/.core  ## Train a small ViT on the digits that scikit-learn ships
 	.venv/bin/python -m vit_jax train --config experiments/vit/digits.py --workdir $(WORKDIR)
 
-# Most programs are compiled without optimization (tests/helpers/xla.py). Parity with other
-# implementations is that of the programs that users get.
+# Most programs are compiled without optimization (tests/helpers/xla.py). Parity tests compile
+# with the defaults that users get.
 test: .venv/.extras  ## Run the whole test suite
 	.venv/bin/python $(PYTEST) -m 'not parity and not long' $(PYTEST_ARGS) || test $$? = $(NONE_CHOSEN)
 	TESTS_XLA=default .venv/bin/python $(PYTEST) -m 'parity and not long' $(PYTEST_ARGS) \
 	  || test $$? = $(NONE_CHOSEN)
 
-test-fast: .venv/.extras  ## What one runs while working: no training processes, nothing slow
+test-fast: .venv/.extras  ## Run the tests for daily work: no slow tests, no training processes
 	.venv/bin/python $(PYTEST) -m 'not process and not slow' $(PYTEST_ARGS)
 
-test-long: .venv/.extras  ## What `make test` leaves out: each command of the documents, dear variants
+test-long: .venv/.extras  ## Run the tests that `make test` skips: documented commands, expensive variants
 	.venv/bin/python $(PYTEST) -m long $(PYTEST_ARGS)
 
 lint: .venv/.extras  ## Style: ruff's rules and format
@@ -66,7 +66,7 @@ lint: .venv/.extras  ## Style: ruff's rules and format
 types: .venv/.extras  ## Static types: mypy
 	.venv/bin/mypy
 
-check: lint types test  ## What a change has to pass
+check: lint types test  ## Run everything that a change must pass
 
 faults: .venv/.extras  ## Cause every fault of docs/reliability.md; ends with a table of them
 	FUZZ=8 .venv/bin/python $(PYTEST) -m fault $(PYTEST_ARGS)
@@ -77,8 +77,8 @@ soak: .venv/.extras  ## Train for an hour (SOAK_MINUTES) under random faults; en
 smoke: .venv/.extras  ## Train every experiment at its smallest size, a few steps
 	.venv/bin/python $(PYTEST) tests/test_smoke.py $(PYTEST_ARGS)
 
-# No constraints and no reference implementations: the newest release of everything else, whose
-# XLA may not know the flags that compile quickly.
+# No constraints and no reference implementations: the newest release of everything else. Its
+# XLA may not support the flags for fast compilation.
 test-newest:  ## Run the suite on Python 3.12 or newer with the newest JAX, if there is one
 	@set -e; python="$(call find-python,12)"; \
 	if [ -z "$$python" ]; then echo 'test-newest: no Python 3.12 or newer here; skipped'; exit 0; fi; \
@@ -98,7 +98,7 @@ docs: .venv/.core  ## Write docs/config.md, the sizes that `list variants` shows
 	.venv/bin/python -m vit_jax.profiling.count_variants
 	.venv/bin/python docs/site/models.py
 
-# With libtpu JAX looks for TPUs at every start, and complains where there are none.
+# With libtpu, JAX looks for TPUs at every start and complains if there are none.
 .venv-tpu/.done: pyproject.toml constraints.txt | .venv/bin/python
 	"$(PYTHON)" -m venv .venv-tpu
 	.venv-tpu/bin/python -m pip install -q -c constraints.txt -e '.[sweep,preflight,test]'
@@ -112,10 +112,10 @@ docs: .venv/.core  ## Write docs/config.md, the sizes that `list variants` shows
 site: .venv-site/.done  ## Build the web site from docs/ and the package into site/
 	.venv-site/bin/python docs/site/build.py site
 
-checkpoints: .venv/.extras  ## Measure the families of docs/checkpoints.md against their own code
+checkpoints: .venv/.extras  ## Measure the families of docs/checkpoints.md against their original code
 	PYTHONPATH=.:tests .venv/bin/python -m helpers.checkpoint_table
 
-gallery: .venv-tpu/.done  ## Make the pictures of docs/gallery.md, by the commands of that page
+gallery: .venv-tpu/.done  ## Redraw docs/gallery.md's pictures with its commands
 	JAX_PLATFORMS=cpu .venv-tpu/bin/python docs/gallery/make.py
 	.venv-tpu/bin/python docs/gallery/hero.py docs/hero.png
 
@@ -124,7 +124,7 @@ preflight: .venv-tpu/.done  ## Compile the published recipes for TPUs: docs/tpu.
 	JAX_PLATFORMS=cpu .venv-tpu/bin/python tests/bench/tpu_slices.py
 	JAX_PLATFORMS=cpu .venv-tpu/bin/python tests/bench/tpu_pixels.py
 
-test-tpu: .venv-tpu/.done  ## Run the commands of docs/tpu.md, as printed, through the compiler of TPUs
+test-tpu: .venv-tpu/.done  ## Run the commands of docs/tpu.md through the TPU compiler
 	JAX_PLATFORMS=cpu .venv-tpu/bin/python -m pytest tests/commands/test_preflight.py $(PYTEST_ARGS)
 
 bench-cpu: .venv/.extras  ## Time ViT-B/16 on this CPU against the PyTorch reference

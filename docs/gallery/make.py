@@ -1,9 +1,9 @@
-"""Makes the pictures of docs/gallery.md by the commands of that page: `make gallery`.
+"""Redraw the pictures of docs/gallery.md with the page's own commands: `make gallery`.
 
-Blocks of `sh` under the first heading are run one after the other in the root of the repository,
-by bash, which stops at the first that fails; runs lie in runs/gallery, and those that are complete
-are not trained again. A picture that looks as before keeps its bytes, which depend on the versions
-of libraries. What other headings show comes from long trainings and stays.
+Runs the `sh` blocks under the first heading in order, in the root of the repository, with bash, and
+stops at the first failure. Runs are in runs/gallery; complete ones are not trained again. A picture
+that looks unchanged keeps its bytes, which depend on library versions. The pictures under other
+headings come from long trainings and are not redrawn.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from PIL import Image
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = ROOT / 'docs' / 'gallery.md'
-MOST = 1600  # pixels of a picture's width
-# Pictures look alike if so few of their pixels differ by more than this.
+MOST = 1600  # width in pixels
+# Pictures look alike if at most this share of pixels differs by more than this.
 SHARE, DIFFERENCE = 0.001, 32
 
 
 def blocks(text: str) -> list[str]:
-    """The blocks of commands under the first heading."""
+    """The command blocks under the first heading."""
     return re.findall(r'```sh\n(.*?)```', text.split('\n## ')[1], re.DOTALL)
 
 
 def pictures(text: str) -> list[pathlib.Path]:
-    """What the commands of `blocks` draw: the files in docs/ that they name."""
+    """The pictures in docs/ that the commands of `blocks` draw."""
     return [ROOT / name for block in blocks(text) for name in re.findall(r'docs/\S+\.png', block)]
 
 
 def shrink(path: pathlib.Path) -> None:
-    """Rewrites a picture with a palette of 256 colors, which plots and heat maps do with."""
+    """Rewrite a picture with a palette of 256 colors, enough for plots and heat maps."""
     image = Image.open(path).convert('RGB')
     if image.width > MOST:
         size = MOST, round(image.height * MOST / image.width)
@@ -46,7 +46,7 @@ def shrink(path: pathlib.Path) -> None:
 
 
 def alike(first: bytes, second: bytes) -> bool:
-    """Whether two files hold pictures that nobody can tell apart."""
+    """Whether two files hold visually identical pictures."""
     pixels = [np.asarray(Image.open(io.BytesIO(b)).convert('RGB'), int) for b in (first, second)]
     if pixels[0].shape != pixels[1].shape:
         return False
@@ -54,13 +54,13 @@ def alike(first: bytes, second: bytes) -> bool:
 
 
 def keep(path: pathlib.Path, before: bytes | None) -> None:
-    """Put the bytes that a picture had back if it looks as before."""
+    """Restore a picture's previous bytes if it looks unchanged."""
     if before is not None and alike(before, path.read_bytes()):
         path.write_bytes(before)
 
 
 def main() -> None:
-    """Runs the page."""
+    """Run the page."""
     text = PAGE.read_text()
     before = {p: p.read_bytes() if p.exists() else None for p in pictures(text)}
     binaries = pathlib.Path(sys.executable).parent

@@ -1,7 +1,7 @@
-"""Builds the web site from docs/ and the package: `make site`.
+"""Build the web site from docs/ and the package: `make site`.
 
-The Markdown files stay as a forge shows them. They are copied to a folder of their own, where links
-lead to the pages of the site; the gallery becomes cards, and each module gets a page.
+The Markdown files stay as GitHub shows them. They are copied to a separate folder, where links
+point to the site's pages; the gallery becomes cards, and each module gets a page.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ ROOMS = {
     'data.transforms': 'Data: transforms',
     'data.plans': 'Data: plans',
     'nn': 'Layers',
-    'ops': 'Arithmetic without parameters',
+    'ops': 'Parameter-free arithmetic',
     'optim': 'Optimizers and schedules',
 }
-# Modules of other rooms that the package offers, or that a system of one's own derives from.
+# Public modules of other rooms, and base classes for your own systems.
 TOP = (
     'trainer.api',
     'inference.load',
@@ -45,7 +45,7 @@ LINK = re.compile(r'(!?\[[^\[\]]*\])\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?
 
 
 def pages() -> dict[Path, Path]:
-    """Where each file of the repository lies among the sources of the site."""
+    """The path of each repository file among the site's sources."""
     docs = ROOT / 'docs'
     found = {path: path.relative_to(docs) for path in docs.rglob('*.md')}
     found |= {path: path.relative_to(docs) for path in docs.rglob('*.png')}
@@ -57,7 +57,7 @@ def pages() -> dict[Path, Path]:
 
 
 def stage(folder: Path, *, with_reference: bool = True) -> None:
-    """Lay out the sources of the site in a new folder; without the package's, building is quick."""
+    """Lay out the site's sources in a new folder; without the reference, building is quick."""
     where = pages()
     for path, place in where.items():
         target = folder / place
@@ -69,7 +69,7 @@ def stage(folder: Path, *, with_reference: bool = True) -> None:
         if path.name == 'gallery.md':
             text = cards(text)
         target.write_text(relink(without_contents(text), path, folder, where))
-    # The notebook trains by a config, and in this folder.
+    # The notebook trains from a config, and in this folder.
     shutil.copytree(
         ROOT / 'experiments',
         folder / 'experiments',
@@ -87,12 +87,12 @@ def systems() -> str:
 
 
 def without_contents(text: str) -> str:
-    """The text of a page without its table of contents, which the site has beside it."""
+    """A page's text without its table of contents, which the site shows in the margin."""
     return re.sub(r'(?:^- \[.*\]\(#.*\)\n)+\n', '', text, count=1, flags=re.MULTILINE)
 
 
 def relink(text: str, path: Path, folder: Path, where: dict[Path, Path]) -> str:
-    """The text with links to pages of the site; other files of the repository come along."""
+    """The text with links to the site's pages; other linked repository files are copied."""
 
     def link(match: re.Match) -> str:
         label, target, fragment = match[1], match[2], match[3] or ''
@@ -115,7 +115,7 @@ def relink(text: str, path: Path, folder: Path, where: dict[Path, Path]) -> str:
 
 
 def cards(text: str) -> str:
-    """The gallery as cards: pictures with their title, and their commands below."""
+    """The gallery as cards: pictures with a title, and their commands below."""
     card = re.compile(
         r'((?:(?!#|```|!\[)[^\n]+\n)+)\n```sh\n((?:(?!```).+\n)+)```\n((?:\n!\[.*\]\(.*\)\n)+)'
     )
@@ -159,7 +159,7 @@ def modules(room: str) -> list[str]:
 
 
 def build(source: Path, target: Path, *, builder: str = 'html', execute: bool = True) -> int:
-    """Runs Sphinx, in a process of its own; every warning is an error."""
+    """Run Sphinx in its own process; every warning is an error."""
     command = [
         sys.executable,
         '-m',
@@ -187,7 +187,7 @@ def build(source: Path, target: Path, *, builder: str = 'html', execute: bool = 
 
 
 def main() -> int:
-    """Builds the site into a folder."""
+    """Build the site in a folder."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('output', type=Path, nargs='?', default=ROOT / 'site')
     parser.add_argument(
@@ -205,7 +205,7 @@ def main() -> int:
     shutil.rmtree(args.sources, ignore_errors=True)
     source = args.sources.resolve() / 'source'
     stage(source, with_reference=not args.no_reference)
-    # Notebooks are executed in a folder beside Sphinx's output.
+    # Notebooks are executed in a folder next to Sphinx's output.
     made = source.parent / 'html'
     code = build(source, made, builder=args.builder, execute=not args.no_execute)
     if code == 0:

@@ -27,18 +27,18 @@ extensions = [
 ]
 exclude_patterns = ['experiments/*/**', 'downloads/**']
 suppress_warnings = [
-    # Fields of several classes have the same name, which docstrings cannot tell apart.
+    # Several classes have fields of the same name, which docstrings cannot distinguish.
     'ref.python',
 ]
 
-# Headings have the fragments that a forge gives them; a link to one that is not there is a warning.
+# Headings get GitHub's anchors; a link to a missing one is a warning.
 myst_heading_anchors = 4
 myst_enable_extensions = ['colon_fence']
-# A training is cheap enough to be executed; nothing is fetched for widgets.
+# Training is cheap enough to execute; nothing is fetched for widgets.
 nb_execution_timeout = 900
 nb_execution_raise_on_error = True
 nb_output_stderr = 'remove'
-# A run's lines as text: their HTML has colors for light pages alone.
+# A run's output as text: its HTML has colors only for light pages.
 nb_mime_priority_overrides = [('html', 'text/html', None)]
 nb_ipywidgets_js = {}
 
@@ -67,7 +67,7 @@ html_theme_options = {
     'use_download_button': False,
     'use_fullscreen_button': False,
     'show_toc_level': 2,
-    # Each page lists its own section of the site; all sections on all pages took half of the build.
+    # Each page lists only its own section; all sections on all pages took half of the build.
     'collapse_navbar': True,
     'home_page_in_toc': False,
     'pygments_light_style': 'a11y-light',

@@ -1,4 +1,4 @@
-"""Every key of docs/config.md is an object that the site's search finds by its name."""
+"""Makes every key of docs/config.md findable by name in the site's search."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def setup(app: Any) -> dict[str, bool]:
 
 
 def note_keys(app: Any, doctree: nodes.document) -> None:
-    """Give each row of the tables of keys a target."""
+    """Give each row of the key tables a target."""
     if app.env.docname != PAGE:
         return
     standard = app.env.get_domain('std')

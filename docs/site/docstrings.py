@@ -1,4 +1,4 @@
-"""Docstrings for Sphinx: single backticks are code, and stars and bars are themselves."""
+"""Docstrings for Sphinx: single backticks are code, stars and bars are literal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from docutils import core, nodes, utils
 _CODE = re.compile(r'(``[^`]+``|`[^`\n]+`)')
 _OUTPUT = re.compile(r'^  ([a-z]\w*(?:, [a-z]\w*)*): ')
 _ARRAY = 'jaxlib._jax.Array'  # in the shapes of jaxtyping
-# What every Linen module has beside its own fields.
+# Flax adds these fields to every Linen module.
 _OF_FLAX = re.compile(r',?\s*parent: [^=]*=\s*<[^>]*>,\s*name: str \| None = None')
 
 
@@ -24,7 +24,7 @@ def setup(app: Any) -> dict[str, bool]:
 
 
 def convert(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Make the text of a docstring that of reStructuredText, in place."""
+    """Convert a docstring to reStructuredText, in place."""
     lines[:] = _listed(_literal_blocks([_escape(line) for line in lines]))
 
 
@@ -32,7 +32,7 @@ def _escape(line: str) -> str:
     parts = _CODE.split(line)
     for i, part in enumerate(parts):
         if i % 2:
-            # Code ends before a sign, not before a letter.
+            # Code must end before punctuation, not before a letter.
             end = '\\ ' if re.match(r'\w', parts[i + 1]) else ''
             parts[i] = (part if part.startswith('``') else f'`{part}`') + end
         else:
@@ -42,7 +42,7 @@ def _escape(line: str) -> str:
 
 
 def _literal_blocks(lines: list[str]) -> list[str]:
-    """Text indented by four after a paragraph is code, as in Markdown."""
+    """Mark text indented by four after a paragraph as code, as in Markdown."""
     found: list[str] = []
     for i, line in enumerate(lines):
         starts = line.startswith('    ') and i > 1 and not lines[i - 1].strip()
@@ -53,7 +53,7 @@ def _literal_blocks(lines: list[str]) -> list[str]:
 
 
 def _listed(lines: list[str]) -> list[str]:
-    """What a function returns as a field, and several named outputs as a list in it."""
+    """Turn the section Returns into a field, and several named outputs into a list."""
     if 'Returns:' not in lines:
         return lines
     start = lines.index('Returns:') + 1
@@ -67,7 +67,7 @@ def _listed(lines: list[str]) -> list[str]:
 
 
 def check(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Show a text that is not reStructuredText as it is."""
+    """Show text that is not valid reStructuredText verbatim."""
     settings = {'report_level': 5, 'halt_level': 2, 'warning_stream': ''}
     try:
         core.publish_doctree('\n'.join(lines), settings_overrides=settings)
@@ -84,14 +84,14 @@ def shorten(
     signature: str | None,
     returns: str | None,
 ) -> tuple[str | None, str | None]:
-    """Leave the fields that Flax adds to every module out, and give arrays their short name."""
+    """Drop the fields that Flax adds to every module, and shorten the name of arrays."""
     texts = (signature and _OF_FLAX.sub('', signature), returns)
     shown, result = (text and text.replace(_ARRAY, 'Array') for text in texts)
     return shown, result
 
 
 def name_attributes(app: Any, doctree: nodes.document) -> None:
-    """Call attributes so, as docstrings do; Sphinx says variables."""
+    """Rename Sphinx's field Variables to Attributes, as in the docstrings."""
     for name in doctree.findall(nodes.field_name):
         if name.astext() == 'Variables':
             name[:] = [nodes.Text('Attributes')]

@@ -1,4 +1,4 @@
-"""Tables of many columns reach into the margin, where the contents of the page give way to them."""
+"""Lets tables with many columns extend into the margin, over the page's contents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def setup(app: Any) -> dict[str, bool]:
 
 
 def widen(app: Any, doctree: nodes.document) -> None:
-    """Mark the tables for the theme."""
+    """Mark wide tables for the theme."""
     for group in doctree.findall(nodes.tgroup):
         if group['cols'] >= COLUMNS:
             group.parent['classes'].append('full-width')
