@@ -15,7 +15,7 @@ from helpers.experiments import PATHS, ROOT
 
 from vit_jax.config import load as config_lib
 from vit_jax.config import schema
-from vit_jax.data import sources, tokenizer_files, vocabulary
+from vit_jax.data import sources, vocabulary
 from vit_jax.data.sources import synthetic
 from vit_jax.errors import UserError
 from vit_jax.profiling import cost
@@ -96,7 +96,7 @@ def any_source(monkeypatch, vocab):
         except UserError:
             return sources.select(name, split, lambda base: stand_in())
 
-    monkeypatch.setattr(tokenizer_files, 'load', lambda path: vocab)
+    monkeypatch.setattr(vocabulary, 'load', lambda path: vocab)
     monkeypatch.setitem(synthetic.SIZES, 'train', 5000)  # every one of which is read
     monkeypatch.setattr(sources, 'open_source', open_or_stand_in)
     # An ordinary name that is misspelt is a mistake in the config, not a missing data set.

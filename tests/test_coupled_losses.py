@@ -12,7 +12,6 @@ import optax
 import pytest
 from helpers import contrastive
 
-from vit_jax import apply as apply_lib
 from vit_jax import step as step_lib
 from vit_jax.config.durations import Durations
 from vit_jax.errors import UserError
@@ -46,7 +45,7 @@ def expected():
     keys = {'dropout': step_lib.step_keys(state, ('augment', 'dropout'))['dropout']}
 
     def loss(params):
-        apply = apply_lib.Training(MODEL, params, {}, keys, None, state.step)
+        apply = step_lib.Training(MODEL, params, {}, keys, None, state.step)
         with stochastic.example_positions(jnp.arange(contrastive.ROWS)):
             found = TASK.loss(TASK.outputs(apply, batch), batch)
         return terms.means(found)['pairs']
@@ -112,7 +111,7 @@ def test_predictions_compare_all_rows_of_the_batch(name):
 
 def test_each_call_of_the_model_draws_for_itself():
     state = jax.jit(init)()
-    apply = apply_lib.Training(
+    apply = step_lib.Training(
         MODEL, state.params, {}, {'dropout': jax.random.key(0)}, None, state.step
     )
     ones = jnp.ones((8, contrastive.WIDTH))
@@ -125,7 +124,7 @@ def test_an_average_has_no_gradient_and_needs_one_to_be_kept():
     ones = jnp.ones((2, contrastive.WIDTH))
 
     def summed(params, average):
-        apply = apply_lib.Training(
+        apply = step_lib.Training(
             MODEL, params, {}, {'dropout': jax.random.key(0)}, average, state.step
         )
         return apply.average(ones)['z'].sum()

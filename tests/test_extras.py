@@ -12,7 +12,7 @@ from helpers.messages import says
 from vit_jax import extras
 from vit_jax.__main__ import main
 from vit_jax.config import load as config_lib
-from vit_jax.trainer import rehearsal
+from vit_jax.rehearsal import rehearsal
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DIGITS = f'{ROOT}/experiments/vit/digits.py:smoke'

@@ -29,7 +29,7 @@ from vit_jax.errors import EXIT_PREEMPTED
 from vit_jax.evaluators import confusion
 from vit_jax.inference.load import open_run
 from vit_jax.inference.predict import predictor
-from vit_jax.trainer import build, evaluate, metrics
+from vit_jax.trainer import build, early_stopping, evaluate
 from vit_jax.trainer.examples import Examples
 
 # `test_outside_system.py` takes one system through the same commands in `make test`.
@@ -116,7 +116,7 @@ def test_rows_hold_several_images_and_an_epoch_each_of_them_once(run, config):
 
 
 def test_evaluators_and_metrics_get_images(config):
-    metrics.check(load.load(config), 'test/accuracy', 'here')
+    early_stopping.check(load.load(config), 'test/accuracy', 'here')
     training = build.build(load.load(config), jax.devices()[:1])
     program, data = training.program, training.evaluations['test'].data
     state = program.layout.create(program.init)

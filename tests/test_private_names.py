@@ -25,7 +25,6 @@ USED = {
     # fsspec documents its coroutines by these names.
     'storage/ranges.py': {'._cat_file', '._ls'},
     # A storage of Optuna takes the ids of trials.
-    'sweeps/claims.py': {'._trial_id'},
     'sweeps/worker.py': {'._trial_id'},
 }
 # Documented names of Python.

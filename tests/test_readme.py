@@ -14,7 +14,6 @@ import pytest
 from PIL import Image
 
 from vit_jax import __main__
-from vit_jax.config import flags as config_flags
 from vit_jax.config import load as config_lib
 from vit_jax.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, UserError
 from vit_jax.interop import files
@@ -78,7 +77,7 @@ def check(words, capsys):
     with pytest.raises(SystemExit) as stop:
         __main__.main([name, *action, *own, '--help'])
     assert stop.value.code == 0
-    overrides, rest = config_flags.split(words)
+    overrides, rest = config_lib.split(words)
     flags = {word.partition('=')[0] for word in rest if word.startswith('--')}
     assert flags <= set(re.findall(r'--[a-z][a-z-]*', capsys.readouterr().out))
     if '--config' in rest:

@@ -23,14 +23,13 @@ from PIL import Image
 
 import vit_jax
 from vit_jax import __main__ as cli
-from vit_jax import apply as apply_lib
 from vit_jax import step as step_lib
 from vit_jax.config import load, objects
 from vit_jax.inference import load as inference
 from vit_jax.models import vit
 from vit_jax.ops import terms
 from vit_jax.profiling import task_flops
-from vit_jax.tasks import separable
+from vit_jax.tasks import base
 from vit_jax.trainer import build
 from vit_jax.trainer.loop import Preempted
 
@@ -213,7 +212,7 @@ def outputs():
 
     @jax.jit
     def found(params):
-        apply = apply_lib.Training(model, params, {}, keys, params, jnp.int32(0))
+        apply = step_lib.Training(model, params, {}, keys, params, jnp.int32(0))
         return Task().outputs(apply, batch)
 
     return found(params)
@@ -274,4 +273,4 @@ def test_the_order_of_local_views_does_not_matter_and_that_of_global_ones_pairs_
 
 def test_rows_are_coupled():
     with pytest.raises(AssertionError, match='couples the rows'):
-        separable.check(Task(), outputs(), {'mask': np.ones(6, np.float32)})
+        base.check(Task(), outputs(), {'mask': np.ones(6, np.float32)})

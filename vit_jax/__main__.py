@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 
 from vit_jax import __version__
 from vit_jax.errors import EXIT_FAILED, Unfit, UserError, hide, nearest, staying
-from vit_jax.runtime import birth, interrupts, memory, output
+from vit_jax.runtime import console, environment, process
 
 # Of JAX, Python's threads, the kernel, the dynamic linker and C++.
 EXHAUSTED = (
@@ -64,22 +64,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     Exit codes: 0 done, 1 failed, 2 a user's mistake, 3 diverged, 75 preempted, 130 interrupted.
     """
     if argv is None:
-        birth.note()
-        output.prepare()
+        process.note()
+        console.prepare()
     words = list(sys.argv[1:] if argv is None else argv)
-    with output.escaped():
+    with console.escaped():
         try:
             code = run(words, whole_process=argv is None)
             sys.stdout.flush()
             return code
-        except output.Unread as e:
+        except console.Unread as e:
             return e.exit_code
         except UserError as e:
             print(f'error: {e}', file=sys.stderr)
             return getattr(e, 'exit_code', 2)
         except BaseException as e:
-            if interrupts.interrupted(e):
-                return interrupts.report(e)
+            if process.interrupted(e):
+                return process.report(e)
             if not (line := beyond(e)):
                 raise
             print(f'error: {line}', file=sys.stderr)
@@ -103,16 +103,16 @@ def run(words: Sequence[str], whole_process: bool) -> int:
         print(f'vit_jax {__version__}')
         return 0
     if name == '--completion':
-        from vit_jax.commands import _completion
+        from vit_jax.commands import _parser
 
-        print(_completion.script(' '.join(rest), described()), end='')
+        print(_parser.script(' '.join(rest), described()), end='')
         return 0
     if whole_process:
-        interrupts.watch()
+        process.watch()
     if name not in commands():
         raise UserError(nearest('command', name, commands()))
     if whole_process:
-        memory.keep_freed_memory()
+        environment.keep_freed_memory()
         if name in ON_CPU:
             os.environ['JAX_PLATFORMS'] = 'cpu'
         # For child Pythons; the data workers get the path of this one.
@@ -164,5 +164,5 @@ def readable_names() -> Iterator[None]:
 
 if __name__ == '__main__':
     code = main()
-    interrupts.leave(code)
+    process.leave(code)
     sys.exit(code)

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from vit_jax.config import catalogue
+from vit_jax.config import reference
 from vit_jax.errors import modules
-from vit_jax.interop import families, released
-from vit_jax.profiling import count_variants, variants
+from vit_jax.interop import families, hub
+from vit_jax.profiling import count_variants
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / 'docs' / 'models.md'
@@ -118,7 +118,7 @@ def models() -> Iterator[list[str]]:
     """A row for each model."""
     yield ['model', 'description', 'read by', 'written for', 'reference']
     writers = [getattr(families.find(name), 'WRITERS', {}) for name in modules(families.__name__)]
-    for named in catalogue.modules_of(variants.PACKAGE):
+    for named in reference.modules_of(count_variants.PACKAGE):
         forms = sorted({form for known in writers for name, form in known if name == named.name})
         it = CHECKED[named.name]
         yield [
@@ -133,27 +133,27 @@ def models() -> Iterator[list[str]]:
 def sizes() -> Iterator[list[str]]:
     """A row for each size that has a name, or that a released file has."""
     yield ['model', 'size', 'parameters', 'GFLOPs', 'released', 'image sizes', 'best published']
-    files: dict[tuple[str, str], list[released.Released]] = {}
-    for one in released.table():
+    files: dict[tuple[str, str], list[hub.Released]] = {}
+    for one in hub.table():
         if one.model:
             files.setdefault((one.model['name'], one.model['variant']), []).append(one)
-    for model, known in variants.read_table().items():
-        usual = importlib.import_module(f'{variants.PACKAGE}.{model}')
+    for model, known in count_variants.read_table().items():
+        usual = importlib.import_module(f'{count_variants.PACKAGE}.{model}')
         same = {repr(usual.variant(v.name)): v.name for v in known}
-        found: dict[str, list[released.Released]] = {v.name: [] for v in known}
+        found: dict[str, list[hub.Released]] = {v.name: [] for v in known}
         for (name, size), rows in files.items():
             if name == model:
                 size = same.get(repr(usual.variant(size)), size)
                 found.setdefault(size, []).extend(rows)
         for size, rows in found.items():
             v = next((v for v in known if v.name == size), None)
-            at = variants.IMAGE_SIZE if v else min(one.image_size for one in rows)
+            at = count_variants.IMAGE_SIZE if v else min(one.image_size for one in rows)
             yield _size(v or count_variants.measure(model, size, at), at, rows)
 
 
-def _size(size: variants.Variant, at: int, files: list[released.Released]) -> list[str]:
+def _size(size: count_variants.Variant, at: int, files: list[hub.Released]) -> list[str]:
     pixels = sorted({str(one.image_size) for one in files if one.image_size})
-    other = '' if at == variants.IMAGE_SIZE else f' at {at}'
+    other = '' if at == count_variants.IMAGE_SIZE else f' at {at}'
     return [
         f'`{size.model}`',
         size.name,
@@ -165,7 +165,7 @@ def _size(size: variants.Variant, at: int, files: list[released.Released]) -> li
     ]
 
 
-def _best(files: Iterable[released.Released]) -> str:
+def _best(files: Iterable[hub.Released]) -> str:
     """The best accuracy and its source; of the checkpoints themselves if there is one."""
     known = [one for one in files if one.accuracy is not None]
     if not known:
@@ -177,8 +177,8 @@ def _best(files: Iterable[released.Released]) -> str:
 def sources() -> Iterator[list[str]]:
     """A row for each page that describes released files."""
     yield ['source', 'files', 'parameters', 'image sizes', 'trained on', 'best published']
-    groups: dict[str, list[released.Released]] = {}
-    for one in released.table():
+    groups: dict[str, list[hub.Released]] = {}
+    for one in hub.table():
         groups.setdefault(one.source, []).append(one)
     for source, files in groups.items():
         counts = [one.parameters for one in files if one.parameters]

@@ -21,7 +21,7 @@ block; docs/recipes.md lists the rest.
 
 from ml_collections import ConfigDict
 
-from vit_jax.config.precision import precision
+from vit_jax.config.defaults import precision
 from vit_jax.errors import UserError
 from vit_jax.models import vit
 

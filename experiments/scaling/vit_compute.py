@@ -26,7 +26,7 @@ ViTs, 2,673 for the BiTs, 1,474 for the hybrids. Not measured by this project ye
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from vit_jax.config.precision import precision
+from vit_jax.config.defaults import precision
 from vit_jax.errors import UserError
 from vit_jax.models import vit
 from vit_jax.sweeps.space import Sweep

@@ -31,7 +31,7 @@ project yet.
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from vit_jax.config.precision import precision
+from vit_jax.config.defaults import precision
 from vit_jax.models import bit_resnet, vit
 from vit_jax.sweeps.space import Sweep
 

@@ -31,7 +31,7 @@ fine-tuning at 384 pixels: 73.0, 76.9, 80.5, 82.2, 84.4, 84.9, 84.8, 84.9 and 73
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from vit_jax.config.precision import precision
+from vit_jax.config.defaults import precision
 from vit_jax.models import vit
 from vit_jax.sweeps.space import Sweep
 

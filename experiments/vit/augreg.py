@@ -21,7 +21,7 @@ token, `--config.model.pool=cls`. No hours are published. Not measured by this p
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from vit_jax.config.precision import precision
+from vit_jax.config.defaults import precision
 from vit_jax.errors import UserError, nearest
 from vit_jax.models import vit
 

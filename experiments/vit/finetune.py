@@ -43,7 +43,7 @@ yet. Pixels are integer gray levels here, while vision_transformer keeps fractio
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from vit_jax.config.precision import precision
+from vit_jax.config.defaults import precision
 from vit_jax.errors import UserError, nearest
 from vit_jax.models import hybrid, vit
 

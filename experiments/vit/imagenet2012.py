@@ -45,7 +45,7 @@ for it. Not measured by this project yet.
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from vit_jax.config.precision import precision
+from vit_jax.config.defaults import precision
 from vit_jax.errors import UserError
 from vit_jax.models import vit
 

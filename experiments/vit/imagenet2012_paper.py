@@ -16,7 +16,7 @@ decay.
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from vit_jax.config.precision import precision
+from vit_jax.config.defaults import precision
 from vit_jax.models import vit
 
 ARGS = ('smoke', 'B/32,fast', ...)

@@ -16,7 +16,7 @@ Pre-training L/16 takes 230 TPU v3-core-days (table 2). Not measured by this pro
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from vit_jax.config.precision import precision
+from vit_jax.config.defaults import precision
 from vit_jax.models import vit
 
 ARGS = ('smoke', 'B/32,fast', ...)

@@ -12,7 +12,7 @@ from typing import Any
 from vit_jax.errors import UserError
 from vit_jax.profiling import topology
 from vit_jax.profiling.compile_for import REQUEST, Compiled, compile_step
-from vit_jax.runtime import lifeline
+from vit_jax.runtime import process
 
 COMPILE = '--compile'
 
@@ -32,7 +32,7 @@ def run(main: Callable[..., None], lower: Callable[..., Any]) -> None:
     """
     if sys.argv[1:2] == [COMPILE]:
         folder = pathlib.Path(sys.argv[2])
-        lifeline.end_with_parent(lambda: shutil.rmtree(folder, ignore_errors=True))
+        process.end_with_parent(lambda: shutil.rmtree(folder, ignore_errors=True))
         lower(**json.loads((folder / REQUEST).read_text())).compile()
         return
     try:

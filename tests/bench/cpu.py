@@ -7,8 +7,8 @@ inference; a training step is forward, backward and AdamW, here the project's ow
 norms that it reports. The other side is `ViTForImageClassification` of transformers with
 `scaled_dot_product_attention`, under AdamW as torch ships it and under its fused variant. Each side
 has a process of its own: vit_jax with the malloc that its commands ask for
-(`vit_jax/runtime/memory.py`), torch as it comes, and torch with that malloc too. All take turns in
-every round, so that another load on the machine meets each of them alike.
+(`vit_jax/runtime/environment.py`), torch as it comes, and torch with that malloc too. All take
+turns in every round, so that another load on the machine meets each of them alike.
 
 `--model mu/16 --image-size 32 --rounds 2` checks the script itself.
 """
@@ -30,7 +30,7 @@ from multiprocessing.connection import Connection
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from vit_jax.runtime import memory
+from vit_jax.runtime import environment as environment_lib
 
 CLASSES, LR, WEIGHT_DECAY = 1000, 1e-4, 0.01
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'torch', 'transformers', 'numpy')
@@ -55,8 +55,10 @@ def main() -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
     steps = {
         **start(args, torch_steps, {}),
-        **start(args, torch_steps, {memory.VARIABLE: memory.TUNABLES}, ', kept memory'),
-        **start(args, jax_steps, {memory.VARIABLE: memory.TUNABLES}),
+        **start(
+            args, torch_steps, {environment_lib.VARIABLE: environment_lib.TUNABLES}, ', kept memory'
+        ),
+        **start(args, jax_steps, {environment_lib.VARIABLE: environment_lib.TUNABLES}),
     }
     seconds = measure(steps, args.rounds)
     print_table(seconds)
@@ -68,7 +70,7 @@ def start(
     args, make_steps: Callable, environment: dict[str, str], note: str = ''
 ) -> dict[str, Step]:
     """The steps of `make_steps(args)`, run in a process that starts with `environment`."""
-    os.environ.pop(memory.VARIABLE, None)
+    os.environ.pop(environment_lib.VARIABLE, None)
     os.environ.update(environment)
     here, there = multiprocessing.Pipe()
     spawn = multiprocessing.get_context('spawn')

@@ -27,7 +27,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from cpu import PACKAGES, machine, measure, start
 
-from vit_jax.runtime import memory
+from vit_jax.runtime import environment
 
 OURS, THEIRS = 'vit_jax', 'transformers'
 PAD, BOS, EOS = 0, 1, 2
@@ -51,7 +51,7 @@ def main() -> None:
         args.folder = pathlib.Path(folder)
         steps = {
             **start(args, torch_steps, {}),
-            **start(args, jax_steps, {memory.VARIABLE: memory.TUNABLES}),
+            **start(args, jax_steps, {environment.VARIABLE: environment.TUNABLES}),
         }
         seconds = measure(steps, args.rounds)
         result = record(args, seconds)
@@ -91,7 +91,7 @@ def jax_steps(args) -> dict[str, Callable[[], None]]:
     import jax.numpy as jnp
     import numpy as np
 
-    from vit_jax.ops import beam
+    from vit_jax.ops import search
 
     (model, params), source = make_model(args), random_source(args)
 
@@ -105,7 +105,7 @@ def jax_steps(args) -> dict[str, Callable[[], None]]:
             return logits.at[:, EOS].set(-jnp.inf), cache
 
         cache = call('init_cache', call('encode', source), args.length)
-        return beam.beam_search(
+        return search.beam_search(
             step, cache, beams=args.beams, max_len=args.length, alpha=0.0, bos=BOS, eos=EOS
         )
 

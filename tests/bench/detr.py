@@ -34,7 +34,7 @@ from cpu import (
     start,
 )
 
-from vit_jax.runtime import memory
+from vit_jax.runtime import environment
 
 CLASSES, OBJECTS, FROZEN = 91, 7, 2
 # What the step has to reach, as a share of the reference's time.
@@ -52,7 +52,7 @@ def main() -> None:
     args = parser.parse_args()
     # XLA makes as many threads as there are processors that it may use: before jax is imported.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
-    kept = {memory.VARIABLE: memory.TUNABLES}
+    kept = {environment.VARIABLE: environment.TUNABLES}
     steps = start(args, torch_steps, kept) | start(args, jax_steps, kept)
     seconds = measure(steps, args.rounds)
     print_table(seconds, BARS)

@@ -77,11 +77,12 @@ def start(args: argparse.Namespace) -> dict[str, subprocess.Popen]:
 
 
 def start_one(args, side: str, python: str, checkout: pathlib.Path) -> subprocess.Popen:
-    from vit_jax.runtime import memory  # here, for the other sides import another checkout, or none
+    # Here, for the other sides import another checkout, or none.
+    from vit_jax.runtime import environment as environment_lib
 
     own = {'PYTHONPATH': str(checkout), 'TF_CPP_MIN_LOG_LEVEL': '3'}
     if side == 'vit_jax':
-        own |= {memory.VARIABLE: memory.TUNABLES}
+        own |= {environment_lib.VARIABLE: environment_lib.TUNABLES}
     environment = os.environ | own
     return subprocess.Popen(
         [python, '-P', __file__, str(args.folder.resolve()), '--serve', side],

@@ -39,8 +39,8 @@ from vit_jax.config import load as config_lib
 from vit_jax.trainer.build import Training, build
 from vit_jax.trainer.clock import Clock
 from vit_jax.trainer.loop import loop
-from vit_jax.trainer.open_run import opened
 from vit_jax.trainer.start import restore
+from vit_jax.trainer.train import opened
 
 WARM = 100  # steps before those that are measured, and after them
 CLOCKS = {'wall': time.perf_counter, 'thread': time.thread_time, 'process': time.process_time}

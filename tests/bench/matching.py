@@ -2,7 +2,7 @@
 
     python tests/bench/matching.py --threads 1
 
-Compares `vit_jax.ops.matching` with `optax.assignment` and with scipy behind `jax.pure_callback`,
+Compares `vit_jax.ops.boxes` with `optax.assignment` and with scipy behind `jax.pure_callback`,
 which take turns in one process. Costs are `contested` where every object prefers the same
 predictions, so that many are reassigned, as at the beginning of training, else `independent`.
 `--devices 8` splits the images among as many devices of the host.
@@ -91,7 +91,7 @@ def make_solvers():
     import optax
     from scipy.optimize import linear_sum_assignment
 
-    from vit_jax.ops.matching import match
+    from vit_jax.ops.boxes import match
 
     def by_optax(cost, real):
         def one(cost, real):

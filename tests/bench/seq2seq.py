@@ -24,7 +24,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from cpu import machine, measure, start
 
-from vit_jax.runtime import memory
+from vit_jax.runtime import environment
 
 EXPERIMENT = pathlib.Path(__file__).resolve().parents[2] / 'experiments/translate/multi30k.py'
 MODELS = ('transformer', 'lstm')
@@ -46,7 +46,7 @@ def main() -> None:
         os.sched_setaffinity(0, processors[:threads])
         for model in MODELS:
             args.model, args.process_threads = model, threads
-            steps |= start(args, train_steps, {memory.VARIABLE: memory.TUNABLES})
+            steps |= start(args, train_steps, {environment.VARIABLE: environment.TUNABLES})
     seconds = measure(steps, args.rounds)
     result = record(args, seconds)
     print_table(result)

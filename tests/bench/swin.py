@@ -27,7 +27,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from cpu import CLASSES, jax_steps_of, measure, print_table, record, start, torch_steps_of
 
-from vit_jax.runtime import memory
+from vit_jax.runtime import environment
 
 EXPERIMENT = pathlib.Path(__file__).resolve().parents[2] / 'experiments/swin/cifar10.py'
 # What the step has to reach, as a share of the reference's time.
@@ -46,7 +46,7 @@ def main() -> None:
     args = parser.parse_args()
     # XLA makes as many threads as there are processors that it may use: before jax is imported.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
-    kept = {memory.VARIABLE: memory.TUNABLES}
+    kept = {environment.VARIABLE: environment.TUNABLES}
     if args.against == 'vit':
         args.image_size = 32
         steps = start(args, swin_of_cifar10, kept) | start(args, vit_of_cifar10, kept)

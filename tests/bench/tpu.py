@@ -16,8 +16,8 @@ import tpu_block
 from tpu_block import FLAX, Step
 
 from vit_jax.config import load as config_lib
-from vit_jax.profiling import memory_report, preflight, topology
-from vit_jax.trainer import ahead_of_time
+from vit_jax.profiling import preflight, topology
+from vit_jax.rehearsal import ahead_of_time
 
 PAGE = pages.ROOT / 'docs' / 'tpu.md'
 SCRIPT = 'tests/bench/tpu.py'
@@ -94,7 +94,7 @@ def step_row(overrides: str, cycles: bool) -> list[str]:
     if not report.fits:
         sizes = f'{report.needed / 2**30:.1f} of {report.usable / 2**30:.1f}: does not fit'
         return [step_name(overrides), sizes, '', '', '', '', '']
-    sizes = [report.needed, report.memory[memory_report.TEMPORARIES]]
+    sizes = [report.needed, report.memory[preflight.TEMPORARIES]]
     estimate = report.estimate and report.estimate * topology.parse(SLICE).chip.clock
     return [
         step_name(overrides),

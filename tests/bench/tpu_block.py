@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import compiler
 
-from vit_jax.profiling import memory_report, roofline, scheduled_hlo, topology
+from vit_jax.profiling import hlo, preflight, roofline, topology
 
 
 class Sizes(NamedTuple):
@@ -122,12 +122,12 @@ def cost(step: Step, cycles: bool = False) -> Cost:
         dump = folder if cycles and step.attention == 'pallas' else ''
         compiled = compiler.compiled(cycles, dump=dump, **dataclasses.asdict(step))
         in_kernels = _kernel_cycles(step, pathlib.Path(folder)) if dump else None
-    module = scheduled_hlo.parse(compiled.module)
+    module = hlo.parse(compiled.module)
     found = roofline.operations(module)
     return Cost(
         roofline.bound(found, step.slice.chip),
         sum(op.count * op.bytes for op in found),
-        memory_report.memory(compiled.buffers, module).get(memory_report.TEMPORARIES, 0),
+        preflight.memory_parts(compiled.buffers, module).get(preflight.TEMPORARIES, 0),
         sum(op.count * op.cycles for op in found if op.cycles) if cycles else None,
         in_kernels,
     )
@@ -199,10 +199,10 @@ def _block(step: Step):
     import jax.numpy as jnp
 
     from vit_jax.models.colorizer import CrossBlock
+    from vit_jax.models.vit import MapHead
     from vit_jax.nn.axial import AxialLayer
     from vit_jax.nn.blocks import Block
     from vit_jax.nn.encoder_decoder import DecoderBlock, EncoderBlock
-    from vit_jax.nn.pooling import MapHead
 
     classes = {
         **{'vit': Block, 'decoder': DecoderBlock, 'object': DecoderBlock},
@@ -238,15 +238,16 @@ def _flax_block(step: Step):
 
 
 def _kernel_cycles(step: Step, folder: pathlib.Path) -> int:
-    from vit_jax.nn import attention_choice, attention_kernel
+    from vit_jax.nn import attention_choice
     from vit_jax.nn.attention import Call
-    from vit_jax.nn.attention_heads import group_width, score_bytes
+    from vit_jax.nn.kernels import attention as attention_lib
+    from vit_jax.nn.kernels.heads import group_width, score_bytes
 
     tokens, width, heads, _ = BLOCKS[step.block]
     call = Call((step.batch, tokens, width), tokens, heads, 'bfloat16', rate=step.rate)
     with attention_choice.runs_on(attention_choice.Devices(step.slice.chip.kind)):
         block = attention_choice.kernel_block('pallas', call)
-    unrolled = attention_kernel.UNROLLED // score_bytes(tokens, tokens)
+    unrolled = attention_lib.UNROLLED // score_bytes(tokens, tokens)
     each = 0
     for way, most in (('forward', unrolled), ('backward', 0)):
         group = group_width(width, heads, 0 if block else most)

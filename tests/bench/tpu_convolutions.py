@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import compiler
 
-from vit_jax.profiling import roofline, scheduled_hlo, topology
+from vit_jax.profiling import hlo, roofline, topology
 
 # Letters of `dim_labels`.
 NAMES = {'b': 'batch', 'f': 'channels', 'i': 'channels', 'o': 'output channels'}
@@ -34,7 +34,7 @@ def main(batch: str, name: str = 'v5e:1x1') -> None:
     text = compiler.compiled(batch=int(batch), name=name).module
     for direction, layouts in layouts_of(text).items():
         print(f'{direction}, input -> output: {dict(layouts.most_common())}')
-    module = scheduled_hlo.parse(text)
+    module = hlo.parse(text)
     found = collections.defaultdict(list)
     for instruction in module.entry:
         if instruction.opcode not in roofline.FREE and not instruction.opcode.endswith('-done'):
@@ -87,7 +87,7 @@ def registers(minor_to_major: list[int], labels: str) -> str:
     return f'{lanes} by {sublanes}'
 
 
-def kind(module: scheduled_hlo.Module, instruction: scheduled_hlo.Instruction) -> str:
+def kind(module: hlo.Module, instruction: hlo.Instruction) -> str:
     opcodes = set(_opcodes(module, instruction))
     if 'convolution' in opcodes:
         return 'convolutions'
@@ -96,7 +96,7 @@ def kind(module: scheduled_hlo.Module, instruction: scheduled_hlo.Instruction) -
     return 'all else'
 
 
-def _opcodes(module: scheduled_hlo.Module, instruction: scheduled_hlo.Instruction) -> Iterator[str]:
+def _opcodes(module: hlo.Module, instruction: hlo.Instruction) -> Iterator[str]:
     yield instruction.opcode
     for name in instruction.called:
         for inside in module.computations[name]:

@@ -15,7 +15,7 @@ import dataclasses
 
 import compiler
 
-from vit_jax.profiling import roofline, scheduled_hlo, topology
+from vit_jax.profiling import hlo, roofline, topology
 
 LENGTH, PIECES = 64, 37_000
 
@@ -23,7 +23,7 @@ LENGTH, PIECES = 64, 37_000
 def main(search: str, batch: str, name: str = 'v5e:1x1', size: str = 'base') -> None:
     slice_ = topology.parse(name)
     compiled = compiler.compiled(search=search, batch=int(batch), name=name, size=size)
-    module = scheduled_hlo.parse(compiled.module)
+    module = hlo.parse(compiled.module)
     loops = [i for c in module.computations.values() for i in c if i.opcode == 'while']
     loop = max(loops, key=lambda i: len(i.arrays))
     body = module.computations[loop.called[0]]

@@ -14,7 +14,7 @@ import tpu_recipes
 
 from vit_jax.config import load as config_lib
 from vit_jax.profiling import preflight, topology
-from vit_jax.trainer import ahead_of_time
+from vit_jax.rehearsal import ahead_of_time
 
 TABLE = pages.ROOT / 'docs' / 'tpu.md', 'tests/bench/tpu_pixels.py', 'pixels'
 RECIPE, SLICE = 'experiments/vit/imagenet2012.py', 'v5e:4x4'

@@ -22,7 +22,7 @@ from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
 from vit_jax.models import vit
 from vit_jax.profiling import preflight, topology
-from vit_jax.trainer import ahead_of_time
+from vit_jax.rehearsal import ahead_of_time
 
 PAGE = pages.ROOT / 'docs' / 'tpu.md'
 TABLE = PAGE, 'tests/bench/tpu_recipes.py', 'recipes'

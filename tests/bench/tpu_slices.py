@@ -14,7 +14,7 @@ import pages
 
 from vit_jax.config import load as config_lib
 from vit_jax.profiling import preflight, topology
-from vit_jax.trainer import ahead_of_time
+from vit_jax.rehearsal import ahead_of_time
 
 TABLE = pages.ROOT / 'docs' / 'tpu.md', 'tests/bench/tpu_slices.py', 'slices'
 RECIPES = (

@@ -23,7 +23,7 @@ from vit_jax.checkpoints import checkpointer as checkpoint_lib
 from vit_jax.checkpoints import manifest
 from vit_jax.checkpoints.checkpointer import Checkpointer, load_variables
 from vit_jax.errors import UserError
-from vit_jax.storage import step_folder
+from vit_jax.storage import run_folder
 
 
 @flax.struct.dataclass
@@ -268,7 +268,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_anew(directory):
         restore_latest(directory)
     with pytest.raises(UserError, match=r'step 16: .*; step 8: '):
         load_variables(directory)
-    assert step_folder.finished(directory) == [8, 16]
+    assert run_folder.finished_steps(directory) == [8, 16]
 
 
 # --- what was never finished ---
@@ -365,7 +365,7 @@ def test_arrays_are_not_cast_to_another_dtype(directory):
 
 def test_a_checkpoint_that_does_not_fit_is_not_set_aside(directory):
     refusal(directory, make_state(width=6))
-    assert step_folder.finished(directory) == [8, 16]
+    assert run_folder.finished_steps(directory) == [8, 16]
 
 
 # --- a disk that refuses ---

@@ -10,7 +10,7 @@ from vit_jax import __main__ as cli
 from vit_jax.commands import attention
 from vit_jax.errors import UserError
 from vit_jax.inference import load as inference_lib
-from vit_jax.inference.attention import look
+from vit_jax.inference.predict import look
 from vit_jax.viz.attention_pictures import caption, choose_stack, stacked
 
 
@@ -54,7 +54,7 @@ def test_mistakes_are_one_line(smoke_run, photo, tmp_path, capsys, monkeypatch):
             found[shape] = look(run, batch)
         return found[shape]
 
-    monkeypatch.setattr('vit_jax.inference.attention.look', look_once)
+    monkeypatch.setattr('vit_jax.inference.predict.look', look_once)
     (tmp_path / 'file').write_text('')
     for words, message in [
         (['--out', out, '--query', 'dog'], 'ROW,COL'),

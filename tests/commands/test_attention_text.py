@@ -12,9 +12,8 @@ from PIL import Image
 from vit_jax import __main__ as cli
 from vit_jax.commands import attention as command
 from vit_jax.errors import UserError
-from vit_jax.inference.attention import look
 from vit_jax.inference.load import open_run
-from vit_jax.inference.predict import batch_of_one
+from vit_jax.inference.predict import batch_of_one, look
 from vit_jax.inference.text import sentence_reader
 from vit_jax.interop.trained import fields
 from vit_jax.models import rnn_seq2seq, seq2seq

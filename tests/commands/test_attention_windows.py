@@ -8,7 +8,7 @@ from PIL import Image
 
 from vit_jax import __main__ as cli
 from vit_jax import interop
-from vit_jax.inference.attention import look
+from vit_jax.inference.predict import look
 from vit_jax.models.swin import Model
 
 FIELDS = {
@@ -53,7 +53,7 @@ def look_once(looked, monkeypatch):
         looked[:] = looked or [look(run, batch)]
         return looked[0]
 
-    monkeypatch.setattr('vit_jax.inference.attention.look', once)
+    monkeypatch.setattr('vit_jax.inference.predict.look', once)
 
 
 def run(*words):

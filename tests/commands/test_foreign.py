@@ -11,7 +11,7 @@ from PIL import Image
 from vit_jax import __main__ as cli
 from vit_jax.data.sources import open_source
 from vit_jax.inference import load as inference_lib
-from vit_jax.inference.attention import look
+from vit_jax.inference.predict import look
 from vit_jax.interop import files
 from vit_jax.interop.families import bit, vision_transformer
 from vit_jax.models import bit_resnet, hybrid, vit

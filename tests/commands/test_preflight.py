@@ -16,9 +16,9 @@ from vit_jax.commands import launch
 from vit_jax.commands import preflight as command
 from vit_jax.config import load as config_lib
 from vit_jax.errors import EXIT_FAILED, UserError
-from vit_jax.nn.recompute import POLICIES
+from vit_jax.nn.attention import POLICIES
 from vit_jax.profiling import compile_for, cost, preflight, roofline, topology
-from vit_jax.trainer import ahead_of_time
+from vit_jax.rehearsal import ahead_of_time
 
 DIGITS = 'experiments/vit/digits.py:smoke'
 LINEAR = 'tests/helpers/linear.py'

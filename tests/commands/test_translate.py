@@ -16,7 +16,7 @@ from helpers.runs import in_checkpoint
 
 from vit_jax import __main__ as cli
 from vit_jax.commands import translate
-from vit_jax.data import tokenizer_files, vocabulary
+from vit_jax.data import vocabulary
 from vit_jax.errors import UserError
 from vit_jax.inference import load as inference_lib
 from vit_jax.inference import text as text_lib
@@ -48,7 +48,7 @@ def command(translating_run, capsys):
 
 def alone(run, line, search):
     """[(text, score)] of one sentence, without padding and outside of any batch."""
-    vocab = tokenizer_files.load(run.path / 'vocab.model')
+    vocab = vocabulary.load(run.path / 'vocab.model')
     source = np.append(vocab.encode(line.lower()), 2)[None]
 
     @jax.jit
@@ -113,7 +113,7 @@ def test_json(run, command):
     assert 'Männer' in out
     assert (first['line'], first['source']) == (1, 'Männer spielen.')
     (found,) = first['translations']
-    vocab = tokenizer_files.load(run.path / 'vocab.model')
+    vocab = vocabulary.load(run.path / 'vocab.model')
     assert vocab.decode(found['tokens']) == found['text']
     assert found['score'] < 0
     assert second == {'line': 2, 'source': '', 'translations': []}
@@ -139,7 +139,7 @@ def test_what_is_too_long_is_cut_and_said(run, command):
     code, out, err = command('A dog runs.', LONG, '--greedy')
     assert code == 0
     assert out.count('\n') == 2
-    vocab = tokenizer_files.load(run.path / 'vocab.model')
+    vocab = vocabulary.load(run.path / 'vocab.model')
     rest = vocab.decode(vocab.encode(LONG.lower())[15:])
     assert rest
     assert says(err, 'line 2', '15 tokens', repr(rest))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vit_jax.__main__ import main
-from vit_jax.data import tokenizer_files, vocabulary
+from vit_jax.data import vocabulary
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 
@@ -22,7 +22,7 @@ def text(tmp_path):
 def test_both_sides_share_the_vocabulary(tmp_path, text, capsys, kind):
     path = tmp_path / 'v.model'
     assert main(['vocab', text, '--size', '40', '--kind', kind, '--output', str(path)]) == 0
-    vocab, source = tokenizer_files.load(path), open_source(text, 'train')
+    vocab, source = vocabulary.load(path), open_source(text, 'train')
     assert len(vocab) == 40
     lengths = []
     for i in range(len(source)):
@@ -42,14 +42,14 @@ def test_a_field_of_records_with_images(tmp_path, capsys):
     assert '--field names; the record has image, label, caption' in capsys.readouterr().err
     assert main(['vocab', *words, '--field', 'caption']) == 0
     assert '24 pieces of 256 sentences' in capsys.readouterr().out
-    vocab = tokenizer_files.load(path)
+    vocab = vocabulary.load(path)
     assert vocab.decode(vocab.encode('a white cross')) == 'a white cross'
 
 
 def test_lower_case(tmp_path, text):
     path = tmp_path / 'v.model'
     main(['vocab', text, '--size', '40', '--lower', '--output', str(path)])
-    pieces = tokenizer_files.load(path).pieces(range(4, 40))
+    pieces = vocabulary.load(path).pieces(range(4, 40))
     assert all(piece == piece.lower() for piece in pieces)
 
 

@@ -1,6 +1,6 @@
 """What docstrings say of parameters is found."""
 
-from vit_jax.config import docstrings
+from vit_jax.config import reference
 
 
 class Base:
@@ -38,20 +38,20 @@ def google(learning_rate, b1):
 
 
 def test_entries_go_on_below_and_several_names_share_one():
-    assert docstrings.of_parameters(Base) == {
+    assert reference.of_parameters(Base) == {
         'width': 'of a token.',
         'depth': 'number of blocks: all of them.',
     }
     text = "other things; 'a', or 'b'. Two sentences."
     expected = {'width': 'of a token.', 'depth': text, 'height': text}
-    assert docstrings.of_parameters(Derived) == expected
+    assert reference.of_parameters(Derived) == expected
 
 
 def test_other_sections_and_styles():
-    assert docstrings.of_parameters(google) == {'learning_rate': 'the rate.', 'b1': '`decay`.'}
-    assert docstrings.of_parameters(lambda: None) == {}
+    assert reference.of_parameters(google) == {'learning_rate': 'the rate.', 'b1': '`decay`.'}
+    assert reference.of_parameters(lambda: None) == {}
 
 
 def test_first_sentence():
-    assert docstrings.sentence("at 0.5 or more, as 'a.b'. Then more.") == "at 0.5 or more, as 'a.b'"
-    assert docstrings.sentence('of a token.') == 'of a token'
+    assert reference.sentence("at 0.5 or more, as 'a.b'. Then more.") == "at 0.5 or more, as 'a.b'"
+    assert reference.sentence('of a token.') == 'of a token'

@@ -4,7 +4,6 @@ import pathlib
 
 import pytest
 
-from vit_jax.config import flags
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
 
@@ -59,7 +58,7 @@ def test_override(override: str, path: str, value: object) -> None:
 
 def test_overrides_are_found_among_other_words() -> None:
     argv = ['--config.a=1', '--workdir', 'x', '--config', 'f.py', '--config.b', '2']
-    assert flags.split(argv) == (
+    assert config_lib.split(argv) == (
         ['a=1', 'b=2'],
         ['--workdir', 'x', '--config', 'f.py'],
     )

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from vit_jax.__main__ import main
 from vit_jax.config import defaults, objects
 from vit_jax.config import load as config_lib
-from vit_jax.config.validate import validate
+from vit_jax.config.load import validate
 from vit_jax.errors import UserError
 
 DIGITS = 'experiments/vit/digits.py'

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vit_jax import signatures
-from vit_jax.config import values
+from vit_jax.config import schema
 from vit_jax.errors import UserError
 from vit_jax.signatures import Steps
 
@@ -46,7 +46,7 @@ NONE = type(None)
     ],
 )
 def test_kinds(name: str, expected: tuple[type, ...]) -> None:
-    assert values.kinds(PARAMETERS[name]) == expected
+    assert schema.accepted_types(PARAMETERS[name]) == expected
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_kinds(name: str, expected: tuple[type, ...]) -> None:
     [('number', 1), ('size', None), ('pair', [0, 1]), ('steps', 5), ('steps', '5%'), ('dtype', 3)],
 )
 def test_values_that_fit(name: str, value: Any) -> None:
-    values.check(PARAMETERS[name], value, name)
+    schema.check_value(PARAMETERS[name], value, name)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_values_that_fit(name: str, value: Any) -> None:
 )
 def test_values_that_do_not_fit(name: str, value: Any, words: str) -> None:
     with pytest.raises(UserError) as error:
-        values.check(PARAMETERS[name], value, 'x')
+        schema.check_value(PARAMETERS[name], value, 'x')
     assert words in str(error.value)
 
 
@@ -88,7 +88,7 @@ def test_values_that_do_not_fit(name: str, value: Any, words: str) -> None:
     ],
 )
 def test_text(text: str, kinds: tuple[type, ...], value: Any) -> None:
-    parsed = values.parse(text, kinds)
+    parsed = schema.parse_value(text, kinds)
     assert parsed == value
     assert type(parsed) is type(value)
 
@@ -99,4 +99,4 @@ def test_text(text: str, kinds: tuple[type, ...], value: Any) -> None:
 )
 def test_text_of_another_type(text: str, kinds: tuple[type, ...]) -> None:
     with pytest.raises(ValueError, match=text):
-        values.parse(text, kinds)
+        schema.parse_value(text, kinds)

@@ -5,7 +5,7 @@ import random
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 
-from vit_jax.data import array_records
+from vit_jax.data import remote
 
 
 def written(folder, options, records):
@@ -18,14 +18,14 @@ def written(folder, options, records):
 
 
 def index_of(content):
-    return array_records.read_index(lambda start, end: content[start:end], len(content))
+    return remote.read_index(lambda start, end: content[start:end], len(content))
 
 
 def read_back(content):
     index = index_of(content)
     for number in range(index.records):
         start, end = index.range_of(number)
-        yield array_records.records_of(content[start:end], start)[number % index.group]
+        yield remote.records_of(content[start:end], start)[number % index.group]
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_records_are_read_back(options, tmp_path):
 
 
 def test_an_index_longer_than_what_is_read_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(array_records, 'TAIL', array_records.BLOCK)
+    monkeypatch.setattr(remote, 'TAIL', remote.BLOCK)
     records = [random.Random(0).randbytes(500)] * 400
     assert list(read_back(written(tmp_path, 'group_size:1', records))) == records
 
@@ -59,11 +59,11 @@ def test_damaged_files_are_refused_and_never_misread(tmp_path):
     with pytest.raises(ValueError, match='no whole ArrayRecord file'):
         index_of(whole[:-1])
     with pytest.raises(ValueError, match=r'damaged|last block|no whole'):
-        index_of(whole[: -array_records.BLOCK])
+        index_of(whole[: -remote.BLOCK])
     for _ in range(300):
         damaged = bytearray(whole)
         for _ in range(drawn.choice([1, 20])):
-            damaged[drawn.randrange(len(whole) - 3 * array_records.BLOCK, len(whole))] ^= 255
+            damaged[drawn.randrange(len(whole) - 3 * remote.BLOCK, len(whole))] ^= 255
         try:
             found = list(read_back(bytes(damaged)))
         except ValueError:

@@ -21,7 +21,7 @@ from vit_jax.data.sources import open_source
 from vit_jax.data.splits import Subset
 from vit_jax.data.transforms import parse_transforms, transform
 from vit_jax.errors import UserError
-from vit_jax.runtime.hangs import Stalled
+from vit_jax.runtime.watchdog import Stalled
 
 PLAIN = parse_transforms('')
 AUGMENTED = parse_transforms('pad_and_crop(2)|flip|random_erasing(0.3)')

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vit_jax.data import known, sources
+from vit_jax.data import census, sources
 from vit_jax.errors import UserError
 
 
@@ -24,30 +24,30 @@ def nothing_prepared(monkeypatch, tmp_path):
     ],
 )
 def test_sizes(name, split, size, classes):
-    source = known.open_source(name, split)
+    source = census.open_source(name, split)
     assert (len(source), source.info.num_classes) == (size, classes)
 
 
 def test_images_have_the_size_that_all_of_them_have():
-    assert known.open_source('tfds:cifar100', 'test')[0]['image'].shape == (32, 32, 3)
+    assert census.open_source('tfds:cifar100', 'test')[0]['image'].shape == (32, 32, 3)
 
 
 def test_images_of_coco_have_objects():
-    record = known.open_source('coco:/nowhere/coco', 'val2017')[3]
+    record = census.open_source('coco:/nowhere/coco', 'val2017')[3]
     assert record.keys() == {'image', 'boxes', 'labels', 'crowd'}
     with pytest.raises(UserError, match='there is no such folder'):
-        known.open_source('coco:/nowhere/cifar10', 'train')
+        census.open_source('coco:/nowhere/cifar10', 'train')
 
 
 def test_a_folder_that_is_there_is_read(tmp_path):
     (tmp_path / 'cifar10').mkdir()
     with pytest.raises(UserError, match='cifar10'):
-        known.open_source(f'folder:{tmp_path}/cifar10', 'train')
+        census.open_source(f'folder:{tmp_path}/cifar10', 'train')
 
 
 def test_mistakes():
     with pytest.raises(UserError, match="did you mean 'validation'"):
-        known.open_source('tfds:imagenet2012', 'validatio')
-    for open_source in (known.open_source, sources.open_source):
+        census.open_source('tfds:imagenet2012', 'validatio')
+    for open_source in (census.open_source, sources.open_source):
         with pytest.raises(UserError, match='no data set is prepared'):
             open_source('tfds:nowhere', 'train')

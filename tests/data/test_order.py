@@ -3,26 +3,26 @@
 import numpy as np
 import pytest
 
-from vit_jax.data import order
+from vit_jax.data import batches
 
 
 @pytest.mark.parametrize('size', [*range(1, 70), 255, 256, 257, 5000])
 def test_is_a_permutation(size):
     for epoch in range(3):
-        indices = order.shuffled(np.arange(size), size=size, seed=7, epoch=epoch)
+        indices = batches.shuffled(np.arange(size), size=size, seed=7, epoch=epoch)
         np.testing.assert_array_equal(np.sort(indices), np.arange(size))
 
 
 def test_any_part_of_an_epoch_is_what_the_whole_has_there():
-    whole = order.shuffled(np.arange(1000), size=1000, seed=1, epoch=2)
+    whole = batches.shuffled(np.arange(1000), size=1000, seed=1, epoch=2)
     positions = np.array([[3, 999], [500, 0]])
-    part = order.shuffled(positions, size=1000, seed=1, epoch=2)
+    part = batches.shuffled(positions, size=1000, seed=1, epoch=2)
     np.testing.assert_array_equal(part, whole[positions])
 
 
 def test_seeds_and_epochs_are_unrelated():
     orders = {
-        (seed, epoch): order.shuffled(np.arange(1000), size=1000, seed=seed, epoch=epoch)
+        (seed, epoch): batches.shuffled(np.arange(1000), size=1000, seed=seed, epoch=epoch)
         for seed in range(4)
         for epoch in range(4)
     }
@@ -37,7 +37,7 @@ def test_seeds_and_epochs_are_unrelated():
 def test_every_place_is_equally_likely(size):
     epochs = 600
     places = np.stack(
-        [order.shuffled(np.arange(size), size=size, seed=0, epoch=e) for e in range(epochs)]
+        [batches.shuffled(np.arange(size), size=size, seed=0, epoch=e) for e in range(epochs)]
     )
     counts = np.array([[np.sum(places[:, i] == j) for j in range(size)] for i in range(size)])
     expected = epochs / size
@@ -47,14 +47,14 @@ def test_every_place_is_equally_likely(size):
 
 
 def test_neighbors_do_not_stay_neighbors():
-    indices = order.shuffled(np.arange(10_000), size=10_000, seed=0, epoch=0)
+    indices = batches.shuffled(np.arange(10_000), size=10_000, seed=0, epoch=0)
     steps = np.diff(indices)
     assert np.mean(np.abs(steps) == 1) < 0.002
     assert len(np.unique(steps)) > 5000
 
 
 def test_order_is_fixed_for_ever():
-    first = order.shuffled(np.arange(8), size=50_000, seed=0, epoch=0)
+    first = batches.shuffled(np.arange(8), size=50_000, seed=0, epoch=0)
     assert first.tolist() == GOLDEN
     assert first.dtype == np.int64
 
@@ -65,7 +65,7 @@ GOLDEN = [2589, 40089, 43334, 17566, 6912, 40221, 45589, 46528]
 def test_huge_sizes_need_no_memory():
     size = 2**40 + 1
     positions = np.array([0, 1, size - 1])
-    indices = order.shuffled(positions, size=size, seed=0, epoch=0)
+    indices = batches.shuffled(positions, size=size, seed=0, epoch=0)
     assert len(set(indices.tolist())) == 3
     assert (indices >= 0).all()
     assert (indices < size).all()

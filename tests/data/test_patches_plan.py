@@ -9,7 +9,7 @@ import pytest
 from vit_jax.data.dataset import open_dataset
 from vit_jax.data.sources import open_source
 from vit_jax.data.transforms import parse_transforms
-from vit_jax.data.transforms.patches import cut, grid_within
+from vit_jax.data.transforms.image import cut, grid_within
 from vit_jax.errors import UserError
 from vit_jax.ops.sequences import joined
 

@@ -7,14 +7,13 @@ import pytest
 from helpers import loading
 from helpers.packed_vit.data import cut
 
-from vit_jax.config.allowed import dotted_names
+from vit_jax.config.origin import dotted_names
 from vit_jax.data import batches, vocabulary
 from vit_jax.data.batches import ArraySpec
-from vit_jax.data.dataset import open_dataset
+from vit_jax.data.dataset import Loader, open_dataset
 from vit_jax.data.examples import Examples
 from vit_jax.data.plans import fixed
 from vit_jax.data.records import BrokenRecord, SourceInfo
-from vit_jax.data.rows import Loader
 from vit_jax.data.splits import Subset
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image, ImageFilter
 
 from vit_jax.__main__ import main
-from vit_jax.data.rng import example_rng
+from vit_jax.data.records import example_rng
 from vit_jax.data.transforms import parse_transforms, pillow
 from vit_jax.data.transforms.randaugment import GRAY, VARIANTS, make_operations, operate
 from vit_jax.errors import EXIT_PREEMPTED

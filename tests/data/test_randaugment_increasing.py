@@ -3,10 +3,14 @@
 import numpy as np
 import pytest
 
-from vit_jax.data.rng import example_rng
+from vit_jax.data.records import example_rng
 from vit_jax.data.transforms import parse_transforms
-from vit_jax.data.transforms.randaugment import GRAY, make_operations, operate
-from vit_jax.data.transforms.randaugment_increasing import increasing_operations
+from vit_jax.data.transforms.randaugment import (
+    GRAY,
+    increasing_operations,
+    make_operations,
+    operate,
+)
 from vit_jax.errors import UserError
 
 OPERATIONS = increasing_operations()

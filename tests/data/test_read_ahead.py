@@ -6,15 +6,15 @@ import threading
 import pytest
 
 from vit_jax.data.read_ahead import MANY, Loading, Watched
-from vit_jax.runtime import cores, hangs
-from vit_jax.runtime.hangs import Interrupted, Stalled
+from vit_jax.runtime import environment, watchdog
+from vit_jax.runtime.watchdog import Interrupted, Stalled
 
 
 @pytest.fixture(autouse=True)
 def abandoned(monkeypatch):
     """Counts the threads that are left behind, of which the process of the tests learns nothing."""
     counted = []
-    monkeypatch.setattr(hangs, 'abandon', lambda: counted.append(1))
+    monkeypatch.setattr(watchdog, 'abandon', lambda: counted.append(1))
     return counted
 
 
@@ -144,6 +144,6 @@ def test_reads_at_most_two_ahead():
 def test_threads_and_processes_are_those_of_the_cores_unless_given(
     monkeypatch, available, examples, given, words
 ):
-    monkeypatch.setattr(cores, 'available', lambda: available)
+    monkeypatch.setattr(environment, 'available', lambda: available)
     cached = given.pop('cached', False)
     assert str(Loading(**given).settled(examples, cached)) == words

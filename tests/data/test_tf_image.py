@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from vit_jax.data.rng import example_rng
-from vit_jax.data.transforms import parse_transforms, tf_resampling
+from vit_jax.data.records import example_rng
+from vit_jax.data.transforms import parse_transforms, tf_image
 from vit_jax.data.transforms.windows import distorted_window, random_window
 from vit_jax.errors import UserError
 
@@ -32,7 +32,7 @@ def floor_agrees(actual, expected):
 def test_bilinear_is_that_of_jax_without_antialiasing(size):
     image = picture()
     expected = jax.image.resize(image.astype(np.float32), (*size, 3), 'linear', antialias=False)
-    floor_agrees(tf_resampling.bilinear(image, *size), np.asarray(expected))
+    floor_agrees(tf_image.bilinear(image, *size), np.asarray(expected))
 
 
 @pytest.mark.parametrize('size', SIZES)
@@ -41,26 +41,26 @@ def test_area_is_the_mean_of_what_a_pixel_covers(size):
     image, (height, width) = picture(), size
     fine = np.repeat(np.repeat(image.astype(float), height, 0), width, 1)
     expected = fine.reshape(height, 12, width, 17, 3).mean((1, 3))
-    floor_agrees(tf_resampling.area(image, *size), expected)
+    floor_agrees(tf_image.area(image, *size), expected)
 
 
 @pytest.mark.parametrize(
     'window', [(slice(3, 50), slice(9, 40)), (slice(0, 40), slice(None, None, -1))]
 )
-@pytest.mark.parametrize('method', tf_resampling.METHODS)
+@pytest.mark.parametrize('method', tf_image.METHODS)
 def test_windows_and_mirrored_images_are_resized_as_they_are(method, window):
     """Views of other memory, whose rows are not one after the other."""
     view = picture(60, 70)[window]
-    found = tf_resampling.METHODS[method](view, 24, 24)
-    np.testing.assert_array_equal(found, tf_resampling.METHODS[method](view.copy(), 24, 24))
+    found = tf_image.METHODS[method](view, 24, 24)
+    np.testing.assert_array_equal(found, tf_image.METHODS[method](view.copy(), 24, 24))
 
 
-@pytest.mark.parametrize('method', tf_resampling.METHODS)
+@pytest.mark.parametrize('method', tf_image.METHODS)
 @pytest.mark.parametrize('value', [0, 1, 127, 255])
 def test_one_color_stays_what_it_is(method, value):
     image = np.full((375, 500, 1), value, np.uint8)
     for size in ((256, 341), (224, 224), (448, 600)):
-        np.testing.assert_array_equal(tf_resampling.METHODS[method](image, *size), value)
+        np.testing.assert_array_equal(tf_image.METHODS[method](image, *size), value)
 
 
 def test_the_transforms_resize_by_them():
@@ -71,7 +71,7 @@ def test_the_transforms_resize_by_them():
         ('resize_small_tf(6)', 'area', (6, 8)),  # 17 / 2 is rounded to the even number
         ("resize_small_tf(24, 'bilinear')", 'bilinear', (24, 34)),
     ):
-        expected = tf_resampling.METHODS[method](image, *size)
+        expected = tf_image.METHODS[method](image, *size)
         np.testing.assert_array_equal(apply(spec, image), expected, err_msg=spec)
 
 
@@ -79,7 +79,7 @@ def test_a_crop_is_a_window_that_is_resized():
     image, spec = picture(60, 80), 'inception_crop_tf(16)'
     for example in range(5):
         y, x, h, w = distorted_window(example_rng(0, example), (60, 80), (0.05, 1.0))
-        expected = tf_resampling.bilinear(image[y : y + h, x : x + w], 16, 16)
+        expected = tf_image.bilinear(image[y : y + h, x : x + w], 16, 16)
         np.testing.assert_array_equal(apply(spec, image, example), expected)
 
 

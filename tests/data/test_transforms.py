@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data.rng import example_rng
+from vit_jax.data.records import example_rng
 from vit_jax.data.transforms import (
     parse_transforms,
     registry,

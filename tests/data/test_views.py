@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from vit_jax.config.allowed import dotted_names
-from vit_jax.data.rng import example_rng
+from vit_jax.config.origin import dotted_names
+from vit_jax.data.records import example_rng
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
 

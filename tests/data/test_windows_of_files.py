@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data import images, turbojpeg
+from vit_jax.data import images
 from vit_jax.data.examples import Examples
-from vit_jax.data.records import BrokenRecord
-from vit_jax.data.rng import example_rng
+from vit_jax.data.records import BrokenRecord, example_rng
 from vit_jax.data.sources import open_source
 from vit_jax.data.transforms import parse_transforms
 
@@ -30,11 +29,11 @@ KINDS = {
 def library(request, monkeypatch):
     """The decoder of windows, and the one of whole images that takes its place without it."""
     if request.param == 'simplejpeg':
-        monkeypatch.setattr(turbojpeg, 'decoder', lambda: None)
+        monkeypatch.setattr(images, 'decoder', lambda: None)
         return
-    if turbojpeg.decoder() is None:
+    if images.decoder() is None:
         decoder = of_the_wheel()
-        monkeypatch.setattr(turbojpeg, 'decoder', lambda: decoder)
+        monkeypatch.setattr(images, 'decoder', lambda: decoder)
 
 
 def of_the_wheel():
@@ -42,7 +41,7 @@ def of_the_wheel():
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         for file in importlib.metadata.files('turbojpeg') or []:
             if file.match('libturbojpeg*'):
-                return turbojpeg.Decoder(turbojpeg.open_library(str(file.locate())))
+                return images.Decoder(images.open_library(str(file.locate())))
     pytest.skip('libjpeg-turbo 3 (libturbojpeg) is not installed')
 
 

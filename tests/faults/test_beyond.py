@@ -14,7 +14,7 @@ from helpers import released
 
 import vit_jax
 from vit_jax.__main__ import beyond, main
-from vit_jax.data import tokenizer_files
+from vit_jax.data import vocabulary
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 from vit_jax.storage import paths
@@ -97,7 +97,7 @@ def test_a_pattern_that_never_ends(tmp_path):
     pattern = tokenizers.Regex('(?:a|a|aa)*$')
     made.pre_tokenizer = tokenizers.pre_tokenizers.Split(pattern, 'isolated')
     made.save(str(tmp_path / 'tokenizer.json'))
-    vocab = tokenizer_files.load(tmp_path / 'tokenizer.json')
+    vocab = vocabulary.load(tmp_path / 'tokenizer.json')
     with pytest.raises(UserError, match=r'by its tokenizer\.json: cannot be read'):
         vocab.encode('a' * 60 + 'b')
 

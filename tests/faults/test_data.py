@@ -19,7 +19,7 @@ from helpers.xla import xla_flags
 from PIL import Image
 
 from vit_jax.__main__ import main
-from vit_jax.storage import step_folder
+from vit_jax.storage import run_folder
 
 CONFIG = 'tests/helpers/linear.py'
 # Digits, some of which are as the path of the source says.
@@ -129,7 +129,7 @@ def test_folders_without_images_are_no_classes_and_lacking_examples_are_said(
     first, second = re.findall(r'^\d classes.*', capsys.readouterr().out, re.M)
     assert says(first, '4 classes', 'cat 20, dog 0, emu 0, fox 20')
     assert says(second, '2 classes', 'no example', 'dog, emu')
-    meta = step_folder.read_meta(tmp_path / 'run' / 'checkpoints' / '5')
+    meta = run_folder.read_meta(tmp_path / 'run' / 'checkpoints' / '5')
     assert meta['class_names'] == ['cat', 'dog', 'emu', 'fox']
     assert any(': .git, __MACOSX, empty' in line for line in caplog.messages)
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from vit_jax import __main__ as cli
-from vit_jax.config.allowed import dotted_names, require_allowed
+from vit_jax.config.origin import dotted_names, require_allowed
 from vit_jax.errors import UserError
 
 pytestmark = pytest.mark.fault(38)

@@ -1,6 +1,6 @@
 """A model that is a function, for tasks that are tested without one."""
 
-from vit_jax.apply import AFTER_TRAINING
+from vit_jax.step import AFTER_TRAINING
 
 
 class Given:

@@ -24,7 +24,7 @@ from helpers import timm_architectures, timm_forms
 from vit_jax import interop
 from vit_jax.errors import UserError
 from vit_jax.interop import files
-from vit_jax.interop.families import _timm_arguments
+from vit_jax.interop.families import _timm
 
 LIMIT = 1e-5  # of the largest output; more if timm itself is that far from its own float64
 MODULES = (*timm_architectures.MODULES, 'swin_transformer', 'swin_transformer_v2', 'resnetv2')
@@ -46,9 +46,9 @@ def outcomes(module: str) -> Iterator[tuple[str, str]]:
 
     known: dict[str, str] = {}
     for name in timm.list_models('*_bit' if module == 'resnetv2' else '', module=module):
-        row = _timm_arguments.architectures().get(name, {})
+        row = _timm.architectures().get(name, {})
         try:
-            _timm_arguments.arguments({'architecture': name}, 'timm ViT')
+            _timm.arguments({'architecture': name}, 'timm ViT')
         except UserError as error:
             yield name, str(error)
             continue

@@ -19,7 +19,7 @@ import sys
 
 import vit_jax
 from helpers.forked import UNDRAWN
-from vit_jax.runtime import memory
+from vit_jax.runtime import environment
 
 # What commands import where they need it.
 LATE = ('sklearn.datasets', 'optuna', 'matplotlib.backends.backend_agg')
@@ -67,7 +67,7 @@ def become(request: dict, files: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request['env'])
     # In force since this server started, so that the command need not start again for it.
-    os.environ.setdefault(memory.VARIABLE, memory.TUNABLES)
+    os.environ.setdefault(environment.VARIABLE, environment.TUNABLES)
     if UNDRAWN in os.environ:
         sys.modules['vit_jax.trainer.writer'].Writer.draw = lambda self: None
     sys.stdout.reconfigure(write_through='PYTHONUNBUFFERED' in os.environ)

@@ -18,7 +18,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from vit_jax.runtime import memory
+from vit_jax.runtime import environment
 
 TESTS = pathlib.Path(__file__).parents[1]
 UNDRAWN = (
@@ -98,7 +98,7 @@ def _server() -> socket.socket:
     """A connection to the server of this process, which it starts."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     path = {'PYTHONPATH': _with_tests(os.environ)}
-    env = {memory.VARIABLE: memory.TUNABLES, **os.environ, **path}
+    env = {environment.VARIABLE: environment.TUNABLES, **os.environ, **path}
     words = [sys.executable, '-m', 'helpers.fork_server', str(theirs.fileno())]
     process = subprocess.Popen(words, cwd=TESTS.parent, env=env, pass_fds=[theirs.fileno()])
     theirs.close()

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.nn.std_conv import StdConv
+from vit_jax.nn.resnet import StdConv
 from vit_jax.tree_paths import path_name
 
 NORMS = (nn.LayerNorm, nn.GroupNorm)

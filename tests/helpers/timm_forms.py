@@ -140,9 +140,9 @@ def _made(name: str, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     import timm
     import torch
 
-    from vit_jax.interop.families import _timm_arguments
+    from vit_jax.interop.families import _timm
 
-    row = _timm_arguments.architectures().get(name)
+    row = _timm.architectures().get(name)
     small = (_small(row['num_heads']) if row else {}) | arguments
     model = timm.create_model(name, **small).eval()
     shapes = {key: list(value.shape) for key, value in model.state_dict().items()}

@@ -11,7 +11,7 @@ import numpy as np
 
 from helpers.transformers_models import perturbed
 from vit_jax import interop
-from vit_jax.data.transforms.patches import cut
+from vit_jax.data.transforms.image import cut
 
 LENGTH, VOCAB, PATCHES = 6, 19, 14
 GRIDS = np.array([[2, 3], [1, 14], [7, 2], [3, 3], [1, 1]])

@@ -9,10 +9,9 @@ from PIL import Image
 
 from vit_jax.commands import attention as command
 from vit_jax.errors import UserError
-from vit_jax.inference.attention import look, parameter_pictures
-from vit_jax.inference.predict import batch_of_one
+from vit_jax.inference.predict import batch_of_one, look, parameter_pictures
 from vit_jax.models import base as models
-from vit_jax.nn.attention_maps import AttentionMap
+from vit_jax.nn.maps import AttentionMap
 from vit_jax.viz.attention_pictures import choose_stack, stacked
 
 

@@ -19,8 +19,8 @@ from vit_jax.interop import files
 from vit_jax.interop.families import bit, vision_transformer
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.models import bit_resnet, vit
-from vit_jax.nn import attention_kernel
 from vit_jax.nn.attention_choice import Devices
+from vit_jax.nn.kernels import attention
 from vit_jax.runtime import target
 
 FIELDS = dict(num_classes=4, patch_size=4, width=16, depth=1, mlp_dim=24, num_heads=2)
@@ -74,11 +74,11 @@ def test_predictions_and_models_that_name_their_device_use_the_kernel_of_a_tpu(n
     monkeypatch.setattr(target, 'of_device', lambda device=None: Devices('TPU v5 lite'))
     calls = []
 
-    def called(projected, *options, real=attention_kernel.fused_attention):
+    def called(projected, *options, real=attention.fused_attention):
         calls.append(projected[0].shape)
         return real(projected, *options, interpret=True)
 
-    monkeypatch.setattr(attention_kernel, 'fused_attention', called)
+    monkeypatch.setattr(attention, 'fused_attention', called)
     model, variables = vit_jax.load(path, device=jax.devices()[0])
     found = outputs(model, variables, images)['logits']
     np.testing.assert_allclose(found, expected, atol=1e-4)

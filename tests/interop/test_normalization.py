@@ -14,7 +14,7 @@ import vit_jax
 from vit_jax import __main__ as cli
 from vit_jax import interop
 from vit_jax.errors import UserError
-from vit_jax.interop import files, normalization
+from vit_jax.interop import files, preprocessing
 from vit_jax.interop.families import bit, vision_transformer
 from vit_jax.models import bit_resnet, vit
 
@@ -35,7 +35,7 @@ def saved(tmp_path):
         model.save_pretrained(tmp_path)
         if preprocessor is not None:
             content = {'image_processor_type': 'ViTImageProcessor', **preprocessor}
-            (tmp_path / normalization.PREPROCESSOR).write_text(json.dumps(content))
+            (tmp_path / preprocessing.PREPROCESSOR).write_text(json.dumps(content))
         return model, tmp_path
 
     return save
@@ -101,9 +101,9 @@ def test_a_run_has_no_normalization(smoke_run):
 def test_where_nothing_tells_it_is_said(saved, tmp_path, capsys, caplog):
     saved(None)
     assert cli.main(['convert', str(tmp_path), str(tmp_path / 'out.npz')]) == 0
-    assert f'note: {normalization.UNKNOWN}\n' in capsys.readouterr().out
+    assert f'note: {preprocessing.UNKNOWN}\n' in capsys.readouterr().out
     vit_jax.load(tmp_path)
-    assert normalization.UNKNOWN in caplog.text
+    assert preprocessing.UNKNOWN in caplog.text
 
 
 @pytest.mark.slow
@@ -139,7 +139,7 @@ def test_what_is_written_says_it(saved, tmp_path, pixels):
     _, path = saved(IMAGENET)
     assert cli.main(['convert', str(path), str(path / 'new')]) == 0
     model = transformers.ViTForImageClassification.from_pretrained(path / 'new').eval()
-    content = json.loads((path / 'new' / normalization.PREPROCESSOR).read_text())
+    content = json.loads((path / 'new' / preprocessing.PREPROCESSOR).read_text())
     assert content['size'] == {'height': 12, 'width': 12}
     assert (content['image_mean'], content['image_std']) == ([0.5] * 3, [0.5] * 3)
     expected = ours(interop.read(path), normalized(pixels))['logits']

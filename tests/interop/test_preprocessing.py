@@ -17,9 +17,9 @@ from vit_jax.data.sources import open_source
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
 from vit_jax.inference import load, predict
-from vit_jax.interop import files, normalization, preprocessing
+from vit_jax.interop import files, preprocessing
 from vit_jax.interop.families import detr
-from vit_jax.interop.normalization import PREPROCESSOR
+from vit_jax.interop.preprocessing import PREPROCESSOR
 
 TIMM = {'input_size': [3, 224, 224], 'interpolation': 'bicubic', 'crop_pct': 0.9}
 PILLOW = {'size': {'height': 224, 'width': 224}, 'resample': 2}
@@ -247,7 +247,7 @@ TEXTS = [
 @pytest.mark.parametrize('text', TEXTS)
 def test_transformers_makes_the_same_images(text):
     transformers = pytest.importorskip('transformers')
-    told = normalization.preprocessor(3, (9, 9)) | preprocessing.written(text)
+    told = preprocessing.preprocessor(3, (9, 9)) | preprocessing.written(text)
     assert preprocessing.transforms({PREPROCESSOR: told}, None) == f'drop_alpha|{text}'
     processor = getattr(transformers, told['image_processor_type'])(**told)
     for image in timm_images.photos(8):

@@ -10,12 +10,12 @@ from helpers.released_models import count
 from vit_jax.__main__ import main
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
-from vit_jax.interop import files, hub, places, released
+from vit_jax.interop import files, hub
+from vit_jax.rehearsal import rehearsal
 from vit_jax.storage import fetched
-from vit_jax.trainer import rehearsal
 
 B16 = 'augreg/B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0'
-TABLE = released.table()
+TABLE = hub.table()
 # One checkpoint for every model and size.
 MODELS = {json.dumps((one.model, one.image_size)): one for one in TABLE if one.model}
 
@@ -25,7 +25,7 @@ def test_names_are_unique_and_numbers_have_a_source():
     for one in TABLE:
         assert one.source.startswith('https://') and one.trained_on
         assert bool(one.metric) == (one.accuracy is not None)
-        assert one.name.startswith(('hf://', 'gs://')) or one.name.split('/')[0] in released.BUCKETS
+        assert one.name.startswith(('hf://', 'gs://')) or one.name.split('/')[0] in hub.BUCKETS
         if one.name.startswith('hf://'):
             assert hub.matches(one.name)
 
@@ -58,7 +58,7 @@ def test_parameters_are_those_of_every_model():
     ],
 )
 def test_short_names(path, url):
-    assert released.url(path) == url
+    assert hub.url(path) == url
 
 
 def test_a_file_of_that_name_comes_first(tmp_path, monkeypatch):
@@ -97,7 +97,7 @@ def test_a_short_name_is_read_from_its_bucket(tmp_path, monkeypatch):
     ],
 )
 def test_the_nearest_name(path, near):
-    assert released.nearest(path) == near
+    assert hub.nearest(path) == near
 
 
 @pytest.mark.fault(94)
@@ -115,7 +115,7 @@ def test_a_wrong_name_gets_the_nearest(monkeypatch, capsys, tmp_path):
 
     monkeypatch.setattr(fetched, 'together', missing)
     with pytest.raises(UserError, match=f'there is no such file; did you mean {B16}'):
-        places.local(released.url(B16.replace('medium1', 'medium')))
+        files.local(hub.url(B16.replace('medium1', 'medium')))
 
 
 def test_the_hub_is_asked_for_names_beside_the_table(tmp_path):

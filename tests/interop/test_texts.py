@@ -11,7 +11,7 @@ from PIL import Image
 
 import vit_jax
 from vit_jax import __main__ as cli
-from vit_jax.data import tokenizer_files
+from vit_jax.data import vocabulary
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 from vit_jax.inference.load import open_model
@@ -127,7 +127,7 @@ def test_transformers_encodes_by_what_is_written(kind, tmp_path):
 
 def test_a_tokenizer_s_file_is_a_vocabulary(tmp_path):
     tokenizer_json(tmp_path)
-    vocab = tokenizer_files.load(tmp_path / 'tokenizer.json')
+    vocab = vocabulary.load(tmp_path / 'tokenizer.json')
     ids = vocab.encode('two small dogs')
     assert vocab.special == (0, -1, 1, 3)
     assert vocab.decode([*ids, 1, 0]) == 'two small dogs'
@@ -139,12 +139,12 @@ def test_files_that_are_no_tokenizer(tmp_path):
     file = tmp_path / 'tokenizer.json'
     file.write_text('{"model": 3}')
     with pytest.raises(UserError, match=r'tokenizer\.json.*no tokenizer\.json'):
-        tokenizer_files.load(file)
+        vocabulary.load(file)
     tokenizer_json(tmp_path)
     said = json.loads(file.read_text())
     file.write_text(json.dumps(said | {'post_processor': None}))
     with pytest.raises(UserError, match='no id for the end of a text'):
-        tokenizer_files.load(file)
+        vocabulary.load(file)
 
 
 @pytest.mark.parity

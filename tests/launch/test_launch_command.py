@@ -12,7 +12,7 @@ from helpers.messages import says
 from vit_jax import __main__ as cli
 from vit_jax.commands import rehearse
 from vit_jax.errors import UserError
-from vit_jax.trainer import kill_and_resume, trials
+from vit_jax.rehearsal import kill_and_resume
 
 GS = '--workdir=gs://a'
 REPO = pathlib.Path(__file__).resolve().parents[2]
@@ -97,22 +97,22 @@ def test_a_rehearsal_comes_before_a_job(dry, tmp_path, monkeypatch, capsys):
         (['gke', '--tpu', 'v6e-16', '--image', 'image', '--preflight'], 'v6e-16'),
     ],
 )
-@pytest.mark.parametrize('result', [trials.OK, trials.FAILED])
+@pytest.mark.parametrize('result', [kill_and_resume.OK, kill_and_resume.FAILED])
 def test_a_rehearsal_compiles_for_the_slices(launcher, slices, result, monkeypatch, capsys):
     asked = []
 
     def rehearsed(config, args):
         asked.append((config.seed, args.workdir))
-        return [trials.Row('data', trials.OK, 0.0, 'read')]
+        return [kill_and_resume.Row('data', kill_and_resume.OK, 0.0, 'read')]
 
     def compiled(argv, args):
         asked.append((args.config, args.topology))
-        return trials.Row('preflight', result, 0.0, 'said the compiler')
+        return kill_and_resume.Row('preflight', result, 0.0, 'said the compiler')
 
     monkeypatch.setattr(rehearse, 'tried', rehearsed)
     monkeypatch.setattr(rehearse, 'preflight', compiled)
     words = [*TRAIN[:3], '--config.seed=5', '--stop-at', '9', GS]
-    failed = result == trials.FAILED
+    failed = result == kill_and_resume.FAILED
     assert cli.main(['launch', *launcher, '--rehearse', '--dry-run', '--', *words]) == failed
     assert asked == [(5, 'gs://a'), (TRAIN[2], slices)]
     shown = capsys.readouterr()

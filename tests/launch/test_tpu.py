@@ -13,7 +13,7 @@ import pytest
 
 from vit_jax import __main__ as cli
 from vit_jax.errors import UserError
-from vit_jax.launch import queued, remote, tpu, tpu_loop
+from vit_jax.launch import queued, remote, tpu_loop
 from vit_jax.launch.queued import Answer
 
 CONFIG = f'{pathlib.Path(__file__).resolve().parents[2]}/experiments/vit/digits.py:smoke'
@@ -242,7 +242,7 @@ def test_fewer_slices_than_the_minimum_are_not_asked_for(cloud):
     assert len(cloud.calls('create')) == 1
 
 
-JOB = tpu.TpuJob(TRAIN, 'vit-jax-train', 'v5litepod-16', zone='us-a', extras=['gcs'])
+JOB = queued.TpuJob(TRAIN, 'vit-jax-train', 'v5litepod-16', zone='us-a', extras=['gcs'])
 
 
 def interrupted(pauses):

@@ -11,7 +11,7 @@ from helpers.pictures import drawn, images_like
 from helpers.sequences import SOURCE, TARGET_IN, perturbed
 
 from vit_jax.models import bit_resnet, hybrid, rnn_seq2seq, seq2seq, vit
-from vit_jax.nn.attention_maps import collect
+from vit_jax.nn.maps import collect
 
 DEPTH = 11  # so that block_10 follows block_9 and not block_1
 VIT = vit.Model(patch_size=3, width=8, depth=DEPTH, mlp_dim=8, num_heads=2)

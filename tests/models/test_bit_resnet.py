@@ -12,7 +12,7 @@ from helpers.pictures import count, drawn, images_like, shapes, spec
 
 from vit_jax.errors import UserError
 from vit_jax.models.bit_resnet import VARIANTS, Model, variant
-from vit_jax.nn.std_conv import StdConv, standardize
+from vit_jax.nn.resnet import StdConv, standardize
 from vit_jax.profiling import flops
 from vit_jax.tree_paths import path_name
 

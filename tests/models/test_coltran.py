@@ -10,8 +10,8 @@ from helpers.messages import says
 
 from vit_jax.errors import UserError
 from vit_jax.models.coltran import Model
-from vit_jax.ops import decoding
-from vit_jax.ops.coarse_colors import BINS
+from vit_jax.ops import search
+from vit_jax.ops.colors import BINS
 
 TINY = {'width': 16, 'num_heads': 2, 'mlp_dim': 24}
 TINY |= {'encoder_depth': 1, 'outer_depth': 2, 'inner_depth': 1}
@@ -96,7 +96,7 @@ def test_what_is_sampled_at_low_temperature_is_the_most_probable(model, variable
     def draw(seed):
         cache = model.apply(variables, GRAY, method='start')
         keys = jax.random.split(jax.random.key(seed), BATCH)
-        found = decoding.sample(
+        found = search.sample(
             step, cache, keys, max_len=HEIGHT * WIDTH, temperature=1e-4, bos=0, eos=-1
         )
         return found.tokens[:, 0].reshape(GRAY.shape)

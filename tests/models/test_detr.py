@@ -12,9 +12,9 @@ from helpers.pictures import drawn, images_like
 
 from vit_jax.errors import UserError
 from vit_jax.models import detr
-from vit_jax.nn.mask_head import resize_nearest
+from vit_jax.models.detr import resize_nearest
 from vit_jax.nn.positions import masked_sine2d
-from vit_jax.nn.resnet_v1 import ResNet, Stage, conv
+from vit_jax.nn.resnet import ResNet, Stage, conv
 
 # All parameters but those of frozen norms, which the authors count as buffers (measured by
 # their code), and of these the kernels that do not learn in their recipe.

@@ -12,8 +12,8 @@ from helpers.pictures import drawn, images_like
 
 from vit_jax.errors import UserError
 from vit_jax.models import detr, detr_panoptic
+from vit_jax.models.detr import ObjectMaps
 from vit_jax.nn.encoder_decoder import Memory
-from vit_jax.nn.mask_head import ObjectMaps
 
 # Measured by the authors' code, for 250 classes.
 TOTAL, MASK_HEAD, BBOX_ATTENTION = 42_899_288, 1_202_073, 131_584

@@ -13,9 +13,8 @@ from vit_jax.errors import UserError
 from vit_jax.interop import adapt
 from vit_jax.models import vit
 from vit_jax.models.naflex import Model
-from vit_jax.nn import attention_maps
-from vit_jax.nn.patch_dropout import PatchDropout
-from vit_jax.nn.patches import patchify
+from vit_jax.nn import maps as maps_lib
+from vit_jax.nn.patches import PatchDropout, patchify
 from vit_jax.nn.positions import resized
 from vit_jax.ops import resize
 from vit_jax.ops.sequences import Sequences
@@ -222,7 +221,7 @@ def test_attention_maps_have_no_padding():
     assert [m.query_grid for m in maps] == [(2, 3), (2, 3)]
     assert maps[0].weights.shape == (1, 2, 7, 7)
     np.testing.assert_allclose(maps[1].weights.sum(axis=-1), 1, atol=1e-6)
-    assert isinstance(maps[0], attention_maps.AttentionMap)
+    assert isinstance(maps[0], maps_lib.AttentionMap)
 
 
 @pytest.mark.parametrize('kernel_size', [None, 6])

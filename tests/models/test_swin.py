@@ -14,8 +14,8 @@ from helpers.pictures import drawn, images_like
 from vit_jax.errors import UserError
 from vit_jax.interop import adapt
 from vit_jax.models.swin import Model, variant
-from vit_jax.nn import window_stages
-from vit_jax.nn.attention_maps import AttentionMap
+from vit_jax.nn import windows
+from vit_jax.nn.maps import AttentionMap
 from vit_jax.profiling import flops
 from vit_jax.tree_paths import param_paths
 
@@ -141,7 +141,7 @@ def test_merging_joins_neighbors_column_by_column():
             return next_fun(*args, **kwargs)
 
         with nn.intercept_methods(keep):
-            window_stages.PatchMerging().init(jax.random.key(0), x)
+            windows.PatchMerging().init(jax.random.key(0), x)
         return found
 
     (found,) = jax.device_get(joined(x))
@@ -175,7 +175,7 @@ def test_stochastic_depth_rises_over_all_blocks():
     rates = {}
 
     def keep(next_fun, args, kwargs, context):
-        if isinstance(context.module, window_stages.Block) and context.method_name == '__call__':
+        if isinstance(context.module, windows.Block) and context.method_name == '__call__':
             rates['/'.join(context.module.path)] = args[2]
         return next_fun(*args, **kwargs)
 
@@ -189,7 +189,7 @@ def test_the_residual_stream_has_the_dtype_asked_for_up_to_the_first_merging(res
     model = Model(**TINY, dtype='bfloat16', residual_dtype=residual)
 
     def call(params):
-        is_block = lambda m, name: isinstance(m, window_stages.Block) and name == '__call__'  # noqa: E731
+        is_block = lambda m, name: isinstance(m, windows.Block) and name == '__call__'  # noqa: E731
         images = jnp.zeros((1, 12, 12, 3))
         return model.apply({'params': params}, images, capture_intermediates=is_block)[1]
 

@@ -10,8 +10,7 @@ from helpers.pictures import drawn, images_like
 
 from vit_jax.errors import UserError
 from vit_jax.models import swin_v2
-from vit_jax.models.swin_v2 import Model, variant
-from vit_jax.nn.cosine_windows import CosineWindowAttention, log_coordinates
+from vit_jax.models.swin_v2 import CosineWindowAttention, Model, log_coordinates, variant
 
 TINY = {'patch_size': 2, 'width': 8, 'depths': (2, 1), 'num_heads': (2, 4), 'window': 3}
 

@@ -10,17 +10,19 @@ import pytest
 
 from vit_jax.errors import UserError
 from vit_jax.models import vit
-from vit_jax.nn import attention_check, attention_choice, attention_kernel
+from vit_jax.nn import attention_choice
 from vit_jax.nn.attention import Call
 from vit_jax.nn.attention_choice import Devices, runs_on
-from vit_jax.runtime import meanwhile, sharding, target
+from vit_jax.nn.kernels import attention as attention_lib
+from vit_jax.nn.kernels import check
+from vit_jax.runtime import sharding, target
 
-REAL = functools.partial(attention_kernel.fused_attention, interpret=True)
+REAL = functools.partial(attention_lib.fused_attention, interpret=True)
 CALL = Call((16, 20, 32), 20, 2, 'float32')
 SIZE = {'patch_size': 8, 'width': 16, 'depth': 2, 'mlp_dim': 16, 'num_heads': 2}
 
 
-HERE = Devices('TPU v5 lite', measure=meanwhile.apart)
+HERE = Devices('TPU v5 lite', measure=target.apart)
 
 
 @jax.custom_vjp
@@ -55,11 +57,11 @@ BROKEN = {
 @pytest.fixture(autouse=True)
 def intact(monkeypatch):
     """The kernel computes what it should; a process measures it once for layers of one size."""
-    monkeypatch.setattr(attention_kernel, 'fused_attention', REAL)
+    monkeypatch.setattr(attention_lib, 'fused_attention', REAL)
 
 
 def broken(monkeypatch, name):
-    monkeypatch.setattr(attention_kernel, 'fused_attention', BROKEN[name])
+    monkeypatch.setattr(attention_lib, 'fused_attention', BROKEN[name])
 
 
 @pytest.mark.slow
@@ -73,15 +75,15 @@ def broken(monkeypatch, name):
     ],
 )
 def test_an_intact_kernel_differs_by_rounding(call, block):
-    found = attention_check.largest_difference(call, block)
-    assert found < (1e-5 if call.dtype == 'float32' else attention_check.TOLERANCE / 2)
+    found = check.largest_difference(call, block)
+    assert found < (1e-5 if call.dtype == 'float32' else check.TOLERANCE / 2)
 
 
 @pytest.mark.parametrize('name', BROKEN)
 def test_a_broken_kernel_is_noticed(monkeypatch, name, caplog):
     broken(monkeypatch, name)
     call = CALL._replace(keys=21 + [*BROKEN].index(name), masked=True)  # not yet measured
-    assert attention_check.doubt(call, 0, meanwhile.apart)
+    assert check.doubt(call, 0, target.apart)
     assert not caplog.records
     with runs_on(HERE):
         with pytest.raises(UserError, match="choose 'xla'") as caught:
@@ -137,7 +139,7 @@ def test_what_is_not_here_is_not_measured(monkeypatch):
 def test_layouts_measure_on_tpus_of_this_process_alone(monkeypatch, strategy):
     layout = sharding.make_layout(jax.devices()[2:4], strategy=strategy)
     monkeypatch.setattr(target, 'kind', lambda devices: 'TPU v5 lite')
-    monkeypatch.setattr(attention_check, 'doubt', lambda call, block, measure: f'by {measure(on)}')
+    monkeypatch.setattr(check, 'doubt', lambda call, block, measure: f'by {measure(on)}')
     seen = []
 
     def on():

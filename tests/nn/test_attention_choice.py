@@ -12,10 +12,10 @@ from helpers.pictures import drawn
 from vit_jax import step as step_lib
 from vit_jax.errors import UserError
 from vit_jax.models import detr, mae, seq2seq, vit
-from vit_jax.nn import attention_kernel
 from vit_jax.nn.attention import Call, causal_mask
 from vit_jax.nn.attention_choice import Devices, kernel_block, runs_on
 from vit_jax.nn.encoder_decoder import DecoderBlock, Memory
+from vit_jax.nn.kernels import attention as attention_lib
 from vit_jax.nn.multi_head import MultiHeadAttention
 from vit_jax.runtime import sharding, target
 from vit_jax.tasks import translate
@@ -35,7 +35,7 @@ ROWS = 16
 def calls(monkeypatch):
     """What the kernel was called with; it runs as plain JAX."""
     found = []
-    real = functools.partial(attention_kernel.fused_attention, interpret=True)
+    real = functools.partial(attention_lib.fused_attention, interpret=True)
 
     def called(projected, num_heads, mask, segments, kept, causal, rate, block):
         assert not block
@@ -43,7 +43,7 @@ def calls(monkeypatch):
         found.append(call(*(x.shape for x in projected), **options))
         return real(projected, num_heads, mask, segments, kept, causal, rate)
 
-    monkeypatch.setattr(attention_kernel, 'fused_attention', called)
+    monkeypatch.setattr(attention_lib, 'fused_attention', called)
     return found
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vit_jax.nn.attention import Segments, attend, attention_weights, causal_mask
-from vit_jax.nn.attention_kernel import fused_attention, vmem_bytes
+from vit_jax.nn.kernels.attention import fused_attention, vmem_bytes
 
 kernel = functools.partial(fused_attention, interpret=True)
 LAYOUTS = ('qk v', 'q kv', 'q k v')

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.nn.lstm import LSTM
+from vit_jax.models.rnn_seq2seq import LSTM
 
 BATCH, TOKENS, INPUTS, WIDTH = 3, 6, 5, 4
 LENGTHS = np.array([6, 3, 1])

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import vit_jax
-from vit_jax.models import dinov2, vit
-from vit_jax.nn import cosine_windows, norms
+from vit_jax.models import dinov2, swin_v2, vit
+from vit_jax.nn import norms
 from vit_jax.ops import self_distillation
 
 PACKAGE = pathlib.Path(vit_jax.__file__).parent
@@ -94,7 +94,7 @@ def test_layers_that_divide_by_a_length_have_finite_gradients_at_zero():
     """A head of DINOv2 and cosine attention, all of whose parameters are 0."""
     layers = {
         'head': (dinov2.Head(8, 4, 6), (2, 5)),
-        'attention': (cosine_windows.CosineWindowAttention(2, 2), (1, 4, 4, 8)),
+        'attention': (swin_v2.CosineWindowAttention(2, 2), (1, 4, 4, 8)),
     }
     for layer, shape in layers.values():
         x = jnp.ones(shape)

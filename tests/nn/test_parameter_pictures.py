@@ -6,7 +6,7 @@ from helpers.pictures import drawn, images_like
 
 from vit_jax.errors import UserError
 from vit_jax.models import colorizer, mae, vit
-from vit_jax.nn.parameter_pictures import embedding_filters, grid_of, position_similarity
+from vit_jax.nn.maps import embedding_filters, grid_of, position_similarity
 from vit_jax.nn.positions import sincos2d
 
 RNG = np.random.default_rng(0)

@@ -10,8 +10,8 @@ import pytest
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
 from vit_jax.models import mae, swin, vit
+from vit_jax.nn.attention import check_remat
 from vit_jax.nn.blocks import Block, Encoder
-from vit_jax.nn.recompute import check_remat
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.nn import resnet_v1
+from vit_jax.nn import resnet
 
 
 @pytest.mark.slow
@@ -17,7 +17,7 @@ def test_pooling_and_its_gradient_are_those_of_flax(size):
     x = jnp.asarray(rng.integers(-1, 3, (2, *size, 3)), jnp.float32)
     padding = [(1, 1), (1, 1)]
     expected, back = jax.vjp(lambda x: nn.max_pool(x, (3, 3), (2, 2), padding), x)
-    found, own_back = jax.vjp(resnet_v1.max_pool, x)
+    found, own_back = jax.vjp(resnet.max_pool, x)
     np.testing.assert_array_equal(found, expected)
     slope = jnp.asarray(rng.normal(size=expected.shape), jnp.float32)
     np.testing.assert_allclose(own_back(slope)[0], back(slope)[0], atol=1e-6)
@@ -26,8 +26,8 @@ def test_pooling_and_its_gradient_are_those_of_flax(size):
 @pytest.mark.parametrize('stride', [1, 2])
 def test_a_pointwise_convolution_is_one_of_flax(stride):
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 7, 6, 3)), jnp.float32)
-    layer = resnet_v1.conv(5, 1, stride)
-    theirs = nn.Conv(5, (1, 1), stride, 0, use_bias=False, kernel_init=resnet_v1.KERNEL)
+    layer = resnet.conv(5, 1, stride)
+    theirs = nn.Conv(5, (1, 1), stride, 0, use_bias=False, kernel_init=resnet.KERNEL)
     variables = theirs.init(jax.random.key(0), x)
     own = layer.init(jax.random.key(0), x)
     jax.tree.map(np.testing.assert_array_equal, own, variables)

@@ -158,16 +158,16 @@ def test_scores_depend_on_the_difference_of_places():
 def test_the_kernel_takes_positions_and_norms(monkeypatch, norm):
     import flax.linen as nn
 
-    from vit_jax.nn import attention_kernel
+    from vit_jax.nn.kernels import attention as attention_lib
 
-    real = functools.partial(attention_kernel.fused_attention, interpret=True)
+    real = functools.partial(attention_lib.fused_attention, interpret=True)
     called = []
 
     def fused(projected, *args):
         called.append([x.shape for x in projected])
         return real(projected, *args)
 
-    monkeypatch.setattr(attention_kernel, 'fused_attention', fused)
+    monkeypatch.setattr(attention_lib, 'fused_attention', fused)
     qk_norm = norm and functools.partial(nn.LayerNorm, 1e-6)
     layer = functools.partial(MultiHeadAttention, 2, qk_norm=qk_norm, no_bias=('key',))
     x = heads_like(2, 5, 16)

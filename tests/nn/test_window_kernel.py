@@ -12,15 +12,17 @@ from helpers.pictures import drawn
 from vit_jax import step as step_lib
 from vit_jax.errors import UserError
 from vit_jax.models import swin
-from vit_jax.nn import attention_check, attention_choice, window_check, window_kernel
+from vit_jax.nn import attention_choice
 from vit_jax.nn.attention import WindowCall
 from vit_jax.nn.attention_choice import Devices, runs_on
 from vit_jax.nn.axial import AxialAttention
+from vit_jax.nn.kernels import check
+from vit_jax.nn.kernels import windows as windows_lib
 from vit_jax.nn.windows import WindowAttention
-from vit_jax.runtime import meanwhile, sharding, target
+from vit_jax.runtime import sharding, target
 from vit_jax.tasks.classify import Task
 
-REAL = functools.partial(window_kernel.window_attention, interpret=True)
+REAL = functools.partial(windows_lib.window_attention, interpret=True)
 TPU = Devices('TPU v5 lite')
 
 
@@ -33,7 +35,7 @@ def calls(monkeypatch):
         found.append((qkv.shape, regions is not None))
         return REAL(qkv, bias, regions)
 
-    monkeypatch.setattr(window_kernel, 'window_attention', called)
+    monkeypatch.setattr(windows_lib, 'window_attention', called)
     return found
 
 
@@ -144,14 +146,14 @@ def test_lines_of_a_grid_are_windows(calls, axis, causal):
 
 @pytest.mark.slow
 def test_results_and_gradients_are_those_of_attention(monkeypatch):
-    monkeypatch.setattr(window_kernel, 'window_attention', REAL)
+    monkeypatch.setattr(windows_lib, 'window_attention', REAL)
     for shape, heads, dtype, most in (
         ((2, 6, 49, 96), 3, 'float32', 1e-5),
         ((2, 4, 49, 256), 8, 'float32', 1e-5),
-        ((2, 4, 49, 64), 2, 'bfloat16', attention_check.TOLERANCE / 2),
+        ((2, 4, 49, 64), 2, 'bfloat16', check.TOLERANCE / 2),
     ):
         for shifted in (True, False):
-            assert window_check.largest_difference(WindowCall(shape, heads, dtype, shifted)) < most
+            assert check.largest_window_difference(WindowCall(shape, heads, dtype, shifted)) < most
 
 
 def broken(qkv, bias, regions):
@@ -159,9 +161,9 @@ def broken(qkv, bias, regions):
 
 
 def test_a_broken_kernel_is_left_or_refused(monkeypatch, caplog):
-    monkeypatch.setattr(window_kernel, 'window_attention', broken)
+    monkeypatch.setattr(windows_lib, 'window_attention', broken)
     call = WindowCall((8, 4, 9, 16), 2, 'float32', True)
-    with runs_on(TPU._replace(measure=meanwhile.apart)):
+    with runs_on(TPU._replace(measure=target.apart)):
         assert not attention_choice.window_kernel('auto', call)
         assert not attention_choice.window_kernel('auto', call)
         with pytest.raises(UserError, match='differs from the attention of XLA'):
@@ -213,14 +215,14 @@ def test_it_can_be_lowered_for_tpus(heads, width, shifted):
     regions = jnp.zeros((4, 49), jnp.int32) if shifted else None
 
     def total(*inputs):
-        return window_kernel.window_attention(*inputs, regions).astype(jnp.float32).sum()
+        return windows_lib.window_attention(*inputs, regions).astype(jnp.float32).sum()
 
     lowered = jax.jit(jax.grad(total, (0, 1))).trace(qkv, bias).lower(lowering_platforms=('tpu',))
     assert lowered.as_text().count('tpu_custom_call') == 1
 
 
 def test_a_program_has_a_divisor_of_the_windows_that_fits():
-    assert window_kernel.program_of(64, 49, 96, 2) == 8
-    assert window_kernel.program_of(6, 49, 96, 2) == 6
-    assert window_kernel.program_of(11, 49, 96, 2) == 1
-    assert window_kernel.program_of(64, 144, 1024, 2) == 1
+    assert windows_lib.program_of(64, 49, 96, 2) == 8
+    assert windows_lib.program_of(6, 49, 96, 2) == 6
+    assert windows_lib.program_of(11, 49, 96, 2) == 1
+    assert windows_lib.program_of(64, 144, 1024, 2) == 1

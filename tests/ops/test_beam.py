@@ -10,7 +10,7 @@ import pytest
 from helpers.toy_decoder import EOS, log_prob, next_log_probs, step, table
 
 from vit_jax.errors import UserError
-from vit_jax.ops import beam, decoding
+from vit_jax.ops import search as search_lib
 
 LEN = 8
 
@@ -18,7 +18,7 @@ LEN = 8
 @functools.cache
 def compiled(step, **options):
     return jax.jit(
-        lambda cache, max_lens: beam.beam_search(step, cache, max_lens=max_lens, **options)
+        lambda cache, max_lens: search_lib.beam_search(step, cache, max_lens=max_lens, **options)
     )
 
 
@@ -84,7 +84,7 @@ def test_the_search_is_that_in_plain_python(beams, alpha):
     cache, limits = table(24), np.arange(24) % (LEN + 1)
     found = {
         stop: search(cache, beams=beams, alpha=alpha, stop=stop, max_lens=limits)
-        for stop in beam.STOPS
+        for stop in search_lib.STOPS
     }
     for i, limit in enumerate(limits):
         expected = plain_search(cache, i, beams, limit, alpha) if limit else []
@@ -119,11 +119,11 @@ def test_enough_beams_find_the_best_of_all_sequences(alpha):
 @functools.cache
 def greedy_decoded():
     limits = jnp.asarray(np.arange(64) % (LEN + 1))
-    greedy = jax.jit(functools.partial(decoding.greedy, step, max_len=LEN, max_lens=limits))
+    greedy = jax.jit(functools.partial(search_lib.greedy, step, max_len=LEN, max_lens=limits))
     return limits, jax.device_get(greedy(table(64)))
 
 
-@pytest.mark.parametrize('stop', beam.STOPS)
+@pytest.mark.parametrize('stop', search_lib.STOPS)
 def test_one_beam_is_greedy(stop):
     limits, greedy = greedy_decoded()
     one = search(table(64), beams=1, alpha=0.6, stop=stop, max_lens=limits)
@@ -183,7 +183,7 @@ def test_a_finished_hypothesis_never_changes():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('stop', beam.STOPS)
+@pytest.mark.parametrize('stop', search_lib.STOPS)
 def test_an_example_depends_on_its_own_row_only(stop):
     cache, limits = jax.device_get(table(6)), np.array([8, 0, 3, 8, 1, 8])
     whole = search(cache, beams=3, stop=stop, max_lens=limits)
@@ -220,7 +220,7 @@ def count_steps(cache, **options):
 def test_the_search_stops_early():
     cache = table(8)
     cache['table'] = cache['table'].at[..., EOS].add(3.0)
-    steps = {stop: count_steps(cache, stop=stop) for stop in beam.STOPS}
+    steps = {stop: count_steps(cache, stop=stop) for stop in search_lib.STOPS}
     assert steps['full'] < steps['all'] < 40 and steps['best'] < steps['all']
     assert count_steps(cache, stop='all', max_lens=[0] * 8) == 0
     assert count_steps(cache, stop='all', max_lens=[2, 1] * 4) == 2
@@ -237,7 +237,7 @@ def traffic(size, **options):
     """Bytes that the compiled search reads and writes, where a source has so many numbers."""
     cache = {**table(3), 'source': jnp.zeros((3, size))}
     search = functools.partial(
-        beam.beam_search, functools.partial(with_source, **options), beams=4, max_len=LEN
+        search_lib.beam_search, functools.partial(with_source, **options), beams=4, max_len=LEN
     )
     return jax.jit(search).lower(cache).compile().cost_analysis()['bytes accessed']
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.ops import block_masks as ops
+from vit_jax.ops import self_distillation as ops
 
 GRID = (8, 10)
 COUNTS = np.array([0, 1, 3, 8, 20, 40], np.int32)

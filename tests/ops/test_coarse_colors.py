@@ -2,8 +2,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.ops import coarse_colors
-from vit_jax.ops.coarse_colors import BINS, from_bins, to_bins, to_luma
+from vit_jax.ops import colors as colors_lib
+from vit_jax.ops.colors import BINS, from_bins, to_bins, to_luma
 
 RNG = np.random.default_rng(0)
 IMAGE = RNG.integers(0, 256, (2, 4, 6, 3), dtype=np.uint8)
@@ -34,10 +34,10 @@ def test_gray_is_luma_and_a_gray_pixel_keeps_its_value():
 
 
 def test_blocks_are_means_and_come_back():
-    small = coarse_colors.shrunk(jnp.asarray(IMAGE), 2)
+    small = colors_lib.shrunk(jnp.asarray(IMAGE), 2)
     np.testing.assert_allclose(small[1, 0, 2], IMAGE[1, :2, 4:].mean((0, 1)), rtol=1e-6)
-    large = coarse_colors.enlarged(jnp.asarray(IMAGE), 3)
+    large = colors_lib.enlarged(jnp.asarray(IMAGE), 3)
     assert large.shape == (2, 12, 18, 3)
-    np.testing.assert_array_equal(coarse_colors.shrunk(large, 3), IMAGE)
+    np.testing.assert_array_equal(colors_lib.shrunk(large, 3), IMAGE)
     with pytest.raises(ValueError, match='blocks of 4 pixels do not tile 4 x 6 pixels'):
-        coarse_colors.shrunk(jnp.asarray(IMAGE), 4)
+        colors_lib.shrunk(jnp.asarray(IMAGE), 4)

@@ -11,11 +11,11 @@ import scipy.stats
 from helpers.toy_decoder import EOS, log_prob, next_log_probs, step, table
 
 from vit_jax.errors import UserError
-from vit_jax.ops import decoding
+from vit_jax.ops import search
 
 LEN = 6
-keep_top_k = jax.jit(decoding.keep_top_k, static_argnums=1)
-keep_top_p = jax.jit(decoding.keep_top_p, static_argnums=1)
+keep_top_k = jax.jit(search.keep_top_k, static_argnums=1)
+keep_top_p = jax.jit(search.keep_top_p, static_argnums=1)
 
 
 def keys(batch, seed=0):
@@ -46,7 +46,7 @@ def check_form(decoded, limits):
 
 def test_greedy_takes_the_most_probable_token():
     cache, limits = table(32), np.arange(32) % (LEN + 1)
-    decoded = decode(decoding.greedy, cache, max_len=LEN, max_lens=limits)
+    decoded = decode(search.greedy, cache, max_len=LEN, max_lens=limits)
     check_form(decoded, limits)
     for i, limit in enumerate(limits):
         prefix: list[int] = []
@@ -62,7 +62,7 @@ def test_greedy_takes_the_most_probable_token():
 def test_of_equal_tokens_the_lowest_wins():
     cache = table(1)
     cache['table'] = jnp.zeros_like(cache['table']).at[..., EOS:].set(1.0)
-    assert decode(decoding.greedy, cache, max_len=3).tokens.tolist() == [[[EOS, 0, 0]]]
+    assert decode(search.greedy, cache, max_len=3).tokens.tolist() == [[[EOS, 0, 0]]]
 
 
 def probabilities(cache, length, warp):
@@ -103,7 +103,7 @@ def reference_warp(temperature=1.0, top_k=5, top_p=1.0):
 def test_samples_have_the_frequencies_of_the_model(options):
     cache, draws = table(1, scale=1.0), 20_000
     many = jax.tree.map(lambda x: np.repeat(x, draws, axis=0), cache)
-    decoded = decode(decoding.sample, many, keys(draws), max_len=2, **options)
+    decoded = decode(search.sample, many, keys(draws), max_len=2, **options)
     check_form(decoded, [2] * draws)
     expected = probabilities(cache, 2, reference_warp(**options))
     assert sum(expected.values()) == pytest.approx(1.0)
@@ -125,10 +125,10 @@ def test_samples_have_the_frequencies_of_the_model(options):
 @pytest.mark.slow
 def test_a_cold_sample_is_greedy():
     cache = table(16)
-    cold = decode(decoding.sample, cache, keys(16), max_len=LEN, temperature=1e-4)
-    one = decode(decoding.sample, cache, keys(16), max_len=LEN, top_k=1)
-    nucleus = decode(decoding.sample, cache, keys(16), max_len=LEN, top_p=1e-6)
-    best = decode(decoding.greedy, cache, max_len=LEN)
+    cold = decode(search.sample, cache, keys(16), max_len=LEN, temperature=1e-4)
+    one = decode(search.sample, cache, keys(16), max_len=LEN, top_k=1)
+    nucleus = decode(search.sample, cache, keys(16), max_len=LEN, top_p=1e-6)
+    best = decode(search.greedy, cache, max_len=LEN)
     for decoded in (cold, one, nucleus):
         jax.tree.map(np.testing.assert_array_equal, decoded, best)
 
@@ -136,13 +136,13 @@ def test_a_cold_sample_is_greedy():
 @pytest.mark.slow
 def test_a_sample_depends_on_its_own_row_only():
     cache, all_keys, limits = jax.device_get(table(6)), keys(6), np.array([6, 0, 3, 6, 1, 6])
-    whole = decode(decoding.sample, cache, all_keys, max_len=LEN, max_lens=limits)
+    whole = decode(search.sample, cache, all_keys, max_len=LEN, max_lens=limits)
     check_form(whole, np.asarray(limits))
     for i in range(6):
         row = jax.tree.map(lambda x, i=i: x[i : i + 1], (cache, all_keys, limits))
-        alone = decode(decoding.sample, row[0], row[1], max_len=LEN, max_lens=row[2])
+        alone = decode(search.sample, row[0], row[1], max_len=LEN, max_lens=row[2])
         jax.tree.map(lambda a, b, i=i: np.testing.assert_array_equal(a, b[i : i + 1]), alone, whole)
-    other = decode(decoding.sample, cache, keys(6, seed=1), max_len=LEN, max_lens=limits)
+    other = decode(search.sample, cache, keys(6, seed=1), max_len=LEN, max_lens=limits)
     assert (other.tokens != whole.tokens).any()
 
 
@@ -185,4 +185,4 @@ def test_the_whole_distribution_is_kept_by_p_of_one():
 )
 def test_mistakes(options, words):
     with pytest.raises(UserError, match=words):
-        decoding.sample(step, table(1), keys(1), **{'max_len': 3, **options})
+        search.sample(step, table(1), keys(1), **{'max_len': 3, **options})

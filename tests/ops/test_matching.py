@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linear_sum_assignment
 
-from vit_jax.ops.matching import WORST, match
+from vit_jax.ops.boxes import WORST, match
 
 jitted = jax.jit(match)
 

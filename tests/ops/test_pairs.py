@@ -6,10 +6,10 @@ import numpy as np
 import optax
 import pytest
 
-from vit_jax.ops import pairs
-from vit_jax.ops.pairs import Pairs
+from vit_jax.tasks import siglip
+from vit_jax.tasks.siglip import Pairs
 
-LOSSES = {'sigmoid': pairs.sigmoid, 'softmax': pairs.softmax}
+LOSSES = {'sigmoid': siglip.sigmoid, 'softmax': siglip.softmax}
 ROWS = 7
 REAL = np.array([1, 1, 1, 0, 1, 1, 0], np.float32)
 
@@ -35,13 +35,13 @@ def test_sigmoid_is_its_definition():
     made = make_pairs()
     signs = 2 * np.eye(ROWS) - 1
     expected = np.log1p(np.exp(-signs * np.asarray(logits(made)))).sum(1)
-    found = pairs.sigmoid(made, 100)
+    found = siglip.sigmoid(made, 100)
     np.testing.assert_allclose(found.of_image, expected, rtol=1e-5)
     assert not np.any(found.of_text)
 
 
 def test_softmax_is_its_definition():
-    made, found = make_pairs(), pairs.softmax(make_pairs(), 100)
+    made, found = make_pairs(), siglip.softmax(make_pairs(), 100)
     entropy = optax.softmax_cross_entropy_with_integer_labels
     for scores, losses in ((logits(made), found.of_image), (logits(made).T, found.of_text)):
         np.testing.assert_allclose(losses, entropy(scores, jnp.arange(ROWS)), rtol=1e-5)
@@ -50,7 +50,7 @@ def test_softmax_is_its_definition():
 def test_the_best_match():
     made = make_pairs()
     scores = np.asarray(logits(made))
-    found = pairs.sigmoid(made, 3)
+    found = siglip.sigmoid(made, 3)
     np.testing.assert_array_equal(found.right_text, scores.argmax(1) == np.arange(ROWS))
     np.testing.assert_array_equal(found.right_image, scores.argmax(0) == np.arange(ROWS))
 

@@ -13,8 +13,7 @@ import pytest
 from vit_jax.errors import UserError
 from vit_jax.models import rnn_seq2seq, seq2seq
 from vit_jax.ops import search as decode_lib
-from vit_jax.ops.decoding import BOS, EOS, PAD
-from vit_jax.ops.search import Search
+from vit_jax.ops.search import BOS, EOS, PAD, Search
 
 VOCAB, EXTRA = 11, 4
 MODELS = {

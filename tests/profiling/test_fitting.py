@@ -2,7 +2,7 @@
 
 import pytest
 
-from vit_jax.profiling.fitting import largest
+from vit_jax.profiling.preflight import largest
 
 
 @pytest.mark.parametrize('first', [1, 5, 64])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vit_jax.profiling import network, roofline, scheduled_hlo, topology
+from vit_jax.profiling import hlo, network, roofline, topology
 from vit_jax.profiling.network import Event, Moment, Schedule
 
 TWO = topology.parse('2xv5e:2x2')
@@ -37,7 +37,7 @@ STRETCH = (2 * PASS + UPDATE + 2 * SIZE) / (2 * PASS + UPDATE) / TWO.chip.bandwi
 
 
 def test_a_schedule_says_when_an_array_is_ready_and_when_it_is_sent():
-    found = network.schedule(scheduled_hlo.parse(TEXT), TWO)
+    found = network.schedule(hlo.parse(TEXT), TWO)
     send, done = found.events
     assert (send.key, done.key) == ('psum.1', 'psum.1')
     assert (send.bytes, done.bytes) == (SIZE, 0)
@@ -50,7 +50,7 @@ def test_a_schedule_says_when_an_array_is_ready_and_when_it_is_sent():
 
 
 def test_arrays_for_other_slices_are_read_and_written_once():
-    found = roofline.operations(scheduled_hlo.parse(TEXT))
+    found = roofline.operations(hlo.parse(TEXT))
     transfers = [op for op in found if op.kind in ('send', 'recv')]
     assert [op.bytes for op in transfers] == [SIZE, SIZE]
     assert all(op.asynchronous for op in transfers)
@@ -59,7 +59,7 @@ def test_arrays_for_other_slices_are_read_and_written_once():
 @pytest.mark.parametrize(('slices', 'share'), [(2, 1), (4, 1.5)])
 def test_a_host_sends_for_its_chips_around_the_ring_of_slices(slices, share):
     many = topology.parse(f'{slices}xv5e:2x2')
-    found = network.crossing(scheduled_hlo.parse(TEXT), many, rows=64)
+    found = network.crossing(hlo.parse(TEXT), many, rows=64)
     assert (found.slices, found.count) == (slices, 1)
     assert found.host_bytes == pytest.approx(4 * share * SIZE)
     assert [speed.gbits for speed in found.speeds] == [25, 50, 100]

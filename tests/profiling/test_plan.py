@@ -10,7 +10,7 @@ from vit_jax.config import load as config_lib
 from vit_jax.data.dataset import open_dataset
 from vit_jax.errors import UserError
 from vit_jax.models import bit_resnet, hybrid, vit
-from vit_jax.profiling import flops, plan
+from vit_jax.profiling import cost, flops
 
 JFT = 303_000_000
 # exaFLOPs of table 6 of arXiv:2010.11929. Its BiTs are 3 to 5 % below what is counted here; its
@@ -48,7 +48,7 @@ def test_exaflops_are_those_of_the_paper(name):
     epochs, published, tolerance = TABLE_6[name]
     images = jax.ShapeDtypeStruct((1, 224, 224, 3), np.float32)
     forward = flops.forward_flops(model(name), images)
-    run = plan.PlannedRun({}, 0, epochs * JFT // 4096, 4096, forward, 3 * forward)
+    run = cost.PlannedRun({}, 0, epochs * JFT // 4096, 4096, forward, 3 * forward)
     assert run.flops / 1e18 == pytest.approx(published, rel=tolerance)
 
 
@@ -58,13 +58,13 @@ def test_exaflops_are_those_of_the_paper(name):
     [(470.6, 230), (1567, 680)],
 )
 def test_core_days_are_near_the_published_ones(exaflops, published):
-    days = plan.Machine('TPU v3', 0.4).device_hours(exaflops * 1e18) / 24
+    days = cost.Machine('TPU v3', 0.4).device_hours(exaflops * 1e18) / 24
     assert days == pytest.approx(published, rel=0.1)
 
 
 def test_a_chip_of_tpu_v3_is_two_cores():
     for device, per_chip in (('TPU v3', 2), ('TPU v4', 1), ('NVIDIA H100 80GB HBM3', 1)):
-        machine = plan.Machine(device, 0.5)
+        machine = cost.Machine(device, 0.5)
         seconds = 1e18 / (0.5 * flops.peak_flops(device))
         assert machine.device_hours(1e18) == pytest.approx(seconds / 3600)
         assert machine.chip_hours(1e18) * per_chip == pytest.approx(seconds / 3600)

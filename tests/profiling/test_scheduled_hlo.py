@@ -4,14 +4,7 @@ import pathlib
 
 import pytest
 
-from vit_jax.profiling import (
-    collectives,
-    hlo_flops,
-    memory_report,
-    roofline,
-    scheduled_hlo,
-    topology,
-)
+from vit_jax.profiling import hlo, preflight, roofline, topology
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / 'golden' / 'scheduled_hlo.txt'
 V5E = topology.CHIPS['v5e']
@@ -19,7 +12,7 @@ V5E = topology.CHIPS['v5e']
 
 @pytest.fixture(scope='module')
 def module():
-    return scheduled_hlo.parse(GOLDEN.read_text())
+    return hlo.parse(GOLDEN.read_text())
 
 
 @pytest.fixture(scope='module')
@@ -39,14 +32,14 @@ def found(module):
     ],
 )
 def test_arrays_have_the_padding_of_their_tiles(shape, size, space):
-    (array,) = scheduled_hlo.arrays(shape)
+    (array,) = hlo.arrays(shape)
     assert (array.size, array.space) == (size, space)
 
 
 def test_text_that_was_not_written_to_its_end_is_refused():
     text = GOLDEN.read_text()
     with pytest.raises(ValueError, match='end is missing'):
-        scheduled_hlo.parse(text[: text.rindex('}')])
+        hlo.parse(text[: text.rindex('}')])
 
 
 def test_products_count_two_flops_a_multiplication(found):
@@ -75,8 +68,8 @@ ENTRY %main (x: f32[1,4,1], k: f32[{size},1,1]) -> f32[1,{outputs},1] {{
 )
 def test_a_convolution_does_not_count_its_padding(size, outputs, window, products):
     text = CONVOLUTION.format(size=size, outputs=outputs, window=window)
-    module = scheduled_hlo.parse(text)
-    assert hlo_flops.flops(module, module.entry, module.entry['y']) == 2 * products
+    module = hlo.parse(text)
+    assert hlo.flops(module, module.entry, module.entry['y']) == 2 * products
 
 
 def test_bytes_are_those_of_hbm_alone(found):
@@ -127,7 +120,7 @@ ENTRY %main (s: f32[10,8,128], i: s32[]) -> f32[10,8,128] {{
   ROOT %both = {stack} fusion(%s, %empty, %i), kind=kOutput, calls=%outer
 }}
 """
-    (operation,) = roofline.operations(scheduled_hlo.parse(text))
+    (operation,) = roofline.operations(hlo.parse(text))
     assert operation.bytes == 2 * 8 * 128 * 4
 
 
@@ -159,7 +152,7 @@ ENTRY %main (x: f32[32,128], y: f32[8,128], i: s32[]) -> f32[8,128] {{
   ROOT %done = {SMALL} async-done(%begun)
 }}
 """
-    (operation,) = roofline.operations(scheduled_hlo.parse(text))
+    (operation,) = roofline.operations(hlo.parse(text))
     assert operation.asynchronous
     return operation
 
@@ -240,7 +233,7 @@ def test_an_exchange_that_goes_on_beside_other_work_counts_once(module, found):
     ],
 )
 def test_groups_in_every_notation(text, groups):
-    assert collectives.groups_of(text) == groups
+    assert roofline.groups_of(text) == groups
 
 
 def test_the_bound_is_that_of_operations_one_after_the_other(found):
@@ -262,12 +255,12 @@ def test_memory_by_what_it_holds(module):
         'allocation 5: size 900, thread-local:',
         'allocation 6: size 512, output shape is |(bf16[16,64])|, maybe-live-out:',
     ])  # fmt: skip
-    assert memory_report.memory(buffers, module) == {
+    assert preflight.memory_parts(buffers, module) == {
         'parameters': 4096,
         'optimizer': 26624,
         'batch': 16384,
-        memory_report.TEMPORARIES: 100000,
-        memory_report.OTHER: 512,
+        preflight.TEMPORARIES: 100000,
+        preflight.OTHER: 512,
     }
 
 

@@ -17,7 +17,7 @@ from vit_jax.commands import inspect
 from vit_jax.config import load
 from vit_jax.profiling import benchmark, cost, flops, task_flops
 from vit_jax.tasks import classify
-from vit_jax.trainer import build, describe
+from vit_jax.trainer import build, start
 
 SPEC = benchmark.image_spec(8)
 MODEL = linear.Model(num_classes=5)
@@ -97,7 +97,7 @@ def test_a_run_and_its_price_count_the_task(monkeypatch):
     model, task = training.program.model, training.program.task
     counted = task_flops.of_training(model, task, training.data.spec)
     step = 16 * counted.total
-    assert describe.utilization(training)(2.0) == pytest.approx(2 * step / 1e12)
+    assert start.utilization(training)(2.0) == pytest.approx(2 * step / 1e12)
     assert cost.price(training.config).flops == pytest.approx(12 * step)
     subject = inspect.Subject(training.config, {'params': {}}, training.data.spec, '')
     shown = {'forward': counted.forward, 'train': counted.total}

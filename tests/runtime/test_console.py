@@ -6,7 +6,7 @@ import sys
 from rich.progress import TextColumn
 from rich.text import Text
 
-from vit_jax.runtime import output
+from vit_jax.runtime import console as console_lib
 from vit_jax.runtime.console import Console, Progress, Table
 
 RED = '\x1b[31m'
@@ -50,7 +50,7 @@ def test_every_row_of_a_table_is_one_line_as_wide_as_it_looks():
 def test_words_above_a_bar_are_not_obeyed_either(monkeypatch):
     stream = io.StringIO()
     monkeypatch.setattr(sys, 'stdout', stream)
-    with output.escaped():
+    with console_lib.escaped():
         console = Console(force_terminal=True, width=80)
         with Progress(TextColumn('{task.completed}'), console=console) as bar:
             bar.add_task('', total=3)

@@ -10,7 +10,7 @@ import pytest
 
 CHILD = """
 import pathlib, sys, time
-from vit_jax.runtime.lifeline import end_with_parent
+from vit_jax.runtime.process import end_with_parent
 end_with_parent(pathlib.Path(sys.argv[1]).unlink)
 print('ready', flush=True)
 time.sleep(60)

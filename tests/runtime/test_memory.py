@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from vit_jax.runtime import memory
+from vit_jax.runtime import environment as environment_lib
 
 PROGRAM = """
 import os, resource, sys
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 def run(keep: str, **environment: str) -> tuple[int, bool, str]:
     """Page faults of 20 allocations of 32 MiB, whether the process id was kept, the arguments."""
     # NumPy asks for huge pages of its own accord, which would take most of the faults away.
-    env = {k: v for k, v in os.environ.items() if k != memory.VARIABLE}
+    env = {k: v for k, v in os.environ.items() if k != environment_lib.VARIABLE}
     env |= {'NUMPY_MADVISE_HUGEPAGE': '0', **environment}
     words = [sys.executable, '-c', PROGRAM.format(keep=keep), 'a', 'b c']
     process = subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True)

@@ -15,8 +15,8 @@ from jax.sharding import PartitionSpec as P
 
 from vit_jax import step as step_lib
 from vit_jax.errors import UserError
-from vit_jax.profiling import collectives, scheduled_hlo
-from vit_jax.runtime import mesh, placement, sharding
+from vit_jax.profiling import hlo, roofline
+from vit_jax.runtime import mesh, sharding
 
 ON_SLICES = {'slices': 2, 'fsdp': 2, 'min_split_size': 8}
 
@@ -69,7 +69,7 @@ def test_processes_hold_the_shards_of_their_devices(grid, expected):
     devices = [[Device(10 * i + j, p) for j, p in enumerate(row)] for i, row in enumerate(grid)]
     places = np.array(devices, object).reshape(1, len(grid), 1, -1)
     made = Mesh(places, mesh.AXES, axis_types=(AxisType.Auto,) * 4)
-    assert {p: placement.shards_of(made, len(grid), p) for p in expected} == expected
+    assert {p: mesh.shards_of(made, len(grid), p) for p in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_parameters_are_split_within_a_slice_alone(options, message):
 )
 def test_gradients_are_divided_among_all_devices_of_a_slice(spec, shape, expected):
     grid = mesh.make_mesh(jax.devices()[:8], fsdp=2, slices=2)
-    assert placement.spread_spec(spec, shape, grid) == expected
+    assert mesh.spread_spec(spec, shape, grid) == expected
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_gradients_are_divided_among_all_devices_of_a_slice(spec, shape, expecte
 )
 def test_gradients_cross_as_matrices_so_that_little_of_them_is_padding(spec, shape, expected):
     leaf = jax.ShapeDtypeStruct(shape, jnp.float32)
-    assert placement.matrix_shape(spec, leaf) == expected
+    assert mesh.matrix_shape(spec, leaf) == expected
 
 
 def init():
@@ -148,14 +148,14 @@ def exchanged():
     step = layout.compile_train(step_lib.make_train_step(*args, accum_steps=4), abstract)
     batch = sharding.abstract_batch(layout, toys.make_batch())
     lowered = step.lower(sharding.abstract_target(layout, abstract), batch)
-    module = scheduled_hlo.parse(lowered.compile().as_text())
+    module = hlo.parse(lowered.compile().as_text())
     return layout, abstract, list(found_in(module, module.entry, in_loop=False))
 
 
 def found_in(module, computation, in_loop):
     for instruction in computation:
-        if instruction.opcode.removesuffix('-start') in collectives.KINDS:
-            yield in_loop, collectives.collective(module, computation, instruction)
+        if instruction.opcode.removesuffix('-start') in roofline.KINDS:
+            yield in_loop, roofline.collective(module, computation, instruction)
         for name in instruction.called:
             inside = in_loop or instruction.opcode == 'while'
             yield from found_in(module, module.computations[name], inside)

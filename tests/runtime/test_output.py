@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from vit_jax.errors import visible
-from vit_jax.runtime import output
+from vit_jax.runtime import console
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def broken():
 
 def test_words_into_a_broken_pipe_are_lost_without_an_error(broken, monkeypatch):
     monkeypatch.setattr(sys, 'stdout', broken)
-    with output.unheard():
+    with console.unheard():
         print('a' * 200)
         print('b', flush=True)
         assert not sys.stdout.isatty()
@@ -33,12 +33,12 @@ def test_outside_of_it_the_error_is_raised(broken, monkeypatch):
     monkeypatch.setattr(sys, 'stdout', broken)
     with pytest.raises(BrokenPipeError):
         print('a', flush=True)
-    with output.unheard():
+    with console.unheard():
         print('b', flush=True)  # and so what was buffered finds its end
 
 
 def test_words_that_are_read_arrive(capfd):
-    with output.unheard():
+    with console.unheard():
         print('to the reader')
         print('of errors', file=sys.stderr)
     assert capfd.readouterr() == ('to the reader\n', 'of errors\n')
@@ -60,7 +60,7 @@ def test_control_characters_are_visible(text, shown):
 
 
 def test_all_that_is_written_is_escaped(capsys):
-    with output.escaped(), output.unheard():
+    with console.escaped(), console.unheard():
         print('\x1b[2J')
         print('\x1b[2J', file=sys.stderr)
         sys.stdout.exact.write('\x1b[2J\n')

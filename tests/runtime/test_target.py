@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from vit_jax.models import vit
-from vit_jax.nn import attention_kernel
 from vit_jax.nn.attention_choice import Devices
+from vit_jax.nn.kernels import attention
 from vit_jax.runtime import target
 
 SIZE = {'patch_size': 8, 'width': 16, 'depth': 1, 'mlp_dim': 16, 'num_heads': 2}
@@ -20,8 +20,8 @@ IMAGES = jnp.linspace(-1, 1, 2 * 16 * 16 * 3).reshape(2, 16, 16, 3)
 def on_tpu(monkeypatch):
     """Every device is a TPU, on which the kernel runs as plain JAX."""
     monkeypatch.setattr(target, 'of_device', lambda device=None: Devices('TPU v5 lite'))
-    real = functools.partial(attention_kernel.fused_attention, interpret=True)
-    monkeypatch.setattr(attention_kernel, 'fused_attention', real)
+    real = functools.partial(attention.fused_attention, interpret=True)
+    monkeypatch.setattr(attention, 'fused_attention', real)
 
 
 def with_params(**fields):

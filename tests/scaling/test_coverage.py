@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vit_jax.__main__ import main
-from vit_jax.scaling import coverage, forms, synthetic
+from vit_jax.scaling import coverage, forms
 
 FEW = ['--form', 'power', '--points', '6', '--curves', '6', '--bootstrap', '20']
 
@@ -70,19 +70,19 @@ def test_auto_is_measured_on_every_kind_of_law(capsys):
     words = ['--form', 'auto', '--points', '12', '--curves', '1', '--bootstrap', '4']
     found = measured(capsys, *words)
     assert all(0 <= share <= 1 for share in found.values())
-    assert {f'{law.name}: far' for law in synthetic.LAWS} < found.keys()
-    of_tuned = [found[f'{law.name}: beyond'] for law in synthetic.LAWS if law.tuned]
+    assert {f'{law.name}: far' for law in coverage.LAWS} < found.keys()
+    of_tuned = [found[f'{law.name}: beyond'] for law in coverage.LAWS if law.tuned]
     assert found['tuned: beyond'] == np.mean(of_tuned)
 
 
-@pytest.mark.parametrize('law', synthetic.LAWS, ids=lambda law: law.name)
+@pytest.mark.parametrize('law', coverage.LAWS, ids=lambda law: law.name)
 def test_synthetic_laws(law):
     rng = np.random.default_rng(0)
-    x, out = synthetic.places(law.form, 12)
-    assert np.prod(x.max(axis=0)) == pytest.approx(synthetic.SPAN)
-    assert np.prod(out, axis=1) == pytest.approx([4 * synthetic.SPAN, 10 * synthetic.SPAN])
-    log_y = forms.find(law.form).log_value(synthetic.draw(law.form, rng), np.vstack([x, out]))[0]
+    x, out = coverage.design_points(law.form, 12)
+    assert np.prod(x.max(axis=0)) == pytest.approx(coverage.SPAN)
+    assert np.prod(out, axis=1) == pytest.approx([4 * coverage.SPAN, 10 * coverage.SPAN])
+    log_y = forms.find(law.form).log_value(coverage.draw_law(law.form, rng), np.vstack([x, out]))[0]
     assert np.isfinite(log_y).all() and log_y[-1] < log_y[0]
-    errors = synthetic.noise(law, 4000, rng)
+    errors = coverage.noise(law, 4000, rng)
     assert errors.std() == pytest.approx(law.noise, rel=0.1)
     assert np.corrcoef(errors[1:], errors[:-1])[0, 1] == pytest.approx(law.correlation, abs=0.08)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from vit_jax.scaling import manifest, page, settings
+from vit_jax.scaling import manifest, report, runs
 
 
 def make_row(folder, parameters=1000, seen=5000, size=1000, lr=1e-3, **optim):
@@ -24,8 +24,8 @@ def test_an_entry_has_what_repeats_a_run(tmp_path):
     assert {name: one[name] for name in expected} == expected
     assert (one['parametrization'], len(one['digest'])) == ('standard', 12)
     config = json.loads((tmp_path / 'a' / 'config.json').read_text())
-    assert one['digest'] == settings.digest(dict(reversed(config.items())))
-    assert one['digest'] != settings.digest(config | {'seed': 1})
+    assert one['digest'] == runs.digest(dict(reversed(config.items())))
+    assert one['digest'] != runs.digest(config | {'seed': 1})
     header, row = manifest.table([one])
     assert header[:3] == ['run', 'digest', 'parameters'] and 'hardware' not in header
     assert row[header.index('epochs')] == '5'
@@ -64,17 +64,17 @@ def test_other_doubts(tmp_path, options, words):
 
 def test_a_page_is_the_same_in_both_formats():
     blocks = [
-        page.Heading('A < B', 1),
-        page.Text('see `scaling fit`'),
-        page.Lines(['one', 'two']),
-        page.Table([['x', 'y'], ['a|b', '2']]),
-        page.Picture('p.png', 'curves'),
+        report.Heading('A < B', 1),
+        report.Text('see `scaling fit`'),
+        report.Lines(['one', 'two']),
+        report.Table([['x', 'y'], ['a|b', '2']]),
+        report.Picture('p.png', 'curves'),
     ]
-    assert page.markdown(blocks) == (
+    assert report.markdown(blocks) == (
         '# A < B\n\nsee `scaling fit`\n\n- one\n- two\n\n| x | y |\n| --- | --- |\n'
         '| a\\|b | 2 |\n\n![curves](p.png)\n'
     )
-    found = page.one_file(blocks, {'p.png': b'\x89PNG'})
+    found = report.one_file(blocks, {'p.png': b'\x89PNG'})
     for part in (
         '<title>A &lt; B</title>',
         '<h1>A &lt; B</h1>',

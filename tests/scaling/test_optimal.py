@@ -222,9 +222,9 @@ def test_no_joint_law_where_the_points_do_not_determine_one(rows, note):
 
 
 def test_a_search_that_does_not_converge_gives_no_law(monkeypatch):
-    from vit_jax.scaling import descent
+    from vit_jax.scaling import fit
 
-    monkeypatch.setattr(descent, '_SETTLE', 0)
+    monkeypatch.setattr(fit, '_SETTLE', 0)
     found = analyze(runs())
     assert found.summary['joint'] is None
     assert 'no joint law: the fit did not converge' in ' '.join(found.notes)

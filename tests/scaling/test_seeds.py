@@ -9,23 +9,9 @@ import pytest
 from helpers.messages import says
 
 from vit_jax.errors import UserError
-from vit_jax.scaling import (
-    fit,
-    forms,
-    manifest,
-    noise,
-    optimal,
-    page,
-    plots,
-    points,
-    report,
-    runs,
-    seeds,
-    settings,
-    table,
-)
-from vit_jax.scaling.summary import summarize
-from vit_jax.scaling.variants import OBJECTIVES
+from vit_jax.scaling import fit, forms, manifest, noise, optimal, plots, points, report, runs, table
+from vit_jax.scaling.report import summarize
+from vit_jax.scaling.table import OBJECTIVES
 
 pytestmark = pytest.mark.slow  # as a whole
 
@@ -64,7 +50,7 @@ def test_rows_of_one_x_are_a_point_with_their_spread():
     shown = summarize([curve], ask())['curves'][0]['seeds']
     assert (shown['runs'], shown['points'], shown['repeated']) == (13, 6, 4)
     assert shown['noise'] == pytest.approx(0.03, rel=0.5)
-    said = page.markdown(report.blocks(summarize([curve], ask()), []))
+    said = report.markdown(report.blocks(summarize([curve], ask()), []))
     assert '13 runs at 6 points, 4 of them with several seeds, whose standard deviation is' in said
 
 
@@ -180,7 +166,7 @@ def test_branches_of_trunks_that_differ_in_the_seed_are_one_setting(tmp_path):
     assert set(found) == {'branch0', 'branch1'}
     assert found['branch0'] == found['branch1'] is not None
     (tmp_path / 'trunk1' / 'config.json').write_text('damaged')
-    assert settings.setting({'seed': 1, 'branch': {'from': str(tmp_path / 'trunk1')}})
+    assert runs.setting({'seed': 1, 'branch': {'from': str(tmp_path / 'trunk1')}})
 
 
 def test_without_repetitions_there_is_no_column(tmp_path):
@@ -218,9 +204,9 @@ def test_rows_of_one_size_and_data_weigh_in_the_joint_law():
 
 def test_the_words_on_seeds():
     counts, squares = np.array([2, 1]), np.array([0.0008, 0.0])
-    words = seeds.Seeds(counts, squares).words
+    words = noise.Seeds(counts, squares).words
     assert says(words, '3 runs at 2 points', '1 with several seeds', '2.8 %')
-    assert seeds.single(3).words == ''
+    assert noise.single(3).words == ''
 
 
 def at_equal_compute(sigma=0.002, sizes=3):

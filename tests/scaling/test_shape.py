@@ -11,7 +11,7 @@ from helpers.messages import says
 
 from vit_jax.__main__ import main
 from vit_jax.errors import UserError
-from vit_jax.scaling import plots_shape, shape, star
+from vit_jax.scaling import plots_optimal, shape
 
 C = 0.4
 CENTER = {'width': 512.0, 'depth': 16.0, 'mlp': 2048.0}
@@ -23,7 +23,7 @@ TRUE = {
         'mlp': (6.0, 0.6, 0.2, 0.5),
     }.items()
 }
-COLUMNS = star.Columns(tuple(CENTER), 't', 'loss', 'examples')
+COLUMNS = shape.StarColumns(tuple(CENTER), 't', 'loss', 'examples')
 
 
 def loss(at, t):
@@ -45,7 +45,7 @@ def runs(noise=0.0, seed=0):
 
 
 def test_known_optima_come_back_without_noise():
-    found = star.read(runs(), COLUMNS)
+    found = shape.read_star(runs(), COLUMNS)
     assert found.center == CENTER and found.notes == ()
     shapes = shape.fit(found)
     for name, law in TRUE.items():
@@ -67,7 +67,7 @@ def test_the_closed_form_is_the_minimum():
 
 @pytest.mark.slow
 def test_bands_hold_the_exponents():
-    shapes = shape.fit(star.read(runs(noise=0.005, seed=1), COLUMNS), bootstrap=20)
+    shapes = shape.fit(shape.read_star(runs(noise=0.005, seed=1), COLUMNS), bootstrap=20)
     held = 0
     for name, law in TRUE.items():
         s, (low, high) = shapes.exponent(name)
@@ -83,7 +83,7 @@ def test_runs_off_the_rays_and_without_values_are_left_out():
     rows += [CENTER | {'width': 64.0, 'depth': 2.0, 't': 1e4, 'loss': 9.0, 'examples': 1.0}]
     rows += [dict(rows[3]) | {'loss': 'nan'}, dict(rows[3]) | {'loss': '', 'run': 'a'}]
     rows += [dict(rows[3]) | {'finished': 0, 'run': 'b'}]
-    found = star.read([{k: str(v) for k, v in row.items()} for row in rows], COLUMNS)
+    found = shape.read_star([{k: str(v) for k, v in row.items()} for row in rows], COLUMNS)
     assert len(found.notes) == 4
     assert says(found.notes[0], f'line {len(rows) - 1}: left out', 'loss is nan')
     assert says(found.notes[1], 'a: left out', 'no loss')
@@ -97,7 +97,7 @@ def test_a_dimension_that_only_helps_has_no_optimum():
     for row in rows:
         better = 3.0 * float(row['depth']) ** -0.5 + 5.0 * float(row['t']) ** -0.4 + 0.2
         row['loss'] = repr(better)
-    shapes = shape.fit(star.read(rows, star.Columns(('depth',), 't', 'loss')))
+    shapes = shape.fit(shape.read_star(rows, shape.StarColumns(('depth',), 't', 'loss')))
     assert shapes.laws == {}
     assert says(shapes.notes, 'depth: no optimum')
 
@@ -114,22 +114,22 @@ def test_a_dimension_that_only_helps_has_no_optimum():
     ],
 )
 def test_bad_tables_are_one_line(spoil, words):
-    columns = star.Columns(('width',) if 'of 8' in words else COLUMNS.shape, 't', 'loss')
+    columns = shape.StarColumns(('width',) if 'of 8' in words else COLUMNS.shape, 't', 'loss')
     rows = spoil(runs())
     with pytest.raises(UserError) as caught:
-        star.read(rows, columns)
+        shape.read_star(rows, columns)
     assert words in str(caught.value) and '\n' not in str(caught.value)
 
 
 def test_a_search_that_does_not_converge_gives_no_law(monkeypatch):
     monkeypatch.setattr(shape, '_ROUNDS', 1)
     with pytest.raises(UserError, match='did not converge'):
-        shape.fit(star.read(runs(noise=0.1), COLUMNS))
+        shape.fit(shape.read_star(runs(noise=0.1), COLUMNS))
 
 
 def test_the_picture_has_the_optimum_of_each_budget():
-    found = star.read(runs(), COLUMNS)
-    axes = plots_shape.draw(found, shape.fit(found), COLUMNS, target=1e7).axes
+    found = shape.read_star(runs(), COLUMNS)
+    axes = plots_optimal.draw_shape(found, shape.fit(found), COLUMNS, target=1e7).axes
     assert [one.get_title(loc='left') for one in axes] == [
         'width ~ t^0.267',
         'depth ~ t^0.364',

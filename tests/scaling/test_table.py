@@ -5,10 +5,10 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from vit_jax.errors import UserError
-from vit_jax.scaling import choice, forms, holdout, plots, table
+from vit_jax.scaling import choice, coverage, forms, plots, table
 from vit_jax.scaling import rows as rows_lib
 from vit_jax.scaling.fit import Fit
-from vit_jax.scaling.summary import summarize
+from vit_jax.scaling.report import summarize
 
 pytestmark = pytest.mark.slow  # as a whole
 
@@ -287,13 +287,13 @@ def test_two_four_and_eight_times_stand_side_by_side():
 
 @pytest.mark.parametrize(('text', 'kept'), [('4x', 0.25), ('0.5', 0.5), ('0', 1), ('2.5x', 0.4)])
 def test_holdouts_are_shares_or_factors(text, kept):
-    assert 1 - holdout.share(text) == pytest.approx(kept)
+    assert 1 - coverage.share(text) == pytest.approx(kept)
 
 
 @pytest.mark.parametrize('text', ['1x', 'x', '1', '-0.5', 'half'])
 def test_holdouts_that_leave_nothing_are_mistakes(text):
     with pytest.raises(UserError, match='--holdout'):
-        holdout.share(text)
+        coverage.share(text)
 
 
 @pytest.fixture(scope='module')

@@ -6,7 +6,7 @@ import pytest
 from helpers.messages import says
 
 from vit_jax.__main__ import main
-from vit_jax.scaling import runs, trunks
+from vit_jax.scaling import runs
 
 CONSTANT = {'schedule': {'name': 'constant', 'warmup': '2 steps', 'cooldown': '0 steps'}}
 COOLED = {'schedule': {'name': 'constant', 'warmup': '2 steps', 'cooldown': '5 steps'}}
@@ -65,7 +65,7 @@ def test_a_study_that_was_moved_is_read_alike(study, tmp_path):
 def test_a_trunk_that_has_no_branch_yet_is_known_by_the_steps_that_it_keeps(tmp_path):
     trunk = make_run(tmp_path / 'a', 32, checkpoint={'keep_steps': [8, 16]})
     make_run(tmp_path / 'b', 32)
-    found = trunks.reasons([trunk, tmp_path / 'b'])
+    found = runs.reasons([trunk, tmp_path / 'b'])
     assert list(found) == [trunk] and found[trunk].endswith('it keeps steps for them')
 
 
@@ -84,4 +84,4 @@ def test_a_run_with_a_cooldown_of_its_own_is_no_trunk(study, schedule, cooled):
     config = json.loads((study / '0000/config.json').read_text())
     config['optim'] = {'schedule': schedule}
     (study / '0000/config.json').write_text(json.dumps(config))
-    assert ('0000' in names(study)) == trunks.cools_down(config) == cooled
+    assert ('0000' in names(study)) == runs.cools_down(config) == cooled

@@ -8,7 +8,7 @@ import time
 import pytest
 import tensorstore
 
-from vit_jax.storage import lease
+from vit_jax.storage import lock
 
 SILENT = 0.3
 
@@ -23,11 +23,11 @@ def store(request, tmp_path):
     return tensorstore.KvStore.open(spec).result()
 
 
-def take(store, host: str = 'here', silent_seconds: float = SILENT) -> lease.Lease:
-    def refused(owner: lease.Record) -> Exception:
+def take(store, host: str = 'here', silent_seconds: float = SILENT) -> lock.Lease:
+    def refused(owner: lock.Record) -> Exception:
         return Alive(owner['host'])
 
-    return lease.Lease(store, 'lock', {'host': host}, silent_seconds, refused)
+    return lock.Lease(store, 'lock', {'host': host}, silent_seconds, refused)
 
 
 def test_a_released_lease_is_free_at_once(store):
@@ -39,7 +39,7 @@ def test_a_released_lease_is_free_at_once(store):
 @pytest.mark.slow
 def test_an_owner_that_renews_keeps_it(store, tmp_path):
     with contextlib.ExitStack() as held:
-        lease.keep(held, take(store), tmp_path, seconds=0.05)
+        lock.keep(held, take(store), tmp_path, seconds=0.05)
         with pytest.raises(Alive, match='here'):
             take(store, silent_seconds=10)
     take(store, silent_seconds=60).release()
@@ -87,7 +87,7 @@ def test_of_many_one_gets_it(store, tmp_path, silent):
     def attempt(i: int) -> bool:
         ready.wait()
         with contextlib.suppress(Alive):
-            lease.keep(held, take(store, str(i)), tmp_path, seconds=0.02)
+            lock.keep(held, take(store, str(i)), tmp_path, seconds=0.02)
             return True
         return False
 
@@ -102,10 +102,10 @@ def test_a_damaged_record_blocks_only_while_it_changes(store):
 
 def test_a_suspended_owner_ends(store, tmp_path, monkeypatch, capsys):
     ended = threading.Event()
-    monkeypatch.setattr(lease.os, '_exit', lambda code: ended.set())
+    monkeypatch.setattr(lock.os, '_exit', lambda code: ended.set())
     with contextlib.ExitStack() as held:
         suspended = take(store)
         take(store, 'there')
-        lease.keep(held, suspended, tmp_path, seconds=0.05)
+        lock.keep(held, suspended, tmp_path, seconds=0.05)
         assert ended.wait(10)
     assert f'another run has taken over {tmp_path}' in capsys.readouterr().err

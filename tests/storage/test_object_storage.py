@@ -26,7 +26,7 @@ from vit_jax.checkpoints import checkpointer as checkpoint_lib
 from vit_jax.checkpoints import manifest
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
-from vit_jax.storage import lease, lock, paths, run_folder, servers, step_folder
+from vit_jax.storage import lock, paths, run_folder, servers
 from vit_jax.trainer import build
 
 pytestmark = pytest.mark.slow
@@ -139,7 +139,7 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(bucket, local, impatient, 
     kill_at_step(5, folder)
     left = run_folder.steps(folder)
     assert 2 in left and TOTAL not in left
-    unfinished = set(step_folder.numbered(folder / 'checkpoints')) - set(left)
+    unfinished = set(run_folder.step_numbers(folder / 'checkpoints')) - set(left)
     assert paths.read_text(folder / 'lock')
 
     assert main(train(folder)) == 0
@@ -246,11 +246,11 @@ def test_a_folder_in_use(bucket, monkeypatch):
 def test_who_comes_late_is_refused(bucket):
     if bucket.startswith('gs'):
         pytest.skip('fake-gcs-server carries out writes on an old generation; Google refuses them')
-    store = lease.open_store(paths.path(f'{bucket}/late'))
+    store = lock.open_store(paths.path(f'{bucket}/late'))
     absent = store.read('lock').result().stamp.generation
-    first = lease.Lease(store, 'lock', {'host': 'here'}, 0.1, lambda _: lock.InUse())
+    first = lock.Lease(store, 'lock', {'host': 'here'}, 0.1, lambda _: lock.InUse())
     assert not store.write('lock', b'{}', if_equal=absent).result().generation
-    second = lease.Lease(store, 'lock', {'host': 'there'}, 0.1, lambda _: lock.InUse())
+    second = lock.Lease(store, 'lock', {'host': 'there'}, 0.1, lambda _: lock.InUse())
     assert not first.renew()
     first.release()
     assert second.renew()

@@ -10,7 +10,7 @@ from etils import epath
 
 from vit_jax.checkpoints import manifest
 from vit_jax.errors import UserError
-from vit_jax.storage import run_folder, step_folder
+from vit_jax.storage import run_folder
 
 GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
 
@@ -29,7 +29,7 @@ def test_what_a_stopped_run_tells(folder, kind):
     assert [line['step'] for line in run_folder.read_metrics(folder)] == [10, 10]
     assert run_folder.steps(folder) == [10]
     assert run_folder.count_parameters(folder) == 80 + 2224 + 32 + 170  # patches, block, norm, head
-    assert step_folder.read_meta(run_folder.newest(folder))['num_examples'] == 1437
+    assert run_folder.read_meta(run_folder.newest(folder))['num_examples'] == 1437
 
 
 def test_what_an_empty_folder_tells(tmp_path):
@@ -66,11 +66,11 @@ def test_runs_are_found_at_any_depth(tmp_path):
     assert run_folder.find(runs[0]) == runs[:1]
 
 
-@pytest.mark.parametrize('name', [step_folder.MANIFEST, step_folder.COMMITTED])
+@pytest.mark.parametrize('name', [run_folder.MANIFEST, run_folder.COMMITTED])
 def test_a_step_without_manifest_or_mark_is_not_finished(folder, name):
     (run_folder.newest(folder) / name).unlink()
     assert run_folder.steps(folder) == []
-    assert step_folder.numbered(folder / run_folder.CHECKPOINTS) == [10]
+    assert run_folder.step_numbers(folder / run_folder.CHECKPOINTS) == [10]
 
 
 @pytest.mark.parametrize('kind', [pathlib.Path, epath.Path])

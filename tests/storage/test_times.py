@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from vit_jax.storage import times
-from vit_jax.viz import goodput
+from vit_jax.viz import charts
 
 KILLED = [
     {'start': 1000.0, 'step': 0},
@@ -98,7 +98,7 @@ def test_clocks_that_disagree_give_no_negative_time(tmp_path):
     behind = [{'start': 900.0, 'step': 20}, {'at': 910.0, 'step': 21, 'steps': 10.0}]
     account = write(tmp_path, *KILLED, *behind)
     assert account.seconds['between'] == 0 and account.wall == pytest.approx(66)
-    goodput.draw({'run': account})
+    charts.draw_goodput({'run': account})
 
 
 @pytest.mark.parametrize('bins', [1, 7, 240])

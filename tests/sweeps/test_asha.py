@@ -12,7 +12,7 @@ from optuna.trial import TrialState
 
 from vit_jax.checkpoints.checkpointer import load_variables
 from vit_jax.errors import UserError
-from vit_jax.sweeps import claims, status, study, worker
+from vit_jax.sweeps import picture, study, worker
 from vit_jax.sweeps.space import Sweep, grid
 from vit_jax.trainer import train
 
@@ -42,8 +42,8 @@ def test_a_third_goes_on_from_each_rung(tmp_path, fake_training):
     fake_training(better_before, STEPS)
     assert worker.work(made).failures == []
     assert steps_of(made) == [9, 3, 3, 1, 1, 1, 1, 1, 1]
-    assert status.counts(made) | {'complete': 1, 'pruned': 8, 'paused': 0} == status.counts(made)
-    assert status.best(made).params == {'seed': 0}
+    assert picture.counts(made) | {'complete': 1, 'pruned': 8, 'paused': 0} == picture.counts(made)
+    assert picture.best(made).params == {'seed': 0}
 
 
 def test_hyperband_lets_the_first_trials_of_a_bracket_pass_and_asha_does_not(
@@ -76,9 +76,9 @@ def test_a_worker_promotes_what_another_paused(tmp_path, storage, fake_training)
     fake_training(stopped, STEPS)
     with pytest.raises(train.Preempted):
         worker.work(made)
-    tally = status.counts(made)
+    tally = picture.counts(made)
     assert (tally['paused'], tally['interrupted'], tally['waiting']) == (3, 1, 5)
-    assert [row[1] for row in status.rows(made)] == ['paused'] * 3 + ['interrupted']
+    assert [row[1] for row in picture.rows(made)] == ['paused'] * 3 + ['interrupted']
     fake_training(better_before, STEPS)
     worker.work(study.open_study('name', folder=tmp_path))
     assert steps_of(made) == [9, 3, 3, 1, 1, 1, 1, 1, 1]
@@ -88,10 +88,10 @@ def test_a_worker_promotes_what_another_paused(tmp_path, storage, fake_training)
 def test_a_promotion_whose_worker_is_killed_is_taken_up(tmp_path, fake_training):
     made = of_seeds(tmp_path, 3)
     for seed in (2, 1, 0):
-        with claims.claimed(made) as trial:
+        with worker.claimed(made) as trial:
             worker.suggest(made, trial)
             trial.report(seed, 1)
-    with claims.claimed(made) as trial:
+    with worker.claimed(made) as trial:
         assert (trial.number, trial.user_attrs['promoted']) == (0, 1)
     fake_training(better_before, STEPS)
     assert worker.work(made).finished == 1
@@ -102,7 +102,7 @@ def test_a_worker_waits_for_what_another_is_at(tmp_path, monkeypatch, fake_train
     made = of_seeds(tmp_path, 3)
     fake_training(better_before, STEPS)
     waited = []
-    with claims.claimed(made) as trial:
+    with worker.claimed(made) as trial:
         worker.suggest(made, trial)
 
         def report_and_leave(seconds):
@@ -140,7 +140,7 @@ def test_a_paused_run_ends_as_one_that_never_stopped(tmp_path, one_device):
         study.create(sweep, pruner, folder=folder)
         made = study.open_study(pruner, folder=folder, allowed=['helpers'])
         assert worker.work(made).failures == []
-        best = status.best(made).number if pruner == 'asha' else best
+        best = picture.best(made).number if pruner == 'asha' else best
         digests.append(tree_digest(load_variables(made.run_folder(best) / 'checkpoints')[1]))
     assert digests[0] == digests[1]
 

@@ -13,7 +13,7 @@ from vit_jax.__main__ import main
 from vit_jax.checkpoints import checkpointer as checkpoint_lib
 from vit_jax.errors import UserError
 from vit_jax.storage import run_folder
-from vit_jax.sweeps import branches, claims, picture, status, study, worker
+from vit_jax.sweeps import asha, picture, study, worker
 from vit_jax.sweeps.space import Sweep
 from vit_jax.trainer import train
 
@@ -56,7 +56,7 @@ def test_a_branch_is_a_run_of_its_length_cooled_down(tmp_path, one_device):
         for n in (1, 2)
     ]
     assert digests[0] == digests[1]
-    assert f'--config.branch.from={made.run_folder(0)}' in status.command(made, made.trials()[1])
+    assert f'--config.branch.from={made.run_folder(0)}' in picture.command(made, made.trials()[1])
 
 
 @pytest.fixture
@@ -68,16 +68,16 @@ def kept(monkeypatch):
 
 
 def numbers(made):
-    return [frozen.number for frozen in claims.candidates(made)]
+    return [frozen.number for frozen in worker.candidates(made)]
 
 
 def test_a_branch_is_claimed_once_its_trunk_has_kept_the_step(tmp_path, kept):
     made = make(tmp_path, points=[TRUNK, BRANCH])
     assert numbers(made) == [0]
-    with claims.claimed(made) as trial:
+    with worker.claimed(made) as trial:
         worker.suggest(made, trial)
         assert numbers(made) == [0]
-        assert claims.more_to_come(made)
+        assert worker.more_to_come(made)
         kept['0000'] = [4]
         assert numbers(made) == [0, 1]
     # Its worker died: another one takes up the trunk, which has to reach what other branches need.
@@ -89,7 +89,7 @@ def test_a_worker_waits_for_the_trunk_of_another(
 ):
     made = make(tmp_path, points=[TRUNK, BRANCH])
     fake_training(lambda config, step: config.branch.step)
-    with claims.claimed(made) as trial:
+    with worker.claimed(made) as trial:
         worker.suggest(made, trial)
         monkeypatch.setattr(worker.time, 'sleep', lambda seconds: kept.update({'0000': [4]}))
         assert worker.work(study.open_study('name', folder=tmp_path)).finished == 1
@@ -110,7 +110,7 @@ def test_a_trunk_that_has_not_cooled_down_is_not_the_best(
         assert main(['sweep', 'best', 'name', '--workdir', str(tmp_path)]) == 2
         assert 'but trunks is complete' in capsys.readouterr().err
     worker.work(made)
-    assert status.best(made).number == best
+    assert picture.best(made).number == best
     assert picture.plot(made, tmp_path / 'sweep.png').exists()
 
 
@@ -145,7 +145,5 @@ def test_a_branch_without_a_trunk_is_refused(tmp_path, change, message):
 
 def test_a_folder_is_left_as_it_is(tmp_path):
     made = make(tmp_path, points=[TRUNK, BRANCH])
-    assert branches.resolved({'branch.from': '/runs/a'}, made.run_folder) == {
-        'branch.from': '/runs/a'
-    }
-    assert branches.resolved(BRANCH, made.run_folder)['branch.from'] == str(tmp_path / '0000')
+    assert asha.resolved({'branch.from': '/runs/a'}, made.run_folder) == {'branch.from': '/runs/a'}
+    assert asha.resolved(BRANCH, made.run_folder)['branch.from'] == str(tmp_path / '0000')

@@ -12,7 +12,7 @@ from helpers import isoflop_file
 from vit_jax.__main__ import main
 from vit_jax.errors import UserError
 from vit_jax.profiling import cost
-from vit_jax.sweeps import branches, isoflop, space, study
+from vit_jax.sweeps import asha, isoflop, space, study
 from vit_jax.sweeps.price import planned_runs
 
 FILE = 'tests/helpers/isoflop_file.py'
@@ -60,7 +60,7 @@ def test_branches_share_a_trunk_that_keeps_where_they_leave():
     assert sweep.points[: len(trunks)] == trunks and len(trunks) == 6
     assert len(sweep.points) == 6 + 3 * (2 + 1 + 1)
     for point in sweep.points[len(trunks) :]:
-        trunk = trunks[branches.trunk_of(point)]
+        trunk = trunks[asha.trunk_of(point)]
         total, cooldown = (
             int(point[name].split()[0]) for name in ('total', 'optim.schedule.cooldown')
         )

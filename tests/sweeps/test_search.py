@@ -10,7 +10,7 @@ from helpers.studies import make
 from optuna.trial import TrialState
 
 from vit_jax.errors import UserError
-from vit_jax.sweeps import search, status, worker
+from vit_jax.sweeps import picture, study, worker
 from vit_jax.sweeps.space import choice, grid, log_uniform, uniform
 
 
@@ -25,11 +25,11 @@ def test_the_pruner_ends_runs_that_are_behind(tmp_path, pruner, fake_training):
     made = make(tmp_path, points=seeds, pruner=pruner, pruner_options=options[pruner])
     fake_training(lambda config, step: 1 - 0.01 * config.seed)
     assert worker.work(made).failures == []
-    counts = status.counts(made)
+    counts = picture.counts(made)
     assert counts['pruned'] and counts['complete'] and counts['pruned'] + counts['complete'] == 12
     ended = next(t for t in made.trials() if t.state == TrialState.PRUNED)
     assert len(ended.intermediate_values) < 3
-    assert status.best(made).params == {'seed': 0}
+    assert picture.best(made).params == {'seed': 0}
 
 
 @pytest.mark.slow
@@ -77,6 +77,6 @@ def test_cmaes_goes_where_it_is_better(tmp_path, fake_training):
 
 
 def test_without_cmaes_one_line_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(search.importlib.util, 'find_spec', lambda name: None)
+    monkeypatch.setattr(study.importlib.util, 'find_spec', lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'vit_jax\[sweep\]'"):
-        search.require_package('cmaes')
+        study.require_package('cmaes')

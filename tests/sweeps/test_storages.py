@@ -25,7 +25,7 @@ from optuna.trial import TrialState
 
 from vit_jax.__main__ import main
 from vit_jax.errors import URLS
-from vit_jax.sweeps import status, storages
+from vit_jax.sweeps import picture, study
 from vit_jax.sweeps.space import grid, log_uniform
 
 # --- PostgreSQL ---
@@ -125,7 +125,7 @@ def test_postgres_two_workers_run_each_point_exactly_once(tmp_path, repo, postgr
     lines = [line for log in logs if log.exists() for line in log.read_text().splitlines()]
     assert Counter(line.split()[0] for line in lines) == {f'{n:04d}': 1 for n in range(6)}
     assert {trial.state for trial in made.trials()} == {TrialState.COMPLETE}
-    assert status.best(made).value == 0.3
+    assert picture.best(made).value == 0.3
 
 
 @pytest.mark.slow
@@ -133,7 +133,7 @@ def test_postgres_a_trial_of_a_killed_worker_is_taken_up(tmp_path, repo, postgre
     made = make(tmp_path, postgres, space={'optim.lr': log_uniform(1e-4, 0.1)}, trials=3)
     log = tmp_path / 'log.txt'
     assert start_worker(repo, tmp_path, log, victim='0001').wait(timeout=120) == -9
-    states = [row[1] for row in status.rows(made)]
+    states = [row[1] for row in picture.rows(made)]
     assert states == ['complete', 'interrupted']
     assert start_worker(repo, tmp_path, log).wait(timeout=120) == 0
     begun = log.read_text().splitlines()
@@ -145,10 +145,10 @@ def test_postgres_a_trial_of_a_killed_worker_is_taken_up(tmp_path, repo, postgre
 
 def test_a_password_is_not_written_down():
     url = 'postgresql+psycopg://someone:secret@host/sweeps'
-    assert storages.without_password(url) == 'postgresql+psycopg://someone@host/sweeps'
+    assert study.without_password(url) == 'postgresql+psycopg://someone@host/sweeps'
     url = 'postgresql+psycopg://someone@host/sweeps?password=secret&sslmode=require'
     hidden = 'postgresql+psycopg://someone@host/sweeps?sslmode=require'
-    assert storages.without_password(url) == hidden
+    assert study.without_password(url) == hidden
 
 
 @pytest.mark.fault(110)

@@ -12,7 +12,7 @@ from helpers.studies import METRIC, make
 
 from vit_jax.__main__ import main
 from vit_jax.commands import sweep as command
-from vit_jax.sweeps import curves, picture, space, status
+from vit_jax.sweeps import picture, space
 from vit_jax.sweeps.space import Sweep, grid
 
 
@@ -53,7 +53,7 @@ def test_one_value_of_one_dimension_is_a_curve(tmp_path, fake_training):
     study = make(tmp_path, points=grid({'seed': [3, 1, 2]}))
     fake_training(lambda config, step: 0.1 * config.seed, steps=[3])
     assert main(['sweep', 'work', 'name', '--workdir', str(tmp_path)]) == 0
-    (panel,) = picture.draw(study, study.trials(*status.ENDED)).axes
+    (panel,) = picture.draw(study, study.trials(*picture.ENDED)).axes
     assert panel.get_title(loc='left') == 'Seed'
     (curve,) = (line for line in panel.lines if len(line.get_xdata()) == 3)
     np.testing.assert_allclose(curve.get_ydata(), [0.1, 0.2, 0.3])
@@ -64,7 +64,7 @@ def test_curves_over_a_dimension_mark_the_best_mean(tmp_path, fake_training, cap
     study = make(tmp_path, points=grown)
     fake_training(lambda config, step: config.optim.lr * config.batch_size + config.seed)
     assert main(['sweep', 'work', 'name', '--workdir', str(tmp_path)]) == 0
-    found = curves.read(study, curves.Dimensions('optim.lr', 'batch_size'))
+    found = picture.read_curves(study, picture.Dimensions('optim.lr', 'batch_size'))
     assert found == {
         None: {
             4: pytest.approx({0.01: 0.54, 0.1: 0.9, 1.0: 4.5}),

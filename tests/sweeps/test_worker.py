@@ -19,7 +19,7 @@ from vit_jax.__main__ import main
 from vit_jax.errors import UserError
 from vit_jax.runtime.preemption import Preemption
 from vit_jax.storage import run_folder
-from vit_jax.sweeps import claims, status, study, worker
+from vit_jax.sweeps import picture, study, worker
 from vit_jax.sweeps.space import grid, log_uniform
 from vit_jax.trainer import train
 from vit_jax.trainer.meter import Diverged
@@ -52,7 +52,7 @@ def test_two_workers_run_each_point_of_a_grid_exactly_once(tmp_path, repo, stora
     assert [process.wait() for process in workers] == [0, 0]
     lines = [line for log in logs if log.exists() for line in log.read_text().splitlines()]
     assert Counter(lines) == {f'{seed} {lr}': 1 for seed in range(3) for lr in (0.1, 0.2)}
-    assert status.counts(made) | {'complete': 6} == status.counts(made)
+    assert picture.counts(made) | {'complete': 6} == picture.counts(made)
     assert len(made.trials()) == 6
 
 
@@ -61,11 +61,11 @@ def test_two_workers_run_each_point_of_a_grid_exactly_once(tmp_path, repo, stora
 def test_a_trial_that_lost_its_worker_is_taken_up_by_another(tmp_path, storage, fake_training):
     make(tmp_path, storage, space={'optim.lr': log_uniform(1e-4, 1e-1)}, trials=2)
     first = study.open_study('name', folder=tmp_path)
-    with claims.claimed(first) as trial:
+    with worker.claimed(first) as trial:
         point = worker.suggest(first, trial)
         trial.report(0.25, 1)
         second = study.open_study('name', folder=tmp_path)
-        with claims.claimed(second) as other:
+        with worker.claimed(second) as other:
             assert (trial.number, other.number) == (0, 1)
     # Both ended without a word to the study.
     fake_training(lambda config, step: 0.25 * step)
@@ -89,11 +89,11 @@ def test_a_trial_that_kills_its_workers_fails_in_the_end(tmp_path, monkeypatch, 
     for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
             worker.work(made)
-        assert status.rows(made)[0][:2] == ['0', 'interrupted']
+        assert picture.rows(made)[0][:2] == ['0', 'interrupted']
     assert worker.work(made).finished == 1
-    assert [row[1] for row in status.rows(made)] == ['fail', 'complete']
+    assert [row[1] for row in picture.rows(made)] == ['fail', 'complete']
     reason = 'trial 0 failed: its worker died 3 times after step 0'
-    assert status.notes(made) == [reason]
+    assert picture.notes(made) == [reason]
 
 
 def test_a_trial_that_gets_further_each_time_is_not_given_up(tmp_path, monkeypatch):
@@ -116,7 +116,7 @@ def test_a_trial_that_gets_further_each_time_is_not_given_up(tmp_path, monkeypat
     for _ in range(3):
         with pytest.raises(train.Preempted):
             worker.work(made)
-    tally = status.counts(made)
+    tally = picture.counts(made)
     assert (tally['running'], tally['interrupted']) == (0, 1)
 
 
@@ -124,13 +124,13 @@ def test_status_names_the_worker_and_the_time_that_is_left(tmp_path, fake_traini
     made = make(tmp_path, points=grid({'seed': [0, 1, 2, 3]}))
     fake_training(lambda config, step: 0.5)
     worker.work(made, 1)
-    assert status.notes(made) == []
-    with claims.claimed(made) as trial:
+    assert picture.notes(made) == []
+    with worker.claimed(made) as trial:
         owner = f'running on {socket.gethostname()}:{os.getpid()}'
-        assert status.rows(made)[1][:2] == [str(trial.number), owner]
-        (line,) = status.notes(made)
+        assert picture.rows(made)[1][:2] == [str(trial.number), owner]
+        (line,) = picture.notes(made)
         assert re.fullmatch(r'about 0:00:\d\d left: 3 trials of 0:00:\d\d .*workers: 1', line)
-    assert status.rows(made)[1][1] == 'interrupted'
+    assert picture.rows(made)[1][1] == 'interrupted'
 
 
 def test_a_failed_trial_is_queued_again_once_and_goes_on_in_its_folder(tmp_path, monkeypatch):
@@ -151,7 +151,7 @@ def test_a_failed_trial_is_queued_again_once_and_goes_on_in_its_folder(tmp_path,
         assert study.retry(made) == 0
         worker.work(made)
     assert folders == ['0000', '0001', '0001', '0001']
-    states = [row[1] for row in status.rows(made)]
+    states = [row[1] for row in picture.rows(made)]
     assert states == ['complete', 'fail', 'fail', 'complete']
     assert made.trials()[-1].params == {'seed': 1}
 
@@ -171,7 +171,7 @@ def test_a_stop_between_two_trials_is_heard(tmp_path, monkeypatch):
             worker.work(made)
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert status.counts(made) | {'complete': 1, 'waiting': 1} == status.counts(made)
+    assert picture.counts(made) | {'complete': 1, 'waiting': 1} == picture.counts(made)
 
 
 def test_a_trial_that_ended_before_it_was_claimed_is_left_alone(tmp_path, fake_training):
@@ -179,7 +179,7 @@ def test_a_trial_that_ended_before_it_was_claimed_is_left_alone(tmp_path, fake_t
     (waiting,) = made.trials()
     fake_training(lambda config, step: 1.0)
     worker.work(made)
-    assert claims.take(made, waiting) is None
+    assert worker.take(made, waiting) is None
 
 
 def test_the_resolved_config_of_every_trial_is_stored(tmp_path, fake_training):
@@ -207,7 +207,7 @@ def test_what_diverges_is_counted_as_such_and_what_cannot_run_fails(tmp_path, mo
     printed = capsys.readouterr()
     assert printed.err == error
     assert 'trial 0: diverged\n' in printed.out and 'pruned' not in printed.out
-    states = [row[1] for row in status.rows(made)]
+    states = [row[1] for row in picture.rows(made)]
     assert states == ['diverged', 'fail', 'diverged', 'complete']
     assert main(['sweep', 'status', 'name', '--workdir', str(tmp_path)]) == 0
     tally = capsys.readouterr().out.splitlines()[1]

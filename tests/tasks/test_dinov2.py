@@ -11,7 +11,6 @@ import pytest
 from helpers.applies import Given
 from helpers.pictures import images_like
 
-from vit_jax import apply as apply_lib
 from vit_jax import step as step_lib
 from vit_jax.config.durations import Durations
 from vit_jax.errors import UserError
@@ -19,7 +18,7 @@ from vit_jax.models import dinov2
 from vit_jax.ops import terms
 from vit_jax.optim import make as optim
 from vit_jax.runtime import sharding
-from vit_jax.tasks import separable
+from vit_jax.tasks import base
 from vit_jax.tasks.dinov2 import Task
 
 B, G, L, K, N, D = 6, 2, 3, 16, 9, 8
@@ -132,7 +131,7 @@ def test_what_all_rows_have_in_common_is_no_target():
 
 def test_rows_are_coupled():
     with pytest.raises(AssertionError, match='couples the rows'):
-        separable.check(Task(), drawn(), MASK)
+        base.check(Task(), drawn(), MASK)
 
 
 @functools.cache
@@ -150,7 +149,7 @@ def outputs(step=0, seed=0, ema=None, batch=BATCH):
 
 @jax.jit
 def _outputs(keys, ema, batch, step):
-    apply = apply_lib.Training(MODEL, params(), {}, keys, ema, step)
+    apply = step_lib.Training(MODEL, params(), {}, keys, ema, step)
     return Task(warmup=4).outputs(apply, batch)
 
 

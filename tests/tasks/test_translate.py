@@ -14,7 +14,7 @@ from vit_jax import step as step_lib
 from vit_jax.errors import UserError
 from vit_jax.models import rnn_seq2seq, seq2seq
 from vit_jax.ops import terms
-from vit_jax.ops.decoding import BOS, EOS, PAD
+from vit_jax.ops.search import BOS, EOS, PAD
 from vit_jax.runtime import sharding
 from vit_jax.tasks.translate import Task, shifted_right, smoothed_loss
 

@@ -12,7 +12,7 @@ from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
 from vit_jax.storage import run_folder
 from vit_jax.trainer import build, loop, train
-from vit_jax.trainer import judge as judge_lib
+from vit_jax.trainer import early_stopping as judge_lib
 from vit_jax.trainer.evaluate import Interrupted
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('one_device')]

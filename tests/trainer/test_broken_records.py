@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from vit_jax.__main__ import main
-from vit_jax.storage import run_folder, step_folder
+from vit_jax.storage import run_folder
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_the_total_is_in_the_result_and_outlasts_a_restart(
     assert main([*words, '--workdir', str(run)]) == 0
     result = run_folder.read_result(run)
     assert (result['train/broken_records'], result['test/broken_records']) == (1, 1)
-    (_, reason), *more = step_folder.read_meta(run / 'checkpoints' / '2')['broken']
+    (_, reason), *more = run_folder.read_meta(run / 'checkpoints' / '2')['broken']
     assert 'b/3.png' in reason
     assert not more
 

@@ -20,7 +20,7 @@ from vit_jax.errors import EXIT_PREEMPTED
 from vit_jax.inference import fine_tune, load
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.models import vit
-from vit_jax.trainer import build, describe, origin
+from vit_jax.trainer import build, start
 
 DIGITS = 'tests/helpers/linear.py'
 IMAGES = (
@@ -248,7 +248,7 @@ def head_of(repo, checkpoint, data, *overrides):
         [f'data.source={data}', f'init.from={checkpoint}', 'batch_size=8', *overrides],
     )
     training = build.build(fine_tune.filled(config).config, jax.devices()[:1])
-    found = origin.find_origin(training)
+    found = start.find_origin(training)
     return found.params.get('head'), '\n'.join(found.notes)
 
 
@@ -294,4 +294,4 @@ def test_a_head_of_other_classes_starts_anew(repo, zebra, folder):
 )
 def test_the_first_lines_name_classes_and_their_counts(names, counts, lines):
     info = SourceInfo(len(names), names)
-    assert describe.of_classes(info, None if counts is None else np.array(counts)) == lines
+    assert start.of_classes(info, None if counts is None else np.array(counts)) == lines

@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from vit_jax.storage import lock, times
-from vit_jax.storage.mirror import Mirror
+from vit_jax.storage.run_folder import Mirror
 from vit_jax.trainer import clock as clock_lib
 from vit_jax.trainer.clock import Clock
 

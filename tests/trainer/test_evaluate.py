@@ -12,14 +12,14 @@ from ml_collections import ConfigDict
 
 from vit_jax.__main__ import main
 from vit_jax.config import load as config_lib
-from vit_jax.config import objects, schema, validate
+from vit_jax.config import objects, schema
 from vit_jax.data import sources
 from vit_jax.errors import UserError
 from vit_jax.evaluators import coco_ap, panoptic_quality
 from vit_jax.models import vit
 from vit_jax.runtime import sharding
 from vit_jax.tasks import base, classify
-from vit_jax.trainer import evaluate, evaluations, train
+from vit_jax.trainer import evaluate, train
 
 DIGITS = 'experiments/vit/digits.py'
 MODEL = vit.Model(
@@ -103,9 +103,9 @@ def run(entries, layout, variables, **data):
         {'batch_size': 32, 'data': {}, 'evals': evals, 'task': {'name': 'classify'}}
     )
     steps = evaluate.compile_steps(MODEL, TASK, layout)
-    opened = evaluations.open_evals(config, layout, steps)
+    opened = evaluate.open_evals(config, layout, steps)
     placed = layout.from_global(jax.device_put(variables, layout.shardings(variables)))
-    return evaluations.run(steps, opened, placed)
+    return evaluate.run(steps, opened, placed)
 
 
 def joined(batches, key):
@@ -165,8 +165,8 @@ def test_evaluators_of_the_same_data_share_its_passes(recorder, variables):
     counted = dataclasses.replace(
         steps, predict=lambda *args: calls.append(args) or steps.predict(*args)
     )
-    opened = evaluations.open_evals(config, layout, counted)
-    results = evaluations.run(counted, opened, variables)
+    opened = evaluate.open_evals(config, layout, counted)
+    results = evaluate.run(counted, opened, variables)
     assert results == {'a/examples': 61.0, 'b/examples': 61.0, 'c/examples': 61.0}
     passes = {'a and b learn': -(-300 // 24), 'c learns': 1, 'all are measured': -(-61 // 24)}
     assert len(calls) == sum(passes.values())
@@ -191,8 +191,8 @@ def test_every_evaluation_starts_anew(variables):
         {'batch_size': 32, 'data': {}, 'evals': {'k': {**DATA, **ENTRIES['knn'], 'fit': FIT}}}
     )
     steps = evaluate.compile_steps(MODEL, TASK, layout)
-    opened = evaluations.open_evals(config, layout, steps)
-    first, second = (evaluations.run(steps, opened, variables) for _ in range(2))
+    opened = evaluate.open_evals(config, layout, steps)
+    first, second = (evaluate.run(steps, opened, variables) for _ in range(2))
     assert first == second
 
 
@@ -217,7 +217,7 @@ def test_a_task_without_predictions():
     layout = make_layout('one')
     steps = evaluate.compile_steps(MODEL, Silent(), layout)
     with pytest.raises(UserError, match="task 'silent' has no predictions to evaluate"):
-        evaluations.open_evals(config, layout, steps)
+        evaluate.open_evals(config, layout, steps)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_mistakes_are_seen_when_the_config_is_read(entry, message):
             del section['fit']
         config.evals.x = {k: v for k, v in section.items() if v is not None}
     with pytest.raises(UserError, match=message) as error:
-        validate.validate(config)
+        config_lib.validate(config)
     assert '\n' not in str(error.value)
 
 
@@ -338,11 +338,11 @@ def test_a_line_shows_the_headline_of_each_evaluation():
     config = ConfigDict({'task': {'name': 'detect'}, 'evals': {'test': {}, 'ap': {}}})
     config.evals.ap.evaluator = 'coco_ap'
     headlines = {name: objects.headline(config, one) for name, one in config.evals.items()}
-    line = evaluations.line(headlines, results)
+    line = evaluate.line(headlines, results)
     assert line == 'test/loss 0.5000  ap/AP50 0.7500  broken 2.0000'
     config.task.name = 'classify'
     headlines['test'] = objects.headline(config, config.evals.test)
-    assert 'test/box 0.2500' in evaluations.line(headlines, results)
+    assert 'test/box 0.2500' in evaluate.line(headlines, results)
 
 
 @pytest.mark.parametrize('evaluator', [coco_ap.Evaluator, panoptic_quality.Evaluator])

@@ -19,12 +19,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from vit_jax.checkpoints.checkpointer import load_variables
 from vit_jax.config import load
 from vit_jax.models import vit
-from vit_jax.nn.attention_maps import AttentionMap
-from vit_jax.ops.decoding import PAD
+from vit_jax.nn.maps import AttentionMap
+from vit_jax.ops.search import PAD
 from vit_jax.runtime import processes, sharding
 from vit_jax.tasks import classify
-from vit_jax.trainer import evaluate, evaluations, examples, train
-from vit_jax.trainer.due import due_examples
+from vit_jax.trainer import evaluate, examples, train
+from vit_jax.trainer.loop import due_examples
 from vit_jax.trainer.writer import Writer
 
 DIGITS = 'experiments/vit/digits.py:smoke'
@@ -58,7 +58,7 @@ def opened(section, layout, predict=None, task='classify', look=None):
     config.evals = {'test': section}
     steps = evaluate.compile_steps(MODEL, classify.Task(), layout)
     steps = dataclasses.replace(steps, predict=predict, look=look) if predict else steps
-    return examples.of_run(config, evaluations.open_evals(config, layout, steps), steps), steps
+    return examples.of_run(config, evaluate.open_evals(config, layout, steps), steps), steps
 
 
 def one_device():
@@ -220,10 +220,10 @@ def test_no_process_predicts_what_another_cannot_read(monkeypatch):
 def test_who_shows_nothing_gets_nothing():
     config = ConfigDict({'task': {'name': 'classify'}, 'writers': ()})
     steps = SimpleNamespace(predict=lambda *args: None)
-    known = {'test': evaluations.Evaluation(SimpleNamespace())}
+    known = {'test': evaluate.Evaluation(SimpleNamespace())}
     assert examples.of_run(config, known, steps) is None
     config.writers = ('tensorboard',)
-    of_others = {'few': evaluations.Evaluation(SimpleNamespace(), SimpleNamespace(learns=True))}
+    of_others = {'few': evaluate.Evaluation(SimpleNamespace(), SimpleNamespace(learns=True))}
     assert examples.of_run(config, of_others, steps) is None, 'their names are of other classes'
 
 

@@ -18,7 +18,7 @@ from vit_jax.interop.families import vision_transformer
 from vit_jax.interop.trained import TrainedModel, fields
 from vit_jax.models import mae, vit
 from vit_jax.trainer.build import build
-from vit_jax.trainer.origin import find_origin
+from vit_jax.trainer.start import find_origin
 
 VIT = dict(num_classes=7, patch_size=8, width=16, depth=1, mlp_dim=24, num_heads=2)
 MODEL = dict(VIT, num_classes=2, representation_size=None)

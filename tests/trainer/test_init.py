@@ -15,7 +15,8 @@ from vit_jax.checkpoints import checkpointer as checkpoint_lib
 from vit_jax.checkpoints import format as checkpoint_format
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
-from vit_jax.interop import files, head_classes
+from vit_jax.interop import files
+from vit_jax.interop import trained as trained_lib
 from vit_jax.interop.families import vision_transformer
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.models import vit
@@ -153,8 +154,8 @@ def test_classes_that_cannot_be_taken_are_one_line(tmp_path, text, message):
     imported = TrainedModel.of_file({'head': head}, {}, None, 'a file')
 
     def take():
-        chosen = head_classes.read_classes(str(tmp_path / 'classes.txt'))
-        head_classes.take_classes(imported, vit.Model(num_classes=3), chosen)
+        chosen = trained_lib.read_classes(str(tmp_path / 'classes.txt'))
+        trained_lib.take_classes(imported, vit.Model(num_classes=3), chosen)
 
     with pytest.raises(UserError, match=re.escape(message)):
         take()
@@ -163,7 +164,7 @@ def test_classes_that_cannot_be_taken_are_one_line(tmp_path, text, message):
 def test_classes_are_taken_from_a_head():
     imported = TrainedModel.of_file({'norm': {'scale': np.ones(4)}}, {}, None, 'a file')
     with pytest.raises(UserError, match='the checkpoint has no head to take classes from'):
-        head_classes.take_classes(imported, vit.Model(num_classes=3), np.arange(3))
+        trained_lib.take_classes(imported, vit.Model(num_classes=3), np.arange(3))
 
 
 @pytest.mark.usefixtures('one_device')

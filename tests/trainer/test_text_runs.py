@@ -16,15 +16,15 @@ from vit_jax.__main__ import main
 from vit_jax.checkpoints import checkpointer as checkpoint_lib
 from vit_jax.config import defaults
 from vit_jax.config import load as config_lib
-from vit_jax.data import tokenizer_files, vocabulary
+from vit_jax.data import vocabulary
 from vit_jax.data.dataset import open_dataset
 from vit_jax.data.plans.buckets import Cut
 from vit_jax.errors import UserError
 from vit_jax.inference import load as inference_lib
 from vit_jax.profiling.cost import train_flops
 from vit_jax.storage.run_folder import read_metrics
-from vit_jax.trainer import build, evaluations, start, train
-from vit_jax.trainer.describe import describe
+from vit_jax.trainer import build, evaluate, start, train
+from vit_jax.trainer.start import describe
 
 # Says the target word by word from the word before and the mean of the source.
 SYSTEM = """
@@ -184,9 +184,7 @@ def test_evaluation_does_not_depend_on_the_buckets(whole: pathlib.Path) -> None:
         with config.unlocked():
             config.evals.val.update(buckets=bounds, batch_size=batch_size)
         training = build.build(config)
-        found = evaluations.run(
-            training.program.eval_steps, training.evaluations, variables_of(whole)
-        )
+        found = evaluate.run(training.program.eval_steps, training.evaluations, variables_of(whole))
         losses.append(found['val/loss'])
     assert losses == pytest.approx([result_of(whole)['val/loss']] * 2, rel=1e-5)
 
@@ -228,11 +226,11 @@ def text_config(text: dict[str, object]) -> ConfigDict:
 @pytest.mark.slow
 def test_later_commands_need_no_other_vocabulary(tmp_path, text, capsys) -> None:
     result = one_run(text_config(text), tmp_path / 'run')
-    vocab = tokenizer_files.load(text['vocab'])
+    vocab = vocabulary.load(text['vocab'])
     pathlib.Path(text['vocab']).unlink()
     run = inference_lib.open_run(tmp_path / 'run', allowed=['my_text'])
     assert run.config.model.vocab_size == len(vocab)
-    assert tokenizer_files.load(run.config.data.vocab) == vocab
+    assert vocabulary.load(run.config.data.vocab) == vocab
     _, _, meta = checkpoint_lib.load_variables(tmp_path / 'run' / 'checkpoints', None)
     assert meta['vocab'] == vocab.digest
     assert train_flops(meta, ['my_text']) > 0

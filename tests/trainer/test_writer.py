@@ -22,10 +22,9 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from vit_jax.errors import UserError
 from vit_jax.storage import paths
 from vit_jax.storage.run_folder import read_metrics
-from vit_jax.trainer.due import due
-from vit_jax.trainer.lines import Lines
+from vit_jax.trainer.loop import due
 from vit_jax.trainer.meter import Diverged, Meter
-from vit_jax.trainer.writer import Writer, clock
+from vit_jax.trainer.writer import Lines, Writer, clock
 
 TRAIN = {
     'train/loss': 1.5,

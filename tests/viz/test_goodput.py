@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from vit_jax.storage import times
-from vit_jax.viz import figures, goodput
+from vit_jax.viz import charts, figures
 
 
 @pytest.mark.parametrize('hours', [0.001, 100], ids=['seconds', 'days'])
 def test_every_part_has_its_color_and_the_legend_fits(hours):
-    assert goodput.COLORS.keys() == times.MEANING.keys()
+    assert charts.COLORS.keys() == times.MEANING.keys()
     length = 3600 * hours
     spans = [
         times.Span(1e9 + i * length, 1e9 + (i + 1) * length, {name: length})
         for i, name in enumerate(times.MEANING)
     ]
     account = times.Account(1, spans)
-    figure = goodput.draw({'a': account, 'b': account})
+    figure = charts.draw_goodput({'a': account, 'b': account})
     figures.pixels(figure)
     colors = {patch.get_facecolor() for patch in figure.axes[0].patches}
     assert len(colors) == len(times.MEANING)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from vit_jax.errors import UserError
-from vit_jax.nn.parameter_pictures import ParameterPictures
-from vit_jax.viz import parameters
+from vit_jax.nn.maps import ParameterPictures
+from vit_jax.viz import attention_pictures
 
 BIAS = ParameterPictures('a/bias', np.linspace(-2, 1, 3 * 25).reshape(3, 5, 5), 'head')
 FILTERS = ParameterPictures(
@@ -14,7 +14,7 @@ FILTERS = ParameterPictures(
 
 
 def test_every_picture_is_drawn_on_the_scale_of_its_parameter():
-    figure = parameters.draw([BIAS, FILTERS], title='a model')
+    figure = attention_pictures.draw_parameters([BIAS, FILTERS], title='a model')
     assert [axes.get_title() for axes in figure.axes] == ['head 0', 'head 1', 'head 2', *[''] * 6]
     for axes, picture in zip(figure.axes[:3], BIAS.pictures, strict=True):
         (image,) = axes.images
@@ -27,8 +27,8 @@ def test_every_picture_is_drawn_on_the_scale_of_its_parameter():
 
 
 def test_one_picture_keeps_its_number():
-    figure = parameters.draw([BIAS], only=2)
+    figure = attention_pictures.draw_parameters([BIAS], only=2)
     assert [axes.get_title() for axes in figure.axes] == ['head 2']
     np.testing.assert_array_equal(figure.axes[0].images[0].get_array(), BIAS.pictures[2])
     with pytest.raises(UserError, match='there is no head 3: a/bias has 3, 0 to 2'):
-        parameters.draw([BIAS], only=3)
+        attention_pictures.draw_parameters([BIAS], only=3)

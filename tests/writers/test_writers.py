@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 
-from vit_jax.config.allowed import require_allowed
 from vit_jax.config.load import load
+from vit_jax.config.origin import require_allowed
 from vit_jax.errors import UserError
 from vit_jax.storage.run_folder import read_metrics
 from vit_jax.trainer.writer import Writer

@@ -8,21 +8,28 @@ without it was never finished.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import logging
-from collections.abc import Callable, Sequence
+import math
+import os
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import jax
 import numpy as np
 
-from vit_jax.checkpoints import best, manifest, staging, troubles
 from vit_jax.checkpoints import format as checkpoint_format
-from vit_jax.checkpoints.best import BEST, Step
-from vit_jax.errors import UserError
+from vit_jax.checkpoints import manifest
+from vit_jax.errors import UserError, nearest
 from vit_jax.runtime.processes import lost_another, on_process_0
 from vit_jax.signatures import Steps
-from vit_jax.storage import paths, step_folder
+from vit_jax.storage import paths, run_folder
 
 PyTree = Any
 _log = logging.getLogger(__name__)
@@ -60,15 +67,15 @@ class Checkpointer:
         if keep_last < 1 or keep_every < 0:
             wrong = f'{keep_last} and {keep_every}'
             raise UserError(f'checkpoint: keep_last must be >= 1 and keep_every >= 0, not {wrong}')
-        logging.getLogger('absl').addFilter(troubles.not_of_a_failed_save)
-        troubles.hide_late_writes()
+        logging.getLogger('absl').addFilter(not_of_a_failed_save)
+        hide_late_writes()
         self.directory = paths.absolute(directory)
-        self._staging = staging.Staging(self.directory)
+        self._staging = checkpoint_format.Staging(self.directory)
         self._keep, self.keep_steps = (keep_last, keep_every), frozenset(keep_steps)
         self._keeps_best = bool(keep_best)
         self._best: int | None = None
         self._saving: int | None = None
-        self._place: troubles.Place | None = None  # that is written to
+        self._place: Place | None = None  # that is written to
         self._newest: int | None = None  # of those that this process has saved
         self.is_lost = False
         self._saved: checkpoint_format.Items = {}
@@ -95,7 +102,7 @@ class Checkpointer:
 
     def steps(self) -> list[int]:
         """The finished steps in ascending order; their files are not verified."""
-        return step_folder.finished(self.directory)
+        return run_folder.finished_steps(self.directory)
 
     def save(self, step: int, state: PyTree, meta: dict[str, Any]) -> None:
         """Start writing a step; return once the arrays are copied from the devices.
@@ -117,14 +124,16 @@ class Checkpointer:
             return
         self._saving, self._saved = step, checkpoint_format.shapes(state)
         if self._keeps_best:
-            known = best.of_meta(meta, best.KEPT)
+            known = of_meta(meta, KEPT)
             self._best = known.step if known else None
         try:
             args = checkpoint_format.save_args(state, meta)
-            self._writer.save(staging.literal(self._staging.folder / str(step)), args=args)
+            self._writer.save(
+                checkpoint_format.literal(self._staging.folder / str(step)), args=args
+            )
             if not paths.is_remote(self._staging.folder):
                 self._leave_place()
-                self._place = troubles.Place(self._staging.folder)
+                self._place = Place(self._staging.folder)
         except Exception as error:
             self._fail(error)
 
@@ -200,7 +209,7 @@ class Checkpointer:
         """
         assert self._saving is not None
         written = manifest.written(self._staging.folder, self._saving)
-        checkpoint_format.require_written(staging.literal(written), self._saved)
+        checkpoint_format.require_written(checkpoint_format.literal(written), self._saved)
         manifest.write(self._staging.folder, self._saving)
         self._staging.put(self._saving)
 
@@ -218,7 +227,7 @@ class Checkpointer:
 
     def _fail(self, error: Exception) -> NoReturn:
         step, self._saving = self._saving, None
-        reason = str(error) if isinstance(error, UserError) else troubles.of_the_disk(error)
+        reason = str(error) if isinstance(error, UserError) else of_the_disk(error)
         if self._place and self._place.is_gone():
             reason = 'it was deleted while it was written'
         if reason is None and paths.is_remote(self.directory):
@@ -243,7 +252,7 @@ class Checkpointer:
         if step is None and (names := manifest.remains(self.directory)):
             raise UserError(
                 f'{self.directory} has no finished checkpoint, but {", ".join(names)}: restore '
-                f'what is missing ({step_folder.MANIFEST}, {step_folder.COMMITTED}), or start over '
+                f'what is missing ({run_folder.MANIFEST}, {run_folder.COMMITTED}), or start over '
                 'by --restart, which moves these folders aside'
             )
         manifest.clear_newer(self.directory, step)
@@ -264,7 +273,7 @@ def restore(directory: str | Path, step: int, target: PyTree) -> tuple[int, PyTr
 
 
 def _read(directory: Path, step: int, target: PyTree) -> tuple[int, PyTree, dict[str, Any]]:
-    with staging.here(directory / str(step)) as here:
+    with checkpoint_format.here(directory / str(step)) as here:
         state, meta = checkpoint_format.read(here, target)
     return step, state, meta
 
@@ -287,14 +296,14 @@ def load_variables(
       UserError: if there is no such step, or it is damaged.
     """
     directory, items = paths.absolute(directory), checkpoint_format.ITEMS_OF_INFERENCE
-    step = best.find(directory) if step == BEST else step
+    step = find(directory) if step == BEST else step
     if step is None:
         step, damaged = manifest.newest_intact(directory, items)
         if step is None:
             raise _damage(directory, damaged)
     else:
         _require_intact(directory, step, items)
-    with staging.here(directory / str(step)) as here:
+    with checkpoint_format.here(directory / str(step)) as here:
         variables, meta = checkpoint_format.read_variables(here)
     return step, variables, meta
 
@@ -313,7 +322,7 @@ def load_mean(
     step, variables, meta = load_variables(directory, step)
     if count == 1:
         return step, variables, meta
-    steps = [kept for kept in step_folder.finished(directory) if kept <= step][-count:]
+    steps = [kept for kept in run_folder.finished_steps(directory) if kept <= step][-count:]
     if not 1 <= count <= len(steps):
         raise UserError(
             f'average of {count} checkpoints: {directory} has {len(steps)} up to step {step} '
@@ -328,8 +337,8 @@ def load_mean(
 def _require_intact(directory: Path, step: int, items: tuple[str, ...] = ()) -> None:
     try:
         manifest.verify(directory / str(step), items)
-    except (step_folder.Unfinished, step_folder.Damaged) as fault:
-        finished = step_folder.finished(directory) or 'none'
+    except (run_folder.Unfinished, run_folder.Damaged) as fault:
+        finished = run_folder.finished_steps(directory) or 'none'
         there = (directory / str(step)).is_dir()
         raise UserError(
             f'checkpoint {directory}/{step}: {fault if there else "there is no such step"} '
@@ -337,7 +346,7 @@ def _require_intact(directory: Path, step: int, items: tuple[str, ...] = ()) -> 
         ) from fault
 
 
-def _damage(directory: Path, damaged: dict[int, step_folder.Damaged]) -> UserError:
+def _damage(directory: Path, damaged: dict[int, run_folder.Damaged]) -> UserError:
     if not damaged:
         return UserError(f'no finished checkpoint in {directory}')
     listed = '; '.join(f'step {step}: {fault}' for step, fault in damaged.items())
@@ -345,3 +354,201 @@ def _damage(directory: Path, damaged: dict[int, step_folder.Damaged]) -> UserErr
         f'damaged checkpoint in {directory}: {listed}. Restore the files, delete these '
         'directories to go on without them, or start over by train --restart'
     )
+
+
+class Place:
+    """A local folder, held open to detect that it was deleted, and perhaps made again."""
+
+    def __init__(self, folder: Path):
+        self._folder, self._file = folder, os.open(folder, os.O_RDONLY)
+
+    def is_gone(self) -> bool:
+        try:
+            return not os.path.samestat(os.fstat(self._file), self._folder.stat())
+        except FileNotFoundError:
+            return True
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def of_the_disk(error: BaseException | None) -> str | None:
+    """The disk's reason for refusing a write, or None if the error is about something else."""
+    while error is not None:
+        if isinstance(error, OSError) and error.strerror:
+            return error.strerror
+        if number := re.search(r"os_error_code='(\d+)'", str(error)):  # TensorStore's wording
+            return os.strerror(int(number[1]))
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def hide_late_writes() -> None:
+    """Keep quiet about writes that end after another of the same save has failed.
+
+    Nobody waits for these any more, and each would print a traceback, most of them before the
+    failure is known here.
+    """
+    before = sys.unraisablehook
+    if getattr(before, 'func', None) is not _not_of_late_writes:
+        sys.unraisablehook = functools.partial(_not_of_late_writes, before)
+    for name in ('asyncio', 'concurrent.futures'):
+        logging.getLogger(name).addFilter(_not_unheard)
+    never_begun = r"coroutine '\S*(serialize|write)\S*' was never awaited"
+    warnings.filterwarnings('ignore', never_begun, RuntimeWarning)
+
+
+def _not_of_late_writes(before: Callable[[Any], Any], unraisable: Any) -> None:
+    """Pass on to the hook `before` what is about anything else."""
+    if 'Event loop is closed' not in str(unraisable.exc_value):
+        before(unraisable)
+
+
+def _not_unheard(record: logging.LogRecord) -> bool:
+    """Logging filter that drops messages on such a write, of its task or its future.
+
+    A task names its code in the message. A future does not, so its traceback is searched.
+    """
+    _, error, trace = record.exc_info or (None, None, None)
+    if 'Event loop is closed' in str(error):
+        return False
+    told = record.getMessage()
+    files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace))
+    of_orbax = any('orbax' in text for text in (told, *files))
+    return not (of_orbax and ('was never retrieved' in told or 'was destroyed but' in told))
+
+
+def not_of_a_failed_save(record: logging.LogRecord) -> bool:
+    """Logging filter that drops what Orbax says of a save that fails.
+
+    Orbax logs the exception with a traceback at every layer, several hundred lines, and may miss
+    metadata in the unfinished folder; the same exception is then raised to `Checkpointer`.
+    """
+    of_orbax, said = f'{os.sep}orbax{os.sep}' in record.pathname, record.getMessage()
+    unfinished = 'Metadata file' in said and 'orbax-checkpoint-tmp' in said
+    return not (of_orbax and (record.exc_info or unfinished))
+
+
+BEST: Literal['best'] = 'best'  # in place of a step's number
+Step = int | Literal['best'] | None
+
+BESTS, KEPT = 'bests', 'keep_best'  # a key of the metadata, and a key in its value
+_KEY = 'config.checkpoint.keep_best'
+DIRECTIONS = ('max', 'min')
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    """One number of one evaluation, to be maximized or minimized.
+
+    Attributes:
+      metric: an entry of `config.evals` and one of its numbers, as `test/accuracy`.
+      lower: whether lower is better.
+    """
+
+    metric: str
+    lower: bool = False
+
+    def is_better(self, value: float, than: float | None, by: float = 0.0) -> bool:
+        """Whether a value is better than another by more than `by`; NaN never is."""
+        if math.isnan(value) or than is None:
+            return not math.isnan(value)
+        return (than - value if self.lower else value - than) > by
+
+    def __str__(self) -> str:
+        return f'{"lowest" if self.lower else "highest"} {self.metric}'
+
+
+def parse_goal(text: str, where: str) -> Goal:
+    """Parse `'test/accuracy'` or `'max:test/accuracy'` (higher is better) or `'min:test/loss'`.
+
+    Args:
+      text: of a config.
+      where: its place, for the message.
+
+    Raises:
+      UserError: for another direction, or a name that is not ENTRY/NUMBER.
+    """
+    direction, colon, metric = text.rpartition(':')
+    if colon and direction not in DIRECTIONS:
+        raise UserError(f'{where}={text!r}: {nearest("direction", direction, DIRECTIONS)}')
+    entry, _, number = metric.partition('/')
+    if not (entry and number):
+        raise UserError(
+            f'{where}={text!r}: name an evaluation and its number, as test/accuracy, or '
+            'min:test/loss where lower is better'
+        )
+    return Goal(metric, direction == 'min')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EarlyStop:
+    """`config.early_stop`: the run ends before its total if its evaluations no longer improve.
+
+    Attributes:
+      metric: a number of an evaluation, as `test/accuracy`, or `min:test/loss` if lower is better;
+        empty for no early stop.
+      patience: number of evaluations in a row that are no better than the best; the last of them
+        ends the run.
+      min_delta: least improvement that counts, in the units of the metric.
+    """
+
+    metric: str = ''
+    patience: int = 5
+    min_delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.metric:
+            parse_goal(self.metric, 'config.early_stop.metric')
+        if self.patience < 1:
+            raise UserError(f'config.early_stop.patience={self.patience}: must be at least 1')
+        if self.min_delta < 0:
+            raise UserError(f'config.early_stop.min_delta={self.min_delta}: must be 0 or more')
+
+
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """The best result so far by some goal.
+
+    Attributes:
+      goal: as the config gives it, see `parse_goal`.
+      step: of that result; None before the first.
+      value: of the metric.
+      since: number of later evaluations, none of which was better.
+    """
+
+    goal: str
+    step: int | None = None
+    value: float | None = None
+    since: int = 0
+
+
+def of_meta(meta: Mapping[str, Any], key: str) -> Best | None:
+    """The best result that a checkpoint records under `key`, or None."""
+    found = meta.get(BESTS, {}).get(key)
+    return None if found is None else Best(**found)
+
+
+def find(directory: Path) -> int:
+    """The best evaluated step of the checkpoints in a run's folder, as the newest of them records.
+
+    The newest checkpoint of a run that was stopped during an evaluation lacks its result: that is
+    read from the log.
+
+    Raises:
+      UserError: if the run keeps none, or has evaluated none yet.
+    """
+    newest, _ = manifest.newest_intact(directory, (run_folder.META,))
+    meta = {} if newest is None else run_folder.read_meta(directory / str(newest))
+    best = of_meta(meta, KEPT)
+    if newest is None or best is None:
+        raise UserError(f'{directory} keeps no best step: train with {_KEY}')
+    goal, step, value = parse_goal(best.goal, _KEY), best.step, best.value
+    if meta.get('unevaluated'):
+        for line in run_folder.read_metrics(directory.parent):
+            result = line.get(goal.metric)
+            if line['step'] == newest and result is not None and goal.is_better(result, value):
+                step, value = newest, result
+    if step is None:
+        raise UserError(f'{directory} has no best step yet: none with {goal.metric} is saved')
+    return step

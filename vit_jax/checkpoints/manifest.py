@@ -13,9 +13,8 @@ import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from vit_jax.storage import paths, step_folder
-from vit_jax.storage.run_folder import REJECTED
-from vit_jax.storage.step_folder import Damaged, Unfinished
+from vit_jax.storage import paths, run_folder
+from vit_jax.storage.run_folder import REJECTED, Damaged, Unfinished
 
 _RESTART = 'restart-'  # prefix of the folders in there with the steps before a --restart
 
@@ -40,7 +39,7 @@ def write(root: Path, step: int) -> None:
     names = [name for name in paths.files(directory) if '/' in name]
     files = {name: _fingerprint(directory / name) for name in names}
     content = json.dumps({'step': step, 'files': files}, indent=1)
-    paths.write_atomic(directory / step_folder.MANIFEST, content.encode())
+    paths.write_atomic(directory / run_folder.MANIFEST, content.encode())
 
 
 def written(root: Path, step: int) -> Path:
@@ -60,7 +59,7 @@ def _uncommitted(root: Path, beginning: str = '') -> Iterator[Path]:
 
 def commit(directory: Path) -> None:
     """Mark a copied step as finished, as Orbax does."""
-    paths.write_atomic(directory / step_folder.COMMITTED, b'')
+    paths.write_atomic(directory / run_folder.COMMITTED, b'')
 
 
 def verify(directory: Path, items: tuple[str, ...] = ()) -> None:
@@ -74,7 +73,7 @@ def verify(directory: Path, items: tuple[str, ...] = ()) -> None:
       Unfinished: if there is no manifest or no mark of Orbax's commit.
       Damaged: at the first file that is missing or differs.
     """
-    files = step_folder.read_manifest(directory)
+    files = run_folder.read_manifest(directory)
     for name in files:
         item, _, rest = name.partition('/')
         if rest.startswith(_PROCESS) and (merged := f'{item}/{_MERGED}') not in files:
@@ -87,7 +86,7 @@ def verify(directory: Path, items: tuple[str, ...] = ()) -> None:
 def newest_intact(root: Path, items: tuple[str, ...] = ()) -> tuple[int | None, dict[int, Damaged]]:
     """The newest step whose `items` are intact, and the damaged ones that are newer."""
     damaged: dict[int, Damaged] = {}
-    for step in reversed(step_folder.numbered(root)):
+    for step in reversed(run_folder.step_numbers(root)):
         try:
             verify(root / str(step), items)
             return step, damaged
@@ -106,7 +105,7 @@ def prune(root: Path, keep_last: int, keep_every: int, kept: Collection[int | No
     manifests, deletes them in place, where a kill leaves half a step that looks finished, and
     does not reach s3://.
     """
-    for step in step_folder.finished(root)[:-keep_last]:
+    for step in run_folder.finished_steps(root)[:-keep_last]:
         if step not in kept and (not keep_every or step % keep_every):
             _delete(root / str(step))
 
@@ -114,7 +113,7 @@ def prune(root: Path, keep_last: int, keep_every: int, kept: Collection[int | No
 def _delete(directory: Path) -> None:
     """Delete a step so that a kill in between leaves nothing that looks finished."""
     if paths.is_remote(directory):
-        (directory / step_folder.COMMITTED).unlink(missing_ok=True)
+        (directory / run_folder.COMMITTED).unlink(missing_ok=True)
     else:
         directory = directory.rename(f'{directory}{_UNFINISHED}-deleted')
     paths.remove(directory)
@@ -133,9 +132,9 @@ def remains(root: Path) -> list[str]:
     An interrupted save to object storage leaves a folder with its step's name; without any of the
     two marks it was never finished.
     """
-    steps = [path for n in step_folder.numbered(root) if paths.files(path := root / str(n))]
+    steps = [path for n in run_folder.step_numbers(root) if paths.files(path := root / str(n))]
     if paths.is_remote(root):
-        steps = [path for path in steps if step_folder.is_marked(path)]
+        steps = [path for path in steps if run_folder.is_marked(path)]
     return [path.relative_to(root).as_posix() for path in (*steps, *_rejected(root))]
 
 
@@ -147,7 +146,7 @@ def clear_newer(root: Path, step: int | None) -> None:
     for path in list(_uncommitted(root)):
         _log.warning('removing %s, left by a run that was killed while saving', path)
         paths.remove(path)
-    for newer in (n for n in step_folder.numbered(root) if step is None or n > step):
+    for newer in (n for n in run_folder.step_numbers(root) if step is None or n > step):
         path = root / str(newer)
         if not paths.files(path):
             _log.warning('removing the empty checkpoint %s', path)
@@ -164,7 +163,7 @@ def set_all_aside(root: Path) -> Path:
     number = 1
     while (place := root / REJECTED / f'{_RESTART}{number}').is_dir():
         number += 1
-    for step in step_folder.numbered(root):
+    for step in run_folder.step_numbers(root):
         _move(root / str(step), place / str(step))
     for path in _rejected(root):
         _move(path, _unused(place / path.name))

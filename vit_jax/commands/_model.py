@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import io
+import json
+import pathlib
 import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from vit_jax.commands._parser import add_allow_flag
+from vit_jax.commands._parser import add_allow_flag, check_output, writing
 from vit_jax.errors import UserError, positive
 
 
@@ -129,3 +133,143 @@ def image_size(args: argparse.Namespace) -> tuple[int, int] | None:
     if height * width > MAX_PIXELS:
         raise UserError(f'--image-size {text}: more than {MAX_PIXELS:,} pixels are refused')
     return height, width
+
+
+def add_bootstrap_flag(parser: argparse.ArgumentParser) -> None:
+    """Add `--bootstrap`."""
+    words = 'for the bands (default: %(default)s)'
+    parser.add_argument('--bootstrap', type=int, default=100, metavar='N', help=words)
+
+
+def add_json_flag(parser: argparse.ArgumentParser) -> None:
+    """Add `--json` for `show`."""
+    words = 'print JSON, or write it besides'
+    parser.add_argument('--json', nargs='?', const='-', metavar='FILE', help=words)
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raise UserError if `--target` or `--bootstrap` is out of range."""
+    require_positive(args.target, '--target')
+    require_count(args.bootstrap, '--bootstrap')
+
+
+def require_positive(value: float | None, flag: str) -> None:
+    """Raise UserError unless the value is positive and finite, or None."""
+    if value is not None and not 0 < value < float('inf'):
+        raise UserError(f'{flag} {value:g}: must be positive')
+
+
+def require_count(value: int, flag: str) -> None:
+    """Raise UserError for a negative number."""
+    if value < 0:
+        raise UserError(f'{flag} {value}: must be at least 0')
+
+
+def names(text: str) -> tuple[str, ...]:
+    """'a,b' -> ('a', 'b')."""
+    return tuple(name.strip() for name in text.split(',') if name.strip())
+
+
+def show(summary: Mapping[str, Any], where: str | None, table: Callable[[], None]) -> None:
+    """Print the table, or the summary as JSON if `where` is '-'; write that to any other path.
+
+    Raises:
+      UserError: if it cannot be written.
+    """
+    text = json.dumps(summary, indent=2, allow_nan=False) + '\n'
+    if where == '-':
+        print(text, end='')
+        return
+    if where:
+        write(where, text, '--json')
+    table()
+
+
+def write(path: str | pathlib.Path, text: str, flag: str) -> None:
+    """Write a file, and make its folder.
+
+    Raises:
+      UserError: if it cannot be written.
+    """
+    from vit_jax.storage.paths import write_text_atomic
+
+    path = pathlib.Path(path)
+    with writing(path, flag):
+        write_text_atomic(path, text)
+
+
+def save_figure(figure: Any, path: str | pathlib.Path, flag: str) -> Any:
+    """Writes a figure, and returns its path.
+
+    Raises:
+      UserError: if it cannot be written; names `flag`, which gave the path.
+    """
+    from vit_jax.viz import figures
+
+    with writing(path, flag):
+        return figures.save(figure, path)
+
+
+def check_picture(path: str | pathlib.Path, flag: str) -> None:
+    """Raise UserError that names the flag if the picture it gives has another format, or could not
+    be written.
+    """
+    from vit_jax.viz import figures
+
+    figures.check_format(path, flag)
+    check_output(path, flag)
+
+
+def is_folder(out: str) -> bool:
+    """Whether `--out` names a folder for images, not a single picture of all."""
+    from vit_jax.storage import paths
+
+    path = paths.path(out)
+    return path.is_dir() or not path.suffix
+
+
+def image_names(files: Sequence[str | pathlib.Path], samples: int | None = None) -> list[str]:
+    """NAME.png for each file, or NAME_0.png, NAME_1.png, ... for its samples."""
+    endings = [''] if samples is None else [f'_{i}' for i in range(samples)]
+    return [f'{pathlib.Path(file).stem}{ending}.png' for file in files for ending in endings]
+
+
+def save_images(images: Iterable[Any], names: Sequence[str], folder: str, flag: str) -> Any:
+    """Writes images, and returns the folder.
+
+    Args:
+      images: uint8 [Y X 3]; the next is made when the last is written.
+      names: of `image_names`.
+      folder: made if missing.
+      flag: that named the folder.
+
+    Raises:
+      UserError: if one cannot be written.
+    """
+    from PIL import Image
+
+    from vit_jax.storage import paths
+
+    target = paths.path(folder)
+    with writing(folder, flag):
+        paths.make_folder(target)
+        for image, name in zip(images, names, strict=True):
+            encoded = io.BytesIO()
+            Image.fromarray(image).save(encoded, format='png')
+            paths.write_atomic(target / name, encoded.getvalue())
+    return target
+
+
+def check_names(
+    names: Sequence[str], files: Sequence[str | pathlib.Path], folder: str, flag: str
+) -> None:
+    """Raises UserError if `save_images` would overwrite one of the files, or one of its images."""
+    taken = {pathlib.Path(file).resolve() for file in files}
+    for name in names:
+        path = (pathlib.Path(folder) / name).resolve()
+        if path in taken:
+            raise UserError(
+                f'{flag} {folder!r}: {name} is a file given, or that of another one: choose '
+                'another folder, or give one file of a name'
+            )
+        taken.add(path)

@@ -5,13 +5,18 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from vit_jax.commands import _model
+from vit_jax.commands._model import save_figure
 from vit_jax.commands._parser import Parser, align
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
 
 if TYPE_CHECKING:
+    from vit_jax.scaling.optimal import Analysis
+    from vit_jax.scaling.points import Columns
+    from vit_jax.scaling.shape import Shapes, Star
     from vit_jax.sweeps.isoflop import Bill, Isoflop, Run
 
 COMMAND = 'scaling study'
@@ -115,7 +120,7 @@ def words(family: Isoflop, bill: Bill) -> list[str]:
 
 def hours(family: Isoflop, bill: Bill, args: argparse.Namespace) -> str:
     """A line on the time that it takes; shapes are timed here if the flag says so."""
-    from vit_jax.profiling.plan import Machine
+    from vit_jax.profiling.cost import Machine
 
     if not args.measure:
         spent = Machine(args.device, args.mfu).chip_hours(bill.trained)
@@ -129,3 +134,230 @@ def hours(family: Isoflop, bill: Bill, args: argparse.Namespace) -> str:
         f'{spent:.3g} hours of this machine, {bill.trained / spent / 3600:.3g} FLOP/s, without '
         f'evaluations and start-up; examples/s of each shape: {shown}'
     )
+
+
+_FAR = 2.0  # times the largest size that was run, above which an optimum is doubtful
+
+
+def shape(argv: Sequence[str]) -> int:
+    """Fit a star sweep: exponents of width, depth and MLP over compute, and their optimum."""
+    args = _shape_parser().parse_args(argv)
+    from vit_jax.scaling import rows
+    from vit_jax.scaling import shape as lib
+
+    _model.check(args)
+    names = _model.names(args.shape)
+    table = rows.read_csv(args.csv)
+    examples = args.examples if args.examples in table[0] else None
+    columns = lib.StarColumns(names, args.t, args.y, examples)
+    found = lib.read_star(table, columns)
+    start = _start(args.start, names, args.target) if args.start else None
+    shapes = lib.fit(found, args.bootstrap)
+    if not shapes.laws:
+        raise UserError(f'no shape is optimal; {"; ".join(shapes.notes)}')
+    summary = _shape_summary(found, shapes, args.target, start)
+    _model.show(summary, args.json, lambda: _print_shape(summary))
+    if args.output:
+        from vit_jax.scaling import plots_optimal
+
+        figure = plots_optimal.draw_shape(found, shapes, columns, args.target)
+        print(save_figure(figure, args.output, '--output'))
+    return 0
+
+
+def _shape_parser() -> Parser:
+    parser = Parser('scaling shape', shape.__doc__)
+    add = parser.add_argument
+    add('--csv', metavar='FILE', required=True, help='a table with a header')
+    add('--shape', metavar='COL,COL', required=True, help='columns of the dimensions')
+    add('--t', metavar='COL', default='flops', help='compute of a run (default: %(default)s)')
+    add('--y', metavar='COL', required=True, help='an error or a loss; 1-COL for an accuracy')
+    add('--examples', metavar='COL', default='examples_seen', help='for the length of training')
+    add('--target', type=float, metavar='T', help='a budget whose optimal shape is predicted')
+    add('--start', metavar='V,V@T', help='values of --shape that are optimal for T, to scale')
+    _model.add_bootstrap_flag(parser)
+    _model.add_json_flag(parser)
+    add('--output', metavar='FILE', help='draw the rays: PNG, SVG or PDF')
+    return parser
+
+
+def _start(text: str, names: Sequence[str], target: float | None) -> tuple[dict[str, float], float]:
+    """`192,6,768@1e18` -> the shape, and the ratio of the target to its budget."""
+    if target is None:
+        raise UserError('--start: needs --target')
+    try:
+        values, _, budget = text.partition('@')
+        shape, t = [float(value) for value in values.split(',')], float(budget)
+    except ValueError as e:
+        raise UserError(f'--start {text!r}: write the values and the budget, as 192,6@1e18') from e
+    if len(shape) != len(names) or not all(0 < value < float('inf') for value in (*shape, t)):
+        raise UserError(f'--start {text!r}: {len(names)} positive values and a budget are needed')
+    return dict(zip(names, shape, strict=True)), target / t
+
+
+def _shape_summary(
+    found: Star,
+    shapes: Shapes,
+    target: float | None,
+    start: tuple[dict[str, float], float] | None,
+) -> dict[str, Any]:
+    dimensions: dict[str, Any] = {}
+    for name, law in shapes.laws.items():
+        s, band = shapes.exponent(name)
+        one = {**dataclasses.asdict(law), 's': s, 's_band': band, 'runs': len(found.rays[name].x)}
+        if target is not None:
+            one['optimum'], one['optimum_band'] = shapes.best(name, target)
+        dimensions[name] = one
+    summary: dict[str, Any] = {
+        'center': found.center,
+        'dimensions': dimensions,
+        'rmse': shapes.rmse,
+        'notes': [*found.notes, *shapes.notes],
+    }
+    if target is None:
+        return summary
+    for name, one in dimensions.items():
+        beyond = one['optimum'] / found.rays[name].x.max()
+        if beyond > _FAR:
+            summary['notes'].append(f'{name}: its optimum is {beyond:.2g} times the largest run')
+    best = found.center | {name: one['optimum'] for name, one in dimensions.items()}
+    summary |= {'target': target, 'examples': _examples(found, best, target)}
+    if start is not None:
+        grown = shapes.scaled({k: v for k, v in start[0].items() if k in shapes.laws}, start[1])
+        summary |= {'scaled': grown, 'scaled_examples': _examples(found, start[0] | grown, target)}
+    return summary
+
+
+def _examples(found: Star, best: dict[str, float], target: float) -> float | None:
+    cost = found.cost(best)
+    return None if cost is None else target / cost
+
+
+def _print_shape(summary: dict[str, Any]) -> None:
+    print('f(x, t) = alpha x^-a + (beta x^b + xi) t^-c + epsilon; x* ~ t^s, s = c / (a + b)')
+    grown = summary.get('scaled', {})
+    lines = [['dimension', 'center', 'runs', 'a', 'b', 'c', 's']]
+    lines[0] += ['x*'] if 'target' in summary else []
+    lines[0] += ['scaled'] if grown else []
+    for name, one in summary['dimensions'].items():
+        numbers = [f'{one[key]:.3g}' for key in 'abc']
+        line = [name, f'{summary["center"][name]:g}', str(one['runs']), *numbers]
+        line.append(_with_band(one['s'], one['s_band']))
+        line += [_with_band(one['optimum'], one['optimum_band'])] if 'optimum' in one else []
+        line += [f'{grown[name]:.4g}'] if grown else []
+        lines.append(line)
+    print(align(lines, left=1))
+    for kind, key in (('x*', 'examples'), ('scaled', 'scaled_examples')):
+        if summary.get(key):
+            print(f'{kind}: the budget {summary["target"]:.3g} is {summary[key]:.3g} examples')
+    print(f'error of the fit: {summary["rmse"]:.2g} of log y')
+    for note in summary['notes']:
+        print(note)
+
+
+def _with_band(value: float, band: Sequence[float]) -> str:
+    return f'{value:.4g} [{band[0]:.4g}, {band[1]:.4g}]' if band else f'{value:.4g}'
+
+
+def optimal(argv: Sequence[str]) -> int:
+    """Fit the best model size and data of a compute budget: joint law, isoFLOPs, frontier."""
+    args = _optimal_parser().parse_args(argv)
+    from vit_jax.scaling import coverage, points, rows
+    from vit_jax.scaling import optimal as lib
+
+    _model.check(args)
+    columns = points.Columns(args.n, args.d, args.c, args.y, _model.names(args.by))
+    factor = coverage.factor(args.holdout) if args.holdout else 0.0
+    ways = lib.Ways(args.target, factor, args.bootstrap)
+    curves = points.read(rows.read_csv(args.csv), columns)
+    found = [lib.analyze(one, ways) for one in curves if len(one.y)]
+    lib.require_law(found)
+    _model.show(_optimal_summary(found, columns), args.json, lambda: _print_optimal(found, columns))
+    if args.output:
+        from vit_jax.scaling import plots_optimal
+
+        print(save_figure(plots_optimal.draw(found, columns), args.output, '--output'))
+    return 0
+
+
+def _optimal_parser() -> Parser:
+    parser = Parser('scaling optimal', optimal.__doc__)
+    add = parser.add_argument
+    add('--csv', metavar='FILE', required=True, help='a table with a header')
+    add('--n', metavar='COL', help='model size; two of --n, --d and --c suffice')
+    add('--d', metavar='COL', help='data: tokens, or images times their patches')
+    add('--c', metavar='COL', help='training FLOPs (default: 6 N D)')
+    add('--y', metavar='COL', required=True, help='a loss; 1-COL for one minus an accuracy')
+    add('--by', metavar='COL,COL', default='', help='columns that distinguish the curves')
+    add('--target', type=float, metavar='C', help='a budget whose optimum is predicted')
+    add('--holdout', metavar='4x', help='hold out C above a quarter of the largest')
+    _model.add_bootstrap_flag(parser)
+    _model.add_json_flag(parser)
+    add('--output', metavar='FILE', help='draw contours and parabolas: PNG, SVG or PDF')
+    return parser
+
+
+def _optimal_summary(found: Sequence[Analysis], columns: Columns) -> dict[str, Any]:
+    from vit_jax.scaling import points
+
+    return {
+        'columns': {flag.strip('-'): column for column, flag in columns.flags()},
+        'counted': points.conventions(columns),
+        'curves': [
+            {
+                'by': one.points.by,
+                'points': len(one.points.y),
+                'flops': one.points.cost.words,
+                **one.summary,
+                'notes': list(one.notes),
+                'left_out': list(one.points.left_out),
+            }
+            for one in found
+        ],
+    }
+
+
+def _print_optimal(found: Sequence[Analysis], columns: Columns) -> None:
+    from vit_jax.scaling import optimal as lib
+    from vit_jax.scaling import points
+    from vit_jax.scaling.rows import label
+
+    print('L = E + A N^-alpha + B D^-beta; N* ~ C^a, D* ~ C^b')
+    print(points.conventions(columns))
+    lines = [['curve', 'way', 'a', 'b', 'held out', 'C', 'N*', 'D*', 'loss']]
+    for one in found:
+        lines += [[label(one.points.by), *_line(way, one)] for way in one.summary]
+    print(align(lines, left=2))
+    for one in found:
+        name = label(one.points.by)
+        print(f'{name}: {one.points.cost.words}')
+        if law := one.summary['joint']:
+            print(f'{name}: ' + ', '.join(f'{k} = {law[k]:.5g}' for k in _LAW))
+        for note in (*one.notes, *one.points.left_out):
+            print(f'{name}: {note}')
+    if any(one.summary['isoflop'] for one in found):
+        print(f'isoflop: {lib.BIAS}')
+
+
+_LAW = ('E', 'A', 'alpha', 'B', 'beta')
+
+
+def _line(way: str, one: Analysis) -> list[str]:
+    law = one.summary[way]
+    if law is None:
+        return [way, *['-'] * 7]
+    target = law.get('target') or {}
+    error = law.get('holdout_rmse')
+    cells = [_fitted_with_band(law, name) for name in 'ab']
+    predicted = [f'{target["C"]:.3g}' if target else '-']
+    predicted += [
+        _fitted_with_band(target, name) if name in target else '-' for name in ('N', 'D', 'loss')
+    ]
+    return [way, *cells, '-' if error is None else f'{error:.4f}', *predicted]
+
+
+def _fitted_with_band(law: dict[str, Any], name: str) -> str:
+    if name not in law['bands']:
+        return f'{law[name]:.4g}'
+    low, high = law['bands'][name]
+    return f'{law[name]:.4g} [{low:.4g}, {high:.4g}]'

@@ -7,9 +7,14 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax.commands._model import add_model_flags, image_size, open_model
+from vit_jax.commands._model import (
+    add_model_flags,
+    check_picture,
+    image_size,
+    open_model,
+    save_figure,
+)
 from vit_jax.commands._parser import Parser
-from vit_jax.commands._pictures import check_picture, save_figure
 from vit_jax.errors import UserError
 
 
@@ -124,9 +129,8 @@ def choice_of(args: argparse.Namespace) -> Any:
 
 def draw_image(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
     """The picture of attention in one image, and a line about it."""
-    from vit_jax.inference.attention import look
     from vit_jax.inference.images import photo_reader
-    from vit_jax.inference.predict import batch_of_one
+    from vit_jax.inference.predict import batch_of_one, look
     from vit_jax.viz import attention_pictures, predictions
     from vit_jax.viz.photo import Context
 
@@ -138,12 +142,12 @@ def draw_image(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
 
 def draw_parameters(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
     """The picture of parameters that determine attention for all inputs, and a line about them."""
-    from vit_jax.inference import attention as maps_of
-    from vit_jax.viz import parameters
+    from vit_jax.inference import predict as maps_of
+    from vit_jax.viz import attention_pictures
 
     chosen = maps_of.parameter_pictures(run, args.parameters)
     title = f'{run.config.model.name}, {run.path.name}'
-    figure = parameters.draw(chosen, only=args.head, title=title)
+    figure = attention_pictures.draw_parameters(chosen, only=args.head, title=title)
     more = f' and {len(chosen) - 1} more' if len(chosen) > 1 else ''
     return figure, f'{chosen[0].name}{more}'
 
@@ -154,8 +158,7 @@ def draw_text(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
     Raises:
       UserError: if the run does not translate text, or the sentences do not fit it.
     """
-    from vit_jax.inference.attention import look
-    from vit_jax.inference.predict import batch_of_one
+    from vit_jax.inference.predict import batch_of_one, look
     from vit_jax.inference.text import own_translation, sentence_reader
     from vit_jax.viz import attention_pictures
 

@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     if args.json:
         check_output(args.json, '--json')
     from vit_jax.inference import fine_tune
-    from vit_jax.profiling import benchmark, timed
+    from vit_jax.profiling import benchmark
     from vit_jax.profiling.examples import batch_rows, row_of
     from vit_jax.runtime import console
     from vit_jax.storage.paths import write_text_atomic
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     config = fine_tune.filled(config).config
     row = row_of(config, args.image_size, args.channels)
     config, spec, per_row = row
-    ready = timed.of_config(config, rows := batch_rows(config))
+    ready = benchmark.of_config(config, rows := batch_rows(config))
     with console.status('compiling the forward step, and timing it'):
         results = {'forward': ready.forward(spec, per_row, args.steps)}
     if not args.forward_only:

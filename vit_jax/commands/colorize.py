@@ -7,16 +7,17 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from vit_jax.commands._model import add_run_flags, run_options
-from vit_jax.commands._parser import Parser
-from vit_jax.commands._pictures import (
+from vit_jax.commands._model import (
+    add_run_flags,
     check_names,
     check_picture,
     image_names,
     is_folder,
+    run_options,
     save_figure,
     save_images,
 )
+from vit_jax.commands._parser import Parser
 
 
 def main(argv: Sequence[str]) -> int:

@@ -25,16 +25,16 @@ def main(argv: Sequence[str]) -> int:
     out = pathlib.Path(args.out).expanduser()
     check_output(out, '--out')
     from vit_jax.data import sources
-    from vit_jax.ops import color_bins
-    from vit_jax.storage import color_prior
+    from vit_jax.ops import colors
+    from vit_jax.tasks import colorize
 
     source = sources.open_source(args.source, args.split)
     every = max(1, len(source) // (args.images or len(source)))
     counts = count_colors(source, range(0, len(source), every)[: args.images])
     with writing(out, '--out'):
-        color_prior.write(out, counts, source.title)
+        colorize.write(out, counts, source.title)
     used = np.argsort(-counts, kind='stable')[:3]
-    top = ', '.join(f'{tuple(color_bins.centers()[i].astype(int).tolist())}' for i in used)
+    top = ', '.join(f'{tuple(colors.centers()[i].astype(int).tolist())}' for i in used)
     print(
         f'{out}: {counts.sum():,} pixels in {np.count_nonzero(counts)} of {len(counts)} bins; '
         f'most in those around (a, b) = {top}'
@@ -52,14 +52,14 @@ def count_colors(source: Any, indices: range) -> np.ndarray:
     import jax.numpy as jnp
 
     from vit_jax.data.records import BrokenRecord
-    from vit_jax.ops import color_bins, colors
+    from vit_jax.ops import colors
 
     @jax.jit
     def count(rgb: jax.Array) -> jax.Array:
-        bins = color_bins.nearest(colors.rgb_to_lab(rgb / 255)[..., 1:])
-        return jnp.bincount(bins, length=color_bins.NUM_BINS)
+        bins = colors.nearest(colors.rgb_to_lab(rgb / 255)[..., 1:])
+        return jnp.bincount(bins, length=colors.NUM_BINS)
 
-    total = np.zeros(color_bins.NUM_BINS, np.int64)
+    total = np.zeros(colors.NUM_BINS, np.int64)
     rng = np.random.default_rng(0)
     for index in indices:
         try:

@@ -8,8 +8,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from vit_jax.commands._model import check_picture, save_figure
 from vit_jax.commands._parser import Parser, align
-from vit_jax.commands._pictures import check_picture, save_figure
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError, one_line, positive
 
@@ -68,8 +68,8 @@ def bench(data: Any, layout: Any, args: argparse.Namespace) -> int:
     import jax
 
     from vit_jax.profiling import pipeline
-    from vit_jax.runtime import cores
-    from vit_jax.viz import stages
+    from vit_jax.runtime import environment
+    from vit_jax.viz import batch as batch_lib
 
     def put(batch: dict[str, Any]) -> None:
         jax.block_until_ready(layout.put_batch(batch))
@@ -77,8 +77,8 @@ def bench(data: Any, layout: Any, args: argparse.Namespace) -> int:
     seconds = pipeline.measure_stages(data, pipeline.EXAMPLES, put)
     path = None
     if args.out is not None:
-        path = save_figure(stages.draw(seconds), args.out, '--out')
-    total, available = sum(seconds.values()), cores.available()
+        path = save_figure(batch_lib.draw_stages(seconds), args.out, '--out')
+    total, available = sum(seconds.values()), environment.available_cores()
     if args.json:
         print(
             json.dumps({'stages_sec': seconds, 'per_core_per_sec': 1 / total, 'cores': available})
@@ -103,12 +103,12 @@ def picture(config: Any, data: Any, batch: dict[str, Any]) -> Any:
 
     from vit_jax.config import objects
     from vit_jax.config.defaults import complete
-    from vit_jax.inference import batches, sample
+    from vit_jax.inference import sample
     from vit_jax.viz import predictions
 
     _, task = objects.model_and_task(complete(config, data.info))
-    batch = batches.augmented(task, batch)
-    images = batches.images(task, batch)
+    batch = sample.augmented(task, batch)
+    images = sample.images(task, batch)
     count = min(SHOWN, len(next(iter(batch.values()))))
     rows = {k: v if v.ndim else [v] * count for k, v in batch.items()}
     examples = [{k: np.asarray(v[i]) for k, v in rows.items()} for i in range(count)]

@@ -8,9 +8,15 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax.commands._model import add_model_flags, check_model_flags, image_size, open_model
+from vit_jax.commands._model import (
+    add_model_flags,
+    check_model_flags,
+    check_picture,
+    image_size,
+    open_model,
+    save_figure,
+)
 from vit_jax.commands._parser import FIT, Parser, align, batch_size
-from vit_jax.commands._pictures import check_picture, save_figure
 from vit_jax.errors import UserError
 
 MOST_CLASSES = 1000  # of a report that has those, too, of which there is no example
@@ -53,8 +59,9 @@ def main(argv: Sequence[str]) -> int:
         check_picture(args.report, '--report')
     if args.checkpoint is not None and None in (args.source, args.split):
         raise UserError('--checkpoint names no data: give --source and --split')
+    from vit_jax.rehearsal import ahead_of_time
     from vit_jax.runtime import compile_cache
-    from vit_jax.trainer import batch_fit, measure
+    from vit_jax.trainer import measure
 
     compile_cache.use()
     prepare = functools.partial(
@@ -68,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
         fit=args.fit,
     )
     if args.batch_size == FIT:
-        args.batch_size = batch_fit.largest_batch(prepare())
+        args.batch_size = ahead_of_time.largest_batch(prepare())
         print(f'batches of {args.batch_size:,} fit', file=sys.stderr)
     prepared = prepare(batch_size=args.batch_size)
     report = add_report(prepared) if args.report is not None else None
@@ -106,7 +113,7 @@ def add_report(prepared: Any) -> tuple[Any, Any]:
       UserError: if the data have no classes, or the task predicts none.
     """
     from vit_jax.evaluators import confusion
-    from vit_jax.trainer.evaluations import Evaluation
+    from vit_jax.trainer.evaluate import Evaluation
 
     if not prepared.trained.task.predicts:
         name = prepared.trained.config.task.name
@@ -123,14 +130,14 @@ def add_report(prepared: Any) -> tuple[Any, Any]:
 def write_report(evaluator: Any, data: Any, path: str) -> dict[str, Any]:
     """Draws the confusion matrix, and returns it with the rows of the classes."""
     from vit_jax.evaluators import confusion
-    from vit_jax.viz import confusion as viz
+    from vit_jax.viz import charts as viz
 
     matrix, names = evaluator.matrix, data.info.class_names
     names += tuple(map(str, range(len(names), len(matrix))))
     if len(matrix) > MOST_CLASSES:  # of the head of a model, of whose classes the data may have few
         seen = (matrix.any(axis=0) | matrix.any(axis=1)).nonzero()[0]
         matrix, names = matrix[seen][:, seen], tuple(names[label] for label in seen)
-    save_figure(viz.draw(matrix, names, data.source.title), path, '--report')
+    save_figure(viz.draw_confusion(matrix, names, data.source.title), path, '--report')
     return {'rows': confusion.rows(matrix, names), 'matrix': matrix.tolist()}
 
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from vit_jax.commands._model import check_picture, save_figure
 from vit_jax.commands._parser import Parser
-from vit_jax.commands._pictures import check_picture, save_figure
 from vit_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument('--json', action='store_true', help='print JSON only')
     args = parser.parse_args(argv)
     from vit_jax.storage import paths, run_folder
-    from vit_jax.viz import comparison, goodput
+    from vit_jax.viz import charts, comparison
 
     if args.out is not None:
         check_picture(args.out, '--out')
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     if not accounts:
         raise UserError(f'{", ".join(without)} {NO_RECORD}')
     if args.out is not None:
-        save_figure(goodput.draw(accounts), args.out, '--out')
+        save_figure(charts.draw_goodput(accounts), args.out, '--out')
     if args.json:
         print(json.dumps([row(name, account) for name, account in read.items()]))
         return 0

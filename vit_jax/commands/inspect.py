@@ -86,10 +86,10 @@ def verify(workdir: str, as_json: bool) -> int:
     Raises:
       UserError: if nothing was saved there.
     """
-    from vit_jax.storage import paths, run_folder, step_folder
+    from vit_jax.storage import paths, run_folder
 
     root = paths.path(workdir) / run_folder.CHECKPOINTS
-    faults = {step: fault(root / str(step)) for step in step_folder.numbered(root)}
+    faults = {step: fault(root / str(step)) for step in run_folder.step_numbers(root)}
     if not faults:
         raise UserError(f'{root} holds no saved step')
     if as_json:
@@ -104,13 +104,13 @@ def verify(workdir: str, as_json: bool) -> int:
 def fault(directory: Path) -> str:
     """The fault of a step, in one line; empty if it is intact."""
     from vit_jax.checkpoints import manifest
-    from vit_jax.storage import step_folder
+    from vit_jax.storage import run_folder
 
     try:
         manifest.verify(directory)
-    except step_folder.Damaged as error:
+    except run_folder.Damaged as error:
         return f'damaged: {error}'
-    except step_folder.Unfinished as error:
+    except run_folder.Unfinished as error:
         return f'unfinished: {error}'
     return ''
 
@@ -135,7 +135,7 @@ def from_checkpoint(
     path: str, image_size: int | None, channels: int | None, allowed: Sequence[str]
 ) -> Subject:
     """A trained model, for images of its own size or another."""
-    from vit_jax.inference import load, sizes
+    from vit_jax.inference import images, load
     from vit_jax.profiling.examples import row_of
 
     given = (image_size, image_size) if image_size else None
@@ -144,7 +144,7 @@ def from_checkpoint(
     config, spec, note = trained.config, {}, ''
     try:
         if trained.step is None:
-            spec = sizes.example_spec(trained, given or sizes.input_size(trained))
+            spec = images.example_spec(trained, given or images.input_size(trained))
         else:
             config, spec, _ = row_of(config, image_size, channels)
     except UserError as e:
@@ -199,7 +199,7 @@ def natural_order(path: str) -> list[tuple[str, int]]:
 
 def print_tables(result: Mapping[str, Any], unfold: bool) -> None:
     """Print parameters, other collections and sums; equal blocks are one row unless `unfold`."""
-    from vit_jax.profiling import repeats
+    from vit_jax.profiling import flops
     from vit_jax.runtime.console import Console, Table
 
     console = Console()
@@ -210,7 +210,7 @@ def print_tables(result: Mapping[str, Any], unfold: bool) -> None:
         table.add_column('dtype')
         table.add_column('', justify='right')
         table.add_column('count', justify='right')
-        for row in entries if unfold else repeats.fold(entries):
+        for row in entries if unfold else flops.fold(entries):
             shape = ' x '.join(map(str, row['shape'])) or 'scalar'
             times = f'x{row["times"]}' if row.get('times', 1) > 1 else ''
             table.add_row(row['path'], shape, row['dtype'], times, f'{row["count"]:,}')

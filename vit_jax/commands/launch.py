@@ -12,12 +12,10 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax import extras
-from vit_jax.commands import _launch_flags as flags_of
 from vit_jax.commands import preflight, rehearse, sweep, train
 from vit_jax.commands._parser import Parser, overview
-from vit_jax.config import flags as config_flags
 from vit_jax.config import load as config_lib
-from vit_jax.errors import EXIT_FAILED, UserError, nearest
+from vit_jax.errors import EXIT_FAILED, UserError, count, nearest, positive
 from vit_jax.launch.command import require_installed
 
 
@@ -46,7 +44,7 @@ def parser(launcher: str) -> Parser:
     made.add_argument('--job-name', metavar='NAME', help='vit-jax-COMMAND by default')
     made.add_argument(
         '--restarts',
-        type=flags_of.count,
+        type=count,
         default=3,
         metavar='N',
         help='of a job that failed; 3 by default',
@@ -55,7 +53,7 @@ def parser(launcher: str) -> Parser:
     made.add_argument(
         '--rehearse', action='store_true', help='first try here what the run needs, see rehearse'
     )
-    getattr(flags_of, launcher)(made)
+    FLAGS[launcher](made)
     return made
 
 
@@ -91,7 +89,7 @@ def _check_sweep(file: str) -> ConfigDict:
 
 
 def _check_config(words: Sequence[str]) -> ConfigDict | None:
-    overrides, rest = config_flags.split(words)
+    overrides, rest = config_lib.split(words)
     flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     flags.add_argument('--config', nargs='?')
     file = flags.parse_known_args(rest)[0].config
@@ -106,7 +104,7 @@ def needed_extras(command: Sequence[str], config: ConfigDict | None) -> list[str
       config: that it runs; None if this is not known here, as for a run in a bucket. It may then
         need the extras of any config.
     """
-    from vit_jax.trainer import rehearsal
+    from vit_jax.rehearsal import rehearsal
 
     found = extras.of_words(command)
     found |= extras.OF_CONFIGS if config is None else rehearsal.needed_extras(config.to_dict())
@@ -115,7 +113,7 @@ def needed_extras(command: Sequence[str], config: ConfigDict | None) -> list[str
 
 def slurm(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | None) -> int:
     """Submit a job to Slurm by sbatch."""
-    from vit_jax.launch import slurm, submit
+    from vit_jax.launch import remote, slurm
 
     if config is not None:
         require_installed(needed_extras(command, config), f'launch slurm: {command[0]}')
@@ -136,13 +134,13 @@ def slurm(args: argparse.Namespace, command: Sequence[str], config: ConfigDict |
     )
     script = slurm.script(job)
     _rehearse(args, command)
-    print(script if args.dry_run else f'submitted job {submit.slurm(script)}\n', end='')
+    print(script if args.dry_run else f'submitted job {remote.slurm(script)}\n', end='')
     return 0
 
 
 def sky(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | None) -> int:
     """Submit a managed job to SkyPilot, which copies the current folder to the TPUs."""
-    from vit_jax.launch import sky, submit
+    from vit_jax.launch import remote, sky
 
     if args.slices > 1:
         raise UserError(
@@ -162,15 +160,15 @@ def sky(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | N
             'launch sky copies the current folder: run it in the root of the repository'
         )
     _try_slice(args, command)
-    print(task if args.dry_run else submit.sky(job.name, task), end='')
+    print(task if args.dry_run else remote.sky(job.name, task), end='')
     return 0
 
 
 def tpu(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | None) -> int:
     """Rent Cloud TPUs by gcloud, run the command there, and rent again after preemption."""
-    from vit_jax.launch import remote, tpu, tpu_loop
+    from vit_jax.launch import queued, remote, tpu_loop
 
-    job = tpu.TpuJob(
+    job = queued.TpuJob(
         **_for_clouds(args, command),
         zone=args.zone,
         project=args.project,
@@ -181,10 +179,10 @@ def tpu(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | N
         prepare=args.setup,
         options=args.gcloud,
     )
-    tpu.check(job)
+    queued.check(job)
     _try_slice(args, command)
     if args.dry_run:
-        print(tpu.text(job), end='')
+        print(queued.text(job), end='')
         return 0
     remote.files()
     return tpu_loop.Loop(job, tpu_loop.Pace(args.poll, 60 * args.patience)).run()
@@ -192,7 +190,7 @@ def tpu(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | N
 
 def gke(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | None) -> int:
     """Submit a JobSet to a GKE cluster by kubectl, on TPUs."""
-    from vit_jax.launch import gke, submit
+    from vit_jax.launch import gke, remote
 
     job = gke.GkeJob(
         **_for_clouds(args, command),
@@ -207,7 +205,7 @@ def gke(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | N
     )
     manifest = gke.text(job)
     _try_slice(args, command)
-    print(manifest if args.dry_run else submit.kubernetes(manifest), end='')
+    print(manifest if args.dry_run else remote.kubernetes(manifest), end='')
     return 0
 
 
@@ -280,4 +278,143 @@ ACTIONS: dict[str, Callable[[argparse.Namespace, Sequence[str], ConfigDict | Non
     'sky': sky,
     'tpu': tpu,
     'gke': gke,
+}
+
+
+def slurm_flags(made: Parser) -> None:
+    """Add the flags of `launch slurm`."""
+    made.add_argument('--nodes', type=positive, default=1, metavar='N')
+    made.add_argument('--gpus', type=count, default=0, metavar='G', help='a node; one process each')
+    made.add_argument(
+        '--cpus-per-task', type=count, default=0, metavar='C', help='of each process, for loaders'
+    )
+    made.add_argument('--array', type=count, default=0, metavar='K', help='so many sweep workers')
+    made.add_argument('--partition', default='', metavar='P')
+    made.add_argument('--time', default='', metavar='T', help='the limit, as 12:00:00')
+    made.add_argument(
+        '--grace',
+        type=positive,
+        default=120,
+        metavar='SECONDS',
+        help='the job gets the signal to save its state so long before the limit; 120 by default',
+    )
+    made.add_argument(
+        '--sbatch',
+        action='append',
+        default=[],
+        metavar='OPTION',
+        help='one more of sbatch, as account=vision; may be repeated',
+    )
+
+
+def sky_flags(made: Parser) -> None:
+    """Add the flags of `launch sky`."""
+    _slices(made)
+    made.add_argument('--region', default='')
+    made.add_argument('--zone', default='')
+    _preflight_flag(made)
+    _env(made)
+    _mount(made)
+
+
+def tpu_flags(made: Parser) -> None:
+    """Add the flags of `launch tpu`."""
+    _slices(made)
+    made.add_argument('--zone', required=True, help='as us-central1-a')
+    made.add_argument('--project', default='', help="gcloud's own by default")
+    made.add_argument(
+        '--min-slices', type=positive, metavar='M', help='go on with so many; --slices by default'
+    )
+    made.add_argument(
+        '--patience',
+        type=count,
+        default=30,
+        metavar='MINUTES',
+        help='to wait for slices before asking for one fewer, down to --min-slices; 30 by default',
+    )
+    made.add_argument(
+        '--flex-start', default='', metavar='TIME', help='rent for at most so long, as 24h'
+    )
+    _preflight_flag(made)
+    _env(made)
+    made.add_argument(
+        '--setup', default='', metavar='COMMAND', help='prepares each machine, as mounting a disk'
+    )
+    made.add_argument(
+        '--gcloud',
+        action='append',
+        default=[],
+        metavar='OPTION',
+        help='one more of queued-resources create, as network=lab; may be repeated',
+    )
+    made.add_argument(
+        '--poll', type=count, default=30, metavar='SECONDS', help='between two looks; 30 by default'
+    )
+
+
+def gke_flags(made: Parser) -> None:
+    """Add the flags of `launch gke`."""
+    _slices(made)
+    made.add_argument('--image', required=True, help='a container with the repository')
+    made.add_argument(
+        '--topology', default='', metavar='SHAPE', help='as 4x4; the usual by default'
+    )
+    made.add_argument('--flex-start', action='store_true', help='use nodes of flex-start')
+    made.add_argument('--queue', default='', metavar='NAME', help='a LocalQueue of Kueue')
+    made.add_argument('--namespace', default='', metavar='NAME', help="kubectl's own by default")
+    made.add_argument(
+        '--service-account', default='', metavar='NAME', help='of Kubernetes, with access to data'
+    )
+    _preflight_flag(made)
+    _env(made)
+    _mount(made)
+
+
+def _slices(made: Parser) -> None:
+    made.add_argument('--tpu', required=True, metavar='TYPE', help='the slice, as v5litepod-8')
+    made.add_argument('--slices', type=positive, default=1, metavar='N', help='1 by default')
+    made.add_argument('--spot', action='store_true', help='may be preempted; costs less')
+
+
+def _preflight_flag(made: Parser) -> None:
+    made.add_argument(
+        '--preflight', action='store_true', help='first compile for the slice: does training fit?'
+    )
+
+
+def _env(made: Parser) -> None:
+    made.add_argument(
+        '--env',
+        action='append',
+        type=pair,
+        default=[],
+        metavar='NAME=VALUE',
+        help='a variable of the command; may be repeated',
+    )
+
+
+def _mount(made: Parser) -> None:
+    made.add_argument(
+        '--mount',
+        action='append',
+        type=pair,
+        default=[],
+        metavar='/FOLDER=gs://BUCKET',
+        help='a bucket as a folder; may be repeated',
+    )
+
+
+def pair(text: str) -> tuple[str, str]:
+    """Name and value of `NAME=VALUE`; raises ArgumentTypeError for any other text."""
+    name, equals, value = text.partition('=')
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f'{text!r} is not NAME=VALUE')
+    return name, value
+
+
+FLAGS: dict[str, Callable[[Parser], None]] = {
+    'gke': gke_flags,
+    'sky': sky_flags,
+    'slurm': slurm_flags,
+    'tpu': tpu_flags,
 }

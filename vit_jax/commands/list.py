@@ -11,22 +11,22 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands._parser import Parser, align
-from vit_jax.config import catalogue
+from vit_jax.config import reference
 from vit_jax.errors import UserError, modules, positive
 
 if TYPE_CHECKING:
-    from vit_jax.interop.released import Released
-    from vit_jax.profiling.variants import Variant
+    from vit_jax.interop.hub import Released
+    from vit_jax.profiling.count_variants import Variant
 
-KINDS: dict[str, Callable[[], list[catalogue.Named]]] = {
-    'models': partial(catalogue.modules_of, 'vit_jax.models'),
-    'tasks': partial(catalogue.modules_of, 'vit_jax.tasks'),
-    'sources': partial(catalogue.modules_of, 'vit_jax.data.sources'),
-    'transforms': catalogue.transforms,
-    'optimizers': catalogue.optimizers,
-    'schedules': catalogue.schedules,
-    'evaluators': partial(catalogue.modules_of, 'vit_jax.evaluators'),
-    'writers': partial(catalogue.modules_of, 'vit_jax.writers'),
+KINDS: dict[str, Callable[[], list[reference.Named]]] = {
+    'models': partial(reference.modules_of, 'vit_jax.models'),
+    'tasks': partial(reference.modules_of, 'vit_jax.tasks'),
+    'sources': partial(reference.modules_of, 'vit_jax.data.sources'),
+    'transforms': reference.transforms,
+    'optimizers': reference.optimizers,
+    'schedules': reference.schedules,
+    'evaluators': partial(reference.modules_of, 'vit_jax.evaluators'),
+    'writers': partial(reference.modules_of, 'vit_jax.writers'),
 }
 EXPERIMENTS, KEYS, VARIANTS = 'experiments', 'keys', 'variants'
 CHECKPOINTS = 'checkpoints'
@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
     if args.kind == KEYS:
         return print_keys(args.words, args.json)
     are_files = args.kind == EXPERIMENTS
-    found = catalogue.experiments(args.folder) if are_files else KINDS[args.kind]()
+    found = reference.experiments(args.folder) if are_files else KINDS[args.kind]()
     found = [named for named in found if chosen(named.name, args.words)]
     if args.json:
         print(to_json(found))
@@ -83,7 +83,7 @@ def require_some(found: Sized, kind: str, words: Sequence[str]) -> None:
         raise UserError(f'list {kind}: no name contains {" or ".join(map(repr, words))}')
 
 
-def lines(found: Sequence[catalogue.Named]) -> Iterator[str]:
+def lines(found: Sequence[reference.Named]) -> Iterator[str]:
     """A line for each; two lines if the names and arguments of some are long."""
     calls = [call(named) for named in found]
     width = max(map(len, calls), default=0)
@@ -92,7 +92,7 @@ def lines(found: Sequence[catalogue.Named]) -> Iterator[str]:
         yield f'{text if width > WIDTH else text.ljust(width)}{between}{named.line}'.rstrip()
 
 
-def call(named: catalogue.Named) -> str:
+def call(named: reference.Named) -> str:
     """Its notation in a config: `flip()` for a transform, `FILE:arg arg` for an experiment."""
     if not named.arguments or named.arguments.startswith('('):
         return named.name + named.arguments
@@ -125,9 +125,9 @@ def print_keys(words: Sequence[str], as_json: bool) -> int:
 
 def print_checkpoints(words: Sequence[str], as_json: bool) -> int:
     """Print the released checkpoints whose names contain a word."""
-    from vit_jax.interop import released
+    from vit_jax.interop import hub
 
-    found = [one for one in released.table() if chosen(one.name, words)]
+    found = [one for one in hub.table() if chosen(one.name, words)]
     if as_json:
         print(to_json(found))
         return 0
@@ -155,9 +155,9 @@ def _facts(one: Released) -> str:
 
 def print_variants(words: Sequence[str], image_size: int, as_json: bool) -> int:
     """Print the cost of the sizes of models whose names contain a word, a row at a time."""
-    from vit_jax.profiling import variants
+    from vit_jax.profiling import count_variants
 
-    models = [name for name in modules(variants.PACKAGE) if chosen(name, words)]
+    models = [name for name in modules(count_variants.PACKAGE) if chosen(name, words)]
     found = variants_of(models, image_size)
     if as_json:
         print(to_json(found))
@@ -168,17 +168,18 @@ def print_variants(words: Sequence[str], image_size: int, as_json: bool) -> int:
         row = f'{v.model:<14}{v.name:<12}{v.parameters:>16,}{v.gmacs:>10.4g}'
         print(row, flush=True)
     print(
-        f'on one image of {image_size} x {image_size}, or sentences of {variants.TOKENS} tokens; '
-        + ', '.join(f'{key} {size:,}' for key, size in variants.ASSUMED.items())
+        f'on one image of {image_size} x {image_size}, '
+        f'or sentences of {count_variants.TOKENS} tokens; '
+        + ', '.join(f'{key} {size:,}' for key, size in count_variants.ASSUMED.items())
     )
     return 0
 
 
 def variants_of(models: Iterable[str], image_size: int) -> Iterator[Variant]:
     """The variants of some models, counted if the table does not have them."""
-    from vit_jax.profiling import variants
+    from vit_jax.profiling import count_variants
 
-    table = variants.read_table() if image_size == variants.IMAGE_SIZE else {}
+    table = count_variants.read_table() if image_size == count_variants.IMAGE_SIZE else {}
     for model in models:
         if model in table:
             yield from table[model]

@@ -38,18 +38,18 @@ def main(argv: Sequence[str]) -> int:
         raise UserError(f'--workers {args.workers}: must be 0 or more')
     if args.beam is not None and args.workers is not None:
         raise UserError('--workers applies without --beam: Beam has options of its own')
-    from vit_jax.data import packing, packing_beam
-    from vit_jax.runtime import console, cores
+    from vit_jax.data import packing
+    from vit_jax.runtime import console, environment
 
     splits = dict(_split(text) for text in args.split or ['train'])
     out = os.path.expanduser(args.out)
     job = packing.Job(args.source, splits, out, args.per_shard, args.shorter_side, args.quality)
     shards = job.shards()
-    workers = cores.available() if args.workers is None else args.workers
+    workers = environment.available_cores() if args.workers is None else args.workers
     bar = console.progress('shards', len(shards), quiet=args.beam is not None)
     with writing(out, 'OUT'), bar as advance:
         if args.beam is not None:
-            manifest = packing_beam.pack(job, shards, args.beam)
+            manifest = packing.pack_with_beam(job, shards, args.beam)
         else:
             manifest = packing.pack(job, shards, min(workers, len(shards)), lambda _: advance())
     for split, files in manifest.splits.items():

@@ -91,7 +91,7 @@ def _words(point: Any) -> str:
 
 def tried(config: ConfigDict, args: Any) -> Iterator[Any]:
     """The rows of a rehearsal; a spinner turns while one is awaited."""
-    from vit_jax.trainer.rehearsal import rehearse
+    from vit_jax.rehearsal.rehearsal import rehearse
 
     rows = rehearse(config, args.workdir, args.allow, args.minutes)
     while True:
@@ -104,12 +104,12 @@ def tried(config: ConfigDict, args: Any) -> Iterator[Any]:
 
 def preflight(argv: Sequence[str], args: Any) -> Any:
     """The row of compiling for a slice; what `preflight` prints is printed."""
-    from vit_jax.trainer import trials
+    from vit_jax.rehearsal import kill_and_resume
 
     words = list(preflight_words(argv))
     command = [sys.executable, '-m', 'vit_jax', 'preflight', *words]
     with status(f'compiling for {args.topology}'):
-        row, output = trials.of_command('preflight', command)
+        row, output = kill_and_resume.of_command('preflight', command)
     if not args.json:
         print(output, end='')
     return row

@@ -10,23 +10,227 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.commands import _results
-from vit_jax.commands._coordinates import coordinates
-from vit_jax.commands._coverage import coverage
-from vit_jax.commands._optimal import optimal
+from vit_jax.commands import _model
+from vit_jax.commands._model import check_picture, names, save_figure, write
 from vit_jax.commands._parser import Parser, add_allow_flag, align, check_output
-from vit_jax.commands._pictures import check_picture, save_figure
-from vit_jax.commands._plan import plan
-from vit_jax.commands._results import names, write
-from vit_jax.commands._shape import shape
-from vit_jax.commands._study import study
-from vit_jax.errors import UserError, nearest
+from vit_jax.commands._study import optimal, shape, study
+from vit_jax.config import load as config_lib
+from vit_jax.errors import UserError, nearest, positive
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from vit_jax.scaling.page import Block
+    from vit_jax.profiling.cost import PlannedRun
+    from vit_jax.scaling.report import Block
     from vit_jax.scaling.table import Curve, FitOptions
+
+
+def coordinates(argv: Sequence[str]) -> int:
+    """Check that a few steps change wide models as they change narrow ones (muP)."""
+    from vit_jax.config.load import parse_config_args
+
+    parser = Parser('scaling coordinates', coordinates.__doc__)
+    add = parser.add_argument
+    add('--multiples', default='1,2,4,8', metavar='N,N', help='of the widths of the base model')
+    add(
+        '--steps',
+        type=positive,
+        default=5,
+        metavar='N',
+        help='at a constant rate (default: 5)',
+    )
+    add(
+        '--seeds',
+        type=positive,
+        default=1,
+        metavar='N',
+        help='to average over (default: 1)',
+    )
+    add('--output', metavar='FILE', default='coordinates.png', help='PNG, SVG or PDF')
+    args, config = parse_config_args(parser, argv)
+    multiples = _multiples(args.multiples)
+    if config is None:
+        raise UserError('scaling coordinates needs --config FILE[:ARG]')
+    from vit_jax.rehearsal import coordinates as lib
+    from vit_jax.runtime.console import progress
+    from vit_jax.viz import charts as viz
+
+    check_picture(args.output, '--output')
+    with progress('trainings', 2 * len(multiples) * args.seeds) as advance:
+        changes = lib.check(config, multiples, args.steps, args.seeds, advance)
+    print(f'RMS of the change of each layer by {args.steps} steps')
+    print(align(_table(changes, multiples), left=2))
+    print(save_figure(viz.draw_coordinates(changes, args.steps), args.output, '--output'))
+    return 0
+
+
+def _multiples(text: str) -> list[int]:
+    words = [word.strip() for word in text.split(',')]
+    if not all(word.isdecimal() and int(word) for word in words) or len(set(words)) < 2:
+        raise UserError(f'--multiples {text!r}: name two or more whole numbers, as 1,2,4,8')
+    return sorted({int(word) for word in words})
+
+
+def _table(changes: Sequence, multiples: Sequence[int]) -> list[list[str]]:
+    """A line for each layer of each parametrization; growth is from the first width to the last."""
+    lines = [['parametrization', 'layer', *(f'{times}x' for times in multiples), 'growth']]
+    for name, layer in dict.fromkeys((c.parametrization, c.layer) for c in changes):
+        rms = [c.rms for c in changes if (c.parametrization, c.layer) == (name, layer)]
+        lines.append([name, layer, *(f'{x:.3g}' for x in rms), f'{rms[-1] / rms[0]:.2f}'])
+    return lines
+
+
+def coverage(argv: Sequence[str]) -> int:
+    """Measure the bands of a fit on laws that are drawn, with noise that is known."""
+    parser = Parser('scaling coverage', coverage.__doc__)
+    from vit_jax.scaling import coverage as lib
+
+    default = lib.Setting()
+    shown = ' (default: %(default)s)'
+    add = parser.add_argument
+    add('--form', default=default.form, help=f'{", ".join(lib.FORMS)}{shown}')
+    add('--points', type=int, default=default.points, metavar='N', help=f'of a curve{shown}')
+    add('--noise', type=float, default=default.noise, help=f'deviation of log y{shown}')
+    add('--curves', type=int, default=default.curves, metavar='N', help=f'laws drawn{shown}')
+    add('--bootstrap', type=int, default=default.bootstrap, metavar='N', help=f'replicates{shown}')
+    add('--seed', type=int, default=0)
+    add('--json', action='store_true', help='print JSON only')
+    args = parser.parse_args(argv)
+    setting = lib.Setting(args.form, args.points, args.noise, args.curves, args.bootstrap)
+    found = lib.measure(setting, args.seed)
+    if args.json:
+        print(json.dumps(found))
+        return 0
+    drawn = (
+        f'{args.curves} laws of the form {args.form}, {args.points} points, noise {args.noise:g}'
+    )
+    if args.form == 'auto':
+        drawn = f'{args.curves} laws of each kind, {args.points} points each'
+    print(f'{drawn}: shares of truths in the 90 % bands')
+    width = max(map(len, found)) + 2
+    for name, share in found.items():
+        print(f'{name:<{width}}{share:.2f}')
+    return 0
+
+
+COMMAND = 'scaling plan'
+
+
+def plan(argv: Sequence[str]) -> int:
+    """Price a sweep or a config before anything runs: parameters, FLOPs, chip-hours."""
+    parser = Parser(COMMAND, plan.__doc__)
+    add_flags(parser)
+    add = parser.add_argument
+    add('--seeds', type=int, default=0, metavar='N', help='compare N seeds of each run with others')
+    add(
+        '--target',
+        type=float,
+        metavar='FLOPS',
+        help='of that prediction (default: 4 x the largest)',
+    )
+    add('--noise', type=float, default=0.02, help='of log y between seeds (default: %(default)s)')
+    args, config = config_lib.parse_config_args(parser, argv)
+    from vit_jax.profiling.cost import CORE, Machine, lines
+
+    _check(args)
+    machine = Machine(args.device, args.mfu)
+    runs = read_runs(args, config)
+    print(align(lines(runs, machine), left=0))
+    searched = (
+        '; what a search chooses costs at most this' if any(r.count > 1 for r in runs) else ''
+    )
+    if any(r.tokens for r in runs):
+        print('tokens: of the target, without padding, which the FLOPs count')
+    print(
+        f'GFLOPs: forward, of one example; exaFLOPs: of training{searched}\n'
+        f'chip-hours of {args.device}, core-days of {CORE}, at {args.mfu:.0%} of the peak'
+    )
+    if said := _repeated(runs):
+        print(said)
+    if args.seeds:
+        _print_designs(runs, args)
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    _model.require_count(args.seeds, '--seeds')
+    _model.require_positive(args.target, '--target')
+    if not 0 < args.noise < 1:
+        raise UserError(f'--noise {args.noise:g}: must be more than 0 and less than 1')
+
+
+def _repeated(runs: Sequence[PlannedRun]) -> str:
+    """The cost of runs that differ from an earlier one in the seed alone; empty without any."""
+    seen: set[str] = set()
+    again = []
+    for run in runs:
+        setting = str({name: value for name, value in run.point.items() if name != 'seed'})
+        if 'seed' in run.point and setting in seen:
+            again.append(run.flops)
+        seen.add(setting)
+    share = sum(again) / sum(run.flops for run in runs)
+    said = f'{len(again)} of {len(runs)} runs repeat another with a new seed: {share:.0%} of FLOPs'
+    return said if again else ''
+
+
+def _print_designs(runs: Sequence[PlannedRun], args: argparse.Namespace) -> None:
+    """Print what seeds cost, and what they and other runs of the same cost tell."""
+    from vit_jax.scaling import choice
+
+    each = [run.flops / run.count for run in runs for _ in range(run.count)]
+    target = args.target or 4 * max(each)
+    found = choice.designs(each, args.seeds, target)
+    if not found or any(run.count > 1 for run in runs):
+        total = args.seeds * sum(each) / 1e18
+        print(
+            f'{args.seeds} seeds of each: {total:.4g} exaFLOPs; their use for a law can be told '
+            f'of {choice.LEAST} planned runs or more that differ in FLOPs'
+        )
+        return
+    table = [['design', 'runs', 'exaFLOPs', *(f'error, {law}' for law in choice.LAWS)]]
+    for one in found:
+        errors = [f'{100 * args.noise * error:.2g} %' for error in one.errors.values()]
+        table.append([one.name, f'{one.runs}', f'{one.cost / 1e18:.4g}', *errors])
+    print(align(table, left=1))
+    print(
+        f'error: expected of y at {target:.3g} FLOPs, predicted by such a law of y over FLOPs with '
+        f'b = {choice.EXPONENT}, if\nruns scatter by {100 * args.noise:.2g} %; c is half of y at '
+        'the largest run. A law that bends misleads the more\nthe farther the target is'
+    )
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags for the runs, stand-ins for their data, and the device."""
+    add = parser.add_argument
+    add('file', nargs='?', metavar='FILE[:ARG]', help='a sweep; it is executed')
+    add('--examples', type=float, metavar='N', help="of an epoch, without the config's data")
+    add('--image-size', type=int, metavar='PIXELS', help='square images, likewise')
+    add('--device', default='TPU v3', metavar='KIND', help='as JAX names it (default: %(default)s)')
+    add('--mfu', type=float, default=0.4, help='share of its peak (default: %(default)s)')
+
+
+def read_runs(args: argparse.Namespace, config: Any | None) -> list[PlannedRun]:
+    """The runs that the flags name, with their costs.
+
+    Args:
+      args: of `add_flags`.
+      config: of `--config`, instead of a sweep.
+
+    Raises:
+      UserError: for neither or both, a mistake in them, or data that are not available.
+    """
+    if (config is None) == (args.file is None):
+        raise UserError(f'{COMMAND} needs one of FILE[:ARG] (a sweep) and --config FILE[:ARG]')
+    if args.examples is not None and args.examples < 1:
+        raise UserError(f'--examples {args.examples:g}: must be at least 1')
+    from vit_jax.inference import fine_tune
+    from vit_jax.profiling.cost import price
+    from vit_jax.sweeps import space
+    from vit_jax.sweeps.price import planned_runs
+
+    if config is not None:
+        return [price(fine_tune.filled(config).config, args.examples, args.image_size)]
+    return planned_runs(space.load(args.file, COMMAND), args.examples, args.image_size)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -74,10 +278,10 @@ def fit(argv: Sequence[str]) -> int:
     """Fit one curve a group of a table, and measure how well it extrapolates."""
     parser = Parser('scaling fit', fit.__doc__)
     add_table_flags(parser)
-    _results.add_json_flag(parser)
+    _model.add_json_flag(parser)
     args = parser.parse_args(argv)
     from vit_jax.scaling import rows, table
-    from vit_jax.scaling.summary import summarize
+    from vit_jax.scaling.report import summarize
 
     options = read_options(args)
     points = rows.read_csv(args.csv)
@@ -85,7 +289,7 @@ def fit(argv: Sequence[str]) -> int:
     curves = table.fit_curves(points, options)
     table.require_fit(curves)
     summary = summarize(curves, options)
-    _results.show(summary, args.json, lambda: print_table(curves, options))
+    _model.show(summary, args.json, lambda: print_table(curves, options))
     return 0
 
 
@@ -102,7 +306,7 @@ def plot(argv: Sequence[str]) -> int:
 
     check_picture(args.output, '--output')
     options = read_options(args)
-    _results.require_positive(args.target, '--target')
+    _model.require_positive(args.target, '--target')
     curves = table.fit_curves(rows.read_csv(args.csv), options)
     figure = plots.draw(curves, options, args.target)
     print(save_figure(figure, args.output, '--output'))
@@ -121,8 +325,8 @@ def report(argv: Sequence[str]) -> int:
     from vit_jax.profiling.cost import train_flops
     from vit_jax.scaling import manifest, plots, runs, table
     from vit_jax.scaling import report as report_lib
+    from vit_jax.scaling.report import summarize
     from vit_jax.scaling.rows import read_csv, unfinished
-    from vit_jax.scaling.summary import summarize
 
     options = dataclasses.replace(read_options(args), beside=report_lib.BESIDE)
     rows = runs.collect(args.folders, partial(train_flops, allowed=args.allow))
@@ -160,7 +364,7 @@ def _write_report(
     folder: pathlib.Path, summary: dict[str, Any], figure: Figure, blocks: Sequence[Block]
 ) -> None:
     """Write the summary, the picture and the page in their formats."""
-    from vit_jax.scaling import page, report
+    from vit_jax.scaling import report
     from vit_jax.viz import figures
 
     text = json.dumps(summary, indent=2, allow_nan=False) + '\n'
@@ -168,8 +372,8 @@ def _write_report(
     for suffix in ('png', 'svg'):
         figures.save(figure, folder / f'scaling.{suffix}')
     pictures = {report.PICTURE: (folder / report.PICTURE).read_bytes()}
-    write(folder / 'scaling.md', page.markdown(blocks), '--output')
-    write(folder / 'scaling.html', page.one_file(blocks, pictures), '--output')
+    write(folder / 'scaling.md', report.markdown(blocks), '--output')
+    write(folder / 'scaling.html', report.one_file(blocks, pictures), '--output')
 
 
 ACTIONS: dict[str, Callable[[Sequence[str]], int]] = {
@@ -229,7 +433,7 @@ def add_fit_flags(
     add('--form', default='auto', help=f'{_FORMS}{default}')
     add('--against', metavar='FORM,FORM', default='', help='compare with them, or with all')
     add('--frontier', action='store_true', help='fit to the Pareto frontier only')
-    _results.add_bootstrap_flag(parser)
+    _model.add_bootstrap_flag(parser)
 
 
 def read_options(args: argparse.Namespace) -> FitOptions:
@@ -238,15 +442,16 @@ def read_options(args: argparse.Namespace) -> FitOptions:
     Raises:
       UserError: for a number out of range, or an unknown form.
     """
-    from vit_jax.scaling import choice, forms, holdout, variants
+    from vit_jax.scaling import choice, forms, table
+    from vit_jax.scaling import coverage as lib
     from vit_jax.scaling.table import FitOptions
 
-    _results.require_count(args.bootstrap, '--bootstrap')
+    _model.require_count(args.bootstrap, '--bootstrap')
     against = names(args.against)
-    share = holdout.share(args.holdout)
+    share = lib.share(args.holdout)
     if args.form != choice.AUTO:
         forms.find(args.form)
-    variants.find(against, args.form, len(names(args.x)))
+    table.find(against, args.form, len(names(args.x)))
     return FitOptions(
         x=names(args.x),
         y=args.y,
@@ -264,7 +469,7 @@ def read_options(args: argparse.Namespace) -> FitOptions:
 def print_table(curves: Sequence[Curve], options: FitOptions) -> None:
     """Print a line for each curve with its warnings below, and the medians."""
     from vit_jax.scaling import choice
-    from vit_jax.scaling.summary import summarize
+    from vit_jax.scaling.report import summarize
 
     found = [curve.fit for curve in curves if curve.fit]
     columns = list(dict.fromkeys(name for one in found for name in one.params))

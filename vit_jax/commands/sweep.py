@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from vit_jax import extras
+from vit_jax.commands._model import check_picture
 from vit_jax.commands._parser import Parser, add_allow_flag, overview, writing
-from vit_jax.commands._pictures import check_picture
 from vit_jax.commands.train import add_distributed_flags, initialize, step_timeout
 from vit_jax.errors import EXIT_PREEMPTED, UserError, nearest, positive
 
@@ -93,11 +93,12 @@ def work(args: argparse.Namespace) -> int:
     initialize(args)
     import jax
 
-    from vit_jax.runtime import mesh, output, processes
+    from vit_jax.runtime import console as console_lib
+    from vit_jax.runtime import mesh, processes
     from vit_jax.sweeps import study, worker
     from vit_jax.trainer import train
 
-    with output.unheard(), processes.shared_fate():
+    with console_lib.unheard(), processes.shared_fate():
         mesh.usable_devices()  # or every trial would fail
         opened = open_study(args)
         opened.require_allowed()
@@ -127,41 +128,41 @@ def retry(args: argparse.Namespace) -> int:
 def status(args: argparse.Namespace) -> int:
     """Show the number of trials in each state, and a line for each trial with its worker."""
     from vit_jax.runtime.console import Console, Table
-    from vit_jax.sweeps import status as status_lib
+    from vit_jax.sweeps import picture
 
     study = open_study(args)
-    tally = '  '.join(f'{state} {count}' for state, count in status_lib.counts(study).items())
+    tally = '  '.join(f'{state} {count}' for state, count in picture.counts(study).items())
     console = Console(soft_wrap=True)
     sweep = study.sweep
     console.print(f'{study.name}: {sweep.direction} {sweep.metric} of {sweep.config}\n{tally}')
     table = Table()
     for heading in ('trial', 'state', 'step', sweep.metric, *sweep.dimensions()):
         table.add_column(heading, justify='left' if heading == 'state' else 'right')
-    for row in status_lib.rows(study):
+    for row in picture.rows(study):
         table.add_row(*row)
     console.print(table)
-    for line in status_lib.notes(study):
+    for line in picture.notes(study):
         console.print(line)
     return 0
 
 
 def best(args: argparse.Namespace) -> int:
     """Show the best trial, and the command that repeats its training."""
-    from vit_jax.sweeps import status as status_lib
+    from vit_jax.sweeps import picture
 
     study = open_study(args)
-    trial = status_lib.best(study)
-    print(f'trial {trial.number}: {study.sweep.metric} {status_lib.value(trial)}')
+    trial = picture.best(study)
+    print(f'trial {trial.number}: {study.sweep.metric} {picture.value(trial)}')
     for name, value in trial.params.items():
         print(f'  {name} = {value}')
     print(f'run folder: {trial.user_attrs["folder"]}')
-    print(status_lib.command(study, trial))
+    print(picture.command(study, trial))
     return 0
 
 
 def plot(args: argparse.Namespace) -> int:
     """Draw the evaluations of all trials, and their values over each dimension, or over one."""
-    from vit_jax.sweeps import curves, picture
+    from vit_jax.sweeps import picture
 
     if args.output:
         check_picture(args.output, '--output')
@@ -173,8 +174,8 @@ def plot(args: argparse.Namespace) -> int:
         if args.x is None:
             print(picture.plot(study, output))
         else:
-            shown = curves.Dimensions(args.x, args.by, args.panel)
-            print(curves.plot(study, shown, output))
+            shown = picture.Dimensions(args.x, args.by, args.panel)
+            print(picture.plot_curves(study, shown, output))
     return 0
 
 

@@ -27,10 +27,11 @@ def main(argv: Sequence[str]) -> int:
     import jax
 
     from vit_jax.config import objects
-    from vit_jax.runtime import birth, output, processes
-    from vit_jax.trainer import evaluations, train
+    from vit_jax.runtime import console as console_lib
+    from vit_jax.runtime import process, processes
+    from vit_jax.trainer import evaluate, train
 
-    with output.unheard(), processes.shared_fate():
+    with console_lib.unheard(), processes.shared_fate():
         try:
             result = train.train(
                 config,
@@ -42,14 +43,14 @@ def main(argv: Sequence[str]) -> int:
                 allowed=args.allow,
                 strict=args.strict,
                 profile=train.Window(*args.profile) if args.profile else None,
-                began=birth.noted(),
+                began=process.noted(),
             )
         except train.Preempted as e:
             print(e)
             return EXIT_PREEMPTED
         if jax.process_index() == 0:
             headlines = {name: objects.headline(config, one) for name, one in config.evals.items()}
-            numbers = evaluations.line(headlines, result)
+            numbers = evaluate.line(headlines, result)
             print(f'complete: {numbers}\n{args.workdir}: see curves.png and metrics.jsonl')
     return 0
 

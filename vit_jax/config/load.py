@@ -11,20 +11,24 @@ from __future__ import annotations
 
 import argparse
 import copy
+import difflib
 import importlib.util
 import inspect
 import json
+import math
 import pathlib
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.config import flags, schema, shipped
-from vit_jax.config.validate import validate
+from vit_jax.checkpoints.checkpointer import EarlyStop, parse_goal
+from vit_jax.config import defaults, durations, objects, schema
+from vit_jax.config.durations import Every
+from vit_jax.config.origin import Branch, Init
 from vit_jax.errors import Unfit, UserError, hide, nearest
-from vit_jax.signatures import keyword_only
+from vit_jax.signatures import Parameters, keyword_only
 from vit_jax.storage import paths
 
 # Renamed keys. Configs with the old names still load.
@@ -64,7 +68,7 @@ def override(
     check(config)
     for text in overrides:
         dotted, equals, value = text.partition('=')
-        flags.apply(config, f'{RENAMED.get(dotted, dotted)}{equals}{value}')
+        apply(config, f'{RENAMED.get(dotted, dotted)}{equals}{value}')
         check(config)
     with config.unlocked():
         _fill(config)
@@ -139,8 +143,8 @@ def module_of(name: str, where: str) -> types.ModuleType:
     """
     path = pathlib.Path(name)
     if not path.is_file():
-        if (found := shipped.file_of(name)) is None:
-            raise UserError(f'{where}: {shipped.missing(name)}')
+        if (found := file_of(name)) is None:
+            raise UserError(f'{where}: {missing(name)}')
         path = found
     spec = importlib.util.spec_from_file_location(f'config_{path.stem}', path)
     if spec is None or spec.loader is None:
@@ -173,7 +177,7 @@ def parse_config_args(
       The namespace, and the config (None if `--config` is absent).
     """
     parser.add_argument('--config', metavar='FILE[:ARG]', help='a Python file; it is executed')
-    overrides, rest = flags.split(argv)
+    overrides, rest = split(argv)
     args = parser.parse_args(rest)
     if args.config is None:
         if overrides:
@@ -222,3 +226,215 @@ def _tuples(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _tuples(v) for k, v in value.items()}
     return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
+
+
+# In a clone a link to its folder; a wheel has the files.
+FOLDER = pathlib.Path(__file__).parents[1] / 'experiments'
+
+
+def file_of(name: str) -> pathlib.Path | None:
+    """The file of a name such as `vit/digits`, also written `experiments/vit/digits.py`."""
+    path = FOLDER / name_of(name)
+    path = path.with_name(f'{path.name}.py')
+    inside = '..' not in path.parts and path.is_relative_to(FOLDER)
+    return path if inside and path.is_file() else None
+
+
+def name_of(path: str) -> str:
+    """The name of an experiment, given its path in the repository."""
+    return path.removeprefix('experiments/').removesuffix('.py')
+
+
+def missing(name: str) -> str:
+    """The message for a name that is neither a file nor an experiment; suggests the nearest."""
+    known = [file.relative_to(FOLDER).with_suffix('').as_posix() for file in FOLDER.glob('*/*.py')]
+    close = difflib.get_close_matches(name_of(name), known, n=1)
+    hint = f'; did you mean {close[0]!r}?' if close else ''
+    return f'no file {name!r}{hint} (`list experiments` shows those of the package)'
+
+
+def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """`--config.a=1` and `--config.a 1` as overrides `a=1`, and all other words."""
+    overrides, rest, words = [], [], list(argv)
+    while words:
+        word = words.pop(0)
+        if not word.startswith('--config.'):
+            rest.append(word)
+        elif '=' in word or not words:
+            overrides.append(word.removeprefix('--config.'))
+        else:
+            overrides.append(f'{word.removeprefix("--config.")}={words.pop(0)}')
+    return overrides, rest
+
+
+def apply(config: ConfigDict, override: str) -> None:
+    """Sets one value of a config, given as `a.b=v`, of the type that its constructor wants.
+
+    The config file may have left out the key and its group.
+
+    Raises:
+      UserError: no such key, no value, or one of another type.
+    """
+    dotted, equals, text = override.partition('=')
+    if not equals:
+        raise UserError(f'--config.{dotted}: give a value, as in --config.{dotted}=VALUE')
+    *parents, leaf = dotted.split('.')
+    node = config
+    for i in range(len(parents)):
+        node = _group(config, node, parents[: i + 1], dotted)
+    allowed: tuple[type, ...] = ()  # any, of a model that is not known yet
+    if parents != ['model'] or not schema.follows(config):
+        known = schema.parameters(config, '.'.join(parents))
+        allowed = _allowed(node, known, leaf, dotted, '.'.join(['config', *parents]))
+    try:
+        value = schema.parse_value(text, allowed)
+    except ValueError as e:
+        raise UserError(f'--config.{dotted}={text}: expected {schema.type_names(allowed)}') from e
+    _set(config, node, leaf, value)
+
+
+def _group(config: ConfigDict, node: ConfigDict, path: Sequence[str], dotted: str) -> ConfigDict:
+    """The group at `path` of a config, with parent `node`; created if its constructor knows it."""
+    *parents, key = path
+    where, known = '.'.join(['config', *parents]), schema.parameters(config, '.'.join(parents))
+    if key not in node:
+        if key not in known or schema.accepted_types(known[key]) != (dict,):
+            raise _unknown(dotted, where, key, {*node, *known})
+        _set(config, node, key, ConfigDict())
+    if not isinstance(node[key], ConfigDict):
+        raise UserError(f'--config.{dotted}: {where}.{key} is a value and has no keys')
+    return node[key]
+
+
+def _allowed(
+    node: ConfigDict, known: Parameters, leaf: str, dotted: str, where: str
+) -> tuple[type, ...]:
+    """The types of a value, from the constructor or else from the value that the file gives."""
+    if leaf not in node and leaf not in known:
+        raise _unknown(dotted, where, leaf, {*node, *known})
+    allowed = schema.accepted_types(known[leaf]) if leaf in known else ()
+    value = node.get(leaf)
+    if allowed == (dict,) or isinstance(value, ConfigDict):
+        keys = value or (schema.parameters(node, leaf) if where == 'config' else ())
+        hint = f'; set one of its keys: {", ".join(keys)}' if keys else ''
+        raise UserError(f'--config.{dotted} is a group{hint}')
+    return allowed or (() if value is None else (type(value),))
+
+
+def _unknown(dotted: str, where: str, key: str, valid: Iterable[str]) -> UserError:
+    return UserError(f'--config.{dotted}: ' + nearest(f'key of {where}', key, valid))
+
+
+def _set(config: ConfigDict, node: ConfigDict, key: str, value: Any) -> None:
+    """Sets a checked value, which may have another type than the present one."""
+    with config.unlocked(), config.ignore_type():
+        node[key] = value
+
+
+# Lower bounds of model sizes, for every model; a stack may have no blocks.
+_LEAST = {
+    'patch_size': 1,
+    'width': 1,
+    'mlp_dim': 1,
+    'embed_dim': 1,
+    'num_heads': 1,
+    'representation_size': 1,
+    'depth': 0,
+}
+# Lower bounds for reading data, from any source.
+_LEAST_OF_DATA = {'batch_size': 1, 'workers': 0, 'threads': 0, 'stall_seconds': 0}
+_SEEDS = 2**63  # JAX takes a signed number of 64 bits
+
+
+def validate(config: ConfigDict) -> None:
+    """Checks a config before anything is built or written.
+
+    Raises:
+      UserError: for a key that is missing, unknown or has a value of the wrong type or range; a
+        number that is not finite; a length that is no duration.
+    """
+    schema.check_known(config, schema.parameters(config, ''), 'config')
+    schema.check_complete(config)
+    schema.check(config, schema.parameters(config, ''), 'config')
+    for place in _places(config):
+        if not place.startswith('evals'):
+            schema.check(
+                defaults.at(config, place), schema.parameters(config, place), f'config.{place}'
+            )
+    for name, section in config.evals.items():
+        objects.make_evaluator(section, f'config.evals.{name}')
+    _check_finite(config, 'config')
+    if durations.parse_duration(config.total, 'config.total')[0] <= 0:
+        raise UserError(f'config.total={config.total!r}: must be positive')
+    if config.batch_size < 1:
+        raise UserError(f'config.batch_size={config.batch_size}: must be at least 1')
+    if not 0 <= config.seed < _SEEDS:
+        raise UserError(f'config.seed={config.seed}: must be 0 or more, and less than 2**63')
+    _check_sizes(config)
+    _check_ranges(config)
+
+
+def _check_sizes(config: ConfigDict) -> None:
+    _check_least(config.model, _LEAST, 'config.model')
+    _check_least(config.data, _LEAST_OF_DATA, 'config.data')
+    for name, section in config.evals.items():
+        _check_least(section, _LEAST_OF_DATA, f'config.evals.{name}')
+
+
+def _check_least(section: ConfigDict, least: dict[str, int], where: str) -> None:
+    for key, smallest in least.items():
+        value = section.get(key)
+        if isinstance(value, (int, float)) and value < smallest:
+            raise UserError(f'{where}.{key}={value}: must be at least {smallest}')
+
+
+def _places(config: ConfigDict) -> Iterator[str]:
+    """The sections of a config, including nested ones."""
+    for section in keyword_only(schema.Config):
+        if section not in config or not isinstance(config[section], ConfigDict):
+            continue
+        yield section
+        if section == 'evals':
+            yield from (f'evals.{name}' for name in config.evals)
+        yield from (place for place in schema.within(section) if defaults.at(config, place))
+
+
+def _check_ranges(config: ConfigDict) -> None:
+    """Calls the constructors that check ranges, so that they refuse now; nothing is computed."""
+    _check_model(config)
+    Every(**defaults.arguments(config, 'every'))
+    init, branch = (
+        cls(**defaults.arguments(config, place))
+        for cls, place in ((Init, 'init'), (Branch, 'branch'))
+    )
+    if branch.from_ and init.from_:
+        raise UserError('config: a run starts from config.branch or config.init, not both')
+    EarlyStop(**defaults.arguments(config, 'early_stop'))
+    if keep_best := defaults.arguments(config, 'checkpoint')['keep_best']:
+        parse_goal(keep_best, 'config.checkpoint.keep_best')
+    for name in config.get('writers', ()):
+        if not isinstance(name, str):
+            raise UserError(f'config.writers: {name!r} is no name')
+        schema.writer_class(name)
+    step = defaults.arguments(config, 'step') | {'ema_schedule': {'name': 'constant'}}
+    schema.constructor('step')(None, None, None, **step)  # a schedule needs the length of the run
+
+
+def _check_model(config: ConfigDict) -> None:
+    """Makes the model, with some number of classes or ids where that of the data is left open."""
+    if schema.follows(config):
+        return
+    model = config.model.to_dict()
+    open_ = {key: 1000 for key in schema.LEFT_OPEN if key in model and model[key] is None}
+    objects.make_model(ConfigDict({'model': model | open_}))
+
+
+def _check_finite(node: Any, path: str) -> None:
+    if isinstance(node, (ConfigDict, dict)):
+        for key, value in node.items():
+            _check_finite(value, f'{path}.{key}')
+    elif isinstance(node, (tuple, list)):
+        for i, value in enumerate(node):
+            _check_finite(value, f'{path}.{i}')
+    elif isinstance(node, float) and not math.isfinite(node):
+        raise UserError(f'{path}={node}: must be a finite number')

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import importlib
 import inspect
+import pathlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.config import defaults, docstrings, schema, values
-from vit_jax.errors import modules, resolve
+from vit_jax.config import defaults, load, schema
+from vit_jax.errors import UserError, modules, resolve
 from vit_jax.optim import make as optim
 from vit_jax.signatures import Parameters, are_durations, is_duration, keyword_only
 
@@ -53,7 +56,7 @@ class Key:
     @property
     def line(self) -> str:
         """The first sentence of `text`."""
-        return docstrings.sentence(self.text)
+        return sentence(self.text)
 
 
 def of_config(config: ConfigDict) -> dict[str, list[Key]]:
@@ -65,7 +68,7 @@ def of_config(config: ConfigDict) -> dict[str, list[Key]]:
     found: dict[str, list[Key]] = {}
     for section in _sections(config):
         known = schema.parameters(config, section)
-        values_only = {name: p for name, p in known.items() if values.kinds(p) != (dict,)}
+        values_only = {name: p for name, p in known.items() if schema.accepted_types(p) != (dict,)}
         given = defaults.at(config, section) if section else config
         readers = schema.readers(config, section)
         found[f'config.{section}'.rstrip('.')] = keys(values_only, readers, given)
@@ -102,7 +105,7 @@ def keys(known: Parameters, readers: Iterable[Callable], given: Any = None) -> l
     """
     texts: dict[str, str] = {}
     for reader in readers:
-        texts |= {schema.key_of(k): text for k, text in docstrings.of_parameters(reader).items()}
+        texts |= {schema.key_of(k): text for k, text in of_parameters(reader).items()}
     found = []
     for name, p in ((schema.key_of(name), p) for name, p in known.items()):
         default = _default(p)
@@ -133,7 +136,9 @@ def _anchor(heading: str) -> str:
 def _default(parameter: inspect.Parameter) -> str:
     if parameter.default is parameter.empty:
         return ''
-    if values.kinds(parameter) == (dict,):  # made anew by a dataclass, where it is no mapping
+    if schema.accepted_types(parameter) == (
+        dict,
+    ):  # made anew by a dataclass, where it is no mapping
         return repr(dict(parameter.default) if isinstance(parameter.default, Mapping) else {})
     return repr(parameter.default)
 
@@ -143,7 +148,7 @@ def _type(parameter: inspect.Parameter) -> str:
         return 'duration or None' if parameter.default is None else 'duration'
     if are_durations(parameter.annotation):
         return 'tuple of durations'
-    return values.names(values.kinds(parameter)) or 'any'
+    return schema.type_names(schema.accepted_types(parameter)) or 'any'
 
 
 def _sections(config: ConfigDict) -> Iterator[str]:
@@ -152,6 +157,155 @@ def _sections(config: ConfigDict) -> Iterator[str]:
     for name, parameter in keyword_only(schema.Config).items():
         if name == 'evals':
             yield from (f'evals.{entry}' for entry in config.evals)
-        elif values.kinds(parameter) == (dict,):
+        elif schema.accepted_types(parameter) == (dict,):
             yield name
         yield from schema.within(name)
+
+
+SECTIONS = ('Args:', 'Attributes:')
+_ENTRY = re.compile(r'([*\w, ]+?)(?: \([^)]*\))?:(?:\s+(.*))?')
+
+
+def of_parameters(constructor: Callable) -> dict[str, str]:
+    """The description of each parameter of a function or class, as one paragraph.
+
+    A class inherits the descriptions of its bases.
+
+    Args:
+      constructor: its docstring describes them as `name: text` or `one, two: text`.
+    """
+    classes = inspect.getmro(constructor) if inspect.isclass(constructor) else (constructor,)
+    found: dict[str, str] = {}
+    for one in reversed(classes):
+        own = one.__dict__.get('__doc__') if inspect.isclass(one) else one.__doc__
+        for names, text in _entries(inspect.cleandoc(own or '')):
+            found |= dict.fromkeys(re.findall(r'\w+', names), text)
+    return found
+
+
+def sentence(text: str) -> str:
+    """The first sentence of a paragraph, without its full stop."""
+    return re.split(r'\.(?:\s+(?=[A-Z\'`(])|$)', text, maxsplit=1)[0]
+
+
+def _entries(doc: str) -> Iterator[tuple[str, str]]:
+    """The names and the text of each entry."""
+    for lines in _docstring_sections(doc.splitlines()):
+        indent = min((_indent(line) for line in lines if line.strip()), default=0)
+        names, text = '', ''
+        for line in lines:
+            match = _ENTRY.fullmatch(line.strip()) if _indent(line) == indent else None
+            if match is None:
+                text = f'{text} {line.strip()}'.strip()
+                continue
+            if names:
+                yield names, text
+            names, text = match[1], match[2] or ''
+        if names:
+            yield names, text
+
+
+def _docstring_sections(lines: list[str]) -> Iterator[list[str]]:
+    """The indented lines below each heading."""
+    for i, line in enumerate(lines):
+        if line in SECTIONS:
+            below = lines[i + 1 :]
+            end = (k for k, text in enumerate(below) if text.strip() and not _indent(text))
+            yield below[: next(end, len(below))]
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+@dataclasses.dataclass(frozen=True)
+class Named:
+    """Something that a config, or the command line, may name.
+
+    Attributes:
+      name: as written there; an experiment's is its file.
+      line: its description.
+      arguments: that it takes, as text; empty if there are none.
+    """
+
+    name: str
+    line: str
+    arguments: str = ''
+
+
+def modules_of(package: str) -> list[Named]:
+    """The modules of a package; their files are read, not imported."""
+    (folder,) = importlib.import_module(package).__path__
+    files = {name: pathlib.Path(folder) / name for name in modules(package)}
+    return [Named(name, _line_of_file(_source_of(path))) for name, path in files.items()]
+
+
+def transforms() -> list[Named]:
+    """The functions that `config.data.transforms` may name, with their arguments."""
+    from vit_jax.data.transforms import registry
+
+    found = sorted(registry.plain().items())
+    return [Named(name, first_line(f), _signature(f)) for name, f in found]
+
+
+def optimizers() -> list[Named]:
+    """Valid values of `config.optim.name`."""
+    from vit_jax.optim import make
+
+    return [Named(name, first_line(make.factory(name))) for name in make.optimizers()]
+
+
+def schedules() -> list[Named]:
+    """Valid values of `config.optim.schedule.name`."""
+    from vit_jax.optim import schedules
+
+    return [Named(name, first_line(shape)) for name, shape in schedules.SHAPES.items()]
+
+
+def experiments(folder: pathlib.Path | None = None) -> list[Named]:
+    """The config files below a folder and the arguments that they take; each file is executed.
+
+    By default those that come with the package, under names that `--config` accepts.
+
+    Raises:
+      UserError: if there is no such folder, or a file that is no Python.
+    """
+    if folder is None:
+        inside = experiments(load.FOLDER)
+        return [
+            dataclasses.replace(
+                named, name=load.name_of(named.name.removeprefix(f'{load.FOLDER}/'))
+            )
+            for named in inside
+        ]
+    if not folder.is_dir():
+        raise UserError(f'no folder {str(folder)!r} of experiments')
+    files = [p for p in sorted(folder.rglob('*.py')) if 'def get_config(' in p.read_text()]
+    return [Named(str(path), _line_of_file(path), _arguments(path)) for path in files]
+
+
+def first_line(thing: Any) -> str:
+    """The first line of a docstring; empty without one."""
+    return (inspect.getdoc(thing) or '').partition('\n')[0]
+
+
+def _signature(function: Callable) -> str:
+    """`(size, method='bilinear')`: the arguments that a config may give, without annotations."""
+    known = inspect.signature(function).parameters.values()
+    given = [p.replace(annotation=p.empty) for p in known if p.kind is not p.KEYWORD_ONLY]
+    return str(inspect.Signature(given))
+
+
+def _arguments(path: pathlib.Path) -> str:
+    """The arguments that an experiment lists; `...` if it accepts and checks others as well."""
+    found = getattr(load.module_of(str(path), str(path)), 'ARGS', ())
+    return ' '.join('...' if arg is ... else arg for arg in found)
+
+
+def _line_of_file(path: pathlib.Path) -> str:
+    return (ast.get_docstring(ast.parse(path.read_text())) or '').partition('\n')[0]
+
+
+def _source_of(path: pathlib.Path) -> pathlib.Path:
+    """The file of a module or of a package."""
+    return path / '__init__.py' if path.is_dir() else path.with_suffix('.py')

@@ -7,8 +7,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from vit_jax.data import images
-from vit_jax.data.records import BrokenRecord, Record, SourceInfo, with_numbers
-from vit_jax.data.rng import example_rng
+from vit_jax.data.records import BrokenRecord, Record, SourceInfo, example_rng, with_numbers
 from vit_jax.data.splits import Subset
 from vit_jax.data.transforms import Transforms
 from vit_jax.data.vocabulary import Tokenizer

@@ -17,16 +17,18 @@ import logging
 import multiprocessing
 import pathlib
 import re
+import shlex
 import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
+from vit_jax import extras
 from vit_jax.data import images, packed, sources
 from vit_jax.data.records import BrokenRecord, Record
 from vit_jax.data.transforms.movable import OBJECTS
@@ -322,3 +324,53 @@ def _write_labels(file: paths.Path, labels: np.ndarray) -> None:
     content = io.BytesIO()
     np.save(content, labels.astype(np.int64))
     paths.write_atomic(file, content.getvalue())
+
+
+def pack_with_beam(job: Job, shards: Sequence[At], options: str) -> packed.Manifest:
+    """Write every shard that is not there yet, and then the manifest.
+
+    Every machine has to reach the source and the folder to write to.
+
+    Args:
+      job: source, target and options.
+      shards: all of the job's.
+      options: of Beam, as `--runner=DataflowRunner --project=P`.
+
+    Raises:
+      UserError: as `packing.pack`, or if Beam or one of its workers fails.
+    """
+    with extras.needed_by('pack --beam', 'beam'):
+        import apache_beam as beam
+        from apache_beam.options.pipeline_options import PipelineOptions
+    claim(job)
+    try:
+        with beam.Pipeline(options=PipelineOptions(shlex.split(options))) as pipeline:
+            (
+                pipeline
+                | 'shards' >> beam.Create(list(enumerate(shards)))
+                | beam.Reshuffle()
+                | 'write' >> beam.Map(functools.partial(write_numbered_shard, job))
+                | beam.combiners.ToList()
+                | 'finish' >> beam.Map(functools.partial(finish_with_beam, job, tuple(shards)))
+            )
+    except Exception as error:  # of many kinds, by runner
+        reason = paths.why(error).partition(' [while running')[0]
+        raise UserError(f'--beam: {reason}') from error
+    out = paths.path(job.out)
+    return packed.read_manifest(out, lambda name: (out / name).read_bytes(), job.out)
+
+
+def write_numbered_shard(job: Job, numbered: tuple[int, Sequence[Any]]) -> tuple[int, Made]:
+    """Write a shard on a worker; return its number with it."""
+    number, at = numbered
+    return number, write_shard(job, At(*at))
+
+
+def finish_with_beam(
+    job: Job,
+    shards: Sequence[At],
+    made: Sequence[tuple[int, Made]],
+) -> None:
+    """Write the manifest of shards that came in any order."""
+    by_number = dict(made)
+    finish(job, shards, [by_number[number] for number in range(len(shards))])

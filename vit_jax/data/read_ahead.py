@@ -20,8 +20,8 @@ from multiprocessing import resource_tracker
 from typing import Any, Generic, Protocol, TypeVar
 
 from vit_jax.errors import EXIT_FAILED, UserError, staying
-from vit_jax.runtime import cores, hangs
-from vit_jax.runtime.hangs import Interrupted, Stalled, Stopping, never, stacks
+from vit_jax.runtime import environment, watchdog
+from vit_jax.runtime.watchdog import Interrupted, Stalled, Stopping, never, stacks
 
 T = TypeVar('T')
 Ready = queue.Queue[tuple[Any, BaseException | None]]
@@ -64,7 +64,7 @@ class Loading:
           examples: number of examples to read.
           cached: whether they are kept in memory, which processes do not share.
         """
-        found, workers, threads = cores.available(), self.workers, self.threads
+        found, workers, threads = environment.available_cores(), self.workers, self.threads
         if workers is None:
             many = found > CORES_A_WORKER and examples >= MANY and not cached
             workers = -(-found // CORES_A_WORKER) if many else 0
@@ -141,7 +141,7 @@ class _Staying(Generic[T]):
 
     def __call__(self, number: int) -> T:
         try:
-            with hangs.reading(), staying():
+            with watchdog.reading(), staying():
                 return self.make(number)
         except StopIteration as error:
             raise RuntimeError(f'batch {number}: the data raised StopIteration') from error
@@ -297,7 +297,7 @@ class Watched(Iterator[T], Generic[T]):
 
     def _abandon(self) -> None:
         self.close.detach()
-        hangs.abandon()
+        watchdog.abandon()
 
 
 def _read(iterator: Iterator, ready: Ready, closed: threading.Event) -> None:
@@ -318,4 +318,4 @@ def _stop(ready: Ready, closed: threading.Event, reader: threading.Thread) -> No
     closed.set()
     while not ready.empty():  # makes room for a reader that is blocked
         ready.get_nowait()
-    reader.join(_POLL_SECONDS if hangs.abandoned() else CLOSE_SECONDS)
+    reader.join(_POLL_SECONDS if watchdog.abandoned() else CLOSE_SECONDS)

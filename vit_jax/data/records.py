@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -235,3 +236,19 @@ def first_readable(source: Source, index: int) -> tuple[int, Record]:
             return index, source[index]
         except BrokenRecord:
             index = (index + 1) % len(source)
+
+
+_local = threading.local()
+
+
+def example_rng(seed: int, example: int) -> np.random.Generator:
+    """The generator of one example, valid until the thread's next call.
+
+    Philox is keyed, not seeded, so that a new key costs a microsecond.
+    """
+    if not hasattr(_local, 'rng'):
+        _local.rng = np.random.Generator(np.random.Philox(key=0))
+        _local.state = _local.rng.bit_generator.state
+    _local.state['state']['key'][:] = seed, example
+    _local.rng.bit_generator.state = _local.state
+    return _local.rng

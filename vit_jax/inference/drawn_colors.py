@@ -18,7 +18,7 @@ from jax import Array
 
 from vit_jax import step
 from vit_jax.array_types import Float, UInt8
-from vit_jax.data.rng import example_rng
+from vit_jax.data.records import example_rng
 from vit_jax.errors import UserError
 from vit_jax.evaluators import base
 from vit_jax.evaluators.base import Arrays, Dataset

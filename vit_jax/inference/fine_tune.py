@@ -195,10 +195,10 @@ def evaluation_transforms(checkpoint: TrainedModel) -> str:
 
 
 def _size(checkpoint: TrainedModel) -> tuple[int, int]:
-    from vit_jax.inference import sizes
+    from vit_jax.inference import images
 
     try:
-        return sizes.input_size(checkpoint)
+        return images.input_size(checkpoint)
     except UserError:
         raise UserError(
             'the size of its images is unknown: give config.data.transforms and those of '

@@ -16,7 +16,7 @@ import numpy as np
 
 from vit_jax import step
 from vit_jax.array_types import Float, UInt8
-from vit_jax.data import class_ids
+from vit_jax.data import splits
 from vit_jax.data.records import SourceInfo
 from vit_jax.errors import UserError
 from vit_jax.evaluators import base
@@ -49,14 +49,14 @@ class Evaluator(base.Evaluator):
         """Raises UserError if the data have other classes than the classifier."""
         names, found = self._run.class_names, dataset.info
         known = SourceInfo(len(names), names)
-        numbers = class_ids.numbers(found, known, 'the data')
-        if numbers is None or class_ids.ABSENT in numbers:
+        numbers = splits.numbers(found, known, 'the data')
+        if numbers is None or splits.ABSENT in numbers:
             raise UserError(
                 f'the classifier {self._run.path} has {known.num_classes} '
-                f'classes{class_ids.listed(known, found)}, which are not the '
-                f'{found.num_classes}{class_ids.listed(found, known)} of the data'
+                f'classes{splits.listed(known, found)}, which are not the '
+                f'{found.num_classes}{splits.listed(found, known)} of the data'
             )
-        if note := class_ids.note(found, known, numbers):
+        if note := splits.renumbering_note(found, known, numbers):
             _log.warning('%s: %s', dataset.source.title, note)
         self._numbers = numbers
         self._source = dataset.source

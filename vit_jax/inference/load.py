@@ -22,15 +22,14 @@ from ml_collections import ConfigDict
 from vit_jax import interop
 from vit_jax import step as step_lib
 from vit_jax.checkpoints import checkpointer
-from vit_jax.checkpoints.best import BEST, Step
+from vit_jax.checkpoints.checkpointer import BEST, Step
 from vit_jax.config import defaults
-from vit_jax.config.allowed import require_allowed
 from vit_jax.config.load import from_dict, require_run
-from vit_jax.config.origin import POSEMBS
+from vit_jax.config.origin import POSEMBS, require_allowed
 from vit_jax.data import batches, vocabulary
 from vit_jax.data.transforms import of_texts_alone, without_annotations
 from vit_jax.errors import UserError, check_choice
-from vit_jax.inference.sizes import (
+from vit_jax.inference.images import (
     any_size,
     example_spec,
     input_size,
@@ -40,7 +39,7 @@ from vit_jax.inference.sizes import (
 from vit_jax.interop import adapt, preprocessing
 from vit_jax.interop.trained import Size, TrainedModel
 from vit_jax.runtime import target
-from vit_jax.storage import paths, run_folder, step_folder
+from vit_jax.storage import paths, run_folder
 
 _log = logging.getLogger(__name__)
 PyTree = Any
@@ -208,10 +207,10 @@ def locate(path: Path) -> tuple[pathlib.Path, Step] | None:
             return path / run_folder.CHECKPOINTS, None
         folder = path.parent
         if (path.name == BEST or path.name.isdecimal()) and (
-            folder.name == run_folder.CHECKPOINTS or step_folder.finished(folder)
+            folder.name == run_folder.CHECKPOINTS or run_folder.finished_steps(folder)
         ):
             return folder, BEST if path.name == BEST else int(path.name)
-        return (path, None) if step_folder.finished(path) else None
+        return (path, None) if run_folder.finished_steps(path) else None
 
 
 def read_config(workdir: Path, allowed: Sequence[str] = ()) -> ConfigDict:
@@ -348,11 +347,11 @@ def _require_unedited(
     """
     if not isinstance(saved, Mapping):
         return
-    where, steps = folder.parent / run_folder.CONFIG, step_folder.finished(folder)
+    where, steps = folder.parent / run_folder.CONFIG, run_folder.finished_steps(folder)
     before = _with_kept_vocab(from_dict(dict(saved)), folder.parent)
     changes = list(defaults.changes_of_function(before, config))
     if not changes and (changes := list(defaults.changes_of_preparation(before, config))):
-        newest = step_folder.read_meta(folder / str(steps[-1])).get('config')
+        newest = run_folder.read_meta(folder / str(steps[-1])).get('config')
         newest = _with_kept_vocab(from_dict(newest or dict(saved)), folder.parent)
         changes = changes if list(defaults.changes_of_preparation(newest, config)) else []
     if not changes and (seeds := (before.get('seed', 0), config.get('seed', 0)))[0] != seeds[1]:

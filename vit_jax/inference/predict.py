@@ -6,17 +6,20 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from vit_jax import step as step_lib
 from vit_jax.data import batches, vocabulary
-from vit_jax.data.rng import example_rng
+from vit_jax.data.records import example_rng
 from vit_jax.data.transforms import of_texts_alone, parse_transforms
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, nearest
 from vit_jax.inference.images import photo_reader
 from vit_jax.inference.load import Path, open_model
 from vit_jax.interop.trained import Size, TrainedModel
+from vit_jax.nn.maps import AttentionMap, ParameterPictures
 from vit_jax.runtime import target
+from vit_jax.viz.attention_pictures import begins
 from vit_jax.viz.photo import Photo
 
 Example = Mapping[str, np.ndarray]  # the arrays of one example
@@ -124,3 +127,38 @@ def text_encoder(trained: TrainedModel) -> Callable[[str, str], np.ndarray] | No
         return ids
 
     return encode
+
+
+def look(
+    run: TrainedModel, batch: Mapping[str, np.ndarray]
+) -> tuple[dict[str, Any], list[AttentionMap]]:
+    """The model's outputs for a batch, and the attention maps of all its layers.
+
+    Raises:
+      UserError: if the model has none.
+    """
+    if not run.model.attends:
+        raise UserError(f'model {run.config.model.name!r} has no attention to draw')
+
+    compiled = jax.jit(step_lib.make_look_step(run.model, run.task))
+    outputs, intermediates, inputs = compiled(run.variables, dict(batch))
+    return outputs, run.model.attention_maps(intermediates, *inputs)
+
+
+def parameter_pictures(run: TrainedModel, pattern: str) -> list[ParameterPictures]:
+    """Pictures of a model's parameters.
+
+    Args:
+      run: the model.
+      pattern: a regular expression for the beginning of the names.
+
+    Raises:
+      UserError: if the model has no pictures, or none with such a name.
+    """
+    found = run.model.parameter_pictures(run.params, run.image_size)
+    if not found:
+        raise UserError(f'model {run.config.model.name!r} has no parameters to draw')
+    chosen = [p for p in found if begins(pattern, p.name)]
+    if not chosen:
+        raise UserError(nearest('parameter', pattern, {p.name for p in found}))
+    return chosen

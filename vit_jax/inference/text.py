@@ -12,7 +12,7 @@ import numpy as np
 
 from vit_jax import step as step_lib
 from vit_jax.data import sources, vocabulary
-from vit_jax.data.rng import example_rng
+from vit_jax.data.records import example_rng
 from vit_jax.data.transforms import Transforms, parse_transforms
 from vit_jax.data.vocabulary import Tokenizer
 from vit_jax.errors import UserError

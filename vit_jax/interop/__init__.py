@@ -43,15 +43,15 @@ def read(
     Raises:
       UserError: if it cannot be read, or no family knows it.
     """
-    from vit_jax.interop import families, files, labels, normalization, towers
+    from vit_jax.interop import families, files, preprocessing, texts, trained
 
     family, place = families.split(path)
-    file, tower = towers.split(place)
+    file, tower = texts.split(place)
     flat, extra = files.read_arrays(file)
-    extra |= normalization.given(mean, std) | ({GIVEN_SIZE: image_size} if image_size else {})
+    extra |= preprocessing.given(mean, std) | ({GIVEN_SIZE: image_size} if image_size else {})
     try:
         if tower:
-            flat, extra = towers.take(flat, extra, tower)
+            flat, extra = texts.take(flat, extra, tower)
         kind = extra.get('model_type') or extra.get('architecture') or ''
         reader = families.reader(flat, family, kind)
         imported = reader.read(flat, extra)
@@ -60,7 +60,7 @@ def read(
         num_classes = imported.model_config.get('num_classes') or None
         return dataclasses.replace(
             _preprocessed(imported, extra),
-            class_names=labels.read(extra, num_classes),
+            class_names=trained.read(extra, num_classes),
             num_classes=num_classes,
             path=Path(path),
             positions=getattr(reader, 'POSITIONS', imported.positions),
@@ -90,14 +90,14 @@ def _preprocessed(imported: TrainedModel, extra: Mapping[str, Any]) -> TrainedMo
 
 def _with_transforms(written: Written, text: str) -> Written:
     """Files whose preprocessor makes images as the model's own transforms do."""
-    from vit_jax.interop import normalization, preprocessing
+    from vit_jax.interop import preprocessing
 
     told = written.preprocessor or {}
     if told.get('image_processor_type') != 'ViTImageProcessor':  # none, or of the family's own
         return written
     if found := preprocessing.written(text):
         made = told | found
-        notes = preprocessing.differences(text, {normalization.PREPROCESSOR: made})
+        notes = preprocessing.differences(text, {preprocessing.PREPROCESSOR: made})
         return written._replace(preprocessor=made, notes=(*written.notes, *notes))
     if not re.search('resize|crop', text):
         return written

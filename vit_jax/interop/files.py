@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import json
 import os
+import pathlib
 import re
 import stat
 import zipfile
@@ -16,10 +17,10 @@ from typing import IO, Any
 import ml_dtypes
 import numpy as np
 
-from vit_jax.errors import UserError
-from vit_jax.interop import places, released
+from vit_jax.errors import UserError, in_full
+from vit_jax.interop import hub
 from vit_jax.interop.hub import INDEX, PICKLES, TOKENIZERS, WEIGHTS
-from vit_jax.storage import paths
+from vit_jax.storage import fetched, paths, servers
 
 Flat = dict[str, np.ndarray]  # name -> array
 TOKENIZER = 'file of the tokenizer'  # key in the config
@@ -65,8 +66,8 @@ def read_arrays(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
         quantized weights, or if a package for reading it is missing.
     """
     path = os.fspath(path)
-    file, subtree = _split_subtree(released.url(path))
-    file = places.local(file)
+    file, subtree = _split_subtree(hub.url(path))
+    file = local(file)
     if file.endswith('.npz'):
         flat = _select(_parameters(_read_npz(file)), subtree, path)
         return _weights(flat, file), {}
@@ -82,7 +83,7 @@ def read_arrays(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
         flat, config = _read_folder(file)
         return _weights(flat, file), config
     if not Path(file).exists():
-        raise UserError(f'{path}: there is no such file or folder{places.hint(path)}')
+        raise UserError(f'{path}: there is no such file or folder{hint(path)}')
     raise UserError(f'{path}: not a checkpoint; an .npz or .safetensors file, or a folder, is')
 
 
@@ -334,7 +335,7 @@ def _open(path: str) -> IO[bytes]:
     try:
         return paths.open_file(path)
     except FileNotFoundError:
-        raise _Missing(f'{path}: there is no such file{places.hint(path)}') from None
+        raise _Missing(f'{path}: there is no such file{hint(path)}') from None
     except (OSError, ValueError) as error:
         raise UserError(f'{path}: cannot be opened ({_line(error)})') from None
 
@@ -380,3 +381,63 @@ def _package(module: str, package: str, purpose: str) -> Any:
         return importlib.import_module(module)
     except ImportError:
         raise UserError(f'{package} {purpose}: pip install {package}') from None
+
+
+_REPOSITORY = re.compile(r'[\w-][\w.-]*/[\w-][\w.-]*(?:@[\w./-]+)?')
+
+
+def local(path: str) -> str:
+    """The local file or folder of a checkpoint; what is elsewhere is downloaded once.
+
+    Raises:
+      UserError: if there is no such file, or it cannot be downloaded or kept.
+    """
+    if hub.matches(path):
+        return hub.fetch(path)
+    if '://' not in path or path.endswith(hub.PICKLES):
+        return path
+    try:
+        return _fetch(in_full(path))
+    except fetched.MissingFile as error:
+        near = hub.nearest(path)
+        raise UserError(f'{error}; did you mean {near}?' if near else str(error)) from None
+
+
+def hint(path: str) -> str:
+    """The end of the message that there is no such path: the nearest one that there may be."""
+    if near := hub.nearest(path):
+        return f'; did you mean {near}?'
+    if _REPOSITORY.fullmatch(path) and not pathlib.Path(path).parent.exists():
+        return f'; on the Hugging Face Hub it would be {hub.SCHEME}{path}'
+    return ''
+
+
+def _fetch(url: str) -> str:
+    """The local copy of a file, with the configs beside it, or of a folder with weights."""
+    above, _, name = url.rstrip('/').rpartition('/')
+    if name.endswith('.npz'):
+        return str(fetched.together(above, [name], [name]) / name)
+    if name.endswith('.safetensors'):
+        return str(fetched.together(above, [*hub.CONFIGS, name], [name]) / name)
+    above, names = url.rstrip('/'), [*hub.CONFIGS, hub.INDEX]
+    with contextlib.suppress(servers.Unreachable):  # there may be copies of shards
+        single = fetched.together(above, [*hub.CONFIGS, hub.WEIGHTS], [])
+        if (single / hub.WEIGHTS).is_file():  # as in `files`, whatever index is left beside it
+            return str(single)
+    if (index := fetched.together(above, names, []) / hub.INDEX).is_file():
+        return str(fetched.together(above, [*names, *(s := _shards(index, above))], s))
+    return str(fetched.together(above, [*hub.CONFIGS, hub.WEIGHTS], [hub.WEIGHTS]))
+
+
+def _shards(index: pathlib.Path, url: str) -> list[str]:
+    """The files that an index lists, all in its own folder."""
+    try:
+        shards = sorted(
+            {str(name) for name in paths.parse_json(paths.read_bytes(index))['weight_map'].values()}
+        )
+    except (AttributeError, LookupError, OSError, TypeError, ValueError):
+        raise UserError(f'{url}/{index.name}: there is no weight_map in it; get it again') from None
+    for name in shards:
+        if not paths.stays_inside(name) or '/' in name:
+            raise UserError(f'{url}/{index.name}: {name!r} is outside of its folder')
+    return shards

@@ -7,17 +7,20 @@ import dataclasses
 import functools
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from flax import traverse_util
 from ml_collections import ConfigDict
 
 from vit_jax.config import objects
-from vit_jax.data import tokenizer_files, vocabulary
+from vit_jax.data import splits, vocabulary
 from vit_jax.data.batches import Spec
 from vit_jax.data.records import SourceInfo
+from vit_jax.errors import UserError
+from vit_jax.storage import paths
 from vit_jax.tree_paths import param_paths
 
 Size = tuple[int, int]  # height and width in pixels
@@ -136,7 +139,7 @@ class TrainedModel:
           UserError: if it cannot be read.
         """
         path = self.data_config.get('vocab') or self.config.data.get('vocab')
-        return tokenizer_files.load(path) if path else None
+        return vocabulary.load(path) if path else None
 
     @functools.cached_property
     def model(self) -> Any:
@@ -228,3 +231,138 @@ def fields(instance: Any) -> dict[str, Any]:
     """The keywords of a Linen module or a task."""
     names = (field.name for field in dataclasses.fields(instance))
     return {name: getattr(instance, name) for name in names if name not in ('parent', 'name')}
+
+
+def read(config: Mapping[str, Any], num_classes: int | None) -> tuple[str, ...]:
+    """The names of all outputs; empty without classes, or if they are only LABEL_0, LABEL_1, ...
+
+    Raises:
+      UserError: if there is a name for more than `num_classes` outputs.
+    """
+    listed = dict(enumerate(config.get('label_names') or ()))  # of timm
+    names = {int(i): str(name) for i, name in (config.get('id2label') or listed).items()}
+    if not names or not num_classes:
+        return ()
+    if not 0 <= min(names) <= max(names) < num_classes:
+        raise UserError(
+            f'id2label in config.json names class {max(names, key=abs)}, but the head has '
+            f'{num_classes} outputs; get config.json of this model'
+        )
+    ordered = tuple(names.get(i, f'LABEL_{i}') for i in range(num_classes))
+    return () if ordered == _placeholders(num_classes) else ordered
+
+
+def write(class_names: Sequence[str], num_classes: int | None) -> dict[str, dict[str, Any]]:
+    """`id2label` and `label2id` for `num_classes` outputs; unnamed ones get placeholders."""
+    count = num_classes or 0
+    names = (*class_names[:count], *_placeholders(count)[len(class_names) :])
+    return {
+        'id2label': {str(i): name for i, name in enumerate(names)},
+        'label2id': {name: i for i, name in enumerate(names)},
+    }
+
+
+def _placeholders(count: int) -> tuple[str, ...]:
+    return tuple(f'LABEL_{i}' for i in range(count))
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """What becomes of a head that has the right number of outputs.
+
+    Attributes:
+      chosen: the numbers of the checkpoint's classes in the order of the run's; None for a new
+        head.
+      why: for people.
+    """
+
+    chosen: np.ndarray | None
+    why: str
+
+
+def by_name(trained: TrainedModel, classes: SourceInfo) -> Order | None:
+    """The order of a checkpoint's classes for data, by their names.
+
+    Args:
+      trained: the checkpoint.
+      classes: of the data. Where they are a part of the checkpoint's, the others follow.
+
+    Returns:
+      None to keep the order: it is the same, or one side does not name its classes.
+    """
+    known = trained.classes
+    if known is None or not classes.num_classes:
+        return None
+    chosen = splits.numbers(classes, known, 'config.data')
+    if chosen is None and not splits.comparable(classes, known):
+        return None
+    if chosen is None or splits.ABSENT in chosen:
+        return Order(
+            None,
+            f'the checkpoint has other classes{splits.listed(known, classes)} than the '
+            f'data{splits.listed(classes, known)}',
+        )
+    if np.array_equal(chosen, np.arange(len(chosen))):
+        return None
+    names = splits.some(known.class_names)
+    return Order(chosen, f'its classes ({names}) are put into the order of the data, by name')
+
+
+def columns(flat: Mapping[str, np.ndarray], head: str, chosen: np.ndarray) -> dict[str, np.ndarray]:
+    """The arrays of a head with the chosen outputs first, and the others behind them."""
+    arrays = {name: np.asarray(x) for name, x in flat.items() if name.startswith(f'{head}/')}
+    count = next(iter(arrays.values())).shape[-1]
+    order = np.append(chosen, np.setdiff1d(np.arange(count), chosen))
+    return {name: array[..., order] for name, array in arrays.items()}
+
+
+def read_classes(path: str) -> np.ndarray:
+    """The numbers of a file of classes, int64 [classes of the run].
+
+    Raises:
+      UserError: if there is no such file, or a line is no number.
+    """
+    where = f'config.init.classes={path}'
+    try:
+        lines = paths.read_bytes(paths.absolute(path)).decode().splitlines()
+    except (OSError, UnicodeDecodeError) as e:
+        raise UserError(f'{where}: cannot be read ({e})') from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip().isdecimal():
+            raise UserError(f'{where}, line {number}: {line!r} is not the number of a class')
+    return np.array([int(line) for line in lines], np.int64)
+
+
+def take_classes(imported: TrainedModel, model: Any, chosen: np.ndarray) -> TrainedModel:
+    """A checkpoint whose head has only the chosen classes, with a note about it.
+
+    Args:
+      imported: the checkpoint.
+      model: the new Linen module; the last of its `head_layers` has an output for each class.
+      chosen: numbers of the checkpoint's classes, in the order of the model's.
+
+    Raises:
+      UserError: if the checkpoint has no such head or no such class, or the run has another number
+        of classes.
+    """
+    head, wanted = model.head_layers[-1], model.num_classes
+    flat = traverse_util.flatten_dict(dict(imported.params), sep='/')
+    of_classes = {name: np.asarray(x) for name, x in flat.items() if name.startswith(f'{head}/')}
+    if not of_classes:
+        raise UserError(f'config.init.classes: the checkpoint has no {head} to take classes from')
+    if len(chosen) != wanted:
+        raise UserError(
+            f'config.init.classes: {len(chosen)} lines, but the run has {wanted} classes'
+        )
+    outputs = next(iter(of_classes.values())).shape[-1]
+    count = imported.model_config.get('num_classes') or outputs
+    if chosen.max() >= count:
+        raise UserError(
+            f'config.init.classes: there is no class {chosen.max()} in a head of {count} '
+            'classes, which are counted from 0'
+        )
+    taken = np.append(chosen, np.arange(count, outputs))  # a detector's last one is no class
+    flat |= {name: array[..., taken] for name, array in of_classes.items()}
+    params: dict[str, Any] = traverse_util.unflatten_dict(flat, sep='/')
+    note = f'{head}: {wanted} of its {count} classes are taken'
+    return dataclasses.replace(imported, params=params).with_notes(note)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import yaml
 
 from vit_jax.errors import UserError, nearest
+from vit_jax.launch import command
 
 # The port that is open between the machines of every slice.
 ENVIRON = {'JAX_COORDINATOR_PORT': '8476', 'PYTHONUNBUFFERED': '1'}
@@ -142,3 +146,121 @@ def setup(extras: Iterable[str], database: bool) -> str:
     """
     needed = {*extras} | ({'postgres'} if database else set())
     return SETUP.format(extras=','.join(['tpu', *sorted(needed)]))
+
+
+MOUNT = 'give --mount /data=gs://BUCKET --env TFDS_DATA_DIR=/data/FOLDER'
+
+
+@dataclasses.dataclass(frozen=True)
+class CloudJob:
+    """A command to run on Cloud TPUs, with its resources.
+
+    Attributes:
+      words: the command, as `['train', '--config', ...]`.
+      name: of the job.
+      tpu: type of a slice, as `v5litepod-16`.
+      spot: whether it may be preempted, at a lower price.
+      restarts: limit on restarts after failures; those after a preemption do not count.
+      env: environment variables of the command.
+    """
+
+    launcher: ClassVar[str]
+
+    words: Sequence[str]
+    name: str
+    tpu: str
+    _: dataclasses.KW_ONLY
+    spot: bool = False
+    restarts: int = 3
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def check_command(self, hint: str) -> None:
+        """Check what the command is told and where its data and results are.
+
+        Raises:
+          UserError: for invalid variables, data in a bucket (with the hint where else), or results
+            that would be deleted with the machine.
+        """
+        check_variables(self.launcher, self.env)
+        check_data(self.launcher, self.env, hint)
+        command.require_bucket(self.launcher, self.words)
+
+
+def yaml_text(fields: Mapping[str, Any]) -> str:
+    """The fields as YAML that every parser reads alike: strings stay strings.
+
+    Parsers differ in the words that they take for booleans, numbers, dates or nothing: `y` is one
+    for Kubernetes alone. So strings are quoted, and those that end in a newline become blocks.
+    """
+    return yaml.dump(fields, Dumper=_Dumper, sort_keys=False, width=float('inf'))
+
+
+class _Dumper(yaml.SafeDumper):
+    """A dumper that quotes strings, except keys of more than a letter unless PyYAML does."""
+
+    def represent_mapping(self, tag: str, mapping: Any, flow_style: Any = None) -> yaml.MappingNode:
+        node = super().represent_mapping(tag, mapping, flow_style)
+        for key, _ in node.value:
+            if len(key.value) > 1:
+                key.style = None
+        return node
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+    return dumper.represent_scalar(
+        'tag:yaml.org,2002:str', value, style='|' if value.endswith('\n') else "'"
+    )
+
+
+_Dumper.add_representer(str, _text)
+
+
+VARIABLE = re.compile(r'[A-Za-z_][A-Za-z0-9_]*')
+PLACE = re.compile(r'[a-z0-9-]*')
+SHORT = re.compile(r'[a-z]([-a-z0-9]{0,38}[a-z0-9])?')
+FOLDER = re.compile(r'(/(?!\.\.?(/|$))[-_.A-Za-z0-9]+)+/?')
+
+
+def check_variables(launcher: str, names: Iterable[str]) -> None:
+    """Raise UserError unless all are names of environment variables."""
+    for name in names:
+        if not VARIABLE.fullmatch(name):
+            raise UserError(
+                f'launch {launcher}: --env {name!r}: must be NAME=VALUE, and NAME letters, digits '
+                'and _, no digit first'
+            )
+
+
+def check_places(launcher: str, places: Mapping[str, str]) -> None:
+    """Raise UserError unless all values, by their flags, are names of regions and the like."""
+    for flag, place in places.items():
+        if not PLACE.fullmatch(place):
+            raise UserError(f'launch {launcher}: {flag} {place!r}: must be a name, as us-central1')
+
+
+def check_short(launcher: str, flag: str, name: str) -> None:
+    """Raise UserError unless Google Cloud and Kubernetes take it as the name of a resource."""
+    if not SHORT.fullmatch(name):
+        raise UserError(
+            f'launch {launcher}: {flag} {name!r}: must be at most 40 lower-case letters, digits '
+            'and -, and begin with a letter'
+        )
+
+
+def check_mounts(launcher: str, mounts: Mapping[str, str], schemes: Iterable[str]) -> None:
+    """Raise UserError unless all are buckets of these schemes, by folders."""
+    bucket = re.compile(rf'({"|".join(schemes)})://[a-z0-9][-_.a-z0-9]*/?')
+    for path, source in mounts.items():
+        if not (FOLDER.fullmatch(path) and bucket.fullmatch(source)):
+            raise UserError(
+                f'launch {launcher}: --mount {f"{path}={source}"!r}: must be /FOLDER=gs://BUCKET, '
+                'of a whole bucket, in lower case; letters, digits, -, _ and . may stand in FOLDER'
+            )
+
+
+def check_data(launcher: str, env: Mapping[str, str], hint: str) -> None:
+    """Raise UserError, with a hint, if TFDS would look for data in a bucket."""
+    if '://' in (folder := env.get('TFDS_DATA_DIR', '')):
+        raise UserError(
+            f'launch {launcher}: TFDS_DATA_DIR={folder}: data are read from folders; {hint}'
+        )

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.errors import EXIT_PREEMPTED, UserError
-from vit_jax.launch import cloud_tpu, command, names
-from vit_jax.launch.cloud_job import MOUNT, CloudJob, yaml_text
+from vit_jax.launch import cloud_tpu, command
+from vit_jax.launch.cloud_tpu import MOUNT, CloudJob, yaml_text
 
 CONTAINER = 'train'
 GRACE_SECONDS = 120  # to save the state
@@ -186,7 +186,7 @@ def _volumes(job: GkeJob) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 
 def _check(job: GkeJob) -> None:
-    names.check_short('gke', '--job-name', job.name)
+    cloud_tpu.check_short('gke', '--job-name', job.name)
     others = {
         '--queue': job.queue,
         '--namespace': job.namespace,
@@ -194,7 +194,7 @@ def _check(job: GkeJob) -> None:
     }
     for flag, name in others.items():
         if name:
-            names.check_short('gke', flag, name)
+            cloud_tpu.check_short('gke', flag, name)
     if not re.fullmatch(r'[^\s@-][^\s]*', job.image):
         raise UserError(f'launch gke: --image {job.image!r}: must be the name of an image')
     cloud_tpu.check_slices('gke', job.tpu, job.slices, job.slices)
@@ -212,7 +212,7 @@ def _check(job: GkeJob) -> None:
         )
     if job.spot and job.flex_start:
         raise UserError('launch gke: give --spot or --flex-start, not both')
-    names.check_mounts('gke', job.mounts, ('gs',))
+    cloud_tpu.check_mounts('gke', job.mounts, ('gs',))
     job.check_command(MOUNT)
 
 

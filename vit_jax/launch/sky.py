@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.errors import EXIT_PREEMPTED, UserError
-from vit_jax.launch import cloud_tpu, command, names
-from vit_jax.launch.cloud_job import MOUNT, CloudJob, yaml_text
+from vit_jax.launch import cloud_tpu, command
+from vit_jax.launch.cloud_tpu import MOUNT, CloudJob, yaml_text
 
 NAME = re.compile(r'[A-Za-z]([-_.A-Za-z0-9]*[A-Za-z0-9])?')
 
@@ -47,8 +47,8 @@ def task(job: SkyJob) -> dict[str, Any]:
         )
     # SkyPilot inserts these into shell commands without quoting.
     job.check_command(MOUNT)
-    names.check_places('sky', {'--region': job.region, '--zone': job.zone})
-    names.check_mounts('sky', job.mounts, ('gs', 's3'))
+    cloud_tpu.check_places('sky', {'--region': job.region, '--zone': job.zone})
+    cloud_tpu.check_mounts('sky', job.mounts, ('gs', 's3'))
     words = command.for_processes(job.words, cloud_tpu.hosts(job.tpu))
     mounts = {path: {'source': source, 'mode': 'MOUNT'} for path, source in job.mounts.items()}
     return {

@@ -14,8 +14,7 @@ from collections.abc import Callable
 
 from vit_jax.errors import EXIT_FAILED, EXIT_PREEMPTED, UserError
 from vit_jax.launch import cloud_tpu, queued, remote
-from vit_jax.launch.queued import ABSENT, ACTIVE, UNKNOWN, Answer, Found
-from vit_jax.launch.tpu import TpuJob
+from vit_jax.launch.queued import ABSENT, ACTIVE, UNKNOWN, Answer, Found, TpuJob
 
 FINAL = (0, 2, 3)  # exit codes that a further start would only repeat
 TRIES = 3  # of what machines or the service may refuse for a moment

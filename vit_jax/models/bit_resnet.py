@@ -15,8 +15,7 @@ from vit_jax.errors import check_choice
 from vit_jax.models import base
 from vit_jax.models.base import check_counts, check_fields
 from vit_jax.nn.norms import GroupNorm
-from vit_jax.nn.resnet import Stage, block_order, check_layers
-from vit_jax.nn.std_conv import StdConv
+from vit_jax.nn.resnet import Stage, StdConv, block_order, check_layers
 
 # name: blocks of each stage (He et al., 2015, arXiv:1512.03385, table 1), width factor
 VARIANTS = {

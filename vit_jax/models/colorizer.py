@@ -14,22 +14,23 @@ from jax import Array
 
 from vit_jax.array_types import Float
 from vit_jax.errors import UserError, check_choice, check_multiple
-from vit_jax.models import _resize, base
+from vit_jax.models import base
 from vit_jax.models.base import Params, Resized, Size, check_counts, check_fields
 from vit_jax.nn import positions
-from vit_jax.nn.attention_maps import AttentionMap, collect
 from vit_jax.nn.blocks import Block, Encoder, Mlp, dense
-from vit_jax.nn.multi_head import MultiHeadAttention
-from vit_jax.nn.norms import LayerNorm
-from vit_jax.nn.parameter_pictures import (
+from vit_jax.nn.maps import (
+    AttentionMap,
     ParameterPictures,
+    collect,
     embedding_filters,
     grid_of,
     position_similarity,
 )
+from vit_jax.nn.multi_head import MultiHeadAttention
+from vit_jax.nn.norms import LayerNorm
 from vit_jax.nn.patches import PatchEmbed, patch_grid, unpatchify
 from vit_jax.nn.stochastic import Dropout
-from vit_jax.ops.color_bins import NUM_BINS
+from vit_jax.ops.colors import NUM_BINS
 
 POSEMBS = ('sincos1d', 'sincos2d', 'learn')
 TABLES = ('pos_embed', 'query_embed')
@@ -139,7 +140,7 @@ class Model(base.Model):
         for name in TABLES:
             if self.posemb == 'learn' and name in params:
                 one = {'pos_embed': params[name]}
-                one, note = _resize.positions(one, old, new, 0, method)
+                one, note = base.positions(one, old, new, 0, method)
                 params = params | {name: one['pos_embed']}
                 notes += [text.replace('pos_embed', name) for text in note]
         return params, notes

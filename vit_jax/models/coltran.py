@@ -16,16 +16,15 @@ from jax import Array
 
 from vit_jax.array_types import Float, Int, Key, UInt8
 from vit_jax.errors import check_multiple
-from vit_jax.models import _resize, base
+from vit_jax.models import base
 from vit_jax.models.base import Params, Resized, Size, check_fields
-from vit_jax.nn.attention_maps import AttentionMap
-from vit_jax.nn.axial import AxialEncoder, AxialLayer, Context, GridPositions
-from vit_jax.nn.axial_maps import axial_maps
+from vit_jax.nn.axial import AxialEncoder, AxialLayer, Context, GridPositions, axial_maps
 from vit_jax.nn.blocks import XAVIER
+from vit_jax.nn.maps import AttentionMap
 from vit_jax.nn.multi_head import KeyValue
 from vit_jax.nn.norms import LayerNorm
 from vit_jax.nn.stochastic import example_keys
-from vit_jax.ops.coarse_colors import BINS
+from vit_jax.ops.colors import BINS
 
 GRAYS = 256
 Summaries = tuple[tuple[Float[Array, 'B 1 1 D'], ...], ...]  # of every layer
@@ -190,7 +189,7 @@ class Model(base.Model):
         Positions, relative biases and the weights of summaries change.
         """
         del old_size
-        return _resize.axial(params, new_size, method)
+        return base.axial(params, new_size, method)
 
     def _encode(self, gray: Array) -> Float[Array, 'B H W D']:
         return self.encoder(self.embed_grey(gray.astype(jnp.int32)))

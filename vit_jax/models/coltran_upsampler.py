@@ -14,12 +14,11 @@ from jax import Array
 
 from vit_jax.array_types import Float, Int, UInt8
 from vit_jax.errors import UserError, check_multiple
-from vit_jax.models import _resize, base
+from vit_jax.models import base
 from vit_jax.models.base import Params, Resized, Size, check_fields
-from vit_jax.nn.attention_maps import AttentionMap
-from vit_jax.nn.axial import AxialEncoder, AxialLayer
-from vit_jax.nn.axial_maps import axial_maps
+from vit_jax.nn.axial import AxialEncoder, AxialLayer, axial_maps
 from vit_jax.nn.blocks import XAVIER
+from vit_jax.nn.maps import AttentionMap
 
 BYTES = 256
 
@@ -126,4 +125,4 @@ class Model(base.Model):
         Positions and relative biases change.
         """
         del old_size
-        return _resize.axial(params, new_size, method)
+        return base.axial(params, new_size, method)

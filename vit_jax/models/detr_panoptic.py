@@ -10,7 +10,7 @@ from jax import Array
 from vit_jax.array_types import Bool, Float, Int
 from vit_jax.errors import UserError
 from vit_jax.models import detr
-from vit_jax.nn.mask_head import MaskHead, ObjectMaps
+from vit_jax.models.detr import MaskHead, ObjectMaps
 from vit_jax.ops.boxes import to_corners
 
 # The parameters that a detector has too.

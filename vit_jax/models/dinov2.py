@@ -19,14 +19,13 @@ from vit_jax.array_types import Bool, Float, Int
 from vit_jax.errors import UserError
 from vit_jax.models import base, vit
 from vit_jax.models.base import Params, Resized, Size, check_counts
-from vit_jax.nn.attention_maps import AttentionMap
 from vit_jax.nn.blocks import GELUS
+from vit_jax.nn.maps import AttentionMap, ParameterPictures
 from vit_jax.nn.norms import unit
-from vit_jax.nn.parameter_pictures import ParameterPictures
 from vit_jax.nn.patches import patch_grid
 from vit_jax.nn.stochastic import example_keys
 from vit_jax.ops import resize
-from vit_jax.ops.block_masks import CropMasks, crop_masks
+from vit_jax.ops.self_distillation import CropMasks, crop_masks
 
 # The ViT encoder's part of the parameters.
 ENCODER = ('patch_embed', 'cls_token', 'pos_embed', 'encoder')

@@ -16,8 +16,7 @@ from vit_jax.errors import UserError, check_choice
 from vit_jax.models import vit
 from vit_jax.nn.norms import GroupNorm
 from vit_jax.nn.patches import PatchEmbed
-from vit_jax.nn.resnet import Stage, block_order, check_layers
-from vit_jax.nn.std_conv import StdConv
+from vit_jax.nn.resnet import Stage, StdConv, block_order, check_layers
 
 # name: blocks of each ResNet stage, ViT of width and depth, patch size on the feature map. The
 # number in a name is that of the papers; R+Ti/16 has one token for 32 x 32 pixels all the same.

@@ -19,12 +19,7 @@ from vit_jax.models import base
 from vit_jax.models.base import Params, Resized, Size, check_fields
 from vit_jax.nn import positions
 from vit_jax.nn.blocks import Block, Encoder, dense
-from vit_jax.nn.parameter_pictures import (
-    ParameterPictures,
-    embedding_filters,
-    grid_of,
-    position_similarity,
-)
+from vit_jax.nn.maps import ParameterPictures, embedding_filters, grid_of, position_similarity
 from vit_jax.nn.patches import PatchEmbed, patch_grid
 from vit_jax.nn.stochastic import example_keys
 

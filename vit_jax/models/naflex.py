@@ -16,12 +16,10 @@ from jax import Array
 
 from vit_jax.array_types import Bool, Float
 from vit_jax.errors import UserError
-from vit_jax.models import _vit_head, _vit_parts, base, vit
+from vit_jax.models import base, vit
 from vit_jax.models.base import check_counts, check_fields
-from vit_jax.nn.attention_maps import AttentionMap
-from vit_jax.nn.parameter_pictures import ParameterPictures
-from vit_jax.nn.patch_dropout import PatchDropout
-from vit_jax.nn.patches import PatchEmbed, patch_grid, patchify
+from vit_jax.nn.maps import AttentionMap, ParameterPictures
+from vit_jax.nn.patches import PatchDropout, PatchEmbed, patch_grid, patchify
 from vit_jax.nn.positions import learned, resized
 from vit_jax.ops.resize import pinv_matrix
 from vit_jax.ops.sequences import Sequences, side_and_channels
@@ -97,7 +95,7 @@ class Model(vit.Model):
         # Tokens before the patches are always real.
         segments = jnp.pad(real.astype(int), ((0, 0), (first, 0)), constant_values=1)
         tokens = self._encoder(dtype, None)(x, train, segments)
-        return _vit_head.outputs(self, tokens, segments, train)
+        return vit.outputs(self, tokens, segments, train)
 
     def attention_maps(
         self, intermediates: Mapping[str, Any], images: Float[Array, 'B H W C'] | Sequences
@@ -129,7 +127,7 @@ class Model(vit.Model):
         if self.kernel_size is None:
             return super()._patches(images.values, dtype)
         side, _ = side_and_channels(images.values.shape[-1])
-        biased = 'patch_embed' not in _vit_parts.without_bias(self.no_bias)
+        biased = 'patch_embed' not in vit.without_bias(self.no_bias)
         embed = _FlexiblePatchEmbed(
             side, self.width, dtype, biased, self.kernel_size, name='patch_embed'
         )

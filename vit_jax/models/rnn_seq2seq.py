@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -16,11 +17,79 @@ from vit_jax.array_types import Bool, Float, Int
 from vit_jax.errors import check_choice
 from vit_jax.models import base
 from vit_jax.models.base import check_counts, check_fields
-from vit_jax.nn import attention, lstm
-from vit_jax.nn.attention_maps import AttentionMap, keep
+from vit_jax.nn import attention
 from vit_jax.nn.blocks import dense
-from vit_jax.nn.embeddings import Embeddings
+from vit_jax.nn.maps import AttentionMap, keep
+from vit_jax.nn.patches import Embeddings
 from vit_jax.nn.stochastic import Dropout
+
+
+class State(NamedTuple):
+    """The state of a layer, carried from token to token."""
+
+    hidden: Float[Array, 'B D']
+    cell: Float[Array, 'B D']
+
+
+def update(gates: Float[Array, 'B G'], state: State, recurrent: Float[Array, 'D G']) -> State:
+    """The next state, given gates (input, forget, candidate, output) before their nonlinearities.
+
+        c' = sigmoid(f) c + sigmoid(i) tanh(g)
+        h' = sigmoid(o) tanh(c')
+
+    `gates` is the contribution of the input; that of the hidden state, h R, is added here.
+    """
+    i, f, g, o = jnp.split(gates + state.hidden @ recurrent, 4, axis=-1)
+    cell = jax.nn.sigmoid(f) * state.cell + jax.nn.sigmoid(i) * jnp.tanh(g)
+    return State(jax.nn.sigmoid(o) * jnp.tanh(cell), cell)
+
+
+class LSTM(nn.Module):
+    """One layer. Parameters `input` (kernel [E 4D], bias [4D]) and `recurrent` [D 4D]."""
+
+    width: int
+    dtype: Any = jnp.float32
+
+    def setup(self) -> None:
+        self.input = dense(4 * self.width, dtype=self.dtype)
+        shape = (self.width, 4 * self.width)
+        self.recurrent = self.param('recurrent', nn.initializers.orthogonal(), shape)
+
+    def __call__(
+        self, x: Float[Array, 'B N E'], mask: Bool[Array, 'B N'], reverse: bool = False
+    ) -> Float[Array, 'B N D']:
+        """The hidden states in the order of the tokens, from an initial state of zeros.
+
+        Args:
+          x: inputs.
+          mask: true where a token is not padding; padding does not change the state, so that the
+            reverse direction has a zero state at the last token.
+          reverse: run from the last token to the first.
+        """
+        recurrent = self.recurrent.astype(self.dtype)
+
+        def step(state: State, inputs: tuple[Array, Array]) -> tuple[State, Array]:
+            gates, real = inputs
+            new = update(gates, state, recurrent)
+            kept = State(
+                *(jnp.where(real[:, None], *pair) for pair in zip(new, state, strict=True))
+            )
+            return kept, kept.hidden
+
+        # The inputs' contribution to the gates is one product for all tokens.
+        inputs = self.input(x).swapaxes(0, 1), mask.T
+        _, hidden = jax.lax.scan(step, self.zero(x.shape[0]), inputs, reverse=reverse)
+        return hidden.swapaxes(0, 1)
+
+    def step(self, x: Float[Array, 'B E'], state: State) -> State:
+        """The state after one more token."""
+        return update(self.input(x), state, self.recurrent.astype(self.dtype))
+
+    def zero(self, batch: int) -> State:
+        """The state before anything was read."""
+        zeros = jnp.zeros((batch, self.width), self.dtype)
+        return State(zeros, zeros)
+
 
 ATTENTIONS = ('additive', 'dot_product', 'scaled_dot_product')
 
@@ -38,7 +107,7 @@ class Memory(NamedTuple):
       mask: true where the source is not padding.
     """
 
-    states: tuple[lstm.State, ...]
+    states: tuple[State, ...]
     tokens: Float[Array, 'B S H']
     keys: Float[Array, 'B S D']
     mask: Bool[Array, 'B 1 S']
@@ -51,8 +120,8 @@ class BiLSTM(nn.Module):
     dtype: Any = jnp.float32
 
     def setup(self) -> None:
-        self.forward = lstm.LSTM(self.width, self.dtype)
-        self.backward = lstm.LSTM(self.width, self.dtype)
+        self.forward = LSTM(self.width, self.dtype)
+        self.backward = LSTM(self.width, self.dtype)
 
     def __call__(
         self, x: Float[Array, 'B S E'], mask: Bool[Array, 'B S']
@@ -114,7 +183,7 @@ class Decoder(nn.Module):
     def setup(self) -> None:
         layers = range(self.depth)
         self.bridge = [dense(self.width, dtype=self.dtype) for _ in layers]
-        self.layer = [lstm.LSTM(self.width, self.dtype) for _ in layers]
+        self.layer = [LSTM(self.width, self.dtype) for _ in layers]
         self.cross = Attention(self.attention, self.width, self.dtype)
         self.readout = dense(self.embed_dim, dtype=self.dtype)
         self.drop = Dropout(self.dropout)
@@ -124,7 +193,7 @@ class Decoder(nn.Module):
     ) -> Memory:
         """The state before the first token; `firsts` are the encoder's, one [B D] a layer."""
         hidden = [jnp.tanh(bridge(h)) for bridge, h in zip(self.bridge, firsts, strict=True)]
-        states = tuple(lstm.State(h, jnp.zeros_like(h)) for h in hidden)
+        states = tuple(State(h, jnp.zeros_like(h)) for h in hidden)
         return Memory(states, tokens, self.cross.project(tokens), mask)
 
     def __call__(
@@ -148,14 +217,14 @@ class Decoder(nn.Module):
         return self._read_out(found, train=False), memory._replace(states=states)
 
     def _advance(
-        self, states: tuple[lstm.State, ...], x: Array, memory: Memory, train: bool
-    ) -> tuple[tuple[lstm.State, ...], tuple[Array, Array]]:
+        self, states: tuple[State, ...], x: Array, memory: Memory, train: bool
+    ) -> tuple[tuple[State, ...], tuple[Array, Array]]:
         """The next states, and ([hidden; context], weights)."""
         by_previous = self.attention == 'additive'
         if by_previous:
             context, weights = self.cross(states[-1].hidden, memory)
             x = jnp.concatenate([x, context], axis=-1)
-        new: list[lstm.State] = []
+        new: list[State] = []
         for layer, state in zip(self.layer, states, strict=True):
             x = self.drop(new[-1].hidden, train) if new else x
             new.append(layer.step(x, state))

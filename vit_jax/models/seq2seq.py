@@ -17,8 +17,6 @@ from vit_jax.errors import check_choice, check_multiple
 from vit_jax.models import base
 from vit_jax.models.base import check_counts, check_fields
 from vit_jax.nn.attention import padding_mask
-from vit_jax.nn.attention_maps import AttentionMap, collect
-from vit_jax.nn.embeddings import Embeddings
 from vit_jax.nn.encoder_decoder import (
     ACTIVATIONS,
     NORMS,
@@ -28,6 +26,8 @@ from vit_jax.nn.encoder_decoder import (
     Memory,
     Stack,
 )
+from vit_jax.nn.maps import AttentionMap, collect
+from vit_jax.nn.patches import Embeddings
 from vit_jax.nn.positions import LAYOUTS, sincos1d
 from vit_jax.nn.stochastic import Dropout
 

@@ -18,9 +18,8 @@ from vit_jax.array_types import Float, Int
 from vit_jax.errors import UserError, check_choice, check_multiple
 from vit_jax.models import base, text_encoder, vit
 from vit_jax.models.base import Params, Resized, Size, check_fields
-from vit_jax.nn.attention_maps import AttentionMap
+from vit_jax.nn.maps import AttentionMap, ParameterPictures
 from vit_jax.nn.norms import unit
-from vit_jax.nn.parameter_pictures import ParameterPictures
 from vit_jax.ops.sequences import Sequences
 
 POOLS = ('map', 'gap', 'cls')

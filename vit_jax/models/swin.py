@@ -18,20 +18,20 @@ from vit_jax.array_types import Float
 from vit_jax.errors import UserError, check_choice
 from vit_jax.models import base
 from vit_jax.models.base import Params, Resized, Size, check_counts, check_fields
-from vit_jax.nn.attention_maps import AttentionMap
+from vit_jax.nn.maps import AttentionMap, ParameterPictures
 from vit_jax.nn.norms import LayerNorm
-from vit_jax.nn.parameter_pictures import ParameterPictures
 from vit_jax.nn.patches import PatchEmbed
 from vit_jax.nn.stochastic import Dropout
-from vit_jax.nn.window_stages import (
+from vit_jax.nn.windows import (
     INIT,
     Block,
     PatchMerging,
     Stage,
+    WindowMap,
+    Windows,
     is_shifted,
     pad_to_multiple,
 )
-from vit_jax.nn.windows import WindowMap, Windows
 from vit_jax.ops.resize import bicubic_half_pixel
 
 # name: width of the first stage, blocks and heads of each stage (section 3.3)

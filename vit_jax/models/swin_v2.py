@@ -3,19 +3,152 @@
 Liu et al., 2022, arXiv:2111.09883.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
 
+from vit_jax.array_types import Float
 from vit_jax.errors import UserError
 from vit_jax.models import swin
 from vit_jax.models.base import Params, Resized, Size
 from vit_jax.models.swin import VARIANTS as VARIANTS
-from vit_jax.nn.cosine_windows import PostNormBlock, PostNormMerging, windows_on
-from vit_jax.nn.parameter_pictures import ParameterPictures
-from vit_jax.nn.window_stages import is_shifted
-from vit_jax.nn.windows import Windows
+from vit_jax.nn.maps import ParameterPictures
+from vit_jax.nn.norms import LayerNorm, unit
+from vit_jax.nn.stochastic import Dropout, DropPath
+from vit_jax.nn.windows import (
+    INIT,
+    Block,
+    WindowAttention,
+    Windows,
+    biases_of,
+    is_shifted,
+    joined,
+    reduction,
+)
+
+MAX_SCALE = 100.0  # 1 / the smallest temperature
+FIRST_SCALE = 10.0
+HIDDEN = 512  # width of the MLP of the biases
+EXTENT = 8  # coordinates reach from -8 to 8 before their logarithm
+LARGEST_BIAS = 16.0
+
+
+class CosineWindowAttention(WindowAttention):
+    """Attention whose scores are scaled cosines, equation 2: cos(Q, K) / tau + B.
+
+    1 / tau = exp(`logit_scale`) [H] is at most 100. B is 16 sigmoid of an MLP, `position_bias`, of
+    the log-spaced coordinates of a key relative to its query (section 3.3), so that the parameters
+    fit windows of any size. Queries and values have biases [H K], keys have none.
+
+    Attributes:
+      pretrained: side of the windows whose coordinates reach from -8 to 8; 0 for that of these.
+      fixed: whether the windows also have the side M, and are shifted, where the map is smaller.
+    """
+
+    pretrained: int = 0
+    fixed: bool = False
+
+    def _windows(self, height: int, width: int) -> Windows:
+        return windows_on(height, width, self.window, self.shifted, self.fixed)
+
+    def _projection(self, features: int, heads: tuple[int, int]) -> Callable[[Array], Array]:
+        """Queries are scaled so that the product with the keys, by sqrt(K), is the score."""
+        project = self._dense((features,), (3, *heads), use_bias=False, name='qkv')
+        zeros, first = nn.initializers.zeros, nn.initializers.constant(math.log(FIRST_SCALE))
+        biases = [self.param(f'{part}_bias', zeros, heads) for part in ('query', 'value')]
+        logit_scale = self.param('logit_scale', first, heads[:1])
+        scale = jnp.exp(jnp.minimum(logit_scale, math.log(MAX_SCALE))) * math.sqrt(heads[1])
+
+        def parts(x: Array) -> Array:
+            qkv = project(x).reshape(*x.shape[:-1], 3, *heads).astype(jnp.float32)
+            query = unit(qkv[..., 0, :, :] + biases[0]) * scale[:, None]
+            found = (query, unit(qkv[..., 1, :, :]), qkv[..., 2, :, :] + biases[1])
+            return jnp.stack(found, axis=-3).reshape(*x.shape[:-1], -1).astype(self.dtype)
+
+        return parts
+
+    def _relative_bias(self, windows: Windows) -> Float[Array, 'H N N']:
+        coordinates = log_coordinates(windows.side, self.pretrained or windows.side)
+        table = _Biases(self.num_heads, name='position_bias')(jnp.asarray(coordinates))
+        return biases_of(table)
+
+
+class _Biases(nn.Module):
+    """The MLP of the biases, from coordinates [... 2] to 16 sigmoid(...) [... H]."""
+
+    num_heads: int
+
+    @nn.compact
+    def __call__(self, coordinates: Float[Array, '*B C']) -> Float[Array, '*B H']:
+        x = nn.relu(nn.Dense(HIDDEN, kernel_init=INIT, name='fc1')(coordinates))
+        x = nn.Dense(self.num_heads, use_bias=False, kernel_init=INIT, name='fc2')(x)
+        return LARGEST_BIAS * nn.sigmoid(x)
+
+
+class PostNormBlock(Block):
+    """A block with norms at the end of its branches, section 3.2.
+
+        z' = LN(W-MSA(z)) + z, or SW-MSA if windows are shifted
+        z  = LN(MLP(z')) + z'
+
+    The norms start at zero, and so do the branches. Other fields are those of `Block`; `pretrained`
+    and `fixed` are of `CosineWindowAttention`.
+    """
+
+    pretrained: int = 0
+    fixed: bool = False
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, 'B H W D'], train: bool = False, drop_path: float = 0.0
+    ) -> Float[Array, 'B H W D']:
+        def add(branch: Array, norm: str) -> Array:
+            zeros = nn.initializers.zeros
+            y = Dropout(self.dropout)(branch, train)
+            y = LayerNorm(self.norm_eps, self.dtype, scale_init=zeros, name=norm)(y)
+            return x + DropPath()(y, drop_path, train)
+
+        options = {'pretrained': self.pretrained, 'fixed': self.fixed}
+        x = add(self._attention(CosineWindowAttention, **options)(x, train), 'norm1')
+        return add(self._mlp(x.shape[-1])(x, train), 'norm2')
+
+
+class PostNormMerging(nn.Module):
+    """Merging of patches as `PatchMerging`, but with the norm after the linear layer."""
+
+    norm_eps: float = 1e-5
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, 'B H W D']) -> Float[Array, 'B h w _']:
+        x = reduction(2 * x.shape[-1], self.dtype)(joined(x))
+        return LayerNorm(self.norm_eps, dtype=self.dtype, name='norm')(x)
+
+
+def windows_on(height: int, width: int, window: int, shifted: bool, fixed: bool) -> Windows:
+    """The windows on a map, see `CosineWindowAttention.fixed`."""
+    if fixed:
+        return Windows(height, width, window, window // 2 if shifted else 0)
+    return Windows.over(height, width, window, shifted)
+
+
+def log_coordinates(side: int, pretrained: int) -> Float[np.ndarray, 'R R 2']:
+    """Log-spaced coordinates of the relative positions in a window, equation 4.
+
+    Args:
+      side: M, of the window, in tokens; R = 2M-1.
+      pretrained: side of the windows whose coordinates reach from -8 to 8 before the logarithm.
+    """
+    steps = np.arange(1 - side, side, dtype=np.float32) / np.float32(max(pretrained - 1, 1))
+    scaled = EXTENT * steps
+    spaced = np.sign(scaled) * np.log2(np.abs(scaled) + 1) / np.log2(np.float32(EXTENT))
+    return np.stack(np.meshgrid(spaced, spaced, indexing='ij'), axis=-1).astype(np.float32)
+
 
 WINDOW = 8
 

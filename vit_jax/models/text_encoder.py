@@ -18,7 +18,7 @@ from vit_jax.models import base
 from vit_jax.models.base import check_counts, check_fields
 from vit_jax.nn.blocks import Block, Encoder, Parts
 from vit_jax.nn.positions import learned
-from vit_jax.ops.decoding import EOS
+from vit_jax.ops.search import EOS
 
 LARGEST = 'largest'  # in place of the end of a text: the token with the largest id
 

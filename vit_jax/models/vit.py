@@ -3,32 +3,40 @@
 Dosovitskiy et al., 2021, arXiv:2010.11929, with the parts of later families to choose from.
 """
 
+from __future__ import annotations
+
 import functools
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jax import Array
 
-from vit_jax.array_types import Bool, Float
-from vit_jax.errors import UserError, check_choice, check_multiple
-from vit_jax.models import _resize, _vit_head, _vit_parts, base
-from vit_jax.models._vit_head import HEAD_NORMS, MEANS, POOLS, WITH_CLASS_TOKEN
-from vit_jax.models._vit_sizes import VARIANTS as VARIANTS
-from vit_jax.models._vit_sizes import variant as variant
+from vit_jax import signatures
+from vit_jax.array_types import Bool, Float, Int
+from vit_jax.errors import UserError, check_choice, check_multiple, nearest
+from vit_jax.models import base
 from vit_jax.models.base import Params, Resized, Size, check_fields
-from vit_jax.nn.attention_maps import AttentionMap, collect
-from vit_jax.nn.blocks import Block, Encoder
-from vit_jax.nn.parameter_pictures import (
+from vit_jax.nn.attention import Segments
+from vit_jax.nn.blocks import MLPS, Block, Encoder, Mlp, Parts
+from vit_jax.nn.maps import (
+    AttentionMap,
     ParameterPictures,
+    collect,
     embedding_filters,
     grid_of,
     position_similarity,
 )
+from vit_jax.nn.multi_head import MultiHeadAttention
+from vit_jax.nn.norms import BatchNorm, LayerNorm, RMSNorm
 from vit_jax.nn.patches import PatchEmbed, patch_grid
-from vit_jax.nn.positions import learned, sincos2d
+from vit_jax.nn.positions import Relative, learned, relative, sincos2d
+from vit_jax.nn.rotary import Draw, Layout, Rotary, rope, rope_dinov3
 from vit_jax.nn.stochastic import Dropout
+from vit_jax.signatures import keyword_only
 
 POSEMBS = ('learn', 'sincos2d', 'none')
 
@@ -82,7 +90,7 @@ class Model(base.Model):
         'norm' and 'head', as in 'query|key|value'.
       scan: one scanned block instead of `depth` unrolled ones; see `Encoder`.
       remat: recomputation in the backward pass: False, 'dots', 'names' or 'nothing' (True), in the
-        order of what blocks keep; see `vit_jax.nn.recompute`.
+        order of what blocks keep; see `vit_jax.nn.attention`.
       attention: implementation: 'xla'; 'pallas', a TPU kernel for sequences that fit into VMEM;
         or 'auto', the kernel if the devices support it. See docs/tpu.md.
       dtype: computation dtype. Parameters, layer norm statistics and softmax stay float32.
@@ -148,7 +156,7 @@ class Model(base.Model):
             )
         if self.pool == 'distilled' and (self.representation_size or self.head_norm != 'none'):
             raise UserError("pool 'distilled' takes no representation_size and no head_norm")
-        _vit_parts.check(self)
+        check(self)
         super().__post_init__()
 
     @property
@@ -207,9 +215,9 @@ class Model(base.Model):
             segments = jnp.pad(mask.astype(int), extra, constant_values=1)
         draw = functools.partial(self.make_rng, 'dropout') if train else None
         grid = images.shape[1] // self.stride, images.shape[2] // self.stride
-        positions, relative = _vit_parts.positions(self, grid, draw)
+        positions, relative = attention_positions(self, grid, draw)
         tokens = self._encoder(dtype, relative)(tokens, train, segments, positions)
-        return _vit_head.outputs(self, tokens, segments, train)
+        return outputs(self, tokens, segments, train)
 
     def attention_maps(
         self, intermediates: Mapping[str, Any], images: Float[Array, 'B H W C']
@@ -245,16 +253,16 @@ class Model(base.Model):
           UserError: if the images cannot be cut into patches, or the old patches form no square.
         """
         notes: list[str] = []
-        patch = _resize.patch_size(params) or self.patch_size
+        patch = base.patch_size(params) or self.patch_size
         if self.posemb == 'learn' and 'pos_embed' in params:
             stride = self.stride // self.patch_size * patch
             old = old_size and (old_size[0] // stride, old_size[1] // stride)
             new = patch_grid(*new_size, self.stride)
-            params, notes = _resize.positions(params, old, new, self.positioned_tokens, method)
-        params, note = _resize.relative(params, patch_grid(*new_size, self.stride), method)
+            params, notes = base.positions(params, old, new, self.positioned_tokens, method)
+        params, note = base.relative(params, patch_grid(*new_size, self.stride), method)
         notes = notes + note
         if patch != self.kernel_side:
-            params, note = _resize.patches(params, self.kernel_side)
+            params, note = base.patches(params, self.kernel_side)
             notes += note
         return params, notes
 
@@ -283,7 +291,7 @@ class Model(base.Model):
             x = self._with_registers(x)
         x = Dropout(self.dropout)(x, train)
         if self.norm_pre:
-            norm = _vit_parts.norm(self)(self.norm_eps, dtype=dtype, name='norm_pre')
+            norm = make_norm(self)(self.norm_eps, dtype=dtype, name='norm_pre')
             x = norm(x).astype(residual)
         return x
 
@@ -296,7 +304,7 @@ class Model(base.Model):
 
     def _patches(self, images: Any, dtype: Any) -> Array:
         """One token for each patch, row by row, [B N D]."""
-        biased = 'patch_embed' not in _vit_parts.without_bias(self.no_bias)
+        biased = 'patch_embed' not in without_bias(self.no_bias)
         return PatchEmbed(self.patch_size, self.width, dtype, biased, name='patch_embed')(images)
 
     def _positions(self, tokens: int, images: Any) -> Array:
@@ -318,7 +326,7 @@ class Model(base.Model):
             norm_eps=self.norm_eps,
             dtype=dtype,
             attention_by=self.attention,
-            parts=_vit_parts.block(self, relative),
+            parts=make_block(self, relative),
         )
         return Encoder(
             block,
@@ -329,6 +337,327 @@ class Model(base.Model):
             final_norm=self.final_norm and not self.fc_norm and self.norm_place != 'post',
             norm_eps=self.norm_eps,
             dtype=dtype,
-            norm=_vit_parts.norm(self),
+            norm=make_norm(self),
             name='encoder',
         )
+
+
+# name: width, depth, mlp_dim, num_heads
+VARIANTS = {
+    'mu': (32, 1, 128, 2),
+    'Ti': (192, 12, 768, 3),
+    'S': (384, 12, 1536, 6),
+    'M': (512, 12, 2048, 8),
+    'B': (768, 12, 3072, 12),
+    'L': (1024, 24, 4096, 16),
+    'So400m': (1152, 27, 4304, 16),
+    'H': (1280, 32, 5120, 16),
+    'g': (1408, 40, 6144, 16),
+    'g-opt': (1536, 40, 6144, 16),
+    'G': (1664, 48, 8192, 16),
+    'G-opt': (1536, 48, 8192, 16),
+    'e': (1792, 56, 15360, 16),
+}
+
+
+def variant(name: str) -> dict[str, int]:
+    """Keywords of `Model` for a name such as 'B/16': a shape of VARIANTS and a patch size.
+
+    Raises:
+      UserError: if there is no such shape, or the patch size is not a positive number.
+    """
+    shape, slash, patch = name.partition('/')
+    check_choice('ViT variant', shape, VARIANTS)
+    if not slash or not re.fullmatch('[1-9][0-9]*', patch):
+        raise UserError(f'ViT variant {name!r} needs a patch size, for example {shape}/16')
+    fields = ('width', 'depth', 'mlp_dim', 'num_heads')
+    return {'patch_size': int(patch), **dict(zip(fields, VARIANTS[shape], strict=True))}
+
+
+NORMS: Mapping[str, Callable[..., nn.Module]] = {'layer': LayerNorm, 'rms': RMSNorm}
+QK_NORMS = ('none', *NORMS)
+# Functions of the layout of the tokens, the width of a head and a source of random keys, and of the
+# options after the `*`.
+POSITIONS: Mapping[str, Callable[..., Rotary | Relative]] = {
+    **{'rope': rope, 'rope_dinov3': rope_dinov3},
+    'relative': relative,
+}
+NORM_PLACES = ('pre', 'post', 'res_post')
+# The layers of a ViT that may have no bias; those of attention come first.
+PROJECTIONS = ('query', 'key', 'value', 'out')
+BIASES = (*PROJECTIONS, 'patch_embed', 'mlp', 'norm', 'head')
+
+
+def chosen(field: str, text: str, choices: Mapping[str, Callable]) -> Callable:
+    """The choice that a field names, with the options in its text.
+
+    Args:
+      field: its name, for messages.
+      text: a choice, with options or without: 'swiglu(norm=True)'.
+      choices: functions by name, whose keywords after the `*` are the options.
+
+    Raises:
+      UserError: if there is no such choice or option, or an option has another type.
+    """
+    name, options = signatures.parse_keywords(text, f'{field}={text!r}')
+    check_choice(field, name, choices)
+    known = keyword_only(choices[name])
+    for key, value in options.items():
+        if key not in known:
+            raise UserError(f'{field}={text!r}: {nearest("option", key, known)}')
+        default = known[key].default
+        if not _is_like(value, default):
+            raise UserError(f'{field}={text!r}: {key} must be like {default!r}, not {value!r}')
+    return functools.partial(choices[name], **options)
+
+
+def _is_like(value: Any, default: Any) -> bool:
+    """Whether a value has the type of a default; whole numbers are floats, too."""
+    if isinstance(value, bool) or isinstance(default, bool):
+        return isinstance(value, bool) and isinstance(default, bool)
+    return isinstance(value, (int, float) if isinstance(default, float) else type(default))
+
+
+def without_bias(text: str) -> frozenset[str]:
+    """The layers of BIASES in a text such as 'query|key'.
+
+    Raises:
+      UserError: if there is no such layer.
+    """
+    layers = frozenset(filter(None, (layer.strip() for layer in text.split('|'))))
+    for layer in sorted(layers):
+        check_choice('layer of no_bias', layer, BIASES)
+    return layers
+
+
+def make_norm(model: Any) -> Callable[..., nn.Module]:
+    """The norm of the fields `norm` and `no_bias`, called as `Parts.norm` is."""
+    return _norm(model.norm, model.no_bias)
+
+
+def _norm(name: str, no_bias: str) -> Callable[..., nn.Module]:
+    kind = NORMS[name]
+    plain = kind is LayerNorm and 'norm' in without_bias(no_bias)
+    return functools.partial(kind, use_bias=False) if plain else kind
+
+
+def attention_positions(
+    model: Any, grid: tuple[int, int], draw: Draw | None
+) -> tuple[Rotary | Array | None, Callable[[], nn.Module] | None]:
+    """The positions that attention knows, of the field `positions`.
+
+    Args:
+      model: a ViT, to which a layer `position_bias` is added if all blocks share one.
+      grid: rows and columns of patches.
+      draw: a source of random keys in training; else None.
+
+    Returns:
+      Positions for all blocks, and a function that makes a layer for each of them.
+    """
+    found = _placed(model, grid, draw)
+    if not isinstance(found, Relative):
+        return found, None
+    if found.shared:
+        return found.bias(model.num_heads, name='position_bias')(), None
+    return None, functools.partial(found.bias, model.num_heads)
+
+
+def _placed(model: Any, grid: tuple[int, int], draw: Draw | None) -> Rotary | Relative | None:
+    if model.positions == 'none':
+        return None
+    layout = Layout(grid, model.positioned_tokens, model.registers)
+    make = chosen('positions', model.positions, POSITIONS)
+    return make(layout, model.width // model.num_heads, draw)
+
+
+def make_block(model: Any, relative: Callable[[], nn.Module] | None = None) -> Parts:
+    """The parts of the blocks that the fields of a ViT choose; see `positions` for `relative`."""
+    absent = without_bias(model.no_bias)
+    make_mlp = chosen('mlp', model.mlp, MLPS)
+    return Parts(
+        norm=make_norm(model),
+        mlp=make_mlp(functools.partial(make_norm(model), model.norm_eps), 'mlp' not in absent),
+        layer_scale=model.layer_scale,
+        no_bias=tuple(name for name in PROJECTIONS if name in absent),
+        qk_norm=None if model.qk_norm == 'none' else _qk_norm(model),
+        relative=relative,
+        norm_place=model.norm_place,
+    )
+
+
+def _qk_norm(model: Any) -> Callable[..., nn.Module]:
+    return functools.partial(_norm(model.qk_norm, model.no_bias), model.norm_eps)
+
+
+def check(model: Any) -> None:
+    """Raise UserError if a field of a ViT names no part."""
+    check_choice('norm', model.norm, NORMS)
+    check_choice('qk_norm', model.qk_norm, QK_NORMS)
+    check_choice('norm_place', model.norm_place, NORM_PLACES)
+    if model.registers < 0:
+        raise UserError(f'registers must be at least 0, not {model.registers}')
+    make_block(model)
+    _placed(model, (1, 1), None)
+
+
+def segment_mean(
+    x: Float[Array, 'B N D'], segments: Int[Array, 'B N'], num_segments: int = 1
+) -> Float[Array, 'B S D']:
+    """Mean of the tokens of each segment, accumulated in float32.
+
+    Args:
+      x: tokens.
+      segments: numbers 1 ... S of the tokens' segments; tokens with other numbers, such as 0, are
+        ignored.
+      num_segments: S; a segment without tokens gets zeros.
+    """
+    own = jax.nn.one_hot(segments - 1, num_segments, dtype=jnp.float32)
+    sums = jnp.einsum('bns,bnd->bsd', own, x.astype(jnp.float32), precision='highest')
+    return (sums / jnp.maximum(own.sum(axis=1), 1)[..., None]).astype(x.dtype)
+
+
+class MapHead(nn.Module):
+    """Multi-head attention pooling: a learned probe attends to all tokens, then an MLP refines it.
+
+    Zhai et al., 2021, arXiv:2106.04560. Parameters `probe` [1 1 D], `attention`, `norm` and `mlp`.
+    """
+
+    num_heads: int
+    mlp_dim: int
+    gelu: str = 'tanh'
+    norm_eps: float = 1e-6
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, 'B N D'],
+        train: bool = False,
+        segments: Int[Array, 'B N'] | None = None,
+        num_segments: int = 1,
+    ) -> Float[Array, 'B D'] | Float[Array, 'B S D']:
+        """One vector for each row; with `segments` one for each of 1 ... S, as in `segment_mean`.
+
+        The vector of a segment without tokens is that of uniform attention to all tokens.
+        """
+        batch, _, width = x.shape
+        probe = self.param('probe', nn.initializers.xavier_uniform(), (1, 1, width))
+        probe = jnp.broadcast_to(probe, (batch, num_segments, width)).astype(self.dtype)
+        attention = MultiHeadAttention(
+            self.num_heads, kernels=('q', 'kv'), dtype=self.dtype, name='attention'
+        )
+        own = None
+        if segments is not None:
+            numbers = jnp.arange(1, num_segments + 1, dtype=segments.dtype)
+            own = Segments(jnp.broadcast_to(numbers, (batch, num_segments)), segments)
+        x = attention(probe, x, segments=own)
+        y = LayerNorm(self.norm_eps, dtype=self.dtype, name='norm')(x)
+        x = x + Mlp(self.mlp_dim, gelu=self.gelu, dtype=self.dtype, name='mlp')(y, train)
+        return x[:, 0] if segments is None else x
+
+
+POOLS = ('cls', 'gap', 'patches', 'cls_patches', 'map', 'none', 'distilled')
+WITH_CLASS_TOKEN = ('cls', 'patches', 'cls_patches', 'distilled')
+MEANS = ('gap', 'patches')
+HEAD_NORMS = ('none', 'batch')
+
+
+def outputs(
+    model: Any, tokens: Float[Array, 'B N D'], segments: Int[Array, 'B N'] | None, train: bool
+) -> dict[str, Float[Array, 'B *rest']]:
+    """The outputs of a ViT from its last tokens; see `vit.Model.__call__` and `pool`."""
+    x = pool(model, tokens, segments, train)
+    if model.representation_size:
+        dtype = jnp.dtype(model.dtype)
+        x = nn.tanh(nn.Dense(model.representation_size, dtype=dtype, name='pre_logits')(x))
+    found = {'tokens': tokens, 'pre_logits': x}
+    return found | scores(model, x, tokens, train) if model.num_classes else found
+
+
+def pool(
+    model: Any, tokens: Float[Array, 'B N D'], segments: Int[Array, 'B N'] | None, train: bool
+) -> Float[Array, 'B *rest']:
+    """y = LN(z_L^0), equation 4 of arXiv:2010.11929, or another summary.
+
+    The encoder has applied the norm, except with `fc_norm`. Segments are 1 for tokens of the image
+    and 0 for padding; None without padding.
+    """
+    if model.pool == 'cls':
+        return tokens[:, 0]
+    if model.pool == 'distilled':
+        return tokens[:, :2].mean(axis=1)
+    if model.pool == 'none':
+        return tokens
+    cls = tokens[:, 0]
+    if first := model.prefix_tokens:
+        tokens, segments = tokens[:, first:], None if segments is None else segments[:, first:]
+    if model.pool in (*MEANS, 'cls_patches'):
+        mean = tokens.mean(axis=1) if segments is None else segment_mean(tokens, segments)[:, 0]
+        if model.pool == 'cls_patches':
+            return jnp.concatenate([cls, mean], axis=-1)
+        norm = make_norm(model)(model.norm_eps, dtype=jnp.dtype(model.dtype), name='fc_norm')
+        return norm(mean) if model.fc_norm else mean
+    head = MapHead(
+        *(model.num_heads, model.mlp_dim, model.gelu, model.norm_eps),
+        dtype=jnp.dtype(model.dtype),
+        name='map_head',
+    )
+    return head(tokens, train) if segments is None else head(tokens, train, segments)[:, 0]
+
+
+def scores(
+    model: Any, x: Float[Array, '*_ F'], tokens: Float[Array, 'B N D'], train: bool
+) -> dict[str, Float[Array, '*_ C']]:
+    """Scores of `model.num_classes` classes in float32.
+
+    Args:
+      model: a ViT.
+      x: the representation.
+      tokens: after the encoder.
+      train: whether a batch norm takes the statistics of this batch.
+    """
+    dense = functools.partial(
+        nn.Dense,
+        model.num_classes,
+        use_bias='head' not in without_bias(model.no_bias),
+        dtype=jnp.float32,
+        kernel_init=nn.initializers.zeros,
+        bias_init=nn.initializers.constant(model.head_bias),
+    )
+    if model.pool == 'distilled':
+        both = DistilledHead(dense, name='head')(tokens[:, :2])
+        mean = (both[0] + both[1]) / 2
+        return {'logits': mean, 'class_logits': both[0], 'distillation_logits': both[1]}
+    if model.head_norm == 'batch':
+        x = _batch_norm(train)(x)
+    return {'logits': dense(name='head')(x)}
+
+
+class DistilledHead(nn.Module):
+    """A head for the class token, and one for the distillation token: DeiT, arXiv:2012.12877.
+
+    Parameters `kernel` and `bias` of the first, `distillation/kernel` and `distillation/bias`.
+    """
+
+    dense: Callable[[], nn.Dense]
+
+    def setup(self) -> None:
+        self.first, self.distillation = self.dense(), self.dense()
+        nn.share_scope(self, self.first)
+
+    def __call__(
+        self, tokens: Float[Array, 'B 2 D']
+    ) -> tuple[Float[Array, 'B C'], Float[Array, 'B C']]:
+        return self.first(tokens[:, 0]), self.distillation(tokens[:, 1])
+
+
+def _batch_norm(train: bool) -> BatchNorm:
+    return BatchNorm(
+        use_running_average=not train,
+        momentum=0.9,
+        epsilon=1e-6,
+        dtype=jnp.float32,
+        use_bias=False,
+        use_scale=False,
+        name='head_norm',
+    )

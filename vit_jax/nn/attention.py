@@ -11,13 +11,17 @@ mask that is true where a query may attend to a key.
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.array_types import Bool, Float, Int
+from vit_jax.errors import UserError, nearest
 
 
 def attention_weights(
@@ -182,3 +186,38 @@ def padding_mask(tokens: Int[Array, 'B M'], pad: int = 0) -> Bool[Array, 'B 1 1 
 def causal_mask(tokens: int) -> Bool[Array, '1 1 N N']:
     """True where the key does not come after the query."""
     return jnp.tril(jnp.ones((1, 1, tokens, tokens), bool))
+
+
+ATTENDED, HIDDEN = 'attended', 'hidden'
+_policies = jax.checkpoint_policies
+# The first keeps most.
+POLICIES: dict[str, Callable[..., Any]] = {
+    'dots': _policies.dots_with_no_batch_dims_saveable,
+    'names': _policies.save_only_these_names(ATTENDED, HIDDEN),
+    'nothing': _policies.nothing_saveable,
+}
+
+
+def check_remat(remat: bool | str) -> None:
+    """Raise UserError unless `remat` is a bool or one of POLICIES."""
+    if not isinstance(remat, bool) and remat not in POLICIES:
+        raise UserError(nearest('remat', str(remat), ['False', 'True', *POLICIES]))
+
+
+def recomputed(apply: Callable, remat: bool | str, **options: Any) -> Callable:
+    """Wrap a function of a module and arrays to recompute values in the backward pass.
+
+    Args:
+      apply: the function.
+      remat: the values that are kept, see the module's docstring.
+      options: of `nn.remat`.
+    """
+    if remat is False:
+        return apply
+    policy = POLICIES['nothing' if remat is True else remat]
+    return nn.remat(apply, policy=policy, **options)
+
+
+def named(name: str, x: Array) -> Array:
+    """Name an array that `remat='names'` keeps; `name` is ATTENDED or HIDDEN."""
+    return checkpoint_name(x, name)

@@ -20,8 +20,8 @@ from jax import Array
 
 from vit_jax.array_types import Float, Int
 from vit_jax.errors import UserError
-from vit_jax.nn import attention_check
 from vit_jax.nn.attention import Call, WindowCall
+from vit_jax.nn.kernels import check
 
 _log = logging.getLogger(__name__)
 ATTENTIONS = ('auto', 'xla', 'pallas')
@@ -106,7 +106,7 @@ def kernel_block(attention: str, call: Call, obstacle: str = '') -> int | None:
     if block is None:
         why = _excess(devices, call)
     elif not why and devices.measure is not None:
-        doubt = attention_check.doubt(call, block, devices.measure)
+        doubt = check.doubt(call, block, devices.measure)
     return block if decide(attention, why, doubt) else None
 
 
@@ -115,12 +115,12 @@ def window_kernel(attention: str, call: WindowCall, obstacle: str = '') -> bool:
     devices = _devices.get()
     if attention == 'xla' or devices is None:
         return False
-    from vit_jax.nn import window_check
+    from vit_jax.nn.kernels import check
 
     why, doubt = obstacle or _mismatch(devices, call.shape[0]), ''
-    why = why or window_check.excess(call, SHARE * _vmem_of(devices))
+    why = why or check.excess(call, SHARE * _vmem_of(devices))
     if not why and devices.measure is not None:
-        doubt = window_check.doubt(call, devices.measure)
+        doubt = check.window_doubt(call, devices.measure)
     return decide(attention, why, doubt)
 
 
@@ -176,7 +176,7 @@ def attend_in_windows(
     regions: Int[Array, 'W N'] | None = None,
 ) -> Float[Array, 'B W N D']:
     """`window_kernel.window_attention` of the rows of each device."""
-    from vit_jax.nn.window_kernel import window_attention
+    from vit_jax.nn.kernels.windows import window_attention
 
     def attend(qkv: Array, bias: Array) -> Array:
         return window_attention(qkv, bias[0], regions)
@@ -221,10 +221,11 @@ def _block(devices: Devices, call: Call) -> int | None:
 
 def _vmem(call: Call, block: int) -> int:
     """Bytes of VMEM that the kernel needs."""
-    from vit_jax.nn import attention_blocks, attention_kernel
+    from vit_jax.nn.kernels import attention as attention_lib
+    from vit_jax.nn.kernels import blocks as blocks_lib
 
     (_, queries, width), itemsize = call.shape, jnp.dtype(call.dtype).itemsize
-    needed = attention_blocks.vmem_bytes if block else attention_kernel.vmem_bytes
+    needed = blocks_lib.vmem_bytes if block else attention_lib.vmem_bytes
     sizes = (call.keys, width, call.num_heads, itemsize, call.rate > 0)
     return needed(min(block, queries) or queries, *sizes)
 

@@ -8,21 +8,22 @@ queries, keys and values, the output of the MLP, and layer norms.
 Grids are [B H W D]; inside of a layer its axis comes last, [B L N D]: L lines of N tokens.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from vit_jax.array_types import Float, Int
 from vit_jax.errors import UserError
 from vit_jax.nn.attention import WindowCall, attend, attention_weights, causal_mask
 from vit_jax.nn.attention_choice import attend_in_windows, may_take_kernel, window_kernel
-from vit_jax.nn.attention_maps import keep
 from vit_jax.nn.blocks import XAVIER
 from vit_jax.nn.encoder_decoder import FeedForward
+from vit_jax.nn.maps import AttentionMap, keep
 from vit_jax.nn.multi_head import Heads, KeyValue, MergeHeads
 from vit_jax.nn.norms import LayerNorm
 
@@ -315,3 +316,60 @@ class AxialEncoder(nn.Module):
         for row, column in zip(self.rows, self.columns, strict=True):
             x = column(row(x))
         return x
+
+
+class AxialMap:
+    """Weights [B H Q K] of all places of a grid, laid out only when numpy asks for them.
+
+    They are zero except on a line, and too many for a large grid to hold those of all layers.
+    """
+
+    def __init__(self, weights: Float[Array, 'B L H N N'], axis: str) -> None:
+        self._weights, self._axis = weights, axis
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        weights = np.asarray(self._weights, dtype)
+        batch, lines, heads, tokens, _ = weights.shape
+        grid = (lines, tokens) if self._axis == 'row' else (tokens, lines)
+        laid = np.zeros((batch, heads, *grid, *grid), weights.dtype)
+        for line in range(lines):
+            place = (line, slice(None)) if self._axis == 'row' else (slice(None), line)
+            laid[(slice(None), slice(None), *place, *place)] = weights[:, line]
+        return laid.reshape(batch, heads, lines * tokens, lines * tokens)
+
+
+def axial_maps(
+    intermediates: Mapping[str, Any], stacks: Sequence[str], grid: tuple[int, int], every: int = 1
+) -> list[AttentionMap]:
+    """The maps kept by the layers of stacks, named `encoder/row_0`, `encoder/column_0`, ...
+
+    Args:
+      intermediates: the collection that `model.apply(..., mutable='intermediates')` returns.
+      stacks: names of modules with the layers `rows_0`, `columns_0`, `rows_1`, ...
+      grid: rows and columns of places.
+      every: number of grids of an example, of which the first is taken.
+
+    Raises:
+      ValueError: if nothing was kept.
+    """
+    found = []
+    for stack in stacks:
+        for name, layer in sorted(intermediates.get(stack, {}).items(), key=_order):
+            axis, number = _axis_and_number(name)
+            weights = AxialMap(layer['attention']['attention'][0][::every], axis)
+            found.append(AttentionMap(f'{stack}/{axis}_{number}', weights, grid, grid))
+    if not found:
+        raise ValueError(f'no attention in {stacks}: apply the model with mutable intermediates')
+    return found
+
+
+def _order(item: tuple[str, Any]) -> tuple[int, bool]:
+    """Sorting key: by number, rows before columns."""
+    axis, number = _axis_and_number(item[0])
+    return number, axis == 'column'
+
+
+def _axis_and_number(name: str) -> tuple[str, int]:
+    """Parse `rows_1` to ('row', 1)."""
+    axis, _, number = name.rpartition('_')
+    return axis.removesuffix('s'), int(number)

@@ -13,10 +13,9 @@ import numpy as np
 from jax import Array
 
 from vit_jax.array_types import Float, Int
-from vit_jax.nn.attention import Segments
+from vit_jax.nn.attention import HIDDEN, Segments, named, recomputed
 from vit_jax.nn.multi_head import MultiHeadAttention
 from vit_jax.nn.norms import LayerNorm
-from vit_jax.nn.recompute import HIDDEN, named, recomputed
 from vit_jax.nn.rotary import Rotary
 from vit_jax.nn.stochastic import Dropout, DropPath
 
@@ -169,7 +168,7 @@ class Encoder(nn.Module):
       drop_path: rate of the last block; the rates rise linearly from 0 at the first.
       scan: stack the blocks' parameters on axis 0 under `blocks` and scan over them, so that the
         program and its compile time do not grow with depth. Otherwise `block_0`, `block_1`, ...
-      remat: recomputation in the backward pass; see `vit_jax.nn.recompute`.
+      remat: recomputation in the backward pass; see `vit_jax.nn.attention`.
       final_norm: whether a layer norm follows the blocks.
       norm_eps: added to the variance in the final norm.
       norm: makes the final norm; see `Parts`.
@@ -229,3 +228,53 @@ def dense(features: int, kernel_init: Initializer = XAVIER, **kwargs: Any) -> nn
     return nn.Dense(
         features, kernel_init=kernel_init, bias_init=nn.initializers.normal(1e-6), **kwargs
     )
+
+
+Factory = Callable[..., nn.Module]
+
+
+class SwiGlu(nn.Module):
+    """fc2(norm(SiLU(gate(x)) fc1(x))), SwiGLU of Shazeer, 2020, arXiv:2002.05202, equation 6.
+
+    Parameters `gate`, `fc1` and `fc2`, and `norm` of EVA-02 (arXiv:2303.11331, section 2.1) if
+    there is one. `hidden_dim` is the width of `gate` and `fc1` as it is; to have the parameters of
+    `Mlp` it is two thirds of the one there. `gelu` has no effect.
+    """
+
+    hidden_dim: int
+    dropout: float = 0.0
+    gelu: str = 'tanh'
+    dtype: Any = jnp.float32
+    norm: Factory | None = None
+    use_bias: bool = True
+
+    @nn.compact
+    def __call__(self, x: Float[Array, '*B D'], train: bool = False) -> Float[Array, '*B D']:
+        layer = functools.partial(dense, dtype=self.dtype, use_bias=self.use_bias)
+        gate = named(HIDDEN, layer(self.hidden_dim, name='gate')(x))
+        y = nn.silu(gate) * named(HIDDEN, layer(self.hidden_dim, name='fc1')(x))
+        if self.norm is not None:
+            y = self.norm(dtype=self.dtype, name='norm')(y)
+        y = Dropout(self.dropout)(y, train)
+        return layer(x.shape[-1], name='fc2')(y)
+
+
+def mlp(norm_of: Factory, use_bias: bool) -> Factory:
+    """The MLP of the paper, `blocks.Mlp`; it has no norm."""
+    del norm_of
+    return functools.partial(Mlp, use_bias=use_bias)
+
+
+def swiglu(norm_of: Factory, use_bias: bool, *, norm: bool = False) -> Factory:
+    """SwiGLU, see `SwiGlu`.
+
+    Args:
+      norm_of: makes a norm, given its dtype and name.
+      use_bias: whether the dense layers have biases.
+      norm: whether the product is normalized before the last dense layer.
+    """
+    return functools.partial(SwiGlu, norm=norm_of if norm else None, use_bias=use_bias)
+
+
+# Functions of the model's norm and of the use of biases, and of the options after the `*`.
+MLPS = {'mlp': mlp, 'swiglu': swiglu}

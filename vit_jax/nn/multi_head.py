@@ -17,10 +17,17 @@ from jax import Array
 
 from vit_jax.array_types import Bool, Float, Int
 from vit_jax.errors import check_multiple
-from vit_jax.nn.attention import Call, Segments, attend, attention_weights, causal_mask
+from vit_jax.nn.attention import (
+    ATTENDED,
+    Call,
+    Segments,
+    attend,
+    attention_weights,
+    causal_mask,
+    named,
+)
 from vit_jax.nn.attention_choice import kernel_block, may_take_kernel, on_every_device
-from vit_jax.nn.attention_maps import keep
-from vit_jax.nn.recompute import ATTENDED, named
+from vit_jax.nn.maps import keep
 from vit_jax.nn.rotary import Rotary
 from vit_jax.nn.stochastic import Dropout
 
@@ -269,7 +276,7 @@ class MultiHeadAttention(nn.Module):
         causal: bool,
         train: bool,
     ) -> Array:
-        from vit_jax.nn.attention_kernel import fused_attention
+        from vit_jax.nn.kernels.attention import fused_attention
 
         def attend(projected: Any, seen: Any, segments: Any, kept: Any) -> Array:
             h, rate = self.num_heads, self.dropout

@@ -1,13 +1,16 @@
 """Patches of images."""
 
+import math
 from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jax import Array
 
-from vit_jax.array_types import Float
+from vit_jax.array_types import Bool, Float, Int
 from vit_jax.errors import UserError
+from vit_jax.nn.stochastic import check_rate, example_keys
 
 
 def patch_grid(height: int, width: int, patch_size: int) -> tuple[int, int]:
@@ -79,3 +82,80 @@ class PatchEmbed(nn.Module):
     def _kernel(self, channels: int) -> Float[Array, 'p p C D']:
         shape = (self.patch_size, self.patch_size, channels, self.width)
         return self.param('kernel', nn.initializers.lecun_normal(), shape)
+
+
+class PatchDropout(nn.Module):
+    """Leave out patches at random, so that sequences become shorter and steps cheaper.
+
+    NaViT, arXiv:2307.06304, section 3.2. The random stream is named `dropout`; an example drops
+    the same patches on any device.
+
+    Attributes:
+      rate: share of each image's patches that is left out.
+
+    Raises:
+      UserError: if `rate` is outside [0, 1).
+    """
+
+    rate: float
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, 'B N D'], real: Bool[Array, 'B N']
+    ) -> tuple[Float[Array, 'B K D'], Bool[Array, 'B K']]:
+        """The kept tokens, in random order, and which of them are real.
+
+        Args:
+          x: tokens with their positions.
+          real: false for padding, which is left out first.
+
+        Returns:
+          K = ceil((1 - rate) N) tokens, of which those of an image of n patches are
+          ceil((1 - rate) n).
+        """
+        check_rate('patch_dropout', self.rate)
+        tokens = x.shape[1]
+        keys = example_keys(self.make_rng('dropout'), x.shape[0])
+        noise = jax.vmap(lambda key: jax.random.uniform(key, (tokens,)))(keys)
+        order = jnp.argsort(jnp.where(real, noise, 2.0), axis=1)
+        kept = math.ceil((1 - self.rate) * tokens)
+        own = jnp.ceil((1 - self.rate) * real.sum(axis=1, keepdims=True))
+        x = jnp.take_along_axis(x, order[:, :kept, None], axis=1)
+        return x, jnp.arange(kept) < own
+
+
+class Embeddings(nn.Module):
+    """Vectors of the source's and the target's tokens, and the matrix before the softmax.
+
+    Tied, they are one matrix, Press and Wolf, 2017, arXiv:1608.05859: parameter `shared` [V D].
+    Otherwise three: `source`, `target` and `output`. Entries start with variance 1 / D.
+    """
+
+    vocab_size: int
+    width: int
+    tied: bool = True
+    dtype: Any = jnp.float32
+
+    def setup(self) -> None:
+        def table(name: str) -> Array:
+            init = nn.initializers.normal(self.width**-0.5)
+            return self.param(name, init, (self.vocab_size, self.width))
+
+        names = ('shared',) if self.tied else ('source', 'target', 'output')
+        tables = [table(name) for name in names]
+        self.tables = tables * 3 if self.tied else tables
+
+    def source(self, tokens: Int[Array, '*B']) -> Float[Array, '*B D']:
+        """The vectors of tokens of the source."""
+        return jnp.take(self.tables[0], tokens, axis=0).astype(self.dtype)
+
+    def target(self, tokens: Int[Array, '*B']) -> Float[Array, '*B D']:
+        """The vectors of tokens of the target."""
+        return jnp.take(self.tables[1], tokens, axis=0).astype(self.dtype)
+
+    def logits(self, x: Float[Array, '*B D']) -> Float[Array, '*B V']:
+        """The scores of the next token, in float32."""
+        table = self.tables[2].astype(self.dtype)
+        return jnp.einsum(
+            '...d,vd->...v', x.astype(self.dtype), table, preferred_element_type=jnp.float32
+        )

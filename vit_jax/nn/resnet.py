@@ -1,12 +1,17 @@
 """Common parts of residual networks: stages of blocks, their order, and a check of their depths."""
 
+import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import flax.linen as nn
+import jax
+import jax.numpy as jnp
 from jax import Array
 
 from vit_jax.array_types import Float
 from vit_jax.errors import UserError
+from vit_jax.nn.norms import FrozenNorm, group_norm
 
 
 class Stage(nn.Module):
@@ -44,3 +49,209 @@ def check_layers(layers: Sequence[int]) -> None:
     """Raise UserError unless every stage has a block."""
     if any(depth < 1 for depth in layers):
         raise UserError(f'layers {tuple(layers)}: every stage needs at least one block')
+
+
+# Kaiming normal, by the number of outputs.
+KERNEL = nn.initializers.variance_scaling(2.0, 'fan_out', 'normal')
+
+
+class ResNet(nn.Module):
+    """A root of stride 2, pooled to 4, and stages of 4, 8, 16, ... times `width` channels, of
+    stride 2 except for the first.
+
+    Attributes:
+      layers: blocks of each stage.
+      width: channels of the root; 64 in the paper.
+      norm: 'frozen' (see `FrozenNorm`), for trained weights, or 'group', for training from scratch.
+      dilate: the last stage keeps its resolution and dilates its convolutions instead (DC5 of
+        Carion et al., 2020, arXiv:2005.12872, section 4).
+      frozen_stages: the root and the stages up to this number get no gradient: 1 is the root
+        alone, 2 the root and the first stage.
+      dtype: computation dtype.
+
+    Raises:
+      UserError: if a stage has no block.
+    """
+
+    layers: tuple[int, ...] = (3, 4, 6, 3)
+    width: int = 64
+    norm: str = 'frozen'
+    dilate: bool = False
+    frozen_stages: int = 0
+    dtype: Any = jnp.float32
+
+    def __post_init__(self) -> None:
+        check_layers(self.layers)
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(self, images: Float[Array, 'B H W C']) -> list[Float[Array, 'B _ _ _']]:
+        """The feature map of the root, before it is pooled, and those of all stages in order."""
+        root = self._frozen(Root(self.width, self.norm, self.dtype, name='root')(images), 1)
+        x, maps = max_pool(root), [root]
+        for i, depth in enumerate(self.layers):
+            stride = 1 if i == 0 else 2
+            dilate = self.dilate and i == len(self.layers) - 1
+            block = functools.partial(
+                Bottleneck, self.width * 2**i, norm=self.norm, dtype=self.dtype
+            )
+            x = Stage(block, depth, stride, dilate, name=f'stage_{i}')(x)
+            x = self._frozen(x, i + 2)
+            maps.append(x)
+        return maps
+
+    def _frozen(self, x: Array, stage: int) -> Array:
+        return jax.lax.stop_gradient(x) if stage <= self.frozen_stages else x
+
+
+class Root(nn.Module):
+    """Convolution of stride 2, norm and ReLU."""
+
+    width: int
+    norm: str = 'frozen'
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, images: Float[Array, 'B H W C']) -> Float[Array, 'B h w D']:
+        x = conv(self.width, 7, stride=2, dtype=self.dtype, name='conv')(images)
+        return nn.relu(NORMS[self.norm](self.width, dtype=self.dtype, name='norm')(x))
+
+
+def max_pool(x: Float[Array, 'B H W C']) -> Float[Array, 'B h w C']:
+    """Max pooling of 3 x 3 with stride 2; padding is ignored.
+
+    On CPUs it is computed from slices, since XLA takes ten times as long for the derivative of
+    `nn.max_pool`; results and gradients are the same.
+    """
+    return jax.lax.platform_dependent(x, cpu=_max_of_slices, default=_max_pool)
+
+
+def _max_pool(x: Array) -> Array:
+    return nn.max_pool(x, (3, 3), strides=(2, 2), padding=[(1, 1), (1, 1)])
+
+
+def _max_of_slices(x: Array) -> Array:
+    """Pool within rows, then within columns; of equal values the first one gets the gradient."""
+    for axis in (2, 1):
+        size = x.shape[axis]
+        widths = [(1, 1) if i == axis else (0, 0) for i in range(4)]
+        padded = jnp.pad(x, widths, constant_values=-jnp.inf)
+        parts = (jax.lax.slice_in_dim(padded, i, i + size, 2, axis) for i in range(3))
+        x = functools.reduce(lambda a, b: jnp.where(b > a, b, a), parts)
+    return x
+
+
+class Bottleneck(nn.Module):
+    """Convolutions of 1 x 1, 3 x 3 and 1 x 1 pixels, the last to 4 x `width` channels.
+
+        z'' = N(proj(z)) where the shape changes, else z
+        z   = ReLU(z'' + N(conv3(ReLU(N(conv2(ReLU(N(conv1(z)))))))))
+
+    The scale of the last group norm starts at zero, so that the branch does.
+    """
+
+    width: int
+    stride: int = 1
+    dilation: int = 1
+    norm: str = 'frozen'
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, 'B H W C']) -> Float[Array, 'B h w D']:
+        norm = functools.partial(NORMS[self.norm], dtype=self.dtype)
+        make = functools.partial(conv, dtype=self.dtype)
+        zeros = {'scale_init': nn.initializers.zeros} if self.norm == 'group' else {}
+        y = nn.relu(norm(self.width, name='norm1')(make(self.width, 1, name='conv1')(x)))
+        y = make(self.width, 3, self.stride, self.dilation, name='conv2')(y)
+        y = make(4 * self.width, 1, name='conv3')(nn.relu(norm(self.width, name='norm2')(y)))
+        y = norm(4 * self.width, name='norm3', **zeros)(y)
+        if x.shape[-1] != 4 * self.width or self.stride > 1:
+            x = make(4 * self.width, 1, self.stride, name='proj')(x)
+            x = norm(4 * self.width, name='proj_norm')(x)
+        return nn.relu(x + y)
+
+
+class Pointwise(nn.Module):
+    """A 1 x 1 convolution as a matrix product, whose derivative is faster on CPUs."""
+
+    features: int
+    stride: int = 1
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, 'B H W C']) -> Float[Array, 'B h w D']:
+        kernel = self.param('kernel', KERNEL, (1, 1, x.shape[-1], self.features))
+        x = x[:, :: self.stride, :: self.stride].astype(self.dtype)
+        return x @ kernel[0, 0].astype(self.dtype)
+
+
+def conv(features: int, size: int, stride: int = 1, dilation: int = 1, **kwargs: Any) -> nn.Module:
+    """A square convolution without bias; its output is `stride` times smaller, rounded up."""
+    if size == 1:
+        return Pointwise(features, stride, **kwargs)
+    return nn.Conv(
+        features,
+        (size, size),
+        strides=stride,
+        padding=size // 2 * dilation,
+        kernel_dilation=dilation,
+        use_bias=False,
+        kernel_init=KERNEL,
+        **kwargs,
+    )
+
+
+NORMS: dict[str, Callable[..., nn.Module]] = {
+    'frozen': lambda features, **kwargs: FrozenNorm(**kwargs),
+    'group': functools.partial(group_norm, most=32),
+}
+
+
+def standardize(
+    kernel: Float[Array, 'h w C D'], var_eps: float, std_eps: float
+) -> Float[Array, 'h w C D']:
+    """(K - mean) / (sqrt(var + var_eps) + std_eps) of each output's inputs, in float32.
+
+    The paper's equation 6 has no epsilon; implementations differ in where they add it.
+    """
+    kernel = kernel.astype(jnp.float32)
+    mean = kernel.mean(axis=(0, 1, 2))
+    var = kernel.var(axis=(0, 1, 2))
+    return (kernel - mean) / (jnp.sqrt(var + var_eps) + std_eps)
+
+
+class StdConv(nn.Module):
+    """A square convolution without bias, by a standardized kernel [k k C D].
+
+    Attributes:
+      features: D, channels of the output.
+      kernel_size: k.
+      stride: of rows and of columns.
+      padding: 'same', as in TensorFlow: an odd row or column of zeros goes to the end.
+        'symmetric', as in PyTorch: k // 2 zeros on every side. They differ for an even image and
+        stride 2.
+      var_eps, std_eps: see `standardize`.
+      dtype: of the convolution; the kernel is stored and standardized in float32.
+    """
+
+    features: int
+    kernel_size: int = 1
+    stride: int = 1
+    padding: str = 'same'
+    var_eps: float = 1e-10
+    std_eps: float = 0.0
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, 'B H W C']) -> Float[Array, 'B h w D']:
+        k = self.kernel_size
+        init = nn.initializers.lecun_normal()
+        kernel = self.param('kernel', init, (k, k, x.shape[-1], self.features))
+        kernel = standardize(kernel, self.var_eps, self.std_eps)
+        return jax.lax.conv_general_dilated(
+            x.astype(self.dtype),
+            kernel.astype(self.dtype),
+            window_strides=(self.stride, self.stride),
+            padding='SAME' if self.padding == 'same' else [(k // 2, k // 2)] * 2,
+            dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
+        )

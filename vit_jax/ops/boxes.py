@@ -8,10 +8,13 @@ Boxes have two forms, each in pixels or as shares of an image's sides:
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import jax
 import jax.numpy as jnp
 from jax import Array
 
-from vit_jax.array_types import Float
+from vit_jax.array_types import Bool, Float, Int
 
 
 def to_corners(boxes: Float[Array, '*B 4']) -> Float[Array, '*B 4']:
@@ -70,3 +73,144 @@ def _ratio(part: Array, whole: Array) -> Array:
     # The inner `where` keeps the gradient finite: that of 0 / 0 is NaN even where not chosen.
     empty = whole <= 0
     return jnp.where(empty, 0, part / jnp.where(empty, 1, whole))
+
+
+# Replaces costs that are not finite. A larger one would cost the others digits in float32.
+WORST = 1e4
+
+
+def match(cost: Float[Array, '*B N Q'], real: Bool[Array, '*B N']) -> Int[Array, '*B N']:
+    """The prediction of each object, by the assignment of least total cost.
+
+    Args:
+      cost: of object n with prediction q. Costs that are not finite count as `WORST`.
+      real: false in the rows that are padding.
+
+    Returns:
+      int32 indices of predictions, no two alike; -1 for padding. If there are more objects than
+      predictions, the objects left out, also -1, are those that make the sum of the others least.
+    """
+    *batch, objects, predictions = cost.shape
+    if not (objects and predictions):
+        return jnp.full((*batch, objects), -1, jnp.int32)
+    cost = jnp.nan_to_num(cost.astype(jnp.float32), nan=WORST, posinf=WORST, neginf=-WORST)
+    cost = jax.lax.stop_gradient(cost)
+    flat = cost.reshape(-1, objects, predictions), real.reshape(-1, objects)
+    return jax.vmap(_match_one)(*flat).reshape(*batch, objects)
+
+
+class _Search(NamedTuple):
+    """The state of one image.
+
+    Attributes:
+      turn: number of objects that have been assigned.
+      prices: dual variables of the predictions. That of an object is its cost with its prediction,
+        less the price of this.
+      owner: object of each prediction, -1 for none.
+      has: prediction of each object, -1 for none.
+      row: object at the end of the shortest chain, from which it is extended.
+      lowest: length of this chain: its increase of the total cost.
+      shortest: length of the shortest chain to each prediction.
+      before: the object before each prediction in this chain.
+      seen: predictions whose shortest chain is final.
+      least: the smallest increase of the total cost by dropping one of the objects met.
+      dropped: that object.
+      place: prediction that is reassigned next, -1 while chains are being extended.
+    """
+
+    turn: Array
+    prices: Array
+    owner: Array
+    has: Array
+    row: Array
+    lowest: Array
+    shortest: Array
+    before: Array
+    seen: Array
+    least: Array
+    dropped: Array
+    place: Array
+
+
+def _match_one(cost: Float[Array, 'N Q'], real: Bool[Array, ' N']) -> Int[Array, ' N']:
+    objects, predictions = cost.shape
+    order = jnp.argsort(~real, stable=True).astype(jnp.int32)
+    count = real.sum()
+
+    def begin(turn: Array, prices: Array, owner: Array, has: Array) -> _Search:
+        row = order[jnp.minimum(turn, objects - 1)]
+        return _Search(
+            turn=turn,
+            prices=prices,
+            owner=owner,
+            has=has,
+            row=row,
+            lowest=jnp.zeros(()),
+            shortest=jnp.full(predictions, jnp.inf),
+            before=jnp.full(predictions, -1, jnp.int32),
+            seen=jnp.zeros(predictions, bool),
+            least=jnp.full((), jnp.inf),
+            dropped=row,
+            place=jnp.full((), -1, jnp.int32),
+        )
+
+    def step(s: _Search) -> _Search:
+        s = _choose(s.place < 0, _extend(s, cost), s)
+        giving = s.place >= 0
+        given, done = _give(s, order[s.turn])
+        gain = jnp.where(s.seen, s.lowest - s.shortest, 0)
+        fresh = begin(s.turn + 1, s.prices - gain, given.owner, given.has)
+        return _choose(giving, _choose(done, fresh, given), s)
+
+    nobody = jnp.full(predictions, -1, jnp.int32)
+    nothing = jnp.full(objects, -1, jnp.int32)
+    first = begin(jnp.zeros((), jnp.int32), jnp.zeros(predictions), nobody, nothing)
+    return jax.lax.while_loop(lambda s: s.turn < count, step, first).has
+
+
+def _extend(s: _Search, cost: Float[Array, 'N Q']) -> _Search:
+    """One step of Dijkstra's algorithm; `place` is set where the search ends."""
+    objects, predictions = cost.shape
+    had = s.has[s.row]
+    price = jnp.where(had < 0, 0, cost[s.row, had] - s.prices[had])
+    length = s.lowest - price + cost[s.row] - s.prices
+    shorter = ~s.seen & (length < s.shortest)
+    shortest = jnp.where(shorter, length, s.shortest)
+    nearest = jnp.argmin(jnp.where(s.seen, jnp.inf, shortest)).astype(jnp.int32)
+    further = s._replace(
+        row=s.owner[nearest],
+        lowest=shortest[nearest],
+        shortest=shortest,
+        before=jnp.where(shorter, s.row, s.before),
+        seen=s.seen.at[nearest].set(True),
+        place=jnp.where(s.owner[nearest] < 0, nearest, -1),
+    )
+    if objects <= predictions:
+        return further
+    # All predictions may be taken; one object then goes without.
+    better = s.lowest - price < s.least
+    least = jnp.where(better, s.lowest - price, s.least)
+    dropped = jnp.where(better, s.row, s.dropped)
+    without = s._replace(
+        has=s.has.at[dropped].set(-1),
+        place=jnp.where(s.has[dropped] < 0, predictions, s.has[dropped]),
+    )
+    return _choose(s.seen.all(), without, further._replace(least=least, dropped=dropped))
+
+
+def _give(s: _Search, first: Int[Array, '']) -> tuple[_Search, Bool[Array, '']]:
+    """Assign `place` to the object before it in the chain; true if that was the `first` one.
+
+    Beyond the last prediction nothing is reassigned: the first object itself is dropped.
+    """
+    row, nothing = s.before[s.place], s.place == len(s.owner)
+    given = s._replace(
+        owner=s.owner.at[s.place].set(row, mode='drop'),
+        has=jnp.where(nothing, s.has, s.has.at[row].set(s.place)),
+        place=s.has[row],
+    )
+    return given, nothing | (row == first)
+
+
+def _choose(condition: Array, yes: _Search, no: _Search) -> _Search:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)

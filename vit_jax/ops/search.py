@@ -7,16 +7,198 @@ and is called as `apply(*inputs, method=NAME)`, its variables bound.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
-from vit_jax.array_types import Int, Key
-from vit_jax.errors import UserError, check_choice
-from vit_jax.ops import beam, decoding
-from vit_jax.ops.decoding import PAD, Cache, Decoded
+from vit_jax.array_types import Bool, Float, Int, Key
+from vit_jax.errors import UserError, check_choice, nearest
+
+PAD, BOS, EOS = 0, 1, 2
+
+Cache = Any
+Step = Callable[[Cache, Array, Array], tuple[Array, Cache]]
+Choose = Callable[[Array, Array], Array]
+
+
+class Decoded(NamedTuple):
+    """K hypotheses an example, the best first.
+
+    Attributes:
+      tokens: [B K T], without bos, padded with 0; eos, where there is one, is the last token.
+      lengths: [B K], tokens of the hypothesis, its eos included; 0 where there is none.
+      scores: [B K], float32; -inf where there is none.
+    """
+
+    tokens: Int[Array, 'B K T']
+    lengths: Int[Array, 'B K']
+    scores: Float[Array, 'B K']
+
+
+def greedy(
+    step: Step,
+    cache: Cache,
+    *,
+    max_len: int,
+    max_lens: Int[Array, 'B'] | None = None,
+    bos: int = BOS,
+    eos: int = EOS,
+) -> Decoded:
+    """The most probable token at every position; of equal ones, the lowest id.
+
+    Args:
+      step: scores the next tokens, see the head of this file.
+      cache: the initial cache of `step`, one sequence an example.
+      max_len: the most tokens of a hypothesis, eos included; static.
+      max_lens: the same for each example, where that is less; 0 skips an example, as padding is.
+      bos: the token to begin with.
+      eos: the token that ends a sequence.
+
+    Returns:
+      One hypothesis an example, K = 1; its score is its log-probability.
+
+    Raises:
+      UserError: if `max_len` is not positive.
+    """
+    limits = example_limits(cache, max_len, max_lens)
+    return _rollout(step, cache, lambda logits, _: logits.argmax(-1), max_len, limits, bos, eos)
+
+
+def sample(
+    step: Step,
+    cache: Cache,
+    keys: Key[Array, 'B'],
+    *,
+    max_len: int,
+    max_lens: Int[Array, 'B'] | None = None,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    bos: int = BOS,
+    eos: int = EOS,
+) -> Decoded:
+    """Tokens drawn from softmax(logits / temperature), filtered by `top_k` and then by `top_p`.
+
+    Args:
+      step, cache, max_len, max_lens, bos, eos: as in `greedy`.
+      keys: a random key for each example, from which its tokens are drawn.
+      temperature: above 0; toward 0 it becomes `greedy`.
+      top_k: draw from the k most probable tokens only, see `keep_top_k`.
+      top_p: draw from the nucleus of this probability only, see `keep_top_p`.
+
+    Returns:
+      One hypothesis an example, K = 1; its score is its log-probability under the model itself,
+      at temperature 1 and without filters.
+
+    Raises:
+      UserError: if a number is out of its range.
+    """
+    require(temperature > 0 and math.isfinite(temperature), 'temperature', 'above 0', temperature)
+    require(top_k is None or top_k >= 1, 'top_k', 'at least 1', top_k)
+    require(top_p is None or 0 < top_p <= 1, 'top_p', 'above 0 and at most 1', top_p)
+
+    def choose(logits: Array, position: Array) -> Array:
+        logits = logits / temperature
+        logits = logits if top_k is None else keep_top_k(logits, top_k)
+        logits = logits if top_p is None else keep_top_p(logits, top_p)
+        now = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, position)
+        return jax.vmap(jax.random.categorical)(now, logits)
+
+    limits = example_limits(cache, max_len, max_lens)
+    return _rollout(step, cache, choose, max_len, limits, bos, eos)
+
+
+def keep_top_k(logits: Float[Array, '*B V'], k: int) -> Float[Array, '*B V']:
+    """-inf for all but the k highest logits and their equals (Fan et al., 2018, section 5.4)."""
+    lowest = jax.lax.top_k(logits, min(k, logits.shape[-1]))[0][..., -1:]
+    return jnp.where(logits < lowest, -jnp.inf, logits)
+
+
+def keep_top_p(logits: Float[Array, '*B V'], p: float) -> Float[Array, '*B V']:
+    """-inf outside of the nucleus: the fewest tokens whose probabilities reach p, and equals.
+
+    Holtzman et al., 2020, arXiv:1904.09751, equation 2. The most probable token always stays.
+    """
+    ordered = jnp.sort(logits, axis=-1)
+    # Summed from the least probable token on: there float32 resolves a p close to 1.
+    inside = jnp.cumsum(jax.nn.softmax(ordered, axis=-1), axis=-1) > 1.0 - p
+    lowest = jnp.where(inside, ordered, ordered[..., -1:]).min(axis=-1, keepdims=True)
+    return jnp.where(logits < lowest, -jnp.inf, logits)
+
+
+class _Rollout(NamedTuple):
+    position: Array
+    done: Array
+    decoded: Decoded
+    cache: Cache
+
+
+def _rollout(
+    step: Step, cache: Cache, choose: Choose, max_len: int, limits: Array, bos: int, eos: int
+) -> Decoded:
+    """One sequence an example, each token by `choose(logits [B V], position)`."""
+
+    def advance(state: _Rollout) -> _Rollout:
+        old, position = state.decoded, state.position
+        logits, cache = step(state.cache, tokens_before(old, position, bos)[:, 0], position)
+        token = choose(logits.astype(jnp.float32), position)
+        gained = jnp.take_along_axis(log_probs(logits), token[:, None], axis=-1)
+        tokens = old.tokens.at[:, 0, position].set(token)
+        new = Decoded(tokens, old.lengths + 1, old.scores + gained)
+        done = state.done | (token == eos) | (position + 1 >= limits)
+        return _Rollout(position + 1, done, update(old, new, ~state.done), cache)
+
+    first = _Rollout(jnp.int32(0), limits <= 0, prefixes(limits, 1, max_len), cache)
+    return jax.lax.while_loop(lambda state: ~state.done.all(), advance, first).decoded
+
+
+def prefixes(limits: Int[Array, 'B'], count: int, max_len: int) -> Decoded:
+    """`count` empty prefixes an example, the first with log-probability 0 if the limit allows it.
+
+    The others have none, so that equal prefixes are not continued twice.
+    """
+    shape = (len(limits), count)
+    real = (jnp.arange(count) == 0) & (limits[:, None] > 0)
+    return Decoded(
+        jnp.full((*shape, max_len), PAD, jnp.int32),
+        jnp.zeros(shape, jnp.int32),
+        jnp.where(real, 0.0, -jnp.inf),
+    )
+
+
+def tokens_before(decoded: Decoded, position: Int[Array, ''], bos: int) -> Int[Array, 'B K']:
+    """The model's input at `position`: the hypothesis's token before it, or bos."""
+    return jnp.where(position == 0, bos, decoded.tokens[..., jnp.maximum(position - 1, 0)])
+
+
+def log_probs(logits: Float[Array, 'N V']) -> Float[Array, 'N V']:
+    """log softmax in float32, whatever the dtype of the logits."""
+    return jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+
+
+def update(old: Decoded, new: Decoded, where: Bool[Array, 'B']) -> Decoded:
+    """The new rows for examples in which `where` is true, else the old ones."""
+    return jax.tree.map(
+        lambda a, b: jnp.where(where.reshape(-1, *[1] * (a.ndim - 1)), b, a), old, new
+    )
+
+
+def example_limits(cache: Cache, max_len: int, max_lens: Int[Array, 'B'] | None) -> Int[Array, 'B']:
+    """The most tokens of each example; raises UserError if `max_len` is not positive."""
+    require(max_len >= 1, 'max_len', 'at least 1', max_len)
+    limits = jnp.full(len(jax.tree.leaves(cache)[0]), max_len, jnp.int32)
+    return limits if max_lens is None else jnp.minimum(limits, max_lens)
+
+
+def require(valid: bool, what: str, span: str, value: object) -> None:
+    """Raise UserError unless `valid`."""
+    if not valid:
+        raise UserError(f'{what} must be {span}, not {value}')
+
 
 METHODS = ('beam', 'greedy', 'sample')
 
@@ -88,12 +270,172 @@ def decode(
     }
     cache = apply(apply(source, method='encode'), room, method='init_cache')
     if search.method == 'greedy':
-        return decoding.greedy(step, cache, **limits)
+        return greedy(step, cache, **limits)
     if search.method == 'sample':
         assert keys is not None, 'sampling needs keys'
         filters: dict[str, Any] = {
             name: getattr(search, name) for name in ('temperature', 'top_k', 'top_p')
         }
-        return decoding.sample(step, cache, keys, **limits, **filters)
+        return sample(step, cache, keys, **limits, **filters)
     rule: dict[str, Any] = {name: getattr(search, name) for name in ('beams', 'alpha', 'stop')}
-    return beam.beam_search(step, cache, **limits, **rule)
+    return beam_search(step, cache, **limits, **rule)
+
+
+STOPS = ('best', 'all', 'full')
+
+
+def length_penalty(length: Int[Array, '*B'], alpha: float) -> Float[Array, '*B']:
+    """((5 + |Y|) / 6)^alpha, equation 14, where |Y| counts the tokens and eos."""
+    return ((5.0 + length) / 6.0) ** alpha
+
+
+def beam_search(
+    step: Step,
+    cache: Cache,
+    *,
+    beams: int,
+    max_len: int,
+    max_lens: Int[Array, 'B'] | None = None,
+    alpha: float = 0.6,
+    stop: str = 'best',
+    bos: int = BOS,
+    eos: int = EOS,
+) -> Decoded:
+    """The best hypotheses found by a beam of prefixes, by log P(Y | X) / length_penalty(Y).
+
+    Every position continues the K = `beams` best prefixes. Continuations that end with eos and are
+    among the K best join the finished hypotheses, which are kept apart; the K best others are the
+    next prefixes. Prefixes that are cut, at the limit or because the search has stopped, are
+    returned only if fewer than K hypotheses have finished, and rank behind them. Ties go to the
+    earlier hypothesis, then to the better prefix, then to the lower token id.
+
+    The score of a prefix is at most its log-probability over the penalty of the longest length.
+    The search stops by this bound:
+      'best': when no prefix can beat the best hypothesis; the others may then be cut short;
+      'all': when none can beat the K-th, so that all K are those of a search to the limit;
+      'full': when K hypotheses have finished, whatever the bound.
+    A single beam stops at its first hypothesis under any rule, which makes it `greedy`.
+
+    Args:
+      step, cache: the model, see the head of `decoding.py`; one sequence an example. Arrays that
+        `step` returns unchanged, such as the encoded source, are not moved between beams.
+      beams: K, the number of prefixes and of the hypotheses returned.
+      max_len: the most tokens of a hypothesis, eos included; static.
+      max_lens: the same for each example, where that is less, such as the length of its source + 50
+        (Vaswani et al., 2017, section 6.1); 0 skips an example, as padding is.
+      alpha: exponent of the length penalty, at least 0; with 0 the score is the log-probability.
+      stop: 'best', 'all' or 'full'.
+      bos: the token to begin with.
+      eos: the token that ends a sequence.
+
+    Raises:
+      UserError: if a number is out of its range, or `stop` is not one of the three.
+    """
+    require(beams >= 1, 'beams', 'at least 1', beams)
+    require(alpha >= 0 and math.isfinite(alpha), 'alpha', 'at least 0', alpha)
+    if stop not in STOPS:
+        raise UserError('stop: ' + nearest('rule to stop a beam search', stop, STOPS))
+    rule = 'full' if beams == 1 else stop
+    limits = example_limits(cache, max_len, max_lens)
+
+    def advance(search: _Search) -> _Search:
+        position = search.position
+        tokens = tokens_before(search.live, position, bos).reshape(-1)
+        logits, cache = step(search.cache, tokens, position)
+        grown, parents = _grow(search.live, log_probs(logits), position)
+        ends = grown.tokens[..., position] == eos
+        finished = update(
+            search.finished, _finish(search.finished, grown, ends, alpha), ~search.done
+        )
+        survivors, parents = _survive(grown, parents, ends)
+        live = update(search.live, survivors, ~search.done)
+        done = search.done | (position + 1 >= limits) | _stops(rule, live, finished, limits, alpha)
+        return _Search(position + 1, done, live, finished, _move(search.cache, cache, parents))
+
+    first = _first(cache, beams, max_len, limits)
+    return _result(jax.lax.while_loop(lambda search: ~search.done.all(), advance, first), alpha)
+
+
+class _Search(NamedTuple):
+    """Prefixes, scored by log-probability, and finished hypotheses, by normalized score."""
+
+    position: Array
+    done: Array
+    live: Decoded
+    finished: Decoded
+    cache: Cache
+
+
+def _first(cache: Cache, beams: int, max_len: int, limits: Array) -> _Search:
+    live = prefixes(limits, beams, max_len)
+    finished = live._replace(scores=jnp.full_like(live.scores, -jnp.inf))
+    cache = jax.tree.map(lambda x: jnp.repeat(x, beams, axis=0), cache)
+    return _Search(jnp.int32(0), limits <= 0, live, finished, cache)
+
+
+def _grow(live: Decoded, gains: Array, position: Array) -> tuple[Decoded, Array]:
+    """The 2 K best continuations, of which at most K end, and the prefixes that they continue."""
+    batch, beams, _ = live.tokens.shape
+    scores = (live.scores.reshape(-1, 1) + gains).reshape(batch, -1)
+    scores, index = jax.lax.top_k(scores, 2 * beams)
+    parents, chosen = jnp.divmod(index, gains.shape[-1])
+    tokens, lengths, _ = _take(live, parents)
+    return Decoded(tokens.at[..., position].set(chosen), lengths + 1, scores), parents
+
+
+def _finish(finished: Decoded, grown: Decoded, ends: Bool[Array, 'B M'], alpha: float) -> Decoded:
+    """The K best of the earlier hypotheses and those that end here."""
+    beams = finished.scores.shape[1]
+    accepted = ends & (jnp.arange(2 * beams) < beams)
+    scores = jnp.where(accepted, grown.scores / length_penalty(grown.lengths, alpha), -jnp.inf)
+    every = _concatenate(finished, grown._replace(scores=scores))
+    return _take(every, jax.lax.top_k(every.scores, beams)[1])
+
+
+def _survive(grown: Decoded, parents: Array, ends: Array) -> tuple[Decoded, Array]:
+    """The K best continuations that go on, and the prefixes that they continue."""
+    grown = grown._replace(scores=jnp.where(ends, -jnp.inf, grown.scores))
+    return _take((grown, parents), jax.lax.top_k(grown.scores, ends.shape[1] // 2)[1])
+
+
+def _stops(rule: str, live: Decoded, finished: Decoded, limits: Array, alpha: float) -> Array:
+    """Whether each example [B] is done before its limit; one without a prefix always is."""
+    bound = live.scores[:, 0] / length_penalty(limits, alpha)
+    if rule == 'full':
+        return (finished.scores[:, -1] > -jnp.inf) | (bound == -jnp.inf)
+    return finished.scores[:, 0 if rule == 'best' else -1] >= bound
+
+
+def _move(before: Cache, after: Cache, parents: Int[Array, 'B K']) -> Cache:
+    """Give every prefix the cache of the one that it continues.
+
+    An array that the step has left alone is the same for all beams of an example, and stays.
+    """
+
+    def move(old: Array, new: Array) -> Array:
+        if new is old:
+            return old
+        return _take(new.reshape(*parents.shape, *new.shape[1:]), parents).reshape(new.shape)
+
+    return jax.tree.map(move, before, after)
+
+
+def _result(search: _Search, alpha: float) -> Decoded:
+    """The finished hypotheses, then cut prefixes in the places left."""
+    live = search.live
+    cut = live._replace(scores=live.scores / length_penalty(live.lengths, alpha))
+    number = (search.finished.scores > -jnp.inf).sum(axis=1, keepdims=True)
+    place = jnp.arange(live.scores.shape[1])
+    index = jnp.where(place < number, place, place + len(place) - number)
+    tokens, lengths, scores = _take(_concatenate(search.finished, cut), index)
+    real = scores > -jnp.inf
+    return Decoded(jnp.where(real[..., None], tokens, PAD), jnp.where(real, lengths, 0), scores)
+
+
+def _concatenate(a: Decoded, b: Decoded) -> Decoded:
+    return jax.tree.map(lambda x, y: jnp.concatenate([x, y], axis=1), a, b)
+
+
+def _take(tree: Any, index: Int[Array, 'B M']) -> Any:
+    """Pick along axis 1, each example by its own indices."""
+    return jax.tree.map(lambda x: jax.vmap(lambda row, i: row[i])(x, index), tree)

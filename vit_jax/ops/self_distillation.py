@@ -5,11 +5,14 @@ DINOv2, arXiv:2304.07193, section 4. All of them compare the rows of a batch.
 
 from __future__ import annotations
 
+import math
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from vit_jax.array_types import Float, Shaped
+from vit_jax.array_types import Bool, Float, Int, Key, Shaped
 
 
 def sinkhorn(
@@ -63,3 +66,85 @@ def koleo(
 def _length(x: Float[Array, 'N D'], least: float) -> Float[Array, ' N']:
     """The length of each row, or `least`, which has a derivative of 0 where the root has none."""
     return jnp.sqrt(jnp.maximum(jnp.square(x).sum(-1), least**2))
+
+
+LEAST = 4  # patches of a block, unless fewer are missing
+ASPECT = 0.3  # of a block, at least; at most its inverse
+ATTEMPTS = 10  # in a row that may fail
+
+
+class CropMasks(NamedTuple):
+    """Masks of the G crops of an image with N patches each.
+
+    Attributes:
+      hidden: true for a hidden patch.
+      places: indices of hidden patches among all G N; padded at the end of each masked crop.
+      weights: 1 / the number of hidden patches of the crop; 0 for padding.
+    """
+
+    hidden: Bool[Array, '*B G N']
+    places: Int[Array, '*B M']
+    weights: Float[Array, '*B M']
+
+
+def crop_masks(
+    key: Key[Array, ''], grid: tuple[int, int], crops: int, masked: int, ratios: tuple[float, float]
+) -> CropMasks:
+    """Mask `masked` of the crops of one image, drawn at random.
+
+    Args:
+      key: of the image.
+      grid: rows and columns of patches in a crop.
+      crops: G, at least `masked`.
+      masked: number of crops with hidden patches.
+      ratios: range of the share of hidden patches, drawn uniformly for each crop.
+    """
+    patches, most = math.prod(grid), int(math.prod(grid) * ratios[1])
+    which, draw, blocks = jax.random.split(key, 3)
+    chosen = jax.random.permutation(which, crops)[:masked]
+    share = jax.random.uniform(draw, (masked,), minval=ratios[0], maxval=ratios[1])
+    counts = jnp.floor(share * patches).astype(int)
+    keys = jax.random.split(blocks, masked)
+    masks = jax.vmap(block_mask, (0, None, 0))(keys, grid, counts).reshape(masked, patches)
+    places = jnp.argsort(~masks, axis=1)[:, :most]  # hidden ones come first: sorting is stable
+    number = masks.sum(1, keepdims=True)
+    weights = jnp.where(jnp.arange(most) < number, 1.0 / number.clip(1), 0.0)
+    return CropMasks(
+        hidden=jnp.zeros((crops, patches), bool).at[chosen].set(masks),
+        places=(chosen[:, None] * patches + places).reshape(-1),
+        weights=weights.reshape(-1),
+    )
+
+
+def block_mask(
+    key: Key[Array, ''], grid: tuple[int, int], count: Int[Array, '']
+) -> Bool[Array, 'h w']:
+    """Hide up to `count` patches of a grid by blocks that may overlap.
+
+    A block has an area between 4 patches and those that are missing, at most half of the grid, and
+    an aspect ratio between 0.3 and 1 / 0.3, uniform in its logarithm. One that does not fit, or
+    hides nothing new or too much, is drawn again; after ten in a row the mask stays as it is.
+    """
+    height, width = grid
+    rows, columns = jnp.arange(height), jnp.arange(width)
+
+    def unfinished(state: Any) -> Array:
+        mask, _, failed = state
+        return (mask.sum() < count) & (failed < ATTEMPTS)
+
+    def attempt(state: Any) -> Any:
+        mask, drawn, failed = state
+        area, aspect, *corner = jax.random.uniform(jax.random.fold_in(key, drawn), (4,))
+        room = jnp.minimum(count - mask.sum(), height * width // 2)
+        area = LEAST + (room - LEAST) * area
+        aspect = jnp.exp((1 - 2 * aspect) * math.log(ASPECT))
+        h, w = jnp.round(jnp.sqrt(area * aspect)), jnp.round(jnp.sqrt(area / aspect))
+        top, left = jnp.floor(corner[0] * (height - h + 1)), jnp.floor(corner[1] * (width - w + 1))
+        inside = ((rows >= top) & (rows < top + h))[:, None]
+        inside &= (columns >= left) & (columns < left + w)
+        new = (inside & ~mask).sum()
+        fits = (h < height) & (w < width) & (new > 0) & (new <= room)
+        return mask | (inside & fits), drawn + 1, jnp.where(fits, 0, failed + 1)
+
+    start = jnp.zeros(grid, bool), jnp.int32(0), jnp.int32(0)
+    return jax.lax.while_loop(unfinished, attempt, start)[0]

@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from vit_jax.array_types import Bool, Float, Int, Num
 from vit_jax.errors import UserError
-from vit_jax.ops import pixels
 
 
 class Sequences(NamedTuple):
@@ -41,8 +41,8 @@ def of_batch(
     Bytes are scaled to `value_range`.
     """
     if 'patches' not in batch:
-        return pixels.to_range(batch['image'], value_range)
-    return Sequences(pixels.to_range(batch['patches'], value_range), batch['grid'])
+        return to_range(batch['image'], value_range)
+    return Sequences(to_range(batch['patches'], value_range), batch['grid'])
 
 
 def side_and_channels(values: int) -> tuple[int, int]:
@@ -71,3 +71,39 @@ def joined(
     side, channels = side_and_channels(patches.shape[1])
     image = patches[: rows * columns].reshape(rows, columns, side, side, channels)
     return image.swapaxes(1, 2).reshape(rows * side, columns * side, channels)
+
+
+def to_range(image: Num[Array, '...'], value_range: Sequence[float]) -> Float[Array, '...']:
+    """Bytes 0..255 to float32 in [low, high]; floats pass unchanged.
+
+    `(-1, 1)` is (x - 127.5) / 127.5, which the released ViT and BiT models expect.
+    """
+    if image.dtype != jnp.uint8:
+        return image
+    low, high = value_range
+    return image.astype(jnp.float32) * ((high - low) / 255.0) + low
+
+
+def standardize(
+    image: Num[Array, '... C'], mean: Sequence[float], std: Sequence[float]
+) -> Float[Array, '... C']:
+    """Bytes 0..255 to float32 (x / 255 - mean) / std of each color; floats pass unchanged."""
+    if image.dtype != jnp.uint8:
+        return image
+    return (image.astype(jnp.float32) / 255.0 - jnp.asarray(mean)) / jnp.asarray(std)
+
+
+def pair_mix(x: Float[Array, 'B ...'], weight: jax.typing.ArrayLike) -> Float[Array, 'B ...']:
+    """`weight * x + (1 - weight) * partner`, where the partner is the neighbor in the batch."""
+    weight = jnp.asarray(weight)
+    return weight * x + (1 - weight) * neighbor(x)
+
+
+def neighbor(x: Num[Array, 'B ...']) -> Num[Array, 'B ...']:
+    """Swap examples 2i and 2i + 1.
+
+    The batch is shuffled, so a neighbor is as random a partner as any other, and it
+    lies on the same device whatever the layout: mixing examples needs no communication.
+    """
+    pairs = x.reshape(x.shape[0] // 2, 2, *x.shape[1:])
+    return pairs[:, ::-1].reshape(x.shape)

@@ -11,8 +11,7 @@ import jax
 import optax
 from optax import contrib
 
-from vit_jax.optim.layouts import is_stacked, kernel_axes
-from vit_jax.tree_paths import map_paths, param_paths, path_name
+from vit_jax.tree_paths import map_paths, param_paths, path_name, unrolled
 
 PyTree = Any
 
@@ -103,3 +102,29 @@ def _to_rms(rms: float) -> optax.GradientTransformation:
         return update * (rms * max(fans) ** 0.5)
 
     return optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(scaled, updates))
+
+
+Axes = tuple[int, ...]
+
+# Projections to heads; the letters are those of their C parts.
+TO_HEADS = re.compile(r'/([qkv]+)/(kernel|bias)$')
+
+
+def is_stacked(path: str, leaf: Any) -> bool:
+    """Whether a parameter has the scanned blocks on axis 0."""
+    return unrolled(path, leaf) != [path]
+
+
+def kernel_axes(path: str, ndim: int) -> tuple[Axes, Axes]:
+    """The axes of a kernel's inputs and outputs; any others count independent matrices.
+
+    Dense layers have [in, out], convolutions [H, W, in, out], projections to heads [D, C, H, K] and
+    from them [H, K, D].
+
+    Args:
+      path: of the parameter.
+      ndim: number of its axes without that of scanned blocks.
+    """
+    if TO_HEADS.search(path):
+        return (0,), (2, 3)
+    return tuple(range(ndim - 1)), (ndim - 1,)

@@ -33,7 +33,7 @@ import jax
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.optim.layouts import TO_HEADS, is_stacked, kernel_axes
+from vit_jax.optim.muon import TO_HEADS, is_stacked, kernel_axes
 from vit_jax.tree_paths import param_paths, path_name
 
 PyTree = Any

@@ -13,8 +13,8 @@ from ml_collections import ConfigDict
 from vit_jax import step
 from vit_jax.config import defaults, durations, objects
 from vit_jax.config import load as config_lib
-from vit_jax.config.allowed import require_allowed
-from vit_jax.data import known, tokenizer_files
+from vit_jax.config.origin import require_allowed
+from vit_jax.data import census, vocabulary
 from vit_jax.data.batches import Shape, kinds_of_checkpoint
 from vit_jax.data.dataset import Dataset, Section, open_dataset
 from vit_jax.data.examples import Examples
@@ -22,9 +22,8 @@ from vit_jax.data.plans import Plan
 from vit_jax.data.splits import Subset
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
-from vit_jax.profiling import benchmark, task_flops
+from vit_jax.profiling import benchmark, flops, task_flops
 from vit_jax.profiling.examples import Spec, row_of
-from vit_jax.profiling.plan import PlannedRun
 from vit_jax.tasks.base import Task
 
 
@@ -168,7 +167,7 @@ def _image_spec(config: ConfigDict, image_size: int | None) -> tuple[ConfigDict,
 def _plan_of(section: ConfigDict, batch_size: int) -> Plan:
     """The plan of a data section, with a known stand-in for its source."""
     keys = Section(**defaults.keywords(section))
-    vocab = tokenizer_files.load(keys.vocab) if keys.vocab else None
+    vocab = vocabulary.load(keys.vocab) if keys.vocab else None
     examples = Examples(_open_source(section), parse_transforms(keys.transforms, vocab))
     return keys.plan_of(examples, batch_size=batch_size)
 
@@ -184,7 +183,7 @@ def _epoch_size(config: ConfigDict, examples: float | None) -> int:
 def _open_source(section: ConfigDict) -> Subset:
     """The source of a data section, or its known stand-in."""
     try:
-        source = known.open_source(section.source, section.split)
+        source = census.open_source(section.source, section.split)
     except UserError as e:
         raise UserError(f'{e}; or give --examples and --image-size to run without data') from e
     return source.only_classes(section.classes) if 'classes' in section else source
@@ -199,3 +198,114 @@ def _measure(
     params = jax.eval_shape(lambda: step.init_variables(model, task, one, 0))['params']
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     return count, task_flops.of_training(model, task, dict(spec))
+
+
+CORE = 'TPU v3'  # the papers count its core-days; JAX calls such a core a device
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedRun:
+    """Runs to be trained, which cost the same.
+
+    Attributes:
+      point: its differences from others, {'model.width': 64}.
+      parameters: of the model.
+      steps: that it makes itself, without those of a run that it branches from.
+      batch_size: examples of a step; an average if there are buckets.
+      forward: FLOPs of the forward passes on one example, including the padding of its batch.
+      train: FLOPs of these and the backward passes.
+      count: number of runs that cost this much, or less if a search chooses their points.
+      tokens: of the target in a step, on average and without padding; 0 without text.
+    """
+
+    point: Mapping[str, Any]
+    parameters: int
+    steps: int
+    batch_size: float
+    forward: float
+    train: float
+    count: int = 1
+    tokens: float = 0
+
+    @property
+    def examples(self) -> float:
+        """Number of examples that each run sees, with repetitions."""
+        return self.steps * self.batch_size
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of all runs together, forward and backward."""
+        return self.count * self.examples * self.train
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """The device that trains, and its utilization.
+
+    Attributes:
+      device: as JAX names it, `TPU v3`.
+      mfu: share of its peak that training reaches, in (0, 1].
+
+    Raises:
+      UserError: for a device with unknown peak, or a share out of range.
+    """
+
+    device: str
+    mfu: float
+
+    def __post_init__(self) -> None:
+        if flops.peak_flops(self.device) is None:
+            known = ', '.join(flops.PEAK_FLOPS)
+            raise UserError(f'--device {self.device!r}: its peak is not known; there are {known}')
+        if not 0 < self.mfu <= 1:
+            raise UserError(f'--mfu {self.mfu}: must be more than 0 and at most 1')
+
+    def device_hours(self, operations: float) -> float:
+        """Hours of a JAX device, which is a core on TPU v2 and v3."""
+        peak = flops.peak_flops(self.device)
+        assert peak
+        return operations / (peak * self.mfu) / 3600
+
+    def chip_hours(self, operations: float) -> float:
+        """Hours of a chip, as clouds bill them."""
+        return self.device_hours(operations) * flops.chips(1, self.device)
+
+
+def lines(runs: Sequence[PlannedRun], machine: Machine) -> list[list[str]]:
+    """A table: headings, a line a run, and the sum."""
+    core = Machine(CORE, machine.mfu)
+    names = [
+        name for name in dict.fromkeys(n for run in runs for n in run.point) if name != 'total'
+    ]
+    several, text = any(run.count > 1 for run in runs), any(run.tokens for run in runs)
+    headings = [*_short_names(names), *(['runs'] if several else [])]
+    headings += ['parameters', 'steps', 'examples', *(['tokens'] if text else [])]
+    headings += ['GFLOPs', 'exaFLOPs', 'chip-hours', 'core-days']
+
+    def costs(operations: float) -> list[str]:
+        days = core.device_hours(operations) / 24
+        return [_number(x) for x in (operations / 1e18, machine.chip_hours(operations), days)]
+
+    table = [headings]
+    for run in runs:
+        point = [str(run.point.get(name, '')) for name in names]
+        sizes = [f'{x:,.0f}' for x in (run.parameters, run.steps, run.examples)]
+        sizes += [f'{run.steps * run.tokens:,.0f}'] if text else []
+        count = [str(run.count)] if several else []
+        forward = _number(run.forward / 1e9)
+        table.append([*point, *count, *sizes, forward, *costs(run.flops)])
+    total = costs(sum(run.flops for run in runs))
+    table.append(['sum', *[''] * (len(headings) - len(total) - 1), *total])
+    return table
+
+
+def _short_names(names: Sequence[str]) -> list[str]:
+    """`model.width` -> `width`, unless another name has the same ending."""
+    leaves = [name.rpartition('.')[2] for name in names]
+    return [
+        leaf if leaves.count(leaf) == 1 else name for name, leaf in zip(names, leaves, strict=True)
+    ]
+
+
+def _number(value: float) -> str:
+    return f'{value:,.0f}' if value >= 1000 else f'{value:.4g}'

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import json
+import pathlib
 import types
 import typing
 from collections.abc import Iterator
@@ -19,7 +21,6 @@ import numpy as np
 from vit_jax.config import schema
 from vit_jax.errors import UserError, modules
 from vit_jax.profiling import flops
-from vit_jax.profiling.variants import ASSUMED, IMAGE_SIZE, PACKAGE, TABLE, TOKENS, Variant
 from vit_jax.signatures import Parameters, parameters
 
 PIXELS = {'H', 'W'}
@@ -85,3 +86,36 @@ def main() -> None:
 
 if __name__ == '__main__':
     main()
+
+
+PACKAGE = 'vit_jax.models'
+TABLE = pathlib.Path(__file__).with_name('variants.json')
+IMAGE_SIZE = 224  # of the table
+TOKENS = 64  # of a sentence
+# Sizes that depend on the data otherwise; the classes are those of ImageNet.
+ASSUMED = {'num_classes': 1000, 'vocab_size': 32_000}
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """One size of one model.
+
+    Attributes:
+      model: its module.
+      name: the argument of the module's `variant`.
+      parameters: their number.
+      gmacs: of the forward pass on one example, in 10^9 multiply-accumulates.
+    """
+
+    model: str
+    name: str
+    parameters: int
+    gmacs: float
+
+
+def read_table() -> dict[str, list[Variant]]:
+    """The variants of every model on images of `IMAGE_SIZE`."""
+    return {
+        model: [Variant(model, *row) for row in rows]
+        for model, rows in json.loads(TABLE.read_text()).items()
+    }

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from vit_jax.profiling import roofline
-from vit_jax.profiling.scheduled_hlo import Computation, Instruction, Module
+from vit_jax.profiling.hlo import Computation, Instruction, Module
 from vit_jax.profiling.topology import Topology
 
 GBITS = (25, 50, 100)  # a second and host

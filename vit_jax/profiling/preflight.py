@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.config import defaults, schema, values
+from vit_jax.config import defaults, schema
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
-from vit_jax.nn.recompute import POLICIES
-from vit_jax.profiling import memory_report, network, roofline, scheduled_hlo
+from vit_jax.nn.attention import POLICIES
+from vit_jax.profiling import hlo, network, roofline
 from vit_jax.profiling.compile_for import Compiled, compile_step
-from vit_jax.profiling.fitting import largest
+from vit_jax.profiling.hlo import Module
 from vit_jax.profiling.topology import Topology
 
 
@@ -195,10 +196,10 @@ def report(compiled: Compiled, topology: Topology, step: str, kind: int = -1) ->
     }
     if compiled.overflow:
         needed, usable = compiled.overflow
-        memory = memory_report.estimated(facts['state'], needed)
+        memory = estimated_memory(facts['state'], needed)
         return Report(memory=memory, needed=needed, usable=usable, fits=False, **common)
-    module = scheduled_hlo.parse(compiled.module)
-    memory = memory_report.memory(compiled.buffers, module)
+    module = hlo.parse(compiled.module)
+    memory = memory_parts(compiled.buffers, module)
     found = roofline.operations(module)
     cycles = [op.cycles * op.count for op in found if op.cycles is not None]
     return Report(
@@ -218,7 +219,7 @@ def report(compiled: Compiled, topology: Topology, step: str, kind: int = -1) ->
 
 
 def _crossing(
-    module: scheduled_hlo.Module, topology: Topology, rows: int, facts: Mapping[str, Any]
+    module: hlo.Module, topology: Topology, rows: int, facts: Mapping[str, Any]
 ) -> network.Crossing | None:
     if topology.slices == 1:
         return None
@@ -276,7 +277,7 @@ def _recomputing(config: ConfigDict) -> list[str]:
     if remat is None:
         return []
     now = config.model.get('remat', remat.default)
-    if str not in values.kinds(remat):
+    if str not in schema.accepted_types(remat):
         return [] if now else ['model.remat=True']
     kept = list(POLICIES)
     first = 0 if now is False else len(kept) if now is True else kept.index(now) + 1
@@ -322,3 +323,143 @@ def largest_batch(
     if not (units := largest(fits, max(config.batch_size // unit, 1))):
         raise UserError(f'--batch-size fit: not even {unit} examples fit')
     return tried[units]
+
+
+ALLOCATION = re.compile(r'^allocation \d+: size (\d+)(?:, color (\d+))?(.*):$', re.M)
+PARAMETER = re.compile(r'parameter (\d+)')
+# How JAX names the arguments of a step: state.opt_state[1][0].mu['head']['kernel'].
+PARTS = {
+    'parameters': re.compile(r"(state\.params|variables\['params'\])"),
+    'optimizer': re.compile(r'state\.opt_state'),
+    'average of parameters': re.compile(r'state\.ema'),
+    'batch': re.compile(r'batch'),
+}
+OTHER, TEMPORARIES = 'other', 'activations and temporaries'
+
+
+def memory_parts(buffers: str, module: Module) -> dict[str, int]:
+    """Bytes of HBM by contents; donated arguments count once, tiles with their padding.
+
+    Args:
+      buffers: the text that XLA dumps.
+      module: of these buffers, for the names of its arguments.
+    """
+    names = {int(p.text): p.op_name for p in module.entry.parameters}
+    found = dict.fromkeys((*PARTS, TEMPORARIES, OTHER), 0)
+    for size, color, what in ALLOCATION.findall(buffers):
+        if (color or '0') == '0' and 'thread-local' not in what:
+            found[_part(what, names)] += int(size)
+    return {part: size for part, size in found.items() if size}
+
+
+def _part(what: str, names: Mapping[int, str]) -> str:
+    if 'preallocated-temp' in what:
+        return TEMPORARIES
+    match = PARAMETER.search(what)
+    name = names.get(int(match[1]), '') if match else ''
+    return next((part for part, pattern in PARTS.items() if pattern.match(name)), OTHER)
+
+
+def estimated_memory(state: Mapping[str, int], needed: float) -> dict[str, int]:
+    """Bytes of HBM by contents for a step that does not fit, for which XLA reports only the sum.
+
+    Args:
+      state: bytes by field of the state, without padding.
+      needed: the sum in bytes.
+    """
+    fields = {'params': 'parameters', 'opt_state': 'optimizer', 'ema': 'average of parameters'}
+    found = {part: state[field] for field, part in fields.items() if state.get(field)}
+    return found | {f'batch, {TEMPORARIES}': round(needed) - sum(found.values())}
+
+
+FEWEST = 8  # examples of a microbatch on a chip
+STILL_LESS = 0.99  # of the previous bound, for more microbatches to be tried
+# Of the bound without accumulation. Below 1, since bounds ignore the gaps between operations, which
+# every microbatch adds.
+WORTH = 0.9
+
+Tried = Mapping[int, tuple[list[Report], Run]]
+
+
+def numbers(config: ConfigDict, topology: Topology) -> list[int]:
+    """The powers of two that divide a chip's examples and leave enough to each microbatch.
+
+    Raises:
+      UserError: if the batch is counted in tokens, or the chips do not share it equally.
+    """
+    if config.data.get('buckets'):
+        raise UserError('--accum fit counts examples, and this config tokens')
+    shards = topology.chips // defaults.arguments(config, 'parallel')['tensor']
+    if config.batch_size % shards:
+        raise UserError(
+            f'config.batch_size={config.batch_size}: must be a multiple of {shards} chips'
+        )
+    a_chip = config.batch_size // shards
+    powers = (2**i for i in range(a_chip.bit_length()))
+    return [n for n in powers if a_chip % n == 0 and (n == 1 or a_chip // n >= FEWEST)]
+
+
+def with_steps(config: ConfigDict, number: int) -> ConfigDict:
+    """A copy of a config with `number` microbatches."""
+    return apply(config, f'step.accum_steps={number}')
+
+
+def trials(
+    config: ConfigDict, topology: Topology, **options: Any
+) -> Iterator[tuple[int, tuple[list[Report], Run]]]:
+    """Each number of microbatches with its result of `preflight`, until the bound stops falling.
+
+    The arguments are those of `preflight.preflight`.
+    """
+    before = None
+    for number in numbers(config, topology):
+        reports, run = preflight(with_steps(config, number), topology, **options)
+        yield number, (reports, run)
+        if all(report.fits for report in reports):
+            if before is not None and run.seconds > STILL_LESS * before:
+                return
+            before = run.seconds
+
+
+def choose(tried: Tried) -> tuple[int, str]:
+    """The number of microbatches to take, and the reason.
+
+    Raises:
+      UserError: if the step fits with none of them.
+    """
+    fitting = {n: run.seconds for n, (reports, run) in tried.items() if reports[-1].fits}
+    if not fitting:
+        raise UserError('--accum fit: the step does not fit with any number of microbatches')
+    fewest, best = min(fitting), min(fitting, key=lambda n: fitting[n])
+    less = 1 - fitting[best] / fitting[fewest]
+    if best > fewest and 1 - less <= WORTH:
+        return best, f'step.accum_steps={best} pays: the bound falls by {less:.0%}'
+    if fewest > 1:
+        return fewest, f'step.accum_steps={fewest} is the first that fits, and more hardly pays'
+    if best == 1:
+        return 1, 'accumulation does not pay: it lowers no bound'
+    how = f'by {less:.0%} with {best} microbatches'
+    return 1, f'accumulation does not pay: it lowers the bound {how}'
+
+
+def largest(fits: Callable[[int], bool], first: int, most: int | None = None) -> int:
+    """The largest number that fits, to an eighth; 0 if 1 does not.
+
+    Args:
+      fits: whether a number does; called once for each.
+      first: the number to begin with, at least 1.
+      most: the largest that may be returned, at least `first`.
+    """
+    low, high, tried = 0, None, first
+    while tried and (high is None or high - low > max(low // 8, 1)):
+        if fits(tried):
+            low = tried
+        else:
+            high = tried
+        if high is not None:
+            tried = (low + high) // 2
+        elif low == most:
+            break
+        else:
+            tried = 2 * low if most is None else min(2 * low, most)
+    return low

@@ -8,16 +8,253 @@ operations, and matrices that do not fill the matrix units.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from vit_jax.profiling import hlo_traffic
-from vit_jax.profiling.collectives import Collective, begins, collective, ends
-from vit_jax.profiling.hlo_flops import flops
-from vit_jax.profiling.hlo_loops import trips
-from vit_jax.profiling.hlo_traffic import TRANSFERS
-from vit_jax.profiling.scheduled_hlo import Computation, Instruction, Module
+import numpy as np
+
+from vit_jax.profiling.hlo import Array, Computation, Instruction, Module, flops, trips
 from vit_jax.profiling.topology import Chip
+
+ALIASING = re.compile(r'output_to_operand_aliasing=\{(.*?\))\}')
+SLICES = ('slice', 'dynamic-slice', 'gather')
+THROUGH = ('bitcast', 'reshape')
+UPDATE = 'dynamic-update-slice'
+TRANSFERS = ('send', 'recv')  # to and from the host; their results name the operand
+
+
+def bytes_moved(module: Module, computation: Computation, instruction: Instruction) -> int:
+    """Bytes that an instruction reads and writes in one execution."""
+    operands = [computation[name] for name in instruction.operands]
+    opcode = instruction.opcode
+    if opcode in ('fusion', 'async-start') and instruction.called:
+        return _of_fusion(module, operands, instruction)
+    if opcode in TRANSFERS:
+        return (operands if opcode == 'send' else [instruction])[0].arrays[0].hbm
+    results = _results(operands, instruction)
+    started = opcode.removesuffix('-start')
+    if started == UPDATE:
+        return operands[1].arrays[0].hbm + _part(operands[1].arrays[0], of=results[0])
+    out = sum(array.hbm for array in results)
+    if started in SLICES:
+        return out + _part(results[0], of=operands[0].arrays[0])
+    return out + sum(_hbm(operand) for operand in operands)
+
+
+def _results(operands: list[Instruction], instruction: Instruction) -> tuple[Array, ...]:
+    """The arrays that an instruction writes.
+
+    The tuple of an asynchronous start also holds its operands and a context. A slice that is read
+    asynchronously is an `async-start` that calls it in the schedule, and a `slice-start` after code
+    generation: both have the type `((operands), result, context)`.
+    """
+    arrays, kind = instruction.arrays, instruction.opcode.removesuffix('-start')
+    if kind == instruction.opcode or kind == 'all-reduce':
+        return arrays
+    if kind == 'copy':  # result, operand, context
+        return arrays[:1]
+    read = sum(len(operand.arrays) for operand in operands)
+    return arrays[read : read + (read if kind in KINDS else 1)]
+
+
+def _of_fusion(module: Module, operands: list[Instruction], outside: Instruction) -> int:
+    inside = module.computations[outside.called[0]]
+    written, read = _carried(outside)
+    reads = sum(
+        _hbm(operand) if (part := _part_read(module, inside, parameter)) is None
+        else part * (operand.arrays[0].space == 0)
+        for i, (parameter, operand) in enumerate(zip(inside.parameters, operands, strict=False))
+        if operand.arrays and i not in read
+    )  # fmt: skip
+    return reads + _written(module, inside, outside, written)
+
+
+def _part_read(module: Module, inside: Computation, parameter: Instruction) -> int | None:
+    """Bytes of a parameter that a fusion, or a nested one, reads; None for all of them."""
+    total = 0
+    for user in inside.users[parameter.name]:
+        if user.opcode in THROUGH or user.opcode == 'fusion':
+            for where, name in _names_of(module, inside, user, parameter):
+                if (part := _part_read(module, where, name)) is None:
+                    return None
+                total += part
+        elif user.opcode in SLICES and user.operands[0] == parameter.name:
+            total += user.arrays[0].size
+        elif user.opcode != UPDATE or user.operands[0] != parameter.name:
+            return None
+    return total
+
+
+def _names_of(
+    module: Module, inside: Computation, user: Instruction, operand: Instruction
+) -> list[tuple[Computation, Instruction]]:
+    """The instructions that stand for `operand` in its user; parameters of a nested fusion."""
+    if user.opcode in THROUGH:
+        return [(inside, user)]
+    within = module.computations[user.called[0]]
+    pairs = zip(within.parameters, user.operands, strict=True)
+    return [(within, parameter) for parameter, name in pairs if name == operand.name]
+
+
+def _carried(fusion: Instruction) -> tuple[set[int], set[int]]:
+    """Results and operands of a continuing collective, which were counted at its beginning."""
+    match = ALIASING.search(fusion.attributes)
+    if match is None or not (begins(fusion) or continues(fusion)):
+        return set(), set()
+    pairs = re.findall(r'\{(\d*)\}: \((\d+)', match[1])
+    results = {int(result or 0) for result, _ in pairs}
+    return results, set() if begins(fusion) else {int(operand) for _, operand in pairs}
+
+
+def _written(module: Module, inside: Computation, outside: Instruction, skipped: set[int]) -> int:
+    """Bytes that a fusion writes; of an array that it updates in place, only the update."""
+    root = inside.root
+    results = [inside[name] for name in root.operands] if root.opcode == 'tuple' else [root]
+    arrays = outside.arrays
+    if outside.opcode == 'async-start':  # (operands), results, context
+        arrays = arrays[len(outside.operands) :][: len(results)]
+    if len(results) != len(arrays):
+        return sum(a.hbm for i, a in enumerate(arrays) if i not in skipped)
+    return sum(
+        _size_written(module, inside, result) * (array.space == 0)
+        for i, (result, array) in enumerate(zip(results, arrays, strict=True))
+        if i not in skipped
+    )
+
+
+def _size_written(module: Module, inside: Computation, result: Instruction) -> int:
+    while result.opcode in THROUGH or (result.opcode == 'fusion' and len(result.arrays) == 1):
+        if result.opcode == 'fusion':
+            inside = module.computations[result.called[0]]
+            result = inside.root
+        else:
+            result = inside[result.operands[0]]
+    written = inside[result.operands[1]] if result.opcode == UPDATE else result
+    return written.arrays[0].size
+
+
+def _part(array: Array, of: Array) -> int:
+    """Bytes of an array that is part of `of`; 0 if that is not in HBM."""
+    return array.size if of.space == 0 else 0
+
+
+def _hbm(instruction: Instruction) -> int:
+    return sum(array.hbm for array in instruction.arrays)
+
+
+MESH = re.compile(r'replica_groups=@?mesh\[([^\]]*)\](?:, device_ids=\(([^)]*)\))? \{([^}]*)\}')
+SUBAXIS = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")
+KINDS = ('all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'collective-permute')
+LISTED = re.compile(r'(?:replica_groups|source_target_pairs)=\{(\{.*?\})\}')
+COMPACT = re.compile(r'replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?')
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One collective.
+
+    Attributes:
+      kind: of KINDS.
+      size: bytes of the whole array that a chip sends or receives, whichever is larger.
+      groups: chips that communicate with one another, by their places in the mesh.
+    """
+
+    kind: str
+    size: int
+    groups: tuple[tuple[int, ...], ...]
+
+    @property
+    def sent(self) -> float:
+        """Least number of bytes that a chip sends, around a ring."""
+        chips = max(map(len, self.groups), default=1)
+        if self.kind == 'collective-permute':
+            return self.size
+        return (2 if self.kind == 'all-reduce' else 1) * self.size * (chips - 1) / chips
+
+    def axis(self, mesh: Mapping[str, int]) -> str:
+        """The axes of the mesh that it spans, as `data` or `data+fsdp`; empty for none.
+
+        Args:
+          mesh: {axis: size}, in the order in which the chips are numbered.
+        """
+        places = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
+        moved = set()
+        for group in self.groups:
+            where = np.argwhere(np.isin(places, group))
+            moved |= {name for i, name in enumerate(mesh) if len(set(where[:, i])) > 1}
+        return '+'.join(name for name in mesh if name in moved)
+
+
+def collective(
+    module: Module, computation: Computation, instruction: Instruction
+) -> Collective | None:
+    """The collective that an instruction performs or begins; None if it continues one."""
+    kind = instruction.opcode.removesuffix('-start')
+    if kind in KINDS:
+        groups = groups_of(instruction.attributes)
+        size = sum(a.size for name in instruction.operands for a in computation[name].arrays)
+        chips = max(map(len, groups), default=1)
+        return Collective(kind, size * (chips if kind == 'all-gather' else 1), groups)
+    if continues(instruction):
+        return None
+    for name in instruction.called:
+        inside = module.computations[name]
+        for inner in inside:
+            if found := collective(module, inside, inner):
+                # A chip keeps only its part of the sum.
+                scattered = name.startswith('all-reduce-scatter')
+                return dataclasses.replace(found, kind='reduce-scatter') if scattered else found
+    return None
+
+
+def begins(instruction: Instruction) -> bool:
+    """Whether a collective begins that continues in other instructions."""
+    return instruction.name.startswith('async-collective-start')
+
+
+def continues(instruction: Instruction) -> bool:
+    """Whether a collective that began before continues inside, beside other work."""
+    return any(name.startswith('async_collective_fusion') for name in instruction.called)
+
+
+def ends(instruction: Instruction) -> bool:
+    """Whether an instruction waits for a collective that began before."""
+    return instruction.name.startswith('async-collective-done')
+
+
+def groups_of(attributes: str) -> tuple[tuple[int, ...], ...]:
+    """Groups of chips in any of HLO's three notations."""
+    if match := MESH.search(attributes):
+        return _along(*match.groups())
+    if match := COMPACT.search(attributes):
+        shape, source, order = (
+            [int(n) for n in part.split(',')] if part else [] for part in match.groups()
+        )
+        ids = np.arange(math.prod(source)).reshape(source)
+        return tuple(map(tuple, ids.transpose(order or None).reshape(shape).tolist()))
+    if match := LISTED.search(attributes):
+        listed = re.findall(r'\{([\d,]*)\}', match[1])
+        return tuple(tuple(int(n) for n in group.split(',') if n) for group in listed)
+    return ()
+
+
+def _along(mesh: str, order: str | None, axes: str) -> tuple[tuple[int, ...], ...]:
+    """Groups along axes of a mesh, as `'a'=4,'b'=2` and `'a','b':(1)2`, which is a part of b."""
+    sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh)}
+    chosen = {name: (int(p or 1), int(n or 0)) for name, p, n in SUBAXIS.findall(axes)}
+    shape, grouped = [], []
+    for name, size in sizes.items():
+        before, part = chosen.get(name, (1, 1))
+        part = part or size
+        shape += [before, part, size // (before * part)]
+        grouped += [False, name in chosen, False]
+    ids = np.array([int(n) for n in order.split(',')]) if order else np.arange(math.prod(shape))
+    kept = [i for i, inside in enumerate(grouped) if not inside]
+    last = [i for i, inside in enumerate(grouped) if inside]
+    count = math.prod(shape[i] for i in last)
+    return tuple(map(tuple, ids.reshape(shape).transpose(kept + last).reshape(-1, count).tolist()))
+
 
 # These move nothing: they name existing arrays, or are no operations at run time.
 FREE = frozenset((
@@ -124,7 +361,7 @@ def operation(
         path=module_path(_op_name(module, instruction)) or instruction.opcode,
         kind=instruction.opcode,
         flops=flops(module, computation, instruction),
-        bytes=hlo_traffic.bytes_moved(module, computation, instruction),
+        bytes=bytes_moved(module, computation, instruction),
         count=count,
         asynchronous=asynchronous or started,
         collective=collective(module, computation, instruction),

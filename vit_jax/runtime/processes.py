@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import faulthandler
 import glob
 import json
 import os
 import re
+import signal
+import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from vit_jax.errors import EXIT_FAILED, UserError
-from vit_jax.runtime import peer_failures, rendezvous
-from vit_jax.runtime.hangs import Stalled
+from vit_jax.errors import EXIT_FAILED, UserError, one_line
+from vit_jax.runtime import rendezvous
+from vit_jax.runtime.watchdog import Stalled
 
 EXIT_SECONDS = 60.0  # limit for the rest of an exit
 MEET_SECONDS = 120.0  # limit for the difference between the times at which processes fail
@@ -107,11 +112,11 @@ def _meeting() -> Iterator[None]:
         _job.process, _job.count = process, global_state.num_processes
         if process:
             rendezvous.join(address, process, _job.count)
-        peer_failures.end_in_order(_who())
+        end_in_order(_who())
         # If it cannot be called, since its status argument cannot be converted, as with jaxlib
         # 0.10, the failure ends in an abort without a stack, see `end_in_order`.
         if 'missed_heartbeat_callback' in (make_client.__doc__ or ''):
-            options['missed_heartbeat_callback'] = peer_failures.end_for_a_lost_peer
+            options['missed_heartbeat_callback'] = end_for_a_lost_peer
         _job.client = make_client(address, process, **options)
         return _job.client
 
@@ -284,30 +289,30 @@ def shared_fate() -> Iterator[None]:
     """
     try:
         if _job.count > 1:
-            peer_failures.watch(_job.client, _job.process, _job.count)
+            watch(_job.client, _job.process, _job.count)
         yield
         if jax.process_count() > 1:
             # At the exit, C++ waits for the others, possibly for ever.
             faulthandler.dump_traceback_later(MEET_SECONDS + EXIT_SECONDS, exit=True)
     except Stalled as error:
-        peer_failures.post(f'error: {_who()}: {str(error).splitlines()[0]}', EXIT_FAILED)
-        peer_failures.end(f'error: {error}', EXIT_FAILED)
+        post(f'error: {_who()}: {str(error).splitlines()[0]}', EXIT_FAILED)
+        end(f'error: {error}', EXIT_FAILED)
     except Exception as error:
         if count() == 1:
             raise
         line, code = _last_words(error)
         # JAX aborts the others as soon as their coordinator is gone.
-        peer_failures.end(line, code, linger=1.0 if _job.process == 0 else 0.0)
+        end(line, code, linger=1.0 if _job.process == 0 else 0.0)
     except BaseException:
-        peer_failures.post(f'error: {_who()} was stopped; {peer_failures.CONTINUES}', EXIT_FAILED)
+        post(f'error: {_who()} was stopped; {CONTINUES}', EXIT_FAILED)
         raise
     finally:
-        peer_failures.unwatch()
+        unwatch()
 
 
 def mistake_elsewhere() -> bool:
     """Whether a user's mistake has ended another process of the job."""
-    found = peer_failures.reason()
+    found = peer_failure()
     return found is not None and found[1] == 2
 
 
@@ -319,7 +324,7 @@ def lost_another(error: Exception) -> bool:
     return bool(_PEER_LOST.search(str(error)))
 
 
-def _last_words(error: Exception) -> peer_failures.Reason:
+def _last_words(error: Exception) -> Reason:
     """The line that reports the failure, and the exit code, for the others to read as well.
 
     What only follows from the failure of another process is reported as that one does; the
@@ -328,21 +333,189 @@ def _last_words(error: Exception) -> peer_failures.Reason:
     who = _who()
     if isinstance(error, UserError):
         line, code = f'error: {who}: {error}', getattr(error, 'exit_code', 2)
-    elif (found := peer_failures.reason()) is not None:
+    elif (found := peer_failure()) is not None:
         return found
     elif lost_another(error):
         first = str(error).splitlines()[0]
         return (
-            f'error: {who} lost another process ({first}); {peer_failures.CONTINUES}',
+            f'error: {who} lost another process ({first}); {CONTINUES}',
             EXIT_FAILED,
         )
     else:
         traceback.print_exception(error)
         reason = f'{type(error).__name__}: {error}'.splitlines()[0]
-        line, code = f'error: {who} failed ({reason}); {peer_failures.CONTINUES}', EXIT_FAILED
-    peer_failures.post(line, code)
+        line, code = f'error: {who} failed ({reason}); {CONTINUES}', EXIT_FAILED
+    post(line, code)
     return line, code
 
 
 def _who() -> str:
     return f'process {_job.process} of {_job.count}'
+
+
+CONTINUES = 'the same command, started again on all processes, continues from the last checkpoint'
+_ENOUGH = 10.0  # seconds for the main thread to finish ending the process, or for others to read
+_LOOK_SECONDS = 1.0
+_GRACE_SECONDS = 3.0  # for the main thread to end by itself, with what it has to clean up
+_FOLDER = 'vit_jax/ended'
+
+
+Reason = tuple[str, int]  # a line, and the exit code
+
+
+class Board:
+    """Reasons of processes that end early, in the coordinator's key-value store for all to read.
+
+    A thread looks for those of others: whoever waits for them in a collective learns nothing else.
+
+    Args:
+      client: of the coordination service; connected.
+      process: the number of this one.
+      count: of all processes.
+    """
+
+    def __init__(self, client: Any, process: int, count: int):
+        self._client, self._process, self._count = client, process, count
+        self._found: Reason | None = None
+        self._posted = False
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name='peer-failures', daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._stop.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_ENOUGH)
+
+    def post(self, reason: Reason) -> None:
+        """Let all read the reason for which this process ends."""
+        self._posted = True
+        with contextlib.suppress(Exception):  # the coordinator may be gone
+            key = f'{_FOLDER}/{self._process}'
+            self._client.key_value_set(key, json.dumps(reason), allow_overwrite=True)
+
+    def found(self, look: bool = True) -> Reason | None:
+        """The reason of another process that has ended, or ends; None if there is none."""
+        for key, text in self._entries() if look and not self._found else ():
+            if key.rpartition('/')[2] != str(self._process):
+                line, code = json.loads(text)
+                self._found = line, code
+                break
+        return self._found
+
+    def leave(self) -> None:
+        """Let the job end: no other process waits for this one to read or to be read.
+
+        Process 0 first waits for the others, since the store ends with it, and C++ complains.
+        """
+        if self._found and not self._posted:
+            self.post(self._found)
+        end = time.monotonic() + _ENOUGH
+        while self._process == 0 and self._posted and time.monotonic() < end:
+            if len(self._entries()) >= self._count:
+                return
+            time.sleep(0.1)
+
+    def _entries(self) -> list[tuple[str, str]]:
+        try:
+            return self._client.key_value_dir_get(_FOLDER)
+        except Exception:  # the coordinator is gone
+            return []
+
+    def _watch(self) -> None:
+        while not self._stop.wait(_LOOK_SECONDS):
+            if (reason := self.found()) is not None:
+                if not self._stop.wait(_GRACE_SECONDS):
+                    end(*reason)
+                return
+
+
+_board: Board | None = None
+
+
+def watch(client: Any, process: int, count: int) -> None:
+    """Look for failures of the other processes of the job, from now on."""
+    global _board
+    _board = Board(client, process, count)
+
+
+def unwatch() -> None:
+    """Look for them no more, as before an orderly exit."""
+    if _board is not None:
+        _board.close()
+
+
+def peer_failure() -> Reason | None:
+    """Why another process has ended early, as the line and exit code of all; None if unknown."""
+    return _board.found() if _board is not None else None
+
+
+def post(line: str, code: int) -> None:
+    """Let the other processes end with the same line and code."""
+    if _board is not None:
+        _board.post((one_line(line), code))
+
+
+def end_in_order(who: str) -> None:
+    """Turn an abort of this process, from now on, into one line and exit code 1.
+
+    Args:
+      who: its name in the line, as 'process 1 of 2'.
+    """
+    global _ending_process
+    _who = who
+    ctypes.CDLL(None).signal(signal.SIGABRT, _handler)
+
+
+def end(line: str, code: int, linger: float = 0.0) -> NoReturn:
+    """Ends this process; other threads can write nothing after the line.
+
+    Args:
+      line: for standard error.
+      code: of the exit.
+      linger: seconds between the line and the exit.
+    """
+    global _ending
+    with _one_end:  # is never left
+        _ending = True
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        _end_with_line(one_line(line) + '\n', code, linger)
+
+
+def _linger(seconds: float) -> None:
+    if _board is not None:
+        _board.leave()
+    time.sleep(seconds)
+
+
+_ending_process = 'this process'
+_ending = False
+_one_end = threading.Lock()
+
+
+def _end_with_line(line: str, code: int, linger: float | None = None) -> NoReturn:
+    # No buffers, no locks: a thread of C++ may be here in the middle of its end.
+    with contextlib.suppress(OSError):
+        stderr = os.dup(2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        os.write(stderr, line.encode())
+    if linger is not None:
+        _linger(linger)
+    os._exit(code)
+
+
+def end_for_a_lost_peer(*_: Any) -> None:
+    """Ends this process, from any thread, after another process of the job was lost."""
+    if _ending:
+        # The main thread is ending the process, with a better message.
+        time.sleep(2 * _ENOUGH)
+    unknown = f'error: {_ending_process} lost another process, or failed as said above; {CONTINUES}'
+    line, code = (_board and _board.found(look=False)) or (unknown, EXIT_FAILED)
+    _end_with_line(line + '\n', code)
+
+
+# Python's own handlers run in the main thread, later; this one runs in the thread that aborts.
+_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(end_for_a_lost_peer)

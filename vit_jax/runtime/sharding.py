@@ -22,9 +22,9 @@ from jax.sharding import PartitionSpec as P
 
 from vit_jax.errors import UserError, nearest
 from vit_jax.nn.attention_choice import Devices
-from vit_jax.runtime import placement, target
-from vit_jax.runtime.mesh import BATCH, ROWS, SLICE, WITHIN, any_devices, make_mesh
-from vit_jax.runtime.placement import Rule
+from vit_jax.runtime import mesh as mesh_lib
+from vit_jax.runtime import target
+from vit_jax.runtime.mesh import BATCH, ROWS, SLICE, WITHIN, Rule, any_devices, make_mesh
 from vit_jax.tree_paths import path_name
 
 PyTree = Any
@@ -47,7 +47,7 @@ class Jit:
     @functools.cached_property
     def shards_here(self) -> tuple[int, ...]:
         """The parts of every batch that devices of this process hold."""
-        return placement.shards_of(self.mesh, self.num_shards, jax.process_index())
+        return mesh_lib.shards_of(self.mesh, self.num_shards, jax.process_index())
 
     @property
     def train_axis(self) -> str | None:
@@ -56,7 +56,7 @@ class Jit:
 
     def add_up(self, grads: PyTree) -> PyTree:
         """The sum of gradients over slices, see `placement.add_up`."""
-        return placement.add_up(grads, self._spec, self.mesh)
+        return mesh_lib.add_up(grads, self._spec, self.mesh)
 
     def shardings(self, abstract: PyTree) -> PyTree:
         """A NamedSharding for every leaf of a state or of variables."""
@@ -66,7 +66,7 @@ class Jit:
 
     def _spec(self, path: Any, leaf: Any) -> P:
         name, least = path_name(path), self.min_split_size
-        return placement.leaf_spec(name, leaf.shape, self.mesh, self.rules, least)
+        return mesh_lib.leaf_spec(name, leaf.shape, self.mesh, self.rules, least)
 
     def create(self, init: Callable[..., PyTree], *given: PyTree) -> PyTree:
         """Runs `init(*given)` so that every array is created on its own devices.
@@ -274,7 +274,7 @@ def make_layout(
     """
     devices = any_devices() if devices is None else devices
     mesh = make_mesh(devices, fsdp, tensor, slices)
-    placement.check_rules(rules)
+    mesh_lib.check_rules(rules)
     if strategy == 'jit':
         return Jit(mesh, tuple(rules), min_split_size)
     if strategy != 'pmap':

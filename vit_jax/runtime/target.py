@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from concurrent import futures
 from typing import Any
 
 import flax.linen as nn
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.nn.attention_choice import Devices, runs_on
-from vit_jax.runtime import meanwhile
+from vit_jax.runtime import processes
 from vit_jax.runtime.mesh import tpu_here, usable_devices
 
 
@@ -39,7 +40,7 @@ def _measure_on(devices: np.ndarray) -> Callable[[Callable[[], float]], float] |
     if device is None:
         return None
     several = len({d.process_index for d in devices.flat}) > 1
-    return functools.partial(meanwhile.largest, device, several)
+    return functools.partial(largest, device, several)
 
 
 def traced_for(devices: Devices, step: Callable) -> Callable:
@@ -76,3 +77,29 @@ def placed(model: nn.Module, device: jax.Device) -> nn.Module:
     own.apply = apply
     names = (field.name for field in dataclasses.fields(model))
     return own(**{n: getattr(model, n) for n in names if n not in ('parent', 'name')})
+
+
+Function = Callable[[], float]
+
+
+def largest(device: jax.Device, several: bool, function: Function) -> float:
+    """Call a function that computes on a device.
+
+    Args:
+      device: of this process.
+      several: whether all processes of the job call this; the result is then the largest of theirs.
+      function: returns no NaN.
+    """
+
+    def found() -> float:
+        with jax.default_device(device):
+            own = function()
+        return max(processes.gather(own), default=0.0) if several else own
+
+    return apart(found)
+
+
+def apart(function: Function) -> float:
+    """Call a function in a thread of its own."""
+    with futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()

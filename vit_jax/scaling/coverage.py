@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from vit_jax.errors import UserError
-from vit_jax.scaling import choice, forms, synthetic
+from vit_jax.scaling import choice, forms
 from vit_jax.scaling import fit as fit_lib
-from vit_jax.scaling.synthetic import SPAN
 
 BEYOND = 4.0  # x of the extrapolation, over the largest fitted x
 FAR = 10.0  # of the farther one
@@ -132,11 +132,11 @@ def _measure_auto(setting: Setting, seed: int) -> dict[str, float]:
     with threadpool_limits(1, user_api='blas'):
         found = {
             law: np.nanmean([_one_of(law, setting, rng) for _ in range(setting.curves)], axis=0)
-            for law in synthetic.LAWS
+            for law in LAWS
         }
-    groups = {law.name: [law] for law in synthetic.LAWS} | {
-        'tuned': [law for law in synthetic.LAWS if law.tuned],
-        'not tuned': [law for law in synthetic.LAWS if not law.tuned],
+    groups = {law.name: [law] for law in LAWS} | {
+        'tuned': [law for law in LAWS if law.tuned],
+        'not tuned': [law for law in LAWS if not law.tuned],
     }
     shares = {'fitted': float(np.mean([held[0] for held in found.values()]))}
     for name, laws in groups.items():
@@ -145,12 +145,12 @@ def _measure_auto(setting: Setting, seed: int) -> dict[str, float]:
     return shares
 
 
-def _one_of(law: synthetic.Law, setting: Setting, rng: np.random.Generator) -> list[float]:
+def _one_of(law: Law, setting: Setting, rng: np.random.Generator) -> list[float]:
     """Shares at the points, at `BEYOND` and at `FAR`; nan for a curve without a band."""
     form = forms.find(law.form)
-    theta = synthetic.draw(law.form, rng)
-    x, out = synthetic.places(law.form, setting.points)
-    y = np.exp(form.log_value(theta, x)[0] + synthetic.noise(law, len(x), rng))
+    theta = draw_law(law.form, rng)
+    x, out = design_points(law.form, setting.points)
+    y = np.exp(form.log_value(theta, x)[0] + noise(law, len(x), rng))
     curve = choice.fit(x, y, bootstrap=setting.bootstrap, seed=int(rng.integers(2**31)))
     if curve.predict_band(out) is None:
         return [np.nan] * 3
@@ -185,3 +185,104 @@ def _held(curve: fit_lib.Fit, x: np.ndarray, truth: np.ndarray) -> float:
     band = curve.predict_band(x)
     assert band is not None
     return float(np.mean((band[0] <= truth) & (truth <= band[1])))
+
+
+SPAN = 64.0  # ratio of the largest fitted x to the smallest
+
+
+@dataclasses.dataclass(frozen=True)
+class Law:
+    """A kind of law, drawn with random parameters.
+
+    Attributes:
+      name: for tables.
+      form: of the truth.
+      noise: standard deviation of log y.
+      correlation: of the noise of neighboring points (AR(1)).
+      tuned: whether the width of bands was chosen on it.
+    """
+
+    name: str
+    form: str
+    noise: float
+    correlation: float = 0.0
+    tuned: bool = False
+
+
+LAWS = (
+    Law('power, 2 %', 'power', 0.02, tuned=True),
+    Law('irreducible, 2 %', 'irreducible', 0.02),
+    Law('irreducible, 5 %', 'irreducible', 0.05, tuned=True),
+    Law('shifted, 2 %, correlated', 'shifted', 0.02, 0.6, tuned=True),
+    Law('shifted, 5 %', 'shifted', 0.05),
+    Law('m4, 2 %', 'm4', 0.02, tuned=True),
+    Law('m4, 2 %, correlated', 'm4', 0.02, 0.6),
+    Law('joint, 1 %', 'joint', 0.01),
+)
+
+
+def draw_law(form: str, rng: np.random.Generator) -> forms.Theta:
+    """Parameters of a random law with typical exponents, in the units of `places`."""
+    if form == 'joint':
+        (alpha, beta), e = rng.uniform(0.25, 0.6, 2), rng.uniform(0.3, 1.0)
+        return np.array([0.0, alpha, 0.0, beta, e])
+    b = rng.uniform(0.2, 0.8)
+    if form == 'm4':
+        c, alpha = rng.uniform(0.1, 0.4), rng.uniform(0.3, 1.5)
+        log_a = np.log(0.6 * (1 - c)) - alpha * np.log(0.4 * (1 - c))
+        return np.array([log_a, b, c, 1.0, alpha])
+    d = rng.uniform(0.0, 4.0) if form == 'shifted' else 0.0
+    c = 0.0 if form == 'power' else rng.uniform(0.1, 1.0) * (SPAN + d) ** -b
+    return np.array([0.0, b, c, d])
+
+
+def design_points(form: str, points: int) -> tuple[np.ndarray, np.ndarray]:
+    """The fitted x [N, K], and those at 4 and 10 times the largest [2, K].
+
+    Of the joint law N and D span a factor of 8 each on a grid, and compute one of 64.
+    """
+    if form != 'joint':
+        return np.geomspace(1.0, SPAN, points)[:, None], SPAN * np.array([[4.0], [10.0]])
+    side = np.geomspace(1.0, np.sqrt(SPAN), 4)
+    grid = np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2)
+    return grid, np.sqrt(SPAN * np.array([4.0, 10.0]))[:, None] * np.ones((1, 2))
+
+
+def noise(law: Law, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Errors [N] of log y, correlated between neighbors."""
+    errors = rng.standard_normal(count)
+    for i in range(1, count):
+        fresh = np.sqrt(1 - law.correlation**2) * errors[i]
+        errors[i] = law.correlation * errors[i - 1] + fresh
+    return law.noise * errors
+
+
+def factor(text: str) -> float:
+    """`4x` -> 4: all above a quarter of the largest x is held out.
+
+    Raises:
+      UserError: for another text, or a factor that holds out nothing.
+    """
+    match = re.fullmatch(r'(\d+(?:\.\d+)?)x', text.strip())
+    if match is None or float(match[1]) <= 1:
+        raise UserError(f'--holdout {text}: write a factor above 1, as 4x')
+    return float(match[1])
+
+
+def share(text: str) -> float:
+    """The upper share of the range of x that is held out: `0.5` -> 0.5, `4x` -> 0.75.
+
+    Raises:
+      UserError: for another text, or a share that leaves nothing to fit.
+    """
+    if text.strip().endswith('x'):
+        return 1 - 1 / factor(text)
+    try:
+        value = float(text)
+    except ValueError as e:
+        raise UserError(f'--holdout {text!r}: write a share below 1, or a factor, as 4x') from e
+    if not 0 <= value < 1:
+        raise UserError(
+            f'--holdout {value}: must be at least 0 and less than 1, or a factor, as 4x'
+        )
+    return value

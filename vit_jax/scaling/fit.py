@@ -3,20 +3,102 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from scipy import stats
+from scipy import optimize, stats
 
 from vit_jax.errors import UserError
-from vit_jax.scaling import doubts, profile
 from vit_jax.scaling import noise as noise_lib
-from vit_jax.scaling import seeds as seeds_lib
-from vit_jax.scaling.descent import LOG_HUBER, Objective, search
-from vit_jax.scaling.forms import Form, Theta
-from vit_jax.scaling.noise import Noise
-from vit_jax.scaling.seeds import Seeds
+from vit_jax.scaling import profile
+from vit_jax.scaling.forms import Bounds, Form, Theta
+from vit_jax.scaling.noise import Noise, Seeds
+
+DELTA = 1e-3  # Hoffmann et al. 2022, section 3.3
+_SETTLE = 5  # descents from the best minimum until it counts as one
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """The sum that a fit minimizes: Huber losses of errors, quadratic up to `delta`.
+
+    Attributes:
+      delta: in units of the errors; inf for least squares.
+      log: whether errors are those of log y, or of y over its geometric mean.
+    """
+
+    delta: float = DELTA
+    log: bool = True
+
+
+LOG_HUBER = Objective()
+
+
+def _loss(
+    theta: Theta,
+    form: Form,
+    x: np.ndarray,
+    log_y: np.ndarray,
+    objective: Objective,
+    weights: np.ndarray | float = 1.0,
+) -> tuple[float, np.ndarray]:
+    """The objective over its delta, if that is finite, and its gradient; weights [N] of errors."""
+    fitted, jacobian = form.log_value(theta, x)
+    errors = fitted - log_y
+    if not objective.log:
+        errors, jacobian = np.exp(fitted) - np.exp(log_y), np.exp(fitted)[:, None] * jacobian
+    errors, jacobian = weights * errors, np.multiply(jacobian.T, weights).T
+    if np.isinf(objective.delta):
+        errors = errors / DELTA
+        return float(np.sum(errors**2) / 2), errors @ jacobian / DELTA
+    errors = errors / objective.delta
+    clipped = np.clip(errors, -1, 1)
+    return float(np.sum(clipped * (errors - clipped / 2))), clipped @ jacobian / objective.delta
+
+
+def search(
+    form: Form,
+    x: np.ndarray,
+    y: np.ndarray,
+    starts: list[Theta],
+    bounds: Bounds,
+    objective: Objective = LOG_HUBER,
+    settle: bool = True,
+    weights: np.ndarray | float = 1.0,
+) -> Theta:
+    """The best of the local minima from all starts.
+
+    Raises:
+      UserError: if it has not converged, unless `settle` is off.
+    """
+    low, high = np.array(bounds).T
+    descend = functools.partial(
+        optimize.minimize,
+        _loss,
+        args=(form, x, np.log(y), objective, weights),
+        jac=True,
+        method='L-BFGS-B',
+        bounds=bounds,
+        options={'maxiter': 500},
+    )
+    found = [descend(np.clip(start, low, high)) for start in starts]
+    best = min(found, key=lambda result: result.fun)
+    return _settled(descend, best) if settle else best.x
+
+
+def _settled(descend: Callable[[Theta], Any], best: Any) -> Theta:
+    """The minimum, once another descent from it finds nothing lower."""
+    for _ in range(_SETTLE):
+        again = descend(best.x)
+        if not np.isfinite(again.fun):
+            break
+        if again.fun >= best.fun * (1 - 1e-6) - 1e-9:
+            return best.x
+        best = again
+    raise UserError('the fit did not converge; give more points, or a simpler form')
+
 
 BAND = (0.05, 0.95)
 _WIDEST = 30  # orders of magnitude; powers of scaled values have to be finite
@@ -141,7 +223,7 @@ def fit(
     _check(form, x, y)
     order = np.lexsort((y, *x.T[::-1]))
     x, y = x[order], y[order]
-    seeds = seeds_lib.single(len(y)) if seeds is None else seeds.take(order)
+    seeds = noise_lib.single(len(y)) if seeds is None else seeds.take(order)
     weights = seeds.weights
     scales = np.exp(np.log(x).mean(axis=0)), float(np.exp(np.log(y).mean()))
     x, y = x / scales[0], y / scales[1]
@@ -156,7 +238,7 @@ def fit(
     noise = noise_lib.pooled(weights * residuals, len(y) - len(form.names), seeds)
     draw = noise_lib.draws(weights * residuals, len(form.names), noise, np.random.default_rng(seed))
     replicates = _bootstrap(form, x, fitted, draw, theta, bootstrap, weights)
-    lines = doubts.lines(
+    lines = diagnostics(
         form, theta, bounds, weights * residuals, weights[:, None] * jacobian, replicates, scales
     )
     return Fit(
@@ -267,3 +349,67 @@ def summary(curve: Fit) -> dict[str, Any]:
         'identified': not curve.warnings,
         'warnings': list(curve.warnings),
     }
+
+
+_WIDE = 0.5  # a parameter with a relative 90 % half-interval above this is not identified
+
+
+def diagnostics(
+    form: Form,
+    theta: Theta,
+    bounds: Bounds,
+    residuals: np.ndarray,
+    jacobian: np.ndarray,
+    replicates: np.ndarray,
+    scales: tuple[np.ndarray, float],
+) -> tuple[str, ...]:
+    """A line for each doubt about the fit."""
+    warnings = []
+    if len(residuals) < 2 * len(form.names):
+        warnings.append(
+            f'too few points: {len(residuals)} for {len(form.names)} parameters; '
+            'the curve fits them under any law'
+        )
+    free = [i for i, (low, high) in enumerate(bounds) if low < high]
+    edge = [i for i in free if np.min(np.abs(theta[i] - np.array(bounds[i]))) < 1e-9]
+    values = form.params(theta, *scales)
+    errors = _standard_errors(theta, residuals, jacobian, [i for i in free if i not in edge])
+    for name, i in form.interpreted.items():
+        if i in edge:
+            warnings.append(_at_edge(name, values[name], bool(theta[i] <= bounds[i][0] + 1e-9)))
+        elif (error := _half_interval(theta, i, errors, replicates)) > _WIDE * abs(theta[i]):
+            warnings.append(
+                f'{name} = {values[name]:.3g} is not identified: the points allow '
+                f'+- {100 * error / max(abs(theta[i]), 1e-12):.0f} %'
+            )
+    return tuple(warnings)
+
+
+def _at_edge(name: str, value: float, lower: bool) -> str:
+    if lower and name in ('c', 'E'):
+        return f'no bend: {name} = 0, the points show no irreducible error'
+    if lower:
+        return (
+            f'{name} = {value:.3g}: y does not fall as x grows, so that there is no law to follow'
+        )
+    return f'{name} = {value:.3g} is the limit of the search: the points do not determine it'
+
+
+def _standard_errors(
+    theta: Theta, residuals: np.ndarray, jacobian: np.ndarray, free: list[int]
+) -> np.ndarray:
+    """Standard errors [P] by linearization; zero for parameters that are not fitted."""
+    errors = np.zeros(len(theta))
+    noise = np.sum(residuals**2) / max(len(residuals) - len(free), 1)
+    covariance = np.linalg.pinv(jacobian[:, free].T @ jacobian[:, free], hermitian=True)
+    errors[free] = np.sqrt(np.maximum(np.diag(covariance), 0) * noise)
+    return errors
+
+
+def _half_interval(theta: Theta, i: int, errors: np.ndarray, replicates: np.ndarray) -> float:
+    """Half the width of the 90 % interval: the wider of linearization and bootstrap."""
+    linear = 1.645 * errors[i]
+    if not len(replicates):
+        return float(linear)
+    low, high = np.quantile(replicates[:, i], (0.05, 0.95))
+    return float(max(linear, (high - low) / 2))

@@ -6,8 +6,8 @@ import importlib.metadata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vit_jax.runtime import versions as software
-from vit_jax.scaling import settings
+from vit_jax.runtime import environment as software
+from vit_jax.scaling import runs
 from vit_jax.scaling.rows import short
 from vit_jax.scaling.runs import Cell
 from vit_jax.storage import paths, run_folder
@@ -40,7 +40,7 @@ def _entry(row: Mapping[str, Cell]) -> Entry:
     shared = ('run', 'parameters', 'steps', 'batch_size', 'hardware')
     return {
         **{name: row.get(name) for name in shared},
-        'digest': settings.digest(config),
+        'digest': runs.digest(config),
         'epochs': _epochs(row),
         'optimizer': optim.get('name'),
         'lr': optim.get('lr'),
@@ -48,7 +48,7 @@ def _entry(row: Mapping[str, Cell]) -> Entry:
         'warmup': schedule.get('warmup'),
         'parametrization': optim.get('parametrization') or 'standard',
         'seed': config.get('seed'),
-        'setting': settings.setting(config),
+        'setting': runs.setting(config),
     }
 
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.scaling import seeds as seeds_lib
+from vit_jax.scaling import noise as seeds_lib
+from vit_jax.scaling.noise import Seeds
 from vit_jax.scaling.rows import Numbered, Row, cell, number, ordered, unfinished, without_copies
-from vit_jax.scaling.seeds import Seeds
 
 COUNTED = {
     'parameters': 'all parameters, embeddings and head included',

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import dataclasses
+import html
+import mimetypes
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vit_jax.scaling import coverage, manifest, page
+import numpy as np
+
+from vit_jax.scaling import choice, coverage, forms, manifest
+from vit_jax.scaling import fit as fit_lib
 from vit_jax.scaling.rows import label
+from vit_jax.scaling.table import Curve, FitOptions
 
 BESIDE = (0.5, 0.75, 0.875)  # shares held out whose errors stand side by side: 2x, 4x, 8x
 PICTURE = 'scaling.png'
@@ -17,7 +26,7 @@ def blocks(
     entries: Sequence[manifest.Entry],
     skipped: Sequence[str] = (),
     unfinished: Sequence[str] = (),
-) -> list[page.Block]:
+) -> list[Block]:
     """The page about the fits of `summary.summarize`.
 
     Args:
@@ -27,37 +36,37 @@ def blocks(
       unfinished: names of the runs that are not finished.
     """
     left_out = f', {len(unfinished)} left out as not finished' if unfinished else ''
-    found: list[page.Block] = [
-        page.Heading(f'{summary["y"]} over {", ".join(summary["x"])}', 1),
-        page.Text(
+    found: list[Block] = [
+        Heading(f'{summary["y"]} over {", ".join(summary["x"])}', 1),
+        Text(
             f'{len(entries)} runs{left_out}; {len(summary["curves"])} curves of the form '
             f'`{summary["formula"]}`.'
         ),
-        page.Picture(PICTURE, 'curves'),
+        Picture(PICTURE, 'curves'),
         _table(summary),
-        page.Text(_held_out(summary)),
+        Text(_held_out(summary)),
     ]
     banded = [curve for curve in summary['curves'] if curve.get('bands')]
     if banded := ['auto' if 'forms' in curve else curve['form'] for curve in banded]:
-        found.append(page.Text(_banded(banded)))
+        found.append(Text(_banded(banded)))
     reasons = [*skipped, *(f'{name}: not finished' for name in unfinished)]
     if reasons:
-        found += [page.Heading('Runs left out'), page.Lines(reasons)]
-    found += [page.Text(line) for line in _seeds(summary)]
+        found += [Heading('Runs left out'), Lines(reasons)]
+    found += [Text(line) for line in _seeds(summary)]
     if doubts := _doubts(summary):
-        found += [page.Heading('Limits of the data'), page.Lines(doubts)]
+        found += [Heading('Limits of the data'), Lines(doubts)]
     return [*found, *_manifest(entries)]
 
 
-def _manifest(entries: Sequence[manifest.Entry]) -> list[page.Block]:
-    found: list[page.Block] = [page.Heading('Manifest')]
+def _manifest(entries: Sequence[manifest.Entry]) -> list[Block]:
+    found: list[Block] = [Heading('Manifest')]
     if doubts := manifest.doubts(entries):
-        found.append(page.Lines(doubts))
+        found.append(Lines(doubts))
     versions = ', '.join(f'{name} {version}' for name, version in manifest.versions().items())
     return [
         *found,
-        page.Table(manifest.table(entries)),
-        page.Text(f'Fitted with {versions}.'),
+        Table(manifest.table(entries)),
+        Text(f'Fitted with {versions}.'),
     ]
 
 
@@ -100,10 +109,10 @@ def _doubts(summary: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _table(summary: Mapping[str, Any]) -> page.Block:
+def _table(summary: Mapping[str, Any]) -> Block:
     fitted = [curve for curve in summary['curves'] if curve['params']]
     if not fitted:
-        return page.Text('No curve has points enough to be fitted.')
+        return Text('No curve has points enough to be fitted.')
     names = list(dict.fromkeys(name for curve in fitted for name in curve['params']))
     rows = [['curve', 'points', 'form', *names, 'error held out', *fitted[0]['beside']]]
     for curve in fitted:
@@ -111,7 +120,7 @@ def _table(summary: Mapping[str, Any]) -> page.Block:
         errors = [curve['holdout_rmse'], *curve['beside'].values()]
         shown = ['-' if error is None else f'{error:.4f}' for error in errors]
         rows.append([label(curve['by']), str(curve['n_fit']), _form(curve), *cells, *shown])
-    return page.Table(rows)
+    return Table(rows)
 
 
 def _form(curve: Mapping[str, Any]) -> str:
@@ -132,3 +141,214 @@ def _cell(curve: Mapping[str, Any], name: str) -> str:
         return value
     low, high = curve['bands'][name]
     return f'{value} [{low:.3g}, {high:.3g}]'
+
+
+STYLE = (
+    ':root{color-scheme:light dark;--ink:#1f2430;--back:#fff;--line:#e4e6eb;--code:#f3f4f7}'
+    '@media(prefers-color-scheme:dark){:root{--ink:#dfe3ea;--back:#14161b;--line:#343945;'
+    '--code:#22262f}.drawing img{filter:invert(1) hue-rotate(180deg)}}'
+    'body{font:15px/1.5 system-ui,sans-serif;max-width:70em;margin:2em auto;padding:0 1em;'
+    'color:var(--ink);background:var(--back);overflow-wrap:anywhere}'
+    'h1{font-size:1.5em}h2{font-size:1.15em;margin-top:2em}img{max-width:100%}'
+    'table,pre{font-size:.85em;overflow-x:auto}table{border-collapse:collapse;display:block}'
+    'td,th{padding:.25em .7em;text-align:right;border-bottom:1px solid var(--line);'
+    'white-space:nowrap}td:first-child,th:first-child{text-align:left}'
+    'code,pre{background:var(--code);padding:0 .25em}pre{padding:.7em;overflow-wrap:normal}'
+    'summary{cursor:pointer}.drawing{display:inline-block;position:relative;vertical-align:top;'
+    'width:min(100%,33em);overflow-x:auto;cursor:zoom-in}.drawing img{width:100%}'
+    '.drawing input{position:absolute;opacity:0}'
+    '.drawing:focus-within{outline:1px solid var(--line)}'
+    '.drawing:has(:checked){width:100%;cursor:zoom-out}'
+    '.drawing :checked+img{width:max(100%,60em);max-width:none}'
+)
+# The page may load nothing and run nothing: all it shows is inside.
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+
+
+@dataclasses.dataclass(frozen=True)
+class Heading:
+    """A heading; level 1 is the title."""
+
+    text: str
+    level: int = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """A paragraph; `code` stands in backquotes."""
+
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Lines:
+    """A list of lines."""
+
+    lines: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Rows of cells; the first is the header."""
+
+    rows: Sequence[Sequence[str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """A picture beside the page; an SVG is a drawing, which is enlarged by a click."""
+
+    name: str
+    words: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Folded:
+    """Long text as it is, below a title that unfolds it."""
+
+    title: str
+    text: str
+
+
+Block = Heading | Text | Lines | Table | Picture | Folded
+
+
+def markdown(blocks: Sequence[Block]) -> str:
+    """The page as Markdown."""
+    return '\n\n'.join(map(_markdown, blocks)) + '\n'
+
+
+def _markdown(block: Block) -> str:
+    match block:
+        case Heading(text, level):
+            return f'{"#" * level} {text}'
+        case Text(text):
+            return text
+        case Lines(lines):
+            return '\n'.join(f'- {line}' for line in lines)
+        case Table(rows):
+            cells = [[cell.replace('|', r'\|') for cell in row] for row in rows]
+            cells.insert(1, ['---'] * len(rows[0]))
+            return '\n'.join(f'| {" | ".join(row)} |' for row in cells)
+        case Picture(name, words):
+            return f'![{words}]({name})'
+        case Folded(title, text):
+            return '\n'.join([f'{title}:', '', *(f'    {line}' for line in text.split('\n'))])
+
+
+def one_file(blocks: Sequence[Block], pictures: Mapping[str, bytes]) -> str:
+    """The page as HTML that needs no other file.
+
+    Args:
+      blocks: of the page, the title first.
+      pictures: their files by name.
+    """
+    title = next(block.text for block in blocks if isinstance(block, Heading))
+    body = '\n'.join(_html(block, pictures) for block in blocks)
+    return (
+        '<!doctype html>\n<html lang="en"><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        '<meta name="viewport" content="width=device-width">'
+        f'<title>{html.escape(title)}</title>\n<style>{STYLE}</style>\n{body}\n</html>\n'
+    )
+
+
+def _html(block: Block, pictures: Mapping[str, bytes]) -> str:
+    match block:
+        case Heading(text, level):
+            return f'<h{level}>{_inline(text)}</h{level}>'
+        case Text(text):
+            return f'<p>{_inline(text)}</p>'
+        case Lines(lines):
+            return '<ul>' + ''.join(f'<li>{_inline(line)}</li>' for line in lines) + '</ul>'
+        case Table(rows):
+            head, *rest = rows
+            body = ''.join(_row(row, 'td') for row in rest)
+            return f'<table tabindex="0">{_row(head, "th")}{body}</table>'
+        case Picture(name, words):
+            return _embedded(name, html.escape(words), pictures[name])
+        case Folded(title, text):
+            return (
+                f'<details><summary>{_inline(title)}</summary>'
+                f'<pre tabindex="0">{html.escape(text)}</pre></details>'
+            )
+
+
+def _embedded(name: str, words: str, content: bytes) -> str:
+    data, kind = base64.b64encode(content).decode(), mimetypes.guess_type(name)[0]
+    image = f'<img alt="{words}" src="data:{kind};base64,{data}">'
+    if not name.endswith('.svg'):
+        return image
+    toggle = f'<input type="checkbox" aria-label="enlarge: {words}">'
+    return f'<label class="drawing">{toggle}{image}</label>'
+
+
+def _row(cells: Sequence[str], tag: str) -> str:
+    return '<tr>' + ''.join(f'<{tag}>{_inline(cell)}</{tag}>' for cell in cells) + '</tr>'
+
+
+def _inline(text: str) -> str:
+    return re.sub(r'`([^`]+)`', r'<code>\1</code>', html.escape(text))
+
+
+def summarize(curves: Sequence[Curve], options: FitOptions) -> dict[str, Any]:
+    """All curves and their median extrapolation error as JSON values."""
+    auto = options.form == choice.AUTO
+    compared = list(dict.fromkeys(name for curve in curves for name in curve.against))
+    return {
+        'x': list(options.x),
+        'y': options.y,
+        'form': options.form,
+        'formula': choice.FORMULA if auto else forms.find(options.form).formula,
+        'curves': [_curve_summary(curve) for curve in curves],
+        'median_holdout_rmse': _median([curve.holdout_rmse for curve in curves]),
+        'against': {name: _comparison(curves, name) for name in compared},
+        'beside': {
+            f'{1 / (1 - share):g}x': _median([curve.beside.get(share) for curve in curves])
+            for share in options.beside
+        },
+    }
+
+
+def _curve_summary(curve: Curve) -> dict[str, Any]:
+    result: dict[str, Any] = {'by': curve.by, 'n_holdout': int((~curve.kept).sum())}
+    if curve.fit is None:
+        result |= {'params': None, 'identified': False, 'warnings': [curve.problem]}
+    else:
+        result |= fit_lib.summary(curve.fit)
+    if isinstance(curve.fit, choice.MeanFit):
+        result['forms'] = {
+            part.fit.form.name: {'weight': part.weight, 'inner_rmse': part.inner_rmse}
+            for part in curve.fit.parts
+        }
+    if curve.seeds.several:
+        result['seeds'] = {
+            'runs': int(curve.seeds.counts.sum()),
+            'points': len(curve.seeds.counts),
+            'repeated': int((curve.seeds.counts > 1).sum()),
+            'noise': curve.seeds.noise,
+        }
+    beside = {f'{1 / (1 - share):g}x': error for share, error in curve.beside.items()}
+    return result | {
+        'holdout_rmse': curve.holdout_rmse,
+        'against': curve.against,
+        'beside': beside,
+        'notes': list(curve.notes),
+    }
+
+
+def _comparison(curves: Sequence[Curve], name: str) -> dict[str, Any]:
+    """The other form's median error, and on how many curves this form extrapolates better."""
+    pairs = [(c.holdout_rmse, c.against[name]) for c in curves]
+    both = [(ours, other) for ours, other in pairs if ours is not None and other is not None]
+    better = sum(ours < other for ours, other in both)
+    return {
+        'median_holdout_rmse': _median([other for _, other in pairs]),
+        'better_on': better,
+        'of': len(both),
+    }
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return float(np.median(known)) if known else None

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.profiling import flops
-from vit_jax.scaling import settings, trunks
-from vit_jax.storage import paths, run_folder, step_folder
+from vit_jax.scaling.noise import SETTING
+from vit_jax.storage import paths, run_folder
 from vit_jax.storage.run_folder import Series
 
 Cell = str | int | float | None
@@ -39,7 +40,7 @@ def collect(folders: Sequence[str | paths.Path], flops_of: FlopsOf) -> list[dict
     """
     different, _ = find(folders)
     rows = [read_run(run, flops_of) for run in different]
-    differing = zip(rows, differences(different), settings.shared(different), strict=True)
+    differing = zip(rows, differences(different), shared(different), strict=True)
     return [{**row, **values, **setting} for row, values, setting in differing]
 
 
@@ -50,7 +51,7 @@ def find(folders: Sequence[str | paths.Path]) -> tuple[list[paths.Path], list[st
     """
     found = [run for folder in folders for run in run_folder.find(paths.path(folder))]
     different = list(dict.fromkeys(found))
-    left_out = trunks.reasons(different)
+    left_out = reasons(different)
     return [run for run in different if run not in left_out], list(left_out.values())
 
 
@@ -83,7 +84,7 @@ def read_run(folder: paths.Path, flops_of: FlopsOf) -> dict[str, Cell]:
     except (ValueError, KeyError, TypeError) as e:
         raise UserError(f'{folder / run_folder.CONFIG} is not a run config ({e!r})') from e
     series, saved = run_folder.read_series(folder), run_folder.newest(folder)
-    meta = step_folder.read_meta(saved) if saved else {}
+    meta = run_folder.read_meta(saved) if saved else {}
     logged = [int(steps[-1]) for steps, _ in series.values()]
     steps = max([*logged, int(saved.name) if saved else 0])
     try:
@@ -98,7 +99,7 @@ def read_run(folder: paths.Path, flops_of: FlopsOf) -> dict[str, Cell]:
         'finished': int(run_folder.read_result(folder) is not None),
         'steps': steps,
         'batch_size': batch_size,
-        'parameters': step_folder.count_parameters(saved) if saved else None,
+        'parameters': run_folder.count_saved_parameters(saved) if saved else None,
         **(_counted(series) if buckets else {'examples_seen': steps * batch_size}),
         'data_size': meta.get('num_examples'),
         'flops': None if per_step is None else round(per_step * steps),
@@ -176,3 +177,88 @@ def to_csv(rows: Sequence[Mapping[str, Cell]]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
+
+
+def digest(config: Mapping[str, Any]) -> str:
+    """The first 12 digits of the SHA-256 of a config's JSON with sorted keys."""
+    text = json.dumps(config, sort_keys=True, separators=(',', ':'))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def setting(config: Mapping[str, Any]) -> str:
+    """The digest of a config without its seed; a branch counts by its trunk's config likewise."""
+    kept = _seedless(config)
+    branch = dict(config.get('branch') or {})
+    if branch.get('from') and (trunk := _trunk(branch['from'])) is not None:
+        # It may go on for other branches, and keep what these need.
+        common = {key: trunk[key] for key in trunk if key not in ('total', 'checkpoint')}
+        kept['branch'] = branch | {'from': digest(_seedless(common))}
+    return digest(kept)
+
+
+def _seedless(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key != 'seed'}
+
+
+def _trunk(folder: str) -> dict[str, Any] | None:
+    """The config of a run that others branch from; None if it is gone or out of reach."""
+    try:
+        return run_folder.read_config(paths.path(folder))
+    except UserError:
+        return None
+
+
+def shared(folders: Sequence[paths.Path]) -> list[dict[str, str]]:
+    """For every run, its setting as `{'setting': digest}`; {} if no two runs share one."""
+    configs = [run_folder.read_config(folder) or {} for folder in folders]
+    found = [setting(config) for config in configs]
+    seeds = [config.get('seed') for config in configs]
+    pairs = set(zip(found, seeds, strict=True))
+    if len(pairs) == len(set(found)):
+        return [{} for _ in folders]
+    return [{SETTING: one} for one in found]
+
+
+_TO_THE_END = ('linear', 'cosine')  # schedules that fall without a cooldown
+
+
+def reasons(folders: Sequence[paths.Path]) -> dict[paths.Path, str]:
+    """A line for each run that is a trunk.
+
+    A trunk has not cooled down, and other runs branch off from it or its config keeps steps for
+    them. A branch may name the folder by the path that it had on another machine: then the run of
+    the same name next to it counts.
+    """
+    configs = {folder: _config(folder) for folder in folders}
+    origins = [place for folder, config in configs.items() for place in _origins(folder, config)]
+    found = {}
+    for folder, config in configs.items():
+        branches = origins.count(paths.absolute(folder))
+        kept = (config.get('checkpoint') or {}).get('keep_steps')
+        if (branches or kept) and not cools_down(config):
+            words = f'{branches} runs branch off from it' if branches else 'it keeps steps for them'
+            found[folder] = f'{folder}: a trunk, whose learning rate does not fall: {words}'
+    return found
+
+
+def cools_down(config: Mapping[str, Any]) -> bool:
+    """Whether the learning rate of a run falls to the end."""
+    schedule = (config.get('optim') or {}).get('schedule') or {}
+    # A duration, as '500 steps', '5%' or 0: its unit does not matter.
+    some = re.search('[1-9]', str(schedule.get('cooldown') or ''))
+    return some is not None or schedule.get('name') in _TO_THE_END
+
+
+def _config(folder: paths.Path) -> Mapping[str, Any]:
+    """The config of a run; {} for a damaged one, which is named where its row is read."""
+    try:
+        return run_folder.read_config(folder) or {}
+    except ValueError:
+        return {}
+
+
+def _origins(folder: paths.Path, config: Mapping[str, Any]) -> Iterator[paths.Path]:
+    if name := (config.get('branch') or {}).get('from'):
+        trunk = paths.absolute(name)
+        beside = paths.absolute(folder).parent / trunk.name
+        yield trunk if trunk == beside or not beside.exists() else beside

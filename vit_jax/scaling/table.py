@@ -10,12 +10,12 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from vit_jax.errors import UserError
-from vit_jax.scaling import choice, forms, isoflop, variants
+from vit_jax.scaling import choice, forms, isoflop
 from vit_jax.scaling import fit as fit_lib
-from vit_jax.scaling import seeds as seeds_lib
+from vit_jax.scaling import noise as seeds_lib
+from vit_jax.scaling.fit import LOG_HUBER, Objective
+from vit_jax.scaling.noise import Seeds
 from vit_jax.scaling.rows import Numbered, Row, cell, label, number, ordered, without_copies
-from vit_jax.scaling.seeds import Seeds
-from vit_jax.scaling.variants import Variant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +96,7 @@ def fit_curves(rows: Sequence[Row], options: FitOptions) -> list[Curve]:
     Raises:
       UserError: for an unknown column or form, a value that is no positive number, or no row.
     """
-    others = variants.find(options.against, options.form, len(options.x))
+    others = find(options.against, options.form, len(options.x))
     for name in (options.form, *(other.form for other in others)):
         if name != choice.AUTO and forms.find(name).columns != len(options.x):
             raise UserError(f'--form {name}: --x takes {forms.find(name).columns} column(s)')
@@ -285,3 +285,73 @@ def _extrapolation(
         return fit_lib.rmse(found, x[~kept], y[~kept])
     except UserError:
         return None
+
+
+ALL = 'all'
+OBJECTIVES = {
+    'delta 0.01': Objective(delta=0.01),
+    'delta 0.1': Objective(delta=0.1),
+    'log squares': Objective(delta=np.inf),
+    'linear, delta 0.001': Objective(log=False),
+    'linear squares': Objective(delta=np.inf, log=False),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """A way to fit.
+
+    Attributes:
+      name: in tables.
+      form: name of a form, or `choice.AUTO`.
+      objective: that is minimized.
+      starts: number of starting points, the first ones; 0 for all.
+    """
+
+    name: str
+    form: str
+    objective: Objective = LOG_HUBER
+    starts: int = 0
+
+    def fit(self, x: np.ndarray, y: np.ndarray, *, seeds: Seeds | None = None) -> fit_lib.Fit:
+        """The fit to points, without a bootstrap; raises UserError as `fit.fit`."""
+        if self.form == choice.AUTO:
+            return choice.fit(x, y, seeds=seeds)
+        form = forms.find(self.form)
+        return fit_lib.fit(form, x, y, objective=self.objective, starts=self.starts, seeds=seeds)
+
+
+def find(names: Sequence[str], form: str, columns: int) -> list[Variant]:
+    """The variants of `--against`: names of forms, or `all`.
+
+    Args:
+      names: of forms; `all` stands for every other form, and for the form that is fitted (`shifted`
+        for `auto`) with other objectives and from its first starting point alone.
+      form: that is fitted.
+      columns: of x.
+
+    Raises:
+      UserError: for an unknown name.
+    """
+    found = []
+    for name in names:
+        if name == ALL:
+            found += _all(form, columns)
+        elif name == choice.AUTO:
+            found.append(Variant(name, name))
+        else:
+            found.append(Variant(name, forms.find(name).name))
+    return list({variant.name: variant for variant in found}.values())
+
+
+def _all(form: str, columns: int) -> list[Variant]:
+    others = [choice.AUTO] if columns == 1 else []
+    others += [other.name for other in forms.FORMS.values() if other.columns == columns]
+    base = form if form != choice.AUTO else 'shifted' if columns == 1 else 'joint'
+    if forms.find(base).solve:
+        return [Variant(name, name) for name in others if name != form]
+    return [
+        *(Variant(name, name) for name in others if name != form),
+        *(Variant(f'{base}, {name}', base, value) for name, value in OBJECTIVES.items()),
+        Variant(f'{base}, first start', base, starts=1),
+    ]

@@ -18,6 +18,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import shutil
 import stat
 import uuid
@@ -26,7 +27,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from vit_jax import extras
 from vit_jax.errors import Unfit, UserError
-from vit_jax.storage import names, servers
+from vit_jax.storage import servers
 
 # To the type checker both kinds are what their methods are; `pathlib.Path` itself is only local.
 if TYPE_CHECKING:
@@ -60,9 +61,9 @@ def path(text: str | os.PathLike[str]) -> Path:
     name = os.fspath(text)
     if not name:
         raise UserError("'' names no folder and no file; for the working directory write .")
-    names.require_utf8(name)
+    require_utf8(name)
     if (scheme := _scheme(name)) is None:
-        return names.local(name)
+        return local(name)
     if not extras.is_installed(extra := extras.SCHEMES[scheme]):
         raise extras.missing(f'{name}: {scheme}://', extra)
     if not name.removeprefix(f'{scheme}://').strip('/'):
@@ -90,7 +91,7 @@ def absolute(text: str | os.PathLike[str]) -> Path:
     if is_remote(found):
         return found
     found = found.resolve()
-    names.require_storable(str(found))
+    require_storable(str(found))
     return found
 
 
@@ -446,3 +447,43 @@ def _system(folder: Path) -> tuple[Any, str]:
     import fsspec
 
     return fsspec.core.url_to_fs(os.fspath(folder))
+
+
+_LONGEST_NAME = 255  # bytes of a name, on any file system in use
+# TensorStore takes `\` for `/`, and Orbax's paths `/gs/` for gs://.
+_TAKEN_FOR_ANOTHER = re.compile(r'[^/]*\\[^/]*|/gs:(?=/|$)|^/(gs|s3|az|hf)(?=/|$)')
+
+
+def local(name: str) -> pathlib.Path:
+    """The path of that name, with `~` expanded.
+
+    Raises:
+      UserError: if a part of it is too long, or its `~` is of an unknown user.
+    """
+    if longest := max((p for p in name.split('/') if len(p.encode()) > _LONGEST_NAME), default=''):
+        raise UserError(f'{longest[:40]}...: a name of more than {_LONGEST_NAME} bytes; shorten it')
+    try:
+        return pathlib.Path(name).expanduser()
+    except RuntimeError as error:
+        home = name.partition('/')[0]
+        raise UserError(f'{name}: there is no home {home}; write ./{name} for that name') from error
+
+
+def require_utf8(name: str) -> None:
+    """Raise UserError if Python did not read the name as UTF-8, as other layers do."""
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f'{name!a} is not read as UTF-8: set PYTHONUTF8=1 or a UTF-8 locale, or rename it'
+        ) from error
+
+
+def require_storable(name: str) -> None:
+    """Raise UserError if TensorStore or epath would take the absolute path for another."""
+    require_utf8(name)
+    if taken := _TAKEN_FOR_ANOTHER.search(name):
+        raise UserError(
+            f'{name}: arrays cannot be stored below a folder named {taken[0].strip("/")!r}; '
+            'choose another name'
+        )

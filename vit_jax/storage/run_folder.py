@@ -17,16 +17,20 @@ TensorBoard's event files are there too; nothing here reads them.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import logging
+import math
 import os
+import pathlib
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from vit_jax.errors import UserError, hide
-from vit_jax.storage import paths, step_folder
+from vit_jax.errors import Unfit, UserError, hide
+from vit_jax.storage import paths
 
 CONFIG = 'config.json'
 METRICS = 'metrics.jsonl'
@@ -82,7 +86,7 @@ def _saved_config(folder: paths.Path) -> dict[str, Any] | None:
     """The config in the newest checkpoint, or None."""
     for step in reversed(steps(folder)):
         with contextlib.suppress(ValueError):
-            saved = step_folder.read_meta(folder / CHECKPOINTS / str(step)).get('config')
+            saved = read_meta(folder / CHECKPOINTS / str(step)).get('config')
             if isinstance(saved, dict):
                 return hide(saved)
     return None
@@ -165,7 +169,7 @@ def _sorted(points: dict[int, float]) -> Series:
 
 def steps(folder: paths.Path) -> list[int]:
     """The steps with a finished checkpoint in ascending order; their files are not read."""
-    return step_folder.finished(folder / CHECKPOINTS)
+    return finished_steps(folder / CHECKPOINTS)
 
 
 def newest(folder: paths.Path) -> paths.Path | None:
@@ -177,7 +181,7 @@ def newest(folder: paths.Path) -> paths.Path | None:
 def count_parameters(folder: paths.Path) -> int | None:
     """Number of parameters of the model; None if there is no checkpoint."""
     step = newest(folder)
-    return None if step is None else step_folder.count_parameters(step)
+    return None if step is None else count_saved_parameters(step)
 
 
 def sync(folder: paths.Path) -> None:
@@ -197,7 +201,7 @@ def sync(folder: paths.Path) -> None:
 def saved_nothing(folder: paths.Path) -> bool:
     """Whether there is neither a result nor any step, be it unfinished or set aside."""
     root = folder / CHECKPOINTS
-    if step_folder.numbered(root) or (root / REJECTED).is_dir():
+    if step_numbers(root) or (root / REJECTED).is_dir():
         return False
     return not (folder / RESULT).is_file()
 
@@ -237,5 +241,156 @@ def _has_begun(folder: paths.Path) -> bool:
     """Whether a run has logged or saved something in a folder."""
     with paths.reaching(folder):
         root = folder / CHECKPOINTS
-        marked = (step_folder.is_marked(root / str(step)) for step in step_folder.numbered(root))
+        marked = (is_marked(root / str(step)) for step in step_numbers(root))
         return (folder / METRICS).is_file() or any(marked)
+
+
+VARIABLES, TRAINING, META = 'variables', 'training', 'meta'
+MANIFEST = 'manifest.json'
+COMMITTED = 'commit_success.txt'
+
+
+class Unfinished(Exception):
+    """A step that was never completed."""
+
+
+class Damaged(Exception):
+    """A step that differs from what was written; the message names the file and the fault."""
+
+
+def step_numbers(root: paths.Path) -> list[int]:
+    """All steps in a folder of checkpoints, finished or not, in ascending order."""
+    entries = root.iterdir() if root.is_dir() else ()
+    numbers = (p for p in entries if p.name.isdecimal() and p.name == str(int(p.name)))
+    return sorted(int(p.name) for p in numbers if p.is_dir())
+
+
+def finished_steps(root: paths.Path) -> list[int]:
+    """The finished steps in ascending order; their files are not read."""
+    return [step for step in step_numbers(root) if _has_manifest(root / str(step))]
+
+
+def is_finished(directory: paths.Path) -> bool:
+    """Whether the step was saved completely."""
+    return all((directory / name).is_file() for name in (MANIFEST, COMMITTED))
+
+
+def is_marked(directory: paths.Path) -> bool:
+    """Whether the step has one of the two marks, so that it may once have been finished."""
+    return any((directory / name).is_file() for name in (MANIFEST, COMMITTED))
+
+
+def read_manifest(directory: paths.Path) -> dict[str, str]:
+    """The fingerprint of every file of the step's items, by its name.
+
+    Raises:
+      Unfinished: if the step was not saved completely.
+      Damaged: if the manifest cannot be read, or belongs to another step.
+    """
+    if not is_finished(directory):
+        raise Unfinished(f'no {MANIFEST} or no {COMMITTED}: the save was never finished')
+    try:
+        content = paths.parse_json(paths.read_bytes(directory / MANIFEST))
+        step, files = content['step'], dict(content['files'])
+    except (ValueError, KeyError, TypeError, Unfit) as error:
+        raise Damaged(f'{MANIFEST} is unreadable ({error})') from error
+    if leading := [name for name in files if not paths.stays_inside(name)]:
+        raise Damaged(f'{MANIFEST} lists {leading[0]!r}, which is outside of the step')
+    if str(step) != directory.name:
+        raise Damaged(f'{MANIFEST} says step {step}: a copied or renamed directory')
+    return files
+
+
+def read_meta(directory: paths.Path) -> dict[str, Any]:
+    """The run's metadata at this step; {} if that file is missing."""
+    text = paths.read_text(directory / META / 'metadata')
+    return {} if text is None else paths.parse_json(text)
+
+
+def count_saved_parameters(directory: paths.Path) -> int | None:
+    """Number of parameters, from the shapes in Orbax's metadata; None if that file is missing."""
+    text = paths.read_text(directory / VARIABLES / '_METADATA')
+    if text is None:
+        return None
+    shapes = [
+        entry['value_metadata']['write_shape']
+        for entry in paths.parse_json(text)['tree_metadata'].values()
+        if entry['key_metadata'][0]['key'] == 'params'
+    ]
+    return sum(math.prod(shape) for shape in shapes)
+
+
+def _has_manifest(directory: paths.Path) -> bool:
+    try:
+        read_manifest(directory)
+    except (Unfinished, Damaged):
+        return False
+    return True
+
+
+class Mirror:
+    """A local folder for growing files, and their copies in a remote folder.
+
+    A thread uploads whole files. If the folder is local, `folder` is that folder itself and
+    there is nothing to upload.
+
+    Attributes:
+      folder: the local one to write to.
+      uploads: whether it is a copy of a remote one.
+    """
+
+    def __init__(self, remote: paths.Path):
+        self.folder, self._remote = remote, remote
+        self.uploads = paths.is_remote(remote)
+        if not self.uploads:
+            return
+        self._spool = tempfile.TemporaryDirectory(prefix='vit_jax-')
+        self.folder = pathlib.Path(self._spool.name) / remote.name
+        self.folder.mkdir()
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, 'mirror')
+        self._sent: dict[str, tuple[int, int]] = {}
+        self._last: concurrent.futures.Future[None] | None = None
+
+    def fetch(self, name: str) -> None:
+        """Download a file of the remote folder, if it exists."""
+        if not self.uploads:
+            return
+        if (text := paths.read_text(self._remote / name, errors='replace')) is not None:
+            (self.folder / name).write_text(text, encoding='utf-8')
+
+    def publish(self) -> None:
+        """Start uploading changed files, unless an upload is still under way."""
+        if not self.uploads or (self._last and not self._last.done()):
+            return
+        self._last = self._thread.submit(self._try_to_put)
+
+    def flush(self) -> None:
+        """Upload changed files, and wait for it."""
+        if self.uploads:
+            self._thread.submit(self._try_to_put).result()
+
+    def close(self) -> None:
+        """Upload the last changes.
+
+        Raises:
+          UserError: if object storage cannot be reached.
+        """
+        if not self.uploads:
+            return
+        self._thread.shutdown()
+        with self._spool:
+            self._put()
+
+    def _try_to_put(self) -> None:
+        try:
+            self._put()
+        except UserError as error:
+            _log.warning('%s; it is tried again', error)
+
+    def _put(self) -> None:
+        for file in self.folder.iterdir():
+            status = file.stat()
+            now = status.st_size, status.st_mtime_ns
+            if self._sent.get(file.name) != now:
+                paths.write_atomic(self._remote / file.name, file.read_bytes())
+                self._sent[file.name] = now

@@ -17,10 +17,10 @@ from ml_collections import ConfigDict
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
 from vit_jax.inference import fine_tune
-from vit_jax.profiling import cost, timed
+from vit_jax.profiling import benchmark, cost
+from vit_jax.profiling.cost import PlannedRun
 from vit_jax.profiling.examples import batch_rows
-from vit_jax.profiling.plan import PlannedRun
-from vit_jax.sweeps import branches, space
+from vit_jax.sweeps import asha, space
 
 APART = 1.3  # ratio of neighboring budgets that an analysis tells apart
 OFF = 0.02  # share by which a run may miss its budget, as its steps are whole
@@ -211,7 +211,7 @@ def _branched(study: Isoflop, found: Sequence[Run]) -> list[space.Point]:
     for at, group in enumerate(groups):
         kept = tuple(run.branch_step for run in group)
         shared = _point(study, group[-1]) | {'total': f'{kept[-1]} steps', _COOLDOWN: '0 steps'}
-        own = {'checkpoint.keep_steps': str(kept), branches.FROM: '', branches.STEP: 0}
+        own = {'checkpoint.keep_steps': str(kept), asha.FROM: '', asha.STEP: 0}
         trunks.append(shared | own)
         number |= {(id(run.shape), run.seed): at for run in group}
     return trunks + [
@@ -219,8 +219,8 @@ def _branched(study: Isoflop, found: Sequence[Run]) -> list[space.Point]:
         | {
             _COOLDOWN: f'{run.cooldown} steps',
             'checkpoint.keep_steps': '()',
-            branches.FROM: branches.trunk(number[id(run.shape), run.seed]),
-            branches.STEP: run.branch_step,
+            asha.FROM: asha.trunk(number[id(run.shape), run.seed]),
+            asha.STEP: run.branch_step,
         }
         for run in found
     ]
@@ -288,6 +288,6 @@ def measured(study: Isoflop, steps: int = 10) -> list[float]:
         facts = cost.data_facts(_config(study, shape))
         rows = batch_rows(facts.config)
         per_row, spec = facts.each / rows, facts.kinds[-1].spec
-        timing = timed.of_config(facts.config, rows).train(spec, per_row, steps)
+        timing = benchmark.of_config(facts.config, rows).train(spec, per_row, steps)
         rates.append(timing.images_per_sec)
     return rates

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
+import datetime
 import pathlib
-from collections.abc import Sequence
+import shlex
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +17,12 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from optuna.trial import FrozenTrial, TrialState
 
-from vit_jax.errors import UserError
-from vit_jax.sweeps import space, status
-from vit_jax.sweeps.study import Study, state_name
-from vit_jax.viz import figures, names
+from vit_jax.errors import UserError, nearest
+from vit_jax.scaling import runs
+from vit_jax.storage import lock
+from vit_jax.sweeps import asha, space
+from vit_jax.sweeps.study import Study, run_number, state_name, vary
+from vit_jax.viz import figures
 
 MARKS = {TrialState.COMPLETE: 'o', TrialState.PRUNED: 'x'}
 
@@ -29,7 +36,7 @@ def plot(study: Study, path: str | pathlib.Path) -> pathlib.Path:
       UserError: if no trial has ended with a value.
       OSError: if the file cannot be written.
     """
-    shown = [t for t in study.trials(*status.ENDED) if t.value is not None]
+    shown = [t for t in study.trials(*ENDED) if t.value is not None]
     if not shown:
         raise UserError(f'no trial of the study {study.name!r} has ended with a value')
     return figures.save(draw(study, shown), path)
@@ -46,18 +53,18 @@ def draw(study: Study, trials: Sequence[FrozenTrial]) -> Figure:
     height = -(-panels // columns)
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1, wspace=0.02, hspace=0.04)
     figure = Figure(figsize=(4.6 * columns, 3.2 * height + 0.5), layout=layout)
-    tally = ', '.join(f'{n} {state}' for state, n in status.counts(study).items() if n)
-    measured = names.title(study.sweep.metric)
+    tally = ', '.join(f'{n} {state}' for state, n in counts(study).items() if n)
+    measured = figures.title(study.sweep.metric)
     separator = '\n' if columns == 1 else ' '
     title = f'{study.name}: {measured}{separator}of {tally}'
     figure.suptitle(title, x=0.01, ha='left', fontsize=13, color=figures.INK)
-    winner = status.best(study).number if status.candidates(study) else None
+    winner = best(study).number if candidates(study) else None
     axes = [figure.add_subplot(height, columns, i + 1) for i in range(panels)]
     if courses:
         _courses(axes[0], trials, winner)
     _legend(axes[0], trials, winner)
     edge = 0.03 if study.sweep.direction == 'maximize' else 0.97
-    titles = names.of_keys(list(dimensions))
+    titles = figures.of_keys(list(dimensions))
     for panel, words, (name, dimension) in zip(
         axes[courses:], titles, dimensions.items(), strict=True
     ):
@@ -136,8 +143,227 @@ def positions(axes: Axes, dimension: space.Dimension, values: Sequence[Any]) -> 
     choices = list(dimension.values)
     if all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in choices):
         choices.sort()
-    axes.set_xticks(np.arange(len(choices)), [status.number(v) for v in choices])
+    axes.set_xticks(np.arange(len(choices)), [number(v) for v in choices])
     axes.set_xlim(-0.5, len(choices) - 0.5)
     # Side by side, as many trials have the same value.
     spread = 0.3 * np.linspace(-1, 1, len(values)) if len(values) > len(choices) else 0.0
     return list(np.array([choices.index(v) for v in values]) + spread)
+
+
+Curve = Mapping[float, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Dimensions:
+    """The dimensions of the picture, by their places in the config.
+
+    Attributes:
+      x: of the horizontal axis; numbers above 0.
+      by: with a curve for each value; none for a single curve.
+      panel: with a panel for each value; none for a single panel.
+    """
+
+    x: str
+    by: str | None = None
+    panel: str | None = None
+
+
+def plot_curves(study: Study, shown: Dimensions, path: str | pathlib.Path) -> pathlib.Path:
+    """Draw the mean final metric of complete trials over `x`, with the best point of each curve.
+
+    Raises:
+      UserError: for a dimension that the study has not, or one of no positive numbers, or if no
+        trial is complete.
+      OSError: if the file cannot be written.
+    """
+    return figures.save(_draw_curves(study, shown, read_curves(study, shown)), path)
+
+
+def read_curves(study: Study, shown: Dimensions) -> dict[Any, dict[Any, Curve]]:
+    """The curves of each panel: the mean metric by x; raises UserError as `plot`."""
+    known = study.sweep.dimensions()
+    for name in (shown.x, shown.by, shown.panel):
+        if name is not None and name not in known:
+            raise UserError('sweep plot: ' + nearest('dimension', name, known))
+    found: Any = collections.defaultdict(lambda: collections.defaultdict(dict))
+    for trial in study.trials(TrialState.COMPLETE):
+        panel, curve = (trial.params[n] if n else None for n in (shown.panel, shown.by))
+        x = trial.params[shown.x]
+        if isinstance(x, (str, bool)) or x <= 0:
+            raise UserError(f'sweep plot: --x {shown.x} has the value {x!r}, no positive number')
+        found[panel][curve].setdefault(x, []).append(trial.values[0])
+    if not found:
+        raise UserError(f'no trial of the study {study.name!r} is complete')
+    return {
+        panel: {
+            name: {x: statistics.fmean(values) for x, values in sorted(points.items())}
+            for name, points in curves.items()
+        }
+        for panel, curves in found.items()
+    }
+
+
+def _draw_curves(
+    study: Study, shown: Dimensions, found: Mapping[Any, Mapping[Any, Curve]]
+) -> Figure:
+    figure = figures.new((4.8 * len(found) + 0.4, 4.0))
+    panels = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
+    for axes, (value, curves) in zip(panels, found.items(), strict=True):
+        figures.style(axes, study.name if shown.panel is None else number(value))
+        _curves_panel(axes, study, shown, curves)
+    panels[0].set_ylabel(figures.title(study.sweep.metric), color=figures.INK)
+    return figure
+
+
+def _curves_panel(axes: Axes, study: Study, shown: Dimensions, curves: Mapping[Any, Curve]) -> None:
+    best = max if study.sweep.direction == 'maximize' else min
+    axes.set_xscale('log')
+    for i, (value, curve) in enumerate(curves.items()):
+        top = best(curve, key=curve.__getitem__)
+        name = '' if shown.by is None else f'{figures.of_keys([shown.by])[0]} {number(value)}, '
+        color = figures.COLORS[i % len(figures.COLORS)]
+        label = f'{name}best at {top:g}'
+        axes.plot([*curve], [*curve.values()], 'o-', color=color, markersize=4, label=label)
+        axes.plot([top], [curve[top]], 'o', color=color, markersize=10)
+    xs = sorted({x for curve in curves.values() for x in curve})
+    axes.set_xticks(xs, [f'{x:g}' for x in xs])
+    axes.minorticks_off()
+    axes.set_xlabel(figures.of_keys([shown.x])[0], color=figures.INK)
+    figures.legend(axes)
+
+
+ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
+
+
+def counts(study: Study) -> dict[str, int]:
+    """Number of trials in each state; also `interrupted`, `paused` and `diverged`."""
+    trials, at_work = study.trials(), workers(study)
+    found = collections.Counter(trial.state for trial in trials)
+    running = sum(t.state == TrialState.RUNNING and t.number in at_work for t in trials)
+    pruned = [trial for trial in trials if trial.state == TrialState.PRUNED]
+    diverged = sum('diverged' in trial.user_attrs for trial in pruned)
+    paused = sum(is_paused(study, t) and t.number not in at_work for t in trials)
+    tally = {state.name.lower(): found[state] for state in TrialState}
+    return tally | {
+        'running': running,
+        'pruned': len(pruned) - diverged,
+        'diverged': diverged,
+        'paused': paused,
+        'interrupted': found[TrialState.RUNNING] - running - paused,
+    }
+
+
+def workers(study: Study) -> dict[int, str]:
+    """Workers by trial, as HOST:PID; a running trial without an entry has lost its worker."""
+    found = {
+        trial.number: lock.holder(study.claim_folder(trial.number))
+        for trial in study.trials(TrialState.RUNNING)
+    }
+    return {n: f'{owner["host"]}:{owner["pid"]}' for n, owner in found.items() if owner}
+
+
+def rows(study: Study) -> list[list[str]]:
+    """A row for each started trial: number, state, last evaluated step, value, point."""
+    at_work = workers(study)
+    begun = [trial for trial in study.trials() if trial.state != TrialState.WAITING]
+    return [[*_progress(study, trial, at_work), *_point(study, trial)] for trial in begun]
+
+
+def _progress(study: Study, trial: FrozenTrial, at_work: dict[int, str]) -> list[str]:
+    state = outcome(trial, at_work)
+    if state == 'interrupted' and is_paused(study, trial):
+        state = 'paused'
+    return [str(trial.number), state, last_step(trial), value(trial)]
+
+
+def is_paused(study: Study, trial: FrozenTrial) -> bool:
+    """Whether the trial waits at a rung of ASHA."""
+    rule = asha.of_sweep(study.sweep)
+    return rule is not None and trial.state == TrialState.RUNNING and rule.is_paused(trial)
+
+
+def _point(study: Study, trial: FrozenTrial) -> list[str]:
+    return [number(trial.params.get(name)) for name in study.sweep.dimensions()]
+
+
+def notes(study: Study) -> list[str]:
+    """A line for each failed trial, and one on the remaining time."""
+    failed = [
+        f'trial {trial.number} failed: {trial.user_attrs.get("error", "")}'
+        for trial in study.trials(TrialState.FAIL)
+    ]
+    return [*failed, *filter(None, [time_left(study)])]
+
+
+def time_left(study: Study) -> str:
+    """Estimate of the time that the present workers will need; empty if it is unknown."""
+    open_trials = study.trials(TrialState.RUNNING, TrialState.WAITING)
+    spans = [trial.duration for trial in study.trials(*ENDED) if trial.duration]
+    if not (spans and open_trials and (at_work := len(workers(study)))):
+        return ''
+    typical = statistics.median(span.total_seconds() for span in spans)
+    seconds = typical * max(1.0, len(open_trials) / at_work)
+    each, left = (datetime.timedelta(seconds=round(s)) for s in (typical, seconds))
+    return f'about {left} left: {len(open_trials)} trials of {each} (h:mm:ss), workers: {at_work}'
+
+
+def outcome(trial: FrozenTrial, at_work: dict[int, str]) -> str:
+    """The trial's state in a word, with its worker if it is running."""
+    if trial.state == TrialState.RUNNING:
+        worker = at_work.get(trial.number)
+        return f'running on {worker}' if worker else 'interrupted'
+    return state_name(trial)
+
+
+def last_step(trial: FrozenTrial) -> str:
+    """The last evaluated step, or '-'."""
+    return str(trial.last_step) if trial.last_step is not None else '-'
+
+
+def value(trial: FrozenTrial) -> str:
+    """Its final value, or the last one so far, or '-'."""
+    found = trial.value
+    if found is None and trial.last_step is not None:
+        found = trial.intermediate_values[trial.last_step]
+    return '-' if found is None else f'{found:.4f}'
+
+
+def number(what: Any) -> str:
+    """A value in a table; short if it is a float."""
+    if what is None:
+        return '-'
+    return f'{what:.4g}' if isinstance(what, float) else str(what)
+
+
+def best(study: Study) -> FrozenTrial:
+    """The candidate with the best final value; the earlier of equal ones.
+
+    Raises:
+      UserError: without one.
+    """
+    found = candidates(study)
+    if not found:
+        but = ' but trunks' if study.trials(TrialState.COMPLETE) else ''
+        raise UserError(f'no trial of the study {study.name!r}{but} is complete')
+    sign = -1 if study.sweep.direction == 'maximize' else 1
+    return min(found, key=lambda trial: sign * trial.values[0])
+
+
+def candidates(study: Study) -> list[FrozenTrial]:
+    """The complete trials but trunks, whose learning rate has not fallen."""
+    branched = {asha.trunk_of(point) for point in study.sweep.points}
+    return [
+        trial
+        for trial in study.trials(TrialState.COMPLETE)
+        if run_number(trial) not in branched
+        or runs.cools_down(vary(study.base, trial.params).to_dict())
+    ]
+
+
+def command(study: Study, trial: FrozenTrial) -> str:
+    """The command that repeats the trial's training, in a new folder next to that of the sweep."""
+    point = asha.resolved({**study.sweep.overrides, **trial.params}, study.run_folder)
+    flags = [f'--config.{text}' for text in space.overrides(point)]
+    place = ('--workdir', f'{study.folder}-{trial.number:04d}')
+    words = ('python', '-m', 'vit_jax', 'train', '--config', study.sweep.config, *flags, *place)
+    return shlex.join(words)

@@ -8,8 +8,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.config import load as config_lib
 from vit_jax.inference import fine_tune
-from vit_jax.profiling.cost import price
-from vit_jax.profiling.plan import PlannedRun
+from vit_jax.profiling.cost import PlannedRun, price
 from vit_jax.sweeps import space
 
 Price = Callable[[space.Point, int], PlannedRun]  # (point, number of runs) -> cost

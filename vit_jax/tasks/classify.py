@@ -11,7 +11,7 @@ from jax import Array
 
 from vit_jax.array_types import Bool, Float, Int
 from vit_jax.errors import UserError, check_choice
-from vit_jax.ops import pixels, sequences
+from vit_jax.ops import sequences
 from vit_jax.ops.sequences import Sequences
 from vit_jax.ops.terms import Term, hits
 from vit_jax.tasks import base
@@ -66,7 +66,7 @@ class Task(base.Task):
                 'config.task.mixup and config.task.cutmix to 0'
             )
         coin, lam_key, box_key = jax.random.split(key, 3)
-        image = pixels.to_range(batch['image'], self.value_range)
+        image = sequences.to_range(batch['image'], self.value_range)
         mixes = [
             mix(lam_key, box_key, image, alpha)
             for mix, alpha in ((mixup, self.mixup), (cutmix, self.cutmix))
@@ -74,7 +74,7 @@ class Task(base.Task):
         ]
         heads = jax.random.bernoulli(coin) if len(mixes) == 2 else True
         image, weight = jax.tree.map(lambda a, b: jnp.where(heads, a, b), mixes[0], mixes[-1])
-        other = pixels.neighbor(batch['label'])
+        other = sequences.neighbor(batch['label'])
         weight = jnp.full(other.shape, weight)
         return {**batch, 'image': image, 'label_other': other, 'label_weight': weight}
 
@@ -135,7 +135,7 @@ def mixup(
     """Mix with one lambda ~ Beta(alpha, alpha) a batch, at least a half, so that `label` leads."""
     lam = jax.random.beta(lam_key, alpha, alpha)
     lam = jnp.maximum(lam, 1 - lam)
-    return pixels.pair_mix(image, lam), lam
+    return sequences.pair_mix(image, lam), lam
 
 
 def cutmix(
@@ -144,7 +144,7 @@ def cutmix(
     """Paste one box of the neighbor; lambda is the share of the image that is left."""
     lam = jax.random.beta(lam_key, alpha, alpha)
     inside = random_box(box_key, (image.shape[1], image.shape[2]), jnp.sqrt(1 - lam))
-    mixed = jnp.where(inside[..., None], pixels.neighbor(image), image)
+    mixed = jnp.where(inside[..., None], sequences.neighbor(image), image)
     return mixed, 1 - inside.mean()
 
 

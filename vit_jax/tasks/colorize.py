@@ -6,17 +6,19 @@ Zhang et al., 2016, arXiv:1603.08511, section 2.
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from vit_jax.array_types import Float
+from vit_jax.array_types import Float, Int64
 from vit_jax.errors import UserError
-from vit_jax.ops import color_bins, colors, pixels
+from vit_jax.ops import colors, sequences
 from vit_jax.ops.terms import Term, hits
-from vit_jax.storage import color_prior
+from vit_jax.storage import paths
 from vit_jax.tasks import base
 from vit_jax.tasks.base import Apply, Batch, Sums
 
@@ -37,8 +39,8 @@ class Task(base.Task):
     """
 
     prior: str = ''
-    rebalance: float = color_bins.REBALANCE
-    temperature: float = color_bins.TEMPERATURE
+    rebalance: float = colors.REBALANCE
+    temperature: float = colors.TEMPERATURE
     value_range: tuple[float, float] = (-1.0, 1.0)
 
     rngs = ('dropout',)
@@ -96,7 +98,7 @@ class Task(base.Task):
     def _rgb(self, batch: Batch) -> Float[Array, 'B H W C']:
         """The color images, 0 to 1."""
         low, high = self.value_range
-        return (pixels.to_range(batch['image'], self.value_range) - low) / (high - low)
+        return (sequences.to_range(batch['image'], self.value_range) - low) / (high - low)
 
     def _gray(self, batch: Batch) -> Float[Array, 'B H W 1']:
         """Gray images, 0 to 1 in steps of bytes, so that a gray file stays the same."""
@@ -108,7 +110,7 @@ class Task(base.Task):
     ) -> tuple[Float[Array, 'B h w'], Float[Array, 'B h w']]:
         """The weighted cross entropy of each cell, and 1 where its likeliest bin is right."""
         logits = outputs['logits']
-        bins, shares = color_bins.soft_encode(self._truth(batch, logits.shape[1:3]))
+        bins, shares = colors.soft_encode(self._truth(batch, logits.shape[1:3]))
         log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), bins, axis=-1)
         nearest = bins[..., 0]
         losses = -(shares * log_probs).sum(-1) * jnp.asarray(self._weights())[nearest]
@@ -133,19 +135,45 @@ class Task(base.Task):
     def _weights(self) -> np.ndarray:
         """The weight of every bin, [Q]."""
         if not self.prior:
-            return np.ones(color_bins.NUM_BINS, np.float32)
-        counts = color_prior.read(self.prior)
-        if len(counts) != color_bins.NUM_BINS:
+            return np.ones(colors.NUM_BINS, np.float32)
+        counts = read(self.prior)
+        if len(counts) != colors.NUM_BINS:
             raise UserError(
                 f'config.task.prior: {self.prior!r} counts {len(counts)} colors, and there are '
-                f'{color_bins.NUM_BINS}; make it again by `python -m vit_jax colors SOURCE`'
+                f'{colors.NUM_BINS}; make it again by `python -m vit_jax colors SOURCE`'
             )
-        return color_bins.class_weights(counts, self.rebalance)
+        return colors.class_weights(counts, self.rebalance)
 
     def _ab(self, outputs: dict) -> Float[Array, 'B h w 2']:
-        return color_bins.annealed_mean(outputs['logits'], self.temperature)
+        return colors.annealed_mean(outputs['logits'], self.temperature)
 
     def _colorize(self, outputs: dict, batch: Batch) -> Float[Array, 'B H W 3']:
         """The enlarged colors on the luminance of the input, 0 to 1."""
         ab, gray = self._ab(outputs), self._gray(batch)
         return colors.colorize(gray, jax.image.resize(ab, (*gray.shape[:3], 2), 'bilinear'))
+
+
+def write(path: str | os.PathLike[str], counts: Int64[np.ndarray, 'Q'], source: str) -> None:
+    """Writes the counts of the bins of `ops.color_bins`, and their source, as JSON."""
+    paths.write_text_atomic(path, json.dumps({'source': source, 'counts': counts.tolist()}) + '\n')
+
+
+def read(path: str | os.PathLike[str]) -> Int64[np.ndarray, 'Q']:
+    """The counts.
+
+    Raises:
+      UserError: if there is no such file, or it is of another kind.
+    """
+    text = paths.read_text(paths.path(path), errors='replace')
+    if text is None:
+        raise UserError(
+            f'config.task.prior: there is no {os.fspath(path)!r}; make it of the training data by '
+            '`python -m vit_jax colors SOURCE --out FILE`'
+        )
+    try:
+        counts = np.array(paths.parse_json(text)['counts'])
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        raise UserError(f'config.task.prior: {os.fspath(path)!r} holds no counts') from error
+    if counts.ndim != 1 or counts.dtype != np.int64 or counts.min() < 0 or not counts.sum():
+        raise UserError(f'config.task.prior: {os.fspath(path)!r} holds invalid counts')
+    return counts

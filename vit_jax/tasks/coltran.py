@@ -16,7 +16,7 @@ from jax import Array
 
 from vit_jax.array_types import Float, Int, Num, UInt8
 from vit_jax.errors import UserError
-from vit_jax.ops import coarse_colors, decoding
+from vit_jax.ops import colors, search
 from vit_jax.ops.terms import Term
 from vit_jax.tasks import base
 from vit_jax.tasks.base import Apply, Batch, Sums
@@ -46,12 +46,12 @@ class Task(base.Task):
 
     def __post_init__(self) -> None:
         self.require('parallel_weight', 0 <= self.parallel_weight < 1, 'in [0, 1)')
-        decoding.require(self.samples >= 1, 'samples', 'at least 1', self.samples)
+        search.require(self.samples >= 1, 'samples', 'at least 1', self.samples)
 
     def inputs(self, batch: Batch) -> tuple[UInt8[Array, 'B H W'], Int[Array, 'B H W']]:
         """The gray images, and the bins of their colors."""
         image = colored(batch['image'])
-        return coarse_colors.to_luma(image), coarse_colors.to_bins(image)
+        return colors.to_luma(image), colors.to_bins(image)
 
     def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
         """Means over the pixels, in bits, for the decoder and for the parallel head."""
@@ -76,7 +76,7 @@ class Task(base.Task):
         gray, _ = self.inputs(batch)
         keys = apply(len(gray), method='sample_keys')
         keys = jax.vmap(functools.partial(jax.random.split, num=self.samples))(keys).reshape(-1)
-        found = decoding.sample(
+        found = search.sample(
             functools.partial(apply, method='decode_step'),
             apply(gray.repeat(self.samples, axis=0), method='start'),
             keys,
@@ -88,7 +88,7 @@ class Task(base.Task):
         )
         bins = found.tokens.reshape(len(gray), self.samples, *gray.shape[1:])
         bits = -found.scores.reshape(len(gray), self.samples) / (bins[0, 0].size * math.log(2))
-        return {'samples': coarse_colors.from_bins(bins), 'bits_per_dim': bits}
+        return {'samples': colors.from_bins(bins), 'bits_per_dim': bits}
 
     def _bits(self, outputs: dict, batch: Batch) -> tuple[Array, Array, Array]:
         """Sums of bits for the decoder and the parallel head, and the number of pixels."""

@@ -13,7 +13,7 @@ from jax import Array
 
 from vit_jax.array_types import Int, UInt8
 from vit_jax.nn.stochastic import example_keys
-from vit_jax.ops import coarse_colors
+from vit_jax.ops import colors
 from vit_jax.ops.terms import Term
 from vit_jax.tasks import base
 from vit_jax.tasks.base import Apply, Batch, Sums
@@ -51,9 +51,9 @@ class Task(base.Task):
         """
         image, channels = colored(batch['image']), _channels(batch)
         coarse = batch.get('coarse')
-        coarse = coarse_colors.shrunk(image, self.factor) if coarse is None else coarse
-        coarse = coarse_colors.enlarged(jnp.round(coarse).astype(jnp.uint8), self.factor)
-        return coarse_colors.to_luma(image), _take(coarse, channels), channels
+        coarse = colors.shrunk(image, self.factor) if coarse is None else coarse
+        coarse = colors.enlarged(jnp.round(coarse).astype(jnp.uint8), self.factor)
+        return colors.to_luma(image), _take(coarse, channels), channels
 
     def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
         """The mean over the bytes, in bits."""

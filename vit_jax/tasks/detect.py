@@ -15,8 +15,8 @@ from jax import Array
 from vit_jax.array_types import Bool, Float, Int
 from vit_jax.errors import UserError
 from vit_jax.ops import boxes as box_ops
-from vit_jax.ops import pixels
-from vit_jax.ops.matching import match
+from vit_jax.ops import sequences
+from vit_jax.ops.boxes import match
 from vit_jax.ops.terms import Term
 from vit_jax.tasks import base
 from vit_jax.tasks.base import Apply, Batch, Sums
@@ -75,7 +75,7 @@ class Task(base.Task):
     def inputs(self, batch: Batch) -> tuple[Float[Array, 'B H W C'], Bool[Array, 'B H W']]:
         """Normalized images whose padding is zero, and the mask of their real pixels."""
         mask = pixel_mask(batch)
-        images = pixels.standardize(batch['image'], self.mean, self.std)
+        images = sequences.standardize(batch['image'], self.mean, self.std)
         return images * mask[..., None], mask
 
     def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:

@@ -16,7 +16,7 @@ from jax.scipy.special import entr
 
 from vit_jax.array_types import Float
 from vit_jax.errors import UserError
-from vit_jax.ops import pixels, self_distillation
+from vit_jax.ops import self_distillation, sequences
 from vit_jax.ops.terms import Term
 from vit_jax.tasks import base
 from vit_jax.tasks.base import Apply, Batch, Sums
@@ -102,7 +102,7 @@ class Task(base.Task):
         student = apply(folded, hidden=hidden, places=masks.places)
         scores = [unfold(student['scores'], rows)]
         if LOCAL in batch:
-            local = pixels.to_range(fold(batch[LOCAL]), self.value_range)
+            local = sequences.to_range(fold(batch[LOCAL]), self.value_range)
             scores.append(unfold(apply(local)['scores'], rows))
         temp = optax.linear_schedule(self.first_teacher_temp, self.teacher_temp, self.warmup)
         return {
@@ -173,7 +173,7 @@ class Task(base.Task):
         """The global crops, scaled; a whole image is one."""
         found = [batch[name] for name in GLOBAL if name in batch]
         crops = [x if x.ndim == 5 else x[:, None] for x in found]
-        return pixels.to_range(jnp.concatenate(crops, axis=1), self.value_range)
+        return sequences.to_range(jnp.concatenate(crops, axis=1), self.value_range)
 
     def _check_crops(self, crops: int) -> None:
         if crops < 2:

@@ -16,7 +16,7 @@ from jax import Array
 from vit_jax.array_types import Float
 from vit_jax.errors import check_choice
 from vit_jax.nn.patches import patch_grid, patchify, unpatchify
-from vit_jax.ops import pixels
+from vit_jax.ops import sequences
 from vit_jax.ops.terms import Term
 from vit_jax.tasks import base
 from vit_jax.tasks.base import Apply, Batch
@@ -51,7 +51,7 @@ class Task(base.Task):
     def inputs(self, batch: Batch) -> tuple[Float[Array, 'B *rest'], ...]:
         """The images, and the `noise` [B N] from which masks are drawn if the batch has it."""
         noise = (batch['noise'],) if 'noise' in batch else ()
-        return pixels.to_range(batch['image'], self.value_range), *noise
+        return sequences.to_range(batch['image'], self.value_range), *noise
 
     def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
         """The mean over the hidden patches of a patch's mean squared error (section 3)."""

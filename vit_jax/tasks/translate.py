@@ -11,8 +11,7 @@ from jax import Array
 
 from vit_jax.array_types import Float, Int
 from vit_jax.errors import UserError
-from vit_jax.ops.decoding import BOS, PAD
-from vit_jax.ops.search import Search, decode
+from vit_jax.ops.search import BOS, PAD, Search, decode
 from vit_jax.ops.terms import Term, hits
 from vit_jax.tasks import base
 from vit_jax.tasks.base import Apply, Batch, Sums

@@ -6,7 +6,7 @@ The config is read here, once: what comes after takes the objects that are made 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,24 +15,26 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
+from vit_jax import signatures
 from vit_jax import step as step_lib
 from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.config import defaults, durations, objects, schema
 from vit_jax.data import vocabulary
 from vit_jax.data.batches import Shape
 from vit_jax.data.dataset import Dataset
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, nearest
 from vit_jax.interop import adapt
-from vit_jax.interop.trained import TrainedModel
+from vit_jax.interop.trained import TrainedModel, fields
 from vit_jax.optim import make as optim
 from vit_jax.optim import mup
+from vit_jax.optim.make import STANDARD
 from vit_jax.runtime import sharding
 from vit_jax.signatures import in_steps
 from vit_jax.tasks.base import Task
-from vit_jax.trainer import evaluate, evaluations, parametrization
-from vit_jax.trainer import judge as judge_lib
+from vit_jax.trainer import early_stopping as judge_lib
+from vit_jax.trainer import evaluate
 from vit_jax.trainer.compatibility import abstract_variables
-from vit_jax.trainer.judge import Judge
+from vit_jax.trainer.early_stopping import Judge
 
 if TYPE_CHECKING:
     from vit_jax.trainer.examples import Examples
@@ -113,7 +115,7 @@ class Training:
     data: Dataset
     program: Program
     timetable: Timetable
-    evaluations: Mapping[str, evaluations.Evaluation]
+    evaluations: Mapping[str, evaluate.Evaluation]
     examples: Examples | None
     retention: Mapping[str, Any]
     judge: Judge
@@ -144,7 +146,7 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
         num_classes=data.info.num_classes,
         spec=data.spec,
     )
-    opened = evaluations.open_evals(config, layout, program.eval_steps, trained)
+    opened = evaluate.open_evals(config, layout, program.eval_steps, trained)
     return Training(
         config=config,
         data=data,
@@ -165,7 +167,7 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
 
 
 def _examples(
-    config: ConfigDict, opened: Mapping[str, evaluations.Evaluation], steps: evaluate.EvalSteps
+    config: ConfigDict, opened: Mapping[str, evaluate.Evaluation], steps: evaluate.EvalSteps
 ) -> Examples | None:
     """The examples that a run shows; what draws them is imported for it."""
     from vit_jax.trainer import examples
@@ -177,13 +179,13 @@ def _intervals(
     config: ConfigDict,
     default: str | None,
     times: durations.Durations,
-    opened: Mapping[str, evaluations.Evaluation],
+    opened: Mapping[str, evaluate.Evaluation],
 ) -> dict[str, int]:
     """Steps between evaluations, by their names; `default` is `config.every.eval`."""
     own = {name: section.get('every') for name, section in config.evals.items()}
     given = {name: default if text is None else text for name, text in own.items()}
     open_ = [opened[name] for name, text in given.items() if text is None]
-    seldom = times.between_evals(evaluations.num_examples(open_))
+    seldom = times.between_evals(evaluate.num_examples(open_))
     return {
         name: seldom if text is None else times.steps(text, f'config.evals.{name}.every')
         for name, text in given.items()
@@ -223,7 +225,7 @@ def make_program(
 
     run_once = run_once_of(model)
     params = abstract_variables(run_once, task, spec)['params']
-    factors = parametrization.of_config(config, model, params, params_of)
+    factors = of_config(config, model, params, params_of)
     tx, lr = optim.make(
         params,
         times.total_steps,
@@ -294,3 +296,52 @@ def _check_rows(
         multiple=task.multiple,
         reason=task.multiple_reason,
     )
+
+
+_KEY = 'config.optim.parametrization'
+
+
+def of_config(
+    config: ConfigDict, model: Any, params: Any, params_of: Callable[[Any], Any]
+) -> Mapping[str, mup.Factors] | None:
+    """The factors of muP; None for the standard parametrization.
+
+    Args:
+      config: checked.
+      model: of the config.
+      params: shapes of its parameters.
+      params_of: model -> these shapes.
+
+    Raises:
+      UserError: for another text, or a base model that differs in more than widths.
+    """
+    text = defaults.arguments(config, 'optim').get('parametrization', STANDARD)
+    if (widths := base_fields(text, fields(model))) is None:
+        return None
+    base = params_of(model.clone(parent=None, **widths))
+    return mup.factors(params, base, model.mup_kinds)
+
+
+def base_fields(text: str, known: Iterable[str]) -> dict[str, Any] | None:
+    """The fields of the base model that `mup(...)` gives; None for 'standard'.
+
+    Args:
+      text: of the config.
+      known: the fields that models of this kind have.
+
+    Raises:
+      UserError: for another text, or an unknown field.
+    """
+    if text == STANDARD:
+        return None
+    call = signatures.parse_call(text, _KEY)
+    args, widths = signatures.arguments(call)
+    if signatures.function_name(call) != 'mup' or args or not widths:
+        raise UserError(
+            f"{_KEY}={text!r}: write 'standard', or 'mup(width=64, ...)' with the widths of the "
+            'model that the hyperparameters were tuned on'
+        )
+    for key in widths:
+        if key not in known:
+            raise UserError(f'{_KEY}: ' + nearest('field of config.model', key, known))
+    return widths

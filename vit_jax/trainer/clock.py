@@ -14,8 +14,8 @@ import jax
 
 from vit_jax.errors import UserError
 from vit_jax.storage import lock, run_folder, times
-from vit_jax.storage.mirror import Mirror
-from vit_jax.trainer.lines import Lines
+from vit_jax.storage.run_folder import Mirror
+from vit_jax.trainer.writer import Lines
 
 OFTEN = 0.5  # seconds between lines of a run that is young
 UPLOADED = 10.0  # where each is an upload; GCS takes one write a second of an object

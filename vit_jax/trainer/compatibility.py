@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from vit_jax import step as step_lib
 from vit_jax.config import defaults
 from vit_jax.config import load as config_lib
-from vit_jax.data import class_ids
+from vit_jax.data import splits
 from vit_jax.data.batches import ArraySpec, Spec
 from vit_jax.data.dataset import Dataset
 from vit_jax.data.records import SourceInfo
@@ -95,18 +95,18 @@ def require_classes(trained: TrainedModel, where: str, data: Dataset) -> None:
     if found.num_classes == known.num_classes:
         if same_names or not (found.has_names and known.has_names):
             return
-        if not class_ids.comparable(found, known):
+        if not splits.comparable(found, known):
             _log.warning(
                 '%s: its classes%s are taken for those of the model%s by their numbers, for one of '
                 'them names classes by ids of WordNet',
-                *(data.source.title, class_ids.listed(found, known)),
-                class_ids.listed(known, found),
+                *(data.source.title, splits.listed(found, known)),
+                splits.listed(known, found),
             )
             return
     raise UserError(
         f'{where}: {data.source.title} has {found.num_classes} '
-        f'classes{class_ids.listed(found, known)}, the model has '
-        f'{known.num_classes}{class_ids.listed(known, found)}; evaluate it on data of its own '
+        f'classes{splits.listed(found, known)}, the model has '
+        f'{known.num_classes}{splits.listed(known, found)}; evaluate it on data of its own '
         'classes, by an evaluator that learns, as knn, or fine-tune it by config.init.from'
     )
 

@@ -18,8 +18,7 @@ from vit_jax.config import schema
 from vit_jax.data.batches import Batch, Process
 from vit_jax.inference.sample import Sample, sample_of
 from vit_jax.runtime import processes
-from vit_jax.trainer.evaluate import EvalSteps, PyTree
-from vit_jax.trainer.evaluations import Evaluation
+from vit_jax.trainer.evaluate import EvalSteps, Evaluation, PyTree
 from vit_jax.trainer.writer import Writer, in_a_line
 from vit_jax.viz import predictions
 from vit_jax.viz.base import Viz

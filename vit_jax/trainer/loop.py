@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import jax
 
 from vit_jax import step as step_lib
-from vit_jax.checkpoints.checkpointer import Checkpointer
+from vit_jax.checkpoints.checkpointer import KEPT, Checkpointer
 from vit_jax.data.batches import Batch
-from vit_jax.runtime.hangs import Interrupted, Stopping
-from vit_jax.runtime.watchdog import Watchdog
+from vit_jax.data.dataset import Dataset
+from vit_jax.runtime import processes
+from vit_jax.runtime.watchdog import Interrupted, Stopping, Watchdog
 from vit_jax.storage import times
-from vit_jax.trainer import broken_records, evaluations, profile
+from vit_jax.trainer import evaluate as evaluate_lib
+from vit_jax.trainer import profile
 from vit_jax.trainer.build import Training
 from vit_jax.trainer.clock import Clock
-from vit_jax.trainer.describe import utilization
-from vit_jax.trainer.due import due, due_evals, due_examples, due_save, evaluate_due, signatures
-from vit_jax.trainer.judge import Bests
+from vit_jax.trainer.early_stopping import Bests
 from vit_jax.trainer.meter import Meter
 from vit_jax.trainer.profile import Profile
-from vit_jax.trainer.save import save
-from vit_jax.trainer.start import Beginning
+from vit_jax.trainer.start import Beginning, utilization
+from vit_jax.trainer.workdir import save
 from vit_jax.trainer.writer import Writer
 
 
@@ -224,7 +224,7 @@ def log(training: Training, step: int, meter: Meter, writer: Writer) -> None:
     means: dict[str, Any] = meter.log()
     writer.write(step, means)
     writer.show_train(step, means)
-    broken_records.share(training.data)
+    share_broken_records(training.data)
 
 
 def evaluate(
@@ -288,10 +288,86 @@ def show(
     writer = hooks.writer
     writer.write(step, {**results, **signatures(training, names)})
     headlines = {name: training.evaluations[name].headline for name in names}
-    writer.show_eval(step, evaluations.line(headlines, results))
+    writer.show_eval(step, evaluate_lib.line(headlines, results))
     writer.draw()
     hooks.watchdog.beat(f'the evaluation after step {step}')
     if due_examples(training, step, names, ends):
         assert training.examples is not None
         training.examples.show(training.program.eval_steps, state.variables, step, writer)
         hooks.watchdog.beat(f'the examples shown after step {step}')
+
+
+def due(step: int, every: int, total: int) -> bool:
+    """The one predicate for log, evaluate and save: every so often, and at the end."""
+    return step == total or (every > 0 and step % every == 0)
+
+
+def due_save(training: Training, step: int, bests: Bests, checkpointer: Checkpointer) -> bool:
+    """Whether the state after `step` is saved: by the timetable, to be kept, or after a lost save.
+
+    `bests` are the results up to `step`.
+    """
+    timetable = training.timetable
+    is_best = KEPT in bests and bests[KEPT].step == step
+    kept = step in checkpointer.keep_steps or is_best or checkpointer.is_lost
+    return kept or due(step, timetable.checkpoint, timetable.total)
+
+
+def due_evals(training: Training, step: int) -> list[str]:
+    """The entries of `config.evals` that are due after `step`."""
+    timetable = training.timetable
+    return [name for name, every in timetable.evals.items() if due(step, every, timetable.total)]
+
+
+def due_examples(training: Training, step: int, names: Sequence[str], last: bool) -> bool:
+    """Whether examples are due with the results of these evaluations.
+
+    `last` says whether the results end the run.
+    """
+    timetable, examples = training.timetable, training.examples
+    if examples is None or not timetable.examples or examples.entry not in names:
+        return False
+    every = timetable.evals[examples.entry]
+    before = (step - 1) // every * every if every else 0
+    return last or step // timetable.examples > before // timetable.examples
+
+
+def evaluate_due(
+    training: Training,
+    state: step_lib.TrainState,
+    names: Sequence[str],
+    stop_requested: Stopping,
+) -> dict[str, float]:
+    """The results of the evaluations that are due: {'test/accuracy': ...}.
+
+    Raises:
+      Interrupted: if `stop_requested` says so between two batches, or while one is awaited.
+    """
+    now = {name: training.evaluations[name] for name in names}
+    results = evaluate_lib.run(training.program.eval_steps, now, state.variables, stop_requested)
+    for one in now.values():
+        share_broken_records(one.data)
+    return results
+
+
+def signatures(training: Training, names: Sequence[str]) -> dict[str, str]:
+    """The protocols of evaluations, {'test/signature': ...}, where they name one."""
+    every = {name: training.evaluations[name].signature for name in names}
+    return {f'{name}/signature': signature for name, signature in every.items() if signature}
+
+
+def share_broken_records(data: Dataset) -> None:
+    """Let every process know which records the others have found broken.
+
+    Raises:
+      UserError: on every process, if all together are too many.
+    """
+    for found in processes.gather(list(data.source.news().items())):
+        data.source.note(dict(found))
+
+
+def counts(training: Training) -> dict[str, float]:
+    """The numbers of broken records, for the data that have any."""
+    opened = {'train': training.data, **{k: e.data for k, e in training.evaluations.items()}}
+    counts = {name: len(data.source.broken) for name, data in opened.items()}
+    return {f'{name}/broken_records': float(count) for name, count in counts.items() if count}

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax import calls
+from vit_jax import signatures
 from vit_jax.config import schema
 from vit_jax.data.dataset import raw_images
 from vit_jax.data.records import first_readable
@@ -17,8 +17,8 @@ from vit_jax.errors import UserError
 from vit_jax.interop.preprocessing import resized
 from vit_jax.interop.trained import Size, TrainedModel
 from vit_jax.runtime import mesh, sharding
-from vit_jax.trainer import evaluate, evaluations
-from vit_jax.trainer.evaluations import Evaluation
+from vit_jax.trainer import evaluate
+from vit_jax.trainer.evaluate import Evaluation
 
 _FIT = 'train'  # the split that evaluators learn from, unless another is given
 Groups = dict[str, dict[str, Any]]
@@ -41,12 +41,12 @@ class Measurement:
     def run(self) -> dict[str, float]:
         """Measure; returns {'NAME/METRIC': value}."""
         variables = self.steps.layout.create(lambda loaded: loaded, self.trained.variables)
-        return evaluations.run(self.steps, self.evaluations, variables)
+        return evaluate.run(self.steps, self.evaluations, variables)
 
     def line(self, results: dict[str, float]) -> str:
         """The results in words; see `evaluations.line`."""
         headlines = {name: one.headline for name, one in self.evaluations.items()}
-        return evaluations.line(headlines, results)
+        return evaluate.line(headlines, results)
 
 
 def prepare(
@@ -94,7 +94,7 @@ def prepare(
             _require_fit(trained, group, layout)
     seed = trained.config.get('seed', 0)
     steps = evaluate.compile_steps(trained.model, trained.task, layout, seed)
-    opened = evaluations.open_evals(trained.config, layout, steps, trained)
+    opened = evaluate.open_evals(trained.config, layout, steps, trained)
     return Measurement(trained, {titles[name]: one for name, one in opened.items()}, steps)
 
 
@@ -128,7 +128,7 @@ def _evaluator_groups(evaluators: Sequence[str], fit: str | None) -> Groups:
         raise UserError(f'--fit {fit!r}: no --evaluator learns from it')
     groups = {}
     for text in evaluators:
-        name, keywords = calls.parse_keywords(text, f'--evaluator {text!r}')
+        name, keywords = signatures.parse_keywords(text, f'--evaluator {text!r}')
         fitted = {'fit': fit or _FIT} if schema.evaluator_class(name).learns else {}
         groups[name.rpartition('.')[-1]] = {'evaluator': name, **keywords, **fitted}
     return groups

@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import json
+import math
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
 
 from vit_jax import step as step_lib
+from vit_jax.checkpoints import checkpointer as checkpointer_lib
 from vit_jax.checkpoints.checkpointer import Checkpointer
+from vit_jax.config import defaults, durations
+from vit_jax.config import load as config_lib
+from vit_jax.config.origin import Branch, Init, dotted_names
+from vit_jax.data import splits
+from vit_jax.data.records import SourceInfo
 from vit_jax.errors import UserError
+from vit_jax.inference import fine_tune
+from vit_jax.interop.trained import TrainedModel
+from vit_jax.optim import schedules
+from vit_jax.profiling import flops, task_flops
+from vit_jax.runtime import compile_cache
+from vit_jax.storage import paths, run_folder
 from vit_jax.trainer import compatibility
 from vit_jax.trainer.build import Training
-from vit_jax.trainer.judge import Bests
-from vit_jax.trainer.origin import Origin, find_origin
+from vit_jax.trainer.early_stopping import Bests
+from vit_jax.trainer.workdir import FREE, SCHEDULES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,3 +106,307 @@ def check_stop(stop_at: int | None, start: int) -> None:
             f'--stop-at {stop_at}: the run is after step {start} already; give a later step, or '
             'leave it out to train to the end'
         )
+
+
+# What a branch is there to change.
+BRANCHED = (*FREE, *SCHEDULES, 'total', 'early_stop', 'init', 'branch')
+COLORS = {1: 'gray', 3: 'color'}  # kinds of images by channels
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """The state or parameters that a new run starts from.
+
+    Attributes:
+      params: nested arrays; what is not there is initialized.
+      state: whole, of the run that this one branches from; None if it branches from none.
+      step: of `state`.
+      hardware: that `state` was saved on.
+      history: the metrics of the run that this one branches from, up to `step`.
+      notes: where it comes from and what was changed to make it fit, a line each.
+    """
+
+    params: Any = dataclasses.field(default_factory=dict)
+    state: step_lib.TrainState | None = None
+    step: int = 0
+    hardware: str = ''
+    history: tuple[dict[str, Any], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def find_origin(
+    training: Training, allowed: Sequence[str] = (), known: TrainedModel | None = None
+) -> Origin:
+    """Reads what `config.branch` or `config.init` names, if any, and fits it to the run.
+
+    Args:
+      training: of the run.
+      allowed: modules of the user's own that the config of the other run may name, besides those
+        that this one's names itself.
+      known: the checkpoint of `config.init`, if it was read before.
+
+    Raises:
+      UserError: if there is no such checkpoint, it does not fit, it names code that is not
+        allowed, or one has to be named.
+    """
+    if defaults.arguments(training.config, 'branch')['from_']:
+        return branch(training)
+    init = Init(**defaults.arguments(training.config, 'init'))
+    if not (path := fine_tune.init_path(training.config)):
+        return Origin()
+    from vit_jax.inference import load as inference_lib  # here, as most runs start from nothing
+    from vit_jax.interop import adapt, trained
+
+    own = [name for _, name in dotted_names(training.config)]
+    imported = known or inference_lib.read(path, allowed=[*allowed, *own])
+    if init.classes:
+        chosen = trained.read_classes(init.classes)
+        imported = trained.take_classes(imported, training.program.model, chosen)
+    try:
+        params, notes = adapt.fit(
+            imported,
+            training.program.model,
+            training.program.abstract_state.params,
+            training.data.image_size,
+            init.posemb,
+            init.select,
+            None if init.classes else training.data.info,
+        )
+    except UserError as e:
+        raise UserError(f'config.init.from={path}: {e}{_channels(imported, training)}') from e
+    return Origin(params, notes=(f'from {path} ({imported.source})', *notes))
+
+
+def _channels(checkpoint: TrainedModel, training: Training) -> str:
+    """A hint for a checkpoint of gray images and data in color, or vice versa; else empty."""
+    image = training.data.spec.get('image')
+    theirs = checkpoint.channels
+    if image is None or len(image.shape) != 3 or (ours := image.shape[-1]) == theirs:
+        return ''
+    words = [COLORS.get(count, f'{count}-channel') for count in (theirs, ours)]
+    return '; the checkpoint is of {} images, and the data have {} images'.format(*words)
+
+
+def branch(training: Training) -> Origin:
+    """The whole state of another run at a kept step, to be continued with another schedule.
+
+    With a later cooldown it is bit for bit what a run with that cooldown would have come to: one
+    long run at a schedule that does not depend on its end gives a finished model of every length
+    (Zhai et al. 2022, "Scaling Vision Transformers", section 3.4).
+
+    Raises:
+      UserError: if there is no such run or checkpoint, or its state does not fit.
+    """
+    from vit_jax.inference import load as inference_lib
+
+    section, program = Branch(**defaults.arguments(training.config, 'branch')), training.program
+    trunk, step = paths.absolute(section.from_), section.step
+    if step < 1:
+        raise UserError('config.branch.step: name the kept step to branch off, from 1 on')
+    if step >= training.timetable.total:
+        raise UserError(
+            f'config.branch.step={step}: the run ends at step {training.timetable.total}; give a '
+            'later config.total'
+        )
+    try:
+        before = inference_lib.stored_config(trunk)
+        _, state, meta = checkpointer_lib.restore(
+            trunk / run_folder.CHECKPOINTS, step, program.target
+        )
+    except UserError as e:
+        raise UserError(f'config.branch: {e}') from e
+    if 'config' in meta:  # the file may have been edited
+        before = config_lib.from_dict(meta['config'])
+    named = meta.get('class_names', ())
+    compatibility.require_same_classes(named, training.data.info, 'config.branch')
+    history = tuple(line for line in run_folder.read_metrics(trunk) if line['step'] <= step)
+    return Origin(
+        state=program.layout.from_global(state),
+        step=step,
+        hardware=meta.get('hardware', program.hardware),
+        history=history,
+        notes=(
+            f'branches off {trunk} after step {step}',
+            *changes(before, training, history),
+            *_other_data(before, meta.get('listing'), training),
+        ),
+    )
+
+
+def changes(
+    before: ConfigDict, training: Training, history: tuple[dict[str, Any], ...]
+) -> list[str]:
+    """A line for each thing that makes a branch something else than that run cooled down."""
+    changed = defaults.differences(before, training.config)
+    lines = [f'there, config.{name} is another' for name in changed if name not in BRANCHED]
+    for line in history:
+        rate, now = line.get('train/lr'), float(training.timetable.lr(line['step'] - 1))
+        if rate is not None and not math.isclose(rate, now, rel_tol=1e-5):
+            lines.append(
+                f'there, the learning rate of step {line["step"]} was {rate:g}, not {now:g}: '
+                'give the warm-up in steps, and no shape that depends on config.total'
+            )
+            break
+    return lines
+
+
+def _other_data(
+    before: ConfigDict, listing: Mapping[str, str] | None, training: Training
+) -> list[str]:
+    """A line if the same data had other examples, as far as the checkpoint's listing knows."""
+    if listing is None or 'data' in defaults.differences(before, training.config):
+        return []
+    if listing == training.data.listing._asdict():
+        return []
+    return [f'there, {training.data.source.title} had examples of other names, labels or sizes']
+
+
+def write_history(folder: pathlib.Path, origin: Origin) -> None:
+    """Puts the metrics of the run that is continued before those to come; on process 0."""
+    if origin.state is not None and jax.process_index() == 0:
+        text = ''.join(json.dumps(line) + '\n' for line in origin.history)
+        paths.write_text_atomic(folder / run_folder.METRICS, text)
+
+
+def note(training: Training, folder: pathlib.Path, step: int) -> tuple[str, ...]:
+    """A line that says how much longer the run becomes; none if it has that length already.
+
+    Its steps so far are then those of a run that had this length from the start.
+
+    Args:
+      training: of the longer run.
+      folder: of the run, with the config of the shorter one.
+      step: after which it goes on.
+
+    Raises:
+      UserError: if the longer run had another learning rate up to `step`, or is no longer one.
+    """
+    stored = run_folder.read_config(folder)
+    if stored is None or run_folder.saved_nothing(folder):
+        return ()
+    before, total = config_lib.from_dict(stored), training.timetable.total
+    data = training.data
+    times = durations.of_run(before, data.plan.examples_per_step, data.num_examples)
+    if times.total_steps == total:
+        return ()
+    if total < times.total_steps:
+        raise UserError(
+            f'--extend: config.total={training.config.total!r} are {total} steps, and the run has '
+            f'{times.total_steps}; give a later end'
+        )
+    _require_same_rates(_rates(before, times, step), training, step)
+    return (f'extends the run from {times.total_steps} to {total} steps',)
+
+
+def forget_result(folder: pathlib.Path) -> None:
+    """Remove the result of the shorter run, which is not that of the longer one; on process 0."""
+    if jax.process_index() == 0:
+        (folder / run_folder.RESULT).unlink(missing_ok=True)
+
+
+def _rates(config: ConfigDict, times: durations.Durations, step: int) -> np.ndarray:
+    """The learning rates of the first steps of a config."""
+    schedule = config.optim.to_dict().get('schedule', schedules.CONSTANT)
+    rate = schedules.of_config(schedule, config.optim.lr, times.total_steps, times.steps)
+    return np.asarray(rate(np.arange(step)))
+
+
+def _require_same_rates(before: np.ndarray, training: Training, step: int) -> None:
+    now = np.asarray(training.timetable.lr(np.arange(step)))
+    differ = np.flatnonzero(~np.isclose(before, now, rtol=1e-6, atol=0))
+    if differ.size:
+        first = differ[0]
+        raise UserError(
+            f'--extend: the learning rate of step {first + 1} was {before[first]:g}, and is '
+            f'{now[first]:g} in a run of {training.timetable.total} steps: only a schedule that '
+            'does not depend on config.total can go on, with its warm-up in steps and no cooldown; '
+            'branch off from a step before they part by config.branch'
+        )
+
+
+LISTED = 5  # classes that are all listed with their counts
+
+
+def describe(training: Training, folder: pathlib.Path, beginning: Beginning) -> str:
+    """Describe the run and its devices in a few lines."""
+    start, data, hardware = beginning.step, training.data, training.program.hardware
+    count = sum(x.size for x in jax.tree.leaves(training.program.abstract_state.params))
+    lines = [
+        f'{training.config.model.name}: {count:,} parameters, {data.num_examples:,} examples, '
+        f'{training.timetable.total:,} steps of {data.batch_size} {data.unit} on {hardware}',
+        *_classes(training),
+        f'batches are made by {data.loading}',
+        *data.plan.notes,
+        *data.plan.examples.remarks(),
+        *_evaluates(training),
+        *training.judge.notes,
+        f'{f"resumes after step {start}" if start else "starts"} in {folder}',
+        compile_cache.note(),
+        *beginning.notes,
+    ]
+    if (before := beginning.hardware) != hardware:
+        lines.append(
+            f'so far on {before}: the examples stay the same, numbers agree up to rounding'
+        )
+    signed = {name: e.signature for name, e in training.evaluations.items()}
+    return '\n'.join([*lines, *(f'{name}: {text}' for name, text in signed.items() if text)])
+
+
+def _classes(training: Training) -> list[str]:
+    """Lines about the classes that the model learns; none if it learns no classes."""
+    data = training.data
+    if not (data.info.num_classes and training.config.model.get('num_classes')):
+        return []
+    return of_classes(data.info, data.class_counts, data.source.has_annotations)
+
+
+def of_classes(info: SourceInfo, counts: np.ndarray | None, of_objects: bool = False) -> list[str]:
+    """A line about the classes of training data, and one about those without an example.
+
+    Args:
+      info: of the data.
+      counts: the examples of each class, [num_classes]; None where they are not known.
+      of_objects: whether they are numbers of objects.
+    """
+    line = f'{info.num_classes:,} class{"es" if info.num_classes > 1 else ""}'
+    if counts is None:
+        return [f'{line}: {splits.some(info.class_names)}' if info.has_names else line]
+    is_short = info.has_names and len(counts) <= LISTED
+    if not is_short:
+        low, high = int(counts.min()), int(counts.max())
+        span = f'{low:,} to {high:,}' if low < high else f'{low:,}'
+        line += f', {span} {"objects" if of_objects else "examples"} each'
+    if info.has_names:
+        pairs = list(zip(info.class_names, counts.tolist(), strict=True))
+        shown = pairs if is_short else pairs[: splits.LISTED]
+        words = [f'{splits.some([name])} {count:,}' for name, count in shown]
+        line += f': {", ".join(words)}{"" if is_short else ", ..."}'
+    if not (lacking := np.flatnonzero(counts == 0).tolist()):
+        return [line]
+    names = [info.class_names[label] if info.has_names else str(label) for label in lacking]
+    them = 'class has' if len(names) == 1 else 'classes have'
+    return [line, f'{len(names):,} {them} no example: {splits.some(names)}']
+
+
+def _evaluates(training: Training) -> list[str]:
+    """A line about the interval of evaluations where the config leaves it open."""
+    config, timetable = training.config, training.timetable
+    names = [name for name, section in config.evals.items() if section.get('every') is None]
+    if not names or defaults.arguments(config, 'every')['eval'] is not None:
+        return []
+    steps = timetable.evals[names[0]]
+    when = 'every step' if steps == 1 else f'every {steps:,} steps'
+    when = when if steps < timetable.total else 'at the end alone'
+    return [f'evaluates {when}: at most a tenth of the time; config.every.eval gives another']
+
+
+def utilization(training: Training) -> Callable[[float], float | None]:
+    """Steps a second -> model FLOPs utilization; None where the chip's peak is not known."""
+    program = training.program
+    mesh = program.layout.mesh
+    kind = mesh.devices.flat[0].device_kind
+    if flops.peak_flops(kind) is None:
+        return lambda rate: None
+    count = partial(task_flops.of_training, program.model, program.task)
+    step = sum(s.rows * s.share * count(s.spec).total for s in training.data.shapes)
+    return lambda rate: flops.mfu(step * rate, 1.0, mesh.size, kind)

@@ -11,26 +11,48 @@ loop       next batch -> step -> when due: log, evaluate, save
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
+import vit_jax
+from vit_jax.checkpoints.checkpointer import Checkpointer
+from vit_jax.config import load as config_lib
+from vit_jax.data.batches import as_facts
+from vit_jax.data.dataset import Dataset
+from vit_jax.data.vocabulary import Vocabulary
 from vit_jax.errors import UserError, staying
 from vit_jax.inference import fine_tune
-from vit_jax.runtime import mesh, processes
+from vit_jax.runtime import environment, mesh, processes
+from vit_jax.runtime.preemption import Preemption
+from vit_jax.runtime.watchdog import Watchdog
 from vit_jax.storage import lock, paths, run_folder, times
-from vit_jax.trainer import agreement, broken_records, extension, workdir
+from vit_jax.trainer import loop as loop_lib
+from vit_jax.trainer import start as start_lib
+from vit_jax.trainer import workdir
 from vit_jax.trainer.build import Training, build
 from vit_jax.trainer.clock import Clock
-from vit_jax.trainer.describe import describe
-from vit_jax.trainer.loop import Evaluated, Preempted, Pruned, Report, loop
-from vit_jax.trainer.open_run import opened
-from vit_jax.trainer.origin import Origin, find_origin, write_history
-from vit_jax.trainer.profile import Window
-from vit_jax.trainer.save import write_config, write_result
-from vit_jax.trainer.start import Beginning, check_stop, restore
+from vit_jax.trainer.loop import Evaluated, Hooks, Preempted, Pruned, Report, loop
+from vit_jax.trainer.profile import Profile, Window
+from vit_jax.trainer.start import (
+    Beginning,
+    Origin,
+    check_stop,
+    describe,
+    find_origin,
+    restore,
+    write_history,
+)
+from vit_jax.trainer.workdir import write_config, write_result
 from vit_jax.trainer.writer import Writer
 
 __all__ = ['Preempted', 'Pruned', 'Report', 'Window', 'train']
@@ -88,7 +110,7 @@ def train(
     folder, clock = paths.absolute(folder), Clock(began)
     if devices is None:
         devices = mesh.usable_devices()
-    processes.require_alike(agreement.of_start(config, stop_at, restart, extend))
+    processes.require_alike(start_facts(config, stop_at, restart, extend))
     workdir.require_shared(folder, complete=not (restart or extend))
     filled = fine_tune.filled(config, workdir.stored_config(folder), allowed)
     config = filled.config
@@ -123,7 +145,7 @@ def prepare(
     run_folder.require_writable(folder)
     training = build(config, devices)
     if jax.process_count() > 1:
-        processes.require_alike(agreement.of_data(training))
+        processes.require_alike(data_facts(training))
     workdir.check_data(training, folder)
     if anew:
         with lock.lock(folder):
@@ -142,13 +164,13 @@ def write_start(
     training.data.source.note(beginning.broken)
     notes = workdir.replaced(training, folder)
     if extend:
-        notes += extension.note(training, folder, beginning.step)
+        notes += start_lib.note(training, folder, beginning.step)
     with paths.writing(folder):
         if origin is not None and beginning.step == origin.step:
             notes += origin.notes
             write_history(folder, origin)
         if extend:
-            extension.forget_result(folder)
+            start_lib.forget_result(folder)
         write_config(training, folder)
     return notes
 
@@ -161,10 +183,156 @@ def conclude(
     Raises:
       Preempted: if metrics are missing from the folder, so that the run is not complete.
     """
-    result = last.results | broken_records.counts(training)
+    result = last.results | loop_lib.counts(training)
     if writer.trouble:
         raise Preempted(f'{writer.trouble}; the state is saved')
     if last.why:
         writer.say(last.why)
     write_result(folder, result, last.why)
     return result
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenRun:
+    """A locked run folder, with what writes to it.
+
+    Attributes:
+      folder: the run folder.
+      held: the check of its lock.
+      checkpointer: of the folder.
+      preemption: signals that stop the run.
+      watchdog: of the process.
+    """
+
+    folder: pathlib.Path
+    held: lock.Check
+    checkpointer: Checkpointer
+    preemption: Preemption
+    watchdog: Watchdog
+
+    @contextlib.contextmanager
+    def hooks(
+        self,
+        training: Training,
+        beginning: Beginning,
+        traced: range,
+        stop_at: int | None,
+        report: Report | None,
+        clock: Clock,
+    ) -> Iterator[Hooks]:
+        """Open the metrics, and the profile of the `traced` steps, for the loop.
+
+        `clock` begins to write the record of the run's time.
+        """
+        start = beginning.step
+        with paths.writing(self.folder):
+            writer = Writer(
+                self.folder,
+                training.timetable.total,
+                start,
+                training.data.unit,
+                training.config.to_dict(),
+                failed=self.preemption.request,
+                held=self.held,
+                evaluates_again=beginning.unevaluated,
+            )
+        if writer.enabled:
+            with paths.writing(self.folder):
+                clock.record(writer.mirror, self.held, writer.say, start)
+        profile = Profile(self.folder, traced, writer.say)
+        require_own = partial(workdir.require, training, self.folder, self.held, writer.say)
+        try:
+            yield Hooks(
+                self.checkpointer,
+                writer,
+                self.watchdog,
+                stop_requested=self.preemption.reached,
+                stop_at=stop_at,
+                report=report,
+                profile=profile,
+                require_own=require_own,
+                clock=clock,
+            )
+        finally:
+            profile.close()
+            writer.close(clock.close)
+
+
+@contextlib.contextmanager
+def opened(
+    training: Training, folder: pathlib.Path, step_timeout: float | None
+) -> Iterator[OpenRun]:
+    """Lock the run folder and open what needs it; a start that fails leaves nothing there."""
+    existed = folder.is_dir()
+    with (
+        lock.lock(folder) as held,
+        workdir.cleared_on_error(folder, existed),
+        Preemption() as preemption,
+        Watchdog(step_timeout) as watchdog,
+        Checkpointer(folder / run_folder.CHECKPOINTS, **training.retention) as checkpointer,
+    ):
+        yield OpenRun(folder, held, checkpointer, preemption, watchdog)
+
+
+def start_facts(
+    config: ConfigDict, stop_at: int | None, restart: bool, extend: bool
+) -> dict[str, Any]:
+    """The facts that are known before any data are opened: config and code."""
+    resolved = json.loads(config_lib.to_json(config.copy_and_resolve_references()))
+    return {
+        **dict(_flat('config', resolved)),
+        '--stop-at': stop_at,
+        '--restart': restart,
+        '--extend': extend,
+        'the code of vit_jax': _code(),
+        **environment.packages(),
+    }
+
+
+def data_facts(training: Training) -> dict[str, Any]:
+    """The facts of the data of training and of all evaluations, by their places in the config."""
+    facts = _facts('config.data', training.data)
+    facts['config.data: batches'] = as_facts(training.data.shapes)
+    for name, one in training.evaluations.items():
+        where = f'config.evals.{name}'
+        facts |= _facts(where, one.data)
+        facts[f'{where}: batches'] = one.data.plan.eval_steps
+        if one.fit is not None:
+            facts |= _facts(f'{where}.fit', one.fit)
+            facts[f'{where}.fit: batches'] = one.fit.plan.eval_steps
+        if one.evaluator is not None:
+            facts[f'{where}: files of its evaluator'] = one.evaluator.digest()
+    return facts
+
+
+def _facts(where: str, data: Dataset) -> dict[str, Any]:
+    """The facts of a data set; a digest stands for what is long."""
+    facts = {
+        'examples': len(data.source),
+        'classes': _digest(json.dumps(data.info.class_names).encode()),
+        'vocabulary': data.vocab.digest if isinstance(data.vocab, Vocabulary) else None,
+        'arrays': {name: [list(s.shape), s.dtype.name] for name, s in data.spec.items()},
+        'names and labels': data.listing.examples,
+        'sizes of files': data.listing.contents,
+    }
+    return {f'{where}: {name}': fact for name, fact in facts.items()}
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, Mapping):
+        yield name, value
+        return
+    for key, inner in value.items():
+        yield from _flat(f'{name}.{key}', inner)
+
+
+@functools.cache
+def _code() -> str:
+    """A digest of the package's Python files, which a version of a checkout says little about."""
+    root = pathlib.Path(vit_jax.__file__).parent
+    files = sorted((path.relative_to(root).as_posix(), path) for path in root.rglob('*.py'))
+    return _digest(b''.join(name.encode() + path.read_bytes() for name, path in files))
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:12]

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import os
 import pathlib
 import socket
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 from ml_collections import ConfigDict
 
+from vit_jax import step as step_lib
 from vit_jax.checkpoints import manifest
+from vit_jax.checkpoints.checkpointer import BESTS, Checkpointer
 from vit_jax.config import defaults, schema
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
-from vit_jax.runtime import processes
+from vit_jax.runtime import environment, processes
 from vit_jax.storage import lock, paths, run_folder
 from vit_jax.trainer.build import Training
+from vit_jax.trainer.early_stopping import Bests
 from vit_jax.trainer.meter import Diverged
 
 # What may differ between two starts of one run: it changes no example and no update.
@@ -232,3 +237,81 @@ def _clear(folder: pathlib.Path, existed: bool) -> None:
     (folder / lock.LOCK).unlink(missing_ok=True)
     if not existed:
         _remove_if_empty(folder)
+
+
+def require(
+    training: Training, folder: pathlib.Path, held: lock.Check, say: Callable[[str], None]
+) -> None:
+    """Check before a save that the folder is there and this run's; every process calls it.
+
+    A config that was deleted or replaced is written again.
+
+    Args:
+      training: of the run.
+      folder: of the run, with its config.
+      held: the check of the folder's lock.
+      say: prints a line for the user.
+
+    Raises:
+      UserError: if the folder is gone, which a save would make anew, or was taken over.
+    """
+
+    def check() -> None:
+        if not paths.is_remote(folder) and not folder.is_dir():
+            raise UserError(
+                f'{folder} was deleted during the run, which cannot save itself any more'
+            )
+        with paths.writing(folder):
+            held()
+            stored = paths.read_text(folder / run_folder.CONFIG, errors='replace')
+            if stored != config_lib.to_json(training.config):
+                say(f'{run_folder.CONFIG} was replaced during the run: written again')
+                write_config(training, folder)
+
+    processes.on_process_0(check)
+
+
+def save(
+    training: Training,
+    checkpointer: Checkpointer,
+    step: int,
+    state: step_lib.TrainState,
+    bests: Bests,
+    *,
+    unevaluated: bool = False,
+) -> None:
+    """Start an asynchronous save of everything that a resumed run needs.
+
+    If the state is `unevaluated`, that run begins with the evaluations of this step.
+
+    Raises:
+      UserError: as `Checkpointer.save`.
+    """
+    program = training.program
+    meta = {
+        'config': training.config.to_dict(),
+        'data': {'step': step},
+        'hardware': program.hardware,
+        'versions': environment.everything(),
+        'unevaluated': unevaluated,
+        BESTS: {key: dataclasses.asdict(best) for key, best in bests.items()},
+        'broken': list(training.data.source.broken.items()),
+        **training.data.facts(),
+    }
+    checkpointer.save(step, program.layout.to_global(state), meta)
+
+
+def write_config(training: Training, folder: pathlib.Path) -> None:
+    """Puts the config, and what the data need beside it, into the run folder; on process 0."""
+    if jax.process_index() == 0:
+        paths.write_text_atomic(folder / run_folder.CONFIG, config_lib.to_json(training.config))
+        training.data.save(folder)
+
+
+def write_result(folder: pathlib.Path, result: dict[str, float], why: str) -> None:
+    """Marks a run as complete, with the reason if it ended early; on process 0."""
+    if jax.process_index() == 0:
+        content = {**result, **({run_folder.ENDED: why} if why else {})}
+        with paths.writing(folder):
+            run_folder.sync(folder)
+            paths.write_text_atomic(folder / run_folder.RESULT, json.dumps(content) + '\n')

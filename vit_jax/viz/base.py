@@ -15,7 +15,7 @@ import numpy as np
 
 from vit_jax.array_types import UInt8
 from vit_jax.errors import UserError
-from vit_jax.nn.attention_maps import AttentionMap
+from vit_jax.nn.maps import AttentionMap
 from vit_jax.viz import attention_pictures, batch, figures
 from vit_jax.viz.batch import Panels
 from vit_jax.viz.photo import Context, Fields, Photo

@@ -11,7 +11,7 @@ import numpy as np
 
 from vit_jax.array_types import Float, UInt8
 from vit_jax.ops import colors
-from vit_jax.ops.coarse_colors import to_luma
+from vit_jax.ops.colors import to_luma
 from vit_jax.viz import base, colorize, figures
 from vit_jax.viz.batch import Panels
 from vit_jax.viz.photo import Context, Fields, Photo

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from vit_jax.errors import UserError, nearest
 from vit_jax.storage import paths, run_folder
 from vit_jax.storage.run_folder import Series
-from vit_jax.viz import figures, names
+from vit_jax.viz import figures
 
 AXES = ('steps', 'minutes')
 BARS = '*'  # in a metric's name: draws the last values of all matching metrics
@@ -137,7 +137,7 @@ def draw(histories: Sequence[History], metrics: Sequence[str], x: str = 'steps')
             figures.style(axes, _title(metric, found))
             _draw_bars(axes, histories, found, metric)
         else:
-            figures.style(axes, names.title(metric))
+            figures.style(axes, figures.title(metric))
             _draw_histories(axes, histories, metric, x)
         figures.legend(axes)
     return figure
@@ -148,16 +148,16 @@ def _panels(histories: Sequence[History], metric: str) -> list[tuple[str, list[s
     if BARS not in metric:
         return [(metric, [metric])]
     found = matching(histories, metric)
-    units = dict.fromkeys(map(names.unit, found))
-    return [(metric, [name for name in found if names.unit(name) == unit]) for unit in units]
+    units = dict.fromkeys(map(figures.unit, found))
+    return [(metric, [name for name in found if figures.unit(name) == unit]) for unit in units]
 
 
 def _title(pattern: str, found: Sequence[str]) -> str:
     """The title of a panel of bars: their unit, and the data that it is measured on."""
     if len(found) == 1:
-        return names.title(found[0])
-    prefix, unit = pattern.rpartition('/')[0], names.unit(found[0])
-    return names.title(unit if BARS in prefix else f'{prefix}/{unit}')
+        return figures.title(found[0])
+    prefix, unit = pattern.rpartition('/')[0], figures.unit(found[0])
+    return figures.title(unit if BARS in prefix else f'{prefix}/{unit}')
 
 
 def _draw_histories(axes: Axes, histories: Sequence[History], metric: str, x: str) -> None:
@@ -198,7 +198,7 @@ def _draw_bars(
         shift = (i - (len(histories) - 1) / 2) * width
         bars = axes.bar(places + shift, values, 0.92 * width, color=color, label=history.name)
         axes.bar_label(bars, fmt='%.3g', fontsize=8, color=figures.FAINT, padding=2)
-    labels = [names.words(metric[before:]) for metric in metrics]
+    labels = [figures.words(metric[before:]) for metric in metrics]
     axes.set_xticks(places, labels if len(labels) > 1 else [''])  # the title has a single one
     axes.margins(y=0.35)  # room for the legend
 

@@ -14,7 +14,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from vit_jax.storage import paths, run_folder
 from vit_jax.storage.run_folder import Series
-from vit_jax.viz import figures, names
+from vit_jax.viz import figures
 
 FIRST = ('loss', 'accuracy', 'lr', 'images_per_sec', 'tokens_per_sec')
 MIXES = ('mixup', 'cutmix')  # keys of `config.task`: training images are two in one
@@ -95,7 +95,7 @@ def draw(
     last = max(int(series[name][0][-1]) for group in groups.values() for name in group)
     for i, (key, group) in enumerate(groups.items()):
         axes = figure.add_subplot(rows, columns, i + 1)
-        figures.style(axes, names.words(key))
+        figures.style(axes, figures.words(key))
         for name in group:
             prefix = name.rpartition('/')[0]
             label = ', '.join(filter(None, (prefix, (remarks or {}).get(name))))

@@ -11,7 +11,8 @@ import numpy as np
 
 from vit_jax.array_types import Float, Int
 from vit_jax.errors import UserError
-from vit_jax.viz import base, batch, figures, labels
+from vit_jax.viz import base, batch, figures
+from vit_jax.viz import photo as photo_lib
 from vit_jax.viz.photo import Context, Fields, Photo
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class Viz(base.Viz):
             classes = prediction['labels'][self._shown(prediction, context)].tolist()
             found = [
                 Object(
-                    tuple(row['bbox']), f'{row["class"]} {row["score"]:.2f}', labels.color(label)
+                    tuple(row['bbox']), f'{row["class"]} {row["score"]:.2f}', photo_lib.color(label)
                 )
                 for row, label in zip(rows, classes, strict=True)
             ]
@@ -118,10 +119,10 @@ class Viz(base.Viz):
         corners = fields['boxes'][real] * (size[0] / fields['image'].shape[0])
         boxes = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1)
         found = [
-            Object(tuple(box), context.class_name(label), labels.color(label))
+            Object(tuple(box), context.class_name(label), photo_lib.color(label))
             for box, label in zip(boxes.tolist(), fields['labels'][real].tolist(), strict=True)
         ]
-        draw_objects(axes, size, found, size[1] / batch.SIDE, labels.SMALL, line=1.2)
+        draw_objects(axes, size, found, size[1] / batch.SIDE, photo_lib.SMALL, line=1.2)
 
 
 def read_threshold(text: str) -> float:
@@ -144,9 +145,9 @@ class Object(NamedTuple):
       color: of its frame and its label.
     """
 
-    box: labels.Box
+    box: photo_lib.Box
     name: str
-    color: labels.Color
+    color: photo_lib.Color
 
 
 def boxes_of_file(boxes: Float[np.ndarray, 'N 4'], photo: Photo) -> Float[np.ndarray, 'N 4']:
@@ -174,7 +175,7 @@ def draw_objects(
     size: tuple[float, float],
     objects: Sequence[Object],
     inch: float,
-    points: float = labels.SIZE,
+    points: float = photo_lib.SIZE,
     line: float = 1.6,
 ) -> None:
     """Draw frames with white borders, visible on any background, and labels that hide neither each
@@ -190,7 +191,7 @@ def draw_objects(
     """
     from matplotlib.patches import Rectangle
 
-    taken: list[labels.Box] = []
+    taken: list[photo_lib.Box] = []
     boxes = [one.box for one in objects]
     # The largest first, so that none hides a smaller one.
     for box, name, tint in sorted(objects, key=lambda one: -math.prod(one.box[2:])):
@@ -198,8 +199,10 @@ def draw_objects(
         for thick, edge in ((2 * line, 'white'), (line, tint)):
             frame: dict[str, Any] = {'fill': False, 'linewidth': thick, 'edgecolor': edge}
             axes.add_patch(Rectangle((x, y), width, height, **frame))
-        fits = width >= labels.room_of(name, inch, points)[0]
-        letters = points if fits else min(points, labels.SMALL)
-        place = labels.find_place(box, labels.room_of(name, inch, letters), size, taken, boxes)
+        fits = width >= photo_lib.room_of(name, inch, points)[0]
+        letters = points if fits else min(points, photo_lib.SMALL)
+        place = photo_lib.find_place(
+            box, photo_lib.room_of(name, inch, letters), size, taken, boxes
+        )
         taken.append(place)
-        labels.write(axes, place, name, tint, inch, letters)
+        photo_lib.write(axes, place, name, tint, inch, letters)

@@ -11,7 +11,8 @@ import numpy as np
 
 from vit_jax.array_types import Bool, Int
 from vit_jax.ops import panoptic
-from vit_jax.viz import batch, detect, figures, labels
+from vit_jax.viz import batch, detect, figures
+from vit_jax.viz import photo as photo_lib
 from vit_jax.viz.photo import Context, Fields, Photo
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Viz(detect.Viz):
             factor = len(picture) // len(numbers)
             numbers = numbers.repeat(factor, axis=0).repeat(factor, axis=1)
             classes = prediction['labels'][queries].tolist()
-            tints = [labels.color(label) for label in classes]
+            tints = [photo_lib.color(label) for label in classes]
             figures.show_image(axes, painted(picture, numbers, tints), photo.path.name, size=9)
             scored = zip(classes, prediction['scores'][queries], strict=True)
             names = [f'{context.class_name(label)} {score:.2f}' for label, score in scored]
@@ -72,11 +73,11 @@ class Viz(detect.Viz):
         factor = len(picture) // len(fields['segments'])
         numbers = fields['segments'].repeat(factor, axis=0).repeat(factor, axis=1)
         classes = fields['labels'][: numbers.max()].tolist()
-        tints = [labels.color(label) for label in classes]
+        tints = [photo_lib.color(label) for label in classes]
         shown.set_data(painted(picture, numbers, tints))
         names = [context.class_name(label) for label in classes]
         inch = numbers.shape[1] / batch.SIDE
-        write_labels(axes, numbers, names, tints, inch, labels.SMALL)
+        write_labels(axes, numbers, names, tints, inch, photo_lib.SMALL)
 
 
 def segments(prediction: Fields, photo: Photo, context: Context) -> panoptic.Segments:
@@ -100,7 +101,7 @@ def on_file(numbers: Int[np.ndarray, 'h w'], photo: Photo) -> Int[np.ndarray, 'Y
 
 
 def painted(
-    image: np.ndarray, numbers: Int[np.ndarray, 'Y X'], tints: Sequence[labels.Color]
+    image: np.ndarray, numbers: Int[np.ndarray, 'Y X'], tints: Sequence[photo_lib.Color]
 ) -> np.ndarray:
     """The image under the colors of its segments, with white lines between them."""
     colors = np.array([(0, 0, 0), *tints]) * 255
@@ -113,16 +114,16 @@ def write_labels(
     axes: Axes,
     numbers: Int[np.ndarray, 'Y X'],
     names: Sequence[str],
-    tints: Sequence[labels.Color],
+    tints: Sequence[photo_lib.Color],
     inch: float,
-    points: float = labels.SIZE,
+    points: float = photo_lib.SIZE,
 ) -> None:
     """Label each segment where it is thickest, a small one beside it, without overlaps if there is
     room.
     """
-    taken: list[labels.Box] = []
+    taken: list[photo_lib.Box] = []
     areas = np.bincount(numbers[numbers > 0], minlength=len(names) + 1)[1:]
-    rooms = [labels.room_of(name, inch, points) for name in names]
+    rooms = [photo_lib.room_of(name, inch, points) for name in names]
     small = {
         i: bounds(numbers == i + 1)
         for i, room in enumerate(rooms)
@@ -134,12 +135,12 @@ def write_labels(
         (wide, tall), (x, y) = rooms[i], middle(numbers == i + 1)
         # The box is so large that the first place at one of its corners is around the middle.
         box = small.get(i, (x - wide / 2, y + tall / 2, wide, tall))
-        place = labels.find_place(box, rooms[i], numbers.shape, taken, list(small.values()))
+        place = photo_lib.find_place(box, rooms[i], numbers.shape, taken, list(small.values()))
         taken.append(place)
-        labels.write(axes, place, names[i], tints[i], inch, points)
+        photo_lib.write(axes, place, names[i], tints[i], inch, points)
 
 
-def bounds(mask: Bool[np.ndarray, 'Y X']) -> labels.Box:
+def bounds(mask: Bool[np.ndarray, 'Y X']) -> photo_lib.Box:
     """The smallest box around a mask that is not empty."""
     y, x = np.nonzero(mask)
     left, top = float(x.min()), float(y.min())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.nn.attention_maps import AttentionMap
+from vit_jax.nn.maps import AttentionMap
 from vit_jax.viz import attention_pictures, base
 from vit_jax.viz.photo import Context, Fields, Photo
 

@@ -6,10 +6,10 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from vit_jax.models import base, vit
-from vit_jax.nn.attention_maps import collect
+from vit_jax.models.vit import segment_mean
 from vit_jax.nn.blocks import Block, Encoder
+from vit_jax.nn.maps import collect
 from vit_jax.nn.patches import patch_grid
-from vit_jax.nn.pooling import segment_mean
 from vit_jax.nn.positions import sincos1d
 
 

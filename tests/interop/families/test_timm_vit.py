@@ -14,7 +14,7 @@ from vit_jax import __main__ as cli
 from vit_jax import interop
 from vit_jax.errors import UserError
 from vit_jax.interop import files
-from vit_jax.interop.families import _timm_arguments
+from vit_jax.interop.families import _timm
 
 torch = pytest.importorskip('torch')
 pytest.importorskip('transformers')
@@ -204,7 +204,7 @@ def test_attention_pooling(tmp_path, images):
     ],
 )
 def test_which_gelu(config, gelu):
-    assert _timm_arguments.gelu(_timm_arguments.arguments(config, 'timm'), 'timm') == gelu
+    assert _timm.gelu(_timm.arguments(config, 'timm'), 'timm') == gelu
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_an_unknown_architecture_is_noted(tmp_path):
 
 def test_the_table_of_architectures_is_that_of_timm():
     pytest.importorskip('timm')
-    assert timm_architectures.text() == _timm_arguments.TABLE.read_text()
+    assert timm_architectures.text() == _timm.TABLE.read_text()
 
 
 @pytest.mark.slow

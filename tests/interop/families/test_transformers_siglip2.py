@@ -9,7 +9,7 @@ from PIL import Image
 
 from vit_jax import interop
 from vit_jax.data.transforms import parse_transforms
-from vit_jax.data.transforms.patches import cut, grid_within
+from vit_jax.data.transforms.image import cut, grid_within
 from vit_jax.errors import UserError
 from vit_jax.inference.images import photo_reader
 from vit_jax.inference.load import open_model

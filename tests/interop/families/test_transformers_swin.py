@@ -11,7 +11,7 @@ from helpers.transformers_vit import apply
 
 from vit_jax import interop
 from vit_jax.errors import UserError
-from vit_jax.interop import files, normalization
+from vit_jax.interop import files, preprocessing
 from vit_jax.interop.families import transformers_swin
 from vit_jax.models.swin import Model
 
@@ -115,7 +115,7 @@ def test_colors_become_part_of_the_weights(tmp_path):
     embed = imported.params['patch_embed']
     found = np.einsum('hwc,hwcd->d', 2 * pixels - 1, embed['kernel']) + embed['bias']
     np.testing.assert_allclose(found, expected, atol=1e-5)
-    assert normalization.UNKNOWN not in imported.notes
+    assert preprocessing.UNKNOWN not in imported.notes
 
 
 @pytest.mark.parametrize(

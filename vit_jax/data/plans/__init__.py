@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from vit_jax import calls
+from vit_jax import signatures
 from vit_jax.data.examples import Examples
 from vit_jax.data.plans.base import Plan
 from vit_jax.errors import UserError, resolve
@@ -29,9 +29,9 @@ def make(text: str, examples: Examples, **options: Any) -> Plan:
     Raises:
       UserError: if there is no such plan, or it refuses the options or the examples.
     """
-    node = calls.parse_call(text, f'plan {text!r}')
-    args, named = calls.arguments(node)
-    cls = resolve('vit_jax.data.plans', calls.function_name(node), 'Plan')
+    node = signatures.parse_call(text, f'plan {text!r}')
+    args, named = signatures.arguments(node)
+    cls = resolve('vit_jax.data.plans', signatures.function_name(node), 'Plan')
     if not (isinstance(cls, type) and issubclass(cls, Plan)):
         raise UserError(f'plan {text!r}: its Plan must be derived from {Plan.__module__}.Plan')
     if args:

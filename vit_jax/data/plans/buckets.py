@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vit_jax.data import order
+from vit_jax.data import batches
 from vit_jax.data.batches import ArraySpec, Batch, Shape, Spec
 from vit_jax.data.plans import base
 from vit_jax.data.records import BrokenRecord, Record, SourceInfo, check_ids
@@ -226,7 +226,7 @@ class Plan(base.Plan):
         epoch, position = divmod(k, cut.steps)
         # One shuffle for the batches, and one for each bucket.
         stream = epoch * (len(cut.rows) + 1)
-        shuffle = functools.partial(order.shuffled, seed=self.seed)
+        shuffle = functools.partial(batches.shuffled, seed=self.seed)
         number = shuffle(np.array([position]), size=cut.steps, epoch=stream)
         bucket, places = cut.places(int(number[0]))
         places = shuffle(places, size=len(cut.members[bucket]), epoch=stream + 1 + bucket)

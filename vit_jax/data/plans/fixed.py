@@ -7,7 +7,7 @@ import functools
 
 import numpy as np
 
-from vit_jax.data import order
+from vit_jax.data import batches
 from vit_jax.data.batches import Shape, Spec
 from vit_jax.data.plans import base
 from vit_jax.data.records import Record
@@ -43,7 +43,7 @@ class Plan(base.Plan):
         if len(self.specs) > 1:
             kind = int(np.random.default_rng((self.seed, k)).integers(len(self.specs)))
         places = k * self.batch_size + np.arange(self.batch_size)
-        numbers = order.stream(places, size=len(self.rows), seed=self.seed)
+        numbers = batches.stream(places, size=len(self.rows), seed=self.seed)
         return self.specs[kind], self.rows[numbers]
 
     def fit(self, record: Record, spec: Spec) -> Record:

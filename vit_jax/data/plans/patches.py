@@ -11,7 +11,8 @@ from vit_jax.data import batches
 from vit_jax.data.batches import ArraySpec, Spec
 from vit_jax.data.plans import fixed
 from vit_jax.data.records import Record
-from vit_jax.data.transforms import geometry, patches
+from vit_jax.data.transforms import geometry
+from vit_jax.data.transforms import image as image_lib
 from vit_jax.errors import UserError
 
 LARGEST = 4096  # patches of a sequence, whose attention has 16 million weights a head
@@ -75,10 +76,10 @@ class Plan(fixed.Plan):
     def fit(self, record: Record, spec: Spec) -> Record:
         length, values = spec['patches'].shape
         height, width = record['image'].shape[:2]
-        rows, columns = patches.grid_within(height, width, length)
+        rows, columns = image_lib.grid_within(height, width, length)
         side = self._sides[self.lengths.index(length)]
         record = geometry.resize(record, rows * side, columns * side)
-        cut = patches.cut(record['image'], side)
+        cut = image_lib.cut(record['image'], side)
         if cut.shape[1] != values:
             raise UserError(
                 f'an image with {record["image"].shape[2]} channels among others; bring all to '

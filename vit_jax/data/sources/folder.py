@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vit_jax.data import images, listing, order
+from vit_jax.data import batches, images, listing
 from vit_jax.data.records import Listing, Record, SourceInfo, UnknownSplit, counted
 from vit_jax.errors import UserError
 
@@ -48,7 +48,7 @@ class Source:
         self.info = SourceInfo(len(names), tuple(map(_in_utf8, names)))
         files = [file for name in names for file in by_class.get(name, ())]
         labels = [label for label, name in enumerate(names) for _ in by_class.get(name, ())]
-        shuffle = order.shuffled(np.arange(len(files)), size=len(files), seed=0, epoch=0)
+        shuffle = batches.shuffled(np.arange(len(files)), size=len(files), seed=0, epoch=0)
         self._files = [files[i] for i in shuffle]
         self._labels = np.array(labels, np.int64)[shuffle]
 

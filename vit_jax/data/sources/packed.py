@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data import images, listing, packed, remote
-from vit_jax.data.parts import Parts
 from vit_jax.data.records import BrokenRecord, Listing, Record, UnknownSplit, counted
+from vit_jax.data.remote import Parts
 from vit_jax.errors import UserError
 from vit_jax.storage import paths, ranges
 

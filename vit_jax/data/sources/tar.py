@@ -24,8 +24,8 @@ from typing import IO, Any
 import numpy as np
 
 from vit_jax.data import images, listing
-from vit_jax.data.parts import Parts
 from vit_jax.data.records import BrokenRecord, Listing, Record, SourceInfo, UnknownSplit, counted
+from vit_jax.data.remote import Parts
 from vit_jax.errors import UserError
 from vit_jax.storage import cache, paths
 

@@ -23,8 +23,7 @@ from PIL import Image
 
 from vit_jax.array_types import Float, Shaped
 from vit_jax.data.records import Record
-from vit_jax.data.transforms import frames
-from vit_jax.data.transforms.arguments import Fill
+from vit_jax.data.transforms import movable
 from vit_jax.data.transforms.movable import (
     OBJECTS,
     check,
@@ -33,7 +32,7 @@ from vit_jax.data.transforms.movable import (
     image_size,
     is_image,
 )
-from vit_jax.data.transforms.pillow import Matrix, resample, transform
+from vit_jax.data.transforms.pillow import Fill, Matrix, resample, transform
 from vit_jax.errors import UserError
 
 CORNERS = [[0, 1], [2, 1], [0, 3], [2, 3]]  # columns of a box
@@ -157,7 +156,7 @@ def _move(
     points: Callable[[Points], Points],
 ) -> Record:
     """The record with each field moved by the function for its kind."""
-    images = {name: frames.each(image, record[name]) for name in record if is_image(name)}
+    images = {name: movable.each(image, record[name]) for name in record if is_image(name)}
     moved = {**record, **images}
     if 'masks' in record:
         moved['masks'] = masks(np.asarray(record['masks']))

@@ -7,22 +7,25 @@ boxes, masks and points follow.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 
+from vit_jax.array_types import Float, UInt8
 from vit_jax.data.records import Record
 from vit_jax.data.transforms import geometry
-from vit_jax.data.transforms.arguments import (
+from vit_jax.data.transforms.movable import image_size
+from vit_jax.data.transforms.pillow import (
     Fill,
     Size,
     check_fill,
     check_method,
     check_positive,
     height_width,
+    require_bytes,
     shares,
 )
-from vit_jax.data.transforms.movable import image_size
 from vit_jax.data.transforms.registry import crops_at_once, in_pixels, transform
 from vit_jax.data.transforms.windows import (
     central_window,
@@ -231,3 +234,171 @@ def _spare(record: Record, height: int, width: int) -> tuple[int, int]:
             f"'resize_small({max(height, width)})'"
         )
     return rows - height, columns - width
+
+
+Pixels = UInt8[np.ndarray, 'H W C']
+
+
+@transform
+def drop_alpha() -> Callable[[Record], Record]:
+    """Decode files without their transparency, instead of laying it over white.
+
+    This is how timm and transformers read files. It takes effect wherever it stands.
+    """
+    return lambda record: record
+
+
+@transform
+def random_erasing(
+    p: float = 0.25, area_min: float = 2, area_max: float = 33
+) -> Callable[[Pixels, np.random.Generator], Pixels]:
+    """Fill a random window with random bytes, with probability `p` (Zhong et al. 2020).
+
+    The window has `area_min` to `area_max` percent of the area and an aspect ratio of 0.3 to
+    3.3; if ten draws do not fit, the image is unchanged. Boxes and masks of hidden objects stay.
+    """
+    if not 0 <= p <= 1:
+        raise ValueError(f'{p=} must be in [0, 1]')
+    area = shares(area_min, area_max)
+
+    def apply(image: Pixels, rng: np.random.Generator) -> Pixels:
+        require_bytes(image)
+        if rng.random() >= p:
+            return image
+        window = random_window(rng, image.shape[:2], area, (0.3, 3.3))
+        if window is None:
+            return image
+        y, x, h, w = window
+        image = image.copy()
+        image[y : y + h, x : x + w] = rng.integers(0, 256, (h, w, image.shape[2]), np.uint8)
+        return image
+
+    return apply
+
+
+@transform
+def value_range(low: float, high: float) -> Callable[[Pixels], Float[np.ndarray, 'H W C']]:
+    """Map bytes 0..255 to float32 low..high, on the host.
+
+    Tasks do this on the device, which needs a quarter of the transfer; this is for other users of
+    the data.
+    """
+    if not low < high:
+        raise ValueError(f'{low=} must be less than {high=}')
+
+    def apply(image: Pixels) -> Float[np.ndarray, 'H W C']:
+        require_bytes(image)
+        return image.astype(np.float32) * np.float32((high - low) / 255) + np.float32(low)
+
+    return apply
+
+
+@transform
+def scale_and_crop(
+    sizes: tuple[int, ...],
+    max: int | None = None,
+    first: tuple[int, ...] = (400, 500, 600),
+    crop: tuple[int, int] = (384, 600),
+    p: float = 0.5,
+) -> Callable[[Record, np.random.Generator], Record]:
+    """Resize to one of `sizes`; with probability `p` after cropping a random window.
+
+    For the window the shorter side is resized to one of `first`, then a window at a random place is
+    cropped, whose height and width are uniform from `crop[0]` to `crop[1]` pixels, or those of the
+    image if it has fewer. `sizes` and `max` are those of `random_resize` (Carion et al. 2020, A.4;
+    the defaults, and p, are those of the authors' code for sizes of 480 to 800 and a max of 1333).
+    """
+    whole, before = random_resize(sizes, max), random_resize(first)
+    if not isinstance(crop, tuple) or len(crop) != 2:
+        raise ValueError(f'{crop=} must be the least and the largest side of a window')
+    check_positive(least=crop[0], largest=crop[1])
+    if crop[0] > crop[1]:
+        raise ValueError(f'{crop=} must be the least and the largest side of a window')
+    if not 0 <= p <= 1:
+        raise ValueError(f'{p=} must be in [0, 1]')
+
+    def apply(record: Record, rng: np.random.Generator) -> Record:
+        if rng.random() < p:
+            record = _window(before(record, rng), rng, *crop)
+        return whole(record, rng)
+
+    return apply
+
+
+def _window(record: Record, rng: np.random.Generator, least: int, largest: int) -> Record:
+    """Crop a random window with sides in this range, limited by those of the image."""
+    sides = [
+        int(rng.integers(min(least, pixels), min(largest, pixels) + 1))
+        for pixels in image_size(record)
+    ]
+    y, x = (
+        int(rng.integers(pixels - side + 1))
+        for pixels, side in zip(image_size(record), sides, strict=True)
+    )
+    return geometry.crop(record, y, x, *sides)
+
+
+@transform
+def fit_patches(side: int, most: int, method: str = 'bilinear') -> Callable[[Record], Record]:
+    """Resize the image to as many whole patches as possible, at most `most` of `side` pixels.
+
+    The aspect ratio is kept up to whole patches. SigLIP 2, arXiv:2502.14786, section 2.4.2.
+    """
+    check_positive(side=side, most=most)
+    check_method(method)
+
+    def apply(record: Record) -> Record:
+        rows, columns = grid_within(*image_size(record), most)
+        return geometry.resize(record, rows * side, columns * side, method)
+
+    return apply
+
+
+@transform
+@crops_at_once
+def crop_area(
+    area_min: float = 5, area_max: float = 100, ratio: float = 4 / 3
+) -> Callable[[Record, np.random.Generator], Record]:
+    """Crop a random window, which keeps its size in pixels.
+
+    It has `area_min` to `area_max` percent of the image's area, and the image's aspect ratio times
+    1 / `ratio` to `ratio`, uniform in its logarithm.
+    """
+    if ratio < 1:
+        raise ValueError(f'{ratio=} must be at least 1')
+    area = shares(area_min, area_max)
+
+    def apply(record: Record, rng: np.random.Generator) -> Record:
+        height, width = size = image_size(record)
+        ratios = width / height / ratio, width / height * ratio
+        window = random_window(rng, size, area, ratios) or central_window(size, ratios)
+        return geometry.crop(record, *window)
+
+    return apply
+
+
+def grid_within(height: int, width: int, most: int) -> tuple[int, int]:
+    """Rows and columns of patches of an image that is scaled to at most `most` of them.
+
+    With the greatest scale s for which ceil(s height) ceil(s width) <= most, in units of patches.
+    That is where one of the two is whole, so that all fractions stay exact.
+    """
+    rows, columns = _largest(height, width, most), _largest(width, height, most)
+    if rows * width >= columns * height:
+        return rows, -(-rows * width // height)
+    return -(-columns * height // width), columns
+
+
+def _largest(side: int, other: int, most: int) -> int:
+    """The largest number n of patches along a side for which the other's fit, too; 0 if none."""
+    n = min(math.isqrt(most * side // other), most)
+    while n and n * -(-n * other // side) > most:
+        n -= 1
+    return n
+
+
+def cut(image: np.ndarray, side: int) -> np.ndarray:
+    """The patches [N P] of an image [H W C] that patches of `side` pixels tile, row by row."""
+    rows, columns = image.shape[0] // side, image.shape[1] // side
+    patches = image.reshape(rows, side, columns, side, -1).swapaxes(1, 2)
+    return patches.reshape(rows * columns, -1)

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax import calls
+from vit_jax import signatures
 from vit_jax.data.records import Record
-from vit_jax.data.transforms import frames, registry
+from vit_jax.data.transforms import movable, registry
 from vit_jax.data.transforms.movable import check_image_is_alone, image_size
 from vit_jax.data.vocabulary import Tokenizer
 from vit_jax.errors import UserError
@@ -57,7 +57,7 @@ class Transforms:
         Args:
           record: to try them on, `TRIALS` times.
         """
-        nodes = calls.parse_transforms(self.spec)
+        nodes = signatures.parse_transforms(self.spec)
         factories = [_factory(node) for node in nodes]
         if not any(registry.arguments_in_pixels(f) or f.__name__ == 'views' for f in factories):
             return []
@@ -72,7 +72,7 @@ class Transforms:
                     sizes[place] = image_size(before)
                     plain[place] += _is_plain(found) and not _is_plain(before)
                 elif factory.__name__ == 'views' and not trial:
-                    args, kwargs = calls.arguments(nodes[place])
+                    args, kwargs = signatures.arguments(nodes[place])
                     inner = parse_transforms(kwargs.get('transforms', args[-1] if args else ''))
                     lines |= dict.fromkeys(inner.remarks(before))
             if all(_suits(nodes[i], factories[i], size) for i, size in sizes.items()):
@@ -95,7 +95,7 @@ def _is_plain(record: Record) -> bool:
 
 def _suits(node: ast.expr, factory: Callable[..., Any], size: tuple[int, int]) -> bool:
     """Whether the arguments in pixels are at most those that an image of this size is meant for."""
-    args, kwargs = calls.arguments(node)
+    args, kwargs = signatures.arguments(node)
     bound = inspect.signature(factory).bind(*args, **kwargs)
     bound.apply_defaults()
     shares = registry.arguments_in_pixels(factory)
@@ -123,7 +123,7 @@ def parse_transforms(spec: str, vocab: Tokenizer | None = None) -> Transforms:
       UserError: if the text is malformed, or a name or an argument is wrong.
     """
     made = []
-    nodes = calls.parse_transforms(spec)
+    nodes = signatures.parse_transforms(spec)
     for node in nodes:
         try:
             made.append(_make(node, vocab))
@@ -131,7 +131,7 @@ def parse_transforms(spec: str, vocab: Tokenizer | None = None) -> Transforms:
             raise UserError(f'transforms {spec!r}: {ast.unparse(node)!r}: {error}') from error
     steps = tuple(step for step, _ in made)
     random = any(random for _, random in made)
-    moving = [node for node in nodes if calls.function_name(node) != _DROP_ALPHA]
+    moving = [node for node in nodes if signatures.function_name(node) != _DROP_ALPHA]
     crops = _crops_first(list(map(_factory, moving)))
     return Transforms(spec, steps, random, vocab, crops, drops_alpha=len(moving) < len(nodes))
 
@@ -142,7 +142,7 @@ def without_annotations(spec: str) -> str:
     Raises:
       UserError: if the text is malformed, or a name is wrong.
     """
-    nodes = calls.parse_transforms(spec)
+    nodes = signatures.parse_transforms(spec)
     kept = [node for node in nodes if not registry.is_of_annotations(_factory(node))]
     return '|'.join(map(ast.unparse, kept))
 
@@ -153,7 +153,7 @@ def of_texts_alone(spec: str) -> str:
     Raises:
       UserError: if the text is malformed, or a name is wrong.
     """
-    nodes = calls.parse_transforms(spec)
+    nodes = signatures.parse_transforms(spec)
     return '|'.join(ast.unparse(node) for node in nodes if registry.is_of_texts(_factory(node)))
 
 
@@ -165,9 +165,9 @@ def arguments_of(spec: str, name: str) -> dict[str, Any] | None:
     Raises:
       UserError: if the text is malformed, or the arguments are not plain values.
     """
-    for node in reversed(calls.parse_transforms(spec)):
-        if calls.function_name(node) == name:
-            args, kwargs = calls.arguments(node)
+    for node in reversed(signatures.parse_transforms(spec)):
+        if signatures.function_name(node) == name:
+            args, kwargs = signatures.arguments(node)
             bound = inspect.signature(registry.find(name)).bind(*args, **kwargs)
             bound.apply_defaults()
             return bound.arguments
@@ -180,12 +180,12 @@ def _crops_first(factories: Sequence[Callable[..., Any]]) -> bool:
 
 
 def _factory(node: ast.expr) -> Callable[..., Any]:
-    return registry.find(calls.function_name(node))
+    return registry.find(signatures.function_name(node))
 
 
 def _make(node: ast.expr, vocab: Tokenizer | None) -> tuple[Step, bool]:
     """The step that `node` names, and whether it draws random numbers."""
-    args, kwargs = calls.arguments(node)
+    args, kwargs = signatures.arguments(node)
     factory = _factory(node)
     signature = inspect.signature(factory)
     if 'vocab' in signature.parameters:
@@ -223,7 +223,7 @@ def _of_record(apply: Callable[..., np.ndarray]) -> Callable[..., Record]:
 
     def change(record: Record, *rng: np.random.Generator) -> Record:
         before = image_size(record)
-        changed = {**record, 'image': frames.each(apply, record['image'], *rng)}
+        changed = {**record, 'image': movable.each(apply, record['image'], *rng)}
         if image_size(changed) != before:
             check_image_is_alone(record)
         return changed

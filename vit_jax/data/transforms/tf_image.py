@@ -8,14 +8,19 @@ less exact transform.
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
+from vit_jax.array_types import Float, Int, UInt8
+from vit_jax.data.images import OnDemand
 from vit_jax.data.records import Record
-from vit_jax.data.transforms import geometry, tf_resampling
-from vit_jax.data.transforms.arguments import Size, check_positive, height_width, shares
+from vit_jax.data.transforms import geometry
 from vit_jax.data.transforms.movable import image_size
+from vit_jax.data.transforms.pillow import Size, check_positive, height_width, shares
 from vit_jax.data.transforms.registry import crops_at_once, resizes_on_demand, transform
 from vit_jax.data.transforms.windows import distorted_window, scaled
 
@@ -71,6 +76,93 @@ def resize_small_tf(size: int, method: str = 'area') -> Apply:
 
 
 def _resampling(method: str) -> Callable[[np.ndarray, int, int], np.ndarray]:
-    if method not in tf_resampling.METHODS:
-        raise ValueError(f'{method=} must be one of {", ".join(tf_resampling.METHODS)}')
-    return tf_resampling.METHODS[method]
+    if method not in METHODS:
+        raise ValueError(f'{method=} must be one of {", ".join(METHODS)}')
+    return METHODS[method]
+
+
+Bytes = UInt8[np.ndarray, 'H W C']
+Image = Bytes | OnDemand
+# The old rows or columns of every new one, and their weights, of sum 1.
+Taps = tuple[Int[np.ndarray, 'N K'], Float[np.ndarray, 'N K']]
+
+# Added before rounding down: a floating-point sum may end just below an integer.
+SLACK = 2.0**-10
+
+
+def bilinear(image: Image, height: int, width: int) -> Image:
+    """Blend the four pixels around each new center, without antialiasing."""
+    return _resized(image, height, width, _neighbors)
+
+
+def area(image: Image, height: int, width: int) -> Image:
+    """Average the old pixels that each new one covers, weighted by overlap."""
+    return _resized(image, height, width, _covered)
+
+
+METHODS: dict[str, Callable[[Any, int, int], Any]] = {'bilinear': bilinear, 'area': area}
+
+
+class Resized(OnDemand):
+    """An image after resizing, in which a window has the bytes that it has in the whole."""
+
+    def __init__(self, image: Image, height: int, width: int, taps: Callable[[int, int], Taps]):
+        self._image, self._taps, self.shape = image, taps, (height, width, image.shape[2])
+
+    def whole(self) -> Bytes:
+        return self.window(0, 0, *self.shape[:2])
+
+    def window(self, y: int, x: int, height: int, width: int) -> Bytes:
+        """Read the pixels that the window is made of, and weight rows, then columns."""
+        down, rows = _matrix(self._taps, self._image.shape[0], self.shape[0], y, y + height)
+        across, columns = _matrix(self._taps, self._image.shape[1], self.shape[1], x, x + width)
+        flat = np.ascontiguousarray(self._image[rows, columns], np.float32)
+        short = down @ flat.reshape(len(flat), -1)
+        turned = np.ascontiguousarray(short.T).reshape(flat.shape[1], -1)
+        small = across @ turned
+        small += np.float32(SLACK)
+        made = small.astype(np.uint8).reshape(-1, height).T
+        return np.ascontiguousarray(made).reshape(height, width, -1)
+
+
+def _resized(image: Image, height: int, width: int, taps: Callable[[int, int], Taps]) -> Image:
+    """The resized image; one on demand of an image on demand."""
+    made = Resized(image, height, width, taps)
+    return made if isinstance(image, OnDemand) else made.whole()
+
+
+@functools.lru_cache(maxsize=4096)  # of some kilobytes each
+def _matrix(
+    taps: Callable[[int, int], Taps], old: int, new: int, start: int, stop: int
+) -> tuple[Any, slice]:
+    """The rows `start` to `stop` of `new` ones made of `old` ones.
+
+    Returns:
+      Sparse weights, float32 [stop - start, M], of the M old rows that they need, and a slice of
+      these.
+    """
+    from scipy import sparse  # takes a tenth of a second
+
+    index, weight = (each[start:stop] for each in taps(old, new))
+    low, high = int(index.min()), int(index.max()) + 1
+    starts = np.arange(stop - start + 1) * index.shape[1]
+    values = weight.astype(np.float32).ravel()
+    shape = (stop - start, high - low)
+    return sparse.csr_matrix((values, (index - low).ravel(), starts), shape=shape), slice(low, high)
+
+
+def _neighbors(old: int, new: int) -> Taps:
+    """The old centers before and after each new one; at the borders only one of them."""
+    centers = np.maximum((np.arange(new) + 0.5) * (old / new) - 0.5, 0)
+    low = centers.astype(int)
+    share = centers - low
+    return np.stack([low, np.minimum(low + 1, old - 1)], 1), np.stack([1 - share, share], 1)
+
+
+def _covered(old: int, new: int) -> Taps:
+    """The old pixels that a new one overlaps, weighted by the length of the overlap."""
+    scale = old / new
+    left = np.arange(new)[:, None] * scale
+    index = left.astype(int) + np.arange(math.ceil(scale) + 1)
+    overlap = np.minimum(index + 1, left + scale) - np.maximum(index, left)
+    return np.minimum(index, old - 1), np.maximum(overlap, 0) / scale

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from vit_jax.data.transforms import parse, pillow
 from vit_jax.errors import UserError
-from vit_jax.interop import labels, names, normalization, torch_layout
-from vit_jax.interop.families._detr_names import TABLE
+from vit_jax.interop import names, preprocessing, torch_layout, trained
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel, Written
 from vit_jax.models.detr import Model
@@ -52,7 +53,7 @@ def transformers(imported: TrainedModel) -> Written:
         notes.append('which classes are stuff is left out: the files have no place for it')
     return Written(
         arrays,
-        _config(model, channels) | labels.write(imported.class_names, model['num_classes']),
+        _config(model, channels) | trained.write(imported.class_names, model['num_classes']),
         tuple(notes),
         _preprocessor(imported.task_config, channels, resizing),
     )
@@ -172,7 +173,7 @@ def _preprocessor(
     own = {**_NORMALIZATION, **task}
     panoptic = task['name'] == 'segment_panoptic'
     return {
-        **normalization.preprocessor(channels, (0, 0)),
+        **preprocessing.preprocessor(channels, (0, 0)),
         'image_processor_type': 'DetrImageProcessor',
         'format': 'coco_panoptic' if panoptic else 'coco_detection',
         'do_resize': resizing is not None,
@@ -182,3 +183,255 @@ def _preprocessor(
         'image_mean': list(own['mean']),
         'image_std': list(own['std']),
     }
+
+
+_PARTS = ('query', 'key', 'value')
+
+
+def _below(theirs: str, ours: str, rows: Iterable[tuple[str, str]]) -> names.Table:
+    return tuple((f'{theirs}.{a}', f'{ours}/{b}') for a, b in rows)
+
+
+def _resnet(prefix: str) -> names.Table:
+    """Torchvision's names."""
+    block = f'{prefix}layer{{1}}.{{0}}'
+    return (
+        (f'{prefix}conv1', 'backbone/root/conv'),
+        (f'{prefix}bn1', 'backbone/root/norm'),
+        *_below(
+            block,
+            'backbone/stage_{0}/block_{0}',
+            (
+                ('conv{1}', 'conv{1}'),
+                ('bn{1}', 'norm{1}'),
+                ('downsample.0', 'proj'),
+                ('downsample.1', 'proj_norm'),
+            ),
+        ),
+    )
+
+
+def _transformers_resnet(prefix: str) -> names.Table:
+    """Names of transformers' own ResNet."""
+    return (
+        (f'{prefix}embedder.embedder.convolution', 'backbone/root/conv'),
+        (f'{prefix}embedder.embedder.normalization', 'backbone/root/norm'),
+        *_below(
+            f'{prefix}encoder.stages.{{0}}.layers.{{0}}',
+            'backbone/stage_{0}/block_{0}',
+            (
+                ('layer.{0}.convolution', 'conv{1}'),
+                ('layer.{0}.normalization', 'norm{1}'),
+                ('shortcut.convolution', 'proj'),
+                ('shortcut.normalization', 'proj_norm'),
+            ),
+        ),
+    )
+
+
+def _attention(theirs: str, ours: str) -> tuple[tuple[str, str], ...]:
+    """Names of transformers, and of the parts of PyTorch's layer, whose projections are fused."""
+    return (
+        *((f'{theirs}.{part[0]}_proj', f'{ours}/{part}') for part in _PARTS),
+        *((f'{theirs}.{part[0]}', f'{ours}/{part}') for part in _PARTS),
+        (f'{theirs}.out_proj', f'{ours}/out'),
+        (f'{theirs}.o_proj', f'{ours}/out'),
+    )
+
+
+_TRANSFORMERS_BLOCK = (
+    *_attention('self_attn', 'attention'),
+    *_attention('encoder_attn', 'cross'),
+    ('self_attn_layer_norm', 'attention_norm'),
+    ('encoder_attn_layer_norm', 'cross_norm'),
+    ('final_layer_norm', 'mlp_norm'),
+    *((f'{prefix}fc{i}', f'mlp/fc{i}') for prefix in ('', 'mlp.') for i in (1, 2)),
+)
+_AUTHORS_BLOCK = (*_attention('self_attn', 'attention'), ('norm1', 'attention_norm'))
+_AUTHORS_MLP = (('linear1', 'mlp/fc1'), ('linear2', 'mlp/fc2'))
+
+# Of the authors and the hub, then of transformers 5.
+_MASK_HEAD: names.Table = (
+    *(
+        (f'bbox_attention.{part[0]}_{end}', f'bbox_attention/{part}')
+        for part in _PARTS[:2]
+        for end in ('linear', 'proj')
+    ),
+    ('mask_head.lay{1}', 'mask_head/conv_{0}'),
+    ('mask_head.gn{1}', 'mask_head/norm_{0}'),
+    ('mask_head.adapter{1}', 'mask_head/adapter_{0}'),
+    ('mask_head.out_lay', 'mask_head/out'),
+    ('mask_head.conv{1}.conv', 'mask_head/conv_{0}'),
+    ('mask_head.conv{1}.norm', 'mask_head/norm_{0}'),
+    ('mask_head.fpn_stages.{0}.fpn_adapter', 'mask_head/adapter_{0}'),
+    *(
+        (f'mask_head.fpn_stages.{i}.refine.{kind}', f'mask_head/{kind}_{i + 2}')
+        for i in range(3)
+        for kind in ('conv', 'norm')
+    ),
+    ('mask_head.output_conv', 'mask_head/out'),
+)
+
+# Of several rows with the same right side the first is written: names of transformers 4.
+TABLE: names.Table = (
+    *_MASK_HEAD,
+    *(
+        row
+        for prefix in ('model.backbone.conv_encoder.model.', 'model.backbone.model.')
+        for row in (*_transformers_resnet(prefix), *_resnet(prefix))
+    ),
+    *_resnet('backbone.0.body.'),
+    *_resnet(''),
+    *(
+        row
+        for stack in ('encoder', 'decoder')
+        for row in _below(
+            f'model.{stack}.layers.{{0}}', f'{stack}/block_{{0}}', _TRANSFORMERS_BLOCK
+        )
+    ),
+    ('model.encoder.layernorm', 'encoder/norm'),  # of a Table Transformer
+    ('model.decoder.layernorm', 'decoder/norm'),
+    ('model.input_projection', 'input_proj'),
+    ('model.query_position_embeddings.weight', 'query_embed'),
+    ('class_labels_classifier', 'class_embed'),
+    ('bbox_predictor.layers.{0}', 'bbox_embed/layer_{0}'),
+    *_below(
+        'transformer.encoder.layers.{0}',
+        'encoder/block_{0}',
+        (*_AUTHORS_BLOCK, *_AUTHORS_MLP, ('norm2', 'mlp_norm')),
+    ),
+    *_below(
+        'transformer.decoder.layers.{0}',
+        'decoder/block_{0}',
+        (
+            *_AUTHORS_BLOCK,
+            *_attention('multihead_attn', 'cross'),
+            ('norm2', 'cross_norm'),
+            *_AUTHORS_MLP,
+            ('norm3', 'mlp_norm'),
+        ),
+    ),
+    ('transformer.encoder.norm', 'encoder/norm'),
+    ('transformer.decoder.norm', 'decoder/norm'),
+    ('input_proj', 'input_proj'),
+    ('query_embed.weight', 'query_embed'),
+    ('class_embed', 'class_embed'),
+    ('bbox_embed.layers.{0}', 'bbox_embed/layer_{0}'),
+)
+
+
+_SOURCE = 'DETR'
+_HEADS = 8  # of all released models; shapes do not determine it
+_TYPES = ('detr', 'table-transformer')
+# Reasons for which detectors of similar names are other models.
+_OTHERS = {
+    'conditional_detr': "its decoder attends by queries conditioned on the content, which DETR's "
+    'does not',
+    'deformable_detr': 'it attends to sampled points of several feature maps',
+    'dab-detr': 'its queries are boxes, which the decoder refines',
+}
+# Parameters of these, for files without config.json.
+_OTHER_NAMES = {
+    '.sa_qcontent_proj.': 'conditional_detr',
+    '.q_content_proj.': 'conditional_detr',
+    '.sampling_offsets.': 'deformable_detr',
+}
+# transformers.DetrConfig.activation_function
+_ACTIVATIONS = {'relu': 'relu', 'gelu': 'gelu', 'silu': 'swish', 'swish': 'swish'}
+# ResNets of timm that are those of torchvision; others have the same names and compute otherwise.
+_TIMM = re.compile(r'((tv|gluon|ssl|swsl)_)?resnet(50|101|152)(_v1b)?(\.\w+)?')
+# What transformers' own ResNet must be, by the keys of its config.
+_RESNET = {
+    'hidden_act': 'relu',
+    'layer_type': 'bottleneck',
+    'downsample_in_bottleneck': False,
+    'downsample_in_first_stage': False,
+}
+
+
+def require_detr(config: Mapping[str, Any], names: Mapping[str, Any]) -> None:
+    """Refuse the files of other detectors.
+
+    Args:
+      config: the parsed config.json; empty if there is none.
+      names: of the arrays.
+
+    Raises:
+      UserError: names the kind, and the reason if it is a known one.
+    """
+    held = (kind for part, kind in _OTHER_NAMES.items() if any(part in name for name in names))
+    kind = config.get('model_type') or next(held, _TYPES[0])
+    if kind not in _TYPES:
+        reason = f': {_OTHERS[kind]}' if kind in _OTHERS else ''
+        raise UserError(f'{_SOURCE}: a {kind!r} is another model than a detr{reason}')
+    if config.get('position_embedding_type', 'sine') != 'sine':
+        raise UserError(
+            f'{_SOURCE}: position_embedding_type {config["position_embedding_type"]!r} is not '
+            "supported (only 'sine')"
+        )
+
+
+def heads(config: Mapping[str, Any]) -> tuple[int, int]:
+    """The numbers of heads of the encoder and of the decoder.
+
+    Raises:
+      UserError: if they are no positive numbers.
+    """
+    encoder = config.get('encoder_attention_heads', _HEADS)
+    decoder = config.get('decoder_attention_heads', encoder)
+    for number in (encoder, decoder):
+        if not isinstance(number, int) or number < 1:
+            raise UserError(f'{_SOURCE}: config.json has {number!r} attention heads')
+    return encoder, decoder
+
+
+def keywords(config: Mapping[str, Any], own_resnet: bool) -> dict[str, Any]:
+    """Keywords of `config.model` that shapes do not determine, but the heads.
+
+    Args:
+      config: the parsed config.json; empty if there is none.
+      own_resnet: whether the ResNet has the names of transformers' own, and not those of timm.
+
+    Raises:
+      UserError: if our model has no such part.
+    """
+    name = config.get('activation_function', 'relu')
+    if name not in _ACTIVATIONS:
+        raise UserError(
+            f'{_SOURCE}: activation_function {name!r} is not supported (only '
+            f'{", ".join(_ACTIVATIONS)})'
+        )
+    dropout = {'dropout': float(config['dropout'])} if 'dropout' in config else {}
+    if any(not 0 <= rate < 1 for rate in dropout.values()):
+        raise UserError(f'{_SOURCE}: config.json has dropout {config["dropout"]}')
+    return {
+        'activation': _ACTIVATIONS[name],
+        'dilate': _dilated(config, own_resnet),
+        **dropout,
+    }
+
+
+def _dilated(config: Mapping[str, Any], own_resnet: bool) -> bool:
+    """Whether the last stage is dilated: never in transformers' own ResNet, whatever is set."""
+    backbone = config.get('backbone_config') or {}
+    if own_resnet:
+        _require_plain(backbone)
+        return False
+    name = backbone.get('backbone') or config.get('backbone') or 'resnet50'
+    if not _TIMM.fullmatch(str(name)):
+        raise UserError(f'{_SOURCE}: its backbone {name!r} is not known to be a plain ResNet')
+    # Version 5 writes the whole config of the backbone, version 4 none.
+    options = backbone or config.get('backbone_kwargs') or {}
+    plain = 16 if config.get('dilation', False) and not backbone else 32
+    stride = options.get('output_stride') or plain
+    if stride not in (16, 32):
+        raise UserError(f'{_SOURCE}: a ResNet of output_stride {stride} is not supported')
+    return bool(stride == 16)
+
+
+def _require_plain(backbone: Mapping[str, Any]) -> None:
+    for key, value in _RESNET.items():
+        if (found := backbone.get(key, value)) != value:
+            raise UserError(
+                f'{_SOURCE}: a ResNet with {key}={found!r} is not supported (only {value!r})'
+            )

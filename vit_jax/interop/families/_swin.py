@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from vit_jax.errors import UserError, resolve
-from vit_jax.interop import names, shapes, torch_layout
+from vit_jax.interop import names, torch_layout
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel
 from vit_jax.tree_paths import require_fit
@@ -144,8 +144,8 @@ def _as_v2(arrays: Flat, in_file: Mapping[str, str]) -> Flat:
 
 def _keywords(arrays: Flat, heads: list[int], source: str, label: Any) -> dict[str, Any]:
     """Keywords of `config.model` that shapes determine."""
-    shape = functools.partial(shapes.shape_of, arrays, source, label)
-    patch_size, width = shapes.patches(arrays, source, label)
+    shape = functools.partial(names.shape_of, arrays, source, label)
+    patch_size, width = names.patches(arrays, source, label)
     if not heads:
         raise UserError(f'{source}: it has no blocks')
     return {

@@ -10,10 +10,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax.interop import names, shapes, torch_layout
-from vit_jax.interop.families import _transformers, _transformers_write, _vit
+from vit_jax.data.batches import ArraySpec
+from vit_jax.errors import UserError
+from vit_jax.interop import names, texts, torch_layout
+from vit_jax.interop.families import _transformers, _vit
 from vit_jax.interop.families import transformers_vision_tower as vision
 from vit_jax.interop.files import Flat
+from vit_jax.interop.trained import TrainedModel
 from vit_jax.models import text_encoder
 from vit_jax.tree_paths import require_fit
 
@@ -40,7 +43,7 @@ class Kind:
     def misfits(self, model: Mapping[str, Any]) -> list[str]:
         """The fields of a `text_encoder`, with their values, that the kind does not have."""
         own = {key: str(value) for key, value in self.model.items()}
-        return _transformers_write.misfits(model, {**own, **self.others})
+        return _transformers.misfits(model, {**own, **self.others})
 
     @property
     def table(self) -> names.Table:
@@ -57,7 +60,7 @@ class Kind:
 SIGLIP = Kind(
     'head',
     {'causal': False, 'head_bias': True, 'eos': None},
-    _transformers_write.HEAD,
+    _transformers.HEAD,
     {'hidden_act': 'gelu_pytorch_tanh', 'layer_norm_eps': 1e-6, 'num_attention_heads': 12},
 )
 CLIP = Kind(
@@ -137,7 +140,7 @@ def full(prefix: str, name: str) -> str:
 
 
 def _sizes(ours: Flat, source: str, label: Callable[[str], str]) -> dict[str, Any]:
-    shape = functools.partial(shapes.shape_of, ours, source, label)
+    shape = functools.partial(names.shape_of, ours, source, label)
     vocab_size, width = shape('token_embed/embedding', 2)
     blocks = {name.split('/')[1] for name in ours if name.startswith('encoder/block_')}
     return {
@@ -187,7 +190,7 @@ def written(flat: Flat, table: names.Table) -> Flat:
 
 def config(model: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of config.json for a `text_encoder`."""
-    made = _transformers_write.block_config(model) | {
+    made = _transformers.block_config(model) | {
         'vocab_size': model['vocab_size'],
         'max_position_embeddings': model['length'],
     }
@@ -195,3 +198,49 @@ def config(model: Mapping[str, Any]) -> dict[str, Any]:
         made['eos_token_id'] = _OLD_EOS if model['eos'] == text_encoder.LARGEST else model['eos']
     key = 'projection_dim' if model['causal'] else 'projection_size'
     return made | ({key: model['num_classes']} if model['num_classes'] else {})
+
+
+_SHAPE = ('width', 'depth', 'mlp_dim', 'num_heads')
+
+
+def keywords(
+    image: Mapping[str, Any], text: Mapping[str, Any], embed_dim: int, source: str
+) -> dict[str, Any]:
+    """Keywords of the model `siglip`.
+
+    Args:
+      image, text: keywords of the towers, a `vit` and a `text_encoder`.
+      embed_dim: size of the images' embeddings.
+      source: the name of the file for messages.
+
+    Raises:
+      UserError: if the towers do not belong together.
+    """
+    for key in ('gelu', 'norm_eps'):
+        if image[key] != text[key]:
+            raise UserError(f'{source}: the towers differ in {key}, which is one for both here')
+    if text['num_classes'] != embed_dim:
+        raise UserError(f'{source}: texts have {text["num_classes"]} features, images {embed_dim}')
+    return {
+        **{key: image[key] for key in ('patch_size', *_SHAPE, 'pool', 'gelu', 'norm_eps')},
+        **{f'text_{key}': text[key] for key in _SHAPE},
+        **{key: text[key] for key in ('vocab_size', 'length')},
+        'embed_dim': embed_dim,
+    }
+
+
+def with_spec(imported: TrainedModel) -> TrainedModel:
+    """Add the arrays of an example, which has a text too.
+
+    Raises:
+      UserError: if the size of the images is unknown.
+    """
+    length, size = imported.model_config['length'], imported.image_size
+    if size is None:
+        raise UserError(f'{imported.source}: the size of its images is unknown; config.json has it')
+    channels = imported.params['image']['patch_embed']['kernel'].shape[2]
+    spec = {
+        'image': ArraySpec((*size, channels), np.dtype(np.uint8)),
+        texts.FIELD: ArraySpec((length,), np.dtype(np.int32)),
+    }
+    return dataclasses.replace(imported, spec=spec)

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from vit_jax.errors import UserError, resolve
-from vit_jax.interop import names, shapes
+from vit_jax.interop import names
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.models.vit import VARIANTS
@@ -246,8 +246,8 @@ def _patches(size: Size, stride: int) -> int:
 
 def _keywords(flat: Flat, source: str, label: Label) -> dict[str, Any]:
     """Keywords of `config.model` that shapes determine."""
-    shape = functools.partial(shapes.shape_of, flat, source, label)
-    patch_size, width = shapes.patches(flat, source, label)
+    shape = functools.partial(names.shape_of, flat, source, label)
+    patch_size, width = names.patches(flat, source, label)
     heads = shape('encoder/block_0/attention/query/kernel', 3)[1]
     model: dict[str, Any] = {
         'name': 'vit',

@@ -11,7 +11,8 @@ import numpy as np
 from flax import traverse_util
 
 from vit_jax.errors import UserError, resolve
-from vit_jax.interop import labels, names, normalization
+from vit_jax.interop import names, preprocessing
+from vit_jax.interop import trained as trained_lib
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel, Written
 from vit_jax.tree_paths import param_paths, require_fit
@@ -135,7 +136,7 @@ def read(flat: Mapping[str, np.ndarray], extra: Mapping[str, Any]) -> TrainedMod
     )
     if source == _HF_SOURCE and not extra.get('model_type'):
         imported = imported.with_notes(_NO_CONFIG)
-    return normalization.folded(imported, extra, normalization.UNKNOWN if is_torch else '')
+    return preprocessing.folded(imported, extra, preprocessing.UNKNOWN if is_torch else '')
 
 
 def write_npz(params: Mapping[str, Any]) -> Flat:
@@ -166,9 +167,9 @@ def write_transformers(trained: TrainedModel) -> Written:
         'embedding_size': 64 * width,
         'hidden_sizes': [256 * width * 2**i for i in range(len(layers))],
         'depths': list(layers),
-        **labels.write(trained.class_names, model.get('num_classes')),
+        **trained_lib.write(trained.class_names, model.get('num_classes')),
     }
-    preprocessor = normalization.preprocessor(channels, trained.image_size or _SIZE)
+    preprocessor = preprocessing.preprocessor(channels, trained.image_size or _SIZE)
     return Written(flat, config, _losses(trained), preprocessor)
 
 

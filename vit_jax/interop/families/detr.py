@@ -16,14 +16,15 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from vit_jax.errors import UserError
-from vit_jax.interop import labels, names, normalization, preprocessing, torch_layout
-from vit_jax.interop.families import _detr, _detr_config
-from vit_jax.interop.families._detr_names import TABLE
+from vit_jax.interop import names, preprocessing, torch_layout
+from vit_jax.interop import trained as trained_lib
+from vit_jax.interop.families import _detr
+from vit_jax.interop.families._detr import TABLE
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel
 
 # Keys that `extra` may have without a config.json.
-_NO_CONFIG = (normalization.GIVEN, GIVEN_SIZE, normalization.PREPROCESSOR)
+_NO_CONFIG = (preprocessing.GIVEN, GIVEN_SIZE, preprocessing.PREPROCESSOR)
 _SHORT, _LONG = 800, 1333  # sides of the authors' images
 # COCO's models have a class for each id of a category, of which those of stuff are above.
 _COCO, _COCO_PANOPTIC, _STUFF = 91, 250, tuple(range(91, 250))
@@ -44,7 +45,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         another model.
     """
     source = 'DETR'
-    _detr_config.require_detr(extra, flat)
+    _detr.require_detr(extra, flat)
     notes = []
     # A ResNet's head is of classification, the prefix `detr.` of panoptic models.
     used = {
@@ -52,7 +53,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         for name, array in flat.items()
         if not (name.startswith('fc.') or name.endswith('num_batches_tracked'))
     }
-    heads = _detr_config.heads(extra)
+    heads = _detr.heads(extra)
     parts = torch_layout.parted(used, source)
     params = names.join(_folded(_read(parts, heads, source)))
     panoptic = 'mask_head/out/kernel' in params
@@ -61,10 +62,10 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         model |= _transformer(params, heads)
     else:
         notes.append("a ResNet alone: take it by config.init.select='backbone'")
-    model |= _detr_config.keywords(extra, any('.embedder.embedder.' in name for name in used))
+    model |= _detr.keywords(extra, any('.embedder.embedder.' in name for name in used))
     if 'query_embed' in params and not extra.keys() - {*_NO_CONFIG}:
         notes.append('without a config.json, its last stage is taken as not dilated (no DC5)')
-    size, transforms = _images(extra.get(normalization.PREPROCESSOR) or {})
+    size, transforms = _images(extra.get(preprocessing.PREPROCESSOR) or {})
     trained = TrainedModel.of_file(
         params=unflatten_dict(params, sep='/'),
         model=model,
@@ -75,7 +76,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         notes=tuple(notes),
     )
     count = model.get('num_classes', 0)
-    by_id = count in (_COCO, _COCO_PANOPTIC) and not labels.read(extra, count)
+    by_id = count in (_COCO, _COCO_PANOPTIC) and not trained_lib.read(extra, count)
     return dataclasses.replace(trained, class_ids=tuple(range(count)) if by_id else ())
 
 
@@ -176,7 +177,7 @@ def _normalization(extra: Mapping[str, Any], channels: int) -> dict[str, Any]:
     Raises:
       UserError: if they are no numbers, or those of another number of channels.
     """
-    found = dict(zip(('mean', 'std'), normalization.of_images(extra) or (), strict=False))
+    found = dict(zip(('mean', 'std'), preprocessing.of_images(extra) or (), strict=False))
     for name, values in found.items():
         if values.size not in (1, channels):
             raise UserError(f'{name} has {values.size} colors, the model takes {channels}')

@@ -19,8 +19,8 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from vit_jax.errors import UserError
-from vit_jax.interop import names, normalization, torch_layout
-from vit_jax.interop.families import _transformers, _transformers_write, timm_vit, transformers_vit
+from vit_jax.interop import names, preprocessing, torch_layout
+from vit_jax.interop.families import _transformers, timm_vit, transformers_vit
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel, Written
 from vit_jax.models.mae import ENCODER, Model
@@ -94,8 +94,8 @@ def _read_authors(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     """Read the authors' files, with defaults for the normalization and the target."""
     source = "MAE in its authors' names"
     encoder, decoder = _halves(flat, ('decoder_', 'mask_token'))
-    if normalization.of_images(extra) is None:
-        extra = {**extra, **normalization.given(**_IMAGENET)}
+    if preprocessing.of_images(extra) is None:
+        extra = {**extra, **preprocessing.given(**_IMAGENET)}
     decoder = torch_layout.parted(decoder, source)
     heads = extra.get('decoder_num_attention_heads')
     imported = _joined(timm_vit.read(encoder, extra), decoder, AUTHORS, heads, source)
@@ -180,7 +180,7 @@ def _task(extra: Mapping[str, Any], normalized: bool) -> dict[str, Any]:
     """Keywords of `config.task`."""
     target = 'normalized' if normalized else 'pixels'
     task: dict[str, Any] = {'name': 'reconstruct', 'target': target}
-    if (found := normalization.of_images(extra)) is not None:
+    if (found := preprocessing.of_images(extra)) is not None:
         mean, std = (tuple(map(float, values)) for values in found)
         task |= {'mean': mean, 'std': std}
     return task
@@ -200,12 +200,12 @@ def write_transformers(imported: TrainedModel) -> Written:
             'the target of this model has a mean and deviation of its own, which the files cannot '
             'say: there its reconstructions are in other units than its images'
         )
-    size = imported.image_size or _transformers_write.square(flat, model['patch_size'])
+    size = imported.image_size or _transformers.square(flat, model['patch_size'])
     channels = flat['patch_embed/kernel'].shape[2]
     config = {
         'model_type': 'vit_mae',
         'architectures': ['ViTMAEForPreTraining'],
-        **_transformers_write.shape_config(model, size),
+        **_transformers.shape_config(model, size),
         'num_channels': channels,
         'decoder_hidden_size': model['decoder_width'],
         'decoder_num_hidden_layers': model['decoder_depth'],
@@ -218,7 +218,7 @@ def write_transformers(imported: TrainedModel) -> Written:
         torch_layout.write(flat, TRANSFORMERS),
         config,
         tuple(notes),
-        normalization.preprocessor(channels, size),
+        preprocessing.preprocessor(channels, size),
     )
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import names, normalization, torch_layout
-from vit_jax.interop.families import _timm_arguments, _timm_layout, _timm_write, _vit
+from vit_jax.interop import names, preprocessing, torch_layout
+from vit_jax.interop.families import _timm, _vit
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, Written
 
@@ -94,34 +94,34 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         that ours does not.
     """
     source = _SOURCE
-    arguments = _timm_arguments.arguments(extra, source)
+    arguments = _timm.arguments(extra, source)
     _require_known(flat)
-    parts = _timm_layout.plain(flat, source)
+    parts = _timm.plain(flat, source)
     in_file = names.renamed(parts, lambda name: torch_layout.ours(name, TABLE), source)
     shapes = {name: parts[theirs].shape for name, theirs in in_file.items()}
     params = torch_layout.read(parts, TABLE, _heads(extra, arguments, shapes), source)
     sizes = _sizes(extra, arguments)
-    norm, norm_eps = _timm_arguments.norm(arguments, source)
-    positions = _timm_arguments.positions(arguments, source)
+    norm, norm_eps = _timm.norm(arguments, source)
+    positions = _timm.positions(arguments, source)
     imported = _vit.assemble(
         _vit.with_prefix(params, _prefix_rows(params, arguments, sizes)),
         source,
         lambda name: in_file.get(name) or torch_layout.theirs(name, TABLE),
-        gelu=_timm_arguments.gelu(arguments, source, 'blocks.0.mlp.gate.weight' in parts),
+        gelu=_timm.gelu(arguments, source, 'blocks.0.mlp.gate.weight' in parts),
         norm_eps=norm_eps,
         hints=[*sizes, extra[GIVEN_SIZE]] if GIVEN_SIZE in extra else sizes,
         posemb='none' if positions != 'none' or _has_relative(params) else 'learn',
         fields=_fields(params, norm, positions)
-        | _timm_arguments.norm_place(arguments)
-        | _timm_arguments.final_norm(arguments),
+        | _timm.norm_place(arguments)
+        | _timm.final_norm(arguments),
     )
     imported = _pooled(imported, arguments.get('global_pool'))
     if 'class' not in arguments:
         imported = imported.with_notes(_assumed(imported.model_config, extra))
-    name = _timm_arguments.architecture(extra)
+    name = _timm.architecture(extra)
     found = (method for pattern, method in _POSITIONS if re.search(pattern, name))
     imported = dataclasses.replace(imported, positions=next(found, 'antialiased'))
-    return normalization.folded(imported, extra, normalization.UNKNOWN)
+    return preprocessing.folded(imported, extra, preprocessing.UNKNOWN)
 
 
 def _require_known(flat: Flat) -> None:
@@ -157,7 +157,7 @@ def _heads(
       UserError: if it is not known.
     """
     width = shapes.get('patch_embed/kernel', (0,))[0]
-    if heads := _timm_arguments.num_heads(arguments, width):
+    if heads := _timm.num_heads(arguments, width):
         return heads
     if extra.get('architecture'):
         raise UserError(
@@ -169,7 +169,7 @@ def _heads(
 
 def _assumed(model: Mapping[str, Any], extra: Mapping[str, Any]) -> str:
     """The assumptions about an unknown architecture, as several models have the same arrays."""
-    name = _timm_arguments.architecture(extra)
+    name = _timm.architecture(extra)
     unknown = f'{name!r} is no ViT of timm' if name else 'config.json names no architecture of timm'
     return (
         f'{unknown}: taken for a plain ViT of {model["num_heads"]} heads, with pool '
@@ -235,7 +235,7 @@ def _sizes(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[_vit
 
 def write(trained: TrainedModel) -> Written:
     """The files of a VisionTransformer of timm; see `_timm_write.write`."""
-    return _timm_write.write(trained, TABLE)
+    return _timm.write(trained, TABLE)
 
 
 WRITERS = {('vit', 'timm'): write, ('hybrid', 'timm'): write}

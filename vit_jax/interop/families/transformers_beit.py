@@ -13,7 +13,7 @@ import numpy as np
 
 from vit_jax.interop import names
 from vit_jax.interop.families import _transformers, _vit
-from vit_jax.interop.families._transformers_write import HEAD, Fields, Form
+from vit_jax.interop.families._transformers import HEAD, Fields, Form
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel
 

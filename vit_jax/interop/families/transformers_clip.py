@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import names, towers
+from vit_jax.interop import names, texts
 from vit_jax.interop.families import (
     _text,
-    _transformers_write,
-    _two_towers,
+    _transformers,
     transformers_text_tower,
     transformers_vision_tower,
 )
@@ -47,10 +46,10 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     known = ('vision_model.', 'text_model.', *_PARTS)
     if unknown := [name for name in flat if not name.startswith(known)]:
         raise UserError(f'{SOURCE}: the model has no part called {names.listed(unknown)}')
-    image = transformers_vision_tower.read(*towers.take(flat, extra, 'vision'))
-    text = transformers_text_tower.read(*towers.take(flat, extra, 'text'))
+    image = transformers_vision_tower.read(*texts.take(flat, extra, 'vision'))
+    text = transformers_text_tower.read(*texts.take(flat, extra, 'text'))
     head = image.params['head']['kernel']
-    shared = _two_towers.keywords(image.model_config, text.model_config, head.shape[1], SOURCE)
+    shared = _text.keywords(image.model_config, text.model_config, head.shape[1], SOURCE)
     params = {
         'image': {name: tree for name, tree in image.params.items() if name != 'head'},
         'image_head': {'kernel': head},
@@ -65,7 +64,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         task={'name': 'siglip', 'loss_name': 'softmax'},
         notes=image.notes,
     )
-    return _two_towers.with_spec(imported)
+    return _text.with_spec(imported)
 
 
 def write(trained: TrainedModel) -> Written:
@@ -77,7 +76,7 @@ def write(trained: TrainedModel) -> Written:
     model = fields(trained.model)
     if not model['project']:
         raise UserError("transformers' CLIP has a projection of images: project=False has none")
-    image = _transformers_write.write(_image_tower(trained), transformers_vision_tower.FORMS)
+    image = _transformers.write(_image_tower(trained), transformers_vision_tower.FORMS)
     text = transformers_text_tower.write(_text_tower(trained))
     scale = np.asarray(trained.params['log_scale'], np.float32).reshape(())
     name, kind = _text.clip_names(model['eos'])

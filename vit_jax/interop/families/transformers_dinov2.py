@@ -15,7 +15,7 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.interop import names
 from vit_jax.interop.families import _transformers
-from vit_jax.interop.families._transformers_write import HEAD, MLPS, REGISTERS, Fields, Form
+from vit_jax.interop.families._transformers import HEAD, MLPS, REGISTERS, Fields, Form
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax import calls
+from vit_jax import signatures
 from vit_jax.errors import UserError
 from vit_jax.interop import names
 from vit_jax.interop.families import _transformers
-from vit_jax.interop.families._transformers_write import MLPS, Fields, Form
+from vit_jax.interop.families._transformers import MLPS, Fields, Form
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel
 
@@ -86,7 +86,7 @@ def _named(arrays: Flat) -> Flat:
 
 def _config(model: Fields) -> dict[str, Any]:
     """Rotary positions, with the random changes of training; gates and registers."""
-    _, options = calls.arguments(calls.parse_call(model['positions'], 'positions'))
+    _, options = signatures.arguments(signatures.parse_call(model['positions'], 'positions'))
     gated = model['mlp'] == 'swiglu'
     augmented = {
         f'pos_embed_{key}': options.get(key, plain) if options.get(key, plain) != plain else None

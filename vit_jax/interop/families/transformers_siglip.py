@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import names, normalization, torch_layout
-from vit_jax.interop.families import _text, _transformers_write, _two_towers, _vit
+from vit_jax.interop import names, preprocessing, torch_layout
+from vit_jax.interop.families import _text, _transformers, _vit
 from vit_jax.interop.families import transformers_vision_tower as vision
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel, Written, fields
@@ -55,7 +55,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     text, words = _text.read(
         _text.SIGLIP, _part(flat, _TEXT), extra.get('text_config'), SOURCE, _TEXT
     )
-    shared = _two_towers.keywords(image.model_config, words, image.model_config['width'], SOURCE)
+    shared = _text.keywords(image.model_config, words, image.model_config['width'], SOURCE)
     model = {'name': 'siglip', **shared}
     numbers = {ours: flat[theirs].reshape(()) for theirs, ours in _NUMBERS.items()}
     imported = TrainedModel.of_file(
@@ -65,7 +65,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         SOURCE,
         task={'name': 'siglip'},
     )
-    return normalization.folded(_two_towers.with_spec(imported), extra, normalization.UNKNOWN)
+    return preprocessing.folded(_text.with_spec(imported), extra, preprocessing.UNKNOWN)
 
 
 def write(trained: TrainedModel) -> Written:
@@ -94,7 +94,7 @@ def write(trained: TrainedModel) -> Written:
         theirs: np.asarray(trained.params[ours], np.float32).reshape(1)
         for theirs, ours in _NUMBERS.items()
     }
-    preprocessor = normalization.preprocessor(channels, size)
+    preprocessor = preprocessing.preprocessor(channels, size)
     return Written(
         arrays,
         _config(trained.model, size, channels),
@@ -123,7 +123,7 @@ def _image_tower(flat: Flat, config: Mapping[str, Any] | None) -> TrainedModel:
 
 
 def _config(model: siglip.Model, size: tuple[int, int], channels: int) -> dict[str, Any]:
-    vision = _transformers_write.shape_config(fields(model), size)
+    vision = _transformers.shape_config(fields(model), size)
     words = _text.config(fields(model.text_tower()))
     return {
         'model_type': 'siglip',

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import labels, names, normalization
+from vit_jax.interop import names, preprocessing
+from vit_jax.interop import trained as trained_lib
 from vit_jax.interop.families import _swin
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel, Written
@@ -103,7 +104,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
                 f'{_SOURCE}: {key} is {extra[key]}, the file has {imported.model_config[field]}; '
                 'config.json is of another model'
             )
-    return normalization.folded(imported, extra, normalization.UNKNOWN)
+    return preprocessing.folded(imported, extra, preprocessing.UNKNOWN)
 
 
 def write(trained: TrainedModel) -> Written:
@@ -126,8 +127,8 @@ def write(trained: TrainedModel) -> Written:
     if model['num_classes']:
         prefix = _PREFIX_V2 if model['name'] == 'swin_v2' else _PREFIX
         arrays = {n if n.startswith('classifier') else prefix + n: a for n, a in arrays.items()}
-        config |= labels.write(trained.class_names, model['num_classes'])
-    preprocessor = normalization.preprocessor(channels, size)
+        config |= trained_lib.write(trained.class_names, model['num_classes'])
+    preprocessor = preprocessing.preprocessor(channels, size)
     return Written(arrays, config, tuple(_notes(model, size)), preprocessor)
 
 

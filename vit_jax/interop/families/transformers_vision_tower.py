@@ -14,7 +14,7 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.interop import names, torch_layout
 from vit_jax.interop.families import _transformers, _vit
-from vit_jax.interop.families._transformers_write import HEAD, Fields, Form, without_patch_bias
+from vit_jax.interop.families._transformers import HEAD, Fields, Form, without_patch_bias
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel
 

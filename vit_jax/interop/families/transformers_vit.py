@@ -16,14 +16,13 @@ import numpy as np
 from vit_jax.interop import names
 from vit_jax.interop.families import (
     _transformers,
-    _transformers_write,
     transformers_beit,
     transformers_dinov2,
     transformers_dinov3,
     transformers_vision_tower,
     transformers_yolos,
 )
-from vit_jax.interop.families._transformers_write import HEAD, POOLER, Form, pooler, with_rows
+from vit_jax.interop.families._transformers import HEAD, POOLER, Form, pooler, with_rows
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel, Written
 
@@ -150,7 +149,7 @@ def write(trained: TrainedModel) -> Written:
         *(transformers_beit, transformers_yolos),
     )
     forms = (*FORMS, *(form for family in others for form in family.FORMS))
-    return _transformers_write.write(trained, forms)
+    return _transformers.write(trained, forms)
 
 
 WRITERS = {('vit', 'transformers'): write}

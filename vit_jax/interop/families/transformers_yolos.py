@@ -13,7 +13,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.interop.families import _transformers
-from vit_jax.interop.families._transformers_write import (
+from vit_jax.interop.families._transformers import (
     POOLER,
     REGISTERS,
     Fields,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import names, normalization
+from vit_jax.interop import names, preprocessing
 from vit_jax.interop.families import _vit
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, Written
@@ -100,7 +100,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         hints=hints,
         posemb='none' if _is_pre_linen(flat) else 'sincos2d',
     )
-    return normalization.folded(imported.with_notes(*_assumed(imported.model_config)), extra)
+    return preprocessing.folded(imported.with_notes(*_assumed(imported.model_config)), extra)
 
 
 def write(params: Mapping[str, Any], model: Mapping[str, Any]) -> Flat:

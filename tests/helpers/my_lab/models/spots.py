@@ -11,8 +11,8 @@ import jax
 from jaxtyping import Array, Bool, Float
 
 from vit_jax.models import base as models
-from vit_jax.nn.attention_maps import AttentionMap, collect
 from vit_jax.nn.blocks import Block, Encoder
+from vit_jax.nn.maps import AttentionMap, collect
 from vit_jax.nn.patches import PatchEmbed, patch_grid
 from vit_jax.nn.positions import learned
 from vit_jax.nn.stochastic import example_keys

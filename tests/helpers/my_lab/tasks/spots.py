@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax.ops import pixels
+from vit_jax.ops import sequences
 from vit_jax.ops.terms import Term
 from vit_jax.tasks import base
 from vit_jax.tasks.base import Apply, Batch, Sums
@@ -29,7 +29,7 @@ class Task(base.Task):
     rngs = ('mask',)
 
     def inputs(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        return pixels.to_range(batch['image'], (-1.0, 1.0)), batch['pixel_mask']
+        return sequences.to_range(batch['image'], (-1.0, 1.0)), batch['pixel_mask']
 
     def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
         """Cross entropy over weighted slots, and the L1 distance of boxes over actual spots."""

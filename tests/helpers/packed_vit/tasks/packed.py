@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from packed_vit.data import cut
 
-from vit_jax.ops import pixels
+from vit_jax.ops import sequences
 from vit_jax.ops.terms import Term
 from vit_jax.tasks import base
 
@@ -23,8 +23,8 @@ class Task(base.Task):
     def inputs(self, batch):
         if 'image' in batch:
             row = [jnp.asarray(part)[None] for part in cut(batch['image'][0], self.side)]
-            return pixels.to_range(row[0], (-1, 1)), row[1], jnp.ones_like(row[1][..., 0])
-        return pixels.to_range(batch['patches'], (-1, 1)), batch['places'], batch['segments']
+            return sequences.to_range(row[0], (-1, 1)), row[1], jnp.ones_like(row[1][..., 0])
+        return sequences.to_range(batch['patches'], (-1, 1)), batch['places'], batch['segments']
 
     def loss(self, outputs, batch):
         logits, label, mask = outputs['logits'], batch['label'], self.mask(batch)

@@ -8,7 +8,7 @@ import optax
 from jax.scipy.special import entr
 from jaxtyping import Array, Float
 
-from vit_jax.ops import pixels
+from vit_jax.ops import sequences
 from vit_jax.ops.terms import Term
 from vit_jax.tasks import base
 from vit_jax.tasks.base import Apply, Batch, Sums
@@ -37,7 +37,7 @@ class Task(base.Task):
     couples_rows = True
 
     def inputs(self, batch: Batch, name: str = 'image') -> tuple[Float[Array, 'N H W C']]:
-        return (pixels.to_range(batch[name].reshape(-1, *batch[name].shape[-3:]), (-1.0, 1.0)),)
+        return (sequences.to_range(batch[name].reshape(-1, *batch[name].shape[-3:]), (-1.0, 1.0)),)
 
     def outputs(self, apply: Apply, batch: Batch) -> dict[str, Array]:
         """Logits of the teacher [B G K] and of the student [B V K], global views first."""

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax.ops import pixels
+from vit_jax.ops import sequences
 from vit_jax.ops.terms import Term
 from vit_jax.tasks import base
 
@@ -23,7 +23,7 @@ class Task(base.Task):
     couples_rows = True
 
     def inputs(self, batch):
-        image = pixels.to_range(batch['image'], (-1.0, 1.0))
+        image = sequences.to_range(batch['image'], (-1.0, 1.0))
         return image, batch.get('caption'), batch.get('caption_mask')
 
     def loss(self, outputs, batch):

@@ -1,0 +1,398 @@
+"""The arguments of timm's ViTs: those of an architecture, and those that config.json changes.
+
+The table beside this file has the arguments of each architecture that shapes do not determine.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.interop import names, preprocessing, torch_layout
+from vit_jax.interop.families import _vit
+from vit_jax.interop.families._transformers import (
+    Fields,
+    fixed_positions,
+    misfits,
+    square,
+    without_patch_bias,
+)
+from vit_jax.interop.files import Flat
+from vit_jax.interop.trained import Size, TrainedModel, Written, fields
+
+Arguments = Mapping[str, Any]
+
+TABLE = Path(__file__).with_name('timm_architectures.json')
+# Defaults of the constructors that are read.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    'VisionTransformer': {'global_pool': 'token'},
+    'VisionTransformerDistilled': {'global_pool': 'token'},
+    'Beit': {'global_pool': 'avg'},
+    'Eva': {'global_pool': 'avg'},
+}
+_REFUSED = {
+    'NaFlexVit': 'it takes patches of images of any size (NaFlexViT)',
+    'VisionTransformerRelPos': 'it has relative positions (RelPos)',
+    'VisionTransformerSAM': 'it has windows and relative positions (SAM)',
+}
+_RES_POST = 'ResPostBlock'
+# Arguments of parts that no model here has, and the values that mean that the part is not there.
+_PLAIN = {
+    'attn_layer': (None, '', 'Attention'),
+    'block_fn': (None, '', 'Block', _RES_POST),
+    'mlp_layer': (None, '', 'Mlp', 'mlp', 'SwiGLU', 'GluMlp(gate_last=False)'),
+    'pos_embed': ('learn',),
+    'pool_include_prefix': (False,),
+    'num_kv_heads': (None,),
+    'padding_same': (True,),
+    'gated_attn': (False,),
+    'rope_type': (None, '', 'cat', 'dinov3'),
+}
+_GELUS = {None: 'erf', 'gelu': 'erf', 'GELU': 'erf', 'gelu_tanh': 'tanh', 'quick_gelu': 'quick'}
+_SILUS = ('silu', 'SiLU', 'swish')
+_NORM = re.compile(r'(layer|rms)_?norm(?:\(eps=([-\de.]+)\))?', re.IGNORECASE)
+_NORM_EPS = 1e-6
+_THETA = 10_000.0
+
+
+def arguments(extra: Mapping[str, Any], source: str) -> Arguments:
+    """The arguments of the model that config.json describes; its own take precedence.
+
+    Raises:
+      UserError: if the architecture has a part that no model here has.
+    """
+    known = architectures().get(architecture(extra), {})
+    kind = known.get('class', '')
+    if kind in _REFUSED:
+        raise UserError(
+            f'{source}: no model here is like {extra["architecture"]!r}: {_REFUSED[kind]}'
+        )
+    said = {key: extra[key] for key in ('global_pool',) if key in extra}
+    changed = extra.get('model_args') or {}
+    found = {**_DEFAULTS.get(kind, {}), **known, **said, **changed}
+    if 'num_heads' in changed:
+        found['embed_dim'] = changed.get('embed_dim')
+    for key, plain in _PLAIN.items():
+        if key in found and found[key] not in plain:
+            raise UserError(
+                f'{source}: no model here is like {extra.get("architecture")!r}: its {key} is '
+                + shorten(repr(found[key]), 60, placeholder=' ...')
+            )
+    return found
+
+
+def architecture(extra: Mapping[str, Any]) -> str:
+    """The name of the architecture without that of its weights; empty if there is none."""
+    return str(extra.get('architecture') or '').partition('.')[0]
+
+
+def num_heads(found: Arguments, width: int) -> int | None:
+    """The number of heads; None if neither the architecture nor config.json tells it.
+
+    Args:
+      found: the arguments.
+      width: of the model in the file. If it is not that of the architecture, the number of heads is
+        not either, unless config.json says that the width alone was changed.
+    """
+    heads = found.get('num_heads')
+    return heads if heads and (found.get('embed_dim') or width) == width else None
+
+
+def gelu(found: Arguments, source: str, gated: bool = False) -> str:
+    """Our name of the activation; any for MLPs with gates, which have SiLU.
+
+    Raises:
+      UserError: if it is none of ours, or another one is of the gates.
+    """
+    name = found.get('act_layer')
+    if gated and (name in _SILUS or found.get('class') == 'Eva'):
+        return 'erf'
+    if name not in _GELUS or gated:
+        raise UserError(f'{source}: act_layer {name!r} is not supported')
+    return _GELUS[name]
+
+
+def norm(found: Arguments, source: str) -> tuple[str, float]:
+    """Our name of the norm, and the number that it adds to the variance.
+
+    Raises:
+      UserError: if it is none of ours.
+    """
+    name = found.get('norm_layer') or 'LayerNorm'
+    if not (match := _NORM.fullmatch(str(name))):
+        raise UserError(f'{source}: norm_layer {name!r} is not supported')
+    return match[1].lower(), float(match[2] or _NORM_EPS)
+
+
+def norm_place(found: Arguments) -> dict[str, str]:
+    """The field of norms that come after the layers, if they do."""
+    is_post = found.get('block_fn') == _RES_POST or found.get('use_post_norm')
+    return {'norm_place': 'res_post'} if is_post else {}
+
+
+def final_norm(found: Arguments) -> dict[str, bool]:
+    """The field of models without a norm after the blocks, which also have none of the mean."""
+    no_norm = False in (found.get('final_norm'), found.get('use_post_transformer_norm'))
+    return {'final_norm': False} if no_norm else {}
+
+
+def positions(found: Arguments, source: str) -> str:
+    """Our `positions`: rotary ones of EVA-02, PE and DINOv3, or 'none'.
+
+    Raises:
+      UserError: if they are of a form that is not ours.
+    """
+    if not found.get('use_rot_pos_emb'):
+        return 'none'
+    is_dinov3, half = found.get('rope_type') == 'dinov3', bool(found.get('rope_rotate_half'))
+    offset, order = found.get('rope_grid_offset', 0.0), found.get('rope_grid_indexing', 'ij')
+    shape = found.get('ref_feat_shape') or 0
+    sides = set(shape) if isinstance(shape, list | tuple) else {shape}
+    if half != is_dinov3 or len(sides) != 1 or (is_dinov3 and (offset or order == 'xy')):
+        raise UserError(f'{source}: rotary positions of this form are not supported')
+    theta = float(found.get('rope_temperature', _THETA))
+    if is_dinov3:
+        rescale = float(found.get('rope_rescale_coords') or 1.0)
+        return f'rope_dinov3({theta=}, {rescale=})'
+    reference, order = sides.pop(), 'xy' if order == 'xy' else 'yx'
+    return f'rope({theta=}, {reference=}, offset={float(offset)}, {order=})'
+
+
+@functools.cache
+def architectures() -> Mapping[str, Arguments]:
+    """Arguments by the name of the architecture, `class` being the model's constructor."""
+    table: dict[str, Arguments] = json.loads(TABLE.read_text())
+    return table
+
+
+# Other names of the same parts.
+_SAME = (
+    (r'(.*\.attn\.[qkv])_(bias)', r'\1.\2'),
+    (r'(.*\.attn\.[qkv])_proj\.(weight|bias)', r'\1.\2'),
+    (r'(.*\.mlp)\.fc1_g\.(weight|bias)', r'\1.gate.\2'),
+    (r'(.*\.mlp)\.fc1_x\.(weight|bias)', r'\1.fc1.\2'),
+)
+
+
+def plain(flat: Flat, source: str) -> Flat:
+    """The arrays with split projections and gates.
+
+    Raises:
+      UserError: if an array cannot be split.
+    """
+    used = {n: array for n, array in flat.items() if not n.endswith('relative_position_index')}
+    parts = torch_layout.parted(used, source)
+    return _ungated({_named(name): array for name, array in parts.items()})
+
+
+def _named(name: str) -> str:
+    for pattern, same in _SAME:
+        name = re.sub(f'^{pattern}$', same, name)
+    return name
+
+
+def _ungated(flat: Flat) -> Flat:
+    """Split a layer that is twice as wide as the next one takes: the gate comes first."""
+    parts = dict(flat)
+    for name, second in flat.items():
+        if not name.endswith('.mlp.fc2.weight') or second.ndim != 2:
+            continue
+        mlp = name.removesuffix('.fc2.weight')
+        for leaf in ('weight', 'bias'):
+            both = flat.get(f'{mlp}.fc1.{leaf}')
+            if both is not None and len(both) == 2 * second.shape[1]:
+                parts[f'{mlp}.gate.{leaf}'], parts[f'{mlp}.fc1.{leaf}'] = np.split(both, 2)
+    return parts
+
+
+# The values, as patterns, that fields have to have.
+_FIELDS = {
+    **{'pool': 'cls|gap|patches|map|distilled', 'posemb': 'learn|sincos2d', 'positions': 'none'},
+    **{'norm_place': 'pre', 'head_norm': 'none', 'no_bias': '', 'mlp': 'mlp|swiglu'},
+    'representation_size': 'None|0',
+}
+# By the layers of their ResNet.
+_HYBRIDS = {
+    (): 'vit_tiny_r_s16_p8_224',
+    (2, 2, 2, 2): 'vit_base_r26_s32_224',
+    (3, 4, 9): 'vit_base_r50_s16_224',
+    (3, 4, 6, 3): 'vit_large_r50_s32_224',
+}
+_EPS, _CLIP_EPS = 1e-6, 1e-5
+_POOLS = {'cls': 'token', 'distilled': 'token', 'gap': 'avg', 'patches': 'avg', 'map': 'map'}
+_ACT_LAYERS = {'erf': 'gelu', 'tanh': 'gelu_tanh', 'quick': 'quick_gelu'}
+# Projections that are one array there.
+_FUSED = (('attn', 'qkv'), ('attn_pool', 'kv'))
+
+
+def write(trained: TrainedModel, table: names.Table) -> Written:
+    """The files of a VisionTransformer of timm.
+
+    Args:
+      trained: the model.
+      table: names of timm, and ours.
+
+    Raises:
+      UserError: if timm has no such model, or the size of the images is unknown.
+    """
+    model = fields(trained.model) | {'name': trained.config.model.name}
+    architecture = _architecture(model)
+    flat = _vit.unscaled(names.flattened(trained.params), 'the model', lambda name: name)
+    stride, first = trained.model.stride, trained.model.positioned_tokens
+    size = trained.image_size or square(flat, stride, first)
+    if model['posemb'] == 'sincos2d':
+        flat['pos_embed'] = fixed_positions(size, stride, model['width'], first)
+    channels = trained.channels
+    told, notes = _images(trained.transforms, size)
+    pool, classes = _POOLS[model['pool']], model['num_classes'] or 0
+    config = {
+        'architecture': architecture,
+        'num_classes': classes,
+        'num_features': model['width'],
+        'global_pool': pool,
+        'model_args': {
+            **{'img_size': list(size), 'in_chans': channels, 'num_classes': classes},
+            **_arguments(model, pool),
+        },
+        'pretrained_cfg': {
+            **{'num_classes': classes, 'input_size': [channels, *size], 'fixed_input_size': True},
+            **{'mean': [0.5] * channels, 'std': [0.5] * channels},
+            **told,
+        },
+    }
+    if trained.class_names:
+        config['label_names'] = list(trained.class_names)
+    arrays = torch_layout.write(_tokens(flat, model), table)
+    if not model.get('layers', True):  # a root alone, which is no stem there
+        arrays = {name.replace('.stem.', '.'): array for name, array in arrays.items()}
+    return Written(_fused(_gated(arrays)), config, (*_notes(model), *notes))
+
+
+def _images(transforms: str, size: Size) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The keys of `pretrained_cfg` that make images of `size`, and what is different there."""
+    recipe, notes = preprocessing.recipe_of(transforms), []
+    if recipe and recipe.made and recipe.made != size:
+        notes.append(
+            f'its images have {size[0]} x {size[1]} pixels there, as its positions are for, '
+            f'{recipe.made[0]} x {recipe.made[1]} here'
+        )
+        transforms = preprocessing.resized(transforms, size)
+    told = preprocessing.written_for_timm(transforms, size)
+    if not told:
+        if re.search('resize|crop', transforms):
+            notes.append(f'timm cannot make its images, as is done here by {transforms}')
+        return {}, tuple(notes)
+    files = {'pretrained_cfg': told | {'input_size': [3, *size], 'mean': [0.5]}}
+    return told, (*notes, *preprocessing.differences(transforms, files))
+
+
+def _architecture(model: Fields) -> str:
+    """The name of one that has the parts that no argument changes.
+
+    Raises:
+      UserError: if there is none.
+    """
+    lacking = misfits(model, _FIELDS)
+    if model['qk_norm'] not in ('none', model['norm']):
+        lacking.append(f'qk_norm {model["qk_norm"]!r} beside norm {model["norm"]!r}')
+    if model['name'] == 'hybrid' and model['layers'] not in _HYBRIDS:
+        lacking.append(f'layers {model["layers"]}')
+    kinds = {
+        'pool': model['pool'] == 'distilled',
+        'mlp': model['mlp'] != 'mlp',
+        'layers': model['name'] == 'hybrid',
+    }
+    if len(special := [f'{key} {model[key]!r}' for key, is_so in kinds.items() if is_so]) > 1:
+        lacking.append(' and '.join(special))
+    if lacking:
+        raise UserError(
+            f'no ViT is written for timm with {", ".join(lacking)}; write an .npz file instead'
+        )
+    if model['name'] == 'hybrid':
+        return _HYBRIDS[model['layers']]
+    if model['pool'] == 'distilled':
+        return 'deit_base_distilled_patch16_224'
+    if model['mlp'] == 'swiglu':
+        return 'vit_giant_patch14_reg4_dinov2'
+    is_clip = model['norm'] == 'layer' and model['norm_eps'] == _CLIP_EPS
+    return 'vit_base_patch16_clip_224' if is_clip else 'vit_base_patch16_224'
+
+
+def _arguments(model: Fields, pool: str) -> dict[str, Any]:
+    """Those of the constructor, all that an architecture may have otherwise."""
+    hidden = model['mlp_dim'] * (2 if model['mlp'] == 'swiglu' else 1)
+    ratio = hidden / model['width']
+    if int(ratio * model['width']) != hidden:  # by rounding
+        ratio = (hidden + 0.5) / model['width']
+    return {
+        **{key: model[key] for key in ('patch_size', 'depth', 'num_heads')},
+        'embed_dim': model['width'],
+        'mlp_ratio': ratio,
+        'global_pool': pool,
+        'class_token': model['pool'] in ('cls', 'patches', 'distilled'),
+        'reg_tokens': model['registers'],
+        'no_embed_class': bool(model['registers']),
+        'pre_norm': model['norm_pre'],
+        'fc_norm': model['fc_norm'],
+        'final_norm': model['final_norm'],
+        'qk_norm': model['qk_norm'] != 'none',
+        'init_values': None,
+        **({'norm_layer': 'rmsnorm'} if model['norm'] == 'rms' else {}),
+        **({'act_layer': _ACT_LAYERS[model['gelu']]} if model['mlp'] == 'mlp' else {}),
+    }
+
+
+def _tokens(flat: Flat, model: Fields) -> Flat:
+    """Positions as timm keeps them: beside registers no token but the patches has one, and before
+    a norm patches have no biases.
+    """
+    kept = without_patch_bias(flat) if model['norm_pre'] else dict(flat)
+    if model['registers'] and 'cls_token' in kept:
+        kept['cls_token'] = kept['cls_token'] + kept['pos_embed'][:, :1]
+        kept['pos_embed'] = kept['pos_embed'][:, 1:]
+    return kept
+
+
+def _gated(arrays: Flat) -> Flat:
+    """The gates and the values of an MLP in one layer."""
+    joined: Flat = {}
+    for name, array in arrays.items():
+        if (gate := name.replace('.mlp.fc1.', '.mlp.gate.')) != name and gate in arrays:
+            joined[name] = np.concatenate([arrays[gate], array])
+        elif '.mlp.gate.' not in name:
+            joined[name] = array
+    return joined
+
+
+def _fused(arrays: Flat) -> Flat:
+    """The projections of attention in one layer."""
+    joined: Flat = {}
+    for name, array in arrays.items():
+        for module, letters in _FUSED:
+            if match := re.fullmatch(rf'((?:.*\.)?{module})\.([{letters}])\.(\w+)', name):
+                parent, _, leaf = match.groups()
+                parts = [arrays[f'{parent}.{letter}.{leaf}'] for letter in letters]
+                joined[f'{parent}.{letters}.{leaf}'] = np.concatenate(parts)
+                break
+        else:
+            joined[name] = array
+    return joined
+
+
+def _notes(model: Fields) -> tuple[str, ...]:
+    """Numbers that timm has otherwise."""
+    notes = []
+    is_own = model['norm_eps'] in (_EPS, _CLIP_EPS) and model['norm'] == 'layer'
+    if not is_own and model['norm_eps'] != _EPS:
+        notes.append(f"timm's norms add {_EPS} to the variance, this model's {model['norm_eps']}")
+    if model.get('epsilons') == 'authors':
+        notes.append("timm's ResNet adds other numbers to variances than the authors'")
+    return tuple(notes)

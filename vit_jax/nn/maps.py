@@ -1,0 +1,161 @@
+"""Attention weights of a model's layers, in one form for every model."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import flax.linen as nn
+import numpy as np
+from jax import Array
+
+from vit_jax.array_types import Float
+from vit_jax.errors import UserError
+from vit_jax.nn.patches import patch_grid
+
+
+class LaidOutLater(Protocol):
+    """Weights that are laid out when numpy asks for them, being too many to hold at once."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray: ...
+
+
+class AttentionMap(NamedTuple):
+    """The weights of one attention layer.
+
+    Tokens of an image are the cells of a grid, row by row; those of a text are a grid of one axis.
+    If there are more queries or keys than their grid has cells, the first ones are outside of it,
+    such as class tokens.
+
+    Attributes:
+      name: path of the layer, such as `encoder/block_3`, or `decoder/block_0/cross` for attention
+        to the output of another stack.
+      weights: of every query over the keys; they sum to one.
+      query_grid: (rows, columns) of patches, or (tokens,).
+      key_grid: likewise.
+    """
+
+    name: str
+    weights: Float[Array, 'B H Q K'] | LaidOutLater
+    query_grid: tuple[int, ...]
+    key_grid: tuple[int, ...]
+
+    @property
+    def to_itself(self) -> bool:
+        """Whether it is self-attention, by its name."""
+        return not self.name.endswith('/cross')
+
+
+def keep(module: nn.Module, weights: Float[Array, '*B H Q K']) -> None:
+    """Keep the weights of a module if `intermediates` is mutable; free otherwise."""
+    if module.is_mutable_collection('intermediates'):
+        module.sow('intermediates', 'attention', weights)
+
+
+def collect(
+    intermediates: Mapping[str, Any],
+    stack: str,
+    query_grid: tuple[int, ...],
+    key_grid: tuple[int, ...],
+    module: str = 'attention',
+) -> list[AttentionMap]:
+    """The maps that the blocks of a stack have kept, from the first block to the last.
+
+    Args:
+      intermediates: the collection that `model.apply(..., mutable='intermediates')` returns.
+      stack: path of the stack's module, '/'-joined. Its blocks are `block_0`, `block_1`, ..., or
+        scanned `blocks`.
+      query_grid: see `AttentionMap`.
+      key_grid: see `AttentionMap`.
+      module: name of the attention layer in a block. Any but `attention` becomes part of the
+        maps' names.
+
+    Raises:
+      ValueError: if the blocks have kept nothing.
+    """
+    kept = intermediates
+    for name in stack.split('/'):
+        kept = kept.get(name, {})
+    if 'blocks' in kept:
+        layers = list(kept['blocks'][module]['attention'][0])
+    else:
+        blocks = sum(name.startswith('block_') for name in kept)
+        layers = [kept[f'block_{i}'][module]['attention'][0] for i in range(blocks)]
+    if not layers:
+        raise ValueError(f'no attention in {stack!r}: apply the model with mutable intermediates')
+    suffix = '' if module == 'attention' else f'/{module}'
+    return [
+        AttentionMap(f'{stack}/block_{i}{suffix}', weights, query_grid, key_grid)
+        for i, weights in enumerate(layers)
+    ]
+
+
+COMPONENTS = 28  # principal components of the filters, as in figure 7 of arXiv:2010.11929
+Values = np.ndarray | Array
+
+
+class ParameterPictures(NamedTuple):
+    """Small pictures of one parameter.
+
+    A model lists them by `parameter_pictures(params, image_size)`, where the size is height and
+    width in pixels, or None if it is unknown; `attention --parameters` draws them.
+
+    Attributes:
+      name: path of the parameter, such as `stage_0/block_1/attention/position_bias`.
+      pictures: numbers of either sign [N h w], or colors [N h w 3] of any range.
+      each: a word for one picture: 'head', 'patch', 'filter'.
+      caption: a short description of the pictures.
+      columns: number of columns if the pictures form a grid themselves, else 0.
+    """
+
+    name: str
+    pictures: Float[np.ndarray, 'N h w'] | Float[np.ndarray, 'N h w 3']
+    each: str
+    caption: str = ''
+    columns: int = 0
+
+
+def grid_of(image_size: tuple[int, int] | None, patch_size: int) -> tuple[int, int]:
+    """Rows and columns of patches; UserError if the size of the images is not known."""
+    if image_size is None:
+        raise UserError('the size of the images is unknown: give --image-size')
+    return patch_grid(*image_size, patch_size)
+
+
+def position_similarity(
+    name: str, table: Float[Values, 'N D'], grid: tuple[int, int]
+) -> ParameterPictures:
+    """Cosine similarities of the position embedding of each patch with those of all patches.
+
+    Figure 7 (center) of Dosovitskiy et al., 2021, arXiv:2010.11929.
+
+    Args:
+      name: of the parameter.
+      table: the rows of the patches, those of class tokens left out.
+      grid: rows and columns of patches.
+    """
+    rows = np.asarray(table, np.float32)
+    rows = rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-12)
+    pictures = (rows @ rows.T).reshape(-1, *grid)
+    return ParameterPictures(name, pictures, 'patch', 'cosine with every other patch', grid[1])
+
+
+def embedding_filters(params: Mapping[str, Any]) -> list[ParameterPictures]:
+    """The first principal components of the filters of `patch_embed`.
+
+    Figure 7 (left) of Dosovitskiy et al., 2021, arXiv:2010.11929.
+
+    Args:
+      params: of the model that has `patch_embed/kernel` [p q C D].
+
+    Returns:
+      One parameter; none if patches are single pixels, or do not have one or three colors.
+    """
+    kernel = np.asarray(params['patch_embed']['kernel'], np.float32)
+    height, width, channels, filters = kernel.shape
+    if height * width == 1 or channels not in (1, 3):
+        return []
+    flat = kernel.reshape(-1, filters)
+    axes = np.linalg.svd(flat - flat.mean(axis=1, keepdims=True), full_matrices=False)[0]
+    pictures = axes.T[:COMPONENTS].reshape(-1, height, width, channels)
+    pictures = pictures[..., 0] if channels == 1 else pictures
+    caption = 'principal components of the filters, the largest first'
+    return [ParameterPictures('patch_embed/kernel', pictures, 'filter', caption)]

@@ -1,0 +1,322 @@
+"""The text of a scheduled HLO module, as XLA dumps it, parsed into computations of instructions.
+
+On TPUs a layout contains the tiling and the memory space of an array:
+`f32[12,64]{1,0:T(8,128)S(1)}` is padded to 16 x 128 elements, and lies in VMEM, space 1. HBM is
+space 0, which is omitted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterator, Mapping
+
+HEADER = re.compile(r'^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$')
+ARRAY = re.compile(r'([a-z]\w*)\[([\d,<= ]*)\](?:\{([\d,]*)(?::([^{}]*))?\})?')
+PARENTHESIS = re.compile(r'[()]')
+COMMENT = re.compile(r'/\*.*?\*/')
+REFERENCE = re.compile(r'%([\w.\-]+)')
+CALLED = re.compile(r'\b(?:calls|to_apply|body)=%([\w.\-]+)')
+BRANCHES = re.compile(r'(?:branch_computations=\{([^}]*)\}|(?:true|false)_computation=(%[\w.\-]+))')
+OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
+CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+
+
+@dataclasses.dataclass(frozen=True)
+class Array:
+    """One array of a chip.
+
+    Attributes:
+      dtype: as HLO names it, `bf16`.
+      shape: without padding.
+      size: bytes, with the padding of its tiles.
+      space: the memory space; 0 is HBM.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    size: int
+    space: int = 0
+
+    @property
+    def hbm(self) -> int:
+        """Bytes in HBM; 0 in another space."""
+        return 0 if self.space else self.size
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """A line of a computation.
+
+    Attributes:
+      name: without the percent sign.
+      opcode: `fusion`, `copy-start`, ...
+      arrays: of the result, those of a tuple one after the other.
+      operands: names.
+      text: of the operands in parentheses.
+      attributes: the text after the operands.
+      root: whether it is the result of its computation.
+    """
+
+    name: str
+    opcode: str
+    arrays: tuple[Array, ...]
+    operands: tuple[str, ...]
+    text: str
+    attributes: str
+    root: bool
+
+    @property
+    def called(self) -> list[str]:
+        """Computations that it calls, or the branches of a conditional."""
+        found = CALLED.findall(self.attributes)
+        for several, one in BRANCHES.findall(self.attributes):
+            found += REFERENCE.findall(several or one)
+        return found
+
+    @property
+    def op_name(self) -> str:
+        """JAX's name of its origin; empty for instructions that the compiler adds."""
+        match = OP_NAME.search(self.attributes)
+        return match[1].replace("\\'", "'") if match else ''
+
+    @property
+    def cycles(self) -> int | None:
+        """The compiler's estimate, which only the text after code generation contains."""
+        match = CYCLES.search(self.attributes)
+        return int(match[1]) if match else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Computation:
+    """Instructions in the order in which they run."""
+
+    name: str
+    instructions: Mapping[str, Instruction]
+
+    def __iter__(self) -> Iterator[Instruction]:
+        return iter(self.instructions.values())
+
+    def __getitem__(self, name: str) -> Instruction:
+        return self.instructions[name]
+
+    @functools.cached_property
+    def root(self) -> Instruction:
+        return next(i for i in self if i.root)
+
+    @functools.cached_property
+    def parameters(self) -> list[Instruction]:
+        """Parameters in the order of a caller's operands."""
+        return sorted((i for i in self if i.opcode == 'parameter'), key=lambda i: int(i.text))
+
+    @functools.cached_property
+    def users(self) -> Mapping[str, list[Instruction]]:
+        """The instructions that read each instruction's result."""
+        found: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
+        for instruction in self:
+            for name in dict.fromkeys(instruction.operands):
+                found[name].append(instruction)
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+    """A program of one chip."""
+
+    computations: Mapping[str, Computation]
+    entry: Computation
+
+
+def parse(text: str) -> Module:
+    """Parse the text of a module.
+
+    Raises:
+      ValueError: if it has no entry, or its end is missing.
+    """
+    computations: dict[str, Computation] = {}
+    lines: dict[str, Instruction] = {}
+    name, is_entry, entry = '', False, None
+    for line in text.splitlines():
+        if match := HEADER.match(line):
+            name, is_entry, lines = match[2], bool(match[1]), {}
+        elif line.startswith('}') and name:
+            computations[name] = Computation(name, lines)
+            entry = computations[name] if is_entry else entry
+            name = ''
+        elif name and ' = ' in line:
+            instruction = _instruction(line)
+            lines[instruction.name] = instruction
+    if entry is None:
+        raise ValueError('the module has no entry, or its end is missing')
+    return Module(computations, entry)
+
+
+def arrays(shape: str) -> tuple[Array, ...]:
+    """The arrays of a shape, which may be a tuple."""
+    return tuple(_array(*match) for match in ARRAY.findall(shape))
+
+
+def _instruction(line: str) -> Instruction:
+    left, _, right = COMMENT.sub('', line).strip().partition(' = ')
+    end = _close(right) + 1 if right.startswith('(') else right.index(' ')
+    shape, rest = right[:end], right[end:].lstrip()
+    opcode, _, _ = rest.partition('(')
+    close = _close(rest, len(opcode))
+    text = rest[len(opcode) + 1 : close]
+    return Instruction(
+        name=left.removeprefix('ROOT ').lstrip('%'),
+        opcode=opcode,
+        arrays=arrays(shape),
+        operands=() if opcode in ('parameter', 'constant') else tuple(REFERENCE.findall(text)),
+        text=text,
+        attributes=rest[close + 1 :],
+        root=left.startswith('ROOT '),
+    )
+
+
+def _close(text: str, start: int = 0) -> int:
+    """The position of the parenthesis that closes the one at `start`."""
+    depth = 0
+    for match in PARENTHESIS.finditer(text, start):
+        depth += 1 if match[0] == '(' else -1
+        if not depth:
+            return match.start()
+    raise ValueError(f'a parenthesis is not closed: {text[:80]}')
+
+
+@functools.cache
+def _array(dtype: str, dims: str, order: str, layout: str) -> Array:
+    shape = tuple(int(re.sub(r'\D', '', n)) for n in dims.split(',') if n)
+    minor_to_major = [int(n) for n in order.split(',') if n]
+    lengths = [shape[i] for i in reversed(minor_to_major)] if minor_to_major else list(shape)
+    tile = re.search(r'T\(([\d,]+)\)', layout)
+    sizes = [int(n) for n in tile[1].split(',')] if tile else []
+    for i, size in enumerate(reversed(sizes), 1):
+        if i <= len(lengths):
+            lengths[-i] = -(-lengths[-i] // size) * size
+        else:
+            lengths.insert(0, size)
+    space = re.search(r'S\((\d+)\)', layout)
+    size = math.ceil(math.prod(lengths) * _bits(dtype) / 8)
+    return Array(dtype, shape, size, int(space[1]) if space else 0)
+
+
+def _bits(dtype: str) -> int:
+    """Bits of an element; 0 for types without data."""
+    if dtype == 'pred':
+        return 8
+    match = re.match(r'(?:bf|f|s|u|c)(\d+)', dtype)
+    return int(match[1]) if match else 0
+
+
+LABELS = re.compile(r'dim_labels=(\w+)_(\w+)->(\w+)')
+ESTIMATED = re.compile(r'"cost_estimate":\{"flops":"(\d+)"')
+CONTRACTED = re.compile(r'lhs_contracting_dims=\{([\d,]*)\}')
+
+
+def flops(module: Module, computation: Computation, instruction: Instruction) -> int:
+    """FLOPs of an instruction and of all that it calls, each once."""
+    if instruction.opcode == 'convolution':
+        return _convolution(computation, instruction)
+    if instruction.opcode == 'dot':
+        match = CONTRACTED.search(instruction.attributes)
+        lhs = computation[instruction.operands[0]].arrays[0].shape
+        terms = math.prod(lhs[int(i)] for i in (match[1] if match else '').split(',') if i)
+        return 2 * math.prod(instruction.arrays[0].shape) * terms
+    if instruction.opcode == 'custom-call':  # a kernel, which declares its FLOPs itself
+        match = ESTIMATED.search(instruction.attributes)
+        return int(match[1]) if match else 0
+    return sum(
+        flops(module, called, inner)
+        for called in map(module.computations.__getitem__, instruction.called)
+        for inner in called
+    )
+
+
+def _convolution(computation: Computation, instruction: Instruction) -> int:
+    labels = LABELS.search(instruction.attributes)
+    if labels is None:
+        raise ValueError(f'{instruction.name}: a convolution without dim_labels')
+    left, right, out = labels.groups()
+    lhs, rhs = (computation[name].arrays[0].shape for name in instruction.operands[:2])
+    result = instruction.arrays[0].shape
+    window = _window(instruction.attributes)
+    terms = rhs[right.index('i')]
+    for axis in (c for c in out if c.isdigit()):
+        steps = {key: values[int(axis)] for key, values in window.items()}
+        terms *= _meetings(lhs[left.index(axis)], result[out.index(axis)], **steps)
+    return 2 * result[out.index('b')] * result[out.index('f')] * terms
+
+
+def _window(attributes: str) -> dict[str, list[int]]:
+    """The parameters of a window for every spatial dimension, with defaults."""
+    match = re.search(r'window=\{([^}]*)\}', attributes)
+    given = dict(re.findall(r'(\w+)=(\S+)', match[1] if match else ''))
+    size = [int(n) for n in given['size'].split('x')] if given else []
+    pads = given.get('pad', 'x'.join(['0_0'] * len(size)))
+    found = {'size': size, 'low': [int(pad.split('_')[0]) for pad in pads.split('x') if pad]}
+    for key in ('stride', 'lhs_dilate', 'rhs_dilate'):
+        text = given.get(key)
+        found[key] = [int(n) for n in text.split('x')] if text else [1] * len(size)
+    return found
+
+
+@functools.cache
+def _meetings(
+    length: int, outputs: int, size: int, low: int, stride: int, lhs_dilate: int, rhs_dilate: int
+) -> int:
+    """Number of pairs (output, window position) that read an input and not padding."""
+    last = (length - 1) * lhs_dilate
+    return sum(
+        0 <= (at := out * stride + place * rhs_dilate - low) <= last and at % lhs_dilate == 0
+        for out in range(outputs)
+        for place in range(size)
+    )
+
+
+KNOWN = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+PART = re.compile(r'\b(condition|body)=%([\w.\-]+)')
+INDEX = re.compile(r'index=(\d+)')
+
+
+def trips(module: Module, outside: Computation, loop: Instruction) -> int:
+    """The trip count of a `while`, from the compiler or else from its counter; 1 if unclear.
+
+    A counter is an element of the loop's carried tuple that is compared to a constant.
+    """
+    if match := KNOWN.search(loop.attributes):
+        return int(match[1])
+    parts = {part: module.computations[name] for part, name in PART.findall(loop.attributes)}
+    condition, body = parts['condition'], parts['body']
+    compared = [_source(condition, name) for name in condition.root.operands]
+    if condition.root.opcode != 'compare' or 'direction=LT' not in condition.root.attributes:
+        return 1
+    counter, limit = compared
+    if counter.opcode != 'get-tuple-element' or limit.opcode != 'constant':
+        return 1
+    index = int(INDEX.search(counter.attributes)[1])  # type: ignore[index]
+    carried = _source(outside, loop.operands[0])
+    start = _constant(outside, carried.operands[index]) if carried.opcode == 'tuple' else None
+    step = _step(body, _source(body, body.root.operands[index]))
+    return -(-(int(limit.text) - (start or 0)) // step)
+
+
+def _step(body: Computation, counted: Instruction) -> int:
+    """The increment of a counter, 1 if unclear."""
+    added = [_constant(body, name) for name in counted.operands] if counted.opcode == 'add' else []
+    return next((n for n in added if n), 1)
+
+
+def _constant(computation: Computation, name: str) -> int | None:
+    found = _source(computation, name)
+    return int(found.text) if found.opcode == 'constant' and found.text.isdigit() else None
+
+
+def _source(computation: Computation, name: str) -> Instruction:
+    """The original of an instruction that may be a copy."""
+    found = computation[name]
+    while found.opcode in ('copy', 'bitcast', 'copy-done', 'copy-start'):
+        found = computation[found.operands[0]]
+    return found

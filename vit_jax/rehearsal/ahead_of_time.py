@@ -1,0 +1,250 @@
+"""A run's programs, compiled for chips that are not here.
+
+`python -m vit_jax.rehearsal.ahead_of_time` is the process that `profiling.compile_for` starts:
+libtpu is loaded in it alone, and it may be ended as
+soon as what it compiles is scheduled. It ends with
+whoever started it, who would have removed the folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import pathlib
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from vit_jax.config import defaults, durations
+from vit_jax.config import load as config_lib
+from vit_jax.data.batches import Shape
+from vit_jax.errors import UserError
+from vit_jax.profiling import task_flops, topology
+from vit_jax.profiling.compile_for import ERROR, FACTS, REQUEST, RESULT
+from vit_jax.profiling.cost import DataFacts, data_facts
+from vit_jax.profiling.preflight import largest
+from vit_jax.runtime import environment as memory_lib
+from vit_jax.runtime import process, sharding
+from vit_jax.trainer.build import Program, make_program
+from vit_jax.trainer.evaluate import IN_FLIGHT
+from vit_jax.trainer.measure import Measurement
+
+STEPS = ('train', 'eval', 'predict')
+PROGRAM = ('-P', '-m', __name__)  # arguments of Python, before the folder of a request
+
+
+def program(
+    config: ConfigDict, facts: DataFacts, devices: Sequence[jax.Device]
+) -> tuple[Program, str]:
+    """The program that `train` would run on these devices.
+
+    Returns:
+      The program, and why `train` would refuse the length of the run, or ''. A batch of another
+      size may leave fewer steps than a warm-up takes; the step and its memory are the same.
+
+    Raises:
+      UserError: as `trainer.build.build`, or for a layout that is not `jit`.
+    """
+    layout = sharding.make_layout(devices, **defaults.arguments(config, 'parallel'))
+    if not isinstance(layout, sharding.Jit):
+        raise UserError('config.parallel.strategy=pmap cannot be compiled ahead; use jit')
+    make = functools.partial(make_program, facts.config, facts.kinds, layout)
+    try:
+        return make(facts.times)[0], ''
+    except UserError as refusal:
+        longest = dataclasses.replace(facts.times, total_steps=durations.MAX_STEPS)
+        return make(longest)[0], str(refusal)
+
+
+def lower(made: Program, kind: Shape, step: str = 'train') -> Any:
+    """The lowered step of one kind of batches, every argument placed as in a run.
+
+    Args:
+      made: by `program`.
+      kind: of batches.
+      step: of STEPS; others have as many rows as training.
+
+    Raises:
+      UserError: for predictions of a task that has none.
+    """
+    rows = (kind.rows,)
+    arrays = {k: jax.ShapeDtypeStruct(rows + s.shape, s.dtype) for k, s in kind.arrays.items()}
+    batch = sharding.abstract_batch(made.layout, arrays)
+    if step == 'train':
+        train_step: Any = made.train_step
+        return train_step.lower(made.target, batch)
+    steps = made.eval_steps
+    compiled: Any = steps.predict if step == 'predict' else steps.evaluate
+    if compiled is None:
+        raise UserError('--predict: the task of the config has no predictions')
+    return compiled.lower(made.target.variables, batch)
+
+
+def describe(made: Program, facts: DataFacts, refusal: str) -> dict[str, Any]:
+    """The facts that do not depend on the compiler, as JSON; the arguments are of `program`."""
+    params = jax.tree.leaves(made.abstract_state.params)
+    return {
+        'parameters': sum(leaf.size for leaf in params),
+        'steps': facts.steps,
+        'refusal': refusal,
+        'batch_size': facts.config.batch_size,
+        'kinds': [
+            {
+                'rows': kind.rows,
+                'share': kind.share,
+                'shapes': {k: list(s.shape) for k, s in kind.spec.items()},
+                'flops': {name: kind.rows * n for name, n in _model_flops(made, kind).items()},
+            }
+            for kind in facts.kinds
+        ],
+        'state': {
+            name: sum(map(_bytes_on_a_chip, jax.tree.leaves(getattr(made.target, name))))
+            for name in ('params', 'opt_state', 'ema', 'collections')
+        },
+        'unit': made.layout.num_shards * defaults.arguments(facts.config, 'step')['accum_steps'],
+        'mesh': dict(made.layout.mesh.shape),
+        'devices': made.hardware,
+    }
+
+
+def _model_flops(made: Program, kind: Shape) -> dict[str, int]:
+    """Model FLOPs of each of STEPS for one example."""
+    train = task_flops.of_training(made.model, made.task, kind.spec).total
+    once = task_flops.of_evaluation(made.model, made.task, kind.spec)
+    return {'train': train, 'eval': once, 'predict': once}
+
+
+def _bytes_on_a_chip(leaf: Any) -> int:
+    return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+
+
+def main(request: Mapping[str, Any], folder: pathlib.Path) -> None:
+    """Compile what is asked for, and write what is known before and after into a folder.
+
+    Args:
+      request: `config`, `topology`, `step`, `kind` (which of the batches, from the end), and
+        `examples` and `image_size` as `cost.price` takes them.
+      folder: where the compiler writes what it has scheduled.
+    """
+    config = config_lib.from_dict(request['config'])
+    facts = data_facts(config, request['examples'], request['image_size'])
+    devices = topology.devices(topology.parse(request['topology']))
+    made, refusal = program(config, facts, devices)
+    (folder / FACTS).write_text(json.dumps(describe(made, facts, refusal)))
+    lowered = lower(made, facts.kinds[request['kind']], request['step'])
+    memory = lowered.compile().memory_analysis()
+    fields = ('argument', 'output', 'alias', 'temp', 'generated_code')
+    sizes = {name: getattr(memory, f'{name}_size_in_bytes') for name in fields}
+    (folder / RESULT).write_text(json.dumps(sizes))
+
+
+if __name__ == '__main__':
+    target = pathlib.Path(sys.argv[1])
+    process.end_with_parent(lambda: shutil.rmtree(target, ignore_errors=True))
+    try:
+        main(json.loads((target / REQUEST).read_text()), target)
+    except (UserError, jax.errors.JaxRuntimeError) as e:
+        kind = 'user' if isinstance(e, UserError) else 'compiler'
+        (target / ERROR).write_text(json.dumps({'kind': kind, 'message': str(e)}))
+        sys.exit(2)
+
+
+# The share of a device's memory that a step may take, as allocation leaves gaps; and of what a host
+# has left, where its CPU is the device and batches are read meanwhile.
+SHARE, OF_HOST = 0.9, 0.5
+FIRST = 64  # examples of a device that are tried first
+
+
+def largest_batch(measurement: Measurement) -> int:
+    """The batch size that fits, to an eighth; at most the examples of the largest data set.
+
+    The steps are compiled for the sizes that are tried, but not run.
+
+    Args:
+      measurement: prepared with any batch size.
+
+    Raises:
+      UserError: if not even one example a device fits, the memory of the devices is unknown,
+        batches are not counted in examples, or several processes share them.
+    """
+    if jax.process_count() > 1:
+        raise UserError('--batch-size fit: several processes share a batch; give a number')
+    layout, programs = measurement.steps.layout, list(_programs(measurement))
+    variables = sharding.abstract_target(layout, measurement.trained.variables)
+    unit, limit = layout.num_shards, memory(layout.mesh.devices.flat[0], layout.num_shards)
+
+    def fits(units: int) -> bool:
+        return all(
+            _needed(step, variables, _batch(layout, shape, units * unit)) <= limit
+            for step, shape, _ in programs
+        )
+
+    most = -(-max(examples for *_, examples in programs) // unit)
+    if not (units := largest(fits, min(FIRST, most), most)):
+        raise UserError(f'--batch-size fit: not even {unit} examples fit into {limit:,.0f} bytes')
+    return units * unit
+
+
+def memory(device: jax.Device, devices: int) -> float:
+    """Bytes that a program may take on a device.
+
+    Args:
+      device: of an evaluation.
+      devices: their number, which share the host's memory if they are its CPU.
+
+    Raises:
+      UserError: if it is unknown.
+    """
+    if limit := (device.memory_stats() or {}).get('bytes_limit'):
+        return SHARE * limit
+    if device.platform == 'cpu' and (there := memory_lib.available_memory()):
+        return OF_HOST * there / devices
+    raise UserError(f'--batch-size fit: memory of {device.device_kind} is unknown; give a number')
+
+
+def _programs(measurement: Measurement) -> Iterator[tuple[Any, Shape, int]]:
+    """The step, the largest rows and the number of examples of everything that is evaluated."""
+    for one in measurement.evaluations.values():
+        step = measurement.steps.predict if one.evaluator else measurement.steps.evaluate
+        for data in (one.data, one.fit):
+            if data is None:
+                continue
+            shape = data.shapes[-1]
+            if shape.slots or len({kind.rows for kind in data.shapes}) > 1:
+                raise UserError(
+                    f'--batch-size fit counts examples, and batches of {data.source.title} differ '
+                    'in their number; give a number'
+                )
+            yield step, shape, len(data.source)
+
+
+def _batch(layout: sharding.Layout, shape: Shape, rows: int) -> Any:
+    """The abstract arrays of a batch of so many rows."""
+    arrays = {k: jax.ShapeDtypeStruct((rows, *s.shape), s.dtype) for k, s in shape.arrays.items()}
+    return sharding.abstract_batch(layout, arrays)
+
+
+def _needed(step: Any, variables: Any, batch: Any) -> float:
+    """Bytes of a device for a step, and for the batches that wait meanwhile."""
+    try:
+        compiled = step.lower(variables, batch).compile()
+    except jax.errors.JaxRuntimeError as error:
+        if 'RESOURCE_EXHAUSTED' in str(error):
+            return float('inf')
+        raise
+    sizes = compiled.memory_analysis()
+    waiting = sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in batch.values()
+    )
+    return (
+        sizes.argument_size_in_bytes
+        + sizes.output_size_in_bytes
+        + sizes.temp_size_in_bytes
+        + IN_FLIGHT * waiting
+    )

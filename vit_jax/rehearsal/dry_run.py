@@ -1,0 +1,224 @@
+"""The first steps of a run in a process of their own, as a rehearsal starts and kills it.
+
+    python -m vit_jax.rehearsal.dry_run request.json
+
+It ends when its standard input closes, so that it does not outlive the rehearsal. It is the run of
+its config, but that it logs, evaluates and saves after every step, each evaluation takes one batch,
+and nothing is sent to services.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import itertools
+import json
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+from ml_collections import ConfigDict
+
+from vit_jax.config import load as config_lib
+from vit_jax.data.batches import Batch
+from vit_jax.data.dataset import Dataset
+from vit_jax.errors import EXIT_FAILED, UserError
+from vit_jax.profiling import task_flops
+from vit_jax.runtime import process
+from vit_jax.runtime.watchdog import Stopping, never
+from vit_jax.trainer import train
+from vit_jax.trainer.build import Training, build
+
+TOO_LARGE = 4  # exit code
+CPU_FLOPS = 2e12  # of a step that CPUs finish in about a minute
+WAITS = 3  # the step whose evaluation does not end, so that the process can be killed in it
+
+
+class TooLarge(Exception):
+    """The run does not suit this machine; the message says why."""
+
+
+class Request(NamedTuple):
+    """The run that is asked for.
+
+    Attributes:
+      config: as a dict.
+      folder: of the run.
+      facts: a local file for the `Facts` of the run.
+      allowed: as for `train`.
+      last: the step after which it ends; None to wait for being killed.
+      small: with the smallest batches that the config allows.
+    """
+
+    config: dict[str, Any]
+    folder: str
+    facts: str
+    allowed: tuple[str, ...] = ()
+    last: int | None = None
+    small: bool = False
+
+
+class Facts(NamedTuple):
+    """A run on this machine.
+
+    Attributes:
+      hardware: the devices.
+      batch_size: in `unit`.
+      unit: images, examples or tokens.
+      total: length of the whole run in steps.
+      state_bytes: of a checkpoint.
+      evaluations: their names.
+    """
+
+    hardware: str
+    batch_size: int
+    unit: str
+    total: int
+    state_bytes: int
+    evaluations: list[str]
+
+
+def main() -> int:
+    """Run what the request in the file says."""
+    process.end_with_parent(lambda: None)
+    request = Request(**json.loads(pathlib.Path(sys.argv[1]).read_bytes()))
+    try:
+        act(request)
+    except train.Preempted:
+        pass
+    except TooLarge as error:
+        print(f'error: {error}', file=sys.stderr)
+        return TOO_LARGE
+    except UserError as error:
+        print(f'error: {error}', file=sys.stderr)
+        return getattr(error, 'exit_code', EXIT_FAILED)
+    return 0
+
+
+def act(request: Request) -> None:
+    """Train as requested.
+
+    Raises:
+      TooLarge: on CPUs, for a step that takes minutes, or a state that does not fit.
+      Preempted: after the last step.
+      UserError: as `train`.
+    """
+
+    def adapt(training: Training) -> Training:
+        facts = facts_of(training)
+        if training.program.layout.mesh.devices.flat[0].platform == 'cpu':
+            require_suitable(training, facts)
+        with open(request.facts, 'w') as file:
+            json.dump(facts._asdict(), file)
+        return with_short_evaluations(training)
+
+    def report(step: int, results: dict[str, float]) -> bool:
+        while request.last is None and step >= WAITS:
+            time.sleep(60)
+        return False
+
+    config = with_all_due(config_lib.from_dict(request.config))
+    if request.small:
+        config = smallest(config)
+    train.train(
+        config,
+        request.folder,
+        stop_at=request.last,
+        allowed=request.allowed,
+        report=report,
+        adapt=adapt,
+    )
+
+
+def facts_of(training: Training) -> Facts:
+    """The facts of a run on this machine."""
+    program = training.program
+    return Facts(
+        program.hardware,
+        training.data.batch_size,
+        training.data.unit,
+        training.timetable.total,
+        sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(program.abstract_state)),
+        list(training.evaluations),
+    )
+
+
+def require_suitable(training: Training, facts: Facts) -> None:
+    """Raise TooLarge for a step that takes CPUs minutes, or a state that leaves them no memory."""
+    room = os.sysconf('SC_AVPHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+    if 3 * facts.state_bytes > room:
+        raise TooLarge(
+            f'the state has {facts.state_bytes / 2**30:.1f} GiB, this machine has '
+            f'{room / 2**30:.1f} left'
+        )
+    shape, program = training.data.shapes[-1], training.program
+    flops = shape.rows * task_flops.of_training(program.model, program.task, shape.spec).total
+    if flops > CPU_FLOPS:
+        raise TooLarge(f'a step takes {flops:.2g} FLOPs, which are minutes on CPUs')
+
+
+def with_all_due(config: ConfigDict) -> ConfigDict:
+    """The config with everything due after every step, and without writers."""
+    config = copy.deepcopy(config)
+    with config.unlocked(), config.ignore_type():
+        every = config.get('every') or {}
+        config.every = {**every, 'log': '1 step', 'eval': '1 step', 'checkpoint': '1 step'}
+        config.writers = ()
+        for section in config.evals.values():
+            section.every = None
+    return config
+
+
+def smallest(config: ConfigDict) -> ConfigDict:
+    """The config with the smallest batches that it allows, by powers of two."""
+    sizes = itertools.takewhile(config.batch_size.__gt__, (2**i for i in itertools.count()))
+    for size in sizes:
+        smaller = copy.deepcopy(config)
+        smaller.batch_size = size
+        for section in (smaller.data, *smaller.evals.values()):
+            if section.get('batch_size'):
+                section.batch_size = size
+        with contextlib.suppress(UserError):
+            build(smaller)
+            return smaller
+    return config
+
+
+class FirstBatch:
+    """Data of which an evaluation sees the first batch alone."""
+
+    def __init__(self, data: Dataset):
+        self._data = data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._data, name)
+
+    def eval_batches(self, stopping: Stopping = never) -> Iterator[Batch]:
+        """The first batch."""
+        return itertools.islice(self._data.eval_batches(stopping), 1)
+
+
+def with_short_evaluations(training: Training) -> Training:
+    """The run with evaluations, and what they learn from, of one batch each."""
+    made: dict[int, Any] = {}
+
+    def short(data: Dataset | None) -> Any:
+        return None if data is None else made.setdefault(id(data), FirstBatch(data))
+
+    evaluations = {
+        name: dataclasses.replace(one, data=short(one.data), fit=short(one.fit))
+        for name, one in training.evaluations.items()
+    }
+    return dataclasses.replace(training, evaluations=evaluations)
+
+
+if __name__ == '__main__':
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # an ordinary exit would wait for the thread that reads standard input

@@ -1,0 +1,198 @@
+"""A rehearsal: all that a run needs is tried in a few minutes, before it waits in a queue.
+
+extras       the packages that sources, evaluators and writers need
+folder       a file is written, read and removed
+data         the first, the last and ten random records of every split, after the transforms
+start        a process trains, evaluates and saves until it is killed
+resumption   another one restores the checkpoint and goes on
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from vit_jax import extras
+from vit_jax.config import schema
+from vit_jax.data.dataset import open_dataset
+from vit_jax.data.records import BrokenRecord
+from vit_jax.errors import UserError, resolve_module
+from vit_jax.inference import fine_tune
+from vit_jax.interop import hub
+from vit_jax.rehearsal.kill_and_resume import FAILED, OK, SKIPPED, DryRun, Row
+from vit_jax.storage import paths, run_folder
+from vit_jax.trainer.evaluate import entry_keywords
+
+RECORDS = 10  # random ones of a split, beside the first and the last
+SUFFIX = '.rehearsal'  # of the folder beside that of the run
+MINUTES = 30.0  # for the first checkpoint
+PROBE = b'vit_jax' * 2**17
+
+
+class Failure(Exception):
+    """A trial that failed; the message says why."""
+
+
+def rehearse(
+    config: ConfigDict,
+    folder: str | os.PathLike[str],
+    allowed: Sequence[str] = (),
+    minutes: float = MINUTES,
+) -> Iterator[Row]:
+    """Try what a run needs, and leave nothing behind.
+
+    Args:
+      config: of the run, as from `config.load`.
+      folder: of the run; it is not touched, but one beside it, which is removed in the end.
+      allowed: modules that the config of a run may name which this one starts from.
+      minutes: to wait for the first checkpoint, and for the resumption.
+
+    Yields:
+      A row for each trial, as it ends. After one that failed, others go on which do not need it.
+
+    Raises:
+      UserError: if the rehearsal's folder is there already.
+    """
+    scratch = paths.path(f'{os.fspath(paths.absolute(folder))}{SUFFIX}')
+    if paths.files(scratch):
+        raise UserError(
+            f'{scratch} is of another rehearsal: wait for its end, or remove the folder if it was '
+            'killed'
+        )
+    failed = []
+    with _removed(scratch):
+        for row in _without_steps(config, os.fspath(folder), scratch, allowed):
+            failed += [row.name] if row.result == FAILED else []
+            yield row
+        if failed:
+            yield Row('start', SKIPPED, 0.0, f'needs: {", ".join(failed)}')
+            return
+        with tempfile.TemporaryDirectory() as local:
+            yield from DryRun(config, scratch, pathlib.Path(local), allowed, minutes).rows()
+
+
+@contextlib.contextmanager
+def _removed(scratch: paths.Path) -> Iterator[None]:
+    """Remove the folder in the end, and those above it that it was made with."""
+    local = () if paths.is_remote(scratch) else scratch.parents
+    made = [parent for parent in local if not parent.exists()]
+    try:
+        yield
+    finally:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            paths.remove(scratch)
+        with contextlib.suppress(OSError):
+            for parent in made:
+                parent.rmdir()
+
+
+def _without_steps(
+    config: ConfigDict, folder: str, scratch: paths.Path, allowed: Sequence[str]
+) -> Iterator[Row]:
+    """The trials in this process, without devices."""
+    yield _timed('extras', partial(_check_extras, config, folder))
+    yield _timed('folder', partial(_check_folder, scratch))
+    for name in config.get('writers', ()):
+        yield _timed(f'writer {name}', partial(_check_writer, name))
+    began = time.perf_counter()
+    try:
+        config = fine_tune.filled(config, None, allowed).config
+    except UserError as error:
+        yield Row('config', FAILED, time.perf_counter() - began, str(error))
+        return
+    for name, section, split in _sections(config):
+        yield _timed(f'{name} {split}', partial(_check_data, config, section, split))
+
+
+def _timed(name: str, trial: Callable[[], str]) -> Row:
+    """The row of a trial, which returns a note; errors of the user's and of disks are failures."""
+    began = time.perf_counter()
+    try:
+        note, result = trial(), OK
+    except (UserError, Failure, BrokenRecord, OSError) as error:
+        note, result = str(error) if isinstance(error, UserError) else paths.why(error), FAILED
+    return Row(name, result, time.perf_counter() - began, note)
+
+
+def needed_extras(config: Mapping[str, Any]) -> set[str]:
+    """The extras of the package that a run of a config needs, installed or not.
+
+    Raises:
+      UserError: for a name of a module that does not exist.
+    """
+    sections = [config['data'], *config.get('evals', {}).values()]
+    sources = [str(section.get('source') or '') for section in sections]
+    named = [
+        *(('vit_jax.data.sources', source.partition(':')[0]) for source in sources),
+        *(('vit_jax.evaluators', section.get('evaluator')) for section in sections),
+        *(('vit_jax.writers', name) for name in config.get('writers') or ()),
+    ]
+    modules = [resolve_module(package, name, 'name') for package, name in named if name]
+    starts = [hub.url(config.get(key, {}).get('from') or '') for key in ('init', 'branch')]
+    own = {getattr(module, 'EXTRA', '') for module in modules} - {''}
+    return own | extras.of_words([*starts, *sources])
+
+
+def _check_extras(config: ConfigDict, folder: str) -> str:
+    needed = sorted(needed_extras(config.to_dict()) | extras.of_words([folder]))
+    if lacking := [name for name in needed if not extras.is_installed(name)]:
+        raise Failure(f"pip install 'vit_jax[{','.join(lacking)}]'")
+    return ', '.join(needed) or 'none needed'
+
+
+def _check_writer(name: str) -> str:
+    schema.writer_class(name).require_access()
+    return 'its service can be reached, as far as one knows without writing to it'
+
+
+def _check_folder(scratch: paths.Path) -> str:
+    """Write a megabyte, read it and remove it."""
+    run_folder.require_writable(scratch)
+    file = scratch / f'probe-{uuid.uuid4().hex}'
+    with paths.reaching(scratch):
+        paths.make_folder(scratch)
+        paths.write_atomic(file, PROBE)
+        if file.read_bytes() != PROBE:
+            raise Failure(f'{file} is read with other bytes than were written')
+        file.unlink()
+    return f'{len(PROBE) / 1e6:.1f} MB written, read and removed'
+
+
+def _sections(config: ConfigDict) -> Iterator[tuple[str, ConfigDict, str]]:
+    """Names, sections and splits of all data, each that is read the same way once."""
+    seen = set()
+    entries = [('data', config.data), *((f'evals.{n}', s) for n, s in config.evals.items())]
+    for name, section in entries:
+        for split in filter(None, (section.get('split'), section.get('fit'))):
+            key = repr((section.get('source'), split, section.get('transforms')))
+            if key not in seen:
+                seen.add(key)
+                yield name, section, split
+
+
+def _check_data(config: ConfigDict, section: ConfigDict, split: str) -> str:
+    """Read the first, the last and random examples of a split, through the transforms."""
+    data = open_dataset(**entry_keywords(config, section, split=split), seed=config.seed)
+    examples, rng = data.plan.examples, np.random.default_rng(config.seed)
+    chosen = {0, len(examples) - 1, *rng.integers(len(examples), size=RECORDS).tolist()}
+    began = time.perf_counter()
+    for index in sorted(chosen):
+        record = examples.read(index, config.seed, index)
+    each = (time.perf_counter() - began) / len(chosen)
+    fields = ', '.join(_described(name, value) for name, value in record.items())
+    return f'{len(chosen)} of {len(examples):,} records, {1e3 * each:.1f} ms each: {fields}'
+
+
+def _described(name: str, value: Any) -> str:
+    shape = 'x'.join(map(str, np.shape(value)))
+    return f'{name} {shape}' if shape else name

@@ -1,0 +1,200 @@
+"""The best step of a run by its evaluations, and whether the run ends early.
+
+What has been judged so far is in every checkpoint, so that a resumed run decides as one that was
+never stopped. Processes may differ in the last bit of a result: process 0 decides for all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from vit_jax import step as step_lib
+from vit_jax.checkpoints.checkpointer import KEPT, Best, EarlyStop, of_meta, parse_goal
+from vit_jax.config import defaults, objects
+from vit_jax.config import load as config_lib
+from vit_jax.errors import UserError, nearest
+from vit_jax.evaluators.base import Evaluator
+from vit_jax.runtime import processes
+
+Bests = Mapping[str, Best]
+EARLY_STOP = 'early_stop'  # beside KEPT, a key of a checkpoint's metadata
+
+_WHERE = {KEPT: 'config.checkpoint.keep_best', EARLY_STOP: 'config.early_stop.metric'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Judge:
+    """The goals of a config, by which its evaluations are judged.
+
+    Attributes:
+      keep_best: `config.checkpoint.keep_best`.
+      early_stop: `config.early_stop`.
+    """
+
+    keep_best: str = ''
+    early_stop: EarlyStop = dataclasses.field(default_factory=EarlyStop)
+
+    @property
+    def goals(self) -> dict[str, str]:
+        """The goals that there are, as the config gives them."""
+        given = {KEPT: self.keep_best, EARLY_STOP: self.early_stop.metric}
+        return {key: text for key, text in given.items() if text}
+
+    @property
+    def notes(self) -> list[str]:
+        """A line for each goal, which says what is taken for better."""
+        goals = {key: parse_goal(text, _WHERE[key]) for key, text in self.goals.items()}
+        lines = []
+        if KEPT in goals:
+            lines.append(f'keeps the step with the {goals[KEPT]}')
+        if EARLY_STOP in goals:
+            patience = self.early_stop.patience
+            lines.append(f'ends early {patience} evaluations after the {goals[EARLY_STOP]}')
+        return lines
+
+    def begin(self, meta: Mapping[str, Any]) -> Bests:
+        """The best results at the time of a checkpoint; none of those judged by another goal.
+
+        Args:
+          meta: of the checkpoint; empty for a new run.
+        """
+        begun = {}
+        for key, text in self.goals.items():
+            stored = of_meta(meta, key)
+            begun[key] = stored if stored and stored.goal == text else Best(text)
+        return begun
+
+    def after(self, bests: Bests, step: int, results: Mapping[str, float]) -> Bests:
+        """The best results after the evaluations of `step`.
+
+        Raises:
+          UserError: if an evaluation does not give the number that it is judged by.
+        """
+        known = dict(bests)
+        for key, best in bests.items():
+            goal = parse_goal(best.goal, _WHERE[key])
+            value = of_entry(results, goal.metric, _WHERE[key])
+            if value is None:
+                continue
+            by = self.early_stop.min_delta if key == EARLY_STOP else 0.0
+            if _agreed(goal.is_better(value, best.value, by)):
+                known[key] = Best(best.goal, step, value)
+            else:
+                known[key] = dataclasses.replace(best, since=best.since + 1)
+        return known
+
+    def has_ended(self, bests: Bests) -> bool:
+        """Whether the run is to end before its total."""
+        best = bests.get(EARLY_STOP)
+        return best is not None and best.since >= self.early_stop.patience
+
+    def reason(self, bests: Bests) -> str:
+        """The reason for an early end, in words; empty if there is none."""
+        if not self.has_ended(bests):
+            return ''
+        best = bests[EARLY_STOP]
+        metric = parse_goal(best.goal, _WHERE[EARLY_STOP]).metric
+        was = 'was never a number' if best.step is None else f'was best after step {best.step}'
+        value = '' if best.value is None else f' ({best.value:.4f})'
+        times = f'{best.since} evaluation{"s" if best.since > 1 else ""}'
+        return f'early stop: {metric} {was}{value}, and no better in {times} since'
+
+
+def of_config(config: ConfigDict, opened: Mapping[str, Evaluator | None]) -> Judge:
+    """The judge of a config.
+
+    Args:
+      config: of the run.
+      opened: the evaluators of `config.evals`, which have seen their data.
+
+    Raises:
+      UserError: for a metric that its evaluations do not give, as far as that is known.
+    """
+    keep_best = defaults.arguments(config, 'checkpoint')['keep_best']
+    judge = Judge(keep_best, EarlyStop(**defaults.arguments(config, 'early_stop')))
+    for key, text in judge.goals.items():
+        check(config, parse_goal(text, _WHERE[key]).metric, _WHERE[key], opened)
+    return judge
+
+
+def _agreed(decision: bool) -> bool:
+    return bool(processes.on_process_0(lambda: decision))
+
+
+def check(
+    config: ConfigDict,
+    metric: str,
+    where: str,
+    opened: Mapping[str, Evaluator | None] = types.MappingProxyType({}),
+) -> None:
+    """Check that an evaluation gives the metric, as far as that is known without running it.
+
+    Args:
+      config: of the run.
+      metric: as `test/accuracy`.
+      where: it was named, for the message.
+      opened: evaluators that have seen their data, by the names of the evaluations.
+
+    Raises:
+      UserError: if there is no such evaluation, or it gives other numbers.
+    """
+    name, _, number = metric.partition('/')
+    if name not in config.evals:
+        mistake = nearest('evaluation', name, config.evals)
+        raise UserError(f'{where}: metric {metric!r}: {mistake}')
+    if not number:
+        raise UserError(
+            f'{where}: metric {metric!r}: name a number of that evaluation too, as {name}/accuracy'
+        )
+    evaluator = objects.make_evaluator(config.evals[name], f'config.evals.{name}')
+    known = _of_task(config_lib.to_json(config)) if evaluator is None else evaluator.names()
+    if known and number not in known:
+        raise UserError(f'{where}: {nearest("metric", metric, [f"{name}/{k}" for k in known])}')
+    if (seen := opened.get(name)) and known and number not in (here := seen.names()):
+        raise UserError(
+            f'{where}: {metric} cannot be measured on the data of config.evals.{name} (there: '
+            f'{", ".join(here) or "nothing"})'
+        )
+
+
+def of_entry(results: Mapping[str, float], metric: str, where: str) -> float | None:
+    """The metric of some evaluations; None if its own was not among them.
+
+    Raises:
+      UserError: if its evaluation gives other numbers; names `where` the metric was named.
+    """
+    entry = metric.partition('/')[0]
+    if not any(name.startswith(f'{entry}/') for name in results):
+        return None
+    return pick(results, metric, where)
+
+
+def pick(results: Mapping[str, float], metric: str, where: str) -> float:
+    """The metric of an evaluation; raises UserError if it is not there."""
+    if metric not in results:
+        raise UserError(f'{where}: ' + nearest('metric', metric, results))
+    return results[metric]
+
+
+@functools.cache
+def _of_task(text: str) -> tuple[str, ...]:
+    """The numbers that the task of a config gives; none where the data are not on this machine."""
+    from vit_jax.profiling.examples import row_of  # here, as most runs are judged by no metric
+
+    try:
+        config, spec, _ = row_of(config_lib.from_json(text))
+    except UserError:
+        return ()
+    model, task = objects.model_and_task(config)
+    batch = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in spec.items()}
+    init = functools.partial(step_lib.init_variables, model, task, seed=0)
+    sums = jax.eval_shape(step_lib.make_eval_step(model, task), jax.eval_shape(init, batch), batch)
+    derived = task.derive(dict.fromkeys(sums, 1.0))
+    return (*sums, *derived)

@@ -1,0 +1,197 @@
+"""Bar charts of the memory and the time on a chip."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from vit_jax.array_types import Int
+from vit_jax.errors import visible
+from vit_jax.storage import times
+from vit_jax.storage.times import Account
+from vit_jax.viz import figures
+
+GIB = 2**30
+PARTS = 14  # of the time; the others are one bar
+
+
+def draw_chip_costs(
+    title: str,
+    memory: Mapping[str, float],
+    usable: float,
+    seconds: Mapping[str, float],
+    beside: float = 0.0,
+) -> Figure:
+    """Draw two panels of bars.
+
+    Args:
+      title: of the picture.
+      memory: bytes by content.
+      usable: bytes of memory of a chip.
+      seconds: by part of the model, the longest first.
+      beside: seconds of the copies that run in parallel, a pale bar.
+    """
+    figure = Figure(figsize=(11, 4.8), layout='constrained')
+    figure.suptitle(title, x=0.01, ha='left', fontsize=10, color=figures.FAINT)
+    left, right = figure.subplots(1, 2, width_ratios=(1, 1.3))
+    _bars(left, {k: v / GIB for k, v in memory.items()}, figures.COLORS[0])
+    used = sum(memory.values())
+    figures.style(left, f'memory of a chip: {used / GIB:.3g} of {usable / GIB:.3g} GiB')
+    items = list(seconds.items())
+    shown = dict(items[:PARTS])
+    if rest := sum(value for _, value in items[PARTS:]):
+        shown['all others'] = rest
+    colors = [figures.COLORS[2]] * len(shown)
+    if beside:
+        shown['copies meanwhile'] = beside
+        colors.append(figures.GRID)
+    _bars(right, {k: 1e3 * v for k, v in shown.items()}, colors)
+    figures.style(right, 'least milliseconds of a step')
+    return figure
+
+
+def _bars(axes: Axes, values: Mapping[str, float], color: str | Sequence[str]) -> None:
+    names = list(values)
+    bars = axes.barh(names, [values[name] for name in names], color=color, height=0.7)
+    axes.bar_label(bars, [f'{values[name]:.3g}' for name in names], padding=3, fontsize=8)
+    axes.invert_yaxis()
+    axes.locator_params(axis='x', nbins=5)
+    axes.margins(x=0.12)
+
+
+TITLES = {'standard': 'standard', 'mup': 'muP'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """The change of one layer's outputs by all steps.
+
+    Attributes:
+      parametrization: 'standard' or 'mup'.
+      times: widths, in those of the base model.
+      layer: the path of a block, or an output of the model.
+      rms: root mean square over the entries, averaged over seeds.
+    """
+
+    parametrization: str
+    times: int
+    layer: str
+    rms: float
+
+
+def draw_coordinates(changes: Sequence[Change], steps: int) -> Figure:
+    """Draw one panel a parametrization on the same axes, and a line for each layer."""
+    figure = figures.new((9.0, 4.0))
+    panels = figure.subplots(1, 2, sharey=True)
+    low, high = min(c.rms for c in changes), max(c.rms for c in changes)
+    for axes, name in zip(panels, TITLES, strict=True):
+        _panel(axes, [c for c in changes if c.parametrization == name], TITLES[name])
+        figures.log_ticks(axes.yaxis, low, high, words='{:.2g}'.format)
+    panels[0].set_ylabel(f'RMS change by {steps} steps', color=figures.INK)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc='outside right center', frameon=False, fontsize=9)
+    return figure
+
+
+def _panel(axes: Axes, changes: Sequence[Change], title: str) -> None:
+    figures.style(axes, title)
+    axes.set_xscale('log', base=2)
+    axes.set_yscale('log')
+    widths = sorted({c.times for c in changes})
+    for i, layer in enumerate(dict.fromkeys(c.layer for c in changes)):
+        rms = [c.rms for c in changes if c.layer == layer]
+        color = figures.COLORS[i % len(figures.COLORS)]
+        axes.plot(widths, rms, 'o-', color=color, markersize=4, linewidth=1.6, label=layer)
+    axes.set_xticks(widths, [str(width) for width in widths])
+    axes.minorticks_off()
+    axes.set_xlabel('widths, in those of the base model', color=figures.INK)
+
+
+BINS = 240
+COLORS = {
+    times.STEPS: '#149e78',
+    times.DATA: '#c8961a',
+    times.EVALUATION: '#2f6fde',
+    times.SAVING: '#a24bc4',
+    times.START: '#9aa1ae',
+    times.RESTORE: '#6f7787',
+    times.COMPILE: '#e2661a',
+    times.LOST: '#d43d6b',
+    times.BETWEEN: '#e4e6eb',
+    times.UNKNOWN: '#1f2430',
+}
+_UNITS = ((3 * 86400, 86400, 'days'), (3 * 3600, 3600, 'hours'), (300, 60, 'minutes'))
+
+
+def draw_goodput(accounts: Mapping[str, Account]) -> Figure:
+    """Draw a panel for each run, by name: the share of each part in each moment."""
+    figure = Figure(figsize=(9, 1.2 + 1.7 * len(accounts)), layout='constrained')
+    drawn: dict[str, None] = {}
+    for i, (name, account) in enumerate(accounts.items()):
+        axes = figure.add_subplot(len(accounts), 1, i + 1)
+        figures.style(axes, f'{name}: {account.goodput:.1%} steps')
+        whole = max(account.wall, 1e-9)
+        scale, unit = next(((s, u) for least, s, u in _UNITS if whole >= least), (1, 'seconds'))
+        edges = np.linspace(0, whole / scale, BINS + 1)
+        bins = times.binned(account, BINS)
+        total = np.array([max(sum(parts.values()), 1e-12) for parts in bins])
+        below = np.zeros(BINS)
+        for part, color in COLORS.items():
+            share = np.array([parts.get(part, 0.0) for parts in bins]) / total
+            if share.any():
+                drawn[part] = None
+                axes.stairs(below + share, edges, baseline=below, fill=True, color=color)
+                below = below + share
+        axes.set_xlim(0, edges[-1])
+        axes.set_ylim(0, 1)
+        axes.set_yticks([0, 0.5, 1], ['0 %', '50 %', '100 %'])
+        axes.set_xlabel(unit, color=figures.FAINT, fontsize=9)
+    handles = [Patch(color=color, label=part) for part, color in COLORS.items() if part in drawn]
+    figure.legend(handles=handles, loc='outside lower center', ncols=5, fontsize=9, frameon=False)
+    return figure
+
+
+NAMED = 40  # classes that have room for names
+NUMBERED = 15  # classes that have room for numbers in the cells
+SHARES = LinearSegmentedColormap.from_list('shares', ['white', figures.COLORS[0]])
+
+
+def draw_confusion(matrix: Int[np.ndarray, 'C C'], names: Sequence[str], title: str) -> Figure:
+    """Draw the share of each true class (row) by predicted class (column), and numbers of examples.
+
+    Args:
+      matrix: examples by true class (row) and predicted class (column).
+      names: of the classes.
+      title: of the picture.
+    """
+    classes = len(matrix)
+    shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    side = min(max(0.42 * classes, 3.2), 11.0)
+    figure = Figure(figsize=(side + 1.6, side + 1.0), layout='constrained')
+    axes = figure.add_subplot()
+    image = axes.imshow(shares, cmap=SHARES, vmin=0, vmax=1, interpolation='nearest')
+    figures.style(axes, title)
+    axes.grid(visible=False)
+    axes.set_xlabel('predicted', color=figures.FAINT)
+    axes.set_ylabel('class', color=figures.FAINT)
+    if classes <= NAMED:
+        shown = [name if len(name) <= 18 else f'{name[:17]}…' for name in map(visible, names)]
+        turned = max(map(len, shown)) > 3
+        axes.set_xticks(range(classes), shown, rotation=90 if turned else 0)
+        axes.set_yticks(range(classes), shown)
+    if classes <= NUMBERED:
+        for row, column in np.argwhere(matrix):
+            color = 'white' if shares[row, column] > 0.6 else figures.INK
+            text = f'{matrix[row, column]:,}'
+            axes.text(column, row, text, ha='center', va='center', fontsize=7, color=color)
+    bar = figure.colorbar(image, ax=axes, shrink=0.7)
+    bar.set_label('share of the class', color=figures.FAINT)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(colors=figures.FAINT, labelsize=8, length=0)
+    return figure
