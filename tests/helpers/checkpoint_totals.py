@@ -80,7 +80,7 @@ def _small_bits() -> Iterator[None]:
     """BiTs of timm with one block a stage, as float32 is too coarse for 50 random ones."""
     from timm.models import resnetv2
 
-    create = resnetv2._create_resnetv2_bit
+    create = resnetv2._create_resnetv2_bit  # the one place where all of its BiTs get their sizes
 
     def smaller(*args: Any, **keywords: Any) -> Any:
         return create(*args, **{**keywords, 'layers': [1, 1, 1, 1], 'width_factor': 1})

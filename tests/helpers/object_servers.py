@@ -44,6 +44,7 @@ def forget_connections() -> None:
     """Drop the file systems that libraries keep, so that the environment is read anew."""
     from etils.epath import backend
 
+    # etils keeps one file system a scheme, and has no public function that drops it.
     backend.fsspec_backend._get_filesystem.cache_clear()
     for module, name in (('s3fs', 'S3FileSystem'), ('gcsfs', 'GCSFileSystem')):
         if module in sys.modules:

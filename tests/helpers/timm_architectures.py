@@ -83,7 +83,7 @@ def _arguments(name: str) -> dict[str, Any]:
 
 
 def _registry() -> Any:
-    """Where timm also keeps the former names of its models."""
+    """Where timm keeps the former names of its models too, which it tells nobody otherwise."""
     return importlib.import_module('timm.models._registry')
 
 

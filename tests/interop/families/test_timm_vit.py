@@ -2,6 +2,7 @@
 
 import functools
 import re
+from importlib import resources
 
 import numpy as np
 import pytest
@@ -14,7 +15,6 @@ from vit_jax import __main__ as cli
 from vit_jax import interop
 from vit_jax.errors import UserError
 from vit_jax.interop import files
-from vit_jax.interop.families import _timm
 
 torch = pytest.importorskip('torch')
 pytest.importorskip('transformers')
@@ -203,8 +203,10 @@ def test_attention_pooling(tmp_path, images):
         ({'architecture': 'vit_small', 'model_args': {'act_layer': 'gelu_tanh'}}, 'tanh'),
     ],
 )
-def test_which_gelu(config, gelu):
-    assert _timm.gelu(_timm.arguments(config, 'timm'), 'timm') == gelu
+def test_which_gelu(config, gelu, tmp_path):
+    small = {'num_heads': HEADS, 'global_pool': 'token', 'class_token': True}
+    config = {**config, 'model_args': {**small, **config.get('model_args', {})}}
+    assert read(tmp_path, timm_state(reference()), config).model_config['gelu'] == gelu
 
 
 @pytest.mark.parametrize(
@@ -236,7 +238,8 @@ def test_an_unknown_architecture_is_noted(tmp_path):
 
 def test_the_table_of_architectures_is_that_of_timm():
     pytest.importorskip('timm')
-    assert timm_architectures.text() == _timm.TABLE.read_text()
+    table = resources.files('vit_jax.interop.families') / 'timm_architectures.json'
+    assert timm_architectures.text() == table.read_text()
 
 
 @pytest.mark.slow
