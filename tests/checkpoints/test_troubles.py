@@ -7,9 +7,9 @@ import pytest
 
 LATE = """
 import asyncio, concurrent.futures, gc, logging
-from vit_jax.checkpoints import troubles
-troubles.hide_late_writes()
-logging.getLogger('absl').addFilter(troubles.not_of_a_failed_save)
+from vit_jax.checkpoints import checkpointer
+checkpointer.hide_late_writes()
+logging.getLogger('absl').addFilter(checkpointer.not_of_a_failed_save)
 
 def fails(file):
     try:

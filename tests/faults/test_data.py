@@ -195,7 +195,6 @@ WITH_LAB = """
 import sys
 sys.path.insert(0, sys.argv.pop(1))
 from vit_jax.__main__ import main
-from vit_jax.storage import step_folder
 sys.exit(main(sys.argv[1:]))
 """
 

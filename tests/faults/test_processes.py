@@ -206,7 +206,7 @@ import numpy as np
 from helpers import linear
 from vit_jax.config import load
 from vit_jax.runtime import processes
-from vit_jax.trainer import build, evaluations
+from vit_jax.trainer import build, evaluate
 
 address, count, rank = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 if count > 1:
@@ -231,7 +231,7 @@ def train(devices, **parallel):
         found['counts'].append(made.data.count(batch)['images'])
         jax.block_until_ready(state)  # Gloo hangs where steps of two devices a process overlap
     if parallel:
-        found['results'] = evaluations.run(program.eval_steps, made.evaluations, state.variables)
+        found['results'] = evaluate.run(program.eval_steps, made.evaluations, state.variables)
     return found
 
 a, b, c, d = jax.devices()
@@ -344,9 +344,9 @@ def test_a_silent_process_ends_the_job_after_the_heartbeat(repo, tmp_path):
 
 TWO_ENDS = """
 import os, threading, time
-from vit_jax.runtime import peer_failures
+from vit_jax.runtime import processes
 
-peer_failures.end_in_order('process 1 of 2')
+processes.end_in_order('process 1 of 2')
 write = os.write
 
 def interrupted(descriptor, line):
@@ -357,7 +357,7 @@ def interrupted(descriptor, line):
     return write(descriptor, line)
 
 os.write = interrupted
-peer_failures.end('error: the reason', 3)
+processes.end('error: the reason', 3)
 """
 
 

@@ -70,13 +70,13 @@ with Preemption():
 READS = """
 import sys, time
 from vit_jax.data import read_ahead
-from vit_jax.runtime import interrupts
-read_ahead.CLOSE_SECONDS = interrupts.READS_SECONDS = 0.5
+from vit_jax.runtime import process
+read_ahead.CLOSE_SECONDS = process.READS_SECONDS = 0.5
 make = lambda n: time.sleep(600) if n else n
 batches = read_ahead.read_ahead(make, 0, 9, read_ahead.Loading(0, 2), None)
 print(next(batches), flush=True)
 del batches
-interrupts.leave(75)
+process.leave(75)
 sys.exit(75)
 """
 

@@ -130,7 +130,7 @@ def test_a_dry_run_ends_with_its_parent(tmp_path):
 # The process with a run that takes an hour.
 WAITING = """
 import time
-from vit_jax.trainer import dry_run
+from vit_jax.rehearsal import dry_run
 
 def act(request):
     print('running', flush=True)

@@ -17,14 +17,14 @@ from vit_jax.errors import EXIT_INTERRUPTED
 
 DROPPED = """
 import os, signal, time
-from vit_jax.runtime import interrupts
+from vit_jax.runtime import process
 
 class Dropped:
     def __del__(self):
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(1)  # until it was raised
 
-interrupts.watch()
+process.watch()
 try:
     Dropped()
     time.sleep(10)
@@ -37,7 +37,7 @@ IMPORTS = """
 import os, signal, sys
 from vit_jax.__main__ import main
 from vit_jax.commands import compare
-from vit_jax.runtime import interrupts
+from vit_jax.runtime import process
 
 def load(argv):
     try:
@@ -45,7 +45,7 @@ def load(argv):
     except KeyboardInterrupt:
         raise ImportError('cannot load')
 
-interrupts.watch()
+process.watch()
 compare.main = load
 sys.exit(main(['compare']))
 """

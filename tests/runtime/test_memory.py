@@ -18,7 +18,7 @@ for _ in range(20):
 faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 print(faults, os.getpid(), sys.argv[1:])
 """
-KEEP = 'from vit_jax.runtime import memory; memory.keep_freed_memory()'
+KEEP = 'from vit_jax.runtime import environment; environment.keep_freed_memory()'
 
 pytestmark = pytest.mark.skipif(
     sys.platform != 'linux' or platform.libc_ver()[0] != 'glibc', reason='needs glibc'
