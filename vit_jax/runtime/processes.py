@@ -464,7 +464,7 @@ def end_in_order(who: str) -> None:
       who: its name in the line, as 'process 1 of 2'.
     """
     global _ending_process
-    _who = who
+    _ending_process = who
     ctypes.CDLL(None).signal(signal.SIGABRT, _handler)
 
 
