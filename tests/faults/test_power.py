@@ -78,7 +78,7 @@ def test_a_step_is_on_the_disk_before_it_has_its_name_and_an_older_one_goes(tmp_
     saved = folder / 'checkpoints'
     begin, (named, temporary) = disk.renamed(saved / '10')[0], disk.renamed(saved / '20')
     gone, _ = disk.renamed(saved / '10.orbax-checkpoint-tmp-deleted')
-    files = [*manifest.step_folder.read_manifest(saved / '20'), 'manifest.json']
+    files = [*manifest.run_folder.read_manifest(saved / '20'), 'manifest.json']
     inside = {str(pathlib.PurePosixPath(name).parent) for name in files}
     for name in files:
         assert (saved / '20' / name).stat().st_size in disk.synced(

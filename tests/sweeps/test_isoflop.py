@@ -117,7 +117,7 @@ def test_the_command_prices_first_and_creates_if_asked(tmp_path, capsys):
 def test_hours_are_measured_if_asked(capsys, monkeypatch, one_device):
     """At 100 examples a second of every shape; the benchmark's own tests time real steps."""
     timing = types.SimpleNamespace(images_per_sec=100.0)
-    monkeypatch.setattr(isoflop.timed.Timed, 'train', lambda self, *_: timing)
+    monkeypatch.setattr(isoflop.benchmark.Timed, 'train', lambda self, *_: timing)
     assert main(['scaling', 'study', FILE, '--budget', '1e8', '--measure']) == 0
     hours = sum(run.plan.examples for run in isoflop.runs(of(budgets=(1e8,)))) / 100 / 3600
     assert f'\n{hours:.3g} hours of this machine' in capsys.readouterr().out
