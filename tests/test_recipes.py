@@ -222,7 +222,7 @@ def test_the_schedules_of_dinov2():
     )
     peaks = optim.lr, optim.weight_decay, config.step.ema_decay
     for (spec, base, final, warmup), peak in zip(cases, peaks, strict=True):
-        schedule = schedules.of_config(spec, peak, total, steps)
+        schedule = schedules.from_config(spec, peak, total, steps)
         for step in np.linspace(warmup, total - 1, 20, dtype=int):
             share = np.pi * (step - warmup) / (total - warmup)
             expected = final + 0.5 * (base - final) * (1 + np.cos(share))

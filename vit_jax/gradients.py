@@ -95,7 +95,7 @@ def separable(
 
     def share(params: PyTree, collections: PyTree, examples: Examples):
         parts, collections = found(params, collections, examples)
-        total, metrics = weighed(parts, counts)
+        total, metrics = weighted_loss(parts, counts)
         return total, (metrics, collections)
 
     def microbatch(collections: PyTree, examples: Examples):
@@ -135,7 +135,7 @@ def coupled(
 
     def total(floats: PyTree):
         parts = loss(merge(floats, whole), batch)
-        return weighed(parts, None)
+        return weighted_loss(parts, None)
 
     by_output, metrics = jax.grad(total, has_aux=True)(inexact(whole))
     by_output = own_share(by_output, outputs, split)
@@ -159,7 +159,9 @@ def coupled(
     return split.total(grads), metrics, collections
 
 
-def weighed(parts: dict[str, Term], counts: terms.Scalars | None) -> tuple[jax.Array, Metrics]:
+def weighted_loss(
+    parts: dict[str, Term], counts: terms.Scalars | None
+) -> tuple[jax.Array, Metrics]:
     """The loss, and the mean of every term with the loss among them."""
     means = terms.means(parts, counts)
     loss = terms.total(parts, means)

@@ -141,7 +141,7 @@ def make_train_step(
     """
     _check_ranges(accum_steps, ema_decay, max_skips)
     total_steps, to_steps = (times.total_steps, times.steps) if times else (1, int)
-    decay = schedules.of_strength(
+    decay = schedules.from_strength(
         ema_schedule, ema_decay, total_steps, to_steps, 'config.step.ema_schedule'
     )
     axis_name, add_up = (layout.train_axis, layout.add_up) if layout else (None, None)
@@ -169,7 +169,7 @@ def make_train_step(
         opt_state = state.opt_state
         if max_skips:
             opt_state = param_groups.at_step(opt_state, state.step)
-        updates, opt_state = tx.update(whole(grads, state.params), opt_state, state.params)
+        updates, opt_state = tx.update(fill_frozen(grads, state.params), opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         ema = state.ema
         if ema is not None:
@@ -183,7 +183,7 @@ def make_train_step(
     return train_step
 
 
-def whole(grads: PyTree, params: PyTree) -> PyTree:
+def fill_frozen(grads: PyTree, params: PyTree) -> PyTree:
     """The gradients of all parameters: zeros for those that were not differentiated by."""
     return jax.tree.map(
         lambda grad, param: jnp.zeros_like(param) if grad is None else grad,
@@ -283,7 +283,7 @@ def make_predict_step(
     return predict_step
 
 
-def make_look_step(
+def make_attention_step(
     model: Any, task: Task, *, seed: int = 0, axis_name: str | None = None
 ) -> Callable[[dict[str, PyTree], Batch], tuple[PyTree, PyTree, tuple[Any, ...]]]:
     """A function (variables, batch) -> (outputs, intermediates, the model's inputs).
@@ -297,13 +297,13 @@ def make_look_step(
       axis_name: of the layout; None if the batch is global.
     """
 
-    def look_step(variables: dict[str, PyTree], batch: Batch):
+    def attention_step(variables: dict[str, PyTree], batch: Batch):
         inputs = task.inputs(batch)
         apply = bind(model, task, variables, batch, seed=seed, axis_name=axis_name)
         outputs, sown = apply(*inputs, mutable=['intermediates'])
         return outputs, sown.get('intermediates', {}), inputs
 
-    return look_step
+    return attention_step
 
 
 Keys = dict[str, jax.Array]

@@ -10,7 +10,7 @@ from vit_jax import __main__ as cli
 from vit_jax.commands import attention
 from vit_jax.errors import UserError
 from vit_jax.inference import load as inference_lib
-from vit_jax.inference.predict import look
+from vit_jax.inference.predict import predict_with_attention
 from vit_jax.viz.attention_pictures import caption, choose_stack, stacked
 
 
@@ -36,7 +36,7 @@ def test_one_picture(smoke_run, photo, tmp_path, capsys):
 def test_weights_belong_to_the_prediction(smoke_run):
     run = inference_lib.open_run(smoke_run)
     image = np.random.default_rng(0).integers(0, 256, (1, 8, 8, 1), dtype=np.uint8)
-    outputs, maps = look(run, {'image': image})
+    outputs, maps = predict_with_attention(run, {'image': image})
     weights = stacked(choose_stack(maps))
     expected = jax.jit(run.model.apply)(run.variables, image / np.float32(127.5) - 1)
     np.testing.assert_allclose(outputs['logits'], expected['logits'], atol=1e-5)
@@ -51,10 +51,10 @@ def test_mistakes_are_one_line(smoke_run, photo, tmp_path, capsys, monkeypatch):
     def look_once(run, batch):  # at images of this size
         shape = batch['image'].shape
         if shape not in found:
-            found[shape] = look(run, batch)
+            found[shape] = predict_with_attention(run, batch)
         return found[shape]
 
-    monkeypatch.setattr('vit_jax.inference.predict.look', look_once)
+    monkeypatch.setattr('vit_jax.inference.predict.predict_with_attention', look_once)
     (tmp_path / 'file').write_text('')
     for words, message in [
         (['--out', out, '--query', 'dog'], 'ROW,COL'),

@@ -13,7 +13,7 @@ from vit_jax import __main__ as cli
 from vit_jax.commands import attention as command
 from vit_jax.errors import UserError
 from vit_jax.inference.load import open_run
-from vit_jax.inference.predict import batch_of_one, look
+from vit_jax.inference.predict import batch_of_one, predict_with_attention
 from vit_jax.inference.text import sentence_reader
 from vit_jax.interop.trained import fields
 from vit_jax.models import rnn_seq2seq, seq2seq
@@ -32,7 +32,9 @@ def maps_of(run, source, target):
     """The attention maps between two sentences, for which a program is compiled once."""
     key = (run.model, tuple(source), tuple(target))
     if key not in LOOKED:
-        LOOKED[key] = look(run, batch_of_one({'source': source, 'target': target}))[1]
+        LOOKED[key] = predict_with_attention(
+            run, batch_of_one({'source': source, 'target': target})
+        )[1]
     return LOOKED[key]
 
 

@@ -8,7 +8,7 @@ from PIL import Image
 
 from vit_jax import __main__ as cli
 from vit_jax import interop
-from vit_jax.inference.predict import look
+from vit_jax.inference.predict import predict_with_attention
 from vit_jax.models.swin import Model
 
 FIELDS = {
@@ -50,10 +50,10 @@ def looked():
 @pytest.fixture
 def look_once(looked, monkeypatch):
     def once(run, batch):
-        looked[:] = looked or [look(run, batch)]
+        looked[:] = looked or [predict_with_attention(run, batch)]
         return looked[0]
 
-    monkeypatch.setattr('vit_jax.inference.predict.look', once)
+    monkeypatch.setattr('vit_jax.inference.predict.predict_with_attention', once)
 
 
 def run(*words):

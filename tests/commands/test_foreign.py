@@ -11,7 +11,7 @@ from PIL import Image
 from vit_jax import __main__ as cli
 from vit_jax.data.sources import open_source
 from vit_jax.inference import load as inference_lib
-from vit_jax.inference.predict import look
+from vit_jax.inference.predict import predict_with_attention
 from vit_jax.interop import files
 from vit_jax.interop.families import bit, vision_transformer
 from vit_jax.models import bit_resnet, hybrid, vit
@@ -152,7 +152,7 @@ def test_attention_of_imported_models(folder, tmp_path, capsys, name, flags, gri
 def test_attention_weights_are_those_of_the_resized_model(folder):
     run = inference_lib.open_model(folder / 'vit.npz', (12, 20))
     batch = {'image': np.random.default_rng(0).integers(0, 256, (1, 12, 20, 1), np.uint8)}
-    outputs, maps = look(run, batch)
+    outputs, maps = predict_with_attention(run, batch)
     weights = stacked(choose_stack(maps))
     assert weights.shape == (1, 2, 16, 16)
     np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)

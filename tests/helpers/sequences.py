@@ -44,7 +44,7 @@ def forward(
     rngs: Any = None,
     **options: Any,
 ) -> Any:
-    """The model's outputs for the batch, with exact matrix products."""
+    """The model's outputs for the batch, with exact matmuls."""
     with jax.default_matmul_precision('highest'):
         return _compiled(model, **options)(params, source, target_in, rngs)
 

@@ -30,7 +30,7 @@ def reference(cls: str = 'ViTForImageClassification', **fields: Any) -> Any:
 
 
 def apply(model: Any, params: Any, images: Any) -> Any:
-    """Our model's outputs, with exact matrix products."""
+    """Our model's outputs, with exact matmuls."""
     with jax.default_matmul_precision('highest'):
         return _compiled(model)({'params': params}, images)
 

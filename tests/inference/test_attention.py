@@ -9,7 +9,7 @@ from PIL import Image
 
 from vit_jax.commands import attention as command
 from vit_jax.errors import UserError
-from vit_jax.inference.predict import batch_of_one, look, parameter_pictures
+from vit_jax.inference.predict import batch_of_one, parameter_pictures, predict_with_attention
 from vit_jax.models import base as models
 from vit_jax.nn.maps import AttentionMap
 from vit_jax.viz.attention_pictures import choose_stack, stacked
@@ -79,7 +79,9 @@ def test_a_stack_that_is_not_there():
 
 
 def test_the_maps_are_those_of_the_example(run):
-    outputs, maps = look(run, batch_of_one({'image': np.ones((8, 8, 1), np.float32)}))
+    outputs, maps = predict_with_attention(
+        run, batch_of_one({'image': np.ones((8, 8, 1), np.float32)})
+    )
     assert outputs['sum'] == 64
     weights = stacked(choose_stack(maps))
     assert weights.shape == (2, 2, 5, 4)

@@ -15,7 +15,7 @@ from helpers.torch_vits import images_for, load_into
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model, variant
 from vit_jax.nn.attention_choice import Devices, runs_on
-from vit_jax.nn.blocks import Block, Parts
+from vit_jax.nn.blocks import Block, BlockOptions
 from vit_jax.tree_paths import path_name
 
 TINY = {'patch_size': 4, 'width': 16, 'depth': 2, 'mlp_dim': 24, 'num_heads': 2}
@@ -270,7 +270,7 @@ def test_parity_with_distilled_deit():
 @pytest.mark.parity
 def test_parity_of_post_norm_with_the_transformer_of_torch():
     torch = pytest.importorskip('torch')
-    block = Block(2, 24, gelu='erf', norm_eps=1e-5, parts=Parts(norm_place='post'))
+    block = Block(2, 24, gelu='erf', norm_eps=1e-5, parts=BlockOptions(norm_place='post'))
     x = images_like(2, 5, 16)
     params = drawn(block, x)
     reference = torch.nn.TransformerEncoderLayer(

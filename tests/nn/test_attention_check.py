@@ -11,14 +11,14 @@ import pytest
 from vit_jax.errors import UserError
 from vit_jax.models import vit
 from vit_jax.nn import attention_choice
-from vit_jax.nn.attention import Call
+from vit_jax.nn.attention import AttentionSpec
 from vit_jax.nn.attention_choice import Devices, runs_on
 from vit_jax.nn.kernels import attention as attention_lib
 from vit_jax.nn.kernels import check
 from vit_jax.runtime import sharding, target
 
 REAL = functools.partial(attention_lib.fused_attention, interpret=True)
-CALL = Call((16, 20, 32), 20, 2, 'float32')
+CALL = AttentionSpec((16, 20, 32), 20, 2, 'float32')
 SIZE = {'patch_size': 8, 'width': 16, 'depth': 2, 'mlp_dim': 16, 'num_heads': 2}
 
 
@@ -83,7 +83,7 @@ def test_an_intact_kernel_differs_by_rounding(call, block):
 def test_a_broken_kernel_is_noticed(monkeypatch, name, caplog):
     broken(monkeypatch, name)
     call = CALL._replace(keys=21 + [*BROKEN].index(name), masked=True)  # not yet measured
-    assert check.doubt(call, 0, target.apart)
+    assert check.numerical_failure(call, 0, target.apart)
     assert not caplog.records
     with runs_on(HERE):
         with pytest.raises(UserError, match="choose 'xla'") as caught:
@@ -139,7 +139,9 @@ def test_what_is_not_here_is_not_measured(monkeypatch):
 def test_layouts_measure_on_tpus_of_this_process_alone(monkeypatch, strategy):
     layout = sharding.make_layout(jax.devices()[2:4], strategy=strategy)
     monkeypatch.setattr(target, 'kind', lambda devices: 'TPU v5 lite')
-    monkeypatch.setattr(check, 'doubt', lambda call, block, measure: f'by {measure(on)}')
+    monkeypatch.setattr(
+        check, 'numerical_failure', lambda call, block, measure: f'by {measure(on)}'
+    )
     seen = []
 
     def on():

@@ -12,7 +12,7 @@ from helpers.pictures import drawn
 from vit_jax import step as step_lib
 from vit_jax.errors import UserError
 from vit_jax.models import detr, mae, seq2seq, vit
-from vit_jax.nn.attention import Call, causal_mask
+from vit_jax.nn.attention import AttentionSpec, causal_mask
 from vit_jax.nn.attention_choice import Devices, kernel_block, runs_on
 from vit_jax.nn.encoder_decoder import DecoderBlock, Memory
 from vit_jax.nn.kernels import attention as attention_lib
@@ -309,21 +309,27 @@ def test_dropout_that_does_not_act_is_no_obstacle(calls):
 
 
 def test_a_sequence_has_to_fit_the_chip_whole_or_in_blocks():
-    call = Call((1, 577, 768), 577, 12, 'bfloat16')
+    call = AttentionSpec((1, 577, 768), 577, 12, 'bfloat16')
     with runs_on(TPU):
         assert kernel_block('auto', call) == 0
         # The compiler of TPUs makes no product of one row.
         assert kernel_block('auto', call._replace(shape=(2, 1, 768))) is None
         assert kernel_block('auto', call._replace(keys=1)) is None
-        longest = Call((1, 928, 256), 928, 8, 'bfloat16')
+        longest = AttentionSpec((1, 928, 256), 928, 8, 'bfloat16')
         assert kernel_block('auto', longest) == 0
         assert kernel_block('auto', longest._replace(rate=0.1)) == 512
-        assert kernel_block('auto', Call((1, 1764, 256), 1764, 8, 'bfloat16', rate=0.1)) == 256
+        assert (
+            kernel_block('auto', AttentionSpec((1, 1764, 256), 1764, 8, 'bfloat16', rate=0.1))
+            == 256
+        )
         # 9 x 128 as 3 x 384: blocks of 256 or 512 would compute more queries that are not there.
-        assert kernel_block('auto', Call((1, 1100, 1024), 1100, 16, 'bfloat16', rate=0.1)) == 384
+        assert (
+            kernel_block('auto', AttentionSpec((1, 1100, 1024), 1100, 16, 'bfloat16', rate=0.1))
+            == 384
+        )
     for kind in ('TPU v5', 'TPU v5 lite', 'TPU v6 lite'):
         with runs_on(Devices(kind)):
-            assert kernel_block('auto', Call((1, 4096, 1024), 4096, 16, 'bfloat16'))
+            assert kernel_block('auto', AttentionSpec((1, 4096, 1024), 4096, 16, 'bfloat16'))
     with runs_on(Devices('TPU v4')):
         assert kernel_block('auto', call._replace(shape=(1, 197, 768), keys=197)) == 0
         assert kernel_block('auto', call) == 128

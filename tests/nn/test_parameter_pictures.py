@@ -6,7 +6,7 @@ from helpers.pictures import drawn, images_like
 
 from vit_jax.errors import UserError
 from vit_jax.models import colorizer, mae, vit
-from vit_jax.nn.maps import embedding_filters, grid_of, position_similarity
+from vit_jax.nn.maps import embedding_filters, position_similarity, require_grid
 from vit_jax.nn.positions import sincos2d
 
 RNG = np.random.default_rng(0)
@@ -43,9 +43,9 @@ def test_what_is_no_picture_is_not_drawn(shape):
 
 
 def test_positions_need_the_size_of_the_images():
-    assert grid_of(SIZE, 4) == GRID
+    assert require_grid(SIZE, 4) == GRID
     with pytest.raises(UserError, match='give --image-size'):
-        grid_of(None, 4)
+        require_grid(None, 4)
 
 
 @pytest.mark.parametrize(

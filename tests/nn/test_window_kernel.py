@@ -13,7 +13,7 @@ from vit_jax import step as step_lib
 from vit_jax.errors import UserError
 from vit_jax.models import swin
 from vit_jax.nn import attention_choice
-from vit_jax.nn.attention import WindowCall
+from vit_jax.nn.attention import WindowSpec
 from vit_jax.nn.attention_choice import Devices, runs_on
 from vit_jax.nn.axial import AxialAttention
 from vit_jax.nn.kernels import check
@@ -153,7 +153,7 @@ def test_results_and_gradients_are_those_of_attention(monkeypatch):
         ((2, 4, 49, 64), 2, 'bfloat16', check.TOLERANCE / 2),
     ):
         for shifted in (True, False):
-            assert check.largest_window_difference(WindowCall(shape, heads, dtype, shifted)) < most
+            assert check.largest_window_difference(WindowSpec(shape, heads, dtype, shifted)) < most
 
 
 def broken(qkv, bias, regions):
@@ -162,7 +162,7 @@ def broken(qkv, bias, regions):
 
 def test_a_broken_kernel_is_left_or_refused(monkeypatch, caplog):
     monkeypatch.setattr(windows_lib, 'window_attention', broken)
-    call = WindowCall((8, 4, 9, 16), 2, 'float32', True)
+    call = WindowSpec((8, 4, 9, 16), 2, 'float32', True)
     with runs_on(TPU._replace(measure=target.apart)):
         assert not attention_choice.window_kernel('auto', call)
         assert not attention_choice.window_kernel('auto', call)
@@ -222,7 +222,7 @@ def test_it_can_be_lowered_for_tpus(heads, width, shifted):
 
 
 def test_a_program_has_a_divisor_of_the_windows_that_fits():
-    assert windows_lib.program_of(64, 49, 96, 2) == 8
-    assert windows_lib.program_of(6, 49, 96, 2) == 6
-    assert windows_lib.program_of(11, 49, 96, 2) == 1
-    assert windows_lib.program_of(64, 144, 1024, 2) == 1
+    assert windows_lib.windows_per_program(64, 49, 96, 2) == 8
+    assert windows_lib.windows_per_program(6, 49, 96, 2) == 6
+    assert windows_lib.windows_per_program(11, 49, 96, 2) == 1
+    assert windows_lib.windows_per_program(64, 144, 1024, 2) == 1

@@ -76,4 +76,4 @@ def test_losses_and_gradients_are_finite_where_nothing_is_real_or_all_is_sure():
 def test_masks_of_numbered_segments():
     segments = jnp.asarray(np.array([[[0, 1], [3, 3]]]))
     expected = [[[0, 1], [0, 0]], [[0, 0], [0, 0]], [[0, 0], [1, 1]]]
-    np.testing.assert_array_equal(masks.of_segments(segments, 3)[0], expected)
+    np.testing.assert_array_equal(masks.from_segments(segments, 3)[0], expected)

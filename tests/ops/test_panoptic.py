@@ -100,6 +100,6 @@ def test_of_a_prediction_the_padding_is_cut_off():
         'frame': np.array([8, 6]),
         'size': np.array([6, 4]),
     }
-    found = panoptic.of_prediction(prediction, lambda numbers: numbers)
+    found = panoptic.from_prediction(prediction, lambda numbers: numbers)
     assert found.queries.tolist() == [1, 2]
     np.testing.assert_array_equal(found.numbers, [[1, 1, 2, 2]] * 6)

@@ -60,9 +60,9 @@ def test_wider_heads_divide_scores_by_their_width(scan):
     base, wide = vit_of(scan=scan), vit_of(scan=scan, width=64, mlp_dim=256)
     path = f'encoder/{"blocks" if scan else "block_0"}/attention/qkv/kernel'
     found = factors(wide, base)[path]
-    np.testing.assert_allclose(found.of_queries.ravel(), [0.5, 1, 1])  # (8 / 32)^1/2
-    assert found.of_update().shape == ((1,) if scan else ()) + (1, 3, 1, 1)
-    np.testing.assert_allclose(np.ravel(found.of_update()), [1 / 8, 1 / 4, 1 / 4])
+    np.testing.assert_allclose(found.query_factor.ravel(), [0.5, 1, 1])  # (8 / 32)^1/2
+    assert found.update_factor().shape == ((1,) if scan else ()) + (1, 3, 1, 1)
+    np.testing.assert_allclose(np.ravel(found.update_factor()), [1 / 8, 1 / 4, 1 / 4])
 
 
 def test_factors_of_an_encoder_decoder():

@@ -33,7 +33,7 @@ def test_a_power_law_has_the_interval_of_linear_regression():
     ahead = np.stack([np.ones(2), np.log(at[:, 0])], axis=1)
     expected = np.sqrt(0.003 * np.einsum('ij,jk,ik->i', ahead, covariance, ahead))
     theta = np.array([0.0, 0.5, 0.0, 0.0])
-    down, up = profile.reach(found.form, theta, points(y), 0.003, at)
+    down, up = profile.band_offsets(found.form, theta, points(y), 0.003, at)
     assert down == pytest.approx(expected, rel=0.03)
     assert up == pytest.approx(expected, rel=0.03)
 
@@ -43,7 +43,7 @@ def test_no_law_within_the_rise_leaves_the_interval():
     form, y = forms.find('irreducible'), noisy() + 0.05
     found = fit.fit(form, X, y)
     seen, at, rise = found.points, np.array([[10.0]]), 0.004
-    down, up = profile.reach(form, found.theta, seen, rise, at)[:, 0]
+    down, up = profile.band_offsets(form, found.theta, seen, rise, at)[:, 0]
     low, high = np.array(seen.bounds).T
     free = low < high
 
@@ -104,5 +104,5 @@ def test_the_width_is_a_quantile_of_student():
     rise = grown * (stats.t.ppf(0.95, 10) * found.noise.deviation) ** 2
     at = np.array([640.0]) / found.scales[0]
     assert found.reach(np.array([640.0])) == pytest.approx(
-        profile.reach(found.form, found.theta, found.points, rise, at[:, None])
+        profile.band_offsets(found.form, found.theta, found.points, rise, at[:, None])
     )

@@ -9,7 +9,7 @@ from helpers.applies import Given
 
 from vit_jax.errors import UserError
 from vit_jax.ops import terms
-from vit_jax.tasks.detect import Task, targets_of
+from vit_jax.tasks.detect import Task, make_targets
 
 ROWS, OBJECTS, QUERIES, CLASSES, LAYERS = 8, 4, 6, 3, 3
 TASK = Task()
@@ -76,7 +76,7 @@ def test_loss_and_gradient_equal_those_of_transformers():
     torch = pytest.importorskip('torch')
     pytest.importorskip('transformers')
     theirs, batch = helper.reference(), helper.batch()
-    targets = jax.tree.map(np.array, targets_of(batch))
+    targets = jax.tree.map(np.array, make_targets(batch))
     labels = [
         {
             'class_labels': torch.from_numpy(targets.labels[i][real]).long(),
@@ -163,7 +163,7 @@ def test_padding_and_crowds_change_nothing(outputs, batch):
 
 def perfect(batch):
     """Outputs that are the objects themselves, in another order, and none for the rest."""
-    targets = targets_of(batch)
+    targets = make_targets(batch)
     classes = jnp.where(targets.real, targets.labels, CLASSES)
     classes = jnp.pad(classes, [(0, 0), (QUERIES - OBJECTS, 0)], constant_values=CLASSES)
     boxes = jnp.pad(targets.boxes, [(0, 0), (QUERIES - OBJECTS, 0), (0, 0)], constant_values=0.5)
@@ -266,4 +266,4 @@ def test_mistakes(batch):
     with pytest.raises(UserError, match='std'):
         Task(std=(0.0, 1.0, 1.0))
     with pytest.raises(UserError, match=r'pad_objects\(100\)'):
-        targets_of({'image': batch['image'], 'label': batch['labels']})
+        make_targets({'image': batch['image'], 'label': batch['labels']})

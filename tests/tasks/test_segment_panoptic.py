@@ -86,8 +86,8 @@ def labels_of(batch):
     """The objects as transformers takes them."""
     import torch
 
-    targets = jax.tree.map(np.array, detect.targets_of(batch))
-    masks = np.array(mask_ops.of_segments(batch['segments'], targets.real.shape[1]))
+    targets = jax.tree.map(np.array, detect.make_targets(batch))
+    masks = np.array(mask_ops.from_segments(batch['segments'], targets.real.shape[1]))
     return [
         {
             'class_labels': torch.from_numpy(targets.labels[i][real]).long(),
@@ -194,7 +194,7 @@ def test_what_lies_in_padding_changes_nothing(outputs, batch):
 @pytest.mark.slow
 def test_predictions(batch):
     """Each query in the place of an object."""
-    targets = detect.targets_of(batch)
+    targets = detect.make_targets(batch)
     classes = jnp.where(targets.real, targets.labels, CLASSES)
     masks = jnp.zeros((ROWS, OBJECTS, 6, 8))
     perfect = {'logits': 9 * jax.nn.one_hot(classes, CLASSES + 1), 'boxes': targets.boxes}

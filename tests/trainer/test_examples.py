@@ -57,7 +57,7 @@ def opened(section, layout, predict=None, task='classify', look=None):
     config = ConfigDict({'batch_size': 8, 'data': {}, 'model': model, 'task': {'name': task}})
     config.evals = {'test': section}
     steps = evaluate.compile_steps(MODEL, classify.Task(), layout)
-    steps = dataclasses.replace(steps, predict=predict, look=look) if predict else steps
+    steps = dataclasses.replace(steps, predict=predict, attention_step=look) if predict else steps
     return examples.of_run(config, evaluate.open_evals(config, layout, steps), steps), steps
 
 

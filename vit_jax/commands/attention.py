@@ -130,12 +130,12 @@ def choice_of(args: argparse.Namespace) -> Any:
 def draw_image(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
     """The picture of attention in one image, and a line about it."""
     from vit_jax.inference.images import photo_reader
-    from vit_jax.inference.predict import batch_of_one, look
+    from vit_jax.inference.predict import batch_of_one, predict_with_attention
     from vit_jax.viz import attention_pictures, predictions
     from vit_jax.viz.photo import Context
 
     photo = photo_reader(run).read(args.inputs[0], image_size(args))
-    outputs, maps = look(run, batch_of_one(photo.fields))
+    outputs, maps = predict_with_attention(run, batch_of_one(photo.fields))
     viz, context = predictions.find(run.config.task.name), Context(run.class_names)
     return attention_pictures.of_photo(photo, outputs, maps, viz, context, choice_of(args))
 
@@ -158,7 +158,7 @@ def draw_text(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
     Raises:
       UserError: if the run does not translate text, or the sentences do not fit it.
     """
-    from vit_jax.inference.predict import batch_of_one, look
+    from vit_jax.inference.predict import batch_of_one, predict_with_attention
     from vit_jax.inference.text import own_translation, sentence_reader
     from vit_jax.viz import attention_pictures
 
@@ -168,7 +168,7 @@ def draw_text(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
         target = reader.read_whole(args.inputs[1], 'target')
     else:
         target = own_translation(run, reader, source)
-    _, maps = look(run, batch_of_one({'source': source, 'target': target}))
+    _, maps = predict_with_attention(run, batch_of_one({'source': source, 'target': target}))
     return attention_pictures.of_sentences(
         source, target, maps, reader.vocab, run.config.model.name, choice_of(args)
     )

@@ -106,7 +106,7 @@ class Evaluator(base.Evaluator):
         return 0 < len(set(self._info.stuff)) < self._info.num_classes
 
     def _compare(self, prediction: Arrays, truth: dict[str, Any]) -> Counts:
-        numbers, queries = panoptic.of_prediction(
+        numbers, queries = panoptic.from_prediction(
             prediction, lambda x: panoptic.resize_numbers(x, truth['size']), self.threshold
         )
         wanted = np.zeros(truth['size'], int)

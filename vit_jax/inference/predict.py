@@ -129,7 +129,7 @@ def text_encoder(trained: TrainedModel) -> Callable[[str, str], np.ndarray] | No
     return encode
 
 
-def look(
+def predict_with_attention(
     run: TrainedModel, batch: Mapping[str, np.ndarray]
 ) -> tuple[dict[str, Any], list[AttentionMap]]:
     """The model's outputs for a batch, and the attention maps of all its layers.
@@ -140,7 +140,7 @@ def look(
     if not run.model.attends:
         raise UserError(f'model {run.config.model.name!r} has no attention to draw')
 
-    compiled = jax.jit(step_lib.make_look_step(run.model, run.task))
+    compiled = jax.jit(step_lib.make_attention_step(run.model, run.task))
     outputs, intermediates, inputs = compiled(run.variables, dict(batch))
     return outputs, run.model.attention_maps(intermediates, *inputs)
 

@@ -253,7 +253,7 @@ def axial(params: Params, new_grid: Grid, method: str) -> Resized:
 
     def resized(path: tuple[Any, ...], leaf: Any) -> Any:
         names = [str(key.key) for key in path]
-        new = _of_place(names, leaf, new_grid, method)
+        new = _resized_axial(names, leaf, new_grid, method)
         if new is None or new.shape == leaf.shape:
             return leaf
         changed.add(names[-1])
@@ -264,7 +264,7 @@ def axial(params: Params, new_grid: Grid, method: str) -> Resized:
     return params, [f'{", ".join(sorted(changed))}: resized to {size}'] if changed else []
 
 
-def _of_place(names: list[str], leaf: Any, size: Grid, method: str) -> np.ndarray | None:
+def _resized_axial(names: list[str], leaf: Any, size: Grid, method: str) -> np.ndarray | None:
     """Resize a parameter of `nn.axial`; None if it does not depend on the grid."""
     height, width = size
     match names:

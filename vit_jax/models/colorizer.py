@@ -23,8 +23,8 @@ from vit_jax.nn.maps import (
     ParameterPictures,
     collect,
     embedding_filters,
-    grid_of,
     position_similarity,
+    require_grid,
 )
 from vit_jax.nn.multi_head import MultiHeadAttention
 from vit_jax.nn.norms import LayerNorm
@@ -124,7 +124,7 @@ class Model(base.Model):
         self, params: Mapping[str, Any], image_size: Size | None
     ) -> list[ParameterPictures]:
         """Similarities of the positions of patches and of queries, and the filters of patches."""
-        grid = grid_of(image_size, self.patch_size)
+        grid = require_grid(image_size, self.patch_size)
         tables = {name: params[name] if name in params else self._fixed(grid) for name in TABLES}
         return [
             *(position_similarity(name, table[0], grid) for name, table in tables.items()),

@@ -47,7 +47,7 @@ def variant(name: str) -> dict[str, Any]:
     return {'layers': layers, 'dilate': dilate}
 
 
-class Seen(NamedTuple):
+class DetectorFeatures(NamedTuple):
     """The intermediate results of a detector that its heads read.
 
     Attributes:
@@ -196,14 +196,16 @@ class Model(base.Model):
         images: Float[Array, 'B H W C'],
         pixel_mask: Bool[Array, 'B H W'] | None = None,
         train: bool = False,
-    ) -> Seen:
+    ) -> DetectorFeatures:
         """The inputs of the heads of this model and of derived ones; see `__call__`."""
         if pixel_mask is None:
             pixel_mask = jnp.ones(images.shape[:3], bool)
         maps = self.backbone(images)
         features = self.input_proj(maps[-1])
         memory = self._encode(features, pixel_mask, train)
-        return Seen(maps, features, memory, self._decode(memory, train).astype(jnp.float32))
+        return DetectorFeatures(
+            maps, features, memory, self._decode(memory, train).astype(jnp.float32)
+        )
 
     def heads(self, hidden: Float[Array, 'B L Q D']) -> dict[str, Float[Array, 'B ...']]:
         """The outputs of `__call__`, from the decoder's outputs."""

@@ -19,7 +19,7 @@ from vit_jax.models import base
 from vit_jax.models.base import Params, Resized, Size, check_fields
 from vit_jax.nn import positions
 from vit_jax.nn.blocks import Block, Encoder, dense
-from vit_jax.nn.maps import ParameterPictures, embedding_filters, grid_of, position_similarity
+from vit_jax.nn.maps import ParameterPictures, embedding_filters, position_similarity, require_grid
 from vit_jax.nn.patches import PatchEmbed, patch_grid
 from vit_jax.nn.stochastic import example_keys
 
@@ -132,7 +132,7 @@ class Model(base.Model):
         self, params: Mapping[str, Any], image_size: Size | None
     ) -> list[ParameterPictures]:
         """Similarities of the positions of patches in both parts, and the encoder's filters."""
-        grid = grid_of(image_size, self.patch_size)
+        grid = require_grid(image_size, self.patch_size)
         tables = {
             'pos_embed': params['pos_embed'],
             'decoder/pos_embed': params['decoder']['pos_embed'],

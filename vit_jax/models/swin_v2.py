@@ -25,7 +25,7 @@ from vit_jax.nn.windows import (
     Block,
     WindowAttention,
     Windows,
-    biases_of,
+    gather_biases,
     is_shifted,
     joined,
     reduction,
@@ -75,7 +75,7 @@ class CosineWindowAttention(WindowAttention):
     def _relative_bias(self, windows: Windows) -> Float[Array, 'H N N']:
         coordinates = log_coordinates(windows.side, self.pretrained or windows.side)
         table = _Biases(self.num_heads, name='position_bias')(jnp.asarray(coordinates))
-        return biases_of(table)
+        return gather_biases(table)
 
 
 class _Biases(nn.Module):

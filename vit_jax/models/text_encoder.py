@@ -16,7 +16,7 @@ from vit_jax.array_types import Float, Int
 from vit_jax.errors import UserError, check_choice, check_multiple
 from vit_jax.models import base
 from vit_jax.models.base import check_counts, check_fields
-from vit_jax.nn.blocks import Block, Encoder, Parts
+from vit_jax.nn.blocks import Block, BlockOptions, Encoder
 from vit_jax.nn.positions import learned
 from vit_jax.ops.search import EOS
 
@@ -132,7 +132,7 @@ class Model(base.Model):
             dropout=self.dropout,
             gelu=self.gelu,
             attention_by=self.attention,
-            parts=Parts(causal=self.causal),
+            parts=BlockOptions(causal=self.causal),
             **common,
         )
         common |= {'scan': self.scan, 'remat': self.remat}

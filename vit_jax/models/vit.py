@@ -21,14 +21,14 @@ from vit_jax.errors import UserError, check_choice, check_multiple, nearest
 from vit_jax.models import base
 from vit_jax.models.base import Params, Resized, Size, check_fields
 from vit_jax.nn.attention import Segments
-from vit_jax.nn.blocks import MLPS, Block, Encoder, Mlp, Parts
+from vit_jax.nn.blocks import MLPS, Block, BlockOptions, Encoder, Mlp
 from vit_jax.nn.maps import (
     AttentionMap,
     ParameterPictures,
     collect,
     embedding_filters,
-    grid_of,
     position_similarity,
+    require_grid,
 )
 from vit_jax.nn.multi_head import MultiHeadAttention
 from vit_jax.nn.norms import BatchNorm, LayerNorm, RMSNorm
@@ -233,7 +233,7 @@ class Model(base.Model):
         """Similarities of the positions of patches, and the filters that embed them."""
         if self.posemb == 'none':
             return embedding_filters(params)
-        grid = grid_of(image_size, self.stride)
+        grid = require_grid(image_size, self.stride)
         table = sincos2d(*grid, self.width)
         if self.posemb == 'learn':
             table = params['pos_embed'][0, self.positioned_tokens :]
@@ -431,7 +431,7 @@ def without_bias(text: str) -> frozenset[str]:
 
 
 def make_norm(model: Any) -> Callable[..., nn.Module]:
-    """The norm of the fields `norm` and `no_bias`, called as `Parts.norm` is."""
+    """The norm of the fields `norm` and `no_bias`, called as `BlockOptions.norm` is."""
     return _norm(model.norm, model.no_bias)
 
 
@@ -470,11 +470,11 @@ def _placed(model: Any, grid: tuple[int, int], draw: Draw | None) -> Rotary | Re
     return make(layout, model.width // model.num_heads, draw)
 
 
-def make_block(model: Any, relative: Callable[[], nn.Module] | None = None) -> Parts:
+def make_block(model: Any, relative: Callable[[], nn.Module] | None = None) -> BlockOptions:
     """The parts of the blocks that the fields of a ViT choose; see `positions` for `relative`."""
     absent = without_bias(model.no_bias)
     make_mlp = chosen('mlp', model.mlp, MLPS)
-    return Parts(
+    return BlockOptions(
         norm=make_norm(model),
         mlp=make_mlp(functools.partial(make_norm(model), model.norm_eps), 'mlp' not in absent),
         layer_scale=model.layer_scale,

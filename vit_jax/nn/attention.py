@@ -34,11 +34,11 @@ def attention_weights(
 
     `mask` is true where a query may attend to a key.
     """
-    scores = _products(query, key) / math.sqrt(query.shape[-1])
+    scores = _scores(query, key) / math.sqrt(query.shape[-1])
     return masked_softmax(scores if bias is None else scores + bias, mask)
 
 
-def _products(query: Array, key: Array) -> Array:
+def _scores(query: Array, key: Array) -> Array:
     return jnp.einsum('...nk,...mk->...nm', query, key, preferred_element_type=jnp.float32)
 
 
@@ -94,7 +94,7 @@ def dot_product(
     mask: Bool[Array, '*#B #N #M'] | None = None,
 ) -> tuple[Float[Array, '*B N D'], Float[Array, '*B N M']]:
     """softmax(Q K^T) V, Luong's `dot`; with keys W h it is his `general`."""
-    weights = masked_softmax(_products(query, key), mask)
+    weights = masked_softmax(_scores(query, key), mask)
     return attend(weights, value), weights
 
 
@@ -134,8 +134,8 @@ class Segments(NamedTuple):
         return (self.query[..., :, None] == self.key[..., None, :])[..., None, :, :]
 
 
-class Call(NamedTuple):
-    """The attention of a layer, as far as the choice depends on it.
+class AttentionSpec(NamedTuple):
+    """Sizes and masks of a layer's attention, from which its implementation is chosen.
 
     Attributes:
       shape: of the queries, [B N D].
@@ -162,14 +162,14 @@ class Call(NamedTuple):
 APART = -100.0
 
 
-class WindowCall(NamedTuple):
-    """The attention of a layer within windows, as far as the choice depends on it.
+class WindowSpec(NamedTuple):
+    """Sizes of a layer's attention in windows, from which its implementation is chosen.
 
     Attributes:
       shape: of the tokens, [B W N D].
       num_heads: H.
       dtype: name of the type of queries, keys and values.
-      shifted: whether some tokens of a window are no neighbors in the map.
+      shifted: whether some tokens of a window are not neighbors in the map.
     """
 
     shape: tuple[int, ...]

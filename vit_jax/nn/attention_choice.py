@@ -1,7 +1,7 @@
 """The choice between XLA's attention and the TPU kernels.
 
 It is made at trace time from the devices that the program is compiled for. If they are here, a
-kernel is first compared with XLA's attention on one of them; see `attention_check`.
+kernel is first compared with XLA's attention on one of them; see `nn.kernels.check`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jax import Array
 
 from vit_jax.array_types import Float, Int
 from vit_jax.errors import UserError
-from vit_jax.nn.attention import Call, WindowCall
+from vit_jax.nn.attention import AttentionSpec, WindowSpec
 from vit_jax.nn.kernels import check
 
 _log = logging.getLogger(__name__)
@@ -39,8 +39,8 @@ VMEM = {
 SMALLEST = 16 * MIB
 # Queries of a program where whole sequences do not fit; fewer than 128 leave lanes empty.
 BLOCKS = (128, 256, 384, 512)
-# The instructions of a block beside those of its queries, as many as this number of queries has,
-# counted in the machine code for v5e.
+# Fixed cost of a block, in queries: its instructions apart from those of the queries, counted in
+# the machine code for v5e.
 OVERHEAD = 100
 # The share of VMEM for the kernel; the compiler keeps other arrays in the rest.
 SHARE = 0.75
@@ -84,13 +84,13 @@ def runs_on(devices: Devices) -> Iterator[None]:
         _devices.reset(token)
 
 
-def kernel_block(attention: str, call: Call, obstacle: str = '') -> int | None:
+def kernel_block(attention: str, spec: AttentionSpec, obstacle: str = '') -> int | None:
     """The `block` with which `fused_attention` computes the attention of a layer.
 
     Args:
       attention: of ATTENTIONS.
-      call: of the layer.
-      obstacle: a requirement of the layer that the kernel does not support; empty if there is none.
+      spec: of the layer.
+      obstacle: a requirement of the layer that the kernel does not support; empty without one.
 
     Returns:
       The queries of a program, 0 for all; None if attention is XLA's.
@@ -101,27 +101,25 @@ def kernel_block(attention: str, call: Call, obstacle: str = '') -> int | None:
     devices = _devices.get()
     if attention == 'xla' or devices is None:
         return None
-    why, doubt = obstacle or _obstacle(devices, call), ''
-    block = 0 if why else _block(devices, call)
+    why, failure = obstacle or _obstacle(devices, spec), ''
+    block = 0 if why else _block(devices, spec)
     if block is None:
-        why = _excess(devices, call)
+        why = _vmem_shortage(devices, spec)
     elif not why and devices.measure is not None:
-        doubt = check.doubt(call, block, devices.measure)
-    return block if decide(attention, why, doubt) else None
+        failure = check.numerical_failure(spec, block, devices.measure)
+    return block if decide(attention, why, failure) else None
 
 
-def window_kernel(attention: str, call: WindowCall, obstacle: str = '') -> bool:
+def window_kernel(attention: str, spec: WindowSpec, obstacle: str = '') -> bool:
     """`kernel_block` for attention in windows: whether `window_attention` computes it."""
     devices = _devices.get()
     if attention == 'xla' or devices is None:
         return False
-    from vit_jax.nn.kernels import check
-
-    why, doubt = obstacle or _mismatch(devices, call.shape[0]), ''
-    why = why or check.excess(call, SHARE * _vmem_of(devices))
+    why, failure = obstacle or _mismatch(devices, spec.shape[0]), ''
+    why = why or check.vmem_shortage(spec, SHARE * _vmem_of(devices))
     if not why and devices.measure is not None:
-        doubt = check.window_doubt(call, devices.measure)
-    return decide(attention, why, doubt)
+        failure = check.numerical_failure_in_windows(spec, devices.measure)
+    return decide(attention, why, failure)
 
 
 def may_take_kernel(layer: nn.Module) -> bool:
@@ -134,22 +132,22 @@ def may_take_kernel(layer: nn.Module) -> bool:
     return not layer.is_mutable_collection('intermediates')
 
 
-def decide(attention: str, obstacle: str, doubt: str) -> bool:
+def decide(attention: str, obstacle: str, failure: str) -> bool:
     """Whether a layer takes a kernel.
 
     Args:
       attention: of ATTENTIONS.
-      obstacle: what the kernel cannot do; empty if there is nothing.
-      doubt: why its results are not trusted, likewise.
+      obstacle: a requirement that the kernel does not support; empty without one.
+      failure: of the numerical check; empty if it passed.
 
     Raises:
       UserError: if there is either, and the kernel is requested by name.
     """
-    why = obstacle or doubt
+    why = obstacle or failure
     if why and attention == 'pallas':
-        raise UserError(f"attention='pallas' {why}; choose '{'xla' if doubt else 'auto'}'")
-    if doubt:
-        _warn_once(f'the attention kernel {doubt}; the attention of XLA takes its place')
+        raise UserError(f"attention='pallas' {why}; choose '{'xla' if failure else 'auto'}'")
+    if failure:
+        _warn_once(f'the attention kernel {failure}; the attention of XLA takes its place')
     return not why
 
 
@@ -175,7 +173,7 @@ def attend_in_windows(
     bias: Float[Array, 'H N N'],
     regions: Int[Array, 'W N'] | None = None,
 ) -> Float[Array, 'B W N D']:
-    """`window_kernel.window_attention` of the rows of each device."""
+    """`kernels.windows.window_attention` of the rows of each device."""
     from vit_jax.nn.kernels.windows import window_attention
 
     def attend(qkv: Array, bias: Array) -> Array:
@@ -195,9 +193,9 @@ def _mismatch(devices: Devices, rows: int) -> str:
     return ''
 
 
-def _obstacle(devices: Devices, call: Call) -> str:
+def _obstacle(devices: Devices, spec: AttentionSpec) -> str:
     """The reason why these devices cannot run the kernel on these tokens; empty if they can."""
-    shape, keys = call.shape, call.keys
+    shape, keys = spec.shape, spec.keys
     if mismatch := _mismatch(devices, shape[0]):
         return mismatch
     if len(shape) != 3:
@@ -207,26 +205,26 @@ def _obstacle(devices: Devices, call: Call) -> str:
     return ''
 
 
-def _block(devices: Devices, call: Call) -> int | None:
+def _block(devices: Devices, spec: AttentionSpec) -> int | None:
     """Queries of a program, 0 for all; None if nothing fits.
 
     Blocks take at most half of VMEM if any are so small.
     """
-    there, queries = _vmem_of(devices), call.shape[1]
+    there, queries = _vmem_of(devices), spec.shape[1]
     for share, blocks in ((SHARE, (0,)), (0.5, BLOCKS), (SHARE, BLOCKS)):
-        if fitting := [b for b in blocks if _vmem(call, b) <= share * there]:
+        if fitting := [b for b in blocks if _vmem(spec, b) <= share * there]:
             return min(fitting, key=lambda b: math.ceil(queries / max(b, 1)) * (b + OVERHEAD))
     return None
 
 
-def _vmem(call: Call, block: int) -> int:
+def _vmem(spec: AttentionSpec, block: int) -> int:
     """Bytes of VMEM that the kernel needs."""
     from vit_jax.nn.kernels import attention as attention_lib
     from vit_jax.nn.kernels import blocks as blocks_lib
 
-    (_, queries, width), itemsize = call.shape, jnp.dtype(call.dtype).itemsize
+    (_, queries, width), itemsize = spec.shape, jnp.dtype(spec.dtype).itemsize
     needed = blocks_lib.vmem_bytes if block else attention_lib.vmem_bytes
-    sizes = (call.keys, width, call.num_heads, itemsize, call.rate > 0)
+    sizes = (spec.keys, width, spec.num_heads, itemsize, spec.rate > 0)
     return needed(min(block, queries) or queries, *sizes)
 
 
@@ -234,9 +232,9 @@ def _vmem_of(devices: Devices) -> int:
     return VMEM.get(devices.kind, SMALLEST)
 
 
-def _excess(devices: Devices, call: Call) -> str:
+def _vmem_shortage(devices: Devices, spec: AttentionSpec) -> str:
     """The reason why not even the smallest block fits."""
-    (_, queries, width), keys = call.shape, call.keys
+    (_, queries, width), keys = spec.shape, spec.keys
     tokens = f'{queries}' if queries == keys else f'{queries} and {keys}'
-    sizes = f'{_vmem(call, BLOCKS[0]) / MIB:.0f} of {_vmem_of(devices) / MIB:.0f} MiB'
+    sizes = f'{_vmem(spec, BLOCKS[0]) / MIB:.0f} of {_vmem_of(devices) / MIB:.0f} MiB'
     return f'keeps keys and values in VMEM: {tokens} tokens of width {width} need {sizes}'

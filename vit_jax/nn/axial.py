@@ -19,7 +19,7 @@ from jax import Array
 
 from vit_jax.array_types import Float, Int
 from vit_jax.errors import UserError
-from vit_jax.nn.attention import WindowCall, attend, attention_weights, causal_mask
+from vit_jax.nn.attention import WindowSpec, attend, attention_weights, causal_mask
 from vit_jax.nn.attention_choice import attend_in_windows, may_take_kernel, window_kernel
 from vit_jax.nn.blocks import XAVIER
 from vit_jax.nn.encoder_decoder import FeedForward
@@ -148,8 +148,8 @@ class AxialAttention(nn.Module):
         projected = self._project(x, context)
         shape = projected[0].shape
         bias, mask = self._bias(shape[2]), causal_mask(shape[2]) if self.causal else None
-        call = WindowCall(shape, self.num_heads, jnp.dtype(self.dtype).name, shifted=False)
-        if may_take_kernel(self) and window_kernel(self.attention, call):
+        spec = WindowSpec(shape, self.num_heads, jnp.dtype(self.dtype).name, shifted=False)
+        if may_take_kernel(self) and window_kernel(self.attention, spec):
             if mask is not None:
                 bias = jnp.where(mask[0], bias, jnp.finfo(bias.dtype).min)
             found = attend_in_windows(jnp.concatenate(projected, axis=-1), bias)

@@ -64,7 +64,7 @@ class Mlp(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class Parts:
+class BlockOptions:
     """The parts of a block that families of ViTs choose differently; by default the paper's.
 
     Attributes:
@@ -107,7 +107,7 @@ class Block(nn.Module):
     norm_eps: float = 1e-6
     dtype: Any = jnp.float32
     attention_by: str = 'xla'
-    parts: Parts = Parts()
+    parts: BlockOptions = BlockOptions()
 
     @nn.compact
     def __call__(
@@ -171,7 +171,7 @@ class Encoder(nn.Module):
       remat: recomputation in the backward pass; see `vit_jax.nn.attention`.
       final_norm: whether a layer norm follows the blocks.
       norm_eps: added to the variance in the final norm.
-      norm: makes the final norm; see `Parts`.
+      norm: makes the final norm; see `BlockOptions`.
       dtype: computation dtype.
     """
 

@@ -113,7 +113,7 @@ class ParameterPictures(NamedTuple):
     columns: int = 0
 
 
-def grid_of(image_size: tuple[int, int] | None, patch_size: int) -> tuple[int, int]:
+def require_grid(image_size: tuple[int, int] | None, patch_size: int) -> tuple[int, int]:
     """Rows and columns of patches; UserError if the size of the images is not known."""
     if image_size is None:
         raise UserError('the size of the images is unknown: give --image-size')

@@ -1,8 +1,8 @@
 """The multi-head attention layer: heads of queries, keys and values around scaled dot products.
 
 Arrays in heads are [B H N K]: batch, heads, tokens, width of a head. With heads before tokens both
-products are plain batched matrix products. There may be axes between batch and tokens, such as
-windows: [B W N D] becomes [B W H N K].
+matmuls are plain batched ones. There may be axes between batch and tokens, such as windows:
+[B W N D] becomes [B W H N K].
 """
 
 import itertools
@@ -19,7 +19,7 @@ from vit_jax.array_types import Bool, Float, Int
 from vit_jax.errors import check_multiple
 from vit_jax.nn.attention import (
     ATTENDED,
-    Call,
+    AttentionSpec,
     Segments,
     attend,
     attention_weights,
@@ -62,8 +62,8 @@ class Heads(nn.Module):
     ) -> tuple[Float[Array, '*B H _ K'] | None, ...] | tuple[Float[Array, '*B _ _'], ...]:
         """One projection of each input, in heads; None for inputs that are None.
 
-        Consecutive inputs that are the same array share a matrix product. With `side_by_side` these
-        products are not split, [* N cHK] for c such inputs.
+        Consecutive inputs that are the same array share a matmul. With `side_by_side` its
+        result is not split, [* N cHK] for c such inputs.
         """
         (width,) = {x.shape[-1] for x in inputs if x is not None}
         check_multiple('width', width, 'num_heads', self.num_heads)
@@ -137,7 +137,7 @@ class MultiHeadAttention(nn.Module):
     Attributes:
       num_heads: H; divides the width.
       kernels: names of the parameters that project queries, keys and values: ('qkv',) in one
-        product, for self-attention; ('q', 'kv') for cross-attention. Besides these there is `out`.
+        matmul, for self-attention; ('q', 'kv') for cross-attention. Besides these there is `out`.
       dropout: on the weights.
       dtype: computation dtype; the softmax stays float32.
       attention: implementation: 'xla'; 'pallas', a TPU kernel, which supports masks of keys,
@@ -206,12 +206,12 @@ class MultiHeadAttention(nn.Module):
             own = self.position_bias()
             bias = own if bias is None else bias + own
         tokens = {'q': query, 'k': key, 'v': value}
-        call = Call(
+        spec = AttentionSpec(
             *(query.shape, key.shape[-2], self.num_heads, jnp.dtype(self.dtype).name),
             *(self._layout(tokens, rotary), mask is not None, segments is not None, causal),
             rate=self.dropout if train else 0.0,
         )
-        block = self._kernel_block(call, mask, bias)
+        block = self._kernel_block(spec, mask, bias)
         if block is not None:
             projected = self._side_by_side(tokens, rotary)
             return self._attend_in_kernel(block, projected, mask, segments, causal, train)
@@ -256,7 +256,9 @@ class MultiHeadAttention(nn.Module):
         tokens = past.write(KeyValue(heads['k'], heads['v']), position)
         return self._attend(heads['q'], tokens, seen[None, None, None], None, False), tokens
 
-    def _kernel_block(self, call: Call, mask: Array | None, bias: Array | None) -> int | None:
+    def _kernel_block(
+        self, spec: AttentionSpec, mask: Array | None, bias: Array | None
+    ) -> int | None:
         """Queries of a program of the kernel, 0 for all; None if attention is XLA's."""
         if not may_take_kernel(self):
             return None
@@ -265,7 +267,7 @@ class MultiHeadAttention(nn.Module):
             obstacle = 'knows no biases of scores'
         elif mask is not None and mask.shape[1:-1] != (1, 1):
             obstacle = f'knows masks of keys, [B 1 1 M], and no others: {list(mask.shape)}'
-        return kernel_block(self.attention, call, obstacle)
+        return kernel_block(self.attention, spec, obstacle)
 
     def _attend_in_kernel(
         self,

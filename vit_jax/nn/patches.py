@@ -48,7 +48,7 @@ def unpatchify(
 class PatchEmbed(nn.Module):
     """The linear projection E of flattened patches, equation 1 of arXiv:2010.11929.
 
-    It equals a convolution with stride `patch_size`, but as one matrix product. Kernel
+    It equals a convolution with stride `patch_size`, but as one matmul. Kernel
     [patch_size, patch_size, C, D], bias [D] if any.
     """
 

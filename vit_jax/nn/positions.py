@@ -127,7 +127,7 @@ def resized(
         _hat(jnp.minimum(at // columns, rows - 1), rows, table.shape[0]),
         _hat(at % columns, columns, table.shape[1]),
     )
-    # One product of a [N, h w] matrix costs less than the [N, h, D] between two would hold.
+    # One matmul of a [N, h w] matrix costs less than the [N, h, D] between two would hold.
     return jnp.einsum('bnij,ijd->bnd', weights, table, preferred_element_type=jnp.float32)
 
 

@@ -172,7 +172,7 @@ class Bottleneck(nn.Module):
 
 
 class Pointwise(nn.Module):
-    """A 1 x 1 convolution as a matrix product, whose derivative is faster on CPUs."""
+    """A 1 x 1 convolution as a matmul, whose derivative is faster on CPUs."""
 
     features: int
     stride: int = 1

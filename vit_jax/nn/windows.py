@@ -19,7 +19,7 @@ from vit_jax.array_types import Float, Int
 from vit_jax.nn.attention import (
     APART,
     ATTENDED,
-    WindowCall,
+    WindowSpec,
     attend,
     attention_weights,
     named,
@@ -140,7 +140,7 @@ class Windows:
         return x.reshape(rows * columns, side * side)
 
 
-class Product(nn.Module):
+class Projection(nn.Module):
     """A dense layer whose kernel [*I *O] and bias [*O] have axes for heads; its tokens have none.
 
     On TPUs, arrays of tokens whose last axis is a head of 32 take four times their memory.
@@ -213,7 +213,7 @@ class WindowAttention(nn.Module):
             return windows.restore(windows.join_tokens(merge(named(ATTENDED, found))))
         qkv = project(windows.place(x))
         qkv = qkv.reshape(*qkv.shape[:-1], 3, *heads)
-        # One transposition to windows and heads, instead of one to windows before the product.
+        # One transposition to windows and heads, instead of one to windows before the matmul.
         query, key, value = (windows.cut(part.squeeze(-3)) for part in jnp.split(qkv, 3, axis=-3))
         weights = attention_weights(query, key, bias=self._bias(windows))
         keep(self, weights)
@@ -225,8 +225,10 @@ class WindowAttention(nn.Module):
     def _windows(self, height: int, width: int) -> Windows:
         return Windows.over(height, width, self.window, self.shifted)
 
-    def _dense(self, inputs: tuple[int, ...], outputs: tuple[int, ...], **kwargs: Any) -> Product:
-        return Product(inputs, outputs, self.kernel_init, self.dtype, **kwargs)
+    def _dense(
+        self, inputs: tuple[int, ...], outputs: tuple[int, ...], **kwargs: Any
+    ) -> Projection:
+        return Projection(inputs, outputs, self.kernel_init, self.dtype, **kwargs)
 
     def _projection(self, features: int, heads: tuple[int, int]) -> Callable[[Array], Array]:
         """Makes queries, keys and values [B ... 3HK] of tokens [B ... D]."""
@@ -238,8 +240,8 @@ class WindowAttention(nn.Module):
         obstacle = 'drops no weights in windows' if train and self.dropout else ''
         tokens = (shape[0], math.prod(windows.grid), windows.side**2, shape[-1])
         dtype = jnp.dtype(self.dtype).name
-        call = WindowCall(tokens, self.num_heads, dtype, windows.shift > 0)
-        return window_kernel(self.attention, call, obstacle)
+        spec = WindowSpec(tokens, self.num_heads, dtype, windows.shift > 0)
+        return window_kernel(self.attention, spec, obstacle)
 
     def _relative_bias(self, windows: Windows) -> Float[Array, 'H N N']:
         """The bias of relative positions."""
@@ -248,7 +250,7 @@ class WindowAttention(nn.Module):
             'position_bias', nn.initializers.normal(0.02), (sides, sides, self.num_heads)
         )
         first, last = self.window - windows.side, self.window + windows.side - 1
-        return biases_of(table[first:last, first:last])
+        return gather_biases(table[first:last, first:last])
 
     def _bias(self, windows: Windows) -> Float[Array, '_ H N N']:
         """The bias of the scores, the same for all windows or one for each."""
@@ -260,7 +262,7 @@ class WindowAttention(nn.Module):
         return bias + jnp.where(apart, APART, 0.0)
 
 
-def biases_of(table: Float[Array, 'R R H']) -> Float[Array, 'H N N']:
+def gather_biases(table: Float[Array, 'R R H']) -> Float[Array, 'H N N']:
     """The bias of each head, query and key of a window, from a table by relative position."""
     side = (len(table) + 1) // 2
     rows = table.reshape(-1, table.shape[-1])

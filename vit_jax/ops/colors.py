@@ -112,7 +112,7 @@ def psnr(a: Float[Values, '*B H W C'], b: Float[Values, '*B H W C']) -> Float[Ar
 
 
 def _mix(channels: Values, weights: np.ndarray) -> Array:
-    """A weighted sum of three channels, in float32 on every device, unlike a matrix product."""
+    """A weighted sum of three channels, in float32 on every device, unlike a matmul."""
     first, second, third = (channels[..., i] * float(weight) for i, weight in enumerate(weights))
     return jnp.asarray(first + second + third)
 

@@ -16,7 +16,7 @@ def resize_bilinear(x: Float[Array, '*B H W'], size: Sequence[int]) -> Float[Arr
     return jax.image.resize(x, (*x.shape[:-2], *size), 'linear', antialias=False)
 
 
-def of_segments(segments: Int[Array, 'B H W'], count: int) -> Bool[Array, 'B N H W']:
+def from_segments(segments: Int[Array, 'B H W'], count: int) -> Bool[Array, 'B N H W']:
     """The mask of each object n < `count`, where `segments` is n + 1."""
     return segments[:, None] == jnp.arange(1, count + 1)[:, None, None]
 

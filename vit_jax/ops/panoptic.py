@@ -73,7 +73,7 @@ def merge(
         queries, fuse = queries[large], False
 
 
-def of_prediction(
+def from_prediction(
     prediction: Mapping[str, np.ndarray], place: Place, threshold: float = THRESHOLD
 ) -> Segments:
     """`merge` for one image of the predictions of the task `segment_panoptic`.

@@ -33,7 +33,7 @@ class Sequences(NamedTuple):
         return jnp.arange(self.values.shape[1]) < self.grid.prod(axis=-1, keepdims=True)
 
 
-def of_batch(
+def from_batch(
     batch: Mapping[str, Any], value_range: Sequence[float]
 ) -> Float[Array, 'B H W C'] | Sequences:
     """A model's images from a batch: `image`, or the `patches` and `grid` of the plan `patches`.

@@ -27,8 +27,8 @@ from vit_jax.optim.param_groups import (
     delayed,
     first_match,
     frozen,
-    in_steps_of,
     layer_scale,
+    rules_in_steps,
     scale_by_path,
 )
 from vit_jax.optim.schedules import CONSTANT
@@ -182,7 +182,7 @@ def make(
     paths = param_paths(params)
     check_rules('decay_mults', decay_mults, paths)
     check_rules('lr_mults', lr_mults, paths)
-    delays = in_steps_of(lr_delays, to_steps)
+    delays = rules_in_steps(lr_delays, to_steps)
     check_rules('lr_delays', delays, paths)
     check_patterns('freeze', freeze, paths)
     check_patterns('decay_mask', [decay_mask] if weight_decay else [], paths)
@@ -196,9 +196,9 @@ def make(
     if factors is not None:
         decay_mults = mup.decay_rules(factors, decay_mults)
         before = [scale_by_path(lambda path: factors[path].gradient)]
-        after = [scale_by_path(lambda path: factors[path].of_update())]
-    rate = schedules.of_config(schedule, lr, total_steps, to_steps)
-    decay = schedules.of_strength(
+        after = [scale_by_path(lambda path: factors[path].update_factor())]
+    rate = schedules.from_config(schedule, lr, total_steps, to_steps)
+    decay = schedules.from_strength(
         decay_schedule, weight_decay, total_steps, to_steps, 'config.optim.decay_schedule'
     )
     tx = optax.chain(

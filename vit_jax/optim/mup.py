@@ -56,23 +56,23 @@ class Factors:
       initial: of its initial values.
       rate: of its learning rate.
       gradient: of its gradient.
-      of_queries: of the values and updates of queries among queries, keys and values, an array that
-        broadcasts against the parameter; None if the parameter projects none, or heads are as wide
-        as in the base model.
+      query_factor: of the values and updates of queries, 1 for keys and values, in an array that
+        broadcasts against the parameter; None if the parameter projects no queries, or heads are
+        as wide as in the base model.
     """
 
     initial: float = 1.0
     rate: float = 1.0
     gradient: float = 1.0
-    of_queries: np.ndarray | None = None
+    query_factor: np.ndarray | None = None
 
-    def of_update(self) -> float | np.ndarray:
+    def update_factor(self) -> float | np.ndarray:
         """The factor of the update."""
-        return self.rate if self.of_queries is None else self.rate * self.of_queries
+        return self.rate if self.query_factor is None else self.rate * self.query_factor
 
-    def of_values(self) -> float | np.ndarray:
+    def value_factor(self) -> float | np.ndarray:
         """The factor of the initial values."""
-        return self.initial if self.of_queries is None else self.initial * self.of_queries
+        return self.initial if self.query_factor is None else self.initial * self.query_factor
 
 
 def factors(params: PyTree, base: PyTree, kinds: Kinds = ()) -> dict[str, Factors]:
@@ -100,7 +100,7 @@ def scaled(params: PyTree, found: Mapping[str, Factors]) -> PyTree:
     """Initial values times their factors."""
 
     def value(keys: Any, x: jax.Array) -> jax.Array:
-        return x * np.asarray(found[path_name(keys)].of_values(), x.dtype)
+        return x * np.asarray(found[path_name(keys)].value_factor(), x.dtype)
 
     return jax.tree_util.tree_map_with_path(value, params)
 
@@ -136,12 +136,12 @@ def _factors(path: str, leaf: Any, base: Any, kinds: Kinds) -> Factors:
             f'config.optim.parametrization: {path} both embeds tokens and scores them, which muP '
             'scales differently: set config.model.tied=False'
         )
-    queries = _of_queries(path, shape, narrow)
+    queries = _query_factors(path, shape, narrow)
     if queries is not None and stacked:
         queries = queries[None]
     return {
         'vector': Factors(gradient=ratio),
-        'hidden': Factors(rate=1 / ratio, gradient=ratio, of_queries=queries),
+        'hidden': Factors(rate=1 / ratio, gradient=ratio, query_factor=queries),
         'output': Factors(initial=ratio**-0.5, rate=1 / ratio),
         'embedding': Factors(rate=ratio**-0.5, gradient=ratio**0.5),
     }[kind]
@@ -160,7 +160,7 @@ def _kind(path: str, shape: Shape, narrow: Shape, kinds: Kinds) -> tuple[str, fl
     return ('hidden' if whole != fan_in else 'output'), fan_in
 
 
-def _of_queries(path: str, shape: Shape, narrow: Shape) -> np.ndarray | None:
+def _query_factors(path: str, shape: Shape, narrow: Shape) -> np.ndarray | None:
     """(K_0 / K)^1/2 for the part of the queries, 1 for keys and values."""
     match = TO_HEADS.search(path)
     if match is None or 'q' not in match[1] or shape[-1] == narrow[-1]:

@@ -154,7 +154,7 @@ def at_step(state: PyTree, step: jax.Array) -> PyTree:
     return step if isinstance(state, jax.Array) else state
 
 
-def in_steps_of(
+def rules_in_steps(
     delays: Sequence[tuple[str, str]], to_steps: Callable[[str], int]
 ) -> Sequence[tuple[str, float]]:
     """Rules with each duration in steps; what is no pair stays, to be refused by `check_rules`."""

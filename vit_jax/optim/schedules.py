@@ -19,7 +19,7 @@ COOLDOWNS = ('line', 'product')
 CONSTANT: Mapping[str, Any] = types.MappingProxyType({'name': 'constant'})
 
 
-def of_config(
+def from_config(
     spec: Mapping[str, Any],
     peak: float,
     total_steps: int,
@@ -45,7 +45,7 @@ def of_config(
     return make(peak, total_steps, **in_steps(make, spec, to_steps))
 
 
-def of_strength(
+def from_strength(
     spec: Mapping[str, Any],
     strength: float,
     total_steps: int,
@@ -55,7 +55,7 @@ def of_strength(
     """The schedule with peak `strength`, or the number itself if the schedule is constant."""
     if dict(spec) == dict(CONSTANT):
         return strength
-    return of_config(spec, strength, total_steps, to_steps, where)
+    return from_config(spec, strength, total_steps, to_steps, where)
 
 
 def make(

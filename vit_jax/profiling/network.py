@@ -214,7 +214,7 @@ def schedule(module: Module, topology: Topology) -> Schedule:
         inside = list(roofline.expand(module, entry, instruction))
         growing, fixed = _seconds(inside, topology)
         clock = Moment(clock.growing + stretch * growing, clock.fixed + stretch * fixed)
-        # Sums within a slice, which the schedule may put anywhere, have no matrix products.
+        # Sums within a slice, which the schedule may put anywhere, have no matmuls.
         if growing and any(op.flops for op in inside):
             ready[instruction.name] = clock
     return Schedule(events, clock)

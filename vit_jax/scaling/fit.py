@@ -184,7 +184,7 @@ class Fit:
         else:
             rise *= profile.inflation(self.form, self.theta, self.points)
         at = _columns(np.asarray(x, float)) / self.scales[0]
-        return profile.reach(self.form, self.theta, self.points, rise, at)
+        return profile.band_offsets(self.form, self.theta, self.points, rise, at)
 
     def _at(self, theta: Theta, x: np.ndarray) -> np.ndarray:
         x_scale, y_scale = self.scales

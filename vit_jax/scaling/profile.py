@@ -35,7 +35,9 @@ class Points:
     bounds: Bounds
 
 
-def reach(form: Form, theta: Theta, points: Points, rise: float, at: np.ndarray) -> np.ndarray:
+def band_offsets(
+    form: Form, theta: Theta, points: Points, rise: float, at: np.ndarray
+) -> np.ndarray:
     """The reach of the log of the curve while the squared errors grow by no more than `rise`.
 
     These are the ends of the profile-likelihood interval of the prediction (Pawitan 2001, section
@@ -54,7 +56,7 @@ def reach(form: Form, theta: Theta, points: Points, rise: float, at: np.ndarray)
     """
     if at.shape[1] == 1 and len(at) > KNOTS:
         knots = np.geomspace(at.min(), at.max(), KNOTS)
-        found = reach(form, theta, points, rise, knots[:, None])
+        found = band_offsets(form, theta, points, rise, knots[:, None])
         return np.stack([np.interp(np.log(at[:, 0]), np.log(knots), ends) for ends in found])
     search = _Search(form, points, rise, theta)
     return np.array([[search.distance(place[None], sign) for place in at] for sign in (-1, 1)])

@@ -54,7 +54,7 @@ class Task(base.Task):
 
     def inputs(self, batch: Batch) -> tuple[Float[Array, 'B H W C'] | Sequences]:
         """Images in `value_range`, or sequences of their patches."""
-        return (sequences.of_batch(batch, self.value_range),)
+        return (sequences.from_batch(batch, self.value_range),)
 
     def augment(self, key: jax.Array, batch: Batch) -> Batch:
         """Mix every example with its neighbor; the label becomes two weighted ones."""

@@ -85,7 +85,7 @@ class Task(base.Task):
         number of objects. Metrics are `accuracy`, over the classes of matched objects, and
         `unmatched`, the share of objects left without a prediction.
         """
-        targets = targets_of(batch)
+        targets = make_targets(batch)
         return self.set_terms(outputs, targets, self.match(outputs, targets))
 
     def set_terms(
@@ -110,7 +110,7 @@ class Task(base.Task):
         """The terms of `loss` for the last block, and `loss`: the mean of the losses of images,
         each with its own normalizers, so that it does not depend on the batches.
         """
-        outputs, targets = self.outputs(apply, batch), targets_of(batch)
+        outputs, targets = self.outputs(apply, batch), make_targets(batch)
         return self.set_means(outputs, targets, self.match(outputs, targets), self.mask(batch))
 
     def set_means(
@@ -240,7 +240,7 @@ def pixel_mask(batch: Batch) -> Bool[Array, 'B H W']:
     return jnp.ones(batch['image'].shape[:3], bool)
 
 
-def targets_of(batch: Batch) -> Targets:
+def make_targets(batch: Batch) -> Targets:
     """The objects to find, without padding and crowds.
 
     Raises:

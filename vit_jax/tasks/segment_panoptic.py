@@ -18,7 +18,7 @@ from vit_jax.ops import masks as mask_ops
 from vit_jax.ops.terms import Term
 from vit_jax.tasks import detect
 from vit_jax.tasks.base import Apply, Batch, Sums
-from vit_jax.tasks.detect import pixel_mask, targets_of
+from vit_jax.tasks.detect import make_targets, pixel_mask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Task(detect.Task):
 
         Padding does not count. The authors count it; without padding the losses are theirs.
         """
-        targets, segments = targets_of(batch), segments_of(batch)
+        targets, segments = make_targets(batch), require_segments(batch)
         places, real = self.match(outputs, targets), pixel_mask(batch)
         sums = mask_sums(outputs['masks'], places[:, -1], segments, real)
         count = targets.real.sum()
@@ -54,11 +54,11 @@ class Task(detect.Task):
 
     def evaluate(self, apply: Apply, batch: Batch) -> Sums:
         """The terms of `loss` for the last block, and `loss` as in detection."""
-        outputs, targets = self.outputs(apply, batch), targets_of(batch)
+        outputs, targets = self.outputs(apply, batch), make_targets(batch)
         places, real = self.match(outputs, targets), pixel_mask(batch)
         mask = self.mask(batch)
         means = self.set_means(outputs, targets, places, mask)
-        sums = mask_sums(outputs['masks'], places[:, -1], segments_of(batch), real)
+        sums = mask_sums(outputs['masks'], places[:, -1], require_segments(batch), real)
         sums = {name: x * mask for name, x in sums.items()}
         per_image = self.mask_weight * sums['mask'] + self.dice_weight * sums['dice']
         loss, examples = means['loss']
@@ -112,7 +112,7 @@ def mask_sums(
     """
     found = jnp.take_along_axis(masks, places.clip(0)[..., None, None], axis=1)
     logits = mask_ops.resize_bilinear(found, segments.shape[1:])
-    wanted = mask_ops.of_segments(segments, places.shape[1])
+    wanted = mask_ops.from_segments(segments, places.shape[1])
     losses = {
         'mask': mask_ops.focal_loss(logits, wanted, real[:, None]),
         'dice': mask_ops.dice_loss(logits, wanted, real[:, None]),
@@ -120,7 +120,7 @@ def mask_sums(
     return {name: (x * (places >= 0)).sum(-1) for name, x in losses.items()}
 
 
-def segments_of(batch: dict[str, Any]) -> Int[Array, 'B H W']:
+def require_segments(batch: dict[str, Any]) -> Int[Array, 'B H W']:
     """1 + the row of the object that a pixel belongs to, 0 for none.
 
     Raises:

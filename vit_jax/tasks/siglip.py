@@ -195,7 +195,7 @@ class Task(base.Task):
         """Images in `value_range`, or sequences of their patches, and the ids of their captions, if
         the batch has any.
         """
-        return sequences.of_batch(batch, self.value_range), batch.get(self.text)
+        return sequences.from_batch(batch, self.value_range), batch.get(self.text)
 
     def outputs(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
         """Embeddings `image` and `text` [B E], `scale` and `bias`; no `text` without captions."""

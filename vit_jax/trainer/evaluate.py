@@ -43,8 +43,8 @@ class EvalSteps:
     Attributes:
       layout: that the steps are compiled for.
       evaluate, predict: the compiled steps; `predict` is None for a task without one.
-      look: (variables, batch that every device has whole) -> (the model's outputs, its attention
-        maps); None for a model without them.
+      attention_step: (variables, batch that every device has whole) -> (the model's outputs, its
+        attention maps); None for a model without them.
       derive: {metric: mean} of a whole pass -> what follows from them, for a task that has it.
     """
 
@@ -52,7 +52,7 @@ class EvalSteps:
     evaluate: Callable
     predict: Callable | None
     derive: Callable[[dict[str, float]], dict[str, float]]
-    look: Callable | None = None
+    attention_step: Callable | None = None
 
 
 def compile_steps(model: Any, task: Task, layout: sharding.Layout, seed: int = 0) -> EvalSteps:
@@ -71,19 +71,19 @@ def compile_steps(model: Any, task: Task, layout: sharding.Layout, seed: int = 0
         evaluate=layout.compile_eval(eval_step),
         predict=layout.compile_eval(predict_step) if task.predicts else None,
         derive=task.derive,
-        look=_looker(model, task, layout, seed) if model.attends else None,
+        attention_step=_attention_step(model, task, layout, seed) if model.attends else None,
     )
 
 
-def _looker(model: Any, task: Task, layout: sharding.Layout, seed: int) -> Callable:
-    look_step = step_lib.make_look_step(model, task, seed=seed, axis_name=layout.axis_name)
-    compiled = layout.compile_eval(look_step)
+def _attention_step(model: Any, task: Task, layout: sharding.Layout, seed: int) -> Callable:
+    step = step_lib.make_attention_step(model, task, seed=seed, axis_name=layout.axis_name)
+    compiled = layout.compile_eval(step)
 
-    def look(variables: PyTree, batch: Batch) -> tuple[dict[str, Any], list[AttentionMap]]:
+    def run(variables: PyTree, batch: Batch) -> tuple[dict[str, Any], list[AttentionMap]]:
         outputs, intermediates, inputs = compiled(variables, layout.put_copies(batch))
         return outputs, model.attention_maps(intermediates, *inputs)
 
-    return look
+    return run
 
 
 def open_data(

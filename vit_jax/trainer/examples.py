@@ -52,9 +52,9 @@ class Examples:
             if writer.enabled:
                 shown = self.sample.viz.show(rows, read, self.sample.context)
                 writer.show(step, f'{self.entry}/examples', shown)
-        if steps.look is not None and read:
+        if steps.attention_step is not None and read:
             with self._said(writer, 'attention is'):
-                self._look(steps.look, variables, step, writer)
+                self._show_attention(steps.attention_step, variables, step, writer)
 
     @contextlib.contextmanager
     def _said(self, writer: Writer, what: str) -> Iterator[None]:
@@ -78,8 +78,10 @@ class Examples:
             for i in self.sample.examples
         ]
 
-    def _look(self, look: Callable, variables: PyTree, step: int, writer: Writer) -> None:
-        outputs, maps = look(variables, self.sample.batch_of_first())
+    def _show_attention(
+        self, attention_step: Callable, variables: PyTree, step: int, writer: Writer
+    ) -> None:
+        outputs, maps = attention_step(variables, self.sample.batch_of_first())
         if not writer.enabled:
             return
         first = next(iter(self.sample.examples.values()))

@@ -307,7 +307,7 @@ def forget_result(folder: pathlib.Path) -> None:
 def _rates(config: ConfigDict, times: durations.Durations, step: int) -> np.ndarray:
     """The learning rates of the first steps of a config."""
     schedule = config.optim.to_dict().get('schedule', schedules.CONSTANT)
-    rate = schedules.of_config(schedule, config.optim.lr, times.total_steps, times.steps)
+    rate = schedules.from_config(schedule, config.optim.lr, times.total_steps, times.steps)
     return np.asarray(rate(np.arange(step)))
 
 

@@ -87,7 +87,7 @@ def segments(prediction: Fields, photo: Photo, context: Context) -> panoptic.Seg
       UserError: if a transform of the run does not track the positions of pixels.
     """
     least = context.flags.threshold
-    return panoptic.of_prediction(prediction, lambda x: on_file(x, photo), least)
+    return panoptic.from_prediction(prediction, lambda x: on_file(x, photo), least)
 
 
 def on_file(numbers: Int[np.ndarray, 'h w'], photo: Photo) -> Int[np.ndarray, 'Y X']:

@@ -3,7 +3,7 @@
 Each program of the grid takes the queries, keys and values of one example, [N D] and [M D], and
 computes softmax(Q K^T / sqrt(K)) V of all its heads. The backward pass recomputes the probabilities
 instead of reading them from HBM (Dao et al., 2022, arXiv:2205.14135, section 3.1). Long sequences
-are cut into blocks of queries; see `attention_blocks`.
+are cut into blocks of queries; see `kernels.blocks`.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from vit_jax.nn.kernels.heads import (
     SCORES,
     SUBLANES,
     Head,
+    Masks,
     Options,
     Projected,
-    Seen,
     Visible,
     attended,
-    factors_of,
+    dropout_factors,
+    first_columns,
     gradients,
     group_width,
-    heads_of,
-    places,
+    heads_in_group,
     round_up,
     score_bytes,
     total_width,
@@ -103,26 +103,26 @@ def fused_attention(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _attend(projected: Projected, seen: Seen, kept: Array | None, options: Options) -> Array:
+def _attend(projected: Projected, masks: Masks, kept: Array | None, options: Options) -> Array:
     if options.block:
-        return blocks.forward(projected, seen, kept, options)
+        return blocks.forward(projected, masks, kept, options)
     first = projected[0]
     out = jax.ShapeDtypeStruct((*first.shape[:2], total_width(projected)), first.dtype)
-    return _call(_forward_kernel, 2, options, out, projected, seen, kept)
+    return _call(_forward_kernel, 2, options, out, projected, masks, kept)
 
 
 def _with_inputs(
-    projected: Projected, seen: Seen, kept: Array | None, options: Options
+    projected: Projected, masks: Masks, kept: Array | None, options: Options
 ) -> tuple[Array, Any]:
-    return _attend(projected, seen, kept, options), (projected, seen, kept)
+    return _attend(projected, masks, kept, options), (projected, masks, kept)
 
 
 def _backward(options: Options, inputs: Any, grad: Array) -> tuple[Projected, None, None]:
-    projected, seen, kept = inputs
+    projected, masks, kept = inputs
     if options.block:
-        return blocks.backward(projected, seen, kept, grad, options), None, None
+        return blocks.backward(projected, masks, kept, grad, options), None, None
     out = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in projected)
-    return _call(_backward_kernel, 5, options, out, projected, seen, kept, grad), None, None
+    return _call(_backward_kernel, 5, options, out, projected, masks, kept, grad), None, None
 
 
 _attend.defvjp(_with_inputs, _backward)
@@ -130,18 +130,18 @@ _attend.defvjp(_with_inputs, _backward)
 
 def _call(
     kernel: Any,
-    products: int,
+    matmuls: int,
     options: Options,
     out: Any,
     projected: Projected,
-    seen: Seen,
+    masks: Masks,
     kept: Array | None,
     *inputs: Array,
 ) -> Any:
-    """Run a kernel on each example; `products` is the number of matrix products of each head."""
+    """Run a kernel on each example; `matmuls` is the number of matmuls of each head."""
     (batch, queries, _), keys = projected[0].shape, projected[-1].shape[1]
     width, itemsize = total_width(projected), projected[0].dtype.itemsize
-    arguments = (projected, seen, kept, *inputs)
+    arguments = (projected, masks, kept, *inputs)
     arrays = jax.tree.leaves((arguments, out))
     scores = batch * options.num_heads * queries * keys
     return pl.pallas_call(
@@ -157,7 +157,7 @@ def _call(
             ),
         ),
         cost_estimate=pl.CostEstimate(
-            flops=products * 2 * scores * (width // options.num_heads),
+            flops=matmuls * 2 * scores * (width // options.num_heads),
             transcendentals=scores,
             bytes_accessed=sum(x.size * x.dtype.itemsize for x in arrays),
         ),
@@ -178,57 +178,57 @@ def _for_each_head(
     Groups are a loop, since unrolled their scores would be in VMEM all at once.
     """
 
-    def of_group(start: Any) -> None:
-        for head in heads_of(group, width // num_heads):
+    def compute_group(start: Any) -> None:
+        for head in heads_in_group(group, width // num_heads):
             body(start, head)
 
     if group == width:
-        of_group(0)
+        compute_group(0)
     else:
-        pl.loop(0, width, step=group)(lambda start: of_group(pl.multiple_of(start, LANES)))
+        pl.loop(0, width, step=group)(lambda start: compute_group(pl.multiple_of(start, LANES)))
 
 
 def _forward_kernel(
-    refs: Any, seen: Seen, kept_ref: Any, out_ref: Any, *, options: Options
+    refs: Any, masks: Masks, kept_ref: Any, out_ref: Any, *, options: Options
 ) -> None:
     width = out_ref.shape[-1]
-    visible = Visible(seen, options.causal, keys=1)
+    visible = Visible(masks, options.causal, keys=1)
 
-    def of_head(start: Any, head: Head) -> None:
-        q, k, v = (_read(ref, first + start, head) for ref, first in places(refs))
+    def compute_head(start: Any, head: Head) -> None:
+        q, k, v = (_read(ref, first + start, head) for ref, first in first_columns(refs))
         own, factors = head.own(), _factors(kept_ref, start, head, options)
         out = attended(jnp.where(own, q, 0), k, v, head.size, visible.scores, factors)
         write(out_ref, head, own, out, start)
 
     keys = refs[-1].shape[0]
     group = group_width(width, options.num_heads, UNROLLED // score_bytes(out_ref.shape[0], keys))
-    _for_each_head(width, options.num_heads, group, of_head)
+    _for_each_head(width, options.num_heads, group, compute_head)
 
 
 def _backward_kernel(
-    refs: Any, seen: Seen, kept_ref: Any, grad_ref: Any, *out_refs: Any, options: Options
+    refs: Any, masks: Masks, kept_ref: Any, grad_ref: Any, *out_refs: Any, options: Options
 ) -> None:
     width = grad_ref.shape[-1]
-    visible = Visible(seen, options.causal, keys=0)
+    visible = Visible(masks, options.causal, keys=0)
 
-    def of_head(start: Any, head: Head) -> None:
-        q, k, v = (_read(ref, first + start, head) for ref, first in places(refs))
+    def compute_head(start: Any, head: Head) -> None:
+        q, k, v = (_read(ref, first + start, head) for ref, first in first_columns(refs))
         own, factors = head.own(), _factors(kept_ref, start, head, options)
         q = jnp.where(own, q, 0)
         grad = jnp.where(own, _read(grad_ref, start, head), 0)
         through = (visible.scores, visible.gradients)
         found = gradients(q, k, v, grad, head.size, *through, factors)
-        for (ref, first), gradient in zip(places(out_refs), found, strict=True):
+        for (ref, first), gradient in zip(first_columns(out_refs), found, strict=True):
             write(ref, head, own, gradient, first + start)
 
-    _for_each_head(width, options.num_heads, group_width(width, options.num_heads), of_head)
+    _for_each_head(width, options.num_heads, group_width(width, options.num_heads), compute_head)
 
 
 def _factors(kept_ref: Any, start: Any, head: Head, options: Options) -> Array | None:
     """Factors [N M] of dropout for the weights of a head of the group that begins at `start`."""
     if kept_ref is None:
         return None
-    return factors_of(kept_ref[jax.lax.div(start + head.first, head.size)], options.rate)
+    return dropout_factors(kept_ref[jax.lax.div(start + head.first, head.size)], options.rate)
 
 
 def _read(ref: Any, offset: Any, head: Head) -> Array:

@@ -26,16 +26,16 @@ from vit_jax.nn.kernels.heads import (
     LANES,
     SCORES,
     SUBLANES,
+    Masks,
     Options,
     Projected,
-    Seen,
     Visible,
     attended,
-    factors_of,
+    dropout_factors,
+    first_columns,
     gradients,
     group_width,
-    heads_of,
-    places,
+    heads_in_group,
     round_up,
     score_bytes,
     total_width,
@@ -67,17 +67,17 @@ def vmem_bytes(
 
 
 def forward(
-    projected: Projected, seen: Seen, kept: Array | None, options: Options
+    projected: Projected, masks: Masks, kept: Array | None, options: Options
 ) -> Float[Array, 'B N D']:
-    """The result of `attention_kernel.fused_attention`; the arguments are those of its parts."""
+    """The result of `kernels.attention.fused_attention`; the arguments are those of its parts."""
     grid = _Grid(projected, options)
     out = jax.ShapeDtypeStruct((*grid.rows, grid.width), projected[0].dtype)
     specs = grid.queries()
-    return grid.call(_forward_kernel, 2, seen, kept, (), out, specs, ())
+    return grid.call(_forward_kernel, 2, masks, kept, (), out, specs, ())
 
 
 def backward(
-    projected: Projected, seen: Seen, kept: Array | None, grad: Array, options: Options
+    projected: Projected, masks: Masks, kept: Array | None, grad: Array, options: Options
 ) -> Projected:
     """The gradients of the projections, from that of the result."""
     grid = _Grid(projected, options)
@@ -85,7 +85,7 @@ def backward(
     out = tuple(jax.ShapeDtypeStruct(shape, grad.dtype) for shape in shapes)
     specs = (grid.queries(), grid.tokens(), grid.tokens())
     sums = [pltpu.VMEM((grid.keys, grid.columns), jnp.float32)] * 2
-    found = grid.call(_backward_kernel, 5, seen, kept, (grad,), out, specs, sums)
+    found = grid.call(_backward_kernel, 5, masks, kept, (grad,), out, specs, sums)
     sizes = [x.shape[-1] // grid.width for x in projected]
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     return tuple(
@@ -111,9 +111,9 @@ class _Grid:
         if self.columns % LANES:  # no part of an array can be read that does not fill registers
             projected = tuple(
                 jax.lax.slice_in_dim(x, first, first + self.width, axis=-1)
-                for x, first in places(projected)
+                for x, first in first_columns(projected)
             )
-        self._parts, self._options = places(projected), options
+        self._parts, self._options = first_columns(projected), options
         self.rows, self.keys = projected[0].shape[:2], projected[-1].shape[1]
         self.block = min(options.block, self.rows[1])
 
@@ -127,11 +127,11 @@ class _Grid:
         start = first // self.columns
         return pl.BlockSpec((None, self.keys, self.columns), lambda b, g, i: (b, 0, start + g))
 
-    def _masks(self, seen: Seen) -> Seen:
-        """Parts of `seen`."""
+    def _masks(self, masks: Masks) -> Masks:
+        """Parts of `masks`."""
         of_keys = pl.BlockSpec((None, 1, self.keys), lambda b, g, i: (b, 0, 0))
         of_queries = pl.BlockSpec((None, 1, self.block), lambda b, g, i: (b, 0, i))
-        mask, segments = seen
+        mask, segments = masks
         return (
             None if mask is None else of_keys,
             None if segments is None else Segments(of_queries, of_keys),  # type: ignore[arg-type]
@@ -147,21 +147,21 @@ class _Grid:
     def call(
         self,
         kernel: Any,
-        products: int,
-        seen: Seen,
+        matmuls: int,
+        masks: Masks,
         kept: Array | None,
         grads: tuple[Array, ...],
         out: Any,
         out_specs: Any,
         scratch: Any,
     ) -> Any:
-        """Run a kernel; `products` is the number of matrix products of each head."""
+        """Run a kernel; `matmuls` is the number of matmuls of each head."""
         (batch, queries), options = self.rows, self._options
         (_, of_q), *rest = self._parts
-        arguments = (tuple(x for x, _ in self._parts), seen, kept, grads)
+        arguments = (tuple(x for x, _ in self._parts), masks, kept, grads)
         specs = (
             (self.queries(of_q), *(self.tokens(first) for _, first in rest)),
-            self._masks(seen),
+            self._masks(masks),
             self._kept(kept),
             tuple(self.queries() for _ in grads),
         )
@@ -185,7 +185,7 @@ class _Grid:
                 dimension_semantics=('parallel', 'parallel', 'arbitrary'), vmem_limit_bytes=limit
             ),
             cost_estimate=pl.CostEstimate(
-                flops=products * 2 * scores * size,
+                flops=matmuls * 2 * scores * size,
                 transcendentals=scores,
                 bytes_accessed=moved,
             ),
@@ -196,7 +196,7 @@ class _Grid:
 
 def _forward_kernel(
     refs: Any,
-    seen: Seen,
+    masks: Masks,
     kept_ref: Any,
     _: Any,
     out_ref: Any,
@@ -206,8 +206,8 @@ def _forward_kernel(
     options: Options,
 ) -> None:
     columns = out_ref.shape[-1]
-    visible = _visible(seen, out_ref, options, keys=1)
-    for i, head in enumerate(heads_of(columns, size)):
+    visible = _visible(masks, out_ref, options, keys=1)
+    for i, head in enumerate(heads_in_group(columns, size)):
         q, k, v = (ref[:, head.columns()] for ref in refs)
         own = head.own()
         q = jnp.where(own, _present(q, queries), 0)
@@ -217,7 +217,7 @@ def _forward_kernel(
 
 def _backward_kernel(
     refs: Any,
-    seen: Seen,
+    masks: Masks,
     kept_ref: Any,
     grad_refs: Any,
     of_queries: Any,
@@ -232,14 +232,14 @@ def _backward_kernel(
 ) -> None:
     (grad_ref,), block = grad_refs, pl.program_id(2)
     columns = grad_ref.shape[-1]
-    visible = _visible(seen, grad_ref, options, keys=0)
+    visible = _visible(masks, grad_ref, options, keys=0)
 
     @pl.when(block == 0)
     def _():
         key_sums[...] = jnp.zeros_like(key_sums)
         value_sums[...] = jnp.zeros_like(value_sums)
 
-    for i, head in enumerate(heads_of(columns, size)):
+    for i, head in enumerate(heads_in_group(columns, size)):
         q, k, v = (ref[:, head.columns()] for ref in refs)
         own, grad = head.own(), grad_ref[:, head.columns()]
         q, grad = (jnp.where(own, _present(x, queries), 0) for x in (q, grad))
@@ -257,8 +257,8 @@ def _backward_kernel(
         of_values[...] = value_sums[...].astype(of_values.dtype)
 
 
-def _visible(seen: Seen, block_ref: Any, options: Options, keys: int) -> Visible:
-    return Visible(seen, options.causal, keys, pl.program_id(2) * block_ref.shape[0])
+def _visible(masks: Masks, block_ref: Any, options: Options, keys: int) -> Visible:
+    return Visible(masks, options.causal, keys, pl.program_id(2) * block_ref.shape[0])
 
 
 def _present(x: Array, queries: int) -> Array:
@@ -271,4 +271,4 @@ def _present(x: Array, queries: int) -> Array:
 
 
 def _factors(kept_ref: Any, head: int, options: Options) -> Array | None:
-    return None if kept_ref is None else factors_of(kept_ref[head], options.rate)
+    return None if kept_ref is None else dropout_factors(kept_ref[head], options.rate)

@@ -1,7 +1,8 @@
-"""A check of the attention kernel on the device that is about to run it, against XLA's attention.
+"""Numerical checks of the attention kernels against XLA's attention.
 
-Both compute the result and the gradients of a few random rows with the shapes, dtype and masks of
-the layer. The check compiles and runs one small program for each kind of layer.
+They run on the device that is about to run the kernel: both compute the result and the gradients of
+a few random rows with the shapes, dtype and masks of the layer. A check compiles and runs one small
+program for each kind of layer in a process.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from vit_jax.array_types import Float
 from vit_jax.errors import one_line
 from vit_jax.nn.attention import (
     APART,
-    Call,
+    AttentionSpec,
     Segments,
-    WindowCall,
+    WindowSpec,
     attend,
     attention_weights,
     causal_mask,
@@ -28,30 +29,32 @@ from vit_jax.nn.attention import (
 
 _log = logging.getLogger(__name__)
 ROWS = 2
-# Of the largest value of an array. In bfloat16 the two differ by less than a fifth of it, as
-# `tests/nn/test_attention_check.py` finds; a wrong row, mask or scale exceeds it many times over.
+# Relative to the largest value of an array. In bfloat16 the two differ by less than a fifth of it
+# (`tests/nn/test_attention_check.py`); a wrong row, mask or scale exceeds it many times over.
 TOLERANCE = 0.03
 
 Measure = Callable[[Callable[[], float]], float]
-_doubts: dict[Hashable, str] = {}
+_failures: dict[Hashable, str] = {}
 
 
-def doubt(call: Call, block: int, measure: Measure) -> str:
-    """The reason why the kernel is not trusted with a layer; empty if it is.
+def numerical_failure(spec: AttentionSpec, block: int, measure: Measure) -> str:
+    """The reason not to trust the kernel with a layer; empty if it passes.
 
     Args:
-      call: of the layer.
-      block: see `attention_kernel.fused_attention`.
+      spec: of the layer.
+      block: see `kernels.attention.fused_attention`.
       measure: see `attention_choice.Devices`.
     """
-    call = call._replace(shape=(ROWS, *call.shape[1:]))
-    (_, queries, width), keys = call.shape, call.keys
-    layer = f'{queries} queries, {keys} keys, width {width}, {call.num_heads} heads, {call.dtype}'
-    return doubt_of((call, block), layer, lambda: largest_difference(call, block), measure)
+    spec = spec._replace(shape=(ROWS, *spec.shape[1:]))
+    (_, queries, width), keys = spec.shape, spec.keys
+    layer = f'{queries} queries, {keys} keys, width {width}, {spec.num_heads} heads, {spec.dtype}'
+    return checked_once((spec, block), layer, lambda: largest_difference(spec, block), measure)
 
 
-def doubt_of(key: Hashable, layer: str, difference: Callable[[], float], measure: Measure) -> str:
-    """`doubt` of any kernel, measured once in a process, with its largest difference logged.
+def checked_once(
+    key: Hashable, layer: str, difference: Callable[[], float], measure: Measure
+) -> str:
+    """`numerical_failure` of any kernel; measured once in a process, the difference is logged.
 
     Args:
       key: of this kind of layer.
@@ -59,9 +62,9 @@ def doubt_of(key: Hashable, layer: str, difference: Callable[[], float], measure
       difference: of the kernel from XLA, as from `relative_difference`.
       measure: see `attention_choice.Devices`.
     """
-    if key not in _doubts:
-        _doubts[key] = _measured(layer, difference, measure)
-    return _doubts[key]
+    if key not in _failures:
+        _failures[key] = _measured(layer, difference, measure)
+    return _failures[key]
 
 
 def _measured(layer: str, difference: Callable[[], float], measure: Measure) -> str:
@@ -85,27 +88,27 @@ def _measured(layer: str, difference: Callable[[], float], measure: Measure) -> 
     return ''
 
 
-def largest_difference(call: Call, block: int = 0) -> float:
-    """The largest difference of results or gradients, as a share of the largest value of each.
+def largest_difference(spec: AttentionSpec, block: int = 0) -> float:
+    """The largest difference of results or gradients, relative to the largest value of each array.
 
-    NaN if any value is.
+    NaN if any value is NaN.
     """
     from vit_jax.nn.kernels.attention import fused_attention
 
     def by_kernel(projected: Any, mask: Any, segments: Any, kept: Any) -> Array:
-        options = (call.causal, call.rate, block)
-        return fused_attention(projected, call.num_heads, mask, segments, kept, *options)
+        options = (spec.causal, spec.rate, block)
+        return fused_attention(projected, spec.num_heads, mask, segments, kept, *options)
 
     def by_xla(projected: Any, mask: Any, segments: Any, kept: Any) -> Array:
-        return _plain(call, projected, mask, segments, kept)
+        return _plain(spec, projected, mask, segments, kept)
 
-    return relative_difference(by_kernel, by_xla, lambda: _inputs(call))
+    return relative_difference(by_kernel, by_xla, lambda: _inputs(spec))
 
 
 def relative_difference(
     kernel: Callable[..., Array], xla: Callable[..., Array], inputs: Callable[[], tuple[Any, ...]]
 ) -> float:
-    """The largest difference of two functions, as `largest_difference`.
+    """The largest relative difference of two functions, as in `largest_difference`.
 
     Args:
       kernel, xla: the functions.
@@ -129,47 +132,47 @@ def _with_gradients(
     return [x.astype(jnp.float32) for x in (out, *jax.tree.leaves(pull(grad)))]
 
 
-def _inputs(call: Call) -> tuple[Any, ...]:
+def _inputs(spec: AttentionSpec) -> tuple[Any, ...]:
     """Random projections and a gradient of the result; mask, segments and kept weights, if any."""
-    (rows, queries, width), keys = call.shape, call.keys
+    (rows, queries, width), keys = spec.shape, spec.keys
     first, second, third = jax.random.split(jax.random.key(0), 3)
 
     def normal(key: Array, tokens: int, columns: int) -> Array:
-        return jax.random.normal(key, (rows, tokens, columns)).astype(call.dtype)
+        return jax.random.normal(key, (rows, tokens, columns)).astype(spec.dtype)
 
     projected = tuple(
         normal(jax.random.fold_in(first, i), keys if i else queries, n * width)
-        for i, n in enumerate(call.layout)
+        for i, n in enumerate(spec.layout)
     )
     # The last row of keys is as long as it can be, others are shorter.
     last = keys - keys // 3 * jnp.arange(rows)[::-1, None]
-    mask = jnp.arange(keys) < last if call.masked else None
+    mask = jnp.arange(keys) < last if spec.masked else None
     segments = None
-    if call.segmented:
+    if spec.segmented:
         segments = Segments(
             *(1 + 3 * jnp.arange(n)[None].repeat(rows, 0) // n for n in (queries, keys))
         )
     kept = None
-    if call.rate:
-        weights = (rows, call.num_heads, queries, keys)
-        kept = jax.random.bernoulli(third, 1 - call.rate, weights)
+    if spec.rate:
+        weights = (rows, spec.num_heads, queries, keys)
+        kept = jax.random.bernoulli(third, 1 - spec.rate, weights)
     return projected, normal(second, queries, width), mask, segments, kept
 
 
-def _plain(call: Call, projected: Any, mask: Any, segments: Any, kept: Any) -> Array:
+def _plain(spec: AttentionSpec, projected: Any, mask: Any, segments: Any, kept: Any) -> Array:
     """`fused_attention` by the functions of `nn/attention.py`."""
-    width = call.shape[-1]
+    width = spec.shape[-1]
     parts = [y for x in projected for y in jnp.split(x, x.shape[-1] // width, axis=-1)]
-    query, key, value = (x.reshape(*x.shape[:2], call.num_heads, -1).swapaxes(1, 2) for x in parts)
+    query, key, value = (x.reshape(*x.shape[:2], spec.num_heads, -1).swapaxes(1, 2) for x in parts)
     masks = [] if mask is None else [mask[:, None, None]]
     masks += [] if segments is None else [segments.mask()]
-    masks += [causal_mask(query.shape[-2])] if call.causal else []
+    masks += [causal_mask(query.shape[-2])] if spec.causal else []
     seen = masks[0] if masks else None
     for other in masks[1:]:
         seen = seen & other
     weights = attention_weights(query, key, seen)
     if kept is not None:
-        weights = jnp.where(kept, weights / (1 - call.rate), 0.0)
+        weights = jnp.where(kept, weights / (1 - spec.rate), 0.0)
     out = attend(weights, value).swapaxes(1, 2)
     return out.reshape(*out.shape[:2], width)
 
@@ -178,30 +181,30 @@ MIB = 2**20
 MOST_WINDOWS = 8  # of an example of the check
 
 
-def excess(call: WindowCall, limit: float) -> str:
+def vmem_shortage(spec: WindowSpec, limit: float) -> str:
     """The reason why the kernel does not fit `limit` bytes of VMEM; empty if it does."""
-    from vit_jax.nn.kernels.windows import program_of, vmem_bytes
+    from vit_jax.nn.kernels.windows import vmem_bytes, windows_per_program
 
-    _, windows, tokens, width = call.shape
-    itemsize = jnp.dtype(call.dtype).itemsize
-    program = program_of(windows, tokens, width, itemsize)
-    needed = vmem_bytes(program, tokens, width, call.num_heads, itemsize)
+    _, windows, tokens, width = spec.shape
+    itemsize = jnp.dtype(spec.dtype).itemsize
+    program = windows_per_program(windows, tokens, width, itemsize)
+    needed = vmem_bytes(program, tokens, width, spec.num_heads, itemsize)
     if needed <= limit:
         return ''
     sizes = f'{needed / MIB:.0f} of {limit / MIB:.0f} MiB'
     return f'keeps windows in VMEM: {tokens} tokens of width {width} need {sizes}'
 
 
-def window_doubt(call: WindowCall, measure: Measure) -> str:
-    """See `attention_check.doubt`."""
-    _, windows, tokens, width = call.shape
-    call = call._replace(shape=(ROWS, min(windows, MOST_WINDOWS), tokens, width))
-    layer = f'windows of {tokens} tokens, width {width}, {call.num_heads} heads, {call.dtype}'
-    return doubt_of(call, layer, lambda: largest_window_difference(call), measure)
+def numerical_failure_in_windows(spec: WindowSpec, measure: Measure) -> str:
+    """`numerical_failure` of the kernel for windows."""
+    _, windows, tokens, width = spec.shape
+    spec = spec._replace(shape=(ROWS, min(windows, MOST_WINDOWS), tokens, width))
+    layer = f'windows of {tokens} tokens, width {width}, {spec.num_heads} heads, {spec.dtype}'
+    return checked_once(spec, layer, lambda: largest_window_difference(spec), measure)
 
 
-def largest_window_difference(call: WindowCall) -> float:
-    """See `attention_check.largest_difference`."""
+def largest_window_difference(spec: WindowSpec) -> float:
+    """`largest_difference` of the kernel for windows."""
     from vit_jax.nn.kernels.windows import window_attention
 
     def by_kernel(first: Any, regions: Any) -> Array:
@@ -210,27 +213,27 @@ def largest_window_difference(call: WindowCall) -> float:
 
     def by_xla(first: Any, regions: Any) -> Array:
         qkv, bias = first
-        return _plain_windows(call, qkv, bias, regions)
+        return _plain_windows(spec, qkv, bias, regions)
 
-    return relative_difference(by_kernel, by_xla, lambda: _window_inputs(call))
+    return relative_difference(by_kernel, by_xla, lambda: _window_inputs(spec))
 
 
-def _window_inputs(call: WindowCall) -> tuple[Any, ...]:
+def _window_inputs(spec: WindowSpec) -> tuple[Any, ...]:
     """(Projections, bias), a gradient of the result, and regions, if any."""
-    (_, windows, tokens, width), heads = call.shape, call.num_heads
+    (_, windows, tokens, width), heads = spec.shape, spec.num_heads
     first, second, third = jax.random.split(jax.random.key(0), 3)
-    qkv = jax.random.normal(first, (*call.shape[:3], 3 * width)).astype(call.dtype)
+    qkv = jax.random.normal(first, (*spec.shape[:3], 3 * width)).astype(spec.dtype)
     bias = jax.random.normal(second, (heads, tokens, tokens))
-    grad = jax.random.normal(third, call.shape).astype(call.dtype)
+    grad = jax.random.normal(third, spec.shape).astype(spec.dtype)
     # The first window is whole, the others are cut after some of their tokens.
     cut = jnp.arange(tokens) < jnp.arange(windows)[:, None] * tokens // (2 * windows)
-    return (qkv, bias), grad, cut.astype(jnp.int32) if call.shifted else None
+    return (qkv, bias), grad, cut.astype(jnp.int32) if spec.shifted else None
 
 
-def _plain_windows(call: WindowCall, qkv: Array, bias: Array, regions: Array | None) -> Array:
+def _plain_windows(spec: WindowSpec, qkv: Array, bias: Array, regions: Array | None) -> Array:
     """`window_attention` by the functions of `nn/attention.py`."""
     query, key, value = (
-        x.reshape(*x.shape[:3], call.num_heads, -1).swapaxes(2, 3)
+        x.reshape(*x.shape[:3], spec.num_heads, -1).swapaxes(2, 3)
         for x in jnp.split(qkv, 3, axis=-1)
     )
     if regions is not None:

@@ -1,6 +1,6 @@
 """Attention of one head inside of a TPU kernel, whose heads stay side by side along the lanes.
 
-The products of a head run over whole registers of 128 lanes, with the lanes of neighboring heads
+The matmuls of a head run over whole registers of 128 lanes, with the lanes of neighboring heads
 set to zero: matrix units are that wide anyway, and nothing has to be moved to the first lane.
 """
 
@@ -27,11 +27,11 @@ LOWEST = float(jnp.finfo(jnp.float32).min)
 Projected = tuple[Float[Array, 'B _ _'], ...]
 # The masks of a program, None for none: a row [1 M] that is zero for keys that are masked, and rows
 # [1 N] and [1 M] with the segments of queries and keys.
-Seen = tuple[Any, Segments | None]
+Masks = tuple[Any, Segments | None]
 
 
 class Options(NamedTuple):
-    """Static options of a program; see `attention_kernel.fused_attention`."""
+    """Static options of a program; see `kernels.attention.fused_attention`."""
 
     num_heads: int
     causal: bool
@@ -62,7 +62,7 @@ class Head(NamedTuple):
         return pl.ds(offset + self.low, self.high - self.low)
 
 
-def heads_of(group: int, size: int) -> Iterator[Head]:
+def heads_in_group(group: int, size: int) -> Iterator[Head]:
     """The heads of a group of so many columns."""
     for first in range(0, group, size):
         high = min(round_up(first + size, LANES), group)
@@ -87,24 +87,24 @@ def total_width(projected: tuple[Any, ...]) -> int:
     return sum(x.shape[-1] for x in projected) // 3
 
 
-def places(projected: tuple[Any, ...]) -> list[tuple[Any, int]]:
+def first_columns(projected: tuple[Any, ...]) -> list[tuple[Any, int]]:
     """The array that holds queries, keys and values, and the first column of each."""
     width = total_width(projected)
     return [(x, first) for x in projected for first in range(0, x.shape[-1], width)]
 
 
 class Visible:
-    """Which keys the queries of a program may attend to.
+    """The keys that the queries of a program may attend to.
 
     Args:
-      seen: masks of keys and segments.
+      masks: masks of keys and segments.
       causal: whether only those up to their own position.
       keys: axis of the keys in matrices of scores.
       first: position of the first query.
     """
 
-    def __init__(self, seen: Seen, causal: bool, keys: int, first: Any = 0):
-        mask, segments = seen
+    def __init__(self, masks: Masks, causal: bool, keys: int, first: Any = 0):
+        mask, segments = masks
         self._causal, self._keys, self._first = causal, keys, first
         self._masks = [] if mask is None else [along(keys, mask[...]) > 0]
         if segments is not None:
@@ -183,7 +183,7 @@ def gradients(
       factors: of dropout, [N M]; None without.
     """
     scale = 1 / math.sqrt(size)
-    # [keys queries], so that two of the last three products need no transposed matrix.
+    # [keys queries], so that two of the last three matmuls need no transposed matrix.
     scores = scored(dot(k, q, (1, 1)) * scale)
     exps = jnp.exp(scores - scores.max(axis=0, keepdims=True))
     weights = exps * (1 / exps.sum(axis=0, keepdims=True))
@@ -214,13 +214,13 @@ def write(ref: Any, head: Head, own: Array, value: Array, offset: Any = 0) -> No
     ref[:, columns] = value
 
 
-def factors_of(kept: Array, rate: float) -> Float[Array, 'N M']:
+def dropout_factors(kept: Array, rate: float) -> Float[Array, 'N M']:
     """Factors of dropout for the weights of a head."""
     return kept.astype(jnp.float32) * (1 / (1 - rate))
 
 
 def dot(a: Array, b: Array, contracted: tuple[int, int]) -> Array:
-    """A product over one axis of each, in float32."""
+    """A matmul over one axis of each, in float32."""
     dims = (((contracted[0],), (contracted[1],)), ((), ()))
     return jax.lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
 

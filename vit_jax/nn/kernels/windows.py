@@ -26,7 +26,7 @@ from vit_jax.nn.kernels.heads import (
     attended,
     gradients,
     group_width,
-    heads_of,
+    heads_in_group,
     round_up,
     score_bytes,
     write,
@@ -36,7 +36,7 @@ PROGRAM = 8  # windows, at most
 PROGRAM_BYTES = 6 * 2**20  # of their projections and gradients, at most, unless one has more
 
 
-def program_of(windows: int, tokens: int, width: int, itemsize: int) -> int:
+def windows_per_program(windows: int, tokens: int, width: int, itemsize: int) -> int:
     """Windows of a program, a divisor of all `windows`."""
     each = _rows_bytes(tokens, width, itemsize)
     most = min(PROGRAM, max(PROGRAM_BYTES // each, 1))
@@ -89,7 +89,7 @@ def window_attention(
       interpret: run it as plain JAX, on any device.
     """
     batch, windows, tokens, width = qkv.shape
-    program = program_of(windows, tokens, width // 3, qkv.dtype.itemsize)
+    program = windows_per_program(windows, tokens, width // 3, qkv.dtype.itemsize)
     rows = None if regions is None else regions[:, None].astype(jnp.float32)
     options = Options(len(bias), program, interpret)
     out = _attend(qkv.reshape(-1, tokens, width), bias, rows, options)
@@ -122,7 +122,7 @@ _attend.defvjp(_with_inputs, _backward)
 
 def _call(
     kernel: Any,
-    products: int,
+    matmuls: int,
     options: Options,
     qkv: Array,
     bias: Array,
@@ -163,7 +163,7 @@ def _call(
             ),
         ),
         cost_estimate=pl.CostEstimate(
-            flops=products * 2 * scores * (width // 3 // options.num_heads),
+            flops=matmuls * 2 * scores * (width // 3 // options.num_heads),
             transcendentals=scores,
             bytes_accessed=sum(x.size * x.dtype.itemsize for x in arrays),
         ),
@@ -175,7 +175,7 @@ def _call(
 def _forward_kernel(
     qkv: Any, bias: Any, regions: Any, _: Any, out: Any, *, options: Options
 ) -> None:
-    def of_head(window: Any, number: int, start: int, head: Head, apart: Any) -> None:
+    def compute_head(window: Any, number: int, start: int, head: Head, apart: Any) -> None:
         def scored(scores: Array) -> Array:
             return scores + bias[number] + apart
 
@@ -184,7 +184,7 @@ def _forward_kernel(
         value = attended(jnp.where(own, q, 0), k, v, head.size, scored)
         write(out.at[window], head, own, value, start)
 
-    _for_each(options, out.shape[-1], regions, of_head)
+    _for_each(options, out.shape[-1], regions, compute_head)
 
 
 def _backward_kernel(
@@ -196,7 +196,7 @@ def _backward_kernel(
     def _() -> None:
         of_bias[...] = jnp.zeros_like(of_bias)
 
-    def of_head(window: Any, number: int, start: int, head: Head, apart: Any) -> None:
+    def compute_head(window: Any, number: int, start: int, head: Head, apart: Any) -> None:
         def scored(scores: Array) -> Array:
             return scores + bias[number] + apart
 
@@ -211,24 +211,24 @@ def _backward_kernel(
         for i, gradient in enumerate(gradients(q, k, v, grad, head.size, scored, through)):
             write(of_qkv.at[window], head, own, gradient, i * width + start)
 
-    _for_each(options, width, regions, of_head)
+    _for_each(options, width, regions, compute_head)
 
 
-def _for_each(options: Options, width: int, regions: Any, of_head: Any) -> None:
-    """Call `of_head` for each window and head of a program."""
+def _for_each(options: Options, width: int, regions: Any, compute_head: Any) -> None:
+    """Call `compute_head` for each window and head of a program."""
     group = group_width(width, options.num_heads)
     size = width // options.num_heads
 
-    def of_window(window: Any) -> None:
+    def compute_window(window: Any) -> None:
         apart: Any = 0.0
         if regions is not None:
             row = regions[window]
             apart = jnp.where(row == along(0, row), 0.0, APART)
         for start in range(0, width, group):
-            for head in heads_of(group, size):
-                of_head(window, (start + head.first) // size, start, head, apart)
+            for head in heads_in_group(group, size):
+                compute_head(window, (start + head.first) // size, start, head, apart)
 
-    pl.loop(0, options.program)(of_window)
+    pl.loop(0, options.program)(compute_window)
 
 
 def _read(qkv: Any, window: Any, start: int, head: Head) -> list[Array]:
