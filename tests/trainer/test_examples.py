@@ -101,7 +101,7 @@ def test_examples_are_predicted_under_every_layout(name, monkeypatch):
     )
     looked = []
     monkeypatch.setattr(
-        'vit_jax.viz.attention_pictures.of_photo',
+        'vit_jax.viz.attention_pictures.draw_on_photo',
         lambda photo, outputs, maps, *_: looked.append((photo, outputs, maps)) or (Figure(), ''),
     )
     inputs = jnp.zeros((1, 8, 8, 1))

@@ -183,9 +183,9 @@ def test_a_picture_of_every_query(rng, head, words):
 
 def test_heads_and_layers(rng):
     weights = random_weights(rng, 3, 2, 5, 4)
-    mean, words = attention.of_layer(weights)
+    mean, words = attention.layer_weights(weights)
     np.testing.assert_allclose(mean, weights[2].mean(0))
     assert words == 'layer 2, mean of 2 heads'
-    one, words = attention.of_layer(weights, layer=-3, head=1)
+    one, words = attention.layer_weights(weights, layer=-3, head=1)
     np.testing.assert_array_equal(one, weights[0, 1])
     assert words == 'layer 0, head 1'

@@ -137,7 +137,7 @@ def draw_image(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
     photo = photo_reader(run).read(args.inputs[0], image_size(args))
     outputs, maps = predict_with_attention(run, batch_of_one(photo.fields))
     viz, context = predictions.find(run.config.task.name), Context(run.class_names)
-    return attention_pictures.of_photo(photo, outputs, maps, viz, context, choice_of(args))
+    return attention_pictures.draw_on_photo(photo, outputs, maps, viz, context, choice_of(args))
 
 
 def draw_parameters(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
@@ -169,6 +169,6 @@ def draw_text(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
     else:
         target = own_translation(run, reader, source)
     _, maps = predict_with_attention(run, batch_of_one({'source': source, 'target': target}))
-    return attention_pictures.of_sentences(
+    return attention_pictures.draw_between_sentences(
         source, target, maps, reader.vocab, run.config.model.name, choice_of(args)
     )

@@ -57,10 +57,10 @@ def _run(args: argparse.Namespace, config: ConfigDict | None) -> int:
     topology.require_compiler()
     if args.sweep:
         return _sweep(args, slice_)
-    return _config(args, _of_run(args) if config is None else config, slice_)
+    return _config(args, _run_config(args) if config is None else config, slice_)
 
 
-def _of_run(args: argparse.Namespace) -> ConfigDict:
+def _run_config(args: argparse.Namespace) -> ConfigDict:
     """The config of a run, with the layout of `evaluate` and `predict`."""
     from vit_jax.inference import load
 

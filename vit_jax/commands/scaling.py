@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from vit_jax.commands import _model
 from vit_jax.commands._model import check_picture, names, save_figure, write
 from vit_jax.commands._parser import Parser, add_allow_flag, align, check_output
-from vit_jax.commands._study import optimal, shape, study
+from vit_jax.commands._scaling_laws import optimal, shape, study
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError, nearest, positive
 

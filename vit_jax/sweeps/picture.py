@@ -64,7 +64,7 @@ def draw(study: Study, trials: Sequence[FrozenTrial]) -> Figure:
         _courses(axes[0], trials, winner)
     _legend(axes[0], trials, winner)
     edge = 0.03 if study.sweep.direction == 'maximize' else 0.97
-    titles = figures.of_keys(list(dimensions))
+    titles = figures.short_key_names(list(dimensions))
     for panel, words, (name, dimension) in zip(
         axes[courses:], titles, dimensions.items(), strict=True
     ):
@@ -220,7 +220,11 @@ def _curves_panel(axes: Axes, study: Study, shown: Dimensions, curves: Mapping[A
     axes.set_xscale('log')
     for i, (value, curve) in enumerate(curves.items()):
         top = best(curve, key=curve.__getitem__)
-        name = '' if shown.by is None else f'{figures.of_keys([shown.by])[0]} {number(value)}, '
+        name = (
+            ''
+            if shown.by is None
+            else f'{figures.short_key_names([shown.by])[0]} {number(value)}, '
+        )
         color = figures.COLORS[i % len(figures.COLORS)]
         label = f'{name}best at {top:g}'
         axes.plot([*curve], [*curve.values()], 'o-', color=color, markersize=4, label=label)
@@ -228,7 +232,7 @@ def _curves_panel(axes: Axes, study: Study, shown: Dimensions, curves: Mapping[A
     xs = sorted({x for curve in curves.values() for x in curve})
     axes.set_xticks(xs, [f'{x:g}' for x in xs])
     axes.minorticks_off()
-    axes.set_xlabel(figures.of_keys([shown.x])[0], color=figures.INK)
+    axes.set_xlabel(figures.short_key_names([shown.x])[0], color=figures.INK)
     figures.legend(axes)
 
 

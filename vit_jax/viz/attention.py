@@ -187,7 +187,7 @@ def draw_queries(
     Raises:
       UserError: if the model has no such layer, or the layer no such head.
     """
-    chosen, words = of_layer(weights, layer, head)
+    chosen, words = layer_weights(weights, layer, head)
     height, width = key_grid
     maps = chosen[:, chosen.shape[1] - height * width :].reshape(-1, height, width)
     large = {'input': image, 'mean of all queries': overlay(image, maps.mean(axis=0))}
@@ -197,10 +197,10 @@ def draw_queries(
     return _lay_out(title, large, {heading: _overlays(image, each)}, None, seen)
 
 
-def of_layer(
+def layer_weights(
     weights: Weights, layer: int = -1, head: int | None = None
 ) -> tuple[Float[np.ndarray, 'Q K'], str]:
-    """The weights of a head, or the mean over the heads of a layer, and a title for them.
+    """Return the weights of a head, or the mean over the heads of a layer, and their title.
 
     Args:
       weights: of one example.

@@ -51,7 +51,7 @@ class Viewer(Protocol):
     ) -> Mapping[int, str] | None: ...
 
 
-def of_photo(
+def draw_on_photo(
     photo: Photo,
     outputs: Mapping[str, Any],
     maps: Sequence[AttentionMap],
@@ -116,7 +116,7 @@ def caption(name: str, outputs: Mapping[str, Any], class_names: Sequence[str]) -
     return f'{name}: {class_names[int(logits[0].argmax())]}'
 
 
-def of_sentences(
+def draw_between_sentences(
     source: np.ndarray,
     target: np.ndarray,
     maps: Sequence[AttentionMap],
@@ -139,7 +139,7 @@ def of_sentences(
     """
     stack = choose_stack(maps, choice.stack)
     weights = stacked(stack)
-    chosen, words = attention.of_layer(weights, choice.layer, choice.head)
+    chosen, words = attention.layer_weights(weights, choice.layer, choice.head)
     (who, rows), (whom, columns) = sentence_axes(stack[-1], source, target)
     kind = 'self-attention' if whom.startswith(who) else 'attention'
     figure = alignment.draw(

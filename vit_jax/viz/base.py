@@ -185,5 +185,5 @@ class Viz:
         """
         if not isinstance(example, Photo):
             return None
-        figure, _ = attention_pictures.of_photo(example, outputs, maps, self, context)
+        figure, _ = attention_pictures.draw_on_photo(example, outputs, maps, self, context)
         return figure

@@ -1,4 +1,4 @@
-"""Pictures of several examples: a grid of images, or a table of texts."""
+"""Pictures of several examples, as a grid of images or a table of texts, and of loading them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def draw_rows(rows: Sequence[Panels], names: Sequence[str], side: float = SIDE) 
 
 
 def draw_texts(texts: Sequence[Mapping[str, str]]) -> Figure:
-    """A table of sentences, {side: text} an example."""
+    """Draw a table of sentences, {side: text} for each example."""
     names = list(texts[0])
     figure = figures.new((6.5 * len(names), LINE * (len(texts) + 2)))
     axes = figure.add_subplot()

@@ -1,4 +1,4 @@
-"""Bar charts of the memory and the time on a chip."""
+"""Charts of what commands measure: chip costs, coordinate checks, goodput and confusion."""
 
 from __future__ import annotations
 

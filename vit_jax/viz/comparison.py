@@ -198,7 +198,7 @@ def _draw_bars(
         shift = (i - (len(histories) - 1) / 2) * width
         bars = axes.bar(places + shift, values, 0.92 * width, color=color, label=history.name)
         axes.bar_label(bars, fmt='%.3g', fontsize=8, color=figures.FAINT, padding=2)
-    labels = [figures.words(metric[before:]) for metric in metrics]
+    labels = [figures.metric_words(metric[before:]) for metric in metrics]
     axes.set_xticks(places, labels if len(labels) > 1 else [''])  # the title has a single one
     axes.margins(y=0.35)  # room for the legend
 

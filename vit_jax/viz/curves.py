@@ -95,7 +95,7 @@ def draw(
     last = max(int(series[name][0][-1]) for group in groups.values() for name in group)
     for i, (key, group) in enumerate(groups.items()):
         axes = figure.add_subplot(rows, columns, i + 1)
-        figures.style(axes, figures.words(key))
+        figures.style(axes, figures.metric_words(key))
         for name in group:
             prefix = name.rpartition('/')[0]
             label = ', '.join(filter(None, (prefix, (remarks or {}).get(name))))

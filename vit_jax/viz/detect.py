@@ -199,10 +199,10 @@ def draw_objects(
         for thick, edge in ((2 * line, 'white'), (line, tint)):
             frame: dict[str, Any] = {'fill': False, 'linewidth': thick, 'edgecolor': edge}
             axes.add_patch(Rectangle((x, y), width, height, **frame))
-        fits = width >= photo_lib.room_of(name, inch, points)[0]
+        fits = width >= photo_lib.label_size(name, inch, points)[0]
         letters = points if fits else min(points, photo_lib.SMALL)
         place = photo_lib.find_place(
-            box, photo_lib.room_of(name, inch, letters), size, taken, boxes
+            box, photo_lib.label_size(name, inch, letters), size, taken, boxes
         )
         taken.append(place)
         photo_lib.write(axes, place, name, tint, inch, letters)

@@ -190,7 +190,7 @@ WORDS = {
 UNITS = ('accuracy', 'loss', 'perplexity', 'bleu', 'chrf', 'psnr', 'shot', 'ap', 'ar', 'pq')
 
 
-def words(name: str) -> str:
+def metric_words(name: str) -> str:
     """`weight_decay` -> `Weight decay`, `images_per_sec` -> `Images/s`, `1_8` -> `1–8`."""
     text = re.sub(r'(?<=\d)_(?=\d)', '–', name).replace('_', ' ').strip()
     text = ' '.join(WORDS.get(word.lower(), word) for word in text.split()).replace(' per ', '/')
@@ -200,7 +200,7 @@ def words(name: str) -> str:
 def title(metric: str) -> str:
     """`val/perplexity` -> `Perplexity (val)`."""
     prefix, _, key = metric.rpartition('/')
-    return f'{words(key)} ({prefix})' if prefix else words(key)
+    return f'{metric_words(key)} ({prefix})' if prefix else metric_words(key)
 
 
 def unit(metric: str) -> str:
@@ -210,7 +210,9 @@ def unit(metric: str) -> str:
     return next((part for part in reversed(found) if part in UNITS), key)
 
 
-def of_keys(keys: Sequence[str]) -> list[str]:
+def short_key_names(keys: Sequence[str]) -> list[str]:
     """Short names of config keys: their last parts, or the whole keys where these collide."""
     last = [key.rpartition('.')[2] for key in keys]
-    return [words(x) if last.count(x) == 1 else key for key, x in zip(keys, last, strict=True)]
+    return [
+        metric_words(x) if last.count(x) == 1 else key for key, x in zip(keys, last, strict=True)
+    ]

@@ -160,7 +160,7 @@ Box = tuple[float, float, float, float]  # x, y, width, height
 Color = tuple[float, float, float]
 
 
-def room_of(text: str, inch: float, points: float = SIZE) -> tuple[float, float]:
+def label_size(text: str, inch: float, points: float = SIZE) -> tuple[float, float]:
     """Width and height in pixels of a label in letters of this size, at `inch` pixels an inch."""
     return (0.6 * points * len(text) + 4) / 72 * inch, (1.25 * points + 3) / 72 * inch
 

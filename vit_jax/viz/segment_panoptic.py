@@ -123,7 +123,7 @@ def write_labels(
     """
     taken: list[photo_lib.Box] = []
     areas = np.bincount(numbers[numbers > 0], minlength=len(names) + 1)[1:]
-    rooms = [photo_lib.room_of(name, inch, points) for name in names]
+    rooms = [photo_lib.label_size(name, inch, points) for name in names]
     small = {
         i: bounds(numbers == i + 1)
         for i, room in enumerate(rooms)

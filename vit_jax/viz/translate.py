@@ -31,7 +31,7 @@ class Viz(base.Viz):
         """A picture of the attention between the words of two sentences."""
         assert context.vocab is not None and not isinstance(example, Photo)
         source, target = example['source'], example['target']
-        figure, _ = attention_pictures.of_sentences(
+        figure, _ = attention_pictures.draw_between_sentences(
             source, target, maps, context.vocab, context.model
         )
         return figure

@@ -1,4 +1,4 @@
-"""`scaling study`: price an isoFLOP study, and create it."""
+"""Subcommands of `scaling` on laws of several variables: `study`, `shape` and `optimal`."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ if TYPE_CHECKING:
     from vit_jax.sweeps.isoflop import Bill, Isoflop, Run
 
 COMMAND = 'scaling study'
+_FAR = 2.0  # times the largest size that was run, above which an optimum is doubtful
+_LAW = ('E', 'A', 'alpha', 'B', 'beta')
 
 
 def study(argv: Sequence[str]) -> int:
     """Price a family of shapes at several budgets; with --study NAME, queue its trials."""
-    args = _parser().parse_args(argv)
+    args = _study_parser().parse_args(argv)
     from vit_jax.commands.sweep import require_packages
 
     require_packages()
     from vit_jax.sweeps import isoflop
     from vit_jax.sweeps import study as study_lib
 
-    family = read(args)
+    family = read_study(args)
     bill = isoflop.bill(family)
-    print(align(lines(isoflop.runs(family)), left=0))
-    for line in (*words(family, bill), hours(family, bill, args)):
+    print(align(plan_table(isoflop.runs(family)), left=0))
+    for line in (*cost_lines(family, bill), duration_line(family, bill, args)):
         print(line)
     if args.study is None:
         print('nothing is created yet: give --study NAME to queue these trials')
@@ -46,7 +48,7 @@ def study(argv: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> Parser:
+def _study_parser() -> Parser:
     parser = Parser(COMMAND, study.__doc__)
     add = parser.add_argument
     add('file', metavar='FILE[:ARG]', help='its get_sweep gives an Isoflop; it is executed')
@@ -60,7 +62,7 @@ def _parser() -> Parser:
     return parser
 
 
-def read(args: argparse.Namespace) -> Isoflop:
+def read_study(args: argparse.Namespace) -> Isoflop:
     """The study of the file, with the budgets of the flag.
 
     Raises:
@@ -82,7 +84,7 @@ def read(args: argparse.Namespace) -> Isoflop:
     return dataclasses.replace(found, budgets=budgets)
 
 
-def lines(runs: Sequence[Run]) -> list[list[str]]:
+def plan_table(runs: Sequence[Run]) -> list[list[str]]:
     """A table: headings, and a line for each budget and shape with the number of seeds."""
     names = list(runs[0].shape)
     headings = ['budget', *(name.rpartition('.')[2] for name in names), 'parameters', 'batch']
@@ -99,7 +101,7 @@ def lines(runs: Sequence[Run]) -> list[list[str]]:
     return table
 
 
-def words(family: Isoflop, bill: Bill) -> list[str]:
+def cost_lines(family: Isoflop, bill: Bill) -> list[str]:
     """Lines on the cost of the study, of branches and of seeds."""
     from vit_jax.sweeps import isoflop
 
@@ -118,7 +120,7 @@ def words(family: Isoflop, bill: Bill) -> list[str]:
     return found
 
 
-def hours(family: Isoflop, bill: Bill, args: argparse.Namespace) -> str:
+def duration_line(family: Isoflop, bill: Bill, args: argparse.Namespace) -> str:
     """A line on the time that it takes; shapes are timed here if the flag says so."""
     from vit_jax.profiling.cost import Machine
 
@@ -136,9 +138,6 @@ def hours(family: Isoflop, bill: Bill, args: argparse.Namespace) -> str:
     )
 
 
-_FAR = 2.0  # times the largest size that was run, above which an optimum is doubtful
-
-
 def shape(argv: Sequence[str]) -> int:
     """Fit a star sweep: exponents of width, depth and MLP over compute, and their optimum."""
     args = _shape_parser().parse_args(argv)
@@ -151,7 +150,7 @@ def shape(argv: Sequence[str]) -> int:
     examples = args.examples if args.examples in table[0] else None
     columns = lib.StarColumns(names, args.t, args.y, examples)
     found = lib.read_star(table, columns)
-    start = _start(args.start, names, args.target) if args.start else None
+    start = _shape_start(args.start, names, args.target) if args.start else None
     shapes = lib.fit(found, args.bootstrap)
     if not shapes.laws:
         raise UserError(f'no shape is optimal; {"; ".join(shapes.notes)}')
@@ -181,7 +180,9 @@ def _shape_parser() -> Parser:
     return parser
 
 
-def _start(text: str, names: Sequence[str], target: float | None) -> tuple[dict[str, float], float]:
+def _shape_start(
+    text: str, names: Sequence[str], target: float | None
+) -> tuple[dict[str, float], float]:
     """`192,6,768@1e18` -> the shape, and the ratio of the target to its budget."""
     if target is None:
         raise UserError('--start: needs --target')
@@ -326,7 +327,7 @@ def _print_optimal(found: Sequence[Analysis], columns: Columns) -> None:
     print(points.conventions(columns))
     lines = [['curve', 'way', 'a', 'b', 'held out', 'C', 'N*', 'D*', 'loss']]
     for one in found:
-        lines += [[label(one.points.by), *_line(way, one)] for way in one.summary]
+        lines += [[label(one.points.by), *_optimal_row(way, one)] for way in one.summary]
     print(align(lines, left=2))
     for one in found:
         name = label(one.points.by)
@@ -339,10 +340,7 @@ def _print_optimal(found: Sequence[Analysis], columns: Columns) -> None:
         print(f'isoflop: {lib.BIAS}')
 
 
-_LAW = ('E', 'A', 'alpha', 'B', 'beta')
-
-
-def _line(way: str, one: Analysis) -> list[str]:
+def _optimal_row(way: str, one: Analysis) -> list[str]:
     law = one.summary[way]
     if law is None:
         return [way, *['-'] * 7]
