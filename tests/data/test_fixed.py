@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from helpers import loading
 
-from vit_jax.data.batches import Process, kinds_of_checkpoint
+from vit_jax.data.batches import Process, kinds_from_checkpoint
 from vit_jax.data.dataset import Dataset
 from vit_jax.data.records import BrokenRecord, SourceInfo
 from vit_jax.data.sources import open_source
@@ -539,7 +539,7 @@ def test_a_batch_has_one_of_the_sizes_as_the_seed_and_its_number_say():
 
 def test_a_checkpoint_tells_every_array_of_every_size():
     data = loading.open_as_dataset(framed(), PLAIN, batch_size=6, **FRAMES)
-    kinds = kinds_of_checkpoint(json.loads(json.dumps(data.facts())))
+    kinds = kinds_from_checkpoint(json.loads(json.dumps(data.facts())))
     assert kinds == [(2, shape.spec) for shape in data.shapes]
     assert [sorted(spec) for _, spec in kinds] == [['boxes', 'image', 'number', 'pixel_mask']] * 3
 

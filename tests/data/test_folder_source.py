@@ -167,7 +167,7 @@ def test_all_worker_processes_count_together(flowers):
         '06.png',
         '09.png',
     ]
-    source.note(dict.fromkeys(range(100, 107), 'found by others'))  # ten are tolerated
+    source.record_broken(dict.fromkeys(range(100, 107), 'found by others'))  # ten are tolerated
     (flowers / 'rose' / '00.png').write_bytes(b'')
     options['workers'] = 1
     with pytest.raises(UserError, match='11 of 40 records broken'):

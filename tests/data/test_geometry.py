@@ -245,7 +245,7 @@ def test_fit_pads_right_and_below():
     for seed in SEEDS:
         record = scene(seed)
         height, width = record['image'].shape[:2]
-        out = geometry.fit(record, (60, 50))
+        out = geometry.shrink_and_pad(record, (60, 50))
         assert out['image'].shape == (60, 50, 3)
         assert out['masks'].shape == (3, 60, 50)
         assert out['pixel_mask'].dtype == bool
@@ -270,7 +270,7 @@ def test_fit_pads_right_and_below():
 )
 def test_fit_scales_down_alone(shape, size, real):
     boxes = np.array([[0, 0, shape[1], shape[0]]], np.float32)
-    out = geometry.fit({'image': np.ones((*shape, 3), np.uint8), 'boxes': boxes}, size)
+    out = geometry.shrink_and_pad({'image': np.ones((*shape, 3), np.uint8), 'boxes': boxes}, size)
     assert out['image'].shape == (*size, 3)
     np.testing.assert_array_equal(out['image'][..., 0], out['pixel_mask'])
     np.testing.assert_array_equal(around(out['pixel_mask']), [0, 0, real[1], real[0]])
@@ -280,7 +280,7 @@ def test_fit_scales_down_alone(shape, size, real):
 def test_fit_finds_rectangles_again():
     for seed in SEEDS:
         record = scene(seed)
-        out = geometry.fit(record, (24, 23))
+        out = geometry.shrink_and_pad(record, (24, 23))
         for channel, box in enumerate(out['boxes']):
             np.testing.assert_allclose(box, around(out['image'][..., channel] > 127), atol=1)
 
@@ -288,7 +288,7 @@ def test_fit_finds_rectangles_again():
 def test_fit_refuses_by_name():
     record = {'image': np.zeros((4, 4, 3), np.uint8), 'depth': np.zeros((4, 4))}
     with pytest.raises(UserError, match=r"^padding images to 8 x 8: 'depth' cannot be moved"):
-        geometry.fit(record, (8, 8))
+        geometry.shrink_and_pad(record, (8, 8))
 
 
 # -- sizes of detection --------------------------------------------------------------------------
@@ -325,7 +325,7 @@ def test_pad_objects():
         assert out[name].shape == (5, *record[name].shape[1:])
         assert not out[name][3:].any()
     np.testing.assert_array_equal(out['points'], record['points'])
-    fitted = geometry.fit(out, (64, 64))
+    fitted = geometry.shrink_and_pad(out, (64, 64))
     np.testing.assert_array_equal(fitted['boxes'], out['boxes'])
 
 
@@ -336,7 +336,7 @@ def test_numbered_masks_move_as_the_masks_do(spec):
     assert moved['segments'].dtype == np.int16 and 'masks' not in moved
     expected = run(f'{spec}|number_masks', record)['segments']
     np.testing.assert_array_equal(moved['segments'], expected)
-    fitted = geometry.fit(moved, (64, 64))['segments']
+    fitted = geometry.shrink_and_pad(moved, (64, 64))['segments']
     height, width = expected.shape
     np.testing.assert_array_equal(fitted[:height, :width], expected)
     assert not fitted[height:].any() and not fitted[:, width:].any()

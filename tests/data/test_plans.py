@@ -225,7 +225,7 @@ def test_fit_pads_any_array_and_makes_the_mask_that_belongs_to_it():
     record = {'patches': np.ones((3, 2), np.float32), 'label': 4}
     shapes = {'patches': ((5, 2), 'f4'), 'patches_mask': ((5,), '?'), 'label': ((), 'i4')}
     spec = {name: ArraySpec(shape, np.dtype(kind)) for name, (shape, kind) in shapes.items()}
-    row = batches.fit(record, spec)
+    row = batches.pad(record, spec)
     np.testing.assert_array_equal(row['patches_mask'], [1, 1, 1, 0, 0])
     np.testing.assert_array_equal(row['patches'].sum(1), [2, 2, 2, 0, 0])
     assert row['label'] == 4

@@ -144,6 +144,6 @@ def test_reads_at_most_two_ahead():
 def test_threads_and_processes_are_those_of_the_cores_unless_given(
     monkeypatch, available, examples, given, words
 ):
-    monkeypatch.setattr(environment, 'available', lambda: available)
+    monkeypatch.setattr(environment, 'available_cores', lambda: available)
     cached = given.pop('cached', False)
-    assert str(Loading(**given).settled(examples, cached)) == words
+    assert str(Loading(**given).resolved(examples, cached)) == words

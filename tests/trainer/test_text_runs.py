@@ -18,7 +18,7 @@ from vit_jax.config import defaults
 from vit_jax.config import load as config_lib
 from vit_jax.data import vocabulary
 from vit_jax.data.dataset import open_dataset
-from vit_jax.data.plans.buckets import Cut
+from vit_jax.data.plans.buckets import BucketBatches
 from vit_jax.errors import UserError
 from vit_jax.inference import load as inference_lib
 from vit_jax.profiling.cost import train_flops
@@ -101,7 +101,7 @@ def get_config(**data: object) -> ConfigDict:
     return config_lib.override(config, [])
 
 
-def plan_of(config: ConfigDict) -> Cut:
+def plan_of(config: ConfigDict) -> BucketBatches:
     return open_dataset(TOKENS, **defaults.keywords(config.data)).plan.epoch
 
 

@@ -145,9 +145,9 @@ def constructor(section: str) -> Callable:
         case '':
             return Config
         case 'data':
-            from vit_jax.data.dataset import Section
+            from vit_jax.data.dataset import DataConfig
 
-            return Section
+            return DataConfig
         case 'optim':
             from vit_jax.optim.make import make
 

@@ -24,7 +24,7 @@ class ArraySpec:
     dtype: np.dtype
 
     @classmethod
-    def of(cls, value: Any) -> ArraySpec:
+    def from_value(cls, value: Any) -> ArraySpec:
         """The spec of a value in a batch: integers become int32, floats float32."""
         array = np.asarray(value)
         narrow = {'i': np.dtype(np.int32), 'f': np.dtype(np.float32)}
@@ -75,7 +75,7 @@ def from_facts(facts: Sequence[Any]) -> list[tuple[float, Spec]]:
     ]
 
 
-def kinds_of_checkpoint(meta: Mapping[str, Any]) -> list[tuple[float, Spec]]:
+def kinds_from_checkpoint(meta: Mapping[str, Any]) -> list[tuple[float, Spec]]:
     """The kinds of batches that a run was trained on, see `from_facts`.
 
     Args:
@@ -135,7 +135,7 @@ class Process:
 MASKED = {'pixel_mask': 'image', 'object_mask': 'boxes'}  # masks not named NAME_mask
 
 
-def fit(record: Record, spec: Spec) -> Record:
+def pad(record: Record, spec: Spec) -> Record:
     """Pad every array of an example with zeros to the shapes of its batch.
 
     Args:
@@ -218,22 +218,22 @@ def shuffled(positions: np.ndarray, *, size: int, seed: int, epoch: int) -> np.n
     return index.astype(np.int64).reshape(np.shape(positions))
 
 
-def stream(places: np.ndarray, *, size: int, seed: int) -> np.ndarray:
-    """The examples at `places` of training, a sequence of shuffled epochs.
+def stream(positions: np.ndarray, *, size: int, seed: int) -> np.ndarray:
+    """The examples at `positions` of training, a sequence of shuffled epochs.
 
     Args:
-      places: integers from 0 up, [n].
+      positions: integers from 0 up, [n].
       size: number of examples.
       seed: any integer.
 
     Returns:
       int64 [n].
     """
-    epochs, positions = np.divmod(places, size)
-    examples = np.empty_like(places)
+    epochs, within = np.divmod(positions, size)
+    examples = np.empty_like(positions)
     for epoch in np.unique(epochs):
         now = epochs == epoch
-        examples[now] = shuffled(positions[now], size=size, seed=seed, epoch=int(epoch))
+        examples[now] = shuffled(within[now], size=size, seed=seed, epoch=int(epoch))
     return examples
 
 

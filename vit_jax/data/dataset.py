@@ -78,7 +78,7 @@ class Dataset:
         Raises:
           UserError: for a cache together with reading processes, which cannot share it.
         """
-        loading = loading.settled(len(plan.examples), plan.examples.is_filling)
+        loading = loading.resolved(len(plan.examples), plan.examples.is_filling)
         if loading.workers and plan.examples.is_filling:
             raise UserError(
                 f'cache=True with workers={loading.workers}: processes do not share a cache; set '
@@ -207,7 +207,7 @@ class Dataset:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Section:
+class DataConfig:
     """The keys of `config.data`, or of an entry of `config.evals`.
 
     Attributes:
@@ -247,7 +247,7 @@ class Section:
     cache: bool = False
     stall_seconds: float = STALL_SECONDS
 
-    def examples(self, numbering: SourceInfo | None = None) -> Examples:
+    def open_examples(self, numbering: SourceInfo | None = None) -> Examples:
         """Open the source, with classes numbered as those of `numbering`, by their ids."""
         loaded = vocabulary.load(self.vocab) if self.vocab else None
         parsed = parse_transforms(self.transforms, loaded)
@@ -260,7 +260,7 @@ class Section:
             source = source.numbered_as(numbering)
         return Examples(source, parsed, self.cache)
 
-    def plan_of(self, examples: Examples, **options: Any) -> Plan:
+    def make_plan(self, examples: Examples, **options: Any) -> Plan:
         """The plan described by the keys; `options` are further keywords of it."""
         said = {key: getattr(self, key) for key in ('buckets', 'sizes', 'plan')}
         said = {key: value for key, value in said.items() if value}
@@ -297,9 +297,9 @@ def open_dataset(
     Raises:
       UserError: if there are no such data, or batches cannot be made of them.
     """
-    keys = Section(**section)
-    plan = keys.plan_of(
-        keys.examples(numbering),
+    keys = DataConfig(**section)
+    plan = keys.make_plan(
+        keys.open_examples(numbering),
         batch_size=batch_size,
         seed=seed,
         multiple=math.lcm(multiple, process.count),
@@ -438,7 +438,7 @@ def check_alike(record: Record, dtypes: dict[str, np.dtype]) -> None:
             value = np.asarray(value)
         except ValueError as error:  # lists of different lengths
             raise UserError(f'{name!r} is no array: {error}') from error
-        if ArraySpec.of(value).dtype != dtype:
+        if ArraySpec.from_value(value).dtype != dtype:
             raise UserError(
                 f'{name!r} is of {value.dtype}, that of the first example of {dtype}; give all '
                 'examples one dtype'
@@ -457,7 +457,7 @@ def checked(key: str, value: Any, array: np.ndarray, vocab_size: int) -> Any:
             f'{key} of shape {np.shape(value)} among others of {array.shape}; bring all to one '
             f'size, for example {how}'
         )
-    if (dtype := ArraySpec.of(value).dtype) != array.dtype:
+    if (dtype := ArraySpec.from_value(value).dtype) != array.dtype:
         raise UserError(f'{key} of {dtype} among others of {array.dtype}; give all one dtype')
     if array.dtype == np.int32:
         check_ids(key, np.asarray(value), vocab_size if array.ndim == 1 else 0)

@@ -125,5 +125,5 @@ class Examples:
         except UserError as error:
             raise UserError(f'{self.source.record_name(index)}: {error}') from error
         except BrokenRecord as reason:  # an image that was decoded only now, or made not finite
-            self.source.note_broken(index, reason)
+            self.source.report_broken(index, reason)
             raise

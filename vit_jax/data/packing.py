@@ -38,7 +38,7 @@ from vit_jax.storage import paths
 log = logging.getLogger(__name__)
 
 PLAN = '.plan.json'  # what a folder is being packed from, until it is whole
-Seen = Callable[[int], None]
+Progress = Callable[[int], None]
 Made = tuple[packed.Shard, np.ndarray | None]
 
 
@@ -105,7 +105,7 @@ class Job:
         return [At(name, k, total) for name, total in totals.items() for k in range(total)]
 
 
-def pack(job: Job, shards: Sequence[At], workers: int, seen: Seen) -> packed.Manifest:
+def pack(job: Job, shards: Sequence[At], workers: int, seen: Progress) -> packed.Manifest:
     """Write every shard that is not there yet, and then the manifest.
 
     Args:

@@ -17,8 +17,9 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
+from vit_jax.data.splits import Subset
 from vit_jax.errors import EXIT_FAILED, UserError, staying
 from vit_jax.runtime import environment, watchdog
 from vit_jax.runtime.watchdog import Interrupted, Stalled, Stopping, never, stacks
@@ -57,7 +58,7 @@ class Loading:
     threads: int | None = None
     stall_seconds: float = STALL_SECONDS
 
-    def settled(self, examples: int, cached: bool = False) -> Loading:
+    def resolved(self, examples: int, cached: bool = False) -> Loading:
         """Choose the numbers that are not given, by the CPU cores that this process may use.
 
         Args:
@@ -82,24 +83,12 @@ class Loading:
                 raise UserError(f'{name}={value}: must be 0 or more')
 
 
-class Counting(Protocol):
-    """A counter of broken records whose copies in worker processes report to this process."""
-
-    def news(self) -> dict[int, str]:
-        """The findings of this copy since the last call."""
-        ...
-
-    def note(self, found: dict[int, str]) -> None:
-        """Count the findings of another copy."""
-        ...
-
-
 def read_ahead(
     make: Callable[[int], T],
     start: int,
     stop: int,
     loading: Loading,
-    counting: Counting,
+    source: Subset,
     stopping: Stopping = never,
 ) -> Iterator[T]:
     """Yield make(start), ..., make(stop - 1), several of them being made at a time.
@@ -107,8 +96,8 @@ def read_ahead(
     Args:
       make: makes a batch by its number; for worker processes it must be picklable.
       start, stop: the first number, and the one after the last.
-      loading: how far ahead, and in which threads or processes; `settled`.
-      counting: part of `make`; its copies in worker processes report their findings to it.
+      loading: how far ahead, and in which threads or processes; `resolved`.
+      source: read by `make`; counts the broken records that its copies in worker processes find.
       stopping: asked while nothing is ready; see `Watched`.
     """
     import grain
@@ -118,7 +107,7 @@ def read_ahead(
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads)
     maker: Any = _Staying(make)
     if loading.workers:
-        maker = _Reporting(maker, counting)
+        maker = _Reporting(maker, source)
     batches = grain.MapDataset.range(start, stop).map(maker).to_iter_dataset(options)
     if loading.workers:
         _start_tracker()
@@ -128,9 +117,9 @@ def read_ahead(
         batches = batches.mp_prefetch(processes, worker_init_fn=_live_with_parent)
     made: Iterator = iter(batches)
     if loading.workers:
-        made = _Heard(made, counting)
+        made = _Counted(made, source)
     limit = loading.stall_seconds or math.inf
-    return Watched(_deaf(made) if loading.workers else made, limit, stopping)
+    return Watched(_block_signals(made) if loading.workers else made, limit, stopping)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,25 +138,25 @@ class _Staying(Generic[T]):
 
 @dataclasses.dataclass(frozen=True)
 class _Reporting(Generic[T]):
-    """Makes, in a worker process, a batch and the findings of making it."""
+    """Makes, in a worker process, a batch, and returns the broken records found on the way too."""
 
     make: Callable[[int], T]
-    counting: Counting
+    source: Subset
 
     def __call__(self, number: int) -> tuple[T, dict[int, str]]:
-        return self.make(number), self.counting.news()
+        return self.make(number), self.source.pop_broken()
 
 
-class _Heard(Iterator[T], Generic[T]):
-    """The batches of `_Reporting`, whose findings are counted."""
+class _Counted(Iterator[T], Generic[T]):
+    """The batches of `_Reporting`; counts the broken records of worker processes."""
 
-    def __init__(self, iterator: Iterator[tuple[T, dict[int, str]]], counting: Counting):
-        self._iterator, self._counting = iterator, counting
+    def __init__(self, iterator: Iterator[tuple[T, dict[int, str]]], source: Subset):
+        self._iterator, self._source = iterator, source
 
     def __next__(self) -> T:
         with _explained():
             batch, found = next(self._iterator)
-        self._counting.note(found)
+        self._source.record_broken(found)
         return batch
 
     def close(self) -> None:
@@ -210,7 +199,7 @@ def _explained() -> Iterator[None]:
         ) from error
 
 
-def _deaf(iterator: Any) -> Iterator[Any]:
+def _block_signals(iterator: Any) -> Iterator[Any]:
     """Yield the same items, and start their processes with Ctrl-C and SIGTERM blocked.
 
     To be called in a thread of its own, whose signals it blocks. `_live_with_parent` runs only

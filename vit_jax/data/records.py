@@ -24,7 +24,7 @@ class UnknownSplit(UserError):
     """A source is asked for a split that it does not have."""
 
     @classmethod
-    def of(cls, source: str, split: str, splits: Iterable[str]) -> UnknownSplit:
+    def from_splits(cls, source: str, split: str, splits: Iterable[str]) -> UnknownSplit:
         """The error for `split` of a source that has `splits`; suggests the nearest."""
         return cls(f'{source}: {nearest("split", split, splits)}')
 

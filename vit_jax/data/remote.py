@@ -32,7 +32,7 @@ class Records:
           UserError: if a shard is missing, or its index does not fit it.
         """
         self._folder, self._names = folder, list(shards)
-        self._parts = Parts(shards.values())
+        self._parts = ShardIndex(shards.values())
         self._indices: list[Index] = []
         for names in _batches(shards, ranges.AT_ONCE):
             self._indices += read_indices(folder, names, title)
@@ -300,7 +300,7 @@ def _count(message: bytes) -> int:
     return dict(_fields(message[at : at + length])).get(3, 0)
 
 
-class Parts:
+class ShardIndex:
     """The place of an example among parts of known sizes."""
 
     def __init__(self, sizes: Iterable[int]):

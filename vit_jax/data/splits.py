@@ -40,7 +40,7 @@ from vit_jax.data.records import (
     with_class,
     with_numbers,
 )
-from vit_jax.data.remote import Parts
+from vit_jax.data.remote import ShardIndex
 from vit_jax.data.transforms.movable import OBJECTS
 from vit_jax.errors import UserError, one_line
 
@@ -56,9 +56,9 @@ class Subset:
     """The examples of one or more sources that a split expression selects.
 
     It is a `Source` itself. A label outside of 0..num_classes-1 is refused on reading. Broken
-    records are logged, and refused once there are more than `broken_limit`. Its copies, in worker
-    processes and in the other processes of a job, exchange them by `news` and `note`, so that all
-    of them count together.
+    records are logged, and refused once there are more than `broken_limit`. Its copies in other
+    processes, workers and those of a job, exchange them by `pop_broken` and `record_broken`, so
+    that all of them count together.
 
     Attributes:
       title: the source's name and the split, for messages.
@@ -69,16 +69,16 @@ class Subset:
         """`parts` are sources, each with the indices of its selected examples, in order."""
         self.title = title
         self.broken: dict[int, str] = {}
-        self._news: dict[int, str] = {}
+        self._unreported: dict[int, str] = {}
         self._parts = parts
-        self._places = Parts(len(indices) for _, indices in parts)
+        self._index = ShardIndex(len(indices) for _, indices in parts)
 
     @functools.cached_property
     def info(self) -> SourceInfo:
         return self._parts[0][0].info
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._index)
 
     def __getitem__(self, index: int, /) -> Record:
         source, original = self._locate(index)
@@ -87,7 +87,7 @@ class Subset:
             record = with_class(record, self.info.num_classes, source, original)
             return with_numbers(record, source, original)
         except BrokenRecord as reason:
-            self.note_broken(index, reason)
+            self.report_broken(index, reason)
             raise
 
     def encoded(self, index: int) -> Record:
@@ -117,7 +117,7 @@ class Subset:
                 return source.annotations(original)
             record = dict(source[original])
         except BrokenRecord as reason:
-            self.note_broken(index, reason)
+            self.report_broken(index, reason)
             return {}
         return {'size': record.pop('image').shape[:2], **record}
 
@@ -215,27 +215,27 @@ class Subset:
         return max(len(self) // 100, min(10, len(self) // 4))
 
     def _locate(self, index: int) -> tuple[Source, int]:
-        part, number = self._places.locate(index)
+        part, number = self._index.locate(index)
         source, indices = self._parts[part]
         return source, int(indices[number])
 
-    def note_broken(self, index: int, reason: BrokenRecord) -> None:
-        """Count a record that turned out to be broken; see `note`."""
+    def report_broken(self, index: int, reason: BrokenRecord) -> None:
+        """Count a record that this copy found broken; see `record_broken`."""
         if index not in self.broken:
-            self._news[index] = str(reason)
-            self.note({index: str(reason)})
+            self._unreported[index] = str(reason)
+            self.record_broken({index: str(reason)})
 
-    def news(self) -> dict[int, str]:
-        """The records that this copy has itself found broken since the last call."""
+    def pop_broken(self) -> dict[int, str]:
+        """Return the records that this copy has found broken since the last call."""
         found = {}
-        while self._news:
+        while self._unreported:
             with contextlib.suppress(KeyError):  # another thread took the last one
-                index, reason = self._news.popitem()
+                index, reason = self._unreported.popitem()
                 found[index] = reason
         return found
 
-    def note(self, found: Mapping[int, str]) -> None:
-        """Count broken records, found by this copy or by another.
+    def record_broken(self, found: Mapping[int, str]) -> None:
+        """Count broken records that this copy or another has found.
 
         Raises:
           UserError: if there are now more than `broken_limit`.

@@ -12,7 +12,7 @@ import numpy as np
 from vit_jax.array_types import Float
 from vit_jax.data import images
 from vit_jax.data.batches import ArraySpec, Spec
-from vit_jax.data.plans.sizes import fitted
+from vit_jax.data.plans.sizes import pad_image
 from vit_jax.data.records import BrokenRecord, Record, example_rng
 from vit_jax.data.transforms import Transforms, geometry, parse_transforms, without_annotations
 from vit_jax.errors import UserError
@@ -67,11 +67,11 @@ class PhotoReader:
             return geometry.resize(record, *(size or self.squeezed), 'bicubic')
         size = None if self.ready else size
         if size is not None and self.padded is not None:
-            return geometry.fit(enclosed(record, size), size)
+            return geometry.shrink_and_pad(enclosed(record, size), size)
         if size is not None:
             return fit(record, size)
         record = record if self.size is None else fit(record, self.size)
-        return fitted(self.transforms(record, example_rng(0, 0)), self.padded)
+        return pad_image(self.transforms(record, example_rng(0, 0)), self.padded)
 
 
 def photo_of(

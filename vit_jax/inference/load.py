@@ -27,7 +27,7 @@ from vit_jax.config import defaults
 from vit_jax.config.load import from_dict, require_run
 from vit_jax.config.origin import POSEMBS, require_allowed
 from vit_jax.data import batches, vocabulary
-from vit_jax.data.transforms import of_texts_alone, without_annotations
+from vit_jax.data.transforms import only_text_transforms, without_annotations
 from vit_jax.errors import UserError, check_choice
 from vit_jax.inference.images import (
     any_size,
@@ -184,7 +184,7 @@ def open_model(
     size = image_size or input_size(trained)
     own = '' if image_size or not without_annotations(stored.transforms) else stored.transforms
     resized = preprocessing.resized(stored.transforms, size)
-    transforms = own or '|'.join(filter(None, (resized, of_texts_alone(stored.transforms))))
+    transforms = own or '|'.join(filter(None, (resized, only_text_transforms(stored.transforms))))
     return dataclasses.replace(
         trained.with_groups(data={**trained.config.data, 'transforms': transforms}),
         image_size=size,
@@ -316,7 +316,7 @@ def _read_run(
         _require_unedited(config, folder, found, meta.get('config'))
     vocabulary.require_kept(folder.parent, meta.get('vocab'), config.data.get('vocab'))
     size, names = meta.get('input_size'), tuple(meta.get('class_names', ()))
-    kinds = batches.kinds_of_checkpoint(meta)
+    kinds = batches.kinds_from_checkpoint(meta)
     trained = TrainedModel(
         params=variables['params'],
         config=config,

@@ -12,7 +12,7 @@ import numpy as np
 from vit_jax import step as step_lib
 from vit_jax.data import batches, vocabulary
 from vit_jax.data.records import example_rng
-from vit_jax.data.transforms import of_texts_alone, parse_transforms
+from vit_jax.data.transforms import only_text_transforms, parse_transforms
 from vit_jax.errors import UserError, nearest
 from vit_jax.inference.images import photo_reader
 from vit_jax.inference.load import Path, open_model
@@ -114,7 +114,7 @@ def text_encoder(trained: TrainedModel) -> Callable[[str, str], np.ndarray] | No
     if trained.vocab is None:
         return None
     vocabulary.require_ids(trained.vocab, trained.model, str(trained.path))
-    steps = parse_transforms(of_texts_alone(trained.transforms), trained.vocab)
+    steps = parse_transforms(only_text_transforms(trained.transforms), trained.vocab)
     size = trained.config.model.get('vocab_size')
 
     def encode(field: str, text: str) -> np.ndarray:

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from vit_jax.data import sources
 from vit_jax.data.batches import Batch, marks, marks_of, zeros
 from vit_jax.data.dataset import Dataset
-from vit_jax.data.plans.sizes import fitted
+from vit_jax.data.plans.sizes import pad_image
 from vit_jax.data.records import Record, example_rng, first_readable
 from vit_jax.data.transforms import Transforms, parse_transforms, without_annotations
 from vit_jax.inference.images import photo_of
@@ -105,7 +105,7 @@ class Sample:
     def _transform(self, index: int) -> Callable[[Record], Record]:
         sizes = self.section.get('sizes')
         padded = tuple(sizes[-1]) if sizes else None
-        return lambda record: fitted(self._bare(record, example_rng(0, index)), padded)
+        return lambda record: pad_image(self._bare(record, example_rng(0, index)), padded)
 
     def _name(self, index: int, fields: Fields) -> pathlib.Path:
         """The caption of an example, in place of a file name."""

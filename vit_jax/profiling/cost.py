@@ -15,8 +15,8 @@ from vit_jax.config import defaults, durations, objects
 from vit_jax.config import load as config_lib
 from vit_jax.config.origin import require_allowed
 from vit_jax.data import census, vocabulary
-from vit_jax.data.batches import Shape, kinds_of_checkpoint
-from vit_jax.data.dataset import Dataset, Section, open_dataset
+from vit_jax.data.batches import Shape, kinds_from_checkpoint
+from vit_jax.data.dataset import DataConfig, Dataset, open_dataset
 from vit_jax.data.examples import Examples
 from vit_jax.data.plans import Plan
 from vit_jax.data.splits import Subset
@@ -128,7 +128,7 @@ def train_flops(meta: Mapping[str, Any], allowed: Sequence[str] = ()) -> float |
     Raises:
       UserError: if its config names other code from outside of this package.
     """
-    if not (kinds := kinds_of_checkpoint(meta)):
+    if not (kinds := kinds_from_checkpoint(meta)):
         return None
     require_allowed(meta['config'], allowed, 'the checkpoint')
     model, task = objects.model_and_task(config_lib.from_dict(meta['config']))
@@ -166,10 +166,10 @@ def _image_spec(config: ConfigDict, image_size: int | None) -> tuple[ConfigDict,
 
 def _plan_of(section: ConfigDict, batch_size: int) -> Plan:
     """The plan of a data section, with a known stand-in for its source."""
-    keys = Section(**defaults.keywords(section))
+    keys = DataConfig(**defaults.keywords(section))
     vocab = vocabulary.load(keys.vocab) if keys.vocab else None
     examples = Examples(_open_source(section), parse_transforms(keys.transforms, vocab))
-    return keys.plan_of(examples, batch_size=batch_size)
+    return keys.make_plan(examples, batch_size=batch_size)
 
 
 def _epoch_size(config: ConfigDict, examples: float | None) -> int:

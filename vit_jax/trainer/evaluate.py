@@ -20,8 +20,8 @@ from vit_jax import step as step_lib
 from vit_jax.config import defaults, objects
 from vit_jax.data import vocabulary
 from vit_jax.data.batches import Batch, Process
-from vit_jax.data.dataset import Dataset, Section, open_dataset
-from vit_jax.data.transforms import of_texts_alone
+from vit_jax.data.dataset import DataConfig, Dataset, open_dataset
+from vit_jax.data.transforms import only_text_transforms
 from vit_jax.errors import UserError, staying
 from vit_jax.evaluators.base import Evaluator
 from vit_jax.interop.trained import TrainedModel
@@ -120,7 +120,7 @@ def entry_keywords(config: ConfigDict, section: ConfigDict, **changes: Any) -> d
 
 def data_keywords(section: ConfigDict, batch_size: int, **changes: Any) -> dict[str, Any]:
     """The keywords of `open_dataset` in a section; see `open_data`."""
-    known = {'batch_size', *keyword_only(Section)}
+    known = {'batch_size', *keyword_only(DataConfig)}
     given = {k: v for k, v in defaults.keywords(section).items() if k in known}
     return {'batch_size': batch_size} | given | changes
 
@@ -327,7 +327,7 @@ def _open_eval(
     fit = open_once(section, split=section.fit) if evaluator.learns else None
     try:
         if (others := evaluator.fit_data(data)) is not None:
-            texts = of_texts_alone(config.data.get('transforms', ''))
+            texts = only_text_transforms(config.data.get('transforms', ''))
             fit = open_once(section, **{'transforms': texts} | others)
         evaluator.open(data, fit)
     except UserError as e:

@@ -362,8 +362,8 @@ def share_broken_records(data: Dataset) -> None:
     Raises:
       UserError: on every process, if all together are too many.
     """
-    for found in processes.gather(list(data.source.news().items())):
-        data.source.note(dict(found))
+    for found in processes.gather(list(data.source.pop_broken().items())):
+        data.source.record_broken(dict(found))
 
 
 def counts(training: Training) -> dict[str, float]:

@@ -12,7 +12,7 @@ from vit_jax.config import schema
 from vit_jax.data.dataset import raw_images
 from vit_jax.data.records import first_readable
 from vit_jax.data.sources import open_source
-from vit_jax.data.transforms import of_texts_alone, without_annotations
+from vit_jax.data.transforms import only_text_transforms, without_annotations
 from vit_jax.errors import UserError
 from vit_jax.interop.preprocessing import resized
 from vit_jax.interop.trained import Size, TrainedModel
@@ -106,7 +106,7 @@ def _resized(group: dict[str, Any], size: Size) -> dict[str, Any]:
 def _without_texts(group: dict[str, Any]) -> dict[str, Any]:
     """An evaluation without the transforms of texts, unless its data have any."""
     transforms = group.get('transforms', '')
-    if not of_texts_alone(transforms):
+    if not only_text_transforms(transforms):
         return group
     _, record = first_readable(open_source(group['source'], group['split']), 0)
     if any(isinstance(value, str) for value in record.values()):

@@ -161,7 +161,7 @@ def write_start(
     extend: bool,
 ) -> tuple[str, ...]:
     """Write the config, and the history of a branch, into the folder; return notes for people."""
-    training.data.source.note(beginning.broken)
+    training.data.source.record_broken(beginning.broken)
     notes = workdir.replaced(training, folder)
     if extend:
         notes += start_lib.note(training, folder, beginning.step)

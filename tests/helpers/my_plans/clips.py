@@ -25,5 +25,5 @@ class Plan(fixed.Plan):
             'image_mask': ArraySpec((self.frames,), np.dtype(bool)),
         }
 
-    def fit(self, record, spec):
-        return super(fixed.Plan, self).fit(record, spec)
+    def pad(self, record, spec):
+        return super(fixed.Plan, self).pad(record, spec)

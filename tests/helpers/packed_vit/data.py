@@ -76,4 +76,4 @@ class Plan(fixed.Plan):
         segments = [np.full(len(one), number) for number, one in enumerate(patches, 1)]
         parts = {'patches': patches, 'places': places, 'segments': segments}
         row = {name: np.concatenate(part) for name, part in parts.items()}
-        return batches.fit({**row, 'label': np.array([r['label'] for r in records])}, spec)
+        return batches.pad({**row, 'label': np.array([r['label'] for r in records])}, spec)

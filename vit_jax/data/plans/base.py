@@ -134,14 +134,14 @@ class Plan(abc.ABC):
         # Padding is masked, so that the result does not depend on `multiple`.
         return -(-min(self.batch_size, len(self.rows)) // self.multiple) * self.multiple
 
-    def fit(self, record: Record, spec: Spec) -> Record:
-        """Pad the arrays of an example to `spec`; see `batches.fit`."""
-        return batches.fit(record, spec)
+    def pad(self, record: Record, spec: Spec) -> Record:
+        """Pad the arrays of an example to `spec`; see `batches.pad`."""
+        return batches.pad(record, spec)
 
     def join(self, records: Sequence[Record], spec: Spec) -> Record:
         """Combine the examples of a row, by default a single one."""
         (record,) = records
-        return self.fit(record, spec)
+        return self.pad(record, spec)
 
     def tally(self, batch: Batch) -> dict[str, int]:
         """Counts over this process's rows of a training batch, without padding."""
@@ -164,4 +164,4 @@ class Plan(abc.ABC):
 
     def spec_of(self, record: Record) -> Spec:
         """The arrays of a record."""
-        return {key: ArraySpec.of(value) for key, value in record.items()}
+        return {key: ArraySpec.from_value(value) for key, value in record.items()}

@@ -28,7 +28,7 @@ ROWS = 8  # divides the rows of a training batch, so that devices share them eve
 
 
 @dataclasses.dataclass(frozen=True)
-class Cut:
+class BucketBatches:
     """Examples sorted into buckets, and these cut into batches.
 
     Attributes:
@@ -51,7 +51,7 @@ class Cut:
         """Number of batches of all buckets."""
         return sum(self.counts)
 
-    def places(self, number: int) -> tuple[int, np.ndarray]:
+    def locate(self, number: int) -> tuple[int, np.ndarray]:
         """The bucket of a batch, and the positions of the batch's examples in the bucket."""
         ends = np.cumsum(self.counts)
         bucket = int(np.searchsorted(ends, number, side='right'))
@@ -155,7 +155,7 @@ class Plan(base.Plan):
         return self._spec(self.buckets[-1])
 
     @functools.cached_property
-    def epoch(self) -> Cut:
+    def epoch(self) -> BucketBatches:
         """The batches of an epoch of training; examples beyond the last bucket are left out.
 
         Raises:
@@ -172,10 +172,10 @@ class Plan(base.Plan):
             raise UserError(
                 f'{self.examples.source.title}: no example has at most {self.buckets[-1]} tokens'
             )
-        return Cut(self.buckets, rows, members)
+        return BucketBatches(self.buckets, rows, members)
 
     @functools.cached_property
-    def evaluation(self) -> Cut:
+    def evaluation(self) -> BucketBatches:
         """The batches of an evaluation, with no more rows than needed.
 
         Sequences beyond the last bucket go to an extra one, as long as the longest of them.
@@ -188,7 +188,7 @@ class Plan(base.Plan):
             for bound, m in zip(bounds, members, strict=True)
         )
         rows = tuple(-(-n // self.multiple) * self.multiple for n in wanted)
-        return Cut(bounds, rows, members)
+        return BucketBatches(bounds, rows, members)
 
     def _members(self, bounds: tuple[int, ...]) -> tuple[np.ndarray, ...]:
         """The examples of each bucket."""
@@ -200,9 +200,9 @@ class Plan(base.Plan):
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
-        cut = self.epoch
-        kinds = zip(cut.rows, cut.counts, cut.bounds, strict=True)
-        return tuple(Shape(rows, n / cut.steps, self._spec(bound)) for rows, n, bound in kinds)
+        epoch = self.epoch
+        kinds = zip(epoch.rows, epoch.counts, epoch.bounds, strict=True)
+        return tuple(Shape(rows, n / epoch.steps, self._spec(bound)) for rows, n, bound in kinds)
 
     @property
     def members(self) -> np.ndarray:
@@ -222,35 +222,38 @@ class Plan(base.Plan):
         return (f'{long:,} examples are longer than the last bucket: left out',) if long else ()
 
     def batch(self, k: int) -> tuple[Spec, base.Rows]:
-        cut = self.epoch
-        epoch, position = divmod(k, cut.steps)
+        kinds = self.epoch
+        epoch, position = divmod(k, kinds.steps)
         # One shuffle for the batches, and one for each bucket.
-        stream = epoch * (len(cut.rows) + 1)
+        stream = epoch * (len(kinds.rows) + 1)
         shuffle = functools.partial(batches.shuffled, seed=self.seed)
-        number = shuffle(np.array([position]), size=cut.steps, epoch=stream)
-        bucket, places = cut.places(int(number[0]))
-        places = shuffle(places, size=len(cut.members[bucket]), epoch=stream + 1 + bucket)
-        return self._rows(cut, bucket, places)
+        number = shuffle(np.array([position]), size=kinds.steps, epoch=stream)
+        bucket, positions = kinds.locate(int(number[0]))
+        size = len(kinds.members[bucket])
+        positions = shuffle(positions, size=size, epoch=stream + 1 + bucket)
+        return self._rows(kinds, bucket, positions)
 
     @property
     def eval_steps(self) -> int:
         return self.evaluation.steps
 
     def eval_batch(self, k: int) -> tuple[Spec, base.Rows]:
-        return self._rows(self.evaluation, *self.evaluation.places(k))
+        return self._rows(self.evaluation, *self.evaluation.locate(k))
 
     def tally(self, batch: Batch) -> dict[str, int]:
         real = {'sentences': batch['mask'], 'tokens': batch.get('target', batch['mask'])}
         return {name: int(np.count_nonzero(array)) for name, array in real.items()}
 
-    def _rows(self, cut: Cut, bucket: int, places: np.ndarray) -> tuple[Spec, base.Rows]:
-        rows = np.full(cut.rows[bucket], base.NONE)
-        rows[: len(places)] = cut.members[bucket][places]
-        return self._spec(cut.bounds[bucket]), rows
+    def _rows(
+        self, kinds: BucketBatches, bucket: int, positions: np.ndarray
+    ) -> tuple[Spec, base.Rows]:
+        rows = np.full(kinds.rows[bucket], base.NONE)
+        rows[: len(positions)] = kinds.members[bucket][positions]
+        return self._spec(kinds.bounds[bucket]), rows
 
     def _spec(self, length: int) -> Spec:
         sequence = ArraySpec((length,), np.dtype(np.int32))
-        spec = {name: ArraySpec.of(value) for name, value in self.example.items()}
+        spec = {name: ArraySpec.from_value(value) for name, value in self.example.items()}
         return spec | dict.fromkeys(self._lengths, sequence)
 
 

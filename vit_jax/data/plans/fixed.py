@@ -42,11 +42,11 @@ class Plan(base.Plan):
         kind = 0
         if len(self.specs) > 1:
             kind = int(np.random.default_rng((self.seed, k)).integers(len(self.specs)))
-        places = k * self.batch_size + np.arange(self.batch_size)
-        numbers = batches.stream(places, size=len(self.rows), seed=self.seed)
+        positions = k * self.batch_size + np.arange(self.batch_size)
+        numbers = batches.stream(positions, size=len(self.rows), seed=self.seed)
         return self.specs[kind], self.rows[numbers]
 
-    def fit(self, record: Record, spec: Spec) -> Record:
+    def pad(self, record: Record, spec: Spec) -> Record:
         """Return the record unchanged; another shape is an error."""
         del spec
         return record

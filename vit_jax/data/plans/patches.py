@@ -67,13 +67,13 @@ class Plan(fixed.Plan):
     def specs(self) -> tuple[Spec, ...]:
         kept, channels = self._kept(self.example), self._image().shape[2]
         grid = {'grid': ArraySpec((2,), np.dtype(np.int32))}
-        dtype = ArraySpec.of(self._image()).dtype
+        dtype = ArraySpec.from_value(self._image()).dtype
         return tuple(
             self.spec_of(kept) | grid | {'patches': ArraySpec((length, side**2 * channels), dtype)}
             for length, side in zip(self.lengths, self._sides, strict=True)
         )
 
-    def fit(self, record: Record, spec: Spec) -> Record:
+    def pad(self, record: Record, spec: Spec) -> Record:
         length, values = spec['patches'].shape
         height, width = record['image'].shape[:2]
         rows, columns = image_lib.grid_within(height, width, length)
@@ -86,7 +86,7 @@ class Plan(fixed.Plan):
                 'color or gray'
             )
         sequence = {'patches': cut, 'grid': np.array((rows, columns), np.int32)}
-        return batches.fit({**self._kept(record), **sequence}, spec)
+        return batches.pad({**self._kept(record), **sequence}, spec)
 
     def _image(self) -> np.ndarray:
         if np.ndim(image := self.example.get('image', ())) != 3:

@@ -35,13 +35,15 @@ class Plan(fixed.Plan):
 
     @functools.cached_property
     def specs(self) -> tuple[Spec, ...]:
-        return tuple(self.spec_of(geometry.fit(self.example, size)) for size in self.sizes)
+        return tuple(
+            self.spec_of(geometry.shrink_and_pad(self.example, size)) for size in self.sizes
+        )
 
-    def fit(self, record: Record, spec: Spec) -> Record:
+    def pad(self, record: Record, spec: Spec) -> Record:
         height, width = spec['pixel_mask'].shape
-        return geometry.fit(record, (height, width))
+        return geometry.shrink_and_pad(record, (height, width))
 
 
-def fitted(record: Record, size: Size | None) -> Record:
+def pad_image(record: Record, size: Size | None) -> Record:
     """The record with its image padded to `size`, and `pixel_mask`; unchanged if `size` is None."""
-    return record if size is None else geometry.fit(record, size)
+    return record if size is None else geometry.shrink_and_pad(record, size)

@@ -196,7 +196,7 @@ def find_annotations(root: pathlib.Path, split: str, prefix: str, name: str) -> 
     if not files:
         raise UserError(f'{name}: has no {prefix}SPLIT.json, nor has its folder annotations')
     if split not in files:
-        raise UnknownSplit.of(name, split, sorted(files))
+        raise UnknownSplit.from_splits(name, split, sorted(files))
     return files[split]
 
 

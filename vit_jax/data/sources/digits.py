@@ -28,7 +28,7 @@ class Source:
     def __init__(self, path: str, split: str):
         self._sides = _sides(path) if path else None
         if split not in ('train', 'test'):
-            raise UnknownSplit.of('source digits', split, ['train', 'test'])
+            raise UnknownSplit.from_splits('source digits', split, ['train', 'test'])
         self._split = split
         images, labels = _load()
         by_class = np.argsort(labels, kind='stable')

@@ -38,7 +38,7 @@ class Source:
         self._root = pathlib.Path(path).expanduser()
         splits = _find_splits(self._root)
         if split not in splits:
-            raise UnknownSplit.of(f'source folder:{path}', split, splits)
+            raise UnknownSplit.from_splits(f'source folder:{path}', split, splits)
         self._folder = splits[split]
         by_class, beside = self._list()
         others = [folder for name, folder in splits.items() if name != split]

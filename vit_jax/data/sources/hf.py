@@ -22,7 +22,7 @@ import numpy as np
 
 from vit_jax.data import images, listing
 from vit_jax.data.records import BrokenRecord, Listing, Record, SourceInfo, UnknownSplit, counted
-from vit_jax.data.remote import Parts
+from vit_jax.data.remote import ShardIndex
 from vit_jax.errors import UserError
 from vit_jax.runtime.console import progress
 from vit_jax.storage import cache, paths
@@ -44,7 +44,7 @@ class Source:
         root = find(path)
         splits = find_splits(root, self._title)
         if split not in splits:
-            raise UnknownSplit.of(self._title, split, splits)
+            raise UnknownSplit.from_splits(self._title, split, splits)
         self._split, self._root = split, root
         self._listed = [str(file.relative_to(root)) for file in splits[split]]
         self._files = [random_access(file, self._title) for file in splits[split]]
@@ -62,8 +62,8 @@ class Source:
         return found
 
     @functools.cached_property
-    def _parts(self) -> Parts:
-        return Parts(batch.num_rows for batch in self._batches)
+    def _parts(self) -> ShardIndex:
+        return ShardIndex(batch.num_rows for batch in self._batches)
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker process maps the files itself; a copy of the batches would hold all their rows.

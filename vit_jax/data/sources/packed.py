@@ -16,7 +16,7 @@ import numpy as np
 
 from vit_jax.data import images, listing, packed, remote
 from vit_jax.data.records import BrokenRecord, Listing, Record, UnknownSplit, counted
-from vit_jax.data.remote import Parts
+from vit_jax.data.remote import ShardIndex
 from vit_jax.errors import UserError
 from vit_jax.storage import paths, ranges
 
@@ -43,11 +43,11 @@ class Source:
         self._bucket = ranges.Folder(self._folder) if paths.is_remote(self._folder) else None
         manifest = packed.read_manifest(self._folder, self._read, self._title)
         if split not in manifest.splits:
-            raise UnknownSplit.of(self._title, split, manifest.splits)
+            raise UnknownSplit.from_splits(self._title, split, manifest.splits)
         self.info, self._shards = manifest.info, manifest.splits[split]
         for shard in self._shards:
             self._require_whole(shard)
-        self._parts = Parts(shard.examples for shard in self._shards)
+        self._parts = ShardIndex(shard.examples for shard in self._shards)
         if self._bucket:
             # Of all splits, so that each keeps the same share of its shards.
             self._bucket.keep([s.name for shards in manifest.splits.values() for s in shards])

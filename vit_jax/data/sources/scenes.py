@@ -35,7 +35,7 @@ class Source:
 
     def __init__(self, path: str, split: str):
         if split not in SIZES:
-            raise UnknownSplit.of('source scenes', split, SIZES)
+            raise UnknownSplit.from_splits('source scenes', split, SIZES)
         if path and not (path.isdecimal() and int(path)):
             raise UserError(
                 f"source 'scenes:{path}': write 'scenes', or the number of training images, as "

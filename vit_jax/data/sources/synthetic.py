@@ -67,7 +67,7 @@ class Source:
         if path not in TASKS:
             raise UserError(f'source synthetic:{path}: ' + nearest('task', path, TASKS))
         if split not in SIZES:
-            raise UnknownSplit.of(f'source synthetic:{path}', split, SIZES)
+            raise UnknownSplit.from_splits(f'source synthetic:{path}', split, SIZES)
         self._task, self._split = path, split
 
     def __len__(self) -> int:

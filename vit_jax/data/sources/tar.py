@@ -25,7 +25,7 @@ import numpy as np
 
 from vit_jax.data import images, listing
 from vit_jax.data.records import BrokenRecord, Listing, Record, SourceInfo, UnknownSplit, counted
-from vit_jax.data.remote import Parts
+from vit_jax.data.remote import ShardIndex
 from vit_jax.errors import UserError
 from vit_jax.storage import cache, paths
 
@@ -50,7 +50,7 @@ class Source:
         self._title = f'source tar:{path}'
         self._shards = find_shards(path, split)
         indices = [indexed(shard, self._title) for shard in self._shards]
-        self._parts = Parts(len(index['names']) for index in indices)
+        self._parts = ShardIndex(len(index['names']) for index in indices)
         self._names = [index['names'] for index in indices]
         self._members = [index['members'] for index in indices]
         self._labels = np.concatenate([index['labels'] for index in indices])
@@ -156,7 +156,7 @@ def _in_folder(folder: pathlib.Path, split: str, path: str) -> list[pathlib.Path
         return mine
     if split != 'train':
         splits = {shard.name.rpartition('-')[0] for shard in shards} - {''} or {'train'}
-        raise UnknownSplit.of(f'source tar:{path}', split, splits)
+        raise UnknownSplit.from_splits(f'source tar:{path}', split, splits)
     return shards
 
 

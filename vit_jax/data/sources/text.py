@@ -30,7 +30,7 @@ class Source:
     def __init__(self, path: str, split: str):
         self._title = f'text:{path}'
         if split != 'train':
-            raise UnknownSplit.of(f'source {self._title}', split, ['train'])
+            raise UnknownSplit.from_splits(f'source {self._title}', split, ['train'])
         first, comma, second = path.partition(',')
         self._lines = _Lines(pathlib.Path(first).expanduser())
         self._targets = _Lines(_beside(first, second)) if comma else None

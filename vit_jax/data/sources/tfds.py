@@ -62,7 +62,7 @@ class Source:
     ) -> None:
         splits = builder.info.splits
         if split not in splits:
-            raise UnknownSplit.of(f'source {self._title}', split, splits)
+            raise UnknownSplit.from_splits(f'source {self._title}', split, splits)
         for file in map(str, splits[split].filepaths):
             if not paths.stays_inside(file.removeprefix(f'{local}/')):
                 raise UserError(f'source {self._title}: lists {file!r}, outside of {folder}')

@@ -31,7 +31,7 @@ the call returns.
 
 from vit_jax.data.transforms.parse import (
     Transforms,
-    of_texts_alone,
+    only_text_transforms,
     parse_transforms,
     without_annotations,
 )
@@ -41,7 +41,7 @@ __all__ = [
     'Transforms',
     'of_annotations',
     'of_texts',
-    'of_texts_alone',
+    'only_text_transforms',
     'parse_transforms',
     'transform',
     'without_annotations',

@@ -120,7 +120,7 @@ def follow(record: Record, matrix: Matrix) -> Record:
     return _cut(moved)
 
 
-def fit(record: Record, size: tuple[int, int]) -> Record:
+def shrink_and_pad(record: Record, size: tuple[int, int]) -> Record:
     """Bring an image of any size to one size for batching.
 
     If it is larger than `size` it is scaled down, keeping its aspect ratio; then it is padded with

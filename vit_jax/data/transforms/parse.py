@@ -147,7 +147,7 @@ def without_annotations(spec: str) -> str:
     return '|'.join(map(ast.unparse, kept))
 
 
-def of_texts_alone(spec: str) -> str:
+def only_text_transforms(spec: str) -> str:
     """The transforms of texts in the text, for texts that come without an image.
 
     Raises:
@@ -207,7 +207,7 @@ def _step(apply: Any, name: str) -> tuple[Step, bool]:
             'must return a function of (record), (record, rng), (image) or (image, rng)'
         )
     random = 'rng' in takes
-    change = apply if takes[0] == 'record' else _of_record(apply)
+    change = apply if takes[0] == 'record' else _lift_to_record(apply)
 
     def step(record: Record, rng: np.random.Generator) -> Record:
         try:
@@ -218,7 +218,7 @@ def _step(apply: Any, name: str) -> tuple[Step, bool]:
     return step, random
 
 
-def _of_record(apply: Callable[..., np.ndarray]) -> Callable[..., Record]:
+def _lift_to_record(apply: Callable[..., np.ndarray]) -> Callable[..., Record]:
     """Lift a function of a frame to records; it must keep the size if other fields depend on it."""
 
     def change(record: Record, *rng: np.random.Generator) -> Record:
