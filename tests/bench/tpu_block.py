@@ -199,9 +199,8 @@ def _block(step: Step):
     import jax.numpy as jnp
 
     from vit_jax.models.colorizer import CrossBlock
-    from vit_jax.models.vit import MapHead
     from vit_jax.nn.axial import AxialLayer
-    from vit_jax.nn.blocks import Block
+    from vit_jax.nn.blocks import Block, MapHead
     from vit_jax.nn.encoder_decoder import DecoderBlock, EncoderBlock
 
     classes = {

@@ -270,7 +270,7 @@ def test_parity_with_distilled_deit():
 @pytest.mark.parity
 def test_parity_of_post_norm_with_the_transformer_of_torch():
     torch = pytest.importorskip('torch')
-    block = Block(2, 24, gelu='erf', norm_eps=1e-5, parts=BlockOptions(norm_place='post'))
+    block = Block(2, 24, gelu='erf', norm_eps=1e-5, options=BlockOptions(norm_place='post'))
     x = images_like(2, 5, 16)
     params = drawn(block, x)
     reference = torch.nn.TransformerEncoderLayer(

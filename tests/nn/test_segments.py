@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from vit_jax.models import vit
-from vit_jax.models.vit import MapHead, segment_mean
-from vit_jax.nn.blocks import Block, Encoder
+from vit_jax.nn.blocks import Block, Encoder, MapHead, segment_mean
 from vit_jax.nn.patches import PatchEmbed, patchify
 from vit_jax.nn.positions import sincos2d
 

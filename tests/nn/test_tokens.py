@@ -7,7 +7,7 @@ import pytest
 from helpers.pictures import drawn
 
 from vit_jax.errors import UserError
-from vit_jax.models.vit import MapHead
+from vit_jax.nn.blocks import MapHead
 from vit_jax.nn.patches import PatchEmbed, patch_grid, patchify
 from vit_jax.nn.positions import sincos1d, sincos2d
 

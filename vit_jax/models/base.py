@@ -1,9 +1,14 @@
-"""The base of all models: the methods of a Linen module besides the call."""
+"""Base classes of models: what a model offers besides its call, and how parameters are resized.
+
+`Model` has the defaults, `PatchModel` adds a ViT's pictures and its resizing to other images, and
+`EncoderDecoder` generates sequences.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -11,18 +16,29 @@ import jax
 import numpy as np
 from jax import Array
 
+from vit_jax import signatures
 from vit_jax.array_types import Float, Int
-from vit_jax.errors import UserError, check_choice
+from vit_jax.errors import UserError, check_choice, nearest
 from vit_jax.nn.attention import check_remat
 from vit_jax.nn.attention_choice import ATTENTIONS
 from vit_jax.nn.blocks import GELUS
-from vit_jax.nn.maps import AttentionMap, ParameterPictures
+from vit_jax.nn.maps import (
+    AttentionMap,
+    ParameterPictures,
+    collect,
+    embedding_filters,
+    position_similarity,
+    require_grid,
+)
+from vit_jax.nn.patches import patch_grid
+from vit_jax.nn.positions import sincos2d
 from vit_jax.nn.stochastic import check_rate
 from vit_jax.ops import resize
 
 Size = tuple[int, int]  # height and width in pixels
+Grid = tuple[int, int]  # rows and columns of patches
 Params = dict[str, Any]  # nested arrays
-Resized = tuple[Params, list[str]]  # and notes on what was changed, for people
+Resized = tuple[Params, list[str]]  # parameters, and a line for each change
 
 DTYPES = ('float32', 'bfloat16', 'float16')
 CHOICES: Mapping[str, Iterable[str]] = {
@@ -31,44 +47,17 @@ CHOICES: Mapping[str, Iterable[str]] = {
 }
 
 
-def check_fields(model: Any, *names: str) -> None:
-    """Check fields that mean the same in several models.
-
-    Args:
-      model: with the fields.
-      names: of CHOICES, or `remat`; others are rates.
-
-    Raises:
-      UserError: for a value that a field cannot have.
-    """
-    for name in names:
-        value = getattr(model, name)
-        if name == 'remat':
-            check_remat(value)
-        elif name not in CHOICES:
-            check_rate(name, value)
-        elif (name, value) != ('residual_dtype', None):
-            check_choice(name, value, CHOICES[name])
-
-
-def check_counts(model: Any, *names: str) -> None:
-    """Raise UserError for a field that is less than 1; None is one that is not used."""
-    for name in names:
-        if (value := getattr(model, name)) is not None and value < 1:
-            raise UserError(f'{name} must be at least 1, not {value}')
-
-
 class Model(nn.Module):
     """Defaults of a model, which is called as `model(*inputs, train)` and returns a dict of arrays.
 
     Attributes:
       head_layers: the layers from the representation on; the last has an output for each class.
       weightless: fields that do not change the parameters, up to scanning of blocks.
-      binding: those of them that must be as in the checkpoint that training starts from.
-      noted: those of them whose difference from the checkpoint is reported.
+      binding: fields that must equal those of the checkpoint that training starts from.
+      noted: fields whose difference from the checkpoint is reported.
       inert: fields that change the outputs of a trained model by rounding at most.
-      mup_kinds: pairs of a pattern of parameters and a kind of `optim.mup`, for those whose kind
-        their shapes do not tell.
+      mup_kinds: pairs of a pattern of parameters and a kind of `optim.mup`, where shapes do not
+        determine the kind.
       pads_pixels: whether it pads images to whole patches, by its field `pad_value`.
       translates: whether it generates sequences, as `EncoderDecoder`.
     """
@@ -92,12 +81,12 @@ class Model(nn.Module):
 
     @property
     def own_size(self) -> Size | None:
-        """Size of images that the parameters are for, whatever images come; None if these tell."""
+        """Image size of the parameters where images may have any size; None if it is theirs."""
         return None
 
     @property
     def end_of_text(self) -> int | None:
-        """The id with which texts have to end; None if the model looks for none."""
+        """The id that texts have to end with; None if they need none."""
         return None
 
     @property
@@ -141,12 +130,60 @@ class Model(nn.Module):
         return params, []
 
     def transferable(self) -> tuple[dict[str, Any], tuple[str, ...]] | None:
-        """The part that other tasks start from, if that is another model than this one.
+        """The part that other tasks start from, if it is a model of its own.
 
         Returns:
           Keywords of that model with its `name`, and the names of its parameters in this one.
         """
         return None
+
+
+class PatchModel(Model):
+    """Pictures and resizing of a ViT, whose fields are those of `models.vit.Model`."""
+
+    def attention_maps(
+        self: Any, intermediates: Mapping[str, Any], images: Float[Array, 'B H W C']
+    ) -> list[AttentionMap]:
+        """Attention maps from the `intermediates` of a call with these images."""
+        _, height, width, _ = images.shape
+        grid = patch_grid(height, width, self.stride)
+        return collect(intermediates, 'encoder', grid, grid)
+
+    def parameter_pictures(
+        self: Any, params: Mapping[str, Any], image_size: Size | None
+    ) -> list[ParameterPictures]:
+        """Similarities of the positions of patches, and the filters that embed them."""
+        if self.posemb == 'none':
+            return embedding_filters(params)
+        grid = require_grid(image_size, self.stride)
+        table = sincos2d(*grid, self.width)
+        if self.posemb == 'learn':
+            table = params['pos_embed'][0, self.positioned_tokens :]
+        return [position_similarity('pos_embed', table, grid), *embedding_filters(params)]
+
+    def resize_params(
+        self: Any, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
+    ) -> Resized:
+        """The parameters for images, and patches, of another size; see `Model`.
+
+        If `old_size` is None, the old patches are assumed to form a square.
+
+        Raises:
+          UserError: if the images cannot be cut into patches, or the old patches form no square.
+        """
+        notes: list[str] = []
+        patch = patch_size(params) or self.patch_size
+        if self.posemb == 'learn' and 'pos_embed' in params:
+            stride = self.stride // self.patch_size * patch
+            old = old_size and (old_size[0] // stride, old_size[1] // stride)
+            new = patch_grid(*new_size, self.stride)
+            params, notes = resize_positions(params, old, new, self.positioned_tokens, method)
+        params, note = resize_relative(params, patch_grid(*new_size, self.stride), method)
+        notes = notes + note
+        if patch != self.kernel_side:
+            params, note = resize_patches(params, self.kernel_side)
+            notes += note
+        return params, notes
 
 
 class EncoderDecoder(Model):
@@ -172,13 +209,68 @@ class EncoderDecoder(Model):
         return {'logits': self.decode(memory, target_in, train), 'memory': memory.tokens}
 
 
-Grid = tuple[int, int]  # rows and columns of patches
+def check_fields(model: Any, *names: str) -> None:
+    """Check fields that mean the same in several models.
 
-# By the interpolation of positions: transformers' of biases, and timm's.
-_OF_BIASES = {'bicubic': 'linear', 'antialiased': 'geometric'}
+    Args:
+      model: with the fields.
+      names: keys of CHOICES, `remat`, or rates.
+
+    Raises:
+      UserError: for a value that a field cannot have.
+    """
+    for name in names:
+        value = getattr(model, name)
+        if name == 'remat':
+            check_remat(value)
+        elif name not in CHOICES:
+            check_rate(name, value)
+        elif (name, value) != ('residual_dtype', None):
+            check_choice(name, value, CHOICES[name])
 
 
-def positions(
+def check_counts(model: Any, *names: str) -> None:
+    """Raise UserError for a field that is less than 1; None passes."""
+    for name in names:
+        if (value := getattr(model, name)) is not None and value < 1:
+            raise UserError(f'{name} must be at least 1, not {value}')
+
+
+def parse_choice(field: str, text: str, choices: Mapping[str, Callable]) -> Callable:
+    """The choice that a field names, bound to the options in its text.
+
+    Args:
+      field: its name, for messages.
+      text: a choice, with options or without: 'swiglu(norm=True)'.
+      choices: functions by name, whose keywords after the `*` are the options.
+
+    Raises:
+      UserError: if there is no such choice or option, or an option has another type.
+    """
+    name, options = signatures.parse_keywords(text, f'{field}={text!r}')
+    check_choice(field, name, choices)
+    known = signatures.keyword_only(choices[name])
+    for key, value in options.items():
+        if key not in known:
+            raise UserError(f'{field}={text!r}: {nearest("option", key, known)}')
+        default = known[key].default
+        if not _is_like(value, default):
+            raise UserError(f'{field}={text!r}: {key} must be like {default!r}, not {value!r}')
+    return functools.partial(choices[name], **options)
+
+
+def _is_like(value: Any, default: Any) -> bool:
+    """Whether a value has the type of a default; whole numbers are floats, too."""
+    if isinstance(value, bool) or isinstance(default, bool):
+        return isinstance(value, bool) and isinstance(default, bool)
+    return isinstance(value, (int, float) if isinstance(default, float) else type(default))
+
+
+# How biases are interpolated, by the method for positions: as in transformers, and in timm.
+_BIAS_METHODS = {'bicubic': 'linear', 'antialiased': 'geometric'}
+
+
+def resize_positions(
     params: Params, old_grid: Grid | None, new_grid: Grid, prefix: int, method: str
 ) -> Resized:
     """Resize `pos_embed` to another grid of patches, including one with as many patches.
@@ -213,16 +305,16 @@ def positions(
     return params | {'pos_embed': table}, [note]
 
 
-def relative(params: Params, new_grid: Grid, method: str) -> Resized:
-    """Resize the tables of `nn.relative_positions` to another grid of patches, like pictures.
+def resize_relative(params: Params, new_grid: Grid, method: str) -> Resized:
+    """Resize the tables of `nn.positions.RelativeBias` to another grid of patches, like pictures.
 
     Args:
       params: a tree whose layers `position_bias` have tables [2h-1 2w-1 H], or [L 2h-1 2w-1 H].
       new_grid: rows and columns of the new grid.
-      method: of position embeddings, see `ops.resize.grid`; 'bicubic' ones go with linear biases,
-        'antialiased' ones with 'geometric' biases.
+      method: for position embeddings, see `ops.resize.grid`. 'bicubic' resizes biases by 'linear',
+        'antialiased' by 'geometric'.
     """
-    method = _OF_BIASES.get(method, method)
+    method = _BIAS_METHODS.get(method, method)
     sides = 2 * new_grid[0] - 1, 2 * new_grid[1] - 1
     notes = set()
 
@@ -238,7 +330,7 @@ def relative(params: Params, new_grid: Grid, method: str) -> Resized:
     return jax.tree_util.tree_map_with_path(resized, params), sorted(notes)
 
 
-def axial(params: Params, new_grid: Grid, method: str) -> Resized:
+def resize_axial(params: Params, new_grid: Grid, method: str) -> Resized:
     """Resize `params` of axial attention (`nn.axial`) to another grid.
 
     Positions and the weights of summaries are resized like a picture. Relative biases are
@@ -286,7 +378,7 @@ def patch_size(params: Params) -> int | None:
     return None if kernel is None or kernel.ndim != 4 else kernel.shape[0]
 
 
-def patches(params: Params, patch_size: int) -> Resized:
+def resize_patches(params: Params, patch_size: int) -> Resized:
     """Resize the kernel of `patch_embed` to patches of another size.
 
     Uses the pseudoinverse of FlexiViT, arXiv:2212.08013, section 3.4.

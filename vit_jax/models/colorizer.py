@@ -140,7 +140,7 @@ class Model(base.Model):
         for name in TABLES:
             if self.posemb == 'learn' and name in params:
                 one = {'pos_embed': params[name]}
-                one, note = base.positions(one, old, new, 0, method)
+                one, note = base.resize_positions(one, old, new, 0, method)
                 params = params | {name: one['pos_embed']}
                 notes += [text.replace('pos_embed', name) for text in note]
         return params, notes

@@ -189,7 +189,7 @@ class Model(base.Model):
         Positions, relative biases and the weights of summaries change.
         """
         del old_size
-        return base.axial(params, new_size, method)
+        return base.resize_axial(params, new_size, method)
 
     def _encode(self, gray: Array) -> Float[Array, 'B H W D']:
         return self.encoder(self.embed_grey(gray.astype(jnp.int32)))

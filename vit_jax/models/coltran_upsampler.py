@@ -125,4 +125,4 @@ class Model(base.Model):
         Positions and relative biases change.
         """
         del old_size
-        return base.axial(params, new_size, method)
+        return base.resize_axial(params, new_size, method)

@@ -132,7 +132,7 @@ class Model(base.Model):
             dropout=self.dropout,
             gelu=self.gelu,
             attention_by=self.attention,
-            parts=BlockOptions(causal=self.causal),
+            options=BlockOptions(causal=self.causal),
             **common,
         )
         common |= {'scan': self.scan, 'remat': self.remat}

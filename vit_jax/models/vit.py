@@ -11,37 +11,70 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jax import Array
 
-from vit_jax import signatures
 from vit_jax.array_types import Bool, Float, Int
-from vit_jax.errors import UserError, check_choice, check_multiple, nearest
+from vit_jax.errors import UserError, check_choice, check_multiple
 from vit_jax.models import base
-from vit_jax.models.base import Params, Resized, Size, check_fields
-from vit_jax.nn.attention import Segments
-from vit_jax.nn.blocks import MLPS, Block, BlockOptions, Encoder, Mlp
-from vit_jax.nn.maps import (
-    AttentionMap,
-    ParameterPictures,
-    collect,
-    embedding_filters,
-    position_similarity,
-    require_grid,
-)
-from vit_jax.nn.multi_head import MultiHeadAttention
+from vit_jax.models.base import check_fields, parse_choice
+from vit_jax.nn.blocks import MLPS, Block, BlockOptions, Encoder, MapHead, segment_mean
 from vit_jax.nn.norms import BatchNorm, LayerNorm, RMSNorm
 from vit_jax.nn.patches import PatchEmbed, patch_grid
 from vit_jax.nn.positions import Relative, learned, relative, sincos2d
-from vit_jax.nn.rotary import Draw, Layout, Rotary, rope, rope_dinov3
+from vit_jax.nn.rotary import KeySource, Layout, Rotary, rope, rope_dinov3
 from vit_jax.nn.stochastic import Dropout
-from vit_jax.signatures import keyword_only
 
+# name: width, depth, mlp_dim, num_heads
+VARIANTS = {
+    'mu': (32, 1, 128, 2),
+    'Ti': (192, 12, 768, 3),
+    'S': (384, 12, 1536, 6),
+    'M': (512, 12, 2048, 8),
+    'B': (768, 12, 3072, 12),
+    'L': (1024, 24, 4096, 16),
+    'So400m': (1152, 27, 4304, 16),
+    'H': (1280, 32, 5120, 16),
+    'g': (1408, 40, 6144, 16),
+    'g-opt': (1536, 40, 6144, 16),
+    'G': (1664, 48, 8192, 16),
+    'G-opt': (1536, 48, 8192, 16),
+    'e': (1792, 56, 15360, 16),
+}
+
+
+def variant(name: str) -> dict[str, int]:
+    """Keywords of `Model` for a name such as 'B/16': a shape of VARIANTS and a patch size.
+
+    Raises:
+      UserError: if there is no such shape, or the patch size is not a positive number.
+    """
+    shape, slash, patch = name.partition('/')
+    check_choice('ViT variant', shape, VARIANTS)
+    if not slash or not re.fullmatch('[1-9][0-9]*', patch):
+        raise UserError(f'ViT variant {name!r} needs a patch size, for example {shape}/16')
+    fields = ('width', 'depth', 'mlp_dim', 'num_heads')
+    return {'patch_size': int(patch), **dict(zip(fields, VARIANTS[shape], strict=True))}
+
+
+POOLS = ('cls', 'gap', 'patches', 'cls_patches', 'map', 'none', 'distilled')
+WITH_CLASS_TOKEN = ('cls', 'patches', 'cls_patches', 'distilled')
+MEANS = ('gap', 'patches')
+HEAD_NORMS = ('none', 'batch')
 POSEMBS = ('learn', 'sincos2d', 'none')
+NORMS: Mapping[str, Callable[..., nn.Module]] = {'layer': LayerNorm, 'rms': RMSNorm}
+# Functions of the tokens' layout, a head's width and a source of keys; options follow the `*`.
+POSITIONS: Mapping[str, Callable[..., Rotary | Relative]] = {
+    **{'rope': rope, 'rope_dinov3': rope_dinov3},
+    'relative': relative,
+}
+NORM_PLACES = ('pre', 'post', 'res_post')
+# The layers of a ViT that may have no bias; those of attention come first.
+PROJECTIONS = ('query', 'key', 'value', 'out')
+BIASES = (*PROJECTIONS, 'patch_embed', 'mlp', 'norm', 'head')
 
 
-class Model(base.Model):
+class Model(base.PatchModel):
     """ViT. Images of any size that whole patches tile, square or not.
 
     Attributes:
@@ -81,7 +114,7 @@ class Model(base.Model):
         (arXiv:2103.17239); None for none.
       registers: tokens without positions between the class token and the patches, which no pooling
         reads (arXiv:2309.16588).
-      positions: positions that attention knows: 'none'; 'rope', rotations counted in patches, with
+      positions: positions within attention: 'none'; 'rope', rotations counted in patches, with
         the options of `nn.rotary.rope`, as in 'rope(reference=16)' (EVA-02); or 'rope_dinov3',
         those of `nn.rotary.rope_dinov3`, as in 'rope_dinov3(rescale=2.0)'; 'relative', a learned
         bias for each relative position, or 'relative(shared=True)', the same in all blocks (BEiT).
@@ -141,6 +174,7 @@ class Model(base.Model):
     )
     binding = (*base.Model.binding, 'norm_place')
     noted: ClassVar[tuple[str, ...]] = (*base.Model.noted, 'positions')
+    head_layers = ('pre_logits', 'head')
 
     def __post_init__(self) -> None:
         check_choice('pool', self.pool, POOLS)
@@ -156,7 +190,13 @@ class Model(base.Model):
             )
         if self.pool == 'distilled' and (self.representation_size or self.head_norm != 'none'):
             raise UserError("pool 'distilled' takes no representation_size and no head_norm")
-        check(self)
+        check_choice('norm', self.norm, NORMS)
+        check_choice('qk_norm', self.qk_norm, ('none', *NORMS))
+        check_choice('norm_place', self.norm_place, NORM_PLACES)
+        if self.registers < 0:
+            raise UserError(f'registers must be at least 0, not {self.registers}')
+        block_options(self)
+        _make_positions(self, (1, 1), None)
         super().__post_init__()
 
     @property
@@ -176,7 +216,7 @@ class Model(base.Model):
 
     @property
     def kernel_side(self) -> int:
-        """Side in pixels of the patches that the kernel of `patch_embed` is for."""
+        """Side in pixels of the patches that `patch_embed` has its kernel for."""
         return self.patch_size
 
     @nn.compact
@@ -213,64 +253,11 @@ class Model(base.Model):
         if mask is not None:  # tokens before the patches are always real
             extra = ((0, 0), (tokens.shape[1] - mask.shape[1], 0))
             segments = jnp.pad(mask.astype(int), extra, constant_values=1)
-        draw = functools.partial(self.make_rng, 'dropout') if train else None
+        next_key = functools.partial(self.make_rng, 'dropout') if train else None
         grid = images.shape[1] // self.stride, images.shape[2] // self.stride
-        positions, relative = attention_positions(self, grid, draw)
+        positions, relative = attention_positions(self, grid, next_key)
         tokens = self._encoder(dtype, relative)(tokens, train, segments, positions)
         return outputs(self, tokens, segments, train)
-
-    def attention_maps(
-        self, intermediates: Mapping[str, Any], images: Float[Array, 'B H W C']
-    ) -> list[AttentionMap]:
-        """Attention maps from the `intermediates` of a call with these images."""
-        _, height, width, _ = images.shape
-        grid = patch_grid(height, width, self.stride)
-        return collect(intermediates, 'encoder', grid, grid)
-
-    def parameter_pictures(
-        self, params: Mapping[str, Any], image_size: Size | None
-    ) -> list[ParameterPictures]:
-        """Similarities of the positions of patches, and the filters that embed them."""
-        if self.posemb == 'none':
-            return embedding_filters(params)
-        grid = require_grid(image_size, self.stride)
-        table = sincos2d(*grid, self.width)
-        if self.posemb == 'learn':
-            table = params['pos_embed'][0, self.positioned_tokens :]
-        return [position_similarity('pos_embed', table, grid), *embedding_filters(params)]
-
-    # From the representation on; the last has an output for each class.
-    head_layers = ('pre_logits', 'head')
-
-    def resize_params(
-        self, params: Params, old_size: Size | None, new_size: Size, method: str = 'bilinear'
-    ) -> Resized:
-        """The parameters for images, and patches, of another size; see `base.Model`.
-
-        If `old_size` is None, the old patches are assumed to form a square.
-
-        Raises:
-          UserError: if the images cannot be cut into patches, or the old patches form no square.
-        """
-        notes: list[str] = []
-        patch = base.patch_size(params) or self.patch_size
-        if self.posemb == 'learn' and 'pos_embed' in params:
-            stride = self.stride // self.patch_size * patch
-            old = old_size and (old_size[0] // stride, old_size[1] // stride)
-            new = patch_grid(*new_size, self.stride)
-            params, notes = base.positions(params, old, new, self.positioned_tokens, method)
-        params, note = base.relative(params, patch_grid(*new_size, self.stride), method)
-        notes = notes + note
-        if patch != self.kernel_side:
-            params, note = base.patches(params, self.kernel_side)
-            notes += note
-        return params, notes
-
-    def layer_order(self) -> tuple[str, ...]:
-        """Patterns of the layers' parameters from the image on: the embeddings, then each block."""
-        blocks = (f'^encoder/block_{i}/' for i in range(self.depth))
-        tokens = 'cls_token|dist_token|register_tokens|mask_token'
-        return f'^(patch_embed|{tokens}|pos_embed|position_bias|norm_pre)(/|$)', *blocks
 
     def _embed(self, images: Any, masked: Array | None, train: bool, dtype: Any) -> Array:
         """z_0 = [x_class; x_p^1 E; ...; x_p^N E] + E_pos, equation 1; registers as configured."""
@@ -326,7 +313,7 @@ class Model(base.Model):
             norm_eps=self.norm_eps,
             dtype=dtype,
             attention_by=self.attention,
-            parts=make_block(self, relative),
+            options=block_options(self, relative),
         )
         return Encoder(
             block,
@@ -341,81 +328,72 @@ class Model(base.Model):
             name='encoder',
         )
 
-
-# name: width, depth, mlp_dim, num_heads
-VARIANTS = {
-    'mu': (32, 1, 128, 2),
-    'Ti': (192, 12, 768, 3),
-    'S': (384, 12, 1536, 6),
-    'M': (512, 12, 2048, 8),
-    'B': (768, 12, 3072, 12),
-    'L': (1024, 24, 4096, 16),
-    'So400m': (1152, 27, 4304, 16),
-    'H': (1280, 32, 5120, 16),
-    'g': (1408, 40, 6144, 16),
-    'g-opt': (1536, 40, 6144, 16),
-    'G': (1664, 48, 8192, 16),
-    'G-opt': (1536, 48, 8192, 16),
-    'e': (1792, 56, 15360, 16),
-}
+    def layer_order(self) -> tuple[str, ...]:
+        """Patterns of the layers' parameters from the image on: the embeddings, then each block."""
+        blocks = (f'^encoder/block_{i}/' for i in range(self.depth))
+        tokens = 'cls_token|dist_token|register_tokens|mask_token'
+        return f'^(patch_embed|{tokens}|pos_embed|position_bias|norm_pre)(/|$)', *blocks
 
 
-def variant(name: str) -> dict[str, int]:
-    """Keywords of `Model` for a name such as 'B/16': a shape of VARIANTS and a patch size.
-
-    Raises:
-      UserError: if there is no such shape, or the patch size is not a positive number.
-    """
-    shape, slash, patch = name.partition('/')
-    check_choice('ViT variant', shape, VARIANTS)
-    if not slash or not re.fullmatch('[1-9][0-9]*', patch):
-        raise UserError(f'ViT variant {name!r} needs a patch size, for example {shape}/16')
-    fields = ('width', 'depth', 'mlp_dim', 'num_heads')
-    return {'patch_size': int(patch), **dict(zip(fields, VARIANTS[shape], strict=True))}
-
-
-NORMS: Mapping[str, Callable[..., nn.Module]] = {'layer': LayerNorm, 'rms': RMSNorm}
-QK_NORMS = ('none', *NORMS)
-# Functions of the layout of the tokens, the width of a head and a source of random keys, and of the
-# options after the `*`.
-POSITIONS: Mapping[str, Callable[..., Rotary | Relative]] = {
-    **{'rope': rope, 'rope_dinov3': rope_dinov3},
-    'relative': relative,
-}
-NORM_PLACES = ('pre', 'post', 'res_post')
-# The layers of a ViT that may have no bias; those of attention come first.
-PROJECTIONS = ('query', 'key', 'value', 'out')
-BIASES = (*PROJECTIONS, 'patch_embed', 'mlp', 'norm', 'head')
-
-
-def chosen(field: str, text: str, choices: Mapping[str, Callable]) -> Callable:
-    """The choice that a field names, with the options in its text.
+def attention_positions(
+    model: Any, grid: tuple[int, int], next_key: KeySource | None
+) -> tuple[Rotary | Array | None, Callable[[], nn.Module] | None]:
+    """Positions within attention, from the field `positions`.
 
     Args:
-      field: its name, for messages.
-      text: a choice, with options or without: 'swiglu(norm=True)'.
-      choices: functions by name, whose keywords after the `*` are the options.
+      model: a ViT, to which a layer `position_bias` is added if all blocks share one.
+      grid: rows and columns of patches.
+      next_key: a source of random keys in training; else None.
 
-    Raises:
-      UserError: if there is no such choice or option, or an option has another type.
+    Returns:
+      Positions for all blocks, and a function that makes a layer for each of them.
     """
-    name, options = signatures.parse_keywords(text, f'{field}={text!r}')
-    check_choice(field, name, choices)
-    known = keyword_only(choices[name])
-    for key, value in options.items():
-        if key not in known:
-            raise UserError(f'{field}={text!r}: {nearest("option", key, known)}')
-        default = known[key].default
-        if not _is_like(value, default):
-            raise UserError(f'{field}={text!r}: {key} must be like {default!r}, not {value!r}')
-    return functools.partial(choices[name], **options)
+    found = _make_positions(model, grid, next_key)
+    if not isinstance(found, Relative):
+        return found, None
+    if found.shared:
+        return found.bias(model.num_heads, name='position_bias')(), None
+    return None, functools.partial(found.bias, model.num_heads)
 
 
-def _is_like(value: Any, default: Any) -> bool:
-    """Whether a value has the type of a default; whole numbers are floats, too."""
-    if isinstance(value, bool) or isinstance(default, bool):
-        return isinstance(value, bool) and isinstance(default, bool)
-    return isinstance(value, (int, float) if isinstance(default, float) else type(default))
+def _make_positions(
+    model: Any, grid: tuple[int, int], next_key: KeySource | None
+) -> Rotary | Relative | None:
+    if model.positions == 'none':
+        return None
+    layout = Layout(grid, model.positioned_tokens, model.registers)
+    make = parse_choice('positions', model.positions, POSITIONS)
+    return make(layout, model.width // model.num_heads, next_key)
+
+
+def block_options(model: Any, relative: Callable[[], nn.Module] | None = None) -> BlockOptions:
+    """The options of the blocks from the fields of a ViT.
+
+    Args:
+      model: a ViT.
+      relative: makes a layer of relative biases for each block, see `attention_positions`.
+    """
+    absent = without_bias(model.no_bias)
+    make_mlp = parse_choice('mlp', model.mlp, MLPS)
+    qk_norm = None
+    if model.qk_norm != 'none':
+        qk_norm = functools.partial(make_norm(model, model.qk_norm), model.norm_eps)
+    return BlockOptions(
+        norm=make_norm(model),
+        mlp=make_mlp(functools.partial(make_norm(model), model.norm_eps), 'mlp' not in absent),
+        layer_scale=model.layer_scale,
+        no_bias=tuple(name for name in PROJECTIONS if name in absent),
+        qk_norm=qk_norm,
+        relative=relative,
+        norm_place=model.norm_place,
+    )
+
+
+def make_norm(model: Any, name: str = '') -> Callable[..., nn.Module]:
+    """The norm `name`, by default the field `norm`, called as `BlockOptions.norm` is."""
+    kind = NORMS[name or model.norm]
+    plain = kind is LayerNorm and 'norm' in without_bias(model.no_bias)
+    return functools.partial(kind, use_bias=False) if plain else kind
 
 
 def without_bias(text: str) -> frozenset[str]:
@@ -430,146 +408,14 @@ def without_bias(text: str) -> frozenset[str]:
     return layers
 
 
-def make_norm(model: Any) -> Callable[..., nn.Module]:
-    """The norm of the fields `norm` and `no_bias`, called as `BlockOptions.norm` is."""
-    return _norm(model.norm, model.no_bias)
-
-
-def _norm(name: str, no_bias: str) -> Callable[..., nn.Module]:
-    kind = NORMS[name]
-    plain = kind is LayerNorm and 'norm' in without_bias(no_bias)
-    return functools.partial(kind, use_bias=False) if plain else kind
-
-
-def attention_positions(
-    model: Any, grid: tuple[int, int], draw: Draw | None
-) -> tuple[Rotary | Array | None, Callable[[], nn.Module] | None]:
-    """The positions that attention knows, of the field `positions`.
-
-    Args:
-      model: a ViT, to which a layer `position_bias` is added if all blocks share one.
-      grid: rows and columns of patches.
-      draw: a source of random keys in training; else None.
-
-    Returns:
-      Positions for all blocks, and a function that makes a layer for each of them.
-    """
-    found = _placed(model, grid, draw)
-    if not isinstance(found, Relative):
-        return found, None
-    if found.shared:
-        return found.bias(model.num_heads, name='position_bias')(), None
-    return None, functools.partial(found.bias, model.num_heads)
-
-
-def _placed(model: Any, grid: tuple[int, int], draw: Draw | None) -> Rotary | Relative | None:
-    if model.positions == 'none':
-        return None
-    layout = Layout(grid, model.positioned_tokens, model.registers)
-    make = chosen('positions', model.positions, POSITIONS)
-    return make(layout, model.width // model.num_heads, draw)
-
-
-def make_block(model: Any, relative: Callable[[], nn.Module] | None = None) -> BlockOptions:
-    """The parts of the blocks that the fields of a ViT choose; see `positions` for `relative`."""
-    absent = without_bias(model.no_bias)
-    make_mlp = chosen('mlp', model.mlp, MLPS)
-    return BlockOptions(
-        norm=make_norm(model),
-        mlp=make_mlp(functools.partial(make_norm(model), model.norm_eps), 'mlp' not in absent),
-        layer_scale=model.layer_scale,
-        no_bias=tuple(name for name in PROJECTIONS if name in absent),
-        qk_norm=None if model.qk_norm == 'none' else _qk_norm(model),
-        relative=relative,
-        norm_place=model.norm_place,
-    )
-
-
-def _qk_norm(model: Any) -> Callable[..., nn.Module]:
-    return functools.partial(_norm(model.qk_norm, model.no_bias), model.norm_eps)
-
-
-def check(model: Any) -> None:
-    """Raise UserError if a field of a ViT names no part."""
-    check_choice('norm', model.norm, NORMS)
-    check_choice('qk_norm', model.qk_norm, QK_NORMS)
-    check_choice('norm_place', model.norm_place, NORM_PLACES)
-    if model.registers < 0:
-        raise UserError(f'registers must be at least 0, not {model.registers}')
-    make_block(model)
-    _placed(model, (1, 1), None)
-
-
-def segment_mean(
-    x: Float[Array, 'B N D'], segments: Int[Array, 'B N'], num_segments: int = 1
-) -> Float[Array, 'B S D']:
-    """Mean of the tokens of each segment, accumulated in float32.
-
-    Args:
-      x: tokens.
-      segments: numbers 1 ... S of the tokens' segments; tokens with other numbers, such as 0, are
-        ignored.
-      num_segments: S; a segment without tokens gets zeros.
-    """
-    own = jax.nn.one_hot(segments - 1, num_segments, dtype=jnp.float32)
-    sums = jnp.einsum('bns,bnd->bsd', own, x.astype(jnp.float32), precision='highest')
-    return (sums / jnp.maximum(own.sum(axis=1), 1)[..., None]).astype(x.dtype)
-
-
-class MapHead(nn.Module):
-    """Multi-head attention pooling: a learned probe attends to all tokens, then an MLP refines it.
-
-    Zhai et al., 2021, arXiv:2106.04560. Parameters `probe` [1 1 D], `attention`, `norm` and `mlp`.
-    """
-
-    num_heads: int
-    mlp_dim: int
-    gelu: str = 'tanh'
-    norm_eps: float = 1e-6
-    dtype: Any = jnp.float32
-
-    @nn.compact
-    def __call__(
-        self,
-        x: Float[Array, 'B N D'],
-        train: bool = False,
-        segments: Int[Array, 'B N'] | None = None,
-        num_segments: int = 1,
-    ) -> Float[Array, 'B D'] | Float[Array, 'B S D']:
-        """One vector for each row; with `segments` one for each of 1 ... S, as in `segment_mean`.
-
-        The vector of a segment without tokens is that of uniform attention to all tokens.
-        """
-        batch, _, width = x.shape
-        probe = self.param('probe', nn.initializers.xavier_uniform(), (1, 1, width))
-        probe = jnp.broadcast_to(probe, (batch, num_segments, width)).astype(self.dtype)
-        attention = MultiHeadAttention(
-            self.num_heads, kernels=('q', 'kv'), dtype=self.dtype, name='attention'
-        )
-        own = None
-        if segments is not None:
-            numbers = jnp.arange(1, num_segments + 1, dtype=segments.dtype)
-            own = Segments(jnp.broadcast_to(numbers, (batch, num_segments)), segments)
-        x = attention(probe, x, segments=own)
-        y = LayerNorm(self.norm_eps, dtype=self.dtype, name='norm')(x)
-        x = x + Mlp(self.mlp_dim, gelu=self.gelu, dtype=self.dtype, name='mlp')(y, train)
-        return x[:, 0] if segments is None else x
-
-
-POOLS = ('cls', 'gap', 'patches', 'cls_patches', 'map', 'none', 'distilled')
-WITH_CLASS_TOKEN = ('cls', 'patches', 'cls_patches', 'distilled')
-MEANS = ('gap', 'patches')
-HEAD_NORMS = ('none', 'batch')
-
-
 def outputs(
     model: Any, tokens: Float[Array, 'B N D'], segments: Int[Array, 'B N'] | None, train: bool
 ) -> dict[str, Float[Array, 'B *rest']]:
-    """The outputs of a ViT from its last tokens; see `vit.Model.__call__` and `pool`."""
+    """The outputs of a ViT from its last tokens; see `Model.__call__` and the field `pool`."""
     x = pool(model, tokens, segments, train)
     if model.representation_size:
-        dtype = jnp.dtype(model.dtype)
-        x = nn.tanh(nn.Dense(model.representation_size, dtype=dtype, name='pre_logits')(x))
+        dense = nn.Dense(model.representation_size, dtype=jnp.dtype(model.dtype), name='pre_logits')
+        x = nn.tanh(dense(x))
     found = {'tokens': tokens, 'pre_logits': x}
     return found | scores(model, x, tokens, train) if model.num_classes else found
 
@@ -629,7 +475,8 @@ def scores(
         mean = (both[0] + both[1]) / 2
         return {'logits': mean, 'class_logits': both[0], 'distillation_logits': both[1]}
     if model.head_norm == 'batch':
-        x = _batch_norm(train)(x)
+        plain = {'use_bias': False, 'use_scale': False, 'dtype': jnp.float32, 'name': 'head_norm'}
+        x = BatchNorm(not train, momentum=0.9, epsilon=1e-6, **plain)(x)
     return {'logits': dense(name='head')(x)}
 
 
@@ -649,15 +496,3 @@ class DistilledHead(nn.Module):
         self, tokens: Float[Array, 'B 2 D']
     ) -> tuple[Float[Array, 'B C'], Float[Array, 'B C']]:
         return self.first(tokens[:, 0]), self.distillation(tokens[:, 1])
-
-
-def _batch_norm(train: bool) -> BatchNorm:
-    return BatchNorm(
-        use_running_average=not train,
-        momentum=0.9,
-        epsilon=1e-6,
-        dtype=jnp.float32,
-        use_bias=False,
-        use_scale=False,
-        name='head_norm',
-    )

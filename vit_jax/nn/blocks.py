@@ -65,7 +65,7 @@ class Mlp(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class BlockOptions:
-    """The parts of a block that families of ViTs choose differently; by default the paper's.
+    """Options of a block in which families of ViTs differ; by default the paper's.
 
     Attributes:
       norm: makes a norm, called as `LayerNorm(epsilon, dtype=..., name=...)`.
@@ -76,7 +76,7 @@ class BlockOptions:
       no_bias, qk_norm, relative: see `MultiHeadAttention`.
       norm_place: 'pre': x + f(norm(x)); 'post': norm(x + f(x)), as in arXiv:1706.03762; 'res_post':
         x + norm(f(x)), as in Swin v2 (arXiv:2111.09883).
-      causal: whether tokens attend to no later ones.
+      causal: whether tokens attend only to themselves and earlier tokens.
     """
 
     norm: Callable[..., nn.Module] = LayerNorm
@@ -107,7 +107,7 @@ class Block(nn.Module):
     norm_eps: float = 1e-6
     dtype: Any = jnp.float32
     attention_by: str = 'xla'
-    parts: BlockOptions = BlockOptions()
+    options: BlockOptions = BlockOptions()
 
     @nn.compact
     def __call__(
@@ -120,14 +120,14 @@ class Block(nn.Module):
     ) -> Float[Array, 'B N D']:
         """The tokens after the block.
 
-        `segments` limits attention, see `Segments`; `positions` are known to attention: rotations
-        of queries and keys, or biases of scores.
+        `segments` limits attention, see `Segments`; `positions` are rotations of queries and keys,
+        or biases of scores.
         """
 
-        place = self.parts.norm_place
+        place = self.options.norm_place
 
         def add(x: Array, layer: Callable[[Array], Array], number: int) -> Array:
-            norm = self.parts.norm(self.norm_eps, dtype=self.dtype, name=f'norm{number}')
+            norm = self.options.norm(self.norm_eps, dtype=self.dtype, name=f'norm{number}')
             branch = layer(norm(x) if place == 'pre' else x)
             branch = self._scaled(norm(branch) if place == 'res_post' else branch, number)
             x = x + DropPath()(Dropout(self.dropout)(branch, train), drop_path, train)
@@ -138,23 +138,23 @@ class Block(nn.Module):
             dropout=self.attention_dropout,
             dtype=self.dtype,
             attention=self.attention_by,
-            no_bias=self.parts.no_bias,
-            qk_norm=self.parts.qk_norm,
-            relative=self.parts.relative,
+            no_bias=self.options.no_bias,
+            qk_norm=self.options.qk_norm,
+            relative=self.options.relative,
             name='attention',
         )
         together = None if segments is None else Segments(segments, segments)
         kind = 'rotary' if isinstance(positions, Rotary) else 'bias'
-        options: dict[str, Any] = {kind: positions, 'segments': together, 'train': train}
-        options['causal'] = self.parts.causal
-        x = add(x, lambda y: attention(y, **options), 1)
-        mlp = self.parts.mlp(self.mlp_dim, self.dropout, self.gelu, self.dtype, name='mlp')
+        inputs: dict[str, Any] = {kind: positions, 'segments': together, 'train': train}
+        inputs['causal'] = self.options.causal
+        x = add(x, lambda y: attention(y, **inputs), 1)
+        mlp = self.options.mlp(self.mlp_dim, self.dropout, self.gelu, self.dtype, name='mlp')
         return add(x, lambda y: mlp(y, train), 2)
 
     def _scaled(self, branch: Array, number: int) -> Array:
-        if self.parts.layer_scale is None:
+        if self.options.layer_scale is None:
             return branch
-        init = nn.initializers.constant(self.parts.layer_scale)
+        init = nn.initializers.constant(self.options.layer_scale)
         scale = self.param(f'layer_scale{number}', init, branch.shape[-1:])
         return branch * scale.astype(branch.dtype)
 
@@ -194,7 +194,7 @@ class Encoder(nn.Module):
         positions: Rotary | Float[Array, '1 H N N'] | None = None,
     ) -> Float[Array, 'B N D']:
         """The tokens after all blocks; `segments` and `positions` are passed to them."""
-        # Blocks of one's own need to know no more than what is passed.
+        # Blocks of other projects may not take positions.
         placed = () if positions is None else (positions,)
 
         def apply(block: nn.Module, x: Array, rate: float | Array, *rest: Any) -> Array:
@@ -278,3 +278,59 @@ def swiglu(norm_of: Factory, use_bias: bool, *, norm: bool = False) -> Factory:
 
 # Functions of the model's norm and of the use of biases, and of the options after the `*`.
 MLPS = {'mlp': mlp, 'swiglu': swiglu}
+
+
+class MapHead(nn.Module):
+    """Multi-head attention pooling: a learned probe attends to all tokens, then an MLP refines it.
+
+    Zhai et al., 2021, arXiv:2106.04560. Parameters `probe` [1 1 D], `attention`, `norm` and `mlp`.
+    """
+
+    num_heads: int
+    mlp_dim: int
+    gelu: str = 'tanh'
+    norm_eps: float = 1e-6
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, 'B N D'],
+        train: bool = False,
+        segments: Int[Array, 'B N'] | None = None,
+        num_segments: int = 1,
+    ) -> Float[Array, 'B D'] | Float[Array, 'B S D']:
+        """One vector for each row; with `segments` one for each of 1 ... S, as in `segment_mean`.
+
+        The vector of a segment without tokens is that of uniform attention to all tokens.
+        """
+        batch, _, width = x.shape
+        probe = self.param('probe', nn.initializers.xavier_uniform(), (1, 1, width))
+        probe = jnp.broadcast_to(probe, (batch, num_segments, width)).astype(self.dtype)
+        attention = MultiHeadAttention(
+            self.num_heads, kernels=('q', 'kv'), dtype=self.dtype, name='attention'
+        )
+        own = None
+        if segments is not None:
+            numbers = jnp.arange(1, num_segments + 1, dtype=segments.dtype)
+            own = Segments(jnp.broadcast_to(numbers, (batch, num_segments)), segments)
+        x = attention(probe, x, segments=own)
+        y = LayerNorm(self.norm_eps, dtype=self.dtype, name='norm')(x)
+        x = x + Mlp(self.mlp_dim, gelu=self.gelu, dtype=self.dtype, name='mlp')(y, train)
+        return x[:, 0] if segments is None else x
+
+
+def segment_mean(
+    x: Float[Array, 'B N D'], segments: Int[Array, 'B N'], num_segments: int = 1
+) -> Float[Array, 'B S D']:
+    """Mean of the tokens of each segment, accumulated in float32.
+
+    Args:
+      x: tokens.
+      segments: numbers 1 ... S of the tokens' segments; tokens with other numbers, such as 0, are
+        ignored.
+      num_segments: S; a segment without tokens gets zeros.
+    """
+    own = jax.nn.one_hot(segments - 1, num_segments, dtype=jnp.float32)
+    sums = jnp.einsum('bns,bnd->bsd', own, x.astype(jnp.float32), precision='highest')
+    return (sums / jnp.maximum(own.sum(axis=1), 1)[..., None]).astype(x.dtype)

@@ -12,7 +12,7 @@ from jax import Array
 
 from vit_jax.array_types import Bool, Float, Float32, Int
 from vit_jax.errors import UserError, check_choice
-from vit_jax.nn.rotary import Draw, Layout
+from vit_jax.nn.rotary import KeySource, Layout
 
 LAYOUTS = ('interleaved', 'concatenated')
 
@@ -237,17 +237,17 @@ class Relative(NamedTuple):
 
 
 def relative(
-    layout: Layout, size: int, draw: Draw | None = None, *, shared: bool = False
+    layout: Layout, size: int, next_key: KeySource | None = None, *, shared: bool = False
 ) -> Relative:
     """Biases of scores by relative positions, see `RelativeBias`.
 
     Args:
       layout: of the tokens.
-      size, draw: have no effect.
+      size, next_key: have no effect.
       shared: whether all blocks have the same biases, as in BEiT's pre-training, instead of each
         its own.
     """
-    del size, draw
+    del size, next_key
     return Relative(layout, shared)
 
 

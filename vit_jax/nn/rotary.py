@@ -22,7 +22,7 @@ from vit_jax.errors import UserError, check_choice
 
 ORDERS = ('yx', 'xy')
 NORMALIZED = ('separate', 'max', 'min')
-Draw = Callable[[], Key[Array, '']]
+KeySource = Callable[[], Key[Array, '']]
 
 
 @flax.struct.dataclass
@@ -68,7 +68,7 @@ class Layout(NamedTuple):
 def rope(
     layout: Layout,
     size: int,
-    draw: Draw | None = None,
+    next_key: KeySource | None = None,
     *,
     theta: float = 10_000.0,
     reference: int = 0,
@@ -81,7 +81,7 @@ def rope(
     Args:
       layout: of the tokens.
       size: K, width of a head.
-      draw: has no effect.
+      next_key: has no effect.
       theta: the frequencies fall from 1 to nearly 1 / theta.
       reference: side of the grid of the pre-training, to which larger and smaller grids are scaled;
         0 to count patches of any grid.
@@ -94,7 +94,7 @@ def rope(
       UserError: if a head is no multiple of 4 wide, there is no such order, or the registers form
         no square.
     """
-    del draw
+    del next_key
     check_choice('order', order, ORDERS)
 
     def angles(grid: tuple[int, int], base: float) -> np.ndarray:
@@ -116,7 +116,7 @@ def rope(
 def rope_dinov3(
     layout: Layout,
     size: int,
-    draw: Draw | None = None,
+    next_key: KeySource | None = None,
     *,
     theta: float = 100.0,
     normalize: str = 'separate',
@@ -131,7 +131,7 @@ def rope_dinov3(
     Args:
       layout: of the tokens; those before the patches are left in place.
       size: K, width of a head.
-      draw: gives the key of the changes; None for no changes, as in evaluation.
+      next_key: gives the key of the changes; None for no changes, as in evaluation.
       theta: the periods rise from 1 to nearly theta.
       normalize: the side that is 2 long: 'separate' for both, 'max' or 'min' for the longer or the
         shorter one.
@@ -152,8 +152,8 @@ def rope_dinov3(
         for n, side in zip(layout.grid, sides[normalize], strict=True)
     ]
     places: Any = _places(*axes)
-    if draw is not None and (shift or jitter > 1 or rescale > 1):
-        places = _changed(jnp.asarray(places, jnp.float32), draw(), shift, jitter, rescale)
+    if next_key is not None and (shift or jitter > 1 or rescale > 1):
+        places = _changed(jnp.asarray(places, jnp.float32), next_key(), shift, jitter, rescale)
     angles = _angles(2 * math.pi * places, size, theta, 'yx')
     xp = jnp if isinstance(angles, jax.Array) else np
     prefix = layout.first + layout.registers

@@ -5,8 +5,7 @@ import functools
 import flax.linen as nn
 
 from vit_jax.models import base
-from vit_jax.models.vit import MapHead
-from vit_jax.nn.blocks import Block, Encoder
+from vit_jax.nn.blocks import Block, Encoder, MapHead
 from vit_jax.nn.maps import collect
 from vit_jax.nn.positions import learned
 

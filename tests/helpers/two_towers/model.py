@@ -6,8 +6,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from vit_jax.models import base, vit
-from vit_jax.models.vit import segment_mean
-from vit_jax.nn.blocks import Block, Encoder
+from vit_jax.nn.blocks import Block, Encoder, segment_mean
 from vit_jax.nn.maps import collect
 from vit_jax.nn.patches import patch_grid
 from vit_jax.nn.positions import sincos1d
