@@ -51,7 +51,7 @@ class Device:
 
 def test_the_memory_is_that_of_the_device_or_of_the_host(monkeypatch):
     assert ahead_of_time.memory(Device('gpu', {'bytes_limit': 1000}), 8) == pytest.approx(900)
-    monkeypatch.setattr(environment, 'available', lambda: 1600)
+    monkeypatch.setattr(environment, 'available_memory', lambda: 1600)
     assert ahead_of_time.memory(Device('cpu'), 8) == pytest.approx(100)
     with pytest.raises(UserError, match='memory of METAL is unknown; give a number'):
         ahead_of_time.memory(Device('METAL'), 1)
