@@ -134,7 +134,7 @@ def sizes() -> Iterator[list[str]]:
     """A row for each size that has a name, or that a released file has."""
     yield ['model', 'size', 'parameters', 'GFLOPs', 'released', 'image sizes', 'best published']
     files: dict[tuple[str, str], list[hub.Released]] = {}
-    for one in hub.table():
+    for one in hub.released_table():
         if one.model:
             files.setdefault((one.model['name'], one.model['variant']), []).append(one)
     for model, known in count_variants.read_table().items():
@@ -178,7 +178,7 @@ def sources() -> Iterator[list[str]]:
     """A row for each page that describes released files."""
     yield ['source', 'files', 'parameters', 'image sizes', 'trained on', 'best published']
     groups: dict[str, list[hub.Released]] = {}
-    for one in hub.table():
+    for one in hub.released_table():
         groups.setdefault(one.source, []).append(one)
     for source, files in groups.items():
         counts = [one.parameters for one in files if one.parameters]

@@ -30,7 +30,7 @@ def checkpoint(tmp_path_factory):
     params = jax.tree.map(lambda x: rng.normal(0, 0.3, x.shape).astype(np.float32), shapes)
     keywords = {'name': 'swin', 'mlp_ratio': 4.0, 'gelu': 'erf', 'norm_eps': 1e-5, **FIELDS}
     path = tmp_path_factory.mktemp('windows') / 'swin'
-    interop.write(interop.TrainedModel.of_file(params, keywords, (12, 12), 'a test'), path)
+    interop.write(interop.TrainedModel.from_file(params, keywords, (12, 12), 'a test'), path)
     return path
 
 

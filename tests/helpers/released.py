@@ -52,7 +52,7 @@ def trained(name: str) -> TrainedModel:
     tasks = {'mae': 'reconstruct', 'detr': 'detect', 'detr_panoptic': 'segment_panoptic'}
     task = {'name': tasks.get(name, 'classify')}
     model = {'name': name, **keywords}
-    made = TrainedModel.of_file(params, model, (SIDE, SIDE), 'a test', task=task)
+    made = TrainedModel.from_file(params, model, (SIDE, SIDE), 'a test', task=task)
     return made.adapted(model=made.model)
 
 

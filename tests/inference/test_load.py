@@ -228,7 +228,7 @@ def test_a_model_of_text_is_loaded_by_the_inputs_of_its_task():
     ids = jax.numpy.ones((1, 5), np.int32)
     logits = outputs_of(model, variables, *trained.task.inputs({'source': ids, 'target': ids}))
     assert logits.shape == (1, 5, model.vocab_size)
-    refit = inference_lib.fitted(trained, image_size=(8, 8))
+    refit = inference_lib.adapt_model(trained, image_size=(8, 8))
     jax.tree.map(np.testing.assert_array_equal, refit.params, trained.params)
 
 
@@ -261,7 +261,7 @@ def test_the_record_tells_what_black_and_white_become(npz, smoke_run):
         expected = [[-1.0] * channels, [1.0] * channels]
         np.testing.assert_allclose(inference_lib.read(path).value_range(), expected)
     mean, std = np.array([0.1, 0.2, 0.3], np.float32), np.array([0.5, 0.4, 0.3], np.float32)
-    detector = TrainedModel.of_file(
+    detector = TrainedModel.from_file(
         {},
         {'name': 'detr', 'num_classes': 2},
         (32, 32),

@@ -340,6 +340,6 @@ def test_layers_that_a_model_does_not_call_head_have_to_fit(params):
     [(vit.Model(**FIELDS), 'gelu', 'erf'), (seq2seq.Model(8), 'activation', 'gelu')],
 )
 def test_another_activation_is_another_model(model, field, value):
-    trained = TrainedModel.of_file({}, {'name': 'any', field: value}, None, 'a file')
+    trained = TrainedModel.from_file({}, {'name': 'any', field: value}, None, 'a file')
     with pytest.raises(UserError, match=f"set config.model.{field}='{value}'"):
-        adapting.fit(trained, model, {}, None)
+        adapting.adapt_checkpoint(trained, model, {}, None)

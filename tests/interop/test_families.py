@@ -79,7 +79,7 @@ def matches(flat):
 
 def read(flat, extra):
     fields = dict(num_classes=None, patch_size=4, width=8, depth=1, mlp_dim=8, num_heads=1)
-    return TrainedModel.of_file(made(flat['patches']), {'name': 'vit', **fields}, (8, 8), 'mine')
+    return TrainedModel.from_file(made(flat['patches']), {'name': 'vit', **fields}, (8, 8), 'mine')
 
 def made(kernel):
     import jax, numpy as np
@@ -121,7 +121,7 @@ def imported(name):
     if name == 'clip':  # whose positions have these there
         params['image']['patch_embed']['bias'] *= 0
     size = SIZES.get(name, (32, 32))
-    return interop.TrainedModel.of_file(params, {'name': name, **fields(model)}, size, 'a test')
+    return interop.TrainedModel.from_file(params, {'name': name, **fields(model)}, size, 'a test')
 
 
 def test_every_module_of_the_folder_is_a_family():
@@ -270,7 +270,7 @@ def test_mistakes_are_one_line(own, tmp_path):
 
 def test_what_a_file_cannot_say_is_told(tmp_path):
     original = imported('vit')
-    exact = interop.TrainedModel.of_file(
+    exact = interop.TrainedModel.from_file(
         original.params, original.model_config | {'gelu': 'erf'}, (32, 32), ''
     )
     assert interop.write(original, tmp_path / 'a.npz') == ()

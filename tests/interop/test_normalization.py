@@ -101,9 +101,9 @@ def test_a_run_has_no_normalization(smoke_run):
 def test_where_nothing_tells_it_is_said(saved, tmp_path, capsys, caplog):
     saved(None)
     assert cli.main(['convert', str(tmp_path), str(tmp_path / 'out.npz')]) == 0
-    assert f'note: {preprocessing.UNKNOWN}\n' in capsys.readouterr().out
+    assert f'note: {preprocessing.UNKNOWN_NORMALIZATION}\n' in capsys.readouterr().out
     vit_jax.load(tmp_path)
-    assert preprocessing.UNKNOWN in caplog.text
+    assert preprocessing.UNKNOWN_NORMALIZATION in caplog.text
 
 
 @pytest.mark.slow
@@ -127,7 +127,7 @@ def test_what_cannot_be_folded_is_said(tmp_path):
     shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
     params = jax.tree.map(lambda x: np.ones(x.shape, np.float32), shapes)
     keywords = {'name': 'bit_resnet', 'layers': (1,), 'num_classes': 3}
-    trained = interop.TrainedModel.of_file(params, keywords, None, 'a test')
+    trained = interop.TrainedModel.from_file(params, keywords, None, 'a test')
     files.write_safetensors(tmp_path, *bit.write_transformers(trained)[:2], IMAGENET)
     assert 'mean 0.485, 0.456, 0.406' in interop.read(tmp_path).notes[0]
     with pytest.raises(UserError, match='cannot be folded'):

@@ -55,7 +55,7 @@ EDGE_CROP = "drop_alpha|resize_small(256, 'bicubic', rounding='down')|central_cr
     ],
 )
 def test_of_timm(extra, size, text):
-    assert preprocessing.transforms({'pretrained_cfg': extra}, size) == text
+    assert preprocessing.read_transforms({'pretrained_cfg': extra}, size) == text
     parse_transforms(text)
 
 
@@ -87,12 +87,12 @@ def test_of_timm(extra, size, text):
     ],
 )
 def test_of_transformers(extra, size, text):
-    assert preprocessing.transforms({PREPROCESSOR: extra}, size) == text
+    assert preprocessing.read_transforms({PREPROCESSOR: extra}, size) == text
     parse_transforms(text)
 
 
 def test_of_nobody():
-    assert preprocessing.transforms({}, (224, 224)) == ''
+    assert preprocessing.read_transforms({}, (224, 224)) == ''
 
 
 def prepared(text):
@@ -137,7 +137,7 @@ def test_every_processor_of_transformers_makes_the_same_bytes(kind, config):
     made = getattr(transformers, f'{kind}ImageProcessorPil')(**config)
     raw = {'return_tensors': 'np', 'do_rescale': False, 'do_normalize': False}
     told = {'image_processor_type': f'{kind}ImageProcessor', **config}
-    ours = prepared(preprocessing.transforms({PREPROCESSOR: told}, (500, 500)))
+    ours = prepared(preprocessing.read_transforms({PREPROCESSOR: told}, (500, 500)))
     for photo in timm_images.photos():
         theirs = made(Image.fromarray(photo), **raw)['pixel_values'][0].transpose(1, 2, 0)
         np.testing.assert_array_equal(ours(photo), theirs, err_msg=str(photo.shape))
@@ -167,7 +167,7 @@ def golden():
 
 @pytest.mark.parametrize('case', timm_images.CASES, ids=timm_images.name)
 def test_timm_makes_the_same_bytes(golden, case):
-    ours = prepared(preprocessing.transforms({'pretrained_cfg': case}, None))
+    ours = prepared(preprocessing.read_transforms({'pretrained_cfg': case}, None))
     made = map(ours, timm_images.photos())
     assert timm_images.checksum(made) == golden[timm_images.name(case)]
 
@@ -175,7 +175,7 @@ def test_timm_makes_the_same_bytes(golden, case):
 @pytest.mark.parametrize('case', timm_images.CASES[::7], ids=timm_images.name)
 def test_timm_itself_makes_the_same_bytes(case):
     pytest.importorskip('timm')
-    ours = prepared(preprocessing.transforms({'pretrained_cfg': case}, None))
+    ours = prepared(preprocessing.read_transforms({'pretrained_cfg': case}, None))
     theirs = timm_images.prepare(case)
     for photo in timm_images.photos():
         np.testing.assert_array_equal(ours(photo), theirs(photo))
@@ -186,12 +186,12 @@ def test_what_timm_reads_again(case):
     is_square = case['input_size'][1] == case['input_size'][2]
     size = (224, 224) if is_square else (192, 256)
     case = case | {'input_size': [3, *size]}
-    text = preprocessing.transforms({'pretrained_cfg': case}, None)
-    told = preprocessing.written_for_timm(text, size)
+    text = preprocessing.read_transforms({'pretrained_cfg': case}, None)
+    told = preprocessing.timm_keys(text, size)
     assert told == {key: case[key] for key in told}
-    assert preprocessing.transforms({'pretrained_cfg': case | told}, None) == text
+    assert preprocessing.read_transforms({'pretrained_cfg': case | told}, None) == text
     larger = case | {'input_size': [3, 2 * size[0], 2 * size[1]]}
-    expected = preprocessing.transforms({'pretrained_cfg': larger}, None)
+    expected = preprocessing.read_transforms({'pretrained_cfg': larger}, None)
     assert preprocessing.resized(text, (2 * size[0], 2 * size[1])) == expected
 
 
@@ -247,8 +247,8 @@ TEXTS = [
 @pytest.mark.parametrize('text', TEXTS)
 def test_transformers_makes_the_same_images(text):
     transformers = pytest.importorskip('transformers')
-    told = preprocessing.preprocessor(3, (9, 9)) | preprocessing.written(text)
-    assert preprocessing.transforms({PREPROCESSOR: told}, None) == f'drop_alpha|{text}'
+    told = preprocessing.preprocessor(3, (9, 9)) | preprocessing.transformers_keys(text)
+    assert preprocessing.read_transforms({PREPROCESSOR: told}, None) == f'drop_alpha|{text}'
     processor = getattr(transformers, told['image_processor_type'])(**told)
     for image in timm_images.photos(8):
         theirs = processor(image, return_tensors='np')['pixel_values'][0]
@@ -264,7 +264,7 @@ def test_transformers_makes_the_same_images(text):
     ],
 )
 def test_what_transformers_cannot_do(text):
-    assert preprocessing.written(text) == {}
+    assert preprocessing.transformers_keys(text) == {}
 
 
 def test_what_is_prepared_otherwise_is_said(tmp_path):

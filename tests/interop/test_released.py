@@ -15,7 +15,7 @@ from vit_jax.rehearsal import rehearsal
 from vit_jax.storage import fetched
 
 B16 = 'augreg/B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0'
-TABLE = hub.table()
+TABLE = hub.released_table()
 # One checkpoint for every model and size.
 MODELS = {json.dumps((one.model, one.image_size)): one for one in TABLE if one.model}
 
@@ -58,7 +58,7 @@ def test_parameters_are_those_of_every_model():
     ],
 )
 def test_short_names(path, url):
-    assert hub.url(path) == url
+    assert hub.full_url(path) == url
 
 
 def test_a_file_of_that_name_comes_first(tmp_path, monkeypatch):
@@ -97,7 +97,7 @@ def test_a_short_name_is_read_from_its_bucket(tmp_path, monkeypatch):
     ],
 )
 def test_the_nearest_name(path, near):
-    assert hub.nearest(path) == near
+    assert hub.nearest_released(path) == near
 
 
 @pytest.mark.fault(94)
@@ -115,7 +115,7 @@ def test_a_wrong_name_gets_the_nearest(monkeypatch, capsys, tmp_path):
 
     monkeypatch.setattr(fetched, 'together', missing)
     with pytest.raises(UserError, match=f'there is no such file; did you mean {B16}'):
-        files.local(hub.url(B16.replace('medium1', 'medium')))
+        files.local_path(hub.full_url(B16.replace('medium1', 'medium')))
 
 
 def test_the_hub_is_asked_for_names_beside_the_table(tmp_path):

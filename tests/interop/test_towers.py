@@ -31,7 +31,7 @@ TWO = {
     ],
 )
 def test_the_end_of_a_path(path, expected):
-    assert texts.split(path) == expected
+    assert texts.split_tower(path) == expected
 
 
 @pytest.mark.parametrize(
@@ -43,15 +43,15 @@ def test_a_tower_is_no_family(path, family):
 
 def test_the_arrays_and_the_config_of_a_tower():
     config = {'model_type': 'clip', 'vision_config': {'hidden_size': 8}, 'text_config': {}}
-    flat, extra = texts.take(TWO, config, 'vision')
+    flat, extra = texts.take_tower(TWO, config, 'vision')
     assert sorted(flat) == sorted(TWO)[2:]
     assert extra == {'model_type': 'clip_vision_model', 'hidden_size': 8}
-    flat, extra = texts.take(TWO, config, 'text')
+    flat, extra = texts.take_tower(TWO, config, 'text')
     assert list(flat) == ['text_model.final_layer_norm.weight']
     assert extra == {'model_type': 'clip_text_model'}
     only = {name: array for name, array in TWO.items() if not name.startswith(('vision', 'visual'))}
     with pytest.raises(UserError, match=r"no tower 'vision' in the file \(it holds: logit_scale"):
-        texts.take(only, config, 'vision')
+        texts.take_tower(only, config, 'vision')
 
 
 @pytest.mark.slow

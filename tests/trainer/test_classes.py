@@ -189,7 +189,7 @@ def checkpoint(tmp_path_factory):
         logits = np.asarray(jax.jit(module.apply)({'params': params}, inputs)['logits'])
         params['head']['bias'] -= np.median(logits, axis=0)  # so that it finds every class
         model = {'name': 'vit', 'num_classes': len(names), **fields}
-        stored = TrainedModel.of_file(params, model, (8, 8), 'test')
+        stored = TrainedModel.from_file(params, model, (8, 8), 'test')
         path = tmp_path_factory.mktemp('vit') / 'files'
         interop.write(dataclasses.replace(stored, class_names=names), path)
         return path
@@ -247,7 +247,7 @@ def head_of(repo, checkpoint, data, *overrides):
         f'{repo}/experiments/vit/finetune.py:auto',
         [f'data.source={data}', f'init.from={checkpoint}', 'batch_size=8', *overrides],
     )
-    training = build.build(fine_tune.filled(config).config, jax.devices()[:1])
+    training = build.build(fine_tune.complete(config).config, jax.devices()[:1])
     found = start.find_origin(training)
     return found.params.get('head'), '\n'.join(found.notes)
 

@@ -16,9 +16,8 @@ from vit_jax.checkpoints import format as checkpoint_format
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
 from vit_jax.interop import files
-from vit_jax.interop import trained as trained_lib
 from vit_jax.interop.families import vision_transformer
-from vit_jax.interop.trained import TrainedModel
+from vit_jax.interop.trained import TrainedModel, read_classes, take_classes
 from vit_jax.models import vit
 from vit_jax.trainer import train
 
@@ -151,20 +150,20 @@ def test_classes_that_cannot_be_taken_are_one_line(tmp_path, text, message):
     if text is not None:
         (tmp_path / 'classes.txt').write_text(text)
     head = {'kernel': np.zeros((4, 10)), 'bias': np.zeros(10)}
-    imported = TrainedModel.of_file({'head': head}, {}, None, 'a file')
+    imported = TrainedModel.from_file({'head': head}, {}, None, 'a file')
 
     def take():
-        chosen = trained_lib.read_classes(str(tmp_path / 'classes.txt'))
-        trained_lib.take_classes(imported, vit.Model(num_classes=3), chosen)
+        chosen = read_classes(str(tmp_path / 'classes.txt'))
+        take_classes(imported, vit.Model(num_classes=3), chosen)
 
     with pytest.raises(UserError, match=re.escape(message)):
         take()
 
 
 def test_classes_are_taken_from_a_head():
-    imported = TrainedModel.of_file({'norm': {'scale': np.ones(4)}}, {}, None, 'a file')
+    imported = TrainedModel.from_file({'norm': {'scale': np.ones(4)}}, {}, None, 'a file')
     with pytest.raises(UserError, match='the checkpoint has no head to take classes from'):
-        trained_lib.take_classes(imported, vit.Model(num_classes=3), np.arange(3))
+        take_classes(imported, vit.Model(num_classes=3), np.arange(3))
 
 
 @pytest.mark.usefixtures('one_device')

@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     from vit_jax.runtime import console
     from vit_jax.storage.paths import write_text_atomic
 
-    config = fine_tune.filled(config).config
+    config = fine_tune.complete(config).config
     row = row_of(config, args.image_size, args.channels)
     config, spec, per_row = row
     ready = benchmark.of_config(config, rows := batch_rows(config))

@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
 
     if args.out is not None:
         check_picture(args.out, '--out')
-    config = fine_tune.filled(config).config
+    config = fine_tune.complete(config).config
     layout = sharding.make_layout()
     data = open_data(config.data, config.batch_size, layout, seed=config.seed)
     if args.bench:
@@ -103,16 +103,16 @@ def picture(config: Any, data: Any, batch: dict[str, Any]) -> Any:
 
     from vit_jax.config import objects
     from vit_jax.config.defaults import complete
-    from vit_jax.inference import sample
+    from vit_jax.inference import example_set
     from vit_jax.viz import predictions
 
     _, task = objects.model_and_task(complete(config, data.info))
-    batch = sample.augmented(task, batch)
-    images = sample.images(task, batch)
+    batch = example_set.augmented(task, batch)
+    images = example_set.images(task, batch)
     count = min(SHOWN, len(next(iter(batch.values()))))
     rows = {k: v if v.ndim else [v] * count for k, v in batch.items()}
     examples = [{k: np.asarray(v[i]) for k, v in rows.items()} for i in range(count)]
-    context = sample.context_of(data, config.data, model=config.model.name)
+    context = example_set.context_of(data, config.data, model=config.model.name)
     viz = predictions.find(config.task.name)
     try:
         return viz.draw_batch(None if images is None else list(images[:count]), examples, context)

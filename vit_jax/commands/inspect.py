@@ -124,7 +124,7 @@ def from_config(config: Any, image_size: int | None, channels: int | None) -> Su
     from vit_jax.profiling import benchmark
     from vit_jax.profiling.examples import row_of
 
-    config, spec, _ = row_of(fine_tune.filled(config).config, image_size, channels)
+    config, spec, _ = row_of(fine_tune.complete(config).config, image_size, channels)
     model, task = objects.model_and_task(config)
     one = benchmark.blank_example(spec)
     variables = jax.eval_shape(lambda: step.init_variables(model, task, one, 0))
@@ -140,7 +140,7 @@ def from_checkpoint(
 
     given = (image_size, image_size) if image_size else None
     trained = load.read(path, image_size=given, allowed=allowed)
-    trained = load.fitted(trained, given) if trained.step is None else trained
+    trained = load.adapt_model(trained, given) if trained.step is None else trained
     config, spec, note = trained.config, {}, ''
     try:
         if trained.step is None:

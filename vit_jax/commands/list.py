@@ -127,7 +127,7 @@ def print_checkpoints(words: Sequence[str], as_json: bool) -> int:
     """Print the released checkpoints whose names contain a word."""
     from vit_jax.interop import hub
 
-    found = [one for one in hub.table() if chosen(one.name, words)]
+    found = [one for one in hub.released_table() if chosen(one.name, words)]
     if as_json:
         print(to_json(found))
         return 0

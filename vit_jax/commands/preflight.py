@@ -126,7 +126,7 @@ def _config(args: argparse.Namespace, config: ConfigDict, slice_: Topology) -> i
     from vit_jax.inference import fine_tune
     from vit_jax.profiling import pipeline, preflight
 
-    options, config = _options(args), fine_tune.filled(config).config
+    options, config = _options(args), fine_tune.complete(config).config
     if isinstance(args.batch_size, int):
         config = preflight.apply(config, f'batch_size={args.batch_size}')
     per_core = _per_core(config) if args.data_rate else 0.0

@@ -229,7 +229,7 @@ def read_runs(args: argparse.Namespace, config: Any | None) -> list[PlannedRun]:
     from vit_jax.sweeps.price import planned_runs
 
     if config is not None:
-        return [price(fine_tune.filled(config).config, args.examples, args.image_size)]
+        return [price(fine_tune.complete(config).config, args.examples, args.image_size)]
     return planned_runs(space.load(args.file, COMMAND), args.examples, args.image_size)
 
 

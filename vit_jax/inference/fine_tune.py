@@ -5,7 +5,7 @@ In transforms, `{size}` and `{method}` stand for the checkpoint's image size and
 `{transforms}` for all that is done to its images in evaluation, and `{alpha}` for `drop_alpha|` if
 that is a part of it. Where `config.data.split` and
 those of `config.evals` are None, the data are asked for a validation split; without one, a fifth
-of each class is held out. The config of a run is stored with all of this filled in.
+of each class is held out. A run stores the completed config.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ FIELD = re.compile(r'\{(size|method|transforms|alpha)\}')
 
 
 @dataclasses.dataclass(frozen=True)
-class Filled:
-    """A config with nothing left open.
+class CompletedConfig:
+    """A config without open entries.
 
     Attributes:
       config: checked.
@@ -49,10 +49,10 @@ class Filled:
     notes: tuple[str, ...] = ()
 
 
-def filled(
+def complete(
     config: ConfigDict, stored: ConfigDict | None = None, allowed: Sequence[str] = ()
-) -> Filled:
-    """Fill in what a config leaves to its checkpoint and its data.
+) -> CompletedConfig:
+    """Complete a config from its checkpoint and its data.
 
     Args:
       config: not changed.
@@ -65,7 +65,7 @@ def filled(
     """
     places = list(_open(config))
     if not places:
-        return Filled(config)
+        return CompletedConfig(config)
     found = None if stored is None else _from_run(config, stored, places)
     return found or _from_files(config, allowed)
 
@@ -101,7 +101,9 @@ def _group(config: ConfigDict, place: str) -> ConfigDict:
     return functools.reduce(ConfigDict.__getitem__, place.split('.'), config)
 
 
-def _from_run(config: ConfigDict, stored: ConfigDict, places: Sequence[str]) -> Filled | None:
+def _from_run(
+    config: ConfigDict, stored: ConfigDict, places: Sequence[str]
+) -> CompletedConfig | None:
     """The config with a run's values of what it leaves open; None if that lacks such places."""
     config = copy.deepcopy(config)
     with config.unlocked(), config.ignore_type():
@@ -115,10 +117,10 @@ def _from_run(config: ConfigDict, stored: ConfigDict, places: Sequence[str]) -> 
                     return None
             else:
                 _group(config, section)[key] = kept[key]
-    return Filled(override(config, ()))
+    return CompletedConfig(override(config, ()))
 
 
-def _from_files(config: ConfigDict, allowed: Sequence[str]) -> Filled:
+def _from_files(config: ConfigDict, allowed: Sequence[str]) -> CompletedConfig:
     from vit_jax.inference import load
 
     config = copy.deepcopy(config)
@@ -136,7 +138,7 @@ def _from_files(config: ConfigDict, allowed: Sequence[str]) -> Filled:
             except UserError as error:
                 raise UserError(f'config.init.from={path}: {error}') from None
         notes += _choose_splits(config)
-    return Filled(override(config, ()), checkpoint, tuple(notes))
+    return CompletedConfig(override(config, ()), checkpoint, tuple(notes))
 
 
 def _follow(config: ConfigDict, checkpoint: TrainedModel) -> Iterator[str]:
@@ -150,7 +152,7 @@ def _follow(config: ConfigDict, checkpoint: TrainedModel) -> Iterator[str]:
         text = evaluation_transforms(checkpoint)
         fields = {
             'size': _in_text(_size(checkpoint)),
-            'method': repr(preprocessing.method_of(text)),
+            'method': repr(preprocessing.resampling(text)),
             'transforms': text,
             'alpha': 'drop_alpha|' if parse_transforms(text).drops_alpha else '',
         }

@@ -59,7 +59,7 @@ class PhotoReader:
         path = pathlib.Path(path)
         with images.decoding(drop_alpha=self.transforms.drops_alpha):
             record = {'image': read_image(path, self.channels)}
-        return photo_of(record, path, lambda record: self._transform(record, size))
+        return make_photo(record, path, lambda record: self._transform(record, size))
 
     def _transform(self, record: Record, size: tuple[int, int] | None) -> Record:
         """A record with the model's input."""
@@ -74,7 +74,7 @@ class PhotoReader:
         return pad_image(self.transforms(record, example_rng(0, 0)), self.padded)
 
 
-def photo_of(
+def make_photo(
     record: Record, path: pathlib.Path, transform: Callable[[Record], Mapping[str, Any]]
 ) -> Photo:
     """A model's inputs from an image, with the map from its pixels to those of the original.
@@ -164,7 +164,7 @@ def takes_any_size(transforms: Transforms, shape: tuple[int, int, int]) -> bool:
 
     def see(height: int, width: int) -> Photo:
         record = {'image': np.zeros((height, width, shape[2]), np.uint8)}
-        return photo_of(record, pathlib.Path(), lambda r: transforms(r, example_rng(0, 0)))
+        return make_photo(record, pathlib.Path(), lambda r: transforms(r, example_rng(0, 0)))
 
     own, other = see(*shape[:2]), see(2 * shape[0], 3 * shape[1])
     if own.affine is None or other.affine is None or own.image.shape != other.image.shape:
@@ -227,7 +227,7 @@ def prepared_size(trained: TrainedModel) -> Size | None:
     """Height and width that the files of another code base give all images, which may differ from
     those that the parameters were made for, as those of DINOv2 do; None if they say nothing.
     """
-    recipe = None if trained.step is not None else preprocessing.recipe_of(trained.transforms)
+    recipe = None if trained.step is not None else preprocessing.parse_recipe(trained.transforms)
     return recipe.made if recipe else None
 
 

@@ -105,7 +105,7 @@ def load(
                 'inputs read(path, mean=..., std=...).task.inputs makes'
             )
         _log.warning('%s: %s', stored.source, own)
-    trained = fitted(stored, size, num_classes)
+    trained = adapt_model(stored, size, num_classes)
     model = trained.model if device is None else target.placed(trained.model, device)
     return model, trained.variables
 
@@ -149,7 +149,7 @@ def open_run(
     """Open the model of a run folder; raises UserError for any other path, or as `open_model`."""
     read_config(workdir, allowed)
     folder = paths.absolute(workdir) / run_folder.CHECKPOINTS
-    return fitted(_read_run(folder, step, average, allowed), image_size)
+    return adapt_model(_read_run(folder, step, average, allowed), image_size)
 
 
 def open_model(
@@ -178,7 +178,7 @@ def open_model(
     stored = stored or read(
         path, step=step, average=average, image_size=image_size, allowed=allowed
     )
-    trained = fitted(stored, image_size)
+    trained = adapt_model(stored, image_size)
     if trained.step is not None:
         return trained
     size = image_size or input_size(trained)
@@ -266,7 +266,7 @@ def backbone(trained: TrainedModel) -> TrainedModel:
     return part.adapted(model=part.model)
 
 
-def fitted(
+def adapt_model(
     trained: TrainedModel, image_size: Size | None = None, num_classes: int | None = None
 ) -> TrainedModel:
     """The same model for images of another size or other classes; logs its notes.
@@ -288,7 +288,7 @@ def fitted(
         example = {name: jnp.zeros((1, *s.shape), s.dtype) for name, s in spec.items()}
         return step_lib.init_variables(trained.model, trained.task, example, 0)['params']
 
-    params, _ = adapt.fit(trained, trained.model, jax.eval_shape(init), size)
+    params, _ = adapt.adapt_checkpoint(trained, trained.model, jax.eval_shape(init), size)
     return dataclasses.replace(
         trained,
         params=_complete(params, init),

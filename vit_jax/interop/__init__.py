@@ -46,12 +46,14 @@ def read(
     from vit_jax.interop import families, files, preprocessing, texts, trained
 
     family, place = families.split(path)
-    file, tower = texts.split(place)
+    file, tower = texts.split_tower(place)
     flat, extra = files.read_arrays(file)
-    extra |= preprocessing.given(mean, std) | ({GIVEN_SIZE: image_size} if image_size else {})
+    extra |= preprocessing.given_normalization(mean, std) | (
+        {GIVEN_SIZE: image_size} if image_size else {}
+    )
     try:
         if tower:
-            flat, extra = texts.take(flat, extra, tower)
+            flat, extra = texts.take_tower(flat, extra, tower)
         kind = extra.get('model_type') or extra.get('architecture') or ''
         reader = families.reader(flat, family, kind)
         imported = reader.read(flat, extra)
@@ -60,7 +62,7 @@ def read(
         num_classes = imported.model_config.get('num_classes') or None
         return dataclasses.replace(
             _preprocessed(imported, extra),
-            class_names=trained.read(extra, num_classes),
+            class_names=trained.read_class_names(extra, num_classes),
             num_classes=num_classes,
             path=Path(path),
             positions=getattr(reader, 'POSITIONS', imported.positions),
@@ -82,8 +84,8 @@ def _preprocessed(imported: TrainedModel, extra: Mapping[str, Any]) -> TrainedMo
 
     text = imported.transforms
     if not text and imported.takes_images:
-        text = preprocessing.transforms(extra, imported.image_size)
-        imported = imported.with_notes(*preprocessing.notes(extra, text))
+        text = preprocessing.read_transforms(extra, imported.image_size)
+        imported = imported.with_notes(*preprocessing.transform_notes(extra, text))
     read = imported.with_groups(data={**imported.config.data, 'transforms': text})
     return texts.with_tokenizer(read, extra)
 
@@ -95,7 +97,7 @@ def _with_transforms(written: Written, text: str) -> Written:
     told = written.preprocessor or {}
     if told.get('image_processor_type') != 'ViTImageProcessor':  # none, or of the family's own
         return written
-    if found := preprocessing.written(text):
+    if found := preprocessing.transformers_keys(text):
         made = told | found
         notes = preprocessing.differences(text, {preprocessing.PREPROCESSOR: made})
         return written._replace(preprocessor=made, notes=(*written.notes, *notes))
@@ -146,7 +148,7 @@ def write(imported: TrainedModel, path: str | os.PathLike[str]) -> tuple[str, ..
     if is_npz:
         files.write_npz(place, written.arrays)
     else:
-        others = texts.files(imported)
+        others = texts.tokenizer_files(imported)
         files.write_safetensors(place, written.arrays, written.config, written.preprocessor, others)
     if is_npz and imported.class_names:
         return (

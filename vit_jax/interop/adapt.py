@@ -17,14 +17,20 @@ from flax import traverse_util
 
 from vit_jax.data.records import SourceInfo
 from vit_jax.errors import UserError
-from vit_jax.interop import trained as trained_lib
-from vit_jax.interop.trained import Size, TrainedModel, fields
+from vit_jax.interop.trained import (
+    ClassOrder,
+    Size,
+    TrainedModel,
+    class_order,
+    fields,
+    reorder_head,
+)
 from vit_jax.tree_paths import require_fit, unroll, unrolled
 
 PyTree = Any
 
 
-def fit(
+def adapt_checkpoint(
     trained: TrainedModel,
     model: Any,
     target: PyTree,
@@ -43,7 +49,7 @@ def fit(
       posemb: interpolation of position embeddings, see `ops.resize.grid`; by default that of the
         checkpoint's code base.
       select: the parts of the checkpoint to take, if the models differ otherwise; see
-        `interop.select`. If empty, all has to fit.
+        `select_params`. If empty, all has to fit.
       classes: of the data to train on, which the head is fitted to; None keeps its order.
 
     Returns:
@@ -62,7 +68,7 @@ def fit(
             new_size=image_size,
             posemb=posemb or trained.positions,
             select=select,
-            order=None if classes is None else trained_lib.by_name(trained, classes),
+            order=None if classes is None else class_order(trained, classes),
         )
     except UserError as error:
         raise UserError(f'{error}{_differences(trained.model_config, model)}') from None
@@ -78,7 +84,7 @@ def adapt(
     new_size: Size | None = None,
     posemb: str = 'bilinear',
     select: str = '',
-    order: trained_lib.Order | None = None,
+    order: ClassOrder | None = None,
 ) -> tuple[dict[str, PyTree], list[str]]:
     """Make parameters fit a model.
 
@@ -93,7 +99,7 @@ def adapt(
       old_size: of the images that `params` were made for; None if unknown.
       new_size: of the images to come; None if the model takes none.
       posemb: interpolation of position embeddings, see `ops.resize.grid`.
-      select: the parts to take; see `select`. If empty, all has to fit.
+      select: the parts to take; see `select_params`. If empty, all has to fit.
       order: of the classes in a head that is kept; None for that which it has.
 
     Returns:
@@ -106,7 +112,7 @@ def adapt(
     have, want = _flat(params), jax.eval_shape(_flat, target)
     notes: list[str] = []
     if select:
-        have, want, notes = pick(have, want, select)
+        have, want, notes = select_params(have, want, select)
     notes += _fit_head(have, want, model.head_layers, order)
     tree = traverse_util.unflatten_dict(have, sep='/')
     tree, resized = resize(tree, model, old_size, new_size, posemb)
@@ -164,7 +170,7 @@ def _fit_head(
     have: dict[str, Any],
     want: dict[str, Any],
     layers: Sequence[str],
-    order: trained_lib.Order | None,
+    order: ClassOrder | None,
 ) -> list[str]:
     """Remove the head from both if it does not fit, so that it keeps its initial value.
 
@@ -183,7 +189,7 @@ def _fit_head(
         if order.chosen is None:
             note = f'{head}: its {new} outputs start anew: {order.why}'
         else:
-            have |= trained_lib.columns(have, head, order.chosen)
+            have |= reorder_head(have, head, order.chosen)
             notes.append(f'{head}: {order.why}')
     if note:
         notes.append(note)
@@ -240,7 +246,7 @@ def _differing(theirs: Mapping[str, Any], model: Any) -> dict[str, tuple[Any, An
 Flat = dict[str, Any]  # '/'-joined path -> array or shape
 
 
-def pick(have: Flat, want: Flat, select: str) -> tuple[Flat, Flat, list[str]]:
+def select_params(have: Flat, want: Flat, select: str) -> tuple[Flat, Flat, list[str]]:
     """The parameters that are selected.
 
     Args:

@@ -54,7 +54,7 @@ def read_arrays(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
 
     Args:
       path: an .npz file, of which `FILE.npz:SUBTREE` selects a part; a .safetensors file; a folder
-        with model.safetensors, whole or in shards. They may be elsewhere, see `places`. Only the
+        with model.safetensors, whole or in shards; or a URL, see `local_path`. Only the
         parameters of a training state in an .npz file are read.
 
     Returns:
@@ -66,8 +66,8 @@ def read_arrays(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
         quantized weights, or if a package for reading it is missing.
     """
     path = os.fspath(path)
-    file, subtree = _split_subtree(hub.url(path))
-    file = local(file)
+    file, subtree = _split_subtree(hub.full_url(path))
+    file = local_path(file)
     if file.endswith('.npz'):
         flat = _select(_parameters(_read_npz(file)), subtree, path)
         return _weights(flat, file), {}
@@ -83,7 +83,7 @@ def read_arrays(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
         flat, config = _read_folder(file)
         return _weights(flat, file), config
     if not Path(file).exists():
-        raise UserError(f'{path}: there is no such file or folder{hint(path)}')
+        raise UserError(f'{path}: there is no such file or folder{path_hint(path)}')
     raise UserError(f'{path}: not a checkpoint; an .npz or .safetensors file, or a folder, is')
 
 
@@ -335,7 +335,7 @@ def _open(path: str) -> IO[bytes]:
     try:
         return paths.open_file(path)
     except FileNotFoundError:
-        raise _Missing(f'{path}: there is no such file{hint(path)}') from None
+        raise _Missing(f'{path}: there is no such file{path_hint(path)}') from None
     except (OSError, ValueError) as error:
         raise UserError(f'{path}: cannot be opened ({_line(error)})') from None
 
@@ -386,7 +386,7 @@ def _package(module: str, package: str, purpose: str) -> Any:
 _REPOSITORY = re.compile(r'[\w-][\w.-]*/[\w-][\w.-]*(?:@[\w./-]+)?')
 
 
-def local(path: str) -> str:
+def local_path(path: str) -> str:
     """The local file or folder of a checkpoint; what is elsewhere is downloaded once.
 
     Raises:
@@ -399,13 +399,13 @@ def local(path: str) -> str:
     try:
         return _fetch(in_full(path))
     except fetched.MissingFile as error:
-        near = hub.nearest(path)
+        near = hub.nearest_released(path)
         raise UserError(f'{error}; did you mean {near}?' if near else str(error)) from None
 
 
-def hint(path: str) -> str:
+def path_hint(path: str) -> str:
     """The end of the message that there is no such path: the nearest one that there may be."""
-    if near := hub.nearest(path):
+    if near := hub.nearest_released(path):
         return f'; did you mean {near}?'
     if _REPOSITORY.fullmatch(path) and not pathlib.Path(path).parent.exists():
         return f'; on the Hugging Face Hub it would be {hub.SCHEME}{path}'

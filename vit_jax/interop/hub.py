@@ -318,7 +318,7 @@ def _repositories(uri: HfUri) -> list[str]:
     """The repositories of an organization, and those of the table of released checkpoints."""
     import huggingface_hub as hub
 
-    known = [one.name.removeprefix(SCHEME) for one in table() if matches(one.name)]
+    known = [one.name.removeprefix(SCHEME) for one in released_table() if matches(one.name)]
 
     with contextlib.suppress(Exception):
         found = hub.HfApi().list_models(author=uri.id.split('/')[0], limit=_MOST_NAMES)
@@ -337,7 +337,7 @@ def _some(names: Sequence[str]) -> str:
     return ', '.join(sorted(names)[:_LISTED]) + more
 
 
-TABLE = pathlib.Path(__file__).with_name('released.json')
+RELEASED = pathlib.Path(__file__).with_name('released.json')
 # The bucket of a short name, by its first folder.
 BUCKETS = {
     **dict.fromkeys(('augreg', 'imagenet21k', 'imagenet21k+imagenet2012', 'sam'), 'vit_models'),
@@ -372,13 +372,13 @@ class Released:
 
 
 @functools.cache
-def table() -> tuple[Released, ...]:
+def released_table() -> tuple[Released, ...]:
     """All checkpoints of the table, those of one source together."""
-    groups = json.loads(TABLE.read_text())
+    groups = json.loads(RELEASED.read_text())
     return tuple(Released(*[*row, source]) for source, rows in groups.items() for row in rows)
 
 
-def url(path: str) -> str:
+def full_url(path: str) -> str:
     """The address of a short name; any other path, and one that exists here, as it is."""
     name, colon, part = path.partition(':')
     bucket = BUCKETS.get(name.partition('/')[0])
@@ -387,9 +387,9 @@ def url(path: str) -> str:
     return f'gs://{bucket}/{name.removesuffix(".npz")}.npz{colon}{part}'
 
 
-def nearest(path: str) -> str:
+def nearest_released(path: str) -> str:
     """The name in the table that is most like a path; empty if none is."""
-    names = {one.name: None for one in table()}
+    names = {one.name: None for one in released_table()}
     tail = path.rstrip('/').rpartition('/')[2].removesuffix('.npz')
     for name in names:
         whole = name.removesuffix(':img').removesuffix('.npz')

@@ -122,7 +122,7 @@ def flattened(params: Mapping[str, Any]) -> Flat:
     return split(unroll({name: np.asarray(leaf, np.float32) for name, leaf in flat.items()}))
 
 
-def blank(shapes: Mapping[str, Any]) -> Flat:
+def empty_arrays(shapes: Mapping[str, Any]) -> Flat:
     """Arrays in the shapes of a tree of our parameters, named as by `flattened`: views of a number,
     which take no memory.
     """

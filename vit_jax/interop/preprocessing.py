@@ -2,7 +2,7 @@
 
 The files beside its weights give them: config.json of timm, as `pretrained_cfg` or at its top, or
 preprocessor_config.json of transformers. A run has them in its config. What is written for
-transformers gives them again. `interop.normalization` reads mean and deviation there too.
+transformers gives them again. `mean_and_std` reads the mean and standard deviation there too.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Recipe(NamedTuple):
         return f'central_crop({self.crop}{rounded}{filled})'
 
 
-def transforms(extra: Mapping[str, Any], size: Size | None) -> str:
+def read_transforms(extra: Mapping[str, Any], size: Size | None) -> str:
     """The transforms that the files give; empty if they give none.
 
     Args:
@@ -112,7 +112,7 @@ def transforms(extra: Mapping[str, Any], size: Size | None) -> str:
     return ''
 
 
-def notes(extra: Mapping[str, Any], text: str) -> tuple[str, ...]:
+def transform_notes(extra: Mapping[str, Any], text: str) -> tuple[str, ...]:
     """A note if the transforms are not those that the files describe.
 
     Args:
@@ -133,7 +133,7 @@ def _readers(extra: Mapping[str, Any]) -> tuple[tuple[Any, Any], ...]:
     return (_timm, extra.get('pretrained_cfg')), (_pillow, extra.get(PREPROCESSOR))
 
 
-def method_of(text: str) -> str:
+def resampling(text: str) -> str:
     """The resampling that transforms name; 'bilinear' if they name none."""
     found = re.search(rf"'({'|'.join(METHODS)})'", text)
     return found[1] if found else 'bilinear'
@@ -150,15 +150,15 @@ def resized(text: str, size: Size) -> str:
     Whole images stay whole, and a crop shows the same share of an image. A crop of the middle, if
     the transforms are none of these.
     """
-    recipe = recipe_of(text)
+    recipe = parse_recipe(text)
     if recipe is None or recipe.made is None or recipe.size is None:
         drops = parse.arguments_of(text, 'drop_alpha') is not None
-        return Recipe(max(size), size, method_of(text), drops_alpha=drops).text
+        return Recipe(max(size), size, resampling(text), drops_alpha=drops).text
     if recipe.crop is None:
         return recipe._replace(size=size).text
     before = recipe.size if isinstance(recipe.size, tuple) else (recipe.size,) * 2
     if recipe.offset == 'even' and (share := _crop_share(recipe.crop, before)):
-        return _of_timm(recipe, size, share).text
+        return _timm_crop(recipe, size, share).text
     if isinstance(recipe.size, int):
         side = _side(recipe.size, max(size), max(recipe.crop))
         return recipe._replace(size=side, crop=size).text
@@ -172,7 +172,7 @@ def _side(old: int, new: int, cut: int) -> int:
     return max(side, new) if old >= cut else side
 
 
-def recipe_of(text: str) -> Recipe | None:
+def parse_recipe(text: str) -> Recipe | None:
     """The geometry of transforms as a recipe; None if they do more than one can say."""
     words = [signatures.function_name(node) for node in signatures.parse_transforms(text)]
     moving = [word for word in words if _moves(word)]
@@ -197,9 +197,9 @@ def recipe_of(text: str) -> Recipe | None:
     )
 
 
-def written(text: str) -> dict[str, Any]:
+def transformers_keys(text: str) -> dict[str, Any]:
     """The same in the keys of a preprocessor_config.json; empty if transformers cannot do it."""
-    recipe = recipe_of(text)
+    recipe = parse_recipe(text)
     if recipe is None or recipe.fit or recipe.fill not in (None, 0):
         return {}
     if isinstance(recipe.size, tuple):
@@ -221,11 +221,11 @@ def written(text: str) -> dict[str, Any]:
     return found
 
 
-def written_for_timm(text: str, size: Size) -> dict[str, Any]:
+def timm_keys(text: str, size: Size) -> dict[str, Any]:
     """The same in the keys of timm's `pretrained_cfg`, for images of `size`; empty if timm cannot
     do it.
     """
-    recipe = recipe_of(text)
+    recipe = parse_recipe(text)
     if recipe is None or recipe.size is None or recipe.made != size:
         return {}
     if isinstance(recipe.size, int):
@@ -263,14 +263,14 @@ def differences(text: str, files: Mapping[str, Any]) -> tuple[str, ...]:
       text: the transforms.
       files: as the `extra` of `files.read_arrays`.
     """
-    recipe, back = recipe_of(text), recipe_of(transforms(files, None))
+    recipe, back = parse_recipe(text), parse_recipe(read_transforms(files, None))
     if recipe is None or back is None or back._replace(drops_alpha=recipe.drops_alpha) == recipe:
         return ()
     theirs = back._replace(drops_alpha=False).text
     return (f'its images are made by {theirs} there, by {text} here: up to a pixel apart',)
 
 
-def method(config: Mapping[str, Any]) -> str:
+def config_resampling(config: Mapping[str, Any]) -> str:
     """The resampling of a preprocessor_config.json.
 
     Raises:
@@ -307,10 +307,10 @@ def _timm(config: Mapping[str, Any], size: Size | None) -> Recipe | None:
     fits = {'squash': '', 'border': 'within'}
     recipe = Recipe(size, size, method, fits.get(str(config.get('crop_mode')), 'cover'))
     filled = _border(config) if recipe.fit == 'within' else None
-    return _of_timm(recipe._replace(fill=filled, drops_alpha=True), size, share)
+    return _timm_crop(recipe._replace(fill=filled, drops_alpha=True), size, share)
 
 
-def _of_timm(recipe: Recipe, size: Size, share: float) -> Recipe:
+def _timm_crop(recipe: Recipe, size: Size, share: float) -> Recipe:
     """The recipe of the same kind for images of `size`, which are a share of what is resized."""
     whole, fit = _whole(size, share), 'cover' if isinstance(recipe.size, int) else recipe.fit
     found = recipe._replace(size=whole, crop=size, fit=fit, long='nearest', offset='even')
@@ -330,7 +330,7 @@ def _pillow(config: Mapping[str, Any], size: Size | None) -> Recipe | None:
     """The recipe of a processor of transformers with its backend of Pillow."""
     config = _with_defaults(config, size)
     try:
-        resampling = method(config)
+        resampling = config_resampling(config)
     except UserError:
         return None
     cropped = _size(config.get('crop_size')) if config.get('do_center_crop') else None
@@ -339,7 +339,7 @@ def _pillow(config: Mapping[str, Any], size: Size | None) -> Recipe | None:
         return recipe._replace(fill=0, long='nearest') if cropped else None
     edge = _edge(config)
     if edge is not None:
-        return _of_edge(config, recipe._replace(size=edge), size)
+        return _edge_recipe(config, recipe._replace(size=edge), size)
     if whole := _size(config.get('size')):
         return _padding(recipe._replace(size=whole, long='nearest'))
     return None
@@ -353,7 +353,7 @@ def _edge(config: Mapping[str, Any]) -> int | None:
     return edge if is_edge and type(edge) is int else None
 
 
-def _of_edge(config: Mapping[str, Any], recipe: Recipe, size: Size | None) -> Recipe:
+def _edge_recipe(config: Mapping[str, Any], recipe: Recipe, size: Size | None) -> Recipe:
     """The recipe of a preprocessor that is given the shorter side."""
     kind, edge = _kind(config), recipe.size
     assert isinstance(edge, int)
@@ -407,8 +407,8 @@ def _size(value: Any) -> Size | None:
 
 
 # Keys of the `extra` of `files.read_arrays`, beside those of config.json.
-GIVEN, PREPROCESSOR = 'normalization given by the user', 'preprocessor_config.json'
-UNKNOWN = (
+GIVEN_NORMALIZATION, PREPROCESSOR = 'normalization given by the user', 'preprocessor_config.json'
+UNKNOWN_NORMALIZATION = (
     'the mean and deviation of its images are unknown '
     '(no preprocessor_config.json, no pretrained_cfg in config.json): taken as 0.5 and 0.5'
 )
@@ -416,7 +416,7 @@ _OURS = (0.5, 0.5)
 _PIXEL = 1 / 255
 
 
-def given(mean: Any, std: Any) -> dict[str, Any]:
+def given_normalization(mean: Any, std: Any) -> dict[str, Any]:
     """The entry of a user's `mean` and `std` in the `extra` of a family; none if both are None.
 
     Raises:
@@ -424,10 +424,12 @@ def given(mean: Any, std: Any) -> dict[str, Any]:
     """
     if (mean is None) != (std is None):
         raise UserError('mean and std are given together, or neither is')
-    return {} if mean is None else {GIVEN: {'mean': mean, 'std': std}}
+    return {} if mean is None else {GIVEN_NORMALIZATION: {'mean': mean, 'std': std}}
 
 
-def folded(imported: TrainedModel, extra: Mapping[str, Any], unknown: str = '') -> TrainedModel:
+def fold_normalization(
+    imported: TrainedModel, extra: Mapping[str, Any], unknown: str = ''
+) -> TrainedModel:
     """The model for images in [-1, 1], whatever the normalization of its own.
 
     Args:
@@ -438,7 +440,7 @@ def folded(imported: TrainedModel, extra: Mapping[str, Any], unknown: str = '') 
     Raises:
       UserError: if the mean or the deviation is invalid, or the user's cannot be folded.
     """
-    found = of_images(extra)
+    found = mean_and_std(extra)
     if found is None:
         return imported.with_notes(unknown) if unknown else imported
     mean, std = found
@@ -447,7 +449,7 @@ def folded(imported: TrainedModel, extra: Mapping[str, Any], unknown: str = '') 
     embed = imported.params.get('patch_embed', {})
     if 'kernel' not in embed or not _embeds_pixels(imported.model_config):
         words = f'its images have mean {_words(mean)} and deviation {_words(std)} in [0, 1], which'
-        if GIVEN in extra:
+        if GIVEN_NORMALIZATION in extra:
             raise UserError(f'{words} cannot be folded into a {imported.model_config["name"]}')
         return imported.with_notes(f'{words} is not accounted for: images here are in [-1, 1]')
     kernel, bias = embed['kernel'], embed['bias']
@@ -495,9 +497,9 @@ def _embeds_pixels(keywords: Mapping[str, Any]) -> bool:
     return any(re.search(pattern, 'patch_embed/kernel') for pattern in model.layer_order()[:1])
 
 
-def of_images(extra: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray] | None:
+def mean_and_std(extra: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray] | None:
     """Mean and deviation of images in [0, 1], from the user or the files; None if unknown."""
-    for source in (extra.get(GIVEN), extra.get('pretrained_cfg')):
+    for source in (extra.get(GIVEN_NORMALIZATION), extra.get('pretrained_cfg')):
         if isinstance(source, Mapping) and {'mean', 'std'} <= source.keys():
             return _numbers('mean', source['mean']), _numbers('std', source['std'])
     config = extra.get(PREPROCESSOR)

@@ -42,7 +42,7 @@ def with_tokenizer(imported: TrainedModel, extra: Mapping[str, Any]) -> TrainedM
     return imported.with_groups(data={**data, 'transforms': text, 'vocab': file})
 
 
-def files(imported: TrainedModel) -> dict[str, bytes]:
+def tokenizer_files(imported: TrainedModel) -> dict[str, bytes]:
     """The contents of the files that make transformers encode texts likewise, by their names.
 
     Empty for a model without a tokenizer of transformers, such as one with a vocabulary of its own.
@@ -74,14 +74,14 @@ _PREFIXES = {
 }
 
 
-def split(place: str | os.PathLike[str]) -> tuple[str, str]:
+def split_tower(place: str | os.PathLike[str]) -> tuple[str, str]:
     """The place of a checkpoint, and the tower behind it; empty if none is named."""
     path = os.fspath(place)
     head, colon, tail = path.rpartition(':')
     return (head, tail) if colon and head and tail in TOWERS else (path, '')
 
 
-def take(flat: Flat, extra: Mapping[str, Any], tower: str) -> tuple[Flat, dict[str, Any]]:
+def take_tower(flat: Flat, extra: Mapping[str, Any], tower: str) -> tuple[Flat, dict[str, Any]]:
     """The arrays of a tower, its projection included, and its part of config.json.
 
     Args:

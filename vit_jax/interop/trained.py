@@ -72,7 +72,7 @@ class TrainedModel:
     positions: str = 'bilinear'
 
     @classmethod
-    def of_file(
+    def from_file(
         cls,
         params: dict[str, Any],
         model: Mapping[str, Any],
@@ -233,7 +233,7 @@ def fields(instance: Any) -> dict[str, Any]:
     return {name: getattr(instance, name) for name in names if name not in ('parent', 'name')}
 
 
-def read(config: Mapping[str, Any], num_classes: int | None) -> tuple[str, ...]:
+def read_class_names(config: Mapping[str, Any], num_classes: int | None) -> tuple[str, ...]:
     """The names of all outputs; empty without classes, or if they are only LABEL_0, LABEL_1, ...
 
     Raises:
@@ -252,7 +252,9 @@ def read(config: Mapping[str, Any], num_classes: int | None) -> tuple[str, ...]:
     return () if ordered == _placeholders(num_classes) else ordered
 
 
-def write(class_names: Sequence[str], num_classes: int | None) -> dict[str, dict[str, Any]]:
+def class_names_config(
+    class_names: Sequence[str], num_classes: int | None
+) -> dict[str, dict[str, Any]]:
     """`id2label` and `label2id` for `num_classes` outputs; unnamed ones get placeholders."""
     count = num_classes or 0
     names = (*class_names[:count], *_placeholders(count)[len(class_names) :])
@@ -267,7 +269,7 @@ def _placeholders(count: int) -> tuple[str, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Order:
+class ClassOrder:
     """What becomes of a head that has the right number of outputs.
 
     Attributes:
@@ -280,7 +282,7 @@ class Order:
     why: str
 
 
-def by_name(trained: TrainedModel, classes: SourceInfo) -> Order | None:
+def class_order(trained: TrainedModel, classes: SourceInfo) -> ClassOrder | None:
     """The order of a checkpoint's classes for data, by their names.
 
     Args:
@@ -297,7 +299,7 @@ def by_name(trained: TrainedModel, classes: SourceInfo) -> Order | None:
     if chosen is None and not splits.comparable(classes, known):
         return None
     if chosen is None or splits.ABSENT in chosen:
-        return Order(
+        return ClassOrder(
             None,
             f'the checkpoint has other classes{splits.listed(known, classes)} than the '
             f'data{splits.listed(classes, known)}',
@@ -305,10 +307,12 @@ def by_name(trained: TrainedModel, classes: SourceInfo) -> Order | None:
     if np.array_equal(chosen, np.arange(len(chosen))):
         return None
     names = splits.some(known.class_names)
-    return Order(chosen, f'its classes ({names}) are put into the order of the data, by name')
+    return ClassOrder(chosen, f'its classes ({names}) are put into the order of the data, by name')
 
 
-def columns(flat: Mapping[str, np.ndarray], head: str, chosen: np.ndarray) -> dict[str, np.ndarray]:
+def reorder_head(
+    flat: Mapping[str, np.ndarray], head: str, chosen: np.ndarray
+) -> dict[str, np.ndarray]:
     """The arrays of a head with the chosen outputs first, and the others behind them."""
     arrays = {name: np.asarray(x) for name, x in flat.items() if name.startswith(f'{head}/')}
     count = next(iter(arrays.values())).shape[-1]

@@ -106,7 +106,7 @@ def _without_steps(
         yield _timed(f'writer {name}', partial(_check_writer, name))
     began = time.perf_counter()
     try:
-        config = fine_tune.filled(config, None, allowed).config
+        config = fine_tune.complete(config, None, allowed).config
     except UserError as error:
         yield Row('config', FAILED, time.perf_counter() - began, str(error))
         return
@@ -138,7 +138,7 @@ def needed_extras(config: Mapping[str, Any]) -> set[str]:
         *(('vit_jax.writers', name) for name in config.get('writers') or ()),
     ]
     modules = [resolve_module(package, name, 'name') for package, name in named if name]
-    starts = [hub.url(config.get(key, {}).get('from') or '') for key in ('init', 'branch')]
+    starts = [hub.full_url(config.get(key, {}).get('from') or '') for key in ('init', 'branch')]
     own = {getattr(module, 'EXTRA', '') for module in modules} - {''}
     return own | extras.of_words([*starts, *sources])
 

@@ -170,7 +170,7 @@ def _config(study: Isoflop, shape: space.Point) -> ConfigDict:
     """The config of one shape, for a single step."""
     changes = [*space.overrides(dict(study.overrides)), *space.overrides(shape)]
     config = config_lib.load(study.config, [*changes, 'total=1 step'])
-    return fine_tune.filled(config).config
+    return fine_tune.complete(config).config
 
 
 def _fitted(plan: PlannedRun, budget: float, shape: space.Point) -> PlannedRun:

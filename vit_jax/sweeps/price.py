@@ -39,7 +39,7 @@ def planned_runs(
 def config_of(sweep: space.Sweep, point: space.Point) -> ConfigDict:
     """The config of a point."""
     changes = [*space.overrides(sweep.overrides), *space.overrides(point)]
-    return fine_tune.filled(config_lib.load(sweep.config, changes)).config
+    return fine_tune.complete(config_lib.load(sweep.config, changes)).config
 
 
 def dearest(sweep: space.Sweep, price_of: Price) -> space.Point:

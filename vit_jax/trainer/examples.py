@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.config import schema
 from vit_jax.data.batches import Batch, Process
-from vit_jax.inference.sample import Sample, sample_of
+from vit_jax.inference.example_set import ExampleSet, make_example_set
 from vit_jax.runtime import processes
 from vit_jax.trainer.evaluate import EvalSteps, Evaluation, PyTree
 from vit_jax.trainer.writer import Writer, in_a_line
@@ -34,7 +34,7 @@ class Examples:
     """
 
     entry: str
-    sample: Sample
+    sample: ExampleSet
 
     def show(self, steps: EvalSteps, variables: PyTree, step: int, writer: Writer) -> None:
         """Predict after `step` updates, on every process, and draw, on process 0."""
@@ -111,4 +111,4 @@ def of_run(
     # Modules of a user that cannot be imported end `predict`, and no training.
     with contextlib.suppress(ImportError):
         viz = predictions.find(config.task.name)
-    return Examples(entry, sample_of(data, section, viz, config.model.name))
+    return Examples(entry, make_example_set(data, section, viz, config.model.name))

@@ -163,7 +163,7 @@ def find_origin(
         chosen = trained.read_classes(init.classes)
         imported = trained.take_classes(imported, training.program.model, chosen)
     try:
-        params, notes = adapt.fit(
+        params, notes = adapt.adapt_checkpoint(
             imported,
             training.program.model,
             training.program.abstract_state.params,

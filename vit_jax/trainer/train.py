@@ -112,8 +112,8 @@ def train(
         devices = mesh.usable_devices()
     processes.require_alike(start_facts(config, stop_at, restart, extend))
     workdir.require_shared(folder, complete=not (restart or extend))
-    filled = fine_tune.filled(config, workdir.stored_config(folder), allowed)
-    config = filled.config
+    completed = fine_tune.complete(config, workdir.stored_config(folder), allowed)
+    config = completed.config
     result = workdir.finished(config, folder, extend)
     anew = restart and not workdir.intact(folder)
     if result is not None and not anew:
@@ -124,14 +124,14 @@ def train(
     if adapt:
         training = adapt(training)
     begun = workdir.begun(folder)
-    origin = None if begun else find_origin(training, allowed, filled.checkpoint)
+    origin = None if begun else find_origin(training, allowed, completed.checkpoint)
     with clock, opened(training, folder, step_timeout) as run:
         with clock.during(times.RESTORE):
             beginning = restore(training, run.checkpointer, origin, allowed, strict)
         check_stop(stop_at, beginning.step)
-        notes = (*filled.notes, *write_start(training, folder, beginning, origin, extend))
+        notes = (*completed.notes, *write_start(training, folder, beginning, origin, extend))
         training.data.facts()  # reads records, for which no save may wait
-        del origin, filled  # frees the memory
+        del origin, completed  # frees the memory
         window = profile.steps(beginning.step, training.timetable.total) if profile else range(0)
         with run.hooks(training, beginning, window, stop_at, report, clock) as hooks:
             hooks.writer.say('\n'.join((describe(training, folder, beginning), *notes)))

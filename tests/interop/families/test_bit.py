@@ -85,7 +85,7 @@ def big_vision(params):
 
 
 def written(params, **fields):
-    trained = interop.TrainedModel.of_file(params, MODEL | fields, None, 'a test')
+    trained = interop.TrainedModel.from_file(params, MODEL | fields, None, 'a test')
     return bit.write_transformers(trained)
 
 

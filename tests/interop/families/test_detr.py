@@ -172,7 +172,7 @@ def test_what_transformers_saves(model, expected, tmp_path):
     other = helper.MODEL.clone(num_classes=3)
     images = jax.ShapeDtypeStruct((1, 64, 64, 3), np.float32)
     target = jax.eval_shape(other.init, jax.random.key(0), images)['params']
-    params, notes = adapt.fit(imported, other, target, None)
+    params, notes = adapt.adapt_checkpoint(imported, other, target, None)
     assert 'class_embed' not in params
     assert set(params) == set(expected) - {'class_embed'}
     assert any('class_embed' in note for note in notes)
@@ -313,7 +313,7 @@ def test_a_resnet_alone_starts_the_backbone(flat, expected):
     assert_same(imported.params, {'backbone': expected['backbone']})
     images = jax.ShapeDtypeStruct((1, 64, 64, 3), np.float32)
     target = jax.eval_shape(helper.MODEL.init, jax.random.key(0), images)['params']
-    params, _ = adapt.fit(imported, helper.MODEL, target, None, select='backbone')
+    params, _ = adapt.adapt_checkpoint(imported, helper.MODEL, target, None, select='backbone')
     assert_same(params, {'backbone': expected['backbone']})
 
 

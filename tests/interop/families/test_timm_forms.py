@@ -121,7 +121,7 @@ def test_fixed_positions_are_written_as_a_table(pool, tmp_path, images, perturbe
     batch = images(2, 12, 8, 3)
     params = perturbed(module, batch)
     config = {'name': 'vit', **fields(module)}
-    trained = interop.TrainedModel.of_file(params, config, (12, 8), 'a test')
+    trained = interop.TrainedModel.from_file(params, config, (12, 8), 'a test')
     interop.write(trained, f'timm_vit:{tmp_path / "written"}')
     again = interop.read(tmp_path / 'written')
     assert again.model_config['posemb'] == 'learn'

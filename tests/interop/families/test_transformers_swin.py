@@ -79,7 +79,7 @@ def test_logits_of_what_is_written(tmp_path, images, perturbed):
     model, batch = Model(num_classes=3, **fields), images(2, 24, 12, 3)
     params = perturbed(model, batch)
     keywords = {'name': 'swin', 'num_classes': 3, 'mlp_ratio': 4.0, 'gelu': 'erf', 'norm_eps': 1e-5}
-    imported = interop.TrainedModel.of_file(params, keywords | fields, (24, 12), 'a test')
+    imported = interop.TrainedModel.from_file(params, keywords | fields, (24, 12), 'a test')
     imported = dataclasses.replace(imported, class_names=('cat', 'dog', 'horse'))
     assert interop.write(imported, tmp_path / 'new') == ()
     there = transformers.SwinForImageClassification.from_pretrained(tmp_path / 'new').eval()
@@ -115,7 +115,7 @@ def test_colors_become_part_of_the_weights(tmp_path):
     embed = imported.params['patch_embed']
     found = np.einsum('hwc,hwcd->d', 2 * pixels - 1, embed['kernel']) + embed['bias']
     np.testing.assert_allclose(found, expected, atol=1e-5)
-    assert preprocessing.UNKNOWN not in imported.notes
+    assert preprocessing.UNKNOWN_NORMALIZATION not in imported.notes
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_logits_of_what_is_written(fields, size, tmp_path, images, perturbed):
     params = perturbed(model, batch)
     keywords = {name: getattr(model, name) for name in ('gelu', 'norm_eps', 'pool')}
     keywords |= {'name': 'vit', 'representation_size': None, **fields}
-    trained = interop.TrainedModel.of_file(params, keywords, size, 'a test')
+    trained = interop.TrainedModel.from_file(params, keywords, size, 'a test')
     trained = dataclasses.replace(trained, class_names=('cat', 'dog', 'horse'))
     files.write_safetensors(tmp_path, *transformers_vit.write(trained)[:2])
     expected = apply(model, params, batch)['logits']
@@ -161,7 +161,7 @@ def test_a_model_without_a_head_is_written_with_its_pooler(tmp_path, images, per
     params = perturbed(model, batch)
     fields = {'pool': 'cls', 'posemb': 'learn', 'num_classes': None, 'norm_eps': 1e-6}
     keywords = {'name': 'vit', 'gelu': 'erf', 'representation_size': 8, **fields, **OURS}
-    trained = interop.TrainedModel.of_file(params, keywords, None, 'a test')
+    trained = interop.TrainedModel.from_file(params, keywords, None, 'a test')
     files.write_safetensors(tmp_path, *transformers_vit.write(trained)[:2])
     loaded = transformers.ViTModel.from_pretrained(tmp_path).eval()
     expected = apply(model, params, batch)['pre_logits']
@@ -174,7 +174,7 @@ def test_a_model_without_a_class_token_is_written_as_i_jepa(posemb, tmp_path, im
     model, batch = Model(**fields), images(2, 8, 8, 3)
     params = perturbed(model, batch)
     keywords = {'name': 'vit', 'representation_size': None, 'norm_eps': 1e-6, **fields}
-    trained = interop.TrainedModel.of_file(params, keywords, (8, 8), 'a test')
+    trained = interop.TrainedModel.from_file(params, keywords, (8, 8), 'a test')
     files.write_safetensors(tmp_path, *transformers_vit.write(trained)[:2])
     loaded = transformers.AutoModelForImageClassification.from_pretrained(tmp_path).eval()
     assert type(loaded).__name__ == 'IJepaForImageClassification'
@@ -203,7 +203,7 @@ def test_models_that_transformers_lacks(fields, words, images, perturbed):
     keywords |= {'posemb': 'learn', **OURS, **fields}
     size = (8, 12) if fields else None
     with pytest.raises(UserError, match=words):
-        transformers_vit.write(interop.TrainedModel.of_file(params, keywords, size, 'a test'))
+        transformers_vit.write(interop.TrainedModel.from_file(params, keywords, size, 'a test'))
 
 
 def saved(tmp_path, flat, config):

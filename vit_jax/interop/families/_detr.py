@@ -53,7 +53,8 @@ def transformers(imported: TrainedModel) -> Written:
         notes.append('which classes are stuff is left out: the files have no place for it')
     return Written(
         arrays,
-        _config(model, channels) | trained.write(imported.class_names, model['num_classes']),
+        _config(model, channels)
+        | trained.class_names_config(imported.class_names, model['num_classes']),
         tuple(notes),
         _preprocessor(imported.task_config, channels, resizing),
     )

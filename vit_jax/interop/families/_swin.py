@@ -75,7 +75,7 @@ def assemble(
     require_fit(arrays, _expected(arrays, module), context, label=label)
     side = module.stride * module.window
     size = image_size or extra.get(GIVEN_SIZE) or (side, side)
-    return TrainedModel.of_file(names.nested(arrays), model, size, source)
+    return TrainedModel.from_file(names.nested(arrays), model, size, source)
 
 
 def written(params: Mapping[str, Any], table: names.Table) -> Flat:
@@ -169,4 +169,4 @@ def _expected(arrays: Flat, module: Any) -> Flat:
     images = jax.ShapeDtypeStruct(
         (1, module.stride, module.stride, arrays['patch_embed/kernel'].shape[2]), np.float32
     )
-    return names.blank(jax.eval_shape(module.init, jax.random.key(0), images)['params'])
+    return names.empty_arrays(jax.eval_shape(module.init, jax.random.key(0), images)['params'])

@@ -180,7 +180,7 @@ def _expected(model: Mapping[str, Any]) -> Flat:
     """The shapes of the parameters."""
     module = text_encoder.Model(**model)
     ids = jax.ShapeDtypeStruct((1, model['length']), np.int32)
-    return names.blank(jax.eval_shape(module.init, jax.random.key(0), ids)['params'])
+    return names.empty_arrays(jax.eval_shape(module.init, jax.random.key(0), ids)['params'])
 
 
 def written(flat: Flat, table: names.Table) -> Flat:

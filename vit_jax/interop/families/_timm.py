@@ -278,14 +278,14 @@ def write(trained: TrainedModel, table: names.Table) -> Written:
 
 def _images(transforms: str, size: Size) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The keys of `pretrained_cfg` that make images of `size`, and what is different there."""
-    recipe, notes = preprocessing.recipe_of(transforms), []
+    recipe, notes = preprocessing.parse_recipe(transforms), []
     if recipe and recipe.made and recipe.made != size:
         notes.append(
             f'its images have {size[0]} x {size[1]} pixels there, as its positions are for, '
             f'{recipe.made[0]} x {recipe.made[1]} here'
         )
         transforms = preprocessing.resized(transforms, size)
-    told = preprocessing.written_for_timm(transforms, size)
+    told = preprocessing.timm_keys(transforms, size)
     if not told:
         if re.search('resize|crop', transforms):
             notes.append(f'timm cannot make its images, as is done here by {transforms}')

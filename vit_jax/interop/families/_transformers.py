@@ -12,10 +12,9 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.interop import names, preprocessing, torch_layout
-from vit_jax.interop import trained as trained_lib
 from vit_jax.interop.families import _vit
 from vit_jax.interop.files import Flat
-from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, Written, fields
+from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, Written, class_names_config, fields
 from vit_jax.nn.positions import sincos2d
 
 # `hidden_act`
@@ -104,7 +103,7 @@ def read(
         fields=fields,
     )
     _require_config(imported, config)
-    return preprocessing.folded(imported, extra, preprocessing.UNKNOWN)
+    return preprocessing.fold_normalization(imported, extra, preprocessing.UNKNOWN_NORMALIZATION)
 
 
 def gelu(config: Mapping[str, Any], source: str, keys: Sequence[str] = ('hidden_act',)) -> str:
@@ -285,7 +284,7 @@ def write(trained: TrainedModel, forms: Sequence[Form]) -> Written:
         'num_channels': channels,
     }
     if model['num_classes']:
-        config |= trained_lib.write(trained.class_names, model['num_classes'])
+        config |= class_names_config(trained.class_names, model['num_classes'])
     preprocessor = preprocessing.preprocessor(channels, size)
     return Written(
         _arrays(flat, model, form), {**config, **form.config(config | model)}, (), preprocessor

@@ -73,7 +73,7 @@ def assemble(
         if side := square_side(patches):
             fitting.append((side * module.stride, side * module.stride))
         image_size = next(iter(fitting), None)
-    return TrainedModel.of_file(names.nested(flat), model, image_size, source)
+    return TrainedModel.from_file(names.nested(flat), model, image_size, source)
 
 
 def published_heads(theirs: Mapping[str, tuple[int, ...]], source: str) -> int:
@@ -322,7 +322,7 @@ def _expected(flat: Flat, module: Any) -> Flat:
             grid = ((array.shape[0] + 1) // 2, (array.shape[1] + 1) // 2)
     first = flat.get('resnet/root/conv/kernel', flat['patch_embed/kernel'])
     size = (1, *(module.stride * side for side in grid), first.shape[2])
-    return names.blank(_shapes(module, size))
+    return names.empty_arrays(_shapes(module, size))
 
 
 @functools.lru_cache(maxsize=4)

@@ -12,9 +12,8 @@ from flax import traverse_util
 
 from vit_jax.errors import UserError, resolve
 from vit_jax.interop import names, preprocessing
-from vit_jax.interop import trained as trained_lib
 from vit_jax.interop.files import Flat
-from vit_jax.interop.trained import TrainedModel, Written
+from vit_jax.interop.trained import TrainedModel, Written, class_names_config
 from vit_jax.tree_paths import param_paths, require_fit
 
 _UNIT, _BLOCK = 'block{1}/unit{1}', 'stage_{0}/block_{0}'
@@ -131,12 +130,14 @@ def read(flat: Mapping[str, np.ndarray], extra: Mapping[str, Any]) -> TrainedMod
     if source == _BIG_VISION_SOURCE:
         model['pool_padding'] = 'nothing'
     _require_fit(arrays, model, source)
-    imported = TrainedModel.of_file(
+    imported = TrainedModel.from_file(
         traverse_util.unflatten_dict(arrays, sep='/'), model, None, source
     )
     if source == _HF_SOURCE and not extra.get('model_type'):
         imported = imported.with_notes(_NO_CONFIG)
-    return preprocessing.folded(imported, extra, preprocessing.UNKNOWN if is_torch else '')
+    return preprocessing.fold_normalization(
+        imported, extra, preprocessing.UNKNOWN_NORMALIZATION if is_torch else ''
+    )
 
 
 def write_npz(params: Mapping[str, Any]) -> Flat:
@@ -167,7 +168,7 @@ def write_transformers(trained: TrainedModel) -> Written:
         'embedding_size': 64 * width,
         'hidden_sizes': [256 * width * 2**i for i in range(len(layers))],
         'depths': list(layers),
-        **trained_lib.write(trained.class_names, model.get('num_classes')),
+        **class_names_config(trained.class_names, model.get('num_classes')),
     }
     preprocessor = preprocessing.preprocessor(channels, trained.image_size or _SIZE)
     return Written(flat, config, _losses(trained), preprocessor)

@@ -17,14 +17,13 @@ from flax.traverse_util import unflatten_dict
 
 from vit_jax.errors import UserError
 from vit_jax.interop import names, preprocessing, torch_layout
-from vit_jax.interop import trained as trained_lib
 from vit_jax.interop.families import _detr
 from vit_jax.interop.families._detr import TABLE
 from vit_jax.interop.files import Flat
-from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel
+from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, read_class_names
 
 # Keys that `extra` may have without a config.json.
-_NO_CONFIG = (preprocessing.GIVEN, GIVEN_SIZE, preprocessing.PREPROCESSOR)
+_NO_CONFIG = (preprocessing.GIVEN_NORMALIZATION, GIVEN_SIZE, preprocessing.PREPROCESSOR)
 _SHORT, _LONG = 800, 1333  # sides of the authors' images
 # COCO's models have a class for each id of a category, of which those of stuff are above.
 _COCO, _COCO_PANOPTIC, _STUFF = 91, 250, tuple(range(91, 250))
@@ -66,7 +65,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     if 'query_embed' in params and not extra.keys() - {*_NO_CONFIG}:
         notes.append('without a config.json, its last stage is taken as not dilated (no DC5)')
     size, transforms = _images(extra.get(preprocessing.PREPROCESSOR) or {})
-    trained = TrainedModel.of_file(
+    trained = TrainedModel.from_file(
         params=unflatten_dict(params, sep='/'),
         model=model,
         image_size=size,
@@ -76,7 +75,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         notes=tuple(notes),
     )
     count = model.get('num_classes', 0)
-    by_id = count in (_COCO, _COCO_PANOPTIC) and not trained_lib.read(extra, count)
+    by_id = count in (_COCO, _COCO_PANOPTIC) and not read_class_names(extra, count)
     return dataclasses.replace(trained, class_ids=tuple(range(count)) if by_id else ())
 
 
@@ -92,7 +91,7 @@ def _read(parts: Flat, heads: tuple[int, int], source: str) -> Flat:
 
 def _images(preprocessor: Mapping[str, Any]) -> tuple[tuple[int, int], str]:
     """The size of images and their transforms, by default the authors'."""
-    size, method = preprocessor.get('size', {}), preprocessing.method(preprocessor)
+    size, method = preprocessor.get('size', {}), preprocessing.config_resampling(preprocessor)
     named = '' if method == 'bilinear' else f', {method!r}'
     if not isinstance(size, Mapping):  # of older files: the shorter side alone
         size = {'shortest_edge': size, 'longest_edge': preprocessor.get('max_size', _LONG)}
@@ -177,7 +176,7 @@ def _normalization(extra: Mapping[str, Any], channels: int) -> dict[str, Any]:
     Raises:
       UserError: if they are no numbers, or those of another number of channels.
     """
-    found = dict(zip(('mean', 'std'), preprocessing.of_images(extra) or (), strict=False))
+    found = dict(zip(('mean', 'std'), preprocessing.mean_and_std(extra) or (), strict=False))
     for name, values in found.items():
         if values.size not in (1, channels):
             raise UserError(f'{name} has {values.size} colors, the model takes {channels}')

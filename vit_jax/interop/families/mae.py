@@ -94,8 +94,8 @@ def _read_authors(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     """Read the authors' files, with defaults for the normalization and the target."""
     source = "MAE in its authors' names"
     encoder, decoder = _halves(flat, ('decoder_', 'mask_token'))
-    if preprocessing.of_images(extra) is None:
-        extra = {**extra, **preprocessing.given(**_IMAGENET)}
+    if preprocessing.mean_and_std(extra) is None:
+        extra = {**extra, **preprocessing.given_normalization(**_IMAGENET)}
     decoder = torch_layout.parted(decoder, source)
     heads = extra.get('decoder_num_attention_heads')
     imported = _joined(timm_vit.read(encoder, extra), decoder, AUTHORS, heads, source)
@@ -180,7 +180,7 @@ def _task(extra: Mapping[str, Any], normalized: bool) -> dict[str, Any]:
     """Keywords of `config.task`."""
     target = 'normalized' if normalized else 'pixels'
     task: dict[str, Any] = {'name': 'reconstruct', 'target': target}
-    if (found := preprocessing.of_images(extra)) is not None:
+    if (found := preprocessing.mean_and_std(extra)) is not None:
         mean, std = (tuple(map(float, values)) for values in found)
         task |= {'mean': mean, 'std': std}
     return task

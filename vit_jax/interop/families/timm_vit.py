@@ -121,7 +121,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     name = _timm.architecture(extra)
     found = (method for pattern, method in _POSITIONS if re.search(pattern, name))
     imported = dataclasses.replace(imported, positions=next(found, 'antialiased'))
-    return preprocessing.folded(imported, extra, preprocessing.UNKNOWN)
+    return preprocessing.fold_normalization(imported, extra, preprocessing.UNKNOWN_NORMALIZATION)
 
 
 def _require_known(flat: Flat) -> None:

@@ -46,8 +46,8 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     known = ('vision_model.', 'text_model.', *_PARTS)
     if unknown := [name for name in flat if not name.startswith(known)]:
         raise UserError(f'{SOURCE}: the model has no part called {names.listed(unknown)}')
-    image = transformers_vision_tower.read(*texts.take(flat, extra, 'vision'))
-    text = transformers_text_tower.read(*texts.take(flat, extra, 'text'))
+    image = transformers_vision_tower.read(*texts.take_tower(flat, extra, 'vision'))
+    text = transformers_text_tower.read(*texts.take_tower(flat, extra, 'text'))
     head = image.params['head']['kernel']
     shared = _text.keywords(image.model_config, text.model_config, head.shape[1], SOURCE)
     params = {
@@ -56,7 +56,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         'text': text.params,
         'log_scale': flat[_SCALE].reshape(()),
     }
-    imported = TrainedModel.of_file(
+    imported = TrainedModel.from_file(
         params,
         {'name': 'clip', **shared, 'eos': text.model_config['eos']},
         image.image_size,

@@ -58,14 +58,16 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     shared = _text.keywords(image.model_config, words, image.model_config['width'], SOURCE)
     model = {'name': 'siglip', **shared}
     numbers = {ours: flat[theirs].reshape(()) for theirs, ours in _NUMBERS.items()}
-    imported = TrainedModel.of_file(
+    imported = TrainedModel.from_file(
         {'image': image.params, 'text': text, **numbers},
         model,
         image.image_size,
         SOURCE,
         task={'name': 'siglip'},
     )
-    return preprocessing.folded(_text.with_spec(imported), extra, preprocessing.UNKNOWN)
+    return preprocessing.fold_normalization(
+        _text.with_spec(imported), extra, preprocessing.UNKNOWN_NORMALIZATION
+    )
 
 
 def write(trained: TrainedModel) -> Written:

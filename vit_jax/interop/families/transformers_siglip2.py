@@ -52,7 +52,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         config['vision_config'] = {**extra['vision_config'], 'image_size': grid * side}
     found = transformers_siglip.read({**flat, _KERNEL: kernel}, config)
     told = {'image_processor_type': _PROCESSOR, **(extra.get(PREPROCESSOR) or {})}
-    most, method = told.get('max_num_patches', PATCHES), preprocessing.method(told)
+    most, method = told.get('max_num_patches', PATCHES), preprocessing.config_resampling(told)
     if not isinstance(most, int) or most < 1:
         raise UserError(f'{SOURCE}: max_num_patches {most!r} must be a positive integer')
     named = '' if method == 'bilinear' else f', {method!r}'

@@ -14,10 +14,9 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.interop import names, preprocessing
-from vit_jax.interop import trained as trained_lib
 from vit_jax.interop.families import _swin
 from vit_jax.interop.files import Flat
-from vit_jax.interop.trained import TrainedModel, Written
+from vit_jax.interop.trained import TrainedModel, Written, class_names_config
 
 _SOURCE = 'transformers Swin'
 _PREFIX, _PREFIX_V2 = 'swin.', 'swinv2.'
@@ -104,7 +103,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
                 f'{_SOURCE}: {key} is {extra[key]}, the file has {imported.model_config[field]}; '
                 'config.json is of another model'
             )
-    return preprocessing.folded(imported, extra, preprocessing.UNKNOWN)
+    return preprocessing.fold_normalization(imported, extra, preprocessing.UNKNOWN_NORMALIZATION)
 
 
 def write(trained: TrainedModel) -> Written:
@@ -127,7 +126,7 @@ def write(trained: TrainedModel) -> Written:
     if model['num_classes']:
         prefix = _PREFIX_V2 if model['name'] == 'swin_v2' else _PREFIX
         arrays = {n if n.startswith('classifier') else prefix + n: a for n, a in arrays.items()}
-        config |= trained_lib.write(trained.class_names, model['num_classes'])
+        config |= class_names_config(trained.class_names, model['num_classes'])
     preprocessor = preprocessing.preprocessor(channels, size)
     return Written(arrays, config, tuple(_notes(model, size)), preprocessor)
 

@@ -52,7 +52,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     config = {**extra, **(extra.get('text_config') or {})} if 'model_type' in extra else None
     prefix = _PREFIX if any(name.startswith(_PREFIX) for name in flat) else ''
     params, model = _text.read(_KINDS[kind], parts, config, source, prefix)
-    imported = TrainedModel.of_file(
+    imported = TrainedModel.from_file(
         params, {'name': 'text_encoder', **model}, None, source, task={'name': 'classify_text'}
     )
     spec = {texts.FIELD: ArraySpec((model['length'],), np.dtype(np.int32))}

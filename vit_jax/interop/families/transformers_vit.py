@@ -142,7 +142,7 @@ FORMS = (
 
 def write(trained: TrainedModel) -> Written:
     """Files of the first class of transformers that computes what a ViT does, if possible of the
-    kind that it was read from; see `_transformers_write.write`.
+    kind that it was read from; see `_transformers.write`.
     """
     others = (
         *(transformers_dinov2, transformers_dinov3, transformers_vision_tower),

@@ -100,7 +100,9 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         hints=hints,
         posemb='none' if _is_pre_linen(flat) else 'sincos2d',
     )
-    return preprocessing.folded(imported.with_notes(*_assumed(imported.model_config)), extra)
+    return preprocessing.fold_normalization(
+        imported.with_notes(*_assumed(imported.model_config)), extra
+    )
 
 
 def write(params: Mapping[str, Any], model: Mapping[str, Any]) -> Flat:

@@ -27,7 +27,9 @@ def read(flat: Mapping[str, np.ndarray], extra: Mapping[str, Any]) -> TrainedMod
         'slots': slots,
         'width': ours['box_head/kernel'].shape[0],
     }
-    return TrainedModel.of_file(unflatten_dict(ours, sep='/'), model, None, 'spots of another lab')
+    return TrainedModel.from_file(
+        unflatten_dict(ours, sep='/'), model, None, 'spots of another lab'
+    )
 
 
 def write(imported: TrainedModel) -> Written:

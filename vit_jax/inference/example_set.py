@@ -19,7 +19,7 @@ from vit_jax.data.dataset import Dataset
 from vit_jax.data.plans.sizes import pad_image
 from vit_jax.data.records import Record, example_rng, first_readable
 from vit_jax.data.transforms import Transforms, parse_transforms, without_annotations
-from vit_jax.inference.images import photo_of
+from vit_jax.inference.images import make_photo
 from vit_jax.inference.predict import batch_of_one
 from vit_jax.ops.sequences import joined
 from vit_jax.tasks.base import Task
@@ -30,7 +30,7 @@ COUNT = 4  # examples, evenly spread over the data
 
 
 @dataclasses.dataclass(frozen=True)
-class Sample:
+class ExampleSet:
     """Examples of a data set.
 
     Attributes:
@@ -83,7 +83,7 @@ class Sample:
             return index, fields
         # Transforms of annotations drop the points that map a photo's pixels to the original.
         image = {'image': record['image']}
-        photo = photo_of(image, self._name(index, fields), self._transform(index))
+        photo = make_photo(image, self._name(index, fields), self._transform(index))
         return index, dataclasses.replace(photo, fields=fields)
 
     def _fields(self, index: int) -> Fields:
@@ -114,12 +114,12 @@ class Sample:
         return pathlib.Path(name.replace('/', '\N{DIVISION SLASH}'))
 
 
-def sample_of(data: Dataset, section: ConfigDict, viz: Viz, model: str) -> Sample:
-    """The sample of opened data, whose config is `section`, for a model of this name."""
+def make_example_set(data: Dataset, section: ConfigDict, viz: Viz, model: str) -> ExampleSet:
+    """Examples of opened data, whose config is `section`, for a model of this name."""
     parser = argparse.ArgumentParser()
     viz.add_flags(parser)
     context = context_of(data, section, flags=parser.parse_args([]), model=model)
-    return Sample(data, section, viz, context)
+    return ExampleSet(data, section, viz, context)
 
 
 def context_of(data: Dataset, section: ConfigDict, **others: Any) -> Context:
