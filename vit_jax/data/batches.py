@@ -14,6 +14,8 @@ from vit_jax.data.records import Record
 from vit_jax.errors import UserError
 
 Batch = dict[str, np.ndarray]
+INDEX_AND_MASK = {'index': np.dtype(np.int32), 'mask': np.dtype(np.float32)}
+MASKED = {'pixel_mask': 'image', 'object_mask': 'boxes'}  # masks not named NAME_mask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Shape:
     @property
     def arrays(self) -> Spec:
         """All arrays of a row, `index` and `mask` among them."""
-        return self.spec | marks(self.slots)
+        return self.spec | index_and_mask(self.slots)
 
 
 def as_facts(shapes: Sequence[Shape]) -> list[Any]:
@@ -132,9 +134,6 @@ class Process:
         return np.arange(batch_size).reshape(self.count, -1)[list(self.parts)].ravel()
 
 
-MASKED = {'pixel_mask': 'image', 'object_mask': 'boxes'}  # masks not named NAME_mask
-
-
 def pad(record: Record, spec: Spec) -> Record:
     """Pad every array of an example with zeros to the shapes of its batch.
 
@@ -166,27 +165,28 @@ def _padded(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return padded
 
 
-def marks(slots: tuple[int, ...] = ()) -> Spec:
+def index_and_mask(slots: tuple[int, ...] = ()) -> Spec:
     """The arrays that every row has: `index` of its examples in the source, and `mask`, 1 if real.
 
     Args:
       slots: (n,) for a row of up to n examples, () for a single one; see `Plan.slots`.
     """
-    return {
-        'index': ArraySpec(slots, np.dtype(np.int32)),
-        'mask': ArraySpec(slots, np.dtype(np.float32)),
-    }
+    return {name: ArraySpec(slots, dtype) for name, dtype in INDEX_AND_MASK.items()}
 
 
-def marks_of(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-    """Views [b n] of `index` and `mask`; n is 1 unless a row holds several examples."""
-    index, mask = (batch[name].reshape(len(batch[name]), -1) for name in ('index', 'mask'))
-    return index, mask
+def empty_batch(
+    spec: Spec, rows: int, slots: tuple[int, ...] = ()
+) -> tuple[Batch, np.ndarray, np.ndarray]:
+    """A batch of padding, with views of its `index` and `mask` to fill, [rows n].
 
-
-def zeros(spec: Spec, rows: int) -> Batch:
-    """A batch of `rows` examples of zeros."""
-    return {name: np.zeros((rows, *s.shape), s.dtype) for name, s in spec.items()}
+    Args:
+      spec: of the arrays besides `index` and `mask`.
+      rows: of the batch.
+      slots: see `index_and_mask`; n is 1 without them.
+    """
+    batch = {name: np.zeros((rows, *s.shape), s.dtype) for name, s in spec.items()}
+    batch |= {name: np.zeros((rows, *slots), dtype) for name, dtype in INDEX_AND_MASK.items()}
+    return batch, batch['index'].reshape(rows, -1), batch['mask'].reshape(rows, -1)
 
 
 ROUNDS = 6  # Luby and Rackoff (1988) need four; tiny data sets a little more,

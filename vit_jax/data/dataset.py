@@ -26,9 +26,7 @@ from vit_jax.data.batches import (
     Shape,
     Spec,
     as_facts,
-    marks,
-    marks_of,
-    zeros,
+    empty_batch,
 )
 from vit_jax.data.examples import Examples
 from vit_jax.data.plans import Plan, base
@@ -313,8 +311,8 @@ def raw_images(source: Subset) -> dict[str, Any]:
     Empty for a source without images. Checkpoints keep it, so that a trained model reads new images
     without its data.
     """
-    places = (0, len(source) // 2, len(source) - 1)
-    records = [first_readable(source, i)[1] for i in places]
+    indices = (0, len(source) // 2, len(source) - 1)
+    records = [first_readable(source, i)[1] for i in indices]
     if any('image' not in record for record in records):
         return {}
     shapes = {record['image'].shape for record in records}
@@ -342,16 +340,16 @@ class Loader:
 
     def train_batch(self, k: int) -> Batch:
         """This process's rows of batch k of training."""
-        spec, examples = self.plan.batch(k)
-        slots = examples[0].size
-        draws = k * self._rows * slots + np.arange(examples.size).reshape(-1, slots)
-        return self._batch(spec, examples, draws, self.plan.seed, self.plan.replaces_broken)
+        spec, indices = self.plan.batch(k)
+        slots = indices[0].size
+        draws = k * self._rows * slots + np.arange(indices.size).reshape(-1, slots)
+        return self._batch(spec, indices, draws, self.plan.seed, self.plan.replaces_broken)
 
     def eval_batch(self, k: int) -> Batch:
         """This process's rows of batch k of an evaluation."""
-        spec, examples = self.plan.eval_batch(k)
-        draws = examples.reshape(len(examples), -1)
-        return self._batch(spec, examples, draws, seed=0, replace=False)
+        spec, indices = self.plan.eval_batch(k)
+        draws = indices.reshape(len(indices), -1)
+        return self._batch(spec, indices, draws, seed=0, replace=False)
 
     @functools.cached_property
     def _rows(self) -> int:
@@ -365,32 +363,27 @@ class Loader:
         return {}
 
     def _batch(
-        self, spec: Spec, examples: np.ndarray, draws: np.ndarray, seed: int, replace: bool
+        self, spec: Spec, indices: np.ndarray, draws: np.ndarray, seed: int, replace: bool
     ) -> Batch:
-        self._check(examples)
-        mine = self.process.rows(len(examples))
-        batch = zeros(spec | marks(self.plan.slots), len(mine))
-        index, mask = marks_of(batch)
-        coming = (i for i in examples[mine].ravel().tolist() if i != base.NONE)
-        slots = examples[0].size
-        self.plan.examples.expect(itertools.islice(coming, AHEAD * slots))
+        examples, slots = self.plan.examples, self.plan.slots
+        if indices.shape[1:] != slots:
+            raise UserError(
+                f'{type(self.plan).__module__}: examples of shape {indices.shape} do not match '
+                f'`Plan.slots`, {slots}; override `rows` or `slots`, or give one example a row'
+            )
+        mine = self.process.rows(len(indices))
+        batch, index, mask = empty_batch(spec, len(mine), slots)
+        coming = (i for i in indices[mine].ravel().tolist() if i != base.NONE)
+        examples.expect(itertools.islice(coming, AHEAD * index.shape[1]))
         for row, at in enumerate(mine):
-            self.plan.examples.expect(itertools.islice(coming, slots))
-            wanted = zip(np.atleast_1d(examples[at]).tolist(), draws[at].tolist(), strict=True)
+            examples.expect(itertools.islice(coming, index.shape[1]))
+            wanted = zip(np.atleast_1d(indices[at]).tolist(), draws[at].tolist(), strict=True)
             read = [self._read(i, seed, draw, replace) for i, draw in wanted if i != base.NONE]
             if found := [one for one in read if one is not None]:
                 numbers, records = zip(*found, strict=True)
                 index[row, : len(found)], mask[row, : len(found)] = numbers, 1
-                self._put({name: batch[name][row, ...] for name in spec}, spec, numbers, records)
+                self._fill({name: batch[name][row, ...] for name in spec}, spec, numbers, records)
         return batch
-
-    def _check(self, examples: np.ndarray) -> None:
-        """Raise UserError if the plan gives rows of other examples than its `slots` say."""
-        if examples.shape[1:] != (slots := self.plan.slots):
-            raise UserError(
-                f'{type(self.plan).__module__}: examples of shape {examples.shape} do not match '
-                f'`Plan.slots`, {slots}; override `rows` or `slots`, or give one example a row'
-            )
 
     def _read(self, index: int, seed: int, draw: int, replace: bool) -> tuple[int, Record] | None:
         """An example and its index; None for a broken one that is not replaced."""
@@ -407,10 +400,10 @@ class Loader:
             raise UserError(f'{self.plan.examples.source.record_name(index)}: {error}') from error
         return index, record
 
-    def _put(
+    def _fill(
         self, row: Batch, spec: Spec, numbers: tuple[int, ...], records: tuple[Record, ...]
     ) -> None:
-        """Fit examples into the arrays of a row."""
+        """Copy examples into the arrays of a row."""
         source = self.plan.examples.source
         try:
             made = self.plan.join(records, spec)

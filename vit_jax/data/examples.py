@@ -65,7 +65,13 @@ class Examples:
             record = self._decoded(index, self.transforms.crop_first)
             return self._transformed(index, record, seed, draw)
         if index not in self._kept:
-            self._kept[index] = self._to_keep(index)
+            try:
+                record = self._decoded(index)
+                if not self.transforms.random:
+                    record = self._transformed(index, record, 0, 0)
+                self._kept[index] = record
+            except BrokenRecord as broken:
+                self._kept[index] = broken
         kept = self._kept[index]
         if isinstance(kept, BrokenRecord):
             raise kept
@@ -110,13 +116,6 @@ class Examples:
         """The example, if `on_demand` with an image that decodes the window that a crop takes."""
         with images.decoding(on_demand=on_demand, drop_alpha=self.transforms.drops_alpha):
             return self.source[index]
-
-    def _to_keep(self, index: int) -> Record | BrokenRecord:
-        try:
-            record = self._decoded(index)
-        except BrokenRecord as broken:
-            return broken
-        return record if self.transforms.random else self._transformed(index, record, 0, 0)
 
     def _transformed(self, index: int, record: Record, seed: int, draw: int) -> Record:
         try:

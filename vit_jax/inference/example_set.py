@@ -14,7 +14,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.data import sources
-from vit_jax.data.batches import Batch, marks, marks_of, zeros
+from vit_jax.data.batches import Batch, empty_batch
 from vit_jax.data.dataset import Dataset
 from vit_jax.data.plans.sizes import pad_image
 from vit_jax.data.records import Record, example_rng, first_readable
@@ -57,8 +57,7 @@ class ExampleSet:
 
     def batch(self, rows: int) -> Batch:
         """A batch that begins with the examples; the other rows are padding."""
-        batch = zeros(self.data.spec | marks(self.data.plan.slots), rows)
-        index, mask = marks_of(batch)
+        batch, index, mask = empty_batch(self.data.spec, rows, self.data.plan.slots)
         for row, (number, fields) in enumerate(self.fields().items()):
             for name in self.data.spec:
                 place: tuple[Any, ...] = row, *map(slice, fields[name].shape)

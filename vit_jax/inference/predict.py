@@ -96,10 +96,9 @@ def batch_of_one(
 ) -> dict[str, np.ndarray]:
     """A batch with only this example, in the first of the `slots` of a row; see `Plan.slots`."""
     batch = {name: np.asarray(value)[None] for name, value in example.items()}
-    batch |= batches.zeros(batches.marks(slots), 1)
-    for array, value in zip(batches.marks_of(batch), (index, 1), strict=True):
-        array[0, 0] = value
-    return batch
+    padding, indices, mask = batches.empty_batch({}, 1, slots)
+    indices[0, 0], mask[0, 0] = index, 1
+    return batch | padding
 
 
 def text_encoder(trained: TrainedModel) -> Callable[[str, str], np.ndarray] | None:

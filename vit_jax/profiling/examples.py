@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from vit_jax.config import defaults, schema
-from vit_jax.data.batches import marks
+from vit_jax.data.batches import index_and_mask
 from vit_jax.data.dataset import Dataset, open_dataset
 from vit_jax.data.plans import buckets
 from vit_jax.data.records import SourceInfo
@@ -35,7 +35,7 @@ class Row(NamedTuple):
     @property
     def example(self) -> Spec:
         """The arrays without `index` and `mask`."""
-        return {name: s for name, s in self.spec.items() if name not in marks()}
+        return {name: s for name, s in self.spec.items() if name not in index_and_mask()}
 
 
 def row_of(config: ConfigDict, image_size: int | None = None, channels: int | None = None) -> Row:
@@ -64,7 +64,7 @@ def row_of(config: ConfigDict, image_size: int | None = None, channels: int | No
             raise UserError(f'{flag} {value}: must be at least 1')
     if 'num_classes' in config.model and config.model.num_classes is None:
         config = defaults.complete(config, SourceInfo(CLASSES, ()))
-    return Row(config, {**benchmark.image_spec(size, channels), **marks()})
+    return Row(config, {**benchmark.image_spec(size, channels), **index_and_mask()})
 
 
 def open_example(config: ConfigDict) -> Dataset:

@@ -27,8 +27,6 @@ from vit_jax.data.transforms import movable
 from vit_jax.data.transforms.movable import (
     OBJECTS,
     check,
-    check_cut,
-    check_unpadded,
     image_size,
     is_image,
 )
@@ -69,7 +67,7 @@ def resize(record: Record, height: int, width: int, method: Method = 'bilinear')
 
 def crop(record: Record, y: int, x: int, height: int, width: int) -> Record:
     """Take the window of this size with its upper left corner at (y, x)."""
-    check_cut(record)
+    check(record, cut=True)
     rows, columns = slice(y, y + height), slice(x, x + width)
     moved = _move(
         record,
@@ -82,7 +80,7 @@ def crop(record: Record, y: int, x: int, height: int, width: int) -> Record:
 
 def flip(record: Record) -> Record:
     """Mirror left and right."""
-    check_unpadded(record)
+    check(record, padded=False)
     return _move(
         record,
         _mirrored,
@@ -108,7 +106,7 @@ def follow(record: Record, matrix: Matrix) -> Record:
 
     A box becomes the bounding box of its moved corners, which may be wider than the object.
     """
-    check_cut(record)
+    check(record, cut=True)
     a, b, c, d, e, f = matrix
     inverse = np.linalg.inv([[a, b], [d, e]])
     moved = _move(

@@ -40,8 +40,14 @@ def is_image(name: str) -> bool:
     return name == 'image' or name.endswith('_image')
 
 
-def check(record: Record) -> None:
-    """Raise UserError unless everything in the record can be moved with its image."""
+def check(record: Record, *, padded: bool = True, cut: bool = False) -> None:
+    """Raise UserError unless everything in the record can be moved with its image.
+
+    Args:
+      record: has an image.
+      padded: whether rows that `pad_objects` has added may stay where they are.
+      cut: whether objects are cut; then neither these rows nor areas nor segments are allowed.
+    """
     height, width = image_size(record)
     forms = {'boxes': (4,), 'points': (2,), 'masks': (height, width), 'segments': (width,)}
     for name, value in record.items():
@@ -54,26 +60,16 @@ def check(record: Record) -> None:
             if np.shape(value)[-3:-1] != (height, width):
                 raise UserError(
                     f'{name!r} has shape {np.shape(value)}, the image {height} x {width} pixels: '
-                    'put what makes views of other sizes last'
+                    'put the transform that makes views of other sizes last'
                 )
         elif _lies_in_image(value):
             raise UserError(f'{name!r} cannot be moved with the image; {_without(record, name)}')
     check_objects(record)
-
-
-def check_unpadded(record: Record) -> None:
-    """Raise UserError, as `check`, or if `pad_objects` has added rows of padding."""
-    check(record)
-    if 'object_mask' in record:
+    if 'object_mask' in record and (cut or not padded):
         raise UserError('cannot move the rows that pad_objects has added; put pad_objects last')
-
-
-def check_cut(record: Record) -> None:
-    """Raise UserError, as `check_unpadded`, or if the record cannot be cut."""
-    check_unpadded(record)
-    if 'areas' in record:
-        raise UserError(f"'areas' are unknown of objects that are cut; {_without(record, 'areas')}")
-    if 'segments' in record:
+    if cut and 'areas' in record:
+        raise UserError(f"'areas' of cut objects are unknown; {_without(record, 'areas')}")
+    if cut and 'segments' in record:
         raise UserError('segments cannot be cut; put number_masks after what cuts the image')
 
 

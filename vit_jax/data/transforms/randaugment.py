@@ -32,7 +32,7 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from vit_jax.data.records import Record
 from vit_jax.data.transforms import geometry, movable, pillow
-from vit_jax.data.transforms.movable import check_cut, check_only_image
+from vit_jax.data.transforms.movable import check, check_only_image
 from vit_jax.data.transforms.pillow import Matrix, from_pillow, smoothed, to_pillow
 from vit_jax.data.transforms.registry import in_pixels, transform
 
@@ -83,7 +83,7 @@ def operate(
     operations: Sequence[Operation], record: Record, level: float, rng: np.random.Generator
 ) -> Record:
     """Apply operations to a record, one after the other."""
-    check_cut(record)  # refuses a record whether or not its pixels are moved
+    check(record, cut=True)  # refuses a record whether or not its pixels are moved
     check_only_image(record)
     whole = record['image']
     images = [to_pillow(frame) for frame in movable.split(whole)]
@@ -226,7 +226,7 @@ def randaugment_increasing(
     operations = tuple(increasing_operations().values())
 
     def apply(record: Record, rng: np.random.Generator) -> Record:
-        check_cut(record)  # refuses a record whatever is drawn
+        check(record, cut=True)  # refuses a record whatever is drawn
         for choice in rng.integers(len(operations), size=num_layers):
             if rng.random() < p:
                 level = float(np.clip(rng.normal(magnitude, std), 0, 10)) / 10
