@@ -9,7 +9,7 @@ import pytest
 from vit_jax.data.dataset import open_dataset
 from vit_jax.data.sources import open_source
 from vit_jax.data.transforms import parse_transforms
-from vit_jax.data.transforms.image import cut, grid_within
+from vit_jax.data.transforms.image import cut_patches, grid_within
 from vit_jax.errors import UserError
 from vit_jax.ops.sequences import joined
 
@@ -52,7 +52,7 @@ def test_the_grid_is_that_of_transformers():
 
 def test_patches_are_cut_and_joined():
     image = np.random.default_rng(0).integers(0, 256, (8, 12, 3), np.uint8)
-    patches = cut(image, 4)
+    patches = cut_patches(image, 4)
     np.testing.assert_array_equal(patches[4].reshape(4, 4, 3), image[4:, 4:8])
     padded = np.pad(patches, ((0, 3), (0, 0)))
     np.testing.assert_array_equal(joined(padded, (2, 3)), image)

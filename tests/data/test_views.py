@@ -61,7 +61,7 @@ def test_a_view_is_what_its_transforms_make_of_the_image():
     ('spec', 'record', 'message'),
     [
         ("views('image', 2, 'flip')", {'boxes': np.zeros((2, 4))}, "the image but not 'boxes'"),
-        (f'{CROPS.format(GLOBAL)}|flip', {}, "'local_image' has shape .* put the transform that makes views"),
+        (f'{CROPS.format(GLOBAL)}|flip', {}, "'local_image' has shape .* put the transform"),
         ("views('other_image', 2, 'flip')|randaugment", {}, "cannot move 'other_image' along"),
         ("views('i', 2, 'flip')", {}, "name='i' must be 'image', or end in '_image'"),
         ("views('image', 0, 'flip')", {}, 'count=0 must be a positive integer'),

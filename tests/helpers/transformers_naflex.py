@@ -11,7 +11,7 @@ import numpy as np
 
 from helpers.transformers_models import perturbed
 from vit_jax import interop
-from vit_jax.data.transforms.image import cut
+from vit_jax.data.transforms.image import cut_patches
 
 LENGTH, VOCAB, PATCHES = 6, 19, 14
 GRIDS = np.array([[2, 3], [1, 14], [7, 2], [3, 3], [1, 1]])
@@ -40,7 +40,7 @@ def both_logits(model: Any, folder: str | os.PathLike[str]) -> tuple[np.ndarray,
     patches = np.zeros((5, PATCHES, 48), np.uint8)
     for row, (rows, columns) in zip(patches, GRIDS, strict=True):
         image = rng.integers(0, 256, (4 * rows, 4 * columns, 3), np.uint8)
-        row[: rows * columns] = cut(image, 4)
+        row[: rows * columns] = cut_patches(image, 4)
     ids = rng.integers(0, VOCAB, (4, LENGTH))
     with torch.no_grad():
         expected = model(

@@ -16,6 +16,8 @@ from vit_jax.errors import UserError
 Batch = dict[str, np.ndarray]
 INDEX_AND_MASK = {'index': np.dtype(np.int32), 'mask': np.dtype(np.float32)}
 MASKED = {'pixel_mask': 'image', 'object_mask': 'boxes'}  # masks not named NAME_mask
+ROUNDS = 6  # Luby and Rackoff (1988) need four; tiny data sets a little more,
+MIN_HALF_BITS = 3  # and a domain of at least 64, to have all orders equally often
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,10 +191,6 @@ def empty_batch(
     return batch, batch['index'].reshape(rows, -1), batch['mask'].reshape(rows, -1)
 
 
-ROUNDS = 6  # Luby and Rackoff (1988) need four; tiny data sets a little more,
-MIN_HALF_BITS = 3  # and a domain of at least 64, to have all orders equally often
-
-
 def shuffled(positions: np.ndarray, *, size: int, seed: int, epoch: int) -> np.ndarray:
     """The examples at `positions` of a shuffled epoch of `size` examples.
 
@@ -218,7 +216,7 @@ def shuffled(positions: np.ndarray, *, size: int, seed: int, epoch: int) -> np.n
     return index.astype(np.int64).reshape(np.shape(positions))
 
 
-def stream(positions: np.ndarray, *, size: int, seed: int) -> np.ndarray:
+def shuffled_epochs(positions: np.ndarray, *, size: int, seed: int) -> np.ndarray:
     """The examples at `positions` of training, a sequence of shuffled epochs.
 
     Args:

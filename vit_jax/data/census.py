@@ -12,9 +12,11 @@ import numpy as np
 
 from vit_jax.data import sources
 from vit_jax.data.dataset import Dataset
-from vit_jax.data.records import BrokenRecord, Record, SourceInfo, counted
+from vit_jax.data.records import BrokenRecord, Record, SourceInfo, count_labels
 from vit_jax.data.splits import Subset, select
 from vit_jax.errors import UserError, nearest
+
+ANY = (512, 512)  # stands for images of all sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,16 +68,13 @@ def _counts(source: Subset, read_all: bool) -> np.ndarray | None:
             return None
         found = [source.annotations(i).get('labels', ()) for i in range(len(source))]
         labels = np.concatenate([np.asarray(one, np.int64) for one in found])
-    return counted(labels, source.info.num_classes)
+    return count_labels(labels, source.info.num_classes)
 
 
 def _read(source: Subset) -> None:
     for index in range(len(source)):
         with contextlib.suppress(BrokenRecord):  # the source remembers it
             source[index]
-
-
-ANY = (512, 512)  # stands for images of all sizes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,6 +45,8 @@ from vit_jax.errors import UserError
 from vit_jax.runtime.watchdog import Stopping, never
 from vit_jax.storage import paths, run_folder
 
+AHEAD = 64  # rows whose examples are on their way
+
 
 class Dataset:
     """The examples of a split as batches. Requirements of training are checked on first use.
@@ -318,9 +320,6 @@ def raw_images(source: Subset) -> dict[str, Any]:
     shapes = {record['image'].shape for record in records}
     height, width, channels = next(iter(shapes))[-3:]
     return {'channels': channels, 'size': [height, width] if len(shapes) == 1 else None}
-
-
-AHEAD = 64  # rows whose examples are on their way
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,6 +31,19 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from vit_jax.data.records import BrokenRecord, Record
 from vit_jax.storage import paths
 
+# Named one by one: each further decoder is code that runs on untrusted bytes.
+FORMATS = ('JPEG', 'PNG', 'WEBP')
+MAX_PIXELS = 2**26  # 192 MiB as RGB; a 50 KB PNG can announce more than a gigabyte
+_is_on_demand = contextvars.ContextVar('on_demand', default=False)
+_is_dropping_alpha = contextvars.ContextVar('dropping_alpha', default=False)
+LIBRARIES = ('libturbojpeg.so.0', 'libturbojpeg.0.dylib', 'libturbojpeg.dylib', 'turbojpeg.dll')
+PIXEL_FORMATS = {3: 0, 1: 6}  # RGB and gray, by channels
+# Columns of a block (MCU), by the subsampling of colors: 444, 422, 420, gray, 440, 411, 441.
+BLOCK_COLUMNS = (8, 16, 16, 8, 8, 32, 8)
+MARGIN_ROWS = 2  # above and below a window, which the colors of its edge are blended with
+_DECOMPRESS, _SUBSAMPLING, _WIDTH, _HEIGHT = 1, 4, 5, 6  # constants of turbojpeg.h
+_local = threading.local()
+
 
 class OnDemand(abc.ABC):
     """An image that is made when it is read, whole or a window of it.
@@ -69,14 +82,6 @@ def _is_window(key: Any) -> bool:
         and len(key) == 2
         and all(isinstance(k, slice) and k.step is None for k in key)
     )
-
-
-# Named one by one: each further decoder is code that runs on untrusted bytes.
-FORMATS = ('JPEG', 'PNG', 'WEBP')
-MAX_PIXELS = 2**26  # 192 MiB as RGB; a 50 KB PNG can announce more than a gigabyte
-
-_is_on_demand = contextvars.ContextVar('on_demand', default=False)
-_is_dropping_alpha = contextvars.ContextVar('dropping_alpha', default=False)
 
 
 @contextlib.contextmanager
@@ -264,16 +269,6 @@ def as_png(record: Record) -> Record:
     return record | {'image': file.getvalue()} | ({'channels': 1} if gray else {})
 
 
-NAMES = ('libturbojpeg.so.0', 'libturbojpeg.0.dylib', 'libturbojpeg.dylib', 'turbojpeg.dll')
-PIXEL_FORMATS = {3: 0, 1: 6}  # RGB and gray, by channels
-# Columns of a block (MCU), by the subsampling of colors: 444, 422, 420, gray, 440, 411, 441.
-BLOCKS = (8, 16, 16, 8, 8, 32, 8)
-ROWS = 2  # above and below a window, which the colors of its edge are blended with
-_DECOMPRESS, _SUBSAMPLING, _WIDTH, _HEIGHT = 1, 4, 5, 6  # constants of turbojpeg.h
-
-_local = threading.local()
-
-
 class _Region(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int) for name in 'xywh']
 
@@ -324,10 +319,10 @@ class Decoder:
         turbo, handle = self._turbo, self._handle
         self._check(turbo.tj3DecompressHeader(handle, data, len(data)))
         rows, columns = turbo.tj3Get(handle, _HEIGHT), turbo.tj3Get(handle, _WIDTH)
-        if not 0 <= (colors := turbo.tj3Get(handle, _SUBSAMPLING)) < len(BLOCKS):
+        if not 0 <= (colors := turbo.tj3Get(handle, _SUBSAMPLING)) < len(BLOCK_COLUMNS):
             raise ValueError('unusual subsampling of colors')
-        block = BLOCKS[colors]
-        top, bottom = max(0, y - ROWS), min(rows, y + height + ROWS)
+        block = BLOCK_COLUMNS[colors]
+        top, bottom = max(0, y - MARGIN_ROWS), min(rows, y + height + MARGIN_ROWS)
         left, right = max(0, x // block - 1) * block, min(columns, x + width + block)
         region = _Region(left, top, right - left, bottom - top)
         self._check(turbo.tj3SetCroppingRegion(handle, region))
@@ -343,7 +338,7 @@ class Decoder:
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    for name in (*(f'{sys.prefix}/lib/{name}' for name in NAMES), *NAMES):
+    for name in (*(f'{sys.prefix}/lib/{name}' for name in LIBRARIES), *LIBRARIES):
         try:
             return open_library(name)
         except (OSError, AttributeError):

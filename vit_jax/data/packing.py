@@ -42,7 +42,7 @@ Progress = Callable[[int], None]
 Made = tuple[packed.Shard, np.ndarray | None]
 
 
-class At(NamedTuple):
+class ShardId(NamedTuple):
     """A shard of a split."""
 
     split: str
@@ -97,15 +97,15 @@ class Job:
             return {}
         return {'shorter_side': self.shorter_side, 'quality': self.quality}
 
-    def shards(self) -> list[At]:
+    def shards(self) -> list[ShardId]:
         """Every shard, with all of its split."""
         _opened.cache_clear()  # files may have changed since another job
         sizes = {name: len(_opened(self.source, e)) for name, e in self.splits.items()}
         totals = {name: -(-size // self.per_shard) for name, size in sizes.items()}
-        return [At(name, k, total) for name, total in totals.items() for k in range(total)]
+        return [ShardId(name, k, total) for name, total in totals.items() for k in range(total)]
 
 
-def pack(job: Job, shards: Sequence[At], workers: int, seen: Progress) -> packed.Manifest:
+def pack(job: Job, shards: Sequence[ShardId], workers: int, seen: Progress) -> packed.Manifest:
     """Write every shard that is not there yet, and then the manifest.
 
     Args:
@@ -127,7 +127,7 @@ def pack(job: Job, shards: Sequence[At], workers: int, seen: Progress) -> packed
     return finish(job, shards, made)
 
 
-def finish(job: Job, shards: Sequence[At], made: Sequence[Made]) -> packed.Manifest:
+def finish(job: Job, shards: Sequence[ShardId], made: Sequence[Made]) -> packed.Manifest:
     """Write the labels and the manifest of shards that are all there, in the same order.
 
     Raises:
@@ -193,7 +193,7 @@ def _mapper(workers: int) -> Iterator[Callable[..., Iterable[Made]]]:
             raise
 
 
-def write_shard(job: Job, at: At) -> Made:
+def write_shard(job: Job, at: ShardId) -> Made:
     """Write a shard unless it is there; return it with its labels, None if an example has none.
 
     Raises:
@@ -205,7 +205,7 @@ def write_shard(job: Job, at: At) -> Made:
         file = pathlib.Path(target)
         if not file.exists():
             _write(job, at, file)
-        return described(file)
+        return describe_shard(file)
     with tempfile.TemporaryDirectory() as folder, paths.reaching(target):
         file = pathlib.Path(folder, at.name)
         if target.exists():
@@ -213,7 +213,7 @@ def write_shard(job: Job, at: At) -> Made:
         else:
             _write(job, at, file)
             _copy(file, target)
-        return described(file)
+        return describe_shard(file)
 
 
 def _copy(source: paths.Path, target: paths.Path) -> None:
@@ -221,7 +221,7 @@ def _copy(source: paths.Path, target: paths.Path) -> None:
         shutil.copyfileobj(reader, writer, 16 << 20)
 
 
-def _write(job: Job, at: At, file: pathlib.Path) -> None:
+def _write(job: Job, at: ShardId, file: pathlib.Path) -> None:
     from array_record.python.array_record_module import ArrayRecordWriter
 
     source = _opened(job.source, job.splits[at.split])
@@ -231,7 +231,7 @@ def _write(job: Job, at: At, file: pathlib.Path) -> None:
     broken = 0
     for index in range(first, min(first + job.per_shard, len(source))):
         try:
-            writer.write(packed.encode(example(source, index, job)))
+            writer.write(packed.encode(packed_example(source, index, job)))
         except BrokenRecord as reason:
             log.warning('left out: %s', reason)
             broken += 1
@@ -247,7 +247,7 @@ def _opened(name: str, split: str) -> sources.Subset:
     return sources.open_source(name, split)
 
 
-def example(source: sources.Subset, index: int, job: Job) -> Record:
+def packed_example(source: sources.Subset, index: int, job: Job) -> Record:
     """A record whose image is a file: that of the source, or a smaller JPEG.
 
     Raises:
@@ -266,10 +266,10 @@ def example(source: sources.Subset, index: int, job: Job) -> Record:
             f'{name}: --shorter-side takes gray or RGB images of bytes, and this one has the shape '
             f'{pixels.shape} and {pixels.dtype}; do without it'
         )
-    return record | {'image': reduced(pixels, job.shorter_side, job.quality)}
+    return record | {'image': reduce_image(pixels, job.shorter_side, job.quality)}
 
 
-def reduced(pixels: np.ndarray, side: int, quality: int) -> bytes:
+def reduce_image(pixels: np.ndarray, side: int, quality: int) -> bytes:
     """A JPEG of the image with a shorter side of so many pixels, by Lanczos's filter.
 
     Args:
@@ -286,7 +286,7 @@ def reduced(pixels: np.ndarray, side: int, quality: int) -> bytes:
     return file.getvalue()
 
 
-def described(file: pathlib.Path) -> Made:
+def describe_shard(file: pathlib.Path) -> Made:
     """A shard that is there, and its labels.
 
     Raises:
@@ -326,7 +326,7 @@ def _write_labels(file: paths.Path, labels: np.ndarray) -> None:
     paths.write_atomic(file, content.getvalue())
 
 
-def pack_with_beam(job: Job, shards: Sequence[At], options: str) -> packed.Manifest:
+def pack_with_beam(job: Job, shards: Sequence[ShardId], options: str) -> packed.Manifest:
     """Write every shard that is not there yet, and then the manifest.
 
     Every machine has to reach the source and the folder to write to.
@@ -363,12 +363,12 @@ def pack_with_beam(job: Job, shards: Sequence[At], options: str) -> packed.Manif
 def write_numbered_shard(job: Job, numbered: tuple[int, Sequence[Any]]) -> tuple[int, Made]:
     """Write a shard on a worker; return its number with it."""
     number, at = numbered
-    return number, write_shard(job, At(*at))
+    return number, write_shard(job, ShardId(*at))
 
 
 def finish_with_beam(
     job: Job,
-    shards: Sequence[At],
+    shards: Sequence[ShardId],
     made: Sequence[tuple[int, Made]],
 ) -> None:
     """Write the manifest of shards that came in any order."""

@@ -14,6 +14,7 @@ from vit_jax.errors import UserError, nearest
 Record = dict[str, Any]
 _INT32 = np.iinfo(np.int32)
 PLACES = ('boxes', 'points', 'areas')  # of objects, in pixels
+_local = threading.local()
 
 
 class BrokenRecord(Exception):
@@ -140,7 +141,7 @@ class Lists(Protocol):
         ...
 
 
-def counted(labels: np.ndarray, num_classes: int) -> np.ndarray:
+def count_labels(labels: np.ndarray, num_classes: int) -> np.ndarray:
     """How many labels are of each class, int64 [num_classes]; others belong to none."""
     labels = np.asarray(labels)
     return np.bincount(labels[(labels >= 0) & (labels < num_classes)], minlength=num_classes)
@@ -236,9 +237,6 @@ def first_readable(source: Source, index: int) -> tuple[int, Record]:
             return index, source[index]
         except BrokenRecord:
             index = (index + 1) % len(source)
-
-
-_local = threading.local()
 
 
 def example_rng(seed: int, example: int) -> np.random.Generator:

@@ -15,6 +15,13 @@ from vit_jax.errors import UserError
 from vit_jax.storage import ranges
 
 AHEAD = 64  # records of `__getitems__` that are on their way at once
+BLOCK = 1 << 16
+BLOCK_HEADER = 24
+HEADER = 40  # of a chunk
+TAIL = 3 * BLOCK  # read at once; it holds the index of some thousand records
+MAGIC = 0x71930E704FDAE05E
+CODECS = {ord('z'): 'zstd', ord('b'): 'brotli', ord('s'): 'snappy'}
+Read = Callable[[int, int], bytes]
 
 
 class Records:
@@ -133,15 +140,6 @@ def _stored(index: Index) -> bytes:
 def _batches(numbers: Iterable[Any], size: int) -> Iterator[list[Any]]:
     rest = iter(numbers)
     return iter(lambda: list(itertools.islice(rest, size)), [])
-
-
-BLOCK = 1 << 16
-BLOCK_HEADER = 24
-HEADER = 40  # of a chunk
-TAIL = 3 * BLOCK  # read at once; it holds the index of some thousand records
-MAGIC = 0x71930E704FDAE05E
-CODECS = {ord('z'): 'zstd', ord('b'): 'brotli', ord('s'): 'snappy'}
-Read = Callable[[int, int], bytes]
 
 
 class Index(NamedTuple):

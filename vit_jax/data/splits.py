@@ -50,6 +50,9 @@ BOUND = r'-?\d+(?:(?:\.\d+)?%)?'
 TERM = re.compile(
     rf'(?P<name>[^\[\]+\s]+)(\[(?P<low>{BOUND})?:(?P<high>{BOUND})?(?P<per_class> per class)?\])?'
 )
+ABSENT = -1  # the number of a class that the others lack
+WORDNET_ID = re.compile(r'n\d{8}')  # n01440764, as ImageNet's folders are called
+LISTED = 3  # classes that a message names
 
 
 class Subset:
@@ -160,7 +163,7 @@ class Subset:
         title = f'{self.title} of classes {",".join(map(str, classes))}'
         parts: list[tuple[Source, np.ndarray]] = [
             (
-                chosen(source, classes),
+                with_only_classes(source, classes),
                 indices[np.isin(source.labels()[indices], classes)],
             )
             for source, indices in self._parts
@@ -181,14 +184,14 @@ class Subset:
         parts: list[tuple[Source, np.ndarray]] = []
         notes = []
         for source, indices in self._parts:
-            new = numbers(source.info, classes, self.title)
+            new = class_numbers(source.info, classes, self.title)
             if new is None:
                 parts.append((source, indices))
                 continue
-            notes.append(renumbering_note(source.info, classes, new))
+            notes.append(renumbering_remark(source.info, classes, new))
             if ABSENT in new and not isinstance(source, Annotated):
                 indices = indices[new[source.labels()[indices]] != ABSENT]
-            parts.append((renumbered(source, new, classes), indices))
+            parts.append((with_new_numbers(source, new, classes), indices))
         found = Subset(self.title, parts)
         if not len(found):
             raise UserError(f'{self.title}: none of its examples is of a class of the model')
@@ -281,8 +284,8 @@ def select(name: str, split: str, open_base: Callable[[str], Source]) -> Subset:
         raise UserError(f'{title}: selects no example (the split has {_sizes(sources)})')
     if len(sources) == 1:
         return Subset(title, parts)
-    classes = union([source.info for source in sources.values()])
-    return Subset(title, [(joined(s, classes, title), rows) for s, rows in parts])
+    classes = merge_classes([source.info for source in sources.values()])
+    return Subset(title, [(with_shared_classes(s, classes, title), rows) for s, rows in parts])
 
 
 def _indices(source: Source, term: re.Match[str], title: str) -> np.ndarray:
@@ -327,12 +330,7 @@ def _sizes(sources: dict[str, Source]) -> str:
     return ', '.join(f'{len(source)} in {base!r}' for base, source in sources.items())
 
 
-ABSENT = -1  # the number of a class that the others lack
-WORDNET_ID = re.compile(r'n\d{8}')  # n01440764, as ImageNet's folders are called
-LISTED = 3  # classes that a message names
-
-
-def numbers(info: SourceInfo, others: SourceInfo, title: str) -> np.ndarray | None:
+def class_numbers(info: SourceInfo, others: SourceInfo, title: str) -> np.ndarray | None:
     """The number of each class among others', int64 [num_classes]; ABSENT for one they lack.
 
     Args:
@@ -353,30 +351,30 @@ def numbers(info: SourceInfo, others: SourceInfo, title: str) -> np.ndarray | No
         return None
     if mine == theirs:
         return np.arange(len(mine))
-    place = {name: number for number, name in enumerate(theirs)}
-    shared = {name for name in mine if name in place}
-    if len(place) < len(theirs):  # a name of several classes stands for none of them
+    number_of = {name: number for number, name in enumerate(theirs)}
+    shared = {name for name in mine if name in number_of}
+    if len(number_of) < len(theirs):  # a name of several classes stands for none of them
         shared -= {name for name in shared if theirs.count(name) > 1}
     if len(shared) < min(len(mine), len(theirs)) or len(set(mine)) < len(mine):
         return None
     if len(mine) != len(theirs) and not (info.has_names and others.has_names):
         return None  # as numbers, 0 and 1 are among 0 to 9, whatever the classes are
-    return np.array([place[name] if name in shared else ABSENT for name in mine])
+    return np.array([number_of[name] if name in shared else ABSENT for name in mine])
 
 
 def _by_id(info: SourceInfo, others: SourceInfo, title: str) -> np.ndarray:
-    place = {number: label for label, number in enumerate(others.class_ids)}
+    number_of = {number: label for label, number in enumerate(others.class_ids)}
     for number, name in zip(info.class_ids, info.class_names, strict=True):
-        if number in place and others.class_names:
-            other = others.class_names[place[number]]
+        if number in number_of and others.class_names:
+            other = others.class_names[number_of[number]]
             if name != other:
                 raise UserError(
                     f'{title}: category {number} is {name!r}, and {other!r} in another file'
                 )
-    return np.array([place.get(number, ABSENT) for number in info.class_ids])
+    return np.array([number_of.get(number, ABSENT) for number in info.class_ids])
 
 
-def comparable(info: SourceInfo, others: SourceInfo) -> bool:
+def have_comparable_names(info: SourceInfo, others: SourceInfo) -> bool:
     """Whether both name their classes, in the same terms.
 
     Numbers are no names. ImageNet's classes have ids of WordNet in one place and words in another.
@@ -387,15 +385,15 @@ def comparable(info: SourceInfo, others: SourceInfo) -> bool:
     return by_id[0] == by_id[1]
 
 
-def listed(info: SourceInfo, others: SourceInfo) -> str:
+def in_brackets(info: SourceInfo, others: SourceInfo) -> str:
     """The first few names of classes in brackets, those that the others lack before the rest."""
     if not info.has_names:
         return ''
     known = set(others.class_names)
-    return f' ({some(sorted(info.class_names, key=lambda name: name in known))})'
+    return f' ({first_names(sorted(info.class_names, key=lambda name: name in known))})'
 
 
-def some(names: Sequence[str]) -> str:
+def first_names(names: Sequence[str]) -> str:
     """The first few of some names, as 'cat, dog, emu, ...'."""
     return ', '.join([*map(_short, names[:LISTED]), *(['...'] if len(names) > LISTED else [])])
 
@@ -404,38 +402,39 @@ def _short(name: str) -> str:
     return one_line(name if len(name) <= 40 else f'{name[:39]}…')
 
 
-def renumbering_note(info: SourceInfo, model: SourceInfo, new: np.ndarray) -> str:
+def renumbering_remark(info: SourceInfo, model: SourceInfo, new: np.ndarray) -> str:
     """What a user should know of data whose class k is number `new[k]` among a model's classes.
 
     Empty if they are the model's, or all of them are matched by id.
     """
     if lacking := [info.class_names[label] for label in np.flatnonzero(new == ABSENT)]:
-        return f'classes that the model lacks are left out: {some(lacking)}'
+        return f'classes that the model lacks are left out: {first_names(lacking)}'
     if (info.class_ids and model.class_ids) or np.array_equal(new, np.arange(model.num_classes)):
         return ''
     if info.num_classes == model.num_classes:
-        how = f'the model has them in another order ({some(model.class_names)})'
+        how = f'the model has them in another order ({first_names(model.class_names)})'
     else:
         how = f'the model has {model.num_classes:,}, all of which it may predict'
     return f'its {info.num_classes:,} classes are matched by name: {how}'
 
 
-def joined(source: Source, classes: SourceInfo, title: str) -> Source:
+def with_shared_classes(source: Source, classes: SourceInfo, title: str) -> Source:
     """A source with the numbers of `classes`, those of all sources that are read as one.
 
     Raises:
       UserError: if it has other classes.
     """
-    new, info = numbers(source.info, classes, title), source.info
-    if comparable(info, classes) if new is None else ABSENT in new:
+    new, info = class_numbers(source.info, classes, title), source.info
+    if have_comparable_names(info, classes) if new is None else ABSENT in new:
+        have, need = in_brackets(info, classes), in_brackets(classes, info)
         raise UserError(
-            f'{title}: its splits have other classes, {info.num_classes}{listed(info, classes)} '
-            f'and {classes.num_classes}{listed(classes, info)}'
+            f'{title}: its splits have other classes, {info.num_classes}{have} and '
+            f'{classes.num_classes}{need}'
         )
-    return source if new is None else renumbered(source, new, classes)
+    return source if new is None else with_new_numbers(source, new, classes)
 
 
-def renumbered(source: Source, new: np.ndarray, classes: SourceInfo) -> Source:
+def with_new_numbers(source: Source, new: np.ndarray, classes: SourceInfo) -> Source:
     """A source whose class k is class `new[k]` of `classes`; itself if that changes nothing.
 
     Objects of a class that is ABSENT are left out of their images. Labels of images become ABSENT:
@@ -454,7 +453,7 @@ def renumbered(source: Source, new: np.ndarray, classes: SourceInfo) -> Source:
     return kind(source, new, dataclasses.replace(named, stuff=stuff, vocab_size=info.vocab_size))
 
 
-def chosen(source: Source, classes: Sequence[int]) -> Source:
+def with_only_classes(source: Source, classes: Sequence[int]) -> Source:
     """A source with class `classes[k]` numbered k; labels of other classes become -1."""
     new = np.full(source.info.num_classes, -1)
     new[list(classes)] = np.arange(len(classes))
@@ -463,7 +462,7 @@ def chosen(source: Source, classes: Sequence[int]) -> Source:
     return _Renumbered(source, new, info)
 
 
-def union(infos: Sequence[SourceInfo]) -> SourceInfo:
+def merge_classes(infos: Sequence[SourceInfo]) -> SourceInfo:
     """All classes of files that are read as one, by their ids; the first file's without ids."""
     first, *others = infos
     if not all(info.class_ids for info in infos) or all(info == first for info in others):

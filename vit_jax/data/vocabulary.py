@@ -24,6 +24,7 @@ from vit_jax.storage import paths, run_folder
 
 PAD, BOS, EOS, UNK = OWN_IDS = tuple(range(4))
 KINDS = ('unigram', 'bpe')
+BYTES = 'bytes'  # in place of a file
 
 
 class Tokenizer(Protocol):
@@ -235,9 +236,6 @@ def train(sentences: Iterable[str], size: int, kind: str = 'unigram') -> Vocabul
 def _reason(error: RuntimeError) -> str:
     """SentencePiece's message without the location in its code."""
     return str(error).rpartition('] ')[2].strip().rstrip('.') or 'the text does not allow it'
-
-
-BYTES = 'bytes'  # in place of a file
 
 
 class TokenizerJson(Vocabulary):

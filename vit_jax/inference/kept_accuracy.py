@@ -49,14 +49,14 @@ class Evaluator(base.Evaluator):
         """Raises UserError if the data have other classes than the classifier."""
         names, found = self._run.class_names, dataset.info
         known = SourceInfo(len(names), names)
-        numbers = splits.numbers(found, known, 'the data')
+        numbers = splits.class_numbers(found, known, 'the data')
         if numbers is None or splits.ABSENT in numbers:
             raise UserError(
                 f'the classifier {self._run.path} has {known.num_classes} '
-                f'classes{splits.listed(known, found)}, which are not the '
-                f'{found.num_classes}{splits.listed(found, known)} of the data'
+                f'classes{splits.in_brackets(known, found)}, which are not the '
+                f'{found.num_classes}{splits.in_brackets(found, known)} of the data'
             )
-        if note := splits.renumbering_note(found, known, numbers):
+        if note := splits.renumbering_remark(found, known, numbers):
             _log.warning('%s: %s', dataset.source.title, note)
         self._numbers = numbers
         self._source = dataset.source

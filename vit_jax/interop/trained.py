@@ -295,18 +295,18 @@ def class_order(trained: TrainedModel, classes: SourceInfo) -> ClassOrder | None
     known = trained.classes
     if known is None or not classes.num_classes:
         return None
-    chosen = splits.numbers(classes, known, 'config.data')
-    if chosen is None and not splits.comparable(classes, known):
+    chosen = splits.class_numbers(classes, known, 'config.data')
+    if chosen is None and not splits.have_comparable_names(classes, known):
         return None
     if chosen is None or splits.ABSENT in chosen:
         return ClassOrder(
             None,
-            f'the checkpoint has other classes{splits.listed(known, classes)} than the '
-            f'data{splits.listed(classes, known)}',
+            f'the checkpoint has other classes{splits.in_brackets(known, classes)} than the '
+            f'data{splits.in_brackets(classes, known)}',
         )
     if np.array_equal(chosen, np.arange(len(chosen))):
         return None
-    names = splits.some(known.class_names)
+    names = splits.first_names(known.class_names)
     return ClassOrder(chosen, f'its classes ({names}) are put into the order of the data, by name')
 
 

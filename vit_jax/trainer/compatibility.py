@@ -95,18 +95,18 @@ def require_classes(trained: TrainedModel, where: str, data: Dataset) -> None:
     if found.num_classes == known.num_classes:
         if same_names or not (found.has_names and known.has_names):
             return
-        if not splits.comparable(found, known):
+        if not splits.have_comparable_names(found, known):
             _log.warning(
                 '%s: its classes%s are taken for those of the model%s by their numbers, for one of '
                 'them names classes by ids of WordNet',
-                *(data.source.title, splits.listed(found, known)),
-                splits.listed(known, found),
+                *(data.source.title, splits.in_brackets(found, known)),
+                splits.in_brackets(known, found),
             )
             return
     raise UserError(
         f'{where}: {data.source.title} has {found.num_classes} '
-        f'classes{splits.listed(found, known)}, the model has '
-        f'{known.num_classes}{splits.listed(known, found)}; evaluate it on data of its own '
+        f'classes{splits.in_brackets(found, known)}, the model has '
+        f'{known.num_classes}{splits.in_brackets(known, found)}; evaluate it on data of its own '
         'classes, by an evaluator that learns, as knn, or fine-tune it by config.init.from'
     )
 

@@ -370,7 +370,7 @@ def of_classes(info: SourceInfo, counts: np.ndarray | None, of_objects: bool = F
     """
     line = f'{info.num_classes:,} class{"es" if info.num_classes > 1 else ""}'
     if counts is None:
-        return [f'{line}: {splits.some(info.class_names)}' if info.has_names else line]
+        return [f'{line}: {splits.first_names(info.class_names)}' if info.has_names else line]
     is_short = info.has_names and len(counts) <= LISTED
     if not is_short:
         low, high = int(counts.min()), int(counts.max())
@@ -379,13 +379,13 @@ def of_classes(info: SourceInfo, counts: np.ndarray | None, of_objects: bool = F
     if info.has_names:
         pairs = list(zip(info.class_names, counts.tolist(), strict=True))
         shown = pairs if is_short else pairs[: splits.LISTED]
-        words = [f'{splits.some([name])} {count:,}' for name, count in shown]
+        words = [f'{splits.first_names([name])} {count:,}' for name, count in shown]
         line += f': {", ".join(words)}{"" if is_short else ", ..."}'
     if not (lacking := np.flatnonzero(counts == 0).tolist()):
         return [line]
     names = [info.class_names[label] if info.has_names else str(label) for label in lacking]
     them = 'class has' if len(names) == 1 else 'classes have'
-    return [line, f'{len(names):,} {them} no example: {splits.some(names)}']
+    return [line, f'{len(names):,} {them} no example: {splits.first_names(names)}']
 
 
 def _evaluates(training: Training) -> list[str]:

@@ -9,7 +9,7 @@ from PIL import Image
 
 from vit_jax import interop
 from vit_jax.data.transforms import parse_transforms
-from vit_jax.data.transforms.image import cut, grid_within
+from vit_jax.data.transforms.image import cut_patches, grid_within
 from vit_jax.errors import UserError
 from vit_jax.inference.images import photo_reader
 from vit_jax.inference.load import open_model
@@ -74,7 +74,7 @@ def test_what_is_written_is_what_was_read(saved, model, tmp_path):
     grid = grid_within(9, 23, 20)
     assert tuple(patches['spatial_shapes'][0].tolist()) == grid
     fitted = parse_transforms('fit_patches(4, 20)')({'image': image}, None)['image']
-    ours = cut(fitted, 4)
+    ours = cut_patches(fitted, 4)
     found = patches['pixel_values'][0, : len(ours)].numpy()
     np.testing.assert_allclose(found, ours / 127.5 - 1, atol=2.1 / 127.5)
 

@@ -43,7 +43,7 @@ class Plan(base.Plan):
         if len(self.specs) > 1:
             kind = int(np.random.default_rng((self.seed, k)).integers(len(self.specs)))
         positions = k * self.batch_size + np.arange(self.batch_size)
-        numbers = batches.stream(positions, size=len(self.rows), seed=self.seed)
+        numbers = batches.shuffled_epochs(positions, size=len(self.rows), seed=self.seed)
         return self.specs[kind], self.rows[numbers]
 
     def pad(self, record: Record, spec: Spec) -> Record:

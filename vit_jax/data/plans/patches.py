@@ -79,7 +79,7 @@ class Plan(fixed.Plan):
         rows, columns = image_lib.grid_within(height, width, length)
         side = self._sides[self.lengths.index(length)]
         record = geometry.resize(record, rows * side, columns * side)
-        cut = image_lib.cut(record['image'], side)
+        cut = image_lib.cut_patches(record['image'], side)
         if cut.shape[1] != values:
             raise UserError(
                 f'an image with {record["image"].shape[2]} channels among others; bring all to '

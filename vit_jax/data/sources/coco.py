@@ -20,7 +20,14 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data import images, listing
-from vit_jax.data.records import BrokenRecord, Listing, Record, SourceInfo, UnknownSplit, counted
+from vit_jax.data.records import (
+    BrokenRecord,
+    Listing,
+    Record,
+    SourceInfo,
+    UnknownSplit,
+    count_labels,
+)
 from vit_jax.errors import UserError
 from vit_jax.storage import paths
 
@@ -84,7 +91,7 @@ class Source:
     def class_counts(self, indices: np.ndarray, /) -> np.ndarray:
         found = [self._annotated(i).get('labels', ()) for i in indices.tolist()]
         labels = np.concatenate([np.zeros(0, np.int64), *found])
-        return counted(labels.astype(np.int64), self.info.num_classes)
+        return count_labels(labels.astype(np.int64), self.info.num_classes)
 
     def listing(self, indices: np.ndarray, /) -> Listing:
         """The digest of the whole file of annotations, and of the sizes of images."""

@@ -12,7 +12,7 @@ import pathlib
 import numpy as np
 
 from vit_jax.data import listing
-from vit_jax.data.records import Listing, Record, SourceInfo, UnknownSplit, counted
+from vit_jax.data.records import Listing, Record, SourceInfo, UnknownSplit, count_labels
 from vit_jax.data.transforms import geometry
 from vit_jax.errors import UserError
 
@@ -56,7 +56,7 @@ class Source:
         return self._labels
 
     def class_counts(self, indices: np.ndarray, /) -> np.ndarray:
-        return counted(self._labels[indices], self.info.num_classes)
+        return count_labels(self._labels[indices], self.info.num_classes)
 
     def listing(self, indices: np.ndarray, /) -> Listing:
         images = listing.digest_of(self._images[indices])

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vit_jax.data import batches, images, listing
-from vit_jax.data.records import Listing, Record, SourceInfo, UnknownSplit, counted
+from vit_jax.data.records import Listing, Record, SourceInfo, UnknownSplit, count_labels
 from vit_jax.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Source:
         return self._labels
 
     def class_counts(self, indices: np.ndarray, /) -> np.ndarray:
-        return counted(self._labels[indices], self.info.num_classes)
+        return count_labels(self._labels[indices], self.info.num_classes)
 
     def listing(self, indices: np.ndarray, /) -> Listing:
         files = [self._files[i] for i in indices.tolist()]

@@ -21,7 +21,14 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data import images, listing
-from vit_jax.data.records import BrokenRecord, Listing, Record, SourceInfo, UnknownSplit, counted
+from vit_jax.data.records import (
+    BrokenRecord,
+    Listing,
+    Record,
+    SourceInfo,
+    UnknownSplit,
+    count_labels,
+)
 from vit_jax.data.remote import ShardIndex
 from vit_jax.errors import UserError
 from vit_jax.runtime.console import progress
@@ -101,7 +108,7 @@ class Source:
 
     def class_counts(self, indices: np.ndarray, /) -> np.ndarray | None:
         with contextlib.suppress(UserError):  # a row without a class
-            return counted(self.labels()[indices], self.info.num_classes)
+            return count_labels(self.labels()[indices], self.info.num_classes)
         return None
 
     def listing(self, indices: np.ndarray, /) -> Listing:

@@ -15,7 +15,7 @@ import pathlib
 import numpy as np
 
 from vit_jax.data import listing
-from vit_jax.data.records import BrokenRecord, Listing, Record, SourceInfo, counted
+from vit_jax.data.records import BrokenRecord, Listing, Record, SourceInfo, count_labels
 from vit_jax.data.sources import coco
 from vit_jax.errors import UserError
 
@@ -110,7 +110,7 @@ class Source:
         listed = (self._segments.get(self._images[i]['id'], {}) for i in indices.tolist())
         segments = [one for image in listed for one in image.get('segments_info', ())]
         labels = np.array([self._labels[one['category_id']] for one in segments], np.int64)
-        return counted(labels, self.info.num_classes)
+        return count_labels(labels, self.info.num_classes)
 
     def listing(self, indices: np.ndarray, /) -> Listing:
         """The digest of the whole file of annotations, and of the sizes of images and segments."""

@@ -24,7 +24,14 @@ from typing import IO, Any
 import numpy as np
 
 from vit_jax.data import images, listing
-from vit_jax.data.records import BrokenRecord, Listing, Record, SourceInfo, UnknownSplit, counted
+from vit_jax.data.records import (
+    BrokenRecord,
+    Listing,
+    Record,
+    SourceInfo,
+    UnknownSplit,
+    count_labels,
+)
 from vit_jax.data.remote import ShardIndex
 from vit_jax.errors import UserError
 from vit_jax.storage import cache, paths
@@ -108,7 +115,7 @@ class Source:
         return self._labels
 
     def class_counts(self, indices: np.ndarray, /) -> np.ndarray:
-        return counted(self._labels[indices], self.info.num_classes)
+        return count_labels(self._labels[indices], self.info.num_classes)
 
     def listing(self, indices: np.ndarray, /) -> Listing:
         names = [name for shard in self._names for name in shard.tolist()]

@@ -22,6 +22,7 @@ Pixels = UInt8[np.ndarray, 'H W C']
 Apply = Callable[[Pixels, np.random.Generator], Pixels]
 
 RADIUS = 4  # of the kernel of `gaussian_blur`, in pixels
+ENHANCERS = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
 
 
 @transform
@@ -120,9 +121,6 @@ def three_augment() -> Apply:
         return choices[rng.integers(len(choices))](image, rng)
 
     return apply
-
-
-ENHANCERS = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
 
 
 def _turned(image: Image.Image, turns: float) -> Image.Image:

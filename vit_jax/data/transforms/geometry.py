@@ -154,7 +154,7 @@ def _move(
     points: Callable[[Points], Points],
 ) -> Record:
     """The record with each field moved by the function for its kind."""
-    images = {name: movable.each(image, record[name]) for name in record if is_image(name)}
+    images = {name: movable.map_frames(image, record[name]) for name in record if is_image(name)}
     moved = {**record, **images}
     if 'masks' in record:
         moved['masks'] = masks(np.asarray(record['masks']))

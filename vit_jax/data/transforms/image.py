@@ -19,12 +19,12 @@ from vit_jax.data.transforms.movable import image_size
 from vit_jax.data.transforms.pillow import (
     Fill,
     Size,
+    area_shares,
     check_fill,
     check_method,
     check_positive,
     height_width,
     require_bytes,
-    shares,
 )
 from vit_jax.data.transforms.registry import crops_at_once, in_pixels, transform
 from vit_jax.data.transforms.windows import (
@@ -37,6 +37,7 @@ from vit_jax.errors import UserError, check_choice
 
 Apply = Callable[[Record], Record]
 RandomApply = Callable[[Record, np.random.Generator], Record]
+Pixels = UInt8[np.ndarray, 'H W C']
 
 
 @transform
@@ -187,7 +188,7 @@ def inception_crop(
     """
     height, width = height_width(size)
     check_method(method)
-    area, ratios = shares(area_min, area_max), (3 / 4, 4 / 3)
+    area, ratios = area_shares(area_min, area_max), (3 / 4, 4 / 3)
 
     def apply(record: Record, rng: np.random.Generator) -> Record:
         whole = image_size(record)
@@ -236,9 +237,6 @@ def _spare(record: Record, height: int, width: int) -> tuple[int, int]:
     return rows - height, columns - width
 
 
-Pixels = UInt8[np.ndarray, 'H W C']
-
-
 @transform
 def drop_alpha() -> Callable[[Record], Record]:
     """Decode files without their transparency, instead of laying it over white.
@@ -259,7 +257,7 @@ def random_erasing(
     """
     if not 0 <= p <= 1:
         raise ValueError(f'{p=} must be in [0, 1]')
-    area = shares(area_min, area_max)
+    area = area_shares(area_min, area_max)
 
     def apply(image: Pixels, rng: np.random.Generator) -> Pixels:
         require_bytes(image)
@@ -366,7 +364,7 @@ def crop_area(
     """
     if ratio < 1:
         raise ValueError(f'{ratio=} must be at least 1')
-    area = shares(area_min, area_max)
+    area = area_shares(area_min, area_max)
 
     def apply(record: Record, rng: np.random.Generator) -> Record:
         height, width = size = image_size(record)
@@ -397,7 +395,7 @@ def _largest(side: int, other: int, most: int) -> int:
     return n
 
 
-def cut(image: np.ndarray, side: int) -> np.ndarray:
+def cut_patches(image: np.ndarray, side: int) -> np.ndarray:
     """The patches [N P] of an image [H W C] that patches of `side` pixels tile, row by row."""
     rows, columns = image.shape[0] // side, image.shape[1] // side
     patches = image.reshape(rows, side, columns, side, -1).swapaxes(1, 2)

@@ -25,6 +25,8 @@ from vit_jax.data.records import Record
 from vit_jax.errors import UserError
 
 OBJECTS = ('boxes', 'masks', 'labels', 'crowd', 'ids', 'areas')
+T = TypeVar('T')
+S = TypeVar('S')
 
 
 def image_size(record: Record) -> tuple[int, int]:
@@ -118,16 +120,14 @@ def _without(record: Record, name: str) -> str:
     return f'leave it out by keep({others}) before'
 
 
-T = TypeVar('T')
-S = TypeVar('S')
-
-
-def split(image: Shaped[np.ndarray, '*T H W C']) -> Shaped[np.ndarray, 'F H W C']:
+def split_frames(image: Shaped[np.ndarray, '*T H W C']) -> Shaped[np.ndarray, 'F H W C']:
     """The frames of an image, one of [H, W, C]."""
     return image.reshape(-1, *image.shape[-3:])
 
 
-def alike(change: Callable[[S], T], frames: Sequence[S], *rng: np.random.Generator) -> list[T]:
+def with_same_draws(
+    change: Callable[[S], T], frames: Sequence[S], *rng: np.random.Generator
+) -> list[T]:
     """Apply `change` to each frame; all draw the same from the generator, if there is one."""
     if len(frames) == 1:
         return [change(frames[0])]
@@ -140,7 +140,7 @@ def alike(change: Callable[[S], T], frames: Sequence[S], *rng: np.random.Generat
     return made
 
 
-def each(
+def map_frames(
     change: Callable[..., np.ndarray],
     image: Shaped[np.ndarray, '*T H W C'],
     *rng: np.random.Generator,
@@ -148,5 +148,7 @@ def each(
     """Lift a function of (frame, *rng) to images of several frames, with the same draws for all."""
     if image.ndim == 3:
         return change(image, *rng)
-    made = np.stack(alike(lambda frame: change(frame, *rng), list(split(image)), *rng))
+    made = np.stack(
+        with_same_draws(lambda frame: change(frame, *rng), list(split_frames(image)), *rng)
+    )
     return made.reshape(*image.shape[:-3], *made.shape[1:])

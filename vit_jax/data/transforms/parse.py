@@ -223,7 +223,7 @@ def _lift_to_record(apply: Callable[..., np.ndarray]) -> Callable[..., Record]:
 
     def change(record: Record, *rng: np.random.Generator) -> Record:
         before = image_size(record)
-        changed = {**record, 'image': movable.each(apply, record['image'], *rng)}
+        changed = {**record, 'image': movable.map_frames(apply, record['image'], *rng)}
         if image_size(changed) != before:
             check_image_is_alone(record)
         return changed

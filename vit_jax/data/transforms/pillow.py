@@ -19,6 +19,8 @@ METHODS = {
     'bicubic': Image.Resampling.BICUBIC,
     'lanczos': Image.Resampling.LANCZOS,
 }
+Size = int | tuple[int, int]
+Fill = int | tuple[int, ...]  # a byte, or one for each channel
 
 
 def to_pillow(image: Shaped[np.ndarray, 'H W C']) -> Image.Image:
@@ -76,10 +78,6 @@ def smoothed(image: Image.Image) -> Image.Image:
     return Image.fromarray(made)
 
 
-Size = int | tuple[int, int]
-Fill = int | tuple[int, ...]  # a byte, or one for each channel
-
-
 def height_width(size: Any) -> tuple[int, int]:
     """Convert an integer, for a square, or (height, width) to (height, width)."""
     pair = size if isinstance(size, tuple) else (size, size)
@@ -89,7 +87,7 @@ def height_width(size: Any) -> tuple[int, int]:
     return pair
 
 
-def shares(area_min: float, area_max: float) -> tuple[float, float]:
+def area_shares(area_min: float, area_max: float) -> tuple[float, float]:
     """Convert percentages of an area to shares."""
     if not 0 < area_min <= area_max <= 100:
         raise ValueError(f'{area_min=} and {area_max=} must be percentages in this order')

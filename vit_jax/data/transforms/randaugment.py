@@ -42,6 +42,7 @@ Moved = tuple[Image.Image, Matrix | None]
 Operation = Callable[[Image.Image, float, np.random.Generator], Moved]
 
 GRAY = 128  # fills uncovered areas
+SHIFT = 0.45  # of the width at magnitude 10, or of the height
 
 
 @transform
@@ -86,7 +87,7 @@ def operate(
     check(record, cut=True)  # refuses a record whether or not its pixels are moved
     check_only_image(record)
     whole = record['image']
-    images = [to_pillow(frame) for frame in movable.split(whole)]
+    images = [to_pillow(frame) for frame in movable.split_frames(whole)]
     for operation in operations:
         moved = _alike(operation, images, level, rng)
         images, matrix = [image for image, _ in moved], moved[0][1]
@@ -99,7 +100,7 @@ def operate(
 def _alike(
     operation: Operation, images: list[Image.Image], level: float, rng: np.random.Generator
 ) -> list[Moved]:
-    return movable.alike(lambda image: operation(image, level, rng), images, rng)
+    return movable.with_same_draws(lambda image: operation(image, level, rng), images, rng)
 
 
 def make_operations(translate: int, cutout: int) -> dict[str, Operation]:
@@ -200,9 +201,6 @@ VARIANTS: dict[str, dict[str, Operation]] = {
         'contrast': _pixels(_contrast_by_count),
     },
 }
-
-
-SHIFT = 0.45  # of the width at magnitude 10, or of the height
 
 
 @transform

@@ -18,6 +18,7 @@ from vit_jax.errors import UserError
 
 SIDES = ('source', 'target')
 Apply = Callable[[Record], Record]
+log = logging.getLogger(__name__)
 
 
 @transform
@@ -128,9 +129,6 @@ def _text(record: Record, name: str) -> str:
     if not isinstance(record.get(name), str):
         raise UserError(f'there is no text {name!r}; the record has {", ".join(record)}')
     return record[name]
-
-
-log = logging.getLogger(__name__)
 
 
 @transform

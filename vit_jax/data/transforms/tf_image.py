@@ -20,12 +20,18 @@ from vit_jax.data.images import OnDemand
 from vit_jax.data.records import Record
 from vit_jax.data.transforms import geometry
 from vit_jax.data.transforms.movable import image_size
-from vit_jax.data.transforms.pillow import Size, check_positive, height_width, shares
+from vit_jax.data.transforms.pillow import Size, area_shares, check_positive, height_width
 from vit_jax.data.transforms.registry import crops_at_once, resizes_on_demand, transform
 from vit_jax.data.transforms.windows import distorted_window, scaled
 
 Apply = Callable[[Record], Record]
 RandomApply = Callable[[Record, np.random.Generator], Record]
+Bytes = UInt8[np.ndarray, 'H W C']
+Image = Bytes | OnDemand
+# The old rows or columns of every new one, and their weights, of sum 1.
+Taps = tuple[Int[np.ndarray, 'N K'], Float[np.ndarray, 'N K']]
+# Added before rounding down: a floating-point sum may end just below an integer.
+SLACK = 2.0**-10
 
 
 @transform
@@ -40,7 +46,7 @@ def inception_crop_tf(
     the mean is 34 % of the area instead of 42 %). The methods are bilinear and area.
     """
     height, width = height_width(size)
-    resample, area = _resampling(method), shares(area_min, area_max)
+    resample, area = _resampling(method), area_shares(area_min, area_max)
 
     def apply(record: Record, rng: np.random.Generator) -> Record:
         window = distorted_window(rng, image_size(record), area)
@@ -79,15 +85,6 @@ def _resampling(method: str) -> Callable[[np.ndarray, int, int], np.ndarray]:
     if method not in METHODS:
         raise ValueError(f'{method=} must be one of {", ".join(METHODS)}')
     return METHODS[method]
-
-
-Bytes = UInt8[np.ndarray, 'H W C']
-Image = Bytes | OnDemand
-# The old rows or columns of every new one, and their weights, of sum 1.
-Taps = tuple[Int[np.ndarray, 'N K'], Float[np.ndarray, 'N K']]
-
-# Added before rounding down: a floating-point sum may end just below an integer.
-SLACK = 2.0**-10
 
 
 def bilinear(image: Image, height: int, width: int) -> Image:
