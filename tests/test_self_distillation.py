@@ -273,4 +273,4 @@ def test_the_order_of_local_views_does_not_matter_and_that_of_global_ones_pairs_
 
 def test_rows_are_coupled():
     with pytest.raises(AssertionError, match='couples the rows'):
-        base.check(Task(), outputs(), {'mask': np.ones(6, np.float32)})
+        base.check_rows_are_separable(Task(), outputs(), {'mask': np.ones(6, np.float32)})

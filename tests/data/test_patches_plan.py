@@ -11,7 +11,7 @@ from vit_jax.data.sources import open_source
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.data.transforms.image import cut_patches, grid_within
 from vit_jax.errors import UserError
-from vit_jax.ops.sequences import joined
+from vit_jax.ops.sequences import join_patches
 
 DATA = {'source': 'digits:6-32', 'split': 'train[:40]', 'threads': 0, 'seed': 3}
 PLAN = 'patches(patch_size=4, lengths=(4, 16, 36))'
@@ -55,7 +55,7 @@ def test_patches_are_cut_and_joined():
     patches = cut_patches(image, 4)
     np.testing.assert_array_equal(patches[4].reshape(4, 4, 3), image[4:, 4:8])
     padded = np.pad(patches, ((0, 3), (0, 0)))
-    np.testing.assert_array_equal(joined(padded, (2, 3)), image)
+    np.testing.assert_array_equal(join_patches(padded, (2, 3)), image)
 
 
 def test_batches_have_few_lengths_and_are_functions_of_their_numbers():
@@ -80,7 +80,7 @@ def test_rows_hold_their_images_and_zeros():
             rows, columns = batch['grid'][i]
             assert (rows, columns) == grid_within(*image.shape[:2], most)
             assert not batch['patches'][i, rows * columns :].any()
-            shown = joined(batch['patches'][i], batch['grid'][i])
+            shown = join_patches(batch['patches'][i], batch['grid'][i])
             assert shown.shape == (4 * rows, 4 * columns, 1)
             assert abs(shown.mean() - image.mean()) < 40
             assert batch['label'][i] == source[index]['label']
@@ -94,7 +94,7 @@ def test_batches_draw_the_size_of_their_patches():
     found = taken(data, 8)
     assert {batch['patches'].shape[1:] for batch in found} == {(4, 144), (36, 16)}
     for batch in found:
-        shown = [joined(*row) for row in zip(batch['patches'], batch['grid'], strict=True)]
+        shown = [join_patches(*row) for row in zip(batch['patches'], batch['grid'], strict=True)]
         np.testing.assert_array_equal(shown, [source[i]['image'] for i in batch['index']])
     again = taken(opened(**images), 3, start=5)
     for ours, other in zip(found[5:], again, strict=True):

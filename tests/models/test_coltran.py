@@ -11,14 +11,14 @@ from helpers.messages import says
 from vit_jax.errors import UserError
 from vit_jax.models.coltran import Model
 from vit_jax.ops import search
-from vit_jax.ops.colors import BINS
+from vit_jax.ops.colors import NUM_COARSE_BINS
 
 TINY = {'width': 16, 'num_heads': 2, 'mlp_dim': 24}
 TINY |= {'encoder_depth': 1, 'outer_depth': 2, 'inner_depth': 1}
 BATCH, HEIGHT, WIDTH = 2, 4, 5
 RNG = np.random.default_rng(0)
 GRAY = jnp.asarray(RNG.integers(0, 256, (BATCH, HEIGHT, WIDTH)), jnp.uint8)
-BINS_DRAWN = jnp.asarray(RNG.integers(0, BINS, (BATCH, HEIGHT, WIDTH)), jnp.int32)
+BINS_DRAWN = jnp.asarray(RNG.integers(0, NUM_COARSE_BINS, (BATCH, HEIGHT, WIDTH)), jnp.int32)
 
 
 @pytest.fixture(scope='module')
@@ -53,7 +53,7 @@ def test_no_pixel_sees_a_later_one(apply, outputs):
     for pixel, place in enumerate(np.ndindex(HEIGHT, WIDTH)):
         there = np.zeros((HEIGHT, WIDTH), bool)
         there[place] = True
-        bins = np.where(there, (BINS_DRAWN + BINS // 2) % BINS, BINS_DRAWN)
+        bins = np.where(there, (BINS_DRAWN + NUM_COARSE_BINS // 2) % NUM_COARSE_BINS, BINS_DRAWN)
         gray = np.where(there, GRAY + 128, GRAY)  # modulo 256
         of_colors, of_gray = (
             (np.asarray(apply(*x)[0]['logits']) != expected).any(-1).reshape(BATCH, pixels)
@@ -66,7 +66,7 @@ def test_no_pixel_sees_a_later_one(apply, outputs):
 
 @pytest.mark.slow
 def test_the_parallel_head_sees_the_gray_image_alone(apply, outputs):
-    other, _ = apply((BINS_DRAWN + 7) % BINS)
+    other, _ = apply((BINS_DRAWN + 7) % NUM_COARSE_BINS)
     np.testing.assert_array_equal(other['parallel_logits'], outputs['parallel_logits'])
     assert np.abs(other['logits'] - outputs['logits']).max() > 0.1
 
@@ -84,7 +84,7 @@ def test_the_cache_gives_what_teacher_forcing_gives(model, variables, outputs):
         cache = model.apply(variables, GRAY, method='start')
         return jax.lax.scan(step, cache, (before, jnp.arange(HEIGHT * WIDTH)))[1]
 
-    logits = decode().swapaxes(0, 1).reshape(BATCH, HEIGHT, WIDTH, BINS)
+    logits = decode().swapaxes(0, 1).reshape(BATCH, HEIGHT, WIDTH, NUM_COARSE_BINS)
     np.testing.assert_allclose(logits, outputs['logits'], atol=1e-5)
 
 

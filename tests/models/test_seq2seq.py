@@ -11,7 +11,7 @@ from helpers.sequences import SOURCE, TARGET_IN, count, forward, perturbed, shap
 
 from vit_jax.errors import UserError
 from vit_jax.models.seq2seq import VARIANTS, Model, variant
-from vit_jax.nn.patches import Embeddings
+from vit_jax.nn.encoder_decoder import Embeddings
 from vit_jax.nn.positions import sincos1d
 from vit_jax.tree_paths import path_name
 

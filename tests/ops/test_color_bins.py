@@ -12,7 +12,7 @@ AB = np.asarray(colors.rgb_to_lab(RNG.uniform(size=(400, 3)).astype(np.float32))
 
 
 def test_there_are_as_many_as_in_the_paper():
-    bins = colors.centers()
+    bins = colors.bin_centers()
     assert bins.shape == (colors.NUM_BINS, 2) == (313, 2)
     assert not (bins % 10).any() and len(np.unique(bins, axis=0)) == 313
     assert not bins.flags.writeable
@@ -22,7 +22,7 @@ def test_there_are_as_many_as_in_the_paper():
 def test_what_the_docstring_says_of_the_gamut():
     """229 bins are colors of sRGB at some lightness, and colors fall into 261."""
     lightness = np.arange(0, 100, 0.25, np.float32)[:, None, None]
-    lab = np.broadcast_to(colors.centers(), (len(lightness), 313, 2))
+    lab = np.broadcast_to(colors.bin_centers(), (len(lightness), 313, 2))
     lab = np.concatenate([np.broadcast_to(lightness, (*lab.shape[:2], 1)), lab], axis=-1)
     light = np.asarray(colors.lab_to_linear(lab))
     assert ((light >= 0) & (light <= 1)).all(-1).any(0).sum() == pytest.approx(229, abs=3)
@@ -32,23 +32,23 @@ def test_what_the_docstring_says_of_the_gamut():
     ab = np.asarray(colors.rgb_to_lab(faces))[:, 1:]
     rounded = np.unique(np.rint(ab / 10), axis=0)
     assert len(rounded) == 261
-    assert {*map(tuple, 10 * rounded)} <= {*map(tuple, colors.centers())}
+    assert {*map(tuple, 10 * rounded)} <= {*map(tuple, colors.bin_centers())}
 
 
 def test_the_nearest_bin_is_the_rounded_color():
-    found = colors.centers()[np.asarray(colors.nearest(AB))]
+    found = colors.bin_centers()[np.asarray(colors.nearest_bin(AB))]
     np.testing.assert_array_equal(found, 10 * np.rint(AB / 10))
 
 
 def test_soft_labels_are_gaussians_of_the_five_nearest():
     bins, weights = (np.asarray(x) for x in colors.soft_encode(AB))
-    distances = np.linalg.norm(AB[:, None] - colors.centers(), axis=-1)
+    distances = np.linalg.norm(AB[:, None] - colors.bin_centers(), axis=-1)
     for i, row in enumerate(distances):
         expected = np.argsort(row)[:5]
         np.testing.assert_allclose(row[bins[i]], row[expected], rtol=1e-4)
         gaussian = np.exp(-(row[bins[i]] ** 2) / 50)
         np.testing.assert_allclose(weights[i], gaussian / gaussian.sum(), atol=1e-4)
-    np.testing.assert_array_equal(bins[:, 0], colors.nearest(AB))
+    np.testing.assert_array_equal(bins[:, 0], colors.nearest_bin(AB))
 
 
 def test_who_takes_the_nearest_alone_does_not_make_xla_sort_all_bins():
@@ -73,22 +73,22 @@ def test_the_annealed_mean_goes_from_the_mean_to_the_mode():
     logits = jnp.asarray(RNG.normal(size=(20, 313)), jnp.float32)
     probs = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     mean = colors.annealed_mean(logits, 1.0)
-    np.testing.assert_allclose(mean, probs @ colors.centers(), atol=1e-3)
+    np.testing.assert_allclose(mean, probs @ colors.bin_centers(), atol=1e-3)
     mode = colors.annealed_mean(logits, 1e-3)
-    np.testing.assert_allclose(mode, colors.centers()[logits.argmax(-1)], atol=1e-3)
+    np.testing.assert_allclose(mode, colors.bin_centers()[logits.argmax(-1)], atol=1e-3)
     sharper = probs ** (1 / 0.38)
-    annealed = (sharper / sharper.sum(-1, keepdims=True)) @ colors.centers()
+    annealed = (sharper / sharper.sum(-1, keepdims=True)) @ colors.bin_centers()
     np.testing.assert_allclose(colors.annealed_mean(logits), annealed, atol=1e-3)
 
 
 def test_weights_are_one_on_average_and_larger_for_rare_colors():
     counts = np.zeros(313)
-    common, rare = colors.nearest(np.array([[0, 0], [50, 50]], np.float32)).tolist()
+    common, rare = colors.nearest_bin(np.array([[0, 0], [50, 50]], np.float32)).tolist()
     counts[common], counts[rare] = 999, 1
     for mix in (0.0, 0.5, 1.0):
         weights = colors.class_weights(counts + 1e-9, mix)
         # Smoothed shares, by a sum over all pairs.
-        centers = colors.centers().astype(float)
+        centers = colors.bin_centers().astype(float)
         kernel = np.exp(-((centers[:, None] - centers) ** 2).sum(-1) / 50)
         shares = (kernel / kernel.sum(0) * ((counts + 1e-9) / counts.sum())).sum(1)
         assert (shares * weights).sum() == pytest.approx(1, rel=1e-4)

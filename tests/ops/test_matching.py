@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linear_sum_assignment
 
-from vit_jax.ops.boxes import WORST, match
+from vit_jax.ops.boxes import WORST_COST, match
 
 jitted = jax.jit(match)
 
@@ -88,7 +88,7 @@ def test_padding_changes_nothing():
 def test_costs_that_are_not_finite_are_the_last_choice():
     cost = np.array([[[np.nan, 3.0, np.inf], [1.0, 2.0, -np.inf]]], np.float32)
     assert jitted(cost, np.ones((1, 2), bool)).tolist() == [[1, 2]]
-    assert np.nan_to_num(cost, nan=WORST, posinf=WORST).max() == WORST
+    assert np.nan_to_num(cost, nan=WORST_COST, posinf=WORST_COST).max() == WORST_COST
 
 
 @pytest.mark.parametrize('shape', [(2, 0, 3), (2, 3, 0)])

@@ -54,7 +54,7 @@ def expected_losses(weights):
 def prior(tmp_path):
     """A file of colors, and their weights."""
     counts = RNG.integers(0, 1000, 313)
-    colorize.write(tmp_path / 'colors.json', counts, 'here')
+    colorize.write_color_counts(tmp_path / 'colors.json', counts, 'here')
     return str(tmp_path / 'colors.json'), colors.class_weights(counts, 0.3)
 
 
@@ -79,7 +79,7 @@ def test_padding_counts_for_nothing():
 
 
 def test_accuracy_is_that_of_the_likeliest_bin():
-    nearest = colors.nearest(true_cells())
+    nearest = colors.nearest_bin(true_cells())
     right = 20 * jax.nn.one_hot(nearest, 313)
     assert terms.means(loss_of(Task(), right))['accuracy'] == 1
     assert terms.means(loss_of(Task(), -right))['accuracy'] == 0
@@ -108,11 +108,11 @@ def test_what_is_measured_of_images():
     smooth = jnp.broadcast_to(jnp.array([180, 120, 90], jnp.uint8), IMAGE.shape)
     batch = {**BATCH, 'image': smooth}
     ab = rgb_to_lab(smooth / 255.0)[:, ::2, ::2, 1:]
-    logits = 50 * jax.nn.one_hot(colors.nearest(ab), 313)
+    logits = 50 * jax.nn.one_hot(colors.nearest_bin(ab), 313)
     found = {k: float(s / n) for k, (s, n) in evaluate(logits, batch).items()}
     assert found['psnr'] > 30 > found['psnr_of_grey']
     assert found['colorfulness'] == pytest.approx(found['true_colorfulness'], rel=0.1)
-    gray = jnp.zeros_like(logits).at[..., colors.nearest(np.zeros(2, np.float32))].set(50)
+    gray = jnp.zeros_like(logits).at[..., colors.nearest_bin(np.zeros(2, np.float32))].set(50)
     sums = evaluate(gray, batch)
     assert float(sums['colorfulness'][0]) == pytest.approx(0, abs=0.5)
     assert sums['psnr'][0] == pytest.approx(float(sums['psnr_of_grey'][0]), abs=0.05)
@@ -136,7 +136,7 @@ def test_mistakes(tmp_path):
 
 
 def test_a_prior_of_other_colors_is_one_line(tmp_path):
-    colorize.write(tmp_path / 'colors.json', np.ones(300, np.int64), 'here')
+    colorize.write_color_counts(tmp_path / 'colors.json', np.ones(300, np.int64), 'here')
     with pytest.raises(UserError, match='counts 300 colors, and there are 313'):
         Task(prior=str(tmp_path / 'colors.json')).loss({'logits': LOGITS}, BATCH)
 
@@ -146,4 +146,4 @@ def test_a_prior_of_another_kind_is_one_line(tmp_path, content):
     (tmp_path / 'colors.json').write_bytes(content)
     said = r'config.task.prior: .*colors.json. holds (no|invalid) counts'
     with pytest.raises(UserError, match=said):
-        colorize.read(tmp_path / 'colors.json')
+        colorize.read_color_counts(tmp_path / 'colors.json')

@@ -24,7 +24,7 @@ def outputs(logits):
 
 @pytest.mark.slow
 def test_bits_are_nine_for_one_who_knows_nothing_and_none_for_one_who_knows():
-    knows = 50 * jax.nn.one_hot(colors.to_bins(IMAGE), colors.BINS)
+    knows = 50 * jax.nn.one_hot(colors.to_coarse_bins(IMAGE), colors.NUM_COARSE_BINS)
     sums = Task().evaluate(Given(lambda gray, bins: outputs(knows)), BATCH)
     np.testing.assert_allclose(sums['loss'], (0, 32), atol=1e-3)
     np.testing.assert_allclose(sums['parallel_bits_per_dim'], (32 * 9, 32), rtol=1e-6)
@@ -75,7 +75,7 @@ def test_an_upsampler_learns_one_channel_and_is_judged_by_all():
     shown = task.augment(jax.random.key(0), {'image': IMAGE})
     _, coarse, channels = task.inputs(shown)
     assert coarse.shape == (3, 4, 4, 1) and channels.shape == (3, 1)
-    small = colors.shrunk(IMAGE, 2)
+    small = colors.downsample(IMAGE, 2)
     for one, found, channel in zip(small, coarse, channels[:, 0], strict=True):
         expected = np.kron(np.round(one[..., channel]), np.ones((2, 2)))
         np.testing.assert_array_equal(found[..., 0], expected)
@@ -93,7 +93,7 @@ def test_an_upsampler_learns_one_channel_and_is_judged_by_all():
 
 def test_an_upsampler_starts_from_the_coarse_image_that_it_is_given():
     task = coltran_upsampler.Task(factor=2)
-    coarse = colors.from_bins(jnp.arange(12).reshape(3, 2, 2))
+    coarse = colors.from_coarse_bins(jnp.arange(12).reshape(3, 2, 2))
     _, found, _ = task.inputs({'image': IMAGE[..., :1], 'coarse': coarse})
     np.testing.assert_array_equal(found[:, ::2, 1::2], coarse)
 

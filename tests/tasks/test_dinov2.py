@@ -131,7 +131,7 @@ def test_what_all_rows_have_in_common_is_no_target():
 
 def test_rows_are_coupled():
     with pytest.raises(AssertionError, match='couples the rows'):
-        base.check(Task(), drawn(), MASK)
+        base.check_rows_are_separable(Task(), drawn(), MASK)
 
 
 @functools.cache

@@ -32,9 +32,9 @@ def main(argv: Sequence[str]) -> int:
     every = max(1, len(source) // (args.images or len(source)))
     counts = count_colors(source, range(0, len(source), every)[: args.images])
     with writing(out, '--out'):
-        colorize.write(out, counts, source.title)
+        colorize.write_color_counts(out, counts, source.title)
     used = np.argsort(-counts, kind='stable')[:3]
-    top = ', '.join(f'{tuple(colors.centers()[i].astype(int).tolist())}' for i in used)
+    top = ', '.join(f'{tuple(colors.bin_centers()[i].astype(int).tolist())}' for i in used)
     print(
         f'{out}: {counts.sum():,} pixels in {np.count_nonzero(counts)} of {len(counts)} bins; '
         f'most in those around (a, b) = {top}'
@@ -56,7 +56,7 @@ def count_colors(source: Any, indices: range) -> np.ndarray:
 
     @jax.jit
     def count(rgb: jax.Array) -> jax.Array:
-        bins = colors.nearest(colors.rgb_to_lab(rgb / 255)[..., 1:])
+        bins = colors.nearest_bin(colors.rgb_to_lab(rgb / 255)[..., 1:])
         return jnp.bincount(bins, length=colors.NUM_BINS)
 
     total = np.zeros(colors.NUM_BINS, np.int64)

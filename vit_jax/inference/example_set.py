@@ -21,7 +21,7 @@ from vit_jax.data.records import Record, example_rng, first_readable
 from vit_jax.data.transforms import Transforms, parse_transforms, without_annotations
 from vit_jax.inference.images import make_photo
 from vit_jax.inference.predict import batch_of_one
-from vit_jax.ops.sequences import joined
+from vit_jax.ops.sequences import join_patches
 from vit_jax.tasks.base import Task
 from vit_jax.viz.base import Viz
 from vit_jax.viz.photo import Context, Fields, Photo
@@ -148,7 +148,7 @@ def images(task: Task, batch: Batch) -> np.ndarray | None:
     sequences of patches are padded with white.
     """
     if 'patches' in batch:
-        return _framed(list(map(joined, batch['patches'], batch['grid'])))
+        return _framed(list(map(join_patches, batch['patches'], batch['grid'])))
     if 'image' not in batch:
         return None
     pixels, first = batch['image'], jax.jit(lambda whole: task.inputs(whole)[0])

@@ -24,7 +24,7 @@ from vit_jax.nn.maps import AttentionMap
 from vit_jax.nn.multi_head import KeyValue
 from vit_jax.nn.norms import LayerNorm
 from vit_jax.nn.stochastic import example_keys
-from vit_jax.ops.colors import BINS
+from vit_jax.ops.colors import NUM_COARSE_BINS
 
 GRAYS = 256
 Summaries = tuple[tuple[Float[Array, 'B 1 1 D'], ...], ...]  # of every layer
@@ -97,12 +97,12 @@ class Model(base.Model):
         )
         self.embed_grey = nn.Embed(GRAYS, self.width, dtype=dtype)
         self.encoder = AxialEncoder(self.encoder_depth, layer)
-        self.embed_color = nn.Embed(BINS, self.width, dtype=dtype)
+        self.embed_color = nn.Embed(NUM_COARSE_BINS, self.width, dtype=dtype)
         self.outer = OuterDecoder(self.outer_depth, layer)
         self.inner = InnerDecoder(self.inner_depth, layer)
         self.norm = LayerNorm(self.norm_eps, dtype=dtype)
-        self.head = nn.Dense(BINS, kernel_init=XAVIER)
-        self.parallel_head = nn.Dense(BINS, use_bias=False, kernel_init=XAVIER)
+        self.head = nn.Dense(NUM_COARSE_BINS, kernel_init=XAVIER)
+        self.parallel_head = nn.Dense(NUM_COARSE_BINS, use_bias=False, kernel_init=XAVIER)
 
     def __call__(
         self,

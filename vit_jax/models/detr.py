@@ -27,6 +27,8 @@ from vit_jax.nn.positions import masked_sine2d
 from vit_jax.nn.resnet import NORMS as BACKBONE_NORMS
 from vit_jax.nn.resnet import ResNet, block_order
 
+# Kaiming uniform with gain 1, the initialization of the authors' head.
+KERNEL = nn.initializers.lecun_uniform()
 # Table 1 of the paper: blocks of each stage, and whether the last one is dilated.
 VARIANTS = {
     'R50': ((3, 4, 6, 3), False),
@@ -189,9 +191,9 @@ class Model(base.Model):
           aux_logits, aux_boxes: [B L-1 Q ...], the same after each block of the decoder but the
             last.
         """
-        return self.heads(self.see(images, pixel_mask, train).hidden)
+        return self.heads(self.detector_features(images, pixel_mask, train).hidden)
 
-    def see(
+    def detector_features(
         self,
         images: Float[Array, 'B H W C'],
         pixel_mask: Bool[Array, 'B H W'] | None = None,
@@ -301,10 +303,6 @@ class BoxHead(nn.Module):
         return nn.sigmoid(dense(4, name='layer_2')(x))
 
 
-# Kaiming uniform with gain 1, the initialization of the authors' head.
-KERNEL = nn.initializers.lecun_uniform()
-
-
 class ObjectMaps(nn.Module):
     """Attention maps of each object over the image, without values. Parameter `qk`.
 
@@ -318,8 +316,8 @@ class ObjectMaps(nn.Module):
     def __call__(self, queries: Float[Array, 'B Q D'], memory: Memory) -> Float[Array, 'B Q N H']:
         """The weight of each cell for each query and head, in float32."""
         query, key = Heads(self.num_heads, self.dtype, name='qk')(queries, memory.tokens)
-        products = jnp.einsum('bhqk,bhnk->bqnh', query, key, preferred_element_type=jnp.float32)
-        scores = products * math.sqrt(self.num_heads / queries.shape[-1])
+        scores = jnp.einsum('bhqk,bhnk->bqnh', query, key, preferred_element_type=jnp.float32)
+        scores = scores * math.sqrt(self.num_heads / queries.shape[-1])
         mask = memory.mask.swapaxes(-1, -2)  # [B 1 N 1], the same for all queries and heads
         flat, seen = (
             x.reshape(*x.shape[:2], -1) for x in (scores, jnp.broadcast_to(mask, scores.shape))

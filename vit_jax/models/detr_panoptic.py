@@ -73,30 +73,30 @@ class Model(detr.Model):
           masks: [B Q h w] in float32, logits of the pixels of each query's object; h and w are the
             sides of the padded image by `mask_stride`, rounded up.
         """
-        seen = self.see(images, pixel_mask, train)
-        outputs = self.heads(seen.hidden)
+        detected = self.detector_features(images, pixel_mask, train)
+        outputs = self.heads(detected.hidden)
         if self.frozen_detector:
-            seen, outputs = jax.lax.stop_gradient((seen, outputs))
-        hidden, boxes, chosen = seen.hidden[:, -1], outputs['boxes'], None
+            detected, outputs = jax.lax.stop_gradient((detected, outputs))
+        hidden, boxes, chosen = detected.hidden[:, -1], outputs['boxes'], None
         if self.num_masks:
             none = jax.nn.softmax(outputs['logits'])[..., -1]
             chosen = jax.lax.top_k(-none, self.num_masks)[1]
             hidden, boxes = (
                 jnp.take_along_axis(x, chosen[..., None], axis=1) for x in (hidden, boxes)
             )
-        maps = self.bbox_attention(hidden, seen.memory)
-        batch, height, width, _ = seen.features.shape
+        maps = self.bbox_attention(hidden, detected.memory)
+        batch, height, width, _ = detected.features.shape
         maps = maps.reshape(batch, -1, height, width, self.num_heads)
         if self.box_maps:
             maps += covered(boxes, (height, width), pixel_mask)[..., None]
         # The finest of the maps before the last one has the size of the masks.
         finest = STRIDES.index(self.mask_stride)
-        masks = self.mask_head(seen.features, maps, seen.maps[finest:-1][::-1])
+        masks = self.mask_head(detected.features, maps, detected.maps[finest:-1][::-1])
         if chosen is not None:
-            masks = jax.vmap(self._of_all)(masks, chosen)
+            masks = jax.vmap(self._scatter)(masks, chosen)
         return {**outputs, 'masks': masks}
 
-    def _of_all(
+    def _scatter(
         self, masks: Float[Array, 'K h w'], chosen: Int[Array, ' K']
     ) -> Float[Array, 'Q h w']:
         """The masks of all queries, given those of the chosen ones."""

@@ -28,8 +28,8 @@ VARIANTS = {
     'R50+L/32': ((3, 4, 6, 3), 'L', 1),
 }
 
-# Added to the variance and the deviation of kernels, and to the variance of group norms. The first
-# one of the authors is far below rounding error: it keeps the derivative of the standard deviation
+# Added to the variance and the standard deviation of kernels, and to the variance of group norms.
+# The authors' first is far below rounding error: it keeps the derivative of the standard deviation
 # of a constant kernel finite.
 EPSILONS = {'authors': (1e-20, 1e-5, 1e-6), 'timm': (1e-8, 0.0, 1e-5)}
 

@@ -1,8 +1,8 @@
 """LSTM encoder and decoder with attention, a baseline for the Transformer.
 
 Bahdanau et al., 2015, arXiv:1409.0473 (additive attention, by the decoder's previous state), and
-Luong et al., 2015, arXiv:1508.04025 (products, by its current state). LSTMs replace the former's
-gated recurrent units; the readout is the latter's equation 5, without input feeding.
+Luong et al., 2015, arXiv:1508.04025 (dot products, by its current state). LSTMs replace the
+former's gated recurrent units; the readout is the latter's equation 5, without input feeding.
 """
 
 from collections.abc import Mapping
@@ -19,9 +19,11 @@ from vit_jax.models import base
 from vit_jax.models.base import check_counts, check_fields
 from vit_jax.nn import attention
 from vit_jax.nn.blocks import dense
+from vit_jax.nn.encoder_decoder import Embeddings
 from vit_jax.nn.maps import AttentionMap, keep
-from vit_jax.nn.patches import Embeddings
 from vit_jax.nn.stochastic import Dropout
+
+ATTENTIONS = ('additive', 'dot_product', 'scaled_dot_product')
 
 
 class State(NamedTuple):
@@ -31,17 +33,130 @@ class State(NamedTuple):
     cell: Float[Array, 'B D']
 
 
-def update(gates: Float[Array, 'B G'], state: State, recurrent: Float[Array, 'D G']) -> State:
-    """The next state, given gates (input, forget, candidate, output) before their nonlinearities.
+class Memory(NamedTuple):
+    """The decoder's initial state and the encoded source; with newer states, its cache.
 
-        c' = sigmoid(f) c + sigmoid(i) tanh(g)
-        h' = sigmoid(o) tanh(c')
+    Axis 0 of every array is the sentence.
 
-    `gates` is the contribution of the input; that of the hidden state, h R, is added here.
+    Attributes:
+      states: of the decoder's layers; at first h = tanh(W_s h<-_1), with the backward state of the
+        encoder's layer at the first token, and c = 0.
+      tokens: annotations h of the source: both directions of the last layer.
+      keys: annotations projected for the attention.
+      mask: true where the source is not padding.
     """
-    i, f, g, o = jnp.split(gates + state.hidden @ recurrent, 4, axis=-1)
-    cell = jax.nn.sigmoid(f) * state.cell + jax.nn.sigmoid(i) * jnp.tanh(g)
-    return State(jax.nn.sigmoid(o) * jnp.tanh(cell), cell)
+
+    states: tuple[State, ...]
+    tokens: Float[Array, 'B S H']
+    keys: Float[Array, 'B S D']
+    mask: Bool[Array, 'B 1 S']
+
+
+class Model(base.EncoderDecoder):
+    """Bidirectional LSTM encoder and LSTM decoder with attention.
+
+    It has the methods of the Transformer, `vit_jax.models.seq2seq.Model`. When the collection
+    `intermediates` is mutable it receives the weights [B 1 T S] of a call, named `attention`, in
+    `decoder`.
+
+    Attributes:
+      vocab_size: V, of source and target together.
+      width: D, of a state; an annotation has both directions, 2D.
+      embed_dim: E, of a token.
+      depth: layers of the encoder, and of the decoder.
+      attention: 'additive', 'dot_product' or 'scaled_dot_product'.
+      dropout: on embeddings, between layers and before the scores.
+      tied: one matrix for both embeddings and for the scores.
+      dtype: computation dtype. Parameters, softmax and logits stay float32.
+
+    Raises:
+      UserError: if a field has no such value.
+    """
+
+    vocab_size: int
+    width: int = 1000
+    embed_dim: int = 620
+    depth: int = 1
+    attention: str = 'additive'
+    dropout: float = 0.0
+    tied: bool = False
+    dtype: str = 'float32'
+
+    weightless = ('dropout', 'dtype')
+
+    def __post_init__(self) -> None:
+        check_choice('attention', self.attention, ATTENTIONS)
+        check_fields(self, 'dtype', 'dropout')
+        check_counts(self, 'depth')
+        super().__post_init__()
+
+    def setup(self) -> None:
+        dtype = jnp.dtype(self.dtype)
+        self.embed = Embeddings(self.vocab_size, self.embed_dim, self.tied, dtype)
+        self.encoder = [BiLSTM(self.width, dtype) for _ in range(self.depth)]
+        self.decoder = Decoder(
+            self.attention, self.width, self.embed_dim, self.depth, self.dropout, dtype
+        )
+        self.drop = Dropout(self.dropout)
+
+    def encode(self, source: Int[Array, 'B S'], train: bool = False) -> Memory:
+        """Encode the source for the decoder."""
+        mask = attention.padding_mask(source)[:, 0]
+        x, firsts = self.embed.source(source), []
+        for layer in self.encoder:
+            x, first = layer(self.drop(x, train), mask[:, 0])
+            firsts.append(first)
+        return self.decoder.start(x, firsts, mask)
+
+    def decode(
+        self, memory: Memory, target_in: Int[Array, 'B T'], train: bool = False
+    ) -> Float[Array, 'B T V']:
+        """Scores of every next token, given the true ones before it."""
+        x = self.drop(self.embed.target(target_in), train)
+        return self.embed.logits(self.decoder(x, memory, train))
+
+    def init_cache(self, memory: Memory, max_len: int) -> Memory:
+        """The decoder's state before its first step, which does not depend on `max_len`."""
+        return memory
+
+    def decode_step(
+        self, cache: Memory, token: Int[Array, 'B'], position: int | Int[Array, '']
+    ) -> tuple[Float[Array, 'B V'], Memory]:
+        """Read the next token of the target shifted right; its position is ignored.
+
+        Returns:
+          The scores of the next token, equal to those of `decode`, and the next step's cache.
+        """
+        x, cache = self.decoder.step(self.embed.target(token), cache)
+        return self.embed.logits(x), cache
+
+    def attention_maps(
+        self,
+        intermediates: Mapping[str, Any],
+        source: Int[Array, 'B S'],
+        target_in: Int[Array, 'B T'],
+    ) -> list[AttentionMap]:
+        """The alignment of target and source, from the `intermediates` of a call with them."""
+        (weights,) = intermediates['decoder']['attention']
+        return [AttentionMap('decoder/cross', weights, target_in.shape[1:], source.shape[1:])]
+
+
+class BiLSTM(nn.Module):
+    """An LSTM in each direction. Parameters `forward` and `backward`."""
+
+    width: int
+    dtype: Any = jnp.float32
+
+    def setup(self) -> None:
+        self.forward = LSTM(self.width, self.dtype)
+        self.backward = LSTM(self.width, self.dtype)
+
+    def __call__(
+        self, x: Float[Array, 'B S E'], mask: Bool[Array, 'B S']
+    ) -> tuple[Float[Array, 'B S H'], Float[Array, 'B D']]:
+        """Hidden states [forward; backward] of width 2D, and the backward one of token 0."""
+        backward = self.backward(x, mask, reverse=True)
+        return jnp.concatenate([self.forward(x, mask), backward], axis=-1), backward[:, 0]
 
 
 class LSTM(nn.Module):
@@ -70,20 +185,20 @@ class LSTM(nn.Module):
 
         def step(state: State, inputs: tuple[Array, Array]) -> tuple[State, Array]:
             gates, real = inputs
-            new = update(gates, state, recurrent)
+            new = next_state(gates, state, recurrent)
             kept = State(
                 *(jnp.where(real[:, None], *pair) for pair in zip(new, state, strict=True))
             )
             return kept, kept.hidden
 
-        # The inputs' contribution to the gates is one product for all tokens.
+        # The inputs' contribution to the gates is one matmul for all tokens.
         inputs = self.input(x).swapaxes(0, 1), mask.T
         _, hidden = jax.lax.scan(step, self.zero(x.shape[0]), inputs, reverse=reverse)
         return hidden.swapaxes(0, 1)
 
     def step(self, x: Float[Array, 'B E'], state: State) -> State:
         """The state after one more token."""
-        return update(self.input(x), state, self.recurrent.astype(self.dtype))
+        return next_state(self.input(x), state, self.recurrent.astype(self.dtype))
 
     def zero(self, batch: int) -> State:
         """The state before anything was read."""
@@ -91,44 +206,17 @@ class LSTM(nn.Module):
         return State(zeros, zeros)
 
 
-ATTENTIONS = ('additive', 'dot_product', 'scaled_dot_product')
+def next_state(gates: Float[Array, 'B G'], state: State, recurrent: Float[Array, 'D G']) -> State:
+    """The next state, given gates (input, forget, candidate, output) before their nonlinearities.
 
+        c' = sigmoid(f) c + sigmoid(i) tanh(g)
+        h' = sigmoid(o) tanh(c')
 
-class Memory(NamedTuple):
-    """The decoder's initial state and the encoded source; with newer states, its cache.
-
-    Axis 0 of every array is the sentence.
-
-    Attributes:
-      states: of the decoder's layers; at first h = tanh(W_s h<-_1), with the backward state of the
-        encoder's layer at the first token, and c = 0.
-      tokens: annotations h of the source: both directions of the last layer.
-      keys: annotations projected for the attention.
-      mask: true where the source is not padding.
+    `gates` is the contribution of the input; that of the hidden state, h R, is added here.
     """
-
-    states: tuple[State, ...]
-    tokens: Float[Array, 'B S H']
-    keys: Float[Array, 'B S D']
-    mask: Bool[Array, 'B 1 S']
-
-
-class BiLSTM(nn.Module):
-    """An LSTM in each direction. Parameters `forward` and `backward`."""
-
-    width: int
-    dtype: Any = jnp.float32
-
-    def setup(self) -> None:
-        self.forward = LSTM(self.width, self.dtype)
-        self.backward = LSTM(self.width, self.dtype)
-
-    def __call__(
-        self, x: Float[Array, 'B S E'], mask: Bool[Array, 'B S']
-    ) -> tuple[Float[Array, 'B S H'], Float[Array, 'B D']]:
-        """Hidden states [forward; backward] of width 2D, and the backward one of token 0."""
-        backward = self.backward(x, mask, reverse=True)
-        return jnp.concatenate([self.forward(x, mask), backward], axis=-1), backward[:, 0]
+    i, f, g, o = jnp.split(gates + state.hidden @ recurrent, 4, axis=-1)
+    cell = jax.nn.sigmoid(f) * state.cell + jax.nn.sigmoid(i) * jnp.tanh(g)
+    return State(jax.nn.sigmoid(o) * jnp.tanh(cell), cell)
 
 
 class Attention(nn.Module):
@@ -235,92 +323,3 @@ class Decoder(nn.Module):
 
     def _read_out(self, found: Array, train: bool) -> Array:
         return self.drop(jnp.tanh(self.readout(found)), train)
-
-
-class Model(base.EncoderDecoder):
-    """Bidirectional LSTM encoder and LSTM decoder with attention.
-
-    It has the methods of the Transformer, `vit_jax.models.seq2seq.Model`. When the collection
-    `intermediates` is mutable it receives the weights [B 1 T S] of a call, named `attention`, in
-    `decoder`.
-
-    Attributes:
-      vocab_size: V, of source and target together.
-      width: D, of a state; an annotation has both directions, 2D.
-      embed_dim: E, of a token.
-      depth: layers of the encoder, and of the decoder.
-      attention: 'additive', 'dot_product' or 'scaled_dot_product'.
-      dropout: on embeddings, between layers and before the scores.
-      tied: one matrix for both embeddings and for the scores.
-      dtype: computation dtype. Parameters, softmax and logits stay float32.
-
-    Raises:
-      UserError: if a field has no such value.
-    """
-
-    vocab_size: int
-    width: int = 1000
-    embed_dim: int = 620
-    depth: int = 1
-    attention: str = 'additive'
-    dropout: float = 0.0
-    tied: bool = False
-    dtype: str = 'float32'
-
-    weightless = ('dropout', 'dtype')
-
-    def __post_init__(self) -> None:
-        check_choice('attention', self.attention, ATTENTIONS)
-        check_fields(self, 'dtype', 'dropout')
-        check_counts(self, 'depth')
-        super().__post_init__()
-
-    def setup(self) -> None:
-        dtype = jnp.dtype(self.dtype)
-        self.embed = Embeddings(self.vocab_size, self.embed_dim, self.tied, dtype)
-        self.encoder = [BiLSTM(self.width, dtype) for _ in range(self.depth)]
-        self.decoder = Decoder(
-            self.attention, self.width, self.embed_dim, self.depth, self.dropout, dtype
-        )
-        self.drop = Dropout(self.dropout)
-
-    def encode(self, source: Int[Array, 'B S'], train: bool = False) -> Memory:
-        """Encode the source for the decoder."""
-        mask = attention.padding_mask(source)[:, 0]
-        x, firsts = self.embed.source(source), []
-        for layer in self.encoder:
-            x, first = layer(self.drop(x, train), mask[:, 0])
-            firsts.append(first)
-        return self.decoder.start(x, firsts, mask)
-
-    def decode(
-        self, memory: Memory, target_in: Int[Array, 'B T'], train: bool = False
-    ) -> Float[Array, 'B T V']:
-        """Scores of every next token, given the true ones before it."""
-        x = self.drop(self.embed.target(target_in), train)
-        return self.embed.logits(self.decoder(x, memory, train))
-
-    def init_cache(self, memory: Memory, max_len: int) -> Memory:
-        """The decoder's state before its first step, which does not depend on `max_len`."""
-        return memory
-
-    def decode_step(
-        self, cache: Memory, token: Int[Array, 'B'], position: int | Int[Array, '']
-    ) -> tuple[Float[Array, 'B V'], Memory]:
-        """Read the next token of the target shifted right; its position is ignored.
-
-        Returns:
-          The scores of the next token, equal to those of `decode`, and the next step's cache.
-        """
-        x, cache = self.decoder.step(self.embed.target(token), cache)
-        return self.embed.logits(x), cache
-
-    def attention_maps(
-        self,
-        intermediates: Mapping[str, Any],
-        source: Int[Array, 'B S'],
-        target_in: Int[Array, 'B T'],
-    ) -> list[AttentionMap]:
-        """The alignment of target and source, from the `intermediates` of a call with them."""
-        (weights,) = intermediates['decoder']['attention']
-        return [AttentionMap('decoder/cross', weights, target_in.shape[1:], source.shape[1:])]

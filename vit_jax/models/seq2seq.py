@@ -22,12 +22,12 @@ from vit_jax.nn.encoder_decoder import (
     NORMS,
     Cache,
     DecoderBlock,
+    Embeddings,
     EncoderBlock,
     Memory,
     Stack,
 )
 from vit_jax.nn.maps import AttentionMap, collect
-from vit_jax.nn.patches import Embeddings
 from vit_jax.nn.positions import LAYOUTS, sincos1d
 from vit_jax.nn.stochastic import Dropout
 

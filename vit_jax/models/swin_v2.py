@@ -27,7 +27,7 @@ from vit_jax.nn.windows import (
     Windows,
     gather_biases,
     is_shifted,
-    joined,
+    merge_neighbors,
     reduction,
 )
 
@@ -126,7 +126,7 @@ class PostNormMerging(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, 'B H W D']) -> Float[Array, 'B h w _']:
-        x = reduction(2 * x.shape[-1], self.dtype)(joined(x))
+        x = reduction(2 * x.shape[-1], self.dtype)(merge_neighbors(x))
         return LayerNorm(self.norm_eps, dtype=self.dtype, name='norm')(x)
 
 

@@ -155,7 +155,7 @@ class AxialAttention(nn.Module):
             found = attend_in_windows(jnp.concatenate(projected, axis=-1), bias)
             return self._lines(self.out(self._heads(found)))
         query, *memory = map(self._heads, projected)
-        return self._look(query, KeyValue(*memory), mask, bias)
+        return self._attend(query, KeyValue(*memory), mask, bias)
 
     def step(
         self,
@@ -181,7 +181,7 @@ class AxialAttention(nn.Module):
         tokens = past.key.shape[-2]
         bias = jax.lax.dynamic_slice_in_dim(self._bias(tokens), position, 1, axis=1)
         mask = (jnp.arange(tokens) <= position)[None, None]
-        return self._look(query, memory, mask, bias), memory
+        return self._attend(query, memory, mask, bias), memory
 
     def _lines(self, x: Array) -> Array:
         """Convert [B H W D] to [B L N D], and back."""
@@ -210,7 +210,7 @@ class AxialAttention(nn.Module):
         places = jnp.arange(tokens)
         return table[:, places[:, None] - places + tokens - 1]
 
-    def _look(self, query: Array, memory: KeyValue, mask: Array | None, bias: Array) -> Array:
+    def _attend(self, query: Array, memory: KeyValue, mask: Array | None, bias: Array) -> Array:
         weights = attention_weights(query, memory.key, mask, bias)
         keep(self, weights)
         return self._lines(self.out(attend(weights, memory.value)))

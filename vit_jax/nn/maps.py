@@ -1,4 +1,4 @@
-"""Attention weights of a model's layers, in one form for every model."""
+"""What pictures are made of, in one form for all models: attention weights, and parameters."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
@@ -12,8 +12,8 @@ from vit_jax.errors import UserError
 from vit_jax.nn.patches import patch_grid
 
 
-class LaidOutLater(Protocol):
-    """Weights that are laid out when numpy asks for them, being too many to hold at once."""
+class LazyWeights(Protocol):
+    """Weights that numpy lays out on demand, since they are too many to hold at once."""
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray: ...
 
@@ -34,7 +34,7 @@ class AttentionMap(NamedTuple):
     """
 
     name: str
-    weights: Float[Array, 'B H Q K'] | LaidOutLater
+    weights: Float[Array, 'B H Q K'] | LazyWeights
     query_grid: tuple[int, ...]
     key_grid: tuple[int, ...]
 

@@ -1,4 +1,9 @@
-"""Common parts of residual networks: stages of blocks, their order, and a check of their depths."""
+"""Residual networks: the ResNet of detectors, and parts that others share.
+
+He et al., 2015, arXiv:1512.03385, in version 1.5: bottlenecks normalized after each convolution,
+with the stride in the 3 x 3 one; outputs of all stages; symmetric padding, as in PyTorch.
+Convolutions with standardized kernels are those of Qiao et al., 2019, arXiv:1903.10520.
+"""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -12,44 +17,6 @@ from jax import Array
 from vit_jax.array_types import Float
 from vit_jax.errors import UserError
 from vit_jax.nn.norms import FrozenNorm, group_norm
-
-
-class Stage(nn.Module):
-    """`depth` residual blocks, `block_0`, `block_1`, ...
-
-    Attributes:
-      block: makes a block, given its stride and its name; and its dilation with `dilate`.
-      depth: number of blocks.
-      stride: of the first block; the others have stride 1.
-      dilate: dilate the convolutions of the others by the stride instead of striding.
-    """
-
-    block: Callable[..., nn.Module]
-    depth: int
-    stride: int
-    dilate: bool = False
-
-    @nn.compact
-    def __call__(self, x: Float[Array, 'B H W C']) -> Float[Array, 'B h w D']:
-        first = {'stride': 1, 'dilation': 1} if self.dilate else {'stride': self.stride}
-        others = {'stride': 1, 'dilation': self.stride} if self.dilate else {'stride': 1}
-        for j in range(self.depth):
-            x = self.block(**others if j else first, name=f'block_{j}')(x)
-        return x
-
-
-def block_order(parent: str, layers: Sequence[int]) -> tuple[str, ...]:
-    """A pattern of each block's parameters below `parent`, which ends in '/' or is empty."""
-    return tuple(
-        f'^{parent}stage_{i}/block_{j}/' for i, depth in enumerate(layers) for j in range(depth)
-    )
-
-
-def check_layers(layers: Sequence[int]) -> None:
-    """Raise UserError unless every stage has a block."""
-    if any(depth < 1 for depth in layers):
-        raise UserError(f'layers {tuple(layers)}: every stage needs at least one block')
-
 
 # Kaiming normal, by the number of outputs.
 KERNEL = nn.initializers.variance_scaling(2.0, 'fan_out', 'normal')
@@ -104,6 +71,30 @@ class ResNet(nn.Module):
         return jax.lax.stop_gradient(x) if stage <= self.frozen_stages else x
 
 
+class Stage(nn.Module):
+    """`depth` residual blocks, `block_0`, `block_1`, ...
+
+    Attributes:
+      block: makes a block, given its stride and its name; and its dilation with `dilate`.
+      depth: number of blocks.
+      stride: of the first block; the others have stride 1.
+      dilate: dilate the convolutions of the others by the stride instead of striding.
+    """
+
+    block: Callable[..., nn.Module]
+    depth: int
+    stride: int
+    dilate: bool = False
+
+    @nn.compact
+    def __call__(self, x: Float[Array, 'B H W C']) -> Float[Array, 'B h w D']:
+        first = {'stride': 1, 'dilation': 1} if self.dilate else {'stride': self.stride}
+        others = {'stride': 1, 'dilation': self.stride} if self.dilate else {'stride': 1}
+        for j in range(self.depth):
+            x = self.block(**others if j else first, name=f'block_{j}')(x)
+        return x
+
+
 class Root(nn.Module):
     """Convolution of stride 2, norm and ReLU."""
 
@@ -115,30 +106,6 @@ class Root(nn.Module):
     def __call__(self, images: Float[Array, 'B H W C']) -> Float[Array, 'B h w D']:
         x = conv(self.width, 7, stride=2, dtype=self.dtype, name='conv')(images)
         return nn.relu(NORMS[self.norm](self.width, dtype=self.dtype, name='norm')(x))
-
-
-def max_pool(x: Float[Array, 'B H W C']) -> Float[Array, 'B h w C']:
-    """Max pooling of 3 x 3 with stride 2; padding is ignored.
-
-    On CPUs it is computed from slices, since XLA takes ten times as long for the derivative of
-    `nn.max_pool`; results and gradients are the same.
-    """
-    return jax.lax.platform_dependent(x, cpu=_max_of_slices, default=_max_pool)
-
-
-def _max_pool(x: Array) -> Array:
-    return nn.max_pool(x, (3, 3), strides=(2, 2), padding=[(1, 1), (1, 1)])
-
-
-def _max_of_slices(x: Array) -> Array:
-    """Pool within rows, then within columns; of equal values the first one gets the gradient."""
-    for axis in (2, 1):
-        size = x.shape[axis]
-        widths = [(1, 1) if i == axis else (0, 0) for i in range(4)]
-        padded = jnp.pad(x, widths, constant_values=-jnp.inf)
-        parts = (jax.lax.slice_in_dim(padded, i, i + size, 2, axis) for i in range(3))
-        x = functools.reduce(lambda a, b: jnp.where(b > a, b, a), parts)
-    return x
 
 
 class Bottleneck(nn.Module):
@@ -171,18 +138,10 @@ class Bottleneck(nn.Module):
         return nn.relu(x + y)
 
 
-class Pointwise(nn.Module):
-    """A 1 x 1 convolution as a matmul, whose derivative is faster on CPUs."""
-
-    features: int
-    stride: int = 1
-    dtype: Any = jnp.float32
-
-    @nn.compact
-    def __call__(self, x: Float[Array, 'B H W C']) -> Float[Array, 'B h w D']:
-        kernel = self.param('kernel', KERNEL, (1, 1, x.shape[-1], self.features))
-        x = x[:, :: self.stride, :: self.stride].astype(self.dtype)
-        return x @ kernel[0, 0].astype(self.dtype)
+NORMS: dict[str, Callable[..., nn.Module]] = {
+    'frozen': lambda features, **kwargs: FrozenNorm(**kwargs),
+    'group': functools.partial(group_norm, most=32),
+}
 
 
 def conv(features: int, size: int, stride: int = 1, dilation: int = 1, **kwargs: Any) -> nn.Module:
@@ -201,10 +160,55 @@ def conv(features: int, size: int, stride: int = 1, dilation: int = 1, **kwargs:
     )
 
 
-NORMS: dict[str, Callable[..., nn.Module]] = {
-    'frozen': lambda features, **kwargs: FrozenNorm(**kwargs),
-    'group': functools.partial(group_norm, most=32),
-}
+class Pointwise(nn.Module):
+    """A 1 x 1 convolution as a matmul, whose derivative is faster on CPUs."""
+
+    features: int
+    stride: int = 1
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, 'B H W C']) -> Float[Array, 'B h w D']:
+        kernel = self.param('kernel', KERNEL, (1, 1, x.shape[-1], self.features))
+        x = x[:, :: self.stride, :: self.stride].astype(self.dtype)
+        return x @ kernel[0, 0].astype(self.dtype)
+
+
+def max_pool(x: Float[Array, 'B H W C']) -> Float[Array, 'B h w C']:
+    """Max pooling of 3 x 3 with stride 2; padding is ignored.
+
+    On CPUs it is computed from slices, since XLA takes ten times as long for the derivative of
+    `nn.max_pool`; results and gradients are the same.
+    """
+    return jax.lax.platform_dependent(x, cpu=_max_of_slices, default=_max_pool)
+
+
+def _max_pool(x: Array) -> Array:
+    return nn.max_pool(x, (3, 3), strides=(2, 2), padding=[(1, 1), (1, 1)])
+
+
+def _max_of_slices(x: Array) -> Array:
+    """Pool within rows, then within columns; of equal values the first one gets the gradient."""
+    for axis in (2, 1):
+        size = x.shape[axis]
+        widths = [(1, 1) if i == axis else (0, 0) for i in range(4)]
+        padded = jnp.pad(x, widths, constant_values=-jnp.inf)
+        parts = (jax.lax.slice_in_dim(padded, i, i + size, 2, axis) for i in range(3))
+        x = functools.reduce(lambda a, b: jnp.where(b > a, b, a), parts)
+    return x
+
+
+def block_order(parent: str, layers: Sequence[int]) -> tuple[str, ...]:
+    """A pattern of each block's parameters below `parent`, which ends in '/' or is empty."""
+    return tuple(
+        f'^{parent}stage_{i}/block_{j}/' for i, depth in enumerate(layers) for j in range(depth)
+    )
+
+
+def check_layers(layers: Sequence[int]) -> None:
+    """Raise UserError unless every stage has a block."""
+    if any(depth < 1 for depth in layers):
+        raise UserError(f'layers {tuple(layers)}: every stage needs at least one block')
 
 
 def standardize(
@@ -212,7 +216,7 @@ def standardize(
 ) -> Float[Array, 'h w C D']:
     """(K - mean) / (sqrt(var + var_eps) + std_eps) of each output's inputs, in float32.
 
-    The paper's equation 6 has no epsilon; implementations differ in where they add it.
+    Equation 6 of Qiao et al. has no epsilon; implementations differ in where they add it.
     """
     kernel = kernel.astype(jnp.float32)
     mean = kernel.mean(axis=(0, 1, 2))

@@ -1,8 +1,8 @@
-"""Self-attention inside the windows of a feature map, plain or shifted.
+"""Swin's layers: attention inside the windows of a feature map, and stages that merge patches.
 
-Liu et al., 2021, arXiv:2103.14030, section 3.2. Feature maps are [B H W D]. A map that the windows
-do not divide is padded with zeros at the bottom and at the right, which are attended to like any
-other token, as in transformers; the paper leaves this open.
+Liu et al., 2021, arXiv:2103.14030, sections 3.1 and 3.2. Feature maps are [B H W D]. A map that
+the windows do not divide is padded with zeros at the bottom and at the right, which are attended to
+like any other token, as in transformers; the paper leaves this open.
 """
 
 import dataclasses
@@ -31,6 +31,9 @@ from vit_jax.nn.maps import keep
 from vit_jax.nn.norms import LayerNorm
 from vit_jax.nn.positions import relative_positions
 from vit_jax.nn.stochastic import Dropout, DropPath
+
+# The initialization of all kernels, as in the authors' code.
+INIT = nn.initializers.normal(0.02)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -294,10 +297,6 @@ class WindowMap:
         return laid
 
 
-# The initialization of all kernels, as in the authors' code.
-INIT = nn.initializers.normal(0.02)
-
-
 class Stage(nn.Module):
     """Blocks with plain and shifted windows in turn, followed by `merge` except in the last stage.
 
@@ -390,11 +389,11 @@ class PatchMerging(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, 'B H W D']) -> Float[Array, 'B h w _']:
-        x = LayerNorm(self.norm_eps, dtype=self.dtype, name='norm')(joined(x))
+        x = LayerNorm(self.norm_eps, dtype=self.dtype, name='norm')(merge_neighbors(x))
         return reduction(x.shape[-1] // 2, self.dtype)(x)
 
 
-def joined(x: Float[Array, 'B H W D']) -> Float[Array, 'B h w _']:
+def merge_neighbors(x: Float[Array, 'B H W D']) -> Float[Array, 'B h w _']:
     """The 2 x 2 neighbors of the map as one token of width 4D."""
     x = pad_to_multiple(x, 2)
     batch, height, width, features = x.shape

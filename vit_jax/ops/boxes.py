@@ -1,9 +1,16 @@
-"""Axis-aligned boxes as pure functions; every one has a finite gradient at every box.
+"""Axis-aligned boxes: conversions and overlaps, with finite gradients at every box, and matching.
 
 Boxes have two forms, each in pixels or as shares of an image's sides:
 
     corners  (x0, y0, x1, y1)   upper left, lower right
     centered  (x, y, w, h)       center and sides
+
+`match` assigns objects to predictions one to one, optimally and inside of compiled programs. The
+objects of an image, one after the other, look for the cheapest chain of reassignments that ends at
+a free prediction: the shortest augmenting paths of Jonker & Volgenant, 1987, in the form of Crouse,
+2016, doi:10.1109/TAES.2016.140952, as in scipy. All images of a batch search at once, and each goes
+on with its next object without waiting for the others. `tests/bench/matching.py` compares it with
+`optax.assignment` and a callback to scipy; experiments/README.md has the measurements.
 """
 
 from __future__ import annotations
@@ -76,7 +83,7 @@ def _ratio(part: Array, whole: Array) -> Array:
 
 
 # Replaces costs that are not finite. A larger one would cost the others digits in float32.
-WORST = 1e4
+WORST_COST = 1e4
 
 
 def match(cost: Float[Array, '*B N Q'], real: Bool[Array, '*B N']) -> Int[Array, '*B N']:
@@ -93,7 +100,9 @@ def match(cost: Float[Array, '*B N Q'], real: Bool[Array, '*B N']) -> Int[Array,
     *batch, objects, predictions = cost.shape
     if not (objects and predictions):
         return jnp.full((*batch, objects), -1, jnp.int32)
-    cost = jnp.nan_to_num(cost.astype(jnp.float32), nan=WORST, posinf=WORST, neginf=-WORST)
+    cost = jnp.nan_to_num(
+        cost.astype(jnp.float32), nan=WORST_COST, posinf=WORST_COST, neginf=-WORST_COST
+    )
     cost = jax.lax.stop_gradient(cost)
     flat = cost.reshape(-1, objects, predictions), real.reshape(-1, objects)
     return jax.vmap(_match_one)(*flat).reshape(*batch, objects)
@@ -155,12 +164,12 @@ def _match_one(cost: Float[Array, 'N Q'], real: Bool[Array, ' N']) -> Int[Array,
         )
 
     def step(s: _Search) -> _Search:
-        s = _choose(s.place < 0, _extend(s, cost), s)
+        s = _select(s.place < 0, _extend(s, cost), s)
         giving = s.place >= 0
         given, done = _give(s, order[s.turn])
         gain = jnp.where(s.seen, s.lowest - s.shortest, 0)
         fresh = begin(s.turn + 1, s.prices - gain, given.owner, given.has)
-        return _choose(giving, _choose(done, fresh, given), s)
+        return _select(giving, _select(done, fresh, given), s)
 
     nobody = jnp.full(predictions, -1, jnp.int32)
     nothing = jnp.full(objects, -1, jnp.int32)
@@ -195,7 +204,7 @@ def _extend(s: _Search, cost: Float[Array, 'N Q']) -> _Search:
         has=s.has.at[dropped].set(-1),
         place=jnp.where(s.has[dropped] < 0, predictions, s.has[dropped]),
     )
-    return _choose(s.seen.all(), without, further._replace(least=least, dropped=dropped))
+    return _select(s.seen.all(), without, further._replace(least=least, dropped=dropped))
 
 
 def _give(s: _Search, first: Int[Array, '']) -> tuple[_Search, Bool[Array, '']]:
@@ -212,5 +221,5 @@ def _give(s: _Search, first: Int[Array, '']) -> tuple[_Search, Bool[Array, '']]:
     return given, nothing | (row == first)
 
 
-def _choose(condition: Array, yes: _Search, no: _Search) -> _Search:
+def _select(condition: Array, yes: _Search, no: _Search) -> _Search:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)

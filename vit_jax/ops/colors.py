@@ -1,10 +1,15 @@
-"""Color conversions as pure functions: sRGB, linear light, CIE Lab and gray.
+"""Colors as pure functions: conversions, bins of a and b, and coarse colors.
 
 sRGB is that of IEC 61966-2-1, its values in [0, 1]. Lab is CIE 1976 under D65: the lightness L is
 in [0, 100], and a and b are zero for grays and lie within -110 and 100 for sRGB.
 
 A gray value is that of the sRGB gray with the same relative luminance, so that an image and its
 gray version have the same L.
+
+The bins of a and b make colors classes, so that several can be likely at once (Zhang et al., 2016,
+arXiv:1603.08511, section 2.2). Coarse colors have three bits a channel: a byte x becomes the level
+floor(x / 32), and the levels of a pixel the bin 64 r + 8 g + b (Kumar et al., 2021,
+arXiv:2102.04432, section 4).
 """
 
 from __future__ import annotations
@@ -49,7 +54,7 @@ def from_linear(light: Float[Values, '*B']) -> Float[Array, '*B']:
 
 def luminance(rgb: Float[Values, '*B 3']) -> Float[Array, '*B 1']:
     """Relative luminance Y of sRGB, 0 to 1."""
-    return _mix(to_linear(rgb), _XYZ[1])[..., None]
+    return _weighted_sum(to_linear(rgb), _XYZ[1])[..., None]
 
 
 def to_gray(rgb: Float[Values, '*B 3']) -> Float[Array, '*B 1']:
@@ -60,7 +65,10 @@ def to_gray(rgb: Float[Values, '*B 3']) -> Float[Array, '*B 1']:
 def rgb_to_lab(rgb: Float[Values, '*B 3']) -> Float[Array, '*B 3']:
     """Convert sRGB to L, a and b."""
     light = to_linear(rgb)
-    x, y, z = (_lab_curve(_mix(light, row / white)) for row, white in zip(_XYZ, WHITE, strict=True))
+    x, y, z = (
+        _lab_curve(_weighted_sum(light, row / white))
+        for row, white in zip(_XYZ, WHITE, strict=True)
+    )
     return jnp.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], axis=-1)
 
 
@@ -69,7 +77,7 @@ def lab_to_linear(lab: Float[Values, '*B 3']) -> Float[Array, '*B 3']:
     y = (lab[..., 0] + 16) / 116
     curves = y + lab[..., 1] / 500, y, y - lab[..., 2] / 200
     xyz = jnp.stack([_inverse_curve(c) * w for c, w in zip(curves, WHITE, strict=True)], axis=-1)
-    return jnp.stack([_mix(xyz, row) for row in _RGB], axis=-1)
+    return jnp.stack([_weighted_sum(xyz, row) for row in _RGB], axis=-1)
 
 
 def colorize(gray: Float[Values, '*B 1'], ab: Float[Values, '*B 2']) -> Float[Array, '*B 3']:
@@ -98,11 +106,8 @@ def colorfulness(rgb: Float[Values, '*B H W 3']) -> Float[Array, '*B']:
     """
     red, green, blue = (255 * rgb[..., i] for i in range(3))
     opponents = jnp.stack([red - green, (red + green) / 2 - blue], axis=-1)
-    deviation, mean = (jnp.linalg.norm(f(opponents, axis=(-3, -2)), axis=-1) for f in _MOMENTS)
-    return deviation + 0.3 * mean
-
-
-_MOMENTS = (jnp.std, jnp.mean)
+    std, mean = (jnp.linalg.norm(f(opponents, axis=(-3, -2)), axis=-1) for f in (jnp.std, jnp.mean))
+    return std + 0.3 * mean
 
 
 def psnr(a: Float[Values, '*B H W C'], b: Float[Values, '*B H W C']) -> Float[Array, '*B']:
@@ -111,7 +116,7 @@ def psnr(a: Float[Values, '*B H W C'], b: Float[Values, '*B H W C']) -> Float[Ar
     return -10 * jnp.log10(jnp.maximum(error, 1e-10))
 
 
-def _mix(channels: Values, weights: np.ndarray) -> Array:
+def _weighted_sum(channels: Values, weights: np.ndarray) -> Array:
     """A weighted sum of three channels, in float32 on every device, unlike a matmul."""
     first, second, third = (channels[..., i] * float(weight) for i, weight in enumerate(weights))
     return jnp.asarray(first + second + third)
@@ -126,8 +131,8 @@ def _inverse_curve(t: Values) -> Array:
     return jnp.where(t > BREAK, t**3, 3 * BREAK**2 * (t - 4 / 29))
 
 
-SIZE = 10  # of a bin, in units of a and b
-MARGIN = 13.5
+BIN_SIZE = 10  # of a bin, in units of a and b
+GAMUT_MARGIN = 13.5
 NUM_BINS = 313
 NEIGHBORS, SIGMA = 5, 5.0  # of the soft encoding
 REBALANCE = 0.5  # lambda: the share of the uniform distribution in that of the colors
@@ -135,7 +140,7 @@ TEMPERATURE = 0.38
 
 
 @functools.cache
-def centers() -> Float[np.ndarray, 'Q 2']:
+def bin_centers() -> Float[np.ndarray, 'Q 2']:
     """(a, b) of the middle of every bin, sorted.
 
     The bins are the multiples of 10 within 13.5 of a color of sRGB. The paper gives their number,
@@ -151,21 +156,21 @@ def centers() -> Float[np.ndarray, 'Q 2']:
     faces = np.concatenate([np.roll(cube, shift, axis=1) for shift in range(3)])
     with jax.ensure_compile_time_eval():
         gamut = np.asarray(rgb_to_lab(faces.astype(np.float32)))[:, 1:]
-    ticks = np.arange(-130, 131, SIZE)
+    ticks = np.arange(-130, 131, BIN_SIZE)
     grid = np.stack(np.meshgrid(ticks, ticks, indexing='ij'), axis=-1).reshape(-1, 2)
-    found = grid[KDTree(gamut).query(grid)[0] <= MARGIN].astype(np.float32)
+    found = grid[KDTree(gamut).query(grid)[0] <= GAMUT_MARGIN].astype(np.float32)
     found.flags.writeable = False
     return found
 
 
 def _distances(ab: Float[Values, '*B 2']) -> Float[Array, '*B Q']:
     """Squared distances to every bin."""
-    middle = jnp.asarray(centers())
+    middle = jnp.asarray(bin_centers())
     a, b = (jnp.square(ab[..., i, None] - middle[:, i]) for i in range(2))
     return a + b
 
 
-def nearest(ab: Float[Values, '*B 2']) -> Int[Array, '*B']:
+def nearest_bin(ab: Float[Values, '*B 2']) -> Int[Array, '*B']:
     """The index of the bin in which a color lies."""
     return jnp.argmin(_distances(ab), axis=-1)
 
@@ -175,7 +180,7 @@ def soft_encode(
 ) -> tuple[Int[Array, '*B 5'], Float[Array, '*B 5']]:
     """The five nearest bins, the nearest first, and their weights, which sum to 1.
 
-    The weights are Gaussian in the distance, with a deviation of 5.
+    The weights are Gaussian in the distance, with a standard deviation of 5.
     """
     closeness, bins = jax.lax.top_k(-_distances(ab), NEIGHBORS)
     # A caller's slice of the bins, merged with that of `top_k`, would make XLA sort all of them. A
@@ -192,21 +197,21 @@ def annealed_mean(
     At 1 it is the mean, which is pale; toward 0 it becomes the most likely bin, which is patchy.
     """
     probs = jax.nn.softmax(logits / temperature, axis=-1)
-    return jnp.stack([(probs * middle).sum(-1) for middle in centers().T], axis=-1)
+    return jnp.stack([(probs * middle).sum(-1) for middle in bin_centers().T], axis=-1)
 
 
 def class_weights(counts: Num[np.ndarray, 'Q'], mix: float = REBALANCE) -> Float[np.ndarray, 'Q']:
     """The weight of each bin in the loss, larger for rare colors (equation 4).
 
-    The shares of the bins are smoothed in (a, b) by a Gaussian with a deviation of 5 and mixed with
-    the uniform distribution. The weights are their inverses, scaled so that the mean weight under
-    the smoothed shares is 1.
+    The shares of the bins are smoothed in (a, b) by a Gaussian with a standard deviation of 5 and
+    mixed with the uniform distribution. The weights are their inverses, scaled so that
+    the mean weight under the smoothed shares is 1.
 
     Args:
       counts: how often a color lies in each bin.
       mix: lambda, 0 for pure inverses, 1 for no rebalancing.
     """
-    distances = np.square(centers()[:, None] - centers()[None]).sum(-1)
+    distances = np.square(bin_centers()[:, None] - bin_centers()[None]).sum(-1)
     kernel = np.exp(-distances / (2 * SIGMA**2))
     shares = kernel / kernel.sum(axis=0) @ (counts / counts.sum())
     weights = 1 / ((1 - mix) * shares + mix / len(shares))
@@ -214,23 +219,23 @@ def class_weights(counts: Num[np.ndarray, 'Q'], mix: float = REBALANCE) -> Float
 
 
 LEVELS = 8  # of a channel
-BINS = LEVELS**3
-STEP = 256 // LEVELS  # bytes of one level
+NUM_COARSE_BINS = LEVELS**3
+LEVEL_WIDTH = 256 // LEVELS  # bytes of one level
 
 # ITU-R BT.601, as in `tf.image.rgb_to_grayscale`.
 GRAY_WEIGHTS = (0.2989, 0.5870, 0.1140)
 
 
-def to_bins(image: UInt8[Array, '*B 3']) -> Int[Array, '*B']:
+def to_coarse_bins(image: UInt8[Array, '*B 3']) -> Int[Array, '*B']:
     """The bin of every pixel, in 0..511."""
-    levels = image.astype(jnp.int32) // STEP
+    levels = image.astype(jnp.int32) // LEVEL_WIDTH
     return (levels * jnp.array([LEVELS**2, LEVELS, 1])).sum(-1)
 
 
-def from_bins(bins: Int[Array, '*B']) -> UInt8[Array, '*B 3']:
+def from_coarse_bins(bins: Int[Array, '*B']) -> UInt8[Array, '*B 3']:
     """The color in the middle of every bin: 32 x level + 16 in each channel."""
     levels = bins[..., None] // jnp.array([LEVELS**2, LEVELS, 1]) % LEVELS
-    return (levels * STEP + STEP // 2).astype(jnp.uint8)
+    return (levels * LEVEL_WIDTH + LEVEL_WIDTH // 2).astype(jnp.uint8)
 
 
 def to_luma(image: UInt8[Array, '*B 3']) -> UInt8[Array, '*B']:
@@ -239,7 +244,7 @@ def to_luma(image: UInt8[Array, '*B 3']) -> UInt8[Array, '*B']:
     return jnp.round(luma).astype(jnp.uint8)
 
 
-def shrunk(image: UInt8[Array, '*B H W C'], factor: int) -> Float[Array, '*B h w C']:
+def downsample(image: UInt8[Array, '*B H W C'], factor: int) -> Float[Array, '*B h w C']:
     """The mean color of every block of `factor` x `factor` pixels.
 
     Raises:
@@ -252,6 +257,6 @@ def shrunk(image: UInt8[Array, '*B H W C'], factor: int) -> Float[Array, '*B h w
     return image.astype(jnp.float32).reshape(blocks).mean((-4, -2))
 
 
-def enlarged(image: UInt8[Array, '*B h w C'], factor: int) -> UInt8[Array, '*B H W C']:
+def upsample(image: UInt8[Array, '*B h w C'], factor: int) -> UInt8[Array, '*B H W C']:
     """Every pixel as a block of `factor` x `factor` pixels."""
     return image.repeat(factor, axis=-3).repeat(factor, axis=-2)

@@ -1,7 +1,14 @@
-"""Decoding with an encoder-decoder, by any of the searches of `vit_jax.ops`.
+"""Decoding with an encoder-decoder: greedy, by sampling, or by beam search.
 
-The model has the methods `encode`, `init_cache` and `decode_step`, see `vit_jax.models.seq2seq`,
-and is called as `apply(*inputs, method=NAME)`, its variables bound.
+`decode` calls a model with the methods `encode`, `init_cache` and `decode_step` (see
+`vit_jax.models.seq2seq`) as `apply(*inputs, method=NAME)`, its variables bound.
+
+The searches take any model as `step` and `cache`. `step(cache, tokens [N], position) -> (logits
+[N V], cache)` reads the tokens at `position` of N sequences, the first of which is bos, and scores
+the next ones. `cache` is a pytree of arrays with the N sequences on axis 0: keys and values, a
+recurrent state, the encoded source. The searches are pure, have static shapes and stop as soon as
+every example is done; the caller compiles them. The result for an example never depends on the rest
+of the batch. Beam search normalizes lengths as GNMT does (Wu et al., 2016, arXiv:1609.08144).
 """
 
 from __future__ import annotations
@@ -19,7 +26,6 @@ from vit_jax.array_types import Bool, Float, Int, Key
 from vit_jax.errors import UserError, check_choice, nearest
 
 PAD, BOS, EOS = 0, 1, 2
-
 Cache = Any
 Step = Callable[[Cache, Array, Array], tuple[Array, Cache]]
 Choose = Callable[[Array, Array], Array]
@@ -39,6 +45,87 @@ class Decoded(NamedTuple):
     scores: Float[Array, 'B K']
 
 
+METHODS = ('beam', 'greedy', 'sample')
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """The search for the tokens of a target. Fields that the method does not use are ignored.
+
+    Attributes:
+      method: 'beam', 'greedy' or 'sample'.
+      beams, alpha, stop: of `beam_search`.
+      temperature, top_k, top_p: of `sample`.
+      extra_len: the most tokens by which a target may be longer than its source, both with eos;
+        50 in Vaswani et al., 2017, section 6.1.
+      max_len: the most tokens of a target, eos included, whatever the source; None for no limit.
+
+    Raises:
+      UserError: for another method, or a length that leaves no room for a token.
+    """
+
+    method: str = 'beam'
+    beams: int = 4
+    alpha: float = 0.6
+    stop: str = 'best'
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    extra_len: int = 50
+    max_len: int | None = None
+
+    def __post_init__(self) -> None:
+        check_choice('method to decode', self.method, METHODS)
+        if self.extra_len < 0:
+            raise UserError(f'extra_len must not be negative, not {self.extra_len}')
+        if self.max_len is not None and self.max_len < 1:
+            raise UserError(f'max_len must be at least 1, not {self.max_len}')
+
+
+def decode(
+    apply: Callable[..., Any],
+    source: Int[Array, 'B S'],
+    search: Search,
+    keys: Key[Array, 'B'] | None = None,
+) -> Decoded:
+    """The hypotheses of every source, the best first. The caller compiles it.
+
+    Args:
+      apply: the model, see the module's docstring.
+      source: tokens, with eos at the end, then padding; rows of padding alone are skipped.
+      search: the method and its options.
+      keys: a random key for each example, which sampling needs.
+
+    Returns:
+      `search.beams` hypotheses an example by beam search, else one.
+
+    Raises:
+      UserError: if a number of `search` is out of its range.
+    """
+
+    def step(cache: Cache, tokens: Array, position: Array) -> tuple[Array, Cache]:
+        return apply(cache, tokens, position, method='decode_step')
+
+    room = source.shape[1] + search.extra_len
+    room = room if search.max_len is None else min(room, search.max_len)
+    lengths = (source != PAD).sum(axis=1)
+    limits: dict[str, Any] = {
+        'max_len': room,
+        'max_lens': jnp.where(lengths > 0, lengths + search.extra_len, 0),
+    }
+    cache = apply(apply(source, method='encode'), room, method='init_cache')
+    if search.method == 'greedy':
+        return greedy(step, cache, **limits)
+    if search.method == 'sample':
+        assert keys is not None, 'sampling needs keys'
+        filters: dict[str, Any] = {
+            name: getattr(search, name) for name in ('temperature', 'top_k', 'top_p')
+        }
+        return sample(step, cache, keys, **limits, **filters)
+    rule: dict[str, Any] = {name: getattr(search, name) for name in ('beams', 'alpha', 'stop')}
+    return beam_search(step, cache, **limits, **rule)
+
+
 def greedy(
     step: Step,
     cache: Cache,
@@ -51,7 +138,7 @@ def greedy(
     """The most probable token at every position; of equal ones, the lowest id.
 
     Args:
-      step: scores the next tokens, see the head of this file.
+      step: scores the next tokens, see the module's docstring.
       cache: the initial cache of `step`, one sequence an example.
       max_len: the most tokens of a hypothesis, eos included; static.
       max_lens: the same for each example, where that is less; 0 skips an example, as padding is.
@@ -150,135 +237,10 @@ def _rollout(
         tokens = old.tokens.at[:, 0, position].set(token)
         new = Decoded(tokens, old.lengths + 1, old.scores + gained)
         done = state.done | (token == eos) | (position + 1 >= limits)
-        return _Rollout(position + 1, done, update(old, new, ~state.done), cache)
+        return _Rollout(position + 1, done, update_where(old, new, ~state.done), cache)
 
-    first = _Rollout(jnp.int32(0), limits <= 0, prefixes(limits, 1, max_len), cache)
+    first = _Rollout(jnp.int32(0), limits <= 0, empty_prefixes(limits, 1, max_len), cache)
     return jax.lax.while_loop(lambda state: ~state.done.all(), advance, first).decoded
-
-
-def prefixes(limits: Int[Array, 'B'], count: int, max_len: int) -> Decoded:
-    """`count` empty prefixes an example, the first with log-probability 0 if the limit allows it.
-
-    The others have none, so that equal prefixes are not continued twice.
-    """
-    shape = (len(limits), count)
-    real = (jnp.arange(count) == 0) & (limits[:, None] > 0)
-    return Decoded(
-        jnp.full((*shape, max_len), PAD, jnp.int32),
-        jnp.zeros(shape, jnp.int32),
-        jnp.where(real, 0.0, -jnp.inf),
-    )
-
-
-def tokens_before(decoded: Decoded, position: Int[Array, ''], bos: int) -> Int[Array, 'B K']:
-    """The model's input at `position`: the hypothesis's token before it, or bos."""
-    return jnp.where(position == 0, bos, decoded.tokens[..., jnp.maximum(position - 1, 0)])
-
-
-def log_probs(logits: Float[Array, 'N V']) -> Float[Array, 'N V']:
-    """log softmax in float32, whatever the dtype of the logits."""
-    return jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
-
-
-def update(old: Decoded, new: Decoded, where: Bool[Array, 'B']) -> Decoded:
-    """The new rows for examples in which `where` is true, else the old ones."""
-    return jax.tree.map(
-        lambda a, b: jnp.where(where.reshape(-1, *[1] * (a.ndim - 1)), b, a), old, new
-    )
-
-
-def example_limits(cache: Cache, max_len: int, max_lens: Int[Array, 'B'] | None) -> Int[Array, 'B']:
-    """The most tokens of each example; raises UserError if `max_len` is not positive."""
-    require(max_len >= 1, 'max_len', 'at least 1', max_len)
-    limits = jnp.full(len(jax.tree.leaves(cache)[0]), max_len, jnp.int32)
-    return limits if max_lens is None else jnp.minimum(limits, max_lens)
-
-
-def require(valid: bool, what: str, span: str, value: object) -> None:
-    """Raise UserError unless `valid`."""
-    if not valid:
-        raise UserError(f'{what} must be {span}, not {value}')
-
-
-METHODS = ('beam', 'greedy', 'sample')
-
-
-@dataclasses.dataclass(frozen=True)
-class Search:
-    """The search for the tokens of a target. Fields that the method does not use are ignored.
-
-    Attributes:
-      method: 'beam', 'greedy' or 'sample'.
-      beams, alpha, stop: of `ops.beam.beam_search`.
-      temperature, top_k, top_p: of `ops.decoding.sample`.
-      extra_len: the most tokens by which a target may be longer than its source, both with eos;
-        50 in Vaswani et al., 2017, section 6.1.
-      max_len: the most tokens of a target, eos included, whatever the source; None for no limit.
-
-    Raises:
-      UserError: for another method, or a length that leaves no room for a token.
-    """
-
-    method: str = 'beam'
-    beams: int = 4
-    alpha: float = 0.6
-    stop: str = 'best'
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    extra_len: int = 50
-    max_len: int | None = None
-
-    def __post_init__(self) -> None:
-        check_choice('method to decode', self.method, METHODS)
-        if self.extra_len < 0:
-            raise UserError(f'extra_len must not be negative, not {self.extra_len}')
-        if self.max_len is not None and self.max_len < 1:
-            raise UserError(f'max_len must be at least 1, not {self.max_len}')
-
-
-def decode(
-    apply: Callable[..., Any],
-    source: Int[Array, 'B S'],
-    search: Search,
-    keys: Key[Array, 'B'] | None = None,
-) -> Decoded:
-    """The hypotheses of every source, the best first. The caller compiles it.
-
-    Args:
-      apply: the model, see the head of this file.
-      source: tokens, with eos at the end, then padding; rows of padding alone are skipped.
-      search: the method and its options.
-      keys: a random key for each example, which sampling needs.
-
-    Returns:
-      `search.beams` hypotheses an example by beam search, else one.
-
-    Raises:
-      UserError: if a number of `search` is out of its range.
-    """
-
-    def step(cache: Cache, tokens: Array, position: Array) -> tuple[Array, Cache]:
-        return apply(cache, tokens, position, method='decode_step')
-
-    room = source.shape[1] + search.extra_len
-    room = room if search.max_len is None else min(room, search.max_len)
-    lengths = (source != PAD).sum(axis=1)
-    limits: dict[str, Any] = {
-        'max_len': room,
-        'max_lens': jnp.where(lengths > 0, lengths + search.extra_len, 0),
-    }
-    cache = apply(apply(source, method='encode'), room, method='init_cache')
-    if search.method == 'greedy':
-        return greedy(step, cache, **limits)
-    if search.method == 'sample':
-        assert keys is not None, 'sampling needs keys'
-        filters: dict[str, Any] = {
-            name: getattr(search, name) for name in ('temperature', 'top_k', 'top_p')
-        }
-        return sample(step, cache, keys, **limits, **filters)
-    rule: dict[str, Any] = {name: getattr(search, name) for name in ('beams', 'alpha', 'stop')}
-    return beam_search(step, cache, **limits, **rule)
 
 
 STOPS = ('best', 'all', 'full')
@@ -317,7 +279,7 @@ def beam_search(
     A single beam stops at its first hypothesis under any rule, which makes it `greedy`.
 
     Args:
-      step, cache: the model, see the head of `decoding.py`; one sequence an example. Arrays that
+      step, cache: the model, see the module's docstring; one sequence an example. Arrays that
         `step` returns unchanged, such as the encoded source, are not moved between beams.
       beams: K, the number of prefixes and of the hypotheses returned.
       max_len: the most tokens of a hypothesis, eos included; static.
@@ -344,15 +306,19 @@ def beam_search(
         logits, cache = step(search.cache, tokens, position)
         grown, parents = _grow(search.live, log_probs(logits), position)
         ends = grown.tokens[..., position] == eos
-        finished = update(
-            search.finished, _finish(search.finished, grown, ends, alpha), ~search.done
+        finished = update_where(
+            search.finished, _best_finished(search.finished, grown, ends, alpha), ~search.done
         )
-        survivors, parents = _survive(grown, parents, ends)
-        live = update(search.live, survivors, ~search.done)
-        done = search.done | (position + 1 >= limits) | _stops(rule, live, finished, limits, alpha)
-        return _Search(position + 1, done, live, finished, _move(search.cache, cache, parents))
+        survivors, parents = _best_unfinished(grown, parents, ends)
+        live = update_where(search.live, survivors, ~search.done)
+        done = (
+            search.done | (position + 1 >= limits) | _may_stop(rule, live, finished, limits, alpha)
+        )
+        return _Search(
+            position + 1, done, live, finished, _reorder_cache(search.cache, cache, parents)
+        )
 
-    first = _first(cache, beams, max_len, limits)
+    first = _start(cache, beams, max_len, limits)
     return _result(jax.lax.while_loop(lambda search: ~search.done.all(), advance, first), alpha)
 
 
@@ -366,8 +332,8 @@ class _Search(NamedTuple):
     cache: Cache
 
 
-def _first(cache: Cache, beams: int, max_len: int, limits: Array) -> _Search:
-    live = prefixes(limits, beams, max_len)
+def _start(cache: Cache, beams: int, max_len: int, limits: Array) -> _Search:
+    live = empty_prefixes(limits, beams, max_len)
     finished = live._replace(scores=jnp.full_like(live.scores, -jnp.inf))
     cache = jax.tree.map(lambda x: jnp.repeat(x, beams, axis=0), cache)
     return _Search(jnp.int32(0), limits <= 0, live, finished, cache)
@@ -383,7 +349,9 @@ def _grow(live: Decoded, gains: Array, position: Array) -> tuple[Decoded, Array]
     return Decoded(tokens.at[..., position].set(chosen), lengths + 1, scores), parents
 
 
-def _finish(finished: Decoded, grown: Decoded, ends: Bool[Array, 'B M'], alpha: float) -> Decoded:
+def _best_finished(
+    finished: Decoded, grown: Decoded, ends: Bool[Array, 'B M'], alpha: float
+) -> Decoded:
     """The K best of the earlier hypotheses and those that end here."""
     beams = finished.scores.shape[1]
     accepted = ends & (jnp.arange(2 * beams) < beams)
@@ -392,13 +360,13 @@ def _finish(finished: Decoded, grown: Decoded, ends: Bool[Array, 'B M'], alpha: 
     return _take(every, jax.lax.top_k(every.scores, beams)[1])
 
 
-def _survive(grown: Decoded, parents: Array, ends: Array) -> tuple[Decoded, Array]:
+def _best_unfinished(grown: Decoded, parents: Array, ends: Array) -> tuple[Decoded, Array]:
     """The K best continuations that go on, and the prefixes that they continue."""
     grown = grown._replace(scores=jnp.where(ends, -jnp.inf, grown.scores))
     return _take((grown, parents), jax.lax.top_k(grown.scores, ends.shape[1] // 2)[1])
 
 
-def _stops(rule: str, live: Decoded, finished: Decoded, limits: Array, alpha: float) -> Array:
+def _may_stop(rule: str, live: Decoded, finished: Decoded, limits: Array, alpha: float) -> Array:
     """Whether each example [B] is done before its limit; one without a prefix always is."""
     bound = live.scores[:, 0] / length_penalty(limits, alpha)
     if rule == 'full':
@@ -406,7 +374,7 @@ def _stops(rule: str, live: Decoded, finished: Decoded, limits: Array, alpha: fl
     return finished.scores[:, 0 if rule == 'best' else -1] >= bound
 
 
-def _move(before: Cache, after: Cache, parents: Int[Array, 'B K']) -> Cache:
+def _reorder_cache(before: Cache, after: Cache, parents: Int[Array, 'B K']) -> Cache:
     """Give every prefix the cache of the one that it continues.
 
     An array that the step has left alone is the same for all beams of an example, and stays.
@@ -439,3 +407,47 @@ def _concatenate(a: Decoded, b: Decoded) -> Decoded:
 def _take(tree: Any, index: Int[Array, 'B M']) -> Any:
     """Pick along axis 1, each example by its own indices."""
     return jax.tree.map(lambda x: jax.vmap(lambda row, i: row[i])(x, index), tree)
+
+
+def empty_prefixes(limits: Int[Array, 'B'], count: int, max_len: int) -> Decoded:
+    """`count` empty prefixes an example, the first with log-probability 0 if the limit allows it.
+
+    The others have none, so that equal prefixes are not continued twice.
+    """
+    shape = (len(limits), count)
+    real = (jnp.arange(count) == 0) & (limits[:, None] > 0)
+    return Decoded(
+        jnp.full((*shape, max_len), PAD, jnp.int32),
+        jnp.zeros(shape, jnp.int32),
+        jnp.where(real, 0.0, -jnp.inf),
+    )
+
+
+def tokens_before(decoded: Decoded, position: Int[Array, ''], bos: int) -> Int[Array, 'B K']:
+    """The model's input at `position`: the hypothesis's token before it, or bos."""
+    return jnp.where(position == 0, bos, decoded.tokens[..., jnp.maximum(position - 1, 0)])
+
+
+def log_probs(logits: Float[Array, 'N V']) -> Float[Array, 'N V']:
+    """log softmax in float32, whatever the dtype of the logits."""
+    return jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+
+
+def update_where(old: Decoded, new: Decoded, where: Bool[Array, 'B']) -> Decoded:
+    """The new rows for examples in which `where` is true, else the old ones."""
+    return jax.tree.map(
+        lambda a, b: jnp.where(where.reshape(-1, *[1] * (a.ndim - 1)), b, a), old, new
+    )
+
+
+def example_limits(cache: Cache, max_len: int, max_lens: Int[Array, 'B'] | None) -> Int[Array, 'B']:
+    """The most tokens of each example; raises UserError if `max_len` is not positive."""
+    require(max_len >= 1, 'max_len', 'at least 1', max_len)
+    limits = jnp.full(len(jax.tree.leaves(cache)[0]), max_len, jnp.int32)
+    return limits if max_lens is None else jnp.minimum(limits, max_lens)
+
+
+def require(valid: bool, what: str, span: str, value: object) -> None:
+    """Raise UserError unless `valid`."""
+    if not valid:
+        raise UserError(f'{what} must be {span}, not {value}')

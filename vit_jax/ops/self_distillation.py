@@ -1,6 +1,7 @@
-"""Losses of self-distillation: balanced targets, cross entropy, and spread of features.
+"""Self-distillation: balanced targets, cross entropy, spread of features, and masks of patches.
 
-DINOv2, arXiv:2304.07193, section 4. All of them compare the rows of a batch.
+The losses are those of DINOv2, arXiv:2304.07193, section 4; they compare the rows of a batch. Masks
+are made of rectangular blocks at random: BEiT, arXiv:2106.08254, algorithm 1.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ def _length(x: Float[Array, 'N D'], least: float) -> Float[Array, ' N']:
     return jnp.sqrt(jnp.maximum(jnp.square(x).sum(-1), least**2))
 
 
-LEAST = 4  # patches of a block, unless fewer are missing
-ASPECT = 0.3  # of a block, at least; at most its inverse
+MIN_BLOCK = 4  # patches of a block, unless fewer are missing
+MIN_ASPECT = 0.3  # of a block, at least; at most its inverse
 ATTEMPTS = 10  # in a row that may fail
 
 
@@ -100,9 +101,9 @@ def crop_masks(
       ratios: range of the share of hidden patches, drawn uniformly for each crop.
     """
     patches, most = math.prod(grid), int(math.prod(grid) * ratios[1])
-    which, draw, blocks = jax.random.split(key, 3)
+    which, shares, blocks = jax.random.split(key, 3)
     chosen = jax.random.permutation(which, crops)[:masked]
-    share = jax.random.uniform(draw, (masked,), minval=ratios[0], maxval=ratios[1])
+    share = jax.random.uniform(shares, (masked,), minval=ratios[0], maxval=ratios[1])
     counts = jnp.floor(share * patches).astype(int)
     keys = jax.random.split(blocks, masked)
     masks = jax.vmap(block_mask, (0, None, 0))(keys, grid, counts).reshape(masked, patches)
@@ -136,8 +137,8 @@ def block_mask(
         mask, drawn, failed = state
         area, aspect, *corner = jax.random.uniform(jax.random.fold_in(key, drawn), (4,))
         room = jnp.minimum(count - mask.sum(), height * width // 2)
-        area = LEAST + (room - LEAST) * area
-        aspect = jnp.exp((1 - 2 * aspect) * math.log(ASPECT))
+        area = MIN_BLOCK + (room - MIN_BLOCK) * area
+        aspect = jnp.exp((1 - 2 * aspect) * math.log(MIN_ASPECT))
         h, w = jnp.round(jnp.sqrt(area * aspect)), jnp.round(jnp.sqrt(area / aspect))
         top, left = jnp.floor(corner[0] * (height - h + 1)), jnp.floor(corner[1] * (width - w + 1))
         inside = ((rows >= top) & (rows < top + h))[:, None]

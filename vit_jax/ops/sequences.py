@@ -1,4 +1,4 @@
-"""Images of different sizes as sequences of patches, padded to the same number."""
+"""The images of a batch: the range of their pixels, and sequences of patches of different sizes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def side_and_channels(values: int) -> tuple[int, int]:
     raise UserError(f'{values} values are no square patch of 1 or 3 channels')
 
 
-def joined(
+def join_patches(
     patches: Num[np.ndarray, 'N P'], grid: Sequence[int] | Int[np.ndarray, '2']
 ) -> Num[np.ndarray, 'H W C']:
     """The image of the first patches of a sequence; inverts `data.transforms.patches.cut`.

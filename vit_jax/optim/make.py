@@ -1,4 +1,4 @@
-"""Optimizers of Optax and our own, with weight decay, rates and freezing by parameter path.
+"""The optimizer of a config: one of Optax or our own, with decay, rates and freezing by path.
 
 Patterns of paths and the transformations that use them are in `param_groups`.
 """
@@ -35,78 +35,9 @@ from vit_jax.optim.schedules import CONSTANT
 from vit_jax.signatures import Duration, Parameters, keyword_only, parameters
 from vit_jax.tree_paths import map_paths, param_paths
 
-
-def adafactor_zhai(
-    learning_rate: optax.ScalarOrSchedule,
-    weight_decay: float = 0.0,
-    mask: Callable[[Any], Any] | None = None,
-    *,
-    decay_rate: float = 0.8,
-    beta2_cap: float = 0.999,
-    momentum: float | None = 0.9,
-    dtype_momentum: Any = 'bfloat16',
-    clipping_threshold: float | None = None,
-    min_dim_size_to_factor: int = 32,
-    eps: float = 1e-30,
-) -> optax.GradientTransformation:
-    """Adafactor as modified by Zhai et al., 2022, arXiv:2106.04560, section 3.5.
-
-    At step t = 1, 2, ... with the gradient g and beta_t = min(beta2_cap, 1 - t^-decay_rate)
-
-        v_t = beta_t v_(t-1) + (1 - beta_t) (g^2 + eps)
-        m_t = momentum m_(t-1) + (1 - momentum) g / sqrt(v_t)
-        x_t = x_(t-1) - lr(t - 1) (m_t + weight_decay x_(t-1))
-
-    If the two longest axes of v have at least `min_dim_size_to_factor`, only its means r and c over
-    each of them are kept, and v is r c' / mean(r), as in Shazeer & Stern, 2018, arXiv:1804.04235,
-    algorithm 4. Neither moment is bias-corrected.
-
-    `optax.adafactor` differs: it clips the update, lets beta_t approach 1, keeps a float32 momentum
-    of updates that include the learning rate, and scales by the parameters' size.
-
-    Args:
-      learning_rate: a number, or a function of the number of updates made before.
-      weight_decay: strength of the decoupled decay.
-      mask: parameters -> which of them decay; by default all.
-      decay_rate: exponent by which the memory of the second moment grows.
-      beta2_cap: the largest beta_t; 0.999 averages over about 1,000 steps.
-      momentum: of the first moment; None for none.
-      dtype_momentum: dtype of the first moment.
-      clipping_threshold: root mean square above which g / sqrt(v_t) is scaled down to it, parameter
-        by parameter, before the momentum; None for no clipping.
-      min_dim_size_to_factor: the least length of both axes of a second moment that is factored.
-      eps: added to the squared gradient.
-    """
-
-    def beta(step: jax.Array, exponent: float) -> jax.Array:
-        t = jnp.asarray(step, jnp.float32) + 1.0
-        return jnp.minimum(beta2_cap, 1.0 - t**-exponent)
-
-    return optax.chain(
-        optax.scale_by_factored_rms(
-            decay_rate=decay_rate,
-            min_dim_size_to_factor=min_dim_size_to_factor,
-            epsilon=eps,
-            decay_rate_fn=beta,
-        ),
-        optax.identity()
-        if clipping_threshold is None
-        else optax.clip_by_block_rms(clipping_threshold),
-        optax.identity()
-        if momentum is None
-        else optax.ema(momentum, debias=False, accumulator_dtype=jnp.dtype(dtype_momentum)),
-        optax.add_decayed_weights(weight_decay, mask),
-        optax.scale_by_learning_rate(learning_rate),
-    )
-
-
 PyTree = Any
-STANDARD = 'standard'
+STANDARD_PARAMETRIZATION = 'standard'
 Strength = float | Callable[[Any], Any]  # of weight decay, or its schedule
-
-OWN: Mapping[str, Callable[..., optax.GradientTransformation]] = types.MappingProxyType(
-    {'adafactor_zhai': adafactor_zhai, 'muon': muon}
-)
 
 
 def make(
@@ -119,7 +50,7 @@ def make(
     *,
     name: str,
     lr: float,
-    parametrization: str = STANDARD,
+    parametrization: str = STANDARD_PARAMETRIZATION,
     schedule: Mapping[str, Any] = CONSTANT,
     weight_decay: float = 0.0,
     decay_schedule: Mapping[str, Any] = CONSTANT,
@@ -233,14 +164,12 @@ def _optimizer(
     mults = [*(mult for _, mult in decay_mults), 1.0]
     ranks = [(pattern, i) for i, (pattern, _) in enumerate(decay_mults)]
     return optax.partition(
-        {str(i): build(lr, times(weight_decay, mult), mask) for i, mult in enumerate(mults)},
+        {
+            str(i): build(lr, _scaled_strength(weight_decay, mult), mask)
+            for i, mult in enumerate(mults)
+        },
         lambda tree: map_paths(lambda path: str(first_match(ranks, path, len(ranks))), tree),
     )
-
-
-def times(strength: Strength, mult: float) -> Strength:
-    """Multiply a strength or its schedule."""
-    return (lambda count: mult * strength(count)) if callable(strength) else strength * mult
 
 
 def _builder(name: str, kwargs: dict[str, Any]) -> Callable[..., optax.GradientTransformation]:
@@ -263,6 +192,11 @@ def _builder(name: str, kwargs: dict[str, Any]) -> Callable[..., optax.GradientT
         return build_one(lr, weight_decay_rate=rate, **{mask_name: mask}, **options)
 
     return build
+
+
+def _scaled_strength(strength: Strength, mult: float) -> Strength:
+    """Multiply a strength or its schedule."""
+    return (lambda count: mult * strength(count)) if callable(strength) else strength * mult
 
 
 def factory(name: str) -> Callable[..., optax.GradientTransformation]:
@@ -324,3 +258,72 @@ def _dtype(key: str, name: Any) -> Any:
         return None if name is None else jnp.dtype(name)
     except TypeError as e:
         raise UserError(f"config.optim.{key}={name!r}: no dtype; try 'bfloat16'") from e
+
+
+def adafactor_zhai(
+    learning_rate: optax.ScalarOrSchedule,
+    weight_decay: float = 0.0,
+    mask: Callable[[Any], Any] | None = None,
+    *,
+    decay_rate: float = 0.8,
+    beta2_cap: float = 0.999,
+    momentum: float | None = 0.9,
+    dtype_momentum: Any = 'bfloat16',
+    clipping_threshold: float | None = None,
+    min_dim_size_to_factor: int = 32,
+    eps: float = 1e-30,
+) -> optax.GradientTransformation:
+    """Adafactor as modified by Zhai et al., 2022, arXiv:2106.04560, section 3.5.
+
+    At step t = 1, 2, ... with the gradient g and beta_t = min(beta2_cap, 1 - t^-decay_rate)
+
+        v_t = beta_t v_(t-1) + (1 - beta_t) (g^2 + eps)
+        m_t = momentum m_(t-1) + (1 - momentum) g / sqrt(v_t)
+        x_t = x_(t-1) - lr(t - 1) (m_t + weight_decay x_(t-1))
+
+    If the two longest axes of v have at least `min_dim_size_to_factor`, only its means r and c over
+    each of them are kept, and v is r c' / mean(r), as in Shazeer & Stern, 2018, arXiv:1804.04235,
+    algorithm 4. Neither moment is bias-corrected.
+
+    `optax.adafactor` differs: it clips the update, lets beta_t approach 1, keeps a float32 momentum
+    of updates that include the learning rate, and scales by the parameters' size.
+
+    Args:
+      learning_rate: a number, or a function of the number of updates made before.
+      weight_decay: strength of the decoupled decay.
+      mask: parameters -> which of them decay; by default all.
+      decay_rate: exponent by which the memory of the second moment grows.
+      beta2_cap: the largest beta_t; 0.999 averages over about 1,000 steps.
+      momentum: of the first moment; None for none.
+      dtype_momentum: dtype of the first moment.
+      clipping_threshold: root mean square above which g / sqrt(v_t) is scaled down to it, parameter
+        by parameter, before the momentum; None for no clipping.
+      min_dim_size_to_factor: the least length of both axes of a second moment that is factored.
+      eps: added to the squared gradient.
+    """
+
+    def beta(step: jax.Array, exponent: float) -> jax.Array:
+        t = jnp.asarray(step, jnp.float32) + 1.0
+        return jnp.minimum(beta2_cap, 1.0 - t**-exponent)
+
+    return optax.chain(
+        optax.scale_by_factored_rms(
+            decay_rate=decay_rate,
+            min_dim_size_to_factor=min_dim_size_to_factor,
+            epsilon=eps,
+            decay_rate_fn=beta,
+        ),
+        optax.identity()
+        if clipping_threshold is None
+        else optax.clip_by_block_rms(clipping_threshold),
+        optax.identity()
+        if momentum is None
+        else optax.ema(momentum, debias=False, accumulator_dtype=jnp.dtype(dtype_momentum)),
+        optax.add_decayed_weights(weight_decay, mask),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+
+
+OWN: Mapping[str, Callable[..., optax.GradientTransformation]] = types.MappingProxyType(
+    {'adafactor_zhai': adafactor_zhai, 'muon': muon}
+)

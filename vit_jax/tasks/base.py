@@ -87,7 +87,7 @@ class Task(abc.ABC):
 
     @property
     def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-        """Mean and deviation that `inputs` normalizes images in [0, 1] by; None if by a range."""
+        """Mean and standard deviation by which `inputs` normalizes images; None for a range."""
         return None
 
     @property
@@ -147,7 +147,9 @@ class Task(abc.ABC):
         return {}
 
 
-def check(task: Task, outputs: dict[str, Any], batch: Batch, *, rtol: float = 1e-4) -> None:
+def check_rows_are_separable(
+    task: Task, outputs: dict[str, Any], batch: Batch, *, rtol: float = 1e-4
+) -> None:
     """Check that `task` may leave `couples_rows` false.
 
     Args:

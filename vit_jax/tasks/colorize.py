@@ -32,7 +32,7 @@ class Task(base.Task):
     Attributes:
       prior: file of the frequencies of colors, written by the command `colors`; '' gives all
         colors the same weight. Only training and evaluation read it.
-      rebalance: lambda of the weights, see `color_bins.class_weights`.
+      rebalance: lambda of the weights, see `colors.class_weights`.
       temperature: of the mean color of a distribution; 0.38 in the paper.
       value_range: range to which bytes 0..255 are scaled for the model; float images are in it
         already.
@@ -136,7 +136,7 @@ class Task(base.Task):
         """The weight of every bin, [Q]."""
         if not self.prior:
             return np.ones(colors.NUM_BINS, np.float32)
-        counts = read(self.prior)
+        counts = read_color_counts(self.prior)
         if len(counts) != colors.NUM_BINS:
             raise UserError(
                 f'config.task.prior: {self.prior!r} counts {len(counts)} colors, and there are '
@@ -153,12 +153,14 @@ class Task(base.Task):
         return colors.colorize(gray, jax.image.resize(ab, (*gray.shape[:3], 2), 'bilinear'))
 
 
-def write(path: str | os.PathLike[str], counts: Int64[np.ndarray, 'Q'], source: str) -> None:
-    """Writes the counts of the bins of `ops.color_bins`, and their source, as JSON."""
+def write_color_counts(
+    path: str | os.PathLike[str], counts: Int64[np.ndarray, 'Q'], source: str
+) -> None:
+    """Write the counts of the bins of `ops.colors`, and their source, as JSON."""
     paths.write_text_atomic(path, json.dumps({'source': source, 'counts': counts.tolist()}) + '\n')
 
 
-def read(path: str | os.PathLike[str]) -> Int64[np.ndarray, 'Q']:
+def read_color_counts(path: str | os.PathLike[str]) -> Int64[np.ndarray, 'Q']:
     """The counts.
 
     Raises:

@@ -51,7 +51,7 @@ class Task(base.Task):
     def inputs(self, batch: Batch) -> tuple[UInt8[Array, 'B H W'], Int[Array, 'B H W']]:
         """The gray images, and the bins of their colors."""
         image = colored(batch['image'])
-        return colors.to_luma(image), colors.to_bins(image)
+        return colors.to_luma(image), colors.to_coarse_bins(image)
 
     def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
         """Means over the pixels, in bits, for the decoder and for the parallel head."""
@@ -88,7 +88,7 @@ class Task(base.Task):
         )
         bins = found.tokens.reshape(len(gray), self.samples, *gray.shape[1:])
         bits = -found.scores.reshape(len(gray), self.samples) / (bins[0, 0].size * math.log(2))
-        return {'samples': colors.from_bins(bins), 'bits_per_dim': bits}
+        return {'samples': colors.from_coarse_bins(bins), 'bits_per_dim': bits}
 
     def _bits(self, outputs: dict, batch: Batch) -> tuple[Array, Array, Array]:
         """Sums of bits for the decoder and the parallel head, and the number of pixels."""

@@ -51,8 +51,8 @@ class Task(base.Task):
         """
         image, channels = colored(batch['image']), _channels(batch)
         coarse = batch.get('coarse')
-        coarse = colors.shrunk(image, self.factor) if coarse is None else coarse
-        coarse = colors.enlarged(jnp.round(coarse).astype(jnp.uint8), self.factor)
+        coarse = colors.downsample(image, self.factor) if coarse is None else coarse
+        coarse = colors.upsample(jnp.round(coarse).astype(jnp.uint8), self.factor)
         return colors.to_luma(image), _take(coarse, channels), channels
 
     def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:

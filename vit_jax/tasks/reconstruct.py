@@ -31,7 +31,7 @@ class Task(base.Task):
     """Mean squared error of the hidden patches.
 
     Attributes:
-      target: 'normalized', a patch less its mean and divided by its deviation; or 'pixels'.
+      target: 'normalized', a patch less its mean, over its standard deviation; or 'pixels'.
       value_range: range to which bytes 0..255 are scaled for the model.
       mean, std: normalization of the target's pixels, which are in [0, 1]: a number, or one for
         each color. For normalized patches only the ratios of `std` matter.
@@ -64,16 +64,16 @@ class Task(base.Task):
 
         Returns:
           reconstruction: [B H W C], black is 0 and white 1. With normalized targets, patches get
-            the mean and deviation of the true ones.
+            the mean and standard deviation of the true ones.
           mask: [B h w], 1 for a patch that was hidden and 0 for one that was seen.
           features: [B D], the mean over the tokens of all patches.
         """
         outputs = self.outputs(apply, batch)
-        patches, (mean, deviation) = outputs['patches'], self._target(outputs, batch)[1]
+        patches, (mean, std) = outputs['patches'], self._target(outputs, batch)[1]
         _, height, width, channels = batch['image'].shape
         side = _patch_size(patches, channels)
         grid = patch_grid(height, width, side)
-        image = unpatchify(patches * deviation + mean, grid, side)
+        image = unpatchify(patches * std + mean, grid, side)
         tokens = apply(self.inputs(batch)[0], method='features')
         return {
             'reconstruction': image * jnp.asarray(self.std) + jnp.asarray(self.mean),
@@ -82,7 +82,7 @@ class Task(base.Task):
         }
 
     def _target(self, outputs: dict, batch: Batch) -> tuple[Patches, tuple[Any, Any]]:
-        """The target patches, and the mean and deviation that were removed from them."""
+        """The target patches, and the mean and standard deviation that were removed from them."""
         low, high = self.value_range
         image = (self.inputs(batch)[0] - low) / (high - low)
         image = (image - jnp.asarray(self.mean)) / jnp.asarray(self.std)
@@ -90,8 +90,8 @@ class Task(base.Task):
         if self.target == 'pixels':
             return patches, (0.0, 1.0)
         mean = patches.mean(-1, keepdims=True)
-        deviation = jnp.sqrt(patches.var(-1, keepdims=True, ddof=1) + EPS)
-        return (patches - mean) / deviation, (mean, deviation)
+        std = jnp.sqrt(patches.var(-1, keepdims=True, ddof=1) + EPS)
+        return (patches - mean) / std, (mean, std)
 
 
 def _patch_size(patches: Patches, channels: int) -> int:

@@ -27,7 +27,7 @@ from vit_jax.interop import adapt
 from vit_jax.interop.trained import TrainedModel, fields
 from vit_jax.optim import make as optim
 from vit_jax.optim import mup
-from vit_jax.optim.make import STANDARD
+from vit_jax.optim.make import STANDARD_PARAMETRIZATION
 from vit_jax.runtime import sharding
 from vit_jax.signatures import in_steps
 from vit_jax.tasks.base import Task
@@ -315,7 +315,7 @@ def of_config(
     Raises:
       UserError: for another text, or a base model that differs in more than widths.
     """
-    text = defaults.arguments(config, 'optim').get('parametrization', STANDARD)
+    text = defaults.arguments(config, 'optim').get('parametrization', STANDARD_PARAMETRIZATION)
     if (widths := base_fields(text, fields(model))) is None:
         return None
     base = params_of(model.clone(parent=None, **widths))
@@ -332,7 +332,7 @@ def base_fields(text: str, known: Iterable[str]) -> dict[str, Any] | None:
     Raises:
       UserError: for another text, or an unknown field.
     """
-    if text == STANDARD:
+    if text == STANDARD_PARAMETRIZATION:
         return None
     call = signatures.parse_call(text, _KEY)
     args, widths = signatures.arguments(call)
