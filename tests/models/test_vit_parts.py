@@ -356,7 +356,7 @@ def test_the_kernel_is_not_for_biases(shared):
             jax.eval_shape(model.apply, variables, images)
 
     call('auto')
-    with pytest.raises(UserError, match='knows no biases of scores') as caught:
+    with pytest.raises(UserError, match='does not support biases') as caught:
         call('pallas')
     assert '\n' not in str(caught.value)
 

@@ -39,7 +39,7 @@ class Model(siglip.Model):
       init_bias: without effect.
 
     Raises:
-      UserError: as `siglip`, or if the end is no id of the vocabulary.
+      UserError: as `siglip`, or if the end is not an id of the vocabulary.
     """
 
     length: int = 77

@@ -115,7 +115,7 @@ class Model(base.Model):
         Args:
           gray: the image to be colored.
           bins: its coarse colors, see `ops.coarse_colors`.
-          train: has no effect: there is no dropout.
+          train: has no effect without dropout.
 
         Returns:
           logits: [B H W 512], for a pixel given the gray image, the rows above it and the pixels to

@@ -73,7 +73,7 @@ class Model(base.Model):
           gray: the gray image.
           coarse: channels of the coarse image, in bytes, which are quantized to `levels`.
           channels: their indices, 0 for red, 1 for green and 2 for blue.
-          train: has no effect: there is no dropout.
+          train: has no effect without dropout.
 
         Returns:
           logits: [B H W C 256].

@@ -153,7 +153,7 @@ class Model(base.Model):
     ) -> CropMasks:
         """Masks for `masked` of the G crops of each image, from the random stream 'mask'.
 
-        The arguments are those of `ops.block_masks.crop_masks`.
+        See `ops.self_distillation.crop_masks` for the arguments.
         """
         rows, crops, height, width, _ = images.shape
         grid = patch_grid(height, width, self.patch_size)

@@ -29,7 +29,7 @@ class Model(vit.Model):
     """The model `vit` on sequences of patches, or on images that whole patches tile.
 
     Its fields are those of `vit`, except that positions are learned (`posemb='learn'`) and
-    attention knows none.
+    attention has no positions of its own.
 
     Attributes:
       pool: as of `vit`; 'map' by default.
@@ -58,7 +58,7 @@ class Model(vit.Model):
 
     @property
     def own_size(self) -> base.Size:
-        """Height and width in pixels of images whose positions are those of the table."""
+        """Height and width in pixels of images that use the table of positions as it is."""
         return (self.pos_grid * self.patch_size,) * 2
 
     @property
@@ -79,7 +79,7 @@ class Model(vit.Model):
         Args:
           images: normalized.
           train: whether dropout acts, also on patches.
-          mask: false for patches to leave out besides the padding.
+          mask: false for patches to leave out in addition to the padding.
           masked: as of the model `vit`.
 
         Returns:
@@ -112,7 +112,7 @@ class Model(vit.Model):
     def parameter_pictures(
         self, params: Mapping[str, Any], image_size: base.Size | None
     ) -> list[ParameterPictures]:
-        """Those of the model `vit`, of the table of positions as it is."""
+        """The pictures of the model `vit`, with the table of positions as it is."""
         del image_size
         return super().parameter_pictures(params, self.own_size)
 

@@ -146,7 +146,7 @@ class Model(base.Model):
 
 
 def check_eos(eos: int | str | None, vocab_size: int | None) -> None:
-    """Raise UserError if the end of a text is no id of a vocabulary, as far as that is known."""
+    """Raise UserError if `eos` is not an id of the vocabulary, where its size is known."""
     if isinstance(eos, str):
         check_choice('eos', eos, (LARGEST,))
     elif eos is not None and vocab_size and not 0 <= eos < vocab_size:

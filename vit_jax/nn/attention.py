@@ -1,4 +1,4 @@
-"""Attention as pure functions.
+"""Attention as pure functions, its masks, and recomputation of blocks.
 
 A query attends to M keys and gets the weighted mean of their values. The scores
 
@@ -8,6 +8,16 @@ A query attends to M keys and gets the weighted mean of their values. The scores
 
 give the weights by a softmax over the keys. Each function returns (context, weights), and takes a
 mask that is true where a query may attend to a key.
+
+Blocks may be recomputed in the backward pass (Chen et al., 2016, arXiv:1604.06174). A block always
+keeps its input; `remat` selects the other values that it keeps:
+
+    False      all that the backward pass needs
+    'dots'     matmuls with kernels, but not those between tokens: only attention and elementwise
+               operations are recomputed
+    'names'    the heads' results and the hidden layer of the MLP before its activation: the
+               projections around attention are recomputed too, a third of the matmuls
+    'nothing'  nothing; also written True
 """
 
 import math

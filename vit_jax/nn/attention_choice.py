@@ -187,7 +187,7 @@ def _mismatch(devices: Devices, rows: int) -> str:
     if not devices.kind.startswith('TPU'):
         return f'needs a TPU, and this is {devices.kind}'
     if not devices.whole:
-        return 'splits no heads over devices, as config.parallel.tensor does'
+        return 'cannot split heads over devices, as config.parallel.tensor does'
     if rows % devices.shards:
         return f'needs a multiple of {devices.shards} examples, not {rows}'
     return ''

@@ -321,7 +321,7 @@ class AxialEncoder(nn.Module):
 class AxialMap:
     """Weights [B H Q K] of all places of a grid, laid out only when numpy asks for them.
 
-    They are zero except on a line, and too many for a large grid to hold those of all layers.
+    They are zero outside of a line, and too many to hold for all layers of a large grid.
     """
 
     def __init__(self, weights: Float[Array, 'B L H N N'], axis: str) -> None:

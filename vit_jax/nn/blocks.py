@@ -160,7 +160,7 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-    """`depth` blocks and a final layer norm, if there is one.
+    """`depth` blocks and an optional final norm.
 
     Attributes:
       block: makes a block, given its name.

@@ -21,16 +21,15 @@ class LazyWeights(Protocol):
 class AttentionMap(NamedTuple):
     """The weights of one attention layer.
 
-    Tokens of an image are the cells of a grid, row by row; those of a text are a grid of one axis.
-    If there are more queries or keys than their grid has cells, the first ones are outside of it,
-    such as class tokens.
+    Image tokens are the cells of a grid, row by row; text tokens are a grid of one axis. If there
+    are more queries or keys than cells in their grid, the first ones, such as class tokens, lie
+    outside of it.
 
     Attributes:
       name: path of the layer, such as `encoder/block_3`, or `decoder/block_0/cross` for attention
         to the output of another stack.
       weights: of every query over the keys; they sum to one.
-      query_grid: (rows, columns) of patches, or (tokens,).
-      key_grid: likewise.
+      query_grid, key_grid: (rows, columns) of patches, or (tokens,).
     """
 
     name: str
@@ -123,13 +122,13 @@ def require_grid(image_size: tuple[int, int] | None, patch_size: int) -> tuple[i
 def position_similarity(
     name: str, table: Float[Values, 'N D'], grid: tuple[int, int]
 ) -> ParameterPictures:
-    """Cosine similarities of the position embedding of each patch with those of all patches.
+    """Cosine similarities between the position embeddings of each patch and all patches.
 
     Figure 7 (center) of Dosovitskiy et al., 2021, arXiv:2010.11929.
 
     Args:
       name: of the parameter.
-      table: the rows of the patches, those of class tokens left out.
+      table: the rows of the patches, without class tokens.
       grid: rows and columns of patches.
     """
     rows = np.asarray(table, np.float32)

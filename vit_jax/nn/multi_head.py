@@ -264,9 +264,9 @@ class MultiHeadAttention(nn.Module):
             return None
         obstacle = ''
         if bias is not None:
-            obstacle = 'knows no biases of scores'
+            obstacle = 'does not support biases of scores'
         elif mask is not None and mask.shape[1:-1] != (1, 1):
-            obstacle = f'knows masks of keys, [B 1 1 M], and no others: {list(mask.shape)}'
+            obstacle = f'supports only masks of keys, [B 1 1 M], not {list(mask.shape)}'
         return kernel_block(self.attention, spec, obstacle)
 
     def _attend_in_kernel(

@@ -91,8 +91,8 @@ def rope(
         leave them in place.
 
     Raises:
-      UserError: if a head is no multiple of 4 wide, there is no such order, or the registers form
-        no square.
+      UserError: if a head's width is not a multiple of 4, there is no such order, or the registers
+        form no square.
     """
     del next_key
     check_choice('order', order, ORDERS)
@@ -140,7 +140,7 @@ def rope_dinov3(
       rescale: largest factor of both axes together, log-uniform.
 
     Raises:
-      UserError: if a head is no multiple of 4 wide, or an argument has no such value.
+      UserError: if a head's width is not a multiple of 4, or an argument has no such value.
     """
     check_choice('normalize', normalize, NORMALIZED)
     if shift < 0 or min(jitter, rescale) < 1:

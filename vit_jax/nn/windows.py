@@ -125,8 +125,8 @@ class Windows:
     def regions(self) -> Int[np.ndarray, 'W N']:
         """A number for each part of a window whose tokens are neighbors in the map itself.
 
-        Shifted maps wrap around. Rows are then those before the last window, those of it that are
-        still in order, and those wrapped around from the top; columns likewise.
+        Shifted maps wrap around. Rows then fall into three parts: before the last window, still in
+        order within it, and wrapped around from the top; so do columns.
         """
 
         def parts(count: int) -> np.ndarray:
@@ -187,7 +187,7 @@ class WindowAttention(nn.Module):
       dropout: on the weights.
       kernel_init: of both projections.
       dtype: computation dtype; the softmax stays float32.
-      attention: implementation: 'xla'; 'pallas', a TPU kernel, which drops no weights; or 'auto',
+      attention: implementation: 'xla'; 'pallas', a TPU kernel without dropout; or 'auto',
         the kernel if it can be used.
 
     Raises:
@@ -234,13 +234,15 @@ class WindowAttention(nn.Module):
         return Projection(inputs, outputs, self.kernel_init, self.dtype, **kwargs)
 
     def _projection(self, features: int, heads: tuple[int, int]) -> Callable[[Array], Array]:
-        """Makes queries, keys and values [B ... 3HK] of tokens [B ... D]."""
+        """A function from tokens [B ... D] to queries, keys and values [B ... 3HK]."""
         return self._dense((features,), (3, *heads), name='qkv')
 
     def _takes_kernel(self, shape: tuple[int, ...], windows: Windows, train: bool) -> bool:
         if not may_take_kernel(self):
             return False
-        obstacle = 'drops no weights in windows' if train and self.dropout else ''
+        obstacle = (
+            'does not support dropout of weights in windows' if train and self.dropout else ''
+        )
         tokens = (shape[0], math.prod(windows.grid), windows.side**2, shape[-1])
         dtype = jnp.dtype(self.dtype).name
         spec = WindowSpec(tokens, self.num_heads, dtype, windows.shift > 0)
@@ -275,8 +277,8 @@ def gather_biases(table: Float[Array, 'R R H']) -> Float[Array, 'H N N']:
 class WindowMap:
     """Weights [B H Q K] of the tokens of a map, laid out only when numpy asks for them.
 
-    They are zero except in a window, and too many for a large map to hold those of all layers. If
-    the map has been padded, a first key has the weight of the padding.
+    They are zero outside of a window, and too many to hold for all layers of a large map. If the
+    map has been padded, a first key has the weight of the padding.
     """
 
     def __init__(self, weights: Float[Array, 'B W H N N'], windows: Windows) -> None:
@@ -413,5 +415,5 @@ def pad_to_multiple(x: Float[Array, 'B H W C'], multiple: int) -> Float[Array, '
 
 
 def is_shifted(block: int) -> bool:
-    """Whether the windows of a stage's block are shifted; those of every second block are."""
+    """Whether a stage's block has shifted windows, as every second one does."""
     return block % 2 == 1

@@ -53,7 +53,7 @@ def dice_loss(
     """1 - (2 |p t| + 1) / (|p| + |t| + 1) of each mask, with |.| the sum over its real pixels.
 
     Milletari et al., 2016, arXiv:1606.04797. The added ones are DETR's, and give an object without
-    pixels a loss too. The arguments are those of `focal_loss`.
+    pixels a loss too. See `focal_loss` for the arguments.
     """
     probs, targets = jax.nn.sigmoid(logits) * real, targets & real
     shared = (probs * targets).sum((-2, -1))

@@ -17,7 +17,7 @@ from vit_jax.ops.resize import bilinear_half_pixel
 THRESHOLD = 0.85  # least probability of the class of a segment
 LEAST = 5  # pixels that a segment has at least
 
-# Maps the pixels that a model has seen to those of the image that is segmented.
+# Maps pixels of the model's input to pixels of the segmented image.
 Place = Callable[[np.ndarray], np.ndarray]
 
 

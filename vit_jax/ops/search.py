@@ -58,7 +58,7 @@ class Search:
       temperature, top_k, top_p: of `sample`.
       extra_len: the most tokens by which a target may be longer than its source, both with eos;
         50 in Vaswani et al., 2017, section 6.1.
-      max_len: the most tokens of a target, eos included, whatever the source; None for no limit.
+      max_len: the most tokens of a target, eos included, for any source; None for no limit.
 
     Raises:
       UserError: for another method, or a length that leaves no room for a token.
@@ -275,7 +275,7 @@ def beam_search(
     The search stops by this bound:
       'best': when no prefix can beat the best hypothesis; the others may then be cut short;
       'all': when none can beat the K-th, so that all K are those of a search to the limit;
-      'full': when K hypotheses have finished, whatever the bound.
+      'full': when K hypotheses have finished, regardless of the bound.
     A single beam stops at its first hypothesis under any rule, which makes it `greedy`.
 
     Args:
@@ -429,7 +429,7 @@ def tokens_before(decoded: Decoded, position: Int[Array, ''], bos: int) -> Int[A
 
 
 def log_probs(logits: Float[Array, 'N V']) -> Float[Array, 'N V']:
-    """log softmax in float32, whatever the dtype of the logits."""
+    """log softmax in float32 for logits of any dtype."""
     return jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
 
 

@@ -49,13 +49,13 @@ def side_and_channels(values: int) -> tuple[int, int]:
     """The side in pixels and the channels, 3 or 1, of a square patch of so many values.
 
     Raises:
-      UserError: if there is no such patch.
+      UserError: if the values do not form such a patch.
     """
     for channels in (3, 1):
         side = math.isqrt(values // channels)
         if values and side**2 * channels == values:
             return side, channels
-    raise UserError(f'{values} values are no square patch of 1 or 3 channels')
+    raise UserError(f'{values} values do not form a square patch of 1 or 3 channels')
 
 
 def join_patches(
@@ -103,7 +103,7 @@ def neighbor(x: Num[Array, 'B ...']) -> Num[Array, 'B ...']:
     """Swap examples 2i and 2i + 1.
 
     The batch is shuffled, so a neighbor is as random a partner as any other, and it
-    lies on the same device whatever the layout: mixing examples needs no communication.
+    lies on the same device in any layout: mixing examples needs no communication.
     """
     pairs = x.reshape(x.shape[0] // 2, 2, *x.shape[1:])
     return pairs[:, ::-1].reshape(x.shape)

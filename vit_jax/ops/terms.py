@@ -21,7 +21,7 @@ class Term(NamedTuple):
     Attributes:
       sum: the sum over examples, tokens, boxes or patches.
       count: their number, or the sum of their weights. No gradient flows into it.
-      weight: of the mean in the loss; 0 for a metric that is not part of it.
+      weight: of the mean in the loss; 0 for a metric outside of the loss.
     """
 
     sum: Num[Array, '']
@@ -44,7 +44,7 @@ def means(terms: dict[str, Term], over: Scalars | None = None) -> Scalars:
     """`sum / count` of every term, 0 where the count is 0; float32.
 
     Args:
-      terms: of a batch or of a part of it.
+      terms: of a batch or a part of a batch.
       over: the counts of the whole batch, if `terms` are of a part; the results add up to the mean.
     """
     over = counts(terms) if over is None else over

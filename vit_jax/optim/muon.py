@@ -1,4 +1,4 @@
-"""Muon for the layouts of this package, built from parts of Optax."""
+"""Muon for this package's layouts of kernels, built from parts of Optax."""
 
 from __future__ import annotations
 

@@ -80,8 +80,8 @@ def factors(params: PyTree, base: PyTree, kinds: Kinds = ()) -> dict[str, Factor
 
     Args:
       params: the parameters, or their shapes.
-      base: those of the base model, which differs in widths alone.
-      kinds: of parameters whose kind shapes do not tell; the first pattern that matches counts.
+      base: the same for the base model, which differs in widths alone.
+      kinds: of parameters whose shapes do not determine the kind; the first match counts.
 
     Raises:
       UserError: if the base model has other parameters, or one matrix both embeds tokens and scores
@@ -108,7 +108,7 @@ def scaled(params: PyTree, found: Mapping[str, Factors]) -> PyTree:
 def decay_rules(
     found: Mapping[str, Factors], mults: Sequence[tuple[str, float]]
 ) -> list[tuple[str, float]]:
-    """Multipliers of weight decay that undo those of the learning rate.
+    """Multipliers of weight decay that cancel the multipliers of the learning rate.
 
     Args:
       found: the factors.

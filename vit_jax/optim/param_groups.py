@@ -157,7 +157,7 @@ def at_step(state: PyTree, step: jax.Array) -> PyTree:
 def rules_in_steps(
     delays: Sequence[tuple[str, str]], to_steps: Callable[[str], int]
 ) -> Sequence[tuple[str, float]]:
-    """Rules with each duration in steps; what is no pair stays, to be refused by `check_rules`."""
+    """Rules with each duration in steps; entries that are not pairs are left to `check_rules`."""
     return [(pair[0], to_steps(str(pair[1]))) if len(pair) == 2 else pair for pair in delays]
 
 

@@ -58,10 +58,10 @@ class Task(abc.ABC):
     Attributes:
       rngs: names of the model's random streams.
       couples_rows: whether the loss of a row depends on other rows, as in contrastive learning.
-        Then `loss` gets the outputs of the whole global batch at once, whatever microbatches and
-        devices computed them. Each output has a row for every example, or is a scalar: floats are
+        Then `loss` gets the outputs of the whole global batch at once, from all microbatches and
+        devices. Each output has a row for every example, or is a scalar: floats are
         averaged over microbatches and devices, of integers the largest is taken.
-      classifies: whether it tells classes apart, which takes two of them.
+      classifies: whether it needs at least two classes.
       multiple_reason: for messages, why `multiple` is not 1.
       inert: fields that change neither predictions nor metrics of a trained model, or are the place
         of a file.
@@ -76,7 +76,7 @@ class Task(abc.ABC):
     headline: ClassVar[tuple[str, ...]] = ()
 
     def require(self, name: str, is_valid: bool, span: str) -> None:
-        """Raise UserError unless the value of a field is valid; `span` says which values are."""
+        """Raise UserError unless a field's value is valid; `span` describes the valid values."""
         if not is_valid:
             raise UserError(f'config.task.{name}={getattr(self, name)}: must be {span}')
 

@@ -27,7 +27,7 @@ class Task(base.Task):
         Beyer et al. 2020, "Are we done with ImageNet?").
       label_smoothing: share of the target spread evenly over all classes.
       mixup: alpha of the Beta distribution, 0 for none (Zhang et al. 2018).
-      cutmix: likewise (Yun et al. 2019); with both on, each batch gets one at random.
+      cutmix: the same for CutMix (Yun et al. 2019); with both on, each batch gets one at random.
       value_range: range to which bytes 0..255 are scaled for the model.
     """
 

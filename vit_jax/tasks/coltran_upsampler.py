@@ -47,7 +47,7 @@ class Task(base.Task):
     ) -> tuple[UInt8[Array, 'B H W'], UInt8[Array, 'B H W C'], Int[Array, 'B C']]:
         """The gray images, channels of the coarse images, and the indices of these channels.
 
-        The coarse image is the batch's `coarse` [B h w 3] if there is one.
+        The coarse image is `coarse` [B h w 3] of the batch if present.
         """
         image, channels = colored(batch['image']), _channels(batch)
         coarse = batch.get('coarse')

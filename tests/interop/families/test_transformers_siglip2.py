@@ -92,7 +92,7 @@ def test_what_is_written_is_what_was_read(saved, model, tmp_path):
         (
             {'vision_model.embeddings.patch_embedding.weight': np.zeros((16, 50))},
             {},
-            '50 values are no square patch',
+            '50 values do not form a square patch',
         ),
         ({}, {'model_type': 'clip'}, "of a 'clip', not of a siglip2"),
     ],

@@ -1,7 +1,7 @@
 """Attention in windows as one TPU kernel: several windows a program, whose scores stay in VMEM.
 
 The scores of a window get the bias of the relative positions, and in shifted windows that of tokens
-which are no neighbors in the map. The gradient of the bias is added up in VMEM over all windows.
+which are not neighbors in the map. The gradient of the bias is added up in VMEM over all windows.
 """
 
 from __future__ import annotations
