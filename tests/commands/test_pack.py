@@ -221,7 +221,7 @@ def replace_in_manifest(folder, old, new):
     ('damage', 'message'),
     [
         (lambda out: (out / 'manifest.json').unlink(), 'write it by `vit_jax pack`'),
-        (lambda out: (out / 'manifest.json').write_text('['), 'is no manifest of packed data'),
+        (lambda out: (out / 'manifest.json').write_text('['), 'is not a manifest of packed data'),
         (lambda out: replace_in_manifest(out, '"format": 1', '"format": 9'), 'format 9, not 1'),
         (
             lambda out: replace_in_manifest(out, '"train-00001', '"../train-00001'),
@@ -251,7 +251,7 @@ def test_labels_that_do_not_fit_are_refused(packed):
     content = io.BytesIO()
     np.save(content, np.full(12, 1.5))
     (packed / 'train.labels.npy').write_bytes(content.getvalue())
-    with pytest.raises(UserError, match='holds float64, not whole numbers'):
+    with pytest.raises(UserError, match='holds float64, not integers'):
         open_source(f'packed:{packed}', 'train').labels()
 
 
@@ -261,7 +261,7 @@ def test_a_label_that_is_no_whole_number_is_named(flowers, tmp_path, monkeypatch
         packing.packed, 'encode', lambda r: encode(r | ({'label': 1.5} if r['label'] else {}))
     )
     job = packing.Job(f'folder:{flowers}', {'train': 'train'}, str(tmp_path / 'out'))
-    with pytest.raises(UserError, match=r'record \d: its label, 1.5, is no whole number'):
+    with pytest.raises(UserError, match=r'record \d: its label, 1.5, is not an integer'):
         packing.pack(job, job.shards(), 0, lambda _: None)
 
 

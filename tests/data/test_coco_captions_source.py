@@ -62,7 +62,7 @@ def test_a_missing_image_is_a_broken_record(tmp_path):
     [
         ({'annotations': []}, 'it has no captions'),
         ({'annotations': [caption(1, 30, 'a')]}, 'caption 1 is of the unknown image 30'),
-        ({'annotations': [caption(1, 10, 7)]}, 'caption 1 is no text'),
+        ({'annotations': [caption(1, 10, 7)]}, 'caption 1 is not a text'),
         ({'annotations': [{'id': 1, 'image_id': 10}]}, "there is no 'caption'"),
         ({'images': [*IMAGES, IMAGES[0]]}, 'two images have the same id'),
         ({'images': [{'id': 10, 'file_name': '../a.png'}]}, 'of the unknown image 20'),

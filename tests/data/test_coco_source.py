@@ -167,12 +167,12 @@ def test_images_that_are_absent_or_of_another_size_are_broken(tmp_path):
         ),
         (
             {'annotations': [annotation(1, 20, 7, [0, 0, 1])]},
-            r'not in the format of COCO: annotation 1: the bbox \[0, 0, 1\] is no four numbers',
+            r'not in the format of COCO: annotation 1: the bbox \[0, 0, 1\] is not four numbers',
         ),
-        ({'annotations': [annotation(1, 20, 7, 'box')]}, "annotation 1: the bbox 'box' is no four"),
+        ({'annotations': [annotation(1, 20, 7, 'box')]}, "annotation 1: the bbox 'box' is not"),
         (
             {'annotations': [{'id': 1, 'image_id': 20, 'category_id': 7}]},
-            'annotation 1: the bbox None is no four',
+            'annotation 1: the bbox None is not four',
         ),
         ({'annotations': [{'id': 1}]}, "there is no 'image_id'"),
     ],
@@ -195,7 +195,7 @@ def test_what_is_not_there_is_told(tmp_path):
     with pytest.raises(UserError, match='cannot read'):
         open_source(name, 'val')
     (tmp_path / 'annotations' / 'instances_val.json').write_text('[]')
-    with pytest.raises(UserError, match='it is no object'):
+    with pytest.raises(UserError, match='it is not an object'):
         open_source(name, 'val')
     write(tmp_path)
     for file in (tmp_path / 'val').iterdir():

@@ -434,14 +434,14 @@ IMAGE = np.zeros((6, 5, 3), np.uint8)
 @pytest.mark.parametrize(
     ('name', 'usual', 'odd', 'said'),
     [
-        ('image', IMAGE, IMAGE.astype(np.int16) + 21200, 'int16, that of the first example of'),
-        ('image', IMAGE, IMAGE.astype(np.float32), 'float32, that of the first example of uint8'),
-        ('image', IMAGE.astype(np.float32), IMAGE, 'uint8, that of the first example of float32'),
+        ('image', IMAGE, IMAGE.astype(np.int16) + 21200, 'int16, in the first example'),
+        ('image', IMAGE, IMAGE.astype(np.float32), 'float32, in the first example uint8'),
+        ('image', IMAGE.astype(np.float32), IMAGE, 'uint8, in the first example float32'),
         ('masks', np.ones((1, 6, 5), bool), np.full((1, 6, 5), 255, np.uint8), 'uint8'),
-        ('ids', np.zeros(2, np.int64), np.array([0.5, 1]), 'float64, that of the first .* int32'),
-        ('score', 0.5, 1, 'int64, that of the first example of float32'),
+        ('ids', np.zeros(2, np.int64), np.array([0.5, 1]), 'float64, in the first .* int32'),
+        ('score', 0.5, 1, 'int64, in the first example float32'),
         ('ids', np.zeros(2, int), np.array(['a', 'b']), '<U1'),
-        ('ids', np.zeros(2, int), [[1], [1, 2]], 'no array'),
+        ('ids', np.zeros(2, int), [[1], [1, 2]], 'not an array'),
         ('ids', np.zeros(2, int), None, "there is no 'ids', which the first example has"),
     ],
 )

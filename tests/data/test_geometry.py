@@ -346,7 +346,7 @@ def test_numbered_masks_are_those_of_the_rows():
     masks = np.array([[[1, 1, 0]], [[0, 1, 0]]], bool)
     record = {'image': np.zeros((1, 3, 3), np.uint8), 'masks': masks}
     np.testing.assert_array_equal(run('number_masks', record)['segments'], [[1, 2, 0]])
-    with pytest.raises(UserError, match='put number_masks after what cuts the image'):
+    with pytest.raises(UserError, match='put number_masks after transforms that cut'):
         run('number_masks|random_crop(1)', record)
     with pytest.raises(UserError, match='number_masks: the record has no masks; it has image'):
         run('number_masks', {'image': record['image']})

@@ -215,7 +215,7 @@ def test_a_column_of_classes_that_are_no_whole_numbers_is_refused(tmp_path):
     made = table(range(4), features=None)
     halves = pa.array([0.0, 1.0, 1.5, 0.0])
     pq.write_table(made.set_column(1, 'label', halves), tmp_path / 'train.parquet')
-    with pytest.raises(UserError, match="column 'label' holds double, but classes are whole"):
+    with pytest.raises(UserError, match="column 'label' holds double, but classes are integers"):
         open_source(f'hf:{tmp_path}', 'train')
 
 

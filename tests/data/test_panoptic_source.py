@@ -75,7 +75,7 @@ def test_a_file_without_segments_is_of_images_alone(tmp_path, caplog, changes):
 
 def test_pictures_that_are_not_as_listed_are_broken(tmp_path):
     source = panoptic.Source(write(tmp_path, NUMBERS + 2).partition(':')[2], 'val')
-    with pytest.raises(BrokenRecord, match=r'a\.png: segment 2 is none of those'):
+    with pytest.raises(BrokenRecord, match=r'a\.png: segment 2 is not listed'):
         source[0]
     source = panoptic.Source(write(tmp_path, NUMBERS[:, :3]).partition(':')[2], 'val')
     with pytest.raises(BrokenRecord, match=r'a\.png: has 3 x 3 pixels, 3 x 4'):

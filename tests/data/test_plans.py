@@ -170,7 +170,7 @@ def test_a_caption_becomes_ids_of_one_length_beside_its_image(vocab):
 
 def test_an_empty_caption_is_refused(vocab):
     apply = parse_transforms("tokenize('caption', 7)", vocab)
-    with pytest.raises(UserError, match="the text 'caption' is empty: give it one, or leave"):
+    with pytest.raises(UserError, match="the text 'caption' is empty: write one, or leave"):
         apply({'caption': ' '}, None)
 
 

@@ -165,7 +165,7 @@ def test_what_is_no_shard_is_refused(tmp_path, content):
 @pytest.mark.parametrize('content', [b'three', b'-1', b''])
 def test_a_class_that_is_no_number_is_refused(tmp_path, content):
     write(tmp_path / 'shard.tar', {'1.png': png(1), '1.cls': content})
-    with pytest.raises(UserError, match=r'shard\.tar 1: its class, .* is no whole number'):
+    with pytest.raises(UserError, match=r'shard\.tar 1: its class, .* is not an integer'):
         open_source(f'tar:{tmp_path}', 'train')
 
 
@@ -199,7 +199,7 @@ def test_a_class_that_is_no_whole_number_is_refused_by_name(tmp_path, about):
     members |= {f'{i}.json': json.dumps({'label': i}).encode() for i in range(3)}
     members['1.json'] = json.dumps({'label': about}).encode()
     write(tmp_path / 'shard.tar', dict(sorted(members.items())))
-    with pytest.raises(UserError, match=r'shard.tar 1: its class, .* is no whole number'):
+    with pytest.raises(UserError, match=r'shard.tar 1: its class, .* is not an integer'):
         open_source(f'tar:{tmp_path}', 'train')
 
 

@@ -80,7 +80,7 @@ def test_files_that_are_none(tmp_path):
         vocabulary.load(tmp_path / 'no.model')
     path = tmp_path / 'text.model'
     path.write_text('hello')
-    with pytest.raises(UserError, match=r'text\.model.*no SentencePiece model'):
+    with pytest.raises(UserError, match=r'text\.model.*not a SentencePiece model'):
         vocabulary.load(path)
 
 

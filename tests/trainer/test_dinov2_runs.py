@@ -29,7 +29,7 @@ GLOBAL = "views('image', 2, 'inception_crop(8)')"
         ),
         (
             f"data.transforms=views('local_image', 2, 'random_crop(12)')|{GLOBAL}",
-            r'random_crop\(12\): the image has 8 x 8 pixels; enlarge it before',
+            r'random_crop\(12\): the image has 8 x 8 pixels; enlarge it first',
         ),
         (
             f"data.transforms=views('local_image', 2, 'inception_crop(3)')|{GLOBAL}",

@@ -1,4 +1,7 @@
-"""Shapes of batches, and the rows of a global batch that a process makes."""
+"""Shapes of batches, the rows of a global batch that a process makes, and the order of examples.
+
+The order is a shuffle of each epoch that needs no memory.
+"""
 
 from __future__ import annotations
 
@@ -73,9 +76,9 @@ def from_facts(facts: Sequence[Any]) -> list[tuple[float, Spec]]:
     return [
         (
             rows,
-            {name: ArraySpec(tuple(shape), np.dtype(dtype)) for name, (shape, dtype) in it.items()},
+            {k: ArraySpec(tuple(shape), np.dtype(dtype)) for k, (shape, dtype) in arrays.items()},
         )
-        for rows, it in facts
+        for rows, arrays in facts
     ]
 
 
@@ -86,7 +89,7 @@ def kinds_from_checkpoint(meta: Mapping[str, Any]) -> list[tuple[float, Spec]]:
       meta: of a checkpoint.
 
     Returns:
-      An empty list if the checkpoint does not record the shapes of its examples.
+      The kinds; empty if the checkpoint does not record the shapes of its examples.
     """
     if 'shapes' in meta:
         return from_facts(meta['shapes'])
@@ -115,7 +118,7 @@ class Process:
 
     @classmethod
     def holding(cls, shards: Collection[int], count: int) -> Process:
-        """The process whose devices hold these of `count` shards of a batch, in lowest terms."""
+        """The process whose devices hold `shards` among `count` of a batch, in lowest terms."""
         for size in range(count, 0, -1):
             parts = {shard // size for shard in shards}
             if count % size == 0 and len(parts) * size == len(shards):
@@ -141,11 +144,11 @@ def pad(record: Record, spec: Spec) -> Record:
 
     Args:
       record: after the transforms.
-      spec: of the padded arrays; a mask `NAME_mask` that is not in the record is made, true where
-        the array NAME has values.
+      spec: of the padded arrays. A mask `NAME_mask` that the record lacks is added, true where the
+        array NAME has values.
 
     Returns:
-      The arrays of `spec`. An array that is larger than its spec is left unchanged.
+      The arrays of `spec`. An array that is larger than its spec stays unchanged.
     """
     row = {name: _padded(np.asarray(record[name]), spec[name].shape) for name in record}
     for name in spec.keys() - record.keys():
@@ -217,7 +220,7 @@ def shuffled(positions: np.ndarray, *, size: int, seed: int, epoch: int) -> np.n
 
 
 def shuffled_epochs(positions: np.ndarray, *, size: int, seed: int) -> np.ndarray:
-    """The examples at `positions` of training, a sequence of shuffled epochs.
+    """The examples at `positions` of training, one shuffled epoch after the other.
 
     Args:
       positions: integers from 0 up, [n].

@@ -1,4 +1,7 @@
-"""Counts of a data set: examples, classes, and unreadable files."""
+"""Counts of a data set: examples, classes and unreadable files; and known counts of public data.
+
+The known counts let a run be planned without its data.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +29,8 @@ class Census:
     Attributes:
       title: of the data.
       examples: their number.
-      classes: {name: number of examples, or of objects if an example has several}; empty if there
-        are none, or they are not known.
+      classes: {name: number of examples, or of objects if an example has several}; empty without
+        classes, or if their counts are unknown.
       broken: names and reasons of the records found broken so far.
     """
 
@@ -58,7 +61,7 @@ def count(data: Dataset, read_all: bool = False) -> Census:
 
 
 def _counts(source: Subset, read_all: bool) -> np.ndarray | None:
-    """The examples or objects of each class; None if that would take reading the images."""
+    """The examples or objects of each class; None if counting would have to read images."""
     if (counts := source.class_counts()) is not None:
         return counts
     try:
@@ -107,10 +110,10 @@ DATASETS = {
 
 
 def open_source(name: str, split: str) -> Subset:
-    """Open a source like `sources.open_source`, with black images in place of a known data set.
+    """Open a source like `sources.open_source`, or black images that stand in for a known data set.
 
-    Known are `tfds:NAME` of DATASETS, and `folder:PATH/NAME` or `coco:PATH/coco` if there is no
-    such folder.
+    Known are `tfds:NAME` of DATASETS, and `folder:PATH/NAME` or `coco:PATH/coco` if that folder
+    does not exist.
 
     Raises:
       UserError: as `sources.open_source`.

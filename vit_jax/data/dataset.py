@@ -45,7 +45,7 @@ from vit_jax.errors import UserError
 from vit_jax.runtime.watchdog import Stopping, never
 from vit_jax.storage import paths, run_folder
 
-AHEAD = 64  # rows whose examples are on their way
+AHEAD = 64  # rows whose examples are requested before they are needed
 
 
 class Dataset:
@@ -156,13 +156,13 @@ class Dataset:
     @functools.cached_property
     def class_counts(self) -> np.ndarray | None:
         """The examples of each class, or objects if images have several, int64 [num_classes]; None
-        if counting would take reading examples.
+        if counting would have to read examples.
         """
         return self.source.class_counts()
 
     @functools.cached_property
     def listing(self) -> Listing:
-        """Digests of what the source knows of its examples without reading them."""
+        """Digests of the examples' metadata, which take no reading of examples."""
         return self.source.listing()
 
     def facts(self) -> dict[str, Any]:
@@ -212,8 +212,8 @@ class DataConfig:
 
     Attributes:
       source: its name, see `vit_jax.data.sources`.
-      split: selects examples, such as 'train[:90%]'; None, in the evaluations too, chooses the
-        splits by those that there are, see `vit_jax.inference.fine_tune`.
+      split: selects examples, such as 'train[:90%]'; None, in the evaluations too, chooses among
+        the source's splits, see `vit_jax.inference.fine_tune`.
       classes: take only these, numbered from 0 on in this order.
       transforms: applied to each example, such as 'inception_crop(224)|flip'; `{size}`,
         `{method}`, `{transforms}` and `{alpha}` are those of the checkpoint `config.init.from`.
@@ -248,7 +248,7 @@ class DataConfig:
     stall_seconds: float = STALL_SECONDS
 
     def open_examples(self, numbering: SourceInfo | None = None) -> Examples:
-        """Open the source, with classes numbered as those of `numbering`, by their ids."""
+        """Open the source; classes with ids get the numbers that they have in `numbering`."""
         loaded = vocabulary.load(self.vocab) if self.vocab else None
         parsed = parse_transforms(self.transforms, loaded)
         if self.split is None:
@@ -261,18 +261,18 @@ class DataConfig:
         return Examples(source, parsed, self.cache)
 
     def make_plan(self, examples: Examples, **options: Any) -> Plan:
-        """The plan described by the keys; `options` are further keywords of it."""
-        said = {key: getattr(self, key) for key in ('buckets', 'sizes', 'plan')}
-        said = {key: value for key, value in said.items() if value}
-        if len(said) > 1:
+        """Make the plan that the keys describe; `options` are its other keywords."""
+        given = {key: getattr(self, key) for key in ('buckets', 'sizes', 'plan')}
+        given = {key: value for key, value in given.items() if value}
+        if len(given) > 1:
             raise UserError(
-                f'{" and ".join(said)}: each defines how batches are made, buckets of sequences '
+                f'{" and ".join(given)}: each defines how batches are made, buckets of sequences '
                 'and sizes of images; give one of them'
             )
         if self.buckets:
-            said['count'] = self.count
-        name = said.pop('plan', next(iter(said), 'fixed'))
-        return plans.make(name, examples, **options, **said)
+            given['count'] = self.count
+        name = given.pop('plan', next(iter(given), 'fixed'))
+        return plans.make(name, examples, **options, **given)
 
 
 def open_dataset(
@@ -291,7 +291,7 @@ def open_dataset(
       seed: of the order and the transforms of training.
       multiple: rows of an evaluation batch are a multiple of it.
       process: this one of the processes that share every batch.
-      numbering: the classes that give theirs their numbers, where both have ids in files.
+      numbering: classes to number the data's own by, if both have ids.
       section: the fields of `Section`.
 
     Raises:
@@ -414,9 +414,9 @@ class Loader:
 
 
 def check_alike(record: Record, dtypes: dict[str, np.dtype]) -> None:
-    """Raise UserError unless a record has the arrays of the first one, in their dtypes.
+    """Raise UserError unless a record has the arrays and dtypes of the first one.
 
-    Assignment to a batch would cast in silence, 21200 to 208 and NaN to 0.
+    Assignment to a batch would cast silently, 21200 to 208 and NaN to 0.
     """
     for name, dtype in dtypes.items():
         if name not in record:
@@ -429,11 +429,11 @@ def check_alike(record: Record, dtypes: dict[str, np.dtype]) -> None:
         try:
             value = np.asarray(value)
         except ValueError as error:  # lists of different lengths
-            raise UserError(f'{name!r} is no array: {error}') from error
+            raise UserError(f'{name!r} is not an array: {error}') from error
         if ArraySpec.from_value(value).dtype != dtype:
             raise UserError(
-                f'{name!r} is of {value.dtype}, that of the first example of {dtype}; give all '
-                'examples one dtype'
+                f'{name!r} is {value.dtype}, in the first example {dtype}; give all examples one '
+                'dtype'
             )
 
 

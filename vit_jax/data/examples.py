@@ -78,7 +78,7 @@ class Examples:
         return self._transformed(index, kept, seed, draw) if self.transforms.random else kept
 
     def expect(self, indices: Iterable[int]) -> None:
-        """Start reading examples that are asked for soon, where storage is slow."""
+        """Start reading examples that are needed soon, if their storage is slow."""
         self.source.expect(index for index in indices if index not in self._kept)
 
     def first_readable(self, index: int, seed: int = 0, draw: int = 0) -> tuple[int, Record]:
@@ -104,7 +104,7 @@ class Examples:
         return texts
 
     def remarks(self) -> tuple[str, ...]:
-        """A line for each transform in pixels that does not suit the size of the images."""
+        """A line for each transform whose arguments in pixels do not suit the images' size."""
         for index in (0, len(self) // 2, len(self) - 1):
             with contextlib.suppress(BrokenRecord, UserError):
                 record = self._decoded(index, self.transforms.crop_first)
@@ -113,7 +113,7 @@ class Examples:
         return ()
 
     def _decoded(self, index: int, on_demand: bool = False) -> Record:
-        """The example, if `on_demand` with an image that decodes the window that a crop takes."""
+        """The example before its transforms; `on_demand`, only the window of a crop is decoded."""
         with images.decoding(on_demand=on_demand, drop_alpha=self.transforms.drops_alpha):
             return self.source[index]
 

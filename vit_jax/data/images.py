@@ -3,10 +3,15 @@
     with images.decoding(on_demand=True):
         image = images.decode_image(data, name=name)
     image.shape                 # of the header
-    image[10:234, 20:244]       # decodes this window if `turbojpeg` can, else the whole image
+    image[10:234, 20:244]       # decodes this window if `Decoder` can, else the whole image
 
-Transforms that begin with a crop get such an image, whatever the source. Transparency is laid over
+Transforms that begin with a crop get such an image from any source. Transparency is laid over
 white, or, within `decoding(drop_alpha=True)`, left out as in most other code.
+
+Windows of JPEG files need libjpeg-turbo 3 and have the bytes that they have in the whole image. A
+decoder has to read all that precedes a window, but it transforms only the blocks in it, and stops
+below it. Conda, Homebrew and some distributions have version 3 of the library (`libturbojpeg`); no
+wheel has a release of it.
 """
 
 from __future__ import annotations
@@ -46,7 +51,7 @@ _local = threading.local()
 
 
 class OnDemand(abc.ABC):
-    """An image that is made when it is read, whole or a window of it.
+    """An image that is decoded or resized when it is read, whole or a window of it.
 
     Attributes:
       shape: of the image, (H, W, channels).
@@ -102,7 +107,7 @@ def decoding(*, on_demand: bool = False, drop_alpha: bool = False) -> Iterator[N
 
 
 class Encoded(OnDemand):
-    """A JPEG file as an image of which windows can be decoded."""
+    """A JPEG file as an image whose windows can be decoded."""
 
     def __init__(self, data: bytes, name: str, shape: tuple[int, int, int]):
         self._data, self._name, self.shape = data, name, shape
@@ -114,7 +119,7 @@ class Encoded(OnDemand):
             return self.whole()[where]
         try:
             return turbo.window(self._data, y, x, height, width, self.shape[2])
-        except ValueError:  # of damage, which is named, or of a kind of file that simplejpeg takes
+        except ValueError:  # damage, which the next line names, or a file that simplejpeg can read
             return self.whole()[where]
 
     def whole(self) -> np.ndarray:
@@ -163,7 +168,7 @@ def decode_image(data: bytes, *, name: str, channels: int = 3) -> np.ndarray:
 
 @contextlib.contextmanager
 def _named(name: str, data: bytes) -> Iterator[None]:
-    """Raise BrokenRecord, which names the image, for any error."""
+    """Turn any error into a BrokenRecord that names the image."""
     try:
         yield
     except UnidentifiedImageError as error:
@@ -191,7 +196,7 @@ def _by_pillow(image: Image.Image, channels: int) -> np.ndarray:
 
 
 def _is_plain_jpeg(image: Image.Image, data: bytes, channels: int) -> bool:
-    """Whether libjpeg-turbo itself decodes the file to what is wanted, as Pillow would."""
+    """Whether libjpeg-turbo decodes the file to the same image as Pillow."""
     modes = ('RGB', 'L') if channels == 3 else ('L',)
     if image.format != 'JPEG' or image.mode not in modes or _orientation(image) != 1:
         return False
@@ -208,7 +213,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _turbo_jpeg(data: bytes, channels: int, strict: bool = True) -> np.ndarray:
-    """Decode a file; ValueError if it cannot be, or if `strict` and libjpeg has a warning."""
+    """Decode a file; ValueError if that fails, or if `strict` and libjpeg has a warning."""
     return simplejpeg.decode_jpeg(data, 'RGB' if channels == 3 else 'GRAY', strict=strict)
 
 
@@ -259,7 +264,7 @@ def decoded(record: Record, name: str) -> Record:
 
 
 def as_png(record: Record) -> Record:
-    """The inverse of `decoded`; an image of other channels or numbers than bytes stays an array."""
+    """The inverse of `decoded`; an image with other channels or dtypes stays an array."""
     image = record.get('image')
     if image is None or image.ndim != 3 or image.shape[-1] not in (1, 3) or image.dtype != np.uint8:
         return record

@@ -1,7 +1,7 @@
-"""Names of the files below a folder, kept in the user's cache folder if they are many; digests.
+"""Lists of the files below a folder, kept in the user's cache folder if they are long; digests.
 
-A folder of a million files takes minutes to list over a network. What is kept holds as long as the
-time of the last change of each folder is the same: adding, removing or renaming a file changes it.
+A folder of a million files takes minutes to list over a network. A kept list is valid while no
+folder's modification time changes: adding, removing or renaming a file changes it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from vit_jax.storage import cache, paths
 
 log = logging.getLogger(__name__)
 
-MANY = 10_000  # files, above which names are kept, and sizes are not asked for
-AT_ONCE = 16  # threads that ask for sizes, for each of which a network is waited for
-SETTLED_NS = 2_000_000_000  # a later change may leave the time of a file system that rounds
+MANY = 10_000  # files, above which names are kept, and sizes are not read
+AT_ONCE = 16  # threads that read sizes, each of which waits for the network
+SETTLED_NS = 2_000_000_000  # a later change may not show in the time of a file system that rounds
 
 
 def files_below(folder: pathlib.Path) -> list[str]:
@@ -86,7 +86,7 @@ def digest_of_sizes(folder: pathlib.Path, names: Sequence[str]) -> str:
 
 
 def _recall(kept: pathlib.Path, folder: pathlib.Path) -> list[str] | None:
-    """The names that were kept, unless a folder has changed since."""
+    """The kept names, unless a folder has changed since."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         content = json.loads(kept.read_bytes())
         if all((folder / k).stat().st_mtime_ns == t for k, t in content['folders'].items()):
@@ -104,7 +104,7 @@ def _keep(kept: pathlib.Path, names: list[str], times: dict[str, int]) -> None:
 
 
 def _walk(folder: pathlib.Path, seen: Callable[[int], None]) -> tuple[list[str], dict[str, int]]:
-    """The sorted names of the files, and the time of the last change of each folder."""
+    """The sorted names of the files, and the modification time of each folder."""
     names: list[str] = []
     times: dict[str, int] = {}
     root = os.fspath(folder)
@@ -120,7 +120,7 @@ def _walk(folder: pathlib.Path, seen: Callable[[int], None]) -> tuple[list[str],
 
 @contextlib.contextmanager
 def _progress(folder: pathlib.Path) -> Iterator[Callable[[int], None]]:
-    """A count of the files, if there is a terminal."""
+    """Show a count of the files on a terminal."""
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task(f'listing {folder}', total=None)

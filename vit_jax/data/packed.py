@@ -1,11 +1,11 @@
-"""Packed data: examples as they are stored in ArrayRecord shards, and the manifest beside them.
+"""The format of packed data: examples in ArrayRecord shards, and the manifest next to them.
 
     OUT/manifest.json
     OUT/SPLIT-00000-of-00008.array_record
     OUT/SPLIT.labels.npy
 
 A record is a map in MessagePack: numbers, texts, arrays, and `image` as the bytes of a JPEG, PNG or
-WebP file. It holds data alone, no code.
+WebP file. It holds only data, no code.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Manifest:
 
     Attributes:
       source: the data that were packed, as `folder:/data/flowers`.
-      options: what was done to the images: {'shorter_side': 512, 'quality': 92}, or empty.
+      options: changes to the images: {'shorter_side': 512, 'quality': 92}, or empty.
       info: facts about the classes.
       splits: {name: shards in their order}.
     """
@@ -74,7 +74,7 @@ def read_manifest(folder: paths.Path, read: Callable[[str], bytes], title: str) 
       title: of the source, for messages.
 
     Raises:
-      UserError: if there is none, or it is not one of this format.
+      UserError: if it is missing, or has another format.
     """
     file = folder / MANIFEST
     try:
@@ -90,7 +90,7 @@ def read_manifest(folder: paths.Path, read: Callable[[str], bytes], title: str) 
     except FileNotFoundError as error:
         raise UserError(f'{title}: there is no {file}: write it by `vit_jax pack`') from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f'{title}: {file} is no manifest of packed data: {error}') from error
+        raise UserError(f'{title}: {file} is not a manifest of packed data: {error}') from error
 
 
 def encode(record: Record) -> bytes:
@@ -102,7 +102,7 @@ def decode(data: bytes) -> Record:
     """Turn bytes back into a record, whose image is a file.
 
     Raises:
-      ValueError: if they are no record.
+      ValueError: if they are not a record.
     """
     try:
         record = msgpack.unpackb(data, ext_hook=_array)

@@ -1,8 +1,8 @@
-"""Writing packed data: a source, shard by shard, in several processes.
+"""Packing of a source, shard by shard, in several processes or on several machines.
 
 Shards hold equal numbers of examples in the order of the source, and their bytes depend on nothing
-else: not on the number of processes, nor on interruptions. A shard appears whole or not at all, so
-that packing goes on where it stopped.
+else: not on the number of processes, nor on interruptions. A shard is written completely or not at
+all, so that packing continues where it stopped.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from vit_jax.storage import paths
 
 log = logging.getLogger(__name__)
 
-PLAN = '.plan.json'  # what a folder is being packed from, until it is whole
+PLAN = '.plan.json'  # the job that a folder is packed by, until it is complete
 Progress = Callable[[int], None]
 Made = tuple[packed.Shard, np.ndarray | None]
 
@@ -61,7 +61,7 @@ class Job:
 
     Attributes:
       source: its name, as `folder:/data/flowers`.
-      splits: split expressions by the names that they get.
+      splits: {name in the packed data: split expression}.
       out: the folder to write.
       per_shard: examples of a shard.
       shorter_side: pixels that larger images are reduced to; 0 keeps the files as they are.
@@ -98,21 +98,21 @@ class Job:
         return {'shorter_side': self.shorter_side, 'quality': self.quality}
 
     def shards(self) -> list[ShardId]:
-        """Every shard, with all of its split."""
+        """Every shard of every split."""
         _opened.cache_clear()  # files may have changed since another job
         sizes = {name: len(_opened(self.source, e)) for name, e in self.splits.items()}
         totals = {name: -(-size // self.per_shard) for name, size in sizes.items()}
         return [ShardId(name, k, total) for name, total in totals.items() for k in range(total)]
 
 
-def pack(job: Job, shards: Sequence[ShardId], workers: int, seen: Progress) -> packed.Manifest:
-    """Write every shard that is not there yet, and then the manifest.
+def pack(job: Job, shards: Sequence[ShardId], workers: int, progress: Progress) -> packed.Manifest:
+    """Write every missing shard, and then the manifest.
 
     Args:
       job: source, target and options.
-      shards: all of the job's.
+      shards: every shard of the job.
       workers: processes; 0 writes in this one.
-      seen: called with the number of examples of each shard once it is there.
+      progress: called after each shard with its number of examples.
 
     Raises:
       UserError: if the folder holds other data, or too many examples are broken.
@@ -123,12 +123,12 @@ def pack(job: Job, shards: Sequence[ShardId], workers: int, seen: Progress) -> p
     with _mapper(workers) as run:
         for result in run(functools.partial(write_shard, job), shards):
             made.append(result)
-            seen(result[0].examples)
+            progress(result[0].examples)
     return finish(job, shards, made)
 
 
 def finish(job: Job, shards: Sequence[ShardId], made: Sequence[Made]) -> packed.Manifest:
-    """Write the labels and the manifest of shards that are all there, in the same order.
+    """Write the labels and the manifest once all shards are written, in the order of `shards`.
 
     Raises:
       UserError: if too many examples are broken.
@@ -151,7 +151,7 @@ def finish(job: Job, shards: Sequence[ShardId], made: Sequence[Made]) -> packed.
 
 
 def claim(job: Job) -> None:
-    """Make the folder, or go on with one that this job has begun.
+    """Make the folder, or continue with one that this job has begun.
 
     Raises:
       UserError: if it holds other files.
@@ -173,7 +173,7 @@ def claim(job: Job) -> None:
 
 @contextlib.contextmanager
 def _mapper(workers: int) -> Iterator[Callable[..., Iterable[Made]]]:
-    """`map` in this process or in others, which read the source on their own."""
+    """`map` in this process, or in others that each open the source."""
     if not workers:
         yield map
         return
@@ -187,14 +187,14 @@ def _mapper(workers: int) -> Iterator[Callable[..., Iterable[Made]]]:
                 child.terminate()
             if isinstance(error, BrokenProcessPool):
                 raise UserError(
-                    'a process of --workers was ended from outside, as where memory is short: '
-                    'give fewer, and the same command goes on'
+                    'a process of --workers was killed, perhaps for lack of memory: give fewer, '
+                    'and the same command continues'
                 ) from error
             raise
 
 
 def write_shard(job: Job, at: ShardId) -> Made:
-    """Write a shard unless it is there; return it with its labels, None if an example has none.
+    """Write a shard unless it exists; return it with its labels, None if an example has none.
 
     Raises:
       OSError: if it cannot be written.
@@ -248,7 +248,7 @@ def _opened(name: str, split: str) -> sources.Subset:
 
 
 def packed_example(source: sources.Subset, index: int, job: Job) -> Record:
-    """A record whose image is a file: that of the source, or a smaller JPEG.
+    """A record whose image is a file: the source's own, or a smaller JPEG.
 
     Raises:
       BrokenRecord: if it cannot be decoded.
@@ -270,7 +270,7 @@ def packed_example(source: sources.Subset, index: int, job: Job) -> Record:
 
 
 def reduce_image(pixels: np.ndarray, side: int, quality: int) -> bytes:
-    """A JPEG of the image with a shorter side of so many pixels, by Lanczos's filter.
+    """A JPEG of the image, resized by Lanczos's filter to a shorter side of `side` pixels.
 
     Args:
       pixels: uint8 [H, W, 1] or [H, W, 3].
@@ -287,7 +287,7 @@ def reduce_image(pixels: np.ndarray, side: int, quality: int) -> bytes:
 
 
 def describe_shard(file: pathlib.Path) -> Made:
-    """A shard that is there, and its labels.
+    """An existing shard, and its labels.
 
     Raises:
       UserError: if it cannot be read.
@@ -304,8 +304,8 @@ def describe_shard(file: pathlib.Path) -> Made:
     odd = [i for i, label in enumerate(labels) if not (whole[i] or label is None)]
     if any(whole) and odd:
         raise UserError(
-            f'{file} record {odd[0]}: its label, {str(labels[odd[0]])[:40]}, is no whole number: '
-            'mend the source, remove the file and pack again'
+            f'{file} record {odd[0]}: its label, {str(labels[odd[0]])[:40]}, is not an integer: '
+            'correct the source, remove the file and pack again'
         )
     shard = packed.Shard(file.name, count, file.stat().st_size, paths.sha256(file))
     return shard, np.array(labels) if all(whole) else None
@@ -327,17 +327,17 @@ def _write_labels(file: paths.Path, labels: np.ndarray) -> None:
 
 
 def pack_with_beam(job: Job, shards: Sequence[ShardId], options: str) -> packed.Manifest:
-    """Write every shard that is not there yet, and then the manifest.
+    """Write every missing shard on several machines by Apache Beam, and then the manifest.
 
     Every machine has to reach the source and the folder to write to.
 
     Args:
       job: source, target and options.
-      shards: all of the job's.
+      shards: every shard of the job.
       options: of Beam, as `--runner=DataflowRunner --project=P`.
 
     Raises:
-      UserError: as `packing.pack`, or if Beam or one of its workers fails.
+      UserError: as `pack`, or if Beam or one of its workers fails.
     """
     with extras.needed_by('pack --beam', 'beam'):
         import apache_beam as beam
@@ -361,7 +361,7 @@ def pack_with_beam(job: Job, shards: Sequence[ShardId], options: str) -> packed.
 
 
 def write_numbered_shard(job: Job, numbered: tuple[int, Sequence[Any]]) -> tuple[int, Made]:
-    """Write a shard on a worker; return its number with it."""
+    """Write a shard on a worker; return its number and the shard."""
     number, at = numbered
     return number, write_shard(job, ShardId(*at))
 
@@ -371,6 +371,6 @@ def finish_with_beam(
     shards: Sequence[ShardId],
     made: Sequence[tuple[int, Made]],
 ) -> None:
-    """Write the manifest of shards that came in any order."""
+    """Write the manifest of shards that arrive in any order."""
     by_number = dict(made)
     finish(job, shards, [by_number[number] for number in range(len(shards))])

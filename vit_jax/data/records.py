@@ -1,4 +1,4 @@
-"""The interface of sources of examples."""
+"""The interface of sources, and checks and random numbers of their records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vit_jax.errors import UserError, nearest
 
 Record = dict[str, Any]
 _INT32 = np.iinfo(np.int32)
-PLACES = ('boxes', 'points', 'areas')  # of objects, in pixels
+COORDINATES = ('boxes', 'points', 'areas')  # of objects, in pixels
 _local = threading.local()
 
 
@@ -22,7 +22,7 @@ class BrokenRecord(Exception):
 
 
 class UnknownSplit(UserError):
-    """A source is asked for a split that it does not have."""
+    """The requested split does not exist in the source."""
 
     @classmethod
     def from_splits(cls, source: str, split: str, splits: Iterable[str]) -> UnknownSplit:
@@ -95,7 +95,7 @@ class StoresFiles(Protocol):
 
 @runtime_checkable
 class Annotated(Protocol):
-    """A source that knows all but the image without reading it."""
+    """A source that has annotations without reading images."""
 
     def annotations(self, index: int, /) -> Record:
         """The fields other than the image, and `size`, the image's height and width."""
@@ -108,24 +108,24 @@ class CountsClasses(Protocol):
 
     def class_counts(self, indices: np.ndarray, /) -> np.ndarray | None:
         """The examples of each class among `indices`, int64 [num_classes]; objects if images have
-        several. None if that would take reading them.
+        several. None if counting would have to read them.
         """
         ...
 
 
 @runtime_checkable
 class Expects(Protocol):
-    """A source of slow storage, which starts reading what is asked for soon."""
+    """A source in slow storage, which can start reading examples before they are needed."""
 
     def expect(self, indices: Iterable[int], /) -> None: ...
 
 
 class Listing(NamedTuple):
-    """Digests of what a source knows of examples without reading them; empty if it is nothing.
+    """Digests of examples' metadata; empty strings if the source has none.
 
     Attributes:
-      examples: of their names, labels and annotations, in their order.
-      contents: of the sizes or the checksums of their files.
+      examples: digest of their names, labels and annotations, in their order.
+      contents: digest of the sizes or the checksums of their files.
     """
 
     examples: str = ''
@@ -134,7 +134,7 @@ class Listing(NamedTuple):
 
 @runtime_checkable
 class Lists(Protocol):
-    """A source that can tell whether its examples are those of another process or another day."""
+    """A source whose examples can be compared with another process's, or with an earlier run's."""
 
     def listing(self, indices: np.ndarray, /) -> Listing:
         """Digests of these examples, by names relative to the source's folder; reads no example."""
@@ -142,13 +142,13 @@ class Lists(Protocol):
 
 
 def count_labels(labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """How many labels are of each class, int64 [num_classes]; others belong to none."""
+    """The number of labels of each class, int64 [num_classes]; labels of no class are ignored."""
     labels = np.asarray(labels)
     return np.bincount(labels[(labels >= 0) & (labels < num_classes)], minlength=num_classes)
 
 
 def listing_of(source: Source, indices: np.ndarray) -> Listing:
-    """The digests of examples of any source, empty if it does not list them."""
+    """The digests of examples of any source; empty if it is not `Lists`."""
     return source.listing(indices) if isinstance(source, Lists) else Listing()
 
 
@@ -161,7 +161,7 @@ def check_ids(name: str, values: np.ndarray, vocab_size: int) -> None:
       vocab_size: ids are in 0..vocab_size-1; 0 for numbers other than ids.
 
     Raises:
-      UserError: if one does not fit; it would wrap around, or index beyond the embedding.
+      UserError: if one is out of range; it would wrap around, or index beyond the embedding.
     """
     low, high = (0, vocab_size - 1) if vocab_size else (_INT32.min, _INT32.max)
     if not values.size or (low <= values.min() and values.max() <= high):
@@ -172,7 +172,7 @@ def check_ids(name: str, values: np.ndarray, vocab_size: int) -> None:
 
 
 def with_class(record: Record, num_classes: int, source: Source, index: int) -> Record:
-    """The record with its label, if it has a single one, as an integer.
+    """The record with a single label as an integer.
 
     Args:
       record: of `source`.
@@ -198,7 +198,7 @@ def with_class(record: Record, num_classes: int, source: Source, index: int) -> 
 
 
 def with_numbers(record: Record, source: Source, index: int) -> Record:
-    """The record with `PLACES` in float32, which transforms that move them make of any numbers.
+    """The record with its `COORDINATES` in float32, as transforms return them.
 
     Args:
       record: its image may be a file, or not decoded yet; then it is made of bytes.
@@ -206,12 +206,12 @@ def with_numbers(record: Record, source: Source, index: int) -> Record:
       index: of the record.
 
     Raises:
-      BrokenRecord: if images, places, masks or labels are not finite, or would not be in float32.
+      BrokenRecord: if images, coordinates, masks or labels are not finite in float32.
     """
     changed = {}
     for key, value in record.items():
         dtype = getattr(value, 'dtype', np.dtype(float) if isinstance(value, float) else None)
-        if key in PLACES and isinstance(value, np.ndarray) and value.dtype.kind in 'iuf':
+        if key in COORDINATES and isinstance(value, np.ndarray) and value.dtype.kind in 'iuf':
             with np.errstate(over='ignore'):
                 changed[key] = value.astype(np.float32, copy=False)
         if dtype is None or dtype.kind != 'f' or not _is_measured(key):
@@ -225,8 +225,8 @@ def with_numbers(record: Record, source: Source, index: int) -> Record:
 
 
 def _is_measured(key: str) -> bool:
-    """Whether a field holds pixels, places or labels, which are finite."""
-    known = ('image', 'masks', 'label', 'labels', *PLACES)
+    """Whether a field holds pixels, coordinates or labels, which have to be finite."""
+    known = ('image', 'masks', 'label', 'labels', *COORDINATES)
     return key in known or key.endswith('_image')
 
 
@@ -240,9 +240,10 @@ def first_readable(source: Source, index: int) -> tuple[int, Record]:
 
 
 def example_rng(seed: int, example: int) -> np.random.Generator:
-    """The generator of one example, valid until the thread's next call.
+    """The random generator of one example, the same in every process and thread.
 
-    Philox is keyed, not seeded, so that a new key costs a microsecond.
+    It is valid until the thread's next call. Philox is keyed, not seeded, so that a new key costs a
+    microsecond.
     """
     if not hasattr(_local, 'rng'):
         _local.rng = np.random.Generator(np.random.Philox(key=0))

@@ -1,4 +1,10 @@
-"""Records of ArrayRecord shards in object storage, read one by one."""
+"""Records of ArrayRecord shards in object storage, read one by one by ranges of bytes.
+
+ArrayRecord's own reader needs a file on a disk. The format is Riegeli's (github.com/google/riegeli,
+doc/riegeli_records_file_format.md): blocks of 64 KiB that begin with a header of 24 bytes, and
+chunks of records across them. ArrayRecord adds a chunk with the offsets of all others, and in the
+last block the position of that chunk.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +20,7 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.storage import ranges
 
-AHEAD = 64  # records of `__getitems__` that are on their way at once
+AHEAD = 64  # records that `__getitems__` requests at once
 BLOCK = 1 << 16
 BLOCK_HEADER = 24
 HEADER = 40  # of a chunk
@@ -36,10 +42,10 @@ class Records:
           title: of the data, for messages.
 
         Raises:
-          UserError: if a shard is missing, or its index does not fit it.
+          UserError: if a shard is missing, or its index does not match it.
         """
         self._folder, self._names = folder, list(shards)
-        self._parts = ShardIndex(shards.values())
+        self._shard_index = ShardIndex(shards.values())
         self._indices: list[Index] = []
         for names in _batches(shards, ranges.AT_ONCE):
             self._indices += read_indices(folder, names, title)
@@ -55,7 +61,7 @@ class Records:
         return self.__dict__ | {'_coming': {}}
 
     def __len__(self) -> int:
-        return len(self._parts)
+        return len(self._shard_index)
 
     def __getitem__(self, number: int) -> bytes:
         """A record.
@@ -65,7 +71,7 @@ class Records:
           ValueError: if its bytes are damaged.
         """
         content = (self._coming.pop(number, None) or self._begin(number)).result()
-        shard, row = self._parts.locate(number)
+        shard, row = self._shard_index.locate(number)
         index = self._indices[shard]
         found = records_of(content, index.range_of(row)[0])
         if row % index.group >= len(found):
@@ -80,13 +86,13 @@ class Records:
         return found
 
     def expect(self, numbers: Iterable[int]) -> None:
-        """Start reading records that are asked for soon."""
+        """Start reading records that are needed soon."""
         for number in numbers:
             if number not in self._coming:
                 self._coming[number] = self._begin(number)
 
     def _begin(self, number: int) -> concurrent.futures.Future[bytes]:
-        shard, row = self._parts.locate(number)
+        shard, row = self._shard_index.locate(number)
         return self._folder.begin(self._names[shard], *self._indices[shard].range_of(row))
 
 
@@ -169,17 +175,17 @@ def read_index(read: Read, size: int) -> Index:
       size: of the file in bytes.
 
     Raises:
-      ValueError: if it does not fit the file, as in one that is cut off.
+      ValueError: if it does not match the file, for example a truncated one.
     """
     if size < 2 * BLOCK or size % BLOCK:
-        raise ValueError(f'{size:,} bytes are no whole ArrayRecord file')
+        raise ValueError(f'{size:,} bytes are not a whole ArrayRecord file')
     first = max(0, size - TAIL)
     tail = read(first, size)
     last, footer = size - BLOCK, 0
     for number, value in _fields(records_of(tail[last - first :], last)[0]):
         footer = value if number == 1 else footer
         if number == 2 and value != MAGIC:
-            raise ValueError('its last block is not that of an ArrayRecord file')
+            raise ValueError('its last block is not the footer of an ArrayRecord file')
     if not 0 < footer < last:
         raise ValueError('its last block points outside of the file')
     content = tail[footer - first : last - first] if footer >= first else read(footer, last)
@@ -210,7 +216,7 @@ def records_of(content: bytes, start: int) -> list[bytes]:
     kind, count = chunk[24:25], int.from_bytes(chunk[25:32], 'little')
     data = chunk[HEADER : HEADER + size]
     if kind == b't':
-        raise ValueError('transposed records are read from a disk alone')
+        raise ValueError('transposed records can be read only from a disk')
     if kind != b'r' or len(data) < size or not size:
         raise ValueError('the chunk is damaged')
     codec = data[0]
@@ -218,7 +224,7 @@ def records_of(content: bytes, start: int) -> list[bytes]:
     sizes = _numbers(_decompressed(codec, data[at : at + length]))
     values = _decompressed(codec, data[at + length :])
     if len(sizes) != count or sum(sizes) != len(values):
-        raise ValueError('the sizes of its records do not fit')
+        raise ValueError('the sizes of its records do not match')
     edges = np.cumsum([0, *sizes]).tolist()
     return [values[a:b] for a, b in itertools.pairwise(edges)]
 
@@ -234,11 +240,11 @@ def _without_block_headers(content: bytes, start: int) -> bytes:
 
 
 def _decompressed(codec: int, data: bytes) -> bytes:
-    """A buffer of a chunk, which begins with its size unless it is stored as it is."""
+    """Decompress a buffer of a chunk; a compressed one begins with its size."""
     if not codec:
         return data
     if codec not in CODECS:
-        raise ValueError(f'compressed in an unknown way, {codec}')
+        raise ValueError(f'unknown compression {codec}')
     import pyarrow as pa
 
     size, at = _varint(data, 0)
@@ -259,7 +265,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         at, shift = at + 1, shift + 7
         if byte < 128:
             return value, at
-    raise ValueError('a number is cut off')
+    raise ValueError('a number is truncated')
 
 
 def _numbers(data: bytes) -> list[int]:
@@ -299,7 +305,7 @@ def _count(message: bytes) -> int:
 
 
 class ShardIndex:
-    """The place of an example among parts of known sizes."""
+    """The shard and the row of every example, by the sizes of the shards."""
 
     def __init__(self, sizes: Iterable[int]):
         self._ends = list(itertools.accumulate(sizes))
@@ -308,6 +314,6 @@ class ShardIndex:
         return self._ends[-1] if self._ends else 0
 
     def locate(self, index: int) -> tuple[int, int]:
-        """The part of an example, and its number there."""
-        part = bisect.bisect_right(self._ends, index)
-        return part, index - (self._ends[part - 1] if part else 0)
+        """The shard of an example, and its row in the shard."""
+        shard = bisect.bisect_right(self._ends, index)
+        return shard, index - (self._ends[shard - 1] if shard else 0)

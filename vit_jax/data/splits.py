@@ -1,4 +1,4 @@
-"""Parts of a split of any source, in the notation of TFDS.
+"""Selections of any source's examples, in the notation of TFDS, and numbers of their classes.
 
     train                     all of it
     train[:90%]  train[90%:]  shares; the bounds are rounded to the nearest example
@@ -9,6 +9,10 @@
     train[:50%]+test          one after the other
 
 Examples are counted in the order in which the source stores them.
+
+Two data sets with the same classes may number them differently: a folder by the alphabet, a file by
+its ids, a checkpoint as its author did. Classes are therefore matched by ids if both have them,
+else by names.
 """
 
 from __future__ import annotations
@@ -25,7 +29,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from vit_jax.data import images, listing
-from vit_jax.data.listing import digest_of
 from vit_jax.data.records import (
     Annotated,
     BrokenRecord,
@@ -111,8 +114,8 @@ class Subset:
         return all(isinstance(source, StoresFiles) for source, _ in self._parts)
 
     def annotations(self, index: int) -> Record:
-        """The annotations of an example: the fields of its record other than the image, and `size`,
-        height and width of the image in the source. Empty if it is broken.
+        """The fields of an example's record other than the image, and `size`, the height and width
+        of the image in the source. Empty if it is broken.
         """
         source, original = self._locate(index)
         try:
@@ -130,7 +133,7 @@ class Subset:
         return all(isinstance(source, Annotated) for source, _ in self._parts)
 
     def expect(self, indices: Iterable[int]) -> None:
-        """Let sources of slow storage start reading examples that are asked for soon."""
+        """Start reading examples that are needed soon, if their storage is slow."""
         for index in indices:
             source, original = self._locate(index)
             if isinstance(source, Expects):
@@ -140,13 +143,13 @@ class Subset:
         return np.concatenate([source.labels()[indices] for source, indices in self._parts])
 
     def listing(self) -> Listing:
-        """Digests of what the sources know of these examples without reading them."""
+        """Digests of the examples' metadata, which take no reading of examples."""
         found = [listing_of(source, indices) for source, indices in self._parts]
         chosen = (indices for _, indices in self._parts)
         contents = [one.contents for one in found]
         return Listing(
-            digest_of(*chosen, [one.examples for one in found]),
-            digest_of(contents) if any(contents) else '',
+            listing.digest_of(*chosen, [one.examples for one in found]),
+            listing.digest_of(contents) if any(contents) else '',
         )
 
     def record_name(self, index: int, /) -> str:
@@ -175,8 +178,8 @@ class Subset:
     def numbered_as(self, classes: SourceInfo) -> Subset:
         """The examples with classes numbered as others', by their ids, or else by their names.
 
-        Examples and objects of classes that the others lack are left out, and the log says so, as
-        it does if names decide. Unchanged if neither ids nor names tell.
+        Examples and objects of classes that the others lack are left out. The log reports that,
+        and a match by names. Unchanged if neither ids nor names match.
 
         Raises:
           UserError: if a class has another name there, or no example is left.
@@ -202,7 +205,7 @@ class Subset:
 
     def class_counts(self) -> np.ndarray | None:
         """The examples of each class, or the objects if images have several, int64 [num_classes];
-        None if counting would take reading examples.
+        None if counting would have to read examples.
         """
         total = np.zeros(self.info.num_classes, np.int64)
         for source, indices in self._parts:
@@ -214,7 +217,7 @@ class Subset:
 
     @property
     def broken_limit(self) -> int:
-        """The tolerated number: a hundredth; of small data up to ten, but at most a quarter."""
+        """The tolerated number of broken records: 1 %, of small data up to ten but at most 25 %."""
         return max(len(self) // 100, min(10, len(self) // 4))
 
     def _locate(self, index: int) -> tuple[Source, int]:
@@ -322,7 +325,7 @@ def _position(text: str, size: int, title: str) -> int:
     # Rounded as in TFDS, so that the same expression selects the same examples.
     at = round(float(text[:-1]) * size / 100) if text.endswith('%') else int(text)
     if abs(at) > size:
-        raise UserError(f'{title}: {text} is beyond the {size} examples that there are')
+        raise UserError(f'{title}: {text} is beyond the {size} examples')
     return at + size if at < 0 else at
 
 
@@ -331,15 +334,15 @@ def _sizes(sources: dict[str, Source]) -> str:
 
 
 def class_numbers(info: SourceInfo, others: SourceInfo, title: str) -> np.ndarray | None:
-    """The number of each class among others', int64 [num_classes]; ABSENT for one they lack.
+    """The number of each class among others', int64 [num_classes]; ABSENT if they lack it.
 
     Args:
-      info: of the classes.
-      others: to number by.
+      info: of the classes to number.
+      others: the classes that give their numbers.
       title: of the data, for messages.
 
     Returns:
-      None if neither ids nor names tell: one side has none, or neither has all that the other has.
+      None if neither ids nor names match: one side has none, or neither has all of the other's.
 
     Raises:
       UserError: if an id has another name among the others.
@@ -375,9 +378,9 @@ def _by_id(info: SourceInfo, others: SourceInfo, title: str) -> np.ndarray:
 
 
 def have_comparable_names(info: SourceInfo, others: SourceInfo) -> bool:
-    """Whether both name their classes, in the same terms.
+    """Whether both name their classes in the same terms.
 
-    Numbers are no names. ImageNet's classes have ids of WordNet in one place and words in another.
+    Numbers are not names. ImageNet's classes have WordNet ids in some data and words in others.
     """
     if not (info.has_names and others.has_names):
         return False
@@ -386,7 +389,7 @@ def have_comparable_names(info: SourceInfo, others: SourceInfo) -> bool:
 
 
 def in_brackets(info: SourceInfo, others: SourceInfo) -> str:
-    """The first few names of classes in brackets, those that the others lack before the rest."""
+    """The first few names of classes in brackets; those that the others lack come first."""
     if not info.has_names:
         return ''
     known = set(others.class_names)
@@ -403,9 +406,9 @@ def _short(name: str) -> str:
 
 
 def renumbering_remark(info: SourceInfo, model: SourceInfo, new: np.ndarray) -> str:
-    """What a user should know of data whose class k is number `new[k]` among a model's classes.
+    """A warning about data whose class k is number `new[k]` among a model's classes.
 
-    Empty if they are the model's, or all of them are matched by id.
+    Empty if the classes are the model's, or all are matched by id.
     """
     if lacking := [info.class_names[label] for label in np.flatnonzero(new == ABSENT)]:
         return f'classes that the model lacks are left out: {first_names(lacking)}'
@@ -419,7 +422,7 @@ def renumbering_remark(info: SourceInfo, model: SourceInfo, new: np.ndarray) -> 
 
 
 def with_shared_classes(source: Source, classes: SourceInfo, title: str) -> Source:
-    """A source with the numbers of `classes`, those of all sources that are read as one.
+    """A source with its classes numbered as in `classes`, the classes of all sources together.
 
     Raises:
       UserError: if it has other classes.
@@ -435,10 +438,10 @@ def with_shared_classes(source: Source, classes: SourceInfo, title: str) -> Sour
 
 
 def with_new_numbers(source: Source, new: np.ndarray, classes: SourceInfo) -> Source:
-    """A source whose class k is class `new[k]` of `classes`; itself if that changes nothing.
+    """A source whose class k is class `new[k]` of `classes`; the same source if nothing changes.
 
-    Objects of a class that is ABSENT are left out of their images. Labels of images become ABSENT:
-    leave these images out.
+    Objects of an ABSENT class are left out of their images. Labels of images become ABSENT: leave
+    these images out.
     """
     info = source.info
     if np.array_equal(new, np.arange(classes.num_classes)):
@@ -463,7 +466,7 @@ def with_only_classes(source: Source, classes: Sequence[int]) -> Source:
 
 
 def merge_classes(infos: Sequence[SourceInfo]) -> SourceInfo:
-    """All classes of files that are read as one, by their ids; the first file's without ids."""
+    """The classes of several files together, by their ids; those of the first file without ids."""
     first, *others = infos
     if not all(info.class_ids for info in infos) or all(info == first for info in others):
         return first
@@ -478,7 +481,7 @@ def merge_classes(infos: Sequence[SourceInfo]) -> SourceInfo:
 
 
 class _Renumbered:
-    """A source whose class k is numbered `new[k]`, ABSENT if it is left out."""
+    """A source whose class k has the number `new[k]`, ABSENT to leave it out."""
 
     def __init__(self, source: Source, new: np.ndarray, info: SourceInfo):
         self._source, self._new, self.info = source, new, info
@@ -525,7 +528,7 @@ class _Renumbered:
         return found
 
     def _moved(self, values: np.ndarray) -> np.ndarray:
-        """A value for each class, [num_classes], in the places of the new numbers."""
+        """A value for each class, [num_classes], reordered by the new numbers."""
         moved = np.zeros(self.info.num_classes, values.dtype)
         kept = self._new != ABSENT
         moved[self._new[kept]] = values[kept]
@@ -533,7 +536,7 @@ class _Renumbered:
 
 
 class _Annotated(_Renumbered):
-    """One that knows all but the image without reading it."""
+    """A renumbered source with annotations."""
 
     def annotations(self, index: int) -> Record:
         return self._renumbered(self._source.annotations(index))  # type: ignore[attr-defined]

@@ -1,9 +1,9 @@
 """Vocabularies: SentencePiece models, tokenizers of checkpoints, or bytes.
 
 Kudo and Richardson 2018, "SentencePiece: A simple and language independent subword tokenizer".
-Those made here begin with the same four ids, which encoder-decoders need; models of images and
-texts take any. A run keeps its vocabulary in its folder as `vocab.model`, so that later commands
-need no other file.
+Vocabularies made here begin with the same four ids, which encoder-decoders need; models of images
+and texts take any. A run keeps its vocabulary in its folder as `vocab.model`, so that later
+commands need no other file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vit_jax.storage import paths, run_folder
 
 PAD, BOS, EOS, UNK = OWN_IDS = tuple(range(4))
 KINDS = ('unigram', 'bpe')
-BYTES = 'bytes'  # in place of a file
+BYTES = 'bytes'  # instead of a file's name
 
 
 class Tokenizer(Protocol):
@@ -32,7 +32,7 @@ class Tokenizer(Protocol):
 
     @property
     def special(self) -> tuple[int, ...]:
-        """The ids of padding, beginning, end and unknown; -1 for one that there is not."""
+        """The ids of padding, beginning, end and unknown; -1 for a missing one."""
         ...
 
     def __len__(self) -> int: ...
@@ -61,7 +61,7 @@ class Vocabulary:
 
     @functools.cached_property
     def special(self) -> tuple[int, ...]:
-        """The ids of padding, beginning, end and unknown; -1 for one that there is not."""
+        """The ids of padding, beginning, end and unknown; -1 for a missing one."""
         names = ('pad', 'bos', 'eos', 'unk')
         return tuple(getattr(self._processor, f'{name}_id')() for name in names)
 
@@ -106,12 +106,12 @@ class Bytes:
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32) + UNK + 1
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of the ids before the first end; bytes that are no text become U+FFFD."""
+        """The text of the ids before the first end; bytes that are not text become U+FFFD."""
         values = [i - UNK - 1 for i in known(content(ids), len(self)) if i > UNK]
         return bytes(values).decode(errors='replace')
 
     def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
-        """The character of each id; those of other bytes than ASCII are Latin-1's."""
+        """The character of each id; bytes other than ASCII are shown in Latin-1."""
         special = ('<pad>', '<s>', '</s>', '<unk>')
         return [special[i] if i <= UNK else chr(i - UNK - 1) for i in known(ids, len(self))]
 
@@ -127,12 +127,12 @@ def content(ids: Sequence[int] | np.ndarray, special: Sequence[int] = OWN_IDS) -
 def known(
     ids: Sequence[int] | np.ndarray, size: int, special: Sequence[int] = OWN_IDS
 ) -> list[int]:
-    """The ids, unknown in place of those from `size` up, which a larger model may predict."""
+    """The ids, with unknown for ids from `size` up, which a larger model may predict."""
     return [int(i) if i < size else special[3] for i in ids]
 
 
 def require_own_ids(vocab: Tokenizer) -> None:
-    """Raise ValueError unless the special ids are those that encoder-decoders work with."""
+    """Raise ValueError unless the special ids are the ones that encoder-decoders need."""
     if vocab.special != OWN_IDS:
         names = ('pad', 'bos', 'eos', 'unk')
         have = ', '.join(f'{name} {i}' for name, i in zip(names, vocab.special, strict=True))
@@ -143,7 +143,7 @@ def require_own_ids(vocab: Tokenizer) -> None:
 
 
 def require_ids(vocab: Tokenizer | None, model: Any, where: str) -> None:
-    """Check that a model of `vit_jax.models` looks for the special ids that texts have.
+    """Check that a model of `vit_jax.models` expects the special ids that texts have.
 
     Args:
       vocab: encodes the texts; None if it is unknown.
@@ -241,7 +241,7 @@ def _reason(error: RuntimeError) -> str:
 class TokenizerJson(Vocabulary):
     """A tokenizer of the package tokenizers, defined by the bytes of its tokenizer.json.
 
-    Texts get its beginning, if it has one.
+    Texts begin with its id for the beginning, if it has one.
     """
 
     def __len__(self) -> int:
@@ -249,7 +249,7 @@ class TokenizerJson(Vocabulary):
 
     @functools.cached_property
     def special(self) -> tuple[int, ...]:
-        """The ids of padding, beginning, end and unknown; -1 for one that there is not."""
+        """The ids of padding, beginning, end and unknown; -1 for a missing one."""
         around = self._processor.encode('').ids
         said = paths.parse_json(self.model)
         unknown = self._id((said.get('model') or {}).get('unk_token'))
@@ -261,7 +261,7 @@ class TokenizerJson(Vocabulary):
         """The ids of `text`, int32 [n], without an end.
 
         Raises:
-          UserError: if the tokenizer cannot, as by a pattern that takes too long.
+          UserError: if the tokenizer fails, for example by a pattern that takes too long.
         """
         with paths.intact(f'the text {text[:40]!r} by its tokenizer.json', 'choose another'):
             ids = self._processor.encode(text).ids
@@ -292,13 +292,13 @@ class TokenizerJson(Vocabulary):
 
 
 def load(path: str | pathlib.Path) -> Tokenizer:
-    """Load the vocabulary in a file, or that of 'bytes', which needs none.
+    """Load the vocabulary in a file, or 'bytes', which needs no file.
 
     Args:
       path: a SentencePiece model, or a tokenizer.json.
 
     Raises:
-      UserError: if it is missing or neither of these, or if texts have no end by it.
+      UserError: if the file is missing or neither of these, or has no id for the end of a text.
     """
     if path == BYTES:
         return Bytes()
@@ -314,7 +314,7 @@ def load(path: str | pathlib.Path) -> Tokenizer:
     try:
         special = vocab.special
     except RuntimeError as error:
-        raise UserError(f'vocabulary {str(path)!r}: no SentencePiece model') from error
+        raise UserError(f'vocabulary {str(path)!r}: not a SentencePiece model') from error
     if special[2] < 0:
         raise UserError(f'vocabulary {str(path)!r}: it has no id for the end of a text')
     return vocab
@@ -325,7 +325,7 @@ def _json(model: bytes, name: str) -> TokenizerJson:
     with extras.needed_by(f'vocabulary {name!r}:', 'hub'):
         import tokenizers  # noqa: F401
     vocab = TokenizerJson(model)
-    with paths.intact(f'vocabulary {name!r}: it is no tokenizer.json, or', 'get it again'):
+    with paths.intact(f'vocabulary {name!r}: it is not a tokenizer.json, or', 'get it again'):
         end = vocab.special[2]
     if end < 0:
         raise UserError(f'vocabulary {name!r}: it has no id for the end of a text')

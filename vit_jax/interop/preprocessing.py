@@ -55,7 +55,7 @@ class Recipe(NamedTuple):
       long: rounding of the longer side beside the shorter one, see `image.resize_small`.
       offset: rounding of the offset of the crop, see `image.central_crop`.
       fill: color that smaller images are padded with; None if there are none.
-      drops_alpha: whether transparency is left out, see `pixels.drop_alpha`.
+      drops_alpha: whether transparency is left out, see `image.drop_alpha`.
     """
 
     size: Size | int | None

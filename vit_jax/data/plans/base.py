@@ -1,4 +1,4 @@
-"""The base of all plans."""
+"""The base class of plans."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Plan(abc.ABC):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks on the training data, a line each."""
+        """Remarks on the training data, one a line."""
         return ()
 
     @functools.cached_property
@@ -153,7 +153,7 @@ class Plan(abc.ABC):
         index, record = self.examples.first_readable(0)
         if texts := [key for key, value in record.items() if isinstance(value, str)]:
             raise UserError(
-                f'{self.examples.source.title}: {texts[0]!r} is text; make ids of it with '
+                f'{self.examples.source.title}: {texts[0]!r} is text; convert it to ids with '
                 f'config.data.vocab and transforms="tokenize({texts[0]!r}, 64)", or with '
                 "transforms='tokenize' and config.data.buckets=(16, 32, 64)"
             )

@@ -2,8 +2,8 @@
 
 Bucket b takes the examples whose longest sequence has at most `buckets[b]` tokens (and more than
 `buckets[b - 1]`). Its batches are padded to that length, and have as many rows as make
-`batch_size` tokens on one side. In every epoch each bucket is shuffled and cut into batches, the
-last one filled up with masked rows, and the batches of all buckets are shuffled. So every epoch
+`batch_size` tokens on one side. In every epoch each bucket is shuffled and divided into batches,
+the last one padded with masked rows, and the batches of all buckets are shuffled. So every epoch
 has the same number of batches, and batch k stays a function of (seed, k).
 """
 
@@ -29,7 +29,7 @@ ROWS = 8  # divides the rows of a training batch, so that devices share them eve
 
 @dataclasses.dataclass(frozen=True)
 class BucketBatches:
-    """Examples sorted into buckets, and these cut into batches.
+    """Examples sorted into buckets, and buckets divided into batches.
 
     Attributes:
       bounds: the length of the sequences of each bucket, in tokens.
@@ -114,7 +114,7 @@ class Plan(base.Plan):
                 )
         ids = {k: x for k, x in arrays.items() if x.ndim == 1 and x.dtype.kind == 'i'}
         if not ids:
-            raise UserError(f'{where}: there is not a sequence of ids; it has {", ".join(record)}')
+            raise UserError(f'{where}: has no sequence of ids; its fields: {", ".join(record)}')
         for name, array in ids.items():
             try:
                 # If a source does not declare its vocabulary, ids are any int32.

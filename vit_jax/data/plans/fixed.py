@@ -16,7 +16,7 @@ from vit_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan(base.Plan):
-    """Shuffled epochs: row r of batch k is example k * batch_size + r of `order.stream`."""
+    """Shuffled epochs: row r of batch k is position k * batch_size + r of them."""
 
     @functools.cached_property
     def specs(self) -> tuple[Spec, ...]:

@@ -22,10 +22,10 @@ LARGEST = 4096  # patches of a sequence, whose attention has 16 million weights 
 class Plan(fixed.Plan):
     """The order of `fixed`, with the patches of an image in each row, after SigLIP 2's NaFlex.
 
-    A batch of training draws a length and resizes its images to as many patches as possible, at
-    most that many, see the transform `fit_patches`; evaluation takes the last length. In place of
-    `image` a record gets `patches` [length, patch_size^2 channels], row by row and then padding,
-    and `grid`, the rows and columns of patches [2].
+    Each training batch draws a length, and its images are resized to as many patches as possible
+    up to it, see the transform `fit_patches`; evaluation uses the last length. The record has
+    `patches` [length, patch_size^2 channels], row by row and then padding, and `grid`, the rows and
+    columns of patches [2], instead of `image`.
 
     Patches of several sizes, as FlexiViT's (arXiv:2212.08013), are drawn with the lengths: images
     of 48 x 48 pixels give `patches(patch_size=(16, 8), lengths=(9, 36))`.
@@ -82,8 +82,8 @@ class Plan(fixed.Plan):
         cut = image_lib.cut_patches(record['image'], side)
         if cut.shape[1] != values:
             raise UserError(
-                f'an image with {record["image"].shape[2]} channels among others; bring all to '
-                'color or gray'
+                f'an image with {record["image"].shape[2]} channels among others; convert all to '
+                'color or to gray'
             )
         sequence = {'patches': cut, 'grid': np.array((rows, columns), np.int32)}
         return batches.pad({**self._kept(record), **sequence}, spec)

@@ -16,9 +16,9 @@ Size = tuple[int, int]  # height and width in pixels
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Plan(fixed.Plan):
-    """The order of `fixed`, with images padded to the batch's size and shrunk if they are larger.
+    """The order of `fixed`, with images padded to the batch's size; larger ones are shrunk.
 
-    Real pixels are marked by `pixel_mask`. Evaluation pads to the last size.
+    `pixel_mask` marks real pixels. Evaluation pads to the last size.
 
     Attributes:
       sizes: heights and widths in pixels that images are padded to.

@@ -3,8 +3,8 @@
     PATH/instances_SPLIT.json, or PATH/annotations/instances_SPLIT.json
     PATH/SPLIT/*.jpg, PATH/images/SPLIT/*.jpg, PATH/images/*.jpg or PATH/*.jpg
 
-Splits are the names in place of SPLIT: `train2017` and `val2017` of COCO. Categories are renumbered
-without the gaps of their ids; images without objects stay.
+Splits are the names at SPLIT: `train2017` and `val2017` of COCO. Categories are renumbered without
+the gaps of their ids; images without objects stay.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Source:
     """Records {image, boxes, labels, crowd, areas, ids}, by the ids of the images.
 
     Boxes (x0, y0, x1, y1) are in pixels and clipped to the image. `crowd` marks boxes around many
-    objects, `areas` are in pixels, those of the file or else of whole boxes, and `ids` are those of
-    the annotations. Boxes without area are left out, and the log says how many. A file without any
-    other makes records {image}.
+    objects, `areas` in pixels come from the file, or else from unclipped boxes, and `ids` are the
+    annotations' ids. Boxes without area are left out, and the log says how many. A file with no
+    other boxes makes records {image}.
 
     Evaluations measure `annotations`: all finite boxes as they are in the file, in float64.
     """
@@ -106,8 +106,8 @@ class Source:
     def _sort_objects(
         self, annotations: Iterable[dict[str, Any]], categories: list[dict[str, Any]]
     ) -> tuple[dict[Any, Record], bool]:
-        """The arrays of each image's objects, none if there are no objects at all, and whether
-        records have none; repairs of records are logged.
+        """The arrays of each image's objects, empty if no image has any, and whether no record has
+        annotations; repairs of records are logged.
         """
         sizes = {image['id']: (image['height'], image['width']) for image in self._images}
         labels = {category['id']: i for i, category in enumerate(categories)}
@@ -148,7 +148,7 @@ def _bbox(annotation: dict[str, Any]) -> list[float]:
         x, y, width, height = map(float, bbox or ())
     except (TypeError, ValueError) as error:
         name = f'annotation {annotation["id"]}'
-        raise ValueError(f'{name}: the bbox {bbox!r} is no four numbers') from error
+        raise ValueError(f'{name}: the bbox {bbox!r} is not four numbers') from error
     return [x, y, width, height]
 
 
@@ -208,13 +208,13 @@ def find_annotations(root: pathlib.Path, split: str, prefix: str, name: str) -> 
 
 
 def read_json(file: pathlib.Path, name: str) -> dict[str, Any]:
-    """The object in a file; UserError if there is none."""
+    """The JSON object in a file; UserError if there is none."""
     try:
         content = paths.parse_json(paths.read_bytes(file, paths.TABLE))
     except (OSError, ValueError) as error:
         raise UserError(f'{name}: cannot read {file}: {error}') from error
     if not isinstance(content, dict):
-        raise UserError(f'{name}: {file} is not in the format of COCO: it is no object')
+        raise UserError(f'{name}: {file} is not in the format of COCO: it is not an object')
     return content
 
 
@@ -234,8 +234,8 @@ def image_folder(
     """The folder of the first image that is found.
 
     Raises:
-      ValueError: if none is listed, or one leads out of the folder.
-      UserError: if none is there.
+      ValueError: if none is listed, or a path leaves the folder.
+      UserError: if none exists.
     """
     if not listed:
         raise ValueError('it lists no images')

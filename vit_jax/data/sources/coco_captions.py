@@ -23,11 +23,10 @@ PREFIX = 'captions_'
 
 
 class Source:
-    """Records {image, caption, image_id}, one a caption, by the ids of images and captions.
+    """Records {image, caption, image_id}, one for each caption, by the ids of images and captions.
 
-    `image_id` is the number of the image among those of the file, so that an evaluation of
-    retrieval knows which captions are of the same one. Empty captions are left out, and the log
-    says how many.
+    `image_id` is the number of the image in the file, so that an evaluation of retrieval knows
+    which captions belong to the same image. Empty captions are left out, and the log says how many.
     """
 
     def __init__(self, path: str, split: str):
@@ -86,7 +85,7 @@ def _captions(
         if one['image_id'] not in numbers:
             raise ValueError(f'caption {one["id"]} is of the unknown image {one["image_id"]}')
         if not isinstance(one['caption'], str):
-            raise ValueError(f'caption {one["id"]} is no text')
+            raise ValueError(f'caption {one["id"]} is not a text')
         if one['caption'].strip():
             found.append((numbers[one['image_id']], one['id'], one['caption'].strip()))
     return [(number, caption) for number, _, caption in sorted(found)]

@@ -1,6 +1,6 @@
 """`digits`: 1,797 handwritten digits of 8 x 8 pixels, bundled with scikit-learn.
 
-`digits:6-32` stretches each to a height and a width of its own, 6 to 32 pixels.
+`digits:6-32` stretches each to its own height and width of 6 to 32 pixels.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""`folder:PATH`: a class a folder, JPEG, PNG or WebP.
+"""`folder:PATH`: JPEG, PNG or WebP files in a folder for each class.
 
     PATH/SPLIT/CLASS/*.jpg    splits are the folders
-    PATH/CLASS/*.jpg          one split, `train`, that holds everything
+    PATH/CLASS/*.jpg          a single split, `train`
 
 Classes are sorted by name, or by number if all are numbers, as in ImageNet-v2. Files may be in
-subfolders of their class. A folder without an image in any split is no class, nor is a hidden one
-or one that a system makes. The files of a split come in a fixed shuffled order, so that
-`train[:90%]` and `train[90%:]` both have all classes. The names of many files are listed once, see
-`data/listing.py`.
+subfolders of their class. A folder without an image in any split is not a class, nor is a hidden or
+a system folder. The files of a split have a fixed shuffled order, so that `train[:90%]` and
+`train[90%:]` both have all classes. Long lists of files are kept, see `data/listing.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ SPLITS = {'train', 'validation', 'valid', 'val', 'dev', 'test'}
 
 
 class Source:
-    """One split of a folder of images; the classes are those of all splits together."""
+    """One split of a folder of images; all splits have the same classes."""
 
     def __init__(self, path: str, split: str):
         self._root = pathlib.Path(path).expanduser()
@@ -80,7 +79,7 @@ class Source:
         return str(self._folder / self._files[index])
 
     def _list(self) -> tuple[dict[str, list[str]], int]:
-        """The images of each folder of a class, and the number of those that lie beside these."""
+        """The images of each class's folder, and the number of images in no such folder."""
         by_class: dict[str, list[str]] = {name: [] for name in _folders(self._folder)}
         others = beside = 0
         for file in listing.files_below(self._folder):
@@ -100,9 +99,9 @@ class Source:
         return by_class, beside
 
     def _report(self, empty: set[str], beside: int, splits: dict[str, pathlib.Path]) -> None:
-        """Log what is left out: folders that are no classes, and images in none of them."""
-        places = {self._root, *splits.values()}
-        if found := sorted(empty | {name for place in places for name in _no_classes(place)}):
+        """Log the folders that are not classes, and the images in no class's folder."""
+        parents = {self._root, *splits.values()}
+        if found := sorted(empty | {name for parent in parents for name in _no_classes(parent)}):
             log.warning(
                 '%s: folders left out that hold no image or belong to a system: %s',
                 *(self._root, ', '.join(map(_in_utf8, found))),
@@ -130,7 +129,7 @@ def _holds_image(folder: pathlib.Path) -> bool:
 
 
 def _in_utf8(name: str) -> str:
-    """A name of a file, which Python has read by the locale, as every other machine reads it."""
+    """A file's name in UTF-8 whatever the locale, so that all machines agree."""
     return os.fsencode(name).decode('utf-8', 'surrogateescape')
 
 
@@ -157,7 +156,7 @@ def _find_splits(root: pathlib.Path) -> dict[str, pathlib.Path]:
         )
     has_images = any(_has_images(folder) for folder in children.values())
     splits = {name: folder for name, folder in children.items() if _folders(folder)}
-    # Of folders called so, stray images between the classes make no classes themselves.
+    # Stray images between the classes of folders with such names do not make these classes.
     are_splits = splits.keys() == children.keys() and splits.keys() <= SPLITS
     return splits if splits and (are_splits or not has_images) else {'train': root}
 
@@ -172,12 +171,12 @@ def _is_image(name: str) -> bool:
 
 
 def _folders(folder: pathlib.Path) -> list[str]:
-    """The folders that may be those of classes or splits."""
+    """The folders that may be classes or splits."""
     return [name for name in _all_folders(folder) if not _is_of_system(name)]
 
 
 def _no_classes(folder: pathlib.Path) -> list[str]:
-    """The folders that are hidden, or that a system makes."""
+    """The hidden folders and those of the operating system."""
     return [name for name in _all_folders(folder) if _is_of_system(name)]
 
 

@@ -1,9 +1,9 @@
 """`hf:PATH`: images of Hugging Face `datasets`, as Arrow or Parquet files on this machine.
 
-    hf:/data/flowers            what `save_to_disk` or a download of the repository has left
+    hf:/data/flowers            written by `save_to_disk`, or a download of the repository
     hf:ORG/NAME[/CONFIG]        the same in the caches of `huggingface_hub` and `datasets`
 
-Splits are those of the file names, such as `train-00000-of-00005.parquet`, or of the folders.
+Splits are read from file names, such as `train-00000-of-00005.parquet`, or from folders.
 Arrow files are mapped into memory. Parquet has no random access: its rows are copied to Arrow once,
 in the user's cache folder.
 """
@@ -41,9 +41,9 @@ BATCH = 1000  # rows copied at a time
 
 
 class Source:
-    """Records of the first image column, a class if there is one, and texts under their own names.
+    """Records of the first column of images, the class if any, and texts under their own names.
 
-    A class is a column of `ClassLabel`, or of integers called `label`.
+    The class is a column of `ClassLabel`, or of integers named `label`.
     """
 
     def __init__(self, path: str, split: str):
@@ -69,21 +69,21 @@ class Source:
         return found
 
     @functools.cached_property
-    def _parts(self) -> ShardIndex:
+    def _shard_index(self) -> ShardIndex:
         return ShardIndex(batch.num_rows for batch in self._batches)
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker process maps the files itself; a copy of the batches would hold all their rows.
-        return {k: v for k, v in self.__dict__.items() if k not in ('_batches', '_parts')}
+        return {k: v for k, v in self.__dict__.items() if k not in ('_batches', '_shard_index')}
 
     def __len__(self) -> int:
-        return len(self._parts)
+        return len(self._shard_index)
 
     def __getitem__(self, index: int, /) -> Record:
         return images.decoded(self.encoded(index), self.record_name(index))
 
     def encoded(self, index: int, /) -> Record:
-        name, (number, row) = self.record_name(index), self._parts.locate(index)
+        name, (number, row) = self.record_name(index), self._shard_index.locate(index)
         batch = self._batches[number]
         value = batch.column(self._image)[row].as_py()
         data = value.get('bytes') if isinstance(value, dict) else value
@@ -158,7 +158,7 @@ def find_splits(root: pathlib.Path, title: str) -> dict[str, list[pathlib.Path]]
     """The files of each split, sorted by name.
 
     Raises:
-      UserError: if there are none, or those of several configs.
+      UserError: if there are none, or they belong to several configs.
     """
     splits: dict[str, list[pathlib.Path]] = {}
     configs = set()
@@ -166,7 +166,7 @@ def find_splits(root: pathlib.Path, title: str) -> dict[str, list[pathlib.Path]]
         inside = file.relative_to(root)
         hidden = any(part.startswith('.') for part in inside.parts)
         if file.suffix in SUFFIXES and not hidden and not file.name.startswith('cache-'):
-            config, split = place_of(inside)
+            config, split = config_and_split(inside)
             configs.add(config)
             splits.setdefault(split, []).append(file)
     if len(configs) > 1:
@@ -177,8 +177,8 @@ def find_splits(root: pathlib.Path, title: str) -> dict[str, list[pathlib.Path]]
     return splits
 
 
-def place_of(file: pathlib.Path) -> tuple[pathlib.Path, str]:
-    """The folder of the config of a file, and its split."""
+def config_and_split(file: pathlib.Path) -> tuple[pathlib.Path, str]:
+    """The folder of a file's config, and the file's split."""
     stem, folder = PART.sub('', file.stem), file.parent
     if stem == 'data' or stem.isdigit():  # save_to_disk; the hub's own conversion to Parquet
         return (folder.parent, folder.name) if folder.name else (folder, 'train')
@@ -191,7 +191,7 @@ def random_access(file: pathlib.Path, title: str) -> pathlib.Path:
     """The rows of a file as Arrow: the file itself, or a copy in the user's cache folder.
 
     Raises:
-      UserError: if the file cannot be read or the copy not be written.
+      UserError: if the file cannot be read, or the copy cannot be written.
     """
     try:
         paths.open_file(file).close()
@@ -246,7 +246,7 @@ def open_arrow(file: pathlib.Path, title: str) -> list[Any]:
 
 
 def columns(schema: Any, title: str) -> tuple[str, str, tuple[str, ...], tuple[str, ...]]:
-    """Choose columns by the features that `datasets` has noted, or else by their types.
+    """Choose columns by the features that `datasets` stores, or else by their types.
 
     Returns:
       The names of the image, of the class or '', and of the texts; and the names of the classes.
@@ -271,7 +271,7 @@ def columns(schema: Any, title: str) -> tuple[str, str, tuple[str, ...], tuple[s
     for name in LABELS:
         if name not in classes and name in found and kinds.is_floating(found[name]):
             raise UserError(
-                f'{title}: its column {name!r} holds {found[name]}, but classes are whole numbers: '
+                f'{title}: its column {name!r} holds {found[name]}, but classes are integers: '
                 'cast or rename it'
             )
     names = (features.get(label) or {}).get('names') or ()

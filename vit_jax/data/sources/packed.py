@@ -23,7 +23,7 @@ from vit_jax.storage import paths, ranges
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """A whole shard for ArrayRecord's reader, which then opens it on its first use."""
+    """A complete shard for ArrayRecord's reader, which opens it on first use."""
 
     filename: str
     examples_in_shard: int
@@ -47,7 +47,7 @@ class Source:
         self.info, self._shards = manifest.info, manifest.splits[split]
         for shard in self._shards:
             self._require_whole(shard)
-        self._parts = ShardIndex(shard.examples for shard in self._shards)
+        self._shard_index = ShardIndex(shard.examples for shard in self._shards)
         if self._bucket:
             # Of all splits, so that each keeps the same share of its shards.
             self._bucket.keep([s.name for shards in manifest.splits.values() for s in shards])
@@ -92,7 +92,7 @@ class Source:
             self._records.expect(indices)
 
     def __len__(self) -> int:
-        return len(self._parts)
+        return len(self._shard_index)
 
     def __getitem__(self, index: int, /) -> Record:
         return images.decoded(self.encoded(index), self.record_name(index))
@@ -116,7 +116,7 @@ class Source:
         if labels.shape != (len(self),):
             raise UserError(f'{self._title}: {file} has {len(labels)} of {len(self)} labels')
         if labels.dtype.kind not in 'iu':
-            raise UserError(f'{self._title}: {file} holds {labels.dtype}, not whole numbers')
+            raise UserError(f'{self._title}: {file} holds {labels.dtype}, not integers')
         return labels
 
     def class_counts(self, indices: np.ndarray, /) -> np.ndarray | None:
@@ -136,5 +136,5 @@ class Source:
         )
 
     def record_name(self, index: int, /) -> str:
-        shard, row = self._parts.locate(index)
+        shard, row = self._shard_index.locate(index)
         return f'{self._folder / self._shards[shard].name} record {row}'

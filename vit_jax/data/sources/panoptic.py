@@ -27,11 +27,11 @@ PREFIX = 'panoptic_'
 class Source:
     """Records {image, masks, boxes, labels, crowd, areas, ids}, by the ids of the images.
 
-    The objects are the segments, things and stuff alike; their boxes are the smallest around their
-    pixels. A segment without a pixel is left out, and a pixel that belongs to none is in no mask.
-    A file without any segment makes records {image}.
+    The objects are the segments, things and stuff alike, with the smallest boxes around their
+    pixels. A segment without a pixel is left out, and a pixel without a segment is in no mask. A
+    file without segments makes records {image}.
 
-    Evaluations measure `annotations`: all listed segments, of which one without a pixel is missed.
+    Evaluations use `annotations`: all listed segments, where one without a pixel counts as missed.
     """
 
     def __init__(self, path: str, split: str):
@@ -88,7 +88,7 @@ class Source:
         segments = listed['segments_info']
         found, areas = np.unique(numbers, return_counts=True)
         if unknown := set(found.tolist()) - {0, *(segment['id'] for segment in segments)}:
-            raise BrokenRecord(f'{path}: segment {min(unknown)} is none of those that are listed')
+            raise BrokenRecord(f'{path}: segment {min(unknown)} is not listed')
         area = dict(zip(found.tolist(), areas.tolist(), strict=True))
         masks = np.zeros((len(segments), *size), bool)
         for mask, segment in zip(masks, segments, strict=True):

@@ -30,7 +30,7 @@ class Source:
             names, templates = (_texts(content[k]) for k in ('names', 'templates'))
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(
-                'source prompts: write {"names": [...], "templates": [...]} behind the colon'
+                'source prompts: write {"names": [...], "templates": [...]} after the colon'
             ) from error
         check(names, templates)
         self.info = SourceInfo(len(names), names)
@@ -55,19 +55,19 @@ class Source:
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    """The texts of a list; TypeError for anything else, which would be another name than meant."""
+    """The texts of a list; TypeError for anything else, which would become wrong names."""
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        raise TypeError('no list of texts')
+        raise TypeError('not a list of texts')
     return tuple(value)
 
 
 def check(names: tuple[str, ...], templates: tuple[str, ...]) -> None:
-    """Raise UserError unless every class has a name of its own, and templates have room for it."""
+    """Raise UserError unless class names are unique, and templates have a slot for them."""
     if not names or not templates:
-        raise UserError('there is no class, or no template such as "a photo of a {}"')
+        raise UserError('needs a class, and a template such as "a photo of a {}"')
     twice = [name for name, count in collections.Counter(names).items() if count > 1]
     if twice:
-        raise UserError(f'two classes have the name {twice[0]!r}: texts cannot tell them apart')
+        raise UserError(f'two classes have the name {twice[0]!r}: give each its own')
     if not all(name.strip() for name in names):
         raise UserError('a class has an empty name')
     for template in templates:

@@ -20,7 +20,7 @@ SIDES = (96, 128)  # pixels of the shortest and of the longest side of an image
 HEIGHTS = (20, 52)  # of digits, in pixels
 MOST = 6  # digits
 EMPTY = 0.05  # share of images without any
-OVERLAP = 0.2  # the most of the smaller of two boxes that is covered by the other
+OVERLAP = 0.2  # largest share of the smaller of two boxes that the other covers
 GROUNDS = ('stripes', 'checks', 'rings', 'clouds')
 
 

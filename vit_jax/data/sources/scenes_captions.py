@@ -1,4 +1,4 @@
-"""`scenes_captions`: one or two colored digits on a textured ground, with a caption of them.
+"""`scenes_captions`: one or two colored digits on a textured ground, with a caption.
 
 Images with texts without any download: "a red three", "a red three left of a green seven". The
 digits are those of scikit-learn, enlarged; there are 14,460 captions. `scenes_captions` has 20,000

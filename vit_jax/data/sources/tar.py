@@ -1,13 +1,13 @@
-"""`tar:PATTERN`: shards of WebDataset, tar files in which an example is a few members in a row.
+"""`tar:PATTERN`: WebDataset shards, tar files in which an example is a few consecutive members.
 
     tar:/data/flowers                      SPLIT-*.tar, or all of *.tar as `train`
-    tar:/data/cc3m-{split}-*.tar           the same with names of your own
+    tar:/data/cc3m-{split}-*.tar           the same with other names
     tar:/data/cc3m-{000000..000331}.tar    a range, as `train`
 
 The members of an example share the name up to the first dot: `0001.jpg` (or png, webp) is the
-image, `0001.cls` the number of its class, `0001.txt` its caption; `0001.json` is an object, of
-which `label` is a class and texts are fields under their own names. `classnames.txt` beside the
-shards has a name a line. Shards are indexed once, in the user's cache folder; examples are in the
+image, `0001.cls` the number of its class, `0001.txt` its caption; `0001.json` is an object whose
+`label` is a class and whose texts become fields under their own names. `classnames.txt` next to the
+shards has one name a line. Shards are indexed once, in the user's cache folder; examples are in the
 order of the shards.
 """
 
@@ -45,9 +45,9 @@ SPLIT = '{split}'
 RANGE = re.compile(r'\{(\d+)\.\.(\d+)\}')
 CLASS_NAMES = 'classnames.txt'
 NO_LABEL = -1
-INDEX = 2  # version; the first left out classes that were no whole numbers
+INDEX = 2  # version; the first left out classes that were not integers
 MOST_CLASSES = 10**6
-JSON_LIMIT = 2**20  # bytes; what stands beside an image is small
+JSON_LIMIT = 2**20  # bytes of a member other than the image
 
 
 class Source:
@@ -57,7 +57,7 @@ class Source:
         self._title = f'source tar:{path}'
         self._shards = find_shards(path, split)
         indices = [indexed(shard, self._title) for shard in self._shards]
-        self._parts = ShardIndex(len(index['names']) for index in indices)
+        self._shard_index = ShardIndex(len(index['names']) for index in indices)
         self._names = [index['names'] for index in indices]
         self._members = [index['members'] for index in indices]
         self._labels = np.concatenate([index['labels'] for index in indices])
@@ -88,14 +88,14 @@ class Source:
         return SourceInfo(len(names), names)
 
     def __len__(self) -> int:
-        return len(self._parts)
+        return len(self._shard_index)
 
     def __getitem__(self, index: int, /) -> Record:
         return images.decoded(self.encoded(index), self.record_name(index))
 
     def encoded(self, index: int, /) -> Record:
         name = self.record_name(index)
-        shard, row = self._parts.locate(index)
+        shard, row = self._shard_index.locate(index)
         try:
             with paths.open_file(self._shards[shard]) as file:
                 found = dict(_contents(file, self._members[shard][row]))
@@ -126,7 +126,7 @@ class Source:
         )
 
     def record_name(self, index: int, /) -> str:
-        shard, row = self._parts.locate(index)
+        shard, row = self._shard_index.locate(index)
         return f'{self._shards[shard]} {self._names[shard][row].decode(errors="replace")}'
 
 
@@ -177,11 +177,11 @@ def _expanded(pattern: str) -> list[str]:
 
 
 def indexed(shard: pathlib.Path, title: str) -> dict[str, np.ndarray]:
-    """The examples of a shard: where their members lie, and their classes.
+    """The examples of a shard: positions of their members, and their classes.
 
     Returns:
       names: bytes [n]; members: int64 [n, fields, 2], position and size of each of `FIELDS`, size
-      -1 for none; labels: int64 [n], `NO_LABEL` where there is none.
+      -1 for a missing one; labels: int64 [n], `NO_LABEL` if missing.
 
     Raises:
       UserError: if the shard is damaged, or the index cannot be kept.
@@ -266,10 +266,10 @@ def _contents(
 
 
 def label_of(found: dict[str, bytes]) -> int:
-    """The class of an example; `NO_LABEL` if it has none, or a text in place of its number.
+    """The class of an example; `NO_LABEL` if it has none, or a text instead of a number.
 
     Raises:
-      ValueError: if it is another value than a whole number from 0 to `MOST_CLASSES`.
+      ValueError: if it is anything but an integer from 0 to `MOST_CLASSES` - 1.
     """
     label = _object(found).get('label')
     if 'cls' in found:
@@ -279,13 +279,13 @@ def label_of(found: dict[str, bytes]) -> int:
         return NO_LABEL
     if type(label) is not int or not 0 <= label < MOST_CLASSES:
         raise ValueError(
-            f'its class, {str(label)[:40]!r}, is no whole number from 0 to {MOST_CLASSES - 1:,}'
+            f'its class, {str(label)[:40]!r}, is not an integer from 0 to {MOST_CLASSES - 1:,}'
         )
     return label
 
 
 def texts(found: dict[str, bytes]) -> Record:
-    """The texts of an example: `caption`, and those of its JSON under their own names.
+    """The texts of an example: `caption`, and the texts of its JSON under their own names.
 
     Raises:
       ValueError: if they cannot be read.

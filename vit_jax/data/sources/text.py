@@ -1,10 +1,10 @@
-"""`text:PATH`: pairs of sentences, a pair a line.
+"""`text:PATH`: pairs of sentences, one pair a line.
 
     text:/data/pairs.tsv                  source, a tab, target
-    text:/data/train.en,train.de          source and target in two files of equally many lines
+    text:/data/train.en,train.de          source and target in two files with as many lines
 
-The second of two files is searched in the folder of the first unless its path has a folder. A file
-is one split, `train`. Files are UTF-8; pairs with an empty side are left out.
+The second file is in the folder of the first unless its path names a folder. The only split is
+`train`. Files are UTF-8; pairs with an empty side are left out.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Source:
 class _Lines:
     """The lines of a UTF-8 file.
 
-    They end at line feeds alone: `str.splitlines` would also split at characters inside of
-    sentences, which would misalign the pairs after them.
+    They end only at line feeds: `str.splitlines` would also split at characters inside sentences,
+    which would misalign the following pairs.
 
     Attributes:
       path: of the file.

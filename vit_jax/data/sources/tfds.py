@@ -1,9 +1,9 @@
 """`tfds:NAME[/CONFIG][:VERSION]`: data prepared by TensorFlow Datasets, read without TensorFlow.
 
-Random access needs the ArrayRecord format. Data are searched in $TFDS_DATA_DIR, which may be in
-object storage (gs://BUCKET/tfds), or in ~/tensorflow_datasets if that is not set. They are
-untrusted, and TFDS imports the classes that they name: so only its own are accepted, and those that
-your code has imported before.
+Random access needs the ArrayRecord format. Data are looked up in $TFDS_DATA_DIR, which may be in
+object storage (gs://BUCKET/tfds), or in ~/tensorflow_datasets if it is unset. They are untrusted,
+and TFDS imports the classes that they name: so they may name only classes of TFDS, and of modules
+that your code has already imported.
 """
 
 from __future__ import annotations
@@ -38,11 +38,10 @@ class Source:
     """One split of a prepared data set of images with labels, or of pairs of sentences.
 
     Images with labels have the features `image` and `label`: images are gray, [H, W, 1], if the
-    data set declares one channel, else RGB; other features are not read. In place of `label`
-    `imagenet2012_real` has `original_label`, and `real_label`, bool [C], the reassessed classes
-    (Beyer et al., 2020, arXiv:2006.07159). Pairs of sentences have one text a language and nothing
-    else: the first of the pair that the data set declares for supervised training, or of its
-    features, is `source`, the other `target`.
+    data set declares one channel, else RGB; other features are not read. `imagenet2012_real` has
+    `original_label` instead of `label`, and `real_label`, bool [C], the reassessed classes (Beyer
+    et al., 2020, arXiv:2006.07159). Pairs of sentences have exactly one text for each language: the
+    first of the data set's supervised keys, or of its features, is `source`, the other `target`.
     """
 
     def __init__(self, path: str, split: str):
@@ -91,7 +90,7 @@ class Source:
             self._records.data_source = records
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # TFDS opens the folder again for each copy, and that of a bucket is gone.
+        # TFDS opens the folder again for each copy, and a bucket's temporary folder is gone.
         if self._bucket:
             return type(self), self._opened_as
         return super().__reduce_ex__(protocol)
@@ -167,7 +166,7 @@ class Source:
 
 @contextlib.contextmanager
 def opened(bucket: ranges.Folder | None, folder: paths.Path) -> Iterator[pathlib.Path]:
-    """The folder on a disk, or a temporary one with what a bucket has beside the shards."""
+    """The folder on a disk, or a temporary one with a bucket's files other than shards."""
     if bucket is None:
         yield pathlib.Path(folder)
         return
@@ -195,7 +194,7 @@ def require_known_features(folder: pathlib.Path, title: str) -> None:
                 raise UserError(
                     f'source {title}: {folder / name} names {one!r}, code from outside of TFDS: '
                     f'if you trust it, import {module} in a source of your own, with the Source '
-                    'of vit_jax.data.sources.tfds, and name that module in place of tfds'
+                    'of vit_jax.data.sources.tfds, and name that module instead of tfds'
                 )
 
 
@@ -250,7 +249,7 @@ def find(name: str) -> paths.Path:
     """The folder of a prepared data set, in its newest version unless `name` has one.
 
     Raises:
-      UserError: if it is not there, or has several configs and `name` takes none.
+      UserError: if it is missing, or has several configs and `name` gives none.
     """
     match = NAME.fullmatch(name)
     if match is None:

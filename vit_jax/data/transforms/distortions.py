@@ -1,4 +1,4 @@
-"""Random changes of colors and sharpness, by which views of an image differ.
+"""Random changes of colors and sharpness, and several views of an image with different draws.
 
 Chen et al., 2020, arXiv:2002.05709, appendix A, with the ranges of the transforms of torchvision.
 Nothing moves, so boxes, masks and points stay.

@@ -6,8 +6,8 @@
     points    float32 [P, 2], (x, y) in pixels
     segments  int16 [H, W], 1 + the row of the object that a pixel belongs to, or 0
 
-Each function takes a record that has some of these besides `image`, and returns a new one; it
-raises UserError if the record has something that it cannot move, see `movable`.
+Each function takes a record that has some of these besides `image`, and returns a new one. It
+raises UserError if it cannot move a field of the record, see `movable`.
 
 A cut (`crop`, `follow`) clips boxes to the image and drops the objects that are outside of it, with
 their rows of all `OBJECTS`; objects without boxes are judged by their masks. Points keep their
@@ -132,7 +132,7 @@ def shrink_and_pad(record: Record, size: tuple[int, int]) -> Record:
       The record with `pixel_mask`, bool [height, width], true for real pixels.
 
     Raises:
-      UserError: if the record has something that cannot be moved with the image.
+      UserError: if a field of the record cannot be moved with the image.
     """
     height, width = image_size(record)
     scale = min(1, size[0] / height, size[1] / width)

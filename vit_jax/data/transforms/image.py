@@ -1,4 +1,4 @@
-"""Resizing, cropping and flipping of images, and of boxes, masks and points with them.
+"""Resizing, cropping and flipping of records, their patches, and changes of pixels.
 
 Sizes are an integer for squares, or (height, width). Resampling is Pillow's, antialiased when
 it shrinks; the methods are nearest, box, bilinear, bicubic and lanczos. `geometry` documents how
@@ -58,9 +58,9 @@ def resize_small(
 ) -> Apply:
     """Resize the shorter side to `size`, keeping the aspect ratio.
 
-    With `max`, the longer side gets at most so many pixels, and the shorter one fewer than
-    `size` if needed. The longer side is rounded to the nearest pixel, or 'down' as in torchvision,
-    timm and transformers.
+    With `max`, the longer side gets at most `max` pixels, and the shorter one fewer than `size` if
+    needed. The longer side is rounded to the nearest pixel, or 'down' as in torchvision, timm and
+    transformers.
     """
     check_positive(size=size, max=size if max is None else max)
     check_method(method)
@@ -92,7 +92,7 @@ def resize_within(size: Size, method: str = 'bilinear') -> Apply:
 
 
 def _resize_by(choose: Callable[[float, float], float], size: Size, method: str) -> Apply:
-    """Divide both sides by one of their two ratios to those of `size`."""
+    """Divide both sides by the chosen one of their ratios to `size`."""
     height, width = height_width(size)
     check_method(method)
 
@@ -127,7 +127,7 @@ def central_crop(size: Size, rounding: str = 'down', fill: Fill | None = None) -
 
     Half a pixel of the offset is rounded 'down' as in transformers, or to the 'even' pixel as in
     torchvision and timm. With `fill`, a byte or one for each channel, a smaller image is padded to
-    `size` by these, in its middle as that code does it.
+    `size`, centered as in that code.
     """
     height, width = height_width(size)
     check_choice('rounding', rounding, ('down', 'even'))
@@ -158,7 +158,7 @@ def _cropped_or_padded(record: Record, size: tuple[int, int], rounding: str, fil
 
 
 def _half(pixels: int, rounding: str) -> int:
-    """Half of a number of spare rows or columns; of halves, `round` takes the even neighbor."""
+    """Half of a number of spare rows or columns; `round` rounds halves to even."""
     return round(pixels / 2) if rounding == 'even' else pixels // 2
 
 
@@ -220,7 +220,7 @@ def flip() -> RandomApply:
     """Mirror left and right with probability 1/2."""
 
     def apply(record: Record, rng: np.random.Generator) -> Record:
-        mirrored = geometry.flip(record)  # refuses a record whatever is drawn
+        mirrored = geometry.flip(record)  # refuses a record whatever the draw
         return mirrored if rng.random() < 0.5 else record
 
     return apply
@@ -231,7 +231,7 @@ def _spare(record: Record, height: int, width: int) -> tuple[int, int]:
     rows, columns = image_size(record)
     if rows < height or columns < width:
         raise UserError(
-            f'the image has {rows} x {columns} pixels; enlarge it before, for example with '
+            f'the image has {rows} x {columns} pixels; enlarge it first, for example with '
             f"'resize_small({max(height, width)})'"
         )
     return rows - height, columns - width
@@ -241,7 +241,7 @@ def _spare(record: Record, height: int, width: int) -> tuple[int, int]:
 def drop_alpha() -> Callable[[Record], Record]:
     """Decode files without their transparency, instead of laying it over white.
 
-    This is how timm and transformers read files. It takes effect wherever it stands.
+    This is how timm and transformers read files. Its position among the transforms is irrelevant.
     """
     return lambda record: record
 
@@ -278,7 +278,7 @@ def random_erasing(
 def value_range(low: float, high: float) -> Callable[[Pixels], Float[np.ndarray, 'H W C']]:
     """Map bytes 0..255 to float32 low..high, on the host.
 
-    Tasks do this on the device, which needs a quarter of the transfer; this is for other users of
+    Tasks do this on the device, which takes a quarter of the transfer; this is for other uses of
     the data.
     """
     if not low < high:
@@ -378,8 +378,8 @@ def crop_area(
 def grid_within(height: int, width: int, most: int) -> tuple[int, int]:
     """Rows and columns of patches of an image that is scaled to at most `most` of them.
 
-    With the greatest scale s for which ceil(s height) ceil(s width) <= most, in units of patches.
-    That is where one of the two is whole, so that all fractions stay exact.
+    The scale s is the largest with ceil(s height) ceil(s width) <= most, in units of patches. There
+    one of the two products is an integer, so that all fractions stay exact.
     """
     rows, columns = _largest(height, width, most), _largest(width, height, most)
     if rows * width >= columns * height:
@@ -388,7 +388,7 @@ def grid_within(height: int, width: int, most: int) -> tuple[int, int]:
 
 
 def _largest(side: int, other: int, most: int) -> int:
-    """The largest number n of patches along a side for which the other's fit, too; 0 if none."""
+    """The most patches along a side for which the whole grid has at most `most`; 0 if none."""
     n = min(math.isqrt(most * side // other), most)
     while n and n * -(-n * other // side) > most:
         n -= 1

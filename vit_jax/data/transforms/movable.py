@@ -1,12 +1,12 @@
-"""Checks of the fields of a record that transforms of the image's geometry move, or refuse.
+"""Checks of the record's fields that geometric transforms move or refuse; frames of clips.
 
 Numbers, strings and one-dimensional arrays pass. So do images of one size, and `boxes`, `masks`,
 `points` and `segments`, which `geometry` moves. An image of another size, such as a small view,
 another array of two or more dimensions, or a nested list such as polygons, is refused: left
 unmoved, it would be silently wrong.
 
-Images are `image` and fields named `NAME_image`. Their last three axes are [H, W, C]; earlier axes,
-the frames of a clip or the views of an image, are moved alike.
+Images are `image` and fields named `NAME_image`. Their last three axes are [H, W, C]; along earlier
+axes, for example the frames of a clip or the views of an image, all get the same transform.
 
 If there are boxes or masks, the rows of `OBJECTS` belong to them one by one; arrays of other names
 are facts about the whole image. `areas` follow a change of scale, and are refused if objects are
@@ -72,11 +72,11 @@ def check(record: Record, *, padded: bool = True, cut: bool = False) -> None:
     if cut and 'areas' in record:
         raise UserError(f"'areas' of cut objects are unknown; {_without(record, 'areas')}")
     if cut and 'segments' in record:
-        raise UserError('segments cannot be cut; put number_masks after what cuts the image')
+        raise UserError('segments cannot be cut; put number_masks after transforms that cut')
 
 
 def check_image_is_alone(record: Record) -> None:
-    """Raise UserError if the record has other fields that would have to move with the image."""
+    """Raise UserError if the record has other fields that lie in the image."""
     for name, value in record.items():
         if name != 'image' and _lies_in_image(value):
             raise UserError(
@@ -121,14 +121,14 @@ def _without(record: Record, name: str) -> str:
 
 
 def split_frames(image: Shaped[np.ndarray, '*T H W C']) -> Shaped[np.ndarray, 'F H W C']:
-    """The frames of an image, one of [H, W, C]."""
+    """The frames of an image; a single one for [H, W, C]."""
     return image.reshape(-1, *image.shape[-3:])
 
 
 def with_same_draws(
     change: Callable[[S], T], frames: Sequence[S], *rng: np.random.Generator
 ) -> list[T]:
-    """Apply `change` to each frame; all draw the same from the generator, if there is one."""
+    """Apply `change` to each frame, with the same draws from the generator, if given."""
     if len(frames) == 1:
         return [change(frames[0])]
     states = [one.bit_generator.state for one in rng]
@@ -145,7 +145,7 @@ def map_frames(
     image: Shaped[np.ndarray, '*T H W C'],
     *rng: np.random.Generator,
 ) -> Shaped[np.ndarray, '*T H2 W2 C2']:
-    """Lift a function of (frame, *rng) to images of several frames, with the same draws for all."""
+    """Apply a function of (frame, *rng) to each frame of an image, with the same draws for all."""
     if image.ndim == 3:
         return change(image, *rng)
     made = np.stack(

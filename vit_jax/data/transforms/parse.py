@@ -20,8 +20,8 @@ from vit_jax.data.vocabulary import Tokenizer
 from vit_jax.errors import UserError
 
 Step = Callable[[Record, np.random.Generator], Record]
-TRIALS = 50  # draws of transforms, to find out what they make of an image
-OFTEN = 0.05  # a share of them
+TRIALS = 50  # draws of transforms in `remarks`
+OFTEN = 0.05  # share of trials
 _DROP_ALPHA = 'drop_alpha'
 
 
@@ -36,7 +36,7 @@ class Transforms:
       vocab: for transforms that encode texts.
       crop_first: whether they begin with a crop, or with resizing and a crop, see
         `registry.crops_at_once` and `registry.resizes_on_demand`.
-      drops_alpha: whether files are decoded without their transparency, see `pixels.drop_alpha`.
+      drops_alpha: whether files are decoded without their transparency, see `image.drop_alpha`.
     """
 
     spec: str
@@ -52,7 +52,7 @@ class Transforms:
         return record
 
     def remarks(self, record: Record) -> list[str]:
-        """A line for each transform in pixels that often makes one plain color of an image.
+        """A line for each transform whose arguments in pixels often make an image plain.
 
         Args:
           record: to try them on, `TRIALS` times.
@@ -94,7 +94,7 @@ def _is_plain(record: Record) -> bool:
 
 
 def _suits(node: ast.expr, factory: Callable[..., Any], size: tuple[int, int]) -> bool:
-    """Whether the arguments in pixels are at most those that an image of this size is meant for."""
+    """Whether no argument in pixels exceeds its share of an image of this size."""
     args, kwargs = signatures.arguments(node)
     bound = inspect.signature(factory).bind(*args, **kwargs)
     bound.apply_defaults()
@@ -137,7 +137,7 @@ def parse_transforms(spec: str, vocab: Tokenizer | None = None) -> Transforms:
 
 
 def without_annotations(spec: str) -> str:
-    """The text without the transforms of annotations, for images that have none.
+    """The transforms of `spec` without those of annotations, for images that have none.
 
     Raises:
       UserError: if the text is malformed, or a name is wrong.
@@ -148,7 +148,7 @@ def without_annotations(spec: str) -> str:
 
 
 def only_text_transforms(spec: str) -> str:
-    """The transforms of texts in the text, for texts that come without an image.
+    """The transforms of texts among those of `spec`, for texts without an image.
 
     Raises:
       UserError: if the text is malformed, or a name is wrong.

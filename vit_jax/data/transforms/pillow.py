@@ -1,4 +1,4 @@
-"""Conversion between arrays and Pillow images."""
+"""Operations on arrays by Pillow, and checks of the arguments of transforms."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Fill = int | tuple[int, ...]  # a byte, or one for each channel
 
 
 def to_pillow(image: Shaped[np.ndarray, 'H W C']) -> Image.Image:
-    """Convert bytes of 3 channels to an RGB image, of 1 to a gray one; UserError if not uint8."""
+    """Convert 3 channels to an RGB image, 1 to a gray one; UserError unless they are uint8."""
     require_bytes(image)
     return Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
 

@@ -19,6 +19,12 @@ pixel in shears.
 
 Boxes, masks and points follow rotations, shears and shifts, see `geometry`; an object behind the
 gray square of cutout keeps its box. Pixels are transformed by Pillow.
+
+`randaugment_increasing` is the variant of DeiT, Swin and MAE, in which larger magnitudes are always
+stronger: fifteen of the operations, without cutout. Factors of color, contrast, brightness and
+sharpness are above or below 1. As in timm, where `randaugment_increasing(2, 9)` is
+'rand-m9-mstd0.5-inc1', each operation draws its own magnitude, and whether it is applied at all.
+Uncovered areas are gray; in timm they have the mean color of the data set.
 """
 
 from __future__ import annotations
@@ -59,8 +65,8 @@ def randaugment(
     Args:
       num_layers: operations an image.
       magnitude: 0 to 10 for the ranges of the paper's code; more goes beyond them.
-      translate: shift in pixels at magnitude 10; 100 is meant for images of 224 pixels, and 14 for
-        32, of which 100 would leave nothing.
+      translate: shift in pixels at magnitude 10; 100 is meant for images of 224 pixels, 14 for 32,
+        where 100 would leave nothing.
       cutout: half the side of the gray square at magnitude 10, likewise; 6 for 32 pixels.
       variant: `paper`, or `big_vision` with the solarize and contrast of that code.
     """
@@ -141,7 +147,7 @@ def _contrast_by_count(image: Image.Image, level: float, rng: np.random.Generato
 
 
 def _pixels(change: Callable[[Image.Image, float, np.random.Generator], Image.Image]) -> Operation:
-    """An operation that leaves every pixel in its place."""
+    """An operation that moves no pixels."""
     return lambda image, level, rng: (change(image, level, rng), None)
 
 
@@ -224,7 +230,7 @@ def randaugment_increasing(
     operations = tuple(increasing_operations().values())
 
     def apply(record: Record, rng: np.random.Generator) -> Record:
-        check(record, cut=True)  # refuses a record whatever is drawn
+        check(record, cut=True)  # refuses a record whatever the draw
         for choice in rng.integers(len(operations), size=num_layers):
             if rng.random() < p:
                 level = float(np.clip(rng.normal(magnitude, std), 0, 10)) / 10

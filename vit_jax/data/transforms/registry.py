@@ -42,18 +42,18 @@ def is_of_annotations(factory: Callable[..., Any]) -> bool:
 
 
 def of_texts(factory: Factory) -> Factory:
-    """Mark a transform of annotations that takes texts alone, and is applied to those of flags."""
+    """Mark a transform of texts only, which also applies to texts given by flags."""
     setattr(factory, _TEXTS, True)
     return of_annotations(factory)
 
 
 def is_of_texts(factory: Callable[..., Any]) -> bool:
-    """Whether a transform takes the texts of a record alone."""
+    """Whether a transform takes only the texts of a record."""
     return getattr(factory, _TEXTS, False) is True
 
 
 def crops_at_once(factory: Factory) -> Factory:
-    """Mark a transform that takes nothing of the image but its shape and one window.
+    """Mark a transform that reads only the image's shape and one window.
 
     If it comes first, only that window of a file is decoded.
     """
@@ -67,7 +67,7 @@ def does_crop_at_once(factory: Callable[..., Any]) -> bool:
 
 
 def resizes_on_demand(factory: Factory) -> Factory:
-    """Mark a transform that makes an image on demand of one; see `data.on_demand`.
+    """Mark a transform that turns an image on demand into another; see `images.OnDemand`.
 
     If it comes first and a crop second, only what the crop needs is decoded and resized.
     """
@@ -76,12 +76,12 @@ def resizes_on_demand(factory: Factory) -> Factory:
 
 
 def does_resize_on_demand(factory: Callable[..., Any]) -> bool:
-    """Whether a transform makes an image on demand of one."""
+    """Whether a transform turns an image on demand into another."""
     return getattr(factory, _RESIZES, False) is True
 
 
 def in_pixels(**shares: float) -> Callable[[Factory], Factory]:
-    """Mark arguments that are in pixels, by the share of an image's side they are meant to be."""
+    """Mark arguments in pixels, with the share of an image's side that each is meant to be."""
 
     def mark(factory: Factory) -> Factory:
         setattr(factory, _PIXELS, shares)
@@ -91,7 +91,7 @@ def in_pixels(**shares: float) -> Callable[[Factory], Factory]:
 
 
 def arguments_in_pixels(factory: Callable[..., Any]) -> Mapping[str, float]:
-    """The arguments that are in pixels, with the share of an image's side they are meant to be."""
+    """The arguments in pixels, with the share of an image's side that each is meant to be."""
     return getattr(factory, _PIXELS, {})
 
 

@@ -1,4 +1,4 @@
-"""Transforms of the texts of a record: pairs of sentences {source, target}, or a named field."""
+"""Transforms of texts, pairs of sentences {source, target} or named fields, and of annotations."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def lower(*fields: str) -> Apply:
 def canonicalize(*fields: str) -> Apply:
     """Write texts in lower case, without ASCII punctuation, and with single spaces.
 
-    As the tokenizer of SigLIP does in transformers, and the evaluators of google-research/
-    big_vision do with prompts.
+    The tokenizer of SigLIP in transformers does this, and the evaluators of google-research/
+    big_vision do it with prompts.
     """
     names, punctuation = _names(fields) or SIDES, str.maketrans('', '', string.punctuation)
 
@@ -76,19 +76,19 @@ def tokenize(
     Args:
       field: the text to encode, for example 'caption'; by default both sides of a pair. A number
         is `max_len`.
-      length: of the ids of a field: longer texts are cut, shorter ones padded, and the
+      length: number of ids of a field: longer texts are truncated, shorter ones padded, and the
         record gets `FIELD_mask`, bool [length], true for real ids.
-      max_len: texts of more ids, eos included, are cut; None for no limit.
-      pad: id behind the end, or 'eos' to repeat the end as SigLIP does, or 'pad' for the
+      max_len: texts of more ids, eos included, are truncated; None for no limit.
+      pad: id after the end, or 'eos' to repeat the end as SigLIP does, or 'pad' for the
         vocabulary's own.
-      vocab: that of `config.data.vocab`. For pairs it has the special ids of `vit_jax vocab`.
+      vocab: `config.data.vocab`. For pairs it needs the special ids of `vit_jax vocab`.
     """
     if isinstance(field, int):
         field, max_len = None, field
     if vocab is None:
         raise ValueError('there is no vocabulary: set config.data.vocab')
     if length is not None and field is None:
-        raise ValueError(f"{length=} is of a field: write tokenize('caption', {length})")
+        raise ValueError(f"{length=} needs a field: write tokenize('caption', {length})")
     max_len = max_len if length is None else length
     if max_len is not None and max_len < 2:
         name = 'max_len' if length is None else 'length'
@@ -108,7 +108,7 @@ def tokenize(
         for name in names:
             text = _text(record, name)
             if field is not None and not text.strip():
-                raise UserError(f'the text {name!r} is empty: give it one, or leave the record out')
+                raise UserError(f'the text {name!r} is empty: write one, or leave the record out')
             ids = np.append(vocab.encode(text)[:keep], np.int32(eos))
             if length is not None:
                 made[f'{name}_mask'] = np.arange(length) < len(ids)
@@ -152,8 +152,8 @@ def pad_objects(count: int) -> Callable[[Record], Record]:
     """Pad every record to `count` objects for batching; the last transform.
 
     The arrays of `movable.OBJECTS` are padded with zeros, and `object_mask`, bool [count], is
-    true in the rows of objects. If there are more objects, the first are kept; this is logged when
-    it happens for the first, tenth, hundredth time, and so on.
+    true in the rows of objects. Of more objects the first `count` are kept, which is logged the
+    first, tenth, hundredth time, and so on.
     """
     check_positive(count=count)
     cut = 0

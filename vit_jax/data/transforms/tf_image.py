@@ -1,9 +1,13 @@
 """Cropping and resizing as in TensorFlow, for recipes whose results were obtained with it.
 
-They differ from those of `image` in the distribution of crops and in resampling, see
-`windows.distorted_window` and `tf_resampling`. Boxes, masks and points follow as in `image`. The
-remaining difference is the decoding of JPEG files, for which TensorFlow's default is a faster and
-less exact transform.
+They differ from `image` in the distribution of crops, see `windows.distorted_window`, and in
+resampling: without antialiasing, and with values rounded down. Boxes, masks and points follow as in
+`image`. The remaining difference is the decoding of JPEG files, for which TensorFlow's default is a
+faster and less exact transform.
+
+Pixels are squares with centers at halves, as in `tf.image.resize` of TensorFlow 2. Rows, then
+columns, are multiplied by a sparse matrix of weights, which SciPy does without Python's lock.
+Resizing an image on demand gives another, so that a crop after it reads only what it needs.
 """
 
 from __future__ import annotations
@@ -101,7 +105,7 @@ METHODS: dict[str, Callable[[Any, int, int], Any]] = {'bilinear': bilinear, 'are
 
 
 class Resized(OnDemand):
-    """An image after resizing, in which a window has the bytes that it has in the whole."""
+    """A resized image, whose windows have the same bytes as in the whole image."""
 
     def __init__(self, image: Image, height: int, width: int, taps: Callable[[int, int], Taps]):
         self._image, self._taps, self.shape = image, taps, (height, width, image.shape[2])
@@ -110,7 +114,7 @@ class Resized(OnDemand):
         return self.window(0, 0, *self.shape[:2])
 
     def window(self, y: int, x: int, height: int, width: int) -> Bytes:
-        """Read the pixels that the window is made of, and weight rows, then columns."""
+        """Read the pixels under the window, and weight rows, then columns."""
         down, rows = _matrix(self._taps, self._image.shape[0], self.shape[0], y, y + height)
         across, columns = _matrix(self._taps, self._image.shape[1], self.shape[1], x, x + width)
         flat = np.ascontiguousarray(self._image[rows, columns], np.float32)
@@ -132,11 +136,10 @@ def _resized(image: Image, height: int, width: int, taps: Callable[[int, int], T
 def _matrix(
     taps: Callable[[int, int], Taps], old: int, new: int, start: int, stop: int
 ) -> tuple[Any, slice]:
-    """The rows `start` to `stop` of `new` ones made of `old` ones.
+    """Weights of the rows `start` to `stop` among `new` ones, computed from `old` ones.
 
     Returns:
-      Sparse weights, float32 [stop - start, M], of the M old rows that they need, and a slice of
-      these.
+      Sparse weights, float32 [stop - start, M], and the slice of the M old rows that they need.
     """
     from scipy import sparse  # takes a tenth of a second
 

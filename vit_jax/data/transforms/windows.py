@@ -22,7 +22,7 @@ def random_window(
     """Draw a window of a random share of the area; None if none fits.
 
     Args:
-      rng: draws the share, uniform, the ratio, uniform in its logarithm, and the place.
+      rng: draws the share, uniform, the ratio, uniform in its logarithm, and the position.
       size: (height, width) of the image.
       shares: least and greatest share of the area.
       ratios: least and greatest width / height.
@@ -53,8 +53,8 @@ def distorted_window(
     """Draw a window like `tf.image.sample_distorted_bounding_box`; the whole image if none fits.
 
     The ratio is uniform, then the height is uniform between those of the least and the greatest
-    share that the image has room for: so the area is not uniform, and wide windows are rare. The
-    last row and column at which a window could begin are never drawn.
+    share that fits into the image: so the area is not uniform, and wide windows are rare. The last
+    row and column at which a window could begin are never drawn.
 
     Args:
       rng: draws up to `TF_ATTEMPTS` windows.
@@ -100,7 +100,7 @@ def scaled(size: tuple[int, int], short: int, longest: int | None = None) -> tup
 
 
 def scaled_down(size: tuple[int, int], short: int, longest: int | None = None) -> tuple[int, int]:
-    """The same as `scaled`, with the longer side rounded down.
+    """Compute `scaled` with the longer side rounded down.
 
     The floating-point operations are those of transformers' `get_size_with_aspect_ratio`, and,
     without `longest`, of torchvision's `Resize`.
