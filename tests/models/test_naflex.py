@@ -266,5 +266,5 @@ def test_impossible_images_are_refused():
     sequences = Sequences(jnp.zeros((1, 4, 50)), jnp.ones((1, 2), int))
     with pytest.raises(UserError, match='patches of 50 values are not of patch_size 4'):
         jax.eval_shape(model.init, jax.random.key(0), sequences)
-    with pytest.raises(UserError, match='mixup and cutmix mix images of one size'):
+    with pytest.raises(UserError, match='mixup and cutmix need images of one size'):
         Task(mixup=0.2).augment(jax.random.key(0), {'patches': jnp.zeros((2, 4, 48))})

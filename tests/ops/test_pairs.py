@@ -28,7 +28,7 @@ def logits(made):
 
 def total(name, made, chunk=100):
     found = LOSSES[name](made, chunk)
-    return found.of_image.sum() + found.of_text.sum()
+    return found.image_losses.sum() + found.text_losses.sum()
 
 
 def test_sigmoid_is_its_definition():
@@ -36,14 +36,14 @@ def test_sigmoid_is_its_definition():
     signs = 2 * np.eye(ROWS) - 1
     expected = np.log1p(np.exp(-signs * np.asarray(logits(made)))).sum(1)
     found = siglip.sigmoid(made, 100)
-    np.testing.assert_allclose(found.of_image, expected, rtol=1e-5)
-    assert not np.any(found.of_text)
+    np.testing.assert_allclose(found.image_losses, expected, rtol=1e-5)
+    assert not np.any(found.text_losses)
 
 
 def test_softmax_is_its_definition():
     made, found = make_pairs(), siglip.softmax(make_pairs(), 100)
     entropy = optax.softmax_cross_entropy_with_integer_labels
-    for scores, losses in ((logits(made), found.of_image), (logits(made).T, found.of_text)):
+    for scores, losses in ((logits(made), found.image_losses), (logits(made).T, found.text_losses)):
         np.testing.assert_allclose(losses, entropy(scores, jnp.arange(ROWS)), rtol=1e-5)
 
 
@@ -125,10 +125,10 @@ def test_equal_texts_share_their_images(name):
     found = LOSSES[name](made, 100)
     assert np.all(found.right_text == 1) and np.all(found.right_image == 1)
     if name == 'softmax':
-        np.testing.assert_allclose(found.of_image, np.log(ROWS), rtol=1e-5)
+        np.testing.assert_allclose(found.image_losses, np.log(ROWS), rtol=1e-5)
     else:
         expected = np.log1p(np.exp(-np.asarray(logits(made)))).sum(1)
-        np.testing.assert_allclose(found.of_image, expected, rtol=1e-5)
+        np.testing.assert_allclose(found.image_losses, expected, rtol=1e-5)
 
 
 def test_the_matrix_of_a_large_batch_is_never_whole():

@@ -25,7 +25,7 @@ GLOBAL = "views('image', 2, 'inception_crop(8)')"
         ('data.transforms=flip', 'config.data.transforms: DINOv2 learns from two global crops'),
         (
             f"data.transforms={GLOBAL}|views('local_image', 2, 'inception_crop(4)')",
-            'config.data.transforms: write the views of local_image before those of image',
+            'config.data.transforms: write the views of local_image before the views of image',
         ),
         (
             f"data.transforms=views('local_image', 2, 'random_crop(12)')|{GLOBAL}",

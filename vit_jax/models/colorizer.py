@@ -94,7 +94,7 @@ class Model(base.Model):
 
         Returns:
           tokens: [B N D] of the encoder, after its norm.
-          logits: [B h w Q] in float32, of the bins of `ops.color_bins`; h is
+          logits: [B h w Q] in float32, of the bins of `ops.colors`; h is
             H / patch_size * patch_out.
         """
         dtype = jnp.dtype(self.dtype)
@@ -165,14 +165,14 @@ class Model(base.Model):
         return jnp.asarray(positions.sincos2d(rows, columns, self.width))[None]
 
     def _encoder(self, dtype: Any) -> Encoder:
-        block = functools.partial(Block, **self._of_blocks(dtype))
+        block = functools.partial(Block, **self._block_fields(dtype))
         return Encoder(block, self.depth, norm_eps=self.norm_eps, dtype=dtype, name='encoder')
 
     def _decoder(self, dtype: Any) -> 'Decoder':
-        block = functools.partial(CrossBlock, **self._of_blocks(dtype))
+        block = functools.partial(CrossBlock, **self._block_fields(dtype))
         return Decoder(block, self.decoder_depth, self.norm_eps, dtype, name='decoder')
 
-    def _of_blocks(self, dtype: Any) -> dict[str, Any]:
+    def _block_fields(self, dtype: Any) -> dict[str, Any]:
         same = ('num_heads', 'mlp_dim', 'dropout', 'gelu', 'norm_eps')
         named = {key: getattr(self, key) for key in same}
         return {**named, 'dtype': dtype, 'attention_by': self.attention}

@@ -114,7 +114,7 @@ class Model(base.Model):
 
         Args:
           gray: the image to be colored.
-          bins: its coarse colors, see `ops.coarse_colors`.
+          bins: its coarse colors, see `ops.colors`.
           train: has no effect without dropout.
 
         Returns:

@@ -51,15 +51,15 @@ class Model(base.Model):
       embed_dim: E, size of the embeddings; the width of the image tower unless `project` is set.
       project: whether a dense layer follows the image tower, as in CLIP. SigLIP has none.
       init_scale: t of the paper at the start; the parameter `log_scale` is its logarithm t'.
-      init_bias: b of the paper at the start, which makes up for the many negatives. A softmax does
-        not see it.
+      init_bias: b of the paper at the start, which makes up for the many negatives. It has no
+        effect on a softmax.
       dropout: dropout rate of both towers.
       gelu: 'tanh' (approximate) or 'erf' (exact).
       norm_eps: added to the variance in layer norms.
       scan: one scanned block instead of unrolled ones, in both towers; see the model `vit`.
       remat: recomputation in the backward pass, in both towers; see the model `vit`.
       attention: implementation: 'xla', 'pallas' or 'auto'; see the model `vit`.
-      dtype: computation dtype. Parameters and the product of embeddings stay float32.
+      dtype: computation dtype. Parameters and the matmul of embeddings stay float32.
 
     Raises:
       UserError: if a field has no such value, the embeddings of images and texts differ in size, or
@@ -132,7 +132,7 @@ class Model(base.Model):
 
         Returns:
           image: [B E], of length 1, float32.
-          text: [T E], likewise; absent without `ids`.
+          text: [T E], of length 1, float32; absent without `ids`.
           scale, bias: numbers.
         """
         outputs = {'image': self.embed_images(images, train)}
@@ -166,7 +166,7 @@ class Model(base.Model):
     def parameter_pictures(
         self, params: Mapping[str, Any], image_size: Size | None
     ) -> list[ParameterPictures]:
-        """Those of the image tower, see the model `vit`."""
+        """The pictures of the image tower, see the model `vit`."""
         return self.image_tower().parameter_pictures(params['image'], image_size)
 
     def resize_params(

@@ -85,7 +85,7 @@ class Model(base.Model):
       dtype: computation dtype. Parameters, layer norm statistics and softmax stay float32.
       residual_dtype: of the first stage's residual stream; that of the computation if None. Merging
         makes it that of the computation, as the authors' mixed precision does.
-      attention: implementation: 'xla'; 'pallas', a TPU kernel, which drops no attention weights; or
+      attention: implementation: 'xla'; 'pallas', a TPU kernel without dropout of weights; or
         'auto', the kernel if the devices support it. See docs/tpu.md.
 
     Raises:
@@ -232,7 +232,7 @@ class Model(base.Model):
         return Windows.over(height, width, self.window, is_shifted(j))
 
     def _block(self, i: int, dtype: Any) -> Callable[..., nn.Module]:
-        """Makes a block of a stage, see `Stage`."""
+        """A function that makes a block of a stage, see `Stage`."""
         return functools.partial(Block, window=self.window, **self._block_fields(i, dtype))
 
     def _block_fields(self, i: int, dtype: Any) -> dict[str, Any]:

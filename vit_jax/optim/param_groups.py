@@ -64,13 +64,15 @@ def layer_scale(params: PyTree, decay: float, layers: Sequence[str]) -> Callable
         )
     leaves = param_paths(params)
 
-    def of_path(path: str) -> float:
+    def path_scale(path: str) -> float:
         layer = next((i for i, p in enumerate(layers) if re.search(p, path)), len(layers))
         return decay ** (len(layers) - layer)
 
     def scale(path: str) -> Scale:
         blocks = unrolled(path, leaves[path])
-        return of_path(path) if blocks == [path] else jnp.asarray([of_path(b) for b in blocks])
+        return (
+            path_scale(path) if blocks == [path] else jnp.asarray([path_scale(b) for b in blocks])
+        )
 
     return scale
 

@@ -62,7 +62,7 @@ class Task(base.Task):
             return batch
         if 'patches' in batch:
             raise UserError(
-                'mixup and cutmix mix images of one size, and here are patches of several: set '
+                'mixup and cutmix need images of one size, but these are patches of several: set '
                 'config.task.mixup and config.task.cutmix to 0'
             )
         coin, lam_key, box_key = jax.random.split(key, 3)

@@ -34,7 +34,7 @@ class Task(base.Task):
     Attributes:
       parallel_weight: of the head that sees the gray image alone; the decoder has the rest.
       samples: number of samples that `predict` draws of each image.
-      temperature, top_k: of `decoding.sample`.
+      temperature, top_k: of `ops.search.sample`.
     """
 
     parallel_weight: float = 0.01

@@ -91,8 +91,8 @@ class Task(base.Task):
         """
         if LOCAL in batch and batch[LOCAL].ndim != 5:
             raise UserError(
-                f'config.data.transforms: write the views of {LOCAL} before those of image, which '
-                'replace it'
+                f'config.data.transforms: write the views of {LOCAL} before the views of image, '
+                'which replace it'
             )
         crops = self._global(batch)
         rows, masked = len(crops), min(self.masked, crops.shape[1])
@@ -131,8 +131,8 @@ class Task(base.Task):
         single = entr(targets).sum(-1).mean(1)
         usage = jnp.einsum('bgk,b->k', targets, mask) / (count * targets.shape[1])
         return {
-            'dino': Term((self._of_crops(targets, outputs) * mask).sum(), count),
-            'ibot': Term((self._of_patches(outputs, mask) * mask).sum(), count, self.ibot),
+            'dino': Term((self._crop_losses(targets, outputs) * mask).sum(), count),
+            'ibot': Term((self._patch_losses(outputs, mask) * mask).sum(), count, self.ibot),
             'koleo': Term((self._spread(outputs, mask) * mask).sum(), count, self.koleo),
             'target_entropy': Term((single * mask).sum(), count, 0.0),
             'usage_entropy': Term(entr(usage).sum() * count, count, 0.0),
@@ -191,14 +191,16 @@ class Task(base.Task):
         targets = self_distillation.sinkhorn(fold(scores), real, self.sinkhorn)
         return targets.reshape(scores.shape)
 
-    def _of_crops(self, targets: Array, outputs: dict[str, Any]) -> Float[Array, ' B']:
+    def _crop_losses(self, targets: Array, outputs: dict[str, Any]) -> Float[Array, ' B']:
         """The mean over pairs of different crops, of which one is global (DINO, equation 3)."""
         logs = jax.nn.log_softmax(outputs['student'] / self.student_temp)
         losses = -jnp.einsum('bgk,bvk->bgv', targets, logs, precision='highest')
         others = 1 - jnp.eye(losses.shape[1], losses.shape[2])
         return (losses * others).sum((1, 2)) / others.sum()
 
-    def _of_patches(self, outputs: dict[str, Any], mask: Float[Array, ' B']) -> Float[Array, ' B']:
+    def _patch_losses(
+        self, outputs: dict[str, Any], mask: Float[Array, ' B']
+    ) -> Float[Array, ' B']:
         """The mean over global crops of that over their hidden patches (iBOT, equation 2)."""
         scores, weights = outputs['teacher_patches'], outputs['patch_weights']
         real = (weights > 0) & (mask[:, None] > 0)

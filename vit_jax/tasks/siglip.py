@@ -39,7 +39,7 @@ class Task(base.Task):
         as in the papers, or 'matches', for captions made of few words.
       chunk: texts compared with all images at a time, so that the logits of a large batch are never
         held at once.
-      locked_image: no gradient flows into the image tower, as in locked-image tuning (LiT,
+      locked_image: let no gradient flow into the image tower, as in locked-image tuning (LiT,
         arXiv:2111.07991). Add its parameters to `config.optim.freeze` too, or weight decay will
         shrink them.
       value_range: range to which bytes 0..255 are scaled for the model.
@@ -96,7 +96,7 @@ class Task(base.Task):
         found = LOSSES[self.loss_name](made, self.chunk)
         # A softmax is the mean of two; the sigmoid's pairs are counted for the images alone.
         share = 0.5 if self.loss_name == 'softmax' else 1.0
-        losses = share * (found.of_image + found.of_text)
+        losses = share * (found.image_losses + found.text_losses)
         count = mask.sum()
         return {
             'loss': Term(losses.sum(), count),
@@ -147,19 +147,19 @@ class Pairs(NamedTuple):
 
 
 class Losses(NamedTuple):
-    """Losses of pairs, and whether the best match is a right one.
+    """Losses of pairs, and whether the best match is right: 1, or 0 if a wrong one is as near.
 
-    That is 1, or 0 if a wrong one is as near, or NaN if a logit is not finite.
+    It is NaN if a logit is not finite.
 
     Attributes:
-      of_image: for every image, of its logits with all texts; 0 for padding.
-      of_text: for every text; zeros if the loss does not distinguish the two.
+      image_losses: for every image, of its logits with all texts; 0 for padding.
+      text_losses: for every text; zeros if the loss does not distinguish the two.
       right_text: of every image.
       right_image: of every text.
     """
 
-    of_image: Rows
-    of_text: Rows
+    image_losses: Rows
+    text_losses: Rows
     right_text: Rows
     right_image: Rows
 
@@ -187,20 +187,20 @@ def softmax(pairs: Pairs, chunk: int) -> Losses:
 
     def block(logits: Block, same: Matches, real: Matches) -> tuple[BlockSums, Columns]:
         logits, right = jnp.where(real, logits, LOWEST), jnp.where(same, logits, 0)
-        of_text = jax.nn.logsumexp(logits, 0) - right.sum(0) / jnp.maximum(same.sum(0), 1)
-        return (jax.nn.logsumexp(logits, 1), right.sum(1), same.sum(1)), of_text
+        text_losses = jax.nn.logsumexp(logits, 0) - right.sum(0) / jnp.maximum(same.sum(0), 1)
+        return (jax.nn.logsumexp(logits, 1), right.sum(1), same.sum(1)), text_losses
 
-    def of_image(total: Array, right: Array, count: Array) -> Rows:
+    def image_losses(total: Array, right: Array, count: Array) -> Rows:
         return jax.nn.logsumexp(total, 0) - right.sum(0) / jnp.maximum(count.sum(0), 1)
 
-    return _losses_by_blocks(pairs, chunk, block, of_image)
+    return _losses_by_blocks(pairs, chunk, block, image_losses)
 
 
 def _losses_by_blocks(
     pairs: Pairs,
     chunk: int,
     block: Callable[[Block, Matches, Matches], tuple[BlockSums, Columns]],
-    of_image: Callable[..., Rows],
+    image_losses: Callable[..., Rows],
 ) -> Losses:
     """Losses from `block`, which has all images and some texts.
 
@@ -209,7 +209,7 @@ def _losses_by_blocks(
       chunk: texts of a block.
       block: (logits, which of them match, which are not padding) -> (parts of the images' losses,
         the texts' losses).
-      of_image: makes the images' losses of these parts, each stacked over the blocks, [n B].
+      image_losses: makes the images' losses of these parts, each stacked over the blocks, [n B].
     """
     rows = len(pairs.image)
 
@@ -219,12 +219,12 @@ def _losses_by_blocks(
         logits = pairs.scale * logits + pairs.bias
         real = (pairs.mask[:, None] > 0) & (mask > 0)
         same = (pairs.keys[:, None] == keys).all(-1) & real
-        parts, of_text = block(logits, same, real)
+        parts, text_losses = block(logits, same, real)
         logits = jax.lax.stop_gradient(logits)
         right, wrong = (jnp.where(those, logits, LOWEST) for those in (same, real & ~same))
         return (
             parts,
-            of_text,
+            text_losses,
             (right.max(1), wrong.max(1)),
             _right_leads(right.max(0), wrong.max(0)),
         )
@@ -234,14 +234,14 @@ def _losses_by_blocks(
         found = jax.tree.map(lambda x: x[None], one(texts))
     else:
         found = jax.lax.map(jax.checkpoint(one), jax.tree.map(lambda x: _cut(x, chunk), texts))
-    parts, of_text, (right, wrong), right_image = found
+    parts, text_losses, (right, wrong), right_image = found
     right_text = _right_leads(right.max(0), wrong.max(0))
-    found = of_image(*parts), _join(of_text, rows), right_text, _join(right_image, rows)
+    found = image_losses(*parts), _join(text_losses, rows), right_text, _join(right_image, rows)
     return Losses(*(values * pairs.mask for values in found))
 
 
 def _right_leads(right: Columns, wrong: Columns) -> Columns:
-    """1 where the right one is higher, else 0; NaN where one of them is not finite."""
+    """1 where the right logit is higher, else 0; NaN where one of the two is not finite."""
     return jnp.where(jnp.isfinite(right - wrong), right > wrong, jnp.nan)
 
 
