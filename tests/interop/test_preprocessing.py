@@ -26,6 +26,11 @@ PILLOW = {'size': {'height': 224, 'width': 224}, 'resample': 2}
 EDGE = {'size': {'shortest_edge': 256}, 'resample': 3, 'do_center_crop': True, 'crop_size': 224}
 
 
+def read_transforms(extra, size):
+    recipe = preprocessing.read_recipe(extra, size)
+    return recipe.text if recipe else ''
+
+
 TIMM_CROP = (
     "drop_alpha|resize_small(248, 'bicubic', rounding='down')"
     "|central_crop((224, 224), rounding='even')"
@@ -55,7 +60,7 @@ EDGE_CROP = "drop_alpha|resize_small(256, 'bicubic', rounding='down')|central_cr
     ],
 )
 def test_of_timm(extra, size, text):
-    assert preprocessing.read_transforms({'pretrained_cfg': extra}, size) == text
+    assert read_transforms({'pretrained_cfg': extra}, size) == text
     parse_transforms(text)
 
 
@@ -87,12 +92,12 @@ def test_of_timm(extra, size, text):
     ],
 )
 def test_of_transformers(extra, size, text):
-    assert preprocessing.read_transforms({PREPROCESSOR: extra}, size) == text
+    assert read_transforms({PREPROCESSOR: extra}, size) == text
     parse_transforms(text)
 
 
 def test_of_nobody():
-    assert preprocessing.read_transforms({}, (224, 224)) == ''
+    assert read_transforms({}, (224, 224)) == ''
 
 
 def prepared(text):
@@ -137,7 +142,7 @@ def test_every_processor_of_transformers_makes_the_same_bytes(kind, config):
     made = getattr(transformers, f'{kind}ImageProcessorPil')(**config)
     raw = {'return_tensors': 'np', 'do_rescale': False, 'do_normalize': False}
     told = {'image_processor_type': f'{kind}ImageProcessor', **config}
-    ours = prepared(preprocessing.read_transforms({PREPROCESSOR: told}, (500, 500)))
+    ours = prepared(read_transforms({PREPROCESSOR: told}, (500, 500)))
     for photo in timm_images.photos():
         theirs = made(Image.fromarray(photo), **raw)['pixel_values'][0].transpose(1, 2, 0)
         np.testing.assert_array_equal(ours(photo), theirs, err_msg=str(photo.shape))
@@ -167,7 +172,7 @@ def golden():
 
 @pytest.mark.parametrize('case', timm_images.CASES, ids=timm_images.name)
 def test_timm_makes_the_same_bytes(golden, case):
-    ours = prepared(preprocessing.read_transforms({'pretrained_cfg': case}, None))
+    ours = prepared(read_transforms({'pretrained_cfg': case}, None))
     made = map(ours, timm_images.photos())
     assert timm_images.checksum(made) == golden[timm_images.name(case)]
 
@@ -175,7 +180,7 @@ def test_timm_makes_the_same_bytes(golden, case):
 @pytest.mark.parametrize('case', timm_images.CASES[::7], ids=timm_images.name)
 def test_timm_itself_makes_the_same_bytes(case):
     pytest.importorskip('timm')
-    ours = prepared(preprocessing.read_transforms({'pretrained_cfg': case}, None))
+    ours = prepared(read_transforms({'pretrained_cfg': case}, None))
     theirs = timm_images.prepare(case)
     for photo in timm_images.photos():
         np.testing.assert_array_equal(ours(photo), theirs(photo))
@@ -186,12 +191,12 @@ def test_what_timm_reads_again(case):
     is_square = case['input_size'][1] == case['input_size'][2]
     size = (224, 224) if is_square else (192, 256)
     case = case | {'input_size': [3, *size]}
-    text = preprocessing.read_transforms({'pretrained_cfg': case}, None)
+    text = read_transforms({'pretrained_cfg': case}, None)
     told = preprocessing.timm_keys(text, size)
     assert told == {key: case[key] for key in told}
-    assert preprocessing.read_transforms({'pretrained_cfg': case | told}, None) == text
+    assert read_transforms({'pretrained_cfg': case | told}, None) == text
     larger = case | {'input_size': [3, 2 * size[0], 2 * size[1]]}
-    expected = preprocessing.read_transforms({'pretrained_cfg': larger}, None)
+    expected = read_transforms({'pretrained_cfg': larger}, None)
     assert preprocessing.resized(text, (2 * size[0], 2 * size[1])) == expected
 
 
@@ -248,7 +253,7 @@ TEXTS = [
 def test_transformers_makes_the_same_images(text):
     transformers = pytest.importorskip('transformers')
     told = preprocessing.preprocessor(3, (9, 9)) | preprocessing.transformers_keys(text)
-    assert preprocessing.read_transforms({PREPROCESSOR: told}, None) == f'drop_alpha|{text}'
+    assert read_transforms({PREPROCESSOR: told}, None) == f'drop_alpha|{text}'
     processor = getattr(transformers, told['image_processor_type'])(**told)
     for image in timm_images.photos(8):
         theirs = processor(image, return_tensors='np')['pixel_values'][0]

@@ -16,7 +16,7 @@ from vit_jax.data.plans.sizes import pad_image
 from vit_jax.data.records import BrokenRecord, Record, example_rng
 from vit_jax.data.transforms import Transforms, geometry, parse_transforms, without_annotations
 from vit_jax.errors import UserError
-from vit_jax.interop import adapt, preprocessing
+from vit_jax.interop import adapt
 from vit_jax.interop.trained import Size, TrainedModel
 from vit_jax.storage import paths
 from vit_jax.viz import predictions
@@ -217,18 +217,10 @@ def input_size(trained: TrainedModel) -> Size:
     Raises:
       UserError: if the size is unknown.
     """
-    size = prepared_size(trained) or trained.image_size
+    size = trained.prepared_size or trained.image_size
     if size := size or (None if trained.model.stride else RESNET_SIZE):
         return size
     raise UserError(f'{trained.path}: the size of its images is unknown: give --image-size')
-
-
-def prepared_size(trained: TrainedModel) -> Size | None:
-    """Height and width that the files of another code base give all images, which may differ from
-    those that the parameters were made for, as those of DINOv2 do; None if they say nothing.
-    """
-    recipe = None if trained.step is not None else preprocessing.parse_recipe(trained.transforms)
-    return recipe.made if recipe else None
 
 
 def any_size(trained: TrainedModel) -> Size:

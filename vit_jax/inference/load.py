@@ -34,7 +34,6 @@ from vit_jax.inference.images import (
     example_spec,
     input_size,
     own_normalization,
-    prepared_size,
 )
 from vit_jax.interop import adapt, preprocessing
 from vit_jax.interop.trained import Size, TrainedModel
@@ -188,6 +187,7 @@ def open_model(
     return dataclasses.replace(
         trained.with_groups(data={**trained.config.data, 'transforms': transforms}),
         image_size=size,
+        prepared_size=trained.prepared_size if own else size,
         raw_images={'channels': trained.channels, 'size': None},
         spec=example_spec(trained, size),
     )
@@ -280,7 +280,7 @@ def adapt_model(
         _log.warning('%s: %s', trained.source, note)
     if num_classes is not None:
         trained = trained.with_groups(model={**trained.model_config, 'num_classes': num_classes})
-    wanted = image_size or prepared_size(trained)
+    wanted = image_size or trained.prepared_size
     size = wanted or trained.image_size or any_size(trained)
     spec = example_spec(trained, size)
 

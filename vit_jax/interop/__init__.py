@@ -57,7 +57,6 @@ def read(
         kind = extra.get('model_type') or extra.get('architecture') or ''
         reader = families.reader(flat, family, kind)
         imported = reader.read(flat, extra)
-        _require_finite(imported.params)
         _require_sound(imported)
         num_classes = imported.model_config.get('num_classes') or None
         return dataclasses.replace(
@@ -82,12 +81,20 @@ def _preprocessed(imported: TrainedModel, extra: Mapping[str, Any]) -> TrainedMo
     """The model with the transforms of its files, unless its family has its own."""
     from vit_jax.interop import preprocessing, texts
 
-    text = imported.transforms
-    if not text and imported.takes_images:
-        text = preprocessing.read_transforms(extra, imported.image_size)
-        imported = imported.with_notes(*preprocessing.transform_notes(extra, text))
-    read = imported.with_groups(data={**imported.config.data, 'transforms': text})
-    return texts.with_tokenizer(read, extra)
+    if imported.transforms:
+        recipe = preprocessing.parse_recipe(imported.transforms)
+    elif imported.takes_images:
+        recipe = preprocessing.read_recipe(extra, imported.image_size)
+        text = recipe.text if recipe else ''
+        notes = preprocessing.transform_notes(extra, text)
+        imported = dataclasses.replace(
+            imported.with_groups(data={**imported.config.data, 'transforms': text}),
+            notes=(*imported.notes, *notes),
+        )
+    else:
+        recipe = None
+    prepared_size = recipe.made if recipe else None
+    return texts.with_tokenizer(dataclasses.replace(imported, prepared_size=prepared_size), extra)
 
 
 def _with_transforms(written: Written, text: str) -> Written:
@@ -107,14 +114,11 @@ def _with_transforms(written: Written, text: str) -> Written:
     return written._replace(notes=(*written.notes, note))
 
 
-def _require_finite(params: Mapping[str, Any]) -> None:
-    for name, array in param_paths(params).items():
+def _require_sound(imported: TrainedModel) -> None:
+    """Raise UserError for parameters or numbers of config.json with which no model computes."""
+    for name, array in param_paths(imported.params).items():
         if not np.isfinite(array).all():
             raise UserError(f'{name} holds numbers that are NaN or infinite; get the file again')
-
-
-def _require_sound(imported: TrainedModel) -> None:
-    """Raise UserError for numbers of config.json with which no model computes."""
     epsilon, size = imported.model_config.get('norm_eps', 1.0), imported.image_size
     if not 0 < epsilon < math.inf:
         raise UserError(f'its layer norms add {epsilon} to the variance; get config.json again')

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import pathlib
@@ -41,10 +40,6 @@ _QUANTIZED = ('quantization_config', 'compression_config')
 _EXPLICIT = 'transformers_weights'  # a key of config.json that names the file of the weights
 
 
-class _Missing(UserError):
-    """There is no such file."""
-
-
 def read_arrays(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
     """The arrays of a checkpoint, all as float32, and the parsed config.json beside it.
 
@@ -72,7 +67,7 @@ def read_arrays(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
         flat = _select(_parameters(_read_npz(file)), subtree, path)
         return _weights(flat, file), {}
     if file.endswith('.safetensors'):
-        config = _read_configs(_parent(file))
+        config = _read_configs(os.path.dirname(file))
         return _weights(_read_safetensors(file), file), config
     if file.endswith(PICKLES):
         raise UserError(
@@ -162,7 +157,6 @@ def _is_array(member: str) -> bool:
 
 
 def _read_safetensors(path: str) -> Flat:
-    # The package knows bfloat16 only if ml_dtypes is imported.
     package = _safetensors()
     _open(path).close()
     with _readable(path):
@@ -185,10 +179,12 @@ def _read_folder(folder: str) -> tuple[Flat, dict[str, Any]]:
     config = _read_configs(folder)
     file = config.get(_EXPLICIT) or (WEIGHTS if Path(folder, WEIGHTS).is_file() else INDEX)
     if not (isinstance(file, str) and paths.stays_inside(file) and '://' not in file):
-        raise UserError(f'{_join(folder, _CONFIG)}: {_EXPLICIT} {file!r} is no file of its folder')
+        raise UserError(
+            f'{os.path.join(folder, _CONFIG)}: {_EXPLICIT} {file!r} is no file of its folder'
+        )
     if not file.endswith('.index.json'):
-        return _read_safetensors(_join(folder, file)), config
-    place = _join(folder, file)
+        return _read_safetensors(os.path.join(folder, file)), config
+    place = os.path.join(folder, file)
     index = _read_json(place)
     if index is None:
         raise UserError(f'{folder}: there is neither {WEIGHTS} nor {file} in this folder')
@@ -198,7 +194,7 @@ def _read_folder(folder: str) -> tuple[Flat, dict[str, Any]]:
     for shard in sorted({str(shard) for shard in index['weight_map'].values()}):
         if not paths.stays_inside(shard) or '://' in shard:
             raise UserError(f'{place}: {brief(shard)!r} is outside of its folder')
-        flat |= _read_safetensors(_join(folder, shard))
+        flat |= _read_safetensors(os.path.join(folder, shard))
     if lost := sorted(index['weight_map'].keys() - flat.keys()):
         raise UserError(f'{folder}: {brief(lost[0])} is listed in {file} but in none of the files')
     return flat, config
@@ -210,16 +206,16 @@ def brief(name: str) -> str:
 
 
 def _read_configs(folder: str) -> dict[str, Any]:
-    config = _read_json(_join(folder, _CONFIG)) or {}
-    _require_unquantized(config, _join(folder, _CONFIG))
+    config = _read_json(os.path.join(folder, _CONFIG)) or {}
+    _require_unquantized(config, os.path.join(folder, _CONFIG))
     if 'pretrained_cfg' not in config and {'mean', 'std'} <= config.keys():
         config = config | {'pretrained_cfg': config}  # timm had it at the top once
     # As transformers does, which keeps all processors of a model in one file since version 5.
-    nested = (_read_json(_join(folder, _PROCESSOR)) or {}).get('image_processor')
-    preprocessor = nested or _read_json(_join(folder, _PREPROCESSOR))
+    nested = (_read_json(os.path.join(folder, _PROCESSOR)) or {}).get('image_processor')
+    preprocessor = nested or _read_json(os.path.join(folder, _PREPROCESSOR))
     if not isinstance(preprocessor, dict | None):
-        raise UserError(f'{_join(folder, _PROCESSOR)}: image_processor is no JSON object')
-    tokenizers = [path for name in TOKENIZERS if Path(path := _join(folder, name)).is_file()]
+        raise UserError(f'{os.path.join(folder, _PROCESSOR)}: image_processor is no JSON object')
+    tokenizers = [path for name in TOKENIZERS if Path(path := os.path.join(folder, name)).is_file()]
     found = {_PREPROCESSOR: preprocessor, TOKENIZER: tokenizers[0] if tokenizers else None}
     return config | {key: value for key, value in found.items() if value is not None}
 
@@ -227,12 +223,12 @@ def _read_configs(folder: str) -> dict[str, Any]:
 def _read_json(path: str) -> dict[str, Any] | None:
     """The object in a file, None if there is no such file."""
     try:
-        with _open(path) as file:
+        with paths.open_file(path) as file:
             text = file.read(_MOST_JSON + 1)
         if len(text) > _MOST_JSON:
             raise UserError(f'{path}: more than {_MOST_JSON >> 20} MiB of JSON; get it again')
         content = paths.parse_json(text)
-    except _Missing:
+    except FileNotFoundError:
         return None
     except OSError as error:
         raise UserError(f'{path}: cannot be read ({_line(error)})') from None
@@ -335,7 +331,7 @@ def _open(path: str) -> IO[bytes]:
     try:
         return paths.open_file(path)
     except FileNotFoundError:
-        raise _Missing(f'{path}: there is no such file{path_hint(path)}') from None
+        raise UserError(f'{path}: there is no such file{path_hint(path)}') from None
     except (OSError, ValueError) as error:
         raise UserError(f'{path}: cannot be opened ({_line(error)})') from None
 
@@ -360,27 +356,19 @@ def _replacing(path: Path) -> Iterator[Path]:
             temporary.unlink()
 
 
-def _join(folder: str, name: str) -> str:
-    return f'{folder.rstrip("/")}/{name}' if folder else name
-
-
-def _parent(path: str) -> str:
-    return path.rpartition('/')[0]
-
-
 def _line(error: Exception) -> str:
     return ' '.join(str(error).split()) or type(error).__name__
 
 
 def _safetensors() -> Any:
-    return _package('safetensors.numpy', 'safetensors', 'reads and writes .safetensors files')
-
-
-def _package(module: str, package: str, purpose: str) -> Any:
+    """The package, an extra, which knows bfloat16 only if ml_dtypes is imported."""
     try:
-        return importlib.import_module(module)
+        import safetensors.numpy
     except ImportError:
-        raise UserError(f'{package} {purpose}: pip install {package}') from None
+        raise UserError(
+            'safetensors reads and writes .safetensors files: pip install safetensors'
+        ) from None
+    return safetensors.numpy
 
 
 _REPOSITORY = re.compile(r'[\w-][\w.-]*/[\w-][\w.-]*(?:@[\w./-]+)?')

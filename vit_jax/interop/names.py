@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,21 +30,37 @@ _LISTED = 3  # names
 
 
 def ours(name: str, table: Table) -> str | None:
-    """Our name for their parameter; None if no row has it."""
-    return next(_translations(name, table), None)
+    """Our name for their parameter, by the first row that has it; None if none has."""
+    for source, target in table:
+        if not (match := _pattern(source).fullmatch(name)):
+            continue
+        *digits, rest = match.groups()
+        bases = re.findall(r'\{(\d)\}', source)
+        counts = [int(n) - int(base) for n, base in zip(digits, bases, strict=True)]
+        if all(count >= 0 for count in counts):
+            for count, base in zip(counts, re.findall(r'\{(\d)\}', target), strict=False):
+                target = target.replace(f'{{{base}}}', str(count + int(base)), 1)
+            return target.replace('*', '0') + rest
+    return None
+
+
+@functools.cache
+def _pattern(template: str) -> re.Pattern[str]:
+    """Matches a name and its rest; a group for each index, the last for the rest."""
+    text = re.sub(r'\\\{\d\\\}', r'(\\d+)', re.escape(template)).replace(r'\*', r'\d+')
+    return re.compile(rf'{text}((?:[/.].+)?)')
 
 
 def theirs(name: str, table: Table) -> str | None:
     """Their name for our parameter, by the first row that has it; None if none has."""
-    return next(_translations(name, tuple((b, a) for a, b in table)), None)
+    return ours(name, tuple((b, a) for a, b in table))
 
 
-def renamed(flat: Flat, translate: Callable[[str], str | None], source: str) -> dict[str, str]:
+def renamed(translated: Mapping[str, str | None], source: str) -> dict[str, str]:
     """Names in the file by our names.
 
     Args:
-      flat: arrays by the names in the file.
-      translate: their name -> our name, or None if the model has no such part.
+      translated: our name for each name in the file; None if the model has no such part.
       source: the name of the file for messages.
 
     Raises:
@@ -52,8 +68,7 @@ def renamed(flat: Flat, translate: Callable[[str], str | None], source: str) -> 
     """
     found: dict[str, str] = {}
     unknown = []
-    for name in flat:
-        target = translate(name)
+    for name, target in translated.items():
         if target is None:
             unknown.append(name)
         elif target in found:
@@ -68,7 +83,7 @@ def renamed(flat: Flat, translate: Callable[[str], str | None], source: str) -> 
 
 def rename(flat: Flat, table: Table, source: str) -> Flat:
     """Arrays by our names; see `renamed`."""
-    found = renamed(flat, lambda name: ours(name, table), source)
+    found = renamed({name: ours(name, table) for name in flat}, source)
     return {target: flat[name] for target, name in found.items()}
 
 
@@ -142,30 +157,6 @@ def listed(names: list[str]) -> str:
     """The first few names, as text; of long ones, which damaged files have, the beginning."""
     more = f' and {len(names) - _LISTED} more' if len(names) > _LISTED else ''
     return ', '.join(map(brief, names[:_LISTED])) + more
-
-
-def _translations(name: str, table: Table) -> Iterator[str]:
-    for source, target in table:
-        if not (match := _pattern(source).fullmatch(name)):
-            continue
-        *digits, rest = match.groups()
-        bases = re.findall(r'\{(\d)\}', source)
-        counts = [int(n) - int(base) for n, base in zip(digits, bases, strict=True)]
-        if all(count >= 0 for count in counts):
-            yield _filled(target, counts) + rest
-
-
-@functools.cache
-def _pattern(template: str) -> re.Pattern[str]:
-    """Matches a name and its rest; a group for each index, the last for the rest."""
-    text = re.sub(r'\\\{\d\\\}', r'(\\d+)', re.escape(template)).replace(r'\*', r'\d+')
-    return re.compile(rf'{text}((?:[/.].+)?)')
-
-
-def _filled(template: str, counts: list[int]) -> str:
-    remaining = iter(counts)
-    text = re.sub(r'\{(\d)\}', lambda base: str(next(remaining) + int(base[1])), template)
-    return text.replace('*', '0')
 
 
 def _fused(parent: str) -> Mapping[str, tuple[str, ...]]:

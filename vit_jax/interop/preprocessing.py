@@ -39,6 +39,8 @@ _DEIT = 256 / 224  # side before the crop, by that of the crop
 _UNCROPPED = 384  # pixels, from which on a ConvNeXt of transformers sees whole images
 # Keys of files that describe how images are resized.
 _RESIZING = {'size', 'crop_size', 'crop_pct', 'interpolation', 'input_size', 'resample'}
+# In the names of transforms that change the geometry of an image.
+_MOVES = re.compile('resize|crop|flip|pad_and|rotate|patches')
 _FITS = {'resize': '', 'resize_cover': 'cover', 'resize_within': 'within'}
 
 
@@ -76,40 +78,34 @@ class Recipe(NamedTuple):
     @property
     def text(self) -> str:
         """The transforms, as in `config.data.transforms`."""
-        return '|'.join(filter(None, ('drop_alpha' * self.drops_alpha, self._resize, self._crop)))
-
-    @property
-    def _resize(self) -> str:
-        if self.size is None:
-            return ''
+        steps = ['drop_alpha'] if self.drops_alpha else []
         if isinstance(self.size, tuple):
             name = f'resize_{self.fit}' if self.fit else 'resize'
-            return f'{name}({self.size}, {self.method!r})'
-        named = '' if self.method == 'bilinear' else f', {self.method!r}'
-        rounded = '' if self.long == 'nearest' else f', rounding={self.long!r}'
-        return f'resize_small({self.size}{named}{rounded})'
-
-    @property
-    def _crop(self) -> str:
-        if self.crop is None:
-            return ''
-        rounded = '' if self.offset == 'down' else f', rounding={self.offset!r}'
-        filled = '' if self.fill is None else f', fill={self.fill}'
-        return f'central_crop({self.crop}{rounded}{filled})'
+            steps.append(f'{name}({self.size}, {self.method!r})')
+        elif self.size is not None:
+            method = '' if self.method == 'bilinear' else f', {self.method!r}'
+            rounding = '' if self.long == 'nearest' else f', rounding={self.long!r}'
+            steps.append(f'resize_small({self.size}{method}{rounding})')
+        if self.crop is not None:
+            rounding = '' if self.offset == 'down' else f', rounding={self.offset!r}'
+            fill = '' if self.fill is None else f', fill={self.fill}'
+            steps.append(f'central_crop({self.crop}{rounding}{fill})')
+        return '|'.join(steps)
 
 
-def read_transforms(extra: Mapping[str, Any], size: Size | None) -> str:
-    """The transforms that the files give; empty if they give none.
+def read_recipe(extra: Mapping[str, Any], size: Size | None) -> Recipe | None:
+    """The recipe that the files give; None if they give none.
 
     Args:
       extra: see `files.read_arrays`.
       size: height and width that the parameters were made for, for files that do not say what
         size their images get; None if they fit any.
     """
-    for read, source in _readers(extra):
-        if isinstance(source, Mapping) and (found := read(source, size)):
-            return found.text if _is_plausible(found) else ''
-    return ''
+    timm, transformers = extra.get('pretrained_cfg'), extra.get(PREPROCESSOR)
+    found = _timm(timm, size) if isinstance(timm, Mapping) else None
+    if found is None and isinstance(transformers, Mapping):
+        found = _pillow(transformers, size)
+    return found if found and _is_plausible(found) else None
 
 
 def transform_notes(extra: Mapping[str, Any], text: str) -> tuple[str, ...]:
@@ -119,7 +115,8 @@ def transform_notes(extra: Mapping[str, Any], text: str) -> tuple[str, ...]:
       extra: see `files.read_arrays`.
       text: the transforms that were read from it; empty for none.
     """
-    timm, told = (found if isinstance(found, Mapping) else {} for _, found in _readers(extra))
+    groups = (extra.get('pretrained_cfg'), extra.get(PREPROCESSOR))
+    timm, told = (group if isinstance(group, Mapping) else {} for group in groups)
     if not text and (_RESIZING & (timm.keys() | told.keys())):
         return ('its files prepare images in a way that is not supported: they get a central crop',)
     config = _with_defaults(told, None)
@@ -127,10 +124,6 @@ def transform_notes(extra: Mapping[str, Any], text: str) -> tuple[str, ...]:
     if told and not timm and keeps_shape and not config.get('do_center_crop'):
         return (f'{PREPROCESSOR} keeps the shape of images; here they get a central crop',)
     return ()
-
-
-def _readers(extra: Mapping[str, Any]) -> tuple[tuple[Any, Any], ...]:
-    return (_timm, extra.get('pretrained_cfg')), (_pillow, extra.get(PREPROCESSOR))
 
 
 def resampling(text: str) -> str:
@@ -175,7 +168,7 @@ def _side(old: int, new: int, cut: int) -> int:
 def parse_recipe(text: str) -> Recipe | None:
     """The geometry of transforms as a recipe; None if they do more than one can say."""
     words = [signatures.function_name(node) for node in signatures.parse_transforms(text)]
-    moving = [word for word in words if _moves(word)]
+    moving = [word for word in words if _MOVES.search(word)]
     if not moving or moving not in (moving[:1], [moving[0], 'central_crop']):
         return None
     if moving[0] not in (*_FITS, 'resize_small', 'central_crop'):
@@ -263,7 +256,8 @@ def differences(text: str, files: Mapping[str, Any]) -> tuple[str, ...]:
       text: the transforms.
       files: as the `extra` of `files.read_arrays`.
     """
-    recipe, back = parse_recipe(text), parse_recipe(read_transforms(files, None))
+    recipe, found = parse_recipe(text), read_recipe(files, None)
+    back = parse_recipe(found.text) if found else None
     if recipe is None or back is None or back._replace(drops_alpha=recipe.drops_alpha) == recipe:
         return ()
     theirs = back._replace(drops_alpha=False).text
@@ -280,11 +274,6 @@ def config_resampling(config: Mapping[str, Any]) -> str:
     if not (type(number) is int and 0 <= number < len(METHODS)):
         raise UserError(f'{PREPROCESSOR}: resample {number!r} is not supported')
     return METHODS[number]
-
-
-def _moves(word: str) -> bool:
-    """Whether a transform of this name changes the geometry of an image."""
-    return any(part in word for part in ('resize', 'crop', 'flip', 'pad_and', 'rotate', 'patches'))
 
 
 def _is_plausible(recipe: Recipe) -> bool:

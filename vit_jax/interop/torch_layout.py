@@ -7,8 +7,6 @@ and [H W I O]; attention heads are folded into the features in PyTorch and have 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,43 +14,13 @@ from vit_jax.errors import UserError
 from vit_jax.interop import names
 from vit_jax.interop.files import Flat
 
-
-class _Layout(NamedTuple):
-    """Conversion of the arrays whose name, ours, matches `pattern`."""
-
-    pattern: str
-    # By the number of axes: their array and the number of heads, or our array.
-    read: Mapping[int, Callable[[np.ndarray, int], np.ndarray]]
-    write: Mapping[int, Callable[[np.ndarray], np.ndarray]]
-
-
+# Layouts of parameters by patterns of our names, of which the first counts.
 _LAYOUTS = (
-    _Layout(
-        '.*/(query|key|value)/kernel',  # [D H K]
-        {2: lambda w, heads: w.T.reshape(w.shape[1], heads, -1)},
-        {3: lambda k: k.reshape(len(k), -1).T},
-    ),
-    _Layout(
-        '.*/(query|key|value)/bias',  # [H K]
-        {1: lambda b, heads: b.reshape(heads, -1)},
-        {2: lambda b: b.reshape(-1)},
-    ),
-    _Layout(
-        '.*/(attention|cross)/out/kernel',  # [H K D]
-        {2: lambda w, heads: w.T.reshape(heads, -1, len(w))},
-        {3: lambda k: k.reshape(-1, k.shape[-1]).T},
-    ),
-    # A 1 x 1 convolution there.
-    _Layout(
-        'input_proj/kernel',
-        {4: lambda w, heads: w[..., 0, 0].T},
-        {2: lambda k: k.T[..., None, None]},
-    ),
-    _Layout(
-        '.*/kernel',
-        {2: lambda w, heads: w.T, 4: lambda w, heads: w.transpose(2, 3, 1, 0)},
-        {2: lambda k: k.T, 4: lambda k: k.transpose(3, 2, 0, 1)},
-    ),
+    ('.*/(query|key|value)/kernel', 'D H K'),
+    ('.*/(query|key|value)/bias', 'H K'),
+    ('.*/(attention|cross)/out/kernel', 'H K D'),
+    ('input_proj/kernel', '1 x 1'),  # a convolution in PyTorch, a dense layer here
+    ('.*/kernel', 'kernel'),
 )
 # Names of their fused projections, and of the parts.
 _FUSED = {'qkv': 'qkv', 'kv': 'kv', 'in_proj': 'qkv'}
@@ -103,35 +71,70 @@ def read(flat: Flat, table: names.Table, num_heads: int, source: str) -> Flat:
       UserError: if a name is in no row, or an array has an impossible shape.
     """
     converted: Flat = {}
-    for name, original in names.renamed(flat, lambda n: ours(n, table), source).items():
-        layout, array = _layout(name), flat[original]
+    in_file = names.renamed({name: ours(name, table) for name in flat}, source)
+    for name, original in in_file.items():
+        array = flat[original]
         try:
-            converted[name] = layout.read[array.ndim](array, num_heads) if layout else array
-        except (KeyError, ValueError):
+            converted[name] = _from_torch(name, array, num_heads)
+        except ValueError:
             raise UserError(
                 f'{source}: {original} cannot have shape {array.shape} ({num_heads} heads)'
             ) from None
-    return converted | _absent_biases(converted)
+    for part in ('query', 'key', 'value'):
+        kernels = [name for name in converted if name.endswith(f'/{part}/kernel')]
+        biases = {n[:-6] + 'bias': np.zeros(converted[n].shape[1:], np.float32) for n in kernels}
+        converted |= {} if biases.keys() & converted.keys() else biases
+    return converted
 
 
 def write(flat: Flat, table: names.Table) -> Flat:
     """The inverse of `read`, for parameters that the table has."""
-    return {theirs(name, table): _written(name, array) for name, array in flat.items()}
+    return {
+        theirs(name, table): np.ascontiguousarray(_to_torch(name, array))
+        for name, array in flat.items()
+    }
 
 
-def _written(name: str, array: np.ndarray) -> np.ndarray:
-    layout = _layout(name)
-    return np.ascontiguousarray(layout.write[array.ndim](array) if layout else array)
+def _layout(name: str) -> str:
+    """The layout of a parameter of this name; empty if it is the same in PyTorch."""
+    return next((layout for pattern, layout in _LAYOUTS if re.fullmatch(pattern, name)), '')
 
 
-def _layout(name: str) -> _Layout | None:
-    return next((layout for layout in _LAYOUTS if re.fullmatch(layout.pattern, name)), None)
+def _from_torch(name: str, array: np.ndarray, num_heads: int) -> np.ndarray:
+    """A parameter, whose name is ours, in our layout; raises ValueError for impossible shapes."""
+    match _layout(name), array.ndim:
+        case '', _:
+            return array
+        case 'D H K', 2:
+            return array.T.reshape(array.shape[1], num_heads, -1)
+        case 'H K', 1:
+            return array.reshape(num_heads, -1)
+        case 'H K D', 2:
+            return array.T.reshape(num_heads, -1, len(array))
+        case '1 x 1', 4:
+            return array[..., 0, 0].T
+        case 'kernel', 2:
+            return array.T
+        case 'kernel', 4:
+            return array.transpose(2, 3, 1, 0)
+    raise ValueError(f'{name} cannot have shape {array.shape}')
 
 
-def _absent_biases(flat: Flat) -> Flat:
-    absent: Flat = {}
-    for part in ('query', 'key', 'value'):
-        kernels = [name for name in flat if name.endswith(f'/{part}/kernel')]
-        biases = {n[:-6] + 'bias': np.zeros(flat[n].shape[1:], np.float32) for n in kernels}
-        absent |= {} if biases.keys() & flat.keys() else biases
-    return absent
+def _to_torch(name: str, array: np.ndarray) -> np.ndarray:
+    """The inverse of `_from_torch`."""
+    match _layout(name), array.ndim:
+        case '', _:
+            return array
+        case 'D H K', 3:
+            return array.reshape(len(array), -1).T
+        case 'H K', 2:
+            return array.reshape(-1)
+        case 'H K D', 3:
+            return array.reshape(-1, array.shape[-1]).T
+        case '1 x 1', 2:
+            return array.T[..., None, None]
+        case 'kernel', 2:
+            return array.T
+        case 'kernel', 4:
+            return array.transpose(3, 2, 0, 1)
+    raise ValueError(f'{name} cannot have shape {array.shape}')

@@ -42,6 +42,8 @@ class TrainedModel:
         if they fit images of any size.
       source: its origin, a phrase for people.
       class_names: one for each output of the head; empty if unknown.
+      prepared_size: height and width of all images after the transforms of another code base's
+        files, which may differ from `image_size`, as those of DINOv2 do; None if unknown.
       positions: interpolation by which its code base resizes position embeddings, see
         `ops.resize.grid`.
       class_ids: those of the training data's own files; empty if these have none, and for runs
@@ -70,6 +72,7 @@ class TrainedModel:
     spec: Spec = dataclasses.field(default_factory=dict)
     class_ids: tuple[int, ...] = ()
     positions: str = 'bilinear'
+    prepared_size: Size | None = None
 
     @classmethod
     def from_file(

@@ -49,7 +49,7 @@ def assemble(
     Raises:
       UserError: names the parameters that are unknown, absent, superfluous or of another shape.
     """
-    in_file = names.renamed(flat, lambda name: torch_layout.ours(name, table), source)
+    in_file = names.renamed({name: torch_layout.ours(name, table) for name in flat}, source)
 
     def label(name: str) -> str:
         return in_file.get(name) or torch_layout.theirs(name, table)

@@ -112,7 +112,7 @@ def arrays(
     Without a config they have the heads of a published ViT.
     """
     if config is None:
-        found = names.renamed(flat, lambda name: torch_layout.ours(name, table), source)
+        found = names.renamed({name: torch_layout.ours(name, table) for name in flat}, source)
         heads = _vit.published_heads({n: flat[theirs].shape for n, theirs in found.items()}, source)
     else:
         heads = int({**kind.defaults, **config}['num_attention_heads'])

@@ -83,10 +83,8 @@ def read(
         wanted = ' or '.join(kind.types)
         raise UserError(f'{source}: config.json is of a {found!r}, not of a {wanted}')
 
-    def translate(name: str) -> str | None:
-        return torch_layout.ours(kind.plain(name), kind.table)
-
-    in_file = names.renamed(flat, translate, source)
+    translated = {name: torch_layout.ours(kind.plain(name), kind.table) for name in flat}
+    in_file = names.renamed(translated, source)
     heads = config.get('num_attention_heads') if extra.get('model_type') else None
     heads = heads or extra.get('num_attention_heads') or _published(flat, in_file, source)
     stripped = {kind.plain(name): array for name, array in flat.items()}

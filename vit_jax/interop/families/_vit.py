@@ -60,7 +60,9 @@ def assemble(
     flat = _with_tables(flat, image_size or next(iter(hints), None))
     model = _keywords(flat, source, label) | {'gelu': gelu, 'norm_eps': norm_eps}
     model |= {'posemb': 'learn' if 'pos_embed' in flat else posemb, **fields}
-    module = _module(model)
+    # Scanned, so that a deep model is traced as quickly as a shallow one.
+    keywords = {key: value for key, value in model.items() if key != 'name'}
+    module = resolve('vit_jax.models', model['name'], 'Model')(**keywords, scan=True)
     context = f'{source}: not a whole model (shapes in our layout)'
     expected = _expected(flat, module)
     flat = with_biases(flat, expected)
@@ -305,12 +307,6 @@ def _count(flat: Iterable[str], pattern: str) -> int:
     if count > len(found):
         raise UserError(f'there is a block {count - 1}, but there are {len(found)} arrays in all')
     return count
-
-
-def _module(model: Mapping[str, Any]) -> Any:
-    """The model. Scanned, so that a deep one is traced as quickly as a shallow one."""
-    fields = {key: value for key, value in model.items() if key != 'name'}
-    return resolve('vit_jax.models', model['name'], 'Model')(**fields, scan=True)
 
 
 def _expected(flat: Flat, module: Any) -> Flat:

@@ -122,7 +122,7 @@ def _joined(
     """
     if 'cls_token' not in encoder.params:
         raise UserError(f'{source}: cls_token is not in the file')
-    in_file = names.renamed(decoder, lambda name: torch_layout.ours(name, table), source)
+    in_file = names.renamed({name: torch_layout.ours(name, table) for name in decoder}, source)
     shapes = {name: decoder[theirs].shape for name, theirs in in_file.items()}
     keywords = _keywords(shapes, encoder.model_config, heads, source)
     flat = torch_layout.read(decoder, table, keywords['decoder_heads'], source)

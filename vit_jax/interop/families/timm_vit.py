@@ -97,7 +97,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     arguments = _timm.arguments(extra, source)
     _require_known(flat)
     parts = _timm.plain(flat, source)
-    in_file = names.renamed(parts, lambda name: torch_layout.ours(name, TABLE), source)
+    in_file = names.renamed({name: torch_layout.ours(name, TABLE) for name in parts}, source)
     shapes = {name: parts[theirs].shape for name, theirs in in_file.items()}
     params = torch_layout.read(parts, TABLE, _heads(extra, arguments, shapes), source)
     sizes = _sizes(extra, arguments)

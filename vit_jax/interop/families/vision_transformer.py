@@ -87,7 +87,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     source = _source(flat)
     _require_plausible_depth(flat, source)
     unrolled = unroll(flat, *_SCANNED)
-    in_file = names.renamed(unrolled, lambda name: names.ours(name, TABLE), source)
+    in_file = names.renamed({name: names.ours(name, TABLE) for name in unrolled}, source)
     params = {name: _vector(name, unrolled[theirs]) for name, theirs in in_file.items()}
     hints = [extra[GIVEN_SIZE]] if GIVEN_SIZE in extra else []
     params = _vit.with_class_row(params, has_row=_has_class_row(flat, params, hints))
