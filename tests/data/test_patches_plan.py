@@ -158,5 +158,5 @@ def test_data_without_images_are_refused(tmp_path):
     pairs = tmp_path / 'pairs.tsv'
     pairs.write_text('ein Hund\ta dog\n' * 40)
     text = {'source': f'text:{pairs}', 'split': 'train', 'vocab': 'bytes', 'transforms': 'tokenize'}
-    with pytest.raises(UserError, match='there is no image to cut into patches'):
+    with pytest.raises(UserError, match='has no image to cut into patches'):
         opened(**text).shapes  # noqa: B018

@@ -130,9 +130,9 @@ class Dataset:
         return len(self.plan.members)
 
     def train_batches(self, start_step: int = 0, stopping: Stopping = never) -> Iterator[Batch]:
-        """Shuffled batches without end, from that of a step on.
+        """Shuffled batches without end, beginning with the batch of `start_step`.
 
-        Raises `Interrupted` where none is ready and `stopping` says so.
+        Raises `Interrupted` if none is ready and `stopping` requests a stop.
         """
         for shape in self.shapes:
             self._process.rows(shape.rows)
@@ -142,7 +142,7 @@ class Dataset:
     def eval_batches(self, stopping: Stopping = never) -> Iterator[Batch]:
         """Every example once, the same number of batches on every process.
 
-        Raises `Interrupted` where none is ready and `stopping` says so.
+        Raises `Interrupted` if none is ready and `stopping` requests a stop.
         """
         make = Loader(self.plan, self._process).eval_batch
         steps = self.plan.eval_steps
@@ -223,7 +223,7 @@ class DataConfig:
       count: which tokens `batch_size` counts in training: 'padded', all slots of one side, or
         'target', those of the target without padding.
       sizes: heights and widths in pixels that images of different sizes are padded to.
-      plan: a plan of your own in place of `buckets` and `sizes`, such as
+      plan: a plan of your own instead of `buckets` and `sizes`, such as
         'my_lab.packing(length=256)'; see `vit_jax.data.plans`.
       workers: reading processes; 0 reads in threads. By default 0, or one for every four CPU cores
         if there are more and the data have at least 100,000 examples.
@@ -295,7 +295,7 @@ def open_dataset(
       section: the fields of `Section`.
 
     Raises:
-      UserError: if there are no such data, or batches cannot be made of them.
+      UserError: if the data do not exist, or no batches can be made of them.
     """
     keys = DataConfig(**section)
     plan = keys.make_plan(

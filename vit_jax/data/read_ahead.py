@@ -35,7 +35,7 @@ _NO_ROOM = (
     'set workers to 0'
 )
 CLOSE_SECONDS = 10.0  # time limit for worker processes to end
-_POLL_SECONDS = 0.2  # between two looks whether a stop is requested
+_POLL_SECONDS = 0.2  # between two checks for a requested stop
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,14 +91,14 @@ def read_ahead(
     source: Subset,
     stopping: Stopping = never,
 ) -> Iterator[T]:
-    """Yield make(start), ..., make(stop - 1), several of them being made at a time.
+    """Yield make(start), ..., make(stop - 1), making several at a time.
 
     Args:
       make: makes a batch by its number; for worker processes it must be picklable.
       start, stop: the first number, and the one after the last.
       loading: how far ahead, and in which threads or processes; `resolved`.
       source: read by `make`; counts the broken records that its copies in worker processes find.
-      stopping: asked while nothing is ready; see `Watched`.
+      stopping: polled while no batch is ready; see `Watched`.
     """
     import grain
     from absl import flags
@@ -124,7 +124,7 @@ def read_ahead(
 
 @dataclasses.dataclass(frozen=True)
 class _Staying(Generic[T]):
-    """Makes a batch; exceptions that would end a thread, process or loop in silence are errors."""
+    """Makes a batch; an exception that would end a thread, process or loop silently is an error."""
 
     make: Callable[[int], T]
 
@@ -138,7 +138,7 @@ class _Staying(Generic[T]):
 
 @dataclasses.dataclass(frozen=True)
 class _Reporting(Generic[T]):
-    """Makes, in a worker process, a batch, and returns the broken records found on the way too."""
+    """Makes a batch in a worker process, and returns it with the broken records that were found."""
 
     make: Callable[[int], T]
     source: Subset
@@ -194,7 +194,7 @@ def _explained() -> Iterator[None]:
         if name == 'SIGBUS':
             raise UserError(_NO_ROOM) from error
         raise WorkerDied(
-            f'a reading process of data.workers was ended by {name}, as where memory is short; '
+            f'a reading process of data.workers was ended by {name}, perhaps for lack of memory; '
             'the same command, started again, continues from the last checkpoint'
         ) from error
 
@@ -202,8 +202,8 @@ def _explained() -> Iterator[None]:
 def _block_signals(iterator: Any) -> Iterator[Any]:
     """Yield the same items, and start their processes with Ctrl-C and SIGTERM blocked.
 
-    To be called in a thread of its own, whose signals it blocks. `_live_with_parent` runs only
-    seconds later, after a worker's imports; one that a signal ended earlier would be waited for.
+    Call it in a thread of its own, whose signals it blocks. `_live_with_parent` runs only seconds
+    later, after a worker's imports; a worker that a signal ends earlier would be waited for.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     try:
@@ -213,9 +213,9 @@ def _block_signals(iterator: Any) -> Iterator[Any]:
 
 
 def _start_tracker() -> None:
-    """Start the process that removes shared memory if this one is killed, or ends at once.
+    """Start the process that removes shared memory if this one is killed or exits at once.
 
-    It does so without a warning, which would come after the reason. It is started here because its
+    Its warning is silenced, which would follow the error message. It is started here because its
     start unblocks signals.
     """
     before = sys.warnoptions[:]
@@ -249,8 +249,8 @@ class Watched(Iterator[T], Generic[T]):
 
     `close()`, or dropping the last reference, ends the thread and closes the iterator.
     `next` raises `Stalled` if an item takes longer than `timeout_s` seconds, and `Interrupted` if
-    `stopping(waiting=True)` says so before there is one. Both leave the thread behind, as it may
-    hang.
+    `stopping(waiting=True)` requests a stop before an item is ready. Both leave the thread behind,
+    as it may hang.
     """
 
     def __init__(self, iterator: Iterator[T], timeout_s: float, stopping: Stopping = never):

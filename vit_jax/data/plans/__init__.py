@@ -27,7 +27,7 @@ def make(text: str, examples: Examples, **options: Any) -> Plan:
       options: further keywords of the plan, such as `batch_size` and `seed`.
 
     Raises:
-      UserError: if there is no such plan, or it refuses the options or the examples.
+      UserError: if the plan does not exist, or refuses the options or the examples.
     """
     node = signatures.parse_call(text, f'plan {text!r}')
     args, named = signatures.arguments(node)

@@ -16,7 +16,7 @@ from vit_jax.data.examples import Examples
 from vit_jax.data.records import Record, SourceInfo
 from vit_jax.errors import UserError
 
-NONE = -1  # padding in place of an example
+NONE = -1  # padding instead of an example
 Rows = Int[np.ndarray, 'rows *n']
 
 

@@ -90,7 +90,7 @@ class Plan(fixed.Plan):
 
     def _image(self) -> np.ndarray:
         if np.ndim(image := self.example.get('image', ())) != 3:
-            raise UserError(f'{self.examples.source.title}: there is no image to cut into patches')
+            raise UserError(f'{self.examples.source.title}: has no image to cut into patches')
         return np.asarray(image)
 
     def _kept(self, record: Record) -> Record:
