@@ -6,6 +6,7 @@ import collections
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -59,3 +60,35 @@ def by_room(rows: Rows) -> str:
         lines.append(f'{room}: {len(held)} in {len({file for file, _, _ in held})} files')
         lines += [f'  {file}:{line} {name}' for file, line, name in held]
     return '\n'.join(lines)
+
+
+# The most files, and lines of these, from the command `train` to the last layer of a ViT.
+MOST_FILES, MOST_LINES = 15, 4000
+
+
+def life(title: str) -> list[tuple[str, list[str]]]:
+    """The files of a list of CONTRIBUTING.md in their order, and the functions that it names."""
+    section = (ROOT / 'CONTRIBUTING.md').read_text().split(f'## {title}\n')[1].split('\n## ')[0]
+    entries = re.findall(r'^\d+\. `([\w/]+\.py)`:((?:.|\n(?! *\d+\.|\n))*)', section, re.M)
+    return [(f'vit_jax/{file}', re.findall(r'`(\w+)`', text)) for file, text in entries]
+
+
+@pytest.mark.parametrize('title', ['The life of a run', 'The life of a batch'])
+def test_the_lists_of_files_name_functions_that_a_training_enters(
+    title: str, walks: dict[str, Rows]
+) -> None:
+    entered = {(file, name.rpartition('.')[2]) for file, _, name in walks['train']}
+    listed = life(title)
+    assert len(listed) >= 10
+    wrong = [
+        (file, name) for file, names in listed for name in names if (file, name) not in entered
+    ]
+    assert not wrong
+    assert not [file for file, names in listed if not names and title == 'The life of a run']
+
+
+def test_a_run_is_told_in_few_files() -> None:
+    files = [ROOT / file for file, _ in life('The life of a run')]
+    assert files[0].name == 'train.py' and files[-1].parent.name == 'nn'
+    assert len(files) <= MOST_FILES
+    assert sum(len(file.read_text().splitlines()) for file in files) <= MOST_LINES
