@@ -219,7 +219,7 @@ class Backbone(vit.Model):
 
 
 class Head(nn.Module):
-    """Projection to unit vectors, and their products with prototypes (DINO, appendix C).
+    """Projection to unit vectors, and scores of prototypes (DINO, appendix C).
 
     Three dense layers with GELUs between them. `prototypes` has a `kernel` whose columns are
     normalized, and a learned `scale` for each, 1 at first.
@@ -241,7 +241,7 @@ class Head(nn.Module):
 
 
 class Prototypes(nn.Module):
-    """Products with unit vectors, times a scale for each: weight normalization.
+    """A matmul with unit vectors, times a scale for each: weight normalization.
 
     Salimans and Kingma, 2016, arXiv:1602.07868.
     """
