@@ -1,4 +1,4 @@
-"""The mean and deviation of a checkpoint's images: told, folded, written, or said to be unknown."""
+"""Mean and standard deviation of a checkpoint's images: read, folded, written, or unknown."""
 
 import json
 

@@ -310,7 +310,7 @@ def test_a_file_and_what_is_made_of_it_have_the_same_transforms(tmp_path):
     notes = interop.write(
         released.trained('vit').with_groups(data={'transforms': 'random_crop(9)'}), tmp_path / 'c'
     )
-    assert 'instead of what a run does: random_crop(9)' in notes[0]
+    assert 'unlike the run: random_crop(9)' in notes[0]
 
 
 def test_predict_reads_images_as_the_file_says(tmp_path):

@@ -2,10 +2,9 @@
 
 `config.model.name=None` is the checkpoint's model; other keys of `config.model` replace its own.
 In transforms, `{size}` and `{method}` stand for the checkpoint's image size and resampling,
-`{transforms}` for all that is done to its images in evaluation, and `{alpha}` for `drop_alpha|` if
-that is a part of it. Where `config.data.split` and
-those of `config.evals` are None, the data are asked for a validation split; without one, a fifth
-of each class is held out. A run stores the completed config.
+`{transforms}` for its transforms of evaluation, and `{alpha}` for `drop_alpha|` if these have it.
+Where `config.data.split` and those of `config.evals` are None, the data are asked for a validation
+split; without one, a fifth of each class is held out. A run stores the completed config.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from vit_jax.interop.trained import TrainedModel
 
 # Readers of checkpoints are imported where a config follows one: most configs follow none.
 
-VALIDATION = ('validation', 'valid', 'val', 'dev', 'test')  # the first that there is
+VALIDATION = ('validation', 'valid', 'val', 'dev', 'test')  # in order of preference
 HELD_OUT = ('train[:80% per class]', 'train[80%: per class]')
 FIELD = re.compile(r'\{(size|method|transforms|alpha)\}')
 
@@ -41,7 +40,7 @@ class CompletedConfig:
     Attributes:
       config: checked.
       checkpoint: of `config.init.from`, if it was read.
-      notes: what was chosen, a line each.
+      notes: the choices, a line each.
     """
 
     config: ConfigDict
@@ -56,17 +55,17 @@ def complete(
 
     Args:
       config: not changed.
-      stored: of a run that goes on, which has it already.
+      stored: the completed config of a run that is resumed.
       allowed: modules of the user's own that the config of the checkpoint's run may name.
 
     Raises:
-      UserError: if there is no such checkpoint, it is of another task, or does not have what is
-        asked of it; if there are no such data; or as `config.load.override`.
+      UserError: if there is no such checkpoint, it is of another task or lacks a requested part;
+        if there are no such data; or as `config.load.override`.
     """
-    places = list(_open(config))
-    if not places:
+    keys = list(_open(config))
+    if not keys:
         return CompletedConfig(config)
-    found = None if stored is None else _from_run(config, stored, places)
+    found = None if stored is None else _from_run(config, stored, keys)
     return found or _from_files(config, allowed)
 
 
@@ -86,34 +85,34 @@ def init_path(config: ConfigDict) -> str:
 
 
 def _open(config: ConfigDict) -> Iterator[str]:
-    """The places that are left open, as 'data.split'."""
+    """The keys that are left open, as 'data.split'."""
     if config.model.name is None:
         yield from ('model', 'init.select')
-    for place in ('data', *(f'evals.{name}' for name in config.evals)):
-        section = defaults.at(config, place)
+    for key_path in ('data', *(f'evals.{name}' for name in config.evals)):
+        section = defaults.at(config, key_path)
         if section.get('split') is None:
-            yield f'{place}.split'
+            yield f'{key_path}.split'
         if FIELD.search(section.get('transforms', '')):
-            yield f'{place}.transforms'
+            yield f'{key_path}.transforms'
 
 
-def _group(config: ConfigDict, place: str) -> ConfigDict:
-    return functools.reduce(ConfigDict.__getitem__, place.split('.'), config)
+def _group(config: ConfigDict, key_path: str) -> ConfigDict:
+    return functools.reduce(ConfigDict.__getitem__, key_path.split('.'), config)
 
 
 def _from_run(
-    config: ConfigDict, stored: ConfigDict, places: Sequence[str]
+    config: ConfigDict, stored: ConfigDict, keys: Sequence[str]
 ) -> CompletedConfig | None:
-    """The config with a run's values of what it leaves open; None if that lacks such places."""
+    """The config with a run's values of its open keys; None if the run lacks some of them."""
     config = copy.deepcopy(config)
     with config.unlocked(), config.ignore_type():
-        for place in places:
-            section, _, key = place.rpartition('.')
-            if place == 'model':
-                said = {k: v for k, v in config.model.items() if v is not None}
-                config.model = {**stored.model, **said}
+        for key_path in keys:
+            section, _, key = key_path.rpartition('.')
+            if key_path == 'model':
+                given = {k: v for k, v in config.model.items() if v is not None}
+                config.model = {**stored.model, **given}
             elif key not in (kept := defaults.at(stored, section)):
-                if place != 'init.select':
+                if key_path != 'init.select':
                     return None
             else:
                 _group(config, section)[key] = kept[key]
@@ -127,7 +126,7 @@ def _from_files(config: ConfigDict, allowed: Sequence[str]) -> CompletedConfig:
     checkpoint: TrainedModel | None = None
     notes: list[str] = []
     with config.unlocked(), config.ignore_type():
-        if any(not place.endswith('.split') for place in _open(config)):
+        if any(not key_path.endswith('.split') for key_path in _open(config)):
             if not (path := init_path(config)):
                 raise UserError(
                     'config.init.from is empty: it gives config.model; name a checkpoint'
@@ -147,8 +146,8 @@ def _follow(config: ConfigDict, checkpoint: TrainedModel) -> Iterator[str]:
 
     if config.model.name is None:
         yield _follow_model(config, checkpoint)
-    places = [place for place in _open(config) if place.endswith('.transforms')]
-    if places:
+    keys = [key_path for key_path in _open(config) if key_path.endswith('.transforms')]
+    if keys:
         text = evaluation_transforms(checkpoint)
         fields = {
             'size': _in_text(_size(checkpoint)),
@@ -156,8 +155,8 @@ def _follow(config: ConfigDict, checkpoint: TrainedModel) -> Iterator[str]:
             'transforms': text,
             'alpha': 'drop_alpha|' if parse_transforms(text).drops_alpha else '',
         }
-        for place in places:
-            section = _group(config, place.rpartition('.')[0])
+        for key_path in keys:
+            section = _group(config, key_path.rpartition('.')[0])
             section.transforms = FIELD.sub(lambda m: fields[m[1]], section.transforms)
         yield f'config.data: images of {fields["size"]} pixels; evaluated by {text}'
 
@@ -173,8 +172,8 @@ def _follow_model(config: ConfigDict, checkpoint: TrainedModel) -> str:
         )
     # The new head is a single layer (Dosovitskiy et al. 2021, section 3.2).
     anew = dict.fromkeys({'num_classes', 'representation_size'} & part.model_config.keys())
-    said = {key: value for key, value in config.model.items() if key != 'name'}
-    config.model = {**part.model_config, **anew, **said}
+    given = {key: value for key, value in config.model.items() if key != 'name'}
+    config.model = {**part.model_config, **anew, **given}
     if part is not checkpoint and not defaults.arguments(config, 'init')['select']:
         config.init.select = ','.join(part.params)
     return f'config.model: the {part.config.model.name} of the checkpoint'
@@ -215,13 +214,13 @@ def _in_text(size: tuple[int, int]) -> str:
 
 def _choose_splits(config: ConfigDict) -> Iterator[str]:
     """Give the training data and the evaluations their splits, where none of them has one."""
-    places = [place.removesuffix('.split') for place in _open(config)]
-    if not places:
+    keys = [key_path.removesuffix('.split') for key_path in _open(config)]
+    if not keys:
         return
     source = config.data.source
     entries = [entry for entry in config.evals.values() if entry.get('split') is None]
-    if 'data' not in places or len(entries) < len(config.evals):
-        raise UserError(f'config.{places[0]}.split: name it too, since another split is named')
+    if 'data' not in keys or len(entries) < len(config.evals):
+        raise UserError(f'config.{keys[0]}.split: name it too, since another split is named')
     if other := [entry.source for entry in entries if entry.source != source]:
         raise UserError(f'config.evals: name the split of {other[0]}, and config.data.split')
     train, held_out = splits_of(source)

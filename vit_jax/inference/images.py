@@ -254,11 +254,11 @@ def example_spec(trained: TrainedModel, size: Size) -> Spec:
 
 
 def own_normalization(trained: TrainedModel) -> str:
-    """The range of a model's images, for people; empty if its task has no mean and deviation."""
+    """The range of a model's images, for people; empty if its task does not normalize."""
     if trained.task.normalization is None:
         return ''
     mean, std = trained.task.normalization
     return (
-        f'it takes images in [0, 1] less its mean {mean}, divided by its deviation {std}, not '
-        'images in [-1, 1]'
+        f'it takes images in [0, 1] less its mean {mean}, divided by its standard '
+        f'deviation {std}, not images in [-1, 1]'
     )

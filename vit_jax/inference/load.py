@@ -60,10 +60,10 @@ def load(
     autoencoder.
 
     The model takes the inputs of its task, which `read(path).task.inputs` makes from bytes. A
-    classifier of another code base takes RGB images in [-1, 1]: its own mean and deviation become
-    part of the weights. A DETR takes images in [0, 1] less its task's `mean`, divided by its `std`,
-    which are logged, and a mask of the pixels that are not padding. `read(path).value_range()`
-    gives the numbers.
+    classifier of another code base takes RGB images in [-1, 1]: its own mean and standard deviation
+    become part of the weights. A DETR takes images in [0, 1] less its task's `mean`, divided by its
+    `std`, which are logged, and a mask of the pixels that are not padding.
+    `read(path).value_range()` gives the numbers.
 
     Args:
       path: a checkpoint of another code base (.npz, .safetensors, a folder with it, or the URL of

@@ -1,7 +1,7 @@
 """Checkpoints of other code bases, read and written by the families that know them.
 
 Readers and writers are imported by the functions that use them: a run needs `trained` and `adapt`
-of this package, and rarely a file of others.
+of this package, and rarely a file of another code base.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ def read(
     std: Any = None,
     image_size: tuple[int, int] | None = None,
 ) -> TrainedModel:
-    """The model in a checkpoint of another code base, whatever its form.
+    """The model in a checkpoint of another code base, in any format.
 
     Args:
       path: a file, a folder or a URL, see `files.read_arrays`; a family may be named in front of
         it, see `families`, and one of two towers behind it, as in `FILE:vision`.
       mean, std: of the images in [0, 1] that it takes, a number or one for each channel; by
         default from the files.
-      image_size: height and width of the images to come. If no file has the size that the model
-        was made for, it is this one, provided that the patches are as many as its positions.
+      image_size: height and width of the images to come. Also taken as the size that the model was
+        made for if no file has that, and the number of patches fits its positions.
 
     Raises:
       UserError: if it cannot be read, or no family knows it.
@@ -110,12 +110,12 @@ def _with_transforms(written: Written, text: str) -> Written:
         return written._replace(preprocessor=made, notes=(*written.notes, *notes))
     if not re.search('resize|crop', text):
         return written
-    note = f'preprocessor_config.json resizes whole images instead of what a run does: {text}'
+    note = f'preprocessor_config.json resizes whole images, unlike the run: {text}'
     return written._replace(notes=(*written.notes, note))
 
 
 def _require_sound(imported: TrainedModel) -> None:
-    """Raise UserError for parameters or numbers of config.json with which no model computes."""
+    """Raise UserError for parameters or numbers of config.json that no model can compute with."""
     for name, array in param_paths(imported.params).items():
         if not np.isfinite(array).all():
             raise UserError(f'{name} holds numbers that are NaN or infinite; get the file again')

@@ -38,6 +38,7 @@ _BUFFER = re.compile(r'(ids|index|mask|tracked|step)$')
 # Where configs of transformers say how weights were quantized.
 _QUANTIZED = ('quantization_config', 'compression_config')
 _EXPLICIT = 'transformers_weights'  # a key of config.json that names the file of the weights
+_REPOSITORY = re.compile(r'[\w-][\w.-]*/[\w-][\w.-]*(?:@[\w./-]+)?')
 
 
 def read_arrays(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
@@ -125,7 +126,7 @@ def write_safetensors(
     for name, data in (others or {}).items():
         with _replacing(file.with_name(name)) as temporary:
             temporary.write_bytes(data)
-    # Last, so that whoever finds arrays also finds what they are.
+    # Last, so that arrays never lie there without their config.
     with _replacing(file) as temporary:
         _safetensors().save_file(arrays, temporary, metadata={'format': 'pt'})
 
@@ -309,7 +310,7 @@ def _require_unquantized(config: Mapping[str, Any], path: str) -> None:
 
 @contextlib.contextmanager
 def _readable(path: str) -> Iterator[None]:
-    """As `paths.intact`, and name pickles as what they are."""
+    """As `paths.intact`, with an error of its own for pickles."""
     try:
         with paths.intact(path):
             yield
@@ -371,11 +372,8 @@ def _safetensors() -> Any:
     return safetensors.numpy
 
 
-_REPOSITORY = re.compile(r'[\w-][\w.-]*/[\w-][\w.-]*(?:@[\w./-]+)?')
-
-
 def local_path(path: str) -> str:
-    """The local file or folder of a checkpoint; what is elsewhere is downloaded once.
+    """The local file or folder of a checkpoint, downloaded once if it is remote.
 
     Raises:
       UserError: if there is no such file, or it cannot be downloaded or kept.
@@ -392,7 +390,7 @@ def local_path(path: str) -> str:
 
 
 def path_hint(path: str) -> str:
-    """The end of the message that there is no such path: the nearest one that there may be."""
+    """A hint at the path that may be meant, for the message that there is no such path."""
     if near := hub.nearest_released(path):
         return f'; did you mean {near}?'
     if _REPOSITORY.fullmatch(path) and not pathlib.Path(path).parent.exists():
@@ -410,7 +408,7 @@ def _fetch(url: str) -> str:
     above, names = url.rstrip('/'), [*hub.CONFIGS, hub.INDEX]
     with contextlib.suppress(servers.Unreachable):  # there may be copies of shards
         single = fetched.together(above, [*hub.CONFIGS, hub.WEIGHTS], [])
-        if (single / hub.WEIGHTS).is_file():  # as in `files`, whatever index is left beside it
+        if (single / hub.WEIGHTS).is_file():  # as in `_read_folder`, even beside an old index
             return str(single)
     if (index := fetched.together(above, names, []) / hub.INDEX).is_file():
         return str(fetched.together(above, [*names, *(s := _shards(index, above))], s))

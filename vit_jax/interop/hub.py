@@ -1,10 +1,10 @@
 """Checkpoints on the Hugging Face Hub: hf://ORG/NAME, hf://ORG/NAME@REVISION, hf://ORG/NAME/FILE.
 
-huggingface_hub reads these names, downloads into its own cache, resumes, and knows the token; its
-environment variables (HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE) apply. It does not check what
-it downloads or finds in its cache. Here, every file is compared with a checksum at every use: the
-one by which the Hub names it, or, where a name is none, the sha256 that it had at its first use,
-which is kept beside the repository's files. A branch is only recorded in the cache once all files
+huggingface_hub parses these names, downloads into its own cache, resumes and logs in; its
+environment variables (HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE) apply. It does not verify
+downloads or cached files. Here, every file is compared with a checksum at every use: its name in
+the cache, or, where that is no checksum, the sha256 of its first use, which is kept beside the
+repository's files. A branch is only recorded in the cache once all files
 of a checkpoint are there, so that offline work finds either all of them or none.
 """
 
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 SCHEME = 'hf://'
 CONFIGS = ('config.json', 'preprocessor_config.json', 'processor_config.json')
-# The first one that there is: of SigLIP, and of Gemma, which SigLIP 2 takes.
+# In order of preference: of SigLIP, and of Gemma, which SigLIP 2 takes.
 TOKENIZERS = ('spiece.model', 'tokenizer.model', 'tokenizer.json')
 TOKENIZER_CONFIG = 'tokenizer_config.json'
 WEIGHTS, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 PICKLES = ('.bin', '.pt', '.pth', '.pkl', '.pickle', '.ckpt')
-# Also addresses of pages, as browsers show them; other pages than those of models are plain URLs.
+# Also addresses of model pages in a browser; other pages are plain URLs.
 _MODELS = re.compile(
     r'hf://|https://(?:huggingface\.co|hf\.co)/'
     r'(?!(?:api|buckets|collections|datasets|docs|kernels|papers|spaces)/)[\w.-]+/[\w.-]'
@@ -50,6 +50,13 @@ _CHECKSUM = re.compile('[0-9a-f]{64}|[0-9a-f]{40}')  # sha256 of LFS, SHA-1 of g
 _SUMS = '.vit_jax'  # in the cache of a repository: sha256 of files whose names are no checksums
 _LISTED = 4
 _MOST_NAMES = 1000  # of an organization, to find the nearest
+RELEASED = pathlib.Path(__file__).with_name('released.json')
+# The bucket of a short name, by its first folder.
+BUCKETS = {
+    **dict.fromkeys(('augreg', 'imagenet21k', 'imagenet21k+imagenet2012', 'sam'), 'vit_models'),
+    **dict.fromkeys(('flexivit', 'siglip', 'siglip2', 'zoo'), 'big_vision'),
+    'distill': 'bit_models',
+}
 
 
 def matches(path: str) -> bool:
@@ -114,7 +121,7 @@ def choose(names: Sequence[str], uri: HfUri) -> list[str]:
       uri: its path may name the weights, or the folder that holds them.
 
     Raises:
-      UserError: if there are no weights that are read, or several.
+      UserError: if there are no weights in a supported format, or several.
     """
     if uri.path_in_repo in names:
         return _with_configs(names, [uri.path_in_repo])
@@ -239,7 +246,7 @@ def _folder(uri: HfUri) -> pathlib.Path:
 
 
 def _cached(uri: HfUri, reason: str) -> str:
-    """A description of what is cached of a checkpoint."""
+    """The local folder or file of a checkpoint that is in the cache."""
     from huggingface_hub import constants
 
     folder = _folder(uri)
@@ -337,15 +344,6 @@ def _some(names: Sequence[str]) -> str:
     return ', '.join(sorted(names)[:_LISTED]) + more
 
 
-RELEASED = pathlib.Path(__file__).with_name('released.json')
-# The bucket of a short name, by its first folder.
-BUCKETS = {
-    **dict.fromkeys(('augreg', 'imagenet21k', 'imagenet21k+imagenet2012', 'sam'), 'vit_models'),
-    **dict.fromkeys(('flexivit', 'siglip', 'siglip2', 'zoo'), 'big_vision'),
-    'distill': 'bit_models',
-}
-
-
 @dataclasses.dataclass(frozen=True)
 class Released:
     """A released checkpoint.
@@ -379,7 +377,7 @@ def released_table() -> tuple[Released, ...]:
 
 
 def full_url(path: str) -> str:
-    """The address of a short name; any other path, and one that exists here, as it is."""
+    """The URL of a short name; other paths, and those of existing files, unchanged."""
     name, colon, part = path.partition(':')
     bucket = BUCKETS.get(name.partition('/')[0])
     if bucket is None or '/' not in name or os.path.exists(path) or os.path.exists(name):
@@ -388,7 +386,7 @@ def full_url(path: str) -> str:
 
 
 def nearest_released(path: str) -> str:
-    """The name in the table that is most like a path; empty if none is."""
+    """The released name most like a path; empty if none is close."""
     names = {one.name: None for one in released_table()}
     tail = path.rstrip('/').rpartition('/')[2].removesuffix('.npz')
     for name in names:

@@ -1,8 +1,8 @@
-"""From an image file to a model's input: the transforms that go with a model wherever it goes.
+"""From an image file to a model's input: the transforms of a checkpoint.
 
-The files beside its weights give them: config.json of timm, as `pretrained_cfg` or at its top, or
-preprocessor_config.json of transformers. A run has them in its config. What is written for
-transformers gives them again. `mean_and_std` reads the mean and standard deviation there too.
+They are read from the files beside the weights: config.json of timm, as `pretrained_cfg` or at its
+top, or preprocessor_config.json of transformers. A run has them in its config. Files written for
+transformers hold them again. `mean_and_std` reads the mean and standard deviation there too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ METHODS = ('nearest', 'lanczos', 'bilinear', 'bicubic', 'box')  # by Pillow's nu
 CROP_SHARE = 0.875  # of timm, where `crop_pct` is not given
 _BICUBIC = METHODS.index('bicubic')
 _EDGE = {'default_to_square': False, 'resample': _BICUBIC}  # of the shorter side, given a number
-# By the beginning of the type of a preprocessor: what it does unless the file says otherwise.
+# Defaults of preprocessors, by the beginning of their type.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     'Siglip2': {},
     **{kind: _EDGE | {'do_center_crop': True} for kind in ('Bit', 'CLIP', 'Levit')},
@@ -42,6 +42,14 @@ _RESIZING = {'size', 'crop_size', 'crop_pct', 'interpolation', 'input_size', 're
 # In the names of transforms that change the geometry of an image.
 _MOVES = re.compile('resize|crop|flip|pad_and|rotate|patches')
 _FITS = {'resize': '', 'resize_cover': 'cover', 'resize_within': 'within'}
+# Keys of the `extra` of `files.read_arrays`, beside those of config.json.
+GIVEN_NORMALIZATION, PREPROCESSOR = 'normalization given by the user', 'preprocessor_config.json'
+UNKNOWN_NORMALIZATION = (
+    'the mean and standard deviation of its images are unknown '
+    '(no preprocessor_config.json, no pretrained_cfg in config.json): taken as 0.5 and 0.5'
+)
+_OURS = (0.5, 0.5)
+_PIXEL = 1 / 255
 
 
 class Recipe(NamedTuple):
@@ -98,8 +106,8 @@ def read_recipe(extra: Mapping[str, Any], size: Size | None) -> Recipe | None:
 
     Args:
       extra: see `files.read_arrays`.
-      size: height and width that the parameters were made for, for files that do not say what
-        size their images get; None if they fit any.
+      size: height and width that the parameters were made for, for files without a size of
+        images; None if they fit any.
     """
     timm, transformers = extra.get('pretrained_cfg'), extra.get(PREPROCESSOR)
     found = _timm(timm, size) if isinstance(timm, Mapping) else None
@@ -166,7 +174,7 @@ def _side(old: int, new: int, cut: int) -> int:
 
 
 def parse_recipe(text: str) -> Recipe | None:
-    """The geometry of transforms as a recipe; None if they do more than one can say."""
+    """The geometry of transforms as a recipe; None if no recipe describes it."""
     words = [signatures.function_name(node) for node in signatures.parse_transforms(text)]
     moving = [word for word in words if _MOVES.search(word)]
     if not moving or moving not in (moving[:1], [moving[0], 'central_crop']):
@@ -250,7 +258,7 @@ def _whole(size: Size, share: float) -> Size:
 
 
 def differences(text: str, files: Mapping[str, Any]) -> tuple[str, ...]:
-    """A note if files that were written make other images than the transforms do, but for alpha.
+    """A note if written files make other images than the transforms, apart from alpha.
 
     Args:
       text: the transforms.
@@ -300,7 +308,7 @@ def _timm(config: Mapping[str, Any], size: Size | None) -> Recipe | None:
 
 
 def _timm_crop(recipe: Recipe, size: Size, share: float) -> Recipe:
-    """The recipe of the same kind for images of `size`, which are a share of what is resized."""
+    """The recipe of the same kind for images of `size`, which are a share of the resized ones."""
     whole, fit = _whole(size, share), 'cover' if isinstance(recipe.size, int) else recipe.fit
     found = recipe._replace(size=whole, crop=size, fit=fit, long='nearest', offset='even')
     if fit == 'cover' and whole[0] == whole[1]:  # by torchvision
@@ -371,7 +379,7 @@ def _kind(config: Mapping[str, Any]) -> str:
 
 
 def _with_defaults(config: Mapping[str, Any], size: Size | None) -> dict[str, Any]:
-    """The keys of a preprocessor; sizes that it does not have are those of the parameters."""
+    """The keys of a preprocessor, with defaults; absent sizes are those of the parameters."""
     kind = _kind(config)
     found = next((keys for start, keys in _DEFAULTS.items() if kind.startswith(start)), None)
     if found is None:
@@ -395,16 +403,6 @@ def _size(value: Any) -> Size | None:
     return None
 
 
-# Keys of the `extra` of `files.read_arrays`, beside those of config.json.
-GIVEN_NORMALIZATION, PREPROCESSOR = 'normalization given by the user', 'preprocessor_config.json'
-UNKNOWN_NORMALIZATION = (
-    'the mean and deviation of its images are unknown '
-    '(no preprocessor_config.json, no pretrained_cfg in config.json): taken as 0.5 and 0.5'
-)
-_OURS = (0.5, 0.5)
-_PIXEL = 1 / 255
-
-
 def given_normalization(mean: Any, std: Any) -> dict[str, Any]:
     """The entry of a user's `mean` and `std` in the `extra` of a family; none if both are None.
 
@@ -419,7 +417,7 @@ def given_normalization(mean: Any, std: Any) -> dict[str, Any]:
 def fold_normalization(
     imported: TrainedModel, extra: Mapping[str, Any], unknown: str = ''
 ) -> TrainedModel:
-    """The model for images in [-1, 1], whatever the normalization of its own.
+    """The model for images in [-1, 1], with its own normalization folded into the weights.
 
     Args:
       imported: as it is in the file.
@@ -427,7 +425,7 @@ def fold_normalization(
       unknown: a note for people if the normalization is unknown.
 
     Raises:
-      UserError: if the mean or the deviation is invalid, or the user's cannot be folded.
+      UserError: if the mean or the standard deviation is invalid, or the user's cannot be folded.
     """
     found = mean_and_std(extra)
     if found is None:
@@ -437,7 +435,10 @@ def fold_normalization(
         return imported
     embed = imported.params.get('patch_embed', {})
     if 'kernel' not in embed or not _embeds_pixels(imported.model_config):
-        words = f'its images have mean {_words(mean)} and deviation {_words(std)} in [0, 1], which'
+        words = (
+            f'its images have mean {_words(mean)} and standard deviation {_words(std)} in [0, 1], '
+            'which'
+        )
         if GIVEN_NORMALIZATION in extra:
             raise UserError(f'{words} cannot be folded into a {imported.model_config["name"]}')
         return imported.with_notes(f'{words} is not accounted for: images here are in [-1, 1]')
@@ -487,7 +488,7 @@ def _embeds_pixels(keywords: Mapping[str, Any]) -> bool:
 
 
 def mean_and_std(extra: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray] | None:
-    """Mean and deviation of images in [0, 1], from the user or the files; None if unknown."""
+    """Mean and standard deviation of images in [0, 1], given or in the files; None if unknown."""
     for source in (extra.get(GIVEN_NORMALIZATION), extra.get('pretrained_cfg')):
         if isinstance(source, Mapping) and {'mean', 'std'} <= source.keys():
             return _numbers('mean', source['mean']), _numbers('std', source['std'])
@@ -522,7 +523,7 @@ def _numbers(name: str, value: Any) -> np.ndarray:
     """Finite numbers [C], a single one as [1].
 
     Raises:
-      UserError: if they are not finite numbers, or a deviation is not positive.
+      UserError: if they are not finite numbers, or a standard deviation is not positive.
     """
     values = value if isinstance(value, list | tuple | np.ndarray) else [value]
     is_real = all(

@@ -1,4 +1,4 @@
-"""The texts of a checkpoint of images and texts: its tokenizer, and the transforms for it."""
+"""Tokenizers of checkpoints of images and texts, their transforms of texts, and their towers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,17 @@ _CLIP = "tokenize('{field}', {length})"
 _CLASSES = dict(
     zip(TOKENIZERS, ('SiglipTokenizer', 'GemmaTokenizer', 'Siglip2Tokenizer'), strict=True)
 )
+_PREFIXES = {
+    'vision': ('vision_model.', 'visual_projection.'),
+    'text': ('text_model.', 'text_projection.'),
+}
 
 
 def with_tokenizer(imported: TrainedModel, extra: Mapping[str, Any]) -> TrainedModel:
     """The model with the vocabulary beside its weights, and the transforms of its texts.
 
-    A model that takes no texts stays as it is. SigLIP repeats its end up to the length of texts;
-    SigLIP 2 pads with an id for that, 0, and was trained on lower case. CLIP's tokenizer itself
+    A model without texts stays as it is. SigLIP pads texts by repeating the end token; SigLIP 2
+    pads with the id 0, and was trained on lower case. CLIP's tokenizer itself
     writes in lower case, and its padding has no effect.
     """
     if FIELD not in imported.spec or TOKENIZER not in extra:
@@ -43,7 +47,7 @@ def with_tokenizer(imported: TrainedModel, extra: Mapping[str, Any]) -> TrainedM
 
 
 def tokenizer_files(imported: TrainedModel) -> dict[str, bytes]:
-    """The contents of the files that make transformers encode texts likewise, by their names.
+    """The files with which transformers encodes texts likewise: contents by name.
 
     Empty for a model without a tokenizer of transformers, such as one with a vocabulary of its own.
     """
@@ -62,20 +66,14 @@ def _ends(imported: TrainedModel) -> bool:
 
 
 def _class_of_clip(imported: TrainedModel) -> str:
-    """The class for CLIP's tokenizer, whose end is the last id, or for that of MetaCLIP 2."""
+    """The class of CLIP's tokenizer, whose end is the last id, or of MetaCLIP 2's."""
     model = imported.model_config
     own = model['eos'] in (LARGEST, model['vocab_size'] - 1)
     return 'CLIPTokenizer' if own else 'PreTrainedTokenizerFast'
 
 
-_PREFIXES = {
-    'vision': ('vision_model.', 'visual_projection.'),
-    'text': ('text_model.', 'text_projection.'),
-}
-
-
 def split_tower(place: str | os.PathLike[str]) -> tuple[str, str]:
-    """The place of a checkpoint, and the tower behind it; empty if none is named."""
+    """The path of a checkpoint, and the tower named behind it, or an empty string."""
     path = os.fspath(place)
     head, colon, tail = path.rpartition(':')
     return (head, tail) if colon and head and tail in TOWERS else (path, '')

@@ -143,7 +143,7 @@ def _config(model: dict[str, Any], channels: int) -> dict[str, Any]:
 def _arrays(params: dict[str, Any]) -> Flat:
     """Arrays by their names and in their layouts.
 
-    A `FrozenNorm` becomes a batch norm with mean 0 and deviation 1.
+    A `FrozenNorm` becomes a batch norm with mean 0 and standard deviation 1.
     """
     arrays = torch_layout.write(names.flattened(params), TABLE)
     variance = np.float32(1) - np.float32(BN_EPS)

@@ -168,7 +168,7 @@ def _channels(params: Flat) -> int:
 
 
 def _normalization(extra: Mapping[str, Any], channels: int) -> dict[str, Any]:
-    """The mean and deviation of the user or of preprocessor_config.json; empty without these.
+    """Mean and standard deviation of the user or of preprocessor_config.json; empty without both.
 
     The task's defaults are the authors'. Nothing is folded into the first convolution, whose
     padding has to stay the mean.

@@ -4,8 +4,8 @@ The names of ViTMAEForPreTraining in transformers 4 and 5 are read, with config.
 version 4 are written, which both read. The authors' names are those of timm with a decoder. An
 encoder alone is a ViT: `transformers_vit` and `timm_vit` read it.
 
-The model takes images in [-1, 1], as all others here; the target keeps the mean and the deviation
-of the images that it was trained with.
+The model takes images in [-1, 1], as all others here; the target keeps the mean and standard
+deviation of the images that it was trained with.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _read_authors(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     heads = extra.get('decoder_num_attention_heads')
     imported = _joined(timm_vit.read(encoder, extra), decoder, AUTHORS, heads, source)
     note = (
-        'taken for one of normalized patches, with the mean and deviation of ImageNet; '
+        'taken for one of normalized patches, with the mean and standard deviation of ImageNet; '
         'reconstructions of one trained on plain pixels (mae_visualize_*) are wrong'
     )
     return imported.with_groups(task=_task(extra, normalized=True)).with_notes(note)
@@ -197,8 +197,8 @@ def write_transformers(imported: TrainedModel) -> Written:
     notes = []
     if {*task['mean'], *task['std']} != {0.5}:
         notes.append(
-            'the target of this model has a mean and deviation of its own, which the files cannot '
-            'say: there its reconstructions are in other units than its images'
+            'the target has its own mean and standard deviation, which the files cannot hold: '
+            'there its reconstructions are in other units than its images'
         )
     size = imported.image_size or _transformers.square(flat, model['patch_size'])
     channels = flat['patch_embed/kernel'].shape[2]

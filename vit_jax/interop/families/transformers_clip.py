@@ -1,6 +1,6 @@
 """CLIP of transformers, and MetaCLIP 2: safetensors, and config.json.
 
-The mean and deviation of its images become part of the weights of the tower for images.
+The mean and standard deviation of its images become part of the image tower's weights.
 """
 
 from __future__ import annotations
