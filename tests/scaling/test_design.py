@@ -14,7 +14,7 @@ LADDER, GAP = (1.0, 2.0, 4.0, 8.0, 16.0), (1.0, 3.0, 10.0, 30.0, 300.0)
 
 
 def simulated(law, one, target, largest, draws, noise=0.002):
-    """The deviation of predictions by weighted least squares, in units of the noise."""
+    """Standard deviation of predictions by weighted least squares, in units of the noise."""
     form, theta, _ = choice.LAWS[law]
     form, theta = forms.find(form), np.array(theta)
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Fits: known parameters come back, gradients are right, and doubts are said aloud."""
+"""Fits: known parameters come back, gradients are right, and problems are reported."""
 
 import functools
 
@@ -174,7 +174,7 @@ def test_curves_of_few_points_share_their_noise():
     alone = few_points([0.3] * 6)
     shared = choice.share_noise([*alone, None])
     assert shared[-1] is None
-    before, after = ([one.noise.deviation for one in fits] for fits in (alone, shared[:-1]))
+    before, after = ([one.noise.std for one in fits] for fits in (alone, shared[:-1]))
     assert np.std(np.log(after)) < 0.5 * np.std(np.log(before))
     widths = [np.log(np.divide(*one.predict_band(np.array([256.0]))[::-1])) for one in alone]
     narrower = [np.log(np.divide(*one.predict_band(np.array([256.0]))[::-1])) for one in shared[:6]]

@@ -31,13 +31,13 @@ def test_an_entry_has_what_repeats_a_run(tmp_path):
     assert row[header.index('epochs')] == '5'
 
 
-def doubts(tmp_path, *options):
+def diagnostics(tmp_path, *options):
     rows = [make_row(tmp_path / str(i), **one) for i, one in enumerate(options)]
-    return '; '.join(manifest.doubts(manifest.entries(rows)))
+    return '; '.join(manifest.diagnostics(manifest.entries(rows)))
 
 
 def test_one_rate_for_all_sizes_is_flagged(tmp_path):
-    said = doubts(tmp_path, {'parameters': 10}, {'parameters': 20})
+    said = diagnostics(tmp_path, {'parameters': 10}, {'parameters': 20})
     assert 'one learning rate, 0.001, serves all 2 sizes: copied, not tuned for each' in said
     assert 'one warm-up, 10%, serves all 2 sizes' in said
     assert 'data are repeated, up to 5 epochs; 2 of 2 runs see them more than 4 times' in said
@@ -46,7 +46,7 @@ def test_one_rate_for_all_sizes_is_flagged(tmp_path):
 
 def test_rates_that_were_tried(tmp_path):
     rates = [{'parameters': size, 'lr': lr} for size in (10, 20) for lr in (1e-3, 3e-3)]
-    assert 'learning rate: 2 to 2 values tried at each of 2 sizes' in doubts(tmp_path, *rates)
+    assert 'learning rate: 2 to 2 values tried at each of 2 sizes' in diagnostics(tmp_path, *rates)
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,8 @@ def test_rates_that_were_tried(tmp_path):
         ([{'lr': None}], 'learning rate is not known of 1 of 1 runs'),
     ],
 )
-def test_other_doubts(tmp_path, options, words):
-    assert words in doubts(tmp_path, *options)
+def test_other_diagnostics(tmp_path, options, words):
+    assert words in diagnostics(tmp_path, *options)
 
 
 def test_a_page_is_the_same_in_both_formats():

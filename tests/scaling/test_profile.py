@@ -101,7 +101,7 @@ def test_the_width_is_a_quantile_of_student():
     y = noisy()
     found = fit.fit(forms.find('power'), X, y, bootstrap=1)
     grown = profile.inflation(found.form, found.theta, found.points)
-    rise = grown * (stats.t.ppf(0.95, 10) * found.noise.deviation) ** 2
+    rise = grown * (stats.t.ppf(0.95, 10) * found.noise.std) ** 2
     at = np.array([640.0]) / found.scales[0]
     assert found.reach(np.array([640.0])) == pytest.approx(
         profile.band_offsets(found.form, found.theta, found.points, rise, at[:, None])

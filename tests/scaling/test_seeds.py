@@ -46,7 +46,7 @@ def test_rows_of_one_x_are_a_point_with_their_spread():
     assert curve.x[:, 0].tolist() == X.tolist()
     assert curve.y == pytest.approx(np.exp([np.mean(values) for values in logs]))
     assert tuple(curve.seeds.counts) == COUNTS
-    assert curve.seeds.deviations[:4] == pytest.approx([np.std(v, ddof=1) for v in logs[:4]])
+    assert curve.seeds.stds[:4] == pytest.approx([np.std(v, ddof=1) for v in logs[:4]])
     shown = summarize([curve], ask())['curves'][0]['seeds']
     assert (shown['runs'], shown['points'], shown['repeated']) == (13, 6, 4)
     assert shown['noise'] == pytest.approx(0.03, rel=0.5)
@@ -71,9 +71,9 @@ def test_seeds_measure_the_noise_of_points_that_a_curve_goes_through():
     curve = one(rows, bootstrap=20)
     lonely = fit.fit(forms.find('power'), curve.x, curve.y, bootstrap=20)
     assert len(curve.y) == 2 == len(forms.find('power').names)
-    assert lonely.noise.deviation < 1e-6
+    assert lonely.noise.std < 1e-6
     assert curve.fit.noise.measured and curve.fit.dof == 4
-    assert curve.fit.noise.deviation == pytest.approx(curve.seeds.noise / np.sqrt(3))
+    assert curve.fit.noise.std == pytest.approx(curve.seeds.noise / np.sqrt(3))
     low, high = curve.fit.predict_band(np.array([1e6]))
     assert low < 5 * 1e6**-0.4 < high
 
@@ -147,7 +147,9 @@ def test_collect_knows_runs_that_differ_in_the_seed_alone(tmp_path):
         make_run(tmp_path / name, seed, steps)
     found = collected(tmp_path)
     assert found['a'] == found['b'] != found['c']
-    said = '; '.join(manifest.doubts(manifest.entries(runs.collect([tmp_path], lambda m: None))))
+    said = '; '.join(
+        manifest.diagnostics(manifest.entries(runs.collect([tmp_path], lambda m: None)))
+    )
     assert '1 of 2 settings have 2 seeds, the others one' in said
     rows = [
         {key: str(value) for key, value in row.items()}
@@ -173,7 +175,7 @@ def test_without_repetitions_there_is_no_column(tmp_path):
     for seed in (0, 1):
         make_run(tmp_path / str(seed), seed, steps=100 + seed)
     assert set(collected(tmp_path).values()) == {None}
-    said = manifest.doubts(manifest.entries(runs.collect([tmp_path], lambda meta: None)))
+    said = manifest.diagnostics(manifest.entries(runs.collect([tmp_path], lambda meta: None)))
     assert 'one seed for each of 2 settings: noise between seeds is not measured' in said
 
 
@@ -184,7 +186,7 @@ def test_pictures_have_a_bar_at_each_repeated_point():
     segments = bars.lines[2][0].get_segments()
     assert len(segments) == 4
     ratio = segments[0][1, 1] / curve.y[0]
-    assert np.log(ratio) == pytest.approx(curve.seeds.deviations[0])
+    assert np.log(ratio) == pytest.approx(curve.seeds.stds[0])
     assert 'one standard deviation between seeds' in figure.legends[0].get_title().get_text()
 
 

@@ -16,7 +16,7 @@ from vit_jax.scaling import plots_optimal, shape
 C = 0.4
 CENTER = {'width': 512.0, 'depth': 16.0, 'mlp': 2048.0}
 TRUE = {
-    name: shape.Law(alpha, a, beta, b, 0.0, C, 0.0)
+    name: shape.ShapeLaw(alpha, a, beta, b, 0.0, C, 0.0)
     for name, (alpha, a, beta, b) in {
         'width': (9.0, 0.9, 0.3, 0.6),
         'depth': (0.9, 0.7, 1.0, 0.4),

@@ -16,7 +16,7 @@ from vit_jax.errors import UserError
 if TYPE_CHECKING:
     from vit_jax.scaling.optimal import Analysis
     from vit_jax.scaling.points import Columns
-    from vit_jax.scaling.shape import Shapes, Star
+    from vit_jax.scaling.shape import Shapes, StarSweep
     from vit_jax.sweeps.isoflop import Bill, Isoflop, Run
 
 COMMAND = 'scaling study'
@@ -197,7 +197,7 @@ def _shape_start(
 
 
 def _shape_summary(
-    found: Star,
+    found: StarSweep,
     shapes: Shapes,
     target: float | None,
     start: tuple[dict[str, float], float] | None,
@@ -229,7 +229,7 @@ def _shape_summary(
     return summary
 
 
-def _examples(found: Star, best: dict[str, float], target: float) -> float | None:
+def _examples(found: StarSweep, best: dict[str, float], target: float) -> float | None:
     cost = found.cost(best)
     return None if cost is None else target / cost
 

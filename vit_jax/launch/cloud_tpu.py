@@ -231,11 +231,13 @@ def check_variables(launcher: str, names: Iterable[str]) -> None:
             )
 
 
-def check_places(launcher: str, places: Mapping[str, str]) -> None:
+def check_locations(launcher: str, locations: Mapping[str, str]) -> None:
     """Raise UserError unless all values, by their flags, are names of regions and the like."""
-    for flag, place in places.items():
-        if not PLACE.fullmatch(place):
-            raise UserError(f'launch {launcher}: {flag} {place!r}: must be a name, as us-central1')
+    for flag, location in locations.items():
+        if not PLACE.fullmatch(location):
+            raise UserError(
+                f'launch {launcher}: {flag} {location!r}: must be a name, as us-central1'
+            )
 
 
 def check_short(launcher: str, flag: str, name: str) -> None:

@@ -292,7 +292,7 @@ def check(job: TpuJob) -> None:
     cloud_tpu.check_short('tpu', '--job-name', job.name)
     cloud_tpu.runtime(job.tpu)
     cloud_tpu.check_slices('tpu', job.tpu, job.slices, job.fewest)
-    cloud_tpu.check_places('tpu', {'--zone': job.zone, '--project': job.project})
+    cloud_tpu.check_locations('tpu', {'--zone': job.zone, '--project': job.project})
     if job.flex_start and (job.spot or not DURATION.fullmatch(job.flex_start)):
         raise UserError(
             f'launch tpu: --flex-start {job.flex_start!r}: must be a duration, as 24h, and '

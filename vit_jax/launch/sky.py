@@ -47,7 +47,7 @@ def task(job: SkyJob) -> dict[str, Any]:
         )
     # SkyPilot inserts these into shell commands without quoting.
     job.check_command(MOUNT)
-    cloud_tpu.check_places('sky', {'--region': job.region, '--zone': job.zone})
+    cloud_tpu.check_locations('sky', {'--region': job.region, '--zone': job.zone})
     cloud_tpu.check_mounts('sky', job.mounts, ('gs', 's3'))
     words = command.for_processes(job.words, cloud_tpu.hosts(job.tpu))
     mounts = {path: {'source': source, 'mode': 'MOUNT'} for path, source in job.mounts.items()}

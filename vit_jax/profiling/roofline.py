@@ -157,7 +157,7 @@ class Collective:
     Attributes:
       kind: of KINDS.
       size: bytes of the whole array that a chip sends or receives, whichever is larger.
-      groups: chips that communicate with one another, by their places in the mesh.
+      groups: chips that communicate with one another, by their indices in the mesh.
     """
 
     kind: str
@@ -178,10 +178,10 @@ class Collective:
         Args:
           mesh: {axis: size}, in the order in which the chips are numbered.
         """
-        places = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
+        indices = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
         moved = set()
         for group in self.groups:
-            where = np.argwhere(np.isin(places, group))
+            where = np.argwhere(np.isin(indices, group))
             moved |= {name for i, name in enumerate(mesh) if len(set(where[:, i])) > 1}
         return '+'.join(name for name in mesh if name in moved)
 

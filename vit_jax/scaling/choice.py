@@ -24,7 +24,7 @@ _BREAK = 6.0  # inner error over noise above which the points show a break
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class WeightedFit:
     """One form of the mean.
 
     Attributes:
@@ -46,7 +46,7 @@ class MeanFit(fit_lib.Fit):
       parts: in the order of their weights.
     """
 
-    parts: tuple[Part, ...] = ()
+    parts: tuple[WeightedFit, ...] = ()
 
     @property
     def floor(self) -> float:
@@ -114,7 +114,7 @@ def fit(
             one = fit_lib.fit(form, x, y, bootstrap=bootstrap, seed=seed, seeds=seeds)
         except UserError:
             continue
-        found.append(Part(one, weight, errors[name]))
+        found.append(WeightedFit(one, weight, errors[name]))
     if not found:
         return _few(x, y, seeds)
     total = sum(part.weight for part in found)
@@ -158,9 +158,9 @@ def _variance(fit: fit_lib.Fit) -> tuple[float, float]:
     """The noise variance of a fit from its own errors, and their degrees of freedom."""
     if fit.noise.measured or fit.points is None:
         return 0.0, 0.0
-    parts = fit.parts if isinstance(fit, MeanFit) else (Part(fit, 1.0, 0.0),)
+    parts = fit.parts if isinstance(fit, MeanFit) else (WeightedFit(fit, 1.0, 0.0),)
     dof = [part.weight * _free(part.fit) for part in parts]
-    squares = [n * part.fit.noise.deviation**2 for n, part in zip(dof, parts, strict=True)]
+    squares = [n * part.fit.noise.std**2 for n, part in zip(dof, parts, strict=True)]
     return sum(squares) / max(sum(dof), 1e-9), sum(dof)
 
 
@@ -175,9 +175,9 @@ def _moved(fit: fit_lib.Fit, variance: float, worth: float) -> fit_lib.Fit:
             dataclasses.replace(part, fit=_moved(part.fit, variance, worth)) for part in fit.parts
         )
         return dataclasses.replace(fit, parts=parts, noise=parts[0].fit.noise)
-    total = _free(fit) * fit.noise.deviation**2 + worth * variance
-    deviation = float(np.sqrt(total / (_free(fit) + worth)))
-    noise = dataclasses.replace(fit.noise, deviation=deviation, shared=worth)
+    total = _free(fit) * fit.noise.std**2 + worth * variance
+    std = float(np.sqrt(total / (_free(fit) + worth)))
+    noise = dataclasses.replace(fit.noise, std=std, shared=worth)
     return dataclasses.replace(fit, noise=noise)
 
 

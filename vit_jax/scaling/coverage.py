@@ -131,7 +131,7 @@ def _measure_auto(setting: Setting, seed: int) -> dict[str, float]:
     rng = np.random.default_rng(seed)
     with threadpool_limits(1, user_api='blas'):
         found = {
-            law: np.nanmean([_one_of(law, setting, rng) for _ in range(setting.curves)], axis=0)
+            law: np.nanmean([_simulate(law, setting, rng) for _ in range(setting.curves)], axis=0)
             for law in LAWS
         }
     groups = {law.name: [law] for law in LAWS} | {
@@ -145,7 +145,7 @@ def _measure_auto(setting: Setting, seed: int) -> dict[str, float]:
     return shares
 
 
-def _one_of(law: Law, setting: Setting, rng: np.random.Generator) -> list[float]:
+def _simulate(law: SyntheticLaw, setting: Setting, rng: np.random.Generator) -> list[float]:
     """Shares at the points, at `BEYOND` and at `FAR`; nan for a curve without a band."""
     form = forms.find(law.form)
     theta = draw_law(law.form, rng)
@@ -154,8 +154,8 @@ def _one_of(law: Law, setting: Setting, rng: np.random.Generator) -> list[float]
     curve = choice.fit(x, y, bootstrap=setting.bootstrap, seed=int(rng.integers(2**31)))
     if curve.predict_band(out) is None:
         return [np.nan] * 3
-    places = (x, out[:1], out[1:])
-    return [_held(curve, at, np.exp(form.log_value(theta, at)[0])) for at in places]
+    spans = (x, out[:1], out[1:])
+    return [_held(curve, at, np.exp(form.log_value(theta, at)[0])) for at in spans]
 
 
 def _draw(form: forms.Form, rng: np.random.Generator) -> dict[str, float]:
@@ -191,8 +191,8 @@ SPAN = 64.0  # ratio of the largest fitted x to the smallest
 
 
 @dataclasses.dataclass(frozen=True)
-class Law:
-    """A kind of law, drawn with random parameters.
+class SyntheticLaw:
+    """A law to simulate, with random parameters.
 
     Attributes:
       name: for tables.
@@ -210,19 +210,19 @@ class Law:
 
 
 LAWS = (
-    Law('power, 2 %', 'power', 0.02, tuned=True),
-    Law('irreducible, 2 %', 'irreducible', 0.02),
-    Law('irreducible, 5 %', 'irreducible', 0.05, tuned=True),
-    Law('shifted, 2 %, correlated', 'shifted', 0.02, 0.6, tuned=True),
-    Law('shifted, 5 %', 'shifted', 0.05),
-    Law('m4, 2 %', 'm4', 0.02, tuned=True),
-    Law('m4, 2 %, correlated', 'm4', 0.02, 0.6),
-    Law('joint, 1 %', 'joint', 0.01),
+    SyntheticLaw('power, 2 %', 'power', 0.02, tuned=True),
+    SyntheticLaw('irreducible, 2 %', 'irreducible', 0.02),
+    SyntheticLaw('irreducible, 5 %', 'irreducible', 0.05, tuned=True),
+    SyntheticLaw('shifted, 2 %, correlated', 'shifted', 0.02, 0.6, tuned=True),
+    SyntheticLaw('shifted, 5 %', 'shifted', 0.05),
+    SyntheticLaw('m4, 2 %', 'm4', 0.02, tuned=True),
+    SyntheticLaw('m4, 2 %, correlated', 'm4', 0.02, 0.6),
+    SyntheticLaw('joint, 1 %', 'joint', 0.01),
 )
 
 
 def draw_law(form: str, rng: np.random.Generator) -> forms.Theta:
-    """Parameters of a random law with typical exponents, in the units of `places`."""
+    """Parameters of a random law with typical exponents, in the units of `design_points`."""
     if form == 'joint':
         (alpha, beta), e = rng.uniform(0.25, 0.6, 2), rng.uniform(0.3, 1.0)
         return np.array([0.0, alpha, 0.0, beta, e])
@@ -248,7 +248,7 @@ def design_points(form: str, points: int) -> tuple[np.ndarray, np.ndarray]:
     return grid, np.sqrt(SPAN * np.array([4.0, 10.0]))[:, None] * np.ones((1, 2))
 
 
-def noise(law: Law, count: int, rng: np.random.Generator) -> np.ndarray:
+def noise(law: SyntheticLaw, count: int, rng: np.random.Generator) -> np.ndarray:
     """Errors [N] of log y, correlated between neighbors."""
     errors = rng.standard_normal(count)
     for i in range(1, count):

@@ -116,7 +116,7 @@ class Fit:
       n_points: number of fitted points.
       rmse: root mean square of log(fitted) - log(y) on those.
       replicates: [R, P], theta of each bootstrap sample; R may be 0.
-      warnings: a line for each doubt, such as a parameter that is not identified.
+      warnings: a line for each problem, such as a parameter that is not identified.
       noise: of log y of a point, from the errors of the fit and from seeds.
       points: that were fitted, for the band; None for that of the bootstrap.
     """
@@ -178,7 +178,7 @@ class Fit:
             spread = np.std(samples, axis=0, ddof=min(1, len(samples) - 1))
             return np.tile(half_width(spread, self.dof), (2, 1))
         quantile = float(stats.t.ppf(BAND[1], self.dof + self.noise.shared))
-        rise = (quantile * max(self.noise.deviation, 1e-6)) ** 2
+        rise = (quantile * max(self.noise.std, 1e-6)) ** 2
         if self.noise.measured:  # seeds are independent; but least absolute errors need more
             rise *= np.pi / 2
         else:
@@ -255,7 +255,7 @@ def fit(
 
 
 def half_width(spread: np.ndarray, dof: float) -> np.ndarray:
-    """Half of a 90 % band: Student's quantile times the bootstrap's deviation, widened."""
+    """Half of a 90 % band: Student's quantile times the bootstrap's standard deviation, widened."""
     return WIDEN * stats.t.ppf(BAND[1], dof) * spread
 
 
@@ -345,7 +345,7 @@ def summary(curve: Fit) -> dict[str, Any]:
         'bands': curve.bands,
         'n_fit': curve.n_points,
         'fit_rmse': curve.rmse,
-        'noise': curve.noise.deviation,
+        'noise': curve.noise.std,
         'identified': not curve.warnings,
         'warnings': list(curve.warnings),
     }
@@ -363,7 +363,7 @@ def diagnostics(
     replicates: np.ndarray,
     scales: tuple[np.ndarray, float],
 ) -> tuple[str, ...]:
-    """A line for each doubt about the fit."""
+    """List problems of the fit, a line each."""
     warnings = []
     if len(residuals) < 2 * len(form.names):
         warnings.append(

@@ -1,4 +1,4 @@
-"""Manifest of a study: config, data and schedule of each run, and doubts about them."""
+"""Manifest of a study: config, data and schedule of each run, and diagnostics."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _epochs(row: Mapping[str, Cell]) -> float | None:
     return seen / size
 
 
-def doubts(found: Sequence[Entry]) -> list[str]:
+def diagnostics(found: Sequence[Entry]) -> list[str]:
     """A line for each choice that a reviewer would ask about."""
     return [
         *_copied(found, 'lr', 'learning rate'),

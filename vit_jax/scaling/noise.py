@@ -19,14 +19,14 @@ class Noise:
     """Noise of a fit.
 
     Attributes:
-      deviation: of log y of a point with the mean number of runs.
+      std: standard deviation of log y of a point with the mean number of runs.
       dof: degrees of freedom from seeds, besides those of the residuals.
       measured: whether seeds determined it.
       problem: a sentence if the form misses the points by more than seeds differ.
       shared: degrees of freedom from other curves.
     """
 
-    deviation: float = 0.0
+    std: float = 0.0
     dof: int = 0
     measured: bool = False
     problem: str = ''
@@ -90,7 +90,7 @@ def draws(
     """
     n = len(errors)
     if noise.measured:
-        return lambda: noise.deviation * rng.standard_normal(n)
+        return lambda: noise.std * rng.standard_normal(n)
     pool = errors * np.sqrt(n / max(n - used, 1))
     block = max(1, round(n ** (1 / 3)))
 
@@ -133,7 +133,7 @@ class Seeds:
         return float(np.sqrt(self.squares.sum() / max(self.dof, 1)))
 
     @property
-    def deviations(self) -> np.ndarray:
+    def stds(self) -> np.ndarray:
         """Standard deviation [N] of log y of the runs of each point; 0 for one run."""
         return np.sqrt(self.squares / np.maximum(self.counts - 1, 1))
 
@@ -186,18 +186,18 @@ def points(group: Sequence[Numbered], x: np.ndarray, seed: str | None) -> np.nda
       seed: the column of seeds; None for `SETTING`, if the table has it.
 
     Returns:
-      [M], places in the order in which the points first appear.
+      [M], indices of the points, in the order in which they first appear.
 
     Raises:
       UserError: for an unknown column, or rows of one x and one seed.
     """
     if seed is None:
         settings = [row.get(SETTING) or f'line {line}' for line, row in group]
-        return places(settings)
-    which = places([tuple(values) for values in x])
+        return group_indices(settings)
+    which = group_indices([tuple(values) for values in x])
     seen: dict[tuple[int, str], int] = {}
-    for (line, row), place in zip(group, which, strict=True):
-        other = seen.setdefault((int(place), cell(row, seed, '--seed')), line)
+    for (line, row), index in zip(group, which, strict=True):
+        other = seen.setdefault((int(index), cell(row, seed, '--seed')), line)
         if other != line:
             raise UserError(
                 f'lines {other} and {line} have the same x and the same {seed}: name what differs '
@@ -206,7 +206,7 @@ def points(group: Sequence[Numbered], x: np.ndarray, seed: str | None) -> np.nda
     return which
 
 
-def places(keys: Sequence[object]) -> np.ndarray:
-    """The number [M] of each key, in the order in which they first appear."""
+def group_indices(keys: Sequence[object]) -> np.ndarray:
+    """Number the distinct keys [M] in the order in which they first appear."""
     known: dict[object, int] = {}
     return np.array([known.setdefault(key, len(known)) for key in keys], int)

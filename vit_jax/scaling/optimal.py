@@ -53,7 +53,7 @@ class Analysis:
       joint: None if the law cannot be fitted; `notes` then has the reason.
       parabolas, frontier: their exponent is None if there are too few.
       summary: of all this, as JSON values.
-      notes: a line for each doubt.
+      notes: warnings, a line each.
     """
 
     points: Points
@@ -252,7 +252,7 @@ def _parabola_replicates(seen: Points, level: np.ndarray, ways: Ways) -> list[is
     errors = (weights * np.log(level / center))[inside]
     noise = noise_lib.pooled(errors, free, seen.seeds.take(inside))
     if noise.measured:
-        pool = noise.deviation * stats.norm.ppf((np.arange(_QUANTILES) + 0.5) / _QUANTILES)
+        pool = noise.std * stats.norm.ppf((np.arange(_QUANTILES) + 0.5) / _QUANTILES)
     elif free:
         pool = errors * np.sqrt(len(inside) / free)
     else:

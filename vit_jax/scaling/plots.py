@@ -196,7 +196,7 @@ def _seed_bars(axes: Axes, curve: Curve, color: Any) -> None:
     chosen = curve.seeds.counts > 1
     if not chosen.any():
         return
-    y, ratio = curve.y[chosen], np.exp(curve.seeds.deviations[chosen])
+    y, ratio = curve.y[chosen], np.exp(curve.seeds.stds[chosen])
     reach = np.stack([y - y / ratio, y * ratio - y])
     axes.errorbar(
         curve.x[chosen, 0], y, reach, fmt='none', ecolor=color, elinewidth=1.1, capsize=2.5

@@ -16,7 +16,7 @@ from vit_jax.scaling import isoflop, rows
 from vit_jax.scaling.fit import half_width
 from vit_jax.scaling.optimal import Analysis, optimum
 from vit_jax.scaling.points import Columns
-from vit_jax.scaling.shape import Law, Ray, Shapes, Star, StarColumns
+from vit_jax.scaling.shape import Ray, ShapeLaw, Shapes, StarColumns, StarSweep
 from vit_jax.viz import figures
 
 MAX_CURVES = 12
@@ -167,7 +167,7 @@ BUDGETS = 5  # at which the law is drawn
 
 
 def draw_shape(
-    star: Star, shapes: Shapes, columns: StarColumns, target: float | None = None
+    star: StarSweep, shapes: Shapes, columns: StarColumns, target: float | None = None
 ) -> Figure:
     """A panel for each dimension: runs and the law at several budgets, with its minima joined.
 
@@ -207,7 +207,7 @@ def _exponent(shapes: Shapes, name: str) -> str:
     return f't^{s:.3f}' + (f' [{band[0]:.3f}, {band[1]:.3f}]' if band else '')
 
 
-def _draw_ray(axes: Axes, ray: Ray, law: Law | None, target: float | None) -> None:
+def _draw_ray(axes: Axes, ray: Ray, law: ShapeLaw | None, target: float | None) -> None:
     palette = colormaps['viridis_r']
     low, high = np.log(ray.t.min()), np.log(ray.t.max())
     shade = 0.15 + 0.85 * (np.log(ray.t) - low) / (high - low)

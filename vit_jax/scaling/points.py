@@ -74,7 +74,7 @@ class Points:
       seeds: rows behind each point.
       cost: how C follows from N and D.
       left_out: a line for each row that is no point.
-      notes: a line for each doubt about the table.
+      notes: warnings about the table.
     """
 
     by: dict[str, str]
@@ -187,7 +187,9 @@ def _merged(
       N, D, C and the loss of each point; the rows behind it; a line on rows that were merged.
     """
     x = np.stack([n, d, c], axis=1)
-    which = seeds_lib.places([name or tuple(at) for name, at in zip(settings, x, strict=True)])
+    which = seeds_lib.group_indices(
+        [name or tuple(at) for name, at in zip(settings, x, strict=True)]
+    )
     log_y, seeds = seeds_lib.merge(np.log(y), which)
     if not seeds.several:
         return (n, d, c, y), seeds, []

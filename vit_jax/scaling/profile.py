@@ -10,7 +10,7 @@ from scipy import optimize
 
 from vit_jax.scaling.forms import Bounds, Form, Theta
 
-KNOTS = 8  # places at which a band is searched; it is interpolated between them
+KNOTS = 8  # x values at which a band is computed; it is interpolated between them
 _STEPS = 10  # of the search for an end
 _CLOSE = 0.02  # relative error of the root of the rise at which it stops
 _HOLD = 30.0  # weight of the prediction that is asked for

@@ -53,15 +53,15 @@ def blocks(
     if reasons:
         found += [Heading('Runs left out'), Lines(reasons)]
     found += [Text(line) for line in _seeds(summary)]
-    if doubts := _doubts(summary):
-        found += [Heading('Limits of the data'), Lines(doubts)]
+    if warnings := _diagnostics(summary):
+        found += [Heading('Limits of the data'), Lines(warnings)]
     return [*found, *_manifest(entries)]
 
 
 def _manifest(entries: Sequence[manifest.Entry]) -> list[Block]:
     found: list[Block] = [Heading('Manifest')]
-    if doubts := manifest.doubts(entries):
-        found.append(Lines(doubts))
+    if warnings := manifest.diagnostics(entries):
+        found.append(Lines(warnings))
     versions = ', '.join(f'{name} {version}' for name, version in manifest.versions().items())
     return [
         *found,
@@ -101,7 +101,7 @@ def _seeds(summary: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _doubts(summary: Mapping[str, Any]) -> list[str]:
+def _diagnostics(summary: Mapping[str, Any]) -> list[str]:
     return [
         f'{label(curve["by"])}: {warning}'
         for curve in summary['curves']

@@ -33,7 +33,7 @@ _FLAT = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
-class Law:
+class ShapeLaw:
     """The law of one dimension, in the units of the table.
 
     Attributes:
@@ -73,11 +73,11 @@ class Shapes:
       replicates: the same for each bootstrap sample.
       dof: runs less parameters, at least 2.
       rmse: of the log of the loss.
-      notes: a line for each dimension without an optimum, and other doubts.
+      notes: a warning for each dimension without an optimum, and others.
     """
 
-    laws: dict[str, Law]
-    replicates: tuple[dict[str, Law], ...]
+    laws: dict[str, ShapeLaw]
+    replicates: tuple[dict[str, ShapeLaw], ...]
     dof: int
     rmse: float
     notes: tuple[str, ...]
@@ -95,7 +95,7 @@ class Shapes:
         """A shape that is optimal for some budget, scaled to `ratio` times that budget."""
         return {name: x * ratio ** self.laws[name].s for name, x in start.items()}
 
-    def _with(self, name: str) -> list[dict[str, Law]]:
+    def _with(self, name: str) -> list[dict[str, ShapeLaw]]:
         return [one for one in self.replicates if name in one]
 
     def _banded(self, value: float, samples: Sequence[float]) -> tuple[float, list[float]]:
@@ -105,7 +105,7 @@ class Shapes:
         return value, [float(value / factor), float(value * factor)]
 
 
-def fit(star: Star, bootstrap: int = 0, seed: int = 0) -> Shapes:
+def fit(star: StarSweep, bootstrap: int = 0, seed: int = 0) -> Shapes:
     """Fit the laws of all dimensions at once, by least squares of relative errors.
 
     For given exponents the other parameters follow from non-negative least squares (variable
@@ -141,7 +141,9 @@ def fit(star: Star, bootstrap: int = 0, seed: int = 0) -> Shapes:
     )
 
 
-def _with_optimum(star: Star, found: Sequence[Law]) -> tuple[dict[str, Law], tuple[str, ...]]:
+def _with_optimum(
+    star: StarSweep, found: Sequence[ShapeLaw]
+) -> tuple[dict[str, ShapeLaw], tuple[str, ...]]:
     """The laws with a minimum, and a line for each other one."""
     laws, notes = {}, []
     for (name, ray), law in zip(star.rays.items(), found, strict=True):
@@ -204,14 +206,14 @@ def _scale(values: np.ndarray) -> float:
     return float(np.exp(np.log(values).mean()))
 
 
-def _laws(star: Star, at: np.ndarray) -> list[Law]:
+def _laws(star: StarSweep, at: np.ndarray) -> list[ShapeLaw]:
     """The laws in the units of the table."""
     c, found = float(at[0]), []
     for ray, (a, b) in zip(star.rays.values(), at[1:].reshape(-1, 2), strict=True):
         alpha, beta, xi, epsilon = _project(ray, c, a, b)[0]
         x, t = _scale(ray.x), _scale(ray.t)
-        law = Law(alpha * x**a, a, beta * x**-b * t**c, b, xi * t**c, c, epsilon)
-        found.append(Law(*map(float, dataclasses.astuple(law))))
+        law = ShapeLaw(alpha * x**a, a, beta * x**-b * t**c, b, xi * t**c, c, epsilon)
+        found.append(ShapeLaw(*map(float, dataclasses.astuple(law))))
     return found
 
 
@@ -261,15 +263,15 @@ class Ray:
 
 
 @dataclasses.dataclass(frozen=True)
-class Star:
-    """A star of runs.
+class StarSweep:
+    """A star sweep: runs that vary one dimension at a time around a center.
 
     Attributes:
       center: {dimension: value}.
       rays: {dimension: its runs, those of the center included}.
       example: exponents of the compute of an example, {dimension: p}, and under '' the log of its
-        scale; {} if the table does not tell.
-      notes: a line for each doubt about the table.
+        scale; {} if the table lacks it.
+      notes: warnings about the table.
     """
 
     center: dict[str, float]
@@ -285,7 +287,7 @@ class Star:
         return float(np.exp(self.example[''] + powers))
 
 
-def read_star(rows: Sequence[Row], columns: StarColumns) -> Star:
+def read_star(rows: Sequence[Row], columns: StarColumns) -> StarSweep:
     """The star of a table: the center is the shape from which most runs differ in one dimension.
 
     Raises:
@@ -322,7 +324,7 @@ def read_star(rows: Sequence[Row], columns: StarColumns) -> Star:
         _check(name, rays[name])
     center = dict(zip(columns.shape, map(float, middle), strict=True))
     example = _example(columns.shape, shapes, table[:, -3], table[:, -1])
-    return Star(center, rays, example, tuple(notes))
+    return StarSweep(center, rays, example, tuple(notes))
 
 
 def _examples(row: Row, line: int, columns: StarColumns) -> float:

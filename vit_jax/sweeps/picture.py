@@ -155,7 +155,7 @@ Curve = Mapping[float, float]
 
 @dataclasses.dataclass(frozen=True)
 class Dimensions:
-    """The dimensions of the picture, by their places in the config.
+    """The dimensions of the picture, by their paths in the config.
 
     Attributes:
       x: of the horizontal axis; numbers above 0.
