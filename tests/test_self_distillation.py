@@ -130,7 +130,7 @@ def test_benchmark(tmp_path):
     assert cli.main(['benchmark', '--config', CONFIG, '--steps', '2', '--json', str(out)]) == 0
     found = json.loads(out.read_text())
     spec = {name: jax.ShapeDtypeStruct(*each) for name, each in found['example'].items()}
-    total = 16 * task_flops.of_training(*objects.model_and_task(load.load(CONFIG)), spec).total
+    total = 16 * task_flops.training_flops(*objects.model_and_task(load.load(CONFIG)), spec).total
     assert found['train']['flops_per_sec'] * found['train']['step_sec'] == pytest.approx(total)
 
 

@@ -105,7 +105,7 @@ def test_a_model_that_draws_in_evaluation_and_has_boxes_is_measured():
         toys.Model(), toys.Task(), lambda _: optax.sgd(0.1), layout, spec, **sizes
     )
     products = 2 * toys.BOXES * 8 * (toys.WIDTH + 2)
-    assert task_flops.of_evaluation(toys.Model(), toys.Task(), spec) == products
+    assert task_flops.evaluation_flops(toys.Model(), toys.Task(), spec) == products
     assert forward.flops_per_sec * forward.step_sec == pytest.approx(4 * products)
     assert train.flops_per_sec * train.step_sec == pytest.approx(12 * products)
 

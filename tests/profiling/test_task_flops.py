@@ -40,15 +40,15 @@ class Views(classify.Task):
 
 
 def test_one_call_is_the_model():
-    counted = task_flops.of_training(MODEL, classify.Task(), SPEC)
+    counted = task_flops.training_flops(MODEL, classify.Task(), SPEC)
     assert counted == (FORWARD, 0)
     assert (counted.forward, counted.total) == (FORWARD, 3 * FORWARD)
-    assert task_flops.of_evaluation(MODEL, classify.Task(), SPEC) == FORWARD
+    assert task_flops.evaluation_flops(MODEL, classify.Task(), SPEC) == FORWARD
 
 
 @pytest.mark.parametrize(('learning', 'averaged'), [(1, 0), (2, 0), (1, 1), (3, 2)])
 def test_every_call_counts_and_one_of_the_average_has_no_backward_pass(learning, averaged):
-    counted = task_flops.of_training(MODEL, Views(learning=learning, averaged=averaged), SPEC)
+    counted = task_flops.training_flops(MODEL, Views(learning=learning, averaged=averaged), SPEC)
     assert counted.forward == (learning + averaged) * FORWARD
     assert counted.total == (3 * learning + averaged) * FORWARD
 
@@ -71,17 +71,17 @@ def test_two_towers_cost_what_each_does():
             return apply(*texts, method='embed_text', train=apply.train)
 
     image, text = (
-        task_flops.of_training(model, task, fields).learning
+        task_flops.training_flops(model, task, fields).learning
         for task, fields in ((captions.Task(), {'image': example['image']}), (Texts(), example))
     )
     assert image > text > 0
-    assert task_flops.of_training(model, captions.Task(), example) == (image + text, 0)
+    assert task_flops.training_flops(model, captions.Task(), example) == (image + text, 0)
 
 
 def test_a_student_learns_from_all_views_and_its_average_sees_the_global_ones():
     model = models.Model(8, patch_size=2, width=8, depth=1, num_heads=2, hidden=8, bottleneck=4)
     example = {'image': spec((2, 8, 8, 1)), 'local_image': spec((3, 4, 4, 1))}
-    counted = task_flops.of_training(model, dino.Task(), example)
+    counted = task_flops.training_flops(model, dino.Task(), example)
     whole, part = (
         flops.forward_flops(model, spec((1, side, side, 1), np.float32), rngs=dino.Task.rngs)
         for side in (8, 4)
@@ -95,7 +95,7 @@ def test_a_run_and_its_price_count_the_task(monkeypatch):
     home = ROOT / 'tests' / 'helpers' / 'self_distillation'
     training = build.build(load.load(f'{home}/experiments/digits.py:smoke'), jax.devices()[:1])
     model, task = training.program.model, training.program.task
-    counted = task_flops.of_training(model, task, training.data.spec)
+    counted = task_flops.training_flops(model, task, training.data.spec)
     step = 16 * counted.total
     assert start.utilization(training)(2.0) == pytest.approx(2 * step / 1e12)
     assert cost.price(training.config).flops == pytest.approx(12 * step)

@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     config = fine_tune.complete(config).config
     row = row_of(config, args.image_size, args.channels)
     config, spec, per_row = row
-    ready = benchmark.of_config(config, rows := batch_rows(config))
+    ready = benchmark.prepare(config, rows := batch_rows(config))
     with console.status('compiling the forward step, and timing it'):
         results = {'forward': ready.forward(spec, per_row, args.steps)}
     if not args.forward_only:

@@ -170,7 +170,7 @@ def report(subject: Subject) -> dict[str, Any]:
         model, task = objects.model_and_task(subject.config)
         one = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in subject.spec.items()}
         inputs = jax.tree.leaves(jax.eval_shape(task.inputs, one))
-        counted = task_flops.of_training(model, task, subject.spec)
+        counted = task_flops.training_flops(model, task, subject.spec)
         result['inputs'] = [list(x.shape[1:]) for x in inputs]
         result['flops'] = {'forward': counted.forward, 'train': counted.total}
     return result

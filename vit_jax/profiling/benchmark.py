@@ -75,7 +75,7 @@ def time_forward(
     variables = layout.create(lambda: step_lib.init_variables(model, task, one, seed))
     compiled = layout.compile_eval(step_lib.make_eval_step(model, task, axis_name=layout.axis_name))
     on_device = layout.put_batch(batch)
-    each = task_flops.of_evaluation(model, task, spec)
+    each = task_flops.evaluation_flops(model, task, spec)
     seconds = time_calls(lambda: compiled(variables, on_device), steps)
     return _timing(layout, batch_size, per_row, each, seconds)
 
@@ -121,7 +121,7 @@ def time_train(
         state, metrics = compiled(state, on_device)
         return metrics
 
-    each = task_flops.of_training(model, task, spec).total
+    each = task_flops.training_flops(model, task, spec).total
     return _timing(layout, batch_size, per_row, each, time_calls(call, steps))
 
 
@@ -283,8 +283,8 @@ class Timed:
         return optim.make(params, 1, int, self.model.layer_order(), **options)[0]
 
 
-def of_config(config: ConfigDict, rows: int) -> Timed:
-    """The steps of a complete config for batches of so many rows.
+def prepare(config: ConfigDict, rows: int) -> Timed:
+    """Prepare to time the steps of a complete config for batches of `rows` rows.
 
     Raises:
       UserError: for a mistake in the config, or a batch that its devices cannot share.

@@ -132,7 +132,7 @@ def train_flops(meta: Mapping[str, Any], allowed: Sequence[str] = ()) -> float |
         return None
     require_allowed(meta['config'], allowed, 'the checkpoint')
     model, task = objects.model_and_task(config_lib.from_dict(meta['config']))
-    return sum(n * task_flops.of_training(model, task, spec).total for n, spec in kinds)
+    return sum(n * task_flops.training_flops(model, task, spec).total for n, spec in kinds)
 
 
 def _open_text(config: ConfigDict, examples: float | None, image_size: int | None) -> Dataset:
@@ -197,7 +197,7 @@ def _measure(
     one = benchmark.blank_example(dict(spec))
     params = jax.eval_shape(lambda: step.init_variables(model, task, one, 0))['params']
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    return count, task_flops.of_training(model, task, dict(spec))
+    return count, task_flops.training_flops(model, task, dict(spec))
 
 
 CORE = 'TPU v3'  # the papers count its core-days; JAX calls such a core a device

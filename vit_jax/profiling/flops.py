@@ -32,7 +32,7 @@ def count_flops(fn: Callable, *abstract_args: Any) -> int:
     Raises:
       ValueError: products inside a `while_loop`, whose trip count is unknown.
     """
-    return of_jaxpr(jax.make_jaxpr(fn)(*abstract_args))
+    return jaxpr_flops(jax.make_jaxpr(fn)(*abstract_args))
 
 
 def forward_flops(model: Any, *inputs: Any, rngs: tuple[str, ...] = ()) -> int:
@@ -59,10 +59,10 @@ def variables_and_flops(
         return model.init_with_output(keys, *args, train=False)
 
     jaxpr, (_, variables) = jax.make_jaxpr(forward, return_shape=True)(*inputs)
-    return variables, of_jaxpr(jaxpr)
+    return variables, jaxpr_flops(jaxpr)
 
 
-def of_jaxpr(jaxpr: Any) -> int:
+def jaxpr_flops(jaxpr: Any) -> int:
     """FLOPs of a traced function; see `count_flops`."""
     return sum(_equation_flops(eqn) for eqn in jaxpr.eqns)
 
@@ -71,7 +71,7 @@ def _equation_flops(eqn: Any) -> int:
     name = eqn.primitive.name
     if name in _LEAVES:
         return _LEAVES[name](eqn)
-    inner = [of_jaxpr(jaxpr) for jaxpr in _sub_jaxprs(eqn.params)]
+    inner = [jaxpr_flops(jaxpr) for jaxpr in _sub_jaxprs(eqn.params)]
     if name == 'cond':
         return max(inner)
     if name == 'while' and sum(inner):

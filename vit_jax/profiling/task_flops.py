@@ -43,14 +43,14 @@ class Training(NamedTuple):
         return flops.TRAIN_TO_FORWARD * self.learning + self.averaged
 
 
-def of_training(model: Any, task: Task, spec: Spec) -> Training:
+def training_flops(model: Any, task: Task, spec: Spec) -> Training:
     """FLOPs of `task.outputs` for one example, before `task.augment`."""
     apply = _Counting(model, task.rngs)
     jax.eval_shape(functools.partial(task.outputs, apply), _batch_of_one(spec))
     return Training(apply.learning, apply.averaged)
 
 
-def of_evaluation(model: Any, task: Task, spec: Spec) -> int:
+def evaluation_flops(model: Any, task: Task, spec: Spec) -> int:
     """FLOPs of the model for one example, called once on `task.inputs`."""
     inputs = jax.eval_shape(task.inputs, _batch_of_one(spec))
     return flops.forward_flops(model, *inputs, rngs=task.rngs)
@@ -87,4 +87,4 @@ class _Counting:
         call = functools.partial(self._model.init_with_output, self._keys, *inputs, **options)
         jaxpr, (shapes, _) = jax.make_jaxpr(call, return_shape=True)()
         outputs = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-        return outputs, flops.of_jaxpr(jaxpr)
+        return outputs, flops.jaxpr_flops(jaxpr)

@@ -115,8 +115,8 @@ def describe(made: Program, facts: DataFacts, refusal: str) -> dict[str, Any]:
 
 def _model_flops(made: Program, kind: Shape) -> dict[str, int]:
     """Model FLOPs of each of STEPS for one example."""
-    train = task_flops.of_training(made.model, made.task, kind.spec).total
-    once = task_flops.of_evaluation(made.model, made.task, kind.spec)
+    train = task_flops.training_flops(made.model, made.task, kind.spec).total
+    once = task_flops.evaluation_flops(made.model, made.task, kind.spec)
     return {'train': train, 'eval': once, 'predict': once}
 
 

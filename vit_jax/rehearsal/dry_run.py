@@ -157,7 +157,7 @@ def require_suitable(training: Training, facts: Facts) -> None:
             f'{room / 2**30:.1f} left'
         )
     shape, program = training.data.shapes[-1], training.program
-    flops = shape.rows * task_flops.of_training(program.model, program.task, shape.spec).total
+    flops = shape.rows * task_flops.training_flops(program.model, program.task, shape.spec).total
     if flops > CPU_FLOPS:
         raise TooLarge(f'a step takes {flops:.2g} FLOPs, which are minutes on CPUs')
 

@@ -87,7 +87,7 @@ class Asha:
         return not going and not states & {TrialState.WAITING, TrialState.COMPLETE}
 
 
-def of_sweep(sweep: space.Sweep) -> Asha | None:
+def from_sweep(sweep: space.Sweep) -> Asha | None:
     """The sweep's ASHA; None if its pruner is another."""
     return Asha(**sweep.pruner_options) if sweep.pruner == NAME else None
 

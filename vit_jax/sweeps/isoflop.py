@@ -288,6 +288,6 @@ def measured(study: Isoflop, steps: int = 10) -> list[float]:
         facts = cost.data_facts(_config(study, shape))
         rows = batch_rows(facts.config)
         per_row, spec = facts.each / rows, facts.kinds[-1].spec
-        timing = benchmark.of_config(facts.config, rows).train(spec, per_row, steps)
+        timing = benchmark.prepare(facts.config, rows).train(spec, per_row, steps)
         rates.append(timing.images_per_sec)
     return rates

@@ -282,7 +282,7 @@ def _progress(study: Study, trial: FrozenTrial, at_work: dict[int, str]) -> list
 
 def is_paused(study: Study, trial: FrozenTrial) -> bool:
     """Whether the trial waits at a rung of ASHA."""
-    rule = asha.of_sweep(study.sweep)
+    rule = asha.from_sweep(study.sweep)
     return rule is not None and trial.state == TrialState.RUNNING and rule.is_paused(trial)
 
 

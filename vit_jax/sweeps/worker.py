@@ -144,7 +144,7 @@ def run(study: Study, claim: ClaimedTrial, step_timeout: float | None = None) ->
     try:
         value = train_trial(study, claim, step_timeout)
     except train.Pruned:
-        if asha.of_sweep(study.sweep):
+        if asha.from_sweep(study.sweep):
             pause(claim.trial)
             return None
         end(claim.trial, TrialState.PRUNED)
@@ -217,7 +217,7 @@ def reporter(study: Study, claim: ClaimedTrial) -> train.Report:
         assert trial is not None
         if step not in known:
             trial.report(value, step)
-        if asha.of_sweep(study.sweep):
+        if asha.from_sweep(study.sweep):
             return not promote(study, trial)
         return trial.should_prune()
 
@@ -262,7 +262,7 @@ def candidates(study: Study) -> Iterator[FrozenTrial]:
 
     A branch is no candidate before its trunk has reached the step that it branches off from.
     """
-    rule = asha.of_sweep(study.sweep)
+    rule = asha.from_sweep(study.sweep)
     running = study.trials(TrialState.RUNNING)
     yield from (t for t in running if not (rule and rule.is_paused(t)))
     if rule:
@@ -282,7 +282,7 @@ def more_to_come(study: Study) -> bool:
     """
     if any(waits_for_trunk(study, frozen) for frozen in study.trials(TrialState.WAITING)):
         return True
-    rule, running = asha.of_sweep(study.sweep), study.trials(TrialState.RUNNING)
+    rule, running = asha.from_sweep(study.sweep), study.trials(TrialState.RUNNING)
     if rule is None:
         return False
     if any(lock.holder(study.claim_folder(frozen.number)) for frozen in running):
@@ -348,7 +348,7 @@ def promote(study: Study, trial: Trial) -> bool:
 
     A trial that is not paused goes on anyway.
     """
-    rule, maximize = asha.of_sweep(study.sweep), study.sweep.direction == 'maximize'
+    rule, maximize = asha.from_sweep(study.sweep), study.sweep.direction == 'maximize'
     if rule is None:
         return True
     while rule.is_paused(frozen := study.storage.get_trial(trial._trial_id)):

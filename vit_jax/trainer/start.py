@@ -407,6 +407,6 @@ def utilization(training: Training) -> Callable[[float], float | None]:
     kind = mesh.devices.flat[0].device_kind
     if flops.peak_flops(kind) is None:
         return lambda rate: None
-    count = partial(task_flops.of_training, program.model, program.task)
+    count = partial(task_flops.training_flops, program.model, program.task)
     step = sum(s.rows * s.share * count(s.spec).total for s in training.data.shapes)
     return lambda rate: flops.mfu(step * rate, 1.0, mesh.size, kind)
