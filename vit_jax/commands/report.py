@@ -46,7 +46,6 @@ def main(argv: Sequence[str]) -> int:
     if out.suffix.lower() not in ('.html', '.htm'):
         raise UserError(f'--out {args.out!r}: the name must end in .html')
     check_output(out, '--out')
-    pass
     from vit_jax.scaling import report
 
     runs = read(args.runs, args.allow)

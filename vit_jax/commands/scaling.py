@@ -90,7 +90,7 @@ def coverage(argv: Sequence[str]) -> int:
     add = parser.add_argument
     add('--form', default=default.form, help=f'{", ".join(lib.FORMS)}{shown}')
     add('--points', type=int, default=default.points, metavar='N', help=f'of a curve{shown}')
-    add('--noise', type=float, default=default.noise, help=f'deviation of log y{shown}')
+    add('--noise', type=float, default=default.noise, help=f'standard deviation of log y{shown}')
     add('--curves', type=int, default=default.curves, metavar='N', help=f'laws drawn{shown}')
     add('--bootstrap', type=int, default=default.bootstrap, metavar='N', help=f'replicates{shown}')
     add('--seed', type=int, default=0)

@@ -10,16 +10,14 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from ml_collections import ConfigDict
 
 from vit_jax import step as step_lib
-from vit_jax.config import defaults, objects
 from vit_jax.optim import make as optim
 from vit_jax.optim import schedules
 from vit_jax.profiling import flops, task_flops
@@ -27,6 +25,9 @@ from vit_jax.profiling.task_flops import Spec
 from vit_jax.runtime import environment as environment_lib
 from vit_jax.runtime import mesh, sharding
 from vit_jax.tasks.base import Task
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,6 +275,8 @@ class Timed:
         )
 
     def _step(self) -> dict[str, Any]:
+        from vit_jax.config import defaults
+
         # Schedules would need the length of the run, and cost nothing.
         return defaults.arguments(self.config, 'step') | {'ema_schedule': schedules.CONSTANT}
 
@@ -289,6 +292,8 @@ def prepare(config: ConfigDict, rows: int) -> Timed:
     Raises:
       UserError: for a mistake in the config, or a batch that its devices cannot share.
     """
+    from vit_jax.config import defaults, objects
+
     model, task = objects.model_and_task(config)
     devices = mesh.usable_devices()
     layout = sharding.make_layout(devices, **defaults.arguments(config, 'parallel'))
