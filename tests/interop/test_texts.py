@@ -138,7 +138,7 @@ def test_a_tokenizer_s_file_is_a_vocabulary(tmp_path):
 def test_files_that_are_no_tokenizer(tmp_path):
     file = tmp_path / 'tokenizer.json'
     file.write_text('{"model": 3}')
-    with pytest.raises(UserError, match=r'tokenizer\.json.*no tokenizer\.json'):
+    with pytest.raises(UserError, match=r'tokenizer\.json.*not a tokenizer\.json'):
         vocabulary.load(file)
     tokenizer_json(tmp_path)
     said = json.loads(file.read_text())

@@ -82,3 +82,12 @@ def test_what_a_killed_save_left_is_found_whatever_the_folder_is_called(folder, 
     manifest.clear_newer(checkpoints, 10)
     assert not left.exists()
     assert run_folder.steps(kind(folder)) == [10]
+
+
+def test_a_manifest_without_fingerprints_is_damaged(tmp_path):
+    step = tmp_path / '3'
+    step.mkdir()
+    (step / run_folder.COMMITTED).touch()
+    (step / run_folder.MANIFEST).write_text('{"step": 3, "files": {"meta": 7}}')
+    with pytest.raises(run_folder.Damaged, match="no fingerprint of 'meta'"):
+        run_folder.read_manifest(step)

@@ -296,6 +296,8 @@ def read_manifest(directory: paths.Path) -> dict[str, str]:
         raise Damaged(f'{MANIFEST} is unreadable ({error})') from error
     if leading := [name for name in files if not paths.stays_inside(name)]:
         raise Damaged(f'{MANIFEST} lists {leading[0]!r}, which is outside of the step')
+    if strange := [name for name, entry in files.items() if not isinstance(entry, str)]:
+        raise Damaged(f'{MANIFEST} has no fingerprint of {strange[0]!r}')
     if str(step) != directory.name:
         raise Damaged(f'{MANIFEST} says step {step}: a copied or renamed directory')
     return files
