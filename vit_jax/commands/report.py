@@ -15,11 +15,18 @@ from vit_jax.commands._parser import Parser, add_allow_flag, check_output, writi
 from vit_jax.errors import UserError, visible
 from vit_jax.profiling.cost import train_flops
 from vit_jax.scaling import runs
-from vit_jax.scaling.report import Block, Folded, Heading, Lines, Picture, Table, Text
+from vit_jax.scaling.report import Block, Folded, Heading, Lines, Picture, Table, Text, one_file
 from vit_jax.storage import paths, run_folder, times
 from vit_jax.viz import comparison, curves, figures
 from vit_jax.viz.charts import draw_goodput
 from vit_jax.viz.comparison import History
+
+PICTURES = ('.png', '.jpg', '.jpeg', '.webp', '.gif')
+LARGEST = 2**21  # bytes of a picture that is embedded
+MOST = 12  # pictures of a run
+_DRAWN = 16  # metrics of several runs
+
+Files = dict[str, bytes]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -40,28 +47,16 @@ def main(argv: Sequence[str]) -> int:
     )
     add_allow_flag(parser)
     args = parser.parse_args(argv)
-    from vit_jax.storage import paths
-
     out = paths.path(args.out)
     if out.suffix.lower() not in ('.html', '.htm'):
         raise UserError(f'--out {args.out!r}: the name must end in .html')
     check_output(out, '--out')
-    from vit_jax.scaling import report
-
-    runs = read(args.runs, args.allow)
-    text = visible(report.one_file(*blocks(runs)))
+    found = read(args.runs, args.allow)
+    text = visible(one_file(*blocks(found)))
     with writing(args.out, '--out'):
         paths.write_text_atomic(out, text)
-    print(f'{args.out}: {len(runs)} run{"s" * (len(runs) > 1)}, {len(text) / 1024:,.0f} KiB')
+    print(f'{args.out}: {len(found)} run{"s" * (len(found) > 1)}, {len(text) / 1024:,.0f} KiB')
     return 0
-
-
-PICTURES = ('.png', '.jpg', '.jpeg', '.webp', '.gif')
-LARGEST = 2**21  # bytes of a picture that is embedded
-MOST = 12  # pictures of a run
-_DRAWN = 16  # metrics of several runs
-
-Files = dict[str, bytes]
 
 
 @dataclasses.dataclass(frozen=True)

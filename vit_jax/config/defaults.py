@@ -151,7 +151,7 @@ def complete(config: ConfigDict, info: Any) -> ConfigDict:
 def precision(arg: str | None) -> tuple[str, dict[str, str]]:
     """The dtypes that the argument of an experiment asks for.
 
-    Products are in bfloat16, the default precision of TPUs for float32, and the residual stream is
+    Matmuls are in bfloat16, the default precision of TPUs for float32, and the residual stream is
     in float32 as in the authors' code; with `fast` it is in bfloat16 too.
 
     Args:

@@ -292,7 +292,7 @@ def open_dataset(
       multiple: rows of an evaluation batch are a multiple of it.
       process: this one of the processes that share every batch.
       numbering: classes to number the data's own by, if both have ids.
-      section: the fields of `Section`.
+      section: the fields of `DataConfig`.
 
     Raises:
       UserError: if the data do not exist, or no batches can be made of them.

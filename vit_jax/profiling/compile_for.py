@@ -78,7 +78,7 @@ def compile_step(
         with (folder / 'stderr').open('w+') as stderr:
             process = subprocess.Popen(
                 [sys.executable, *program, name],
-                stdin=subprocess.PIPE,  # closes when this process ends, see runtime/lifeline
+                stdin=subprocess.PIPE,  # closes when this process ends, see runtime/process
                 stdout=stderr,
                 stderr=stderr,
                 env=environment,

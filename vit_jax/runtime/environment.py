@@ -1,4 +1,4 @@
-"""The CPU cores that this process may use."""
+"""The environment of a process: CPU cores, memory of the host, versions of the software."""
 
 from __future__ import annotations
 
