@@ -118,7 +118,7 @@ def models() -> Iterator[list[str]]:
     """A row for each model."""
     yield ['model', 'description', 'read by', 'written for', 'reference']
     writers = [getattr(families.find(name), 'WRITERS', {}) for name in modules(families.__name__)]
-    for named in reference.modules_of(count_variants.PACKAGE):
+    for named in reference.list_modules(count_variants.PACKAGE):
         forms = sorted({form for known in writers for name, form in known if name == named.name})
         it = CHECKED[named.name]
         yield [

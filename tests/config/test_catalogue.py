@@ -22,7 +22,7 @@ from vit_jax.optim import make, schedules
 )
 def test_every_module_that_is_listed_can_be_named(room, attribute):
     package = f'vit_jax.{room}'
-    found = reference.modules_of(package)
+    found = reference.list_modules(package)
     assert found and all(one.line for one in found)
     for one in found:
         assert resolve(package, one.name, attribute)

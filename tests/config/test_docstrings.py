@@ -38,18 +38,18 @@ def google(learning_rate, b1):
 
 
 def test_entries_go_on_below_and_several_names_share_one():
-    assert reference.of_parameters(Base) == {
+    assert reference.parameter_docs(Base) == {
         'width': 'of a token.',
         'depth': 'number of blocks: all of them.',
     }
     text = "other things; 'a', or 'b'. Two sentences."
     expected = {'width': 'of a token.', 'depth': text, 'height': text}
-    assert reference.of_parameters(Derived) == expected
+    assert reference.parameter_docs(Derived) == expected
 
 
 def test_other_sections_and_styles():
-    assert reference.of_parameters(google) == {'learning_rate': 'the rate.', 'b1': '`decay`.'}
-    assert reference.of_parameters(lambda: None) == {}
+    assert reference.parameter_docs(google) == {'learning_rate': 'the rate.', 'b1': '`decay`.'}
+    assert reference.parameter_docs(lambda: None) == {}
 
 
 def test_first_sentence():

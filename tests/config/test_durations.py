@@ -40,7 +40,7 @@ def test_epochs_of_batches_that_are_not_equally_full(repo: pathlib.Path) -> None
     config = config_lib.load(
         f'{repo}/experiments/vit/digits.py', ['total=3 epochs', 'batch_size=4096']
     )
-    run = durations.of_run(config, 29_000 / 172, 29_000)
+    run = durations.from_config(config, 29_000 / 172, 29_000)
     assert run.total_steps == 3 * 172
     assert run.steps('29000 examples') == 172
 

@@ -7,7 +7,7 @@ import pytest
 from vit_jax import __main__ as cli
 from vit_jax.config import load, reference
 
-PACKAGE = reference.of_package()
+PACKAGE = reference.package_keys()
 
 
 @pytest.mark.parametrize('section', PACKAGE)
@@ -24,7 +24,7 @@ def test_values_of_a_config_stand_beside_defaults(repo: pathlib.Path):
     config = load.load(f'{repo}/experiments/vit/digits.py', ['optim.lr=0.5'])
     found = {
         f'{section}.{key.name}': key
-        for section, keys in reference.of_config(config).items()
+        for section, keys in reference.config_keys(config).items()
         for key in keys
     }
     assert (found['config.optim.lr'].value, found['config.optim.lr'].default) == ('0.5', '')

@@ -78,7 +78,7 @@ def test_what_a_killed_save_left_is_found_whatever_the_folder_is_called(folder, 
     checkpoints = kind(folder) / run_folder.CHECKPOINTS
     left = checkpoints / '20.orbax-checkpoint-tmp-7'
     left.mkdir()
-    assert manifest.written(checkpoints, 20) == left
+    assert manifest.uncommitted_step(checkpoints, 20) == left
     manifest.clear_newer(checkpoints, 10)
     assert not left.exists()
     assert run_folder.steps(kind(folder)) == [10]

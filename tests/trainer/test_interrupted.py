@@ -11,7 +11,7 @@ from helpers.xla import use_one_device
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 
 from vit_jax.__main__ import main
-from vit_jax.checkpoints.checkpointer import KEPT, of_meta
+from vit_jax.checkpoints.checkpointer import KEPT, best_from_meta
 from vit_jax.data.dataset import Dataset
 from vit_jax.errors import EXIT_PREEMPTED, UserError
 from vit_jax.runtime.watchdog import Interrupted
@@ -122,7 +122,7 @@ def test_an_evaluation_that_is_repeated_twice_is_logged_once(
     assert trained == [5, 10, 15, 20]
     events = EventAccumulator(str(tmp_path)).Reload()
     assert [event.step for event in events.Tensors('test/loss')] == [10, 20]
-    best = of_meta(run_folder.read_meta(tmp_path / 'checkpoints' / '20'), KEPT)
+    best = best_from_meta(run_folder.read_meta(tmp_path / 'checkpoints' / '20'), KEPT)
     highest = max(evaluations(whole_run), key=lambda line: line['test/loss'])
     assert (best.step, best.since) == (highest['step'], (20 - highest['step']) // 10)
 

@@ -68,14 +68,14 @@ class Checkpointer:
             wrong = f'{keep_last} and {keep_every}'
             raise UserError(f'checkpoint: keep_last must be >= 1 and keep_every >= 0, not {wrong}')
         logging.getLogger('absl').addFilter(not_of_a_failed_save)
-        hide_late_writes()
+        silence_failed_saves()
         self.directory = paths.absolute(directory)
         self._staging = checkpoint_format.Staging(self.directory)
         self._keep, self.keep_steps = (keep_last, keep_every), frozenset(keep_steps)
         self._keeps_best = bool(keep_best)
         self._best: int | None = None
         self._saving: int | None = None
-        self._place: Place | None = None  # that is written to
+        self._place: FolderHandle | None = None  # that is written to
         self._newest: int | None = None  # of those that this process has saved
         self.is_lost = False
         self._saved: checkpoint_format.Items = {}
@@ -124,16 +124,16 @@ class Checkpointer:
             return
         self._saving, self._saved = step, checkpoint_format.shapes(state)
         if self._keeps_best:
-            known = of_meta(meta, KEPT)
+            known = best_from_meta(meta, KEPT)
             self._best = known.step if known else None
         try:
             args = checkpoint_format.save_args(state, meta)
             self._writer.save(
-                checkpoint_format.literal(self._staging.folder / str(step)), args=args
+                checkpoint_format.orbax_path(self._staging.folder / str(step)), args=args
             )
             if not paths.is_remote(self._staging.folder):
                 self._leave_place()
-                self._place = Place(self._staging.folder)
+                self._place = FolderHandle(self._staging.folder)
         except Exception as error:
             self._fail(error)
 
@@ -208,8 +208,8 @@ class Checkpointer:
         It certifies only arrays that can be opened: without it the step counts as unfinished.
         """
         assert self._saving is not None
-        written = manifest.written(self._staging.folder, self._saving)
-        checkpoint_format.require_written(checkpoint_format.literal(written), self._saved)
+        written = manifest.uncommitted_step(self._staging.folder, self._saving)
+        checkpoint_format.require_written(checkpoint_format.orbax_path(written), self._saved)
         manifest.write(self._staging.folder, self._saving)
         self._staging.put(self._saving)
 
@@ -227,7 +227,7 @@ class Checkpointer:
 
     def _fail(self, error: Exception) -> NoReturn:
         step, self._saving = self._saving, None
-        reason = str(error) if isinstance(error, UserError) else of_the_disk(error)
+        reason = str(error) if isinstance(error, UserError) else disk_reason(error)
         if self._place and self._place.is_gone():
             reason = 'it was deleted while it was written'
         if reason is None and paths.is_remote(self.directory):
@@ -273,7 +273,7 @@ def restore(directory: str | Path, step: int, target: PyTree) -> tuple[int, PyTr
 
 
 def _read(directory: Path, step: int, target: PyTree) -> tuple[int, PyTree, dict[str, Any]]:
-    with checkpoint_format.here(directory / str(step)) as here:
+    with checkpoint_format.readable_path(directory / str(step)) as here:
         state, meta = checkpoint_format.read(here, target)
     return step, state, meta
 
@@ -296,14 +296,14 @@ def load_variables(
       UserError: if there is no such step, or it is damaged.
     """
     directory, items = paths.absolute(directory), checkpoint_format.ITEMS_OF_INFERENCE
-    step = find(directory) if step == BEST else step
+    step = find_best(directory) if step == BEST else step
     if step is None:
         step, damaged = manifest.newest_intact(directory, items)
         if step is None:
             raise _damage(directory, damaged)
     else:
         _require_intact(directory, step, items)
-    with checkpoint_format.here(directory / str(step)) as here:
+    with checkpoint_format.readable_path(directory / str(step)) as here:
         variables, meta = checkpoint_format.read_variables(here)
     return step, variables, meta
 
@@ -356,7 +356,7 @@ def _damage(directory: Path, damaged: dict[int, run_folder.Damaged]) -> UserErro
     )
 
 
-class Place:
+class FolderHandle:
     """A local folder, held open to detect that it was deleted, and perhaps made again."""
 
     def __init__(self, folder: Path):
@@ -372,7 +372,7 @@ class Place:
         os.close(self._file)
 
 
-def of_the_disk(error: BaseException | None) -> str | None:
+def disk_reason(error: BaseException | None) -> str | None:
     """The disk's reason for refusing a write, or None if the error is about something else."""
     while error is not None:
         if isinstance(error, OSError) and error.strerror:
@@ -383,7 +383,7 @@ def of_the_disk(error: BaseException | None) -> str | None:
     return None
 
 
-def hide_late_writes() -> None:
+def silence_failed_saves() -> None:
     """Keep quiet about writes that end after another of the same save has failed.
 
     Nobody waits for these any more, and each would print a traceback, most of them before the
@@ -523,13 +523,13 @@ class Best:
     since: int = 0
 
 
-def of_meta(meta: Mapping[str, Any], key: str) -> Best | None:
+def best_from_meta(meta: Mapping[str, Any], key: str) -> Best | None:
     """The best result that a checkpoint records under `key`, or None."""
     found = meta.get(BESTS, {}).get(key)
     return None if found is None else Best(**found)
 
 
-def find(directory: Path) -> int:
+def find_best(directory: Path) -> int:
     """The best evaluated step of the checkpoints in a run's folder, as the newest of them records.
 
     The newest checkpoint of a run that was stopped during an evaluation lacks its result: that is
@@ -540,7 +540,7 @@ def find(directory: Path) -> int:
     """
     newest, _ = manifest.newest_intact(directory, (run_folder.META,))
     meta = {} if newest is None else run_folder.read_meta(directory / str(newest))
-    best = of_meta(meta, KEPT)
+    best = best_from_meta(meta, KEPT)
     if newest is None or best is None:
         raise UserError(f'{directory} keeps no best step: train with {_KEY}')
     goal, step, value = parse_goal(best.goal, _KEY), best.step, best.value

@@ -195,7 +195,7 @@ class LiteralPath(gpath.PosixGPath):
         return iter(found)
 
 
-def _lasting() -> type:
+def _durable_path_class() -> type:
     """The class of folders in which Orbax writes a step that is to survive a power cut.
 
     Orbax syncs the arrays, but neither the other files nor folders. Here all of them are on the
@@ -217,7 +217,7 @@ def _lasting() -> type:
     return LastingPath
 
 
-def literal(directory: Path) -> LiteralPath:
+def orbax_path(directory: Path) -> LiteralPath:
     """The directory, local or remote, as a path for Orbax."""
     return LiteralPath(os.fspath(directory))
 
@@ -243,13 +243,13 @@ class Staging:
 
     def path_class(self) -> type | None:
         """Orbax's class for the folder of a step that it writes; None for Orbax's own choice."""
-        return None if paths.is_remote(self._directory) else _lasting()
+        return None if paths.is_remote(self._directory) else _durable_path_class()
 
     def put(self, step: int) -> None:
         """Copy a step that is written but not yet committed; the mark of the commit comes last."""
         if self._local is None:
             return
-        paths.copy(manifest.written(self.folder, step), self._directory / str(step))
+        paths.copy(manifest.uncommitted_step(self.folder, step), self._directory / str(step))
         manifest.commit(self._directory / str(step))
 
     def clear(self) -> None:
@@ -264,11 +264,11 @@ class Staging:
 
 
 @contextlib.contextmanager
-def here(directory: Path) -> Iterator[LiteralPath]:
+def readable_path(directory: Path) -> Iterator[LiteralPath]:
     """The step's directory, or a local copy if Orbax cannot read it."""
     if paths.orbax_writes(directory):
-        yield literal(directory)
+        yield orbax_path(directory)
         return
     with tempfile.TemporaryDirectory(prefix='vit_jax-') as local:
         paths.copy(directory, copy := Path(local) / directory.name)
-        yield literal(copy)
+        yield orbax_path(copy)

@@ -35,14 +35,14 @@ def write(root: Path, step: int) -> None:
     Orbax's final mark. Files directly in the step's directory are Orbax's own notes, which the
     commit still changes: nothing is restored from them and they are not listed.
     """
-    directory = written(root, step)
+    directory = uncommitted_step(root, step)
     names = [name for name in paths.files(directory) if '/' in name]
     files = {name: _fingerprint(directory / name) for name in names}
     content = json.dumps({'step': step, 'files': files}, indent=1)
     paths.write_atomic(directory / run_folder.MANIFEST, content.encode())
 
 
-def written(root: Path, step: int) -> Path:
+def uncommitted_step(root: Path, step: int) -> Path:
     """The folder in which Orbax has written a step that it has not yet committed."""
     return next(_uncommitted(root, f'{step}{_UNFINISHED}'), root / str(step))
 

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from vit_jax.profiling.count_variants import Variant
 
 KINDS: dict[str, Callable[[], list[reference.Named]]] = {
-    'models': partial(reference.modules_of, 'vit_jax.models'),
-    'tasks': partial(reference.modules_of, 'vit_jax.tasks'),
-    'sources': partial(reference.modules_of, 'vit_jax.data.sources'),
+    'models': partial(reference.list_modules, 'vit_jax.models'),
+    'tasks': partial(reference.list_modules, 'vit_jax.tasks'),
+    'sources': partial(reference.list_modules, 'vit_jax.data.sources'),
     'transforms': reference.transforms,
     'optimizers': reference.optimizers,
     'schedules': reference.schedules,
-    'evaluators': partial(reference.modules_of, 'vit_jax.evaluators'),
-    'writers': partial(reference.modules_of, 'vit_jax.writers'),
+    'evaluators': partial(reference.list_modules, 'vit_jax.evaluators'),
+    'writers': partial(reference.list_modules, 'vit_jax.writers'),
 }
 EXPERIMENTS, KEYS, VARIANTS = 'experiments', 'keys', 'variants'
 CHECKPOINTS = 'checkpoints'
@@ -114,7 +114,7 @@ def print_keys(words: Sequence[str], as_json: bool) -> int:
     """Print the keys of a config as Markdown, for the sections whose headings have a word."""
     from vit_jax.config import reference
 
-    found = {k: v for k, v in reference.of_package().items() if chosen(k, words)}
+    found = {k: v for k, v in reference.package_keys().items() if chosen(k, words)}
     if as_json:
         print(json.dumps({k: [dataclasses.asdict(key) for key in v] for k, v in found.items()}))
         return 0

@@ -112,7 +112,7 @@ def print_keys(config: ConfigDict) -> None:
     from vit_jax.runtime.console import Console, Table
 
     console = Console()
-    for section, keys in reference.of_config(config).items():
+    for section, keys in reference.config_keys(config).items():
         table = Table('key', 'value', 'type', 'default', 'meaning')
         table.columns[0].no_wrap = True
         table.title, table.title_justify = section, 'left'

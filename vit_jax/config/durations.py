@@ -85,7 +85,7 @@ class Durations:
         return max(self.steps('10%'), math.ceil(cheap))
 
 
-def of_run(config: ConfigDict, batch_size: float, epoch_size: int) -> Durations:
+def from_config(config: ConfigDict, batch_size: float, epoch_size: int) -> Durations:
     """The run's durations; `.total_steps` is `config.total` in steps.
 
     Raises:

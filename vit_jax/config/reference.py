@@ -59,7 +59,7 @@ class Key:
         return sentence(self.text)
 
 
-def of_config(config: ConfigDict) -> dict[str, list[Key]]:
+def config_keys(config: ConfigDict) -> dict[str, list[Key]]:
     """The keys that each section of a config has or may have, {place: keys}.
 
     Args:
@@ -75,7 +75,7 @@ def of_config(config: ConfigDict) -> dict[str, list[Key]]:
     return found
 
 
-def of_package() -> dict[str, list[Key]]:
+def package_keys() -> dict[str, list[Key]]:
     """The keys of everything in this package that a config may name, {heading: keys}.
 
     Optimizers of Optax are left out: their keys are those of the version that is installed.
@@ -105,7 +105,7 @@ def keys(known: Parameters, readers: Iterable[Callable], given: Any = None) -> l
     """
     texts: dict[str, str] = {}
     for reader in readers:
-        texts |= {schema.key_of(k): text for k, text in of_parameters(reader).items()}
+        texts |= {schema.key_of(k): text for k, text in parameter_docs(reader).items()}
     found = []
     for name, p in ((schema.key_of(name), p) for name, p in known.items()):
         default = _default(p)
@@ -166,7 +166,7 @@ SECTIONS = ('Args:', 'Attributes:')
 _ENTRY = re.compile(r'([*\w, ]+?)(?: \([^)]*\))?:(?:\s+(.*))?')
 
 
-def of_parameters(constructor: Callable) -> dict[str, str]:
+def parameter_docs(constructor: Callable) -> dict[str, str]:
     """The description of each parameter of a function or class, as one paragraph.
 
     A class inherits the descriptions of its bases.
@@ -233,7 +233,7 @@ class Named:
     arguments: str = ''
 
 
-def modules_of(package: str) -> list[Named]:
+def list_modules(package: str) -> list[Named]:
     """The modules of a package; their files are read, not imported."""
     (folder,) = importlib.import_module(package).__path__
     files = {name: pathlib.Path(folder) / name for name in modules(package)}

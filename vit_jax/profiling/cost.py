@@ -86,7 +86,7 @@ class DataFacts:
     @property
     def times(self) -> durations.Durations:
         """Durations of a run by the config."""
-        return durations.of_run(self.config, self.each, self.epoch)
+        return durations.from_config(self.config, self.each, self.epoch)
 
     @property
     def steps(self) -> int:

@@ -131,7 +131,7 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
     data = evaluate.open_data(config.data, config.batch_size, layout, seed=config.seed)
     _check_classes(config, data)
     config = defaults.complete(config, data.info)
-    times = durations.of_run(config, data.plan.examples_per_step, data.num_examples)
+    times = durations.from_config(config, data.plan.examples_per_step, data.num_examples)
     program, lr = make_program(config, data.shapes, layout, times)
     vocabulary.require_ids(data.vocab, program.model, 'config.data.vocab')
     every = durations.Every(**defaults.arguments(config, 'every'))

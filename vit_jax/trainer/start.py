@@ -286,7 +286,7 @@ def note(training: Training, folder: pathlib.Path, step: int) -> tuple[str, ...]
         return ()
     before, total = config_lib.from_dict(stored), training.timetable.total
     data = training.data
-    times = durations.of_run(before, data.plan.examples_per_step, data.num_examples)
+    times = durations.from_config(before, data.plan.examples_per_step, data.num_examples)
     if times.total_steps == total:
         return ()
     if total < times.total_steps:
