@@ -77,7 +77,7 @@ def check(words, capsys):
     with pytest.raises(SystemExit) as stop:
         __main__.main([name, *action, *own, '--help'])
     assert stop.value.code == 0
-    overrides, rest = config_lib.split(words)
+    overrides, rest = config_lib.split_overrides(words)
     flags = {word.partition('=')[0] for word in rest if word.startswith('--')}
     assert flags <= set(re.findall(r'--[a-z][a-z-]*', capsys.readouterr().out))
     if '--config' in rest:

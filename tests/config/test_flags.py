@@ -58,7 +58,7 @@ def test_override(override: str, path: str, value: object) -> None:
 
 def test_overrides_are_found_among_other_words() -> None:
     argv = ['--config.a=1', '--workdir', 'x', '--config', 'f.py', '--config.b', '2']
-    assert config_lib.split(argv) == (
+    assert config_lib.split_overrides(argv) == (
         ['a=1', 'b=2'],
         ['--workdir', 'x', '--config', 'f.py'],
     )

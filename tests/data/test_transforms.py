@@ -410,6 +410,15 @@ def test_a_new_module_needs_no_table(tmp_path, monkeypatch):
         sys.modules.pop('vit_jax.data.transforms.halves')
 
 
+def test_former_names_of_marks_are_kept_for_outside_modules():
+    from vit_jax.data.transforms import of_annotations, of_texts
+
+    factory = of_texts(lambda: None)
+    assert registry.is_text_transform(factory) and registry.is_annotation_transform(factory)
+    factory = of_annotations(lambda: None)
+    assert registry.is_annotation_transform(factory) and not registry.is_text_transform(factory)
+
+
 @pytest.mark.parametrize('spec', ["os.system('touch {}')", "pathlib.Path('{}').touch()"])
 def test_nothing_unmarked_is_called(tmp_path, spec):
     with pytest.raises(UserError) as error:

@@ -39,7 +39,7 @@ def test_a_released_lease_is_free_at_once(store):
 @pytest.mark.slow
 def test_an_owner_that_renews_keeps_it(store, tmp_path):
     with contextlib.ExitStack() as held:
-        lock.keep(held, take(store), tmp_path, seconds=0.05)
+        lock.keep_renewed(held, take(store), tmp_path, seconds=0.05)
         with pytest.raises(Alive, match='here'):
             take(store, silent_seconds=10)
     take(store, silent_seconds=60).release()
@@ -87,7 +87,7 @@ def test_of_many_one_gets_it(store, tmp_path, silent):
     def attempt(i: int) -> bool:
         ready.wait()
         with contextlib.suppress(Alive):
-            lock.keep(held, take(store, str(i)), tmp_path, seconds=0.02)
+            lock.keep_renewed(held, take(store, str(i)), tmp_path, seconds=0.02)
             return True
         return False
 
@@ -106,6 +106,6 @@ def test_a_suspended_owner_ends(store, tmp_path, monkeypatch, capsys):
     with contextlib.ExitStack() as held:
         suspended = take(store)
         take(store, 'there')
-        lock.keep(held, suspended, tmp_path, seconds=0.05)
+        lock.keep_renewed(held, suspended, tmp_path, seconds=0.05)
         assert ended.wait(10)
     assert f'another run has taken over {tmp_path}' in capsys.readouterr().err

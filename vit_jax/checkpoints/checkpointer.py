@@ -231,7 +231,7 @@ class Checkpointer:
         if self._place and self._place.is_gone():
             reason = 'it was deleted while it was written'
         if reason is None and paths.is_remote(self.directory):
-            reason = paths.why(error)
+            reason = paths.first_line(error)
         if step is None or reason is None:
             raise error
         with paths.reaching(self.directory):

@@ -23,7 +23,7 @@ from etils.epath import gpath
 from vit_jax.checkpoints import manifest
 from vit_jax.errors import UserError
 from vit_jax.storage import paths, run_folder
-from vit_jax.storage.paths import why
+from vit_jax.storage.paths import first_line
 from vit_jax.storage.run_folder import META, TRAINING, VARIABLES
 from vit_jax.tree_paths import path_name, require_fit
 
@@ -116,7 +116,7 @@ def _reader(directory: Path) -> Iterator[ocp.Checkpointer]:
         try:
             yield reader
         except (OSError, ValueError, KeyError, MemoryError) as error:  # TensorStore's: ValueError
-            reason = why(error).partition(' [tensorstore_spec')[0]
+            reason = first_line(error).partition(' [tensorstore_spec')[0]
             raise UserError(f'the arrays of {directory} cannot be read: {reason}') from error
 
 

@@ -91,7 +91,7 @@ def check_output(path: str | os.PathLike[str], flag: str) -> None:
     from vit_jax.storage import paths, run_folder
 
     place = paths.path(path)
-    reason = 'it is a folder' if place.is_dir() else run_folder.taken(place)
+    reason = 'it is a folder' if place.is_dir() else run_folder.reserved(place)
     reason = reason or paths.obstacle(place.parent)
     if reason:
         raise UserError(f'{flag} {str(path)!r} cannot be written: {reason}')
@@ -102,7 +102,7 @@ def writing(path: str | os.PathLike[str], flag: str) -> Iterator[None]:
     """Make the folder of a file; raise UserError that names its flag if it cannot be written."""
     from vit_jax.storage import paths, run_folder
 
-    if reason := run_folder.taken(path):
+    if reason := run_folder.reserved(path):
         raise UserError(f'{flag} {str(path)!r} cannot be written: {reason}')
     try:
         paths.make_folder(paths.path(path).parent)

@@ -89,7 +89,7 @@ def _check_sweep(file: str) -> ConfigDict:
 
 
 def _check_config(words: Sequence[str]) -> ConfigDict | None:
-    overrides, rest = config_lib.split(words)
+    overrides, rest = config_lib.split_overrides(words)
     flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     flags.add_argument('--config', nargs='?')
     file = flags.parse_known_args(rest)[0].config

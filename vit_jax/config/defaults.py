@@ -34,7 +34,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def at(config: ConfigDict, section: str) -> Group:
+def find_section(config: ConfigDict, section: str) -> Group:
     """The section at a place such as 'optim.schedule'; empty if the config has none."""
     node: Any = config
     for key in section.split('.'):
@@ -44,7 +44,7 @@ def at(config: ConfigDict, section: str) -> Group:
 
 def arguments(config: ConfigDict, section: str) -> dict[str, Any]:
     """A section as keywords of its constructor, completed with the constructor's defaults."""
-    given, known = at(config, section), schema.parameters(config, section)
+    given, known = find_section(config, section), schema.parameters(config, section)
     return {p.name: _plain(given.get(key, p.default)) for key, p in known.items()}
 
 
@@ -55,19 +55,21 @@ def differences(before: ConfigDict, now: ConfigDict) -> list[str]:
     imported only if `now` names the same.
     """
     sections = keyword_only(schema.Config)
-    names = [place for name in sections for place in (name, *schema.within(name))]
+    names = [place for name in sections for place in (name, *schema.nested_sections(name))]
     return [name for name in names if _differ(before, now, name)]
 
 
 def _differ(before: ConfigDict, now: ConfigDict, name: str) -> bool:
-    if name in ('model', 'task') and at(before, name).get('name') != at(now, name).get('name'):
+    if name in ('model', 'task') and find_section(before, name).get('name') != find_section(
+        now, name
+    ).get('name'):
         return True
     return _complete(before, name) != _complete(now, name)
 
 
 def _complete(config: ConfigDict, name: str) -> Any:
     """The keys of one place with their defaults; a group in it is a place of its own."""
-    said = at(config, name)
+    said = find_section(config, name)
     if not isinstance(said, (ConfigDict, dict)):
         return said
     known = {} if name == 'evals' else schema.parameters(config, name)
@@ -76,14 +78,14 @@ def _complete(config: ConfigDict, name: str) -> Any:
     return {k: value for k, value in found.items() if f'{name}.{k}' not in schema.SECTIONS}
 
 
-def changes_of_function(before: ConfigDict, now: ConfigDict) -> Iterator[Change]:
+def function_changes(before: ConfigDict, now: ConfigDict) -> Iterator[Change]:
     """The keys of model and task with other values, by which the same weights compute otherwise.
 
     A missing key equals its default, and an open size any. Fields that are `inert` may differ, and
     the name of code from outside of this package may be another. Only `now` is imported.
     """
     for section, find in (('model', schema.model_class), ('task', schema.task_class)):
-        old, new = at(before, section), at(now, section)
+        old, new = find_section(before, section), find_section(now, section)
         was, name = str(old.get('name')), str(new.get('name'))
         if was != name and not ('.' in was and '.' in name):
             yield f'{section}.name', was, name
@@ -97,7 +99,7 @@ def changes_of_function(before: ConfigDict, now: ConfigDict) -> Iterator[Change]
                 yield f'{section}.{key}', theirs, ours
 
 
-def changes_of_preparation(before: ConfigDict, now: ConfigDict) -> Iterator[Change]:
+def preparation_changes(before: ConfigDict, now: ConfigDict) -> Iterator[Change]:
     """The keys by which evaluation, or prediction, prepares examples otherwise.
 
     Compares the evaluations that both configs have, and the first, which prediction follows.

@@ -68,7 +68,7 @@ def override(
     check(config)
     for text in overrides:
         dotted, equals, value = text.partition('=')
-        apply(config, f'{RENAMED.get(dotted, dotted)}{equals}{value}')
+        apply_override(config, f'{RENAMED.get(dotted, dotted)}{equals}{value}')
         check(config)
     with config.unlocked():
         _fill(config)
@@ -121,7 +121,7 @@ def run_file(spec: str, function: str, flag: str) -> Any:
         it does not take.
     """
     name, _, arg = spec.partition(':')
-    module = module_of(name, flag)
+    module = load_module(name, flag)
     if not hasattr(module, function):
         raise UserError(f'{flag}: {name!r} has no function {function}(arg)')
     made = getattr(module, function)
@@ -131,7 +131,7 @@ def run_file(spec: str, function: str, flag: str) -> Any:
     return made(arg or None)
 
 
-def module_of(name: str, where: str) -> types.ModuleType:
+def load_module(name: str, where: str) -> types.ModuleType:
     """The module that a file makes when it is executed.
 
     Args:
@@ -143,8 +143,8 @@ def module_of(name: str, where: str) -> types.ModuleType:
     """
     path = pathlib.Path(name)
     if not path.is_file():
-        if (found := file_of(name)) is None:
-            raise UserError(f'{where}: {missing(name)}')
+        if (found := experiment_file(name)) is None:
+            raise UserError(f'{where}: {missing_experiment(name)}')
         path = found
     spec = importlib.util.spec_from_file_location(f'config_{path.stem}', path)
     if spec is None or spec.loader is None:
@@ -177,7 +177,7 @@ def parse_config_args(
       The namespace, and the config (None if `--config` is absent).
     """
     parser.add_argument('--config', metavar='FILE[:ARG]', help='a Python file; it is executed')
-    overrides, rest = split(argv)
+    overrides, rest = split_overrides(argv)
     args = parser.parse_args(rest)
     if args.config is None:
         if overrides:
@@ -232,28 +232,28 @@ def _tuples(value: Any) -> Any:
 FOLDER = pathlib.Path(__file__).parents[1] / 'experiments'
 
 
-def file_of(name: str) -> pathlib.Path | None:
+def experiment_file(name: str) -> pathlib.Path | None:
     """The file of a name such as `vit/digits`, also written `experiments/vit/digits.py`."""
-    path = FOLDER / name_of(name)
+    path = FOLDER / experiment_name(name)
     path = path.with_name(f'{path.name}.py')
     inside = '..' not in path.parts and path.is_relative_to(FOLDER)
     return path if inside and path.is_file() else None
 
 
-def name_of(path: str) -> str:
+def experiment_name(path: str) -> str:
     """The name of an experiment, given its path in the repository."""
     return path.removeprefix('experiments/').removesuffix('.py')
 
 
-def missing(name: str) -> str:
+def missing_experiment(name: str) -> str:
     """The message for a name that is neither a file nor an experiment; suggests the nearest."""
     known = [file.relative_to(FOLDER).with_suffix('').as_posix() for file in FOLDER.glob('*/*.py')]
-    close = difflib.get_close_matches(name_of(name), known, n=1)
+    close = difflib.get_close_matches(experiment_name(name), known, n=1)
     hint = f'; did you mean {close[0]!r}?' if close else ''
     return f'no file {name!r}{hint} (`list experiments` shows those of the package)'
 
 
-def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """`--config.a=1` and `--config.a 1` as overrides `a=1`, and all other words."""
     overrides, rest, words = [], [], list(argv)
     while words:
@@ -267,7 +267,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return overrides, rest
 
 
-def apply(config: ConfigDict, override: str) -> None:
+def apply_override(config: ConfigDict, override: str) -> None:
     """Sets one value of a config, given as `a.b=v`, of the type that its constructor wants.
 
     The config file may have left out the key and its group.
@@ -283,7 +283,7 @@ def apply(config: ConfigDict, override: str) -> None:
     for i in range(len(parents)):
         node = _group(config, node, parents[: i + 1], dotted)
     allowed: tuple[type, ...] = ()  # any, of a model that is not known yet
-    if parents != ['model'] or not schema.follows(config):
+    if parents != ['model'] or not schema.follows_checkpoint(config):
         known = schema.parameters(config, '.'.join(parents))
         allowed = _allowed(node, known, leaf, dotted, '.'.join(['config', *parents]))
     try:
@@ -359,7 +359,9 @@ def validate(config: ConfigDict) -> None:
     for place in _places(config):
         if not place.startswith('evals'):
             schema.check(
-                defaults.at(config, place), schema.parameters(config, place), f'config.{place}'
+                defaults.find_section(config, place),
+                schema.parameters(config, place),
+                f'config.{place}',
             )
     for name, section in config.evals.items():
         objects.make_evaluator(section, f'config.evals.{name}')
@@ -396,7 +398,11 @@ def _places(config: ConfigDict) -> Iterator[str]:
         yield section
         if section == 'evals':
             yield from (f'evals.{name}' for name in config.evals)
-        yield from (place for place in schema.within(section) if defaults.at(config, place))
+        yield from (
+            place
+            for place in schema.nested_sections(section)
+            if defaults.find_section(config, place)
+        )
 
 
 def _check_ranges(config: ConfigDict) -> None:
@@ -422,7 +428,7 @@ def _check_ranges(config: ConfigDict) -> None:
 
 def _check_model(config: ConfigDict) -> None:
     """Makes the model, with some number of classes or ids where that of the data is left open."""
-    if schema.follows(config):
+    if schema.follows_checkpoint(config):
         return
     model = config.model.to_dict()
     open_ = {key: 1000 for key in schema.LEFT_OPEN if key in model and model[key] is None}

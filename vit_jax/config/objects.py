@@ -53,7 +53,7 @@ def make_evaluator(section: ConfigDict, where: str) -> base.Evaluator | None:
     cls = schema.evaluator_class(section.evaluator)
     if cls.learns and not section.get('fit'):
         raise UserError(f"{where}: name the split to learn from, as fit='train'")
-    own = schema.keys_of(cls)
+    own = schema.constructor_keys(cls)
     try:
         return cls(**{k: v for k, v in defaults.keywords(section).items() if k in own})
     except (TypeError, UserError) as e:

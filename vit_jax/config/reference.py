@@ -69,7 +69,7 @@ def config_keys(config: ConfigDict) -> dict[str, list[Key]]:
     for section in _sections(config):
         known = schema.parameters(config, section)
         values_only = {name: p for name, p in known.items() if schema.accepted_types(p) != (dict,)}
-        given = defaults.at(config, section) if section else config
+        given = defaults.find_section(config, section) if section else config
         readers = schema.readers(config, section)
         found[f'config.{section}'.rstrip('.')] = keys(values_only, readers, given)
     return found
@@ -91,7 +91,7 @@ def package_keys() -> dict[str, list[Key]]:
     for heading, package, attribute in NAMED:
         for name in modules(package):
             cls = resolve(package, name, attribute)
-            found[f'{heading}{name}'] = keys(schema.keys_of(cls), [cls])
+            found[f'{heading}{name}'] = keys(schema.constructor_keys(cls), [cls])
     return {heading: listed for heading, listed in found.items() if listed}
 
 
@@ -105,9 +105,9 @@ def keys(known: Parameters, readers: Iterable[Callable], given: Any = None) -> l
     """
     texts: dict[str, str] = {}
     for reader in readers:
-        texts |= {schema.key_of(k): text for k, text in parameter_docs(reader).items()}
+        texts |= {schema.key_name(k): text for k, text in parameter_docs(reader).items()}
     found = []
-    for name, p in ((schema.key_of(name), p) for name, p in known.items()):
+    for name, p in ((schema.key_name(name), p) for name, p in known.items()):
         default = _default(p)
         value = '' if given is None else repr(given[name]) if name in given else default
         found.append(Key(name, _type(p), default, texts.get(name, ''), value))
@@ -159,7 +159,7 @@ def _sections(config: ConfigDict) -> Iterator[str]:
             yield from (f'evals.{entry}' for entry in config.evals)
         elif schema.accepted_types(parameter) == (dict,):
             yield name
-        yield from schema.within(name)
+        yield from schema.nested_sections(name)
 
 
 SECTIONS = ('Args:', 'Attributes:')
@@ -274,7 +274,7 @@ def experiments(folder: pathlib.Path | None = None) -> list[Named]:
         inside = experiments(load.FOLDER)
         return [
             dataclasses.replace(
-                named, name=load.name_of(named.name.removeprefix(f'{load.FOLDER}/'))
+                named, name=load.experiment_name(named.name.removeprefix(f'{load.FOLDER}/'))
             )
             for named in inside
         ]
@@ -298,7 +298,7 @@ def _signature(function: Callable) -> str:
 
 def _arguments(path: pathlib.Path) -> str:
     """The arguments that an experiment lists; `...` if it accepts and checks others as well."""
-    found = getattr(load.module_of(str(path), str(path)), 'ARGS', ())
+    found = getattr(load.load_module(str(path), str(path)), 'ARGS', ())
     return ' '.join('...' if arg is ... else arg for arg in found)
 
 

@@ -134,7 +134,7 @@ SECTIONS = (
 LEFT_OPEN = {'num_classes': 'classes', 'vocab_size': 'ids in its vocabulary'}
 
 
-def within(section: str) -> list[str]:
+def nested_sections(section: str) -> list[str]:
     """The places of the groups in one of the trainer's own sections, as 'optim.schedule'."""
     return [place for place in SECTIONS if place.startswith(f'{section}.')]
 
@@ -232,16 +232,16 @@ def parameters(config: ConfigDict, section: str) -> Parameters:
     Raises:
       UserError: for an unknown model, task, optimizer or evaluator.
     """
-    if section == 'model' and follows(config):
+    if section == 'model' and follows_checkpoint(config):
         return dict.fromkeys(config.model, inspect.Parameter('any', inspect.Parameter.KEYWORD_ONLY))
     if section in ('model', 'task'):
         cls = model_class(config) if section == 'model' else task_class(config)
-        return keyword_only(Named) | keys_of(cls)
+        return keyword_only(Named) | constructor_keys(cls)
     if section.startswith('evals.'):
         return entry_parameters(config.evals[section.removeprefix('evals.')])
     if section not in SECTIONS:
         return {}
-    found = {key_of(name): p for name, p in keyword_only(constructor(section)).items()}
+    found = {key_name(name): p for name, p in keyword_only(constructor(section)).items()}
     if section == 'optim':
         from vit_jax.optim import make
 
@@ -252,7 +252,7 @@ def parameters(config: ConfigDict, section: str) -> Parameters:
 
 def readers(config: ConfigDict, section: str) -> tuple[Callable, ...]:
     """The constructors whose docstrings describe the keys of a section; see `parameters`."""
-    if section == 'model' and follows(config):
+    if section == 'model' and follows_checkpoint(config):
         return (Named,)
     if section in ('model', 'task'):
         return (Named, model_class(config) if section == 'model' else task_class(config))
@@ -276,22 +276,22 @@ def entry_parameters(section: Mapping[str, Any]) -> Parameters:
         return {name: p for name, p in found.items() if name != 'fit'}
     if not cls.learns:
         del found['fit']
-    return found | keys_of(cls)
+    return found | constructor_keys(cls)
 
 
-def keys_of(cls: Callable) -> Parameters:
+def constructor_keys(cls: Callable) -> Parameters:
     """The keys of a model, a task or an evaluator; `parent` and `name` are Flax's own."""
     found = all_parameters(cls).items()
-    return {key_of(name): p for name, p in found if name not in ('parent', 'name')}
+    return {key_name(name): p for name, p in found if name not in ('parent', 'name')}
 
 
-def key_of(name: str) -> str:
+def key_name(name: str) -> str:
     """The key of a parameter: `from_` -> `from`."""
     bare = name.removesuffix('_')
     return bare if keyword.iskeyword(bare) else name
 
 
-def follows(config: ConfigDict) -> bool:
+def follows_checkpoint(config: ConfigDict) -> bool:
     """Whether the model is that of the checkpoint `config.init.from`, which is not read yet."""
     model = config.get('model')
     return isinstance(model, (ConfigDict, dict)) and model.get('name', '') is None
@@ -343,7 +343,7 @@ def check_complete(config: ConfigDict) -> None:
         elif isinstance(given, (ConfigDict, dict)):
             needed = _needs(config, key)
             lacking += (f'{key}.{name}' for name, p in needed.items() if _lacks(given, name, p))
-    if follows(config) and not config.get('init', {}).get('from'):
+    if follows_checkpoint(config) and not config.get('init', {}).get('from'):
         lacking.append('init.from')
     if lacking:
         raise UserError(f'config: {_missing(lacking)}')

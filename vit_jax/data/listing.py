@@ -63,7 +63,7 @@ def digest_of_file(file: pathlib.Path) -> str:
         with paths.open_file(file, paths.TABLE) as opened:
             return hashlib.file_digest(opened, 'sha256').hexdigest()[:16]
     except OSError as error:
-        raise UserError(f'{file}: cannot be read: {paths.why(error)}') from error
+        raise UserError(f'{file}: cannot be read: {paths.first_line(error)}') from error
 
 
 def digest_of_sizes(folder: pathlib.Path, names: Sequence[str]) -> str:
@@ -100,7 +100,7 @@ def _keep(kept: pathlib.Path, names: list[str], times: dict[str, int]) -> None:
         kept.parent.mkdir(parents=True, exist_ok=True)
         paths.write_atomic(kept, content)
     except OSError as error:
-        log.warning('%s: the list of files is not kept (%s)', kept.parent, paths.why(error))
+        log.warning('%s: the list of files is not kept (%s)', kept.parent, paths.first_line(error))
 
 
 def _walk(folder: pathlib.Path, seen: Callable[[int], None]) -> tuple[list[str], dict[str, int]]:

@@ -354,7 +354,7 @@ def pack_with_beam(job: Job, shards: Sequence[ShardId], options: str) -> packed.
                 | 'finish' >> beam.Map(functools.partial(finish_with_beam, job, tuple(shards)))
             )
     except Exception as error:  # of many kinds, by runner
-        reason = paths.why(error).partition(' [while running')[0]
+        reason = paths.first_line(error).partition(' [while running')[0]
         raise UserError(f'--beam: {reason}') from error
     out = paths.path(job.out)
     return packed.read_manifest(out, lambda name: (out / name).read_bytes(), job.out)

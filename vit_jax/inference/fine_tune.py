@@ -89,7 +89,7 @@ def _open(config: ConfigDict) -> Iterator[str]:
     if config.model.name is None:
         yield from ('model', 'init.select')
     for key_path in ('data', *(f'evals.{name}' for name in config.evals)):
-        section = defaults.at(config, key_path)
+        section = defaults.find_section(config, key_path)
         if section.get('split') is None:
             yield f'{key_path}.split'
         if FIELD.search(section.get('transforms', '')):
@@ -111,7 +111,7 @@ def _from_run(
             if key_path == 'model':
                 given = {k: v for k, v in config.model.items() if v is not None}
                 config.model = {**stored.model, **given}
-            elif key not in (kept := defaults.at(stored, section)):
+            elif key not in (kept := defaults.find_section(stored, section)):
                 if key_path != 'init.select':
                     return None
             else:

@@ -349,11 +349,11 @@ def _require_unedited(
         return
     where, steps = folder.parent / run_folder.CONFIG, run_folder.finished_steps(folder)
     before = _with_kept_vocab(from_dict(dict(saved)), folder.parent)
-    changes = list(defaults.changes_of_function(before, config))
-    if not changes and (changes := list(defaults.changes_of_preparation(before, config))):
+    changes = list(defaults.function_changes(before, config))
+    if not changes and (changes := list(defaults.preparation_changes(before, config))):
         newest = run_folder.read_meta(folder / str(steps[-1])).get('config')
         newest = _with_kept_vocab(from_dict(newest or dict(saved)), folder.parent)
-        changes = changes if list(defaults.changes_of_preparation(newest, config)) else []
+        changes = changes if list(defaults.preparation_changes(newest, config)) else []
     if not changes and (seeds := (before.get('seed', 0), config.get('seed', 0)))[0] != seeds[1]:
         changes = [('seed', *seeds)]
     for key, theirs, ours in changes:

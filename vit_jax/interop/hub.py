@@ -299,8 +299,8 @@ def _failure(uri: HfUri, error: Exception) -> UserError:
     status = getattr(getattr(cause, 'response', None), 'status_code', None)
     if status in (401, 403):
         return UserError(
-            f'{_name(uri)}: access is denied ({paths.why(cause)}): log in by the command hf auth '
-            'login, or set HF_TOKEN'
+            f'{_name(uri)}: access is denied ({paths.first_line(cause)}): log in by the command hf '
+            'auth login, or set HF_TOKEN'
         )
     if status is None and isinstance(cause, OSError) and cause.errno:
         return UserError(
@@ -308,7 +308,8 @@ def _failure(uri: HfUri, error: Exception) -> UserError:
             'space, or name another cache folder by HF_HOME'
         )
     return UserError(
-        f'{_name(uri)}: cannot be downloaded ({paths.why(cause)}); the same command tries again'
+        f'{_name(uri)}: cannot be downloaded ({paths.first_line(cause)}); the same command '
+        'tries again'
     )
 
 

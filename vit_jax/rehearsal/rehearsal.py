@@ -120,7 +120,10 @@ def _timed(name: str, trial: Callable[[], str]) -> Row:
     try:
         note, result = trial(), OK
     except (UserError, Failure, BrokenRecord, OSError) as error:
-        note, result = str(error) if isinstance(error, UserError) else paths.why(error), FAILED
+        note, result = (
+            str(error) if isinstance(error, UserError) else paths.first_line(error),
+            FAILED,
+        )
     return Row(name, result, time.perf_counter() - began, note)
 
 

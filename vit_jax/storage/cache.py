@@ -43,8 +43,8 @@ def made_once(file: pathlib.Path, make: Callable[[pathlib.Path], None]) -> pathl
         partial.replace(file)
     except OSError as error:
         raise UserError(
-            f'{file.parent}: cannot keep {file.name} ({paths.why(error)}): free space, or name '
-            'another cache folder by XDG_CACHE_HOME'
+            f'{file.parent}: cannot keep {file.name} ({paths.first_line(error)}): free space, or '
+            'name another cache folder by XDG_CACHE_HOME'
         ) from error
     finally:
         with contextlib.suppress(OSError):

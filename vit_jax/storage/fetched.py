@@ -171,7 +171,9 @@ def _read(reader: Any, size: int | None, url: str) -> bytes:
             return reader.read(length)
         except Exception as error:
             last = error
-    raise servers.Unreachable(f'{url}: the download breaks off ({paths.why(last)})') from last
+    raise servers.Unreachable(
+        f'{url}: the download breaks off ({paths.first_line(last)})'
+    ) from last
 
 
 def _md5(file: pathlib.Path) -> bytes:
@@ -195,15 +197,15 @@ def _reaching(url: str) -> Iterator[None]:
     except ImportError as error:
         if scheme in extras.SCHEMES:
             raise extras.missing(f'{url}: {scheme}://', extras.SCHEMES[scheme]) from None
-        raise UserError(f'{url}: {paths.why(error)}') from None
+        raise UserError(f'{url}: {paths.first_line(error)}') from None
     except Exception as error:
         status = getattr(error, 'status', None) or vars(error).get('code')
         if isinstance(error, PermissionError) or status in (401, 403):
             raise UserError(
-                f'{url}: access is denied ({paths.why(error)}): check the credentials and what '
-                'they permit'
+                f'{url}: access is denied ({paths.first_line(error)}): check the credentials '
+                'and what they permit'
             ) from error
-        raise servers.Unreachable(f'{url}: cannot be opened ({paths.why(error)})') from error
+        raise servers.Unreachable(f'{url}: cannot be opened ({paths.first_line(error)})') from error
 
 
 def _trim(used: pathlib.Path) -> None:

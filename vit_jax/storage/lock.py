@@ -202,7 +202,7 @@ def _hold_lease(held: contextlib.ExitStack, path: Path, silent_seconds: float) -
     with paths.reaching(path):
         store = open_store(path)
         taken = Lease(store, LOCK, _record(), silent_seconds, partial(_in_use, path))
-    keep(held, taken, path, _HEARTBEAT_SECONDS)
+    keep_renewed(held, taken, path, _HEARTBEAT_SECONDS)
     return lambda: None
 
 
@@ -234,7 +234,7 @@ def _record() -> dict[str, Any]:
 
 def _owner(file: int) -> dict[str, Any]:
     """The record in the lock file; empty after a run that ended in order."""
-    return owner_of(os.pread(file, 4096, 0))
+    return parse_owner(os.pread(file, 4096, 0))
 
 
 def _in_use(path: Path, owner: dict[str, Any]) -> InUse:
@@ -293,10 +293,10 @@ class Lease:
             def is_renewed() -> bool:
                 return store.read(name).result().stamp.generation != before.stamp.generation
 
-            wait_for_silence(owner_of(before.value), silent_seconds, is_renewed, refused)
+            wait_for_silence(parse_owner(before.value), silent_seconds, is_renewed, refused)
         self._generation = before.stamp.generation
         if not self.renew():
-            raise refused(owner_of(store.read(name).result().value))
+            raise refused(parse_owner(store.read(name).result().value))
 
     def renew(self) -> bool:
         """Show that the owner is alive; return False if the object is no longer its own.
@@ -311,7 +311,7 @@ class Lease:
         if found.state == 'missing':
             self._generation = found.stamp.generation
             return self._write(json.dumps(self._record).encode())
-        if owner_of(found.value).get('token') != self._record['token']:
+        if parse_owner(found.value).get('token') != self._record['token']:
             return False
         self._generation = found.stamp.generation
         return True
@@ -336,7 +336,7 @@ def describe(owner: Record) -> str:
     return ', '.join(f'{k} {owner.get(k, "unknown")}' for k in ('host', 'pid', 'since'))
 
 
-def owner_of(content: bytes | None) -> Record:
+def parse_owner(content: bytes | None) -> Record:
     """The record of an owner in a file or object; empty without one."""
     try:
         owner = json.loads(content or b'')
@@ -368,7 +368,9 @@ def wait_for_silence(
             raise refused(owner)
 
 
-def keep(held: contextlib.ExitStack, lease: Lease, folder: pathlib.Path, seconds: float) -> None:
+def keep_renewed(
+    held: contextlib.ExitStack, lease: Lease, folder: pathlib.Path, seconds: float
+) -> None:
     """Renew the lease every so many seconds until `held` is closed, which releases it.
 
     If the process was suspended for so long that another took over, it ends at once: both would

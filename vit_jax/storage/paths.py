@@ -125,12 +125,12 @@ def reaching(path: os.PathLike[str]) -> Iterator[None]:
         if isinstance(error, UserError) or not is_remote(path):
             raise
         raise UserError(
-            f'{os.fspath(path)} cannot be reached ({why(error)}): check the name of the bucket, '
-            'the credentials and what they permit'
+            f'{os.fspath(path)} cannot be reached ({first_line(error)}): check the name of the '
+            'bucket, the credentials and what they permit'
         ) from error
 
 
-def why(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its name."""
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__

@@ -143,7 +143,7 @@ class Folder:
             if self._share:
                 log.warning(
                     '%s: nothing more is kept of %s (%s): free space, or set %s',
-                    *(cache.folder('ranges'), self.path, paths.why(error), LIMIT),
+                    *(cache.folder('ranges'), self.path, paths.first_line(error), LIMIT),
                 )
             self._share = 0.0
             with contextlib.suppress(OSError):
@@ -238,10 +238,12 @@ async def _tried(request: Any, place: str) -> Any:
         except FileNotFoundError as error:
             raise UserError(f'{place}: there is no such file') from error
         except PermissionError as error:
-            raise UserError(f'{place}: may not be read ({paths.why(error)})') from error
+            raise UserError(f'{place}: may not be read ({paths.first_line(error)})') from error
         except Exception as error:  # of many kinds, by library and server
             last = error
-    reason = f'no answer in {SECONDS:g} s' if isinstance(last, TimeoutError) else paths.why(last)
+    reason = (
+        f'no answer in {SECONDS:g} s' if isinstance(last, TimeoutError) else paths.first_line(last)
+    )
     raise Unreachable(
         f'{place} cannot be read, {TRIES} tries in {time.monotonic() - began:.0f} s ({reason}): '
         'when the bucket answers again, the same command continues'

@@ -223,21 +223,21 @@ def require_writable(folder: str | os.PathLike[str]) -> None:
       UserError: if the folder, or the nearest one above that exists, is not writable, or if it is
         among the checkpoints of another run.
     """
-    if reason := taken(folder) or paths.obstacle(folder):
+    if reason := reserved(folder) or paths.obstacle(folder):
         raise UserError(f'cannot write to the workdir {paths.absolute(folder)}: {reason}')
 
 
-def taken(file: str | os.PathLike[str]) -> str:
+def reserved(file: str | os.PathLike[str]) -> str:
     """The reason why only a run itself may write a file; empty for files that others may write."""
     place = paths.absolute(file)
     for folder in (place, *place.parents):
-        if folder.name == CHECKPOINTS and _has_begun(folder.parent):
+        if folder.name == CHECKPOINTS and _holds_run(folder.parent):
             return f'{folder} holds the checkpoints of a run'
     own = (CONFIG, METRICS, TIMES, RESULT, VOCAB, WRITERS)
-    return 'the run itself keeps it' if place.name in own and _has_begun(place.parent) else ''
+    return 'the run itself keeps it' if place.name in own and _holds_run(place.parent) else ''
 
 
-def _has_begun(folder: paths.Path) -> bool:
+def _holds_run(folder: paths.Path) -> bool:
     """Whether a run has logged or saved something in a folder."""
     with paths.reaching(folder):
         root = folder / CHECKPOINTS

@@ -34,7 +34,7 @@ MEANING = {
 
 _LATEST = 1e11  # Unix time; also keeps sums finite
 
-Parts = dict[str, float]
+Seconds = dict[str, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Span:
 
     began: float
     ended: float
-    parts: Parts
+    parts: Seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Account:
     spans: Sequence[Span]
 
     @property
-    def seconds(self) -> Parts:
+    def seconds(self) -> Seconds:
         """Seconds of each part, those of all spans."""
         every = {name: math.fsum(s.parts.get(name, 0.0) for s in self.spans) for name in MEANING}
         return {name: total for name, total in every.items() if name != UNKNOWN or total}
@@ -97,7 +97,7 @@ class _Process:
     def last_step(self) -> int:
         return self.spans[-1][1] if self.spans else self.step
 
-    def add(self, ended: float, step: int, parts: Parts) -> None:
+    def add(self, ended: float, step: int, parts: Seconds) -> None:
         """Add a span from the last one's end; what its parts leave open is unknown."""
         length, total = ended - self.end, math.fsum(parts.values())
         if length < 0:
@@ -168,7 +168,7 @@ def _spans(processes: Sequence[_Process]) -> Iterator[Span]:
 
 def _without_lost(span: Span, before: int, after: int, kept: int) -> Span:
     """The span with its work after step `kept` counted as lost."""
-    parts: Parts = {LOST: 0.0}
+    parts: Seconds = {LOST: 0.0}
     for name, seconds in span.parts.items():
         share = 0.0
         if name in (DATA, STEPS):  # of the steps up to `after`, or of one that was not finished
@@ -181,12 +181,12 @@ def _without_lost(span: Span, before: int, after: int, kept: int) -> Span:
     return Span(span.began, span.ended, parts)
 
 
-def binned(account: Account, bins: int) -> list[Parts]:
+def binned(account: Account, bins: int) -> list[Seconds]:
     """The seconds of each part in `bins` equal stretches of the time from first to last."""
     first = min(span.began for span in account.spans)
     last = max(span.ended for span in account.spans)
     width = max(last - first, 1e-9) / bins
-    found: list[Parts] = [{} for _ in range(bins)]
+    found: list[Seconds] = [{} for _ in range(bins)]
     for span in account.spans:
         low = min(int((span.began - first) / width), bins - 1)
         high = min(int((span.ended - first) / width), bins - 1)

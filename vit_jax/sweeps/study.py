@@ -394,7 +394,7 @@ def open_storage(storage: str, new: bool = False) -> BaseStorage:
         return get_storage(RDBStorage(storage, engine_kwargs=waiting))
     except ImportError as e:
         raise UserError(
-            f'--storage needs {e.name or "a package"} ({paths.why(e)}): pip install '
+            f'--storage needs {e.name or "a package"} ({paths.first_line(e)}): pip install '
             "'vit_jax[postgres]', or the driver of your database"
         ) from e
     except (sqlalchemy.exc.SQLAlchemyError, OSError, ValueError) as e:
@@ -403,7 +403,7 @@ def open_storage(storage: str, new: bool = False) -> BaseStorage:
 
 def _unopened(storage: str, error: Exception) -> UserError:
     return UserError(
-        f'--storage {storage} cannot be opened ({paths.why(error)}): write sqlite:///PATH, '
+        f'--storage {storage} cannot be opened ({paths.first_line(error)}): write sqlite:///PATH, '
         'journal:PATH or postgresql+psycopg://HOST/DATABASE'
     )
 

@@ -141,7 +141,7 @@ def require_same_function(saved: Mapping[str, Any] | None, config: ConfigDict) -
     """
     if not isinstance(saved, Mapping):
         return
-    for key, before, now in defaults.changes_of_function(config_lib.from_dict(dict(saved)), config):
+    for key, before, now in defaults.function_changes(config_lib.from_dict(dict(saved)), config):
         raise UserError(
             f'config.{key} is {now!r}, and was {before!r} when the run was saved: set it back, or '
             'train in another --workdir'

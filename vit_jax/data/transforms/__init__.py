@@ -22,8 +22,8 @@ returns the function that is applied to each example:
                                         arrays of the image's size.
 
 When `predict` reads a file, the record has only an image. A transform of labels and the like is
-then left out if it is marked `@of_annotations` below `@transform`. A transform of texts is marked
-`@of_texts` there: texts that `predict` is given go through these alone.
+then left out if it is marked `@annotation_transform` below `@transform`. A transform of texts is
+marked `@text_transform` there: texts that `predict` is given go through these alone.
 
 Inputs are never modified. `rng` is a `numpy.random.Generator` of this example alone, valid until
 the call returns.
@@ -35,14 +35,19 @@ from vit_jax.data.transforms.parse import (
     parse_transforms,
     without_annotations,
 )
-from vit_jax.data.transforms.registry import of_annotations, of_texts, transform
+from vit_jax.data.transforms.registry import annotation_transform, text_transform, transform
 
 __all__ = [
     'Transforms',
+    'annotation_transform',
     'of_annotations',
     'of_texts',
     'only_text_transforms',
     'parse_transforms',
+    'text_transform',
     'transform',
     'without_annotations',
 ]
+
+# Former names, for modules outside of this package.
+of_annotations, of_texts = annotation_transform, text_transform

@@ -143,7 +143,7 @@ def without_annotations(spec: str) -> str:
       UserError: if the text is malformed, or a name is wrong.
     """
     nodes = signatures.parse_transforms(spec)
-    kept = [node for node in nodes if not registry.is_of_annotations(_factory(node))]
+    kept = [node for node in nodes if not registry.is_annotation_transform(_factory(node))]
     return '|'.join(map(ast.unparse, kept))
 
 
@@ -154,7 +154,9 @@ def only_text_transforms(spec: str) -> str:
       UserError: if the text is malformed, or a name is wrong.
     """
     nodes = signatures.parse_transforms(spec)
-    return '|'.join(ast.unparse(node) for node in nodes if registry.is_of_texts(_factory(node)))
+    return '|'.join(
+        ast.unparse(node) for node in nodes if registry.is_text_transform(_factory(node))
+    )
 
 
 def arguments_of(spec: str, name: str) -> dict[str, Any] | None:

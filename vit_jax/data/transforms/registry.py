@@ -30,24 +30,24 @@ def transform(factory: Factory) -> Factory:
     return factory
 
 
-def of_annotations(factory: Factory) -> Factory:
+def annotation_transform(factory: Factory) -> Factory:
     """Mark a transform of annotations, such as labels; it is left out for images without them."""
     setattr(factory, _ANNOTATIONS, True)
     return factory
 
 
-def is_of_annotations(factory: Callable[..., Any]) -> bool:
+def is_annotation_transform(factory: Callable[..., Any]) -> bool:
     """Whether a transform is left out for images without annotations."""
     return getattr(factory, _ANNOTATIONS, False) is True
 
 
-def of_texts(factory: Factory) -> Factory:
+def text_transform(factory: Factory) -> Factory:
     """Mark a transform of texts only, which also applies to texts given by flags."""
     setattr(factory, _TEXTS, True)
-    return of_annotations(factory)
+    return annotation_transform(factory)
 
 
-def is_of_texts(factory: Callable[..., Any]) -> bool:
+def is_text_transform(factory: Callable[..., Any]) -> bool:
     """Whether a transform takes only the texts of a record."""
     return getattr(factory, _TEXTS, False) is True
 

@@ -12,7 +12,7 @@ import numpy as np
 from vit_jax.data.records import Record
 from vit_jax.data.transforms.movable import OBJECTS, check_objects
 from vit_jax.data.transforms.pillow import check_positive
-from vit_jax.data.transforms.registry import of_annotations, of_texts, transform
+from vit_jax.data.transforms.registry import annotation_transform, text_transform, transform
 from vit_jax.data.vocabulary import PAD, Tokenizer, require_own_ids
 from vit_jax.errors import UserError
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 @transform
-@of_texts
+@text_transform
 def lower(*fields: str) -> Apply:
     """Write texts in lower case, by default both sides of a pair."""
     names = _names(fields) or SIDES
@@ -34,7 +34,7 @@ def lower(*fields: str) -> Apply:
 
 
 @transform
-@of_texts
+@text_transform
 def canonicalize(*fields: str) -> Apply:
     """Write texts in lower case, without ASCII punctuation, and with single spaces.
 
@@ -51,7 +51,7 @@ def canonicalize(*fields: str) -> Apply:
 
 
 @transform
-@of_texts
+@text_transform
 def swap() -> Apply:
     """Swap source and target, to translate in the other direction."""
 
@@ -62,7 +62,7 @@ def swap() -> Apply:
 
 
 @transform
-@of_texts
+@text_transform
 def tokenize(
     field: str | int | None = None,
     length: int | None = None,
@@ -132,7 +132,7 @@ def _text(record: Record, name: str) -> str:
 
 
 @transform
-@of_annotations
+@annotation_transform
 def keep(*names: str) -> Callable[[Record], Record]:
     """Keep only the named fields of the record."""
     if not names or not all(isinstance(name, str) for name in names):
@@ -147,7 +147,7 @@ def keep(*names: str) -> Callable[[Record], Record]:
 
 
 @transform
-@of_annotations
+@annotation_transform
 def pad_objects(count: int) -> Callable[[Record], Record]:
     """Pad every record to `count` objects for batching; the last transform.
 
@@ -177,7 +177,7 @@ def pad_objects(count: int) -> Callable[[Record], Record]:
 
 
 @transform
-@of_annotations
+@annotation_transform
 def number_masks() -> Callable[[Record], Record]:
     """Join the `masks` [N, H, W] of objects into `segments`, int16 [H, W]: 1 + the row of the
     object that a pixel belongs to, the last of several, or 0 for none.

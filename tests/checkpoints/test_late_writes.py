@@ -8,7 +8,7 @@ import pytest
 LATE = """
 import asyncio, concurrent.futures, gc, logging
 from vit_jax.checkpoints import checkpointer
-checkpointer.hide_late_writes()
+checkpointer.silence_failed_saves()
 logging.getLogger('absl').addFilter(checkpointer.not_of_a_failed_save)
 
 def fails(file):
