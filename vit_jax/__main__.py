@@ -105,7 +105,7 @@ def run(words: Sequence[str], whole_process: bool) -> int:
     if name == '--completion':
         from vit_jax.commands import _parser
 
-        print(_parser.script(' '.join(rest), described()), end='')
+        print(_parser.completion_script(' '.join(rest), described()), end='')
         return 0
     if whole_process:
         process.watch()

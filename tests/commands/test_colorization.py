@@ -85,7 +85,7 @@ def test_a_picture_of_all(run, files, folder, capsys):
 def test_no_file_is_written_over(run, files, folder, capsys):
     argv = ['predict', '--workdir', run, '--out', folder, files['L']]
     assert cli.main([str(word) for word in argv]) == 2
-    assert 'L.png is a file given' in capsys.readouterr().err
+    assert 'L.png would overwrite an input file' in capsys.readouterr().err
 
 
 def test_who_decided_the_color_of_a_patch(run, files, folder, capsys, monkeypatch):

@@ -123,7 +123,7 @@ def test_no_file_given_is_written_over(colorize, tmp_path, capsys):
     before = [(tmp_path / name).read_bytes() for name in files]
     argv = ['colorize', '--workdir', 'core', *words, str(tmp_path / 'photo.png')]
     assert cli.main(argv) == 2
-    assert 'photo_1.png is a file given' in capsys.readouterr().err
+    assert 'photo_1.png would overwrite an input file' in capsys.readouterr().err
     assert [(tmp_path / name).read_bytes() for name in files] == before
     assert not (tmp_path / 'photo_0.png').exists()
 

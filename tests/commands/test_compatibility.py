@@ -86,4 +86,4 @@ def test_a_task_that_model_or_data_do_not_serve(
 
 def test_images_too_large_for_any_memory(smoke_run, capsys):
     words = ['--workdir', smoke_run, '--image-size', '1000000', 'a.png']
-    assert 'more than 67,108,864 pixels are refused' in refused(capsys, 'predict', *words)
+    assert 'the limit is 67,108,864 pixels' in refused(capsys, 'predict', *words)

@@ -228,7 +228,7 @@ def test_results_have_the_ids_of_the_data(run, tmp_path, capsys, listed):
     [
         ([], 'is not an image id'),
         (['--annotations', 'DATA/instances_test.json'], 'lists no image'),
-        (['--annotations', 'DATA/cell_100.png'], 'is not in the format of COCO'),
+        (['--annotations', 'DATA/cell_100.png'], 'is not in COCO format'),
         (['--annotations', 'DATA/none.json'], 'cannot be read: No such file'),
     ],
 )

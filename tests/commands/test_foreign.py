@@ -174,7 +174,7 @@ def test_attention_weights_are_those_of_the_resized_model(folder):
         (['attention'], 'give one of --workdir DIR and --checkpoint FILE'),
         (
             ['attention', '--checkpoint', 'vit.npz', '--step', '3'],
-            '--step and --average are of a run',
+            '--step and --average apply to runs',
         ),
         (['predict', '--checkpoint', 'no.npz'], 'no.npz'),
         (['predict', '--checkpoint', 'fixed.npz'], 'give --image-size'),

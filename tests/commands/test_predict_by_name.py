@@ -201,7 +201,7 @@ def test_mistakes_are_one_line(lab, run, photos, capsys, change, words, message)
     captured = capsys.readouterr()
     assert captured.out == ''
     *notes, line = captured.err.splitlines()
-    assert notes in ([], ['--allow toy_lab: a stored config may name code of it'])
+    assert notes in ([], ['--allow toy_lab: stored configs may name its code'])
     assert message in line
 
 

@@ -1,4 +1,4 @@
-"""Parsers of flags, whose errors are one line."""
+"""What commands share: parsers with one-line errors, output files, tables, shell completion."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import importlib
 import io
 import itertools
 import os
+import pathlib
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,126 +17,6 @@ from typing import Any, NoReturn
 from vit_jax.errors import Finished, UserError, check_choice, nearest, one_line, positive
 
 FIT = 'fit'
-
-
-class Parser(argparse.ArgumentParser):
-    """An `ArgumentParser` that raises UserError instead of printing its usage and exiting.
-
-    Args:
-      command: its name, after `vit_jax`.
-      description: shown by `--help`.
-    """
-
-    def __init__(self, command: str, description: str | None):
-        super().__init__(prog=f'vit_jax {command}', description=description, allow_abbrev=False)
-
-    def parse_args(self, args: Sequence[str], namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
-        self._require_flags(args)
-        parsed, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            self.error(f'unexpected {unknown[0]!r}')
-        for module in dict.fromkeys(getattr(parsed, 'allow', ())):
-            print(f'--allow {module}: a stored config may name code of it', file=sys.stderr)
-        return parsed
-
-    def _require_flags(self, args: Sequence[str]) -> None:
-        """Name an unknown flag before what is missing, for it may be that, misspelled."""
-        # argparse has no public list of the flags.
-        valid = [flag for flag in self._option_string_actions if flag.startswith('--')]
-        for word in itertools.takewhile(lambda word: word != '--', args):
-            flag = word.partition('=')[0]
-            if flag.startswith('--') and ' ' not in flag and flag not in valid:
-                self.error(nearest('flag', flag, valid))
-
-    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        raise Finished(status)
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f'{self.prog}: {message} (see {self.prog} --help)')
-
-
-def add_allow_flag(parser: argparse.ArgumentParser) -> None:
-    """Add `--allow`, which may be repeated, to a command that reads stored configs."""
-    parser.add_argument(
-        '--allow',
-        action='append',
-        type=module_name,
-        default=[],
-        metavar='MODULE',
-        help='code of your own that a stored config may name, as my_lab; may be repeated',
-    )
-
-
-def module_name(text: str) -> str:
-    """The text if it is the dotted name of a module; raises UserError if not."""
-    if not re.fullmatch(r'[^\W\d]\w*(\.[^\W\d]\w*)*', text):
-        raise UserError(f'--allow {text!r}: write the name of a module, as my_lab or my_lab.models')
-    return text
-
-
-def batch_size(text: str) -> int | str:
-    """A number of examples, or FIT; raises ArgumentTypeError for anything else."""
-    if text == FIT:
-        return text
-    try:
-        return positive(text)
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f'{error}; {FIT} is the largest that fits') from None
-
-
-def check_output(path: str | os.PathLike[str], flag: str) -> None:
-    """Raise UserError that names the flag if the file it gives could not be written.
-
-    Called before the work, so that nothing is computed in vain.
-    """
-    from vit_jax.storage import paths, run_folder
-
-    place = paths.path(path)
-    reason = 'it is a folder' if place.is_dir() else run_folder.reserved(place)
-    reason = reason or paths.obstacle(place.parent)
-    if reason:
-        raise UserError(f'{flag} {str(path)!r} cannot be written: {reason}')
-
-
-@contextlib.contextmanager
-def writing(path: str | os.PathLike[str], flag: str) -> Iterator[None]:
-    """Make the folder of a file; raise UserError that names its flag if it cannot be written."""
-    from vit_jax.storage import paths, run_folder
-
-    if reason := run_folder.reserved(path):
-        raise UserError(f'{flag} {str(path)!r} cannot be written: {reason}')
-    try:
-        paths.make_folder(paths.path(path).parent)
-        yield
-    except OSError as e:
-        raise UserError(f'{flag} {str(path)!r} cannot be written: {e.strerror}') from e
-
-
-def overview(
-    command: str, description: str | None, usage: str, parsers: Iterable[Parser]
-) -> Parser:
-    """A parser whose `--help` shows the usage of a command, and of its actions by their parsers."""
-    shown = Parser(command, description)
-    shown.usage = f'vit_jax {command} {usage}'
-    shown.formatter_class = argparse.RawDescriptionHelpFormatter
-    shown.epilog = ''.join(parser.format_usage() for parser in parsers)
-    return shown
-
-
-def align(lines: Sequence[Sequence[str]], left: int) -> str:
-    """Lines with columns as wide as their widest cell, the first `left` of them flush left."""
-    lines = [[one_line(cell) for cell in line] for line in lines]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    padded = [
-        [
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        for line in lines
-    ]
-    return '\n'.join('  '.join(line).rstrip() for line in padded)
-
-
 BASH = """\
 _vit_jax() {
   local cur="${COMP_WORDS[COMP_CWORD]}" i
@@ -169,11 +50,216 @@ compdef _vit_jax python python3
 SHELLS = {'bash': BASH, 'zsh': ZSH}
 
 
-def script(shell: str, commands: Iterable[str]) -> str:
-    """The script with which a shell of SHELLS completes `python -m vit_jax ...`.
+class Parser(argparse.ArgumentParser):
+    """An `ArgumentParser` that raises UserError instead of printing its usage and exiting.
+
+    Args:
+      command: the words after `vit_jax`.
+      description: shown by `--help`.
+    """
+
+    def __init__(self, command: str, description: str | None):
+        super().__init__(prog=f'vit_jax {command}', description=description, allow_abbrev=False)
+
+    def parse_args(self, args: Sequence[str], namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
+        self._require_flags(args)
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.error(f'unexpected {unknown[0]!r}')
+        for module in dict.fromkeys(getattr(parsed, 'allow', ())):
+            print(f'--allow {module}: stored configs may name its code', file=sys.stderr)
+        return parsed
+
+    def _require_flags(self, args: Sequence[str]) -> None:
+        """Report an unknown flag before a missing one, which it may be, misspelled."""
+        # argparse has no public list of flags.
+        valid = [flag for flag in self._option_string_actions if flag.startswith('--')]
+        for word in itertools.takewhile(lambda word: word != '--', args):
+            flag = word.partition('=')[0]
+            if flag.startswith('--') and ' ' not in flag and flag not in valid:
+                self.error(nearest('flag', flag, valid))
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        raise Finished(status)
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f'{self.prog}: {message} (see {self.prog} --help)')
+
+
+def add_allow_flag(parser: argparse.ArgumentParser) -> None:
+    """Add `--allow` to a command that reads stored configs."""
+    parser.add_argument(
+        '--allow',
+        action='append',
+        type=module_name,
+        default=[],
+        metavar='MODULE',
+        help='a package of your own, such as my_lab, that stored configs may name; may be repeated',
+    )
+
+
+def module_name(text: str) -> str:
+    """Return the text; raise UserError if it is not the dotted name of a module."""
+    if not re.fullmatch(r'[^\W\d]\w*(\.[^\W\d]\w*)*', text):
+        raise UserError(
+            f'--allow {text!r}: write the name of a module, such as my_lab or my_lab.models'
+        )
+    return text
+
+
+def batch_size_or_fit(text: str) -> int | str:
+    """Return a number of examples, or FIT; raise ArgumentTypeError for anything else."""
+    if text == FIT:
+        return text
+    try:
+        return positive(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f'{error}; {FIT} is the largest that fits') from None
+
+
+def overview(
+    command: str, description: str | None, usage: str, parsers: Iterable[Parser]
+) -> Parser:
+    """A parser whose `--help` shows the usage of a command and of each of its actions.
+
+    Args:
+      command, description: see `Parser`.
+      usage: the words after the command's name.
+      parsers: of the actions.
+    """
+    shown = Parser(command, description)
+    shown.usage = f'vit_jax {command} {usage}'
+    shown.formatter_class = argparse.RawDescriptionHelpFormatter
+    shown.epilog = ''.join(parser.format_usage() for parser in parsers)
+    return shown
+
+
+def check_output(path: str | os.PathLike[str], flag: str) -> None:
+    """Raise UserError, which names the flag, if its file cannot be written.
+
+    Commands call it before they compute anything.
+    """
+    from vit_jax.storage import paths, run_folder
+
+    file = paths.path(path)
+    reason = 'it is a folder' if file.is_dir() else run_folder.reserved(file)
+    if reason := reason or paths.obstacle(file.parent):
+        raise UserError(f'{flag} {str(path)!r} cannot be written: {reason}')
+
+
+def check_picture(path: str | pathlib.Path, flag: str) -> None:
+    """Raise UserError, which names the flag, for an unsupported format or an unwritable file."""
+    from vit_jax.viz import figures
+
+    figures.check_format(path, flag)
+    check_output(path, flag)
+
+
+@contextlib.contextmanager
+def writing(path: str | os.PathLike[str], flag: str) -> Iterator[None]:
+    """Make the folder of a file, and turn errors of writing into UserErrors that name its flag."""
+    from vit_jax.storage import paths, run_folder
+
+    if reason := run_folder.reserved(path):
+        raise UserError(f'{flag} {str(path)!r} cannot be written: {reason}')
+    try:
+        paths.make_folder(paths.path(path).parent)
+        yield
+    except OSError as e:
+        raise UserError(f'{flag} {str(path)!r} cannot be written: {e.strerror}') from e
+
+
+def write_file(path: str | pathlib.Path, text: str, flag: str) -> None:
+    """Write a file and make its folder; raise UserError if that fails."""
+    from vit_jax.storage.paths import write_text_atomic
+
+    path = pathlib.Path(path)
+    with writing(path, flag):
+        write_text_atomic(path, text)
+
+
+def save_figure(figure: Any, path: str | pathlib.Path, flag: str) -> Any:
+    """Write a figure and return its path; raise UserError, which names the flag, if that fails."""
+    from vit_jax.viz import figures
+
+    with writing(path, flag):
+        return figures.save(figure, path)
+
+
+def is_folder(out: str) -> bool:
+    """Whether `--out` names a folder of images instead of one picture."""
+    from vit_jax.storage import paths
+
+    path = paths.path(out)
+    return path.is_dir() or not path.suffix
+
+
+def image_names(files: Sequence[str | pathlib.Path], samples: int | None = None) -> list[str]:
+    """Return NAME.png for each file, or NAME_0.png, NAME_1.png, ... for its samples."""
+    endings = [''] if samples is None else [f'_{i}' for i in range(samples)]
+    return [f'{pathlib.Path(file).stem}{ending}.png' for file in files for ending in endings]
+
+
+def check_image_names(
+    names: Sequence[str], files: Sequence[str | pathlib.Path], folder: str, flag: str
+) -> None:
+    """Raise UserError if `save_images` would overwrite an input file or one of its own images."""
+    taken = {pathlib.Path(file).resolve() for file in files}
+    for name in names:
+        path = (pathlib.Path(folder) / name).resolve()
+        if path in taken:
+            raise UserError(
+                f'{flag} {folder!r}: {name} would overwrite an input file or the picture of '
+                'another one: choose another folder, or files with different names'
+            )
+        taken.add(path)
+
+
+def save_images(images: Iterable[Any], names: Sequence[str], folder: str, flag: str) -> Any:
+    """Write images and return their folder.
+
+    Args:
+      images: uint8 [Y X 3]; may be a generator, only one is held in memory.
+      names: see `image_names`.
+      folder: made if missing.
+      flag: the flag that named the folder.
 
     Raises:
-      UserError: for another shell.
+      UserError: if one cannot be written.
+    """
+    from PIL import Image
+
+    from vit_jax.storage import paths
+
+    target = paths.path(folder)
+    with writing(folder, flag):
+        paths.make_folder(target)
+        for image, name in zip(images, names, strict=True):
+            encoded = io.BytesIO()
+            Image.fromarray(image).save(encoded, format='png')
+            paths.write_atomic(target / name, encoded.getvalue())
+    return target
+
+
+def align(lines: Sequence[Sequence[str]], left: int) -> str:
+    """Align columns to their widest cells, the first `left` columns flush left."""
+    lines = [[one_line(cell) for cell in line] for line in lines]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = [
+        [
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        for line in lines
+    ]
+    return '\n'.join('  '.join(line).rstrip() for line in padded)
+
+
+def completion_script(shell: str, commands: Iterable[str]) -> str:
+    """The script that completes `python -m vit_jax ...` in a shell of SHELLS.
+
+    Raises:
+      UserError: for any other shell.
     """
     check_choice('shell', shell, SHELLS)
     names, cases = sorted(commands), []
@@ -181,16 +267,16 @@ def script(shell: str, commands: Iterable[str]) -> str:
         module = importlib.import_module(f'vit_jax.commands.{command}')
         actions = list(getattr(module, 'ACTIONS', ()))
         for action in actions:
-            cases.append((f'{command}/{action}', flags(command, action)))
-        cases.append((f'{command}/*', actions or flags(command)))
+            cases.append((f'{command}/{action}', flags_in_help(command, action)))
+        cases.append((f'{command}/*', actions or flags_in_help(command)))
     cases.append(('*', [*names, '--help', '--version', '--completion']))
-    lines = [f"    {place}) echo '{' '.join(w)}' ;;" for place, w in cases]
+    lines = [f"    {pattern}) echo '{' '.join(words)}' ;;" for pattern, words in cases]
     function = ['_vit_jax_words() {', '  case "$1/$2" in', *lines, '  esac', '}', '']
     return '\n'.join(function) + SHELLS[shell]
 
 
-def flags(*words: str) -> list[str]:
-    """The flags in the `--help` of a command, or of one of its actions."""
+def flags_in_help(*words: str) -> list[str]:
+    """The flags that `--help` of a command, or of one of its actions, lists."""
     command, *rest = words
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.commands import _model
-from vit_jax.commands._model import save_figure
-from vit_jax.commands._parser import Parser, align
+from vit_jax.commands._parser import Parser, align, save_figure, write_file
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
 
@@ -144,8 +143,8 @@ def shape(argv: Sequence[str]) -> int:
     from vit_jax.scaling import rows
     from vit_jax.scaling import shape as lib
 
-    _model.check(args)
-    names = _model.names(args.shape)
+    check_fit_flags(args)
+    names = parse_names(args.shape)
     table = rows.read_csv(args.csv)
     examples = args.examples if args.examples in table[0] else None
     columns = lib.StarColumns(names, args.t, args.y, examples)
@@ -155,7 +154,8 @@ def shape(argv: Sequence[str]) -> int:
     if not shapes.laws:
         raise UserError(f'no shape is optimal; {"; ".join(shapes.notes)}')
     summary = _shape_summary(found, shapes, args.target, start)
-    _model.show(summary, args.json, lambda: _print_shape(summary))
+    if not write_summary(summary, args.json):
+        _print_shape(summary)
     if args.output:
         from vit_jax.scaling import plots_optimal
 
@@ -174,8 +174,8 @@ def _shape_parser() -> Parser:
     add('--examples', metavar='COL', default='examples_seen', help='for the length of training')
     add('--target', type=float, metavar='T', help='a budget whose optimal shape is predicted')
     add('--start', metavar='V,V@T', help='values of --shape that are optimal for T, to scale')
-    _model.add_bootstrap_flag(parser)
-    _model.add_json_flag(parser)
+    add_bootstrap_flag(parser)
+    add_json_flag(parser)
     add('--output', metavar='FILE', help='draw the rays: PNG, SVG or PDF')
     return parser
 
@@ -266,14 +266,15 @@ def optimal(argv: Sequence[str]) -> int:
     from vit_jax.scaling import coverage, points, rows
     from vit_jax.scaling import optimal as lib
 
-    _model.check(args)
-    columns = points.Columns(args.n, args.d, args.c, args.y, _model.names(args.by))
+    check_fit_flags(args)
+    columns = points.Columns(args.n, args.d, args.c, args.y, parse_names(args.by))
     factor = coverage.factor(args.holdout) if args.holdout else 0.0
     ways = lib.Ways(args.target, factor, args.bootstrap)
     curves = points.read(rows.read_csv(args.csv), columns)
     found = [lib.analyze(one, ways) for one in curves if len(one.y)]
     lib.require_law(found)
-    _model.show(_optimal_summary(found, columns), args.json, lambda: _print_optimal(found, columns))
+    if not write_summary(_optimal_summary(found, columns), args.json):
+        _print_optimal(found, columns)
     if args.output:
         from vit_jax.scaling import plots_optimal
 
@@ -292,8 +293,8 @@ def _optimal_parser() -> Parser:
     add('--by', metavar='COL,COL', default='', help='columns that distinguish the curves')
     add('--target', type=float, metavar='C', help='a budget whose optimum is predicted')
     add('--holdout', metavar='4x', help='hold out C above a quarter of the largest')
-    _model.add_bootstrap_flag(parser)
-    _model.add_json_flag(parser)
+    add_bootstrap_flag(parser)
+    add_json_flag(parser)
     add('--output', metavar='FILE', help='draw contours and parabolas: PNG, SVG or PDF')
     return parser
 
@@ -359,3 +360,55 @@ def _fitted_with_band(law: dict[str, Any], name: str) -> str:
         return f'{law[name]:.4g}'
     low, high = law['bands'][name]
     return f'{law[name]:.4g} [{low:.4g}, {high:.4g}]'
+
+
+def add_bootstrap_flag(parser: argparse.ArgumentParser) -> None:
+    """Add `--bootstrap`."""
+    words = 'for the bands (default: %(default)s)'
+    parser.add_argument('--bootstrap', type=int, default=100, metavar='N', help=words)
+
+
+def add_json_flag(parser: argparse.ArgumentParser) -> None:
+    """Add `--json` for `show`."""
+    words = 'print JSON, or write it besides'
+    parser.add_argument('--json', nargs='?', const='-', metavar='FILE', help=words)
+
+
+def check_fit_flags(args: argparse.Namespace) -> None:
+    """Raise UserError if `--target` or `--bootstrap` is out of range."""
+    require_positive(args.target, '--target')
+    require_count(args.bootstrap, '--bootstrap')
+
+
+def require_positive(value: float | None, flag: str) -> None:
+    """Raise UserError unless the value is positive and finite, or None."""
+    if value is not None and not 0 < value < float('inf'):
+        raise UserError(f'{flag} {value:g}: must be positive')
+
+
+def require_count(value: int, flag: str) -> None:
+    """Raise UserError for a negative number."""
+    if value < 0:
+        raise UserError(f'{flag} {value}: must be at least 0')
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """'a,b' -> ('a', 'b')."""
+    return tuple(name.strip() for name in text.split(',') if name.strip())
+
+
+def write_summary(summary: Mapping[str, Any], where: str | None) -> bool:
+    """Print a summary as JSON if `where` is '-', or write it to the file `where`.
+
+    Returns:
+      Whether it was printed, in place of a table.
+
+    Raises:
+      UserError: if the file cannot be written.
+    """
+    text = json.dumps(summary, indent=2, allow_nan=False) + '\n'
+    if where == '-':
+        print(text, end='')
+    elif where:
+        write_file(where, text, '--json')
+    return where == '-'

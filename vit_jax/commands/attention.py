@@ -7,14 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax.commands._model import (
-    add_model_flags,
-    check_picture,
-    image_size,
-    open_model,
-    save_figure,
-)
-from vit_jax.commands._parser import Parser
+from vit_jax.commands._model import add_model_flags, image_size, open_model
+from vit_jax.commands._parser import Parser, check_picture, save_figure
 from vit_jax.errors import UserError
 
 

@@ -7,17 +7,16 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from vit_jax.commands._model import (
-    add_run_flags,
-    check_names,
+from vit_jax.commands._model import add_run_flags, run_options
+from vit_jax.commands._parser import (
+    Parser,
+    check_image_names,
     check_picture,
     image_names,
     is_folder,
-    run_options,
     save_figure,
     save_images,
 )
-from vit_jax.commands._parser import Parser
 
 
 def main(argv: Sequence[str]) -> int:
@@ -38,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     core = core.adapted(task=coltran.Viz().adapt_task(core.task, Context(flags=args)))
     names = image_names(args.image, core.task.samples)
     if folder:
-        check_names(names, args.image, args.out, '--out')
+        check_image_names(names, args.image, args.out, '--out')
     upsamplers = [open_run(path, allowed=args.allow) for path in args.upsampler]
     compile_cache.use()
     colorize = colorizer(core, upsamplers, args.seed)

@@ -6,8 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.commands._model import check_picture, save_figure
-from vit_jax.commands._parser import Parser
+from vit_jax.commands._parser import Parser, check_picture, save_figure
 from vit_jax.errors import UserError
 
 if TYPE_CHECKING:

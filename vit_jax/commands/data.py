@@ -8,8 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax.commands._model import check_picture, save_figure
-from vit_jax.commands._parser import Parser, align
+from vit_jax.commands._parser import Parser, align, check_picture, save_figure
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError, one_line, positive
 

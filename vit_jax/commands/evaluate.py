@@ -8,15 +8,15 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax.commands._model import (
-    add_model_flags,
-    check_model_flags,
+from vit_jax.commands._model import add_model_flags, check_model_flags, image_size, open_model
+from vit_jax.commands._parser import (
+    FIT,
+    Parser,
+    align,
+    batch_size_or_fit,
     check_picture,
-    image_size,
-    open_model,
     save_figure,
 )
-from vit_jax.commands._parser import FIT, Parser, align, batch_size
 from vit_jax.errors import UserError
 
 MOST_CLASSES = 1000  # of a report that has those, too, of which there is no example
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument(
         '--batch-size',
-        type=batch_size,
+        type=batch_size_or_fit,
         metavar='N|fit',
         help='of examples; fit for the largest that the memory of the devices holds',
     )

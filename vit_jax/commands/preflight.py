@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.commands._model import check_picture, save_figure
-from vit_jax.commands._parser import FIT, Parser, add_allow_flag, batch_size
+from vit_jax.commands._parser import (
+    FIT,
+    Parser,
+    add_allow_flag,
+    batch_size_or_fit,
+    check_picture,
+    save_figure,
+)
 from vit_jax.config import load as config_lib
 from vit_jax.errors import EXIT_FAILED, UserError
 from vit_jax.runtime import console
@@ -96,7 +102,7 @@ def make_parser() -> Parser:
     add('--price', type=float, metavar='X', help='of a chip-hour, in any currency')
     add(
         '--batch-size',
-        type=batch_size,
+        type=batch_size_or_fit,
         metavar='N|fit',
         help="instead of the config's; fit to find the largest that fits",
     )

@@ -10,10 +10,26 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.commands import _model
-from vit_jax.commands._model import check_picture, names, save_figure, write
-from vit_jax.commands._parser import Parser, add_allow_flag, align, check_output
-from vit_jax.commands._scaling_laws import optimal, shape, study
+from vit_jax.commands._parser import (
+    Parser,
+    add_allow_flag,
+    align,
+    check_output,
+    check_picture,
+    save_figure,
+    write_file,
+)
+from vit_jax.commands._scaling_laws import (
+    add_bootstrap_flag,
+    add_json_flag,
+    optimal,
+    parse_names,
+    require_count,
+    require_positive,
+    shape,
+    study,
+    write_summary,
+)
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError, nearest, positive
 
@@ -153,8 +169,8 @@ def plan(argv: Sequence[str]) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    _model.require_count(args.seeds, '--seeds')
-    _model.require_positive(args.target, '--target')
+    require_count(args.seeds, '--seeds')
+    require_positive(args.target, '--target')
     if not 0 < args.noise < 1:
         raise UserError(f'--noise {args.noise:g}: must be more than 0 and less than 1')
 
@@ -267,7 +283,7 @@ def collect(argv: Sequence[str]) -> int:
     if args.output is None:
         print(runs.to_csv(rows), end='')
     else:
-        write(args.output, runs.to_csv(rows), '--output')
+        write_file(args.output, runs.to_csv(rows), '--output')
         for line in left_out:
             print(f'left out: {line}')
         print(f'{args.output}: {len(rows)} runs')
@@ -278,7 +294,7 @@ def fit(argv: Sequence[str]) -> int:
     """Fit one curve a group of a table, and measure how well it extrapolates."""
     parser = Parser('scaling fit', fit.__doc__)
     add_table_flags(parser)
-    _model.add_json_flag(parser)
+    add_json_flag(parser)
     args = parser.parse_args(argv)
     from vit_jax.scaling import rows, table
     from vit_jax.scaling.report import summarize
@@ -289,7 +305,8 @@ def fit(argv: Sequence[str]) -> int:
     curves = table.fit_curves(points, options)
     table.require_fit(curves)
     summary = summarize(curves, options)
-    _model.show(summary, args.json, lambda: print_table(curves, options))
+    if not write_summary(summary, args.json):
+        print_table(curves, options)
     return 0
 
 
@@ -306,7 +323,7 @@ def plot(argv: Sequence[str]) -> int:
 
     check_picture(args.output, '--output')
     options = read_options(args)
-    _model.require_positive(args.target, '--target')
+    require_positive(args.target, '--target')
     curves = table.fit_curves(rows.read_csv(args.csv), options)
     figure = plots.draw(curves, options, args.target)
     print(save_figure(figure, args.output, '--output'))
@@ -331,7 +348,7 @@ def report(argv: Sequence[str]) -> int:
     options = dataclasses.replace(read_options(args), beside=report_lib.BESIDE)
     rows = runs.collect(args.folders, partial(train_flops, allowed=args.allow))
     folder = pathlib.Path(args.output)
-    write(folder / 'runs.csv', runs.to_csv(rows), '--output')
+    write_file(folder / 'runs.csv', runs.to_csv(rows), '--output')
     read = read_csv(folder / 'runs.csv')
     taken = [row for row in read if args.unfinished or not unfinished(row)]
     if not taken:
@@ -368,12 +385,12 @@ def _write_report(
     from vit_jax.viz import figures
 
     text = json.dumps(summary, indent=2, allow_nan=False) + '\n'
-    write(folder / 'scaling.json', text, '--output')
+    write_file(folder / 'scaling.json', text, '--output')
     for suffix in ('png', 'svg'):
         figures.save(figure, folder / f'scaling.{suffix}')
     pictures = {report.PICTURE: (folder / report.PICTURE).read_bytes()}
-    write(folder / 'scaling.md', report.markdown(blocks), '--output')
-    write(folder / 'scaling.html', report.one_file(blocks, pictures), '--output')
+    write_file(folder / 'scaling.md', report.markdown(blocks), '--output')
+    write_file(folder / 'scaling.html', report.one_file(blocks, pictures), '--output')
 
 
 ACTIONS: dict[str, Callable[[Sequence[str]], int]] = {
@@ -433,7 +450,7 @@ def add_fit_flags(
     add('--form', default='auto', help=f'{_FORMS}{default}')
     add('--against', metavar='FORM,FORM', default='', help='compare with them, or with all')
     add('--frontier', action='store_true', help='fit to the Pareto frontier only')
-    _model.add_bootstrap_flag(parser)
+    add_bootstrap_flag(parser)
 
 
 def read_options(args: argparse.Namespace) -> FitOptions:
@@ -446,16 +463,16 @@ def read_options(args: argparse.Namespace) -> FitOptions:
     from vit_jax.scaling import coverage as lib
     from vit_jax.scaling.table import FitOptions
 
-    _model.require_count(args.bootstrap, '--bootstrap')
-    against = names(args.against)
+    require_count(args.bootstrap, '--bootstrap')
+    against = parse_names(args.against)
     share = lib.share(args.holdout)
     if args.form != choice.AUTO:
         forms.find(args.form)
-    table.find(against, args.form, len(names(args.x)))
+    table.find(against, args.form, len(parse_names(args.x)))
     return FitOptions(
-        x=names(args.x),
+        x=parse_names(args.x),
         y=args.y,
-        by=names(args.by),
+        by=parse_names(args.by),
         holdout_column=args.holdout_column,
         holdout=share,
         form=args.form,

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from vit_jax import extras
-from vit_jax.commands._model import check_picture
-from vit_jax.commands._parser import Parser, add_allow_flag, overview, writing
+from vit_jax.commands._parser import Parser, add_allow_flag, check_picture, overview, writing
 from vit_jax.commands.train import add_distributed_flags, initialize, step_timeout
 from vit_jax.errors import EXIT_PREEMPTED, UserError, nearest, positive
 
