@@ -9,7 +9,7 @@ import yaml
 
 from vit_jax import __main__ as cli
 from vit_jax.errors import EXIT_PREEMPTED
-from vit_jax.launch import cloud_tpu, gke
+from vit_jax.launch import cloud_tpu, manifests
 
 CONFIG = f'{pathlib.Path(__file__).resolve().parents[2]}/experiments/vit/digits.py:smoke'
 TRAIN = ['train', '--config', CONFIG, '--workdir', 'gs://lab/a']
@@ -20,7 +20,7 @@ JOB = {'parallelism', 'completions', 'backoffLimit', 'podFailurePolicy', 'templa
 
 
 def made(tpu='v6e-16', **fields):
-    return gke.jobset(gke.GkeJob(TRAIN, 'a', tpu, image='image', **fields))
+    return manifests.jobset(manifests.GkeJob(TRAIN, 'a', tpu, image='image', **fields))
 
 
 def job_of(jobset):

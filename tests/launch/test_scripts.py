@@ -9,20 +9,20 @@ import pytest
 import yaml
 
 from vit_jax.errors import EXIT_PREEMPTED, UserError
-from vit_jax.launch import cloud_tpu, command, gke, sky, slurm
+from vit_jax.launch import cloud_tpu, command, manifests, slurm
 from vit_jax.runtime import processes
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / 'golden' / 'launch'
 TRAIN = ['train', '--config', 'experiments/vit/imagenet2012.py:B/16', '--workdir']
 QUOTED = "--config.data.transforms=resize_small(36)|flip  it's $HOME {x} `id`"
 TEXTS = {
-    'pod.yaml': lambda: sky.text(
-        sky.SkyJob(
+    'pod.yaml': lambda: manifests.task_text(
+        manifests.SkyJob(
             [*TRAIN, 'gs://lab/b16', QUOTED], 'b16', 'v5litepod-16', extras=['gcs'], spot=True
         )
     ),
-    'sweep.yaml': lambda: sky.text(
-        sky.SkyJob(
+    'sweep.yaml': lambda: manifests.task_text(
+        manifests.SkyJob(
             ['sweep', 'work', 'a', '--workdir', 'gs://lab/a'],
             'a',
             'v6e-8',
@@ -31,8 +31,8 @@ TEXTS = {
             mounts={'/data': 'gs://lab-data'},
         )
     ),
-    'two_slices.jobset.yaml': lambda: gke.text(
-        gke.GkeJob(
+    'two_slices.jobset.yaml': lambda: manifests.jobset_text(
+        manifests.GkeJob(
             [*TRAIN, 'gs://lab/b16', QUOTED],
             'b16',
             'v6e-16',
@@ -46,13 +46,13 @@ TEXTS = {
             mounts={'/data': 'gs://lab-data'},
         )
     ),
-    'one_slice.jobset.yaml': lambda: gke.text(
-        gke.GkeJob(
+    'one_slice.jobset.yaml': lambda: manifests.jobset_text(
+        manifests.GkeJob(
             *([*TRAIN, 'gs://lab/b16'], 'b16', 'tpu7x-16'), image='lab/image:1', flex_start=True
         )
     ),
-    'one_host.yaml': lambda: sky.text(
-        sky.SkyJob(
+    'one_host.yaml': lambda: manifests.task_text(
+        manifests.SkyJob(
             *([*TRAIN, 'gs://lab/b16'], 'b16', 'v6e-8'),
             **{'extras': ['gcs'], 'zone': 'us-east5-b', 'restarts': 0},
         )
@@ -94,7 +94,9 @@ def test_every_word_of_the_command_survives_the_shell():
     heard = script.replace('srun --kill-on-bad-exit=0 python', "printf '%s\\0'")
     printed = subprocess.run(['bash', '-c', heard], capture_output=True, text=True, check=True)
     assert printed.stdout.split('\0')[:-1] == ['-m', 'vit_jax', *words]
-    run = yaml.safe_load(sky.text(sky.SkyJob([*TRAIN, 'gs://b/r', QUOTED], 'a', 'v4-8')))['run']
+    run = yaml.safe_load(
+        manifests.task_text(manifests.SkyJob([*TRAIN, 'gs://b/r', QUOTED], 'a', 'v4-8'))
+    )['run']
     assert shlex.split(run)[3:] == [*TRAIN, 'gs://b/r', QUOTED]
 
 
@@ -179,7 +181,9 @@ def test_a_job_of_an_array_queues_itself_again_and_no_other(tmp_path):
 )
 def test_number_of_machines_of_a_slice(tpu, hosts):
     assert cloud_tpu.hosts(tpu) == hosts
-    words = sky.task(sky.SkyJob(['train', '--workdir', 'gs://b/r'], 'a', tpu))['run'].split()
+    words = manifests.task(manifests.SkyJob(['train', '--workdir', 'gs://b/r'], 'a', tpu))[
+        'run'
+    ].split()
     assert ('--distributed' in words) == (hosts > 1)
 
 

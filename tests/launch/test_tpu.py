@@ -224,7 +224,7 @@ def test_fewer_slices_will_do(cloud, capsys):
     assert launch('--slices=3', '--min-slices=1', '--patience=0') == 0
     counts = [next(word for word in call if 'node-' in word) for call in cloud.calls('create')]
     assert counts == ['--node-count=3', '--node-count=2', '--node-id=vit-jax-train']
-    assert '2 slices are not to be had; 1 will do' in capsys.readouterr().err
+    assert '2 slices are not available; trying 1' in capsys.readouterr().err
     assert not cloud.exists
 
 
@@ -254,7 +254,7 @@ def interrupted(pauses):
             raise KeyboardInterrupt
         left.pop()
 
-    return tpu_loop.Loop(JOB, tpu_loop.Pace(sleep=sleep))
+    return tpu_loop.Loop(JOB, tpu_loop.LoopTimes(sleep=sleep))
 
 
 @pytest.mark.fault(106)
@@ -369,9 +369,9 @@ def test_a_call_that_hangs_is_ended_with_its_children():
 
 
 def test_an_unknown_description_is_no_resource():
-    assert queued.described('{}').state == queued.UNKNOWN
-    assert queued.described('no JSON').state == queued.UNKNOWN
-    assert queued.described(json.dumps({'state': {'state': 'ACTIVE'}})).slices == 1
+    assert queued.parse_description('{}').state == queued.UNKNOWN
+    assert queued.parse_description('no JSON').state == queued.UNKNOWN
+    assert queued.parse_description(json.dumps({'state': {'state': 'ACTIVE'}})).slices == 1
 
 
 @pytest.fixture

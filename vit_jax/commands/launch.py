@@ -113,7 +113,7 @@ def needed_extras(command: Sequence[str], config: ConfigDict | None) -> list[str
 
 def slurm(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | None) -> int:
     """Submit a job to Slurm by sbatch."""
-    from vit_jax.launch import remote, slurm
+    from vit_jax.launch import slurm
 
     if config is not None:
         require_installed(needed_extras(command, config), f'launch slurm: {command[0]}')
@@ -134,33 +134,33 @@ def slurm(args: argparse.Namespace, command: Sequence[str], config: ConfigDict |
     )
     script = slurm.script(job)
     _rehearse(args, command)
-    print(script if args.dry_run else f'submitted job {remote.slurm(script)}\n', end='')
+    print(script if args.dry_run else f'submitted job {slurm.submit(script)}\n', end='')
     return 0
 
 
 def sky(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | None) -> int:
     """Submit a managed job to SkyPilot, which copies the current folder to the TPUs."""
-    from vit_jax.launch import remote, sky
+    from vit_jax.launch import manifests
 
     if args.slices > 1:
         raise UserError(
             f'launch sky: --slices {args.slices}: SkyPilot rents one slice a job; launch tpu and '
             'launch gke take several'
         )
-    job = sky.SkyJob(
+    job = manifests.SkyJob(
         **_for_clouds(args, command),
         extras=needed_extras(command, config),
         region=args.region,
         zone=args.zone,
         mounts=dict(args.mount),
     )
-    task = sky.text(job)
+    task = manifests.task_text(job)
     if not args.dry_run and not pathlib.Path('constraints.txt').is_file():
         raise UserError(
             'launch sky copies the current folder: run it in the root of the repository'
         )
     _try_slice(args, command)
-    print(task if args.dry_run else remote.sky(job.name, task), end='')
+    print(task if args.dry_run else manifests.submit_task(job.name, task), end='')
     return 0
 
 
@@ -174,7 +174,7 @@ def tpu(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | N
         project=args.project,
         extras=needed_extras(command, config),
         slices=args.slices,
-        fewest=args.min_slices or args.slices,
+        min_slices=args.min_slices or args.slices,
         flex_start=args.flex_start,
         prepare=args.setup,
         options=args.gcloud,
@@ -185,14 +185,14 @@ def tpu(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | N
         print(queued.text(job), end='')
         return 0
     remote.files()
-    return tpu_loop.Loop(job, tpu_loop.Pace(args.poll, 60 * args.patience)).run()
+    return tpu_loop.Loop(job, tpu_loop.LoopTimes(args.poll, 60 * args.patience)).run()
 
 
 def gke(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | None) -> int:
     """Submit a JobSet to a GKE cluster by kubectl, on TPUs."""
-    from vit_jax.launch import gke, remote
+    from vit_jax.launch import manifests
 
-    job = gke.GkeJob(
+    job = manifests.GkeJob(
         **_for_clouds(args, command),
         image=args.image,
         slices=args.slices,
@@ -203,9 +203,9 @@ def gke(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | N
         account=args.service_account,
         mounts=dict(args.mount),
     )
-    manifest = gke.text(job)
+    manifest = manifests.jobset_text(job)
     _try_slice(args, command)
-    print(manifest if args.dry_run else remote.kubernetes(manifest), end='')
+    print(manifest if args.dry_run else manifests.create_jobset(manifest), end='')
     return 0
 
 
@@ -348,7 +348,11 @@ def tpu_flags(made: Parser) -> None:
         help='one more of queued-resources create, as network=lab; may be repeated',
     )
     made.add_argument(
-        '--poll', type=count, default=30, metavar='SECONDS', help='between two looks; 30 by default'
+        '--poll',
+        type=count,
+        default=30,
+        metavar='SECONDS',
+        help='between checks; 30 by default',
     )
 
 

@@ -1,17 +1,12 @@
 """Launchers: a command of vit_jax as a Slurm job, or on Cloud TPUs.
 
-command    the command line of each process of the job
+command    the command line of each process of a job, and the submission of jobs
 slurm      an sbatch script
-sbatch     formats of its options
-cloud_tpu  types of slices and their machines
-names      what may stand in shell commands and manifests
-sky        a SkyPilot task
-gke        a JobSet for Kubernetes
-tpu        a job on a queued resource
-tpu_loop   the loop that runs it
-queued     the resource, through gcloud
+cloud_tpu  types of slices, their machines and their setup
+manifests  a SkyPilot task, and a JobSet for GKE
+queued     a queued resource, through gcloud
 remote     the scripts that run on its machines
-submit     submission of a script, a task or a manifest
+tpu_loop   the loop that requests machines, runs the command and starts over
 
 The trainer depends on none of them: it finds the other processes of its job by itself.
 """

@@ -1,13 +1,11 @@
-"""Cloud TPUs: types of slices and their machines, and what a machine needs to run a command."""
+"""Cloud TPUs: types of slices, their machines, and the setup of a machine."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
-
-import yaml
+from typing import ClassVar
 
 from vit_jax.errors import UserError, nearest
 from vit_jax.launch import command
@@ -26,8 +24,8 @@ class Generation:
       single: the largest size, in units of type names, that is one machine.
       step: the size of one machine of a larger slice.
       sizes: of the available slices (cloud.google.com/tpu/docs).
-      gke: how labels of nodes call it (cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus).
-      cores: counted for each chip by the names of types.
+      gke: its name in node labels (cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus).
+      cores: for each chip, as type names count them.
     """
 
     runtime: str
@@ -49,8 +47,11 @@ GENERATIONS = {
     'v6e': Generation('v2-alpha-tpuv6e', 8, 4, _LITE, 'tpu-v6e-slice'),
     'tpu7x': Generation('', 8, 8, range(8, 18432 + 1, 8), 'tpu7x', 2),
 }
-# Slices of these cannot work together over the network of the data center.
-ALONE = ('v2', 'v3')
+# Their slices cannot work together over the data-center network.
+SINGLE_SLICE = ('v2', 'v3')
+VARIABLE = re.compile(r'[A-Za-z_][A-Za-z0-9_]*')
+LOCATION = re.compile(r'[a-z0-9-]*')
+RESOURCE_NAME = re.compile(r'[a-z]([-a-z0-9]{0,38}[a-z0-9])?')
 # The Python of the images is older than 3.11.
 SETUP = """\
 export PATH="$HOME/.local/bin:$PATH"
@@ -58,6 +59,41 @@ command -v uv || curl -LsSf https://astral.sh/uv/install.sh | sh
 uv venv --python 3.12 --allow-existing .venv
 uv pip install --python .venv -c constraints.txt -e '.[{extras}]'
 """
+
+
+@dataclasses.dataclass(frozen=True)
+class CloudJob:
+    """A command to run on Cloud TPUs, with its resources.
+
+    Attributes:
+      words: the command, as `['train', '--config', ...]`.
+      name: of the job.
+      tpu: type of a slice, as `v5litepod-16`.
+      spot: whether it may be preempted, at a lower price.
+      restarts: limit on restarts after failures; those after a preemption do not count.
+      env: environment variables of the command.
+    """
+
+    launcher: ClassVar[str]
+
+    words: Sequence[str]
+    name: str
+    tpu: str
+    _: dataclasses.KW_ONLY
+    spot: bool = False
+    restarts: int = 3
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def check_command(self, hint: str) -> None:
+        """Check the command's variables, and where its data and results are.
+
+        Raises:
+          UserError: for invalid variables, data in a bucket (the message ends with the hint), or
+            results that would be deleted with the machine.
+        """
+        check_variables(self.launcher, self.env)
+        check_data(self.launcher, self.env, hint)
+        command.require_bucket(self.launcher, self.words)
 
 
 def parse(tpu: str) -> tuple[str, int]:
@@ -91,14 +127,14 @@ def hosts(tpu: str) -> int:
 
 
 def runtime(tpu: str) -> str:
-    """The image of the slice's machines; raises UserError if they can be had on GKE only."""
+    """The image of the slice's machines; raises UserError if only GKE offers them."""
     if not (image := GENERATIONS[parse(tpu)[0]].runtime):
         raise UserError(f'launch: --tpu {tpu}: available on GKE only: launch gke')
     return image
 
 
 def chips(tpu: str) -> int:
-    """The chips of a slice."""
+    """The number of chips of a slice."""
     name, size = parse(tpu)
     return size // GENERATIONS[name].cores
 
@@ -113,26 +149,26 @@ def topology(tpu: str) -> str:
     return 'x'.join(map(str, sides if sides[0] > 1 else sorted(sides, reverse=True)))
 
 
-def check_slices(launcher: str, tpu: str, slices: int, fewest: int) -> None:
-    """Check that so many slices of a type can work together.
+def check_slices(launcher: str, tpu: str, slices: int, min_slices: int) -> None:
+    """Check that several slices of a type can work together.
 
     Args:
       launcher: for the message.
       tpu: type of the slices.
       slices: their number.
-      fewest: the number with which the job goes on if there are no more.
+      min_slices: the smallest number that the job accepts.
 
     Raises:
       UserError: if they cannot.
     """
-    if slices > 1 and (name := parse(tpu)[0]) in ALONE:
+    if slices > 1 and (name := parse(tpu)[0]) in SINGLE_SLICE:
         raise UserError(
             f'launch {launcher}: --slices {slices}: slices of {name} cannot work together; those '
             'of v4 and later can'
         )
-    if fewest > slices:
+    if min_slices > slices:
         raise UserError(
-            f'launch {launcher}: --min-slices {fewest} is more than --slices {slices}; give at '
+            f'launch {launcher}: --min-slices {min_slices} is more than --slices {slices}; give at '
             f'most {slices}'
         )
 
@@ -148,79 +184,6 @@ def setup(extras: Iterable[str], database: bool) -> str:
     return SETUP.format(extras=','.join(['tpu', *sorted(needed)]))
 
 
-MOUNT = 'give --mount /data=gs://BUCKET --env TFDS_DATA_DIR=/data/FOLDER'
-
-
-@dataclasses.dataclass(frozen=True)
-class CloudJob:
-    """A command to run on Cloud TPUs, with its resources.
-
-    Attributes:
-      words: the command, as `['train', '--config', ...]`.
-      name: of the job.
-      tpu: type of a slice, as `v5litepod-16`.
-      spot: whether it may be preempted, at a lower price.
-      restarts: limit on restarts after failures; those after a preemption do not count.
-      env: environment variables of the command.
-    """
-
-    launcher: ClassVar[str]
-
-    words: Sequence[str]
-    name: str
-    tpu: str
-    _: dataclasses.KW_ONLY
-    spot: bool = False
-    restarts: int = 3
-    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-    def check_command(self, hint: str) -> None:
-        """Check what the command is told and where its data and results are.
-
-        Raises:
-          UserError: for invalid variables, data in a bucket (with the hint where else), or results
-            that would be deleted with the machine.
-        """
-        check_variables(self.launcher, self.env)
-        check_data(self.launcher, self.env, hint)
-        command.require_bucket(self.launcher, self.words)
-
-
-def yaml_text(fields: Mapping[str, Any]) -> str:
-    """The fields as YAML that every parser reads alike: strings stay strings.
-
-    Parsers differ in the words that they take for booleans, numbers, dates or nothing: `y` is one
-    for Kubernetes alone. So strings are quoted, and those that end in a newline become blocks.
-    """
-    return yaml.dump(fields, Dumper=_Dumper, sort_keys=False, width=float('inf'))
-
-
-class _Dumper(yaml.SafeDumper):
-    """A dumper that quotes strings, except keys of more than a letter unless PyYAML does."""
-
-    def represent_mapping(self, tag: str, mapping: Any, flow_style: Any = None) -> yaml.MappingNode:
-        node = super().represent_mapping(tag, mapping, flow_style)
-        for key, _ in node.value:
-            if len(key.value) > 1:
-                key.style = None
-        return node
-
-
-def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
-    return dumper.represent_scalar(
-        'tag:yaml.org,2002:str', value, style='|' if value.endswith('\n') else "'"
-    )
-
-
-_Dumper.add_representer(str, _text)
-
-
-VARIABLE = re.compile(r'[A-Za-z_][A-Za-z0-9_]*')
-PLACE = re.compile(r'[a-z0-9-]*')
-SHORT = re.compile(r'[a-z]([-a-z0-9]{0,38}[a-z0-9])?')
-FOLDER = re.compile(r'(/(?!\.\.?(/|$))[-_.A-Za-z0-9]+)+/?')
-
-
 def check_variables(launcher: str, names: Iterable[str]) -> None:
     """Raise UserError unless all are names of environment variables."""
     for name in names:
@@ -232,32 +195,21 @@ def check_variables(launcher: str, names: Iterable[str]) -> None:
 
 
 def check_locations(launcher: str, locations: Mapping[str, str]) -> None:
-    """Raise UserError unless all values, by their flags, are names of regions and the like."""
+    """Raise UserError unless the value of each flag is a name of a region, zone or project."""
     for flag, location in locations.items():
-        if not PLACE.fullmatch(location):
+        if not LOCATION.fullmatch(location):
             raise UserError(
                 f'launch {launcher}: {flag} {location!r}: must be a name, as us-central1'
             )
 
 
-def check_short(launcher: str, flag: str, name: str) -> None:
-    """Raise UserError unless Google Cloud and Kubernetes take it as the name of a resource."""
-    if not SHORT.fullmatch(name):
+def check_resource_name(launcher: str, flag: str, name: str) -> None:
+    """Raise UserError unless Google Cloud and Kubernetes accept it as a resource name."""
+    if not RESOURCE_NAME.fullmatch(name):
         raise UserError(
             f'launch {launcher}: {flag} {name!r}: must be at most 40 lower-case letters, digits '
             'and -, and begin with a letter'
         )
-
-
-def check_mounts(launcher: str, mounts: Mapping[str, str], schemes: Iterable[str]) -> None:
-    """Raise UserError unless all are buckets of these schemes, by folders."""
-    bucket = re.compile(rf'({"|".join(schemes)})://[a-z0-9][-_.a-z0-9]*/?')
-    for path, source in mounts.items():
-        if not (FOLDER.fullmatch(path) and bucket.fullmatch(source)):
-            raise UserError(
-                f'launch {launcher}: --mount {f"{path}={source}"!r}: must be /FOLDER=gs://BUCKET, '
-                'of a whole bucket, in lower case; letters, digits, -, _ and . may stand in FOLDER'
-            )
 
 
 def check_data(launcher: str, env: Mapping[str, str], hint: str) -> None:

@@ -1,8 +1,11 @@
-"""The command line of each process of a job."""
+"""The command line of each process of a job, and the submission of jobs."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 
 from vit_jax import extras
@@ -14,7 +17,7 @@ BUCKETS = ('gs://', 's3://')
 
 
 def for_processes(words: Sequence[str], processes: int) -> list[str]:
-    """The command line for each of so many processes.
+    """The command line of each process of a job.
 
     Args:
       words: after `vit_jax`, as `['train', '--config', ...]`.
@@ -35,7 +38,7 @@ def for_processes(words: Sequence[str], processes: int) -> list[str]:
 
 
 def require_installed(needed: Sequence[str], what: str) -> None:
-    """Raise UserError for an extra that is not installed here, where jobs run as well."""
+    """Raise UserError for an extra that is not installed here, where jobs run, too."""
     for extra in needed:
         if not extras.is_installed(extra):
             raise extras.missing(what, extra)
@@ -60,3 +63,29 @@ def require_bucket(launcher: str, words: Sequence[str]) -> None:
             f'launch {launcher}: the machine is deleted when the job ends or is preempted, and '
             f'{workdir or "its runs/"} with it: give a bucket, as --workdir gs://BUCKET/RUN'
         )
+
+
+def submit(words: Sequence[str], given: str, hint: str) -> str:
+    """Run a program that submits a job and return what it prints.
+
+    Args:
+      words: of the command line.
+      given: its standard input.
+      hint: what to do without the program.
+
+    Raises:
+      UserError: if it is not installed, or refuses the job.
+    """
+    environ = dict(os.environ)
+    if not sys.flags.safe_path:
+        environ.pop('PYTHONSAFEPATH', None)  # set by this program; a job inherits the rest
+    try:
+        done = subprocess.run(
+            words, input=given, capture_output=True, text=True, check=False, env=environ
+        )
+    except FileNotFoundError as e:
+        raise UserError(f'launch: {words[0]} was not found; {hint}') from e
+    if done.returncode:
+        lines = (done.stderr.strip() or done.stdout.strip() or 'it gives no reason').splitlines()
+        raise UserError(f'launch: {words[0]} refused: {lines[-1]}')
+    return done.stdout

@@ -34,7 +34,7 @@ LONG_SECONDS = 3600  # limit for a call that copies or installs
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """The end of a call.
+    """The result of a call.
 
     Attributes:
       code: exit code; 255 if a machine could not be reached.
@@ -47,19 +47,19 @@ class Answer:
 
     @property
     def reason(self) -> str:
-        """The line that says why the call failed."""
+        """The line with the reason why the call failed."""
         lines = [line.strip() for line in self.err.splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith('ERROR:')]
-        return (errors or lines or ['it does not say why'])[-1].removeprefix('ERROR: ')
+        return (errors or lines or ['it gives no reason'])[-1].removeprefix('ERROR: ')
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class Description:
     """A queued resource as the service describes it.
 
     Attributes:
       state: of the request; `ABSENT` if there is none.
-      label: by which its launcher knows it.
+      label: of its job, see `TpuJob.resource`.
       slices: their number.
       error: why it failed.
     """
@@ -80,8 +80,8 @@ class Resource:
       tpu: type of its slices, as `v5litepod-16`.
       project: the default one of gcloud if empty.
       spot: whether it may be preempted, at a lower price.
-      flex_start: for how long it is rented by flex-start, as `24h`; '' for another model.
-      label: by which the launcher knows it.
+      flex_start: duration of a flex-start rental, as `24h`; '' for another model.
+      label: of its job.
       options: more options of `create`, as `network=lab`.
     """
 
@@ -94,8 +94,8 @@ class Resource:
     label: str = ''
     options: Sequence[str] = ()
 
-    def creation(self, slices: int) -> list[str]:
-        """The command that requests so many slices; flex-start is in the alpha commands only."""
+    def create_command(self, slices: int) -> list[str]:
+        """The command that requests slices; only the alpha commands have flex-start."""
         nodes = [f'--node-count={slices}', f'--node-prefix={self.name}']
         flex = ['--provisioning-model=flex-start', f'--max-run-duration={self.flex_start}']
         return [
@@ -109,15 +109,15 @@ class Resource:
             *(f'--{option.removeprefix("--")}' for option in self.options),
         ]
 
-    def deletion(self) -> list[str]:
+    def delete_command(self) -> list[str]:
         """The command that deletes the resource with its machines."""
         return [*self._command('delete'), '--force']
 
-    def description(self) -> list[str]:
+    def describe_command(self) -> list[str]:
         """The command that describes the resource."""
         return [*self._command('describe'), '--format=json']
 
-    def remote(self, script: str, everywhere: bool) -> list[str]:
+    def ssh_command(self, script: str, everywhere: bool) -> list[str]:
         """The command that runs a script on every machine, or on the first."""
         which = 'all' if everywhere else '0'
         return [
@@ -128,7 +128,7 @@ class Resource:
             f'--command={script}',
         ]
 
-    def upload(self, path: str | pathlib.Path, to: str) -> list[str]:
+    def scp_command(self, path: str | pathlib.Path, to: str) -> list[str]:
         """The command that copies a file into the home folder on every machine."""
         return [
             *self._words('scp', ''),
@@ -140,13 +140,13 @@ class Resource:
             '--strict-host-key-checking=no',
         ]
 
-    def look(self) -> Found:
-        """The resource as it is now."""
-        answer = call(self.description())
+    def describe(self) -> Description:
+        """Ask gcloud for the present state of the resource."""
+        answer = call(self.describe_command())
         if answer.code:
             known = 'NOT_FOUND' in answer.err
-            return Found(ABSENT) if known else Found(UNKNOWN, error=answer.reason)
-        return described(answer.out)
+            return Description(ABSENT) if known else Description(UNKNOWN, error=answer.reason)
+        return parse_description(answer.out)
 
     def _command(self, verb: str, track: str = '') -> list[str]:
         return [*self._words(verb, track), self.name, *self._where()]
@@ -163,28 +163,28 @@ class Resource:
         return [f'--zone={self.zone}', *project, '--quiet']
 
 
-def described(text: str) -> Found:
-    """The resource that JSON of `describe` tells of."""
+def parse_description(text: str) -> Description:
+    """Parse the JSON that `describe` prints."""
     try:
         fields = json.loads(text)
         state = fields['state']
         (spec,) = fields.get('tpu', {}).get('nodeSpec', [{}])
-        return Found(
+        return Description(
             state['state'],
             label=spec.get('node', {}).get('labels', {}).get(LABEL, ''),
             slices=int(spec.get('multisliceParams', {}).get('nodeCount', 1)),
             error=state.get('failedData', {}).get('error', {}).get('message', ''),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
-        return Found(UNKNOWN, error='gcloud describes the resource in an unknown form')
+        return Description(UNKNOWN, error='gcloud describes the resource in an unknown form')
 
 
 def call(words: Sequence[str], limit: float = SECONDS) -> Answer:
-    """Run a command to its end and return how it ended; Ctrl-C ends it first.
+    """Run a command to its end and return its result; Ctrl-C kills it.
 
     Args:
       words: of the command line.
-      limit: seconds after which it is ended.
+      limit: seconds after which it is killed.
 
     Raises:
       UserError: if gcloud is not installed.
@@ -208,24 +208,19 @@ def call(words: Sequence[str], limit: float = SECONDS) -> Answer:
         try:
             out, err = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
-            _end(process)
+            _kill(process)
             return Answer(255, err=f'no answer within {limit:.0f} seconds')
         except BaseException:
-            _end(process)
+            _kill(process)
             raise
     return Answer(process.returncode, out, err)
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    """Ends a command with all processes that it started."""
+def _kill(process: subprocess.Popen[str]) -> None:
+    """Kill a command with all processes that it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def shown(words: Sequence[str]) -> str:
-    """A command line as a shell reads it."""
-    return shlex.join(words)
 
 
 DURATION = re.compile(r'([1-9]\d*[smhd])+')
@@ -241,8 +236,8 @@ class TpuJob(CloudJob):
       project: the default one of gcloud if empty.
       extras: of the package that the command needs besides `tpu`.
       slices: their number.
-      fewest: the number with which the job goes on if there are no more.
-      flex_start: for how long it is rented by flex-start, as `24h`; '' for another model.
+      min_slices: the smallest number that the job accepts.
+      flex_start: duration of a flex-start rental, as `24h`; '' for another model.
       prepare: shell commands that prepare each machine, as mounting a disk.
       options: more options of the request, as `network=lab`.
     """
@@ -253,14 +248,14 @@ class TpuJob(CloudJob):
     project: str = ''
     extras: Sequence[str] = ()
     slices: int = 1
-    fewest: int = 1
+    min_slices: int = 1
     flex_start: str = ''
     prepare: str = ''
     options: Sequence[str] = ()
 
     def resource(self) -> Resource:
-        """The queued resource of the job; its label tells the jobs of one name apart."""
-        what = repr((*self.words, self.tpu, self.slices, self.fewest))
+        """The queued resource of the job; its label distinguishes jobs of one name."""
+        what = repr((*self.words, self.tpu, self.slices, self.min_slices))
         return Resource(
             self.name,
             self.zone,
@@ -277,7 +272,7 @@ class TpuJob(CloudJob):
         return remote.install(self.name, self.extras, self.words[0] == 'sweep', self.prepare)
 
     def start(self, slices: int) -> str:
-        """The script that starts the command on a machine of so many slices."""
+        """The script that starts the command on each machine of the slices."""
         words = command.for_processes(self.words, slices * cloud_tpu.hosts(self.tpu))
         return remote.start(self.name, words, {**cloud_tpu.ENVIRON, **self.env})
 
@@ -289,9 +284,9 @@ def check(job: TpuJob) -> None:
       UserError: for an invalid name or number, data that cannot be reached, or results that would
         be lost.
     """
-    cloud_tpu.check_short('tpu', '--job-name', job.name)
+    cloud_tpu.check_resource_name('tpu', '--job-name', job.name)
     cloud_tpu.runtime(job.tpu)
-    cloud_tpu.check_slices('tpu', job.tpu, job.slices, job.fewest)
+    cloud_tpu.check_slices('tpu', job.tpu, job.slices, job.min_slices)
     cloud_tpu.check_locations('tpu', {'--zone': job.zone, '--project': job.project})
     if job.flex_start and (job.spot or not DURATION.fullmatch(job.flex_start)):
         raise UserError(
@@ -302,7 +297,7 @@ def check(job: TpuJob) -> None:
         if not OPTION.fullmatch(option):
             raise UserError(f'launch tpu: --gcloud {option!r}: must be NAME or NAME=VALUE')
     job.check_command('copy or mount them by --setup')
-    for slices in range(job.fewest, job.slices + 1):
+    for slices in range(job.min_slices, job.slices + 1):
         job.start(slices)
 
 
@@ -310,12 +305,12 @@ def text(job: TpuJob) -> str:
     """The commands of a job that is never preempted, one a line or paragraph."""
     resource = job.resource()
     lines = [
-        resource.creation(job.slices),
-        resource.description(),
-        resource.upload('CODE.tgz', f'{job.name}.tgz'),
-        resource.remote(job.install(), everywhere=True),
-        resource.remote(job.start(job.slices), everywhere=True),
-        resource.remote(remote.status(job.name, 0), everywhere=False),
-        resource.deletion(),
+        resource.create_command(job.slices),
+        resource.describe_command(),
+        resource.scp_command('CODE.tgz', f'{job.name}.tgz'),
+        resource.ssh_command(job.install(), everywhere=True),
+        resource.ssh_command(job.start(job.slices), everywhere=True),
+        resource.ssh_command(remote.status(job.name, 0), everywhere=False),
+        resource.delete_command(),
     ]
-    return ''.join(f'{shown(line)}\n' for line in lines)
+    return ''.join(f'{shlex.join(line)}\n' for line in lines)

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import pathlib
 import shlex
 import subprocess
-import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +25,7 @@ STOPPED = 'vit-jax:stopped'
 STATE = 'vit-jax:state'
 NEW = 'new'  # nothing was started here
 RUNNING = 'running'
-KILLED = 137  # as shells call the end by SIGKILL
+KILLED = 137  # shells' exit code for SIGKILL
 STOP_SECONDS = 60
 
 _INSTALL = """\
@@ -93,14 +91,14 @@ def install(name: str, extras: Sequence[str], database: bool, prepare: str) -> s
       name: of the job.
       extras: see `cloud_tpu.setup`.
       database: see there.
-      prepare: commands of the user's, run last.
+      prepare: the user's own commands, run last.
     """
     setup = cloud_tpu.setup(extras, database)
     return _INSTALL.format(name=name, setup=setup, prepare=prepare, marker=READY)
 
 
 def start(name: str, words: Sequence[str], environ: Mapping[str, str]) -> str:
-    """The script that starts a command of vit_jax, after ending one that runs.
+    """The script that starts a command of vit_jax, after stopping one that runs.
 
     Args:
       name: of the job.
@@ -114,7 +112,7 @@ def start(name: str, words: Sequence[str], environ: Mapping[str, str]) -> str:
 
 
 def stop(name: str) -> str:
-    """The script that ends the command: it gets a minute to save its state."""
+    """The script that stops the command, which gets a minute to save its state."""
     return _stop(name) + f'echo {STOPPED}\n'
 
 
@@ -136,7 +134,7 @@ def status(name: str, seen: int) -> str:
 
 
 def read_status(text: str) -> Status | None:
-    """The parsed output of the script of `status`; None if it is not whole."""
+    """Parse the output of the `status` script; None if it is incomplete."""
     log, _, last = text.rpartition(f'\n{STATE} ')
     words = last.split()
     return Status(words[0], log, int(words[1])) if len(words) == 2 else None
@@ -174,53 +172,3 @@ def files() -> list[str]:
             'launch tpu copies the files that git lists: run it in the root of the repository'
         )
     return found
-
-
-def slurm(script: str) -> str:
-    """Submit an sbatch script and return the number of the job.
-
-    Raises:
-      UserError: without sbatch, or if it refuses.
-    """
-    hint = 'run this on a login node of the cluster, or with --dry-run'
-    printed = _run(['sbatch', '--parsable'], script, hint)
-    return printed.strip().partition(';')[0]  # the name of the cluster may follow
-
-
-def sky(name: str, task: str) -> str:
-    """Submit a SkyPilot task as a managed job and return what SkyPilot prints.
-
-    Raises:
-      UserError: without SkyPilot, or if it refuses.
-    """
-    hint = "install it (uv tool install 'skypilot[gcp]'), or use --dry-run"
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / f'{name}.yaml'
-        path.write_text(task)
-        return _run(['sky', 'jobs', 'launch', '--yes', '--detach-run', str(path)], '', hint)
-
-
-def kubernetes(manifest: str) -> str:
-    """Create what a manifest describes in the current cluster and return what kubectl prints.
-
-    Raises:
-      UserError: without kubectl, or if it refuses.
-    """
-    hint = 'install it with access to the cluster, or use --dry-run'
-    return _run(['kubectl', 'create', '-f', '-'], manifest, hint)
-
-
-def _run(words: Sequence[str], given: str, hint: str) -> str:
-    environ = dict(os.environ)
-    if not sys.flags.safe_path:
-        environ.pop('PYTHONSAFEPATH', None)  # set by this program; a job inherits the rest
-    try:
-        done = subprocess.run(
-            words, input=given, capture_output=True, text=True, check=False, env=environ
-        )
-    except FileNotFoundError as e:
-        raise UserError(f'launch: {words[0]} was not found; {hint}') from e
-    if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip() or 'it does not say why').splitlines()
-        raise UserError(f'launch: {words[0]} refused: {said[-1]}')
-    return done.stdout

@@ -98,6 +98,17 @@ def script(job: SlurmJob) -> str:
     return '\n'.join(['#!/bin/bash', *lines, '', body])
 
 
+def submit(script: str) -> str:
+    """Submit an sbatch script and return the number of the job.
+
+    Raises:
+      UserError: without sbatch, or if it refuses.
+    """
+    hint = 'run this on a login node of the cluster, or with --dry-run'
+    printed = command.submit(['sbatch', '--parsable'], script, hint)
+    return printed.strip().partition(';')[0]  # the name of the cluster may follow
+
+
 def _options(job: SlurmJob) -> list[str]:
     options = {
         'job-name': job.name,
@@ -137,14 +148,14 @@ FORMATS = {
     'partition': (r'[\w.-]+(,[\w.-]+)*', 'a name, or several with commas between them'),
     'job-name': (r'(?! )[^/]{1,200}', 'at most 200 characters, no / among them'),
 }
-LONGEST_GRACE = 65535  # seconds that --signal takes
+LONGEST_GRACE = 65535  # seconds that --signal accepts
 
 
 def directive(option: str) -> str:
     """The line of a script for an option such as `account=vision`, quoted as for a shell.
 
     Raises:
-      UserError: for what is no option, or a value that Slurm does not take.
+      UserError: for text that is not an option, or a value that Slurm does not accept.
     """
     if not option.isprintable():
         raise UserError(f'launch slurm: option {option!r} of sbatch: must be one line')
@@ -172,7 +183,7 @@ def check_grace(grace: int, time: str) -> None:
     """
     if grace > LONGEST_GRACE:
         raise UserError(f'launch slurm: --grace {grace}: must be at most {LONGEST_GRACE} seconds')
-    limit = seconds(time)
+    limit = limit_seconds(time)
     if limit and grace >= limit:
         raise UserError(
             f'launch slurm: --grace {grace}: the signal would come before the job starts, whose '
@@ -180,8 +191,8 @@ def check_grace(grace: int, time: str) -> None:
         )
 
 
-def seconds(time: str) -> int:
-    """The seconds of a limit such as `1-12:00:00`; 0 if there is none."""
+def limit_seconds(time: str) -> int:
+    """The seconds of a time limit such as `1-12:00:00`; 0 without one."""
     days, dash, clock = time.rpartition('-')
     parts = clock.split(':')
     if not all(map(str.isdecimal, parts)):

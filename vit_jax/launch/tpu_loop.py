@@ -1,4 +1,4 @@
-"""The loop of `launch tpu`: request machines, run the command, and again when they are taken away.
+"""The loop of `launch tpu`: request machines, run the command, and start over after preemption.
 
 It runs on the user's machine. The run itself does not depend on it: if the loop is killed, the
 same command finds the resource and follows the run again.
@@ -8,37 +8,38 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shlex
 import sys
 import time
 from collections.abc import Callable
 
 from vit_jax.errors import EXIT_FAILED, EXIT_PREEMPTED, UserError
 from vit_jax.launch import cloud_tpu, queued, remote
-from vit_jax.launch.queued import ABSENT, ACTIVE, UNKNOWN, Answer, Found, TpuJob
+from vit_jax.launch.queued import ABSENT, ACTIVE, UNKNOWN, Answer, Description, TpuJob
 
-FINAL = (0, 2, 3)  # exit codes that a further start would only repeat
-TRIES = 3  # of what machines or the service may refuse for a moment
-# What the service refuses now and may grant a minute later.
-PASSING = ('UNAVAILABLE', 'INTERNAL', 'DEADLINE_EXCEEDED', 'ABORTED', 'timed out')
-# A request in one of these states gets no machines any more: it has to be deleted first.
+FINAL = (0, 2, 3)  # exit codes that another start would only repeat
+TRIES = 3  # of an action that may fail for a moment
+# Errors of the service that may pass within a minute.
+TRANSIENT = ('UNAVAILABLE', 'INTERNAL', 'DEADLINE_EXCEEDED', 'ABORTED', 'timed out')
+# A request in one of these states gets no more machines and has to be deleted first.
 ENDED = ('FAILED', 'SUSPENDED')
 LEAVING = ('SUSPENDING', 'DELETING')  # cannot be deleted yet
 
 
 class Lost(UserError):
-    """The job cannot go on, or something is left that costs."""
+    """The job cannot go on, or a resource is left that may cost money."""
 
     exit_code = EXIT_FAILED
 
 
 @dataclasses.dataclass(frozen=True)
-class Pace:
+class LoopTimes:
     """The times of the loop.
 
     Attributes:
-      poll: seconds between two looks.
+      poll: seconds between two checks.
       patience: seconds to wait for all slices before asking for one fewer.
-      sleep, clock: of the machine.
+      sleep, clock: as in `time`.
     """
 
     poll: float = 30.0
@@ -50,15 +51,15 @@ class Pace:
 class Loop:
     """The loop of one job."""
 
-    def __init__(self, job: TpuJob, pace: Pace) -> None:
+    def __init__(self, job: TpuJob, pace: LoopTimes) -> None:
         self.job = job
         self.pace = pace
         self.resource = job.resource()
         self.slices = job.slices  # of the present resource
         self.failures = 0
-        self.ready = False  # whether the machines have the code
-        self.found = False  # whether a resource of an earlier loop goes on
-        self.served = False  # whether there have been machines
+        self.installed = False  # whether the machines have the code
+        self.adopted = False  # whether the resource is of an earlier loop, whose run may go on
+        self.had_machines = False
 
     def run(self) -> int:
         """Run the command to its end and return its exit code; nothing rented is left.
@@ -68,7 +69,7 @@ class Loop:
         """
         self._adopt()
         try:
-            return self._until_it_ends()
+            return self._run_until_done()
         except KeyboardInterrupt:
             self._interrupt()
             raise
@@ -77,7 +78,7 @@ class Loop:
 
     def _adopt(self) -> None:
         """Take over the resource of an earlier loop, if there is one."""
-        found = self.resource.look()
+        found = self.resource.describe()
         if found.state == UNKNOWN:
             raise UserError(f'launch tpu: {found.error}')
         if found.state == ABSENT:
@@ -87,118 +88,118 @@ class Loop:
                 f'launch tpu: {self.job.name} in {self.job.zone} exists already, for another '
                 'command; give --job-name NAME'
             )
-        say(f'found {self.job.name} of an earlier start ({found.state}); going on with it')
-        self.found, self.slices = True, found.slices
+        log(f'found {self.job.name} of an earlier start ({found.state}); going on with it')
+        self.adopted, self.slices = True, found.slices
 
-    def _until_it_ends(self) -> int:
+    def _run_until_done(self) -> int:
         while True:
             self._obtain()
-            code = self._one_run()
+            code = self._run_once()
             if code in FINAL:
                 return code
-            if code is None:  # what answers no more is given back
-                self.ready = False
-                if self._look().state == ACTIVE:
+            if code is None:  # machines that no longer answer are given back
+                self.installed = False
+                if self._describe().state == ACTIVE:
                     self._delete()
                 continue
-            say(f'the run ended with exit code {code}')
+            log(f'the run ended with exit code {code}')
             self.pause()  # machines that are taken away need a moment to show it
-            if code != EXIT_PREEMPTED and self._look().state == ACTIVE:
+            if code != EXIT_PREEMPTED and self._describe().state == ACTIVE:
                 if self.failures >= self.job.restarts:
                     return code
                 self.failures += 1
 
     def _obtain(self) -> None:
-        """Wait until there are machines; each time patience is over, ask for one slice fewer."""
+        """Wait for machines; each time patience is over, ask for one slice fewer."""
         since, last = self.pace.clock(), ''
-        if (found := self._look()).state != ACTIVE and not self.found:
+        if (found := self._describe()).state != ACTIVE and not self.adopted:
             self.slices = self.job.slices
         while found.state != ACTIVE:
             if found.state != last:
-                say(f'{self.job.name}: {found.state}{found.error and f" ({found.error})"}')
+                log(f'{self.job.name}: {found.state}{found.error and f" ({found.error})"}')
                 last = found.state
-            tired = self.pace.clock() - since >= self.pace.patience
-            fewer = tired and self.slices > self.job.fewest
+            impatient = self.pace.clock() - since >= self.pace.patience
+            fewer = impatient and self.slices > self.job.min_slices
             if found.state == ABSENT:
                 self._create()
             elif found.state in ENDED or (fewer and found.state not in (*LEAVING, UNKNOWN)):
                 self._check_quota(found.error)
                 self._delete()
                 if fewer:
-                    say(f'{self.slices} slices are not to be had; {self.slices - 1} will do')
+                    log(f'{self.slices} slices are not available; trying {self.slices - 1}')
                     self.slices -= 1
                     since = self.pace.clock()
             self.pause()
-            found = self._look()
-        self.served = True
+            found = self._describe()
+        self.had_machines = True
 
     def _create(self) -> None:
         slices = f'{self.slices} x ' if self.slices > 1 else ''
-        say(f'requesting {slices}{self.job.tpu} in {self.job.zone}')
-        answer = queued.call(self.resource.creation(self.slices))
-        if answer.code and not any(word in answer.err for word in PASSING):
+        log(f'requesting {slices}{self.job.tpu} in {self.job.zone}')
+        answer = queued.call(self.resource.create_command(self.slices))
+        if answer.code and not any(word in answer.err for word in TRANSIENT):
             self._check_quota(answer.reason)
-            if not self.served:
+            if not self.had_machines:
                 raise UserError(f'launch tpu: gcloud refused: {answer.reason}')
         if answer.code:
-            say(f'not granted yet: {answer.reason}')
+            log(f'not granted yet: {answer.reason}')
 
     def _check_quota(self, reason: str) -> None:
-        """End for a quota that was never enough: later, deleted machines may still count."""
-        if 'quota' in reason.lower() and not self.served:
+        """Raise for a quota that was never enough; later, deleted machines may still count."""
+        if 'quota' in reason.lower() and not self.had_machines:
             raise UserError(f'launch tpu: gcloud refused: {reason}')
 
-    def _one_run(self) -> int | None:
+    def _run_once(self) -> int | None:
         """Run the command once: its exit code, or None if the machines are lost."""
-        if not self._goes_on():
-            if not (self.ready or self._install()):
+        if not self._is_started():
+            if not (self.installed or self._install()):
                 return None
-            say(f'starting on {self._machines()} machines')
-            if not self._everywhere(self.job.start(self.slices), remote.STARTED):
+            log(f'starting on {self._machine_count()} machines')
+            if not self._run_on_all(self.job.start(self.slices), remote.STARTED):
                 return None
         return self._follow()
 
-    def _goes_on(self) -> bool:
+    def _is_started(self) -> bool:
         """Whether an earlier loop has started the run on these machines."""
-        if not self.found:
+        if not self.adopted:
             return False
-        self.found = False
+        self.adopted = False
         status = self._status(0)
-        self.ready = status is not None and status.state != remote.NEW
-        return self.ready
+        self.installed = status is not None and status.state != remote.NEW
+        return self.installed
 
     def _install(self) -> bool:
-        say(f'copying the code to {self._machines()} machines and installing it')
+        log(f'copying the code to {self._machine_count()} machines and installing it')
         with remote.archive() as path:
-            words = self.resource.upload(path, f'{self.job.name}.tgz')
-            copied = self._try(lambda: queued.call(words, queued.LONG_SECONDS))
-        self.ready = copied and self._everywhere(self.job.install(), remote.READY)
-        return self.ready
+            words = self.resource.scp_command(path, f'{self.job.name}.tgz')
+            copied = self._retry(lambda: queued.call(words, queued.LONG_SECONDS))
+        self.installed = copied and self._run_on_all(self.job.install(), remote.READY)
+        return self.installed
 
-    def _everywhere(self, script: str, marker: str) -> bool:
-        """Run a script on every machine; gcloud only warns of those it cannot reach."""
+    def _run_on_all(self, script: str, marker: str) -> bool:
+        """Run a script on every machine; gcloud only warns of machines that it cannot reach."""
 
         def act() -> Answer:
-            words = self.resource.remote(script, everywhere=True)
+            words = self.resource.ssh_command(script, everywhere=True)
             answer = queued.call(words, queued.LONG_SECONDS)
-            done, wanted = answer.out.split().count(marker), self._machines()
+            done, wanted = answer.out.split().count(marker), self._machine_count()
             if answer.code or done >= wanted:
                 return answer
             return Answer(255, err=f'{done} of {wanted} machines answered')
 
-        return self._try(act)
+        return self._retry(act)
 
-    def _try(self, act: Callable[[], Answer]) -> bool:
-        """Act a few times until it succeeds; False if the machines are lost."""
+    def _retry(self, act: Callable[[], Answer]) -> bool:
+        """Repeat an action a few times until it succeeds; False if the machines are lost."""
         for attempt in range(1, TRIES + 1):
             answer = act()
             if not answer.code:
                 return True
-            if self._look().state not in (ACTIVE, UNKNOWN):
-                say('the machines were taken away')
+            if self._describe().state not in (ACTIVE, UNKNOWN):
+                log('the machines were taken away')
                 return False
             if attempt < TRIES:
-                say(f'trying again: {answer.reason}')
+                log(f'trying again: {answer.reason}')
                 self.pause()
         if 'Permission denied (publickey' in answer.err:
             raise UserError(
@@ -218,8 +219,8 @@ class Loop:
                 seen, silent = status.size, 0
                 if status.state != remote.RUNNING:
                     return int(status.state)
-            elif (state := self._look().state) not in (ACTIVE, UNKNOWN):
-                say(f'the machines were taken away ({state})')
+            elif (state := self._describe().state) not in (ACTIVE, UNKNOWN):
+                log(f'the machines were taken away ({state})')
                 return None
             elif state == ACTIVE and (silent := silent + 1) >= TRIES:
                 self._count('the first machine does not answer')
@@ -228,61 +229,61 @@ class Loop:
 
     def _status(self, seen: int) -> remote.Status | None:
         script = remote.status(self.job.name, seen)
-        answer = queued.call(self.resource.remote(script, everywhere=False))
+        answer = queued.call(self.resource.ssh_command(script, everywhere=False))
         return None if answer.code else remote.read_status(answer.out)
 
     def _count(self, reason: str) -> None:
-        """Count a failure; raises `Lost` if there were too many."""
+        """Count a failure; raise `Lost` after too many."""
         if self.failures >= self.job.restarts:
             raise Lost(f'launch tpu: {reason}; gave up after {self.failures} restarts')
         self.failures += 1
-        say(reason)
+        log(reason)
 
     def _interrupt(self) -> None:
         """Let the run save its state; a second Ctrl-C cuts it short."""
-        if self.ready:
-            say('stopping the run, which saves its state (Ctrl-C again: at once)')
-            words = self.resource.remote(remote.stop(self.job.name), everywhere=True)
+        if self.installed:
+            log('stopping the run, which saves its state (Ctrl-C again: at once)')
+            words = self.resource.ssh_command(remote.stop(self.job.name), everywhere=True)
             with contextlib.suppress(KeyboardInterrupt):
                 queued.call(words)
 
     def _delete(self) -> None:
-        """Delete the resource with its machines; raises `Lost` if that fails."""
-        self.ready = self.found = False
+        """Delete the resource with its machines; raise `Lost` if that fails."""
+        self.installed = self.adopted = False
         tries = 0
-        while (state := self._look().state) != ABSENT:
+        while (state := self._describe().state) != ABSENT:
             if state not in LEAVING:
-                say(f'deleting {self.job.name}')
-                answer = queued.call(self.resource.deletion())
+                log(f'deleting {self.job.name}')
+                answer = queued.call(self.resource.delete_command())
                 if not answer.code:
                     return
                 if (tries := tries + 1) == TRIES:
-                    raise self._left(answer.reason)
+                    raise self._left_behind(answer.reason)
             self.pause()
 
-    def _left(self, reason: str) -> Lost:
-        delete = queued.shown(self.resource.deletion())
+    def _left_behind(self, reason: str) -> Lost:
+        delete = shlex.join(self.resource.delete_command())
         return Lost(f'launch tpu: {self.job.name} is left ({reason}) and may cost: {delete}')
 
     def _clean_up(self) -> None:
-        """Leave nothing behind, and say so; raises `Lost` with what is left."""
+        """Delete all resources, and print so; raise `Lost` if one is left."""
         try:
             self._delete()
         except KeyboardInterrupt:
-            raise self._left(self._look().state) from None
-        say(f'{self.job.name} is deleted; nothing is left in {self.job.zone}')
+            raise self._left_behind(self._describe().state) from None
+        log(f'{self.job.name} is deleted; nothing is left in {self.job.zone}')
 
-    def _machines(self) -> int:
+    def _machine_count(self) -> int:
         return self.slices * cloud_tpu.hosts(self.job.tpu)
 
-    def _look(self) -> Found:
-        return self.resource.look()
+    def _describe(self) -> Description:
+        return self.resource.describe()
 
     def pause(self) -> None:
-        """Wait for the next look."""
+        """Wait for the next check."""
         self.pace.sleep(self.pace.poll)
 
 
-def say(line: str) -> None:
-    """Print a line about the loop beside the run's own."""
+def log(line: str) -> None:
+    """Print a line about the loop to standard error."""
     print(f'launch tpu: {line}', file=sys.stderr, flush=True)

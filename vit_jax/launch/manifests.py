@@ -1,20 +1,29 @@
-"""The JobSet of a command on TPUs of a GKE cluster (jobset.sigs.k8s.io)."""
+"""Manifests of jobs on Cloud TPUs: a SkyPilot task, and a JobSet for a GKE cluster.
+
+A SkyPilot task is a managed job, which is restarted after preemption. JobSets are documented at
+jobset.sigs.k8s.io.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import pathlib
 import re
-from collections.abc import Mapping
+import shlex
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+import yaml
 
 from vit_jax.errors import EXIT_PREEMPTED, UserError
 from vit_jax.launch import cloud_tpu, command
-from vit_jax.launch.cloud_tpu import MOUNT, CloudJob, yaml_text
+from vit_jax.launch.cloud_tpu import CloudJob
 
 CONTAINER = 'train'
 GRACE_SECONDS = 120  # to save the state
-FINAL = [2, 3]  # exit codes that a further start would only repeat
+FINAL = [2, 3]  # exit codes that another start would only repeat
 # For one slice; else JAX asks a metadata server that pods may not reach. For several, GKE sets
 # these variables (docs.cloud.google.com/tpu/docs/tpu-gke-multislice).
 ONE_SLICE = {
@@ -24,8 +33,90 @@ ONE_SLICE = {
 }
 PORTS = (8471, 8476)  # between TPUs, and of JAX
 DISRUPTED = 'condition DisruptionTarget'
-# Kubernetes writes these into the message of a failed Job.
-FREE = [DISRUPTED, f'exit code {EXIT_PREEMPTED} ']
+# Failures after which a restart does not count; Kubernetes writes these into their messages.
+UNCOUNTED = [DISRUPTED, f'exit code {EXIT_PREEMPTED} ']
+TASK_NAME = re.compile(r'[A-Za-z]([-_.A-Za-z0-9]*[A-Za-z0-9])?')
+
+
+FOLDER = re.compile(r'(/(?!\.\.?(/|$))[-_.A-Za-z0-9]+)+/?')
+MOUNT_HINT = 'give --mount /data=gs://BUCKET --env TFDS_DATA_DIR=/data/FOLDER'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SkyJob(CloudJob):
+    """A job of SkyPilot.
+
+    Attributes:
+      extras: of the package that the command needs besides `tpu`.
+      region, zone: any if empty.
+      mounts: buckets, as `gs://BUCKET`, by their folders on the machines.
+    """
+
+    launcher = 'sky'
+
+    extras: Sequence[str] = ()
+    region: str = ''
+    zone: str = ''
+    mounts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def task(job: SkyJob) -> dict[str, Any]:
+    """The fields of the task, see docs.skypilot.co/en/latest/reference/yaml-spec.html.
+
+    Raises:
+      UserError: for an invalid name, an unknown type of TPU, data that cannot be reached, or
+        results that would be lost.
+    """
+    if not TASK_NAME.fullmatch(job.name):
+        raise UserError(
+            f'launch sky: --job-name {job.name!r}: must be letters, digits, -, _ and ., and begin '
+            'with a letter'
+        )
+    # SkyPilot inserts these into shell commands without quoting.
+    job.check_command(MOUNT_HINT)
+    cloud_tpu.check_locations('sky', {'--region': job.region, '--zone': job.zone})
+    check_mounts('sky', job.mounts, ('gs', 's3'))
+    words = command.for_processes(job.words, cloud_tpu.hosts(job.tpu))
+    mounts = {path: {'source': source, 'mode': 'MOUNT'} for path, source in job.mounts.items()}
+    return {
+        'name': job.name,
+        'workdir': '.',
+        'resources': {
+            'infra': '/'.join(['gcp', job.region or '*', job.zone or '*']),
+            'accelerators': f'tpu-{job.tpu.removeprefix("tpu-")}',
+            'accelerator_args': {'runtime_version': cloud_tpu.runtime(job.tpu)},
+            'use_spot': job.spot,
+            'job_recovery': {
+                'strategy': 'EAGER_NEXT_REGION',
+                'max_restarts_on_errors': job.restarts,
+                'recover_on_exit_codes': [EXIT_PREEMPTED],
+            },
+        },
+        'envs': {**cloud_tpu.ENVIRON, **job.env},
+        **({'file_mounts': mounts} if mounts else {}),
+        'setup': cloud_tpu.setup(job.extras, database=job.words[0] == 'sweep'),
+        'run': shlex.join(['.venv/bin/python', '-m', 'vit_jax', *words]) + '\n',
+    }
+
+
+def task_text(job: SkyJob) -> str:
+    """The task as YAML; raises UserError as `task`."""
+    return yaml_text(task(job))
+
+
+def submit_task(name: str, task: str) -> str:
+    """Submit a SkyPilot task as a managed job and return SkyPilot's output.
+
+    Raises:
+      UserError: without SkyPilot, or if it refuses.
+    """
+    hint = "install it (uv tool install 'skypilot[gcp]'), or use --dry-run"
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / f'{name}.yaml'
+        path.write_text(task)
+        return command.submit(
+            ['sky', 'jobs', 'launch', '--yes', '--detach-run', str(path)], '', hint
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,11 +124,11 @@ class GkeJob(CloudJob):
     """A JobSet.
 
     Attributes:
-      image: with the repository and its extras.
+      image: of containers, with the repository and its extras.
       slices: their number.
       topology: chips along each dimension, as `4x4`; the usual one of the type if empty.
-      flex_start: whether to use nodes of flex-start.
-      queue: of Kueue; '' without it.
+      flex_start: whether to use flex-start nodes.
+      queue: of Kueue; '' for none.
       namespace: of the cluster; the current one if empty.
       account: Kubernetes service account; the default one if empty.
       mounts: buckets, as `gs://BUCKET`, by their folders in the container.
@@ -61,7 +152,7 @@ def jobset(job: GkeJob) -> dict[str, Any]:
     Raises:
       UserError: for an invalid name, slices that GKE lacks, or results that would be lost.
     """
-    _check(job)
+    _check_jobset(job)
     hosts = cloud_tpu.hosts(job.tpu)
     kueue = {'labels': {'kueue.x-k8s.io/queue-name': job.queue}} if job.queue else {}
     return {
@@ -97,19 +188,19 @@ def jobset(job: GkeJob) -> dict[str, Any]:
     }
 
 
-def text(job: GkeJob) -> str:
+def jobset_text(job: GkeJob) -> str:
     """The JobSet as YAML; raises UserError as `jobset`."""
     return yaml_text(jobset(job))
 
 
 def _jobset_rules() -> list[dict[str, Any]]:
-    """Restart without counting after preemption, and never what would only be repeated."""
+    """Restart after preemption without counting, and never after an error that would repeat."""
     return [
         {
             'name': 'stopped',
             'action': 'RestartJobSetAndIgnoreMaxRestarts',
             'onJobFailureReasons': ['PodFailurePolicy'],
-            'onJobFailureMessagePatterns': FREE,
+            'onJobFailureMessagePatterns': UNCOUNTED,
         },
         {
             'name': 'final',
@@ -120,7 +211,7 @@ def _jobset_rules() -> list[dict[str, Any]]:
 
 
 def _pod_rules() -> list[dict[str, Any]]:
-    """Tell the JobSet of ends that it treats differently from other failures."""
+    """Report preemption and final errors to the JobSet, which treats them by rules of its own."""
     codes = {'containerName': CONTAINER, 'operator': 'In', 'values': [*FINAL, EXIT_PREEMPTED]}
     disrupted = [{'type': 'DisruptionTarget', 'status': 'True'}]
     return [
@@ -135,7 +226,7 @@ def _pod(job: GkeJob) -> dict[str, Any]:
     slices = ONE_SLICE if job.slices == 1 else {}
     environ = {**cloud_tpu.ENVIRON, **slices, **job.env}
     volumes, mounts = _volumes(job)
-    # Cloud Storage FUSE is a container of its own, which this adds.
+    # Adds the sidecar container of Cloud Storage FUSE.
     fuse = {'annotations': {'gke-gcsfuse/volumes': 'true'}} if job.mounts else {}
     spot = {'key': 'cloud.google.com/gke-spot', 'operator': 'Equal', 'value': 'true'}
     spec = {
@@ -172,8 +263,8 @@ def _nodes(job: GkeJob) -> dict[str, str]:
 
 
 def _volumes(job: GkeJob) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Volumes of a pod, and where the container has them."""
-    # Workers exchange batches in shared memory, of which containers get 64 MiB.
+    """Volumes of a pod, and their mounts in the container."""
+    # Workers exchange batches in shared memory; containers have 64 MiB by default.
     volumes: list[dict[str, Any]] = [{'name': 'shm', 'emptyDir': {'medium': 'Memory'}}]
     mounts: list[dict[str, Any]] = [{'name': 'shm', 'mountPath': '/dev/shm'}]
     for i, (path, source) in enumerate(job.mounts.items()):
@@ -185,8 +276,8 @@ def _volumes(job: GkeJob) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     return volumes, mounts
 
 
-def _check(job: GkeJob) -> None:
-    cloud_tpu.check_short('gke', '--job-name', job.name)
+def _check_jobset(job: GkeJob) -> None:
+    cloud_tpu.check_resource_name('gke', '--job-name', job.name)
     others = {
         '--queue': job.queue,
         '--namespace': job.namespace,
@@ -194,7 +285,7 @@ def _check(job: GkeJob) -> None:
     }
     for flag, name in others.items():
         if name:
-            cloud_tpu.check_short('gke', flag, name)
+            cloud_tpu.check_resource_name('gke', flag, name)
     if not re.fullmatch(r'[^\s@-][^\s]*', job.image):
         raise UserError(f'launch gke: --image {job.image!r}: must be the name of an image')
     cloud_tpu.check_slices('gke', job.tpu, job.slices, job.slices)
@@ -205,17 +296,69 @@ def _check(job: GkeJob) -> None:
         )
     if not cloud_tpu.GENERATIONS[cloud_tpu.parse(job.tpu)[0]].gke:
         raise UserError(f'launch gke: --tpu {job.tpu}: GKE offers v4 and later')
-    if not _holds(job.topology or cloud_tpu.topology(job.tpu), chips := cloud_tpu.chips(job.tpu)):
+    if not _has_chips(
+        job.topology or cloud_tpu.topology(job.tpu), chips := cloud_tpu.chips(job.tpu)
+    ):
         raise UserError(
             f'launch gke: --topology {job.topology!r}: give a shape of the {chips} chips of '
             f'{job.tpu}, as 4x4 or 2x2x4'
         )
     if job.spot and job.flex_start:
         raise UserError('launch gke: give --spot or --flex-start, not both')
-    cloud_tpu.check_mounts('gke', job.mounts, ('gs',))
-    job.check_command(MOUNT)
+    check_mounts('gke', job.mounts, ('gs',))
+    job.check_command(MOUNT_HINT)
 
 
-def _holds(topology: str, chips: int) -> bool:
+def _has_chips(topology: str, chips: int) -> bool:
     match = re.fullmatch(r'[1-9]\d*(x[1-9]\d*){1,2}', topology)
     return match is not None and math.prod(map(int, topology.split('x'))) == chips
+
+
+def create_jobset(manifest: str) -> str:
+    """Create a JobSet in the current cluster and return kubectl's output.
+
+    Raises:
+      UserError: without kubectl, or if it refuses.
+    """
+    hint = 'install it with access to the cluster, or use --dry-run'
+    return command.submit(['kubectl', 'create', '-f', '-'], manifest, hint)
+
+
+def check_mounts(launcher: str, mounts: Mapping[str, str], schemes: Iterable[str]) -> None:
+    """Raise UserError unless `mounts` maps folders to buckets of these schemes."""
+    bucket = re.compile(rf'({"|".join(schemes)})://[a-z0-9][-_.a-z0-9]*/?')
+    for path, source in mounts.items():
+        if not (FOLDER.fullmatch(path) and bucket.fullmatch(source)):
+            raise UserError(
+                f'launch {launcher}: --mount {f"{path}={source}"!r}: must be /FOLDER=gs://BUCKET, '
+                'of a whole bucket, in lower case; letters, digits, -, _ and . may stand in FOLDER'
+            )
+
+
+def yaml_text(fields: Mapping[str, Any]) -> str:
+    """The fields as YAML that every parser reads alike: strings stay strings.
+
+    Parsers differ in the words that they read as booleans, numbers, dates or null: `y` is true
+    for Kubernetes alone. So strings are quoted, and those that end in a newline become blocks.
+    """
+    return yaml.dump(fields, Dumper=_Dumper, sort_keys=False, width=float('inf'))
+
+
+class _Dumper(yaml.SafeDumper):
+    """A dumper that quotes strings, except keys of more than a letter unless PyYAML does."""
+
+    def represent_mapping(self, tag: str, mapping: Any, flow_style: Any = None) -> yaml.MappingNode:
+        node = super().represent_mapping(tag, mapping, flow_style)
+        for key, _ in node.value:
+            if len(key.value) > 1:
+                key.style = None
+        return node
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+    return dumper.represent_scalar(
+        'tag:yaml.org,2002:str', value, style='|' if value.endswith('\n') else "'"
+    )
+
+
+_Dumper.add_representer(str, _text)
