@@ -106,7 +106,7 @@ def test_data_without_text(vocab):
 
 @pytest.mark.parametrize('edges', [(10, 5), (0, 5), (5, 5)])
 def test_edges_grow(edges):
-    with pytest.raises(UserError, match='growing numbers of words'):
+    with pytest.raises(UserError, match='increasing numbers of words'):
         bleu.Evaluator(edges)
 
 

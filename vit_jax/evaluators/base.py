@@ -1,13 +1,15 @@
-"""The base of evaluators, and the data set as they see it."""
+"""Base classes of evaluators, and the interface of the data that they measure on."""
 
 from __future__ import annotations
 
 import abc
+import math
 from typing import Any, Protocol
 
 import numpy as np
 
 from vit_jax.array_types import Bool, Float, Int
+from vit_jax.errors import UserError
 
 Arrays = dict[str, np.ndarray]
 
@@ -46,13 +48,13 @@ class Evaluator(abc.ABC):
     evaluator learns, `update` for every batch of the evaluated split, and `result`. Batches hold
     the real examples of all processes, each exactly once and without padding.
 
-    Where a prediction that it measures is not finite, all of its numbers are NaN; an answer that
-    another one equals is not right. `is_finite` and `ranks` help with both.
+    If a prediction is not finite, all metrics are NaN; an answer that ties with another one is
+    wrong. `is_finite` and `ranks` help with both.
 
     Attributes:
-      learns: whether it learns from a second split, `fit` in the config. One that learns from
-        data of its own names them by `fit_data` instead.
-      signature: the protocol of the measurement, so that numbers can be compared.
+      learns: whether it learns from a second split, `fit` in the config. For other data,
+        override `fit_data` instead.
+      signature: of the protocol; only numbers with the same signature can be compared.
       headline: the metrics of `result` that a line of text shows; empty for all of them.
     """
 
@@ -72,14 +74,14 @@ class Evaluator(abc.ABC):
         """
 
     def fit_data(self, data: Dataset) -> dict[str, Any] | None:
-        """Other data to learn from than a split of the evaluated source; None for no other.
+        """Data to learn from that are not a split of the evaluated source; None for no such data.
 
         Args:
           data: to be evaluated.
 
         Returns:
-          Keys to replace in the entry of `config.evals`, such as `source`; `transforms` are by
-          default those of texts in training.
+          Keys to replace in the entry of `config.evals`, such as `source`; `transforms` default to
+          those of texts in training.
 
         Raises:
           UserError: if the data do not suit the evaluator.
@@ -91,7 +93,7 @@ class Evaluator(abc.ABC):
         """Reset for a new pass."""
 
     def fit(self, predictions: Arrays, batch: Arrays) -> None:  # noqa: B027, a default
-        """Add a batch of the split to learn from, if it `learns`; arguments as of `update`."""
+        """Add a batch of the split to learn from, if it `learns`; arguments as for `update`."""
 
     @abc.abstractmethod
     def update(self, predictions: Arrays, batch: Arrays) -> None:
@@ -103,30 +105,30 @@ class Evaluator(abc.ABC):
             each example in the source.
 
         Raises:
-          UserError: if the task lacks the predictions that are measured.
+          UserError: if the task does not make the predictions that are measured.
         """
 
     @abc.abstractmethod
     def result(self) -> dict[str, float]:
-        """The metrics of a pass that have a value in it; called once, after its last batch.
+        """The metrics of a pass, without undefined ones; called once, after its last batch.
 
-        They are NaN if a prediction of the pass was not finite.
+        NaN if a prediction of the pass was not finite.
         """
 
     def digest(self) -> str:
-        """A digest of the files besides the data that it measures by; empty without any."""
+        """A digest of files, besides the data, that determine the result; empty without any."""
         return ''
 
     def names(self) -> tuple[str, ...]:
-        """Names of the numbers in `result` that are known in advance; empty if none are.
+        """Names of the metrics that are known in advance; empty if none are.
 
-        Once `open`, they are those that the data can give.
+        After `open`, only metrics that are defined on the data.
         """
         return ()
 
 
 def is_finite(arrays: Arrays, *names: str) -> bool:
-    """Whether no number is NaN or infinite in the named arrays, as far as they are there."""
+    """Whether all numbers of the named arrays are finite; missing arrays count as finite."""
     return all(bool(np.isfinite(arrays[name]).all()) for name in names if name in arrays)
 
 
@@ -135,11 +137,76 @@ def ranks(
 ) -> Int[np.ndarray, ' N']:
     """The number of wrong answers that score at least as high as the best right one.
 
-    So an answer is a hit if its rank is 0, and scores that are all equal are no hit.
+    An answer is a hit if its rank is 0, so that scores that are all equal are not a hit.
 
     Args:
       scores: of M answers, finite.
-      right: which of them are right; without any, all others come first.
+      right: which of them are right; in a row without any, all answers count.
     """
     best = np.where(right, scores, -np.inf).max(axis=1, keepdims=True)
     return ((scores >= best) & ~right).sum(axis=1)
+
+
+class FeatureEvaluator(Evaluator):
+    """Base class of evaluators that gather the features of both splits and `measure` them."""
+
+    learns = True
+
+    def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        self._train, self._test = _Features(), _Features()
+
+    def fit(self, predictions: Arrays, batch: Arrays) -> None:
+        self._train.add(predictions, batch)
+
+    def update(self, predictions: Arrays, batch: Arrays) -> None:
+        self._test.add(predictions, batch)
+
+    def result(self) -> dict[str, float]:
+        train, test = self._train.arrays(), self._test.arrays()
+        self.start()  # features are large: they are not kept until the next pass
+        if not (np.isfinite(train[0]).all() and np.isfinite(test[0]).all()):
+            return dict.fromkeys(self.names(), math.nan)
+        return self.measure(*train, *test)
+
+    @abc.abstractmethod
+    def measure(
+        self, features: np.ndarray, labels: np.ndarray, x: np.ndarray, expected: np.ndarray
+    ) -> dict[str, float]:
+        """Metrics of `expected` [M] from `x` [M D], fitted on `features` [N D], `labels` [N].
+
+        All numbers are finite; `features` and `labels` are of the fit split.
+        """
+
+
+class _Features:
+    """The features and labels of one split, gathered batch by batch."""
+
+    def __init__(self) -> None:
+        self._batches: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def add(self, predictions: Arrays, batch: Arrays) -> None:
+        """Add a batch; raise UserError without predicted `features` or a `label` in the data."""
+        for name, arrays in (('features', predictions), ('label', batch)):
+            if name not in arrays:
+                raise UserError(f'features are evaluated by their labels, but there is no {name!r}')
+        self._batches.append((predictions['features'], batch['label']))
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Features, float64 [N, D], and labels, int32 [N]."""
+        features, labels = zip(*self._batches, strict=True)
+        return np.concatenate(features).astype(np.float64), np.concatenate(labels)
+
+
+def members(labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """The examples of every class that occurs among `labels` [N], in random order."""
+    return [rng.permutation(np.flatnonzero(labels == c)) for c in np.unique(labels)]
+
+
+def at_least(least: float, **values: float) -> None:
+    """Raise UserError if one of `values` is below `least`."""
+    for name, value in values.items():
+        if value < least:
+            raise UserError(f'{name}={value}: must be at least {least:g}')

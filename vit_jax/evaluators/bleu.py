@@ -2,7 +2,7 @@
 
 BLEU (Papineni et al. 2002) is computed over the corpus, on text that sacrebleu itself splits into
 words (`13a`), so that numbers of different vocabularies are comparable. They are not comparable
-with BLEU of text that was tokenized, or whose compounds were split, beforehand. chrF is that of
+with BLEU of text that was tokenized, or whose compounds were split, beforehand. chrF follows
 Popović 2015.
 """
 
@@ -21,9 +21,9 @@ EXTRA = 'translate'
 
 
 class Evaluator(base.Evaluator):
-    """`bleu` and `chrf`, both in 0..100, and on request BLEU by the length of the source.
+    """`bleu` and `chrf`, both 0 to 100, and on request BLEU by the length of the source.
 
-    They are NaN if the task predicts a `score` and it is not finite.
+    NaN if the task predicts a `score` that is not finite.
 
     The references are the texts of the target before they are encoded. If they are all in lower
     case, as after the transform `lower`, the signature says `case:lc`.
@@ -35,7 +35,7 @@ class Evaluator(base.Evaluator):
 
     def __init__(self, edges: tuple[int, ...] = ()):
         if list(edges) != sorted({e for e in edges if e > 0}):
-            raise UserError(f'edges={edges}: write growing numbers of words, such as (10, 20)')
+            raise UserError(f'edges={edges}: give increasing numbers of words, such as (10, 20)')
         self.edges = tuple(edges)
         self._texts: Sequence[dict[str, str]] = ()
         self._vocab: Any = None

@@ -25,15 +25,15 @@ METRICS = (
     *('AP', 'AP50', 'AP75', 'AP_small', 'AP_medium', 'AP_large'),
     *('AR_1', 'AR_10', 'AR_100', 'AR_small', 'AR_medium', 'AR_large'),
 )
-MOST = 100  # predictions of an image that count, those of the highest scores
+MAX_PREDICTIONS = 100  # of an image, those with the highest scores
 
 
 class Evaluator(base.Evaluator):
-    """The twelve numbers of COCO, 0 to 1, without those of sizes of which there is no object.
+    """COCO's twelve numbers, 0 to 1, except for sizes without objects.
 
     Objects are those of the source, at the size of its images, before any transforms. These must
-    keep images whole, since predictions are read as shares of their sides. Predictions that lie on
-    a crowd are ignored.
+    not crop, since boxes are predicted relative to the sides of the image. Predictions on a crowd
+    are ignored.
     """
 
     headline = ('AP', 'AP50', 'AP75')
@@ -87,7 +87,7 @@ class Evaluator(base.Evaluator):
             self._seen.append(index)
 
     def result(self) -> dict[str, float]:
-        if not self._finite:  # pycocotools takes boxes that are NaN for matches
+        if not self._finite:  # pycocotools counts NaN boxes as matches
             return dict.fromkeys(self.names(), math.nan)
         rows = np.concatenate([np.zeros((0, 7)), *self._found])
         with _quiet():
@@ -97,12 +97,12 @@ class Evaluator(base.Evaluator):
             found = self._truth.loadRes(rows) if len(rows) else _index([], [], [])
             measured = COCOeval(self._truth, found, 'bbox')
             measured.params.imgIds = sorted(self._seen)
-            measured.params.maxDets = [1, 10, MOST]
+            measured.params.maxDets = [1, 10, MAX_PREDICTIONS]
             measured.evaluate()
             measured.accumulate()
             measured.summarize()
         values = zip(METRICS, measured.stats.tolist(), strict=True)
-        # pycocotools has -1 for a mean over nothing.
+        # pycocotools reports -1 for a mean over nothing.
         return {name: value for name, value in values if value >= 0}
 
     def names(self) -> tuple[str, ...]:

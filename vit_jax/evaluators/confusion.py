@@ -15,7 +15,7 @@ class Evaluator(base.Evaluator):
     """`mean_class_accuracy`, the mean over classes of the accuracy within each.
 
     Attributes:
-      matrix: [outputs, outputs] of a pass, numbers of examples by true class (row) and predicted
+      matrix: [outputs, outputs], numbers of examples of a pass by true class (row) and predicted
         class (column); a model may have more outputs than the data have classes.
     """
 
@@ -40,7 +40,7 @@ class Evaluator(base.Evaluator):
                 raise UserError(f'classes of examples are compared, but the {owner} no {name!r}')
         self._finite &= base.is_finite(predictions, 'probs')
         probs, label = predictions['probs'], batch['label']
-        if (more := probs.shape[-1] - len(self.matrix)) > 0:  # outputs that are no class of theirs
+        if (more := probs.shape[-1] - len(self.matrix)) > 0:  # outputs without a class
             self.matrix = np.pad(self.matrix, (0, more))
         right = label[:, None] == np.arange(probs.shape[-1])
         others = np.where(right, -np.inf, probs).argmax(-1)

@@ -1,9 +1,9 @@
-"""Few-shot accuracy: a linear classifier in closed form on a few examples a class.
+"""Few-shot accuracy: a closed-form linear classifier on a few examples of each class.
 
 The protocol of big_vision, by which "Scaling Vision Transformers" (arXiv:2106.04560) and
 "How to train your ViT" (arXiv:2106.10270) compare models: features are standardized by the
 chosen examples, get a constant feature of 100 in place of a bias, and ridge regression with a
-penalty of 2^10 maps them to -1 or 1, one output a class.
+penalty of 2^10 maps them to -1 or 1, with one output for each class.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.evaluators import base
-from vit_jax.evaluators._features import FeatureEvaluator, at_least, members
-from vit_jax.evaluators.base import Dataset
+from vit_jax.evaluators.base import Dataset, FeatureEvaluator, at_least, members
 
 EPS = 1e-5
-BIAS = 100.0  # so large that the penalty hardly touches what multiplies it
+BIAS = 100.0  # so large that the penalty hardly affects its weight
 
 
 class Evaluator(FeatureEvaluator):
@@ -34,7 +33,7 @@ class Evaluator(FeatureEvaluator):
     def __init__(self, shots: Sequence[int] = (1, 5, 10, 25), seeds: int = 3, l2: float = 2.0**10):
         super().__init__()
         if not shots:
-            raise UserError('shots=(): name one or more numbers of examples a class')
+            raise UserError('shots=(): give one or more numbers of examples of a class')
         at_least(1, shots=min(shots), seeds=seeds)
         at_least(0, l2=l2)
         self.shots, self.seeds, self.l2 = tuple(shots), seeds, l2

@@ -10,8 +10,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.evaluators import base
-from vit_jax.evaluators._features import FeatureEvaluator, at_least
-from vit_jax.evaluators.base import Dataset
+from vit_jax.evaluators.base import Dataset, FeatureEvaluator, at_least
 
 ROWS = 1024  # examples classified at once: bounds the memory for their similarities
 

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.evaluators._features import FeatureEvaluator, at_least, members
-from vit_jax.evaluators.base import Dataset
+from vit_jax.evaluators.base import Dataset, FeatureEvaluator, at_least, members
 
 EPS = 1e-5
 FOLDS = 5
@@ -38,7 +37,7 @@ class Evaluator(FeatureEvaluator):
     ):
         super().__init__()
         if not c or min(c) <= 0:
-            raise UserError(f'c={tuple(c)}: name one or more positive numbers')
+            raise UserError(f'c={tuple(c)}: give one or more positive numbers')
         at_least(1, max_iter=max_iter)
         self.c, self.max_iter, self.seed = tuple(c), max_iter, seed
 

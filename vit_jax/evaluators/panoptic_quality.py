@@ -43,10 +43,10 @@ class Evaluator(base.Evaluator):
     the data have both.
 
     Segments are compared at the size of the source's images, before any transforms; these must
-    keep images whole. Numbers of classes of which none occurs are left out.
+    not crop. Means over no class are left out.
 
     Args:
-      threshold: least probability of a segment.
+      threshold: the minimum probability of a segment.
     """
 
     headline = NAMES
@@ -133,9 +133,10 @@ def compare(
 ) -> Counts:
     """Compare the predicted and the true segments of one image.
 
-    A pair of the same class with an IoU above 1/2 is a match; a segment has at most one. Unlabeled
-    pixels (VOID) are not in the union. Crowds are neither found nor missed. A segment without a
-    match is ignored, not wrong, if more than half of it lies on VOID and on crowds of its class.
+    A pair of the same class with an IoU above 1/2 is a match; a segment has at most one match.
+    Unlabeled pixels (VOID) are not in the union. Crowds are neither found nor missed. A segment
+    without a match is ignored, not wrong, if more than half of it lies on VOID and on crowds of its
+    class.
 
     Args:
       found: 1 + the index of the predicted segment that a pixel belongs to, 0 for none.
@@ -170,7 +171,7 @@ def compare(
 
 
 def quality(counts: Counts, classes: Int[np.ndarray, ' C']) -> dict[str, float]:
-    """PQ, SQ and RQ, means over those of `classes` that occur; empty if none does.
+    """PQ, SQ and RQ, means over the given classes that occur; empty if none does.
 
     SQ is the mean IoU of matches, RQ = TP / (TP + FP/2 + FN/2), and PQ = SQ RQ, equation 2.
     """

@@ -1,4 +1,4 @@
-"""Accuracy on ReaL, the reassessed labels of ImageNet's validation images, several or none each.
+"""Accuracy on ReaL, the reassessed labels of ImageNet's validation images, any number for each.
 
 Beyer et al., 2020, "Are we done with ImageNet?", arXiv:2006.07159, section 4.
 """
@@ -29,8 +29,8 @@ class Evaluator(base.Evaluator):
 
     Args:
       labels: path of the authors' `real.json`, a list of classes for each validation image of
-        ImageNet; the names of the files give the images' numbers. None if the source has the
-        labels itself, as `tfds:imagenet2012_real` does.
+        ImageNet; the names of the files give the images' numbers. None if the source has
+        the labels, as `tfds:imagenet2012_real` does.
     """
 
     def __init__(self, labels: str | None = None):
@@ -39,7 +39,7 @@ class Evaluator(base.Evaluator):
         self.start()
 
     def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
-        """Read the labels; raise UserError if they are not those of the images."""
+        """Read the labels; raise UserError if they do not belong to the images."""
         source = dataset.source
         if self._given is None:
             if FIELD not in dataset.spec:
@@ -111,6 +111,7 @@ def _number(name: str) -> int:
     match = NUMBER.search(name)
     if match is None:
         raise UserError(
-            f'{name}: names no validation image of ImageNet, such as ILSVRC2012_val_00000001.JPEG'
+            f'{name}: is not named like a validation image of ImageNet, as '
+            'ILSVRC2012_val_00000001.JPEG'
         )
     return int(match[1])

@@ -14,17 +14,17 @@ from vit_jax.errors import UserError
 from vit_jax.evaluators import base
 from vit_jax.evaluators.base import Arrays
 
-ROWS = 1024  # compared with all others at once: bounds the memory for their similarities
+ROWS = 1024  # queries at once: bounds the memory for similarities
 
 
 class Evaluator(base.Evaluator):
     """`text_recall_K` for images, and `image_recall_K` for texts.
 
-    Equal texts are one text, and examples with the same `image_id`, where the data have it, one
-    image. So an image may have several texts, and a text several images.
+    Equal texts count as one text, and examples with the same `image_id`, if the data have it, as
+    one image. So an image may have several texts, and a text several images.
 
     Args:
-      ks: numbers of nearest ones.
+      ks: numbers of nearest neighbors.
       text: the field of the data that holds the ids of the texts.
     """
 
@@ -54,27 +54,27 @@ class Evaluator(base.Evaluator):
         self.start()  # embeddings are large: they are not kept until the next pass
         if not (np.isfinite(images).all() and np.isfinite(texts).all()):
             return dict.fromkeys(self.names(), math.nan)
-        _, first_image, of_image = np.unique(which, return_index=True, return_inverse=True)
-        _, first_text, of_text = np.unique(ids, axis=0, return_index=True, return_inverse=True)
+        _, first_image, image_of = np.unique(which, return_index=True, return_inverse=True)
+        _, first_text, text_of = np.unique(ids, axis=0, return_index=True, return_inverse=True)
         matches = np.zeros((len(first_image), len(first_text)), bool)
-        matches[of_image.ravel(), of_text.ravel()] = True
+        matches[image_of.ravel(), text_of.ravel()] = True
         images, texts = images[first_image], texts[first_text]
         found = recalls(images, texts, matches, self.ks), recalls(texts, images, matches.T, self.ks)
         return dict(zip(self.names(), [share for side in found for share in side], strict=True))
 
 
 def recalls(
-    these: np.ndarray, those: np.ndarray, matches: np.ndarray, ks: tuple[int, ...]
+    queries: np.ndarray, candidates: np.ndarray, matches: np.ndarray, ks: tuple[int, ...]
 ) -> list[float]:
-    """For each k the share of `these` [N E] with a match among the k nearest of `those` [M E].
+    """For each k the share of queries [N E] with a match among the k nearest candidates [M E].
 
     Args:
-      these, those: embeddings of length 1.
+      queries, candidates: embeddings of length 1.
       matches: which of them match, [N M].
-      ks: numbers of nearest ones.
+      ks: numbers of nearest neighbors.
     """
     ranks: list[np.ndarray] = []
-    for start in range(0, len(these), ROWS):
+    for start in range(0, len(queries), ROWS):
         part = slice(start, start + ROWS)
-        ranks.append(base.ranks(these[part] @ those.T, matches[part]))
+        ranks.append(base.ranks(queries[part] @ candidates.T, matches[part]))
     return [float((np.concatenate(ranks) < k).mean()) for k in ks]

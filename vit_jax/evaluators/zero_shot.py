@@ -1,7 +1,7 @@
 """Classification by the names of classes, without training on them.
 
 As in CLIP (Radford et al., 2021, arXiv:2103.00020, section 3.1.4): a class is the mean of the
-embeddings of its name in several templates, and an image gets the class that is nearest to it.
+embeddings of its name in several templates, and an image gets the nearest class.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Evaluator(base.Evaluator):
     """`zero_shot_accuracy`, and `zero_shot_top5` of more than five classes.
 
     Args:
-      text: transforms of a prompt, "tokenize('caption', 64)"; by default those of the captions of
+      text: transforms of a prompt, "tokenize('caption', 64)"; default to those of the captions in
         training.
       templates: prompts with {} in place of the name.
-      names: a file with the name of each class, line by line in the order of the data's classes; by
-        default those of the data. The same names in another order are matched by name.
+      names: a file with the name of each class, line by line in the order of the data's classes;
+        defaults to the names in the data. The same names in another order are matched by name.
     """
 
     headline = ('zero_shot_accuracy',)
@@ -67,7 +67,7 @@ class Evaluator(base.Evaluator):
     def fit(self, predictions: Arrays, batch: Arrays) -> None:
         """Add prompts; raise UserError if the task embeds no texts."""
         if 'text' not in predictions:
-            raise UserError("classes are told by their texts, but the task predicts no 'text'")
+            raise UserError("images are classified by their texts, but the task predicts no 'text'")
         self._finite &= base.is_finite(predictions, 'text')
         self._texts.append((predictions['text'], batch['label']))
 
@@ -111,7 +111,7 @@ class Evaluator(base.Evaluator):
 
 
 def _require_order(names: Sequence[str], classes: Sequence[str], where: str) -> None:
-    """Raise UserError if a name is on the line of another class than the one that has it."""
+    """Raise UserError if a name stands on the line of another class."""
     place = {name: label for label, name in enumerate(classes)}
     for line, name in enumerate(names):
         if (label := place.get(name, line)) != line:
@@ -128,7 +128,7 @@ def class_embeddings(texts: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def read_names(path: str) -> tuple[str, ...]:
-    """The lines of a file that are not empty; raises UserError if it cannot be read."""
+    """The lines of a file that are not empty; raise UserError if it cannot be read."""
     try:
         lines = paths.read_bytes(paths.path(path)).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
