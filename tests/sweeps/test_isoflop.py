@@ -13,7 +13,7 @@ from vit_jax.__main__ import main
 from vit_jax.errors import UserError
 from vit_jax.profiling import cost
 from vit_jax.sweeps import asha, isoflop, space, study
-from vit_jax.sweeps.price import planned_runs
+from vit_jax.sweeps.space import planned_runs
 
 FILE = 'tests/helpers/isoflop_file.py'
 

@@ -53,7 +53,7 @@ def test_a_sweep_survives_json():
         ({'points': [{'a': 1}], 'search': 'tpee'}, "did you mean 'tpe'"),
         ({'points': [{'a': 1}], 'pruner': 'hyper'}, "did you mean 'hyperband'"),
         ({'points': [{'a': 1}], 'direction': 'max'}, 'unknown direction'),
-        ({'points': [{'a': 1}, {'b': 1}]}, 'has not the dimensions'),
+        ({'points': [{'a': 1}, {'b': 1}]}, 'dimensions'),
         ({'points': [{'a': (1, 2)}]}, 'numbers and strings'),
         ({'points': [{'a': 1}], 'trials': 4}, 'needs a space'),
         ({'space': {'a': uniform(0, 1)}, 'trials': 1, 'points': [{'a': 0}] * 2}, 'less than'),

@@ -244,7 +244,7 @@ def _draw(report: Any, path: str) -> None:
 
 def _sweep(args: argparse.Namespace, slice_: Topology) -> int:
     from vit_jax.profiling import preflight
-    from vit_jax.sweeps import price, space
+    from vit_jax.sweeps import space
 
     sweep = space.load(args.sweep, 'preflight')
     rows, refusals = [], []
@@ -252,7 +252,7 @@ def _sweep(args: argparse.Namespace, slice_: Topology) -> int:
         words = ', '.join(f'{k}={v}' for k, v in point.items())
         try:
             with console.status(f'compiling {words}'):
-                config = price.config_of(sweep, point)
+                config = space.config_of(sweep, point)
                 found = preflight.preflight(config, slice_, cycles=args.cycles, **_options(args))
         except UserError as e:
             refusals.append(f'{words}: {e}')

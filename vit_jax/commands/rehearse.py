@@ -76,11 +76,11 @@ def configs(config: ConfigDict | None, sweep: str | None) -> Iterator[tuple[str,
     if config is not None:
         yield '', config
         return
-    from vit_jax.sweeps import price, space
+    from vit_jax.sweeps import space
 
     assert sweep is not None
     points = space.load(sweep, 'rehearse')
-    made = {_words(point): price.config_of(points, point) for point in points.queue()}
+    made = {_words(point): space.config_of(points, point) for point in points.queue()}
     chosen = list(made.items())
     yield from chosen[:1] + chosen[1:][-1:]
 

@@ -242,7 +242,7 @@ def read_runs(args: argparse.Namespace, config: Any | None) -> list[PlannedRun]:
     from vit_jax.inference import fine_tune
     from vit_jax.profiling.cost import price
     from vit_jax.sweeps import space
-    from vit_jax.sweeps.price import planned_runs
+    from vit_jax.sweeps.space import planned_runs
 
     if config is not None:
         return [price(fine_tune.complete(config).config, args.examples, args.image_size)]

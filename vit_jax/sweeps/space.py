@@ -1,6 +1,7 @@
-"""The contents of a sweep file, which defines `get_sweep(arg: str | None) -> Sweep | Family`.
+"""The contents of a sweep file, and the cost of its runs before any of them starts.
 
-Dimensions are named by their place in the config, as on the command line: `optim.lr`.
+The file defines `get_sweep(arg: str | None) -> Sweep | Family`. Dimensions are named by
+config keys, as on the command line: `optim.lr`.
 """
 
 from __future__ import annotations
@@ -8,11 +9,16 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from vit_jax.config import load as config_lib
+from ml_collections import ConfigDict
+
+from vit_jax.config.load import load as load_config
+from vit_jax.config.load import run_file
 from vit_jax.errors import UserError, nearest
+from vit_jax.inference import fine_tune
+from vit_jax.profiling.cost import PlannedRun, price
 
 Point = dict[str, Any]
 SEARCHES = ('tpe', 'cmaes', 'random')
@@ -50,10 +56,10 @@ Dimension = Choice | Range
 
 @runtime_checkable
 class Family(Protocol):
-    """A maker of a sweep, which `get_sweep` may return instead, as `sweeps.isoflop.Isoflop`."""
+    """An object that makes a sweep, as `sweeps.isoflop.Isoflop`; `get_sweep` may return it."""
 
     def sweep(self) -> Sweep:
-        """The sweep, whose points are computed."""
+        """Compute the points of the sweep."""
         ...
 
 
@@ -74,8 +80,8 @@ class Sweep:
         are those of the trainer.
       overrides: changes of the base config for every run, by dimension.
       seed: of the search.
-      retries: how often in a row a trial is continued after its worker died without saving anything
-        new; then it fails.
+      retries: number of times in a row that a trial is continued after its worker died without
+        saving anything new; then it fails.
     """
 
     config: str
@@ -92,13 +98,13 @@ class Sweep:
     retries: int = 3
 
     def __post_init__(self) -> None:
-        for what, value, valid in (
+        for name, value, valid in (
             ('direction', self.direction, DIRECTIONS),
             ('search', self.search, SEARCHES),
             ('pruner', self.pruner, PRUNERS),
         ):
             if value not in valid:
-                raise UserError('sweep: ' + nearest(what, value, valid))
+                raise UserError('sweep: ' + nearest(name, value, valid))
         if not self.points and not (self.space and self.trials > 0):
             raise UserError('sweep: give points, or a space and a number of trials')
         if self.trials and not self.space:
@@ -115,11 +121,11 @@ class Sweep:
             raise UserError("sweep: the search 'cmaes' needs at least two ranges: search by 'tpe'")
 
     def queue(self) -> list[Point]:
-        """The fixed values of every trial in order; none if the search chooses them."""
+        """The fixed values of every trial in order; {} if the search chooses them."""
         return [*map(dict, self.points), *({} for _ in range(self.trials - len(self.points)))]
 
     def dimensions(self) -> dict[str, Dimension]:
-        """The space; without one, the values of the points."""
+        """The search space; without one, the values of the points."""
         if self.space:
             return dict(self.space)
         return {
@@ -132,12 +138,12 @@ def _check_points(points: Sequence[Point], space: Mapping[str, Dimension]) -> No
     names = set(space) or set(points[0])
     for point in points:
         if set(point) != names:
-            raise UserError(f'sweep: the point {point} has not the dimensions {sorted(names)}')
+            raise UserError(f'sweep: the point {point} must have the dimensions {sorted(names)}')
         if not all(isinstance(value, (int, float, str)) for value in point.values()):
             raise UserError(f'sweep: the point {point} has values other than numbers and strings')
         for name, dimension in space.items():
             if not contains(dimension, point[name]):
-                raise UserError(f'sweep: {name}={point[name]} of a point is outside of its range')
+                raise UserError(f'sweep: {name}={point[name]} of a point is outside its range')
 
 
 def _check_dimension(name: str, dimension: Dimension) -> None:
@@ -202,12 +208,12 @@ def star(center: Point, rays: Mapping[str, Iterable[Any]]) -> list[Point]:
 
 
 def load(spec: str, command: str = 'sweep create') -> Sweep:
-    """The sweep of `FILE[:arg]`, which is executed; errors name the command.
+    """The sweep of `FILE[:arg]`, which is executed; errors name `command`.
 
     Raises:
       UserError: if there is no such file, or it does not return a sweep.
     """
-    sweep = config_lib.run_file(spec, 'get_sweep', command)
+    sweep = run_file(spec, 'get_sweep', command)
     if isinstance(sweep, Family):
         sweep = sweep.sweep()
     if not isinstance(sweep, Sweep):
@@ -221,7 +227,7 @@ def overrides(point: Mapping[str, Any]) -> list[str]:
 
 
 def corners(sweep: Sweep) -> list[Point]:
-    """Points that together have all extreme values of the sweep, to check them with the config."""
+    """Points that together have all extreme values of the sweep, for checks of its config."""
     if sweep.points and not sweep.trials:
         return [dict(point) for point in sweep.points]
     ends = {name: _ends(dimension) for name, dimension in sweep.space.items()}
@@ -245,3 +251,44 @@ def from_json(stored: Mapping[str, Any]) -> Sweep:
 
 def _dimension(fields: Mapping[str, Any]) -> Dimension:
     return Choice(tuple(fields['values'])) if 'values' in fields else Range(**fields)
+
+
+def planned_runs(
+    sweep: Sweep, examples: float | None = None, image_size: int | None = None
+) -> list[PlannedRun]:
+    """The cost of every point, and of all runs of a search at its most expensive point.
+
+    Args:
+      sweep: the planned runs.
+      examples, image_size: see `cost.price`.
+
+    Raises:
+      UserError: for a mistake in a config, or as `cost.price`.
+    """
+
+    def plan(point: Point, count: int = 1) -> PlannedRun:
+        return price(config_of(sweep, point), examples, image_size, point=point, count=count)
+
+    runs = [plan(point) for point in sweep.points]
+    if searched := len(sweep.queue()) - len(sweep.points):
+        most = _most_expensive(corners(sweep), lambda point: plan(point).flops)
+        runs.append(plan(most, searched))
+    return runs
+
+
+def config_of(sweep: Sweep, point: Point) -> ConfigDict:
+    """The config of a point."""
+    changes = [*overrides(sweep.overrides), *overrides(point)]
+    return fine_tune.complete(load_config(sweep.config, changes)).config
+
+
+def _most_expensive(points: Sequence[Point], flops: Callable[[Point], float]) -> Point:
+    """In each dimension the value that costs most, of points around the first one."""
+    center, *others = points
+    cost = flops(center)
+    best = {name: (cost, value) for name, value in center.items()}
+    for point in others:
+        for name in center:
+            if point[name] != center[name]:
+                best[name] = max(best[name], (flops(point), point[name]))
+    return {name: value for name, (_, value) in best.items()}
