@@ -72,3 +72,13 @@ def test_a_strict_run_does_not_go_back_to_an_older_step(repo, run, capsys):
     assert main(['train', '--config', config, '--workdir', str(run), '--strict']) == 2
     assert f'step 20: {file} has changed since it was written' in capsys.readouterr().err
     assert (run / 'checkpoints' / '20').is_dir()
+
+
+@pytest.mark.fault(55)
+def test_a_strict_start_of_a_complete_run_looks_at_its_newest_step(repo, run, capsys):
+    words = ['train', '--config', f'{repo}/experiments/vit/digits.py:smoke', '--workdir', str(run)]
+    assert main([*words, '--strict']) == 0
+    file = damage(run, 20)
+    assert main(words) == 0
+    assert main([*words, '--strict']) == 1
+    assert f'step 20: {file} has changed since it was written' in capsys.readouterr().err

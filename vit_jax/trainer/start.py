@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import pathlib
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -239,15 +239,55 @@ def changes(
     """A line for each thing that makes a branch something else than that run cooled down."""
     changed = defaults.differences(before, training.config)
     lines = [f'there, config.{name} is another' for name in changed if name not in BRANCHED]
-    for line in history:
-        rate, now = line.get('train/lr'), float(training.timetable.lr(line['step'] - 1))
-        if rate is not None and not math.isclose(rate, now, rel_tol=1e-5):
-            lines.append(
-                f'there, the learning rate of step {line["step"]} was {rate:g}, not {now:g}: '
-                'give the warm-up in steps, and no shape that depends on config.total'
-            )
-            break
-    return lines
+    return [*lines, *_other_rate(before, training, history)]
+
+
+def _other_rate(
+    before: ConfigDict, training: Training, history: tuple[dict[str, Any], ...]
+) -> list[str]:
+    """A line for the first step before the cooldown at which the trunk's learning rate differs."""
+    rates = {line['step']: line['train/lr'] for line in history if 'train/lr' in line}
+    rates |= _later_rates(before, training, max(rates, default=0))
+    now = np.asarray(training.timetable.lr(np.array([*rates]) - 1))
+    differ = np.flatnonzero(~np.isclose([*rates.values()], now, rtol=1e-5, atol=0))
+    if not differ.size:
+        return []
+    step, rate = [*rates.items()][differ[0]]
+    here = training.config.optim.to_dict().get('schedule', {})
+    shape = _without_cooldown(before)
+    flags = [
+        f'--config.optim.schedule.{key}={shlex.quote(str(value))}'
+        for key, value in shape.items()
+        if value != here.get(key)
+    ]
+    remedy = (
+        f"for the trunk's schedule, {' '.join(flags)}"
+        if flags
+        else 'give the warm-up in steps, and no shape that depends on config.total'
+    )
+    first = f'there, the learning rate of step {step} is {rate:g}, not {now[differ[0]]:g}'
+    return [f'{first}: {remedy}']
+
+
+def _later_rates(before: ConfigDict, training: Training, start: int) -> dict[int, float]:
+    """The trunk's learning rate of each step from `start` to the cooldown of the branch."""
+    size, epoch = training.data.plan.examples_per_step, training.data.num_examples
+    times, here = (durations.of_run(c, size, epoch) for c in (before, training.config))
+    schedule = training.config.optim.to_dict().get('schedule', {})
+    cooldown = here.steps(schedule.get('cooldown', 0), 'config.optim.schedule.cooldown')
+    steps = np.arange(start, min(times.total_steps, here.total_steps - cooldown))
+    rate = schedules.from_config(
+        _without_cooldown(before), before.optim.lr, times.total_steps, times.steps
+    )
+    return dict(zip((steps + 1).tolist(), np.asarray(rate(steps)).tolist(), strict=True))
+
+
+def _without_cooldown(config: ConfigDict) -> dict[str, Any]:
+    """The keys of a config's schedule that shape it before its cooldown."""
+    schedule = dict(config.optim.to_dict().get('schedule', schedules.CONSTANT))
+    ends = schedule.get('name') in ('linear', 'cosine')  # at `final`, without a cooldown too
+    unused = ('cooldown', 'cooldown_form', *(() if ends else ('final',)))
+    return {key: value for key, value in schedule.items() if key not in unused}
 
 
 def _other_data(

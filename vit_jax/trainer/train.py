@@ -90,7 +90,8 @@ def train(
         returns says whether the run ends there.
       step_timeout: seconds, see `Watchdog`.
       allowed: modules that the config of a run may name which this one starts from.
-      strict: refuse to go back to an older checkpoint where the newest is damaged.
+      strict: fail if the newest checkpoint is damaged, also that of a complete run, instead of
+        going back to an older one.
       profile: the steps to trace into the folder's `profile/`.
       began: Unix time at which the process began, for the record of its time; now by default.
       adapt: changes what is built of the config before it runs, as a rehearsal does.
@@ -102,6 +103,7 @@ def train(
     Raises:
       UserError: for a mistake in the config or the folder, if processes of the job differ in their
         config, code or data, or as `mesh.usable_devices`.
+      DamagedRun: if `strict` and the run is complete, but its newest checkpoint is damaged.
       Diverged: if the loss is not finite; the last good checkpoint stands.
       Preempted: after SIGTERM, SIGINT, SIGHUP, at `stop_at` or if the metrics can no longer be
         written; the state is saved.
@@ -119,6 +121,8 @@ def train(
     if result is not None and not anew:
         if profile:
             raise UserError(f'--profile: {folder} is complete; give another --workdir')
+        if strict:
+            workdir.require_intact(folder)
         return result
     training = prepare(config, folder, devices, anew)
     if adapt:

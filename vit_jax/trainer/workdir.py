@@ -20,7 +20,7 @@ from vit_jax.checkpoints import manifest
 from vit_jax.checkpoints.checkpointer import BESTS, Checkpointer
 from vit_jax.config import defaults, schema
 from vit_jax.config import load as config_lib
-from vit_jax.errors import UserError
+from vit_jax.errors import EXIT_FAILED, UserError
 from vit_jax.runtime import environment, processes
 from vit_jax.storage import lock, paths, run_folder
 from vit_jax.trainer.build import Training
@@ -163,6 +163,33 @@ def intact(folder: pathlib.Path) -> bool:
     """Whether a checkpoint is left that the run can resume from; reads its files."""
     root = folder / run_folder.CHECKPOINTS
     return bool(processes.on_process_0(lambda: manifest.newest_intact(root)[0] is not None))
+
+
+class DamagedRun(UserError):
+    """A complete run whose newest checkpoint is damaged."""
+
+    exit_code = EXIT_FAILED
+
+
+def require_intact(folder: pathlib.Path) -> None:
+    """Check the newest checkpoint of a complete run; reads its files.
+
+    Raises:
+      DamagedRun: on every process, if its files are not those that were written.
+    """
+
+    def check() -> None:
+        root = folder / run_folder.CHECKPOINTS
+        for step in run_folder.step_numbers(root)[-1:]:
+            try:
+                manifest.verify(root / str(step))
+            except (run_folder.Damaged, run_folder.Unfinished) as fault:
+                raise DamagedRun(
+                    f'{folder} is complete, and its newest checkpoint is damaged: step {step}: '
+                    f'{fault}. Restore the files, or train the run again by --restart'
+                ) from fault
+
+    processes.on_process_0(check)
 
 
 def set_aside(folder: pathlib.Path) -> None:
