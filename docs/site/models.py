@@ -135,8 +135,8 @@ def sizes() -> Iterator[list[str]]:
     yield ['model', 'size', 'parameters', 'GFLOPs', 'released', 'image sizes', 'best published']
     files: dict[tuple[str, str], list[hub.Released]] = {}
     for one in hub.released_table():
-        if one.model:
-            files.setdefault((one.model['name'], one.model['variant']), []).append(one)
+        if named := _named_size(one):
+            files.setdefault(named, []).append(one)
     for model, known in count_variants.read_table().items():
         usual = importlib.import_module(f'{count_variants.PACKAGE}.{model}')
         same = {repr(usual.variant(v.name)): v.name for v in known}
@@ -149,6 +149,26 @@ def sizes() -> Iterator[list[str]]:
             v = next((v for v in known if v.name == size), None)
             at = count_variants.IMAGE_SIZE if v else min(one.image_size for one in rows)
             yield _size(v or count_variants.measure(model, size, at), at, rows)
+
+
+# Names of released ViTs whose layers differ from `variant`'s, so that the list has no model.
+NAMED = re.compile(
+    r'vit_(?P<a>s)16_i1k|deit_?3_(?P<b>[smblh])|deit[-_](?P<c>[tsb])\w*[-_]distilled|'
+    r'(?<!flexi)(?:vit|dinov2(?:-with-registers)?)[-_](?P<d>[sblh])\w*(?:_patch\d+_clip|$)'
+)
+LETTERS = {'t': 'Ti', 's': 'S', 'm': 'M', 'b': 'B', 'l': 'L', 'h': 'H'}
+
+
+def _named_size(one: hub.Released) -> tuple[str, str] | None:
+    """The model and size of a released file; None if it has no named size."""
+    if one.model:
+        return one.model['name'], one.model['variant']
+    if not (found := NAMED.search(name := one.name.partition('.npz')[0].partition('.')[0])):
+        return None
+    letter = next(filter(None, found.groups()))
+    patch = re.search(r'patch(\d+)', name)
+    usual = 14 if 'dinov2' in name or letter == 'h' else 16
+    return 'vit', f'{LETTERS[letter]}/{patch[1] if patch else usual}'
 
 
 def _size(size: count_variants.Variant, at: int, files: list[hub.Released]) -> list[str]:
@@ -166,11 +186,11 @@ def _size(size: count_variants.Variant, at: int, files: list[hub.Released]) -> l
 
 
 def _best(files: Iterable[hub.Released]) -> str:
-    """The best accuracy and its source; of the checkpoints themselves if there is one."""
+    """The best accuracy, with its source and metric."""
     known = [one for one in files if one.accuracy is not None]
     if not known:
         return ''
-    best = max(known, key=lambda one: (one.metric == 'ImageNet', one.accuracy))
+    best = max(known, key=lambda one: one.accuracy)
     return f'[{best.accuracy:.1f}]({best.source}) {best.metric}'
 
 

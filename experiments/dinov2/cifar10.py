@@ -6,7 +6,7 @@ r"""CIFAR-10 without labels: self-distillation at the cost of the masked autoenc
 
 The encoder is that of `experiments/mae/cifar10.py`. The student sees two global and four local
 crops of each image, the teacher two, which takes 12.7 times the FLOPs of a masked autoencoder's
-image; 28,357 of the 45,000 images, each once, cost as much as eight epochs there. To fine-tune the
+image; 28,352 of the 45,000 images, each once, cost as much as eight epochs there. To fine-tune the
 result:
 
     python -m vit_jax train --config experiments/mae/cifar10.py:finetune,10% \

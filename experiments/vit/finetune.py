@@ -33,7 +33,7 @@ AugReg's B/32: 448 pixels cropped to 384 in evaluation, on CIFAR in training too
 warm-up in the short runs.
 
 Expected, as published for B/16 from ImageNet-21k: 83.97 % on imagenet2012 (table 5); with the
-authors' code 84.53 % in 6.5 hours on 8 A100, and 99.02 % on cifar10 in 2.2 hours, 92.06 % on
+authors' code 84.53 % in 6.5 hours on A100s, and 99.02 % on cifar10 in 2.2 hours, 92.06 % on
 cifar100 (README of google-research/vision_transformer), where L/16 has 84.47 % without dropout and
 85.05 % with it. With `transfer`, as published for B/32 of AugReg: 83.27 % on imagenet2012, 98.55 %
 on cifar10, 91.35 % on cifar100, 93.78 % on pets, 99.43 % on flowers. Not measured by this project

@@ -9,9 +9,6 @@ S/16: 76.5 % after 90 epochs (the default) in 6.5 hours on a TPU v3-8; 78.5 % af
 after 300, proportionally 11 and 22 hours. Not measured by this project yet. Other variants, such as
 `B/16`, have no published numbers with this recipe.
 
-A faithful replication in PyTorch found 79.75 +- 0.07 % after 300 epochs, over three seeds
-(github.com/EIFY/mup-vit).
-
 With a linear head, `--config.model.representation_size=0`, the paper reports 76.7, 78.6 and 79.8 %.
 Matmuls are in bfloat16, the default precision of TPUs for the paper's float32, and the residual
 stream in float32; `S/16,fast` makes it bfloat16 too. docs/recipes.md has the rest.

@@ -163,12 +163,12 @@ def print_variants(words: Sequence[str], image_size: int, as_json: bool) -> int:
         print(to_json(found))
         return 0
     require_some(models, VARIANTS, words)
-    print(f'{"model":<14}{"variant":<12}{"parameters":>16}{"GMACs":>10}')
+    print(f'{"model":<14}{"variant":<12}{"parameters":>16}{"GFLOPs":>10}')
     for v in found:
-        row = f'{v.model:<14}{v.name:<12}{v.parameters:>16,}{v.gmacs:>10.4g}'
+        row = f'{v.model:<14}{v.name:<12}{v.parameters:>16,}{2 * v.gmacs:>10.4g}'
         print(row, flush=True)
     print(
-        f'on one image of {image_size} x {image_size}, '
+        f'two FLOPs per multiply-accumulate; on one image of {image_size} x {image_size}, '
         f'or sentences of {count_variants.TOKENS} tokens; '
         + ', '.join(f'{key} {size:,}' for key, size in count_variants.ASSUMED.items())
     )
