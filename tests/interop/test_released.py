@@ -12,7 +12,7 @@ from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
 from vit_jax.interop import files, hub
 from vit_jax.rehearsal import rehearsal
-from vit_jax.storage import fetched
+from vit_jax.storage import cache
 
 B16 = 'augreg/B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0'
 TABLE = hub.released_table()
@@ -72,12 +72,12 @@ def test_a_short_name_is_read_from_its_bucket(tmp_path, monkeypatch):
     """A name that is not in the table works as well."""
     asked = []
 
-    def together(url, names, needed):
+    def download(url, names, needed):
         asked.append((url, *names))
         files.write_npz(tmp_path / names[0], {'img/a': 1.0, 'txt/b': 2.0})
         return tmp_path
 
-    monkeypatch.setattr(fetched, 'together', together)
+    monkeypatch.setattr(cache, 'download', download)
     assert files.read_arrays('siglip/another:img')[0].keys() == {'a'}
     assert asked == [('gs://big_vision/siglip', 'another.npz')]
 
@@ -111,9 +111,9 @@ def test_a_wrong_name_gets_the_nearest(monkeypatch, capsys, tmp_path):
     assert 'there is no such file; did you mean imagenet21k/ViT-B_16?' in capsys.readouterr().err
 
     def missing(url, names, needed):
-        raise fetched.MissingFile(f'{url}/{names[0]}: there is no such file')
+        raise cache.MissingFile(f'{url}/{names[0]}: there is no such file')
 
-    monkeypatch.setattr(fetched, 'together', missing)
+    monkeypatch.setattr(cache, 'download', missing)
     with pytest.raises(UserError, match=f'there is no such file; did you mean {B16}'):
         files.local_path(hub.full_url(B16.replace('medium1', 'medium')))
 

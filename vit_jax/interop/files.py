@@ -19,7 +19,7 @@ import numpy as np
 from vit_jax.errors import UserError, in_full
 from vit_jax.interop import hub
 from vit_jax.interop.hub import INDEX, PICKLES, TOKENIZERS, WEIGHTS
-from vit_jax.storage import fetched, paths, servers
+from vit_jax.storage import cache, paths, servers
 
 Flat = dict[str, np.ndarray]  # name -> array
 TOKENIZER = 'file of the tokenizer'  # key in the config
@@ -384,7 +384,7 @@ def local_path(path: str) -> str:
         return path
     try:
         return _fetch(in_full(path))
-    except fetched.MissingFile as error:
+    except cache.MissingFile as error:
         near = hub.nearest_released(path)
         raise UserError(f'{error}; did you mean {near}?' if near else str(error)) from None
 
@@ -402,17 +402,17 @@ def _fetch(url: str) -> str:
     """The local copy of a file, with the configs beside it, or of a folder with weights."""
     above, _, name = url.rstrip('/').rpartition('/')
     if name.endswith('.npz'):
-        return str(fetched.together(above, [name], [name]) / name)
+        return str(cache.download(above, [name], [name]) / name)
     if name.endswith('.safetensors'):
-        return str(fetched.together(above, [*hub.CONFIGS, name], [name]) / name)
+        return str(cache.download(above, [*hub.CONFIGS, name], [name]) / name)
     above, names = url.rstrip('/'), [*hub.CONFIGS, hub.INDEX]
     with contextlib.suppress(servers.Unreachable):  # there may be copies of shards
-        single = fetched.together(above, [*hub.CONFIGS, hub.WEIGHTS], [])
+        single = cache.download(above, [*hub.CONFIGS, hub.WEIGHTS], [])
         if (single / hub.WEIGHTS).is_file():  # as in `_read_folder`, even beside an old index
             return str(single)
-    if (index := fetched.together(above, names, []) / hub.INDEX).is_file():
-        return str(fetched.together(above, [*names, *(s := _shards(index, above))], s))
-    return str(fetched.together(above, [*hub.CONFIGS, hub.WEIGHTS], [hub.WEIGHTS]))
+    if (index := cache.download(above, names, []) / hub.INDEX).is_file():
+        return str(cache.download(above, [*names, *(s := _shards(index, above))], s))
+    return str(cache.download(above, [*hub.CONFIGS, hub.WEIGHTS], [hub.WEIGHTS]))
 
 
 def _shards(index: pathlib.Path, url: str) -> list[str]:

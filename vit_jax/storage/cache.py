@@ -1,15 +1,45 @@
-"""Files that can be made anew, in the user's cache folder."""
+"""The user's cache folder: files made from others, and whole files from object storage or the web.
+
+fsspec downloads them. Its own caches neither verify their contents, nor have a size limit, nor
+work offline. Here, files that are requested together share one folder, named by the tags that the
+server gives them (etag, generation, time), so a new upload gets a new folder. A file's sha256 is
+stored beside it and verified at every use. When all folders together exceed `MOST_BYTES`, the least
+recently used ones are removed.
+"""
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import errno
 import hashlib
+import logging
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+import shutil
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
-from vit_jax.errors import UserError
-from vit_jax.storage import paths
+from vit_jax import extras
+from vit_jax.errors import UserError, without_secrets
+from vit_jax.runtime import console
+from vit_jax.storage import paths, servers
+
+MOST_BYTES = 50 * 2**30  # of downloads
+PUBLIC = ('gs://vit_models/', 'gs://big_vision/', 'gs://bit_models/')
+BLOCK = 16 * 2**20  # bytes of a request
+TRIES, PAUSE = 3, 1.0  # for a block; seconds between two
+_TAGS = ('etag', 'ETag', 'generation', 'LastModified', 'updated', 'mtime', 'created', 'size')
+_LATEST, _SUM = 'latest', '.sha256'
+
+_log = logging.getLogger(__name__)
+
+
+class MissingFile(UserError):
+    """There is no such file."""
 
 
 def folder(kind: str) -> pathlib.Path:
@@ -19,7 +49,7 @@ def folder(kind: str) -> pathlib.Path:
 
 
 def key(files: Sequence[pathlib.Path]) -> str:
-    """A name for what is made of files: it changes with their paths, sizes and times."""
+    """A cache key for data made from files, which changes with their paths, sizes and times."""
     digest = hashlib.sha256()
     for file in files:
         stat = file.stat()
@@ -28,7 +58,7 @@ def key(files: Sequence[pathlib.Path]) -> str:
 
 
 def made_once(file: pathlib.Path, make: Callable[[pathlib.Path], None]) -> pathlib.Path:
-    """Return `file`, which `make(path)` writes if there is none; it appears whole or not at all.
+    """Return `file`, written by `make(path)` if it does not exist; it appears whole or not at all.
 
     Raises:
       UserError: if the folder cannot be written to, or is full.
@@ -50,3 +80,181 @@ def made_once(file: pathlib.Path, make: Callable[[pathlib.Path], None]) -> pathl
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
     return file
+
+
+def download(url: str, names: Sequence[str], needed: Sequence[str]) -> pathlib.Path:
+    """Download the changed files of a folder; return the local folder with all existing ones.
+
+    If the server cannot be reached, earlier copies are used, with a warning.
+
+    Args:
+      url: of the folder.
+      names: of the files.
+      needed: the files that must exist.
+
+    Raises:
+      UserError: if a needed file is missing, or a file cannot be downloaded or stored.
+    """
+    home = folder('checkpoints') / _digest(without_secrets(url), *names)
+    try:
+        with _reaching(url):
+            system, root = _system(url)
+            infos = {name: _info(system, f'{root}/{name}') for name in names}
+    except servers.Unreachable as error:
+        if (kept := _latest(home)) is None:
+            raise
+        _log.warning('%s; using the copy in %s', error, kept)
+        return kept
+    found = {name: info for name, info in infos.items() if info is not None}
+    for name in needed:
+        if name not in found:
+            raise MissingFile(f'{url}/{name}: there is no such file')
+    local = home / _digest(*(f'{name} {_tag(info)}' for name, info in found.items()))
+    for name, info in found.items():
+        if not _is_whole(local / name):
+            with _reaching(f'{url}/{name}'):
+                _download(system, f'{root}/{name}', info, local / name, f'{url}/{name}')
+    if found:
+        paths.write_text_atomic(home / _LATEST, local.name)
+        os.utime(local)
+        _trim(local)
+    return local
+
+
+def _system(url: str) -> tuple[Any, str]:
+    """The file system of a URL, whose server answers, and the path in it."""
+    import fsspec
+
+    scheme, _, place = url.partition('://')
+    servers.quiet_gcsfs()
+    servers.require_answer(scheme)
+    if scheme in ('http', 'https') and not urllib.request.getproxies():
+        servers.connect(f'{scheme}://{urllib.parse.urlsplit(url).netloc}', f'{scheme}://{place}')
+    # Expired credentials, or those of another project, would be refused.
+    options = {'token': 'anon'} if url.startswith(PUBLIC) else {}
+    system, root = fsspec.core.url_to_fs(url, **options)
+    system.invalidate_cache()
+    return system, root
+
+
+def _info(system: Any, path: str) -> Mapping[str, Any] | None:
+    """The server's description of a file; None if there is none."""
+    try:
+        found = system.info(path)
+    except FileNotFoundError as error:
+        # fsspec hides the web server's answer in the cause.
+        if getattr(error.__cause__, 'status', 404) not in (404, 410):
+            raise error.__cause__ or error from None
+        return None
+    return None if found.get('type') == 'directory' else found
+
+
+def _tag(info: Mapping[str, Any]) -> str:
+    return ' '.join(str(info[key]) for key in _TAGS if info.get(key) is not None)
+
+
+def _digest(*words: str) -> str:
+    return hashlib.sha256('\0'.join(words).encode()).hexdigest()[:32]
+
+
+def _latest(home: pathlib.Path) -> pathlib.Path | None:
+    """The folder used last, if all its files are whole."""
+    if not (home / _LATEST).is_file():
+        return None
+    local = home / (home / _LATEST).read_text()
+    files = [p for p in local.glob('*') if p.suffix != _SUM]
+    return local if files and all(map(_is_whole, files)) else None
+
+
+def _is_whole(file: pathlib.Path) -> bool:
+    """Whether the file exists with the sha256 that it had when it was downloaded."""
+    kept = file.with_name(file.name + _SUM)
+    return file.is_file() and kept.is_file() and paths.sha256(file) == kept.read_text()
+
+
+def _download(
+    system: Any, path: str, info: Mapping[str, Any], file: pathlib.Path, url: str
+) -> None:
+    size, md5 = info.get('size'), info.get('md5Hash')
+
+    def make(partial: pathlib.Path) -> None:
+        if size and size > shutil.disk_usage(partial.parent).free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with (
+            console.progress(file.name, size, is_bytes=True) as advance,
+            partial.open('xb') as target,
+        ):
+            while block := _read(reader, size, url):
+                target.write(block)
+                advance(len(block))
+        if size is not None and (done := partial.stat().st_size) != size:
+            raise UserError(f'{url}: ends after {done:,} of {size:,} bytes; download it again')
+        if md5 and base64.b64decode(md5) != _md5(partial):
+            raise UserError(f'{url}: its content does not match its MD5; download it again')
+        if _tag(_info(system, path) or {}) != _tag(info):
+            raise UserError(f'{url}: changed during the download; download it again')
+        paths.write_text_atomic(file.with_name(file.name + _SUM), paths.sha256(partial))
+
+    file.unlink(missing_ok=True)
+    with system.open(path, 'rb', block_size=BLOCK, cache_type='none') as reader:
+        made_once(file, make)
+
+
+def _read(reader: Any, size: int | None, url: str) -> bytes:
+    """The next block of a file; a block that breaks off is requested again."""
+    # Google's storage refuses ranges beyond the end.
+    length = BLOCK if size is None else min(BLOCK, size - reader.tell())
+    for attempt in range(TRIES):
+        if attempt:
+            time.sleep(PAUSE)
+        try:
+            return reader.read(length)
+        except Exception as error:
+            last = error
+    raise servers.Unreachable(
+        f'{url}: the download breaks off ({paths.first_line(last)})'
+    ) from last
+
+
+def _md5(file: pathlib.Path) -> bytes:
+    with file.open('rb') as opened:
+        return hashlib.file_digest(opened, lambda: hashlib.md5(usedforsecurity=False)).digest()
+
+
+@contextlib.contextmanager
+def _reaching(url: str) -> Iterator[None]:
+    """Turn exceptions of storage libraries into one line.
+
+    Raises:
+      servers.Unreachable: if the server does not answer, or a download breaks off.
+      UserError: if a package is missing, or access is denied.
+    """
+    scheme = url.partition('://')[0]
+    try:
+        yield
+    except UserError:
+        raise
+    except ImportError as error:
+        if scheme in extras.SCHEMES:
+            raise extras.missing(f'{url}: {scheme}://', extras.SCHEMES[scheme]) from None
+        raise UserError(f'{url}: {paths.first_line(error)}') from None
+    except Exception as error:
+        status = getattr(error, 'status', None) or vars(error).get('code')
+        if isinstance(error, PermissionError) or status in (401, 403):
+            raise UserError(
+                f'{url}: access is denied ({paths.first_line(error)}): check the credentials '
+                'and what they permit'
+            ) from error
+        raise servers.Unreachable(f'{url}: cannot be opened ({paths.first_line(error)})') from error
+
+
+def _trim(used: pathlib.Path) -> None:
+    """Remove the least recently used folders until the rest is small enough; never `used`."""
+    with contextlib.suppress(OSError):
+        folders = [p for p in used.parents[1].glob('*/*') if p.is_dir()]
+        folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+        total = 0
+        for path in folders:
+            total += sum(p.stat().st_size for p in path.iterdir())
+            if total > MOST_BYTES and path != used:
+                shutil.rmtree(path)
