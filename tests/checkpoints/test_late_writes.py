@@ -9,7 +9,6 @@ LATE = """
 import asyncio, concurrent.futures, gc, logging
 from vit_jax.checkpoints import checkpointer
 checkpointer.silence_failed_saves()
-logging.getLogger('absl').addFilter(checkpointer.not_of_a_failed_save)
 
 def fails(file):
     try:

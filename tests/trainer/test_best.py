@@ -112,7 +112,7 @@ def test_a_run_without_a_best_step_says_so(make_config, tmp_path, evaluated, cap
     assert 'keeps no best step: train with config.checkpoint.keep_best' in capsys.readouterr().err
     with pytest.raises(train.Preempted):
         train.train(make_config('checkpoint.keep_best=test/accuracy'), tmp_path, stop_at=1)
-    with pytest.raises(UserError, match='has no best step yet: none with test/accuracy is saved'):
+    with pytest.raises(UserError, match='has no best step yet: no saved step has test/accuracy'):
         best(tmp_path)
 
 
@@ -155,7 +155,7 @@ def test_commands_take_the_best_step(kept, tmp_path, capsys):
     [
         ('checkpoint.keep_best=test/acuracy', "did you mean 'test/accuracy'"),
         ('checkpoint.keep_best=tset/accuracy', "did you mean 'test'"),
-        ('checkpoint.keep_best=accuracy', 'name an evaluation and its number'),
+        ('checkpoint.keep_best=accuracy', 'name an evaluation and its metric'),
         ('checkpoint.keep_best=low:test/loss', "unknown direction 'low'"),
         ('early_stop.metric=test/acuracy', "did you mean 'test/accuracy'"),
         ('early_stop.patience=0', 'must be at least 1'),

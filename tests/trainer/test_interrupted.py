@@ -11,7 +11,7 @@ from helpers.xla import use_one_device
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 
 from vit_jax.__main__ import main
-from vit_jax.checkpoints.checkpointer import KEPT, best_from_meta
+from vit_jax.checkpoints.best import KEPT, best_from_meta
 from vit_jax.data.dataset import Dataset
 from vit_jax.errors import EXIT_PREEMPTED, UserError
 from vit_jax.runtime.watchdog import Interrupted

@@ -8,25 +8,24 @@ without it was never finished.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import logging
-import math
 import os
 import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
 
 from vit_jax.checkpoints import format as checkpoint_format
 from vit_jax.checkpoints import manifest
-from vit_jax.errors import UserError, nearest
+from vit_jax.checkpoints.best import BEST, KEPT, Step, best_from_meta, find_best
+from vit_jax.errors import UserError
 from vit_jax.runtime.processes import lost_another, on_process_0
 from vit_jax.signatures import Steps
 from vit_jax.storage import paths, run_folder
@@ -36,17 +35,17 @@ _log = logging.getLogger(__name__)
 
 
 class Checkpointer:
-    """Saver and restorer of the steps of one run; every process of the run makes one.
+    """Saves and restores the steps of one run; every process of the run makes one.
 
-    The caller must hold the workdir's lock, as the remains of killed runs are removed.
+    The caller must hold the workdir's lock, since leftovers of killed runs are removed.
 
     Args:
-      directory: has one directory a step; made by the first save.
+      directory: has one folder a step; made by the first save.
       keep_last: number of newest steps to keep, at least 1.
       keep_every: multiples of it are kept for good; 0 for none.
-      keep_steps: further steps that are saved and kept for good, as for other runs to branch off.
-      keep_best: a number of an evaluation, as `test/accuracy`, or `min:test/loss` if lower is
-        better: the step with the best one is saved when it is evaluated, and kept until another is
+      keep_steps: further steps to save and keep for good, as for other runs to branch from.
+      keep_best: a metric of an evaluation, as `test/accuracy`, or `min:test/loss` if lower is
+        better: the step with the best value is saved when evaluated and kept until another is
         better; `--step best` reads it. Empty for none.
 
     Attributes:
@@ -67,7 +66,6 @@ class Checkpointer:
         if keep_last < 1 or keep_every < 0:
             wrong = f'{keep_last} and {keep_every}'
             raise UserError(f'checkpoint: keep_last must be >= 1 and keep_every >= 0, not {wrong}')
-        logging.getLogger('absl').addFilter(not_of_a_failed_save)
         silence_failed_saves()
         self.directory = paths.absolute(directory)
         self._staging = checkpoint_format.Staging(self.directory)
@@ -75,8 +73,8 @@ class Checkpointer:
         self._keeps_best = bool(keep_best)
         self._best: int | None = None
         self._saving: int | None = None
-        self._place: FolderHandle | None = None  # that is written to
-        self._newest: int | None = None  # of those that this process has saved
+        self._handle: FolderHandle | None = None  # of the folder being written to
+        self._newest: int | None = None  # saved by this process
         self.is_lost = False
         self._saved: checkpoint_format.Items = {}
         import orbax.checkpoint as ocp  # takes a quarter of a second
@@ -85,7 +83,7 @@ class Checkpointer:
             checkpoint_format.handler(),
             async_options=ocp.options.AsyncOptions(
                 post_finalization_callback=self._list_files,
-                # A directory that cannot be made fails at once, not by a timeout.
+                # If a directory cannot be made, fail at once instead of by a timeout.
                 create_directories_asynchronously=False,
             ),
             temporary_path_class=self._staging.path_class(),
@@ -95,7 +93,7 @@ class Checkpointer:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        # A save waits for all processes, and one that is lost does not come. Ctrl-C waits for none.
+        # A save waits for all processes, and would wait forever for a lost one; Ctrl-C never waits.
         lost = isinstance(error, Exception) and lost_another(error)
         if not (lost or isinstance(error, KeyboardInterrupt)):
             self.close()
@@ -107,7 +105,7 @@ class Checkpointer:
     def save(self, step: int, state: PyTree, meta: dict[str, Any]) -> None:
         """Start writing a step; return once the arrays are copied from the devices.
 
-        Waits for the save before, which may be lost. A step that is already there is left alone.
+        Waits for the previous save, which may be lost. An existing step is left alone.
 
         Args:
           step: the directory's name.
@@ -116,11 +114,11 @@ class Checkpointer:
           meta: JSON values; records the best step, see `best`.
 
         Raises:
-          UserError: if the disk is full or not writable, in this save or the one before.
+          UserError: if the disk is full or not writable, in this save or the previous one.
         """
         self._finish(self._lose)
         self.is_lost = False
-        if on_process_0(lambda: step in self._there()):
+        if on_process_0(lambda: self._is_saved(step)):
             return
         self._saving, self._saved = step, checkpoint_format.shapes(state)
         if self._keeps_best:
@@ -132,27 +130,27 @@ class Checkpointer:
                 checkpoint_format.orbax_path(self._staging.folder / str(step)), args=args
             )
             if not paths.is_remote(self._staging.folder):
-                self._leave_place()
-                self._place = FolderHandle(self._staging.folder)
+                self._close_handle()
+                self._handle = FolderHandle(self._staging.folder)
         except Exception as error:
             self._fail(error)
 
-    def _there(self) -> list[int]:
-        """The finished steps, with a warning if the newest of this run is no longer among them."""
+    def _is_saved(self, step: int) -> bool:
+        """Whether the step is finished; warns if this run's newest step has disappeared."""
         steps = self.steps()
         if self._newest is not None and self._newest not in steps:
             _log.warning('%s/%d was deleted during the run', self.directory, self._newest)
-        return steps
+        return step in steps
 
     def check(self) -> None:
-        """Raise as `save` does if the save in the background has failed; call it often."""
+        """Raise as `save` does if the background save has failed; call this often."""
         try:
             self._writer.check_for_errors()
         except Exception as error:
             self._lose(error)
 
     def wait(self) -> None:
-        """Block until the background save is finished; raise as `save` does, or if it is lost."""
+        """Wait for the background save; raise as `save` does, or if it is lost."""
         self._finish(self._fail)
 
     def _finish(self, failed: Callable[[Exception], None]) -> None:
@@ -169,14 +167,14 @@ class Checkpointer:
             manifest.prune(self.directory, *self._keep, {self._best, *self.keep_steps})
 
     def close(self) -> None:
-        """Wait for the save in the background and end Orbax's threads."""
+        """Wait for the background save and end Orbax's threads."""
         try:
             self.wait()
         finally:
-            with contextlib.suppress(OSError):  # a failed save, which `wait` has reported before
+            with contextlib.suppress(OSError):  # `wait` has already reported the failed save
                 self._writer.close()
             self._staging.close()
-            self._leave_place()
+            self._close_handle()
 
     def restore_latest(
         self, target: PyTree, *, strict: bool = False
@@ -187,40 +185,40 @@ class Checkpointer:
         only Orbax's temporary folders are deleted.
 
         Args:
-          target: the state with a `jax.ShapeDtypeStruct` with sharding for each array;
-            the device layout of the run that saved it does not matter.
-          strict: raise if a newer step is damaged instead of going back.
+          target: the state with a sharded `jax.ShapeDtypeStruct` for each array; the run that
+            saved it may have had another device layout.
+          strict: raise if a newer step is damaged, instead of restoring an older one.
 
         Returns:
           The step, the state, and the `meta` given to `save`.
 
         Raises:
-          UserError: if there are steps but none is intact, or if the step does not fit `target`;
-            names the arrays with both shapes or dtypes.
+          UserError: if no step is intact although there are some, or if the step does not fit
+            `target`; names the arrays with both shapes or dtypes.
         """
         self.wait()
         step = on_process_0(lambda: self._select(strict))
         return None if step < 0 else _read(self.directory, step, target)
 
     def _list_files(self) -> None:
-        """Write the manifest: on process 0, when all processes have written, before the commit.
+        """Write the manifest on process 0, after all processes have written and before the commit.
 
-        It certifies only arrays that can be opened: without it the step counts as unfinished.
+        Only arrays that can be opened are certified; without a manifest the step is unfinished.
         """
         assert self._saving is not None
-        written = manifest.uncommitted_step(self._staging.folder, self._saving)
-        checkpoint_format.require_written(checkpoint_format.orbax_path(written), self._saved)
+        folder = manifest.uncommitted_step(self._staging.folder, self._saving)
+        checkpoint_format.require_written(checkpoint_format.orbax_path(folder), self._saved)
         manifest.write(self._staging.folder, self._saving)
-        self._staging.put(self._saving)
+        self._staging.upload(self._saving)
 
-    def _leave_place(self) -> None:
-        if self._place:
-            self._place.close()
-        self._place = None
+    def _close_handle(self) -> None:
+        if self._handle:
+            self._handle.close()
+        self._handle = None
 
     def _lose(self, error: Exception) -> None:
-        """Leave it to the next save if this one was deleted while it was written; else fail."""
-        if jax.process_count() > 1 or not (self._place and self._place.is_gone()):
+        """Mark the save as lost if its folder was deleted during the write; otherwise fail."""
+        if jax.process_count() > 1 or not (self._handle and self._handle.is_gone()):
             self._fail(error)
         _log.warning('%s/%d was deleted while it was written', self.directory, self._saving)
         self._saving, self.is_lost = None, True
@@ -228,7 +226,7 @@ class Checkpointer:
     def _fail(self, error: Exception) -> NoReturn:
         step, self._saving = self._saving, None
         reason = str(error) if isinstance(error, UserError) else disk_reason(error)
-        if self._place and self._place.is_gone():
+        if self._handle and self._handle.is_gone():
             reason = 'it was deleted while it was written'
         if reason is None and paths.is_remote(self.directory):
             reason = paths.first_line(error)
@@ -260,12 +258,12 @@ class Checkpointer:
 
 
 def restore(directory: str | Path, step: int, target: PyTree) -> tuple[int, PyTree, dict[str, Any]]:
-    """Restore a kept step of any run's `checkpoints`, as `Checkpointer.restore_latest`.
+    """Restore a kept step of any run's `checkpoints`, as `Checkpointer.restore_latest` does.
 
     No file is changed.
 
     Raises:
-      UserError: if there is no such step, it is damaged, or does not fit `target`.
+      UserError: if the step does not exist, is damaged, or does not fit `target`.
     """
     directory = paths.absolute(directory)
     on_process_0(lambda: _require_intact(directory, step))
@@ -273,8 +271,8 @@ def restore(directory: str | Path, step: int, target: PyTree) -> tuple[int, PyTr
 
 
 def _read(directory: Path, step: int, target: PyTree) -> tuple[int, PyTree, dict[str, Any]]:
-    with checkpoint_format.readable_path(directory / str(step)) as here:
-        state, meta = checkpoint_format.read(here, target)
+    with checkpoint_format.readable_path(directory / str(step)) as folder:
+        state, meta = checkpoint_format.read(folder, target)
     return step, state, meta
 
 
@@ -283,17 +281,17 @@ def load_variables(
 ) -> tuple[int, dict[str, PyTree], dict[str, Any]]:
     """Read the variables for inference into numpy arrays, without the optimizer state.
 
-    The parameters are the averaged ones if the run kept them.
+    If the run kept averaged parameters, these are read.
 
     Args:
-      directory: a run's `checkpoints` directory; not changed.
+      directory: a run's `checkpoints`; not changed.
       step: the step to read, or 'best'; by default the newest intact one.
 
     Returns:
       The step, `{'params': ..., other collections}` and the `meta` given to `save`.
 
     Raises:
-      UserError: if there is no such step, or it is damaged.
+      UserError: if the step does not exist or is damaged.
     """
     directory, items = paths.absolute(directory), checkpoint_format.ITEMS_OF_INFERENCE
     step = find_best(directory) if step == BEST else step
@@ -303,8 +301,8 @@ def load_variables(
             raise _damage(directory, damaged)
     else:
         _require_intact(directory, step, items)
-    with checkpoint_format.readable_path(directory / str(step)) as here:
-        variables, meta = checkpoint_format.read_variables(here)
+    with checkpoint_format.readable_path(directory / str(step)) as folder:
+        variables, meta = checkpoint_format.read_variables(folder)
     return step, variables, meta
 
 
@@ -316,7 +314,7 @@ def load_mean(
     Vaswani et al. 2017, section 6.1, take the last 5 checkpoints, 10 minutes apart, or the last 20.
 
     Raises:
-      UserError: as `load_variables`, or if fewer steps have been kept.
+      UserError: as `load_variables`, or if fewer steps were kept.
     """
     directory = paths.absolute(directory)
     step, variables, meta = load_variables(directory, step)
@@ -339,9 +337,9 @@ def _require_intact(directory: Path, step: int, items: tuple[str, ...] = ()) -> 
         manifest.verify(directory / str(step), items)
     except (run_folder.Unfinished, run_folder.Damaged) as fault:
         finished = run_folder.finished_steps(directory) or 'none'
-        there = (directory / str(step)).is_dir()
+        exists = (directory / str(step)).is_dir()
         raise UserError(
-            f'checkpoint {directory}/{step}: {fault if there else "there is no such step"} '
+            f'checkpoint {directory}/{step}: {fault if exists else "there is no such step"} '
             f'(finished steps: {finished})'
         ) from fault
 
@@ -357,7 +355,7 @@ def _damage(directory: Path, damaged: dict[int, run_folder.Damaged]) -> UserErro
 
 
 class FolderHandle:
-    """A local folder, held open to detect that it was deleted, and perhaps made again."""
+    """A local folder, held open to detect its deletion even if it was made again."""
 
     def __init__(self, folder: Path):
         self._folder, self._file = folder, os.open(folder, os.O_RDONLY)
@@ -373,7 +371,7 @@ class FolderHandle:
 
 
 def disk_reason(error: BaseException | None) -> str | None:
-    """The disk's reason for refusing a write, or None if the error is about something else."""
+    """The disk's reason for refusing a write; None if the error has another cause."""
     while error is not None:
         if isinstance(error, OSError) and error.strerror:
             return error.strerror
@@ -384,171 +382,43 @@ def disk_reason(error: BaseException | None) -> str | None:
 
 
 def silence_failed_saves() -> None:
-    """Keep quiet about writes that end after another of the same save has failed.
+    """Silence Orbax about a failed save, whose exception `Checkpointer` raises.
 
-    Nobody waits for these any more, and each would print a traceback, most of them before the
-    failure is known here.
+    Orbax logs it with a traceback at every layer, several hundred lines. Other writes of the same
+    save end later, when nobody waits for them, and each would print a traceback of its own.
     """
-    before = sys.unraisablehook
-    if getattr(before, 'func', None) is not _not_of_late_writes:
-        sys.unraisablehook = functools.partial(_not_of_late_writes, before)
+    previous = sys.unraisablehook
+    if getattr(previous, 'func', None) is not _report_unraisable:
+        sys.unraisablehook = functools.partial(_report_unraisable, previous)
+    logging.getLogger('absl').addFilter(_is_not_of_failed_save)
     for name in ('asyncio', 'concurrent.futures'):
-        logging.getLogger(name).addFilter(_not_unheard)
+        logging.getLogger(name).addFilter(_is_not_of_late_write)
     never_begun = r"coroutine '\S*(serialize|write)\S*' was never awaited"
     warnings.filterwarnings('ignore', never_begun, RuntimeWarning)
 
 
-def _not_of_late_writes(before: Callable[[Any], Any], unraisable: Any) -> None:
-    """Pass on to the hook `before` what is about anything else."""
+def _report_unraisable(previous: Callable[[Any], Any], unraisable: Any) -> None:
+    """Call the `previous` hook, except for late writes."""
     if 'Event loop is closed' not in str(unraisable.exc_value):
-        before(unraisable)
+        previous(unraisable)
 
 
-def _not_unheard(record: logging.LogRecord) -> bool:
-    """Logging filter that drops messages on such a write, of its task or its future.
+def _is_not_of_failed_save(record: logging.LogRecord) -> bool:
+    """Logging filter that drops Orbax's errors, and warnings about metadata not written yet."""
+    is_orbax, message = f'{os.sep}orbax{os.sep}' in record.pathname, record.getMessage()
+    is_unfinished = 'Metadata file' in message and 'orbax-checkpoint-tmp' in message
+    return not (is_orbax and (record.exc_info or is_unfinished))
 
-    A task names its code in the message. A future does not, so its traceback is searched.
+
+def _is_not_of_late_write(record: logging.LogRecord) -> bool:
+    """Logging filter that drops messages about the task or future of a late write.
+
+    The message of a task names its code; for a future, the traceback is searched.
     """
     _, error, trace = record.exc_info or (None, None, None)
     if 'Event loop is closed' in str(error):
         return False
-    told = record.getMessage()
+    message = record.getMessage()
     files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace))
-    of_orbax = any('orbax' in text for text in (told, *files))
-    return not (of_orbax and ('was never retrieved' in told or 'was destroyed but' in told))
-
-
-def not_of_a_failed_save(record: logging.LogRecord) -> bool:
-    """Logging filter that drops what Orbax says of a save that fails.
-
-    Orbax logs the exception with a traceback at every layer, several hundred lines, and may miss
-    metadata in the unfinished folder; the same exception is then raised to `Checkpointer`.
-    """
-    of_orbax, said = f'{os.sep}orbax{os.sep}' in record.pathname, record.getMessage()
-    unfinished = 'Metadata file' in said and 'orbax-checkpoint-tmp' in said
-    return not (of_orbax and (record.exc_info or unfinished))
-
-
-BEST: Literal['best'] = 'best'  # in place of a step's number
-Step = int | Literal['best'] | None
-
-BESTS, KEPT = 'bests', 'keep_best'  # a key of the metadata, and a key in its value
-_KEY = 'config.checkpoint.keep_best'
-DIRECTIONS = ('max', 'min')
-
-
-@dataclasses.dataclass(frozen=True)
-class Goal:
-    """One number of one evaluation, to be maximized or minimized.
-
-    Attributes:
-      metric: an entry of `config.evals` and one of its numbers, as `test/accuracy`.
-      lower: whether lower is better.
-    """
-
-    metric: str
-    lower: bool = False
-
-    def is_better(self, value: float, than: float | None, by: float = 0.0) -> bool:
-        """Whether a value is better than another by more than `by`; NaN never is."""
-        if math.isnan(value) or than is None:
-            return not math.isnan(value)
-        return (than - value if self.lower else value - than) > by
-
-    def __str__(self) -> str:
-        return f'{"lowest" if self.lower else "highest"} {self.metric}'
-
-
-def parse_goal(text: str, where: str) -> Goal:
-    """Parse `'test/accuracy'` or `'max:test/accuracy'` (higher is better) or `'min:test/loss'`.
-
-    Args:
-      text: of a config.
-      where: its place, for the message.
-
-    Raises:
-      UserError: for another direction, or a name that is not ENTRY/NUMBER.
-    """
-    direction, colon, metric = text.rpartition(':')
-    if colon and direction not in DIRECTIONS:
-        raise UserError(f'{where}={text!r}: {nearest("direction", direction, DIRECTIONS)}')
-    entry, _, number = metric.partition('/')
-    if not (entry and number):
-        raise UserError(
-            f'{where}={text!r}: name an evaluation and its number, as test/accuracy, or '
-            'min:test/loss where lower is better'
-        )
-    return Goal(metric, direction == 'min')
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EarlyStop:
-    """`config.early_stop`: the run ends before its total if its evaluations no longer improve.
-
-    Attributes:
-      metric: a number of an evaluation, as `test/accuracy`, or `min:test/loss` if lower is better;
-        empty for no early stop.
-      patience: number of evaluations in a row that are no better than the best; the last of them
-        ends the run.
-      min_delta: least improvement that counts, in the units of the metric.
-    """
-
-    metric: str = ''
-    patience: int = 5
-    min_delta: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.metric:
-            parse_goal(self.metric, 'config.early_stop.metric')
-        if self.patience < 1:
-            raise UserError(f'config.early_stop.patience={self.patience}: must be at least 1')
-        if self.min_delta < 0:
-            raise UserError(f'config.early_stop.min_delta={self.min_delta}: must be 0 or more')
-
-
-@dataclasses.dataclass(frozen=True)
-class Best:
-    """The best result so far by some goal.
-
-    Attributes:
-      goal: as the config gives it, see `parse_goal`.
-      step: of that result; None before the first.
-      value: of the metric.
-      since: number of later evaluations, none of which was better.
-    """
-
-    goal: str
-    step: int | None = None
-    value: float | None = None
-    since: int = 0
-
-
-def best_from_meta(meta: Mapping[str, Any], key: str) -> Best | None:
-    """The best result that a checkpoint records under `key`, or None."""
-    found = meta.get(BESTS, {}).get(key)
-    return None if found is None else Best(**found)
-
-
-def find_best(directory: Path) -> int:
-    """The best evaluated step of the checkpoints in a run's folder, as the newest of them records.
-
-    The newest checkpoint of a run that was stopped during an evaluation lacks its result: that is
-    read from the log.
-
-    Raises:
-      UserError: if the run keeps none, or has evaluated none yet.
-    """
-    newest, _ = manifest.newest_intact(directory, (run_folder.META,))
-    meta = {} if newest is None else run_folder.read_meta(directory / str(newest))
-    best = best_from_meta(meta, KEPT)
-    if newest is None or best is None:
-        raise UserError(f'{directory} keeps no best step: train with {_KEY}')
-    goal, step, value = parse_goal(best.goal, _KEY), best.step, best.value
-    if meta.get('unevaluated'):
-        for line in run_folder.read_metrics(directory.parent):
-            result = line.get(goal.metric)
-            if line['step'] == newest and result is not None and goal.is_better(result, value):
-                step, value = newest, result
-    if step is None:
-        raise UserError(f'{directory} has no best step yet: none with {goal.metric} is saved')
-    return step
+    is_orbax = any('orbax' in text for text in (message, *files))
+    return not (is_orbax and ('was never retrieved' in message or 'was destroyed but' in message))

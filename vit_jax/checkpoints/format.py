@@ -1,7 +1,7 @@
-"""The items of a saved step: splitting a state into them, and reading all or some of them.
+"""The items of a saved step: writing a state as items, and reading all or some of them.
 
-`variables` has the variables for inference, `training` the optimizer's state and the rest,
-`meta` JSON.
+`variables` has the variables for inference, `training` the optimizer state and the rest, `meta`
+JSON.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FIELDS_OF_VARIABLES = ('params', 'collections', 'ema')
 
 
 def handler() -> ocp.CompositeCheckpointHandler:
-    """Orbax's handler of a step's items."""
+    """Orbax's handler for the items of a step."""
     import orbax.checkpoint as ocp
 
     arrays = {VARIABLES: ocp.PyTreeCheckpointHandler(), TRAINING: ocp.PyTreeCheckpointHandler()}
@@ -46,7 +46,7 @@ def handler() -> ocp.CompositeCheckpointHandler:
 
 
 def save_args(state: PyTree, meta: dict[str, Any]) -> ocp.args.Composite:
-    """The items that Orbax is to write."""
+    """The items for Orbax to write."""
     import orbax.checkpoint as ocp
 
     items = {name: ocp.args.PyTreeSave(tree) for name, tree in _split(state).items()}
@@ -54,11 +54,11 @@ def save_args(state: PyTree, meta: dict[str, Any]) -> ocp.args.Composite:
 
 
 def read(directory: Path, target: PyTree) -> tuple[PyTree, dict[str, Any]]:
-    """The state with the shardings of `target`, and `meta`.
+    """Read the state with the shardings of `target`, and `meta`.
 
     Raises:
-      UserError: names the arrays that are missing or unknown, or differ in shape or dtype, with
-        both; or if they cannot be read.
+      UserError: names arrays that are missing, unknown, or of another shape or dtype, with both;
+        or if they cannot be read.
     """
     wanted = _split(target)
     with _reader(directory) as reader:
@@ -80,10 +80,10 @@ def shapes(state: PyTree) -> Items:
 
 
 def require_written(directory: Path, saved: Items) -> None:
-    """Open every array that Orbax has written, in a step that may not be committed yet.
+    """Open every array that Orbax has written, also in an uncommitted step.
 
     Raises:
-      UserError: if an array cannot be opened, or differs from `shapes` of the saved state.
+      UserError: if an array cannot be opened, or differs from the `shapes` of the saved state.
     """
     with _reader(directory) as reader:
         stored = _stored(reader, directory)
@@ -91,10 +91,10 @@ def require_written(directory: Path, saved: Items) -> None:
 
 
 def read_variables(directory: Path) -> tuple[dict[str, PyTree], dict[str, Any]]:
-    """The parameters (averaged if available), the collections, and `meta`.
+    """Read the parameters (averaged if available), the collections, and `meta`.
 
     Raises:
-      UserError: if they cannot be read, or are larger than the memory of this machine.
+      UserError: if they cannot be read, or exceed the memory of this machine.
     """
     with _reader(directory) as reader:
         stored = _stored(reader, directory)[VARIABLES]
@@ -109,7 +109,7 @@ def read_variables(directory: Path) -> tuple[dict[str, PyTree], dict[str, Any]]:
 
 @contextlib.contextmanager
 def _reader(directory: Path) -> Iterator[ocp.Checkpointer]:
-    """Orbax's reader of a step's items, with errors of one line."""
+    """Orbax's reader of a step; its errors become one line."""
     import orbax.checkpoint as ocp
 
     with ocp.Checkpointer(handler()) as reader:
@@ -131,9 +131,9 @@ def _require_memory(directory: Path, arrays: PyTree) -> None:
 
 
 def _split(state: PyTree) -> Items:
-    """Split the fields of a state (a dataclass or a dict) into those for inference and the rest.
+    """Split the fields of a state (a dataclass or dict) into those for inference and the rest.
 
-    An item without any array is left out.
+    Items without arrays are left out.
     """
     items: Items = {VARIABLES: {}, TRAINING: {}}
     for name, child in _fields(state)[0].items():
@@ -142,7 +142,7 @@ def _split(state: PyTree) -> Items:
 
 
 def _join(target: PyTree, items: Items) -> PyTree:
-    """The state of `target`'s structure with the fields that `items` holds."""
+    """Replace the fields of `target` by those in `items`."""
     fields, structure = _fields(target)
     for item in items.values():
         fields |= item
@@ -150,13 +150,13 @@ def _join(target: PyTree, items: Items) -> PyTree:
 
 
 def _stored(reader: ocp.Checkpointer, directory: Path) -> Items:
-    """The shapes and dtypes of the arrays that a step holds."""
+    """The shapes and dtypes of the arrays in a step."""
     items = reader.metadata(directory).item_metadata
     return {name: items[name].tree for name in (VARIABLES, TRAINING) if items.get(name)}
 
 
 def _restore_args(items: Items) -> ocp.args.Composite:
-    """Request for only the given arrays: on devices if they have a sharding, else in numpy."""
+    """Request only the given arrays: on devices if they have a sharding, else in numpy."""
     import orbax.checkpoint as ocp
 
     trees = {
@@ -176,15 +176,15 @@ def _fields(state: PyTree) -> tuple[dict[str, PyTree], Any]:
 
 
 def _arrays(items: Items) -> dict[str, Any]:
-    """Every array by its path in the state."""
+    """The arrays by their paths in the state."""
     leaves = jax.tree_util.tree_leaves_with_path(items)
     return {path_name(keys[1:]): leaf for keys, leaf in leaves}
 
 
 class LiteralPath(gpath.PosixGPath):
-    """Path for Orbax whose `glob` takes `[*?` in the folder's own name literally.
+    """Path for Orbax whose `glob` treats `[*?` in the folder's own name literally.
 
-    Orbax globs for the arrays that it has written, and if it finds none it commits without them.
+    Orbax globs for the arrays that it has written; if it found none, it would commit without them.
     """
 
     def glob(self, pattern: str) -> Iterator[LiteralPath]:
@@ -196,25 +196,25 @@ class LiteralPath(gpath.PosixGPath):
 
 
 def _durable_path_class() -> type:
-    """The class of folders in which Orbax writes a step that is to survive a power cut.
+    """The class of temporary folders with which Orbax's steps survive a power cut.
 
-    Orbax syncs the arrays, but neither the other files nor folders. Here all of them are on the
-    disk before the step gets its name, and that name before the save is finished, after which older
-    steps are deleted. The thread of the save does this. It reads what other processes have written
-    for the manifest, and so their hosts have handed it to the shared file system.
+    Orbax syncs arrays, but neither other files nor folders. Here everything is on disk before the
+    step gets its name, and the name before the save finishes and older steps are deleted. The
+    saving thread does this. It has read other processes' files for the manifest, so their hosts
+    have handed them to the shared file system.
     """
     import orbax.checkpoint as ocp  # takes a quarter of a second
 
-    class LastingPath(ocp.path.atomicity.AtomicRenameTemporaryPath):
+    class DurablePath(ocp.path.atomicity.AtomicRenameTemporaryPath):
         async def finalize(self) -> None:
             step, checkpoints = Path(self.get_final()), Path(self.get_final()).parent
             run_folder.sync(checkpoints.parent)
             paths.sync_all(Path(self.get()))
             await super().finalize()
-            for place in (step / run_folder.COMMITTED, step, checkpoints, checkpoints.parent):
-                paths.sync(place)
+            for path in (step / run_folder.COMMITTED, step, checkpoints, checkpoints.parent):
+                paths.sync(path)
 
-    return LastingPath
+    return DurablePath
 
 
 def orbax_path(directory: Path) -> LiteralPath:
@@ -223,7 +223,7 @@ def orbax_path(directory: Path) -> LiteralPath:
 
 
 class Staging:
-    """The place where Orbax writes the steps of `directory`: itself, or else a local folder.
+    """The folder where Orbax writes the steps of `directory`: itself, or a local one.
 
     Raises:
       UserError: if several processes would have to share a local folder.
@@ -242,18 +242,18 @@ class Staging:
         self.folder = Path(self._local.name)
 
     def path_class(self) -> type | None:
-        """Orbax's class for the folder of a step that it writes; None for Orbax's own choice."""
+        """Orbax's class for temporary folders of steps; None for its default."""
         return None if paths.is_remote(self._directory) else _durable_path_class()
 
-    def put(self, step: int) -> None:
-        """Copy a step that is written but not yet committed; the mark of the commit comes last."""
+    def upload(self, step: int) -> None:
+        """Copy an uncommitted step to `directory`; the mark of the commit comes last."""
         if self._local is None:
             return
         paths.copy(manifest.uncommitted_step(self.folder, step), self._directory / str(step))
         manifest.commit(self._directory / str(step))
 
     def clear(self) -> None:
-        """Free the local disk once no save is under way."""
+        """Free the local disk after a save."""
         if self._local is not None:
             for step in self.folder.iterdir():
                 shutil.rmtree(step)
@@ -265,7 +265,7 @@ class Staging:
 
 @contextlib.contextmanager
 def readable_path(directory: Path) -> Iterator[LiteralPath]:
-    """The step's directory, or a local copy if Orbax cannot read it."""
+    """Yield the step's directory, or a local copy if Orbax cannot read it."""
     if paths.orbax_writes(directory):
         yield orbax_path(directory)
         return

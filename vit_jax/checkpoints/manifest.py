@@ -1,4 +1,4 @@
-"""Integrity of saved steps: manifests, verification, pruning, and the remains of crashes.
+"""Integrity of saved steps: manifests, verification, pruning, and cleaning up after crashes.
 
 The manifest of a step lists the sha256 of every file. Plain files only: no JAX, no Orbax.
 """
@@ -16,24 +16,24 @@ from pathlib import Path
 from vit_jax.storage import paths, run_folder
 from vit_jax.storage.run_folder import REJECTED, Damaged, Unfinished
 
-_RESTART = 'restart-'  # prefix of the folders in there with the steps before a --restart
+_RESTART = 'restart-'  # prefix of folders in `rejected/` with the steps before a --restart
 
-# Orbax appends it to the name of a step that it is writing.
+# Orbax appends this to the name of a step that it is writing.
 _UNFINISHED = '.orbax-checkpoint-tmp'
 _TEMPORARY = re.compile(rf'\d+{re.escape(_UNFINISHED)}(-(\d+|deleted))?')
 
-# Each process writes arrays of an item to a folder of its own; then Orbax lists all of them here.
+# Each process writes an item's arrays to its own folder; then Orbax lists all of them here.
 _PROCESS, _MERGED = 'ocdbt.process_', 'manifest.ocdbt'
 
 _log = logging.getLogger(__name__)
 
 
 def write(root: Path, step: int) -> None:
-    """Write the manifest of a step that Orbax has written and not yet committed.
+    """Write the manifest of a step that Orbax has written but not yet committed.
 
     The commit makes the manifest visible with the rest: by a rename, or in object storage by
-    Orbax's final mark. Files directly in the step's directory are Orbax's own notes, which the
-    commit still changes: nothing is restored from them and they are not listed.
+    Orbax's final mark. Files directly in the step's directory are not listed: they are Orbax's own
+    metadata, which the commit still changes and no restore reads.
     """
     directory = uncommitted_step(root, step)
     names = [name for name in paths.files(directory) if '/' in name]
@@ -43,17 +43,17 @@ def write(root: Path, step: int) -> None:
 
 
 def uncommitted_step(root: Path, step: int) -> Path:
-    """The folder in which Orbax has written a step that it has not yet committed."""
+    """The folder of a step that Orbax has written but not yet committed."""
     return next(_uncommitted(root, f'{step}{_UNFINISHED}'), root / str(step))
 
 
-def _uncommitted(root: Path, beginning: str = '') -> Iterator[Path]:
-    """Folders of uncommitted steps whose names start with `beginning`.
+def _uncommitted(root: Path, prefix: str = '') -> Iterator[Path]:
+    """Folders of uncommitted steps whose names start with `prefix`.
 
-    No glob: epath takes the characters `[*?` in the name of the run folder for a pattern.
+    No glob: epath would treat the characters `[*?` in the run folder's name as a pattern.
     """
     for entry in root.iterdir() if root.is_dir() else ():
-        if _TEMPORARY.fullmatch(entry.name) and entry.name.startswith(beginning):
+        if _TEMPORARY.fullmatch(entry.name) and entry.name.startswith(prefix):
             yield entry
 
 
@@ -67,11 +67,11 @@ def verify(directory: Path, items: tuple[str, ...] = ()) -> None:
 
     Args:
       directory: of one step, named by its number.
-      items: the subdirectories to read; all files if empty.
+      items: the subdirectories to verify; all if empty.
 
     Raises:
-      Unfinished: if there is no manifest or no mark of Orbax's commit.
-      Damaged: at the first file that is missing or differs.
+      Unfinished: if the manifest or the mark of Orbax's commit is missing.
+      Damaged: at the first missing or changed file.
     """
     files = run_folder.read_manifest(directory)
     for name in files:
@@ -83,8 +83,24 @@ def verify(directory: Path, items: tuple[str, ...] = ()) -> None:
             _verify_file(directory / name, name, entry)
 
 
+def _verify_file(path: Path, name: str, entry: str) -> None:
+    if not path.is_file():
+        raise Damaged(f'{name} is missing')
+    # A sparse file of any size would otherwise be read to its end.
+    if not paths.is_remote(path) and not entry.endswith(f', {(size := path.stat().st_size)} bytes'):
+        raise Damaged(f'{name} has changed since it was written: {size} bytes instead of {entry}')
+    if (found := _fingerprint(path)) != entry:
+        raise Damaged(f'{name} has changed since it was written: {found} instead of {entry}')
+
+
+def _fingerprint(path: Path) -> str:
+    with paths.open_file(path) as file:
+        digest = hashlib.file_digest(file, 'sha256').hexdigest()
+        return f'sha256 {digest}, {file.tell()} bytes'
+
+
 def newest_intact(root: Path, items: tuple[str, ...] = ()) -> tuple[int | None, dict[int, Damaged]]:
-    """The newest step whose `items` are intact, and the damaged ones that are newer."""
+    """The newest step whose `items` are intact, and the newer, damaged steps."""
     damaged: dict[int, Damaged] = {}
     for step in reversed(run_folder.step_numbers(root)):
         try:
@@ -99,11 +115,11 @@ def newest_intact(root: Path, items: tuple[str, ...] = ()) -> tuple[int | None, 
 
 
 def prune(root: Path, keep_last: int, keep_every: int, kept: Collection[int | None]) -> None:
-    """Delete finished steps but the newest `keep_last`, the multiples of `keep_every`, and `kept`.
+    """Delete finished steps except the newest `keep_last`, multiples of `keep_every`, and `kept`.
 
-    Orbax's `CheckpointManager` does not do this for us: it counts steps without regard to their
-    manifests, deletes them in place, where a kill leaves half a step that looks finished, and
-    does not reach s3://.
+    Orbax's `CheckpointManager` cannot do this: it counts steps without regard to their manifests,
+    deletes them in place, where a kill leaves half a step that looks finished, and does not
+    support s3://.
     """
     for step in run_folder.finished_steps(root)[:-keep_last]:
         if step not in kept and (not keep_every or step % keep_every):
@@ -111,7 +127,7 @@ def prune(root: Path, keep_last: int, keep_every: int, kept: Collection[int | No
 
 
 def _delete(directory: Path) -> None:
-    """Delete a step so that a kill in between leaves nothing that looks finished."""
+    """Delete a step so that an interruption leaves nothing that looks finished."""
     if paths.is_remote(directory):
         (directory / run_folder.COMMITTED).unlink(missing_ok=True)
     else:
@@ -129,8 +145,8 @@ def discard(root: Path, step: int) -> None:
 def remains(root: Path) -> list[str]:
     """Folders of `root` that may be remains of saved steps, including those set aside.
 
-    An interrupted save to object storage leaves a folder with its step's name; without any of the
-    two marks it was never finished.
+    An interrupted save to object storage leaves a folder named by its step; without either mark it
+    was never finished.
     """
     steps = [path for n in run_folder.step_numbers(root) if paths.files(path := root / str(n))]
     if paths.is_remote(root):
@@ -141,7 +157,7 @@ def remains(root: Path) -> list[str]:
 def clear_newer(root: Path, step: int | None) -> None:
     """Move the steps after `step` (None: all) to `rejected/`.
 
-    Only folders that cannot be steps are deleted: Orbax's temporary ones, and those without a file.
+    Only folders that cannot be steps are deleted: Orbax's temporary and empty ones.
     """
     for path in list(_uncommitted(root)):
         _log.warning('removing %s, left by a run that was killed while saving', path)
@@ -156,18 +172,18 @@ def clear_newer(root: Path, step: int | None) -> None:
 
 
 def set_all_aside(root: Path) -> Path:
-    """Move all steps, also those in `rejected/`, to a new folder in there, and return it.
+    """Move all steps, also those in `rejected/`, to a new folder in it, and return that.
 
-    So a later start does not take them for the remains of its own run.
+    So a later start does not mistake them for remains of its own run.
     """
     number = 1
-    while (place := root / REJECTED / f'{_RESTART}{number}').is_dir():
+    while (aside := root / REJECTED / f'{_RESTART}{number}').is_dir():
         number += 1
     for step in run_folder.step_numbers(root):
-        _move(root / str(step), place / str(step))
+        _move(root / str(step), aside / str(step))
     for path in _rejected(root):
-        _move(path, _unused(place / path.name))
-    return place
+        _move(path, _unused(aside / path.name))
+    return aside
 
 
 def _rejected(root: Path) -> list[Path]:
@@ -178,35 +194,19 @@ def _rejected(root: Path) -> list[Path]:
 
 
 def _unused(path: Path) -> Path:
-    """The path, or the path with a number appended if it exists already."""
-    number, place = 1, path
-    while place.is_dir():
+    """The path, with a number appended if it exists already."""
+    number, free = 1, path
+    while free.is_dir():
         number += 1
-        place = path.with_name(f'{path.name}-{number}')
-    return place
+        free = path.with_name(f'{path.name}-{number}')
+    return free
 
 
-def _move(path: Path, place: Path) -> None:
-    _log.warning('moving %s to %s', path, place)
+def _move(path: Path, target: Path) -> None:
+    _log.warning('moving %s to %s', path, target)
     if paths.is_remote(path):
-        paths.copy(path, place)
+        paths.copy(path, target)
         _delete(path)
     else:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        path.rename(place)
-
-
-def _verify_file(path: Path, name: str, entry: str) -> None:
-    if not path.is_file():
-        raise Damaged(f'{name} is missing')
-    # A sparse file of any size would otherwise be read to its end.
-    if not paths.is_remote(path) and not entry.endswith(f', {(size := path.stat().st_size)} bytes'):
-        raise Damaged(f'{name} has changed since it was written: {size} bytes instead of {entry}')
-    if (found := _fingerprint(path)) != entry:
-        raise Damaged(f'{name} has changed since it was written: {found} instead of {entry}')
-
-
-def _fingerprint(path: Path) -> str:
-    with paths.open_file(path) as file:
-        digest = hashlib.file_digest(file, 'sha256').hexdigest()
-        return f'sha256 {digest}, {file.tell()} bytes'
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(target)

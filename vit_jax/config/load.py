@@ -23,7 +23,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.checkpoints.checkpointer import EarlyStop, parse_goal
+from vit_jax.checkpoints.best import EarlyStop, parse_goal
 from vit_jax.config import defaults, durations, objects, schema
 from vit_jax.config.durations import Every
 from vit_jax.config.origin import Branch, Init

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.checkpoints.checkpointer import EarlyStop
+from vit_jax.checkpoints.best import EarlyStop
 from vit_jax.config import durations
 from vit_jax.config.durations import Every
 from vit_jax.config.origin import Branch, Init

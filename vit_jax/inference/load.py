@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 from vit_jax import interop
 from vit_jax import step as step_lib
 from vit_jax.checkpoints import checkpointer
-from vit_jax.checkpoints.checkpointer import BEST, Step
+from vit_jax.checkpoints.best import BEST, Step
 from vit_jax.config import defaults
 from vit_jax.config.load import from_dict, require_run
 from vit_jax.config.origin import POSEMBS, require_allowed

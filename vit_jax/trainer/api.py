@@ -8,7 +8,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.checkpoints.checkpointer import Step
+from vit_jax.checkpoints.best import Step
 from vit_jax.config import load
 from vit_jax.inference.load import Path, open_model
 from vit_jax.interop.trained import Size

@@ -16,7 +16,7 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax import step as step_lib
-from vit_jax.checkpoints.checkpointer import KEPT, Best, EarlyStop, best_from_meta, parse_goal
+from vit_jax.checkpoints.best import KEPT, Best, EarlyStop, best_from_meta, parse_goal
 from vit_jax.config import defaults, objects
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError, nearest

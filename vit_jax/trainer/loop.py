@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 import jax
 
 from vit_jax import step as step_lib
-from vit_jax.checkpoints.checkpointer import KEPT, Checkpointer
+from vit_jax.checkpoints.best import KEPT
+from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.data.batches import Batch
 from vit_jax.data.dataset import Dataset
 from vit_jax.runtime import processes

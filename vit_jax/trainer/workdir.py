@@ -17,7 +17,8 @@ from ml_collections import ConfigDict
 
 from vit_jax import step as step_lib
 from vit_jax.checkpoints import manifest
-from vit_jax.checkpoints.checkpointer import BESTS, Checkpointer
+from vit_jax.checkpoints.best import BESTS
+from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.config import defaults, schema
 from vit_jax.config import load as config_lib
 from vit_jax.errors import EXIT_FAILED, UserError
