@@ -23,7 +23,11 @@ def test_every_extra_is_one_of_the_package_and_installs_what_is_imported():
     known = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['optional-dependencies']
     for extra, package in extras.PACKAGES.items():
         assert any(name.replace('-', '_').startswith(package) for name in known[extra])
-    assert {*extras.SCHEMES.values(), *extras.OF_CONFIGS} <= extras.PACKAGES.keys() <= known.keys()
+    assert (
+        {*extras.SCHEMES.values(), *extras.NAMED_BY_CONFIGS}
+        <= extras.PACKAGES.keys()
+        <= known.keys()
+    )
 
 
 def test_every_dependency_stands_once():

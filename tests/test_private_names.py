@@ -130,7 +130,7 @@ def test_a_private_name_or_a_patch_is_seen(code, found):
 
 
 def test_jax_has_no_public_client_hook_or_callback():
-    """Else `runtime.processes._meeting` and `peer_failures.end_in_order` may become simpler."""
+    """Else `runtime.processes._rendezvous_first` and `handle_abort` may become simpler."""
     public = {name for name in vars(jax.distributed) if not name.startswith('_')}
     assert public == {'initialize', 'is_initialized', 'shutdown'}
     assert set(inspect.signature(jax.distributed.initialize).parameters) == {

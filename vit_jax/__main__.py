@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Exit codes: 0 done, 1 failed, 2 a user's mistake, 3 diverged, 75 preempted, 130 interrupted.
     """
     if argv is None:
-        process.note()
+        process.record_start()
         console.prepare()
     words = list(sys.argv[1:] if argv is None else argv)
     with console.escaped():
@@ -72,14 +72,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = run(words, whole_process=argv is None)
             sys.stdout.flush()
             return code
-        except console.Unread as e:
+        except console.ReaderLeft as e:
             return e.exit_code
         except UserError as e:
             print(f'error: {e}', file=sys.stderr)
             return getattr(e, 'exit_code', 2)
         except BaseException as e:
             if process.interrupted(e):
-                return process.report(e)
+                return process.report_interrupt(e)
             if not (line := beyond(e)):
                 raise
             print(f'error: {line}', file=sys.stderr)
@@ -108,7 +108,7 @@ def run(words: Sequence[str], whole_process: bool) -> int:
         print(_parser.completion_script(' '.join(rest), described()), end='')
         return 0
     if whole_process:
-        process.watch()
+        process.remember_interrupts()
     if name not in commands():
         raise UserError(nearest('command', name, commands()))
     if whole_process:
@@ -164,5 +164,5 @@ def readable_names() -> Iterator[None]:
 
 if __name__ == '__main__':
     code = main()
-    process.leave(code)
+    process.exit_if_threads_hang(code)
     sys.exit(code)

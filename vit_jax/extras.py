@@ -1,7 +1,7 @@
-"""Optional dependencies: the extras of this package, and what needs them.
+"""Optional dependencies: the extras of this package, and errors where one is missing.
 
-A module that a config can name, such as an evaluator, declares the extra that it needs:
-`EXTRA = 'detection'`. So it is known on machines where the extra is not installed.
+A module that a config can name, such as an evaluator, declares the extra that it needs, as by
+`EXTRA = 'detection'`, which can be read where the extra is not installed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from vit_jax.errors import UserError
 
-# A package of each extra that a command can need.
+# A package of each extra that a command may need.
 PACKAGES = {
     'beam': 'apache_beam',
     'detection': 'pycocotools',
@@ -26,8 +26,8 @@ PACKAGES = {
     'translate': 'sacrebleu',
     'wandb': 'wandb',
 }
-# Those that no command needs but for the modules its config names.
-OF_CONFIGS = {'detection', 'mlflow', 'translate', 'wandb'}
+# Extras that a command needs only for modules that its config names.
+NAMED_BY_CONFIGS = {'detection', 'mlflow', 'translate', 'wandb'}
 SCHEMES = {
     'gs': 'gcs',
     'hf': 'hub',
@@ -39,7 +39,7 @@ _URL = re.compile(rf'\b({"|".join(map(re.escape, SCHEMES))})://')
 
 
 def missing(what: str, extra: str, package: str = '') -> UserError:
-    """The error of something that needs an extra; `package` is the one of it that is missing."""
+    """The error that `what` needs an extra; `package` is the missing package."""
     return UserError(f"{what} needs {package or PACKAGES[extra]}: pip install 'vit_jax[{extra}]'")
 
 
@@ -53,10 +53,10 @@ def needed_by(what: str, extra: str) -> Iterator[None]:
 
 
 def is_installed(extra: str) -> bool:
-    """Whether the package of an extra can be imported; nothing is."""
+    """Whether the package of an extra can be imported, without importing it."""
     return importlib.util.find_spec(PACKAGES[extra]) is not None
 
 
-def of_words(words: Iterable[str]) -> set[str]:
+def named_by_urls(words: Iterable[str]) -> set[str]:
     """The extras that paths or flags need by the schemes of URLs, such as `--workdir=gs://a/b`."""
     return {SCHEMES[scheme] for word in words for scheme in _URL.findall(word)}

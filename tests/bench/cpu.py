@@ -56,9 +56,14 @@ def main() -> None:
     steps = {
         **start(args, torch_steps, {}),
         **start(
-            args, torch_steps, {environment_lib.VARIABLE: environment_lib.TUNABLES}, ', kept memory'
+            args,
+            torch_steps,
+            {environment_lib.MALLOC_VARIABLE: environment_lib.MALLOC_TUNABLES},
+            ', kept memory',
         ),
-        **start(args, jax_steps, {environment_lib.VARIABLE: environment_lib.TUNABLES}),
+        **start(
+            args, jax_steps, {environment_lib.MALLOC_VARIABLE: environment_lib.MALLOC_TUNABLES}
+        ),
     }
     seconds = measure(steps, args.rounds)
     print_table(seconds)
@@ -70,7 +75,7 @@ def start(
     args, make_steps: Callable, environment: dict[str, str], note: str = ''
 ) -> dict[str, Step]:
     """The steps of `make_steps(args)`, run in a process that starts with `environment`."""
-    os.environ.pop(environment_lib.VARIABLE, None)
+    os.environ.pop(environment_lib.MALLOC_VARIABLE, None)
     os.environ.update(environment)
     here, there = multiprocessing.Pipe()
     spawn = multiprocessing.get_context('spawn')

@@ -51,7 +51,7 @@ def main() -> None:
         args.folder = pathlib.Path(folder)
         steps = {
             **start(args, torch_steps, {}),
-            **start(args, jax_steps, {environment.VARIABLE: environment.TUNABLES}),
+            **start(args, jax_steps, {environment.MALLOC_VARIABLE: environment.MALLOC_TUNABLES}),
         }
         seconds = measure(steps, args.rounds)
         result = record(args, seconds)

@@ -52,7 +52,7 @@ def main() -> None:
     args = parser.parse_args()
     # XLA makes as many threads as there are processors that it may use: before jax is imported.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
-    kept = {environment.VARIABLE: environment.TUNABLES}
+    kept = {environment.MALLOC_VARIABLE: environment.MALLOC_TUNABLES}
     steps = start(args, torch_steps, kept) | start(args, jax_steps, kept)
     seconds = measure(steps, args.rounds)
     print_table(seconds, BARS)

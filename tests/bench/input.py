@@ -82,7 +82,7 @@ def start_one(args, side: str, python: str, checkout: pathlib.Path) -> subproces
 
     own = {'PYTHONPATH': str(checkout), 'TF_CPP_MIN_LOG_LEVEL': '3'}
     if side == 'vit_jax':
-        own |= {environment_lib.VARIABLE: environment_lib.TUNABLES}
+        own |= {environment_lib.MALLOC_VARIABLE: environment_lib.MALLOC_TUNABLES}
     environment = os.environ | own
     return subprocess.Popen(
         [python, '-P', __file__, str(args.folder.resolve()), '--serve', side],

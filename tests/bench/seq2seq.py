@@ -46,7 +46,9 @@ def main() -> None:
         os.sched_setaffinity(0, processors[:threads])
         for model in MODELS:
             args.model, args.process_threads = model, threads
-            steps |= start(args, train_steps, {environment.VARIABLE: environment.TUNABLES})
+            steps |= start(
+                args, train_steps, {environment.MALLOC_VARIABLE: environment.MALLOC_TUNABLES}
+            )
     seconds = measure(steps, args.rounds)
     result = record(args, seconds)
     print_table(result)

@@ -46,7 +46,7 @@ def main() -> None:
     args = parser.parse_args()
     # XLA makes as many threads as there are processors that it may use: before jax is imported.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
-    kept = {environment.VARIABLE: environment.TUNABLES}
+    kept = {environment.MALLOC_VARIABLE: environment.MALLOC_TUNABLES}
     if args.against == 'vit':
         args.image_size = 32
         steps = start(args, swin_of_cifar10, kept) | start(args, vit_of_cifar10, kept)

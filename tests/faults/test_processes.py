@@ -346,7 +346,7 @@ TWO_ENDS = """
 import os, threading, time
 from vit_jax.runtime import processes
 
-processes.end_in_order('process 1 of 2')
+processes.handle_abort('process 1 of 2')
 write = os.write
 
 def interrupted(descriptor, line):
@@ -357,7 +357,7 @@ def interrupted(descriptor, line):
     return write(descriptor, line)
 
 os.write = interrupted
-processes.end('error: the reason', 3)
+processes.end_process('error: the reason', 3)
 """
 
 
@@ -414,7 +414,8 @@ processes.initialize(sys.argv[1][:-1], 2, rank)
 print(processes.gather(['a' * rank, rank]), processes.gather([]), processes.gather([1][rank:]))
 for animal in sys.argv[2:]:
     try:
-        processes.require_alike({'classes': ['cat', animal], 'vocabulary': animal, 'examples': 7})
+        facts = {'classes': ['cat', animal], 'vocabulary': animal, 'examples': 7}
+        processes.require_same_facts(facts)
         print('alike')
     except UserError as error:
         print(error)
@@ -608,8 +609,8 @@ import atexit, threading
 import jax
 from vit_jax.runtime import processes
 jax.process_count = lambda: 2
-processes.MEET_SECONDS = processes.EXIT_SECONDS = 0.2
-with processes.shared_fate():
+processes.BARRIER_SECONDS = processes.EXIT_SECONDS = 0.2
+with processes.fail_together():
     atexit.register(threading.Event().wait)
 """
 

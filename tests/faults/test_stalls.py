@@ -76,7 +76,7 @@ make = lambda n: time.sleep(600) if n else n
 batches = read_ahead.read_ahead(make, 0, 9, read_ahead.Loading(0, 2), None)
 print(next(batches), flush=True)
 del batches
-process.leave(75)
+process.exit_if_threads_hang(75)
 sys.exit(75)
 """
 

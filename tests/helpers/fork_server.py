@@ -67,7 +67,7 @@ def become(request: dict, files: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request['env'])
     # In force since this server started, so that the command need not start again for it.
-    os.environ.setdefault(environment.VARIABLE, environment.TUNABLES)
+    os.environ.setdefault(environment.MALLOC_VARIABLE, environment.MALLOC_TUNABLES)
     if UNDRAWN in os.environ:
         sys.modules['vit_jax.trainer.writer'].Writer.draw = lambda self: None
     sys.stdout.reconfigure(write_through='PYTHONUNBUFFERED' in os.environ)

@@ -98,7 +98,7 @@ def _server() -> socket.socket:
     """A connection to the server of this process, which it starts."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     path = {'PYTHONPATH': _with_tests(os.environ)}
-    env = {environment.VARIABLE: environment.TUNABLES, **os.environ, **path}
+    env = {environment.MALLOC_VARIABLE: environment.MALLOC_TUNABLES, **os.environ, **path}
     words = [sys.executable, '-m', 'helpers.fork_server', str(theirs.fileno())]
     process = subprocess.Popen(words, cwd=TESTS.parent, env=env, pass_fds=[theirs.fileno()])
     theirs.close()

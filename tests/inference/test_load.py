@@ -71,7 +71,7 @@ def test_predictions_and_models_that_name_their_device_use_the_kernel_of_a_tpu(n
     path, _ = npz
     images = random_images(16, 16)
     expected = outputs(*vit_jax.load(path), images)['logits']
-    monkeypatch.setattr(target, 'of_device', lambda device=None: Devices('TPU v5 lite'))
+    monkeypatch.setattr(target, 'from_device', lambda device=None: Devices('TPU v5 lite'))
     calls = []
 
     def called(projected, *options, real=attention.fused_attention):

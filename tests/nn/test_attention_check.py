@@ -22,7 +22,7 @@ CALL = AttentionSpec((16, 20, 32), 20, 2, 'float32')
 SIZE = {'patch_size': 8, 'width': 16, 'depth': 2, 'mlp_dim': 16, 'num_heads': 2}
 
 
-HERE = Devices('TPU v5 lite', measure=target.apart)
+HERE = Devices('TPU v5 lite', measure=target.in_own_thread)
 
 
 @jax.custom_vjp
@@ -83,7 +83,7 @@ def test_an_intact_kernel_differs_by_rounding(call, block):
 def test_a_broken_kernel_is_noticed(monkeypatch, name, caplog):
     broken(monkeypatch, name)
     call = CALL._replace(keys=21 + [*BROKEN].index(name), masked=True)  # not yet measured
-    assert check.numerical_failure(call, 0, target.apart)
+    assert check.numerical_failure(call, 0, target.in_own_thread)
     assert not caplog.records
     with runs_on(HERE):
         with pytest.raises(UserError, match="choose 'xla'") as caught:
@@ -138,7 +138,7 @@ def test_what_is_not_here_is_not_measured(monkeypatch):
 @pytest.mark.parametrize('strategy', ['jit', 'pmap'])
 def test_layouts_measure_on_tpus_of_this_process_alone(monkeypatch, strategy):
     layout = sharding.make_layout(jax.devices()[2:4], strategy=strategy)
-    monkeypatch.setattr(target, 'kind', lambda devices: 'TPU v5 lite')
+    monkeypatch.setattr(target, 'device_kind', lambda devices: 'TPU v5 lite')
     monkeypatch.setattr(
         check, 'numerical_failure', lambda call, block, measure: f'by {measure(on)}'
     )
@@ -158,6 +158,6 @@ def test_layouts_measure_on_tpus_of_this_process_alone(monkeypatch, strategy):
 
     trace()
     assert not seen
-    monkeypatch.setattr(target, 'tpu_here', lambda devices: [*devices][1])
+    monkeypatch.setattr(target, 'local_tpu', lambda devices: [*devices][1])
     trace()
     assert seen == [{jax.devices()[3]}]

@@ -92,7 +92,7 @@ def test_a_step_is_the_same_in_every_layout(calls, monkeypatch, layout, fields, 
     plain = {k: v for k, v in fields.items() if k != 'remat'}
     expected = trained(vit.Model(**plain, attention='xla'), 'one')
     assert not calls
-    monkeypatch.setattr(target, 'kind', lambda devices: TPU.kind)
+    monkeypatch.setattr(target, 'device_kind', lambda devices: TPU.kind)
     found = trained(vit.Model(**fields, attention='pallas'), layout, **options)
     assert set(calls) == {call((rows, 5, 48), drops=True)}
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), found, expected)
@@ -130,7 +130,7 @@ def test_a_step_under_masks_is_the_same_under_pmap(calls, monkeypatch):
 
     expected = stepped('xla', 'one')
     assert not calls
-    monkeypatch.setattr(target, 'kind', lambda devices: TPU.kind)
+    monkeypatch.setattr(target, 'device_kind', lambda devices: TPU.kind)
     found = stepped('pallas', 'pmap')
     assert set(calls) == {
         call((2, 7, 48), masked=True),
@@ -234,7 +234,7 @@ def test_masks_and_memories_are_split_over_devices_like_queries(calls, monkeypat
         return layout.compile_eval(run)(params, layout.put_batch(rows))
 
     expected = ran('xla', 'fsdp')
-    monkeypatch.setattr(target, 'kind', lambda devices: TPU.kind)
+    monkeypatch.setattr(target, 'device_kind', lambda devices: TPU.kind)
     found = ran('pallas', 'fsdp')
     each = ROWS // len(jax.devices())
     assert calls == [

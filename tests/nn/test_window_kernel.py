@@ -70,7 +70,7 @@ def test_a_layer_is_the_same(calls, monkeypatch, shape, devices, fields, windows
     layout = sharding.make_layout(jax.devices()[:devices])
     expected = results('xla', layout, *shape, **fields)
     assert not calls
-    monkeypatch.setattr(target, 'kind', lambda devices: TPU.kind)
+    monkeypatch.setattr(target, 'device_kind', lambda devices: TPU.kind)
     found = results('pallas', layout, *shape, **fields)
     assert calls == [(windows, shape[3] and min(shape[:2]) > shape[2])]
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
@@ -115,7 +115,7 @@ def trained(attention, layout_name):
 def test_a_step_is_the_same_in_every_layout(calls, monkeypatch, layout, rows):
     expected = trained('xla', 'one')
     assert not calls
-    monkeypatch.setattr(target, 'kind', lambda devices: TPU.kind)
+    monkeypatch.setattr(target, 'device_kind', lambda devices: TPU.kind)
     found = trained('pallas', layout)
     assert set(calls) == {((rows, 4, 4, 48), False), ((rows, 4, 4, 48), True)}
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), found, expected)
@@ -163,7 +163,7 @@ def broken(qkv, bias, regions):
 def test_a_broken_kernel_is_left_or_refused(monkeypatch, caplog):
     monkeypatch.setattr(windows_lib, 'window_attention', broken)
     call = WindowSpec((8, 4, 9, 16), 2, 'float32', True)
-    with runs_on(TPU._replace(measure=target.apart)):
+    with runs_on(TPU._replace(measure=target.in_own_thread)):
         assert not attention_choice.window_kernel('auto', call)
         assert not attention_choice.window_kernel('auto', call)
         with pytest.raises(UserError, match='differs from the attention of XLA'):

@@ -58,7 +58,7 @@ def test_the_memory_is_that_of_the_device_or_of_the_host(monkeypatch):
 
 
 def test_memory_of_a_host_is_limited_by_its_groups(monkeypatch, tmp_path):
-    monkeypatch.setattr(environment, 'OWN', tmp_path / 'own')
+    monkeypatch.setattr(environment, 'OWN_CGROUPS', tmp_path / 'own')
     monkeypatch.setattr(environment, 'CGROUPS', tmp_path)
     monkeypatch.setattr(environment, 'MEMINFO', tmp_path / 'meminfo')
     assert environment.available_memory() is None

@@ -32,8 +32,8 @@ def home(tmp_path, monkeypatch):
 
 
 def folder() -> pathlib.Path:
-    compile_cache.use()
-    return pathlib.Path(compile_cache.note().removeprefix('compiled programs are kept in '))
+    compile_cache.enable()
+    return pathlib.Path(compile_cache.describe().removeprefix('compiled programs are kept in '))
 
 
 def test_the_folder_is_the_users_unless_another_is_named(home, monkeypatch):
@@ -56,7 +56,7 @@ def test_programs_that_were_not_used_for_longest_make_room(home, monkeypatch):
         file = folder() / name
         file.write_bytes(bytes(100))
         os.utime(file, (1000 * (3, 1, 2)[i],) * 2)
-    monkeypatch.setattr(compile_cache, 'MOST', 250)
+    monkeypatch.setattr(compile_cache, 'MAX_BYTES', 250)
     assert sorted(file.name for file in folder().iterdir()) == ['middle', 'new']
 
 
@@ -64,8 +64,8 @@ def test_programs_that_were_not_used_for_longest_make_room(home, monkeypatch):
 def test_a_full_disk_gets_no_programs(home, monkeypatch):
     usage = shutil.disk_usage('/')._replace(free=1000)
     monkeypatch.setattr(shutil, 'disk_usage', lambda path: usage)
-    compile_cache.use()
-    assert 'not kept: name a folder' in compile_cache.note()
+    compile_cache.enable()
+    assert 'not kept: set JAX_COMPILATION_CACHE_DIR' in compile_cache.describe()
 
 
 @pytest.mark.fault(82)

@@ -73,10 +73,10 @@ def test_numbers_that_do_not_fit_are_told_to_all(address, joins, said):
 
 @pytest.mark.fault(133)
 def test_those_who_do_not_come_are_named(address, monkeypatch, capsys):
-    monkeypatch.setattr(rendezvous, 'SAY_SECONDS', 0.1)
+    monkeypatch.setattr(rendezvous, 'FIRST_LINE_SECONDS', 0.1)
     monkeypatch.setattr(rendezvous, 'WAIT_SECONDS', 1.0)
     found = meet((host, address, 8), (rendezvous.join, address, 2, 8))
-    assert all('processes 1, 3, 4, 5 and 2 more of 8 did not come' in str(e) for e in found)
+    assert all('processes 1, 3, 4, 5 and 2 more of 8 did not connect' in str(e) for e in found)
     assert {error.exit_code for error in found} == {1}
     said = capsys.readouterr().err
     assert f'process 0 of 8 waits at {address} for processes 1, 3' in said
@@ -85,9 +85,9 @@ def test_those_who_do_not_come_are_named(address, monkeypatch, capsys):
 
 @pytest.mark.fault(133)
 def test_process_0_that_does_not_come_is_named(address, monkeypatch, capsys):
-    monkeypatch.setattr(rendezvous, 'SAY_SECONDS', 0.1)
+    monkeypatch.setattr(rendezvous, 'FIRST_LINE_SECONDS', 0.1)
     monkeypatch.setattr(rendezvous, 'WAIT_SECONDS', 0.5)
-    with pytest.raises(rendezvous.Late, match=f'process 0 did not come to {address}'):
+    with pytest.raises(rendezvous.PeerTimeout, match=f'process 0 was not at {address}'):
         rendezvous.join(address, 1, 2)
     assert f'process 1 of 2 waits for process 0 at {address} (Connection refused)' in (
         capsys.readouterr().err

@@ -19,7 +19,7 @@ IMAGES = jnp.linspace(-1, 1, 2 * 16 * 16 * 3).reshape(2, 16, 16, 3)
 @pytest.fixture
 def on_tpu(monkeypatch):
     """Every device is a TPU, on which the kernel runs as plain JAX."""
-    monkeypatch.setattr(target, 'of_device', lambda device=None: Devices('TPU v5 lite'))
+    monkeypatch.setattr(target, 'from_device', lambda device=None: Devices('TPU v5 lite'))
     real = functools.partial(attention.fused_attention, interpret=True)
     monkeypatch.setattr(attention, 'fused_attention', real)
 
@@ -41,7 +41,7 @@ def is_kernel(program, params):
 @pytest.mark.slow
 def test_a_model_that_is_placed_on_a_tpu_attends_in_the_kernel(on_tpu):
     model, params = with_params()
-    own = target.placed(model, jax.devices()[0])
+    own = target.on_device(model, jax.devices()[0])
     assert isinstance(own, vit.Model) and own.width == model.width
     assert own.stride == model.stride and str(own) == str(model)
     assert is_kernel(features(own), params) and not is_kernel(features(model), params)
@@ -60,6 +60,6 @@ def test_a_compiled_program_attends_in_the_kernel(on_tpu):
 
 
 def test_the_device_of_a_program_is_the_one_that_jax_computes_on():
-    assert target.of_device() == Devices('cpu') == target.of_device(jax.devices()[1])
+    assert target.from_device() == Devices('cpu') == target.from_device(jax.devices()[1])
     model, params = with_params()
     assert not is_kernel(target.compiled(features(model)), params)

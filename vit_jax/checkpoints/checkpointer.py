@@ -26,7 +26,7 @@ from vit_jax.checkpoints import format as checkpoint_format
 from vit_jax.checkpoints import manifest
 from vit_jax.checkpoints.best import BEST, KEPT, Step, best_from_meta, find_best
 from vit_jax.errors import UserError
-from vit_jax.runtime.processes import lost_another, on_process_0
+from vit_jax.runtime.processes import on_process_0, reports_lost_peer
 from vit_jax.signatures import Steps
 from vit_jax.storage import paths, run_folder
 
@@ -94,7 +94,7 @@ class Checkpointer:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         # A save waits for all processes, and would wait forever for a lost one; Ctrl-C never waits.
-        lost = isinstance(error, Exception) and lost_another(error)
+        lost = isinstance(error, Exception) and reports_lost_peer(error)
         if not (lost or isinstance(error, KeyboardInterrupt)):
             self.close()
 

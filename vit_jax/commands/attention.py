@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
 
     check_picture(args.out, '--out')
     run = open_model(parser, args)
-    compile_cache.use()
+    compile_cache.enable()
     if args.parameters is not None:
         figure, line = draw_parameters(run, args)
     else:

@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     if folder:
         check_image_names(names, args.image, args.out, '--out')
     upsamplers = [open_run(path, allowed=args.allow) for path in args.upsampler]
-    compile_cache.use()
+    compile_cache.enable()
     colorize = colorizer(core, upsamplers, args.seed)
     found = [colorize(path) for path in args.image]
 

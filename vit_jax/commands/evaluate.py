@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
     from vit_jax.runtime import compile_cache
     from vit_jax.trainer import measure
 
-    compile_cache.use()
+    compile_cache.enable()
     prepare = functools.partial(
         measure.prepare,
         open_model(parser, args),

@@ -106,8 +106,10 @@ def needed_extras(command: Sequence[str], config: ConfigDict | None) -> list[str
     """
     from vit_jax.rehearsal import rehearsal
 
-    found = extras.of_words(command)
-    found |= extras.OF_CONFIGS if config is None else rehearsal.needed_extras(config.to_dict())
+    found = extras.named_by_urls(command)
+    found |= (
+        extras.NAMED_BY_CONFIGS if config is None else rehearsal.needed_extras(config.to_dict())
+    )
     return sorted(found | ({'sweep'} if command[0] == 'sweep' else set()))
 
 

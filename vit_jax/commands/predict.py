@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
 
     run, context = adapt_run(open_model(parser, args), viz, args)
     photos = read_photos(run, args.image, image_size(args))
-    compile_cache.use()
+    compile_cache.enable()
     predictions = predict_photos(run, photos, args.seed)
     results = [
         {

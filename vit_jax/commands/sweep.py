@@ -92,12 +92,11 @@ def work(args: argparse.Namespace) -> int:
     initialize(args)
     import jax
 
-    from vit_jax.runtime import console as console_lib
-    from vit_jax.runtime import mesh, processes
+    from vit_jax.runtime import console, mesh, processes
     from vit_jax.sweeps import study, worker
     from vit_jax.trainer import train
 
-    with console_lib.unheard(), processes.shared_fate():
+    with console.drop_lost_output(), processes.fail_together():
         mesh.usable_devices()  # or every trial would fail
         opened = open_study(args)
         opened.require_allowed()
@@ -108,7 +107,7 @@ def work(args: argparse.Namespace) -> int:
             print(e)
             return EXIT_PREEMPTED
         if done.failures:
-            processes.meet('the last trial is finished', processes.MEET_SECONDS)
+            processes.barrier('the last trial is finished', processes.BARRIER_SECONDS)
             first = f'{len(done.failures)} of {done.finished} trials failed; the first: '
             raise UserError(first + done.failures[0])
         if jax.process_index() == 0:

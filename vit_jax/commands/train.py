@@ -27,11 +27,10 @@ def main(argv: Sequence[str]) -> int:
     import jax
 
     from vit_jax.config import objects
-    from vit_jax.runtime import console as console_lib
-    from vit_jax.runtime import process, processes
+    from vit_jax.runtime import console, process, processes
     from vit_jax.trainer import evaluate, train
 
-    with console_lib.unheard(), processes.shared_fate():
+    with console.drop_lost_output(), processes.fail_together():
         try:
             result = train.train(
                 config,
@@ -43,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
                 allowed=args.allow,
                 strict=args.strict,
                 profile=train.Window(*args.profile) if args.profile else None,
-                began=process.noted(),
+                began=process.start_time(),
             )
         except train.Preempted as e:
             print(e)
@@ -179,7 +178,7 @@ def initialize(args: argparse.Namespace) -> None:
     check_job(args.coordinator, args.num_processes, args.process_id, args.distributed)
     from vit_jax.runtime import compile_cache, processes
 
-    compile_cache.use()
+    compile_cache.enable()
     if args.distributed or args.coordinator:
         processes.initialize(args.coordinator, args.num_processes, args.process_id, args.heartbeat)
     else:

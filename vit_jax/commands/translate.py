@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     from vit_jax.runtime import compile_cache, mesh
     from vit_jax.storage.paths import write_text_atomic
 
-    compile_cache.use()
+    compile_cache.enable()
     mesh.usable_devices()
     run = open_run(args.workdir, **run_options(args))
     reader = sentence_reader(run)

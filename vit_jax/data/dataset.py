@@ -42,7 +42,7 @@ from vit_jax.data.records import (
 from vit_jax.data.splits import Subset
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
-from vit_jax.runtime.watchdog import Stopping, never
+from vit_jax.runtime.watchdog import Stopping, no_stop
 from vit_jax.storage import paths, run_folder
 
 AHEAD = 64  # rows whose examples are requested before they are needed
@@ -129,7 +129,7 @@ class Dataset:
         """Examples of an epoch of training."""
         return len(self.plan.members)
 
-    def train_batches(self, start_step: int = 0, stopping: Stopping = never) -> Iterator[Batch]:
+    def train_batches(self, start_step: int = 0, stopping: Stopping = no_stop) -> Iterator[Batch]:
         """Shuffled batches without end, beginning with the batch of `start_step`.
 
         Raises `Interrupted` if none is ready and `stopping` requests a stop.
@@ -139,7 +139,7 @@ class Dataset:
         make = Loader(self.plan, self._process).train_batch
         return read_ahead(make, start_step, sys.maxsize, self.loading, self.source, stopping)
 
-    def eval_batches(self, stopping: Stopping = never) -> Iterator[Batch]:
+    def eval_batches(self, stopping: Stopping = no_stop) -> Iterator[Batch]:
         """Every example once, the same number of batches on every process.
 
         Raises `Interrupted` if none is ready and `stopping` requests a stop.

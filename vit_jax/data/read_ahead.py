@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 from vit_jax.data.splits import Subset
 from vit_jax.errors import EXIT_FAILED, UserError, staying
 from vit_jax.runtime import environment, watchdog
-from vit_jax.runtime.watchdog import Interrupted, Stalled, Stopping, never, stacks
+from vit_jax.runtime.watchdog import Interrupted, Stalled, Stopping, no_stop, stacks
 
 T = TypeVar('T')
 Ready = queue.Queue[tuple[Any, BaseException | None]]
@@ -89,7 +89,7 @@ def read_ahead(
     stop: int,
     loading: Loading,
     source: Subset,
-    stopping: Stopping = never,
+    stopping: Stopping = no_stop,
 ) -> Iterator[T]:
     """Yield make(start), ..., make(stop - 1), making several at a time.
 
@@ -253,7 +253,7 @@ class Watched(Iterator[T], Generic[T]):
     as it may hang.
     """
 
-    def __init__(self, iterator: Iterator[T], timeout_s: float, stopping: Stopping = never):
+    def __init__(self, iterator: Iterator[T], timeout_s: float, stopping: Stopping = no_stop):
         self._timeout_s, self._stopping = timeout_s, stopping
         self._ready: Ready = queue.Queue(maxsize=1)
         closed = threading.Event()

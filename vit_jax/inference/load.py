@@ -105,7 +105,7 @@ def load(
             )
         _log.warning('%s: %s', stored.source, own)
     trained = adapt_model(stored, size, num_classes)
-    model = trained.model if device is None else target.placed(trained.model, device)
+    model = trained.model if device is None else target.on_device(trained.model, device)
     return model, trained.variables
 
 

@@ -203,7 +203,7 @@ def environment(layout: sharding.Layout) -> dict[str, Any]:
         'system': f'{platform.system()} {platform.release()}',
         'cpu_count': os.cpu_count(),
         'xla_flags': os.environ.get('XLA_FLAGS', ''),
-        'versions': environment_lib.everything(),
+        'versions': environment_lib.versions(),
     }
 
 

@@ -30,7 +30,7 @@ from vit_jax.data.dataset import Dataset
 from vit_jax.errors import EXIT_FAILED, UserError
 from vit_jax.profiling import task_flops
 from vit_jax.runtime import process
-from vit_jax.runtime.watchdog import Stopping, never
+from vit_jax.runtime.watchdog import Stopping, no_stop
 from vit_jax.trainer import train
 from vit_jax.trainer.build import Training, build
 
@@ -198,7 +198,7 @@ class FirstBatch:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._data, name)
 
-    def eval_batches(self, stopping: Stopping = never) -> Iterator[Batch]:
+    def eval_batches(self, stopping: Stopping = no_stop) -> Iterator[Batch]:
         """The first batch."""
         return itertools.islice(self._data.eval_batches(stopping), 1)
 

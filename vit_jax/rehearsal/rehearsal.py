@@ -143,11 +143,11 @@ def needed_extras(config: Mapping[str, Any]) -> set[str]:
     modules = [resolve_module(package, name, 'name') for package, name in named if name]
     starts = [hub.full_url(config.get(key, {}).get('from') or '') for key in ('init', 'branch')]
     own = {getattr(module, 'EXTRA', '') for module in modules} - {''}
-    return own | extras.of_words([*starts, *sources])
+    return own | extras.named_by_urls([*starts, *sources])
 
 
 def _check_extras(config: ConfigDict, folder: str) -> str:
-    needed = sorted(needed_extras(config.to_dict()) | extras.of_words([folder]))
+    needed = sorted(needed_extras(config.to_dict()) | extras.named_by_urls([folder]))
     if lacking := [name for name in needed if not extras.is_installed(name)]:
         raise Failure(f"pip install 'vit_jax[{','.join(lacking)}]'")
     return ', '.join(needed) or 'none needed'

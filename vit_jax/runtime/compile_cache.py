@@ -1,6 +1,6 @@
-"""JAX's cache of compiled programs, by default in a folder of the user's and of bounded size.
+"""JAX's cache of compiled programs, by default in the user's cache folder and of bounded size.
 
-`JAX_COMPILATION_CACHE_DIR` names another folder, which is left to its owner, and
+`JAX_COMPILATION_CACHE_DIR` names another folder, whose size is not bounded here, and
 `JAX_ENABLE_COMPILATION_CACHE=false` turns the cache off.
 """
 
@@ -16,13 +16,13 @@ import shutil
 
 import jax
 
-MOST = 4 * 2**30  # bytes; the step of a ViT-B/16 takes a few million
+MAX_BYTES = 4 * 2**30  # the step of a ViT-B/16 takes a few million
 CPU_INFO = pathlib.Path('/proc/cpuinfo')
-LEAST_FREE = 2**28  # bytes on the disk; an entry that is cut short would be read at every start
+MIN_FREE_BYTES = 2**28  # on the disk; a truncated entry would be read at every start
 
 
-def use() -> None:
-    """Keep compiled programs across processes, if a folder for them can be written."""
+def enable() -> None:
+    """Keep compiled programs across processes, if their folder is writable."""
     if not os.environ.get('JAX_COMPILATION_CACHE_DIR'):
         folder = _folder()
         jax.config.update('jax_compilation_cache_dir', str(folder) if _usable(folder) else None)
@@ -31,25 +31,25 @@ def use() -> None:
         jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
 
 
-def note() -> str:
-    """A line that says where compiled programs are kept."""
+def describe() -> str:
+    """Describe in a line where compiled programs are kept."""
     folder = jax.config.values['jax_compilation_cache_dir']
     if not jax.config.values['jax_enable_compilation_cache']:
         return 'compiled programs are not kept: JAX_ENABLE_COMPILATION_CACHE is false'
     if not folder:
-        return 'compiled programs are not kept: name a folder by JAX_COMPILATION_CACHE_DIR'
+        return 'compiled programs are not kept: set JAX_COMPILATION_CACHE_DIR to a folder'
     return f'compiled programs are kept in {folder}'
 
 
 def _folder() -> pathlib.Path:
-    """The folder of this kind of machine: on CPUs programs are made for what the processor has."""
+    """The folder for this kind of machine: programs for CPUs depend on the processor's features."""
     home = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
     kind = hashlib.sha256(_processor().encode()).hexdigest()[:8]
     return pathlib.Path(home, 'vit_jax', 'xla', f'{platform.machine() or "unknown"}-{kind}')
 
 
 def _processor() -> str:
-    """The model and features of the processor, as far as the system tells."""
+    """The model and features of the processor, as far as they are known."""
     with contextlib.suppress(OSError):
         first = CPU_INFO.read_text().partition('\n\n')[0]
         return '\n'.join(
@@ -59,26 +59,28 @@ def _processor() -> str:
 
 
 def _usable(folder: pathlib.Path) -> bool:
-    """Whether programs can be written there; the longest unused make room for others."""
+    """Whether programs can be written there, after deleting the least recently used ones."""
     if not folder.is_absolute():
         return False
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _shrink(folder, MOST)
-        return os.access(folder, os.W_OK | os.X_OK) and shutil.disk_usage(folder).free > LEAST_FREE
+        _shrink(folder, MAX_BYTES)
+        return (
+            os.access(folder, os.W_OK | os.X_OK) and shutil.disk_usage(folder).free > MIN_FREE_BYTES
+        )
     except OSError:
         return False
 
 
 def _shrink(folder: pathlib.Path, most: int) -> None:
-    """Delete the files that were not used for longest, as far as there are more than `most` bytes.
+    """Delete the least recently used files until at most `most` bytes are left.
 
     JAX's own bound locks the folder for every read, and a process that is killed while it writes
-    leaves an entry without a time, after which nothing is written any more.
+    leaves an entry without a time, which stops all later writes.
     """
     found = []
     for file in folder.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # another process shrinks it as well
+        with contextlib.suppress(FileNotFoundError):  # another process shrinks it too
             stat = file.stat()
             found.append((max(stat.st_atime, stat.st_mtime), stat.st_size, file))
     size = sum(size for _, size, _ in found)

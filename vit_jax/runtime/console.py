@@ -1,4 +1,4 @@
-"""Tables, progress bars and styled text, in which names stand exactly as they are."""
+"""Tables, progress bars and styled text that show names literally, and safe standard streams."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from rich.text import Text
 
 from vit_jax.errors import EXIT_FAILED, UserError, one_line, visible, without_secrets
 
-_WIDEST = 10_000  # characters of a row
+_MAX_WIDTH = 10_000  # characters of a row
 
 
 class Console(rich.console.Console):
-    """A console whose text is `visible`: only the styles are escape sequences.
+    """A console whose text is `visible`: only styles become escape sequences.
 
-    Brackets and colons are text, neither markup nor emoji, for they may be part of a name.
+    Brackets and colons are text, neither markup nor emoji, since they may be part of a name.
     """
 
     def __init__(self, **options: Any):
@@ -66,11 +66,11 @@ class Progress(rich.progress.Progress):
         super().start()
         for name in ('stdout', 'stderr'):
             if isinstance(stream := getattr(sys, name), FileProxy):  # until `stop`
-                setattr(sys, name, Escaped(stream))
+                setattr(sys, name, _Stream(stream, visible))
 
 
 def status(text: str) -> Any:
-    """A spinner with text while work is under way, if standard error is a terminal."""
+    """A spinner with text during long work, if standard error is a terminal."""
     return Console(stderr=True).status(text)
 
 
@@ -91,11 +91,11 @@ def progress(
 class Table(rich.table.Table):
     """A table without rules; every row is one line, even if a name in it contains newlines.
 
-    No cell is cut where a console wraps lines softly, however wide the row is.
+    No cell is truncated on a console with soft wrap, however wide the row is.
 
     Args:
       headings: of the columns.
-      left: number of columns that are flush left, before others that are flush right; None for all.
+      left: number of left-aligned columns, before right-aligned ones; None for all.
       options: of each column.
     """
 
@@ -109,7 +109,7 @@ class Table(rich.table.Table):
         self, console: rich.console.Console, options: ConsoleOptions
     ) -> RenderResult:
         if options.overflow == 'ignore':  # soft wrap
-            options = options.update(max_width=_WIDEST)
+            options = options.update(max_width=_MAX_WIDTH)
         return super().__rich_console__(console, options)
 
     def add_column(self, header: RenderableType = '', *rest: Any, **options: Any) -> None:
@@ -123,26 +123,26 @@ def _flat(cell: Any) -> Any:
     return one_line(cell) if isinstance(cell, str) else cell
 
 
-class Lost(UserError):
-    """Standard output cannot be written, as on a full disk."""
+class OutputError(UserError):
+    """Standard output cannot be written, for example to a full disk."""
 
 
-class Unread(Lost):
-    """The reader of standard output has left, as `head` does when it has read enough."""
+class ReaderLeft(OutputError):
+    """The reader of standard output has exited, as `head` does after some lines."""
 
     exit_code = EXIT_FAILED
 
 
 @contextlib.contextmanager
 def escaped() -> Iterator[None]:
-    """Make everything that is written to standard output and error inside `visible`.
+    """Make all output of the code inside `visible`.
 
-    Errors and logs, which quote what libraries say, are written without secrets.
-    A failed write to standard output raises `Lost`; one to standard error is ignored.
+    Errors and logs, which quote libraries, are written without secrets. A failed write to standard
+    output raises `OutputError`; one to standard error is ignored.
     """
     before = sys.stdout, sys.stderr
-    sys.stdout = Escaped(Checked(sys.stdout))
-    sys.stderr = Secretive(Unheard(sys.stderr))
+    sys.stdout = _Stream(_Stream(sys.stdout, failure='report'), visible)
+    sys.stderr = _Stream(_Stream(sys.stderr, failure='drop'), _visible_without_secrets)
     try:
         yield
     finally:
@@ -150,15 +150,15 @@ def escaped() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def unheard() -> Iterator[None]:
+def drop_lost_output() -> Iterator[None]:
     """Let the code inside continue when its output can no longer be written.
 
-    If the reader of a pipe ends (`| head`), a terminal is closed, or the disk of a redirected
-    output is full, further output is dropped. A run keeps its numbers in its folder, and the other
-    processes of its job wait for it.
+    Further output is dropped if the reader of a pipe exits (`| head`), a terminal is closed, or the
+    disk of redirected output is full. A run's numbers are in its folder, and the other processes of
+    its job wait for it.
     """
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = Unheard(sys.stdout), Unheard(sys.stderr)
+    sys.stdout, sys.stderr = (_Stream(s, failure='drop') for s in before)
     try:
         yield
     finally:
@@ -172,7 +172,7 @@ def prepare() -> None:
 
     Closed ones (`>&-`) lead to the null device: otherwise the next opened file would take their
     number, and receive what libraries write there. Characters that the locale lacks are escaped,
-    and so are the control characters of a traceback.
+    and so are control characters in a traceback.
     """
     for number, name in enumerate(('stdin', 'stdout', 'stderr')):
         try:
@@ -193,81 +193,53 @@ def _print_traceback(*error: Any) -> None:
 
 
 class _Stream:
-    """A stream that writes through another one.
+    """A text stream that writes through another one.
 
-    Attributes:
-      exact: the same stream without escaping, for writers that escape names themselves.
+    Args:
+      stream: to write to.
+      edit: applied to every text, for example `visible`.
+      failure: None to raise what a failed write raises, 'drop' to drop all further output instead,
+        'report' to raise `OutputError`.
     """
 
-    def __init__(self, stream: Any):
-        self._stream = stream
+    def __init__(
+        self, stream: Any, edit: Callable[[str], str] | None = None, failure: str | None = None
+    ):
+        self._stream, self._edit, self._failure = stream, edit, failure
 
     @property
     def exact(self) -> Any:
-        return type(self)(getattr(self._stream, 'exact', self._stream))
+        """The same stream without edits, for writers that escape names themselves."""
+        inner = getattr(self._stream, 'exact', self._stream)
+        return inner if self._failure is None else _Stream(inner, failure=self._failure)
 
     def write(self, text: str) -> int:
-        with self._guarded():
-            self._stream.write(text)
+        self._guard(self._stream.write, self._edit(text) if self._edit else text)
         return len(text)
 
     def flush(self) -> None:
-        with self._guarded():
-            self._stream.flush()
+        self._guard(self._stream.flush)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    @contextlib.contextmanager
-    def _guarded(self) -> Iterator[None]:
-        yield
-
-    def _lead_nowhere(self) -> None:
-        """Drop what is still buffered, and what C++ writes."""
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self._stream.fileno())
-        os.close(nowhere)
-
-
-class Escaped(_Stream):
-    """A stream on which control characters are visible."""
-
-    @property
-    def exact(self) -> Any:
-        return self._stream.exact
-
-    def write(self, text: str) -> int:
-        return self._stream.write(visible(text))
-
-
-class Secretive(Escaped):
-    """A stream of messages, on which URLs have no passwords."""
-
-    def write(self, text: str) -> int:
-        return super().write(without_secrets(text))
-
-
-class Unheard(_Stream):
-    """A stream whose errors are swallowed."""
-
-    @contextlib.contextmanager
-    def _guarded(self) -> Iterator[None]:
+    def _guard(self, act: Callable, *args: str) -> None:
         try:
-            yield
-        except (OSError, Lost):
-            self._lead_nowhere()
+            act(*args)
+        except (OSError, OutputError) as error:
+            if self._failure is None:
+                raise
+            # Drop what is still buffered, and what C++ writes.
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
+            if self._failure == 'drop':
+                return
+            if isinstance(error, BrokenPipeError):
+                raise ReaderLeft('nobody reads standard output any more') from error
+            reason = getattr(error, 'strerror', None) or str(error)
+            raise OutputError(f'standard output cannot be written: {reason}') from error
 
 
-class Checked(_Stream):
-    """A stream whose errors become `UserError`."""
-
-    @contextlib.contextmanager
-    def _guarded(self) -> Iterator[None]:
-        try:
-            yield
-        except BrokenPipeError as error:
-            self._lead_nowhere()
-            raise Unread('nobody reads standard output any more') from error
-        except OSError as error:
-            self._lead_nowhere()
-            raise Lost(f'standard output cannot be written: {error.strerror}') from error
+def _visible_without_secrets(text: str) -> str:
+    return visible(without_secrets(text))

@@ -16,13 +16,26 @@ from collections.abc import Iterator, Mapping
 import vit_jax
 
 CGROUPS = pathlib.Path('/sys/fs/cgroup')
-OWN = pathlib.Path('/proc/self/cgroup')
+OWN_CGROUPS = pathlib.Path('/proc/self/cgroup')
+MEMINFO = pathlib.Path('/proc/meminfo')
+PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'numpy')
+MALLOC_VARIABLE = 'GLIBC_TUNABLES'
+# Huge pages, in one arena that grows only by brk and never returns freed memory.
+MALLOC_TUNABLES = ':'.join(
+    f'glibc.malloc.{name}={value}'
+    for name, value in {
+        'hugetlb': 1,
+        'arena_max': 1,
+        'mmap_max': 0,
+        'trim_threshold': 1 << 62,
+    }.items()
+)
 
 
 def available_cores() -> int:
-    """Number of cores, at least 1, by the affinity, the quotas of control groups, and Slurm.
+    """Number of cores, at least 1, within affinity, control groups' quotas and Slurm's limit.
 
-    A quota of 2.5 cores counts as 3. Slurm's number is `SLURM_CPUS_PER_TASK`, for clusters that do
+    A quota of 2.5 cores counts as 3. Slurm's limit is `SLURM_CPUS_PER_TASK`, for clusters that do
     not bind tasks to cores.
     """
     limits = [_affinity(), *_quotas()]
@@ -38,15 +51,15 @@ def _affinity() -> int:
 
 
 def _quotas() -> Iterator[float]:
-    """The quotas, in cores, of this process's control groups and of all above them."""
+    """The quotas, in cores, of this process's control groups and their ancestors."""
     for version, folder in control_groups('cpu'):
         names = ('cpu.max',) if version == 2 else ('cpu.cfs_quota_us', 'cpu.cfs_period_us')
-        yield from _quota(' '.join(read(folder / name) for name in names))
+        yield from _quota(' '.join(read_or_empty(folder / name) for name in names))
 
 
 def control_groups(controller: str) -> Iterator[tuple[int, pathlib.Path]]:
-    """Version and folder of this process's control groups, and of all above them."""
-    for line in read(OWN).splitlines():
+    """Version and folder of this process's control groups and their ancestors."""
+    for line in read_or_empty(OWN_CGROUPS).splitlines():
         _, controllers, path = line.split(':', 2)
         if not controllers:
             yield from ((2, folder) for folder in _upwards(CGROUPS, path))
@@ -55,7 +68,7 @@ def control_groups(controller: str) -> Iterator[tuple[int, pathlib.Path]]:
 
 
 def _quota(text: str) -> Iterator[float]:
-    """The cores of `QUOTA PERIOD`, in microseconds; none if the quota is `max` or -1."""
+    """The cores of `QUOTA PERIOD`, in microseconds; nothing if the quota is `max` or -1."""
     with contextlib.suppress(ValueError, ZeroDivisionError):
         quota, period = text.split()
         if float(quota) > 0:
@@ -67,56 +80,37 @@ def _upwards(root: pathlib.Path, path: str) -> list[pathlib.Path]:
     return [folder, *(up for up in folder.parents if up == root or root in up.parents)]
 
 
-def read(path: pathlib.Path) -> str:
+def read_or_empty(path: pathlib.Path) -> str:
     """The text of a file; empty if it cannot be read."""
     with contextlib.suppress(OSError):
         return path.read_text()
     return ''
 
 
-PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'numpy')
-
-
 @functools.cache  # each save records them
-def packages() -> Mapping[str, str]:
-    """Versions of this package and of those that its results depend on."""
+def package_versions() -> Mapping[str, str]:
+    """Versions of this package and of the packages that its results depend on."""
     found = {name: importlib.metadata.version(name) for name in PACKAGES}
     return types.MappingProxyType({'vit_jax': vit_jax.__version__, **found})
 
 
-def everything() -> dict[str, str]:
+def versions() -> dict[str, str]:
     """Versions of Python and of the packages."""
-    return {'python': platform.python_version(), **packages()}
-
-
-VARIABLE = 'GLIBC_TUNABLES'
-# Huge pages, in one arena that grows by brk alone and never returns freed memory.
-TUNABLES = ':'.join(
-    f'glibc.malloc.{name}={value}'
-    for name, value in {
-        'hugetlb': 1,
-        'arena_max': 1,
-        'mmap_max': 0,
-        'trim_threshold': 1 << 62,
-    }.items()
-)
+    return {'python': platform.python_version(), **package_versions()}
 
 
 def keep_freed_memory() -> None:
-    """Restarts the command once, with a malloc that keeps freed memory.
+    """Restart the command once, with a malloc that keeps freed memory.
 
     Otherwise a training step on a CPU returns gigabytes to the system and faults them in again
     page by page, which is 7 to 20 % of its time. glibc reads its tunables before `main`, so a
-    running process cannot set all of them; exec keeps the process id. Nothing is done if the
+    running process cannot set all of them; exec keeps the process id. Does nothing if the
     environment already has tunables (even empty ones, as in `GLIBC_TUNABLES= python -m vit_jax
-    ...`), or on other systems than Linux.
+    ...`), or on systems other than Linux.
     """
-    if sys.platform == 'linux' and sys.executable and VARIABLE not in os.environ:
-        os.environ[VARIABLE] = TUNABLES
+    if sys.platform == 'linux' and sys.executable and MALLOC_VARIABLE not in os.environ:
+        os.environ[MALLOC_VARIABLE] = MALLOC_TUNABLES
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-
-
-MEMINFO = pathlib.Path('/proc/meminfo')
 
 
 def available_memory() -> int | None:
@@ -125,18 +119,18 @@ def available_memory() -> int | None:
 
 
 def _meminfo() -> Iterator[int]:
-    for line in read(MEMINFO).splitlines():
+    for line in read_or_empty(MEMINFO).splitlines():
         name, _, rest = line.partition(':')
         if name == 'MemAvailable':
             yield int(rest.split()[0]) * 1024
 
 
 def _limits() -> Iterator[int]:
-    """Bytes left to this process by the limits of its control groups, and of those above."""
+    """Bytes left to this process by the limits of its control groups and their ancestors."""
     for version, folder in control_groups('memory'):
         names = ('memory.max', 'memory.current')
         if version == 1:
             names = ('memory.limit_in_bytes', 'memory.usage_in_bytes')
         with contextlib.suppress(ValueError):  # no limit is `max`
-            limit, used = (int(read(folder / name)) for name in names)
+            limit, used = (int(read_or_empty(folder / name)) for name in names)
             yield max(limit - used, 0)

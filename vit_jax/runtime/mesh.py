@@ -1,7 +1,7 @@
 """The mesh of a run's devices: slices outermost, then data, fsdp and tensor.
 
 The chips of a TPU slice are connected by links of their own, slices by the data-center network,
-which is some hundred times slower. So only the axis `slice` leaves a slice.
+which is some hundred times slower. So only the axis `slice` crosses slices.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ WITHIN = ('data', 'fsdp', 'tensor')
 AXES = (SLICE, *WITHIN)
 ROWS = ('data', 'fsdp')
 BATCH = P((SLICE, *ROWS))
+PyTree = Any
+Rule = tuple[str, tuple[str | None, ...]]
 
 _GPU_PLUGINS = ('jax_cuda12_plugin', 'jax_cuda13_plugin', 'jax_rocm60_plugin', 'jax_rocm7_plugin')
-# Set where there are TPUs: libtpu alone may be there as the compiler of `preflight`.
+# Set where there are TPUs: libtpu alone may be installed as the compiler of `preflight`.
 _TPU_VARIABLES = (
     'TPU_WORKER_HOSTNAMES',
     'TPU_PROCESS_ADDRESSES',
@@ -44,58 +46,58 @@ _TPU_VARIABLES = (
 
 
 def usable_devices() -> list[jax.Device]:
-    """All devices of JAX; CPUs only where no accelerator is meant.
+    """All devices of JAX; CPUs only if no accelerator is intended.
 
-    JAX itself goes on with CPUs if the plugin of an accelerator cannot start.
+    JAX itself falls back to CPUs if the plugin of an accelerator cannot start.
 
     Raises:
-      UserError: if the platform that `JAX_PLATFORMS` names first cannot be had or, without it, the
-        accelerator of an installed plugin.
+      UserError: if the first platform of `JAX_PLATFORMS` cannot be used or, without this variable,
+        the accelerator of an installed plugin.
     """
-    with _heard() as said:
-        devices, why = _found()
-        if why is not None and processes.count() > 1 and _waited_in_vain(why):
+    with _held_back_log() as said:
+        devices, why = _find_devices()
+        if why is not None and processes.count() > 1 and _peer_devices_missing(why):
             raise why
-        meant = _meant()
+        meant = _intended_accelerator()
         if why is not None or (devices[0].platform == 'cpu' and meant):
             raise UserError(_refusal(meant or 'the accelerator', said, why)) from why
     return devices
 
 
 def any_devices() -> list[jax.Device]:
-    """All devices of JAX; CPUs where an accelerator cannot start, for what needs none."""
-    with _heard():
-        devices, why = _found()
+    """All devices of JAX; CPUs if an accelerator cannot start, for work that needs none."""
+    with _held_back_log():
+        devices, why = _find_devices()
     if why is not None:
         jax.config.update('jax_platforms', 'cpu')
         return jax.devices()
     return devices
 
 
-def _found() -> tuple[list[jax.Device], Exception | None]:
+def _find_devices() -> tuple[list[jax.Device], Exception | None]:
     """The devices, or the reason why JAX can use none."""
     try:
         return jax.devices(), None
-    except (RuntimeError, AssertionError) as error:  # without a text where no GPU is visible
+    except (RuntimeError, AssertionError) as error:  # without a message if no GPU is visible
         return [], error
 
 
-def _waited_in_vain(why: Exception) -> bool:
-    """Whether the devices of another process are missing, which JAX looks for as well."""
-    return processes.lost_another(why) or 'DEADLINE_EXCEEDED' in str(why)
+def _peer_devices_missing(why: Exception) -> bool:
+    """Whether devices of another process are missing, which JAX also looks for."""
+    return processes.reports_lost_peer(why) or 'DEADLINE_EXCEEDED' in str(why)
 
 
 def _refusal(meant: str, said: Sequence[str], why: Exception | None) -> str:
     reasons = [text for text in (*said, str(why or '')) if text.strip()]
-    if 'tpu' not in meant:  # that there is none is the rule
+    if 'tpu' not in meant:  # most machines have none
         reasons = [text for text in reasons if "backend 'tpu'" not in text]
     first = reasons[0].strip().splitlines()[0] if reasons else 'no such device is visible'
     reason = first.split(' (set JAX_PLATFORMS')[0][:300]
-    return f'{meant} cannot be used ({reason}): mend that, or set JAX_PLATFORMS=cpu to use the CPU'
+    return f'{meant} cannot be used ({reason}): fix that, or set JAX_PLATFORMS=cpu to use the CPU'
 
 
-def _meant() -> str:
-    """The accelerator that is meant, for a message; empty if CPUs are."""
+def _intended_accelerator() -> str:
+    """The accelerator to use, for a message; empty if it is the CPU."""
     if platforms := jax.config.values['jax_platforms']:
         first = platforms.split(',')[0]
         return '' if first == 'cpu' else f'the platform {first!r} of JAX_PLATFORMS'
@@ -106,7 +108,7 @@ def _meant() -> str:
 
 
 def _plugins() -> list[str]:
-    """The names of installed plugins for accelerators."""
+    """Names of installed plugins for accelerators."""
     found = [entry.value for entry in importlib.metadata.entry_points(group='jax_plugins')]
     if (folder := importlib.util.find_spec('jax_plugins')) is not None:
         names = pkgutil.iter_modules(folder.submodule_search_locations)
@@ -127,11 +129,11 @@ def _is_installed(name: str) -> bool:
 
 
 @contextlib.contextmanager
-def _heard() -> Iterator[list[str]]:
+def _held_back_log() -> Iterator[list[str]]:
     """Hold back what JAX logs while it looks for devices, tracebacks included.
 
     Yields:
-      The reasons why plugins cannot start; the rest is logged at the end unless an error is raised.
+      Reasons why plugins cannot start; other records are logged at the end, without an error.
     """
     log, reasons, records = logging.getLogger('jax'), list[str](), []
 
@@ -146,7 +148,7 @@ def _heard() -> Iterator[list[str]]:
     holder.addFilter(hold)
     level, handlers, propagates = log.level, log.handlers, log.propagate
     shown = log.getEffectiveLevel()
-    log.setLevel(min(shown, logging.INFO))  # a TPU that cannot start is no warning
+    log.setLevel(min(shown, logging.INFO))  # a TPU that cannot start is logged as INFO
     log.handlers, log.propagate = [holder], False
     try:
         yield reasons
@@ -164,8 +166,7 @@ def make_mesh(
     """A mesh [slice, data, fsdp, tensor] over all of `devices`.
 
     Raises:
-      UserError: if fsdp * tensor does not divide the devices of a slice, or for the reasons of
-        `by_slice`.
+      UserError: if fsdp * tensor does not divide the devices of a slice, or as `by_slice`.
     """
     parts = by_slice(devices, slices)
     each = len(parts[0])
@@ -184,15 +185,15 @@ def make_mesh(
 def by_slice(
     devices: Sequence[jax.Device], slices: int | None = None
 ) -> list[Sequence[jax.Device]]:
-    """The devices of every slice, in the order of the slices.
+    """Group devices by slice, in the order of the slices.
 
     Args:
       devices: in the order of `jax.devices()`.
-      slices: their number, by default that of the devices. Devices of one slice, and those that are
-        not TPUs, are divided into so many parts.
+      slices: number of slices, by default that of the devices. Devices of one slice, and devices
+        that are not TPUs, are divided into as many parts.
 
     Raises:
-      UserError: if slices differ in size, or are not as many as requested.
+      UserError: if slices differ in size, or their number is not the requested one.
     """
     found: dict[int, list[jax.Device]] = {}
     for device in devices:
@@ -214,22 +215,18 @@ def by_slice(
 
 
 def _slice(device: jax.Device) -> int:
-    # Other platforms number hosts or processes so.
+    # On other platforms this is the number of the host or process.
     return getattr(device, 'slice_index', 0) if device.platform == 'tpu' else 0
 
 
-def tpu_here(devices: Iterable[jax.Device]) -> jax.Device | None:
-    """The first TPU of these that this process can use; None if it has none, as ahead of time."""
+def local_tpu(devices: Iterable[jax.Device]) -> jax.Device | None:
+    """The first TPU of `devices` that this process can use; None if there is none."""
     here = {*jax.local_devices()}
     return next((d for d in devices if d.platform == 'tpu' and d in here), None)
 
 
-PyTree = Any
-Rule = tuple[str, tuple[str | None, ...]]
-
-
 def check_rules(rules: Sequence[Rule]) -> None:
-    """Raise UserError if a rule names an axis that is not within a slice."""
+    """Raise UserError if a rule names an axis other than those within a slice."""
     for axis in (axis for _, axes in rules for axis in axes):
         if axis not in (None, *WITHIN):
             raise UserError(
@@ -239,10 +236,10 @@ def check_rules(rules: Sequence[Rule]) -> None:
 
 
 def shards_of(mesh: Mesh, count: int, process: int) -> tuple[int, ...]:
-    """The shards of every batch, of `count`, that devices of a process hold, in ascending order.
+    """The shards of every batch, of `count`, that a process's devices hold, in ascending order.
 
-    Processes may interleave in the mesh, as on v5e:4x4. Those that split parameters over `tensor`
-    with each other hold the same shards.
+    Processes may interleave in the mesh, as on v5e:4x4. Processes that together split parameters
+    over `tensor` hold the same shards.
     """
     held: Mapping[Any, Any] = NamedSharding(mesh, BATCH).devices_indices_map((count,))
     own = {rows.start or 0 for device, (rows,) in held.items() if device.process_index == process}
@@ -252,10 +249,10 @@ def shards_of(mesh: Mesh, count: int, process: int) -> tuple[int, ...]:
 def leaf_spec(
     name: str, shape: tuple[int, ...], mesh: Mesh, rules: Sequence[Rule], min_size: int
 ) -> P:
-    """The placement of one array: the first rule that matches its name, else fsdp.
+    """The placement of one array: by the first rule that matches its name, else by fsdp.
 
-    Under fsdp the largest dimension that the axis divides is split; arrays with fewer
-    than `min_size` elements are replicated, as their communication costs more than it saves.
+    fsdp splits the largest dimension that the axis divides; arrays with fewer than `min_size`
+    elements are replicated, as communicating their parts costs more than it saves.
     """
     for pattern, axes in rules:
         if re.search(pattern, name) and len(axes) == len(shape):
@@ -269,7 +266,7 @@ def leaf_spec(
 
 
 def spread_spec(spec: P, shape: tuple[int, ...], mesh: Mesh) -> P:
-    """A placement that splits an array over all devices of a slice, if a dimension divides so.
+    """A placement that splits an array over all devices of a slice, if they divide a dimension.
 
     Args:
       spec: of the array, without the axis of slices.
@@ -294,10 +291,10 @@ def _names(part: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return (part,) if isinstance(part, str) else tuple(part or ())
 
 
-def add_up(grads: PyTree, spec_of: Callable[[Any, Any], P], mesh: Mesh) -> PyTree:
-    """The sum of gradients over slices, in a step that every slice runs on its own rows.
+def sum_over_slices(grads: PyTree, spec_of: Callable[[Any, Any], P], mesh: Mesh) -> PyTree:
+    """Sum gradients over slices, in a step that every slice runs on its own rows.
 
-    The devices of a slice, which have the same gradients, share them out before they cross.
+    The devices of a slice have the same gradients, and each sends only its part to other slices.
 
     Args:
       grads: of a slice.
@@ -322,15 +319,15 @@ def add_up(grads: PyTree, spec_of: Callable[[Any, Any], P], mesh: Mesh) -> PyTre
     place_all = jax.tree_util.tree_map_with_path
     parts = jax.lax.psum(place_all(as_matrix, place_all(partial(place, True), grads)), SLICE)
     parts = jax.tree.map(restored, parts, grads)
-    # Placed twice: else the compiler may gather the parts before it adds them up.
+    # Placed twice: otherwise the compiler may gather the parts before it sums them.
     return place_all(partial(place, False), place_all(partial(place, True), parts))
 
 
 def matrix_shape(spec: P, leaf: Any) -> tuple[int, ...]:
-    """The shape in which an array crosses: a matrix, where that leaves its parts in one piece.
+    """The shape in which an array crosses slices: a matrix, if its parts stay contiguous.
 
-    TPUs pad the last two dimensions to tiles of 8 x 128, and what is padded crosses with the rest:
-    of a kernel [768 3 12 64] nearly three times its size.
+    TPUs pad the last two dimensions to tiles of 8 x 128, and send the padding too: for a kernel
+    [768 3 12 64] nearly three times its size.
     """
     split = [i for i, names in enumerate(spec) if names]
     if leaf.ndim < 3 or len(split) != 1 or split[0] not in (0, leaf.ndim - 1):

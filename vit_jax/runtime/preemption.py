@@ -1,4 +1,4 @@
-"""An orderly stop on a signal."""
+"""Orderly stops on signals."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from vit_jax.runtime import processes
 _log = logging.getLogger(__name__)
 _ORDERLY = b'\nstopping after this step, with the state saved; Ctrl-C once more stops at once\n'
 _AT_ONCE = 'the same command, started again, continues from the last checkpoint'
-_UNWIND_SECONDS = 3.0  # for what a second Ctrl-C interrupts, before the process is ended
+_UNWIND_SECONDS = 3.0  # for interrupted code to unwind after a second Ctrl-C
 _AGREE_SECONDS = 10.0  # for all processes to wait for data after the same step
-_NOTICE = 'RECEIVED_PREEMPTION_NOTICE'  # key by which XLA tells all processes of a SIGTERM
+_NOTICE = 'RECEIVED_PREEMPTION_NOTICE'  # key by which XLA announces a SIGTERM to all processes
 _calls = itertools.count(1)
 _FINAL = (signal.SIGTERM, signal.SIGHUP)  # may be repeated while the state is saved
 
@@ -32,15 +32,15 @@ _FINAL = (signal.SIGTERM, signal.SIGHUP)  # may be repeated while the state is s
 class Preemption:
     """Turns SIGTERM, SIGINT and SIGHUP into a flag that the loop reads between two steps.
 
-    A context manager for the main thread. Further SIGTERMs and SIGHUPs are ignored, also after
-    its end, so that the save and the exit are finished; a second SIGINT (Ctrl-C) stops at once, and
-    ends the process after a few seconds if something hangs. A SIGHUP that is ignored, as under
-    nohup, stays ignored.
+    A context manager for the main thread. Further SIGTERMs and SIGHUPs are ignored, also after its
+    end, so that the save and the exit are finished; a second SIGINT (Ctrl-C) stops at once, and
+    ends the process after a few seconds if something hangs. If SIGHUP is ignored, as under nohup,
+    it stays ignored.
 
-    With several processes, a signal to any one of them makes all of them agree on
-    one later step; SIGTERM is then left to `jax.distributed`, which watches for it.
+    With several processes, a signal to any of them makes all of them agree on a later step;
+    SIGTERM is then left to `jax.distributed`, which watches for it.
 
-    An inner one, such as that of a run inside of a worker's, passes a request on to the outer one.
+    A nested one, such as that of a run inside a worker, passes a request on to the outer one.
     """
 
     def __init__(self) -> None:
@@ -80,28 +80,28 @@ class Preemption:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def reached(self, *, waiting: bool = False) -> bool:
-        """Whether to save now and exit; all processes must call it equally often.
+        """Whether to save and exit now; all processes must call it equally often.
 
         Args:
-          waiting: the call is one of any number that a process makes while it waits for data, with
-            the state as at the last other call. Several processes then stop only if all of them
-            wait at the same one.
+          waiting: whether the process waits for data, with the state unchanged since the last other
+            call; such calls may differ in number. Several processes then stop only if all of them
+            wait after the same call.
         """
         if not jax.distributed.is_initialized():
             return self._flag
         if waiting:
             self._agreed = self._agreed or self._all_wait()
         elif not self._agreed:
-            # Numbers of calls, not steps: steps start anew with the next run of a worker.
+            # Numbers of calls, not steps: the next run of a worker starts again at step 0.
             self._called = next(_calls)
             self._agreed = multihost_utils.reached_preemption_sync_point(self._called)
         return self._agreed
 
     def _all_wait(self) -> bool:
-        """Whether every process is told to stop, and waits for data after the same call.
+        """Whether every process has been asked to stop, and waits for data after the same call.
 
-        A process in the middle of the next step has no whole state: then none may save the last
-        one, and all go on waiting. The barrier opens for all or for none.
+        A process in the middle of the next step has no consistent state: then none may save the
+        last one, and all continue to wait. The barrier opens for all or for none.
         """
         client = processes.client()
         if client is None or self._tried == self._called or not _noticed(client):
@@ -111,8 +111,8 @@ class Preemption:
             client.wait_at_barrier(f'vit_jax/waits/{self._called}', int(1000 * _AGREE_SECONDS))
         except jax.errors.JaxRuntimeError:
             _log.warning(
-                'asked to stop while this process waits for data, and another does not: the state '
-                'can be saved once there are data'
+                'a stop was requested while this process waits for data, and another does not: the '
+                'state can be saved once data arrive'
             )
             return False
         return True
@@ -135,10 +135,10 @@ def _noticed(client: Any) -> bool:
 
 @contextlib.contextmanager
 def _second_ctrl_c() -> Iterator[None]:
-    """End the process if what is inside does not end soon after a second Ctrl-C.
+    """End the process if the code inside does not end soon after a second Ctrl-C.
 
-    Python calls handlers between two steps of the main thread, which may never come if it waits in
-    XLA, or for a disk. The numbers of signals come through a pipe to a thread.
+    Python calls handlers between two instructions of the main thread, which may never come if it
+    waits in XLA, or for a disk. A thread reads the signals' numbers from a pipe.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)

@@ -1,4 +1,4 @@
-"""The time at which this process began."""
+"""The life of this process: its start, Ctrl-C, its end with its parent and without its threads."""
 
 from __future__ import annotations
 
@@ -17,29 +17,87 @@ from typing import Any
 from vit_jax.errors import EXIT_INTERRUPTED
 from vit_jax.runtime import watchdog
 
-_known: list[float] = []
+RETRY_SECONDS = 0.01  # until an interrupt is raised again
+READS_SECONDS = 5.0  # for reads of data whose batches are no longer needed
+
+_start_time: float | None = None
+_interrupts: list[int] = []
 
 
-def note() -> None:
-    """Note when the process began, which has nothing to do but one command."""
-    age = time.process_time()  # where the system does not tell: what it has computed so far
+def record_start() -> None:
+    """Record when the process began; for processes that run a single command."""
+    global _start_time
+    age = time.process_time()  # without /proc: the CPU time so far
     with contextlib.suppress(OSError, ValueError, IndexError):
         fields = pathlib.Path('/proc/self/stat').read_text().rpartition(')')[2].split()
         ticks = int(fields[19]) / os.sysconf('SC_CLK_TCK')  # proc(5): starttime, since boot
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks
-    _known[:] = [time.time() - age]
+    _start_time = time.time() - age
 
 
-def noted() -> float | None:
-    """The Unix time noted; None in a process that does other things too."""
-    return _known[0] if _known else None
+def start_time() -> float | None:
+    """The recorded Unix time; None in a process that does not run a single command."""
+    return _start_time
+
+
+def remember_interrupts() -> None:
+    """Remember that Ctrl-C was pressed, in addition to raising KeyboardInterrupt.
+
+    Interrupted code may turn KeyboardInterrupt into another exception, as imports of compiled
+    modules do. If SIGINT is ignored, as under nohup, it stays ignored.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _receive)
+        sys.unraisablehook = _raise_later
+
+
+def _receive(number: int, frame: FrameType | None) -> None:
+    _interrupts.append(number)
+    if _loads_compiled_module(frame):
+        _interrupt_soon()
+    else:
+        raise KeyboardInterrupt
+
+
+def _loads_compiled_module(frame: FrameType | None) -> bool:
+    """Whether a compiled module is being initialized; many crash if that is interrupted."""
+    while frame is not None:
+        if isinstance(frame.f_locals.get('self'), importlib.machinery.ExtensionFileLoader):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _raise_later(unraisable: Any) -> None:
+    """Interrupt again if Python dropped it, in a destructor or a garbage collector callback."""
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        _interrupt_soon()
+    else:
+        sys.__unraisablehook__(unraisable)
+
+
+def _interrupt_soon() -> None:
+    main = threading.main_thread().ident
+    threading.Timer(RETRY_SECONDS, signal.pthread_kill, (main, signal.SIGINT)).start()
+
+
+def interrupted(error: BaseException) -> bool:
+    """Whether Ctrl-C ended the command."""
+    return isinstance(error, KeyboardInterrupt) or bool(_interrupts)
+
+
+def report_interrupt(error: BaseException) -> int:
+    """Print one line that the command was interrupted, and return the exit code."""
+    more = f': {error}' if isinstance(error, KeyboardInterrupt) and str(error) else ''
+    print(f'interrupted{more}', file=sys.stderr)
+    return EXIT_INTERRUPTED
 
 
 def end_with_parent(clean_up: Callable[[], None]) -> None:
     """End this process when its standard input closes: a pipe whose other end the parent holds.
 
     The pipe closes even if the parent was killed by SIGKILL, or ended before this call. The parent
-    must write nothing into it.
+    must not write to it.
 
     Args:
       clean_up: called before the end, in a thread.
@@ -53,74 +111,16 @@ def end_with_parent(clean_up: Callable[[], None]) -> None:
     threading.Thread(target=wait, name='lifeline', daemon=True).start()
 
 
-_SOON = 0.01  # seconds
-READS_SECONDS = 5.0  # for batches that nobody takes any more
-_seen: list[int] = []
+def exit_if_threads_hang(code: int) -> None:
+    """Exit at once if the process was interrupted, or a thread that was left behind may hang.
 
-
-def watch() -> None:
-    """Remembers that Ctrl-C was pressed, beside raising KeyboardInterrupt as Python does.
-
-    Interrupted code may turn KeyboardInterrupt into another exception, as imports of compiled
-    modules do. If SIGINT is ignored, as under nohup, it stays ignored.
-    """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _receive)
-        sys.unraisablehook = _raise_later
-
-
-def _receive(number: int, frame: FrameType | None) -> None:
-    _seen.append(number)
-    if _loads_compiled_module(frame):
-        _interrupt_soon()
-    else:
-        raise KeyboardInterrupt
-
-
-def _loads_compiled_module(frame: FrameType | None) -> bool:
-    """Whether a compiled module is setting itself up: many crash if that is interrupted."""
-    while frame is not None:
-        if isinstance(frame.f_locals.get('self'), importlib.machinery.ExtensionFileLoader):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _raise_later(unraisable: Any) -> None:
-    """Interrupts again if Python dropped it, in a destructor or a garbage collector callback."""
-    if issubclass(unraisable.exc_type, KeyboardInterrupt):
-        _interrupt_soon()
-    else:
-        sys.__unraisablehook__(unraisable)
-
-
-def _interrupt_soon() -> None:
-    main = threading.main_thread().ident
-    threading.Timer(_SOON, signal.pthread_kill, (main, signal.SIGINT)).start()
-
-
-def interrupted(error: BaseException) -> bool:
-    """Whether Ctrl-C ended the command."""
-    return isinstance(error, KeyboardInterrupt) or bool(_seen)
-
-
-def report(error: BaseException) -> int:
-    """Prints one line that the command was interrupted, and returns the exit code."""
-    more = f': {error}' if isinstance(error, KeyboardInterrupt) and str(error) else ''
-    print(f'interrupted{more}', file=sys.stderr)
-    return EXIT_INTERRUPTED
-
-
-def leave(code: int) -> None:
-    """Ends the process at once if it was interrupted, or has left a thread behind that may hang.
-
-    An ordinary exit waits for threads, also for those that read batches in advance.
+    An ordinary exit waits for all threads, including those that read batches ahead.
     """
     if code != EXIT_INTERRUPTED:
-        if not watchdog.abandoned() and watchdog.reads_end(READS_SECONDS):
+        if not watchdog.abandoned() and watchdog.wait_for_reads(READS_SECONDS):
             return
         if (jax := sys.modules.get('jax')) is not None:
-            jax.distributed.shutdown()  # waits for the other processes, if there are any
+            jax.distributed.shutdown()  # waits for the other processes of the job
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

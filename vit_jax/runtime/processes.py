@@ -26,10 +26,18 @@ from vit_jax.errors import EXIT_FAILED, UserError, one_line
 from vit_jax.runtime import rendezvous
 from vit_jax.runtime.watchdog import Stalled
 
-EXIT_SECONDS = 60.0  # limit for the rest of an exit
-MEET_SECONDS = 120.0  # limit for the difference between the times at which processes fail
+BARRIER_SECONDS = 120.0  # for all processes to reach a barrier or to fail
+EXIT_SECONDS = 60.0  # for the rest of an exit
 _LINE = 1000  # bytes for a process to describe how it differs from process 0
-_SHOWN = 3  # differences that a message names
+_SHOWN = 3  # differences in a message
+_POLL_SECONDS = 1.0
+_GRACE_SECONDS = 3.0  # for the main thread to clean up and exit by itself
+_LINGER_SECONDS = 10.0  # for the main thread to end the process, or for others to read
+_FOLDER = 'vit_jax/ended'  # of failures in the coordinator's key-value store
+_PEER_LOST = re.compile('gloo|coordination service|heartbeat|connection (closed|reset)', re.I)
+CONTINUES = 'the same command, started again on all processes, continues from the last checkpoint'
+
+Failure = tuple[str, int]  # a line, and the exit code
 
 
 def initialize(
@@ -38,23 +46,23 @@ def initialize(
     process_id: int | None = None,
     heartbeat_seconds: int | None = None,
 ) -> None:
-    """Joins the processes of a job; without arguments the cluster is detected.
+    """Join the processes of a job; without arguments the cluster is detected.
 
     Args:
       coordinator: HOST:PORT of process 0.
       num_processes: size of the job.
-      process_id: which of them this is, from 0.
+      process_id: number of this process, from 0.
       heartbeat_seconds: a process that is silent for longer counts as dead; 100 by default.
 
     Raises:
-      NoCluster: if no cluster is found, which fills in what is not given.
-      UserError: if another program has the coordinator's port, or if processes do not come.
+      NoCluster: if arguments are missing and no cluster is detected.
+      UserError: if another program has the coordinator's port, or processes do not connect.
     """
-    timeout: dict[str, Any] = {'shutdown_timeout_seconds': int(MEET_SECONDS)}
+    timeout: dict[str, Any] = {'shutdown_timeout_seconds': int(BARRIER_SECONDS)}
     if heartbeat_seconds is not None:
         timeout['heartbeat_timeout_seconds'] = heartbeat_seconds
     try:
-        with _meeting():
+        with _rendezvous_first():
             jax.distributed.initialize(coordinator, num_processes, process_id, **timeout)
     except ValueError as e:
         flag, reason = '--coordinator' if coordinator else '--distributed', str(e).rstrip('.')
@@ -65,7 +73,7 @@ def initialize(
 
 
 class NoCluster(UserError):
-    """No launcher or metadata name the processes of a job."""
+    """Neither a launcher nor metadata name the processes of a job."""
 
 
 @dataclasses.dataclass
@@ -81,12 +89,12 @@ _job = _Job()
 
 
 @contextlib.contextmanager
-def _meeting() -> Iterator[None]:
-    """Let the processes meet before JAX makes its service and client inside, and keep the client.
+def _rendezvous_first() -> Iterator[None]:
+    """Hold a rendezvous before JAX makes its service and client inside, and keep the client.
 
-    Replaces two functions of JAX meanwhile: `jax.distributed` has no hook between the detection of
-    the cluster and the connection, no callback for lost processes and no public client. JAX alone
-    hangs where it cannot reach process 0 (https://github.com/jax-ml/jax/issues/35905), and aborts
+    Replaces two functions of JAX: `jax.distributed` has no hook between the detection of the
+    cluster and the connection, no callback for lost processes and no public client. JAX alone
+    hangs if it cannot reach process 0 (https://github.com/jax-ml/jax/issues/35905), and aborts
     when a process is lost (https://github.com/openxla/xla/pull/38624).
     `tests/test_private_names.py` fails when `jax.distributed` offers more.
     """
@@ -112,11 +120,11 @@ def _meeting() -> Iterator[None]:
         _job.process, _job.count = process, global_state.num_processes
         if process:
             rendezvous.join(address, process, _job.count)
-        end_in_order(_who())
-        # If it cannot be called, since its status argument cannot be converted, as with jaxlib
-        # 0.10, the failure ends in an abort without a stack, see `end_in_order`.
+        handle_abort(_process_name())
+        # jaxlib 0.10 cannot convert the callback's status argument: then the failure ends in an
+        # abort without a stack, see `handle_abort`.
         if 'missed_heartbeat_callback' in (make_client.__doc__ or ''):
-            options['missed_heartbeat_callback'] = end_for_a_lost_peer
+            options['missed_heartbeat_callback'] = end_for_lost_peer
         _job.client = make_client(address, process, **options)
         return _job.client
 
@@ -130,7 +138,7 @@ def _meeting() -> Iterator[None]:
 
 
 def count() -> int:
-    """Number of processes of the job that was joined; JAX does not look for devices for it."""
+    """Number of processes of the joined job, without making JAX look for devices."""
     return _job.count
 
 
@@ -140,7 +148,7 @@ def client() -> Any:
 
 
 def join_cluster(heartbeat_seconds: int | None = None) -> None:
-    """Joins the other processes of the job if the environment names any, else does nothing.
+    """Join the other processes of the job if the environment names any, else do nothing.
 
     Args:
       heartbeat_seconds: as for `initialize`.
@@ -158,8 +166,8 @@ def join_cluster(heartbeat_seconds: int | None = None) -> None:
 def launched(environ: Mapping[str, str]) -> int | None:
     """The number of processes that the launcher started, from its environment variables.
 
-    One process is no cluster, and neither is a Slurm allocation without srun. None means that
-    only the metadata of the TPU VM, which JAX queries, have the number.
+    One process is not a cluster, nor is a Slurm allocation without srun. None means that only the
+    metadata of the TPU VM, which JAX queries, have the number.
     """
     if 'OMPI_MCA_orte_hnp_uri' in environ:
         return int(environ['OMPI_COMM_WORLD_SIZE'])
@@ -173,12 +181,12 @@ def launched(environ: Mapping[str, str]) -> int | None:
 
 
 def on_tpu_vm() -> bool:
-    """Whether this machine may have TPUs of its own; other accelerators use VFIO too."""
+    """Whether this machine may have TPUs; other accelerators use VFIO too."""
     return any(glob.glob(f'/dev/{pattern}') for pattern in ('accel[0-9]*', 'vfio/[0-9]*'))
 
 
 def broadcast(value: Any) -> Any:
-    """The value of process 0, which JSON can hold, on every process; the others' is unused."""
+    """Send process 0's value, which JSON can hold, to every process; other values are unused."""
     if jax.process_count() == 1:
         return value
     text = json.dumps(value).encode() if jax.process_index() == 0 else b''
@@ -188,7 +196,7 @@ def broadcast(value: Any) -> Any:
 
 
 def gather(value: Any) -> list[Any]:
-    """The non-empty values of all processes, which JSON can hold, in order of processes.
+    """Collect the non-empty values of all processes, which JSON can hold, in process order.
 
     If all are empty, only their sizes are sent.
     """
@@ -204,7 +212,7 @@ def gather(value: Any) -> list[Any]:
 
 
 def on_process_0(act: Callable[[], int | None]) -> int:
-    """Runs `act` on process 0 alone and returns its result, 0 for None, on every process.
+    """Run `act` on process 0 alone and return its result, 0 for None, on every process.
 
     Raises:
       UserError: on every process if `act` raises it.
@@ -219,19 +227,19 @@ def on_process_0(act: Callable[[], int | None]) -> int:
             error = mistake
     failed, result = multihost_utils.broadcast_one_to_all(np.array([bool(error), result], np.int32))
     if failed:
-        found = broadcast(error and [str(error), getattr(error, 'exit_code', 2)])
-        raise error or rendezvous.Elsewhere(*found)
+        message = broadcast(error and [str(error), getattr(error, 'exit_code', 2)])
+        raise error or rendezvous.PeerError(*message)
     return int(result)
 
 
-def require_alike(facts: Mapping[str, Any]) -> None:
+def require_same_facts(facts: Mapping[str, Any]) -> None:
     """Check that every process of the job has the same facts as process 0.
 
     Args:
       facts: values that JSON can hold, by names for the message, such as `config.optim.lr`.
 
     Raises:
-      UserError: on every process; names the facts in which the first deviating process differs.
+      UserError: on every process; names how the first process that differs does so.
     """
     if jax.process_count() == 1:
         return
@@ -246,7 +254,7 @@ def require_alike(facts: Mapping[str, Any]) -> None:
 
 
 def difference(first: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """The differences of our facts from those of process 0, as `a=1, process 0 2`, or ''."""
+    """Describe how our facts differ from those of process 0, as `a=1, process 0 2`, or ''."""
     names = [*first, *(name for name in ours if name not in first)]
     lines = [
         f'{name}={here}, process 0 {there}'
@@ -261,15 +269,15 @@ def _shown(facts: Mapping[str, Any], name: str) -> str:
     return json.dumps(facts[name]) if name in facts else 'nothing'
 
 
-def meet(name: str, seconds: float) -> None:
-    """Waits for every process without a collective, as others may be inside of another one.
+def barrier(name: str, seconds: float) -> None:
+    """Wait for every process without a collective, as others may be in a different one.
 
     Args:
-      name: of the meeting, the same on every process.
+      name: of the barrier, the same on every process.
       seconds: how long to wait.
 
     Raises:
-      RuntimeError: if some did not come.
+      RuntimeError: if some processes did not reach it.
     """
     import orbax.checkpoint as ocp  # takes a quarter of a second
 
@@ -278,140 +286,131 @@ def meet(name: str, seconds: float) -> None:
 
 
 @contextlib.contextmanager
-def shared_fate() -> Iterator[None]:
-    """Ends this process at once when it fails while others of its job may wait for it.
+def fail_together() -> Iterator[None]:
+    """End this process at once when it fails while others of its job may wait for it.
 
-    An ordinary exit waits for all processes of the job, but those that wait for this one
-    in a collective never get there. They notice its end by the connection or the heartbeat.
-    A process whose data loader hangs ends the same way: the hanging thread cannot be joined.
-    An orderly exit waits for the others for a bounded time, then prints all stacks and ends.
-    All processes end with the line and the exit code of the one that has failed.
+    An ordinary exit waits for all processes of the job, but those that wait for this one in a
+    collective never get there. They notice its end by the connection or the heartbeat. A process
+    whose data loader hangs ends the same way, since the hanging thread cannot be joined. An
+    orderly exit waits for the others for a bounded time, then prints all stacks and ends. All
+    processes end with the line and the exit code of the one that failed.
     """
+    global _board
     try:
         if _job.count > 1:
-            watch(_job.client, _job.process, _job.count)
+            _board = FailureBoard(_job.client, _job.process, _job.count)
         yield
         if jax.process_count() > 1:
-            # At the exit, C++ waits for the others, possibly for ever.
-            faulthandler.dump_traceback_later(MEET_SECONDS + EXIT_SECONDS, exit=True)
+            # At exit, C++ waits for the others, possibly for ever.
+            faulthandler.dump_traceback_later(BARRIER_SECONDS + EXIT_SECONDS, exit=True)
     except Stalled as error:
-        post(f'error: {_who()}: {str(error).splitlines()[0]}', EXIT_FAILED)
-        end(f'error: {error}', EXIT_FAILED)
+        _post(f'error: {_process_name()}: {str(error).splitlines()[0]}', EXIT_FAILED)
+        end_process(f'error: {error}', EXIT_FAILED)
     except Exception as error:
         if count() == 1:
             raise
-        line, code = _last_words(error)
+        line, code = _failure(error)
         # JAX aborts the others as soon as their coordinator is gone.
-        end(line, code, linger=1.0 if _job.process == 0 else 0.0)
+        end_process(line, code, linger=1.0 if _job.process == 0 else 0.0)
     except BaseException:
-        post(f'error: {_who()} was stopped; {CONTINUES}', EXIT_FAILED)
+        _post(f'error: {_process_name()} was stopped; {CONTINUES}', EXIT_FAILED)
         raise
     finally:
-        unwatch()
+        if _board is not None:
+            _board.close()
 
 
-def mistake_elsewhere() -> bool:
+def peer_user_error() -> bool:
     """Whether a user's mistake has ended another process of the job."""
-    found = peer_failure()
-    return found is not None and found[1] == 2
+    failure = _board.peer_failure() if _board else None
+    return failure is not None and failure[1] == 2
 
 
-_PEER_LOST = re.compile('gloo|coordination service|heartbeat|connection (closed|reset)', re.I)
-
-
-def lost_another(error: Exception) -> bool:
+def reports_lost_peer(error: Exception) -> bool:
     """Whether the error reports the loss of another process of the job."""
     return bool(_PEER_LOST.search(str(error)))
 
 
-def _last_words(error: Exception) -> Reason:
-    """The line that reports the failure, and the exit code, for the others to read as well.
+def _failure(error: Exception) -> Failure:
+    """Post the failure for the other processes to read, and return it.
 
-    What only follows from the failure of another process is reported as that one does; the
-    traceback of a defect is printed.
+    A consequence of another process's failure is reported as that one does. The traceback of a
+    defect is printed.
     """
-    who = _who()
+    name = _process_name()
     if isinstance(error, UserError):
-        line, code = f'error: {who}: {error}', getattr(error, 'exit_code', 2)
-    elif (found := peer_failure()) is not None:
-        return found
-    elif lost_another(error):
+        line, code = f'error: {name}: {error}', getattr(error, 'exit_code', 2)
+    elif _board and (failure := _board.peer_failure()):
+        return failure
+    elif reports_lost_peer(error):
         first = str(error).splitlines()[0]
-        return (
-            f'error: {who} lost another process ({first}); {CONTINUES}',
-            EXIT_FAILED,
-        )
+        return f'error: {name} lost another process ({first}); {CONTINUES}', EXIT_FAILED
     else:
         traceback.print_exception(error)
         reason = f'{type(error).__name__}: {error}'.splitlines()[0]
-        line, code = f'error: {who} failed ({reason}); {CONTINUES}', EXIT_FAILED
-    post(line, code)
+        line, code = f'error: {name} failed ({reason}); {CONTINUES}', EXIT_FAILED
+    _post(line, code)
     return line, code
 
 
-def _who() -> str:
+def _post(line: str, code: int) -> None:
+    if _board is not None:
+        _board.post((one_line(line), code))
+
+
+def _process_name() -> str:
     return f'process {_job.process} of {_job.count}'
 
 
-CONTINUES = 'the same command, started again on all processes, continues from the last checkpoint'
-_ENOUGH = 10.0  # seconds for the main thread to finish ending the process, or for others to read
-_LOOK_SECONDS = 1.0
-_GRACE_SECONDS = 3.0  # for the main thread to end by itself, with what it has to clean up
-_FOLDER = 'vit_jax/ended'
+class FailureBoard:
+    """Failures of processes, in the coordinator's key-value store for all to read.
 
-
-Reason = tuple[str, int]  # a line, and the exit code
-
-
-class Board:
-    """Reasons of processes that end early, in the coordinator's key-value store for all to read.
-
-    A thread looks for those of others: whoever waits for them in a collective learns nothing else.
+    A thread looks for failures of others, which a process that waits in a collective never sees.
 
     Args:
       client: of the coordination service; connected.
-      process: the number of this one.
-      count: of all processes.
+      process: the number of this process.
+      count: number of processes.
     """
 
     def __init__(self, client: Any, process: int, count: int):
         self._client, self._process, self._count = client, process, count
-        self._found: Reason | None = None
+        self._found: Failure | None = None
         self._posted = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name='peer-failures', daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop looking for failures."""
         self._stop.set()
         if threading.current_thread() is not self._thread:
-            self._thread.join(_ENOUGH)
+            self._thread.join(_LINGER_SECONDS)
 
-    def post(self, reason: Reason) -> None:
-        """Let all read the reason for which this process ends."""
+    def post(self, failure: Failure) -> None:
+        """Post the failure of this process."""
         self._posted = True
         with contextlib.suppress(Exception):  # the coordinator may be gone
             key = f'{_FOLDER}/{self._process}'
-            self._client.key_value_set(key, json.dumps(reason), allow_overwrite=True)
+            self._client.key_value_set(key, json.dumps(failure), allow_overwrite=True)
 
-    def found(self, look: bool = True) -> Reason | None:
-        """The reason of another process that has ended, or ends; None if there is none."""
-        for key, text in self._entries() if look and not self._found else ():
+    def peer_failure(self, query: bool = True) -> Failure | None:
+        """The failure of another process, None if there is none; `query=False` asks no server."""
+        for key, text in self._entries() if query and not self._found else ():
             if key.rpartition('/')[2] != str(self._process):
                 line, code = json.loads(text)
                 self._found = line, code
                 break
         return self._found
 
-    def leave(self) -> None:
-        """Let the job end: no other process waits for this one to read or to be read.
+    def await_readers(self) -> None:
+        """Wait until no other process has to read from this one.
 
-        Process 0 first waits for the others, since the store ends with it, and C++ complains.
+        Process 0 waits for the others' posts, since the store ends with it, and C++ complains.
         """
         if self._found and not self._posted:
             self.post(self._found)
-        end = time.monotonic() + _ENOUGH
+        end = time.monotonic() + _LINGER_SECONDS
         while self._process == 0 and self._posted and time.monotonic() < end:
             if len(self._entries()) >= self._count:
                 return
@@ -424,52 +423,32 @@ class Board:
             return []
 
     def _watch(self) -> None:
-        while not self._stop.wait(_LOOK_SECONDS):
-            if (reason := self.found()) is not None:
+        while not self._stop.wait(_POLL_SECONDS):
+            if (failure := self.peer_failure()) is not None:
                 if not self._stop.wait(_GRACE_SECONDS):
-                    end(*reason)
+                    end_process(*failure)
                 return
 
 
-_board: Board | None = None
+_board: FailureBoard | None = None
+_name_at_abort = 'this process'
+_ending = False
+_end_lock = threading.Lock()
 
 
-def watch(client: Any, process: int, count: int) -> None:
-    """Look for failures of the other processes of the job, from now on."""
-    global _board
-    _board = Board(client, process, count)
-
-
-def unwatch() -> None:
-    """Look for them no more, as before an orderly exit."""
-    if _board is not None:
-        _board.close()
-
-
-def peer_failure() -> Reason | None:
-    """Why another process has ended early, as the line and exit code of all; None if unknown."""
-    return _board.found() if _board is not None else None
-
-
-def post(line: str, code: int) -> None:
-    """Let the other processes end with the same line and code."""
-    if _board is not None:
-        _board.post((one_line(line), code))
-
-
-def end_in_order(who: str) -> None:
+def handle_abort(name: str) -> None:
     """Turn an abort of this process, from now on, into one line and exit code 1.
 
     Args:
-      who: its name in the line, as 'process 1 of 2'.
+      name: of the process in the line, as 'process 1 of 2'.
     """
-    global _ending_process
-    _ending_process = who
+    global _name_at_abort
+    _name_at_abort = name
     ctypes.CDLL(None).signal(signal.SIGABRT, _handler)
 
 
-def end(line: str, code: int, linger: float = 0.0) -> NoReturn:
-    """Ends this process; other threads can write nothing after the line.
+def end_process(line: str, code: int, linger: float = 0.0) -> NoReturn:
+    """End this process, with no output of other threads after the line.
 
     Args:
       line: for standard error.
@@ -477,7 +456,7 @@ def end(line: str, code: int, linger: float = 0.0) -> NoReturn:
       linger: seconds between the line and the exit.
     """
     global _ending
-    with _one_end:  # is never left
+    with _end_lock:  # never released
         _ending = True
         with contextlib.suppress(OSError):
             sys.stdout.flush()
@@ -485,37 +464,28 @@ def end(line: str, code: int, linger: float = 0.0) -> NoReturn:
         _end_with_line(one_line(line) + '\n', code, linger)
 
 
-def _linger(seconds: float) -> None:
-    if _board is not None:
-        _board.leave()
-    time.sleep(seconds)
-
-
-_ending_process = 'this process'
-_ending = False
-_one_end = threading.Lock()
-
-
 def _end_with_line(line: str, code: int, linger: float | None = None) -> NoReturn:
-    # No buffers, no locks: a thread of C++ may be here in the middle of its end.
+    # No buffers, no locks: a C++ thread may be here while it aborts.
     with contextlib.suppress(OSError):
         stderr = os.dup(2)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         os.write(stderr, line.encode())
     if linger is not None:
-        _linger(linger)
+        if _board is not None:
+            _board.await_readers()
+        time.sleep(linger)
     os._exit(code)
 
 
-def end_for_a_lost_peer(*_: Any) -> None:
-    """Ends this process, from any thread, after another process of the job was lost."""
+def end_for_lost_peer(*_: Any) -> None:
+    """End this process, from any thread, after another process of the job was lost."""
     if _ending:
         # The main thread is ending the process, with a better message.
-        time.sleep(2 * _ENOUGH)
-    unknown = f'error: {_ending_process} lost another process, or failed as said above; {CONTINUES}'
-    line, code = (_board and _board.found(look=False)) or (unknown, EXIT_FAILED)
+        time.sleep(2 * _LINGER_SECONDS)
+    unknown = f'error: {_name_at_abort} lost another process, or failed as said above; {CONTINUES}'
+    line, code = (_board and _board.peer_failure(query=False)) or (unknown, EXIT_FAILED)
     _end_with_line(line + '\n', code)
 
 
 # Python's own handlers run in the main thread, later; this one runs in the thread that aborts.
-_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(end_for_a_lost_peer)
+_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(end_for_lost_peer)

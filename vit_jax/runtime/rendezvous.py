@@ -1,8 +1,8 @@
 """The rendezvous of a job's processes, before JAX joins them.
 
-Process 0 listens at the coordinator's port until every other process has called, and then leaves
-the port to JAX's service. JAX itself waits without a word for processes that do not come, and talks
-to whatever program has the port.
+Process 0 listens at the coordinator's port until every other process has connected, and then
+leaves the port to JAX's service. JAX itself waits silently for missing processes, and talks to any
+program that has the port.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from typing import Any
 
 from vit_jax.errors import EXIT_FAILED, UserError, one_line
 
-WAIT_SECONDS = 300.0  # for all processes to come, as JAX waits
-PORT_SECONDS = 15.0  # for a port to become free, as that of a job that is ending
-STRANGER_SECONDS = 20.0  # for another program at the address to make room for process 0
-SAY_SECONDS = 10.0  # of silence before the first line
+WAIT_SECONDS = 300.0  # for all processes to connect, as in JAX
+PORT_SECONDS = 15.0  # for a port to become free, for example that of a job that is ending
+STRANGER_SECONDS = 20.0  # for another program to leave the address to process 0
+FIRST_LINE_SECONDS = 10.0  # of silence before the first line
 REPEAT_SECONDS = 60.0  # between lines
 _ANSWER_SECONDS = 5.0
-_PAUSE = 0.5  # seconds between two calls
+_PAUSE = 0.5  # seconds between two attempts
 _LONGEST = 1 << 16  # bytes of a message
-_SHOWN = 4  # processes that a line names
+_SHOWN = 4  # processes in a line
 ANOTHER = 'choose another port by --coordinator HOST:PORT or JAX_COORDINATOR_PORT'
 
 
-class Late(UserError):
-    """A process of the job did not come in time."""
+class PeerTimeout(UserError):
+    """A process of the job did not connect in time."""
 
     exit_code = EXIT_FAILED
 
 
 class Host:
-    """Process 0 of a job, at the port where the others call; a context manager.
+    """Process 0 of a job, at the port to which the others connect; a context manager.
 
     Args:
-      address: to listen at, as '[::]:8476'.
+      address: to listen at, such as '[::]:8476'.
       count: number of processes.
 
     Raises:
-      UserError: if another program has the port, or nobody can listen there.
+      UserError: if another program has the port, or it cannot be listened at.
     """
 
     def __init__(self, address: str, count: int):
@@ -73,27 +73,29 @@ class Host:
 
         Raises:
           Late: if some do not come.
-          UserError: if two are given the same number, or another size of the job.
+          UserError: if two have the same number, or disagree about the size of the job.
         """
         while missing := [i for i in range(1, self._count) if i not in self._guests]:
             if self._clock.over():
-                raise Late(
-                    f'{_named(missing)} of {self._count} did not come to {self._address} in '
-                    f'{WAIT_SECONDS:g} s: see what became of them, and start all processes again'
+                raise PeerTimeout(
+                    f'{_listed(missing)} of {self._count} did not connect to {self._address} in '
+                    f'{WAIT_SECONDS:g} s: look for their errors, and start all processes again'
                 )
             if self._clock.due():
-                _say(f'process 0 of {self._count} waits at {self._address} for {_named(missing)}')
-                self._tell({'missing': _named(missing)})
+                _print_line(
+                    f'process 0 of {self._count} waits at {self._address} for {_listed(missing)}'
+                )
+                self._tell({'missing': _listed(missing)})
             for key, _ in self._selector.select(_PAUSE):
                 self._receive(key.fileobj)
 
     def leave_port(self) -> None:
-        """Stop listening, so that another server can; those who came stay connected."""
+        """Stop listening, so that another server can; connected processes stay connected."""
         self._selector.close()
         self._listening.close()
 
     def start(self) -> None:
-        """Tell all processes that JAX's service is there."""
+        """Tell all processes that JAX's service is running."""
         self._tell({'start': True})
 
     def _receive(self, source: Any) -> None:
@@ -117,7 +119,7 @@ class Host:
             self._greet(source, _message(text))
 
     def _greet(self, source: socket.socket, hello: Any) -> None:
-        """Let a process in that is of the job; a stranger is sent away."""
+        """Admit a process of the job; close any other connection."""
         process, count = hello.get('process'), hello.get('count')
         if type(process) is not int or type(count) is not int:
             self._forget(source)
@@ -127,10 +129,10 @@ class Host:
             self._forget(known)
         _send(source, {'welcome': process})
         mistake = self._mistake(process, count)
-        self._guests[-1 if mistake else process] = source  # who is refused hears of it as well
+        self._guests[-1 if mistake else process] = source  # a refused process is told too
         if mistake:
             raise UserError(mistake)
-        self._clock.again()
+        self._clock.restart()
 
     def _mistake(self, process: int, count: int) -> str:
         if count != self._count:
@@ -148,7 +150,7 @@ class Host:
         for process, connection in list(self._guests.items()):
             if connection is source:
                 del self._guests[process]
-                self._clock.again()
+                self._clock.restart()
         source.close()
 
     def _tell(self, message: dict[str, Any]) -> None:
@@ -157,16 +159,16 @@ class Host:
 
 
 def join(address: str, process: int, count: int) -> None:
-    """Wait until process 0 is at the address and all others have come.
+    """Wait until process 0 is at the address and all others have connected.
 
     Args:
       address: HOST:PORT of process 0.
-      process: the number of this one.
-      count: of all processes.
+      process: the number of this process.
+      count: number of processes.
 
     Raises:
       Late: if process 0 or another does not come.
-      UserError: if another program has the port, or for what process 0 reports.
+      UserError: if another program has the port, or process 0 reports a mistake.
     """
     who, why = f'process {process} of {count}', ''
     clock, strange_since = _Clock(), None
@@ -174,14 +176,14 @@ def join(address: str, process: int, count: int) -> None:
         try:
             with socket.create_connection(_split(address), timeout=_ANSWER_SECONDS) as connection:
                 _send(connection, {'process': process, 'count': count})
-                if _attend(connection, who, clock):
+                if _wait_for_start(connection, who, clock):
                     return
-            why, strange_since = 'it left before all had come', None
+            why, strange_since = 'it left before all had connected', None
         except _Stranger:
             why, strange_since = 'another program answers', strange_since or time.monotonic()
         except OSError as error:
             why = error.strerror or str(error)
-            if isinstance(error, ConnectionRefusedError):  # nobody has the port
+            if isinstance(error, ConnectionRefusedError):  # the port is free
                 strange_since = None
         if strange_since and time.monotonic() - strange_since > STRANGER_SECONDS:
             raise UserError(
@@ -189,11 +191,11 @@ def join(address: str, process: int, count: int) -> None:
                 f'port; {ANOTHER}, the same for all processes'
             )
         if clock.due():
-            _say(f'{who} waits for process 0 at {address} ({why})')
+            _print_line(f'{who} waits for process 0 at {address} ({why})')
         time.sleep(_PAUSE)
-    raise Late(
-        f'process 0 did not come to {address} in {WAIT_SECONDS:g} s ({why}): see what became of '
-        'it, and start all processes again'
+    raise PeerTimeout(
+        f'process 0 was not at {address} in {WAIT_SECONDS:g} s ({why}): look for its error, and '
+        'start all processes again'
     )
 
 
@@ -201,12 +203,12 @@ class _Stranger(Exception):
     """The program at the address is not process 0."""
 
 
-def _attend(connection: socket.socket, who: str, clock: _Clock) -> bool:
-    """Whether all have come; False if process 0 has left.
+def _wait_for_start(connection: socket.socket, who: str, clock: _Clock) -> bool:
+    """Whether all have connected; False if process 0 has left.
 
     Raises:
       _Stranger: if another program answers.
-      UserError: that process 0 raised.
+      PeerError: the mistake that process 0 reports.
     """
     messages = _received(connection, clock)
     if not isinstance(next(messages, {}).get('welcome'), int):
@@ -214,9 +216,9 @@ def _attend(connection: socket.socket, who: str, clock: _Clock) -> bool:
     connection.settimeout(_PAUSE)
     for message in messages:
         if 'error' in message:
-            raise Elsewhere(str(message['error']), int(message.get('code', EXIT_FAILED)))
+            raise PeerError(str(message['error']), int(message.get('code', EXIT_FAILED)))
         if 'missing' in message:
-            _say(f'{who} waits for {message["missing"]}')
+            _print_line(f'{who} waits for {message["missing"]}')
         if 'start' in message:
             return True
     return False
@@ -243,8 +245,8 @@ def _received(connection: socket.socket, clock: _Clock) -> Iterator[dict[str, An
             return
 
 
-class Elsewhere(UserError):
-    """A mistake that another process of the job has found.
+class PeerError(UserError):
+    """A user's mistake that another process of the job reports.
 
     Args:
       message: of the mistake.
@@ -257,17 +259,17 @@ class Elsewhere(UserError):
 
 
 class _Clock:
-    """The time that a process waits, and when it says so."""
+    """How long a process waits, and when it prints that it does."""
 
     def __init__(self) -> None:
         self._end = time.monotonic() + WAIT_SECONDS
-        self.again()
+        self.restart()
 
     def over(self, more: float = 0.0) -> bool:
         return time.monotonic() > self._end + more
 
-    def again(self) -> None:
-        self._next = time.monotonic() + SAY_SECONDS
+    def restart(self) -> None:
+        self._next = time.monotonic() + FIRST_LINE_SECONDS
 
     def due(self) -> bool:
         if time.monotonic() < self._next:
@@ -277,7 +279,7 @@ class _Clock:
 
 
 def _listen(address: str) -> socket.socket:
-    """A socket that listens there; whoever had the port before gets some seconds to leave it."""
+    """A socket that listens at the address, once the port is free."""
     host, port = _split(address)
     family = socket.AF_INET6 if ':' in host else socket.AF_INET
     dual = host == '::' and socket.has_dualstack_ipv6()
@@ -316,7 +318,7 @@ def _split(address: str) -> tuple[str, int]:
 
 
 def _send(connection: socket.socket, message: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # whoever has left is missed by those who wait
+    with contextlib.suppress(OSError):  # those who wait will miss a process that left
         connection.sendall(json.dumps(message).encode() + b'\n')
 
 
@@ -327,13 +329,13 @@ def _message(text: bytes) -> dict[str, Any]:
     return {}
 
 
-def _named(processes: Iterable[int]) -> str:
-    """The processes as 'process 3' or 'processes 1, 2, 3, 4 and 60 more'."""
+def _listed(processes: Iterable[int]) -> str:
+    """Numbers of processes as 'process 3' or 'processes 1, 2, 3, 4 and 60 more'."""
     numbers = [str(number) for number in processes]
     shown = ', '.join(numbers[:_SHOWN])
     more = f' and {len(numbers) - _SHOWN} more' if len(numbers) > _SHOWN else ''
     return f'process{"es" * (len(numbers) > 1)} {shown}{more}'
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     print(one_line(line), file=sys.stderr, flush=True)

@@ -1,8 +1,8 @@
-"""Devices: the placement of arrays, and compilation by `jit` or `pmap`.
+"""Layouts: the placement of arrays on devices, and compilation by `jit` or `pmap`.
 
-With `mesh.py` and `placement.py` the only module that names devices. A layout takes the pure steps
-of `step.py` and numpy batches. Checkpoints get global arrays on the mesh, so that a run stopped
-under one layout resumes under any other.
+With `mesh.py` the only module that names devices. A layout takes the pure steps of `step.py` and
+NumPy batches. Checkpoints get global arrays on the mesh, so that a run stopped under one layout
+resumes under any other.
 """
 
 from __future__ import annotations
@@ -22,9 +22,20 @@ from jax.sharding import PartitionSpec as P
 
 from vit_jax.errors import UserError, nearest
 from vit_jax.nn.attention_choice import Devices
-from vit_jax.runtime import mesh as mesh_lib
 from vit_jax.runtime import target
-from vit_jax.runtime.mesh import BATCH, ROWS, SLICE, WITHIN, Rule, any_devices, make_mesh
+from vit_jax.runtime.mesh import (
+    BATCH,
+    ROWS,
+    SLICE,
+    WITHIN,
+    Rule,
+    any_devices,
+    check_rules,
+    leaf_spec,
+    make_mesh,
+    shards_of,
+    sum_over_slices,
+)
 from vit_jax.tree_paths import path_name
 
 PyTree = Any
@@ -47,7 +58,7 @@ class Jit:
     @functools.cached_property
     def shards_here(self) -> tuple[int, ...]:
         """The parts of every batch that devices of this process hold."""
-        return mesh_lib.shards_of(self.mesh, self.num_shards, jax.process_index())
+        return shards_of(self.mesh, self.num_shards, jax.process_index())
 
     @property
     def train_axis(self) -> str | None:
@@ -55,8 +66,8 @@ class Jit:
         return SLICE if self.mesh.shape[SLICE] > 1 else None
 
     def add_up(self, grads: PyTree) -> PyTree:
-        """The sum of gradients over slices, see `placement.add_up`."""
-        return mesh_lib.add_up(grads, self._spec, self.mesh)
+        """The sum of gradients over slices, see `mesh.sum_over_slices`."""
+        return sum_over_slices(grads, self._spec, self.mesh)
 
     def shardings(self, abstract: PyTree) -> PyTree:
         """A NamedSharding for every leaf of a state or of variables."""
@@ -66,14 +77,14 @@ class Jit:
 
     def _spec(self, path: Any, leaf: Any) -> P:
         name, least = path_name(path), self.min_split_size
-        return mesh_lib.leaf_spec(name, leaf.shape, self.mesh, self.rules, least)
+        return leaf_spec(name, leaf.shape, self.mesh, self.rules, least)
 
     def create(self, init: Callable[..., PyTree], *given: PyTree) -> PyTree:
-        """Runs `init(*given)` so that every array is created on its own devices.
+        """Run `init(*given)` so that every array is created on its own devices.
 
         Args:
           init: makes a state or variables.
-          given: numpy arrays, the same in every process; each device gets only its parts of them.
+          given: NumPy arrays, the same in every process; each device gets only its parts.
         """
         placed = jax.tree.map(_place, given, self.shardings(given))
         out_shardings = self.shardings(jax.eval_shape(init, *placed))
@@ -81,23 +92,23 @@ class Jit:
         return jax.jit(init, out_shardings=out_shardings, compiler_options=options)(*placed)
 
     def put_batch(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-        """This process's rows, those of `shards_here`, as a global array over all devices."""
+        """Put this process's rows, those of `shards_here`, into global arrays over all devices."""
         sharding, here = NamedSharding(self.mesh, BATCH), len(self.shards_here)
         shapes = {
             name: (len(x) * self.num_shards // here, *x.shape[1:]) for name, x in batch.items()
         }
-        # All arrays in one call, which takes half the time of one call for each.
+        # One call for all arrays takes half the time of a call for each.
         return jax.make_array_from_process_local_data(sharding, batch, shapes)
 
     def put_copies(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-        """The whole batch, the same in every process, on each device."""
+        """Put the whole batch, the same in every process, on each device."""
         return jax.tree.map(partial(_place, sharding=NamedSharding(self.mesh, P())), batch)
 
     def compile_train(self, train_step: Callable, abstract_state: PyTree) -> Callable:
         """(state, batch) -> (state, metrics); the old state's buffers are reused.
 
-        Of several slices each runs the step on its own rows and adds up gradients over `train_axis`
-        itself, so that it does so once, after all microbatches.
+        With several slices, each runs the step on its own rows and sums gradients over
+        `train_axis` once, after all microbatches.
         """
         state = self.shardings(abstract_state)
         batch, replicated = NamedSharding(self.mesh, BATCH), NamedSharding(self.mesh, P())
@@ -127,9 +138,9 @@ class Jit:
 
     @property
     def _target(self) -> Devices:
-        """The devices, for operations that the compiler cannot split itself."""
+        """The devices, for operations that the compiler cannot partition itself."""
         map_rows = partial(jax.shard_map, mesh=self.mesh, in_specs=BATCH, out_specs=BATCH)
-        return target.of_devices(
+        return target.from_devices(
             self.mesh.devices,
             shards=self.num_shards,
             map_rows=partial(map_rows, check_vma=False) if self.mesh.size > 1 else None,
@@ -138,7 +149,7 @@ class Jit:
 
     @property
     def _slice_target(self) -> Devices:
-        """Likewise, of a step that each slice runs on its own rows."""
+        """The devices of a slice, for a step that each slice runs on its own rows."""
         map_rows = partial(jax.shard_map, in_specs=P(ROWS), out_specs=P(ROWS))
         return self._target._replace(
             shards=math.prod(self.mesh.shape[name] for name in ROWS),
@@ -154,7 +165,7 @@ class Jit:
 
 @dataclasses.dataclass(frozen=True)
 class Pmap:
-    """`jax.pmap`: one replica a device, gradients averaged over the axis `batch`."""
+    """`jax.pmap`: one replica per device, gradients averaged over the axis `batch`."""
 
     mesh: Mesh
     axis_name = train_axis = 'batch'
@@ -170,7 +181,7 @@ class Pmap:
 
     @property
     def shards_here(self) -> tuple[int, ...]:
-        # pmap puts the devices of a process together, in the order of the processes.
+        # pmap keeps the devices of a process together, in process order.
         first = jax.process_index() * len(self.devices)
         return tuple(range(first, first + len(self.devices)))
 
@@ -203,12 +214,12 @@ class Pmap:
 
     @property
     def _target(self) -> Devices:
-        """A device, for every replica."""
-        return target.of_devices(self.mesh.devices)
+        """One device, for every replica."""
+        return target.from_devices(self.mesh.devices)
 
     @property
     def _devices(self) -> list[jax.Device] | None:
-        # pmap takes its own order across processes only.
+        # Across processes, pmap takes only its own order.
         return self.devices if jax.process_count() == 1 else None
 
     def to_global(self, state: PyTree) -> PyTree:
@@ -221,8 +232,8 @@ class Pmap:
         return self._replicate(jax.tree.map(lambda x: x.addressable_data(0), state))
 
     def _replicate(self, tree: PyTree) -> PyTree:
-        # With the axis of the steps: otherwise they would be compiled twice, for the result of this
-        # function and for their own. From the host, no device holds all copies of an array.
+        # By the axis of the steps: otherwise they would be compiled twice, for the result of this
+        # function and for their own. From the host: otherwise one device would hold all copies.
         return flax.jax_utils.replicate(jax.device_get(tree), self.devices, self.axis_name)
 
 
@@ -265,16 +276,16 @@ def make_layout(
       fsdp: number of devices of a slice over which parameters and optimizer state are split.
       tensor: size of the axis that `rules` may name, also within a slice.
       slices: number of TPU slices, between which only gradients and metrics are exchanged; None
-        for those of the devices. Other devices are divided as if they were on so many slices.
-      rules: (regex over the parameter's path, a mesh axis or None a dimension).
+        for the slices of the devices. Other devices are divided into as many parts.
+      rules: (regex over the parameter's path, a mesh axis or None for each dimension).
       min_split_size: arrays with fewer elements than this are replicated under fsdp.
 
     Raises:
-      UserError: unknown strategy, or sizes that do not fit the devices.
+      UserError: for an unknown strategy, or sizes that do not match the devices.
     """
     devices = any_devices() if devices is None else devices
     mesh = make_mesh(devices, fsdp, tensor, slices)
-    mesh_lib.check_rules(rules)
+    check_rules(rules)
     if strategy == 'jit':
         return Jit(mesh, tuple(rules), min_split_size)
     if strategy != 'pmap':
@@ -296,15 +307,18 @@ def check_batch(
     multiple: int = 1,
     reason: str = '',
 ) -> None:
-    """Raises UserError unless every device gets whole microbatches of a multiple of `multiple`.
+    """Check that every device gets whole microbatches and a multiple of `multiple` rows.
 
     Args:
       layout: of the devices.
       batch_size: of the config.
       rows: of a batch, if `batch_size` counts tokens.
       accum_steps: of the step.
-      multiple: the rows of a device must be a multiple of it, for the task.
+      multiple: of which the task needs a multiple as rows of a device.
       reason: for `multiple`, in a few words.
+
+    Raises:
+      UserError: for any other batch size.
     """
     rows = batch_size if rows is None else rows
     what = '' if rows == batch_size else f': its {rows} rows in a bucket'

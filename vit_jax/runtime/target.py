@@ -1,4 +1,4 @@
-"""The devices of a program, which its attention asks for while it is traced."""
+"""The devices that a program is compiled for, by which its attention chooses a kernel."""
 
 from __future__ import annotations
 
@@ -15,36 +15,38 @@ import numpy as np
 
 from vit_jax.nn.attention_choice import Devices, runs_on
 from vit_jax.runtime import processes
-from vit_jax.runtime.mesh import tpu_here, usable_devices
+from vit_jax.runtime.mesh import local_tpu, usable_devices
+
+Function = Callable[[], float]
 
 
-def of_devices(devices: np.ndarray, **fields: Any) -> Devices:
-    """The devices of a mesh; `fields` are further ones of `Devices`."""
-    return Devices(kind(devices), measure=_measure_on(devices), **fields)
+def from_devices(devices: np.ndarray, **fields: Any) -> Devices:
+    """Describe the devices of a mesh; `fields` are further fields of `Devices`."""
+    return Devices(device_kind(devices), measure=_measure_on(devices), **fields)
 
 
-def of_device(device: jax.Device | None = None) -> Devices:
-    """One device, by default the one that JAX computes on."""
+def from_device(device: jax.Device | None = None) -> Devices:
+    """Describe one device, by default the one that JAX computes on."""
     (one,) = (device,) if device is not None else jnp.zeros(()).devices()
-    return of_devices(np.array([one]))
+    return from_devices(np.array([one]))
 
 
-def kind(devices: np.ndarray) -> str:
-    """JAX's name of their kind."""
+def device_kind(devices: np.ndarray) -> str:
+    """JAX's name of the devices' kind."""
     return devices.flat[0].device_kind
 
 
 def _measure_on(devices: np.ndarray) -> Callable[[Callable[[], float]], float] | None:
     """See `Devices.measure`."""
-    device = tpu_here(devices.flat)
+    device = local_tpu(devices.flat)
     if device is None:
         return None
     several = len({d.process_index for d in devices.flat}) > 1
-    return functools.partial(largest, device, several)
+    return functools.partial(largest_over_processes, device, several)
 
 
 def traced_for(devices: Devices, step: Callable) -> Callable:
-    """A step whose model knows at trace time which devices it will run on."""
+    """Wrap a step so that its model knows at trace time which devices it will run on."""
 
     @functools.wraps(step)
     def traced(*args: Any) -> Any:
@@ -55,39 +57,36 @@ def traced_for(devices: Devices, step: Callable) -> Callable:
 
 
 def compiled(function: Callable) -> Callable:
-    """`jax.jit` of a program of models for the device that JAX computes on.
+    """`jax.jit` of a function that applies models, for the device that JAX computes on.
 
     Raises:
       UserError: as `usable_devices`.
     """
     usable_devices()
-    return jax.jit(traced_for(of_device(), function))
+    return jax.jit(traced_for(from_device(), function))
 
 
-def placed(model: nn.Module, device: jax.Device) -> nn.Module:
-    """The model, of a class whose `apply` says that the program runs on this device alone."""
-    devices, plain = of_device(device), type(model)
+def on_device(model: nn.Module, device: jax.Device) -> nn.Module:
+    """A copy of the model whose `apply` traces for this device alone."""
+    devices, plain = from_device(device), type(model)
 
     def apply(self: nn.Module, *args: Any, **options: Any) -> Any:
         with runs_on(devices):
             return plain.apply(self, *args, **options)
 
-    # Set afterwards, or Flax takes it for a method of the model's own.
+    # Set afterwards, since Flax would wrap it as a method of the model.
     own: Any = type(plain.__name__, (plain,), {'__module__': plain.__module__})
     own.apply = apply
     names = (field.name for field in dataclasses.fields(model))
     return own(**{n: getattr(model, n) for n in names if n not in ('parent', 'name')})
 
 
-Function = Callable[[], float]
-
-
-def largest(device: jax.Device, several: bool, function: Function) -> float:
+def largest_over_processes(device: jax.Device, several: bool, function: Function) -> float:
     """Call a function that computes on a device.
 
     Args:
       device: of this process.
-      several: whether all processes of the job call this; the result is then the largest of theirs.
+      several: whether all processes of the job call this; then their largest result is returned.
       function: returns no NaN.
     """
 
@@ -96,10 +95,10 @@ def largest(device: jax.Device, several: bool, function: Function) -> float:
             own = function()
         return max(processes.gather(own), default=0.0) if several else own
 
-    return apart(found)
+    return in_own_thread(found)
 
 
-def apart(function: Function) -> float:
-    """Call a function in a thread of its own."""
+def in_own_thread(function: Function) -> float:
+    """Call a function in a thread of its own, outside of tracing."""
     with futures.ThreadPoolExecutor(1) as pool:
         return pool.submit(function).result()

@@ -1,4 +1,4 @@
-"""Ends a process whose step never ends, so that its launcher restarts the job."""
+"""Detection of hanging steps and reads, so that a launcher can restart the job."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from vit_jax.errors import EXIT_FAILED
 
 
 class Watchdog:
-    """Ends the process with all stacks if nothing is finished for `seconds`; a context manager.
+    """End the process with all stacks if nothing is finished for `seconds`; a context manager.
 
-    One hanging process keeps all others of the job waiting in a collective, for ever and
-    without an error. A wait inside of XLA cannot be interrupted, so the process ends by
-    `os._exit`, with code 1.
+    One hanging process keeps all others of the job waiting in a collective, forever and without
+    an error. A wait inside XLA cannot be interrupted, so the process ends by `os._exit`, with
+    code 1.
 
     Args:
-      seconds: longer than the longest step, compilation, evaluation or save; None for no watch.
+      seconds: longer than the longest step, compilation, evaluation or save; None disables it.
     """
 
     def __init__(self, seconds: float | None):
@@ -41,7 +41,7 @@ class Watchdog:
         self._stop.set()
 
     def beat(self, done: str) -> None:
-        """Records what was finished just now."""
+        """Record what was just finished."""
         self._last, self._done = time.monotonic(), done
 
     def _watch(self) -> None:
@@ -72,17 +72,17 @@ class Stalled(Exception):
 
 
 class Interrupted(Exception):
-    """A wait or an evaluation was given up because a stop is requested; it has no result."""
+    """A wait or an evaluation without a result, given up because a stop was requested."""
 
 
 class Stopping(Protocol):
-    """Whether a stop is requested; see `vit_jax.runtime.preemption.Preemption.reached`."""
+    """Whether a stop was requested; see `vit_jax.runtime.preemption.Preemption.reached`."""
 
     def __call__(self, *, waiting: bool = False) -> bool: ...
 
 
-def never(*, waiting: bool = False) -> bool:
-    """Return False: no stop is requested."""
+def no_stop(*, waiting: bool = False) -> bool:
+    """Return False: no stop was requested."""
     return False
 
 
@@ -90,13 +90,13 @@ _abandoned = False
 
 
 def abandon() -> None:
-    """Note that a thread is left behind that may hang, so that no exit may wait for threads."""
+    """Record that a thread that may hang is left behind, so that no exit waits for threads."""
     global _abandoned
     _abandoned = True
 
 
 def abandoned() -> bool:
-    """Whether a thread was left behind that may hang."""
+    """Whether a thread that may hang was left behind."""
     return _abandoned
 
 
@@ -106,7 +106,7 @@ _changed = threading.Condition()
 
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
-    """Count what is inside as a read of data, which may hang."""
+    """Count the code inside as a read of data, which may hang."""
     global _reads
     with _changed:
         _reads += 1
@@ -118,8 +118,8 @@ def reading() -> Iterator[None]:
             _changed.notify_all()
 
 
-def reads_end(seconds: float) -> bool:
-    """Whether all reads of data end within some seconds."""
+def wait_for_reads(seconds: float) -> bool:
+    """Wait for all reads of data; returns whether they end within `seconds`."""
     with _changed:
         return _changed.wait_for(lambda: _reads == 0, seconds)
 

@@ -153,4 +153,4 @@ def _text(value: Any) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that fitted the curves."""
-    return software.everything() | {'scipy': importlib.metadata.version('scipy')}
+    return software.versions() | {'scipy': importlib.metadata.version('scipy')}

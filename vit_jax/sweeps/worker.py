@@ -158,11 +158,11 @@ def run(study: Study, claim: ClaimedTrial, step_timeout: float | None = None) ->
         raise
     except UserError as e:
         # One process alone may have failed, while the others train on.
-        processes.meet(f'trial {claim.number} failed', processes.MEET_SECONDS)
+        processes.barrier(f'trial {claim.number} failed', processes.BARRIER_SECONDS)
         fail(claim.trial, str(e))
         return str(e)
     except Exception as e:
-        if not processes.lost_another(e):
+        if not processes.reports_lost_peer(e):
             fail(claim.trial, f'{type(e).__name__}: {e}')
         raise
     else:

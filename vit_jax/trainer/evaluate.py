@@ -27,7 +27,7 @@ from vit_jax.evaluators.base import Evaluator
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.nn.maps import AttentionMap
 from vit_jax.runtime import sharding
-from vit_jax.runtime.watchdog import Interrupted, Stopping, never
+from vit_jax.runtime.watchdog import Interrupted, Stopping, no_stop
 from vit_jax.signatures import keyword_only
 from vit_jax.tasks.base import Task
 from vit_jax.trainer import compatibility
@@ -126,7 +126,7 @@ def data_keywords(section: ConfigDict, batch_size: int, **changes: Any) -> dict[
 
 
 def evaluate(
-    steps: EvalSteps, variables: PyTree, batches: Iterable[Batch], stopping: Stopping = never
+    steps: EvalSteps, variables: PyTree, batches: Iterable[Batch], stopping: Stopping = no_stop
 ) -> dict[str, float]:
     """Means over one pass: {name: sum / count}, accumulated in float64 on the host; without those
     of which nothing was counted.
@@ -139,7 +139,7 @@ def evaluate(
 
 
 def predict(
-    steps: EvalSteps, variables: PyTree, batches: Iterable[Batch], stopping: Stopping = never
+    steps: EvalSteps, variables: PyTree, batches: Iterable[Batch], stopping: Stopping = no_stop
 ) -> Iterator[tuple[Batch, Batch]]:
     """Predictions and the small arrays of the batches, of all processes, one for each example."""
     assert steps.predict is not None
@@ -203,7 +203,7 @@ def run(
     steps: EvalSteps,
     evaluations: Mapping[str, Evaluation],
     variables: PyTree,
-    stopping: Stopping = never,
+    stopping: Stopping = no_stop,
 ) -> dict[str, float]:
     """The results of evaluations, {'NAME/METRIC': value}.
 

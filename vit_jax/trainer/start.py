@@ -381,7 +381,7 @@ def describe(training: Training, folder: pathlib.Path, beginning: Beginning) -> 
         *_evaluates(training),
         *training.judge.notes,
         f'{f"resumes after step {start}" if start else "starts"} in {folder}',
-        compile_cache.note(),
+        compile_cache.describe(),
         *beginning.notes,
     ]
     if (before := beginning.hardware) != hardware:

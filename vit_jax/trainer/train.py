@@ -112,7 +112,7 @@ def train(
     folder, clock = paths.absolute(folder), Clock(began)
     if devices is None:
         devices = mesh.usable_devices()
-    processes.require_alike(start_facts(config, stop_at, restart, extend))
+    processes.require_same_facts(start_facts(config, stop_at, restart, extend))
     workdir.require_shared(folder, complete=not (restart or extend))
     completed = fine_tune.complete(config, workdir.stored_config(folder), allowed)
     config = completed.config
@@ -149,7 +149,7 @@ def prepare(
     run_folder.require_writable(folder)
     training = build(config, devices)
     if jax.process_count() > 1:
-        processes.require_alike(data_facts(training))
+        processes.require_same_facts(data_facts(training))
     workdir.check_data(training, folder)
     if anew:
         with lock.lock(folder):
@@ -289,7 +289,7 @@ def start_facts(
         '--restart': restart,
         '--extend': extend,
         'the code of vit_jax': _code(),
-        **environment.packages(),
+        **environment.package_versions(),
     }
 
 

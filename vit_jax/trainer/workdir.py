@@ -252,7 +252,7 @@ def cleared_on_error(folder: pathlib.Path, existed: bool) -> Iterator[None]:
     except (Diverged, lock.Taken):
         raise
     except Exception as error:
-        mistake = isinstance(error, UserError) or processes.mistake_elsewhere()
+        mistake = isinstance(error, UserError) or processes.peer_user_error()
         if mistake and ours and folder.is_dir() and run_folder.saved_nothing(folder):
             _clear(folder, existed)
         raise
@@ -320,7 +320,7 @@ def save(
         'config': training.config.to_dict(),
         'data': {'step': step},
         'hardware': program.hardware,
-        'versions': environment.everything(),
+        'versions': environment.versions(),
         'unevaluated': unevaluated,
         BESTS: {key: dataclasses.asdict(best) for key, best in bests.items()},
         'broken': list(training.data.source.broken.items()),

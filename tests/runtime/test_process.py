@@ -1,9 +1,10 @@
-"""Ctrl-C outside of a run's loop ends a command in one line, whenever it comes."""
+"""Ctrl-C outside of a run's loop ends a command in one line; a child ends with its parent."""
 
 from __future__ import annotations
 
 import os
 import pathlib
+import select
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ class Dropped:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(1)  # until it was raised
 
-process.watch()
+process.remember_interrupts()
 try:
     Dropped()
     time.sleep(10)
@@ -45,7 +46,7 @@ def load(argv):
     except KeyboardInterrupt:
         raise ImportError('cannot load')
 
-process.watch()
+process.remember_interrupts()
 compare.main = load
 sys.exit(main(['compare']))
 """
@@ -64,13 +65,13 @@ def command_that_raises(monkeypatch, error):
     return main(['compare'])
 
 
-def test_it_is_one_line(monkeypatch, capsys):
+def test_ctrl_c_is_reported_in_one_line(monkeypatch, capsys):
     error = KeyboardInterrupt('the same command continues')
     assert command_that_raises(monkeypatch, error) == EXIT_INTERRUPTED
     assert capsys.readouterr().err == 'interrupted: the same command continues\n'
 
 
-def test_so_is_what_an_import_makes_of_it(repo):
+def test_ctrl_c_that_an_import_turns_into_another_error_is_too(repo):
     done = run(repo, IMPORTS)
     assert (done.returncode, done.stderr) == (EXIT_INTERRUPTED, 'interrupted\n')
 
@@ -80,14 +81,14 @@ def test_other_errors_keep_their_traceback(monkeypatch):
         command_that_raises(monkeypatch, ImportError('cannot load'))
 
 
-def test_one_that_python_drops_comes_again(repo):
+def test_an_interrupt_that_python_drops_is_raised_again(repo):
     done = run(repo, DROPPED)
     assert (done.stdout, done.stderr) == ('interrupted\n', '')
 
 
 @pytest.mark.process
 @pytest.mark.skipif(not os.path.isdir('/proc/self'), reason='needs /proc')
-def test_while_a_command_imports(repo, tmp_path):
+def test_ctrl_c_while_a_command_imports(repo, tmp_path):
     words = ['train', '--config', 'experiments/vit/digits.py:smoke', '--workdir', tmp_path / 'run']
     command = [sys.executable, '-m', 'vit_jax', *map(str, words)]  # not forked: it has to import
     pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT, 'text': True}
@@ -99,3 +100,37 @@ def test_while_a_command_imports(repo, tmp_path):
     assert printed == 'interrupted\n'
     assert process.returncode == EXIT_INTERRUPTED
     assert not (tmp_path / 'run').exists()
+
+
+CHILD = """
+import pathlib, sys, time
+from vit_jax.runtime.process import end_with_parent
+end_with_parent(pathlib.Path(sys.argv[1]).unlink)
+print('ready', flush=True)
+time.sleep(60)
+"""
+PARENT = """
+import subprocess, sys
+subprocess.Popen([sys.executable, '-c', *sys.argv[1:]], stdin=subprocess.PIPE).wait()
+"""
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGKILL])
+def test_a_child_cleans_up_and_ends_when_its_parent_is_killed(number, tmp_path):
+    left = tmp_path / 'left'
+    left.touch()
+    reader, writer = os.pipe()
+    words = [sys.executable, '-c', PARENT, CHILD, str(left)]
+    parent = subprocess.Popen(words, stdout=writer)
+    os.close(writer)
+    # A pipe may give a line in pieces; the whole of it is read, and no more.
+    with os.fdopen(reader, 'rb', buffering=0, closefd=False) as output:
+        assert output.readline() == b'ready\n'
+    assert left.exists()
+    parent.send_signal(number)
+    parent.wait()
+    # The pipe ends when nobody is left who could write into it.
+    assert select.select([reader], [], [], 20)[0]
+    assert os.read(reader, 1) == b''
+    os.close(reader)
+    assert not left.exists()

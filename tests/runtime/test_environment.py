@@ -1,6 +1,9 @@
-"""The cores that a process may use, as its affinity, its control groups and Slurm limit them."""
+"""The cores of a process, within all of their limits, and memory that stays with it."""
 
 import os
+import platform
+import subprocess
+import sys
 
 import pytest
 
@@ -10,7 +13,7 @@ from vit_jax.runtime import environment
 @pytest.fixture
 def groups(monkeypatch, tmp_path):
     """Write control groups: the text of /proc/self/cgroup, and files by their paths."""
-    monkeypatch.setattr(environment, 'OWN', tmp_path / 'own')
+    monkeypatch.setattr(environment, 'OWN_CGROUPS', tmp_path / 'own')
     monkeypatch.setattr(environment, 'CGROUPS', tmp_path / 'fs')
     monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: {*range(64)}, raising=False)
     monkeypatch.delenv('SLURM_CPUS_PER_TASK', raising=False)
@@ -58,3 +61,49 @@ def test_slurm_limits_a_task_but_does_not_add_cores(groups, monkeypatch):
     assert environment.available_cores() == 64
     monkeypatch.setenv('SLURM_CPUS_PER_TASK', 'many')
     assert environment.available_cores() == 64
+
+
+PROGRAM = """
+import os, resource, sys
+{keep}
+import numpy as np
+np.ones(1 << 22)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    np.ones(1 << 22)
+faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+print(faults, os.getpid(), sys.argv[1:])
+"""
+KEEP = 'from vit_jax.runtime import environment; environment.keep_freed_memory()'
+
+with_glibc = pytest.mark.skipif(
+    sys.platform != 'linux' or platform.libc_ver()[0] != 'glibc', reason='needs glibc'
+)
+
+
+def run(keep: str, **variables: str) -> tuple[int, bool, str]:
+    """Page faults of 20 allocations of 32 MiB, whether the process id was kept, the arguments."""
+    # NumPy asks for huge pages of its own accord, which would take most of the faults away.
+    env = {k: v for k, v in os.environ.items() if k != environment.MALLOC_VARIABLE}
+    env |= {'NUMPY_MADVISE_HUGEPAGE': '0', **variables}
+    words = [sys.executable, '-c', PROGRAM.format(keep=keep), 'a', 'b c']
+    process = subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True)
+    output, _ = process.communicate(timeout=60)
+    faults, pid, arguments = output.strip().split(' ', 2)
+    return int(faults), int(pid) == process.pid, arguments
+
+
+@with_glibc
+@pytest.mark.slow
+def test_freed_memory_is_used_again_without_page_faults():
+    kept, same_process, arguments = run(KEEP)
+    assert same_process
+    assert arguments == "['a', 'b c']"
+    assert kept < 2_000
+    assert kept < run('')[0] / 10
+
+
+@with_glibc
+@pytest.mark.slow
+def test_tunables_of_the_user_stand():
+    assert run(KEEP, GLIBC_TUNABLES='')[0] > 10 * run(KEEP)[0]
