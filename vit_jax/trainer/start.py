@@ -272,7 +272,7 @@ def _other_rate(
 def _later_rates(before: ConfigDict, training: Training, start: int) -> dict[int, float]:
     """The trunk's learning rate of each step from `start` to the cooldown of the branch."""
     size, epoch = training.data.plan.examples_per_step, training.data.num_examples
-    times, here = (durations.of_run(c, size, epoch) for c in (before, training.config))
+    times, here = (durations.from_config(c, size, epoch) for c in (before, training.config))
     schedule = training.config.optim.to_dict().get('schedule', {})
     cooldown = here.steps(schedule.get('cooldown', 0), 'config.optim.schedule.cooldown')
     steps = np.arange(start, min(times.total_steps, here.total_steps - cooldown))
