@@ -169,7 +169,7 @@ def test_mistakes_are_one_line(translating_run, smoke_run, tmp_path, capsys):
         ([*text, 'A dog.', 'Ein Hund.', '--layer', '1'], 'there is no layer 1'),
         ([*text, 'A dog.', '--query', '0,0'], '--query and --image-size apply to images'),
         ([*text, 'A', 'B', 'C'], "unexpected 'C'"),
-        ([*image, 'a.png', '--self'], '--self is of runs that translate'),
+        ([*image, 'a.png', '--self'], '--self applies to runs that translate'),
         ([*image, 'a.png', 'b.png'], "unexpected 'b.png'"),
         (['predict', '--workdir', str(translating_run), 'a.png'], 'for sentences, use translate'),
     ]:

@@ -97,7 +97,7 @@ def test_mistakes_are_one_line(checkpoint, smoke_run, photo, tmp_path, capsys):
     swin, vit = ('--checkpoint', checkpoint), ('--workdir', smoke_run)
     for words, message in [
         ((*swin, '--parameters', '', photo), 'takes no input'),
-        ((*swin, '--parameters', '', '--query', '1,1'), 'are of an input, not of --parameters'),
+        ((*swin, '--parameters', '', '--query', '1,1'), 'need an input: leave out --parameters'),
         ((*swin, '--parameters', 'neck'), "unknown parameter 'neck'"),
         ((*swin, '--parameters', '('), "'(' is not a regular expression"),
         ((*swin, '--parameters', 'stage_0', '--head', 2), 'there is no head 2'),

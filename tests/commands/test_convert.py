@@ -90,11 +90,11 @@ def test_mistakes_are_one_line(folder, tmp_path, capsys):
     (tmp_path / 'config.json').write_text('{}')
     for words, message in [
         ([folder / 'no.npz', tmp_path / 'out.npz'], 'no.npz'),
-        ([folder / 'vit.npz', tmp_path / 'taken.npz'], 'taken.npz is already there'),
-        ([folder / 'vit.npz', tmp_path], 'config.json is already there'),
+        ([folder / 'vit.npz', tmp_path / 'taken.npz'], 'taken.npz already exists'),
+        ([folder / 'vit.npz', tmp_path], 'config.json already exists'),
         ([folder / 'vit.npz'], 'dst'),
-        ([folder / 'vit.npz', tmp_path / 'd.pt'], 'weights are not written as .pt'),
-        ([folder / 'vit.npz', tmp_path / 'd.txt'], 'weights are not written as .txt'),
+        ([folder / 'vit.npz', tmp_path / 'd.pt'], 'weights cannot be written as .pt'),
+        ([folder / 'vit.npz', tmp_path / 'd.txt'], 'weights cannot be written as .txt'),
         ([folder / 'vit.npz', tmp_path / 'taken.npz' / 'a.npz'], 'taken.npz is not a folder'),
         ([folder / 'vit.npz', tmp_path / 'taken.npz' / 'a'], 'taken.npz is not a folder'),
     ]:
@@ -178,7 +178,7 @@ def test_a_conversion_that_is_killed_leaves_no_arrays_without_their_config(
     assert again == (2 if written else 0)
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == (2 if written else 1)
-    assert not written or 'is already there: choose another name or remove it' in errors[1]
+    assert not written or 'already exists: choose another name or remove it' in errors[1]
 
 
 @pytest.mark.fault(108)

@@ -27,7 +27,7 @@ def test_a_table_a_picture_and_json(smoke_run, old_run, tmp_path, capsys):
     rows = {line.split()[0]: line for line in said.splitlines()[1:] if line[:1].strip()}
     assert {'steps', 'data', 'compile', 'lost', 'between', 'all', 'starts'} <= rows.keys()
     assert '100.0%' in rows['all'] and rows['starts'].split()[1] == '1'
-    assert said.splitlines()[-1].startswith('old has no times.jsonl: it was trained before')
+    assert said.splitlines()[-1].startswith('old has no times.jsonl: it is older')
 
     assert main(['goodput', str(smoke_run), str(old_run), '--json']) == 0
     ours, theirs = json.loads(capsys.readouterr().out)
@@ -38,7 +38,7 @@ def test_a_table_a_picture_and_json(smoke_run, old_run, tmp_path, capsys):
 
 def test_only_runs_without_a_record(old_run, capsys):
     assert main(['goodput', str(old_run)]) == 2
-    words = 'error: old has no times.jsonl: it was trained before runs recorded their time'
+    words = 'error: old has no times.jsonl: it is older than the recording of times'
     assert capsys.readouterr().err.splitlines() == [words]
 
 

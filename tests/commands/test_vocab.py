@@ -31,7 +31,7 @@ def test_both_sides_share_the_vocabulary(tmp_path, text, capsys, kind):
             lengths.append(len(ids) + 1)
             assert vocabulary.UNK not in ids
             assert vocab.decode(ids) == sentence
-    expected = f'40 pieces of 200 sentences, which have {np.mean(lengths):.1f} on average'
+    expected = f'40 pieces from 200 sentences, which have {np.mean(lengths):.1f} on average'
     assert f'{expected} and {max(lengths)} at most' in capsys.readouterr().out
 
 
@@ -39,9 +39,9 @@ def test_a_field_of_records_with_images(tmp_path, capsys):
     path, source = tmp_path / 'v.model', 'helpers.two_towers.source:'
     words = [source, '--size', '24', '--output', str(path)]
     assert main(['vocab', *words, '--field', 'captoin']) == 2
-    assert '--field names; the record has image, label, caption' in capsys.readouterr().err
+    assert "has no text 'captoin', only image, label, caption" in capsys.readouterr().err
     assert main(['vocab', *words, '--field', 'caption']) == 0
-    assert '24 pieces of 256 sentences' in capsys.readouterr().out
+    assert '24 pieces from 256 sentences' in capsys.readouterr().out
     vocab = vocabulary.load(path)
     assert vocab.decode(vocab.encode('a white cross')) == 'a white cross'
 
@@ -57,7 +57,7 @@ def test_nothing_is_overwritten_and_nothing_half_written(tmp_path, text, capsys)
     path = tmp_path / 'v.model'
     path.write_bytes(b'precious')
     assert main(['vocab', text, '--output', str(path)]) == 2
-    assert 'already there' in capsys.readouterr().err
+    assert 'already exists' in capsys.readouterr().err
     assert path.read_bytes() == b'precious'
     path.unlink()
     assert main(['vocab', text, '--size', '4', '--output', str(path)]) == 2
@@ -72,5 +72,5 @@ def test_nothing_is_overwritten_and_nothing_half_written(tmp_path, text, capsys)
 def test_images_have_no_vocabulary(tmp_path):
     from vit_jax.commands import vocab
 
-    with pytest.raises(UserError, match='digits train: a vocabulary is made of pairs'):
+    with pytest.raises(UserError, match='digits train: the record has no text'):
         vocab.main(['digits', '--output', str(tmp_path / 'v.model')])

@@ -244,7 +244,7 @@ def test_a_family_of_ones_own_reads_and_writes(own, tmp_path, capsys):
     assert f'{tmp_path}/b.npz: written\nnote: the rest\n' in printed
     np.testing.assert_array_equal(files.read_arrays(tmp_path / 'b.npz')[0]['patches'], kernel)
     assert cli.main(words) == 2
-    assert f'{tmp_path}/b.npz is already there' in capsys.readouterr().err
+    assert f'{tmp_path}/b.npz already exists' in capsys.readouterr().err
 
 
 def test_mistakes_are_one_line(own, tmp_path):

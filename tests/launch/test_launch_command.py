@@ -109,7 +109,7 @@ def test_a_rehearsal_compiles_for_the_slices(launcher, slices, result, monkeypat
         asked.append((args.config, args.topology))
         return kill_and_resume.Row('preflight', result, 0.0, 'said the compiler')
 
-    monkeypatch.setattr(rehearse, 'tried', rehearsed)
+    monkeypatch.setattr(rehearse, 'rehearse_config', rehearsed)
     monkeypatch.setattr(rehearse, 'preflight', compiled)
     words = [*TRAIN[:3], '--config.seed=5', '--stop-at', '9', GS]
     failed = result == kill_and_resume.FAILED
@@ -122,11 +122,11 @@ def test_a_rehearsal_compiles_for_the_slices(launcher, slices, result, monkeypat
 
 def test_what_rehearses_a_command():
     words = ['--config=a.py', '--config.x', '1', '--allow', 'my_lab', '--workdir', 'a']
-    assert rehearse.words_for(['train', *words, '--strict', '--stop-at', '3']) == words
+    assert rehearse.rehearsal_flags(['train', *words, '--strict', '--stop-at', '3']) == words
     words = ['sweep', 'create', 'a.py:small', '--study', 'a']
-    assert rehearse.words_for(words) == ['--sweep', 'a.py:small', '--workdir', 'runs/a']
+    assert rehearse.rehearsal_flags(words) == ['--sweep', 'a.py:small', '--workdir', 'runs/a']
     with pytest.raises(UserError, match='works with `train` and `sweep create`'):
-        rehearse.words_for(['sweep', 'work', 'a'])
+        rehearse.rehearsal_flags(['sweep', 'work', 'a'])
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_a_run_and_its_price_count_the_task(monkeypatch):
     step = 16 * counted.total
     assert start.utilization(training)(2.0) == pytest.approx(2 * step / 1e12)
     assert cost.price(training.config).flops == pytest.approx(12 * step)
-    subject = inspect.Subject(training.config, {'params': {}}, training.data.spec, '')
+    subject = inspect.InspectedModel(training.config, {'params': {}}, training.data.spec, '')
     shown = {'forward': counted.forward, 'train': counted.total}
     assert inspect.report(subject)['flops'] == shown
     meta = {'config': training.config.to_dict(), **training.data.facts()}

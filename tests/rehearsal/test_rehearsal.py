@@ -14,7 +14,7 @@ from PIL import Image
 
 from vit_jax import __main__ as cli
 from vit_jax import extras
-from vit_jax.commands.rehearse import configs, preflight_words
+from vit_jax.commands.rehearse import chosen_configs, preflight_flags
 from vit_jax.config import load as config_lib
 from vit_jax.rehearsal import dry_run, kill_and_resume, rehearsal
 from vit_jax.trainer.build import build
@@ -202,7 +202,7 @@ def test_an_evaluation_of_one_batch():
 
 
 def test_the_first_and_the_last_run_of_a_sweep():
-    found = configs(None, 'experiments/sweeps/digits.py:smoke-grid')
+    found = chosen_configs(None, 'experiments/sweeps/digits.py:smoke-grid')
     assert [name for name, _ in found] == ['optim.lr=0.001, seed=0', 'optim.lr=0.003, seed=1']
 
 
@@ -222,4 +222,4 @@ def test_mistakes(words, message, tmp_path, capsys):
 def test_the_flags_that_preflight_gets():
     words = ['--config', 'a.py', '--config.x=1', '--config.y', '2', '--workdir', 'runs/a']
     kept = [*words[:5], '--topology=v5e:4x4']
-    assert list(preflight_words([*words, '--minutes=3', kept[-1]])) == kept
+    assert list(preflight_flags([*words, '--minutes=3', kept[-1]])) == kept

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands._parser import Parser, align, save_figure, write_file
-from vit_jax.config import load as config_lib
+from vit_jax.config import load
 from vit_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from vit_jax.sweeps.isoflop import Bill, Isoflop, Run
 
 COMMAND = 'scaling study'
-_FAR = 2.0  # times the largest size that was run, above which an optimum is doubtful
-_LAW = ('E', 'A', 'alpha', 'B', 'beta')
+FAR = 2.0  # times the largest size that was run, above which an optimum is doubtful
+LAW = ('E', 'A', 'alpha', 'B', 'beta')
 
 
 def study(argv: Sequence[str]) -> int:
@@ -69,7 +69,7 @@ def read_study(args: argparse.Namespace) -> Isoflop:
     """
     from vit_jax.sweeps.isoflop import Isoflop
 
-    found = config_lib.run_file(args.file, 'get_sweep', COMMAND)
+    found = load.run_file(args.file, 'get_sweep', COMMAND)
     if not isinstance(found, Isoflop):
         raise UserError(
             f'{COMMAND}: get_sweep of {args.file!r} returns no Isoflop: sweep create takes others'
@@ -219,17 +219,20 @@ def _shape_summary(
         return summary
     for name, one in dimensions.items():
         beyond = one['optimum'] / found.rays[name].x.max()
-        if beyond > _FAR:
+        if beyond > FAR:
             summary['notes'].append(f'{name}: its optimum is {beyond:.2g} times the largest run')
     best = found.center | {name: one['optimum'] for name, one in dimensions.items()}
-    summary |= {'target': target, 'examples': _examples(found, best, target)}
+    summary |= {'target': target, 'examples': _affordable_examples(found, best, target)}
     if start is not None:
         grown = shapes.scaled({k: v for k, v in start[0].items() if k in shapes.laws}, start[1])
-        summary |= {'scaled': grown, 'scaled_examples': _examples(found, start[0] | grown, target)}
+        summary |= {
+            'scaled': grown,
+            'scaled_examples': _affordable_examples(found, start[0] | grown, target),
+        }
     return summary
 
 
-def _examples(found: StarSweep, best: dict[str, float], target: float) -> float | None:
+def _affordable_examples(found: StarSweep, best: dict[str, float], target: float) -> float | None:
     cost = found.cost(best)
     return None if cost is None else target / cost
 
@@ -334,7 +337,7 @@ def _print_optimal(found: Sequence[Analysis], columns: Columns) -> None:
         name = label(one.points.by)
         print(f'{name}: {one.points.cost.words}')
         if law := one.summary['joint']:
-            print(f'{name}: ' + ', '.join(f'{k} = {law[k]:.5g}' for k in _LAW))
+            print(f'{name}: ' + ', '.join(f'{k} = {law[k]:.5g}' for k in LAW))
         for note in (*one.notes, *one.points.left_out):
             print(f'{name}: {note}')
     if any(one.summary['isoflop'] for one in found):

@@ -1,4 +1,4 @@
-"""Draw where a trained model looks: in an image, from a translation to its source, or always."""
+"""Draw the attention of a trained model: in an image, or from a translation to its source."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vit_jax.errors import UserError
 
 
 def main(argv: Sequence[str]) -> int:
-    """Writes one picture."""
+    """Write one picture."""
     parser = make_parser()
     args = parser.parse_args(argv)
     parse_query(args.query)
@@ -37,84 +37,81 @@ def main(argv: Sequence[str]) -> int:
 
 
 def make_parser() -> Parser:
-    """The flags."""
+    """The parser of the flags."""
     parser = Parser('attention', __doc__)
     add_model_flags(parser)
     parser.add_argument('--out', required=True, help='the picture: .png, .pdf, .svg or .jpg')
     parser.add_argument(
         '--map',
         metavar='NAME',
-        help='a stack of layers, or a regular expression that the names of its maps begin with, as '
-        "'encoder' or 'decoder/.*cross'; the last stack by default",
+        help='a stack of layers by the start of its name, a regular expression such as '
+        "'encoder' or 'decoder/.*cross' (default: the last stack)",
     )
-    parser.add_argument('--layer', type=int, default=-1, help='of the stack; -1 is the last')
-    parser.add_argument(
-        '--head', type=int, help='one head of the layer, where not all are drawn; else their mean'
-    )
+    parser.add_argument('--layer', type=int, default=-1, help='of the stack (default: the last)')
+    parser.add_argument('--head', type=int, help='draw this head of the layer instead of the mean')
     parser.add_argument(
         '--query',
         metavar='cls|ROW,COL|N',
-        help='who looks in an image: the class token, which is the default (the mean over all '
-        'patches without one), one patch, or one query of a decoder',
+        help='the query in an image: the class token (default; without one, the mean over all '
+        'patches), one patch, or one query of a decoder',
     )
     parser.add_argument(
         '--self',
         action='store_true',
         dest='of_source',
-        help="of text: the encoder's attention of the source to itself, as --map encoder",
+        help="for text: the encoder's self-attention over the source, same as --map encoder",
     )
     parser.add_argument(
         '--parameters',
         metavar='NAME',
-        help='without an input: what the model has learned of positions (how alike they are, or '
-        'the bias of each head for relative ones) and its filters; a regular expression that the '
-        "parameters' names begin with, as 'stage_0', or '' for all",
+        help='instead of an input: draw position embeddings by their similarity, biases of '
+        'relative positions, and filters; a regular expression for the start of the names, such '
+        "as 'stage_0', or '' for all",
     )
     parser.add_argument(
         'inputs',
         nargs='*',
         metavar='input',
-        help='a JPEG, PNG or WebP file; or a sentence, and its translation if not the model is '
-        'to translate it',
+        help='a JPEG, PNG or WebP file; or a sentence, and optionally its translation',
     )
     return parser
 
 
 def check_no_inputs(parser: Parser, args: argparse.Namespace) -> None:
-    """Raises UserError for flags or inputs that a picture of parameters does not use."""
+    """Raise UserError for flags or inputs that a picture of parameters does not use."""
     if args.inputs:
-        parser.error(f'--parameters takes no input, and here is {args.inputs[0]!r}')
+        parser.error(f'--parameters takes no input: leave out {args.inputs[0]!r}')
     if args.map or args.query or args.of_source or args.layer != -1:
-        parser.error('--map, --layer, --query and --self are of an input, not of --parameters')
+        parser.error('--map, --layer, --query and --self need an input: leave out --parameters')
 
 
 def check_inputs(parser: Parser, args: argparse.Namespace, of_text: bool) -> None:
-    """Raises UserError for flags or inputs that a run on such data does not use."""
+    """Raise UserError for flags or inputs that do not apply to images, or to text."""
     if of_text and (args.query or args.image_size):
         parser.error('--query and --image-size apply to images, and this run translates')
     if not of_text and args.of_source:
-        parser.error('--self is of runs that translate')
+        parser.error('--self applies to runs that translate')
     if args.of_source and args.map:
         parser.error('give one of --self and --map')
     if len(args.inputs) > (2 if of_text else 1):
-        what = 'a sentence and its translation' if of_text else 'one image'
-        parser.error(f'unexpected {args.inputs[-1]!r}: a picture is of {what}')
+        inputs = 'a sentence and its translation' if of_text else 'one image'
+        parser.error(f'unexpected {args.inputs[-1]!r}: give {inputs}')
 
 
 def parse_query(text: str | None) -> tuple[int, ...] | None:
-    """No flag -> None, `cls` -> (), `2,3` -> (2, 3), `7` -> (7,); raises UserError for another."""
+    """Parse `--query`: 'cls' -> (), '2,3' -> (2, 3), '7' -> (7,); else raise UserError."""
     if text in (None, 'cls'):
         return None if text is None else ()
     if not re.fullmatch(r'\d+(,\d+)?', text):
         raise UserError(
-            f"--query {text!r}: write 'cls', the patch as ROW,COL, for example 2,3, or the number "
-            'of a query'
+            f"--query {text!r}: write 'cls', a patch as ROW,COL such as 2,3, or the number of a "
+            'query'
         )
     return tuple(map(int, text.split(',')))
 
 
-def choice_of(args: argparse.Namespace) -> Any:
-    """The maps that the flags select."""
+def selected_maps(args: argparse.Namespace) -> Any:
+    """The maps that the flags choose."""
     from vit_jax.viz.attention_pictures import Choice
 
     stack = 'encoder' if args.of_source else args.map or ''
@@ -122,7 +119,7 @@ def choice_of(args: argparse.Namespace) -> Any:
 
 
 def draw_image(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
-    """The picture of attention in one image, and a line about it."""
+    """Draw the attention in one image; return the figure and a line about it."""
     from vit_jax.inference.images import photo_reader
     from vit_jax.inference.predict import batch_of_one, predict_with_attention
     from vit_jax.viz import attention_pictures, predictions
@@ -131,15 +128,15 @@ def draw_image(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
     photo = photo_reader(run).read(args.inputs[0], image_size(args))
     outputs, maps = predict_with_attention(run, batch_of_one(photo.fields))
     viz, context = predictions.find(run.config.task.name), Context(run.class_names)
-    return attention_pictures.draw_on_photo(photo, outputs, maps, viz, context, choice_of(args))
+    return attention_pictures.draw_on_photo(photo, outputs, maps, viz, context, selected_maps(args))
 
 
 def draw_parameters(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
-    """The picture of parameters that determine attention for all inputs, and a line about them."""
-    from vit_jax.inference import predict as maps_of
+    """Draw the chosen parameters; return the figure and a line about them."""
+    from vit_jax.inference.predict import parameter_pictures
     from vit_jax.viz import attention_pictures
 
-    chosen = maps_of.parameter_pictures(run, args.parameters)
+    chosen = parameter_pictures(run, args.parameters)
     title = f'{run.config.model.name}, {run.path.name}'
     figure = attention_pictures.draw_parameters(chosen, only=args.head, title=title)
     more = f' and {len(chosen) - 1} more' if len(chosen) > 1 else ''
@@ -147,10 +144,10 @@ def draw_parameters(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
 
 
 def draw_text(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
-    """The map between the words of two sentences, or of one to itself, and a line about it.
+    """Draw the attention between two sentences, or within one; return the figure and a line.
 
     Raises:
-      UserError: if the run does not translate text, or the sentences do not fit it.
+      UserError: if the run does not translate text, or a sentence is empty or too long.
     """
     from vit_jax.inference.predict import batch_of_one, predict_with_attention
     from vit_jax.inference.text import own_translation, sentence_reader
@@ -164,5 +161,5 @@ def draw_text(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
         target = own_translation(run, reader, source)
     _, maps = predict_with_attention(run, batch_of_one({'source': source, 'target': target}))
     return attention_pictures.draw_between_sentences(
-        source, target, maps, reader.vocab, run.config.model.name, choice_of(args)
+        source, target, maps, reader.vocab, run.config.model.name, selected_maps(args)
     )

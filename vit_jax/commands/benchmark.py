@@ -1,4 +1,4 @@
-"""Measure a config's training and forward step: time, images/s or tokens/s, MFU, memory."""
+"""Time a config's training and forward step: images/s or tokens/s, MFU, memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands._parser import Parser, check_output, writing
-from vit_jax.config import load as config_lib
+from vit_jax.config.load import parse_config_args
 from vit_jax.errors import UserError, positive
 
 if TYPE_CHECKING:
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints a table, and writes JSON if asked to."""
+    """Print a table; write JSON with `--json`."""
     parser = Parser('benchmark', __doc__)
-    parser.add_argument('--forward-only', action='store_true', help='leave out the training step')
-    parser.add_argument('--steps', type=positive, default=20, help='steps to time')
-    parser.add_argument('--json', metavar='PATH', help='write all numbers to a file')
+    parser.add_argument('--forward-only', action='store_true', help='skip the training step')
+    parser.add_argument('--steps', type=positive, default=20, help='to time (default: 20)')
+    parser.add_argument('--json', metavar='PATH', help='write all numbers to this file')
     add_size_flags(parser)
-    args, config = config_lib.parse_config_args(parser, argv)
+    args, config = parse_config_args(parser, argv)
     if config is None:
         raise UserError('benchmark needs --config FILE[:ARG]')
     if args.json:
@@ -59,17 +59,20 @@ def main(argv: Sequence[str]) -> int:
 
 
 def add_size_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that stand in for a config's data."""
+    """Add the flags that replace a config's data."""
     parser.add_argument(
-        '--image-size', type=int, metavar='PIXELS', help="square images, without the config's data"
+        '--image-size',
+        type=int,
+        metavar='PIXELS',
+        help="square images instead of the config's data",
     )
-    parser.add_argument('--channels', type=int, help='of these images; 3 by default')
+    parser.add_argument('--channels', type=int, help='of these images (default: 3)')
 
 
 def print_title(
     config: Any, rows: int, spec: Mapping[str, Any], environment: Mapping[str, Any]
 ) -> None:
-    """Print the model, shapes and devices of the measurement."""
+    """Print the model, the shapes and the devices."""
     shapes = ', '.join(f'{k} {"x".join(map(str, s.shape))}' for k, s in spec.items() if s.shape)
     title = (
         f'{config.model.name}, {shapes}, batch {rows}, '
@@ -79,7 +82,7 @@ def print_title(
 
 
 def print_table(spec: Mapping[str, Any], results: Mapping[str, Timing]) -> None:
-    """Print a line for each measurement."""
+    """Print a row for each step."""
     from vit_jax.runtime.console import Console, Table
 
     # No token of a measured batch is padding.

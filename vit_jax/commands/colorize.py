@@ -1,4 +1,4 @@
-"""Color photographs by a run of coltran, and refine the samples by upsamplers."""
+"""Colorize photographs with a run of coltran, and refine the samples with upsamplers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vit_jax.commands._parser import (
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints a line a sample, or JSON, and draws the samples if asked to."""
+    """Print a line per sample, or JSON; draw the samples with `--out`."""
     args = parse_args(argv)
     from vit_jax.inference.colorize import Colored, check_task, colorizer
     from vit_jax.inference.load import open_run
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def images(found: Sequence[Any], as_seen: bool) -> Iterator[Any]:
-    """Every sample of every photograph: its colors on the file, or the models' own images."""
+    """Yield every sample of every photograph: on the file's luminance, or as the model made it."""
     from vit_jax.viz import coltran
 
     for one in found:
@@ -77,7 +77,7 @@ def images(found: Sequence[Any], as_seen: bool) -> Iterator[Any]:
 
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
-    """The flags."""
+    """Parse the flags."""
     from vit_jax.viz import coltran
 
     parser = Parser('colorize', __doc__)
@@ -87,21 +87,21 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
         action='append',
         default=[],
         metavar='DIR',
-        help='a run of coltran_upsampler; each goes on with what the one before has made',
+        help='a run of coltran_upsampler; several form a chain, in this order',
     )
     coltran.Viz().add_flags(parser)
     parser.add_argument(
         '--out',
         metavar='FILE',
-        help='a picture too: .png, .pdf, .svg or .jpg; or a folder, for an image of full size of '
-        'each sample, NAME_0.png, NAME_1.png, ...',
+        help='draw a picture (.png, .pdf, .svg or .jpg), or every sample at full size into a '
+        'folder, as NAME_0.png, NAME_1.png, ...',
     )
     parser.add_argument(
         '--as-seen',
         action='store_true',
-        help="show the models' images at their own size, not their colors on the file",
+        help="show the model's images at their own size, not their colors on the file",
     )
     parser.add_argument('--json', action='store_true', help='print JSON only')
-    parser.add_argument('--seed', type=int, default=0, help='of the samples')
+    parser.add_argument('--seed', type=int, default=0, help='of the samples (default: 0)')
     parser.add_argument('image', nargs='+', help='JPEG, PNG or WebP files, gray or in color')
     return parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""Count the colors of images, so that colorization gives rare ones more weight."""
+"""Count the colors of images, so that colorization can give rare ones more weight."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ import numpy as np
 from vit_jax.commands._parser import Parser, check_output, writing
 from vit_jax.errors import UserError, positive
 
-PIXELS = 1024  # of an image
+PIXELS = 1024  # counted per image
 
 
 def main(argv: Sequence[str]) -> int:
-    """Writes the file for `config.task.prior`, and prints the most frequent colors."""
+    """Write the file for `config.task.prior`, and print the most frequent colors."""
     parser = Parser('colors', __doc__)
-    parser.add_argument('source', help="'tfds:cifar10', 'folder:PATH', ...")
-    parser.add_argument('--split', default='train', help="'train', 'train[:90%%]'")
-    parser.add_argument('--images', type=positive, help='count in so many of them only')
-    parser.add_argument('--out', required=True, metavar='FILE', help='for config.task.prior')
+    parser.add_argument('source', help="such as 'tfds:cifar10' or 'folder:PATH'")
+    parser.add_argument('--split', default='train', help="such as 'train' or 'train[:90%%]'")
+    parser.add_argument('--images', type=positive, help='count this many images (default: all)')
+    parser.add_argument(
+        '--out', required=True, metavar='FILE', help='the file for config.task.prior'
+    )
     args = parser.parse_args(argv)
     out = pathlib.Path(args.out).expanduser()
     check_output(out, '--out')
@@ -37,16 +39,16 @@ def main(argv: Sequence[str]) -> int:
     top = ', '.join(f'{tuple(colors.bin_centers()[i].astype(int).tolist())}' for i in used)
     print(
         f'{out}: {counts.sum():,} pixels in {np.count_nonzero(counts)} of {len(counts)} bins; '
-        f'most in those around (a, b) = {top}'
+        f'the fullest are around (a, b) = {top}'
     )
     return 0
 
 
 def count_colors(source: Any, indices: range) -> np.ndarray:
-    """The number of pixels in each bin, int64 [Q], for `PIXELS` random pixels per image, or all.
+    """Count the pixels in each bin, int64 [Q], of at most `PIXELS` random pixels per image.
 
     Raises:
-      UserError: if an image has not three colors.
+      UserError: if an image does not have three channels.
     """
     import jax
     import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Put several runs beside each other: cost, speed, results, and a picture."""
+"""Compare runs: cost, speed, results, and a picture."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ Row = dict[str, Any]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints a table with a row a run, and draws what is asked for."""
+    """Print a table with a column per run; draw metrics with `--out`."""
     parser = Parser('compare', __doc__)
     parser.add_argument('workdirs', nargs='+', metavar='DIR', help='run folders')
     parser.add_argument(
         '--metric',
         action='append',
         metavar='NAME',
-        help="'test/accuracy'; with a *, as 'bleu/*', the last values of all that it matches; may "
-        'be repeated; by default those of the evaluations that all runs have',
+        help="such as 'test/accuracy', or a pattern such as 'bleu/*' for the last values of all "
+        'matching metrics; may be repeated (default: the evaluation metrics that all runs have)',
     )
     parser.add_argument(
-        '--reach', type=float, metavar='VALUE', help='when the first metric reached this'
+        '--reach', type=float, metavar='VALUE', help='also show when the first metric reached VALUE'
     )
     parser.add_argument('--x', choices=('steps', 'minutes'), default='steps', help='of the picture')
-    parser.add_argument('--out', metavar='FILE', help='draw the metrics; PNG, SVG or PDF')
+    parser.add_argument('--out', metavar='FILE', help='draw the metrics: PNG, SVG or PDF')
     parser.add_argument('--json', action='store_true', help='print JSON only')
     args = parser.parse_args(argv)
     from vit_jax.viz import comparison
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     if args.reach is not None:
         falls = comparison.falls(histories, names[0])
         for one, history in zip(rows, histories, strict=True):
-            one |= reach(history, names[0], args.reach, falls)
+            one |= when_reached(history, names[0], args.reach, falls)
     if args.out is not None:
         save_figure(comparison.draw(histories, metrics, args.x), args.out, '--out')
     print(json.dumps(rows)) if args.json else print_table(rows)
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
 def row(folder: str, history: History, metrics: Sequence[str]) -> Row:
     """The cost and speed of a run, and the last value of each metric.
 
-    Goodput is the share of steps that count in its time, None for runs without a record of it.
+    Goodput is the share of time spent on steps that count; None for runs without a record of it.
     """
     import numpy as np
 
@@ -72,8 +72,8 @@ def row(folder: str, history: History, metrics: Sequence[str]) -> Row:
     }
 
 
-def reach(history: History, metric: str, value: float, falls: bool) -> Row:
-    """The step, and the minutes of training, at which the metric reached `value`.
+def when_reached(history: History, metric: str, value: float, falls: bool) -> Row:
+    """The step and the minutes of training at which the metric reached a value.
 
     Raises:
       UserError: if the run has no such metric.
@@ -88,17 +88,17 @@ def reach(history: History, metric: str, value: float, falls: bool) -> Row:
 
 
 def print_table(rows: Sequence[Row]) -> None:
-    """Print a column for each run, as there are more numbers than runs."""
+    """Print a table with a column for each run."""
     from vit_jax.runtime.console import Console, Table
 
     table = Table('', *(one['run'] for one in rows), left=1)
     for name in dict.fromkeys(key for one in rows for key in one if key != 'run'):
-        table.add_row(name, *[shown(name, one.get(name)) for one in rows])
+        table.add_row(name, *[format_value(name, one.get(name)) for one in rows])
     Console(soft_wrap=True).print(table)
 
 
-def shown(name: str, value: float | None) -> str:
-    """A number of the table."""
+def format_value(name: str, value: float | None) -> str:
+    """Format a number of the table."""
     if value is None:
         return '-'
     if isinstance(value, int) or name.endswith('/s'):

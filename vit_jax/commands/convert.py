@@ -8,22 +8,22 @@ from collections.abc import Sequence
 from vit_jax.commands._parser import Parser, add_allow_flag, check_output
 from vit_jax.errors import UserError
 
-FILES = ('.npz', '.safetensors')
+SUFFIXES = ('.npz', '.safetensors')
 
 
 def main(argv: Sequence[str]) -> int:
-    """Writes one file or folder, and prints a line about its contents."""
+    """Write one file or folder, and print a line about its contents."""
     parser = Parser('convert', __doc__)
     parser.add_argument(
         'src',
-        help='a run folder or its checkpoints/STEP or checkpoints/best, an .npz or .safetensors '
+        help='a run folder, its checkpoints/STEP or checkpoints/best, an .npz or .safetensors '
         'file, a folder, or a URL such as hf://google/vit-base-patch16-224',
     )
     parser.add_argument(
         'dst',
-        help='FILE.npz for vision_transformer and big_vision (the released naming for BiT); '
-        'FILE.safetensors or a new folder for transformers, timm_vit:FOLDER for timm; FAMILY: in '
-        'front for one of your own',
+        help='FILE.npz for vision_transformer and big_vision (for BiT the names of the released '
+        'files); FILE.safetensors or a new folder for transformers; timm_vit:FOLDER for timm; '
+        'FAMILY:PATH for a family of your own',
     )
     add_allow_flag(parser)
     args = parser.parse_args(argv)
@@ -31,14 +31,14 @@ def main(argv: Sequence[str]) -> int:
 
     _, place = families.split(args.dst)
     ending = pathlib.Path(place).suffix
-    if ending[1:].isalpha() and ending not in FILES and not pathlib.Path(place).is_dir():
+    if ending[1:].isalpha() and ending not in SUFFIXES and not pathlib.Path(place).is_dir():
         raise UserError(
-            f'{place}: weights are not written as {ending}; name an .npz or .safetensors file, or '
-            'a folder'
+            f'{place}: weights cannot be written as {ending}; name an .npz or .safetensors file, '
+            'or a folder'
         )
-    check_output(pathlib.Path(place) / 'model' if ending not in FILES else place, 'dst')
-    if existing := [path for path in targets(pathlib.Path(place)) if path.exists()]:
-        raise UserError(f'{existing[0]} is already there: choose another name or remove it')
+    check_output(pathlib.Path(place) / 'model' if ending not in SUFFIXES else place, 'dst')
+    if existing := [path for path in output_files(pathlib.Path(place)) if path.exists()]:
+        raise UserError(f'{existing[0]} already exists: choose another name or remove it')
     import jax
 
     from vit_jax import interop
@@ -56,8 +56,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def targets(dst: pathlib.Path) -> list[pathlib.Path]:
-    """The files that would be written to `dst`."""
+def output_files(dst: pathlib.Path) -> list[pathlib.Path]:
+    """The files that writing to `dst` creates."""
     if dst.suffix == '.npz':
         return [dst]
     from vit_jax.interop.hub import TOKENIZERS

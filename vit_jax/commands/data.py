@@ -1,4 +1,4 @@
-"""Show a batch as the model gets it, count the examples, and time the data pipeline."""
+"""Show a batch as the model sees it, count the examples, and time the data pipeline."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from vit_jax.commands._parser import Parser, align, check_picture, save_figure
-from vit_jax.config import load as config_lib
+from vit_jax.config.load import parse_config_args
 from vit_jax.errors import UserError, one_line, positive
 
-SHOWN = 32  # examples of the picture
-LISTED = 20  # classes and broken files in the text
+SHOWN = 32  # examples in the picture
+LISTED = 20  # classes, and broken files, in the text
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints counts and rates, and writes a picture if asked to."""
+    """Print counts and rates; draw a picture with `--out`."""
     parser = Parser('data', __doc__)
-    parser.add_argument('--out', metavar='FILE', help='a picture of the first batch of training')
-    parser.add_argument('--batches', type=positive, default=50, metavar='N', help='to time: 50')
+    parser.add_argument('--out', metavar='FILE', help='draw the first training batch')
+    parser.add_argument(
+        '--batches', type=positive, default=50, metavar='N', help='to time (default: 50)'
+    )
     parser.add_argument(
         '--read-all',
         action='store_true',
@@ -32,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
         help='time each stage of an example on one core; --out draws these times',
     )
     parser.add_argument('--json', action='store_true', help='print JSON only')
-    args, config = config_lib.parse_config_args(parser, argv)
+    args, config = parse_config_args(parser, argv)
     if config is None:
         raise UserError('data needs --config FILE[:ARG]')
     from vit_jax.data import census
@@ -47,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     layout = sharding.make_layout()
     data = open_data(config.data, config.batch_size, layout, seed=config.seed)
     if args.bench:
-        return bench(data, layout, args)
+        return time_stages(data, layout, args)
     with console.progress('batches', args.batches, quiet=args.json) as advance:
         pace = pipeline.measure(data, args.batches, lambda _: advance())
     found = census.count(data, args.read_all)
@@ -55,20 +57,20 @@ def main(argv: Sequence[str]) -> int:
     result = {**dataclasses.asdict(found), 'first_batch_sec': pace.first_sec, **rates}
     path = None
     if args.out is not None:
-        path = save_figure(picture(config, data, pace.first), args.out, '--out')
-    print(json.dumps(result) if args.json else text(result, pace.per_sec, len(found.broken)))
+        path = save_figure(draw_batch(config, data, pace.first), args.out, '--out')
+    print(json.dumps(result) if args.json else describe(result, pace.per_sec, len(found.broken)))
     if path is not None and not args.json:
         print(path)
     return 0
 
 
-def bench(data: Any, layout: Any, args: argparse.Namespace) -> int:
-    """Prints the time of each stage of an example, and draws it if asked to."""
+def time_stages(data: Any, layout: Any, args: argparse.Namespace) -> int:
+    """Print the time of each stage of the pipeline for one example; draw it with `--out`."""
     import jax
 
     from vit_jax.profiling import pipeline
     from vit_jax.runtime import environment
-    from vit_jax.viz import batch as batch_lib
+    from vit_jax.viz import batch
 
     def put(batch: dict[str, Any]) -> None:
         jax.block_until_ready(layout.put_batch(batch))
@@ -76,14 +78,14 @@ def bench(data: Any, layout: Any, args: argparse.Namespace) -> int:
     seconds = pipeline.measure_stages(data, pipeline.EXAMPLES, put)
     path = None
     if args.out is not None:
-        path = save_figure(batch_lib.draw_stages(seconds), args.out, '--out')
+        path = save_figure(batch.draw_stages(seconds), args.out, '--out')
     total, available = sum(seconds.values()), environment.available_cores()
     if args.json:
         print(
             json.dumps({'stages_sec': seconds, 'per_core_per_sec': 1 / total, 'cores': available})
         )
         return 0
-    rows = [['stage', 'ms an example', 'share']]
+    rows = [['stage', 'ms per example', 'share']]
     rows += [[name, f'{sec * 1e3:.3f}', f'{sec / total:.0%}'] for name, sec in seconds.items()]
     print(align(rows, left=1))
     print(f'{1 / total:,.0f} examples/s on one core; this process may use {available}')
@@ -92,8 +94,8 @@ def bench(data: Any, layout: Any, args: argparse.Namespace) -> int:
     return 0
 
 
-def picture(config: Any, data: Any, batch: dict[str, Any]) -> Any:
-    """The figure of the first examples of a batch, as the `Viz` of the task draws them.
+def draw_batch(config: Any, data: Any, batch: dict[str, Any]) -> Any:
+    """Draw the first examples of a batch with the `Viz` of the task.
 
     Raises:
       UserError: if it cannot draw such a batch.
@@ -119,14 +121,14 @@ def picture(config: Any, data: Any, batch: dict[str, Any]) -> Any:
         raise UserError(f'--out: {error}') from error
 
 
-def text(result: dict[str, Any], rates: dict[str, float], broken: int) -> str:
-    """The lines for people."""
+def describe(result: dict[str, Any], rates: dict[str, float], broken: int) -> str:
+    """The result as text."""
     lines = [f'{result["title"]}: {result["examples"]:,} examples']
     classes = [[name, f'{count:,}'] for name, count in result['classes'].items()]
     if classes:
         lines.append(align(classes[:LISTED], left=1))
     if len(classes) > LISTED:
-        lines.append(f'and {len(classes) - LISTED} more classes; --json has all')
+        lines.append(f'and {len(classes) - LISTED} more classes; --json lists all')
     lines.append(f'first batch after {result["first_batch_sec"]:.2f} s')
     lines += [f'{rate:,.0f} {name}/s, nothing else running' for name, rate in rates.items()]
     lines.append(f'{broken} broken' + ':' * bool(broken))

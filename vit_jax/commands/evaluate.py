@@ -19,38 +19,38 @@ from vit_jax.commands._parser import (
 )
 from vit_jax.errors import UserError
 
-MOST_CLASSES = 1000  # of a report that has those, too, of which there is no example
+MAX_CLASSES = 1000  # a report on more leaves out classes without examples
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints {name/metric: value} of a run, for its own evaluations or other data."""
+    """Print the metrics of a run on its own evaluations or other data."""
     parser = Parser('evaluate', __doc__)
     add_model_flags(parser)
-    parser.add_argument('--source', help="other data, as 'tfds:NAME' or 'folder:PATH'")
-    parser.add_argument('--split', help='another split of it')
+    parser.add_argument('--source', help="other data, such as 'tfds:NAME' or 'folder:PATH'")
+    parser.add_argument('--split', help='another split')
     parser.add_argument(
-        '--classes', type=parse_classes, metavar='I,J,...', help='only these, numbered from 0 on'
+        '--classes', type=parse_classes, metavar='I,J,...', help='only these, counted from 0'
     )
     parser.add_argument(
         '--evaluator',
         action='append',
         default=[],
         metavar='NAME',
-        help="what to measure instead, as 'knn' or 'fewshot(shots=(1, 5))'; may be repeated",
+        help="instead of the run's own, such as 'knn' or 'fewshot(shots=(1, 5))'; may be repeated",
     )
     parser.add_argument(
-        '--fit', metavar='SPLIT', help='what evaluators learn from; train by default'
+        '--fit', metavar='SPLIT', help='the split that evaluators fit to (default: train)'
     )
     parser.add_argument(
         '--batch-size',
         type=batch_size_or_fit,
         metavar='N|fit',
-        help='of examples; fit for the largest that the memory of the devices holds',
+        help='examples per batch; fit for the most that the memory of the devices holds',
     )
     parser.add_argument(
         '--report',
         metavar='FILE',
-        help='accuracy of each class too, and the confusion matrix as a picture',
+        help='also print the accuracy of each class, and draw the confusion matrix',
     )
     parser.add_argument('--json', action='store_true', help='print JSON only, with every metric')
     args = parser.parse_args(argv)
@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     if args.report is not None:
         check_picture(args.report, '--report')
     if args.checkpoint is not None and None in (args.source, args.split):
-        raise UserError('--checkpoint names no data: give --source and --split')
+        raise UserError('--checkpoint has no data of its own: give --source and --split')
     from vit_jax.rehearsal import ahead_of_time
     from vit_jax.runtime import compile_cache
     from vit_jax.trainer import measure
@@ -96,28 +96,28 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parse_classes(text: str) -> tuple[int, ...]:
-    """`8,9` -> (8, 9)."""
+    """'8,9' -> (8, 9)."""
     try:
         return tuple(int(word) for word in text.split(','))
     except ValueError as e:
-        raise UserError(f"--classes {text!r}: write numbers of classes, as '8,9'") from e
+        raise UserError(f"--classes {text!r}: write class numbers, such as '8,9'") from e
 
 
 def add_report(prepared: Any) -> tuple[Any, Any]:
     """Add a confusion matrix to the first evaluation.
 
     Returns:
-      Its evaluator, and the data.
+      The evaluator and its data.
 
     Raises:
-      UserError: if the data have no classes, or the task predicts none.
+      UserError: if the data have no classes, or the task has no predictions.
     """
     from vit_jax.evaluators import confusion
     from vit_jax.trainer.evaluate import Evaluation
 
     if not prepared.trained.task.predicts:
         name = prepared.trained.config.task.name
-        raise UserError(f'--report needs predicted classes, and task {name!r} has no predictions')
+        raise UserError(f'--report needs predicted classes: task {name!r} has no predictions')
     (title, first), evaluator = next(iter(prepared.evaluations.items())), confusion.Evaluator()
     try:
         evaluator.open(first.data)
@@ -128,13 +128,13 @@ def add_report(prepared: Any) -> tuple[Any, Any]:
 
 
 def write_report(evaluator: Any, data: Any, path: str) -> dict[str, Any]:
-    """Draws the confusion matrix, and returns it with the rows of the classes."""
+    """Draw the confusion matrix; return it with a row for each class."""
     from vit_jax.evaluators import confusion
     from vit_jax.viz import charts as viz
 
     matrix, names = evaluator.matrix, data.info.class_names
     names += tuple(map(str, range(len(names), len(matrix))))
-    if len(matrix) > MOST_CLASSES:  # of the head of a model, of whose classes the data may have few
+    if len(matrix) > MAX_CLASSES:  # the data may have few of the classes of the model's head
         seen = (matrix.any(axis=0) | matrix.any(axis=1)).nonzero()[0]
         matrix, names = matrix[seen][:, seen], tuple(names[label] for label in seen)
     save_figure(viz.draw_confusion(matrix, names, data.source.title), path, '--report')
@@ -142,7 +142,7 @@ def write_report(evaluator: Any, data: Any, path: str) -> dict[str, Any]:
 
 
 def class_table(report: dict[str, Any]) -> str:
-    """The rows of the classes as columns of text, the least accurate first."""
+    """The rows of the classes as a text table, the least accurate first."""
     measured = [row for row in report['rows'] if row['accuracy'] is not None]
     lines = [
         [

@@ -1,4 +1,4 @@
-"""Show what the time of runs went into: steps that count, waiting, compiling, failures."""
+"""Show how runs spent their time: steps that count, waiting, compiling, failures."""
 
 from __future__ import annotations
 
@@ -12,37 +12,38 @@ from vit_jax.errors import UserError
 if TYPE_CHECKING:
     from vit_jax.storage.times import Account
 
-NO_RECORD = 'has no times.jsonl: it was trained before runs recorded their time'
+NO_RECORD = 'has no times.jsonl: it is older than the recording of times'
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints a table with a column a run, and draws it if asked to."""
+    """Print a table with a column per run; draw it with `--out`."""
     parser = Parser('goodput', __doc__)
     parser.add_argument(
         'runs',
         nargs='+',
         metavar='RUN',
-        help='run folders, or folders of them; they may be unfinished',
+        help='run folders, or folders of them; runs may be unfinished',
     )
     parser.add_argument('--out', metavar='FILE', help='draw the shares over time; PNG, SVG or PDF')
     parser.add_argument('--json', action='store_true', help='print JSON only')
     args = parser.parse_args(argv)
-    from vit_jax.storage import paths, run_folder
+    from vit_jax.storage import paths, run_folder, times
     from vit_jax.viz import charts, comparison
 
     if args.out is not None:
         check_picture(args.out, '--out')
     found = [str(run) for folder in args.runs for run in run_folder.find(paths.path(folder))]
     folders = list(dict.fromkeys(found))
-    read = dict(zip(comparison.labels(folders), map(_read, folders), strict=True))
-    accounts = {name: account for name, account in read.items() if account is not None}
-    without = [name for name, account in read.items() if account is None]
+    read = [times.read(paths.path(folder)) for folder in folders]
+    named = dict(zip(comparison.labels(folders), read, strict=True))
+    accounts = {name: account for name, account in named.items() if account is not None}
+    without = [name for name, account in named.items() if account is None]
     if not accounts:
         raise UserError(f'{", ".join(without)} {NO_RECORD}')
     if args.out is not None:
         save_figure(charts.draw_goodput(accounts), args.out, '--out')
     if args.json:
-        print(json.dumps([row(name, account) for name, account in read.items()]))
+        print(json.dumps([row(name, account) for name, account in named.items()]))
         return 0
     print_table(accounts)
     for name in without:
@@ -50,14 +51,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _read(folder: str) -> Account | None:
-    from vit_jax.storage import paths, times
-
-    return times.read(paths.path(folder))
-
-
 def row(name: str, account: Account | None) -> dict[str, Any]:
-    """The account of a run as JSON: seconds of each part, and the share of steps that count."""
+    """The time of a run as JSON: seconds of each part, and the share of steps that count."""
     if account is None:
         return {'run': name, 'goodput': None}
     return {
@@ -70,7 +65,7 @@ def row(name: str, account: Account | None) -> dict[str, Any]:
 
 
 def table(accounts: Mapping[str, Account]) -> list[list[str]]:
-    """Rows of cells: the time and share of each part, then the whole and the number of starts."""
+    """Rows of cells: the time and share of each part, then the total and the number of starts."""
     from vit_jax.storage import times
 
     parts = dict.fromkeys(
@@ -90,12 +85,12 @@ def table(accounts: Mapping[str, Account]) -> list[list[str]]:
         ['', *accounts, ''],
         *rows,
         ['all', *whole, 'from the first start to the end'],
-        ['starts', *starts, 'processes, one after the other'],
+        ['starts', *starts, 'of the process'],
     ]
 
 
 def cell(seconds: float, wall: float) -> str:
-    """A time and its share: 75 of 100 seconds -> '1:15  75.0 %'."""
+    """Format a time and its share: 75 of 100 seconds -> '1:15  75.0 %'."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     clock = f'{hours}:{minutes:02}:{rest:02}' if hours else f'{minutes}:{rest:02}'
@@ -103,7 +98,7 @@ def cell(seconds: float, wall: float) -> str:
 
 
 def print_table(accounts: Mapping[str, Account]) -> None:
-    """Print the table."""
+    """Print `table`."""
     from vit_jax.runtime.console import Console, Table
 
     head, *rows = table(accounts)

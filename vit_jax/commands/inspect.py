@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands._parser import Parser, add_allow_flag, align
 from vit_jax.commands.benchmark import add_size_flags
-from vit_jax.config import load as config_lib
 from vit_jax.config import objects
+from vit_jax.config.load import parse_config_args
 from vit_jax.errors import EXIT_FAILED, UserError
 from vit_jax.tree_paths import path_name
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Subject:
-    """The inspected model.
+class InspectedModel:
+    """A model to inspect.
 
     Attributes:
       config: of the model.
       variables: collections of arrays, or of their shapes.
       spec: of one example; empty if unknown.
-      note: the reason why FLOPs cannot be counted; empty if they can.
+      note: why FLOPs cannot be counted; empty if they can.
     """
 
     config: Any
@@ -37,7 +37,7 @@ class Subject:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints parameters, their sum, and FLOPs an image, or a table of saved steps."""
+    """Print parameters, their total, and FLOPs per example, or a table of saved steps."""
     parser = Parser('inspect', __doc__)
     parser.add_argument('--workdir', help='a run folder')
     parser.add_argument(
@@ -48,13 +48,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         '--verify',
         metavar='WORKDIR',
-        help='compare all saved steps of a run with their digests instead; exit 1 if one differs',
+        help='compare all saved steps of a run with their digests; exit 1 if one differs',
     )
-    parser.add_argument('--unfold', action='store_true', help='show alike blocks one by one')
-    parser.add_argument('--json', action='store_true', help='print JSON only; nothing is folded')
+    parser.add_argument('--unfold', action='store_true', help='show identical blocks one by one')
+    parser.add_argument('--json', action='store_true', help='print JSON only, with every block')
     add_allow_flag(parser)
     add_size_flags(parser)
-    args, config = config_lib.parse_config_args(parser, argv)
+    args, config = parse_config_args(parser, argv)
     given = (config, args.workdir, args.checkpoint, args.verify)
     if sum(x is not None for x in given) != 1:
         raise UserError(
@@ -78,10 +78,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def verify(workdir: str, as_json: bool) -> int:
-    """Compare every file of every kept step with its digest, and print a line a step.
+    """Compare every file of every kept step with its digest, and print a line per step.
 
     Returns:
-      The exit code: 1 if a step is damaged, or has lost the marks of a finished one.
+      The exit code: 1 if a step is damaged or unfinished.
 
     Raises:
       UserError: if nothing was saved there.
@@ -89,7 +89,8 @@ def verify(workdir: str, as_json: bool) -> int:
     from vit_jax.storage import paths, run_folder
 
     root = paths.path(workdir) / run_folder.CHECKPOINTS
-    faults = {step: fault(root / str(step)) for step in run_folder.step_numbers(root)}
+    steps = run_folder.step_numbers(root)
+    faults = {step: find_fault(root / str(step)) for step in steps}
     if not faults:
         raise UserError(f'{root} holds no saved step')
     if as_json:
@@ -101,8 +102,8 @@ def verify(workdir: str, as_json: bool) -> int:
     return EXIT_FAILED if any(faults.values()) else 0
 
 
-def fault(directory: Path) -> str:
-    """The fault of a step, in one line; empty if it is intact."""
+def find_fault(directory: Path) -> str:
+    """The fault of a saved step, in one line; empty if it is intact."""
     from vit_jax.checkpoints import manifest
     from vit_jax.storage import run_folder
 
@@ -115,8 +116,8 @@ def fault(directory: Path) -> str:
     return ''
 
 
-def from_config(config: Any, image_size: int | None, channels: int | None) -> Subject:
-    """A model that was never trained: shapes only."""
+def from_config(config: Any, image_size: int | None, channels: int | None) -> InspectedModel:
+    """The model of a config: shapes only."""
     import jax
 
     from vit_jax import step
@@ -128,13 +129,13 @@ def from_config(config: Any, image_size: int | None, channels: int | None) -> Su
     model, task = objects.model_and_task(config)
     one = benchmark.blank_example(spec)
     variables = jax.eval_shape(lambda: step.init_variables(model, task, one, 0))
-    return Subject(config, variables, spec)
+    return InspectedModel(config, variables, spec)
 
 
 def from_checkpoint(
     path: str, image_size: int | None, channels: int | None, allowed: Sequence[str]
-) -> Subject:
-    """A trained model, for images of its own size or another."""
+) -> InspectedModel:
+    """A trained model, optionally for images of another size."""
     from vit_jax.inference import images, load
     from vit_jax.profiling.examples import row_of
 
@@ -149,11 +150,11 @@ def from_checkpoint(
             config, spec, _ = row_of(config, image_size, channels)
     except UserError as e:
         note = str(e)
-    return Subject(config, trained.variables, spec, note)
+    return InspectedModel(config, trained.variables, spec, note)
 
 
-def report(subject: Subject) -> dict[str, Any]:
-    """The whole output as JSON values."""
+def report(subject: InspectedModel) -> dict[str, Any]:
+    """The output as JSON values."""
     import jax
 
     tables = {name: rows(tree) for name, tree in subject.variables.items()}
@@ -177,7 +178,7 @@ def report(subject: Subject) -> dict[str, Any]:
 
 
 def rows(tree: Any) -> list[dict[str, Any]]:
-    """Path, shape, dtype and count of every array of a tree; block_10 comes after block_9."""
+    """Path, shape, dtype and size of every array of a tree, in natural order."""
     import jax
 
     listed = [
@@ -193,12 +194,12 @@ def rows(tree: Any) -> list[dict[str, Any]]:
 
 
 def natural_order(path: str) -> list[tuple[str, int]]:
-    """A key to sort paths by, in which numbers count as numbers."""
+    """A sort key for paths that puts block_10 after block_9."""
     return [(text, int(number or 0)) for text, number in re.findall(r'(\D+)(\d*)', path)]
 
 
 def print_tables(result: Mapping[str, Any], unfold: bool) -> None:
-    """Print parameters, other collections and sums; equal blocks are one row unless `unfold`."""
+    """Print parameters, other collections and totals; identical blocks share a row by default."""
     from vit_jax.profiling import flops
     from vit_jax.runtime.console import Console, Table
 
@@ -224,4 +225,4 @@ def print_tables(result: Mapping[str, Any], unfold: bool) -> None:
             f'one example of {sizes}: {forward:,.4g} GFLOP forward, {train:,.4g} to train'
         )
     elif result['note']:
-        console.print(f'FLOPs are not known: {result["note"]}')
+        console.print(f'FLOPs are unknown: {result["note"]}')

@@ -1,4 +1,4 @@
-"""Launch a command: as a Slurm job, or on Cloud TPUs."""
+"""Launch a command as a Slurm job or on Cloud TPUs."""
 
 from __future__ import annotations
 
@@ -7,64 +7,76 @@ import contextlib
 import pathlib
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
 from vit_jax import extras
 from vit_jax.commands import preflight, rehearse, sweep, train
 from vit_jax.commands._parser import Parser, overview
-from vit_jax.config import load as config_lib
+from vit_jax.config import load
 from vit_jax.errors import EXIT_FAILED, UserError, count, nearest, positive
 from vit_jax.launch.command import require_installed
 
 
+class Launcher(NamedTuple):
+    """A launcher.
+
+    Attributes:
+      submit: (flags, command, its config if known) -> exit code.
+      add_flags: adds its flags to a parser.
+    """
+
+    submit: Callable[[argparse.Namespace, Sequence[str], ConfigDict | None], int]
+    add_flags: Callable[[Parser], None]
+
+
 def main(argv: Sequence[str]) -> int:
-    """Submits or runs the command after `--`, or prints what would be submitted."""
+    """Submit or run the command after `--`, or print the job with `--dry-run`."""
     words = list(argv)
     flags, command = words, []
     if '--' in words:
-        cut = words.index('--')
-        flags, command = words[:cut], words[cut + 1 :]
+        end = words.index('--')
+        flags, command = words[:end], words[end + 1 :]
     if not flags or flags[0] in ('-h', '--help'):
         usage = 'LAUNCHER [flags] -- COMMAND [its flags]'
-        overview('launch', __doc__, usage, map(parser, ACTIONS)).parse_args(flags)
+        overview('launch', __doc__, usage, map(launcher_parser, ACTIONS)).parse_args(flags)
         raise UserError(f'launch: choose one of {", ".join(ACTIONS)} (see vit_jax launch --help)')
     if flags[0] not in ACTIONS:
         raise UserError('launch: ' + nearest('launcher', flags[0], ACTIONS))
-    args = parser(flags[0]).parse_args(flags[1:])
-    config = check(command)
-    return ACTIONS[flags[0]](args, command, config)
+    args = launcher_parser(flags[0]).parse_args(flags[1:])
+    config = check_command(command)
+    return ACTIONS[flags[0]].submit(args, command, config)
 
 
-def parser(launcher: str) -> Parser:
-    """The flags of one launcher."""
-    made = Parser(f'launch {launcher}', ACTIONS[launcher].__doc__)
-    made.epilog = 'What follows -- is a command of vit_jax with its flags: -- train --config ...'
-    made.add_argument('--job-name', metavar='NAME', help='vit-jax-COMMAND by default')
-    made.add_argument(
+def launcher_parser(launcher: str) -> Parser:
+    """The parser of one launcher's flags."""
+    action = ACTIONS[launcher]
+    parser = Parser(f'launch {launcher}', action.submit.__doc__)
+    parser.epilog = 'After -- comes a command of vit_jax with its flags: -- train --config ...'
+    add = parser.add_argument
+    add('--job-name', metavar='NAME', help='of the job (default: vit-jax-COMMAND)')
+    add(
         '--restarts',
         type=count,
         default=3,
         metavar='N',
-        help='of a job that failed; 3 by default',
+        help='after failures of a job (default: 3)',
     )
-    made.add_argument('--dry-run', action='store_true', help='print what would be submitted')
-    made.add_argument(
-        '--rehearse', action='store_true', help='first try here what the run needs, see rehearse'
-    )
-    FLAGS[launcher](made)
-    return made
+    add('--dry-run', action='store_true', help='print the job instead of submitting it')
+    add('--rehearse', action='store_true', help='first try the run here, see rehearse')
+    action.add_flags(parser)
+    return parser
 
 
-def check(command: Sequence[str]) -> ConfigDict | None:
-    """Check the command before anything is queued: its name, flags, config and sweep.
+def check_command(command: Sequence[str]) -> ConfigDict | None:
+    """Check the command's name, flags, config and sweep before anything is queued.
 
     Returns:
-      The config that it runs; None if that is not known here.
+      The config that it runs; None if unknown here.
 
     Raises:
-      UserError: as the command itself would, hours later.
+      UserError: for mistakes that the command would report hours later.
     """
     from vit_jax.__main__ import commands
 
@@ -89,20 +101,20 @@ def _check_sweep(file: str) -> ConfigDict:
 
 
 def _check_config(words: Sequence[str]) -> ConfigDict | None:
-    overrides, rest = config_lib.split_overrides(words)
+    overrides, rest = load.split_overrides(words)
     flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     flags.add_argument('--config', nargs='?')
     file = flags.parse_known_args(rest)[0].config
-    return config_lib.load(file, overrides) if file else None
+    return load.load(file, overrides) if file else None
 
 
 def needed_extras(command: Sequence[str], config: ConfigDict | None) -> list[str]:
     """The extras of the package that a command needs.
 
     Args:
-      command: with its flags, as `['train', '--config', ...]`.
-      config: that it runs; None if this is not known here, as for a run in a bucket. It may then
-        need the extras of any config.
+      command: with its flags, such as `['train', '--config', ...]`.
+      config: that it runs; None if unknown here, as for a run in a bucket, which may need the
+        extras of any config.
     """
     from vit_jax.rehearsal import rehearsal
 
@@ -114,7 +126,7 @@ def needed_extras(command: Sequence[str], config: ConfigDict | None) -> list[str
 
 
 def slurm(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | None) -> int:
-    """Submit a job to Slurm by sbatch."""
+    """Submit a job to Slurm with sbatch."""
     from vit_jax.launch import slurm
 
     if config is not None:
@@ -141,16 +153,16 @@ def slurm(args: argparse.Namespace, command: Sequence[str], config: ConfigDict |
 
 
 def sky(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | None) -> int:
-    """Submit a managed job to SkyPilot, which copies the current folder to the TPUs."""
+    """Submit a managed job to SkyPilot; it copies the current folder to the TPUs."""
     from vit_jax.launch import manifests
 
     if args.slices > 1:
         raise UserError(
-            f'launch sky: --slices {args.slices}: SkyPilot rents one slice a job; launch tpu and '
-            'launch gke take several'
+            f'launch sky: --slices {args.slices}: SkyPilot rents one slice per job; use launch tpu '
+            'or launch gke'
         )
     job = manifests.SkyJob(
-        **_for_clouds(args, command),
+        **_cloud_job_fields(args, command),
         extras=needed_extras(command, config),
         region=args.region,
         zone=args.zone,
@@ -161,17 +173,17 @@ def sky(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | N
         raise UserError(
             'launch sky copies the current folder: run it in the root of the repository'
         )
-    _try_slice(args, command)
+    _rehearse_or_preflight(args, command)
     print(task if args.dry_run else manifests.submit_task(job.name, task), end='')
     return 0
 
 
 def tpu(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | None) -> int:
-    """Rent Cloud TPUs by gcloud, run the command there, and rent again after preemption."""
+    """Rent Cloud TPUs with gcloud, run the command there, and rent again after preemption."""
     from vit_jax.launch import queued, remote, tpu_loop
 
     job = queued.TpuJob(
-        **_for_clouds(args, command),
+        **_cloud_job_fields(args, command),
         zone=args.zone,
         project=args.project,
         extras=needed_extras(command, config),
@@ -182,7 +194,7 @@ def tpu(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | N
         options=args.gcloud,
     )
     queued.check(job)
-    _try_slice(args, command)
+    _rehearse_or_preflight(args, command)
     if args.dry_run:
         print(queued.text(job), end='')
         return 0
@@ -191,11 +203,11 @@ def tpu(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | N
 
 
 def gke(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | None) -> int:
-    """Submit a JobSet to a GKE cluster by kubectl, on TPUs."""
+    """Submit a JobSet to TPUs of a GKE cluster with kubectl."""
     from vit_jax.launch import manifests
 
     job = manifests.GkeJob(
-        **_for_clouds(args, command),
+        **_cloud_job_fields(args, command),
         image=args.image,
         slices=args.slices,
         topology=args.topology,
@@ -206,13 +218,13 @@ def gke(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | N
         mounts=dict(args.mount),
     )
     manifest = manifests.jobset_text(job)
-    _try_slice(args, command)
+    _rehearse_or_preflight(args, command)
     print(manifest if args.dry_run else manifests.create_jobset(manifest), end='')
     return 0
 
 
-def _for_clouds(args: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
-    """The fields of `CloudJob`."""
+def _cloud_job_fields(args: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
+    """The fields that all cloud jobs share."""
     return {
         'words': command,
         'name': _job_name(args, command),
@@ -228,30 +240,30 @@ def _job_name(args: argparse.Namespace, command: Sequence[str]) -> str:
 
 
 class RehearsalFailed(UserError):
-    """A run that would fail was not launched."""
+    """The rehearsal failed, so the run was not launched."""
 
     exit_code = EXIT_FAILED
 
 
 def _rehearse(args: argparse.Namespace, command: Sequence[str], topology: str = '') -> None:
-    """Rehearse the command if asked; the report goes to standard error.
+    """Rehearse the command with `--rehearse`; the report goes to standard error.
 
     Raises:
-      RehearsalFailed: if something does not work.
+      RehearsalFailed: if a check fails.
       UserError: for a command that cannot be rehearsed.
     """
     if not args.rehearse:
         return
-    words = rehearse.words_for(command)
+    words = rehearse.rehearsal_flags(command)
     with contextlib.redirect_stdout(sys.stderr):  # --dry-run prints the job
-        failed = rehearse.failures([*words, *(['--topology', topology] if topology else [])])
+        failed = rehearse.print_rehearsal([*words, *(['--topology', topology] if topology else [])])
     if failed:
         reasons = '; '.join(f'{row.name}: {row.note}' for row in failed)
         raise RehearsalFailed(f'launch: the rehearsal failed, nothing was submitted: {reasons}')
 
 
-def _try_slice(args: argparse.Namespace, command: Sequence[str]) -> None:
-    """Rehearse the command and compile its step for the slices, as far as asked."""
+def _rehearse_or_preflight(args: argparse.Namespace, command: Sequence[str]) -> None:
+    """Rehearse the command, or only compile its step for the slices, as the flags ask."""
     if args.rehearse:
         _rehearse(args, command, f'{args.slices}x{args.tpu}' if args.slices > 1 else args.tpu)
     else:
@@ -259,10 +271,10 @@ def _try_slice(args: argparse.Namespace, command: Sequence[str]) -> None:
 
 
 def _preflight(args: argparse.Namespace, command: Sequence[str]) -> None:
-    """Compile the training step for a slice if asked; the report goes to standard error.
+    """Compile the training step for a slice with `--preflight`; the report goes to standard error.
 
     Raises:
-      UserError: if the step does not fit there, or the command does not train.
+      UserError: if the step does not fit, or the command is not `train`.
     """
     if not args.preflight:
         return
@@ -270,157 +282,161 @@ def _preflight(args: argparse.Namespace, command: Sequence[str]) -> None:
         raise UserError('launch: --preflight works only with `train`')
     _, config = train.parse(command[1:])
     with contextlib.redirect_stdout(sys.stderr):  # --dry-run prints the job
-        code = preflight.check(config, args.tpu)
+        code = preflight.check_fit(config, args.tpu)
     if code:
-        raise UserError(f'launch: it does not fit on {args.tpu}; nothing was submitted')
+        raise UserError(f'launch: the step does not fit on {args.tpu}; nothing was submitted')
 
 
-ACTIONS: dict[str, Callable[[argparse.Namespace, Sequence[str], ConfigDict | None], int]] = {
-    'slurm': slurm,
-    'sky': sky,
-    'tpu': tpu,
-    'gke': gke,
-}
-
-
-def slurm_flags(made: Parser) -> None:
+def add_slurm_flags(parser: Parser) -> None:
     """Add the flags of `launch slurm`."""
-    made.add_argument('--nodes', type=positive, default=1, metavar='N')
-    made.add_argument('--gpus', type=count, default=0, metavar='G', help='a node; one process each')
-    made.add_argument(
-        '--cpus-per-task', type=count, default=0, metavar='C', help='of each process, for loaders'
-    )
-    made.add_argument('--array', type=count, default=0, metavar='K', help='so many sweep workers')
-    made.add_argument('--partition', default='', metavar='P')
-    made.add_argument('--time', default='', metavar='T', help='the limit, as 12:00:00')
-    made.add_argument(
+    add = parser.add_argument
+    add('--nodes', type=positive, default=1, metavar='N', help='of the job (default: 1)')
+    add('--gpus', type=count, default=0, metavar='G', help='per node, with one process each')
+    add('--cpus-per-task', type=count, default=0, metavar='C', help='per process, for data loading')
+    add('--array', type=count, default=0, metavar='K', help='start K sweep workers')
+    add('--partition', default='', metavar='P', help='of the cluster')
+    add('--time', default='', metavar='T', help='limit, such as 12:00:00')
+    add(
         '--grace',
         type=positive,
         default=120,
         metavar='SECONDS',
-        help='the job gets the signal to save its state so long before the limit; 120 by default',
+        help='signal the job to save its state this long before the limit (default: 120)',
     )
-    made.add_argument(
+    add(
         '--sbatch',
         action='append',
         default=[],
         metavar='OPTION',
-        help='one more of sbatch, as account=vision; may be repeated',
+        help='further option of sbatch, such as account=vision; may be repeated',
     )
 
 
-def sky_flags(made: Parser) -> None:
+def add_sky_flags(parser: Parser) -> None:
     """Add the flags of `launch sky`."""
-    _slices(made)
-    made.add_argument('--region', default='')
-    made.add_argument('--zone', default='')
-    _preflight_flag(made)
-    _env(made)
-    _mount(made)
+    _add_slice_flags(parser)
+    parser.add_argument('--region', default='', help='such as us-central1 (default: any)')
+    parser.add_argument('--zone', default='', help='such as us-central1-a (default: any)')
+    _add_preflight_flag(parser)
+    _add_env_flag(parser)
+    _add_mount_flag(parser)
 
 
-def tpu_flags(made: Parser) -> None:
+def add_tpu_flags(parser: Parser) -> None:
     """Add the flags of `launch tpu`."""
-    _slices(made)
-    made.add_argument('--zone', required=True, help='as us-central1-a')
-    made.add_argument('--project', default='', help="gcloud's own by default")
-    made.add_argument(
-        '--min-slices', type=positive, metavar='M', help='go on with so many; --slices by default'
+    _add_slice_flags(parser)
+    add = parser.add_argument
+    add('--zone', required=True, help='such as us-central1-a')
+    add('--project', default='', help="of Google Cloud (default: gcloud's)")
+    add(
+        '--min-slices',
+        type=positive,
+        metavar='M',
+        help='continue with as few as M slices (default: --slices)',
     )
-    made.add_argument(
+    add(
         '--patience',
         type=count,
         default=30,
         metavar='MINUTES',
-        help='to wait for slices before asking for one fewer, down to --min-slices; 30 by default',
+        help='wait before asking for one slice fewer, down to --min-slices (default: 30)',
     )
-    made.add_argument(
-        '--flex-start', default='', metavar='TIME', help='rent for at most so long, as 24h'
+    add('--flex-start', default='', metavar='TIME', help='rent for at most TIME, such as 24h')
+    _add_preflight_flag(parser)
+    _add_env_flag(parser)
+    add(
+        '--setup',
+        default='',
+        metavar='COMMAND',
+        help='run on each machine first, for example to mount a disk',
     )
-    _preflight_flag(made)
-    _env(made)
-    made.add_argument(
-        '--setup', default='', metavar='COMMAND', help='prepares each machine, as mounting a disk'
-    )
-    made.add_argument(
+    add(
         '--gcloud',
         action='append',
         default=[],
         metavar='OPTION',
-        help='one more of queued-resources create, as network=lab; may be repeated',
+        help='further option of queued-resources create, such as network=lab; may be repeated',
     )
-    made.add_argument(
+    add(
         '--poll',
         type=count,
         default=30,
         metavar='SECONDS',
-        help='between checks; 30 by default',
+        help='between checks of the job (default: 30)',
     )
 
 
-def gke_flags(made: Parser) -> None:
+def add_gke_flags(parser: Parser) -> None:
     """Add the flags of `launch gke`."""
-    _slices(made)
-    made.add_argument('--image', required=True, help='a container with the repository')
-    made.add_argument(
-        '--topology', default='', metavar='SHAPE', help='as 4x4; the usual by default'
+    _add_slice_flags(parser)
+    add = parser.add_argument
+    add('--image', required=True, help='a container image with the repository')
+    add(
+        '--topology',
+        default='',
+        metavar='SHAPE',
+        help="of a slice, such as 4x4 (default: the type's usual one)",
     )
-    made.add_argument('--flex-start', action='store_true', help='use nodes of flex-start')
-    made.add_argument('--queue', default='', metavar='NAME', help='a LocalQueue of Kueue')
-    made.add_argument('--namespace', default='', metavar='NAME', help="kubectl's own by default")
-    made.add_argument(
-        '--service-account', default='', metavar='NAME', help='of Kubernetes, with access to data'
+    add('--flex-start', action='store_true', help='use flex-start nodes')
+    add('--queue', default='', metavar='NAME', help='a LocalQueue of Kueue')
+    add('--namespace', default='', metavar='NAME', help="of Kubernetes (default: kubectl's)")
+    add(
+        '--service-account',
+        default='',
+        metavar='NAME',
+        help='of Kubernetes, with access to the data',
     )
-    _preflight_flag(made)
-    _env(made)
-    _mount(made)
+    _add_preflight_flag(parser)
+    _add_env_flag(parser)
+    _add_mount_flag(parser)
 
 
-def _slices(made: Parser) -> None:
-    made.add_argument('--tpu', required=True, metavar='TYPE', help='the slice, as v5litepod-8')
-    made.add_argument('--slices', type=positive, default=1, metavar='N', help='1 by default')
-    made.add_argument('--spot', action='store_true', help='may be preempted; costs less')
+def _add_slice_flags(parser: Parser) -> None:
+    add = parser.add_argument
+    add('--tpu', required=True, metavar='TYPE', help='of a slice, such as v5litepod-8')
+    add('--slices', type=positive, default=1, metavar='N', help='to train on (default: 1)')
+    add('--spot', action='store_true', help='rent preemptible TPUs, which cost less')
 
 
-def _preflight_flag(made: Parser) -> None:
-    made.add_argument(
-        '--preflight', action='store_true', help='first compile for the slice: does training fit?'
+def _add_preflight_flag(parser: Parser) -> None:
+    parser.add_argument(
+        '--preflight', action='store_true', help='first compile for the slice and check the memory'
     )
 
 
-def _env(made: Parser) -> None:
-    made.add_argument(
+def _add_env_flag(parser: Parser) -> None:
+    parser.add_argument(
         '--env',
         action='append',
-        type=pair,
+        type=name_and_value,
         default=[],
         metavar='NAME=VALUE',
-        help='a variable of the command; may be repeated',
+        help='an environment variable of the command; may be repeated',
     )
 
 
-def _mount(made: Parser) -> None:
-    made.add_argument(
+def _add_mount_flag(parser: Parser) -> None:
+    parser.add_argument(
         '--mount',
         action='append',
-        type=pair,
+        type=name_and_value,
         default=[],
         metavar='/FOLDER=gs://BUCKET',
-        help='a bucket as a folder; may be repeated',
+        help='mount a bucket as a folder; may be repeated',
     )
 
 
-def pair(text: str) -> tuple[str, str]:
-    """Name and value of `NAME=VALUE`; raises ArgumentTypeError for any other text."""
+def name_and_value(text: str) -> tuple[str, str]:
+    """Parse `NAME=VALUE`; raise ArgumentTypeError for any other text."""
     name, equals, value = text.partition('=')
     if not (name and equals):
         raise argparse.ArgumentTypeError(f'{text!r} is not NAME=VALUE')
     return name, value
 
 
-FLAGS: dict[str, Callable[[Parser], None]] = {
-    'gke': gke_flags,
-    'sky': sky_flags,
-    'slurm': slurm_flags,
-    'tpu': tpu_flags,
+ACTIONS = {
+    'slurm': Launcher(slurm, add_slurm_flags),
+    'sky': Launcher(sky, add_sky_flags),
+    'tpu': Launcher(tpu, add_tpu_flags),
+    'gke': Launcher(gke, add_gke_flags),
 }

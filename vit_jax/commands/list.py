@@ -30,26 +30,26 @@ KINDS: dict[str, Callable[[], list[reference.Named]]] = {
 }
 EXPERIMENTS, KEYS, VARIANTS = 'experiments', 'keys', 'variants'
 CHECKPOINTS = 'checkpoints'
-WIDTH, INDENT = 40, 4
+MAX_WIDTH, INDENT = 40, 4
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints names and descriptions as they are found; with `--json` a list of objects."""
+    """Print names with descriptions, or a list of JSON objects."""
     parser = Parser('list', __doc__)
     kinds = [*KINDS, CHECKPOINTS, EXPERIMENTS, KEYS, VARIANTS]
-    parser.add_argument('kind', nargs='?', choices=kinds, help='by default, the names of all')
-    parser.add_argument('words', nargs='*', metavar='WORD', help='only names that contain one')
+    parser.add_argument('kind', nargs='?', choices=kinds, help='default: the names of all kinds')
+    parser.add_argument('words', nargs='*', metavar='WORD', help='only names that contain a WORD')
     parser.add_argument(
         '--folder',
         type=pathlib.Path,
-        help='of your own experiments, which are executed to see their arguments',
+        help='with your own experiments, which are executed to find their arguments',
     )
     parser.add_argument(
         '--image-size',
         type=positive,
         default=224,
         metavar='PIXELS',
-        help='of the variants: 224',
+        help='for variants (default: 224)',
     )
     parser.add_argument('--json', action='store_true', help='print JSON only')
     args = parser.parse_args(argv)
@@ -63,16 +63,16 @@ def main(argv: Sequence[str]) -> int:
         return print_keys(args.words, args.json)
     are_files = args.kind == EXPERIMENTS
     found = reference.experiments(args.folder) if are_files else KINDS[args.kind]()
-    found = [named for named in found if chosen(named.name, args.words)]
+    found = [named for named in found if matches(named.name, args.words)]
     if args.json:
         print(to_json(found))
         return 0
     require_some(found, args.kind, args.words)
-    print('\n'.join(lines(found)))
+    print('\n'.join(name_lines(found)))
     return 0
 
 
-def chosen(name: str, words: Sequence[str]) -> bool:
+def matches(name: str, words: Sequence[str]) -> bool:
     """Whether a name contains one of the words, or there are none."""
     return not words or any(word in name for word in words)
 
@@ -83,24 +83,24 @@ def require_some(found: Sized, kind: str, words: Sequence[str]) -> None:
         raise UserError(f'list {kind}: no name contains {" or ".join(map(repr, words))}')
 
 
-def lines(found: Sequence[reference.Named]) -> Iterator[str]:
-    """A line for each; two lines if the names and arguments of some are long."""
-    calls = [call(named) for named in found]
+def name_lines(found: Sequence[reference.Named]) -> Iterator[str]:
+    """A line per name, or two per name if some names with their arguments are long."""
+    calls = [notation(named) for named in found]
     width = max(map(len, calls), default=0)
-    between = f'\n{"":<{INDENT}}' if width > WIDTH else '  '
+    between = f'\n{"":<{INDENT}}' if width > MAX_WIDTH else '  '
     for text, named in zip(calls, found, strict=True):
-        yield f'{text if width > WIDTH else text.ljust(width)}{between}{named.line}'.rstrip()
+        yield f'{text if width > MAX_WIDTH else text.ljust(width)}{between}{named.line}'.rstrip()
 
 
-def call(named: reference.Named) -> str:
-    """Its notation in a config: `flip()` for a transform, `FILE:arg arg` for an experiment."""
+def notation(named: reference.Named) -> str:
+    """A name with its arguments: `flip()` for a transform, `FILE:  arg arg` for an experiment."""
     if not named.arguments or named.arguments.startswith('('):
         return named.name + named.arguments
     return f'{named.name}:  {named.arguments}'
 
 
 def print_kinds(as_json: bool) -> int:
-    """Print the names of every kind that needs no execution or computation."""
+    """Print the names of every kind that can be listed without executing anything."""
     names = {kind: [named.name for named in find()] for kind, find in KINDS.items()}
     if as_json:
         print(json.dumps(names))
@@ -111,10 +111,8 @@ def print_kinds(as_json: bool) -> int:
 
 
 def print_keys(words: Sequence[str], as_json: bool) -> int:
-    """Print the keys of a config as Markdown, for the sections whose headings have a word."""
-    from vit_jax.config import reference
-
-    found = {k: v for k, v in reference.package_keys().items() if chosen(k, words)}
+    """Print the config keys of the sections whose headings contain a word, as Markdown."""
+    found = {k: v for k, v in reference.package_keys().items() if matches(k, words)}
     if as_json:
         print(json.dumps({k: [dataclasses.asdict(key) for key in v] for k, v in found.items()}))
         return 0
@@ -127,7 +125,7 @@ def print_checkpoints(words: Sequence[str], as_json: bool) -> int:
     """Print the released checkpoints whose names contain a word."""
     from vit_jax.interop import hub
 
-    found = [one for one in hub.released_table() if chosen(one.name, words)]
+    found = [one for one in hub.released_table() if matches(one.name, words)]
     if as_json:
         print(to_json(found))
         return 0
@@ -137,7 +135,7 @@ def print_checkpoints(words: Sequence[str], as_json: bool) -> int:
 
 
 def checkpoint_lines(found: Iterable[Released]) -> Iterator[str]:
-    """Two lines for each checkpoint, its name and its facts, below the page they are from."""
+    """Two lines per checkpoint, its name and its facts, below the page that lists it."""
     for source, members in groupby(found, lambda one: one.source):
         yield source
         for one in members:
@@ -154,11 +152,11 @@ def _facts(one: Released) -> str:
 
 
 def print_variants(words: Sequence[str], image_size: int, as_json: bool) -> int:
-    """Print the cost of the sizes of models whose names contain a word, a row at a time."""
+    """Print the cost of each variant of the models whose names contain a word."""
     from vit_jax.profiling import count_variants
 
-    models = [name for name in modules(count_variants.PACKAGE) if chosen(name, words)]
-    found = variants_of(models, image_size)
+    models = [name for name in modules(count_variants.PACKAGE) if matches(name, words)]
+    found = find_variants(models, image_size)
     if as_json:
         print(to_json(found))
         return 0
@@ -175,8 +173,8 @@ def print_variants(words: Sequence[str], image_size: int, as_json: bool) -> int:
     return 0
 
 
-def variants_of(models: Iterable[str], image_size: int) -> Iterator[Variant]:
-    """The variants of some models, counted if the table does not have them."""
+def find_variants(models: Iterable[str], image_size: int) -> Iterator[Variant]:
+    """The variants of some models, counted if they are missing from the table."""
     from vit_jax.profiling import count_variants
 
     table = count_variants.read_table() if image_size == count_variants.IMAGE_SIZE else {}
@@ -184,11 +182,9 @@ def variants_of(models: Iterable[str], image_size: int) -> Iterator[Variant]:
         if model in table:
             yield from table[model]
         else:
-            from vit_jax.profiling.count_variants import count
-
-            yield from count(model, image_size)
+            yield from count_variants.count(model, image_size)
 
 
 def to_json(found: Iterable[Any]) -> str:
-    """A list of objects."""
+    """Dataclasses as a JSON list of objects."""
     return json.dumps([dataclasses.asdict(one) for one in found])

@@ -1,4 +1,4 @@
-"""Pack the examples of a source into shards that are read fast, from a disk or over a network."""
+"""Pack the examples of a source into shards for fast reading from a disk or over a network."""
 
 from __future__ import annotations
 
@@ -10,28 +10,30 @@ from vit_jax.errors import UserError
 
 
 def main(argv: Sequence[str]) -> int:
-    """Writes the shards and their manifest, and prints what they hold."""
+    """Write the shards and their manifest, and print a summary."""
     parser = Parser('pack', __doc__)
     parser.add_argument('source', help='folder:/data/flowers, tfds:NAME, hf:PATH, tar:PATTERN, ...')
-    parser.add_argument('out', help='a new folder, or one that the same command has begun')
+    parser.add_argument('out', help='a new folder, or one that the same command began')
     parser.add_argument(
         '--split',
         action='append',
         metavar='NAME[=EXPRESSION]',
-        help="as test, or train='train[:90%%]'; may be repeated (default: train)",
+        help="such as test, or train='train[:90%%]'; may be repeated (default: train)",
     )
-    parser.add_argument('--per-shard', type=int, default=2048, metavar='N', help='examples: 2048')
     parser.add_argument(
-        '--shorter-side', type=int, default=0, metavar='PIXELS', help='reduce larger images to JPEG'
+        '--per-shard', type=int, default=2048, metavar='N', help='examples (default: 2048)'
     )
-    parser.add_argument('--quality', type=int, default=92, help='of these JPEGs: 92')
     parser.add_argument(
-        '--workers', type=int, metavar='N', help='processes, by default one a core; 0 for none'
+        '--shorter-side', type=int, default=0, metavar='PIXELS', help='shrink larger images to JPEG'
+    )
+    parser.add_argument('--quality', type=int, default=92, help='of these JPEGs (default: 92)')
+    parser.add_argument(
+        '--workers', type=int, metavar='N', help='processes (default: one per core); 0 for none'
     )
     parser.add_argument(
         '--beam',
         metavar='OPTIONS',
-        help="on several machines, by Apache Beam: --beam='--runner=DataflowRunner ...'",
+        help="use several machines through Apache Beam: --beam='--runner=DataflowRunner ...'",
     )
     args = parser.parse_args(argv)
     if args.workers is not None and args.workers < 0:
@@ -41,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     from vit_jax.data import packing
     from vit_jax.runtime import console, environment
 
-    splits = dict(_split(text) for text in args.split or ['train'])
+    splits = dict(_parse_split(text) for text in args.split or ['train'])
     out = os.path.expanduser(args.out)
     job = packing.Job(args.source, splits, out, args.per_shard, args.shorter_side, args.quality)
     shards = job.shards()
@@ -55,10 +57,10 @@ def main(argv: Sequence[str]) -> int:
     for split, files in manifest.splits.items():
         examples, size = (sum(f.examples for f in files), sum(f.size for f in files))
         print(f'{split}: {examples:,} examples in {len(files)} shards of {size / 1e6:,.1f} MB')
-    print(f'read them by --config.data.source=packed:{args.out}')
+    print(f'read them with --config.data.source=packed:{args.out}')
     return 0
 
 
-def _split(text: str) -> tuple[str, str]:
+def _parse_split(text: str) -> tuple[str, str]:
     name, _, expression = text.partition('=')
     return name, expression or name

@@ -1,4 +1,4 @@
-"""Compile a config's step for a TPU slice without a TPU: does it fit, what will it take?"""
+"""Compile a config's step for a TPU slice without a TPU: does it fit, how long will it take?"""
 
 from __future__ import annotations
 
@@ -19,40 +19,82 @@ from vit_jax.commands._parser import (
     check_picture,
     save_figure,
 )
-from vit_jax.config import load as config_lib
+from vit_jax.config.load import parse_config_args
 from vit_jax.errors import EXIT_FAILED, UserError
 from vit_jax.runtime import console
 
 if TYPE_CHECKING:
     from vit_jax.profiling.topology import Topology
 
+GIB = 2**30
+COSTLIEST = 12
+
 
 def main(argv: Sequence[str]) -> int:
-    """Prints tables or JSON; 1 if the step does not fit into memory."""
-    args, config = config_lib.parse_config_args(make_parser(), argv)
+    """Print tables or JSON; return 1 if the step does not fit into memory."""
+    args, config = parse_config_args(make_parser(), argv)
     if [config, args.sweep, args.workdir].count(None) != 2:
         raise UserError(
             'preflight needs one of --config FILE[:ARG], --sweep FILE[:ARG] and --workdir DIR'
         )
     if args.price is not None and args.price < 0:
         raise UserError(f'--price {args.price:g}: must be 0 or more')
-    if args.accum and _step(args) != 'train':
+    if args.accum and _step_name(args) != 'train':
         raise UserError(
             '--accum applies to training steps: leave out --eval, --predict and --workdir'
         )
-    if args.data_rate and (_step(args) != 'train' or args.sweep):
+    if args.data_rate and (_step_name(args) != 'train' or args.sweep):
         raise UserError('--data-rate applies to the training step of --config')
     if not 0 < args.mfu <= 1:
         raise UserError(f'--mfu {args.mfu:g}: must be more than 0 and at most 1')
     if args.sweep and (args.accum or args.batch_size or args.out):
-        raise UserError('--sweep compiles its own runs: leave out --accum, --batch-size and --out')
+        raise UserError('--sweep cannot be combined with --accum, --batch-size and --out')
     if args.out:
         check_picture(args.out, '--out')
     return _run(args, config)
 
 
-def check(config: ConfigDict, slice_: str) -> int:
-    """Check whether training by a config fits on a slice; prints and returns as the command."""
+def make_parser() -> Parser:
+    """The parser of the flags that are not of the config."""
+    parser = Parser('preflight', __doc__)
+    add = parser.add_argument
+    add(
+        '--topology',
+        required=True,
+        metavar='SLICE',
+        help='such as v5e:4x4, v4:2x2x2, v5litepod-16; 2xv5e:4x4 for two slices',
+    )
+    add('--workdir', metavar='DIR', help='compile the evaluation step of this run')
+    add_allow_flag(parser)
+    step = parser.add_mutually_exclusive_group()
+    step.add_argument('--eval', action='store_true', help='compile the evaluation step')
+    step.add_argument('--predict', action='store_true', help='compile the prediction step')
+    add('--cycles', action='store_true', help="add the compiler's own estimate, in minutes more")
+    add('--price', type=float, metavar='X', help='per chip-hour, in any currency')
+    add(
+        '--batch-size',
+        type=batch_size_or_fit,
+        metavar='N|fit',
+        help="instead of the config's; fit for the largest that fits",
+    )
+    add('--accum', choices=[FIT], help='try numbers of microbatches, and choose the fastest')
+    add('--sweep', metavar='FILE[:ARG]', help='compile every run of a sweep; the file is executed')
+    add('--out', metavar='PATH', help='draw the use of memory and time')
+    add('--json', action='store_true', help='print JSON instead of tables')
+    add('--data-rate', action='store_true', help='show the images/s and cores that each host needs')
+    add('--mfu', type=float, default=0.4, help='of the training, for --data-rate (default: 0.4)')
+    add('--examples', type=float, metavar='N', help="per epoch, instead of the config's data")
+    add(
+        '--image-size',
+        type=int,
+        metavar='PIXELS',
+        help="square images instead of the config's data",
+    )
+    return parser
+
+
+def check_fit(config: ConfigDict, slice_: str) -> int:
+    """Print the tables for training by a config on a slice; return 1 if it does not fit."""
     return _run(make_parser().parse_args(['--topology', slice_]), config)
 
 
@@ -62,12 +104,12 @@ def _run(args: argparse.Namespace, config: ConfigDict | None) -> int:
     slice_ = topology.parse(args.topology)
     topology.require_compiler()
     if args.sweep:
-        return _sweep(args, slice_)
-    return _config(args, _run_config(args) if config is None else config, slice_)
+        return _preflight_sweep(args, slice_)
+    return _preflight_config(args, _run_config(args) if config is None else config, slice_)
 
 
 def _run_config(args: argparse.Namespace) -> ConfigDict:
-    """The config of a run, with the layout of `evaluate` and `predict`."""
+    """The config of a run, laid out as for `evaluate` and `predict`."""
     from vit_jax.inference import load
 
     config = load.read_config(args.workdir, args.allow)
@@ -76,45 +118,11 @@ def _run_config(args: argparse.Namespace) -> ConfigDict:
     return config
 
 
-def _step(args: argparse.Namespace) -> str:
-    """The step that is compiled, of `trainer.ahead_of_time.STEPS`."""
+def _step_name(args: argparse.Namespace) -> str:
+    """The step to compile, one of `ahead_of_time.STEPS`."""
     if args.predict:
         return 'predict'
     return 'eval' if args.eval or args.workdir else 'train'
-
-
-def make_parser() -> Parser:
-    """The flags beside those of the config."""
-    parser = Parser('preflight', __doc__)
-    add = parser.add_argument
-    add(
-        '--topology',
-        required=True,
-        metavar='SLICE',
-        help='as v5e:4x4, v4:2x2x2, v5litepod-16, or two: 2xv5e:4x4',
-    )
-    add('--workdir', metavar='DIR', help='a run folder, whose evaluation step is compiled')
-    add_allow_flag(parser)
-    step = parser.add_mutually_exclusive_group()
-    for name, what in (('eval', 'evaluation'), ('predict', 'prediction')):
-        step.add_argument(f'--{name}', action='store_true', help=f'the step of {what} instead')
-    add('--cycles', action='store_true', help="wait minutes for the compiler's own estimate")
-    add('--price', type=float, metavar='X', help='of a chip-hour, in any currency')
-    add(
-        '--batch-size',
-        type=batch_size_or_fit,
-        metavar='N|fit',
-        help="instead of the config's; fit to find the largest that fits",
-    )
-    add('--accum', choices=[FIT], help='try numbers of microbatches, and take one if it pays')
-    add('--sweep', metavar='FILE[:ARG]', help='every run of a sweep; it is executed')
-    add('--out', metavar='PATH', help='a picture of where memory and time go')
-    add('--json', action='store_true', help='print all numbers as JSON instead of tables')
-    add('--data-rate', action='store_true', help='images/s and CPU cores that each host needs')
-    add('--mfu', type=float, default=0.4, help='that training reaches, for --data-rate: 0.4')
-    add('--examples', type=float, metavar='N', help="of an epoch, without the config's data")
-    add('--image-size', type=int, metavar='PIXELS', help='square images, likewise')
-    return parser
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
@@ -122,13 +130,13 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
 
     return {
         'program': ahead_of_time.PROGRAM,
-        'step': _step(args),
+        'step': _step_name(args),
         'examples': args.examples,
         'image_size': args.image_size,
     }
 
 
-def _config(args: argparse.Namespace, config: ConfigDict, slice_: Topology) -> int:
+def _preflight_config(args: argparse.Namespace, config: ConfigDict, slice_: Topology) -> int:
     from vit_jax.inference import fine_tune
     from vit_jax.profiling import pipeline, preflight
 
@@ -142,7 +150,7 @@ def _config(args: argparse.Namespace, config: ConfigDict, slice_: Topology) -> i
             config, measured = preflight.largest_batch(config, slice_, **options)
     accumulated, advice = {}, ''
     if args.accum == FIT:
-        accumulated = _accumulated(config, slice_, options)
+        accumulated = _microbatch_trials(config, slice_, options)
         number, advice = preflight.choose(accumulated)
         config, measured = preflight.with_steps(config, number), accumulated[number]
     if measured is None or args.cycles:
@@ -157,7 +165,7 @@ def _config(args: argparse.Namespace, config: ConfigDict, slice_: Topology) -> i
         if needs:
             record['data_rate'] = pipeline.record(needs, per_core, slice_)
         if advice:
-            record['accumulation'] = {n: _each(r[0]) for n, (r, _) in accumulated.items()}
+            record['accumulation'] = {n: _report_record(r[0]) for n, (r, _) in accumulated.items()}
             record['advice'] = advice
         print(json.dumps(record, indent=2))
     else:
@@ -172,7 +180,7 @@ def _config(args: argparse.Namespace, config: ConfigDict, slice_: Topology) -> i
         if tried:
             print_remedies(tried, preflight.stacks_all(config) and options['step'] == 'train')
     if args.out and fits:
-        _draw(reports[0], args.out)
+        _save_picture(reports[0], args.out)
     if run.refusal and options['step'] == 'train':
         refused = f'train refuses the {run.steps:,} steps of this run: {run.refusal}'
         if args.batch_size != FIT:
@@ -182,7 +190,7 @@ def _config(args: argparse.Namespace, config: ConfigDict, slice_: Topology) -> i
 
 
 def _per_core(config: ConfigDict) -> float:
-    """Examples a second that a core of this machine prepares for the config."""
+    """Examples per second that a core of this machine prepares for the config."""
     from vit_jax.profiling import pipeline
     from vit_jax.runtime import sharding
     from vit_jax.trainer.evaluate import open_data
@@ -193,16 +201,18 @@ def _per_core(config: ConfigDict) -> float:
         return pipeline.per_core(data, layout.put_batch)
 
 
-def _accumulated(config: ConfigDict, slice_: Topology, options: dict[str, Any]) -> dict[int, Any]:
-    """The reports of the step by the number of its microbatches."""
+def _microbatch_trials(
+    config: ConfigDict, slice_: Topology, options: dict[str, Any]
+) -> dict[int, Any]:
+    """The reports of the step by number of microbatches."""
     from vit_jax.profiling import preflight
 
-    with console.status('compiling numbers of microbatches, a minute each'):
+    with console.status('compiling several numbers of microbatches, a minute each'):
         return dict(preflight.trials(config, slice_, **options))
 
 
 def _remedies(config: ConfigDict, slice_: Topology, options: dict[str, Any]) -> dict[str, Any]:
-    """The reports of the remedies for a step that does not fit, by override."""
+    """The reports of changes that may make a step fit, by override."""
     from vit_jax.profiling import preflight
 
     found = {}
@@ -212,7 +222,7 @@ def _remedies(config: ConfigDict, slice_: Topology, options: dict[str, Any]) -> 
                 changed = preflight.apply(config, override)
                 found[override] = preflight.preflight(changed, slice_, **options)[0][0]
             except UserError:
-                continue  # not with this task or model
+                continue  # the task or model does not allow it
     return found
 
 
@@ -221,17 +231,28 @@ def _record(reports: Sequence[Any], run: Any, tried: dict[str, Any], price: floa
     if price is not None:
         whole['cost'] = price * run.chip_hours
     return {
-        'steps': [_each(report) for report in reports],
+        'steps': [_report_record(report) for report in reports],
         'run': whole,
-        'remedies': {name: _each(report) for name, report in tried.items()},
+        'remedies': {name: _report_record(report) for name, report in tried.items()},
     }
 
 
-def _each(report: Any) -> dict[str, Any]:
-    return dataclasses.asdict(report) | rates(report)
+def _report_record(report: Any) -> dict[str, Any]:
+    return dataclasses.asdict(report) | mfu_rates(report)
 
 
-def _draw(report: Any, path: str) -> None:
+def mfu_rates(report: Any) -> dict[str, Any]:
+    """MFU at the bound and by the compiler's estimate; empty for a step that does not fit."""
+    if not report.fits:
+        return {}
+    found = {'mfu_bound': report.mfu(report.bound)}
+    found['examples_per_sec_bound'] = report.rows / report.bound if report.bound else None
+    if report.estimate:
+        found['mfu_estimate'] = report.mfu(report.estimate)
+    return found
+
+
+def _save_picture(report: Any, path: str) -> None:
     from vit_jax.profiling.preflight import MEANWHILE
     from vit_jax.viz import charts
 
@@ -242,7 +263,13 @@ def _draw(report: Any, path: str) -> None:
     save_figure(figure, path, '--out')
 
 
-def _sweep(args: argparse.Namespace, slice_: Topology) -> int:
+def describe(report: Any) -> str:
+    """Describe the step, the shapes of its batch and the topology in a phrase."""
+    shapes = ', '.join(f'{k} {"x".join(map(str, s))}' for k, s in report.shapes.items() if s)
+    return f'{report.step} step, {shapes}, batch {report.rows:,} on {report.topology}'
+
+
+def _preflight_sweep(args: argparse.Namespace, slice_: Topology) -> int:
     from vit_jax.profiling import preflight
     from vit_jax.sweeps import space
 
@@ -260,7 +287,7 @@ def _sweep(args: argparse.Namespace, slice_: Topology) -> int:
         rows.append((words, *found))
         refusals += [f'{words}: {found[1].refusal}'] if found[1].refusal else []
     if not (rows or refusals):
-        raise UserError(f'--sweep {args.sweep}: it has no points of its own, a search chooses them')
+        raise UserError(f'--sweep {args.sweep}: it lists no points, a search chooses them')
     if args.json:
         print(json.dumps([{'point': w} | _record(r, u, {}, args.price) for w, r, u in rows]))
     elif rows:
@@ -270,29 +297,8 @@ def _sweep(args: argparse.Namespace, slice_: Topology) -> int:
     return 0 if all(r.fits for _, reports, _ in rows for r in reports) else EXIT_FAILED
 
 
-GIB = 2**30
-COSTLIEST = 12
-
-
-def describe(report: Any) -> str:
-    """The step, the shapes of its batch, and the topology, in a phrase."""
-    shapes = ', '.join(f'{k} {"x".join(map(str, s))}' for k, s in report.shapes.items() if s)
-    return f'{report.step} step, {shapes}, batch {report.rows:,} on {report.topology}'
-
-
-def rates(report: Any) -> dict[str, Any]:
-    """MFU at the bound and at the compiler's estimate; empty for a step that does not fit."""
-    if not report.fits:
-        return {}
-    found = {'mfu_bound': report.mfu(report.bound)}
-    found['examples_per_sec_bound'] = report.rows / report.bound if report.bound else None
-    if report.estimate:
-        found['mfu_estimate'] = report.mfu(report.estimate)
-    return found
-
-
 def number(value: float) -> str:
-    """A number with three significant digits, or as a whole number."""
+    """Format a number with three significant digits, or as a whole number."""
     return f'{value:,.0f}' if value >= 100 else f'{value:.3g}'
 
 
@@ -301,7 +307,7 @@ def print_report(report: Any) -> None:
     console = _console()
     console.print(f'{describe(report)}: {report.parameters:,} parameters')
     verdict = 'fits' if report.fits else 'does not fit'
-    of = f'{number(report.needed / GIB)} of {number(report.usable / GIB)} GiB a chip'
+    of = f'{number(report.needed / GIB)} of {number(report.usable / GIB)} GiB per chip'
     console.print(f'{verdict}: {of}\n', style=None if report.fits else 'bold')
     _print_memory(console, report)
     if not report.fits:
@@ -315,7 +321,7 @@ def print_report(report: Any) -> None:
 
 
 def _print_memory(console: Any, report: Any) -> None:
-    table = _table('memory of a chip', 'GiB', 'of all')
+    table = _table('memory of a chip', 'GiB', 'share')
     for part, size in report.memory.items():
         table.add_row(part, number(size / GIB), f'{size / report.usable:.1%}')
     console.print(table, '')
@@ -330,21 +336,21 @@ def _print_times(console: Any, report: Any) -> None:
     console.print(table)
     console.print(
         f'{number(report.flops / 1e12)} TFLOP and {number(report.bytes / 1e9)} GB from and to '
-        f'memory a chip; exchanges take at least {number(1e3 * report.link)} ms of the links; '
+        f'memory per chip; collectives take at least {number(1e3 * report.link)} ms of the links; '
         f'compiled in {report.compile_seconds:.0f} s'
     )
     if report.step != 'train' and report.bound:
         console.print(f'at most {number(report.rows / report.bound)} examples/s')
     if report.estimate:
         console.print(
-            'the estimate takes what is bound by memory for 2.5 to 4 times slower than its bytes: '
-            'compare two programs by it, and expect no such time'
+            'the estimate makes memory-bound parts 2.5 to 4 times slower than their bytes: use it '
+            'to compare programs, not to predict times'
         )
     console.print()
 
 
 def _print_exchanges(console: Any, report: Any) -> None:
-    table = _table('collectives', 'axis', 'asynchronous', 'a step', 'MB')
+    table = _table('collectives', 'axis', 'asynchronous', 'per step', 'MB')
     for row in report.exchanges:
         how = 'yes' if row.asynchronous else 'no'
         table.add_row(row.kind, row.axis, how, f'{row.count:,}', number(row.bytes / 1e6))
@@ -353,8 +359,8 @@ def _print_exchanges(console: Any, report: Any) -> None:
 
 def _print_crossing(console: Any, crossing: Any) -> None:
     console.print(
-        f'between slices each host sends and receives {number(crossing.host_bytes / 1e6)} MB a '
-        f'step, as {crossing.count:,} arrays of each chip; the bound above leaves this out'
+        f'between slices each host sends and receives {number(crossing.host_bytes / 1e6)} MB per '
+        f'step, as {crossing.count:,} arrays of each chip; the bound above does not include this'
     )
     several = 'the second slice' if crossing.slices == 2 else f'{crossing.slices} slices'
     headings = 'ms', 'hidden ms', 'step at least ms', 'times one slice', 'pays from batch'
@@ -396,22 +402,26 @@ def costliest(costs: Sequence[Any]) -> list[Any]:
 
 
 def print_run(run: Any, price: float | None) -> None:
-    """Print time and cost of the whole run, at its bound."""
-    money = '' if price is None else f', {price * run.chip_hours:,.2f} at {price:g} a chip-hour'
+    """Print the least time and cost of the whole run."""
+    money = '' if price is None else f', {price * run.chip_hours:,.2f} at {price:g} per chip-hour'
     chips = 'one chip' if run.chips == 1 else f'{run.chips} chips'
     _console().print(
         f'the run: {run.steps:,} steps, at least {number(run.hours)} hours on {chips}, '
-        f'{number(run.chip_hours)} chip-hours{money}; evaluations are not in it'
+        f'{number(run.chip_hours)} chip-hours{money}, without evaluations'
     )
 
 
 def print_data_rate(needs: Sequence[Any], per_core: float, slice_: Any) -> None:
-    """Print the examples that each host must deliver, and the cores that takes."""
+    """Print the examples per second that each host must deliver, and the cores needed."""
     console = _console()
     console.print()
-    table = _table('data for a host', 'ms a step', 'examples/s', 'cores like those here')
+    table = _table('data for a host', 'ms per step', 'examples/s', 'cores like those here')
     for need in needs:
-        cells = number(1e3 * need.seconds), number(need.per_host), f'{need.cores(per_core):,}'
+        cells = (
+            number(1e3 * need.seconds),
+            number(need.per_host),
+            f'{need.cores(per_core):,}',
+        )
         table.add_row(f'{need.name}, MFU {need.mfu:.0%}', *cells)
     console.print(table)
     hosts = 'one host' if slice_.hosts == 1 else f'{slice_.hosts} hosts'
@@ -422,13 +432,13 @@ def print_data_rate(needs: Sequence[Any], per_core: float, slice_: Any) -> None:
 
 
 def print_remedies(tried: Mapping[str, Any], stacks_all: bool = False) -> None:
-    """Print the compiled remedies; `stacks_all` if scanned blocks recompute nothing."""
+    """Print the compiled remedies; `stacks_all` if scanned blocks keep all activations."""
     if stacks_all:
         _console().print(
-            'model.scan=True without model.remat keeps all activations of the blocks in one stack '
-            'until the backward pass; the step with each of these changes:\n'
+            'model.scan=True without model.remat keeps all activations of the blocks until the '
+            'backward pass; the step with each of these changes:\n'
         )
-    table = _table('with', 'GiB a chip', 'fits', 'at least ms', 'MFU')
+    table = _table('with', 'GiB per chip', 'fits', 'at least ms', 'MFU')
     for override, report in tried.items():
         found = ['-', '-']
         if report.fits:
@@ -438,33 +448,34 @@ def print_remedies(tried: Mapping[str, Any], stacks_all: bool = False) -> None:
     _console().print(table)
     if not any(report.fits for report in tried.values()):
         _console().print(
-            '\nnone of these is enough by itself: take several, more chips, '
-            'or what --batch-size fit or --accum fit finds'
+            '\nnone of these is enough alone: combine several, use more chips, '
+            'or try --batch-size fit or --accum fit'
         )
 
 
 def print_accumulation(tried: Mapping[int, tuple[Sequence[Any], Any]], advice: str) -> None:
-    """Print a line for every number of microbatches, and the advice."""
+    """Print a row for each number of microbatches, and the advice."""
     from vit_jax.profiling.preflight import TEMPORARIES
 
-    table = _table('microbatches', 'examples', 'GiB a chip', 'temporaries', 'at least ms', 'MFU')
-    for number_of, (reports, run) in tried.items():
+    table = _table('microbatches', 'examples', 'GiB per chip', 'temporaries', 'at least ms', 'MFU')
+    for microbatches, (reports, run) in tried.items():
         first = reports[0]
-        examples = f'{first.rows // first.chips // number_of:,}'
+        examples = f'{first.rows // first.chips // microbatches:,}'
         cells = [examples, number(first.needed / GIB), 'does not fit', '', '']
         if all(report.fits for report in reports):
             held = number(first.memory.get(TEMPORARIES, 0) / GIB)
             cells[2:] = held, number(1e3 * run.seconds), f'{first.mfu(run.seconds):.1%}'
-        table.add_row(str(number_of), *cells)
+        table.add_row(str(microbatches), *cells)
     console = _console()
     console.print(table)
     console.print(f'{advice}\n')
 
 
 def print_sweep(rows: Sequence[tuple[str, Sequence[Any], Any]], price: float | None) -> None:
-    """Print a line for every point of a sweep, and the sum."""
+    """Print a row for each point of a sweep, and the total."""
     money = [] if price is None else ['cost']
-    table = _table('run', 'fits', 'GiB a chip', 'at least ms', 'MFU', 'steps', 'chip-hours', *money)
+    headings = 'GiB per chip', 'at least ms', 'MFU', 'steps', 'chip-hours'
+    table = _table('run', 'fits', *headings, *money)
     total = 0.0
     for words, reports, run in rows:
         first, fits = reports[0], all(r.fits for r in reports)
@@ -476,7 +487,7 @@ def print_sweep(rows: Sequence[tuple[str, Sequence[Any], Any]], price: float | N
             cells += [] if price is None else [f'{price * run.chip_hours:,.2f}']
         table.add_row(words, 'yes' if fits else 'no', *cells)
     cost = [] if price is None else [f'{price * total:,.2f}']
-    table.add_row('sum of those that fit', *[''] * 5, number(total), *cost)
+    table.add_row('total of those that fit', *[''] * 5, number(total), *cost)
     _console().print(table)
 
 

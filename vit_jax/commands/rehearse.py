@@ -1,4 +1,4 @@
-"""Try in minutes what a run needs, before it waits in a queue: data, folder, steps, resumption."""
+"""Try a run in minutes before it waits in a queue: its data, folder, steps and resumption."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from ml_collections import ConfigDict
 from vit_jax.commands import sweep
 from vit_jax.commands._parser import Parser, add_allow_flag
 from vit_jax.commands.train import run_folder_name
-from vit_jax.config import load as config_lib
+from vit_jax.config.load import parse_config_args
 from vit_jax.errors import EXIT_FAILED, UserError
 from vit_jax.runtime.console import status
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints a table, or JSON, of what was tried; 1 if something does not work."""
-    return EXIT_FAILED if failures(argv) else 0
+    """Print each check, or JSON; return 1 if one fails."""
+    return EXIT_FAILED if print_rehearsal(argv) else 0
 
 
-def failures(argv: Sequence[str]) -> list[Any]:
-    """Print a table, or JSON, of what was tried, and return the rows of what does not work."""
+def print_rehearsal(argv: Sequence[str]) -> list[Any]:
+    """Print each check, or JSON, and return the rows that failed."""
     parser = make_parser()
-    args, config = config_lib.parse_config_args(parser, argv)
+    args, config = parse_config_args(parser, argv)
     if (config is None) == (args.sweep is None):
         raise UserError('rehearse needs one of --config FILE[:ARG] and --sweep FILE[:ARG]')
     if args.minutes <= 0:
         raise UserError(f'--minutes {args.minutes:g}: must be positive')
     if args.price is not None and args.topology is None:
-        raise UserError('--price is of the chip-hours that --topology finds: give both')
+        raise UserError('--price applies to the chip-hours of --topology: give both')
     rows = []
-    for name, one in configs(config, args.sweep):
-        for row in tried(one, args):
+    for name, one in chosen_configs(config, args.sweep):
+        for row in rehearse_config(one, args):
             rows.append(row._replace(name=f'{name} {row.name}'.strip()))
             if not args.json:
                 print_row(rows[-1])
@@ -48,27 +48,29 @@ def failures(argv: Sequence[str]) -> list[Any]:
 
 
 def make_parser() -> Parser:
-    """The flags beside those of the config."""
+    """The parser of the flags that are not of the config."""
     parser = Parser('rehearse', __doc__)
     add = parser.add_argument
-    add('--workdir', required=True, type=run_folder_name, help='the folder of the run to come')
-    add('--sweep', metavar='FILE[:ARG]', help='the first and the last run of a sweep')
-    add('--topology', metavar='SLICE', help='preflight too, for a TPU slice such as v5e:4x4')
-    add('--price', type=float, metavar='X', help='of a chip-hour, for --topology')
+    add('--workdir', required=True, type=run_folder_name, help='the folder of the planned run')
+    add('--sweep', metavar='FILE[:ARG]', help='try the first and the last run of a sweep')
+    add('--topology', metavar='SLICE', help='run preflight too, for a TPU slice such as v5e:4x4')
+    add('--price', type=float, metavar='X', help='per chip-hour, for --topology')
     add(
         '--minutes',
         type=float,
         default=30.0,
         metavar='M',
-        help='to wait for the first checkpoint, and for the resumption (default: 30)',
+        help='time limit of the first checkpoint, and of the resumption (default: 30)',
     )
     add('--json', action='store_true', help='print JSON only')
     add_allow_flag(parser)
     return parser
 
 
-def configs(config: ConfigDict | None, sweep: str | None) -> Iterator[tuple[str, ConfigDict]]:
-    """The config by itself, or the first and the last of a sweep with their points.
+def chosen_configs(
+    config: ConfigDict | None, sweep: str | None
+) -> Iterator[tuple[str, ConfigDict]]:
+    """Yield the config with an empty name, or the first and the last of a sweep with their points.
 
     Raises:
       UserError: for a mistake in the config of any point.
@@ -80,17 +82,17 @@ def configs(config: ConfigDict | None, sweep: str | None) -> Iterator[tuple[str,
 
     assert sweep is not None
     points = space.load(sweep, 'rehearse')
-    made = {_words(point): space.config_of(points, point) for point in points.queue()}
+    made = {_point_text(point): space.config_of(points, point) for point in points.queue()}
     chosen = list(made.items())
     yield from chosen[:1] + chosen[1:][-1:]
 
 
-def _words(point: Any) -> str:
+def _point_text(point: Any) -> str:
     return ', '.join(f'{key}={value}' for key, value in point.items())
 
 
-def tried(config: ConfigDict, args: Any) -> Iterator[Any]:
-    """The rows of a rehearsal; a spinner turns while one is awaited."""
+def rehearse_config(config: ConfigDict, args: Any) -> Iterator[Any]:
+    """Yield the rows of a rehearsal; a spinner turns while each is computed."""
     from vit_jax.rehearsal.rehearsal import rehearse
 
     rows = rehearse(config, args.workdir, args.allow, args.minutes)
@@ -103,10 +105,10 @@ def tried(config: ConfigDict, args: Any) -> Iterator[Any]:
 
 
 def preflight(argv: Sequence[str], args: Any) -> Any:
-    """The row of compiling for a slice; what `preflight` prints is printed."""
+    """Run `preflight`, print its output, and return its row."""
     from vit_jax.rehearsal import kill_and_resume
 
-    words = list(preflight_words(argv))
+    words = list(preflight_flags(argv))
     command = [sys.executable, '-m', 'vit_jax', 'preflight', *words]
     with status(f'compiling for {args.topology}'):
         row, output = kill_and_resume.of_command('preflight', command)
@@ -115,19 +117,19 @@ def preflight(argv: Sequence[str], args: Any) -> Any:
     return row
 
 
-def preflight_words(argv: Sequence[str]) -> Iterable[str]:
-    """The flags that `preflight` has too, and those of the config."""
-    return _kept(argv, ('--config', '--sweep', '--topology', '--price'))
+def preflight_flags(argv: Sequence[str]) -> Iterable[str]:
+    """The flags that `preflight` shares, and those of the config."""
+    return _select_flags(argv, ('--config', '--sweep', '--topology', '--price'))
 
 
-def words_for(command: Sequence[str]) -> list[str]:
-    """The flags that rehearse a command of `launch`.
+def rehearsal_flags(command: Sequence[str]) -> list[str]:
+    """The flags of `rehearse` for a command of `launch`.
 
     Raises:
-      UserError: for a command whose config is not known here.
+      UserError: for a command other than `train` and `sweep create`.
     """
     if command[0] == 'train':
-        return list(_kept(command[1:], ('--config', '--workdir', '--allow')))
+        return list(_select_flags(command[1:], ('--config', '--workdir', '--allow')))
     if tuple(command[:2]) == ('sweep', 'create'):
         _, args = sweep.parse(command[1:])
         return ['--sweep', args.file, '--workdir', args.workdir or f'runs/{args.study}']
@@ -137,7 +139,7 @@ def words_for(command: Sequence[str]) -> list[str]:
     )
 
 
-def _kept(argv: Sequence[str], kept: Sequence[str]) -> Iterator[str]:
+def _select_flags(argv: Sequence[str], kept: Sequence[str]) -> Iterator[str]:
     words = iter(argv)
     for word in words:
         flag, equals, _ = word.partition('=')
@@ -148,7 +150,7 @@ def _kept(argv: Sequence[str], kept: Sequence[str]) -> Iterator[str]:
 
 
 def print_row(row: Any) -> None:
-    """Print what was tried, its result and time, and what was found."""
+    """Print the result, time, name and note of a check."""
     from rich.text import Text
 
     from vit_jax.runtime.console import Console

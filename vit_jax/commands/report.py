@@ -22,15 +22,15 @@ from vit_jax.viz.charts import draw_goodput
 from vit_jax.viz.comparison import History
 
 PICTURES = ('.png', '.jpg', '.jpeg', '.webp', '.gif')
-LARGEST = 2**21  # bytes of a picture that is embedded
-MOST = 12  # pictures of a run
-_DRAWN = 16  # metrics of several runs
+MAX_BYTES = 2**21  # bytes of a picture that is embedded
+MAX_PICTURES = 12  # pictures of a run
+MAX_METRICS = 16  # metrics of several runs
 
 Files = dict[str, bytes]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Writes the page, and prints its name and size."""
+    """Write the page, and prints its name and size."""
     parser = Parser('report', __doc__)
     parser.add_argument(
         'runs',
@@ -125,10 +125,10 @@ def blocks(found: Sequence[Run]) -> tuple[list[Block], Files]:
     drawn, files = _drawings(found)
     shown, images = _pictures(found)
     spent, timeline = _time(found)
-    title = found[0].name if len(found) == 1 else f'{len(found)} runs: {_list(found)}'
+    title = found[0].name if len(found) == 1 else f'{len(found)} runs: {_name_list(found)}'
     page: list[Block] = [
         Heading(title, 1),
-        Lines([f'{run.name}: {_state(run)}' for run in found]),
+        Lines([f'{run.name}: {_progress(run)}' for run in found]),
         *_section('Evaluations', _evaluations(found)),
         *_section('Curves', drawn),
         *_section('Pictures', shown),
@@ -141,7 +141,7 @@ def blocks(found: Sequence[Run]) -> tuple[list[Block], Files]:
     return page, files | images | timeline
 
 
-def _list(found: Sequence[Run]) -> str:
+def _name_list(found: Sequence[Run]) -> str:
     first = ', '.join(run.name for run in found[:4])
     return first + ', ...' * (len(found) > 4)
 
@@ -150,7 +150,7 @@ def _section(title: str, content: Sequence[Block]) -> list[Block]:
     return [Heading(title), *content] if content else []
 
 
-def _state(run: Run) -> str:
+def _progress(run: Run) -> str:
     steps = f'{run.row["steps"]:,} steps'
     if not run.row['finished']:
         return f'unfinished, {steps} so far'
@@ -158,21 +158,21 @@ def _state(run: Run) -> str:
     return f'ended early after {steps}: {ending}' if ending else f'finished after {steps}'
 
 
-def _evaluated(found: Sequence[Run]) -> list[str]:
+def _evaluation_metrics(found: Sequence[Run]) -> list[str]:
     """The metrics of evaluations that any run has."""
     every = dict.fromkeys(name for run in found for name in run.history.series)
     return [name for name in every if not name.startswith('train/')]
 
 
 def _evaluations(found: Sequence[Run]) -> list[Block]:
-    metrics = _evaluated(found)
+    metrics = _evaluation_metrics(found)
     if not metrics:
         return [Text('Nothing has been evaluated yet.')]
     if len(found) == 1:
         head = ['metric', 'last', 'best', 'at step']
         return [Table([head, *(_result(found[0].history, metric) for metric in metrics)])]
-    rows = [[m, *(compare.shown(m, run.history.last(m)) for run in found)] for m in metrics]
-    return [Text('The last value of each metric.'), Table([_head('metric', found), *rows])]
+    rows = [[m, *(compare.format_value(m, run.history.last(m)) for run in found)] for m in metrics]
+    return [Text('The last value of each metric.'), Table([_heading_row('metric', found), *rows])]
 
 
 def _result(history: History, metric: str) -> list[str]:
@@ -180,11 +180,11 @@ def _result(history: History, metric: str) -> list[str]:
     steps, values = history.series[metric]
     falls = comparison.falls([history], metric)
     best = int(np.nan_to_num(values if falls else -values, nan=np.inf).argmin())
-    shown = [compare.shown(metric, float(value)) for value in (values[-1], values[best])]
+    shown = [compare.format_value(metric, float(value)) for value in (values[-1], values[best])]
     return [metric, *shown, f'{steps[best]:,}']
 
 
-def _head(corner: str, found: Sequence[Run]) -> list[str]:
+def _heading_row(corner: str, found: Sequence[Run]) -> list[str]:
     return [corner, *(run.name for run in found)]
 
 
@@ -207,21 +207,22 @@ def _figures(found: Sequence[Run], histories: Sequence[History]) -> list[tuple[s
         series = found[0].history.series
         remarks = curves.remarks(run_folder.read_config(found[0].folder) or {}, series)
         return [
-            (_words(histories, group), curves.draw(series, {key: group}, '', remarks))
+            (_alternative_text(histories, group), curves.draw(series, {key: group}, '', remarks))
             for key, group in curves.panels(series).items()
         ]
-    every = dict.fromkeys(['train/loss', *_evaluated(found)])
+    every = dict.fromkeys(['train/loss', *_evaluation_metrics(found)])
     drawn = [name for name in every if any(name in history.series for history in histories)]
     return [
-        (_words(histories, [name]), comparison.draw(histories, [name])) for name in drawn[:_DRAWN]
+        (_alternative_text(histories, [name]), comparison.draw(histories, [name]))
+        for name in drawn[:MAX_METRICS]
     ]
 
 
-def _words(histories: Sequence[History], metrics: Sequence[str]) -> str:
+def _alternative_text(histories: Sequence[History], metrics: Sequence[str]) -> str:
     """The last values of the metrics, for those who do not see the drawing."""
     ends = [
         f'{figures.title(metric)}{f" of {h.name}" if len(histories) > 1 else ""} '
-        f'ends at {compare.shown(metric, h.last(metric))}'
+        f'ends at {compare.format_value(metric, h.last(metric))}'
         for metric in metrics
         for h in histories
         if metric in h.series
@@ -240,7 +241,7 @@ def _pictures(found: Sequence[Run]) -> tuple[list[Block], Files]:
         images = [p for p in run.folder.iterdir() if p.suffix.lower() in PICTURES]
         own = [p for p in images if p.name != run_folder.CURVES and not p.is_symlink()]
         kept = sorted(p for p in own if p.is_file())
-        small = [p for p in kept if p.stat().st_size <= LARGEST][:MOST]
+        small = [p for p in kept if p.stat().st_size <= MAX_BYTES][:MAX_PICTURES]
         for path in small:
             name = f'{i}/{path.name}'
             files[name] = paths.read_bytes(path)
@@ -259,7 +260,7 @@ def _cost(found: Sequence[Run]) -> list[Block]:
         'FLOPs are those of all training steps, forward and backward. Minutes and chip-hours are '
         'those of training alone, without evaluations and saving.'
     )
-    shown: list[Block] = [Table([_head('', found), *table]), Text(words)]
+    shown: list[Block] = [Table([_heading_row('', found), *table]), Text(words)]
     return [*shown, Lines(notes)] if notes else shown
 
 
@@ -271,7 +272,7 @@ def _spent(run: Run) -> dict[str, str]:
         del row['run']
     row['examples'] = run.row.get('examples_seen')
     row['chip-hours'] = run.row.get('chip_hours')
-    shown = {key: compare.shown(key, value) for key, value in row.items()}
+    shown = {key: compare.format_value(key, value) for key, value in row.items()}
     flops = run.row.get('flops')
     return shown | {'FLOPs': '-' if flops is None else f'{flops:.3g}'}
 
@@ -294,7 +295,7 @@ def _configs(found: Sequence[Run]) -> list[Block]:
     shown: list[Block] = []
     if rows:
         words = 'The values in which the runs differ; where there is none, the default holds.'
-        shown = [Text(words), Table([_head('', found), *rows])]
+        shown = [Text(words), Table([_heading_row('', found), *rows])]
     elif len(found) > 1:
         shown = [Text('The runs have the same config.')]
     for run in found:
@@ -313,7 +314,7 @@ def _environment(found: Sequence[Run]) -> list[Block]:
     rows = [_surroundings(run, meta) for run, meta in zip(found, metas, strict=True)]
     keys = dict.fromkeys(key for row in rows for key in row)
     table = [[key, *(row.get(key, '-') for row in rows)] for key in keys]
-    shown: list[Block] = [Table([_head('', found), *table])]
+    shown: list[Block] = [Table([_heading_row('', found), *table])]
     for run, meta in zip(found, metas, strict=True):
         if isinstance(classes := meta.get('class_names'), list):
             shown.append(Folded(f'Classes of {run.name}', '\n'.join(map(str, classes))))
@@ -325,12 +326,12 @@ def _surroundings(run: Run, meta: dict[str, Any]) -> dict[str, str]:
     versions = meta.get('versions', {})
     return {
         'hardware': str(run.row['hardware'] or '-'),
-        'training examples': _data(run),
+        'training examples': _data_size(run),
         **{str(name): str(version) for name, version in versions.items()},
     }
 
 
-def _data(run: Run) -> str:
+def _data_size(run: Run) -> str:
     size = run.row.get('data_size')
     return f'{size:,}' if isinstance(size, int) else '-'
 

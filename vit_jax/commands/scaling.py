@@ -30,7 +30,7 @@ from vit_jax.commands._scaling_laws import (
     study,
     write_summary,
 )
-from vit_jax.config import load as config_lib
+from vit_jax.config.load import parse_config_args
 from vit_jax.errors import UserError, nearest, positive
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def coordinates(argv: Sequence[str]) -> int:
     )
     add('--output', metavar='FILE', default='coordinates.png', help='PNG, SVG or PDF')
     args, config = parse_config_args(parser, argv)
-    multiples = _multiples(args.multiples)
+    multiples = _parse_multiples(args.multiples)
     if config is None:
         raise UserError('scaling coordinates needs --config FILE[:ARG]')
     from vit_jax.rehearsal import coordinates as lib
@@ -75,19 +75,19 @@ def coordinates(argv: Sequence[str]) -> int:
     with progress('trainings', 2 * len(multiples) * args.seeds) as advance:
         changes = lib.check(config, multiples, args.steps, args.seeds, advance)
     print(f'RMS of the change of each layer by {args.steps} steps')
-    print(align(_table(changes, multiples), left=2))
+    print(align(_coordinate_table(changes, multiples), left=2))
     print(save_figure(viz.draw_coordinates(changes, args.steps), args.output, '--output'))
     return 0
 
 
-def _multiples(text: str) -> list[int]:
+def _parse_multiples(text: str) -> list[int]:
     words = [word.strip() for word in text.split(',')]
     if not all(word.isdecimal() and int(word) for word in words) or len(set(words)) < 2:
         raise UserError(f'--multiples {text!r}: name two or more whole numbers, as 1,2,4,8')
     return sorted({int(word) for word in words})
 
 
-def _table(changes: Sequence, multiples: Sequence[int]) -> list[list[str]]:
+def _coordinate_table(changes: Sequence, multiples: Sequence[int]) -> list[list[str]]:
     """A line for each layer of each parametrization; growth is from the first width to the last."""
     lines = [['parametrization', 'layer', *(f'{times}x' for times in multiples), 'growth']]
     for name, layer in dict.fromkeys((c.parametrization, c.layer) for c in changes):
@@ -135,7 +135,7 @@ COMMAND = 'scaling plan'
 def plan(argv: Sequence[str]) -> int:
     """Price a sweep or a config before anything runs: parameters, FLOPs, chip-hours."""
     parser = Parser(COMMAND, plan.__doc__)
-    add_flags(parser)
+    add_plan_flags(parser)
     add = parser.add_argument
     add('--seeds', type=int, default=0, metavar='N', help='compare N seeds of each run with others')
     add(
@@ -145,10 +145,10 @@ def plan(argv: Sequence[str]) -> int:
         help='of that prediction (default: 4 x the largest)',
     )
     add('--noise', type=float, default=0.02, help='of log y between seeds (default: %(default)s)')
-    args, config = config_lib.parse_config_args(parser, argv)
+    args, config = parse_config_args(parser, argv)
     from vit_jax.profiling.cost import CORE, Machine, lines
 
-    _check(args)
+    _check_plan_flags(args)
     machine = Machine(args.device, args.mfu)
     runs = read_runs(args, config)
     print(align(lines(runs, machine), left=0))
@@ -161,21 +161,21 @@ def plan(argv: Sequence[str]) -> int:
         f'GFLOPs: forward, of one example; exaFLOPs: of training{searched}\n'
         f'chip-hours of {args.device}, core-days of {CORE}, at {args.mfu:.0%} of the peak'
     )
-    if said := _repeated(runs):
+    if said := _repeated_cost(runs):
         print(said)
     if args.seeds:
         _print_designs(runs, args)
     return 0
 
 
-def _check(args: argparse.Namespace) -> None:
+def _check_plan_flags(args: argparse.Namespace) -> None:
     require_count(args.seeds, '--seeds')
     require_positive(args.target, '--target')
     if not 0 < args.noise < 1:
         raise UserError(f'--noise {args.noise:g}: must be more than 0 and less than 1')
 
 
-def _repeated(runs: Sequence[PlannedRun]) -> str:
+def _repeated_cost(runs: Sequence[PlannedRun]) -> str:
     """The cost of runs that differ from an earlier one in the seed alone; empty without any."""
     seen: set[str] = set()
     again = []
@@ -215,7 +215,7 @@ def _print_designs(runs: Sequence[PlannedRun], args: argparse.Namespace) -> None
     )
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
+def add_plan_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags for the runs, stand-ins for their data, and the device."""
     add = parser.add_argument
     add('file', nargs='?', metavar='FILE[:ARG]', help='a sweep; it is executed')
@@ -250,7 +250,7 @@ def read_runs(args: argparse.Namespace, config: Any | None) -> list[PlannedRun]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs one subcommand."""
+    """Run one subcommand."""
     if not argv or argv[0] in ('-h', '--help'):
         print(usage())
         return 0
@@ -407,7 +407,7 @@ ACTIONS: dict[str, Callable[[Sequence[str]], int]] = {
 }
 
 
-_FORMS = 'auto (weighted by an inner hold-out), power, irreducible, shifted, m2, m4, joint'
+FORMS = 'auto (weighted by an inner hold-out), power, irreducible, shifted, m2, m4, joint'
 
 
 def add_table_flags(parser: argparse.ArgumentParser) -> None:
@@ -447,7 +447,7 @@ def add_fit_flags(
         metavar='SHARE',
         help=f'hold out x above this share below the largest, or 4x: above a quarter{default}',
     )
-    add('--form', default='auto', help=f'{_FORMS}{default}')
+    add('--form', default='auto', help=f'{FORMS}{default}')
     add('--against', metavar='FORM,FORM', default='', help='compare with them, or with all')
     add('--frontier', action='store_true', help='fit to the Pareto frontier only')
     add_bootstrap_flag(parser)

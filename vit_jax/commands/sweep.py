@@ -1,4 +1,4 @@
-"""Sweep a config: create a study, work on it, see what it found."""
+"""Sweep a config: create a study, work on its trials, show the results."""
 
 from __future__ import annotations
 
@@ -16,24 +16,20 @@ PACKAGES = ('optuna', 'sqlalchemy')
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs one action. Returns 0, or 75 when a worker was stopped with its state saved."""
+    """Run one action; return 0, or 75 when a worker was stopped with its state saved."""
     action, args = parse(argv)
     require_packages()
     return ACTIONS[action](args)
 
 
 def require_packages() -> None:
-    """Raise UserError for a package that sweeps need and that is not installed."""
+    """Raise UserError if a package that sweeps need is not installed."""
     if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
         raise extras.missing('sweep', 'sweep', missing[0])
 
 
 def parse(argv: Sequence[str]) -> tuple[str, argparse.Namespace]:
-    """The action and its flags.
-
-    Raises:
-      UserError: for a mistake in them.
-    """
+    """Return the action and its flags; raise UserError for a mistake in them."""
     if not argv or argv[0] in ('-h', '--help'):
         parsers = map(action_parser, ACTIONS)
         overview('sweep', __doc__, 'ACTION [flags]', parsers).parse_args(argv)
@@ -45,29 +41,33 @@ def parse(argv: Sequence[str]) -> tuple[str, argparse.Namespace]:
 
 
 def action_parser(action: str) -> Parser:
-    """The flags of one action."""
+    """The parser of one action's flags."""
     parser = Parser(f'sweep {action}', ACTIONS[action].__doc__)
     if action == 'create':
         parser.add_argument('file', metavar='FILE[:ARG]', help='a Python file; it is executed')
-        parser.add_argument('--study', required=True, metavar='NAME')
+        parser.add_argument('--study', required=True, metavar='NAME', help='of the new study')
     else:
-        parser.add_argument('study', metavar='NAME')
-    parser.add_argument('--storage', default='', metavar='URL', help='sqlite:///, journal: or SQL')
-    parser.add_argument('--workdir', metavar='DIR', help='of all runs; runs/NAME by default')
+        parser.add_argument('study', metavar='NAME', help='of the study')
+    parser.add_argument(
+        '--storage', default='', metavar='URL', help='sqlite:///FILE, journal:FILE or an SQL server'
+    )
+    parser.add_argument('--workdir', metavar='DIR', help='of all runs (default: runs/NAME)')
     if action == 'work':
-        parser.add_argument('--trials', type=positive, metavar='N', help='end after so many')
+        parser.add_argument('--trials', type=positive, metavar='N', help='stop after N trials')
         add_allow_flag(parser)
         add_distributed_flags(parser)
     if action == 'plot':
-        parser.add_argument('--output', metavar='PATH', help='sweep.png in the workdir by default')
-        parser.add_argument('--x', metavar='KEY', help='draw curves over this dimension alone')
+        parser.add_argument(
+            '--output', metavar='PATH', help='the picture (default: sweep.png in the workdir)'
+        )
+        parser.add_argument('--x', metavar='KEY', help='draw curves over this dimension')
         parser.add_argument('--by', metavar='KEY', help='with --x: a curve for each value')
         parser.add_argument('--panel', metavar='KEY', help='with --x: a panel for each value')
     return parser
 
 
 def open_study(args: argparse.Namespace) -> Any:
-    """The study that the flags name."""
+    """Open the study that the flags name."""
     from vit_jax.sweeps import study
 
     allowed = getattr(args, 'allow', ())
@@ -75,7 +75,7 @@ def open_study(args: argparse.Namespace) -> Any:
 
 
 def create(args: argparse.Namespace) -> int:
-    """Make a study of a sweep file and queue its trials."""
+    """Create a study from a sweep file and queue its trials."""
     from vit_jax.sweeps import space, study
 
     made = study.create(space.load(args.file), args.study, args.storage, args.workdir)
@@ -85,9 +85,9 @@ def create(args: argparse.Namespace) -> int:
 
 
 def work(args: argparse.Namespace) -> int:
-    """Run trials until none is left; any number of workers, started again at will.
+    """Run trials until none is left; any number of workers may run, and start again.
 
-    With the flags of several processes, these are one worker that trains one trial at a time.
+    With the flags of several processes, all of them form one worker, with one trial at a time.
     """
     initialize(args)
     import jax
@@ -116,7 +116,7 @@ def work(args: argparse.Namespace) -> int:
 
 
 def retry(args: argparse.Namespace) -> int:
-    """Queue the trials that failed again; each goes on from what its run has saved."""
+    """Queue the failed trials again; each resumes from its last checkpoint."""
     from vit_jax.sweeps import study
 
     print(f'trials queued again: {study.retry(open_study(args))}')
@@ -159,7 +159,7 @@ def best(args: argparse.Namespace) -> int:
 
 
 def plot(args: argparse.Namespace) -> int:
-    """Draw the evaluations of all trials, and their values over each dimension, or over one."""
+    """Draw the evaluations of all trials, and their values over the dimensions."""
     from vit_jax.sweeps import picture
 
     if args.output:

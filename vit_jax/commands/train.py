@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ml_collections import ConfigDict
 
 from vit_jax.commands._parser import Parser, add_allow_flag
-from vit_jax.config import load as config_lib
+from vit_jax.config.load import parse_config_args
 from vit_jax.errors import EXIT_PREEMPTED, UserError, positive
 from vit_jax.storage import paths, run_folder
 
@@ -18,7 +18,7 @@ HELP_CONFIG = '--help-config'
 
 
 def main(argv: Sequence[str]) -> int:
-    """Trains to the end. Returns 0 when complete, 75 when stopped with the state saved."""
+    """Train to the end; return 0 when complete, 75 when stopped with the state saved."""
     args, config = parse(argv)
     if args.help_config:
         print_keys(config)
@@ -55,11 +55,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
-    """The flags and the config.
-
-    Raises:
-      UserError: for a mistake in one of the two.
-    """
+    """Return the flags and the config; raise UserError for a mistake in either."""
     parser = Parser('train', __doc__)
     parser.add_argument(
         '--workdir',
@@ -70,43 +66,42 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
     parser.add_argument(
         HELP_CONFIG,
         action='store_true',
-        help='train nothing: print every key of the config with its value, type, default and '
-        'meaning',
+        help='only print every key of the config with its value, type, default and meaning',
     )
     parser.add_argument('--stop-at', type=positive, metavar='STEP', help='save and stop after STEP')
     parser.add_argument(
         '--restart',
         action='store_true',
-        help='start over if every checkpoint is damaged or lost; what is left is moved aside',
+        help='start over if every checkpoint is damaged or lost; the remains are moved aside',
     )
     parser.add_argument(
         '--extend',
         action='store_true',
-        help='let a run that is there go on to a later config.total, if its learning rate so far '
-        'is that of the longer run',
+        help='continue an existing run to a larger config.total, if its learning rate so far is '
+        'the one of the longer run',
     )
     parser.add_argument(
         '--strict',
         action='store_true',
-        help='fail if the newest checkpoint is damaged, instead of going back to an older one',
+        help='fail if the newest checkpoint is damaged, instead of resuming from an older one',
     )
     parser.add_argument(
         '--profile',
         type=profile_steps,
         metavar='N|FIRST:LAST',
-        help='trace N steps after those that compile, or the steps FIRST to LAST, into profile/ of '
-        'the run folder, and print where their time went',
+        help='trace N steps after compilation, or the steps FIRST to LAST, into profile/ of the '
+        'run folder, and print a breakdown of their time',
     )
     add_allow_flag(parser)
     add_distributed_flags(parser)
-    args, config = config_lib.parse_config_args(parser, argv)
+    args, config = parse_config_args(parser, argv)
     if config is None:
         raise UserError('train needs --config FILE[:ARG]')
     return args, config
 
 
 def print_keys(config: ConfigDict) -> None:
-    """Print a table of the keys of every section; those that the config does not set are dim."""
+    """Print a table of each section's keys; keys at their defaults are dim."""
     from vit_jax.config import reference
     from vit_jax.runtime.console import Console, Table
 
@@ -123,7 +118,7 @@ def print_keys(config: ConfigDict) -> None:
 
 
 def profile_steps(text: str) -> tuple[int, int | None]:
-    """The number of steps and the first one: `5` -> (5, None), `10:15` -> (6, 10).
+    """Parse the number of steps and the first: '5' -> (5, None), '10:15' -> (6, 10).
 
     Raises:
       UserError: for anything else.
@@ -132,17 +127,15 @@ def profile_steps(text: str) -> tuple[int, int | None]:
     first, last = (match[1], int(match[2])) if match else (None, 0)
     count = last - int(first) + 1 if first else last
     if count < 1:
-        raise UserError(
-            f'--profile {text}: give a number of steps, or the first and the last, as 10:15'
-        )
+        raise UserError(f'--profile {text}: give a number of steps, or FIRST:LAST such as 10:15')
     return count, int(first) if first else None
 
 
 def run_folder_name(text: str) -> str:
-    """The text if a run can write there, or is complete; checked before any slow import.
+    """Return the text if its folder is writable or holds a complete run, before any slow import.
 
     Raises:
-      UserError: if not, or if it names no folder.
+      UserError: if it does not name such a folder.
     """
     folder = paths.path(text)
     if not paths.is_remote(folder) and not (folder / run_folder.RESULT).is_file():
@@ -151,29 +144,29 @@ def run_folder_name(text: str) -> str:
 
 
 def add_distributed_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags that `initialize` reads."""
+    """Add the flags that `initialize` and `step_timeout` read."""
     group = parser.add_argument_group('several processes')
-    group.add_argument('--distributed', action='store_true', help='fail where no cluster is found')
+    group.add_argument('--distributed', action='store_true', help='fail if no cluster is found')
     group.add_argument('--coordinator', metavar='HOST:PORT', help='address of process 0')
     group.add_argument('--num-processes', type=int, metavar='N')
     group.add_argument('--process-id', type=int, metavar='I')
     group.add_argument(
-        '--heartbeat', type=int, metavar='SECONDS', help='declare a silent process dead after this'
+        '--heartbeat', type=int, metavar='SECONDS', help='declare a silent process dead after that'
     )
     group.add_argument(
         '--step-timeout',
         type=float,
         metavar='SECONDS',
-        help='exit with all stacks if no step, evaluation or save is finished in this time; '
-        f'{STEP_TIMEOUT:g} by default with several processes, 0 for no limit',
+        help='print all stacks and exit if no step, evaluation or save finishes within this time '
+        f'(default: {STEP_TIMEOUT:g} with several processes, else 0, no limit)',
     )
 
 
 def initialize(args: argparse.Namespace) -> None:
-    """Sets up the compilation cache, and joins the other processes of the job if there are any.
+    """Set up the compilation cache, and join the other processes of the job, if any.
 
     Raises:
-      UserError: for flags that name no job, or if its processes cannot be found.
+      UserError: for contradictory flags, or if the other processes cannot be reached.
     """
     check_job(args.coordinator, args.num_processes, args.process_id, args.distributed)
     from vit_jax.runtime import compile_cache, processes
@@ -186,11 +179,11 @@ def initialize(args: argparse.Namespace) -> None:
 
 
 def check_job(coordinator: str | None, count: int | None, number: int | None, found: bool) -> None:
-    """Raise UserError for `--coordinator`, `--num-processes` and `--process-id` that name no job.
+    """Raise UserError for inconsistent `--coordinator`, `--num-processes` and `--process-id`.
 
     Args:
-      coordinator, count, number: the values of the flags.
-      found: whether `--distributed` finds what they leave out.
+      coordinator, count, number: the values of these flags.
+      found: whether `--distributed` is given, which finds the missing values.
     """
     if coordinator is None and not found and (count, number) != (None, None):
         raise UserError('--num-processes and --process-id need --coordinator HOST:PORT')
@@ -206,7 +199,7 @@ def step_timeout(args: argparse.Namespace) -> float | None:
     """The seconds of `--step-timeout`, or None for no limit; call it after `initialize`.
 
     Raises:
-      UserError: if it is negative.
+      UserError: if it is negative or infinite.
     """
     from vit_jax.runtime import processes
 

@@ -1,4 +1,4 @@
-"""Translate text with a trained model, line for line."""
+"""Translate text with a trained model, line by line."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ if TYPE_CHECKING:
     from vit_jax.tasks.base import Task
 
 STDIN = '-'
-# Flags that only one method uses.
-FLAGS = {'beam': ('beams', 'alpha', 'n_best'), 'sample': ('temperature', 'top_k', 'top_p', 'seed')}
+# Flags of one method only.
+METHOD_FLAGS = {
+    'beam': ('beams', 'alpha', 'n_best'),
+    'sample': ('temperature', 'top_k', 'top_p', 'seed'),
+}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints a translation for every line, or writes them to a file."""
+    """Print a translation of every line, or write them to a file."""
     parser = make_parser()
     args = parser.parse_args(argv)
     check_flags(parser, args)
@@ -42,10 +45,10 @@ def main(argv: Sequence[str]) -> int:
     reader = sentence_reader(run)
     search = choose_search(run.task, args)
     sentences = read_sentences(reader, lines)
-    warn_of_cuts(sentences)
+    warn_of_truncated(sentences)
     translate = Translator(run, reader, search, args.batch_size, args.seed or 0)
     every = progress(translate(sentences), len(lines), hidden=shows_text(args))
-    texts = (render(args, number, lines[number], found) for number, found in enumerate(every))
+    texts = (format_line(args, number, lines[number], found) for number, found in enumerate(every))
     if args.output is None:
         for text in texts:
             print(text, flush=True)
@@ -58,40 +61,40 @@ def main(argv: Sequence[str]) -> int:
 
 
 def make_parser() -> Parser:
-    """The flags."""
+    """The parser of the flags."""
     parser = Parser('translate', __doc__)
     add_run_flags(parser, required=True)
-    parser.add_argument('sentence', nargs='*', help=f"sentences; '{STDIN}' reads standard input")
-    parser.add_argument('--file', help='a UTF-8 file with a sentence a line')
-    parser.add_argument('--output', metavar='FILE', help='write to a file instead')
-    parser.add_argument('--beams', type=int, help="of beam search; the run's own by default")
-    parser.add_argument('--alpha', type=float, help='of the length penalty; likewise')
-    parser.add_argument('--greedy', action='store_true', help='the most probable token every time')
-    parser.add_argument('--sample', action='store_true', help='tokens at random')
-    parser.add_argument('--temperature', type=float, help='of sampling; 1 by default')
-    parser.add_argument('--top-k', type=int, help='sample from the K most probable tokens')
-    parser.add_argument('--top-p', type=float, help='sample from the nucleus of this probability')
-    parser.add_argument('--seed', type=int, help='of sampling; 0 by default')
     add = parser.add_argument
-    add('--n-best', type=positive, metavar='N', help='N translations, with numbers')
-    parser.add_argument('--scores', action='store_true', help='print scores before the text')
-    parser.add_argument('--json', action='store_true', help='print a JSON object a line')
-    add('--batch-size', type=positive, default=32, help='sentences; 32 by default')
+    add('sentence', nargs='*', help=f"sentences; '{STDIN}' reads standard input")
+    add('--file', help='a UTF-8 file with one sentence per line')
+    add('--output', metavar='FILE', help='write to this file')
+    add('--beams', type=int, help="of beam search (default: the run's own)")
+    add('--alpha', type=float, help="of the length penalty (default: the run's own)")
+    add('--greedy', action='store_true', help='take the most probable token at each step')
+    add('--sample', action='store_true', help='sample tokens')
+    add('--temperature', type=float, help='of sampling (default: 1)')
+    add('--top-k', type=int, help='sample from the K most probable tokens')
+    add('--top-p', type=float, help='sample from the nucleus with this probability')
+    add('--seed', type=int, help='of sampling (default: 0)')
+    add('--n-best', type=positive, metavar='N', help='print N translations, with line numbers')
+    add('--scores', action='store_true', help='print scores before the text')
+    add('--json', action='store_true', help='print one JSON object per line')
+    add('--batch-size', type=positive, default=32, help='sentences (default: 32)')
     return parser
 
 
 def check_flags(parser: Parser, args: argparse.Namespace) -> None:
-    """Raises UserError for flags that exclude each other, or numbers out of range."""
+    """Raise UserError for flags that exclude each other, or an unwritable output."""
     if bool(args.sentence) == (args.file is not None):
         parser.error(f"give sentences, --file FILE, or '{STDIN}' for standard input")
     if args.greedy and args.sample:
         parser.error('give one of --greedy and --sample')
     method = chosen_method(args)
-    for other, names in FLAGS.items():
+    for other, names in METHOD_FLAGS.items():
         for name in names:
             if other != method and getattr(args, name) is not None:
                 flag = name.replace('_', '-')
-                parser.error(f'--{flag} is of {other}{"" if other == "sample" else " search"}')
+                parser.error(f'--{flag} applies to {other}{"" if other == "sample" else " search"}')
     if args.output is not None:
         check_output(args.output, '--output')
 
@@ -102,12 +105,14 @@ def chosen_method(args: argparse.Namespace) -> str:
 
 
 def choose_search(task: Task, args: argparse.Namespace) -> Search:
-    """The search of the run's task, changed by the flags.
+    """The search of the run's task, as changed by the flags.
 
     Raises:
-      UserError: for more translations than beams, or as `decode.Search`.
+      UserError: for more translations than beams, or options that `Search` refuses.
     """
-    names = [name for names in FLAGS.values() for name in names if name not in ('n_best', 'seed')]
+    names = [
+        name for names in METHOD_FLAGS.values() for name in names if name not in ('n_best', 'seed')
+    ]
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     search = dataclasses.replace(task.decoding, method=chosen_method(args), **given)
     if args.n_best is None or search.method != 'beam':
@@ -118,7 +123,7 @@ def choose_search(task: Task, args: argparse.Namespace) -> Search:
 
 
 def read_lines(path: str) -> list[str]:
-    """The lines of a UTF-8 file, or of standard input; only line feeds end a line.
+    """Read the lines of a UTF-8 file or of standard input; only line feeds end a line.
 
     Raises:
       UserError: if it cannot be read.
@@ -139,7 +144,7 @@ def read_lines(path: str) -> list[str]:
 
 
 def read_sentences(reader: SentenceReader, lines: Sequence[str]) -> list[Sentence]:
-    """The lines as ids; raises UserError with the line number for a word without an id."""
+    """Tokenize the lines; raise UserError with the line number for a word without an id."""
     sentences = []
     for number, line in enumerate(lines, 1):
         try:
@@ -149,27 +154,27 @@ def read_sentences(reader: SentenceReader, lines: Sequence[str]) -> list[Sentenc
     return sentences
 
 
-def warn_of_cuts(sentences: Sequence[Sentence]) -> None:
-    """Warns of lines that are too long, with their untranslated ends."""
+def warn_of_truncated(sentences: Sequence[Sentence]) -> None:
+    """Warn of lines that are too long, and show their untranslated ends."""
     for number, sentence in enumerate(sentences, 1):
         if cut := sentence.cut:
             shown = cut if len(cut) <= 60 else f'{cut[:60]}...'
             print(
-                f'warning: line {number} is cut after {len(sentence.ids) - 1} tokens, the most '
-                f'that the model has seen; left out: {shown!r}',
+                f'warning: line {number} is truncated to {len(sentence.ids) - 1} tokens, the '
+                f'longest length in training; left out: {shown!r}',
                 file=sys.stderr,
             )
 
 
 def shows_text(args: argparse.Namespace) -> bool:
-    """Whether translations appear on the terminal, where a bar would interrupt them."""
+    """Whether translations are printed to a terminal, where a progress bar would disturb."""
     return args.output is None and sys.stdout.isatty()
 
 
 def progress(
     translations: Iterable[list[Translation]], total: int, hidden: bool
 ) -> Iterator[list[Translation]]:
-    """The translations, with a progress bar on standard error if that is a terminal."""
+    """Yield the translations, with a progress bar on standard error if that is a terminal."""
     from rich.progress import track
 
     from vit_jax.runtime.console import Console
@@ -179,8 +184,8 @@ def progress(
     yield from track(translations, 'lines', total, console=console, disable=disabled)
 
 
-def render(args: argparse.Namespace, number: int, line: str, found: list[Translation]) -> str:
-    """The output for a line: [number] [score] text, separated by tabs; or a JSON object."""
+def format_line(args: argparse.Namespace, number: int, line: str, found: list[Translation]) -> str:
+    """Format a line of output: [number] [score] text, separated by tabs; or a JSON object."""
     chosen = found[: args.n_best or 1]
     if args.json:
         translations = [{'text': t.text, 'score': t.score, 'tokens': t.tokens} for t in chosen]

@@ -1,4 +1,4 @@
-"""Make a subword vocabulary of both sides of a text, or of the texts beside images."""
+"""Train a subword vocabulary on both sides of a translation, or on the texts of images."""
 
 from __future__ import annotations
 
@@ -11,30 +11,36 @@ from vit_jax.errors import UserError
 
 
 def main(argv: Sequence[str]) -> int:
-    """Writes a SentencePiece model, and prints the lengths of sentences in its pieces."""
+    """Write a SentencePiece model, and print the lengths of sentences in pieces."""
     parser = Parser('vocab', __doc__)
     parser.add_argument(
-        'source', help='text:pairs.tsv, text:train.en,train.de, or tfds:NAME of a translation'
+        'source', help='text:pairs.tsv, text:train.en,train.de, or tfds:NAME with translations'
     )
     parser.add_argument(
         '--field',
         action='append',
         metavar='NAME',
-        help="a text of the records, as 'caption'; may be repeated (default: both sides of a pair)",
+        help="a text field such as 'caption'; may be repeated (default: both sides of a pair)",
     )
-    parser.add_argument('--split', default='train', help="'train', 'train[:100000]'")
-    parser.add_argument('--size', type=int, default=8000, help='pieces, the four special ids too')
+    parser.add_argument('--split', default='train', help="such as 'train' or 'train[:100000]'")
+    parser.add_argument(
+        '--size', type=int, default=8000, help='pieces, including the four special ids'
+    )
     parser.add_argument('--kind', default='unigram', help='unigram or bpe')
-    parser.add_argument('--lower', action='store_true', help="for transforms='lower|tokenize'")
-    parser.add_argument('--output', required=True, metavar='FILE', help='for config.data.vocab')
+    parser.add_argument(
+        '--lower', action='store_true', help="lowercase, for transforms='lower|tokenize'"
+    )
+    parser.add_argument(
+        '--output', required=True, metavar='FILE', help='the file for config.data.vocab'
+    )
     args = parser.parse_args(argv)
     output = pathlib.Path(args.output).expanduser()
     if output.exists():
-        raise UserError(f'{output} is already there: choose another name or remove it')
+        raise UserError(f'{output} already exists: choose another name or remove it')
     check_output(output, '--output')
     from vit_jax.data import sources, vocabulary
     from vit_jax.data.transforms.text import SIDES
-    from vit_jax.storage import paths as storage
+    from vit_jax.storage import paths
 
     source = sources.open_source(args.source, args.split)
     fields = args.field or SIDES
@@ -44,26 +50,26 @@ def main(argv: Sequence[str]) -> int:
         length = len(vocab.encode(sentence)) + 1
         count, pieces, longest = count + 1, pieces + length, max(longest, length)
     with writing(output, '--output'):
-        storage.write_atomic(output, vocab.model)
+        paths.write_atomic(output, vocab.model)
     print(
-        f'{output}: {len(vocab):,} pieces of {count:,} sentences, which have {pieces / count:.1f} '
-        f'on average and {longest} at most, the end included'
+        f'{output}: {len(vocab):,} pieces from {count:,} sentences, which have '
+        f'{pieces / count:.1f} on average and {longest} at most, including the end'
     )
     return 0
 
 
 def sentences(source: Any, fields: Sequence[str], lower: bool) -> Iterator[str]:
-    """The texts of every record, by the names of their fields.
+    """Yield the named texts of every record.
 
     Raises:
-      UserError: if a record has no such text.
+      UserError: if a record lacks one.
     """
     for index in range(len(source)):
         record = source[index]
         for name in fields:
             if not isinstance(text := record.get(name), str):
                 raise UserError(
-                    f'{source.title}: a vocabulary is made of pairs of sentences, or of texts that '
-                    f'--field names; the record has {", ".join(record)}'
+                    f'{source.title}: the record has no text {name!r}, only {", ".join(record)}: '
+                    'name its texts by --field'
                 )
             yield text.lower() if lower else text
