@@ -1,4 +1,4 @@
-"""Values that a config leaves out: constructors' defaults, and sizes that depend on the data."""
+"""Sections completed with their defaults and with sizes of the data, and comparison of configs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from vit_jax.config.schema import Group
 from vit_jax.errors import UserError
 from vit_jax.signatures import keyword_only
 
-# Keys of a data section that decide how its examples become inputs and labels, with their defaults.
+# Keys of a data section that determine inputs and labels, with their defaults.
 PREPARATION: Group = {
     'transforms': '',
     **dict.fromkeys(('vocab', 'classes', 'buckets', 'sizes', 'plan')),
 }
-Change = tuple[str, Any, Any]  # a key such as 'model.posemb', and its values before and now
+Change = tuple[str, Any, Any]  # a key such as 'model.posemb', and its old and new values
 
 
 def keywords(section: Group) -> dict[str, Any]:
-    """A section as keywords of its constructor: plain and hashable, without `name`."""
+    """A section as keywords of its constructor, plain and hashable, without `name`."""
     return {key: _plain(value) for key, value in section.items() if key != 'name'}
 
 
@@ -35,7 +35,7 @@ def _plain(value: Any) -> Any:
 
 
 def find_section(config: ConfigDict, section: str) -> Group:
-    """The section at a place such as 'optim.schedule'; empty if the config has none."""
+    """The section 'optim.schedule' or the like; empty if the config lacks it."""
     node: Any = config
     for key in section.split('.'):
         node = node.get(key, {})
@@ -43,16 +43,16 @@ def find_section(config: ConfigDict, section: str) -> Group:
 
 
 def arguments(config: ConfigDict, section: str) -> dict[str, Any]:
-    """A section as keywords of its constructor, completed with the constructor's defaults."""
+    """A section as keywords of its constructor, completed by the defaults."""
     given, known = find_section(config, section), schema.parameters(config, section)
     return {p.name: _plain(given.get(key, p.default)) for key, p in known.items()}
 
 
 def differences(before: ConfigDict, now: ConfigDict) -> list[str]:
-    """The places in which two configs differ, such as 'seed' and 'optim.schedule'.
+    """The sections and keys in which two configs differ, such as 'optim.schedule' and 'seed'.
 
-    A missing key equals its default. `before` may come from anybody: its model and task are
-    imported only if `now` names the same.
+    A missing key equals its default. `before` is not trusted: its model and task are imported only
+    if `now` has the same.
     """
     sections = keyword_only(schema.Config)
     names = [place for name in sections for place in (name, *schema.nested_sections(name))]
@@ -68,21 +68,21 @@ def _differ(before: ConfigDict, now: ConfigDict, name: str) -> bool:
 
 
 def _complete(config: ConfigDict, name: str) -> Any:
-    """The keys of one place with their defaults; a group in it is a place of its own."""
-    said = find_section(config, name)
-    if not isinstance(said, (ConfigDict, dict)):
-        return said
+    """The keys of one section with their defaults, without nested sections."""
+    given = find_section(config, name)
+    if not isinstance(given, (ConfigDict, dict)):
+        return given
     known = {} if name == 'evals' else schema.parameters(config, name)
     found = {key: p.default for key, p in known.items()}
-    found |= {key: _plain(value) for key, value in said.items()}
+    found |= {key: _plain(value) for key, value in given.items()}
     return {k: value for k, value in found.items() if f'{name}.{k}' not in schema.SECTIONS}
 
 
 def function_changes(before: ConfigDict, now: ConfigDict) -> Iterator[Change]:
-    """The keys of model and task with other values, by which the same weights compute otherwise.
+    """The changed keys of model and task with which the same weights compute another function.
 
-    A missing key equals its default, and an open size any. Fields that are `inert` may differ, and
-    the name of code from outside of this package may be another. Only `now` is imported.
+    A missing key equals its default, and an open size equals any. `inert` fields may differ, and
+    so may the name of code outside of this package. Only `now` is imported.
     """
     for section, find in (('model', schema.model_class), ('task', schema.task_class)):
         old, new = find_section(before, section), find_section(now, section)
@@ -100,9 +100,9 @@ def function_changes(before: ConfigDict, now: ConfigDict) -> Iterator[Change]:
 
 
 def preparation_changes(before: ConfigDict, now: ConfigDict) -> Iterator[Change]:
-    """The keys by which evaluation, or prediction, prepares examples otherwise.
+    """The changed keys in how evaluation and prediction prepare examples.
 
-    Compares the evaluations that both configs have, and the first, which prediction follows.
+    Compares evaluations of the same name, and the first ones, which prediction follows.
     """
     old, new = _preparations(before), _preparations(now)
     pairs = {name: name for name in new if name in old} | {next(iter(new)): next(iter(old))}
@@ -113,7 +113,7 @@ def preparation_changes(before: ConfigDict, now: ConfigDict) -> Iterator[Change]
 
 
 def _preparations(config: ConfigDict) -> dict[str, Group]:
-    """The `PREPARATION` of every evaluation; that of training where there is none."""
+    """The `PREPARATION` of every evaluation, or of training if there is no evaluation."""
     entries = {f'evals.{name}': entry for name, entry in config.evals.items()}
     training = {key: config.data.get(key) for key in ('vocab', 'buckets')}
     return {
@@ -126,17 +126,17 @@ def _preparations(config: ConfigDict) -> dict[str, Group]:
 
 
 def complete(config: ConfigDict, info: Any) -> ConfigDict:
-    """A copy of a config in which the model has the sizes that depend on the data.
+    """Copy a config and fill in the model's sizes that depend on the data.
 
     Args:
       config: not changed.
-      info: `num_classes` and `vocab_size` of the data; 0 if they have none.
+      info: `num_classes` and `vocab_size` of the data; 0 for none.
 
     Raises:
-      UserError: if the data have more classes or ids than the config's model.
+      UserError: if the data have more classes or ids than the model.
     """
     config = copy.deepcopy(config)
-    for key, what in schema.LEFT_OPEN.items():
+    for key, unit in schema.LEFT_OPEN.items():
         size = getattr(info, key)
         if key not in config.model or not size:
             continue
@@ -145,16 +145,16 @@ def complete(config: ConfigDict, info: Any) -> ConfigDict:
         if config.model[key] < size:
             raise UserError(
                 f'config.model.{key}={config.model[key]}: {config.data.source} has {size} '
-                f'{what}; leave it unset or raise it'
+                f'{unit}; leave it unset or raise it'
             )
     return config
 
 
 def precision(arg: str | None) -> tuple[str, dict[str, str]]:
-    """The dtypes that the argument of an experiment asks for.
+    """The dtypes requested by the argument of an experiment.
 
     Matmuls are in bfloat16, the default precision of TPUs for float32, and the residual stream is
-    in float32 as in the authors' code; with `fast` it is in bfloat16 too.
+    in float32 as in the authors' code, or with `fast` also in bfloat16.
 
     Args:
       arg: of `get_config`, as `S/16,fast`.

@@ -1,4 +1,4 @@
-"""Durations as text, such as '300 epochs' or '5%', and in steps of a run."""
+"""Durations: parsing '300 epochs' or '5%', and converting them to steps of a run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from vit_jax.errors import UserError
 from vit_jax.signatures import Duration
 
 MAX_STEPS = 2**31 - 1  # the state counts them in an int32
-MAX_EVAL_SHARE = 10  # evaluations take at most one part in so many of the time
-TRAIN_TO_EVAL = 3  # a backward pass costs about two forward ones
+MAX_EVAL_SHARE = 10  # evaluations take at most one tenth of the time
+TRAIN_TO_EVAL = 3  # a backward pass costs about two forward passes
 UNITS = {'step': 'steps', 'epoch': 'epochs', 'example': 'examples', '%': '%'}
 
 
@@ -20,7 +20,7 @@ def parse_duration(text: str | int, where: str = 'duration') -> tuple[float, str
     """`'300 epochs'` -> (300.0, 'epochs'). Units: steps (the default), epochs, examples, %.
 
     Raises:
-      UserError: if `text` is no duration, or is negative.
+      UserError: if `text` is not a duration, or is negative.
     """
     number, *words = str(text).replace('%', ' %').split() or ['0']
     unit = UNITS.get(' '.join(words).removesuffix('s')) if words else 'steps'
@@ -39,9 +39,9 @@ class Every:
 
     Attributes:
       log: training metrics.
-      eval: the entries of `config.evals` without an interval of their own; None for a tenth of the
-        run, or as seldom as keeps them below a tenth of the time, if an example that is evaluated
-        costs a third of one that is trained on.
+      eval: evaluations in `config.evals` without an interval of their own; None for a tenth of the
+        run, or less often to keep them below a tenth of the time, assuming that evaluating an
+        example costs a third of training on it.
       checkpoint: the state.
       examples: pictures or tables for the writers, with results of the first evaluation of
         `config.evals`: a few examples with their predictions, and the attention in the first of
@@ -60,14 +60,14 @@ class Every:
 
 @dataclasses.dataclass(frozen=True)
 class Durations:
-    """Turns duration strings into steps of this run; `batch_size` counts examples."""
+    """Converts durations to steps of this run; `batch_size` counts examples."""
 
     batch_size: float
     epoch_size: int
     total_steps: int = 0
 
     def steps(self, text: str | int, where: str = 'duration') -> int:
-        """Number of steps, at least 1 unless the duration is empty or zero."""
+        """The number of steps, at least 1 unless the duration is empty or zero."""
         amount, unit = parse_duration(text, where)
         if unit == '%' and not self.total_steps:
             raise UserError(f'{where}={text!r}: the total cannot be given in % of itself')
@@ -80,7 +80,7 @@ class Durations:
         return max(1, round(amount * scale)) if amount else 0
 
     def between_evals(self, examples: int) -> int:
-        """The default steps from one evaluation of so many examples to the next; see `Every`."""
+        """The default steps between evaluations of this many examples; see `Every`."""
         cheap = MAX_EVAL_SHARE * examples / (TRAIN_TO_EVAL * self.batch_size)
         return max(self.steps('10%'), math.ceil(cheap))
 
@@ -89,7 +89,7 @@ def from_config(config: ConfigDict, batch_size: float, epoch_size: int) -> Durat
     """The run's durations; `.total_steps` is `config.total` in steps.
 
     Raises:
-      UserError: if these are more than the state of a run counts.
+      UserError: if the state of a run cannot count that many steps.
     """
     bare = Durations(batch_size, epoch_size)
     steps = bare.steps(config.total, 'config.total')

@@ -1,10 +1,9 @@
-"""Loading of a config file with flags into a checked config.
+"""Loading, overriding and checking of configs.
 
-A config is a Python file with `get_config(arg: str | None) -> ConfigDict`; every
-sub-dict holds the keywords of the constructor that it is passed to. The file may list the valid
-values of `arg` in `ARGS`; if `...` is among them, they are examples and the file checks `arg`
-itself. Loading the file executes it. The resolved config is stored in the run folder as JSON;
-every later command reads that, and it is never executed.
+A config is a Python file with `get_config(arg: str | None) -> ConfigDict`; each sub-dict holds the
+keywords of a constructor. The file may list the valid values of `arg` in `ARGS`; if `...` is among
+them, they are examples, and the file checks `arg` itself. Loading the file executes it. The
+resolved config is stored in the run folder as JSON, which later commands read and never execute.
 """
 
 from __future__ import annotations
@@ -33,15 +32,30 @@ from vit_jax.storage import paths
 
 # Renamed keys. Configs with the old names still load.
 RENAMED = {'parallel.small': 'parallel.min_split_size'}
+# The experiments: in a clone a link to their folder, in a wheel the files.
+FOLDER = pathlib.Path(__file__).parents[1] / 'experiments'
+
+# Lower bounds of model sizes, for every model; a stack may have no blocks.
+_MIN_SIZES = {
+    'patch_size': 1,
+    'width': 1,
+    'mlp_dim': 1,
+    'embed_dim': 1,
+    'num_heads': 1,
+    'representation_size': 1,
+    'depth': 0,
+}
+# Lower bounds for reading data, for every source.
+_MIN_OF_DATA = {'batch_size': 1, 'workers': 0, 'threads': 0, 'stall_seconds': 0}
+_SEEDS = 2**63  # JAX takes a signed number of 64 bits
 
 
 def load(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
-    """Runs `FILE[:arg]`, or an experiment such as `vit/digits`, and applies overrides such as
-    `optim.lr=3e-4`.
+    """Load `FILE[:arg]`, or an experiment such as `vit/digits`, with overrides (`optim.lr=3e-4`).
 
     Raises:
-      UserError: no such file, no `get_config`, an unknown key, a wrong type, or a
-        value that cannot be right (see `validate`).
+      UserError: for a missing file or `get_config`, an unknown key, a wrong type, or an invalid
+        value (see `validate`).
     """
     return override(run_file(spec, 'get_config', '--config'), overrides)
 
@@ -51,13 +65,12 @@ def override(
     overrides: Iterable[str],
     check: Callable[[ConfigDict], None] = lambda config: None,
 ) -> ConfigDict:
-    """A locked copy of a config with overrides such as `optim.lr=3e-4`, validated.
+    """Copy a config, apply overrides such as `optim.lr=3e-4`, lock and validate it.
 
     Args:
       config: not changed.
       overrides: in order.
-      check: called with the config before anything that it names is imported, and after each
-        override.
+      check: called with the config before its modules are imported, and after each override.
 
     Raises:
       UserError: as `load`, or as `check`.
@@ -78,7 +91,7 @@ def override(
 
 
 def _hide_secrets(config: ConfigDict) -> None:
-    """Leave credentials out of the URLs of a config, which is stored and shown."""
+    """Remove credentials from the URLs of a config, which is stored and shown."""
     for name, value in config.items(preserve_field_references=True):
         if isinstance(value, ConfigDict):
             _hide_secrets(value)
@@ -87,7 +100,7 @@ def _hide_secrets(config: ConfigDict) -> None:
 
 
 def _fill(config: ConfigDict) -> None:
-    """Add the seed, the evaluations and their sources where a config leaves them out."""
+    """Add the seed, the evaluations and their sources if a config leaves them out."""
     found = {'seed': keyword_only(schema.Config)['seed'].default, 'evals': ConfigDict()}
     config.update({key: value for key, value in found.items() if key not in config})
     data, evals = config.get('data'), config.evals
@@ -109,16 +122,16 @@ def _rename(config: ConfigDict) -> None:
 
 
 def run_file(spec: str, function: str, flag: str) -> Any:
-    """Executes the file of `FILE[:arg]` and returns the result of its `function(arg)`.
+    """Execute the file of `FILE[:arg]` and return the result of its `function(arg)`.
 
     Args:
       spec: the file and its argument.
-      function: its name.
-      flag: that gave `spec`, for the message.
+      function: name of the function.
+      flag: the source of `spec`, for messages.
 
     Raises:
-      UserError: no such file, or one that is no Python; no such function in it, or an argument that
-        it does not take.
+      UserError: if the file is missing or is not Python, lacks the function, or does not accept the
+        argument.
     """
     name, _, arg = spec.partition(':')
     module = load_module(name, flag)
@@ -132,14 +145,14 @@ def run_file(spec: str, function: str, flag: str) -> Any:
 
 
 def load_module(name: str, where: str) -> types.ModuleType:
-    """The module that a file makes when it is executed.
+    """Execute a file as a module.
 
     Args:
-      name: of the file, or of an experiment of the package, see `shipped`.
-      where: the flag or place that names it, for the message.
+      name: of the file, or of an experiment of the package, see `experiment_file`.
+      where: the flag or key that names it, for messages.
 
     Raises:
-      UserError: no such file, or one that is no Python.
+      UserError: if the file is missing or is not Python.
     """
     path = pathlib.Path(name)
     if not path.is_file():
@@ -151,7 +164,7 @@ def load_module(name: str, where: str) -> types.ModuleType:
         raise UserError(f'{where}: {str(path)!r} is not a Python file; its name has to end in .py')
     try:
         compile(paths.read_bytes(path), path, 'exec')
-    # ValueError for bytes that are not text, others for a nesting that no program has.
+    # ValueError for bytes that are not text; the last ones for absurdly deep nesting.
     except (SyntaxError, ValueError, RecursionError, MemoryError, Unfit) as error:
         raise UserError(f'{where}: {str(path)!r} is not valid Python: {error}') from error
     module = importlib.util.module_from_spec(spec)
@@ -160,7 +173,7 @@ def load_module(name: str, where: str) -> types.ModuleType:
 
 
 def _check_arg(module: types.ModuleType, function: Callable, arg: str, where: str) -> None:
-    """Raises UserError if the file of a config does not take this argument."""
+    """Raise UserError if the file of a config does not accept this argument."""
     if not inspect.signature(function).parameters:
         raise UserError(f'{where}: {function.__name__}() takes no argument; leave out :{arg}')
     choices: Any = getattr(module, 'ARGS', (...,))
@@ -171,7 +184,7 @@ def _check_arg(module: types.ModuleType, function: Callable, arg: str, where: st
 def parse_config_args(
     parser: argparse.ArgumentParser, argv: Sequence[str]
 ) -> tuple[argparse.Namespace, ConfigDict | None]:
-    """Parses `--config FILE[:arg] --config.a.b=v` next to the flags of `parser`.
+    """Parse `--config FILE[:arg] --config.a.b=v` beside the flags of `parser`.
 
     Returns:
       The namespace, and the config (None if `--config` is absent).
@@ -187,17 +200,17 @@ def parse_config_args(
 
 
 def to_json(config: ConfigDict) -> str:
-    """The resolved config as JSON, in the order in which it was written."""
+    """Write the resolved config as JSON, in its order."""
     return json.dumps(config.to_dict(), indent=2) + '\n'
 
 
 def from_json(text: str) -> ConfigDict:
-    """A config stored by `to_json`: data only, nothing is executed."""
+    """Read a config stored by `to_json`; nothing is executed."""
     return from_dict(paths.parse_json(text))
 
 
 def from_dict(stored: dict[str, Any]) -> ConfigDict:
-    """A config from JSON that is already parsed; see `from_json`."""
+    """Make a config of parsed JSON; see `from_json`."""
     config = ConfigDict(_tuples(hide(stored)))
     _rename(config)
     return config
@@ -207,8 +220,8 @@ def require_run(stored: Any, where: str) -> None:
     """Raise UserError unless `stored` has the groups and names of a run's config.
 
     Args:
-      stored: parsed JSON; nothing that it names is imported.
-      where: its place, for the message.
+      stored: parsed JSON; its modules are not imported.
+      where: its file, for the message.
     """
     stored = stored if isinstance(stored, dict) else {}
     evals = stored.get('evals')
@@ -216,7 +229,7 @@ def require_run(stored: Any, where: str) -> None:
     groups |= {f'evals.{k}': v for k, v in (evals if isinstance(evals, dict) else {}).items()}
     for name, group in groups.items():
         if not isinstance(group, dict):
-            raise UserError(f'{where} is not a run config: config.{name} is no group of keys')
+            raise UserError(f'{where} is not a run config: config.{name} is not a group of keys')
     for name in ('model', 'task'):
         if not isinstance(groups[name].get('name'), str):
             raise UserError(f'{where} is not a run config: config.{name} has no name')
@@ -228,12 +241,8 @@ def _tuples(value: Any) -> Any:
     return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
 
 
-# In a clone a link to its folder; a wheel has the files.
-FOLDER = pathlib.Path(__file__).parents[1] / 'experiments'
-
-
 def experiment_file(name: str) -> pathlib.Path | None:
-    """The file of a name such as `vit/digits`, also written `experiments/vit/digits.py`."""
+    """The file of an experiment such as `vit/digits`, also written `experiments/vit/digits.py`."""
     path = FOLDER / experiment_name(name)
     path = path.with_name(f'{path.name}.py')
     inside = '..' not in path.parts and path.is_relative_to(FOLDER)
@@ -241,20 +250,20 @@ def experiment_file(name: str) -> pathlib.Path | None:
 
 
 def experiment_name(path: str) -> str:
-    """The name of an experiment, given its path in the repository."""
+    """The name of an experiment, from its path in the repository."""
     return path.removeprefix('experiments/').removesuffix('.py')
 
 
 def missing_experiment(name: str) -> str:
-    """The message for a name that is neither a file nor an experiment; suggests the nearest."""
+    """The message for a name that is neither a file nor an experiment; suggests the closest."""
     known = [file.relative_to(FOLDER).with_suffix('').as_posix() for file in FOLDER.glob('*/*.py')]
     close = difflib.get_close_matches(experiment_name(name), known, n=1)
     hint = f'; did you mean {close[0]!r}?' if close else ''
-    return f'no file {name!r}{hint} (`list experiments` shows those of the package)'
+    return f'no file {name!r}{hint} (`list experiments` shows the experiments of the package)'
 
 
 def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """`--config.a=1` and `--config.a 1` as overrides `a=1`, and all other words."""
+    """Split off the overrides: `a=1` of `--config.a=1` or `--config.a 1`; return both lists."""
     overrides, rest, words = [], [], list(argv)
     while words:
         word = words.pop(0)
@@ -268,12 +277,12 @@ def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def apply_override(config: ConfigDict, override: str) -> None:
-    """Sets one value of a config, given as `a.b=v`, of the type that its constructor wants.
+    """Set one value of a config, given as `a.b=v`, converted to its constructor's type.
 
-    The config file may have left out the key and its group.
+    The config file may leave out the key and its group.
 
     Raises:
-      UserError: no such key, no value, or one of another type.
+      UserError: for an unknown key, or a missing value or one of another type.
     """
     dotted, equals, text = override.partition('=')
     if not equals:
@@ -282,7 +291,7 @@ def apply_override(config: ConfigDict, override: str) -> None:
     node = config
     for i in range(len(parents)):
         node = _group(config, node, parents[: i + 1], dotted)
-    allowed: tuple[type, ...] = ()  # any, of a model that is not known yet
+    allowed: tuple[type, ...] = ()  # any, while the model is not known
     if parents != ['model'] or not schema.follows_checkpoint(config):
         known = schema.parameters(config, '.'.join(parents))
         allowed = _allowed(node, known, leaf, dotted, '.'.join(['config', *parents]))
@@ -294,7 +303,7 @@ def apply_override(config: ConfigDict, override: str) -> None:
 
 
 def _group(config: ConfigDict, node: ConfigDict, path: Sequence[str], dotted: str) -> ConfigDict:
-    """The group at `path` of a config, with parent `node`; created if its constructor knows it."""
+    """The group at `path`, with parent `node`; created if it is a key of the constructor."""
     *parents, key = path
     where, known = '.'.join(['config', *parents]), schema.parameters(config, '.'.join(parents))
     if key not in node:
@@ -309,7 +318,7 @@ def _group(config: ConfigDict, node: ConfigDict, path: Sequence[str], dotted: st
 def _allowed(
     node: ConfigDict, known: Parameters, leaf: str, dotted: str, where: str
 ) -> tuple[type, ...]:
-    """The types of a value, from the constructor or else from the value that the file gives."""
+    """The types of a value, from the constructor or else from the value in the file."""
     if leaf not in node and leaf not in known:
         raise _unknown(dotted, where, leaf, {*node, *known})
     allowed = schema.accepted_types(known[leaf]) if leaf in known else ()
@@ -326,32 +335,17 @@ def _unknown(dotted: str, where: str, key: str, valid: Iterable[str]) -> UserErr
 
 
 def _set(config: ConfigDict, node: ConfigDict, key: str, value: Any) -> None:
-    """Sets a checked value, which may have another type than the present one."""
+    """Set a checked value, which may change the type."""
     with config.unlocked(), config.ignore_type():
         node[key] = value
 
 
-# Lower bounds of model sizes, for every model; a stack may have no blocks.
-_LEAST = {
-    'patch_size': 1,
-    'width': 1,
-    'mlp_dim': 1,
-    'embed_dim': 1,
-    'num_heads': 1,
-    'representation_size': 1,
-    'depth': 0,
-}
-# Lower bounds for reading data, from any source.
-_LEAST_OF_DATA = {'batch_size': 1, 'workers': 0, 'threads': 0, 'stall_seconds': 0}
-_SEEDS = 2**63  # JAX takes a signed number of 64 bits
-
-
 def validate(config: ConfigDict) -> None:
-    """Checks a config before anything is built or written.
+    """Check a config before anything is built or written.
 
     Raises:
-      UserError: for a key that is missing, unknown or has a value of the wrong type or range; a
-        number that is not finite; a length that is no duration.
+      UserError: for a missing or unknown key, a value of the wrong type or out of range, a number
+        that is not finite, or an invalid duration.
     """
     schema.check_known(config, schema.parameters(config, ''), 'config')
     schema.check_complete(config)
@@ -377,14 +371,14 @@ def validate(config: ConfigDict) -> None:
 
 
 def _check_sizes(config: ConfigDict) -> None:
-    _check_least(config.model, _LEAST, 'config.model')
-    _check_least(config.data, _LEAST_OF_DATA, 'config.data')
+    _check_minimum(config.model, _MIN_SIZES, 'config.model')
+    _check_minimum(config.data, _MIN_OF_DATA, 'config.data')
     for name, section in config.evals.items():
-        _check_least(section, _LEAST_OF_DATA, f'config.evals.{name}')
+        _check_minimum(section, _MIN_OF_DATA, f'config.evals.{name}')
 
 
-def _check_least(section: ConfigDict, least: dict[str, int], where: str) -> None:
-    for key, smallest in least.items():
+def _check_minimum(section: ConfigDict, minimum: dict[str, int], where: str) -> None:
+    for key, smallest in minimum.items():
         value = section.get(key)
         if isinstance(value, (int, float)) and value < smallest:
             raise UserError(f'{where}.{key}={value}: must be at least {smallest}')
@@ -406,7 +400,7 @@ def _places(config: ConfigDict) -> Iterator[str]:
 
 
 def _check_ranges(config: ConfigDict) -> None:
-    """Calls the constructors that check ranges, so that they refuse now; nothing is computed."""
+    """Call the constructors that check ranges, so that they raise now; nothing is computed."""
     _check_model(config)
     Every(**defaults.arguments(config, 'every'))
     init, branch = (
@@ -420,14 +414,14 @@ def _check_ranges(config: ConfigDict) -> None:
         parse_goal(keep_best, 'config.checkpoint.keep_best')
     for name in config.get('writers', ()):
         if not isinstance(name, str):
-            raise UserError(f'config.writers: {name!r} is no name')
+            raise UserError(f'config.writers: {name!r} is not a name')
         schema.writer_class(name)
     step = defaults.arguments(config, 'step') | {'ema_schedule': {'name': 'constant'}}
     schema.constructor('step')(None, None, None, **step)  # a schedule needs the length of the run
 
 
 def _check_model(config: ConfigDict) -> None:
-    """Makes the model, with some number of classes or ids where that of the data is left open."""
+    """Make the model, with an arbitrary number of classes or ids where the data decide it."""
     if schema.follows_checkpoint(config):
         return
     model = config.model.to_dict()

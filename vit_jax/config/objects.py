@@ -1,4 +1,4 @@
-"""The objects that the sections of a config make."""
+"""Models, tasks and evaluators made from the sections of a config."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def model_and_task(config: ConfigDict) -> tuple[Any, Task]:
     """The model and the task of a config.
 
     Raises:
-      UserError: if a constructor refuses its keywords.
+      UserError: if a constructor rejects its keywords.
     """
     return make_model(config), make_task(config)
 
 
 def make_model(config: ConfigDict) -> Any:
-    """The Linen module of `config.model`; raises UserError if it refuses its keywords."""
+    """The Linen module of `config.model`; raises UserError if it rejects its keywords."""
     return _make(schema.model_class(config), config, 'model')
 
 
 def make_task(config: ConfigDict) -> Task:
-    """The task of `config.task`; raises UserError if it refuses its keywords."""
+    """The task of `config.task`; raises UserError if it rejects its keywords."""
     return _make(schema.task_class(config), config, 'task')
 
 
@@ -43,8 +43,8 @@ def make_evaluator(section: ConfigDict, where: str) -> base.Evaluator | None:
     """The evaluator of an entry of `config.evals`; None if the task evaluates it.
 
     Raises:
-      UserError: for an unknown evaluator, an unknown key or invalid value, or no `fit` split for
-        an evaluator that learns.
+      UserError: for an unknown evaluator or key, an invalid value, or a missing `fit` split of an
+        evaluator that learns.
     """
     schema.check_group(section, where)
     schema.check(section, schema.entry_parameters(section), where)
@@ -61,7 +61,7 @@ def make_evaluator(section: ConfigDict, where: str) -> base.Evaluator | None:
 
 
 def headline(config: ConfigDict, section: ConfigDict) -> tuple[str, ...]:
-    """The metrics of an entry of `config.evals` that a line of text shows; empty for all."""
+    """The metrics of an entry of `config.evals` to print in one line; empty for all."""
     if section.get('evaluator'):
         return schema.evaluator_class(section.evaluator).headline
     return schema.task_class(config).headline

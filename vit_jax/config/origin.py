@@ -1,4 +1,4 @@
-"""The sections `init` and `branch`, which name the origin of a new run; both may be left out."""
+"""The origin of a new run (sections `init` and `branch`), and the trust in names of a config."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from ml_collections import ConfigDict
 from vit_jax.errors import UserError, nearest
 from vit_jax.signatures import function_name, parse_call, transform_names
 
-TOWERS = ('vision', 'text')  # of a checkpoint with two, named behind its path
+TOWERS = ('vision', 'text')  # of a checkpoint with two; may follow its path
+PACKAGE = __name__.partition('.')[0]
 POSEMBS = ('bilinear', 'bicubic', 'antialiased')
 
 
@@ -21,7 +22,7 @@ def split_family(path: str | os.PathLike[str]) -> tuple[str, str]:
     """The family in front of a checkpoint's path (empty if there is none), and the path.
 
     `gs://...` is a URL, `FILE.npz:PART` a part of a file, `FILE:vision` one of two towers, and
-    `./a:b` a file of that name.
+    `./a:b` a file named `a:b`.
     """
     text = os.fspath(path)
     match = re.fullmatch(r'([^\W\d]\w*(?:\.[^\W\d]\w*)*):(?!//)(.+)', text)
@@ -32,19 +33,19 @@ def split_family(path: str | os.PathLike[str]) -> tuple[str, str]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Init:
-    """`config.init`: the parameters come from a checkpoint.
+    """`config.init`: start from the parameters of a checkpoint.
 
     Attributes:
       from_: a checkpoint of another code base (a file, a folder, a URL such as
         hf://google/vit-base-patch16-224, a name of `list checkpoints`) or a run folder; empty for
         none; None if the user has to name one.
       posemb: interpolation for resizing its position embedding: 'bilinear' (vision_transformer),
-        'bicubic' (transformers) or 'antialiased' bicubic (timm); if empty, as by the code base that
-        the checkpoint comes from.
-      select: the parts to take from it, see `vit_jax.interop.adapt`; empty for all.
+        'bicubic' (transformers) or 'antialiased' bicubic (timm); if empty, as in the checkpoint's
+        code base.
+      select: the parts to load, see `vit_jax.interop.adapt`; empty for all.
       classes: a file with the checkpoint's class for each class of the run, one number a line, from
-        0; these rows of its head are taken. If empty, the head is kept if it has as many classes,
-        else starts anew.
+        0, which selects rows of its head. If empty, a head with as many classes is kept, and any
+        other starts anew.
     """
 
     from_: str | None = ''
@@ -57,8 +58,8 @@ class Init:
             raise UserError('config.init.posemb: ' + nearest('method', self.posemb, POSEMBS))
         if self.classes and self.from_ == '':
             raise UserError(
-                f'config.init.classes={self.classes}: nothing has these classes; name a '
-                'checkpoint, as --config.init.from=FILE, or leave them out'
+                f'config.init.classes={self.classes}: there is no checkpoint with these classes; '
+                'name one, as --config.init.from=FILE, or leave them out'
             )
 
 
@@ -75,16 +76,13 @@ class Branch:
     step: int = 0
 
 
-PACKAGE = __name__.partition('.')[0]
-
-
 def require_allowed(config: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:
-    """Refuse a stored config that names code from outside of this package; nothing is imported.
+    """Refuse a stored config that names code outside of this package; nothing is imported.
 
     Args:
       config: the config, or a part of it.
-      allowed: modules and packages whose code it may name all the same.
-      where: where the config is stored, for the message.
+      allowed: outside modules and packages whose code it may name.
+      where: the config's file, for the message.
 
     Raises:
       UserError: for a name that is not allowed, or transforms that cannot be read.
@@ -103,7 +101,7 @@ def require_name(name: str, allowed: Sequence[str], what: str) -> None:
 
 
 def dotted_names(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The keys and values of a config that are dotted paths of modules."""
+    """The keys and values of a config whose values are dotted names of modules."""
     return ((key, name) for key, name in _names(_plain(config)) if '.' in name)
 
 
@@ -115,14 +113,14 @@ def _names(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for writer in writers if isinstance(writers, (list, tuple)) else ():
         yield 'writers', writer if isinstance(writer, str) else ''
     evals = _group(config, 'evals')
-    places = {'data': _group(config, 'data')} | {f'evals.{k}': _group(evals, k) for k in evals}
-    for place, section in places.items():
-        yield f'{place}.source', _text(section, 'source').partition(':')[0]
-        yield f'{place}.evaluator', _text(section, 'evaluator')
+    sections = {'data': _group(config, 'data')} | {f'evals.{k}': _group(evals, k) for k in evals}
+    for key, section in sections.items():
+        yield f'{key}.source', _text(section, 'source').partition(':')[0]
+        yield f'{key}.evaluator', _text(section, 'evaluator')
         if plan := _text(section, 'plan'):
-            yield f'{place}.plan', function_name(parse_call(plan, f'config.{place}.plan'))
+            yield f'{key}.plan', function_name(parse_call(plan, f'config.{key}.plan'))
         for name in transform_names(_text(section, 'transforms')):
-            yield f'{place}.transforms', name
+            yield f'{key}.transforms', name
 
 
 def _within(name: str, package: str) -> bool:

@@ -1,4 +1,4 @@
-"""Every key of a config: its type and default from a signature, its meaning from a docstring."""
+"""Reference of config keys, from signatures and docstrings, and lists of names for a config."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ NAMED = (
     ('config.task, name=', 'vit_jax.tasks', 'Task'),
     ('config.evals.NAME, evaluator=', 'vit_jax.evaluators', 'Evaluator'),
 )
+_DOC_SECTIONS = ('Args:', 'Attributes:')
+_DOC_ENTRY = re.compile(r'([*\w, ]+?)(?: \([^)]*\))?:(?:\s+(.*))?')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +44,9 @@ class Key:
     Attributes:
       name: in its section.
       type: of its values, in words.
-      default: as Python writes it; empty if it has to be given.
-      text: its description in the constructor's docstring.
-      value: in a config, as Python writes it; empty without a config.
+      default: in Python syntax; empty if the key is required.
+      text: description in the constructor's docstring.
+      value: in a config, in Python syntax; empty without a config.
     """
 
     name: str
@@ -59,11 +61,26 @@ class Key:
         return sentence(self.text)
 
 
+@dataclasses.dataclass(frozen=True)
+class Named:
+    """Something that a config or the command line may name.
+
+    Attributes:
+      name: as written there; the file of an experiment.
+      line: description.
+      arguments: as text; empty for none.
+    """
+
+    name: str
+    line: str
+    arguments: str = ''
+
+
 def config_keys(config: ConfigDict) -> dict[str, list[Key]]:
-    """The keys that each section of a config has or may have, {place: keys}.
+    """The valid keys of each section of a config, as {'config.optim.schedule': keys}.
 
     Args:
-      config: checked. A place is for example 'config.optim.schedule'.
+      config: checked.
     """
     found: dict[str, list[Key]] = {}
     for section in _sections(config):
@@ -78,7 +95,7 @@ def config_keys(config: ConfigDict) -> dict[str, list[Key]]:
 def package_keys() -> dict[str, list[Key]]:
     """The keys of everything in this package that a config may name, {heading: keys}.
 
-    Optimizers of Optax are left out: their keys are those of the version that is installed.
+    Optax's optimizers are left out, since their keys depend on the installed version.
     """
     found: dict[str, list[Key]] = {}
     for section in schema.SECTIONS:
@@ -101,7 +118,7 @@ def keys(known: Parameters, readers: Iterable[Callable], given: Any = None) -> l
     Args:
       known: its parameters.
       readers: the constructors whose docstrings describe them.
-      given: the section of a config, if there is one.
+      given: the section of a config, if any.
     """
     texts: dict[str, str] = {}
     for reader in readers:
@@ -115,7 +132,7 @@ def keys(known: Parameters, readers: Iterable[Callable], given: Any = None) -> l
 
 
 def markdown(sections: Mapping[str, list[Key]]) -> str:
-    """A page that lists the keys of sections, such as those of `of_package`."""
+    """A page that lists the keys of sections, as returned by `package_keys`."""
     lines = [HEAD]
     lines += [*(f'- [{heading}](#{_anchor(heading)})' for heading in sections), '']
     for heading, listed in sections.items():
@@ -136,9 +153,8 @@ def _anchor(heading: str) -> str:
 def _default(parameter: inspect.Parameter) -> str:
     if parameter.default is parameter.empty:
         return ''
-    if schema.accepted_types(parameter) == (
-        dict,
-    ):  # made anew by a dataclass, where it is no mapping
+    if schema.accepted_types(parameter) == (dict,):
+        # A dataclass has a factory for it instead of a mapping.
         return repr(dict(parameter.default) if isinstance(parameter.default, Mapping) else {})
     return repr(parameter.default)
 
@@ -162,17 +178,13 @@ def _sections(config: ConfigDict) -> Iterator[str]:
         yield from schema.nested_sections(name)
 
 
-SECTIONS = ('Args:', 'Attributes:')
-_ENTRY = re.compile(r'([*\w, ]+?)(?: \([^)]*\))?:(?:\s+(.*))?')
-
-
 def parameter_docs(constructor: Callable) -> dict[str, str]:
     """The description of each parameter of a function or class, as one paragraph.
 
     A class inherits the descriptions of its bases.
 
     Args:
-      constructor: its docstring describes them as `name: text` or `one, two: text`.
+      constructor: its docstring describes the parameters as `name: text` or `one, two: text`.
     """
     classes = inspect.getmro(constructor) if inspect.isclass(constructor) else (constructor,)
     found: dict[str, str] = {}
@@ -194,7 +206,7 @@ def _entries(doc: str) -> Iterator[tuple[str, str]]:
         indent = min((_indent(line) for line in lines if line.strip()), default=0)
         names, text = '', ''
         for line in lines:
-            match = _ENTRY.fullmatch(line.strip()) if _indent(line) == indent else None
+            match = _DOC_ENTRY.fullmatch(line.strip()) if _indent(line) == indent else None
             if match is None:
                 text = f'{text} {line.strip()}'.strip()
                 continue
@@ -208,7 +220,7 @@ def _entries(doc: str) -> Iterator[tuple[str, str]]:
 def _docstring_sections(lines: list[str]) -> Iterator[list[str]]:
     """The indented lines below each heading."""
     for i, line in enumerate(lines):
-        if line in SECTIONS:
+        if line in _DOC_SECTIONS:
             below = lines[i + 1 :]
             end = (k for k, text in enumerate(below) if text.strip() and not _indent(text))
             yield below[: next(end, len(below))]
@@ -218,30 +230,15 @@ def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-@dataclasses.dataclass(frozen=True)
-class Named:
-    """Something that a config, or the command line, may name.
-
-    Attributes:
-      name: as written there; an experiment's is its file.
-      line: its description.
-      arguments: that it takes, as text; empty if there are none.
-    """
-
-    name: str
-    line: str
-    arguments: str = ''
-
-
 def list_modules(package: str) -> list[Named]:
-    """The modules of a package; their files are read, not imported."""
+    """The modules of a package, read without importing them."""
     (folder,) = importlib.import_module(package).__path__
     files = {name: pathlib.Path(folder) / name for name in modules(package)}
     return [Named(name, _line_of_file(_source_of(path))) for name, path in files.items()]
 
 
 def transforms() -> list[Named]:
-    """The functions that `config.data.transforms` may name, with their arguments."""
+    """Functions for `config.data.transforms`, with their arguments."""
     from vit_jax.data.transforms import registry
 
     found = sorted(registry.plain().items())
@@ -263,12 +260,12 @@ def schedules() -> list[Named]:
 
 
 def experiments(folder: pathlib.Path | None = None) -> list[Named]:
-    """The config files below a folder and the arguments that they take; each file is executed.
+    """The config files below a folder and their arguments; each file is executed.
 
-    By default those that come with the package, under names that `--config` accepts.
+    By default those of the package, under names that `--config` accepts.
 
     Raises:
-      UserError: if there is no such folder, or a file that is no Python.
+      UserError: if the folder does not exist, or a file is not Python.
     """
     if folder is None:
         inside = experiments(load.FOLDER)
@@ -297,7 +294,7 @@ def _signature(function: Callable) -> str:
 
 
 def _arguments(path: pathlib.Path) -> str:
-    """The arguments that an experiment lists; `...` if it accepts and checks others as well."""
+    """The arguments that an experiment lists; `...` if it also accepts others."""
     found = getattr(load.load_module(str(path), str(path)), 'ARGS', ())
     return ' '.join('...' if arg is ... else arg for arg in found)
 

@@ -1,10 +1,9 @@
-"""The keys of a config are the keywords of the constructors that read its sections.
+"""The keys of a config, derived from the signatures of the constructors that read its sections.
 
-There is no second list of them: names, defaults and types stand in signatures, and a key
-without a default has to be given. Constructors are imported when they are needed, since most of
-them import JAX.
+There is no second list of keys: signatures have the names, defaults and types, and a key without
+a default is required. Constructors are imported when needed, since most of them import JAX.
 
-Models, tasks and evaluators take all their parameters from a section. The other constructors take
+Models, tasks and evaluators take all their parameters from a section. Other constructors take
 those after the `*` of their signature; the trainer passes the parameters before it. A parameter
 whose name would be a Python keyword ends in an underscore: `from_` is the key `from`.
 """
@@ -39,30 +38,52 @@ if TYPE_CHECKING:
 
 Group = Mapping[str, Any]
 
+# The trainer's own sections; '' is the config itself.
+SECTIONS = (
+    '',
+    'data',
+    'optim',
+    'optim.schedule',
+    'optim.decay_schedule',
+    'step',
+    'step.ema_schedule',
+    'every',
+    'checkpoint',
+    'parallel',
+    'init',
+    'branch',
+    'early_stop',
+)
+# Sizes of a model that a config may leave None, to be filled in from the data.
+LEFT_OPEN = {'num_classes': 'classes', 'vocab_size': 'ids in its vocabulary'}
+BOOLS = {'true': True, '1': True, 'false': False, '0': False}
+NONE = type(None)
+_NAMES = {dict: 'a group of keys', NONE: 'None'}
+
 
 @dataclasses.dataclass(kw_only=True)
 class Config:
-    """The keys of a config. Groups are its sections.
+    """The keys of a config; groups are its sections.
 
     Attributes:
       seed: random seed.
       total: length of the run.
       batch_size: examples of a global batch; tokens if the data are sequences in buckets.
       model: the model and its sizes.
-      task: the task, which has the loss.
+      task: the task, which defines the loss.
       data: the training data.
-      evals: one group an evaluation, with the keys of `data`, of `Entry` and of its evaluator; one
-        without a source reads that of `data`.
+      evals: one group an evaluation, with the keys of `data`, of `Entry` and of its evaluator; its
+        source defaults to that of `data`.
       optim: the optimizer, its parameter groups and its schedule.
       step: accumulation, averaging and skipping in an update.
       every: intervals of logging, evaluation and checkpoints.
-      checkpoint: which checkpoints are kept.
+      checkpoint: the checkpoints to keep.
       parallel: the layout of arrays on the devices.
-      init: the checkpoint that the parameters start from, instead of random initialization.
+      init: the checkpoint for initializing the parameters, instead of random initialization.
       branch: the run whose state is continued.
-      early_stop: when the run ends before its total.
+      early_stop: condition for ending the run before its total.
       writers: receivers of the metrics besides the run folder: `tensorboard`, `wandb`, `mlflow`, or
-        dotted modules of your own, see `vit_jax.writers`.
+        dotted names of your own modules, see `vit_jax.writers`.
     """
 
     seed: int = 0
@@ -88,8 +109,8 @@ class Named:
     """The key of `config.model` and `config.task` beside their constructor's keywords.
 
     Attributes:
-      name: a module of the package, or a dotted one of your own; None for the model of
-        `config.init.from`, of which the other keys of `config.model` replace some.
+      name: a module of the package, or the dotted name of your own; None for the model of
+        `config.init.from`, with any other keys of `config.model` replaced.
     """
 
     name: str | None
@@ -100,10 +121,10 @@ class Entry:
     """The keys of an entry of `config.evals` beside those of its data.
 
     Attributes:
-      evaluator: its name; without one the task evaluates.
+      evaluator: its name; if None, the task evaluates.
       fit: the split that an evaluator learns from.
-      every: instead of `config.every.eval`.
-      batch_size: instead of `config.batch_size`.
+      every: replaces `config.every.eval`.
+      batch_size: replaces `config.batch_size`.
     """
 
     evaluator: str | None = None
@@ -112,30 +133,8 @@ class Entry:
     batch_size: int | None = None
 
 
-# The trainer's own sections; the first is the config.
-SECTIONS = (
-    '',
-    'data',
-    'optim',
-    'optim.schedule',
-    'optim.decay_schedule',
-    'step',
-    'step.ema_schedule',
-    'every',
-    'checkpoint',
-    'parallel',
-    'init',
-    'branch',
-    'early_stop',
-)
-
-
-# Sizes of a model that a config may leave None; the data have them under the same names.
-LEFT_OPEN = {'num_classes': 'classes', 'vocab_size': 'ids in its vocabulary'}
-
-
 def nested_sections(section: str) -> list[str]:
-    """The places of the groups in one of the trainer's own sections, as 'optim.schedule'."""
+    """The sections nested in one of the trainer's own sections, as 'optim.schedule' in 'optim'."""
     return [place for place in SECTIONS if place.startswith(f'{section}.')]
 
 
@@ -172,10 +171,10 @@ def constructor(section: str) -> Callable:
 
 
 def model_class(config: ConfigDict) -> type[Model]:
-    """The Linen module class that `config.model.name` stands for.
+    """The Linen module class named by `config.model.name`.
 
     Raises:
-      UserError: if there is none, or it is not derived from `vit_jax.models.base.Model`.
+      UserError: if it does not exist, or is not derived from `vit_jax.models.base.Model`.
     """
     from vit_jax.models.base import Model  # here, since it imports JAX
 
@@ -184,10 +183,10 @@ def model_class(config: ConfigDict) -> type[Model]:
 
 
 def task_class(config: ConfigDict) -> type[Task]:
-    """The task dataclass that `config.task.name` stands for.
+    """The task dataclass named by `config.task.name`.
 
     Raises:
-      UserError: if there is none, or it is not derived from `vit_jax.tasks.base.Task`.
+      UserError: if it does not exist, or is not derived from `vit_jax.tasks.base.Task`.
     """
     from vit_jax.tasks.base import Task
 
@@ -196,19 +195,19 @@ def task_class(config: ConfigDict) -> type[Task]:
 
 
 def evaluator_class(name: str) -> type[evaluators.Evaluator]:
-    """The class that `name`, an entry's `evaluator`, stands for.
+    """The class named by an entry's `evaluator`.
 
     Raises:
-      UserError: if there is none, or it is not derived from `vit_jax.evaluators.base.Evaluator`.
+      UserError: if it does not exist, or is not derived from `vit_jax.evaluators.base.Evaluator`.
     """
     return _derived(resolve('vit_jax.evaluators', name, 'Evaluator'), evaluators.Evaluator, name)
 
 
 def writer_class(name: str) -> type[writers.Writer]:
-    """The class that `name`, one of `config.writers`, stands for.
+    """The class named by one of `config.writers`.
 
     Raises:
-      UserError: if there is none, or it is not derived from `vit_jax.writers.base.Writer`.
+      UserError: if it does not exist, or is not derived from `vit_jax.writers.base.Writer`.
     """
     return _derived(resolve('vit_jax.writers', name, 'Writer'), writers.Writer, name)
 
@@ -223,11 +222,11 @@ def _derived(found: Any, base: type, name: str) -> Any:
 
 
 def parameters(config: ConfigDict, section: str) -> Parameters:
-    """The keys that a section may have, with their defaults and types.
+    """The valid keys of a section, with their defaults and types.
 
     Args:
       config: names the model, task, optimizer and evaluators.
-      section: its place, as 'optim.schedule' or 'evals.test'; empty for the config itself.
+      section: as 'optim.schedule' or 'evals.test'; empty for the config itself.
 
     Raises:
       UserError: for an unknown model, task, optimizer or evaluator.
@@ -269,7 +268,7 @@ def readers(config: ConfigDict, section: str) -> tuple[Callable, ...]:
 
 
 def entry_parameters(section: Mapping[str, Any]) -> Parameters:
-    """The keys that an entry of `config.evals` may have."""
+    """The valid keys of an entry of `config.evals`."""
     found = keyword_only(constructor('data')) | keyword_only(Entry)
     cls = evaluator_class(section['evaluator']) if section.get('evaluator') else None
     if cls is None:
@@ -280,7 +279,7 @@ def entry_parameters(section: Mapping[str, Any]) -> Parameters:
 
 
 def constructor_keys(cls: Callable) -> Parameters:
-    """The keys of a model, a task or an evaluator; `parent` and `name` are Flax's own."""
+    """The keys of a model, task or evaluator, without Flax's own `parent` and `name`."""
     found = all_parameters(cls).items()
     return {key_name(name): p for name, p in found if name not in ('parent', 'name')}
 
@@ -292,7 +291,7 @@ def key_name(name: str) -> str:
 
 
 def follows_checkpoint(config: ConfigDict) -> bool:
-    """Whether the model is that of the checkpoint `config.init.from`, which is not read yet."""
+    """Whether the model comes from the checkpoint `config.init.from`, not read yet."""
     model = config.get('model')
     return isinstance(model, (ConfigDict, dict)) and model.get('name', '') is None
 
@@ -304,18 +303,18 @@ def _name(config: ConfigDict, section: str) -> str:
 
 
 def check_group(section: Any, where: str) -> None:
-    """Raises UserError if a section is not a group of keys."""
+    """Raise UserError if a section is not a group of keys."""
     if not isinstance(section, (ConfigDict, dict)):
         raise UserError(f'{where}={section!r}: expected a group of keys')
 
 
 def check(section: Group, known: Parameters, where: str) -> None:
-    """Raises UserError if a section lacks a required key, or has an unknown or ill-typed one.
+    """Raise UserError if a section lacks a required key, or has an unknown or ill-typed one.
 
     Args:
       section: a group of keys of a config.
-      known: as from `parameters`.
-      where: its place, for the message.
+      known: as returned by `parameters`.
+      where: the section's name, for messages.
     """
     check_known(section, known, where)
     if lacking := [key for key in required(known) if key not in section]:
@@ -326,14 +325,14 @@ def check(section: Group, known: Parameters, where: str) -> None:
 
 
 def check_known(section: Group, known: Parameters, where: str) -> None:
-    """Raises UserError if a section has an unknown key."""
+    """Raise UserError if a section has an unknown key."""
     for key in section:
         if key not in known:
             raise UserError(f'{where}: ' + nearest('key', key, known))
 
 
 def check_complete(config: ConfigDict) -> None:
-    """Raises UserError that names all keys that are missing in the sections that a run needs."""
+    """Raise a UserError that names all missing keys of the sections that a run needs."""
     known = parameters(config, '')
     lacking = []
     for key in required(known):
@@ -350,7 +349,7 @@ def check_complete(config: ConfigDict) -> None:
 
 
 def _needs(config: ConfigDict, section: str) -> Parameters:
-    """The keys that a section has to have; of one without a name those of every name."""
+    """The required keys of a section; without a name, those common to all names."""
     if section == 'data' or 'name' in config.get(section, {}):
         return required(parameters(config, section))
     own = section in ('model', 'task')
@@ -363,7 +362,7 @@ def required(known: Parameters) -> Parameters:
 
 
 def _lacks(section: Group, key: str, parameter: inspect.Parameter) -> bool:
-    """Whether a section has no value for a key that it needs; a placeholder is none."""
+    """Whether a section lacks a value for a required key; a placeholder does not count."""
     if key not in section:
         return True
     takes_none = key in LEFT_OPEN or NONE in (accepted_types(parameter) or (NONE,))
@@ -375,16 +374,11 @@ def _missing(keys: Sequence[str]) -> str:
     return f'the keys {names} are missing' if len(keys) > 1 else f'the key {names} is missing'
 
 
-BOOLS = {'true': True, '1': True, 'false': False, '0': False}
-NONE = type(None)
-_NAMES = {dict: 'a group of keys', NONE: 'None'}
-
-
 def accepted_types(parameter: inspect.Parameter) -> tuple[type, ...]:
     """The types that a parameter accepts: bool, int, float, str, tuple, dict, NoneType.
 
-    They come from the annotation, or from the default if the annotation is nothing that a config
-    could hold, such as `Any` and types of arrays. Empty if the default decides nothing either.
+    They come from the annotation, or from the default if the annotation is not a type for configs,
+    such as `Any` or an array type. Empty if the default does not tell either.
     """
     annotation, default = parameter.annotation, parameter.default
     if is_duration(annotation):
@@ -400,7 +394,7 @@ def accepted_types(parameter: inspect.Parameter) -> tuple[type, ...]:
 
 
 def _plain(annotation: Any) -> type | None:
-    """The plain type of a config's value for an annotation."""
+    """The plain type of an annotation's values in a config; None for any other annotation."""
     kind = typing.get_origin(annotation) or annotation
     if kind in (bool, int, float, str, NONE):
         return kind
@@ -411,7 +405,7 @@ def _plain(annotation: Any) -> type | None:
 
 
 def check_value(parameter: inspect.Parameter, value: Any, where: str) -> None:
-    """Raises UserError if a parameter does not accept a value of a config."""
+    """Raise UserError if a parameter does not accept a value."""
     allowed = accepted_types(parameter)
     if allowed and not any(_is(value, kind) for kind in allowed):
         raise UserError(f'{where}={value!r}: expected {type_names(allowed)}')
@@ -432,7 +426,7 @@ def _is(value: Any, kind: type) -> bool:
 
 
 def parse_value(text: str, allowed: tuple[type, ...]) -> Any:
-    """`text` as a value of the first type that fits; raises ValueError if none does."""
+    """Parse `text` as the first type that fits; raise ValueError if none does."""
     if not allowed:
         return _literal_or_text(text)
     if text == 'None' and NONE in allowed:
