@@ -68,7 +68,7 @@ def kept(monkeypatch):
 
 
 def numbers(made):
-    return [frozen.number for frozen in worker.candidates(made)]
+    return [frozen.number for frozen in worker.claimable(made)]
 
 
 def test_a_branch_is_claimed_once_its_trunk_has_kept_the_step(tmp_path, kept):

@@ -15,8 +15,7 @@ from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 
 from vit_jax.__main__ import main
-from vit_jax.sweeps import space
-from vit_jax.sweeps import study as study_lib
+from vit_jax.sweeps import search, space
 from vit_jax.sweeps.space import log_uniform
 
 RANGES = {  # in the order of the alphabet, as Optuna has them
@@ -41,12 +40,10 @@ def test_samples_are_drawn_as_by_optunas_sampler(direction):
     theirs = optuna.samplers.CmaEsSampler(seed=0)
     study = optuna.create_study(sampler=theirs, direction=direction)
     study.optimize(height, n_trials=1 + 3 * 8 + 1)  # a random one, three generations, and one more
-    found = study_lib.replay(study, RANGES, seed=0)
+    found = search.replay(study, RANGES, seed=0)
     assert found.generation == 3
     asked = [study.ask(RANGES).params for _ in range(1000)]
-    expected = np.array(
-        [[study_lib.to_unit(d, p[name]) for name, d in RANGES.items()] for p in asked]
-    )
+    expected = np.array([[search.to_unit(d, p[name]) for name, d in RANGES.items()] for p in asked])
     drawn = np.array([found.ask() for _ in range(1000)])
     deviation = expected.std(0)
     assert (np.abs(drawn.mean(0) - expected.mean(0)) < 0.2 * deviation).all()
@@ -61,12 +58,10 @@ def test_every_value_of_a_range_comes_back():
         RANGES['depth']: range(1, 21),
         RANGES['width']: range(1, 1001),
     }.items():
-        back = [
-            study_lib.from_unit(distribution, study_lib.to_unit(distribution, v)) for v in values
-        ]
+        back = [search.from_unit(distribution, search.to_unit(distribution, v)) for v in values]
         assert back == pytest.approx(list(values), rel=1e-12)
         for unit in (0.0, 1.0):
-            assert distribution.low <= study_lib.from_unit(distribution, unit) <= distribution.high
+            assert distribution.low <= search.from_unit(distribution, unit) <= distribution.high
 
 
 def test_samples_of_one_generation_differ_and_are_the_same_again():
@@ -74,13 +69,13 @@ def test_samples_of_one_generation_differ_and_are_the_same_again():
     for _ in range(2):
         storage = optuna.storages.InMemoryStorage()
         study = optuna.create_study(
-            storage=storage, sampler=study_lib.Sampler(3, storage), direction='maximize'
+            storage=storage, sampler=search.CmaEs(3, storage), direction='maximize'
         )
         study.optimize(height, n_trials=7)
         found.append([trial.params for trial in study.trials])
     assert found[0] == found[1]
     assert len({params['lr'] for params in found[0]}) == 7
-    assert [t.system_attrs.get(study_lib.GENERATION) for t in study.trials] == [None, *[0] * 6]
+    assert [t.system_attrs.get(search.GENERATION) for t in study.trials] == [None, *[0] * 6]
 
 
 class Payload:
@@ -94,11 +89,11 @@ class Payload:
 
 
 @pytest.mark.fault(61)
-@pytest.mark.parametrize('search', ['cmaes', 'tpe'])
+@pytest.mark.parametrize('first', ['cmaes', 'tpe'])
 @pytest.mark.parametrize('storage', ['journal', 'sqlite'])
-def test_a_pickle_in_a_storage_is_never_read(tmp_path, fake_training, storage, search):
+def test_a_pickle_in_a_storage_is_never_read(tmp_path, fake_training, storage, first):
     dimensions = {'optim.lr': log_uniform(1e-6, 1.0), 'optim.weight_decay': log_uniform(1e-8, 1e-2)}
-    study = make(tmp_path, storage, space=dimensions, trials=3, search=search)
+    study = make(tmp_path, storage, space=dimensions, trials=3, search=first)
     mark = tmp_path / 'unpickled'
     poison = pickle.dumps(Payload(mark)).hex()
     of_study, first = ids(study, 0)
@@ -108,7 +103,7 @@ def test_a_pickle_in_a_storage_is_never_read(tmp_path, fake_training, storage, s
     fake_training(lambda config, step: config.optim.lr)
     assert main(['sweep', 'work', 'name', '--workdir', str(tmp_path)]) == 0
     assert [trial.state for trial in study.trials()] == [TrialState.COMPLETE] * 3
-    assert [t.system_attrs.get(study_lib.GENERATION) for t in study.trials()] == [None, 0, 0]
+    assert [t.system_attrs.get(search.GENERATION) for t in study.trials()] == [None, 0, 0]
     assert not mark.exists()
     pickle.load(io.BytesIO(bytes.fromhex(poison)))  # it would have
     assert mark.exists()

@@ -10,7 +10,7 @@ from helpers.studies import make
 from optuna.trial import TrialState
 
 from vit_jax.errors import UserError
-from vit_jax.sweeps import picture, study, worker
+from vit_jax.sweeps import picture, search, worker
 from vit_jax.sweeps.space import choice, grid, log_uniform, uniform
 
 
@@ -77,6 +77,6 @@ def test_cmaes_goes_where_it_is_better(tmp_path, fake_training):
 
 
 def test_without_cmaes_one_line_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(study.importlib.util, 'find_spec', lambda name: None)
+    monkeypatch.setattr(search.importlib.util, 'find_spec', lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'vit_jax\[sweep\]'"):
-        study.require_package('cmaes')
+        search.require_package('cmaes')

@@ -78,7 +78,7 @@ def test_curves_over_a_dimension_mark_the_best_mean(tmp_path, fake_training, cap
     assert 'Batch size 8, best at 1' in svg.read_text()
     for wrong, message in (
         (['--x', 'optim.lrr'], "did you mean 'optim.lr'"),
-        (['--x', 'seed'], 'no positive number'),
+        (['--x', 'seed'], 'not a positive number'),
         (['--by', 'seed'], 'need --x'),
     ):
         assert main(['sweep', 'plot', *flags, *wrong]) == 2

@@ -93,7 +93,7 @@ def test_a_trial_that_kills_its_workers_fails_in_the_end(tmp_path, monkeypatch, 
     assert worker.work(made).finished == 1
     assert [row[1] for row in picture.rows(made)] == ['fail', 'complete']
     reason = 'trial 0 failed: its worker died 3 times after step 0'
-    assert picture.notes(made) == [reason]
+    assert picture.remarks(made) == [reason]
 
 
 def test_a_trial_that_gets_further_each_time_is_not_given_up(tmp_path, monkeypatch):
@@ -124,11 +124,11 @@ def test_status_names_the_worker_and_the_time_that_is_left(tmp_path, fake_traini
     made = make(tmp_path, points=grid({'seed': [0, 1, 2, 3]}))
     fake_training(lambda config, step: 0.5)
     worker.work(made, 1)
-    assert picture.notes(made) == []
+    assert picture.remarks(made) == []
     with worker.claimed(made) as trial:
         owner = f'running on {socket.gethostname()}:{os.getpid()}'
         assert picture.rows(made)[1][:2] == [str(trial.number), owner]
-        (line,) = picture.notes(made)
+        (line,) = picture.remarks(made)
         assert re.fullmatch(r'about 0:00:\d\d left: 3 trials of 0:00:\d\d .*workers: 1', line)
     assert picture.rows(made)[1][1] == 'interrupted'
 

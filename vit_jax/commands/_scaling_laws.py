@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vit_jax.scaling.optimal import Analysis
     from vit_jax.scaling.points import Columns
     from vit_jax.scaling.shape import Shapes, StarSweep
-    from vit_jax.sweeps.isoflop import Bill, Isoflop, Run
+    from vit_jax.sweeps.isoflop import Isoflop, Run, StudyCost
 
 COMMAND = 'scaling study'
 FAR = 2.0  # times the largest size that was run, above which an optimum is doubtful
@@ -33,9 +33,9 @@ def study(argv: Sequence[str]) -> int:
     from vit_jax.sweeps import study as study_lib
 
     family = read_study(args)
-    bill = isoflop.bill(family)
+    cost = isoflop.study_cost(family)
     print(align(plan_table(isoflop.runs(family)), left=0))
-    for line in (*cost_lines(family, bill), duration_line(family, bill, args)):
+    for line in (*cost_lines(family, cost), duration_line(family, cost, args)):
         print(line)
     if args.study is None:
         print('nothing is created yet: give --study NAME to queue these trials')
@@ -100,39 +100,39 @@ def plan_table(runs: Sequence[Run]) -> list[list[str]]:
     return table
 
 
-def cost_lines(family: Isoflop, bill: Bill) -> list[str]:
+def cost_lines(family: Isoflop, cost: StudyCost) -> list[str]:
     """Lines on the cost of the study, of branches and of seeds."""
     from vit_jax.sweeps import isoflop
 
     count = len(isoflop.runs(family))
-    found = [f'{count} runs: {bill.separate:.4g} FLOPs, forward and backward']
-    if bill.trunks:
+    found = [f'{count} runs: {cost.separate:.4g} FLOPs, forward and backward']
+    if cost.trunks:
         found.append(
-            f'as branches of {bill.trunks} trunks at a constant rate: {bill.trained:.4g} FLOPs, '
-            f'{bill.trained / bill.separate:.0%} of that'
+            f'as branches of {cost.trunks} trunks at a constant rate: {cost.trained:.4g} FLOPs, '
+            f'{cost.trained / cost.separate:.0%} of that'
         )
-    if bill.seeds:
+    if cost.seeds:
         found.append(
-            f'seeds after the first: {bill.seeds:.4g} FLOPs, {bill.seeds / bill.trained:.0%} of '
+            f'seeds after the first: {cost.seeds:.4g} FLOPs, {cost.seeds / cost.trained:.0%} of '
             'what is trained'
         )
     return found
 
 
-def duration_line(family: Isoflop, bill: Bill, args: argparse.Namespace) -> str:
+def duration_line(family: Isoflop, cost: StudyCost, args: argparse.Namespace) -> str:
     """A line on the time that it takes; shapes are timed here if the flag says so."""
     from vit_jax.profiling.cost import Machine
 
     if not args.measure:
-        spent = Machine(args.device, args.mfu).chip_hours(bill.trained)
+        spent = Machine(args.device, args.mfu).chip_hours(cost.trained)
         return f'{spent:.3g} chip-hours of {args.device} at {args.mfu:.0%} of the peak'
     from vit_jax.sweeps import isoflop
 
-    rates = isoflop.measured(family)
-    spent = sum(n / rate for n, rate in zip(bill.examples, rates, strict=True)) / 3600
+    rates = isoflop.measure_speed(family)
+    spent = sum(n / rate for n, rate in zip(cost.examples, rates, strict=True)) / 3600
     shown = ', '.join(f'{rate:,.0f}' for rate in rates)
     return (
-        f'{spent:.3g} hours of this machine, {bill.trained / spent / 3600:.3g} FLOP/s, without '
+        f'{spent:.3g} hours of this machine, {cost.trained / spent / 3600:.3g} FLOP/s, without '
         f'evaluations and start-up; examples/s of each shape: {shown}'
     )
 

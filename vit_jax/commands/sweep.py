@@ -139,7 +139,7 @@ def status(args: argparse.Namespace) -> int:
     for row in picture.rows(study):
         table.add_row(*row)
     console.print(table)
-    for line in picture.notes(study):
+    for line in picture.remarks(study):
         console.print(line)
     return 0
 

@@ -1,10 +1,12 @@
-"""ASHA, asynchronous successive halving: trials pause at rungs, and workers promote the best.
+"""Trials that pause at rungs, by ASHA, and trials that branch off from others.
+
+ASHA is asynchronous successive halving: trials pause at rungs, and workers promote the best.
 
 Li et al. 2020, "A System for Massively Parallel Hyperparameter Tuning", algorithm 2. Rung k is the
 first evaluation at or after step min_resource * reduction_factor^k. A trial that reaches it stops
-there with its state saved. It goes on, on any worker, once it is among the best
+there with its state saved. Any worker continues it once it is among the best
 1 / reduction_factor of all trials that have reached the rung so far. Nothing but evaluations and
-promotions is remembered, both in the storage, so that it does not matter which worker dies when.
+promotions is remembered, both in the storage, so that any worker may die at any time.
 
 Optuna's successive halving and Hyperband do not pause trials: where fewer than `reduction_factor`
 have reached a rung, the best of these goes on at once, however bad it is.
@@ -26,6 +28,10 @@ from vit_jax.sweeps import space
 
 NAME = 'asha'
 PROMOTED = 'promoted'  # attribute of a trial: the number of rungs that it may pass
+FROM, STEP = 'branch.from', 'branch.step'
+_TRUNK = 'trial:'
+
+FolderOf = Callable[[int], paths.Path]  # the run folder of a trial
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +40,7 @@ class Asha:
 
     Attributes:
       min_resource: step of the lowest rung.
-      reduction_factor: the best of so many are promoted.
+      reduction_factor: the best 1 / reduction_factor of the trials are promoted.
 
     Raises:
       UserError: for a value out of range.
@@ -64,8 +70,8 @@ class Asha:
     def promotable(self, trials: Sequence[FrozenTrial], maximize: bool) -> list[FrozenTrial]:
         """Paused trials that may go on, those of the highest rung first.
 
-        If nothing else is left to run and no trial is complete, it is the best one of the highest
-        rung, so that a study always ends with a finished run.
+        If nothing else is left to run and no trial is complete, the best one of the highest rung
+        goes on, so that a study always ends with a finished run.
         """
         rungs = {t.number: self.rungs(t) for t in trials if t.state != TrialState.FAIL}
         paused = [t for t in trials if t.state == TrialState.RUNNING and self.is_paused(t)]
@@ -101,13 +107,8 @@ def _rank(value: float, maximize: bool) -> float:
     return math.inf if math.isnan(value) else -value if maximize else value
 
 
-FolderOf = Callable[[int], paths.Path]  # the run folder of a trial
-FROM, STEP = 'branch.from', 'branch.step'
-_TRUNK = 'trial:'
-
-
 def trunk(number: int) -> str:
-    """The value of `branch.from` for a branch of that trial."""
+    """The value of `branch.from` for a branch of a trial."""
     return f'{_TRUNK}{number}'
 
 
@@ -139,10 +140,10 @@ def resolved(point: Mapping[str, Any], folder_of: FolderOf) -> space.Point:
     return dict(point) | ({} if found is None else {FROM: str(folder_of(found))})
 
 
-def waits(trial: FrozenTrial, trials: Sequence[FrozenTrial], folder_of: FolderOf) -> bool:
-    """Whether the trial is a branch whose trunk is still on its way to the step that it needs.
+def waits_for_trunk(trial: FrozenTrial, trials: Sequence[FrozenTrial], folder_of: FolderOf) -> bool:
+    """Whether the trial is a branch whose trunk has yet to reach the step that it starts from.
 
-    A trunk that ended without it holds up nothing: the branch is then tried, and fails by name.
+    If the trunk ended before that step, the branch is started, and fails with an error.
     """
     point = trial.params or trial.system_attrs.get('fixed_params', {})
     found = trunk_of(point)

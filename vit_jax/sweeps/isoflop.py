@@ -1,4 +1,4 @@
-"""IsoFLOP studies: a family of shapes, each trained with every one of some budgets of FLOPs.
+"""IsoFLOP studies: a family of shapes, each trained with several budgets of FLOPs.
 
 Hoffmann et al. 2022, section 3, approach 2. With a cooldown, one run at a constant rate for each
 shape and seed is branched at the length of every budget: Hägele et al. 2024 (arXiv:2405.18392),
@@ -22,8 +22,8 @@ from vit_jax.profiling.cost import PlannedRun
 from vit_jax.profiling.examples import batch_rows
 from vit_jax.sweeps import asha, space
 
-APART = 1.3  # ratio of neighboring budgets that an analysis tells apart
-OFF = 0.02  # share by which a run may miss its budget, as its steps are whole
+MIN_RATIO = 1.3  # of neighboring budgets, so that an analysis distinguishes them
+TOLERANCE = 0.02  # share by which a run of whole steps may miss its budget
 _WARMUP, _COOLDOWN = 'optim.schedule.warmup', 'optim.schedule.cooldown'
 
 
@@ -39,8 +39,8 @@ class Isoflop:
       shapes: values of each size of the family: `{'model.width': 64, ...}`, and what is tuned for
         it, such as `'optim.lr'`.
       budgets: FLOPs of training of a run.
-      seeds: numbers of seeds at each budget from the smallest on; the last is that of all larger.
-      warmup: share of a run's steps; of its shortest branch's with a cooldown.
+      seeds: numbers of seeds at each budget, the smallest first; the last is for all larger ones.
+      warmup: share of a run's steps; with a cooldown, of those of its shortest branch.
       cooldown: share of a run's steps in which the learning rate falls, after a constant one that
         the runs of one shape and seed share; 0 for runs of their own with the config's schedule.
       batch_exponent: the batch grows by powers of two, about as budget^batch_exponent, from
@@ -49,7 +49,7 @@ class Isoflop:
       direction: `maximize` or `minimize` the metric.
 
     Raises:
-      UserError: for values that make no such study.
+      UserError: for invalid values.
     """
 
     config: str
@@ -126,8 +126,8 @@ def runs(study: Isoflop) -> list[Run]:
     """The runs of all budgets, shapes and seeds, with their steps and batches.
 
     Raises:
-      UserError: a budget that is less than a step of a shape, or too small for whole steps to come
-        within 2 % of it; or a config that refuses a shape.
+      UserError: for a budget that is less than a step of a shape, or that whole steps miss by more
+        than 2 %; or a config that refuses a shape.
     """
     priced = [_price(study, shape) for shape in study.shapes]
     budgets = sorted(study.budgets)
@@ -136,8 +136,8 @@ def runs(study: Isoflop) -> list[Run]:
         growth = round(math.log2((budget / budgets[0]) ** study.batch_exponent))
         for shape, plan in zip(study.shapes, priced, strict=True):
             sized = dataclasses.replace(plan, batch_size=plan.batch_size * 2**growth)
-            longest = _fitted(sized, budget, shape)
-            first = longest if not study.cooldown else _fitted(plan, budgets[0], shape)
+            longest = _with_steps(sized, budget, shape)
+            first = longest if not study.cooldown else _with_steps(plan, budgets[0], shape)
             warmup = max(1, round(study.warmup * first.steps)) if study.warmup else 0
             cooldown = max(1, round(study.cooldown * longest.steps)) if study.cooldown else 0
             number = study.seeds[min(at, len(study.seeds) - 1)]
@@ -150,10 +150,10 @@ def _check_budgets(budgets: Sequence[float]) -> None:
     if not ordered or not all(0 < b < math.inf for b in ordered):
         raise UserError(f'isoflop: budgets {_listed(budgets)}: give positive numbers of FLOPs')
     for below, above in itertools.pairwise(ordered):
-        if above < APART * below:
+        if above < MIN_RATIO * below:
             raise UserError(
                 f'isoflop: budgets {below:g} and {above:g} differ by less than a factor of '
-                f'{APART}: an analysis takes them for one'
+                f'{MIN_RATIO}: an analysis takes them as one'
             )
 
 
@@ -173,11 +173,11 @@ def _config(study: Isoflop, shape: space.Point) -> ConfigDict:
     return fine_tune.complete(config).config
 
 
-def _fitted(plan: PlannedRun, budget: float, shape: space.Point) -> PlannedRun:
-    """The plan with as many steps as the budget pays for.
+def _with_steps(plan: PlannedRun, budget: float, shape: space.Point) -> PlannedRun:
+    """The plan with the steps that the budget pays for.
 
     Raises:
-      UserError: if whole steps do not come near enough to the budget.
+      UserError: if whole steps miss the budget by too much.
     """
     each = plan.train * plan.batch_size
     steps = round(budget / each)
@@ -187,11 +187,11 @@ def _fitted(plan: PlannedRun, budget: float, shape: space.Point) -> PlannedRun:
             f'isoflop: the budget {budget:g} is less than one step of {words}, which takes '
             f'{each:.3g} FLOPs'
         )
-    if abs(steps * each / budget - 1) > OFF:
+    if abs(steps * each / budget - 1) > TOLERANCE:
         raise UserError(
             f'isoflop: the budget {budget:g} is {budget / each:.3g} steps of {words}; in whole '
-            f'steps budgets would differ by more than {OFF:.0%}: give {each / (2 * OFF):.2g} or '
-            'more, or a smaller config.batch_size'
+            f'steps budgets would differ by more than {TOLERANCE:.0%}: give '
+            f'{each / (2 * TOLERANCE):.2g} or more, or a smaller config.batch_size'
         )
     return dataclasses.replace(plan, steps=steps)
 
@@ -239,14 +239,14 @@ def _trunk_flops(group: Sequence[Run]) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class Bill:
+class StudyCost:
     """The cost of a study in FLOPs.
 
     Attributes:
       separate: of all runs, each trained from its first step.
-      trained: of what is trained; less than `separate` with branches.
+      trained: of all steps; less than `separate` with branches.
       seeds: the part of `trained` that seeds after the first take.
-      examples: trained on, of each shape in order.
+      examples: that each shape is trained on, in order.
       trunks: number of runs at a constant rate.
     """
 
@@ -257,8 +257,8 @@ class Bill:
     trunks: int
 
 
-def bill(study: Isoflop) -> Bill:
-    """The cost of a study; raises UserError as `runs`."""
+def study_cost(study: Isoflop) -> StudyCost:
+    """The cost of a study; raise UserError as `runs`."""
     found = runs(study)
     spent = [(run, run.plan.steps) for run in found]
     trunks = list(_groups(found)) if study.cooldown else []
@@ -269,7 +269,7 @@ def bill(study: Isoflop) -> Bill:
     def flops(steps: int, run: Run) -> float:
         return dataclasses.replace(run.plan, steps=steps).flops
 
-    return Bill(
+    return StudyCost(
         separate=sum(run.plan.flops for run in found),
         trained=sum(flops(steps, run) for run, steps in spent),
         seeds=sum(flops(steps, run) for run, steps in spent if run.seed),
@@ -281,7 +281,7 @@ def bill(study: Isoflop) -> Bill:
     )
 
 
-def measured(study: Isoflop, steps: int = 10) -> list[float]:
+def measure_speed(study: Isoflop, steps: int = 10) -> list[float]:
     """Examples per second of training each shape on the devices of this process."""
     rates = []
     for shape in study.shapes:

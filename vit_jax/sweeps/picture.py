@@ -1,4 +1,4 @@
-"""The picture of a study: the course of its trials, and their final values over each dimension."""
+"""Progress of a study, its best trial, and pictures of its trials."""
 
 from __future__ import annotations
 
@@ -24,219 +24,10 @@ from vit_jax.sweeps import asha, space
 from vit_jax.sweeps.study import Study, run_number, state_name, vary
 from vit_jax.viz import figures
 
+ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
 MARKS = {TrialState.COMPLETE: 'o', TrialState.PRUNED: 'x'}
 
-
-def plot(study: Study, path: str | pathlib.Path) -> pathlib.Path:
-    """Draw the course of every trial, and its final value over each dimension.
-
-    Pruned trials have no final value; they are drawn at the worse edge.
-
-    Raises:
-      UserError: if no trial has ended with a value.
-      OSError: if the file cannot be written.
-    """
-    shown = [t for t in study.trials(*ENDED) if t.value is not None]
-    if not shown:
-        raise UserError(f'no trial of the study {study.name!r} has ended with a value')
-    return figures.save(draw(study, shown), path)
-
-
-def draw(study: Study, trials: Sequence[FrozenTrial]) -> Figure:
-    """Draw one panel for the courses, if there are any, and one for each dimension, at most three
-    in a row.
-    """
-    dimensions = study.sweep.dimensions()
-    courses = any(len(trial.intermediate_values) > 1 for trial in trials) or not dimensions
-    panels = courses + len(dimensions)
-    columns = {1: 1, 2: 2, 4: 2}.get(panels, 3)
-    height = -(-panels // columns)
-    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1, wspace=0.02, hspace=0.04)
-    figure = Figure(figsize=(4.6 * columns, 3.2 * height + 0.5), layout=layout)
-    tally = ', '.join(f'{n} {state}' for state, n in counts(study).items() if n)
-    measured = figures.title(study.sweep.metric)
-    separator = '\n' if columns == 1 else ' '
-    title = f'{study.name}: {measured}{separator}of {tally}'
-    figure.suptitle(title, x=0.01, ha='left', fontsize=13, color=figures.INK)
-    winner = best(study).number if candidates(study) else None
-    axes = [figure.add_subplot(height, columns, i + 1) for i in range(panels)]
-    if courses:
-        _courses(axes[0], trials, winner)
-    _legend(axes[0], trials, winner)
-    edge = 0.03 if study.sweep.direction == 'maximize' else 0.97
-    titles = figures.short_key_names(list(dimensions))
-    for panel, words, (name, dimension) in zip(
-        axes[courses:], titles, dimensions.items(), strict=True
-    ):
-        figures.style(panel, words)
-        _dimension(panel, trials, winner, name, dimension, edge)
-    for panel in axes:
-        panel.set_ylabel(measured, color=figures.FAINT, fontsize=9)
-    return figure
-
-
-def _color(trial: FrozenTrial, winner: int | None) -> str:
-    if trial.number == winner:
-        return figures.COLORS[1]
-    return figures.COLORS[0] if trial.state == TrialState.COMPLETE else figures.FAINT
-
-
-def _courses(axes: Axes, trials: Sequence[FrozenTrial], winner: int | None) -> None:
-    figures.style(axes, 'Evaluations')
-    for trial in sorted(trials, key=lambda t: (t.number == winner, t.state == TrialState.COMPLETE)):
-        steps = sorted(trial.intermediate_values)
-        values = [trial.intermediate_values[step] for step in steps]
-        color, is_best = _color(trial, winner), trial.number == winner
-        axes.plot(steps, values, color=color, linewidth=2 if is_best else 1, alpha=0.9)
-        axes.plot(steps[-1:], values[-1:], MARKS[trial.state], color=color, markersize=5)
-    axes.set_xlabel('step', color=figures.FAINT, fontsize=9)
-
-
-def _legend(axes: Axes, trials: Sequence[FrozenTrial], winner: int | None) -> None:
-    shown = {}  # a trial of each kind
-    for trial in trials:
-        shown['best' if trial.number == winner else state_name(trial)] = trial
-    for label, trial in sorted(shown.items()):
-        color, mark = _color(trial, winner), MARKS[trial.state]
-        axes.plot([], [], mark, color=color, label=label, markersize=5)
-    axes.legend(frameon=False, fontsize=9, labelcolor='linecolor', handlelength=1)
-
-
-def _dimension(
-    axes: Axes,
-    trials: Sequence[FrozenTrial],
-    winner: int | None,
-    name: str,
-    dimension: space.Dimension,
-    edge: float,
-) -> None:
-    xs = positions(axes, dimension, [trial.params[name] for trial in trials])
-    if len({*xs}) == len(xs) and all(t.params.keys() == {name} for t in trials):
-        # Nothing else differs: a curve.
-        ended = zip(xs, trials, strict=True)
-        line = sorted((x, t.values[0]) for x, t in ended if t.state == TrialState.COMPLETE)
-        axes.plot(*zip(*line, strict=True), color=figures.COLORS[0], linewidth=1, alpha=0.6)
-    for x, trial in zip(xs, trials, strict=True):
-        # The last value of a pruned trial is from an early step, not comparable to a final one.
-        at_edge = winner is not None and trial.state != TrialState.COMPLETE
-        is_best = trial.number == winner
-        axes.plot(
-            x,
-            edge if at_edge else trial.values[0],
-            MARKS[trial.state],
-            color=_color(trial, winner),
-            transform=axes.get_xaxis_transform() if at_edge else axes.transData,
-            markersize=9 if is_best else 6,
-            zorder=4 if is_best else 3,
-        )
-    axes.margins(y=0.15)
-
-
-def positions(axes: Axes, dimension: space.Dimension, values: Sequence[Any]) -> list[float]:
-    """Set the scale and ticks of the horizontal axis, and return the positions of the values."""
-    if isinstance(dimension, space.Range):
-        if dimension.log:
-            axes.set_xscale('log')
-            figures.log_ticks(axes.xaxis, dimension.low, dimension.high, words='{:g}'.format)
-            axes.set_xlim(dimension.low / 1.2, dimension.high * 1.2)
-        return [float(v) for v in values]
-    choices = list(dimension.values)
-    if all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in choices):
-        choices.sort()
-    axes.set_xticks(np.arange(len(choices)), [number(v) for v in choices])
-    axes.set_xlim(-0.5, len(choices) - 0.5)
-    # Side by side, as many trials have the same value.
-    spread = 0.3 * np.linspace(-1, 1, len(values)) if len(values) > len(choices) else 0.0
-    return list(np.array([choices.index(v) for v in values]) + spread)
-
-
-Curve = Mapping[float, float]
-
-
-@dataclasses.dataclass(frozen=True)
-class Dimensions:
-    """The dimensions of the picture, by their paths in the config.
-
-    Attributes:
-      x: of the horizontal axis; numbers above 0.
-      by: with a curve for each value; none for a single curve.
-      panel: with a panel for each value; none for a single panel.
-    """
-
-    x: str
-    by: str | None = None
-    panel: str | None = None
-
-
-def plot_curves(study: Study, shown: Dimensions, path: str | pathlib.Path) -> pathlib.Path:
-    """Draw the mean final metric of complete trials over `x`, with the best point of each curve.
-
-    Raises:
-      UserError: for a dimension that the study has not, or one of no positive numbers, or if no
-        trial is complete.
-      OSError: if the file cannot be written.
-    """
-    return figures.save(_draw_curves(study, shown, read_curves(study, shown)), path)
-
-
-def read_curves(study: Study, shown: Dimensions) -> dict[Any, dict[Any, Curve]]:
-    """The curves of each panel: the mean metric by x; raises UserError as `plot`."""
-    known = study.sweep.dimensions()
-    for name in (shown.x, shown.by, shown.panel):
-        if name is not None and name not in known:
-            raise UserError('sweep plot: ' + nearest('dimension', name, known))
-    found: Any = collections.defaultdict(lambda: collections.defaultdict(dict))
-    for trial in study.trials(TrialState.COMPLETE):
-        panel, curve = (trial.params[n] if n else None for n in (shown.panel, shown.by))
-        x = trial.params[shown.x]
-        if isinstance(x, (str, bool)) or x <= 0:
-            raise UserError(f'sweep plot: --x {shown.x} has the value {x!r}, no positive number')
-        found[panel][curve].setdefault(x, []).append(trial.values[0])
-    if not found:
-        raise UserError(f'no trial of the study {study.name!r} is complete')
-    return {
-        panel: {
-            name: {x: statistics.fmean(values) for x, values in sorted(points.items())}
-            for name, points in curves.items()
-        }
-        for panel, curves in found.items()
-    }
-
-
-def _draw_curves(
-    study: Study, shown: Dimensions, found: Mapping[Any, Mapping[Any, Curve]]
-) -> Figure:
-    figure = figures.new((4.8 * len(found) + 0.4, 4.0))
-    panels = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
-    for axes, (value, curves) in zip(panels, found.items(), strict=True):
-        figures.style(axes, study.name if shown.panel is None else number(value))
-        _curves_panel(axes, study, shown, curves)
-    panels[0].set_ylabel(figures.title(study.sweep.metric), color=figures.INK)
-    return figure
-
-
-def _curves_panel(axes: Axes, study: Study, shown: Dimensions, curves: Mapping[Any, Curve]) -> None:
-    best = max if study.sweep.direction == 'maximize' else min
-    axes.set_xscale('log')
-    for i, (value, curve) in enumerate(curves.items()):
-        top = best(curve, key=curve.__getitem__)
-        name = (
-            ''
-            if shown.by is None
-            else f'{figures.short_key_names([shown.by])[0]} {number(value)}, '
-        )
-        color = figures.COLORS[i % len(figures.COLORS)]
-        label = f'{name}best at {top:g}'
-        axes.plot([*curve], [*curve.values()], 'o-', color=color, markersize=4, label=label)
-        axes.plot([top], [curve[top]], 'o', color=color, markersize=10)
-    xs = sorted({x for curve in curves.values() for x in curve})
-    axes.set_xticks(xs, [f'{x:g}' for x in xs])
-    axes.minorticks_off()
-    axes.set_xlabel(figures.short_key_names([shown.x])[0], color=figures.INK)
-    figures.legend(axes)
-
-
-ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
+Curve = Mapping[float, float]  # x -> mean metric
 
 
 def counts(study: Study) -> dict[str, int]:
@@ -287,10 +78,10 @@ def is_paused(study: Study, trial: FrozenTrial) -> bool:
 
 
 def _point(study: Study, trial: FrozenTrial) -> list[str]:
-    return [number(trial.params.get(name)) for name in study.sweep.dimensions()]
+    return [shorten(trial.params.get(name)) for name in study.sweep.dimensions()]
 
 
-def notes(study: Study) -> list[str]:
+def remarks(study: Study) -> list[str]:
     """A line for each failed trial, and one on the remaining time."""
     failed = [
         f'trial {trial.number} failed: {trial.user_attrs.get("error", "")}'
@@ -300,7 +91,7 @@ def notes(study: Study) -> list[str]:
 
 
 def time_left(study: Study) -> str:
-    """Estimate of the time that the present workers will need; empty if it is unknown."""
+    """The estimated time until the present workers are done; empty if unknown."""
     open_trials = study.trials(TrialState.RUNNING, TrialState.WAITING)
     spans = [trial.duration for trial in study.trials(*ENDED) if trial.duration]
     if not (spans and open_trials and (at_work := len(workers(study)))):
@@ -332,20 +123,20 @@ def value(trial: FrozenTrial) -> str:
     return '-' if found is None else f'{found:.4f}'
 
 
-def number(what: Any) -> str:
-    """A value in a table; short if it is a float."""
-    if what is None:
+def shorten(value: Any) -> str:
+    """The text of a value; short if it is a float."""
+    if value is None:
         return '-'
-    return f'{what:.4g}' if isinstance(what, float) else str(what)
+    return f'{value:.4g}' if isinstance(value, float) else str(value)
 
 
 def best(study: Study) -> FrozenTrial:
-    """The candidate with the best final value; the earlier of equal ones.
+    """The complete trial with the best final value; the first of equal ones.
 
     Raises:
-      UserError: without one.
+      UserError: if there is none.
     """
-    found = candidates(study)
+    found = complete_trials(study)
     if not found:
         but = ' but trunks' if study.trials(TrialState.COMPLETE) else ''
         raise UserError(f'no trial of the study {study.name!r}{but} is complete')
@@ -353,8 +144,8 @@ def best(study: Study) -> FrozenTrial:
     return min(found, key=lambda trial: sign * trial.values[0])
 
 
-def candidates(study: Study) -> list[FrozenTrial]:
-    """The complete trials but trunks, whose learning rate has not fallen."""
+def complete_trials(study: Study) -> list[FrozenTrial]:
+    """Complete trials, except trunks, whose learning rate has not fallen."""
     branched = {asha.trunk_of(point) for point in study.sweep.points}
     return [
         trial
@@ -365,9 +156,215 @@ def candidates(study: Study) -> list[FrozenTrial]:
 
 
 def command(study: Study, trial: FrozenTrial) -> str:
-    """The command that repeats the trial's training, in a new folder next to that of the sweep."""
+    """The command that repeats a trial's training in a new folder beside that of the sweep."""
     point = asha.resolved({**study.sweep.overrides, **trial.params}, study.run_folder)
     flags = [f'--config.{text}' for text in space.overrides(point)]
-    place = ('--workdir', f'{study.folder}-{trial.number:04d}')
-    words = ('python', '-m', 'vit_jax', 'train', '--config', study.sweep.config, *flags, *place)
+    workdir = ('--workdir', f'{study.folder}-{trial.number:04d}')
+    words = ('python', '-m', 'vit_jax', 'train', '--config', study.sweep.config, *flags, *workdir)
     return shlex.join(words)
+
+
+def plot(study: Study, path: str | pathlib.Path) -> pathlib.Path:
+    """Draw the evaluations of every trial, and its final value over each dimension.
+
+    Pruned trials have no final value; they are drawn at the worse edge.
+
+    Raises:
+      UserError: if no trial has ended with a value.
+      OSError: if the file cannot be written.
+    """
+    shown = [t for t in study.trials(*ENDED) if t.value is not None]
+    if not shown:
+        raise UserError(f'no trial of the study {study.name!r} has ended with a value')
+    return figures.save(draw(study, shown), path)
+
+
+def draw(study: Study, trials: Sequence[FrozenTrial]) -> Figure:
+    """Draw a panel of evaluations, if there are several, and one for each dimension, at most three
+    in a row.
+    """
+    dimensions = study.sweep.dimensions()
+    several = any(len(trial.intermediate_values) > 1 for trial in trials) or not dimensions
+    panels = several + len(dimensions)
+    columns = {1: 1, 2: 2, 4: 2}.get(panels, 3)
+    height = -(-panels // columns)
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1, wspace=0.02, hspace=0.04)
+    figure = Figure(figsize=(4.6 * columns, 3.2 * height + 0.5), layout=layout)
+    tally = ', '.join(f'{n} {state}' for state, n in counts(study).items() if n)
+    measured = figures.title(study.sweep.metric)
+    separator = '\n' if columns == 1 else ' '
+    title = f'{study.name}: {measured}{separator}of {tally}'
+    figure.suptitle(title, x=0.01, ha='left', fontsize=13, color=figures.INK)
+    winner = best(study).number if complete_trials(study) else None
+    axes = [figure.add_subplot(height, columns, i + 1) for i in range(panels)]
+    if several:
+        _draw_evaluations(axes[0], trials, winner)
+    _legend(axes[0], trials, winner)
+    edge = 0.03 if study.sweep.direction == 'maximize' else 0.97
+    titles = figures.short_key_names(list(dimensions))
+    for panel, words, (name, dimension) in zip(
+        axes[several:], titles, dimensions.items(), strict=True
+    ):
+        figures.style(panel, words)
+        _dimension(panel, trials, winner, name, dimension, edge)
+    for panel in axes:
+        panel.set_ylabel(measured, color=figures.FAINT, fontsize=9)
+    return figure
+
+
+def _color(trial: FrozenTrial, winner: int | None) -> str:
+    if trial.number == winner:
+        return figures.COLORS[1]
+    return figures.COLORS[0] if trial.state == TrialState.COMPLETE else figures.FAINT
+
+
+def _draw_evaluations(axes: Axes, trials: Sequence[FrozenTrial], winner: int | None) -> None:
+    figures.style(axes, 'Evaluations')
+    for trial in sorted(trials, key=lambda t: (t.number == winner, t.state == TrialState.COMPLETE)):
+        steps = sorted(trial.intermediate_values)
+        values = [trial.intermediate_values[step] for step in steps]
+        color, is_best = _color(trial, winner), trial.number == winner
+        axes.plot(steps, values, color=color, linewidth=2 if is_best else 1, alpha=0.9)
+        axes.plot(steps[-1:], values[-1:], MARKS[trial.state], color=color, markersize=5)
+    axes.set_xlabel('step', color=figures.FAINT, fontsize=9)
+
+
+def _legend(axes: Axes, trials: Sequence[FrozenTrial], winner: int | None) -> None:
+    shown = {}  # a trial of each kind
+    for trial in trials:
+        shown['best' if trial.number == winner else state_name(trial)] = trial
+    for label, trial in sorted(shown.items()):
+        color, mark = _color(trial, winner), MARKS[trial.state]
+        axes.plot([], [], mark, color=color, label=label, markersize=5)
+    axes.legend(frameon=False, fontsize=9, labelcolor='linecolor', handlelength=1)
+
+
+def _dimension(
+    axes: Axes,
+    trials: Sequence[FrozenTrial],
+    winner: int | None,
+    name: str,
+    dimension: space.Dimension,
+    edge: float,
+) -> None:
+    xs = positions(axes, dimension, [trial.params[name] for trial in trials])
+    if len({*xs}) == len(xs) and all(t.params.keys() == {name} for t in trials):
+        # Only this dimension differs: draw a curve.
+        ended = zip(xs, trials, strict=True)
+        line = sorted((x, t.values[0]) for x, t in ended if t.state == TrialState.COMPLETE)
+        axes.plot(*zip(*line, strict=True), color=figures.COLORS[0], linewidth=1, alpha=0.6)
+    for x, trial in zip(xs, trials, strict=True):
+        # The last value of a pruned trial is from an early step, not comparable to a final one.
+        at_edge = winner is not None and trial.state != TrialState.COMPLETE
+        is_best = trial.number == winner
+        axes.plot(
+            x,
+            edge if at_edge else trial.values[0],
+            MARKS[trial.state],
+            color=_color(trial, winner),
+            transform=axes.get_xaxis_transform() if at_edge else axes.transData,
+            markersize=9 if is_best else 6,
+            zorder=4 if is_best else 3,
+        )
+    axes.margins(y=0.15)
+
+
+def positions(axes: Axes, dimension: space.Dimension, values: Sequence[Any]) -> list[float]:
+    """Set the scale and ticks of the horizontal axis, and return the positions of the values."""
+    if isinstance(dimension, space.Range):
+        if dimension.log:
+            axes.set_xscale('log')
+            figures.log_ticks(axes.xaxis, dimension.low, dimension.high, words='{:g}'.format)
+            axes.set_xlim(dimension.low / 1.2, dimension.high * 1.2)
+        return [float(v) for v in values]
+    choices = list(dimension.values)
+    if all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in choices):
+        choices.sort()
+    axes.set_xticks(np.arange(len(choices)), [shorten(v) for v in choices])
+    axes.set_xlim(-0.5, len(choices) - 0.5)
+    # Spread out, as many trials have the same value.
+    spread = 0.3 * np.linspace(-1, 1, len(values)) if len(values) > len(choices) else 0.0
+    return list(np.array([choices.index(v) for v in values]) + spread)
+
+
+@dataclasses.dataclass(frozen=True)
+class Dimensions:
+    """The dimensions of the picture, by their paths in the config.
+
+    Attributes:
+      x: of the horizontal axis; numbers above 0.
+      by: with a curve for each value; none for a single curve.
+      panel: with a panel for each value; none for a single panel.
+    """
+
+    x: str
+    by: str | None = None
+    panel: str | None = None
+
+
+def plot_curves(study: Study, shown: Dimensions, path: str | pathlib.Path) -> pathlib.Path:
+    """Draw the mean final metric of complete trials over `x`, with the best point of each curve.
+
+    Raises:
+      UserError: for an unknown dimension, one with values that are not positive numbers, or if no
+        trial is complete.
+      OSError: if the file cannot be written.
+    """
+    return figures.save(_draw_curves(study, shown, read_curves(study, shown)), path)
+
+
+def read_curves(study: Study, shown: Dimensions) -> dict[Any, dict[Any, Curve]]:
+    """The curves of each panel: the mean metric by x; raise UserError as `plot_curves`."""
+    known = study.sweep.dimensions()
+    for name in (shown.x, shown.by, shown.panel):
+        if name is not None and name not in known:
+            raise UserError('sweep plot: ' + nearest('dimension', name, known))
+    found: Any = collections.defaultdict(lambda: collections.defaultdict(dict))
+    for trial in study.trials(TrialState.COMPLETE):
+        panel, curve = (trial.params[n] if n else None for n in (shown.panel, shown.by))
+        x = trial.params[shown.x]
+        if isinstance(x, (str, bool)) or x <= 0:
+            raise UserError(f'sweep plot: --x {shown.x} is {x!r}, not a positive number')
+        found[panel][curve].setdefault(x, []).append(trial.values[0])
+    if not found:
+        raise UserError(f'no trial of the study {study.name!r} is complete')
+    return {
+        panel: {
+            name: {x: statistics.fmean(values) for x, values in sorted(points.items())}
+            for name, points in curves.items()
+        }
+        for panel, curves in found.items()
+    }
+
+
+def _draw_curves(
+    study: Study, shown: Dimensions, found: Mapping[Any, Mapping[Any, Curve]]
+) -> Figure:
+    figure = figures.new((4.8 * len(found) + 0.4, 4.0))
+    panels = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
+    for axes, (value, curves) in zip(panels, found.items(), strict=True):
+        figures.style(axes, study.name if shown.panel is None else shorten(value))
+        _curves_panel(axes, study, shown, curves)
+    panels[0].set_ylabel(figures.title(study.sweep.metric), color=figures.INK)
+    return figure
+
+
+def _curves_panel(axes: Axes, study: Study, shown: Dimensions, curves: Mapping[Any, Curve]) -> None:
+    best = max if study.sweep.direction == 'maximize' else min
+    axes.set_xscale('log')
+    for i, (value, curve) in enumerate(curves.items()):
+        top = best(curve, key=curve.__getitem__)
+        name = (
+            ''
+            if shown.by is None
+            else f'{figures.short_key_names([shown.by])[0]} {shorten(value)}, '
+        )
+        color = figures.COLORS[i % len(figures.COLORS)]
+        label = f'{name}best at {top:g}'
+        axes.plot([*curve], [*curve.values()], 'o-', color=color, markersize=4, label=label)
+        axes.plot([top], [curve[top]], 'o', color=color, markersize=10)
+    xs = sorted({x for curve in curves.values() for x in curve})
+    axes.set_xticks(xs, [f'{x:g}' for x in xs])
+    axes.minorticks_off()
+    axes.set_xlabel(figures.short_key_names([shown.x])[0], color=figures.INK)
+    figures.legend(axes)

@@ -14,41 +14,42 @@ Attributes of a trial beside Optuna's own:
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
-import importlib.util
 import json
 import logging
-import math
 import os
 import pathlib
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import cmaes
-import numpy as np
 import optuna
 import sqlalchemy
 from ml_collections import ConfigDict
-from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
-from optuna.search_space import intersection_search_space
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage, get_storage
 from optuna.storages.journal import JournalFileBackend
-from optuna.trial import FrozenTrial, TrialState
 
-from vit_jax import extras
 from vit_jax.config import load as config_lib
 from vit_jax.config.origin import require_allowed
 from vit_jax.errors import HIDDEN, UserError, hide, in_full, nearest, without_secrets
 from vit_jax.storage import paths, run_folder
-from vit_jax.sweeps import asha, space
+from vit_jax.sweeps import asha, search, space
 from vit_jax.trainer import early_stopping
 
 ROOT = pathlib.Path('runs')
 MARKER = 'sweep.json'
+JOURNAL = 'journal:'
+# Types of the attributes of a trial.
+_KINDS = {
+    'run': int,
+    'folder': str,
+    'attempt': dict | None,
+    'error': str,
+    'diverged': str,
+    'promoted': int,
+}
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 logging.getLogger('alembic').setLevel(logging.WARNING)
@@ -65,8 +66,8 @@ class Study:
       folder: of its runs.
       sweep: the sweep that it runs.
       base: the config that its trials vary.
-      allowed: modules of the user's own that the configs of its trials may name; None for any, for
-        a study that was just created from a file that the user chose to run.
+      allowed: the user's own modules that the configs of its trials may name; None for any, in a
+        study that was just created from a file that the user chose to run.
     """
 
     name: str
@@ -85,8 +86,8 @@ class Study:
         return optuna.load_study(
             study_name=self.name,
             storage=self.storage,
-            sampler=make_sampler(self.sweep.search, seed, self.storage),
-            pruner=make_pruner(self.sweep.pruner, self.sweep.pruner_options),
+            sampler=search.make_sampler(self.sweep.search, seed, self.storage),
+            pruner=search.make_pruner(self.sweep.pruner, self.sweep.pruner_options),
         )
 
     def run_folder(self, number: int) -> pathlib.Path:
@@ -101,12 +102,12 @@ class Study:
         """The config of a trial; a branch starts from the run folder of its trunk.
 
         Raises:
-          UserError: if it cannot have these values, or names code that is not allowed.
+          UserError: if it refuses these values, or names code that is not allowed.
         """
         return vary(self.base, asha.resolved(point, self.run_folder), self._check_names)
 
     def require_allowed(self) -> None:
-        """Check the config of every trial before any is claimed.
+        """Check the configs of all trials before any is claimed.
 
         Raises:
           UserError: if one names code that is not allowed.
@@ -117,20 +118,6 @@ class Study:
     def _check_names(self, config: ConfigDict) -> None:
         if self.allowed is not None:
             require_allowed(config, self.allowed, f'the study {self.name!r}')
-
-
-def vary(
-    base: ConfigDict,
-    point: space.Point,
-    check: Callable[[ConfigDict], None] = lambda config: None,
-) -> ConfigDict:
-    """A copy of the config with other values.
-
-    Raises:
-      UserError: if it refuses the values, or as `check`, see `config.load.override`.
-    """
-    copy = config_lib.from_json(config_lib.to_json(base))
-    return config_lib.override(copy, space.overrides(point), check)
 
 
 def create(
@@ -188,18 +175,32 @@ def load_base(sweep: space.Sweep) -> ConfigDict:
 
 def check(sweep: space.Sweep, base: ConfigDict) -> None:
     """Raise UserError for mistakes that would make trials fail."""
-    require_package(sweep.search)
-    make_pruner(sweep.pruner, sweep.pruner_options)
+    search.require_package(sweep.search)
+    search.make_pruner(sweep.pruner, sweep.pruner_options)
     asha.require_trunks(sweep)
     early_stopping.check(base, sweep.metric, 'sweep')
     for point in space.corners(sweep):
         vary(base, point)
 
 
+def vary(
+    base: ConfigDict,
+    point: space.Point,
+    check: Callable[[ConfigDict], None] = lambda config: None,
+) -> ConfigDict:
+    """A copy of the config with other values.
+
+    Raises:
+      UserError: if it refuses the values, or as `check`, see `config.load.override`.
+    """
+    copy = config_lib.from_json(config_lib.to_json(base))
+    return config_lib.override(copy, space.overrides(point), check)
+
+
 def _fill(study: Study, marker: dict[str, str]) -> None:
     """Create Optuna's study and the folder of its runs.
 
-    The token says that both are whole: the folder gets it first, the storage last.
+    The token marks both as complete: it is written to the folder first, to the storage last.
     """
     name, storage = study.name, study.storage
     if name in optuna.get_all_study_names(storage):
@@ -229,8 +230,8 @@ def open_study(
     Args:
       name: of the study.
       storage: its URL; by default the one recorded in its folder.
-      folder: of its runs, if that is mounted at another place.
-      allowed: modules of the user's own that the configs of its trials may name.
+      folder: of its runs, if its path differs here.
+      allowed: the user's own modules that the configs of its trials may name.
 
     Raises:
       UserError: if there is no such study, or its storage cannot be read.
@@ -257,27 +258,20 @@ def open_study(
     return study
 
 
-def retry(study: Study) -> int:
-    """Queue failed trials again, to continue in their run folders; return their number."""
-    by_run = {run_number(trial): trial for trial in study.trials()}  # the last one of each run
-    failed = [n for n, trial in by_run.items() if trial.state == optuna.trial.TrialState.FAIL]
-    for number in failed:
-        study.load(0).enqueue_trial(by_run[number].params, user_attrs={'run': number})
-    return len(failed)
-
-
-def state_name(trial: optuna.trial.FrozenTrial) -> str:
-    """The state of a trial in a word; Optuna's state of a diverged trial is pruned."""
-    return 'diverged' if 'diverged' in trial.user_attrs else trial.state.name.lower()
-
-
-def run_number(trial: optuna.trial.FrozenTrial | optuna.Trial) -> int:
-    """Number of the trial's run: its own, or that of the failed trial that it repeats."""
-    return trial.user_attrs.get('run', trial.number)
+def require_sound(trial: optuna.trial.FrozenTrial) -> None:
+    """Raise ValueError for a trial that no worker can have stored."""
+    known = {name: value for name, value in trial.user_attrs.items() if name in _KINDS}
+    wrong = [name for name, value in known.items() if not isinstance(value, _KINDS[name])]
+    if not all(isinstance(step, int) for step in trial.intermediate_values):
+        wrong.append('step')
+    if trial.state == optuna.trial.TrialState.COMPLETE and len(trial.values or ()) != 1:
+        wrong.append('value')
+    if wrong:
+        raise ValueError(f'trial {trial.number} has an impossible {wrong[0]}')
 
 
 def require_shared_folder(study: Study) -> None:
-    """Check that this worker sees the shared folder, with the claims and runs of all workers.
+    """Check that this worker has the shared folder with the claims and runs of all workers.
 
     Raises:
       UserError: if it does not.
@@ -296,79 +290,23 @@ def _read_marker(folder: pathlib.Path) -> dict[str, str]:
         return {name: str(value) for name, value in paths.parse_json(text or '{}').items()}
 
 
-def make_sampler(
-    search: str, seed: int, storage: optuna.storages.BaseStorage
-) -> optuna.samplers.BaseSampler:
-    """The sampler of that name, for studies in `storage`.
-
-    Raises:
-      UserError: if a package that it needs is missing.
-    """
-    if search == 'random':
-        return optuna.samplers.RandomSampler(seed=seed)
-    if search == 'tpe':
-        return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
-    require_package(search)
-    pass
-
-    return Sampler(seed, storage)
+def retry(study: Study) -> int:
+    """Queue failed trials again, to continue in their run folders; return their number."""
+    by_run = {run_number(trial): trial for trial in study.trials()}  # the last one of each run
+    failed = [n for n, trial in by_run.items() if trial.state == optuna.trial.TrialState.FAIL]
+    for number in failed:
+        study.load(0).enqueue_trial(by_run[number].params, user_attrs={'run': number})
+    return len(failed)
 
 
-def require_package(search: str) -> None:
-    """Raise UserError if a package that the search needs is missing."""
-    if search == 'cmaes' and importlib.util.find_spec('cmaes') is None:
-        raise extras.missing("the search 'cmaes'", 'sweep', 'cmaes')
+def run_number(trial: optuna.trial.FrozenTrial | optuna.Trial) -> int:
+    """Number of the trial's run: its own, or that of the failed trial that it repeats."""
+    return trial.user_attrs.get('run', trial.number)
 
 
-def make_pruner(name: str, options: Any) -> optuna.pruners.BasePruner:
-    """Optuna's pruner of that name; none for ASHA, which pauses trials instead.
-
-    Raises:
-      UserError: if it does not take these options.
-    """
-    classes: dict[str, Any] = {
-        'none': optuna.pruners.NopPruner,
-        asha.NAME: asha.Asha,
-        'median': optuna.pruners.MedianPruner,
-        'hyperband': optuna.pruners.HyperbandPruner,
-    }
-    try:
-        made = classes[name](**options)
-    except (TypeError, ValueError) as e:
-        raise UserError(f'sweep: pruner_options of {name!r}: {e}') from e
-    return optuna.pruners.NopPruner() if name == asha.NAME else made
-
-
-JOURNAL = 'journal:'
-_KINDS = {
-    'run': int,
-    'folder': str,
-    'attempt': dict | None,
-    'error': str,
-    'diverged': str,
-    'promoted': int,
-}
-
-
-def absolute(storage: str) -> str:
-    """The storage, with the path of a file made absolute."""
-    for scheme in (JOURNAL, 'sqlite:///'):
-        if storage.startswith(scheme):
-            path = pathlib.Path(storage.removeprefix(scheme)).expanduser()
-            return f'{scheme}{path.resolve()}'
-    return storage
-
-
-def without_password(storage: str) -> str:
-    """The storage's URL without secrets, for a file; drivers find the password themselves."""
-    if storage.startswith(JOURNAL):
-        return storage
-    try:
-        url = sqlalchemy.make_url(storage)._replace(password=None)
-    except (sqlalchemy.exc.ArgumentError, ValueError) as e:  # of a port that is no number
-        raise _unopened(storage, e) from e
-    secret = [name for name in url.query if HIDDEN in without_secrets(f'x://x?{name}=x')]
-    return url.difference_update_query(secret).render_as_string(hide_password=False)
+def state_name(trial: optuna.trial.FrozenTrial) -> str:
+    """The state of a trial in a word; Optuna's state of a diverged trial is pruned."""
+    return 'diverged' if 'diverged' in trial.user_attrs else trial.state.name.lower()
 
 
 def open_storage(storage: str, new: bool = False) -> BaseStorage:
@@ -408,9 +346,30 @@ def _unopened(storage: str, error: Exception) -> UserError:
     )
 
 
+def absolute(storage: str) -> str:
+    """The storage, with the path of a file made absolute."""
+    for scheme in (JOURNAL, 'sqlite:///'):
+        if storage.startswith(scheme):
+            path = pathlib.Path(storage.removeprefix(scheme)).expanduser()
+            return f'{scheme}{path.resolve()}'
+    return storage
+
+
+def without_password(storage: str) -> str:
+    """The storage's URL without secrets, for a file; drivers find the password themselves."""
+    if storage.startswith(JOURNAL):
+        return storage
+    try:
+        url = sqlalchemy.make_url(storage)._replace(password=None)
+    except (sqlalchemy.exc.ArgumentError, ValueError) as e:  # for an invalid port
+        raise _unopened(storage, e) from e
+    secret = [name for name in url.query if HIDDEN in without_secrets(f'x://x?{name}=x')]
+    return url.difference_update_query(secret).render_as_string(hide_password=False)
+
+
 @contextlib.contextmanager
-def intact(what: str) -> Iterator[None]:
-    """Raise UserError if the file or study cannot be read inside, or its contents are damaged."""
+def intact(source: str) -> Iterator[None]:
+    """Raise UserError for an error inside that an unreadable or damaged file or study causes."""
     damage = (
         *(ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError),
         *(TypeError, ValueError),
@@ -420,125 +379,6 @@ def intact(what: str) -> Iterator[None]:
     except (*damage, sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.OptunaError) as e:
         reason = ' '.join(str(e).split())
         raise UserError(
-            f'{what} cannot be read ({type(e).__name__}: {reason[:200]}): if it is damaged, bring '
-            'it back from a copy or create the study again'
+            f'{source} cannot be read ({type(e).__name__}: {reason[:200]}): if it is damaged, '
+            'restore a copy or create the study again'
         ) from e
-
-
-def require_sound(trial: optuna.trial.FrozenTrial) -> None:
-    """Raise ValueError for a trial that no worker can have stored."""
-    known = {name: value for name, value in trial.user_attrs.items() if name in _KINDS}
-    wrong = [name for name, value in known.items() if not isinstance(value, _KINDS[name])]
-    if not all(isinstance(step, int) for step in trial.intermediate_values):
-        wrong.append('step')
-    if trial.state == optuna.trial.TrialState.COMPLETE and len(trial.values or ()) != 1:
-        wrong.append('value')
-    if wrong:
-        raise ValueError(f'trial {trial.number} has an impossible {wrong[0]}')
-
-
-GENERATION = 'cma:generation'
-Ranges = Mapping[str, FloatDistribution | IntDistribution]
-
-
-class Sampler(optuna.samplers.BaseSampler):
-    """Optuna's interface to CMA-ES over the ranges that all complete trials share.
-
-    Other dimensions, and the first trial, are drawn at random. A sample is a function of the
-    seed, the number of its trial, and the complete trials.
-    """
-
-    def __init__(self, seed: int, storage: BaseStorage):
-        self._seed, self._storage = seed, storage
-        self._random = optuna.samplers.RandomSampler(seed=seed)
-
-    def infer_relative_search_space(
-        self, study: optuna.Study, trial: FrozenTrial
-    ) -> dict[str, BaseDistribution]:
-        shared = intersection_search_space(study.get_trials(deepcopy=False))
-        ranges: dict[str, BaseDistribution] = {
-            name: distribution
-            for name, distribution in shared.items()
-            if isinstance(distribution, FloatDistribution | IntDistribution)
-            and not distribution.single()
-        }
-        return ranges if len(ranges) > 1 else {}
-
-    def sample_relative(
-        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, Any]
-    ) -> dict[str, Any]:
-        if not search_space:
-            return {}
-        optimizer = replay(study, search_space, self._seed + trial.number)
-        self._record(study.study_name, trial.number, optimizer.generation)
-        units = optimizer.ask()
-        return {
-            name: from_unit(distribution, unit)
-            for (name, distribution), unit in zip(search_space.items(), units, strict=True)
-        }
-
-    def _record(self, study: str, trial: int, generation: int) -> None:
-        study_id = self._storage.get_study_id_from_name(study)
-        trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, trial)
-        self._storage.set_trial_system_attr(trial_id, GENERATION, generation)
-
-    def sample_independent(
-        self,
-        study: optuna.Study,
-        trial: FrozenTrial,
-        param_name: str,
-        param_distribution: BaseDistribution,
-    ) -> Any:
-        return self._random.sample_independent(study, trial, param_name, param_distribution)
-
-
-def replay(study: optuna.Study, ranges: Ranges, seed: int) -> cmaes.CMA:
-    """CMA-ES in the unit cube after all complete generations.
-
-    Args:
-      study: its trials are replayed in the order of their numbers.
-      ranges: the dimensions.
-      seed: of the next samples.
-    """
-    size = len(ranges)
-    optimizer = cmaes.CMA(
-        mean=np.full(size, 0.5),
-        sigma=1 / 6,
-        bounds=np.tile([0.0, 1.0], (size, 1)),
-        seed=seed,
-        n_max_resampling=10 * size,
-    )
-    sign = 1 if study.direction == optuna.study.StudyDirection.MINIMIZE else -1
-    generations = collections.defaultdict(list)
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
-        if isinstance(generation := trial.system_attrs.get(GENERATION), int):
-            units = np.array([to_unit(d, trial.params[name]) for name, d in ranges.items()])
-            generations[generation].append((units, sign * trial.values[0]))
-    count = optimizer.population_size
-    while len(results := generations[optimizer.generation]) >= count:
-        optimizer.tell(results[:count])
-    return optimizer
-
-
-def to_unit(distribution: FloatDistribution | IntDistribution, value: float) -> float:
-    """Map a value of the range to [0, 1]."""
-    low, high = _edges(distribution)
-    inside = min(max(value, distribution.low), distribution.high)
-    return ((math.log(inside) if distribution.log else inside) - low) / (high - low)
-
-
-def from_unit(distribution: FloatDistribution | IntDistribution, unit: float) -> float:
-    """The inverse of `to_unit`; an integer for a range of integers."""
-    low, high = _edges(distribution)
-    position = low + float(unit) * (high - low)
-    value = math.exp(position) if distribution.log else position
-    if isinstance(distribution, IntDistribution):
-        value = round(value)
-    return min(max(value, distribution.low), distribution.high)
-
-
-def _edges(distribution: FloatDistribution | IntDistribution) -> tuple[float, float]:
-    """The ends of the range, for integers half a step further out: all are equally likely."""
-    margin = 0.5 if isinstance(distribution, IntDistribution) else 0.0
-    low, high = distribution.low - margin, distribution.high + margin
-    return (math.log(low), math.log(high)) if distribution.log else (low, high)

@@ -33,13 +33,13 @@ WAIT_SECONDS = 1.0
 
 
 @dataclasses.dataclass
-class Work:
-    """Tally of what a worker has done.
+class Tally:
+    """Counts of what a worker has done.
 
     Attributes:
       finished: number of trials that it ended, in any state.
       failures: a line for each that failed.
-      has_waited: whether it has waited for other workers.
+      has_waited: whether it has waited for others.
     """
 
     finished: int = 0
@@ -50,13 +50,13 @@ class Work:
 class Idle(enum.Enum):
     """The reason why no trial is claimed."""
 
-    WAIT = 'the trials of other workers may leave some to claim'
+    WAIT = 'other workers may leave trials to claim'
     OVER = 'nothing is left'
 
 
 @dataclasses.dataclass(frozen=True)
 class ClaimedTrial:
-    """A trial as every process of a worker knows it.
+    """A trial that the processes of a worker share.
 
     Attributes:
       number: of the trial.
@@ -71,7 +71,7 @@ class ClaimedTrial:
     trial: Trial | None = None
 
 
-def work(study: Study, limit: int | None = None, step_timeout: float | None = None) -> Work:
+def work(study: Study, limit: int | None = None, step_timeout: float | None = None) -> Tally:
     """Run trials until none is left to claim, or `limit` of them are finished.
 
     While other workers are at trunks that branches need, or at trials of ASHA, this one waits.
@@ -84,7 +84,7 @@ def work(study: Study, limit: int | None = None, step_timeout: float | None = No
     Raises:
       Preempted: after SIGTERM or SIGINT; the trial's state is saved, and any worker resumes it.
     """
-    done = Work()
+    done = Tally()
     with Preemption() as preemption:
         while limit is None or done.finished < limit:
             with contextlib.ExitStack() as held:
@@ -93,14 +93,16 @@ def work(study: Study, limit: int | None = None, step_timeout: float | None = No
                     claim = held.enter_context(next_trial(study))
                 if claim is Idle.OVER:
                     break
-                where = attend(study, claim, done, step_timeout)
+                moment = attend(study, claim, done, step_timeout)
             if preemption.reached():
-                raise train.Preempted(f'stopped {where}')
+                raise train.Preempted(f'stopped {moment}')
     return done
 
 
-def attend(study: Study, claim: ClaimedTrial | Idle, done: Work, step_timeout: float | None) -> str:
-    """Run the claimed trial, or wait a moment without one; return after what, for a message."""
+def attend(
+    study: Study, claim: ClaimedTrial | Idle, done: Tally, step_timeout: float | None
+) -> str:
+    """Run the claimed trial, or wait without one; return the moment in words, for a message."""
     if isinstance(claim, Idle):
         if not done.has_waited and jax.process_index() == 0:
             print('waits for trials of other workers', flush=True)
@@ -149,10 +151,10 @@ def run(study: Study, claim: ClaimedTrial, step_timeout: float | None = None) ->
             return None
         end(claim.trial, TrialState.PRUNED)
     except Diverged as e:
-        note(claim.trial, 'diverged', str(e))
+        store_attribute(claim.trial, 'diverged', str(e))
         end(claim.trial, TrialState.PRUNED)
     except train.Preempted:
-        note(claim.trial, 'attempt', None)
+        store_attribute(claim.trial, 'attempt', None)
         raise
     except (InUse, Stalled):
         raise
@@ -177,8 +179,8 @@ def train_trial(study: Study, claim: ClaimedTrial, step_timeout: float | None) -
       Diverged: if training diverges, or the final value is not a finite number.
     """
     config = study.config(claim.point)
-    note(claim.trial, 'folder', str(claim.folder))
-    note(claim.trial, 'config', config.to_dict())
+    store_attribute(claim.trial, 'folder', str(claim.folder))
+    store_attribute(claim.trial, 'config', config.to_dict())
     report = reporter(study, claim)
     results = train.train(
         config,
@@ -187,7 +189,7 @@ def train_trial(study: Study, claim: ClaimedTrial, step_timeout: float | None) -
         step_timeout=step_timeout,
         allowed=study.allowed or (),
     )
-    return finite(results, study.sweep.metric)
+    return final_value(results, study.sweep.metric)
 
 
 def suggest(study: Study, trial: Trial) -> space.Point:
@@ -223,14 +225,14 @@ def reporter(study: Study, claim: ClaimedTrial) -> train.Report:
 
     def report(step: int, results: dict[str, float]) -> bool:
         if (value := early_stopping.of_entry(results, metric, 'sweep')) is None:
-            return False  # this one has an `every` of its own
+            return False  # the metric is evaluated at another interval
         with intact(f'the study {study.name!r}'):
             return bool(processes.on_process_0(lambda: report_value(step, value)))
 
     return report
 
 
-def finite(results: dict[str, float], metric: str) -> float:
+def final_value(results: dict[str, float], metric: str) -> float:
     """The metric of an evaluation.
 
     Raises:
@@ -244,8 +246,8 @@ def finite(results: dict[str, float], metric: str) -> float:
 
 @contextlib.contextmanager
 def claimed(study: Study) -> Iterator[Trial | None]:
-    """Claim the first of `candidates` that is free; None if there is none."""
-    for frozen in candidates(study):
+    """Claim the first claimable trial that is free; None without one."""
+    for frozen in claimable(study):
         with contextlib.ExitStack() as held:
             try:
                 held.enter_context(lock.hold(study.claim_folder(frozen.number)))
@@ -257,30 +259,28 @@ def claimed(study: Study) -> Iterator[Trial | None]:
     yield None
 
 
-def candidates(study: Study) -> Iterator[FrozenTrial]:
+def claimable(study: Study) -> Iterator[FrozenTrial]:
     """Trials that lost their worker, then paused ones to be promoted, then new ones.
 
-    A branch is no candidate before its trunk has reached the step that it branches off from.
+    A branch is not among them before its trunk has reached the step that it starts from.
     """
     rule = asha.from_sweep(study.sweep)
     running = study.trials(TrialState.RUNNING)
     yield from (t for t in running if not (rule and rule.is_paused(t)))
     if rule:
         yield from rule.promotable(study.trials(), study.sweep.direction == 'maximize')
-    yield from (t for t in study.trials(TrialState.WAITING) if not waits_for_trunk(study, t))
-
-
-def waits_for_trunk(study: Study, frozen: FrozenTrial) -> bool:
-    """Whether the trial is a branch whose trunk has not got there."""
-    return asha.waits(frozen, study.trials(), study.run_folder)
+    for frozen in study.trials(TrialState.WAITING):
+        if not asha.waits_for_trunk(frozen, study.trials(), study.run_folder):
+            yield frozen
 
 
 def more_to_come(study: Study) -> bool:
-    """Whether trials that other workers are at may leave some to claim: branches, promotions.
+    """Whether trials of other workers may leave some to claim: branches, promotions.
 
-    Paused trials that nothing can promote any more are pruned here.
+    Paused trials that nothing can promote anymore are pruned here.
     """
-    if any(waits_for_trunk(study, frozen) for frozen in study.trials(TrialState.WAITING)):
+    trials, waiting = study.trials(), study.trials(TrialState.WAITING)
+    if any(asha.waits_for_trunk(frozen, trials, study.run_folder) for frozen in waiting):
         return True
     rule, running = asha.from_sweep(study.sweep), study.trials(TrialState.RUNNING)
     if rule is None:
@@ -289,7 +289,7 @@ def more_to_come(study: Study) -> bool:
         return True
     for frozen in running:
         with contextlib.suppress(lock.InUse), lock.hold(study.claim_folder(frozen.number)):
-            # Storages take an id of the trial that Optuna's trials have under no public name.
+            # The id that storages take has no public name.
             last = study.storage.get_trial(frozen._trial_id)
             if last.state == TrialState.RUNNING and rule.is_paused(last):
                 end(Trial(study.load(0), frozen._trial_id), TrialState.PRUNED)
@@ -308,7 +308,7 @@ def take(study: Study, frozen: FrozenTrial) -> Trial | None:
         frozen._trial_id, TrialState.RUNNING
     ):
         return None
-    # So the search depends on its seed and the known trials, not on the worker.
+    # So that a search depends on its seed and the known trials, not on the worker.
     trial = Trial(study.load(study.sweep.seed + frozen.number), frozen._trial_id)
     return trial if promote(study, trial) and count_attempt(study, trial) else None
 
@@ -316,8 +316,8 @@ def take(study: Study, frozen: FrozenTrial) -> Trial | None:
 def count_attempt(study: Study, trial: Trial) -> bool:
     """Count an attempt at the trial; after too many, fail the trial and return False.
 
-    An attempt counts only if it ended abnormally without saving anything new, so that a long run
-    on preemptible machines is not given up, but one that kills its workers is.
+    An attempt counts only if it ended abnormally without saving anything new: a long run on
+    preemptible machines goes on, and one that kills its workers fails.
     """
     saved = max(run_folder.steps(study.run_folder(run_number(trial))), default=0)
     before = trial.user_attrs.get('attempt') or {'after': saved, 'count': 0}
@@ -329,7 +329,7 @@ def count_attempt(study: Study, trial: Trial) -> bool:
     return True
 
 
-def note(trial: Trial | None, name: str, value: Any) -> None:
+def store_attribute(trial: Trial | None, name: str, value: Any) -> None:
     """Store an attribute of the trial; like `end` and `fail`, on process 0 alone."""
     if trial:
         trial.set_user_attr(name, value)
@@ -344,9 +344,9 @@ def end(trial: Trial | None, state: TrialState, value: float | None = None) -> N
 
 
 def promote(study: Study, trial: Trial) -> bool:
-    """Let a trial that ASHA paused go on if it is among the best; return whether it does.
+    """Promote a trial that ASHA paused if it is among the best; return whether it goes on.
 
-    A trial that is not paused goes on anyway.
+    A trial that is not paused always goes on.
     """
     rule, maximize = asha.from_sweep(study.sweep), study.sweep.direction == 'maximize'
     if rule is None:
@@ -360,12 +360,12 @@ def promote(study: Study, trial: Trial) -> bool:
 
 def pause(trial: Trial | None) -> None:
     """Leave a trial at its rung of ASHA, for any worker to promote."""
-    note(trial, 'attempt', None)
+    store_attribute(trial, 'attempt', None)
     if trial:
         print(f'trial {trial.number}: paused', flush=True)
 
 
 def fail(trial: Trial | None, reason: str) -> None:
     """Report the failure of a trial and its reason to the study."""
-    note(trial, 'error', reason)
+    store_attribute(trial, 'error', reason)
     end(trial, TrialState.FAIL)
