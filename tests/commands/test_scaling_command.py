@@ -208,7 +208,7 @@ def test_a_fit_takes_one_thread(points, capsys, monkeypatch):
     def is_blas(pool):
         return pool['user_api'] == 'blas'
 
-    monkeypatch.setattr('vit_jax.scaling.fit.fit', fit)
+    monkeypatch.setattr('vit_jax.scaling.curve_fit.fit', fit)
     with threadpool_limits(2, user_api='blas'), pytest.raises(UserError, match='no curve'):
         scaling.main(['fit', '--csv', str(points), *COLUMNS])
     assert set(threads) == {1}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vit_jax.__main__ import main
-from vit_jax.scaling import fit, forms
+from vit_jax.scaling import curve_fit, forms
 
 pytestmark = pytest.mark.slow  # as a whole
 
@@ -131,7 +131,7 @@ def test_no_law_of_rounding(tmp_path, capsys, rows, message):
 
 
 def test_no_law_of_a_search_that_does_not_settle(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(fit, '_SETTLE', 0)
+    monkeypatch.setattr(curve_fit, '_SETTLE', 0)
     assert main(['scaling', 'fit', *table(tmp_path, GOOD)]) == 2
     assert 'no curve can be fitted; all: the fit did not converge' in capsys.readouterr().err
     assert forms.find('shifted').solve is None

@@ -51,8 +51,8 @@ def test_mistakes_are_one_line(capsys, words, message):
 def test_a_law_holds_itself():
     law = {'a': 1.0, 'b': 0.5, 'c': 0.1, 'd': 2.0}
     x = np.array([coverage.SPAN])
-    assert coverage.broken(law, x) == pytest.approx(coverage.value(law, x))
-    assert coverage.broken(law, 4 * x) > coverage.value(law, 4 * x)
+    assert coverage.broken_law_value(law, x) == pytest.approx(coverage.law_value(law, x))
+    assert coverage.broken_law_value(law, 4 * x) > coverage.law_value(law, 4 * x)
 
 
 def test_readers_of_bands_are_told_the_coverage_of_the_forms_that_were_fitted():
@@ -83,6 +83,6 @@ def test_synthetic_laws(law):
     assert np.prod(out, axis=1) == pytest.approx([4 * coverage.SPAN, 10 * coverage.SPAN])
     log_y = forms.find(law.form).log_value(coverage.draw_law(law.form, rng), np.vstack([x, out]))[0]
     assert np.isfinite(log_y).all() and log_y[-1] < log_y[0]
-    errors = coverage.noise(law, 4000, rng)
+    errors = coverage.draw_noise(law, 4000, rng)
     assert errors.std() == pytest.approx(law.noise, rel=0.1)
     assert np.corrcoef(errors[1:], errors[:-1])[0, 1] == pytest.approx(law.correlation, abs=0.08)

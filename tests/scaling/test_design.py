@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from vit_jax.__main__ import main
-from vit_jax.scaling import choice, fit, forms
-from vit_jax.scaling import noise as noise_lib
+from vit_jax.scaling import coverage, curve_fit, forms
+from vit_jax.scaling.noise import Seeds
 from vit_jax.scaling.table import OBJECTIVES
 
 LADDER, GAP = (1.0, 2.0, 4.0, 8.0, 16.0), (1.0, 3.0, 10.0, 30.0, 300.0)
@@ -15,16 +15,16 @@ LADDER, GAP = (1.0, 2.0, 4.0, 8.0, 16.0), (1.0, 3.0, 10.0, 30.0, 300.0)
 
 def simulated(law, one, target, largest, draws, noise=0.002):
     """Standard deviation of predictions by weighted least squares, in units of the noise."""
-    form, theta, _ = choice.LAWS[law]
+    form, theta, _ = coverage.DESIGN_LAWS[law]
     form, theta = forms.find(form), np.array(theta)
     rng = np.random.default_rng(0)
     curve = form.log_value(theta, one.x[:, None] / largest)[0]
     truth = form.log_value(theta, np.array([[target / largest]]))[0][0]
-    runs = noise_lib.Seeds(one.counts, np.zeros(len(one.x)))
+    runs = Seeds(one.counts, np.zeros(len(one.x)))
     missed = []
     for _ in range(draws):
         y = np.exp(curve + noise * rng.standard_normal(len(curve)) / np.sqrt(one.counts))
-        found = fit.fit(form, one.x, y, objective=OBJECTIVES['log squares'], seeds=runs)
+        found = curve_fit.fit(form, one.x, y, objective=OBJECTIVES['log squares'], seeds=runs)
         missed.append(np.log(found.predict(np.array([target]))[0]) - truth)
     return np.sqrt(np.mean(np.square(missed))) / noise
 
@@ -36,7 +36,7 @@ def simulated(law, one, target, largest, draws, noise=0.002):
 )
 def test_one_large_run_or_several_small_ones(law, x, better):
     target = 4 * x[-1]
-    planned, *_, small = choice.designs(x, 3, target)
+    planned, *_, small = coverage.designs(x, 3, target)
     assert small.name.startswith('without the largest') and small.cost <= planned.cost
     for one in (planned, small):
         assert one.errors[law] == pytest.approx(simulated(law, one, target, x[-1], 40), rel=0.35)
@@ -44,17 +44,17 @@ def test_one_large_run_or_several_small_ones(law, x, better):
 
 
 def test_seeds_of_each_divide_the_error_by_their_root():
-    planned, every, half, _ = choice.designs(LADDER, 4, 64.0)
+    planned, every, half, _ = coverage.designs(LADDER, 4, 64.0)
     assert every.cost == 4 * planned.cost == 4 * sum(LADDER)
-    for law in choice.LAWS:
+    for law in coverage.DESIGN_LAWS:
         assert every.errors[law] == pytest.approx(planned.errors[law] / 2)
         assert every.errors[law] < half.errors[law] < planned.errors[law]
     assert (planned.runs, every.runs, half.runs) == (5, 20, 11)
-    repeated = choice.designs([*LADDER, *LADDER], 1, 64.0)
+    repeated = coverage.designs([*LADDER, *LADDER], 1, 64.0)
     assert repeated[0].errors == pytest.approx(
         {law: error / np.sqrt(2) for law, error in planned.errors.items()}
     )
-    assert choice.designs(LADDER[:3], 3, 64.0) == []
+    assert coverage.designs(LADDER[:3], 3, 64.0) == []
 
 
 SWEEP = """

@@ -74,7 +74,7 @@ def test_a_page_is_the_same_in_both_formats():
         '# A < B\n\nsee `scaling fit`\n\n- one\n- two\n\n| x | y |\n| --- | --- |\n'
         '| a\\|b | 2 |\n\n![curves](p.png)\n'
     )
-    found = report.one_file(blocks, {'p.png': b'\x89PNG'})
+    found = report.html_page(blocks, {'p.png': b'\x89PNG'})
     for part in (
         '<title>A &lt; B</title>',
         '<h1>A &lt; B</h1>',

@@ -41,7 +41,7 @@ def runs(noise=0.0, center=1.0, law=TRUE, wide=8.0, seed=0):
 
 def analyze(rows, columns=COLUMNS, **ways):
     (found,) = points.read(rows, columns)
-    return optimal.analyze(found, optimal.Ways(**{'bootstrap': 0} | ways))
+    return optimal.analyze(found, optimal.AnalysisOptions(**{'bootstrap': 0} | ways))
 
 
 @pytest.mark.parametrize('center', [1.0, 3.0])
@@ -222,9 +222,9 @@ def test_no_joint_law_where_the_points_do_not_determine_one(rows, note):
 
 
 def test_a_search_that_does_not_converge_gives_no_law(monkeypatch):
-    from vit_jax.scaling import fit
+    from vit_jax.scaling import curve_fit
 
-    monkeypatch.setattr(fit, '_SETTLE', 0)
+    monkeypatch.setattr(curve_fit, '_SETTLE', 0)
     found = analyze(runs())
     assert found.summary['joint'] is None
     assert 'no joint law: the fit did not converge' in ' '.join(found.notes)

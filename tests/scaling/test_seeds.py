@@ -9,7 +9,18 @@ import pytest
 from helpers.messages import says
 
 from vit_jax.errors import UserError
-from vit_jax.scaling import fit, forms, manifest, noise, optimal, plots, points, report, runs, table
+from vit_jax.scaling import (
+    curve_fit,
+    forms,
+    manifest,
+    noise,
+    optimal,
+    plots,
+    points,
+    report,
+    runs,
+    table,
+)
 from vit_jax.scaling.report import summarize
 from vit_jax.scaling.table import OBJECTIVES
 
@@ -50,7 +61,7 @@ def test_rows_of_one_x_are_a_point_with_their_spread():
     shown = summarize([curve], ask())['curves'][0]['seeds']
     assert (shown['runs'], shown['points'], shown['repeated']) == (13, 6, 4)
     assert shown['noise'] == pytest.approx(0.03, rel=0.5)
-    said = report.markdown(report.blocks(summarize([curve], ask()), []))
+    said = report.markdown(report.report_blocks(summarize([curve], ask()), []))
     assert '13 runs at 6 points, 4 of them with several seeds, whose standard deviation is' in said
 
 
@@ -59,9 +70,9 @@ def test_least_squares_of_weighted_means_are_those_of_all_runs():
     x, y = (np.array([float(row[name]) for row in rows]) for name in ('x', 'loss'))
     curve, power = one(rows), forms.find('power')
     squares = OBJECTIVES['log squares']
-    every = fit.fit(power, x, y, objective=squares)
-    means = fit.fit(power, curve.x, curve.y, objective=squares, seeds=curve.seeds)
-    alike = fit.fit(power, curve.x, curve.y, objective=squares)
+    every = curve_fit.fit(power, x, y, objective=squares)
+    means = curve_fit.fit(power, curve.x, curve.y, objective=squares, seeds=curve.seeds)
+    alike = curve_fit.fit(power, curve.x, curve.y, objective=squares)
     assert means.params == pytest.approx(every.params, rel=1e-4)
     assert abs(alike.params['b'] / every.params['b'] - 1) > 1e-4
 
@@ -69,7 +80,7 @@ def test_least_squares_of_weighted_means_are_those_of_all_runs():
 def test_seeds_measure_the_noise_of_points_that_a_curve_goes_through():
     rows = [row for row in made(counts=(3,) * 6) if float(row['x']) < 5e3]
     curve = one(rows, bootstrap=20)
-    lonely = fit.fit(forms.find('power'), curve.x, curve.y, bootstrap=20)
+    lonely = curve_fit.fit(forms.find('power'), curve.x, curve.y, bootstrap=20)
     assert len(curve.y) == 2 == len(forms.find('power').names)
     assert lonely.noise.std < 1e-6
     assert curve.fit.noise.measured and curve.fit.dof == 4
@@ -181,7 +192,7 @@ def test_without_repetitions_there_is_no_column(tmp_path):
 
 def test_pictures_have_a_bar_at_each_repeated_point():
     curve = one(made())
-    figure = plots.draw([curve], ask())
+    figure = plots.draw_curves([curve], ask())
     (bars,) = figure.axes[0].containers
     segments = bars.lines[2][0].get_segments()
     assert len(segments) == 4
@@ -200,7 +211,7 @@ def test_rows_of_one_size_and_data_weigh_in_the_joint_law():
     (read,) = points.read(rows, points.Columns('N', 'D', None, 'loss'))
     assert sorted(set(read.seeds.counts)) == [1, 3]
     assert read.seeds.noise == pytest.approx(0.01, rel=0.4)
-    found = optimal.analyze(read, optimal.Ways(bootstrap=0))
+    found = optimal.analyze(read, optimal.AnalysisOptions(bootstrap=0))
     assert found.joint.noise.measured and 'weighted by their number' in found.notes[0]
 
 
@@ -208,7 +219,7 @@ def test_the_words_on_seeds():
     counts, squares = np.array([2, 1]), np.array([0.0008, 0.0])
     words = noise.Seeds(counts, squares).words
     assert says(words, '3 runs at 2 points', '1 with several seeds', '2.8 %')
-    assert noise.single(3).words == ''
+    assert noise.one_run_each(3).words == ''
 
 
 def at_equal_compute(sigma=0.002, sizes=3):
@@ -228,7 +239,7 @@ def at_equal_compute(sigma=0.002, sizes=3):
 
 def parabolas(rows, **ways):
     (read,) = points.read(rows, points.Columns('N', None, 'C', 'loss'))
-    return optimal.analyze(read, optimal.Ways(**{'bootstrap': 0} | ways))
+    return optimal.analyze(read, optimal.AnalysisOptions(**{'bootstrap': 0} | ways))
 
 
 def test_parabolas_weigh_means_by_their_runs():

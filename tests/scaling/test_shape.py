@@ -47,7 +47,7 @@ def runs(noise=0.0, seed=0):
 def test_known_optima_come_back_without_noise():
     found = shape.read_star(runs(), COLUMNS)
     assert found.center == CENTER and found.notes == ()
-    shapes = shape.fit(found)
+    shapes = shape.fit_shapes(found)
     for name, law in TRUE.items():
         assert shapes.exponent(name) == (pytest.approx(law.s, rel=1e-3), [])
         assert shapes.best(name, 1e8)[0] == pytest.approx(law.best(1e8), rel=1e-2)
@@ -67,7 +67,7 @@ def test_the_closed_form_is_the_minimum():
 
 @pytest.mark.slow
 def test_bands_hold_the_exponents():
-    shapes = shape.fit(shape.read_star(runs(noise=0.005, seed=1), COLUMNS), bootstrap=20)
+    shapes = shape.fit_shapes(shape.read_star(runs(noise=0.005, seed=1), COLUMNS), bootstrap=20)
     held = 0
     for name, law in TRUE.items():
         s, (low, high) = shapes.exponent(name)
@@ -97,7 +97,7 @@ def test_a_dimension_that_only_helps_has_no_optimum():
     for row in rows:
         better = 3.0 * float(row['depth']) ** -0.5 + 5.0 * float(row['t']) ** -0.4 + 0.2
         row['loss'] = repr(better)
-    shapes = shape.fit(shape.read_star(rows, shape.StarColumns(('depth',), 't', 'loss')))
+    shapes = shape.fit_shapes(shape.read_star(rows, shape.StarColumns(('depth',), 't', 'loss')))
     assert shapes.laws == {}
     assert says(shapes.notes, 'depth: no optimum')
 
@@ -124,12 +124,12 @@ def test_bad_tables_are_one_line(spoil, words):
 def test_a_search_that_does_not_converge_gives_no_law(monkeypatch):
     monkeypatch.setattr(shape, '_ROUNDS', 1)
     with pytest.raises(UserError, match='did not converge'):
-        shape.fit(shape.read_star(runs(noise=0.1), COLUMNS))
+        shape.fit_shapes(shape.read_star(runs(noise=0.1), COLUMNS))
 
 
 def test_the_picture_has_the_optimum_of_each_budget():
     found = shape.read_star(runs(), COLUMNS)
-    axes = plots_optimal.draw_shape(found, shape.fit(found), COLUMNS, target=1e7).axes
+    axes = plots_optimal.draw_shape(found, shape.fit_shapes(found), COLUMNS, target=1e7).axes
     assert [one.get_title(loc='left') for one in axes] == [
         'width ~ t^0.267',
         'depth ~ t^0.364',

@@ -5,9 +5,9 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from vit_jax.errors import UserError
-from vit_jax.scaling import choice, coverage, forms, plots, table
+from vit_jax.scaling import averaging, forms, plots, table
 from vit_jax.scaling import rows as rows_lib
-from vit_jax.scaling.fit import Fit
+from vit_jax.scaling.curve_fit import Fit
 from vit_jax.scaling.report import summarize
 
 pytestmark = pytest.mark.slow  # as a whole
@@ -109,10 +109,10 @@ def test_mistakes_are_one_line(options, words):
 
 def test_figures_show_every_curve():
     curves = table.fit_curves(rows(), ask(bootstrap=5))
-    figure = plots.draw(curves, ask())
+    figure = plots.draw_curves(curves, ask())
     assert len(figure.axes) == 1
     assert [t.get_text().split(':')[0] for t in figure.legends[0].get_texts()] == ['S', 'B']
-    assert len(plots.draw(curves * 4, ask()).axes) == 8
+    assert len(plots.draw_curves(curves * 4, ask()).axes) == 8
 
 
 def test_panels_of_a_narrow_range_and_long_names_can_be_read():
@@ -121,7 +121,7 @@ def test_panels_of_a_narrow_range_and_long_names_can_be_read():
         for name in 'abcdefgh'
         for x in (1, 2, 4, 8)
     ]
-    figure = plots.draw(table.fit_curves(made, ask(by=('name',))), ask(by=('name',)))
+    figure = plots.draw_curves(table.fit_curves(made, ask(by=('name',))), ask(by=('name',)))
     figure.draw_without_rendering()
     for axes in figure.axes:
         ticks = [text.get_text() for text in axes.get_yticklabels()]
@@ -134,7 +134,7 @@ def test_a_frontier_is_drawn_over_all_runs_with_a_star_at_the_target():
     options = ask(by=(), form='irreducible', frontier=True, bootstrap=5)
     (curve,) = table.fit_curves(rows(), options)
     assert len(curve.beaten) + len(curve.y) == len(rows())
-    axes = plots.draw([curve], options, target=1e10).axes[0]
+    axes = plots.draw_curves([curve], options, target=1e10).axes[0]
     (star,) = [line for line in axes.lines if line.get_marker() == '*']
     assert star.get_ydata() == pytest.approx(curve.fit.predict(np.array([1e10])))
     assert any('irreducible' in text.get_text() for text in axes.texts)
@@ -163,7 +163,7 @@ def test_a_floor_far_below_the_prediction_is_not_drawn(floor, drawn):
     options = ask(by=(), form='irreducible', holdout=0)
     (curve,) = table.fit_curves(made, options)
     assert curve.fit.params['c'] == pytest.approx(floor, rel=1e-2)
-    axes = plots.draw([curve], options, target=1e3).axes[0]
+    axes = plots.draw_curves([curve], options, target=1e3).axes[0]
     low = axes.get_ylim()[0]
     assert any('irreducible' in text.get_text() for text in axes.texts) == drawn
     assert low < floor if drawn else low > 1e-3
@@ -172,7 +172,7 @@ def test_a_floor_far_below_the_prediction_is_not_drawn(floor, drawn):
 def test_the_floor_of_a_mean_is_that_which_it_approaches():
     x = np.geomspace(1, 64, 12)
     y = (x**-0.5 + 0.1) * np.exp(0.02 * np.random.default_rng(0).standard_normal(12))
-    mean = choice.fit(x, y)
+    mean = averaging.fit_average(x, y)
     assert len(mean.parts) > 1
     assert mean.floor == pytest.approx(mean.predict(np.array([1e60]))[0], rel=1e-3)
 
@@ -183,7 +183,7 @@ def test_a_mean_of_forms_is_named_in_the_legend():
         for i, row in enumerate(rows())
     ]
     curves = table.fit_curves(made, ask())
-    said = [text.get_text() for text in plots.draw(curves, ask()).legends[0].get_texts()]
+    said = [text.get_text() for text in plots.draw_curves(curves, ask()).legends[0].get_texts()]
     for curve, line in zip(curves, said, strict=True):
         assert ('mean of' in line) == (len(curve.fit.parts) > 1)
 
@@ -191,7 +191,7 @@ def test_a_mean_of_forms_is_named_in_the_legend():
 def test_bands_of_a_mean_hold_its_forms_and_widen_beyond():
     x = np.geomspace(1, 64, 12)
     y = (x**-0.5 + 0.1) * np.exp(0.02 * np.random.default_rng(0).standard_normal(12))
-    mean = choice.fit(x, y, bootstrap=10)
+    mean = averaging.fit_average(x, y, bootstrap=10)
     out = np.array([64.0, 640.0])
     low, high = mean.predict_band(out)
     for part in mean.parts:
@@ -203,8 +203,8 @@ def test_no_band_where_the_points_show_a_break_or_cannot_tell():
     x = np.geomspace(1, 64, 24)
     y = np.where(x < 32, x**-0.5, 4 * 32**-0.5 * (x / 32) ** -3.0)
     noisy = y * np.exp(0.005 * np.random.default_rng(0).standard_normal(24))
-    found = choice.fit(x, noisy, bootstrap=4)
-    few = choice.fit(x[:4], y[:4], bootstrap=4)
+    found = averaging.fit_average(x, noisy, bootstrap=4)
+    few = averaging.fit_average(x[:4], y[:4], bootstrap=4)
     assert 'the points show a break' in found.warnings[0]
     assert 'they cannot tell a break: no band' in few.warnings[0]
     for one in (found, few):
@@ -214,7 +214,7 @@ def test_no_band_where_the_points_show_a_break_or_cannot_tell():
 def test_runs_of_one_length_are_points_without_a_curve():
     curves = table.fit_curves([row | {'x': '7'} for row in rows()[:4]], ask())
     assert curves[0].fit is None
-    assert len(plots.draw(curves, ask()).axes) == 1
+    assert len(plots.draw_curves(curves, ask()).axes) == 1
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_the_default_weights_forms_by_an_inner_holdout():
     assert curve.fit.form is curve.fit.parts[0].fit.form
     kept = curve.x[curve.kept, 0], curve.y[curve.kept]
     for part in curve.fit.parts:
-        assert part.inner_rmse == choice.hold_out_upper(part.fit.form.name, *kept)[0]
+        assert part.inner_rmse == averaging.hold_out_upper(part.fit.form.name, *kept)[0]
     logs = [part.weight * np.log(part.fit.predict(X)) for part in curve.fit.parts]
     assert curve.fit.predict(X) == pytest.approx(np.exp(np.sum(logs, axis=0)))
     shown = summarize([curve], ask())['curves'][0]
@@ -287,13 +287,13 @@ def test_two_four_and_eight_times_stand_side_by_side():
 
 @pytest.mark.parametrize(('text', 'kept'), [('4x', 0.25), ('0.5', 0.5), ('0', 1), ('2.5x', 0.4)])
 def test_holdouts_are_shares_or_factors(text, kept):
-    assert 1 - coverage.share(text) == pytest.approx(kept)
+    assert 1 - table.holdout_share(text) == pytest.approx(kept)
 
 
 @pytest.mark.parametrize('text', ['1x', 'x', '1', '-0.5', 'half'])
 def test_holdouts_that_leave_nothing_are_mistakes(text):
     with pytest.raises(UserError, match='--holdout'):
-        coverage.share(text)
+        table.holdout_share(text)
 
 
 @pytest.fixture(scope='module')
@@ -353,7 +353,7 @@ def test_families_share_a_color_and_sizes_are_its_shades():
         'vit 305k parameters',
         'bit 86.6k parameters',
     ]
-    figure = plots.draw(curves, ask(by=('family', 'parameters')))
+    figure = plots.draw_curves(curves, ask(by=('family', 'parameters')))
     (small, large, other) = [np.array(colors(line)) for line in points(figure.axes[0])]
     assert (small > large).any() and (small >= large - 1e-9).all()  # paler, of the same hue
     assert np.argmax(large) == 2 and np.argmax(other) == 0  # blue and orange

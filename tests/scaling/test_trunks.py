@@ -65,7 +65,7 @@ def test_a_study_that_was_moved_is_read_alike(study, tmp_path):
 def test_a_trunk_that_has_no_branch_yet_is_known_by_the_steps_that_it_keeps(tmp_path):
     trunk = make_run(tmp_path / 'a', 32, checkpoint={'keep_steps': [8, 16]})
     make_run(tmp_path / 'b', 32)
-    found = runs.reasons([trunk, tmp_path / 'b'])
+    found = runs.trunk_notes([trunk, tmp_path / 'b'])
     assert list(found) == [trunk] and found[trunk].endswith('it keeps steps for them')
 
 

@@ -15,7 +15,7 @@ from vit_jax.errors import UserError
 if TYPE_CHECKING:
     from vit_jax.scaling.optimal import Analysis
     from vit_jax.scaling.points import Columns
-    from vit_jax.scaling.shape import Shapes, StarSweep
+    from vit_jax.scaling.shape import ShapeFit, StarSweep
     from vit_jax.sweeps.isoflop import Isoflop, Run, StudyCost
 
 COMMAND = 'scaling study'
@@ -150,7 +150,7 @@ def shape(argv: Sequence[str]) -> int:
     columns = lib.StarColumns(names, args.t, args.y, examples)
     found = lib.read_star(table, columns)
     start = _shape_start(args.start, names, args.target) if args.start else None
-    shapes = lib.fit(found, args.bootstrap)
+    shapes = lib.fit_shapes(found, args.bootstrap)
     if not shapes.laws:
         raise UserError(f'no shape is optimal; {"; ".join(shapes.notes)}')
     summary = _shape_summary(found, shapes, args.target, start)
@@ -198,7 +198,7 @@ def _shape_start(
 
 def _shape_summary(
     found: StarSweep,
-    shapes: Shapes,
+    shapes: ShapeFit,
     target: float | None,
     start: tuple[dict[str, float], float] | None,
 ) -> dict[str, Any]:
@@ -266,13 +266,13 @@ def _with_band(value: float, band: Sequence[float]) -> str:
 def optimal(argv: Sequence[str]) -> int:
     """Fit the best model size and data of a compute budget: joint law, isoFLOPs, frontier."""
     args = _optimal_parser().parse_args(argv)
-    from vit_jax.scaling import coverage, points, rows
     from vit_jax.scaling import optimal as lib
+    from vit_jax.scaling import points, rows, table
 
     check_fit_flags(args)
     columns = points.Columns(args.n, args.d, args.c, args.y, parse_names(args.by))
-    factor = coverage.factor(args.holdout) if args.holdout else 0.0
-    ways = lib.Ways(args.target, factor, args.bootstrap)
+    factor = table.holdout_factor(args.holdout) if args.holdout else 0.0
+    ways = lib.AnalysisOptions(args.target, factor, args.bootstrap)
     curves = points.read(rows.read_csv(args.csv), columns)
     found = [lib.analyze(one, ways) for one in curves if len(one.y)]
     lib.require_law(found)
@@ -281,7 +281,7 @@ def optimal(argv: Sequence[str]) -> int:
     if args.output:
         from vit_jax.scaling import plots_optimal
 
-        print(save_figure(plots_optimal.draw(found, columns), args.output, '--output'))
+        print(save_figure(plots_optimal.draw_optima(found, columns), args.output, '--output'))
     return 0
 
 

@@ -15,7 +15,7 @@ from vit_jax.commands._parser import Parser, add_allow_flag, check_output, writi
 from vit_jax.errors import UserError, visible
 from vit_jax.profiling.cost import train_flops
 from vit_jax.scaling import runs
-from vit_jax.scaling.report import Block, Folded, Heading, Lines, Picture, Table, Text, one_file
+from vit_jax.scaling.report import Block, Folded, Heading, Lines, Picture, Table, Text, html_page
 from vit_jax.storage import paths, run_folder, times
 from vit_jax.viz import comparison, curves, figures
 from vit_jax.viz.charts import draw_goodput
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
         raise UserError(f'--out {args.out!r}: the name must end in .html')
     check_output(out, '--out')
     found = read(args.runs, args.allow)
-    text = visible(one_file(*blocks(found)))
+    text = visible(html_page(*blocks(found)))
     with writing(args.out, '--out'):
         paths.write_text_atomic(out, text)
     print(f'{args.out}: {len(found)} run{"s" * (len(found) > 1)}, {len(text) / 1024:,.0f} KiB')
@@ -93,7 +93,7 @@ def read(folders: Sequence[str], allowed: Sequence[str] = ()) -> list[Run]:
     found = [run for folder in folders for run in run_folder.find(paths.path(folder))]
     different = list({paths.absolute(run): run for run in found}.values())
     labels = comparison.labels([str(run) for run in different])
-    together = zip(labels, different, runs.differences(different), strict=True)
+    together = zip(labels, different, runs.config_differences(different), strict=True)
     return [_read(name, run, differs, allowed) for name, run, differs in together]
 
 

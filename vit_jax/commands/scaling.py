@@ -101,7 +101,7 @@ def coverage(argv: Sequence[str]) -> int:
     parser = Parser('scaling coverage', coverage.__doc__)
     from vit_jax.scaling import coverage as lib
 
-    default = lib.Setting()
+    default = lib.Simulation()
     shown = ' (default: %(default)s)'
     add = parser.add_argument
     add('--form', default=default.form, help=f'{", ".join(lib.FORMS)}{shown}')
@@ -112,7 +112,7 @@ def coverage(argv: Sequence[str]) -> int:
     add('--seed', type=int, default=0)
     add('--json', action='store_true', help='print JSON only')
     args = parser.parse_args(argv)
-    setting = lib.Setting(args.form, args.points, args.noise, args.curves, args.bootstrap)
+    setting = lib.Simulation(args.form, args.points, args.noise, args.curves, args.bootstrap)
     found = lib.measure(setting, args.seed)
     if args.json:
         print(json.dumps(found))
@@ -191,27 +191,28 @@ def _repeated_cost(runs: Sequence[PlannedRun]) -> str:
 
 def _print_designs(runs: Sequence[PlannedRun], args: argparse.Namespace) -> None:
     """Print what seeds cost, and what they and other runs of the same cost tell."""
-    from vit_jax.scaling import choice
+    from vit_jax.scaling import coverage
 
     each = [run.flops / run.count for run in runs for _ in range(run.count)]
     target = args.target or 4 * max(each)
-    found = choice.designs(each, args.seeds, target)
+    found = coverage.designs(each, args.seeds, target)
     if not found or any(run.count > 1 for run in runs):
         total = args.seeds * sum(each) / 1e18
         print(
             f'{args.seeds} seeds of each: {total:.4g} exaFLOPs; their use for a law can be told '
-            f'of {choice.LEAST} planned runs or more that differ in FLOPs'
+            f'of {coverage.MIN_SIZES} planned runs or more that differ in FLOPs'
         )
         return
-    table = [['design', 'runs', 'exaFLOPs', *(f'error, {law}' for law in choice.LAWS)]]
+    table = [['design', 'runs', 'exaFLOPs', *(f'error, {law}' for law in coverage.DESIGN_LAWS)]]
     for one in found:
         errors = [f'{100 * args.noise * error:.2g} %' for error in one.errors.values()]
         table.append([one.name, f'{one.runs}', f'{one.cost / 1e18:.4g}', *errors])
     print(align(table, left=1))
     print(
         f'error: expected of y at {target:.3g} FLOPs, predicted by such a law of y over FLOPs with '
-        f'b = {choice.EXPONENT}, if\nruns scatter by {100 * args.noise:.2g} %; c is half of y at '
-        'the largest run. A law that bends misleads the more\nthe farther the target is'
+        f'b = {coverage.DESIGN_EXPONENT}, if\nruns scatter by {100 * args.noise:.2g} %; '
+        'c is half of y at the largest run. A law that bends '
+        'misleads the more\nthe farther the target is'
     )
 
 
@@ -279,7 +280,7 @@ def collect(argv: Sequence[str]) -> int:
     from vit_jax.scaling import runs
 
     rows = runs.collect(args.folders, partial(train_flops, allowed=args.allow))
-    _, left_out = runs.find(args.folders)
+    _, left_out = runs.find_runs(args.folders)
     if args.output is None:
         print(runs.to_csv(rows), end='')
     else:
@@ -325,7 +326,7 @@ def plot(argv: Sequence[str]) -> int:
     options = read_options(args)
     require_positive(args.target, '--target')
     curves = table.fit_curves(rows.read_csv(args.csv), options)
-    figure = plots.draw(curves, options, args.target)
+    figure = plots.draw_curves(curves, options, args.target)
     print(save_figure(figure, args.output, '--output'))
     return 0
 
@@ -345,7 +346,7 @@ def report(argv: Sequence[str]) -> int:
     from vit_jax.scaling.report import summarize
     from vit_jax.scaling.rows import read_csv, unfinished
 
-    options = dataclasses.replace(read_options(args), beside=report_lib.BESIDE)
+    options = dataclasses.replace(read_options(args), beside=report_lib.HOLDOUT_SHARES)
     rows = runs.collect(args.folders, partial(train_flops, allowed=args.allow))
     folder = pathlib.Path(args.output)
     write_file(folder / 'runs.csv', runs.to_csv(rows), '--output')
@@ -353,9 +354,9 @@ def report(argv: Sequence[str]) -> int:
     taken = [row for row in read if args.unfinished or not unfinished(row)]
     if not taken:
         raise UserError(f'none of the {len(rows)} runs is finished; --unfinished takes them all')
-    alike, others = runs.classifiers(taken, options.by)
+    alike, others = runs.classification_rows(taken, options.by)
     fitted, skipped = table.usable(alike, options)
-    skipped = others + skipped + runs.find(args.folders)[1]
+    skipped = others + skipped + runs.find_runs(args.folders)[1]
     if not fitted:
         raise UserError(f'none of the {len(taken)} runs can be fitted; {skipped[0]}')
     table.require_growth(fitted, options)
@@ -367,8 +368,8 @@ def report(argv: Sequence[str]) -> int:
     _write_report(
         folder,
         summary | {'manifest': entries, 'left_out': skipped, 'versions': manifest.versions()},
-        plots.draw(curves, options),
-        report_lib.blocks(summary, entries, skipped, going_on),
+        plots.draw_curves(curves, options),
+        report_lib.report_blocks(summary, entries, skipped, going_on),
     )
     print_table(curves, options)
     for line in skipped:
@@ -390,7 +391,7 @@ def _write_report(
         figures.save(figure, folder / f'scaling.{suffix}')
     pictures = {report.PICTURE: (folder / report.PICTURE).read_bytes()}
     write_file(folder / 'scaling.md', report.markdown(blocks), '--output')
-    write_file(folder / 'scaling.html', report.one_file(blocks, pictures), '--output')
+    write_file(folder / 'scaling.html', report.html_page(blocks, pictures), '--output')
 
 
 ACTIONS: dict[str, Callable[[Sequence[str]], int]] = {
@@ -459,16 +460,15 @@ def read_options(args: argparse.Namespace) -> FitOptions:
     Raises:
       UserError: for a number out of range, or an unknown form.
     """
-    from vit_jax.scaling import choice, forms, table
-    from vit_jax.scaling import coverage as lib
+    from vit_jax.scaling import averaging, forms, table
     from vit_jax.scaling.table import FitOptions
 
     require_count(args.bootstrap, '--bootstrap')
     against = parse_names(args.against)
-    share = lib.share(args.holdout)
-    if args.form != choice.AUTO:
+    share = table.holdout_share(args.holdout)
+    if args.form != averaging.AUTO:
         forms.find(args.form)
-    table.find(against, args.form, len(parse_names(args.x)))
+    table.find_variants(against, args.form, len(parse_names(args.x)))
     return FitOptions(
         x=parse_names(args.x),
         y=args.y,
@@ -485,7 +485,7 @@ def read_options(args: argparse.Namespace) -> FitOptions:
 
 def print_table(curves: Sequence[Curve], options: FitOptions) -> None:
     """Print a line for each curve with its warnings below, and the medians."""
-    from vit_jax.scaling import choice
+    from vit_jax.scaling import averaging
     from vit_jax.scaling.report import summarize
 
     found = [curve.fit for curve in curves if curve.fit]
@@ -504,7 +504,7 @@ def print_table(curves: Sequence[Curve], options: FitOptions) -> None:
             print(f'{curve.label}: {curve.seeds.words}')
         for note in curve.notes:
             print(f'{curve.label}: {note}')
-        if isinstance(curve.fit, choice.MeanFit):
+        if isinstance(curve.fit, averaging.MeanFit):
             print(f'{curve.label}: {curve.fit.chosen}')
         for warning in curve.fit.warnings if curve.fit else (curve.problem,):
             print(f'{curve.label}: {warning}')

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from vit_jax.errors import UserError
-from vit_jax.scaling import choice, forms
-from vit_jax.scaling import fit as fit_lib
+from vit_jax.scaling import averaging, curve_fit, forms
 
 BEYOND = 4.0  # x of the extrapolation, over the largest fitted x
 FAR = 10.0  # of the farther one
+SPAN = 64.0  # ratio of the largest fitted x to the smallest
 # Results of `measure`, by the commands of docs/scaling.md. On laws of the form of the fit: at the
 # points, at `BEYOND` and `FAR` times the largest x, and at `BEYOND` past a break.
 MEASURED = {
@@ -25,37 +24,19 @@ MEASURED = {
 }
 # The same of `auto`, on 96 draws of `synthetic.LAWS`, without the last.
 MEASURED_AUTO = (0.91, 0.93, 0.92)
-FORMS = (choice.AUTO, *MEASURED)
-
-
-def caveat(fitted: Iterable[str]) -> str:
-    """A sentence on the measured coverage of bands, for their readers.
-
-    Args:
-      fitted: names of the forms that have bands, or `auto`.
-    """
-    return '; '.join(map(_coverage, dict.fromkeys(fitted)))
-
-
-def _coverage(form: str) -> str:
-    if form == choice.AUTO:
-        on, beyond, far = (f'{100 * share:.0f} %' for share in MEASURED_AUTO)
-        return (
-            f'on synthetic laws of eight kinds, bands of 90 % held {beyond} at '
-            f'{BEYOND:g} times the largest x and {far} at {FAR:g} times, {on} at the points; '
-            'past a break they hold nothing'
-        )
-    if form not in MEASURED:
-        return f'the coverage of bands of the form {form} is not known'
-    on, beyond, far, broken = (f'{100 * share:.0f} %' for share in MEASURED[form])
-    return (
-        f'on known laws of the form {form}, bands of 90 % held {on} of the curve at its points, '
-        f'{beyond} at {BEYOND:g} times the largest x, {far} at {FAR:g} times, {broken} past a break'
-    )
+FORMS = (averaging.AUTO, *MEASURED)
+DESIGN_EXPONENT = 0.35  # of both laws
+# Laws by their formula: the form, its parameters for x in units of the largest, where y is 1, and
+# how many of these are fitted.
+DESIGN_LAWS = {
+    'a x^-b': ('power', (0.0, DESIGN_EXPONENT, 0.0, 0.0), 2),
+    'a x^-b + c': ('irreducible', (np.log(0.5), DESIGN_EXPONENT, 0.5, 0.0), 3),
+}
+MIN_SIZES = 4  # different x that a design needs
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
+class Simulation:
     """Parameters of the simulation.
 
     Attributes:
@@ -78,116 +59,13 @@ class Setting:
     def __post_init__(self) -> None:
         if self.form not in FORMS:
             raise UserError(f'--form {self.form}: laws can be drawn of {", ".join(FORMS)}')
-        known = 12 if self.form == choice.AUTO else len(forms.find(self.form).names)
+        known = 12 if self.form == averaging.AUTO else len(forms.find(self.form).names)
         least = {'points': known, 'curves': 1, 'bootstrap': 1}
         for name, number in least.items():
             if getattr(self, name) < number:
                 raise UserError(f'--{name} {getattr(self, name)}: must be at least {number}')
         if not 0 < self.noise < 1:
             raise UserError(f'--noise {self.noise}: must be more than 0 and less than 1')
-
-
-def measure(setting: Setting, seed: int = 0) -> dict[str, float]:
-    """The share of true values that lie in the bands.
-
-    Returns:
-      'fitted': of the curve, at the x of its points;
-      'beyond' and 'far': at `BEYOND` and `FAR` times the largest of them;
-      'past a break': there, if the exponent halves after the last point;
-      and one for each exponent and limit of the law. For `auto` instead of those three, 'beyond'
-      and 'far' of each of `synthetic.LAWS`, and of those on which bands were tuned and were not.
-    """
-    if setting.form == choice.AUTO:
-        return _measure_auto(setting, seed)
-    rng = np.random.default_rng(seed)
-    with threadpool_limits(1, user_api='blas'):
-        found = [_one(setting, rng) for _ in range(setting.curves)]
-    return {name: float(np.mean([one[name] for one in found])) for name in found[0]}
-
-
-def _one(setting: Setting, rng: np.random.Generator) -> dict[str, float]:
-    """Whether the bands of one curve contain its law, {name: share}."""
-    form = forms.find(setting.form)
-    x = np.geomspace(1.0, SPAN, setting.points)
-    law = _draw(form, rng)
-    y = value(law, x) * np.exp(setting.noise * rng.standard_normal(len(x)))
-    seed = int(rng.integers(2**31))
-    curve = fit_lib.fit(form, x, y, bootstrap=setting.bootstrap, seed=seed)
-    beyond, far = np.array([BEYOND * SPAN]), np.array([FAR * SPAN])
-    held = {
-        'fitted': _held(curve, x, value(law, x)),
-        'beyond': _held(curve, beyond, value(law, beyond)),
-        'far': _held(curve, far, value(law, far)),
-        'past a break': _held(curve, beyond, broken(law, beyond)),
-    }
-    bands = curve.bands
-    return held | {
-        name: float(bands[name][0] <= law[name] <= bands[name][1]) for name in form.interpreted
-    }
-
-
-def _measure_auto(setting: Setting, seed: int) -> dict[str, float]:
-    """Shares for `auto`, of `setting.curves` curves of each synthetic law."""
-    rng = np.random.default_rng(seed)
-    with threadpool_limits(1, user_api='blas'):
-        found = {
-            law: np.nanmean([_simulate(law, setting, rng) for _ in range(setting.curves)], axis=0)
-            for law in LAWS
-        }
-    groups = {law.name: [law] for law in LAWS} | {
-        'tuned': [law for law in LAWS if law.tuned],
-        'not tuned': [law for law in LAWS if not law.tuned],
-    }
-    shares = {'fitted': float(np.mean([held[0] for held in found.values()]))}
-    for name, laws in groups.items():
-        _, beyond, far = np.mean([found[law] for law in laws], axis=0)
-        shares |= {f'{name}: beyond': float(beyond), f'{name}: far': float(far)}
-    return shares
-
-
-def _simulate(law: SyntheticLaw, setting: Setting, rng: np.random.Generator) -> list[float]:
-    """Shares at the points, at `BEYOND` and at `FAR`; nan for a curve without a band."""
-    form = forms.find(law.form)
-    theta = draw_law(law.form, rng)
-    x, out = design_points(law.form, setting.points)
-    y = np.exp(form.log_value(theta, x)[0] + noise(law, len(x), rng))
-    curve = choice.fit(x, y, bootstrap=setting.bootstrap, seed=int(rng.integers(2**31)))
-    if curve.predict_band(out) is None:
-        return [np.nan] * 3
-    spans = (x, out[:1], out[1:])
-    return [_held(curve, at, np.exp(form.log_value(theta, at)[0])) for at in spans]
-
-
-def _draw(form: forms.Form, rng: np.random.Generator) -> dict[str, float]:
-    """A random law with a typical exponent, and a limit that is a share of the last error."""
-    law = {'a': 1.0, 'b': rng.uniform(0.2, 0.8), 'c': 0.0, 'd': 0.0}
-    if 'd' in form.names:
-        law['d'] = rng.uniform(0.0, 4.0)
-    if 'c' in form.names:
-        law['c'] = rng.uniform(0.1, 1.0) * float(value(law, np.array([SPAN]))[0])
-    return law
-
-
-def value(law: dict[str, float], x: np.ndarray) -> np.ndarray:
-    """The law at `x`, without noise."""
-    return law['a'] * (x + law['d']) ** -law['b'] + law['c']
-
-
-def broken(law: dict[str, float], x: np.ndarray) -> np.ndarray:
-    """The law with half its exponent after the last point."""
-    reducible = law['a'] * (SPAN + law['d']) ** -law['b']
-    ratio = (x + law['d']) / (SPAN + law['d'])
-    return reducible * ratio ** (-law['b'] / 2) + law['c']
-
-
-def _held(curve: fit_lib.Fit, x: np.ndarray, truth: np.ndarray) -> float:
-    """The share of x [N] at which the truth [N] lies in the band."""
-    band = curve.predict_band(x)
-    assert band is not None
-    return float(np.mean((band[0] <= truth) & (truth <= band[1])))
-
-
-SPAN = 64.0  # ratio of the largest fitted x to the smallest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,6 +99,150 @@ LAWS = (
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class Design:
+    """Runs of which a law is to be fitted.
+
+    Attributes:
+      name: for tables.
+      x: [N], different and ascending.
+      counts: [N], runs with each x, which differ in the seed.
+      cost: in units of x.
+      errors: {law: standard deviation of the log of its prediction}, in units of that of log y of a
+        run.
+    """
+
+    name: str
+    x: np.ndarray
+    counts: np.ndarray
+    cost: float
+    errors: dict[str, float]
+
+    @property
+    def runs(self) -> int:
+        """Number of runs."""
+        return int(self.counts.sum())
+
+
+def caveat(fitted: Iterable[str]) -> str:
+    """A sentence on the measured coverage of bands, for their readers.
+
+    Args:
+      fitted: names of the forms that have bands, or `auto`.
+    """
+    return '; '.join(map(_coverage, dict.fromkeys(fitted)))
+
+
+def _coverage(form: str) -> str:
+    if form == averaging.AUTO:
+        on, beyond, far = (f'{100 * share:.0f} %' for share in MEASURED_AUTO)
+        return (
+            f'on synthetic laws of eight kinds, bands of 90 % held {beyond} at '
+            f'{BEYOND:g} times the largest x and {far} at {FAR:g} times, {on} at the points; '
+            'past a break they hold nothing'
+        )
+    if form not in MEASURED:
+        return f'the coverage of bands of the form {form} is not known'
+    on, beyond, far, broken = (f'{100 * share:.0f} %' for share in MEASURED[form])
+    return (
+        f'on known laws of the form {form}, bands of 90 % held {on} of the curve at its points, '
+        f'{beyond} at {BEYOND:g} times the largest x, {far} at {FAR:g} times, {broken} past a break'
+    )
+
+
+def measure(setting: Simulation, seed: int = 0) -> dict[str, float]:
+    """The share of true values that lie in the bands.
+
+    Returns:
+      'fitted': of the curve, at the x of its points;
+      'beyond' and 'far': at `BEYOND` and `FAR` times the largest of them;
+      'past a break': there, if the exponent halves after the last point;
+      and one for each exponent and limit of the law. For `auto` instead of those three, 'beyond'
+      and 'far' of each of `synthetic.LAWS`, and of those on which bands were tuned and were not.
+    """
+    if setting.form == averaging.AUTO:
+        return _measure_auto(setting, seed)
+    rng = np.random.default_rng(seed)
+    with threadpool_limits(1, user_api='blas'):
+        found = [_measure_one(setting, rng) for _ in range(setting.curves)]
+    return {name: float(np.mean([one[name] for one in found])) for name in found[0]}
+
+
+def _measure_one(setting: Simulation, rng: np.random.Generator) -> dict[str, float]:
+    """Whether the bands of one curve contain its law, {name: share}."""
+    form = forms.find(setting.form)
+    x = np.geomspace(1.0, SPAN, setting.points)
+    law = _draw(form, rng)
+    y = law_value(law, x) * np.exp(setting.noise * rng.standard_normal(len(x)))
+    seed = int(rng.integers(2**31))
+    curve = curve_fit.fit(form, x, y, bootstrap=setting.bootstrap, seed=seed)
+    beyond, far = np.array([BEYOND * SPAN]), np.array([FAR * SPAN])
+    held = {
+        'fitted': _held(curve, x, law_value(law, x)),
+        'beyond': _held(curve, beyond, law_value(law, beyond)),
+        'far': _held(curve, far, law_value(law, far)),
+        'past a break': _held(curve, beyond, broken_law_value(law, beyond)),
+    }
+    bands = curve.bands
+    return held | {
+        name: float(bands[name][0] <= law[name] <= bands[name][1]) for name in form.interpreted
+    }
+
+
+def _draw(form: forms.Form, rng: np.random.Generator) -> dict[str, float]:
+    """A random law with a typical exponent, and a limit that is a share of the last error."""
+    law = {'a': 1.0, 'b': rng.uniform(0.2, 0.8), 'c': 0.0, 'd': 0.0}
+    if 'd' in form.names:
+        law['d'] = rng.uniform(0.0, 4.0)
+    if 'c' in form.names:
+        law['c'] = rng.uniform(0.1, 1.0) * float(law_value(law, np.array([SPAN]))[0])
+    return law
+
+
+def law_value(law: dict[str, float], x: np.ndarray) -> np.ndarray:
+    """The law at `x`, without noise."""
+    return law['a'] * (x + law['d']) ** -law['b'] + law['c']
+
+
+def broken_law_value(law: dict[str, float], x: np.ndarray) -> np.ndarray:
+    """The law with half its exponent after the last point."""
+    reducible = law['a'] * (SPAN + law['d']) ** -law['b']
+    ratio = (x + law['d']) / (SPAN + law['d'])
+    return reducible * ratio ** (-law['b'] / 2) + law['c']
+
+
+def _measure_auto(setting: Simulation, seed: int) -> dict[str, float]:
+    """Shares for `auto`, of `setting.curves` curves of each synthetic law."""
+    rng = np.random.default_rng(seed)
+    with threadpool_limits(1, user_api='blas'):
+        found = {
+            law: np.nanmean([_simulate(law, setting, rng) for _ in range(setting.curves)], axis=0)
+            for law in LAWS
+        }
+    groups = {law.name: [law] for law in LAWS} | {
+        'tuned': [law for law in LAWS if law.tuned],
+        'not tuned': [law for law in LAWS if not law.tuned],
+    }
+    shares = {'fitted': float(np.mean([held[0] for held in found.values()]))}
+    for name, laws in groups.items():
+        _, beyond, far = np.mean([found[law] for law in laws], axis=0)
+        shares |= {f'{name}: beyond': float(beyond), f'{name}: far': float(far)}
+    return shares
+
+
+def _simulate(law: SyntheticLaw, setting: Simulation, rng: np.random.Generator) -> list[float]:
+    """Shares at the points, at `BEYOND` and at `FAR`; nan for a curve without a band."""
+    form = forms.find(law.form)
+    theta = draw_law(law.form, rng)
+    x, out = design_points(law.form, setting.points)
+    y = np.exp(form.log_value(theta, x)[0] + draw_noise(law, len(x), rng))
+    curve = averaging.fit_average(x, y, bootstrap=setting.bootstrap, seed=int(rng.integers(2**31)))
+    if curve.predict_band(out) is None:
+        return [np.nan] * 3
+    spans = (x, out[:1], out[1:])
+    return [_held(curve, at, np.exp(form.log_value(theta, at)[0])) for at in spans]
+
+
 def draw_law(form: str, rng: np.random.Generator) -> forms.Theta:
     """Parameters of a random law with typical exponents, in the units of `design_points`."""
     if form == 'joint':
@@ -248,7 +270,7 @@ def design_points(form: str, points: int) -> tuple[np.ndarray, np.ndarray]:
     return grid, np.sqrt(SPAN * np.array([4.0, 10.0]))[:, None] * np.ones((1, 2))
 
 
-def noise(law: SyntheticLaw, count: int, rng: np.random.Generator) -> np.ndarray:
+def draw_noise(law: SyntheticLaw, count: int, rng: np.random.Generator) -> np.ndarray:
     """Errors [N] of log y, correlated between neighbors."""
     errors = rng.standard_normal(count)
     for i in range(1, count):
@@ -257,32 +279,71 @@ def noise(law: SyntheticLaw, count: int, rng: np.random.Generator) -> np.ndarray
     return law.noise * errors
 
 
-def factor(text: str) -> float:
-    """`4x` -> 4: all above a quarter of the largest x is held out.
+def _held(curve: curve_fit.Fit, x: np.ndarray, truth: np.ndarray) -> float:
+    """The share of x [N] at which the truth [N] lies in the band."""
+    band = curve.predict_band(x)
+    assert band is not None
+    return float(np.mean((band[0] <= truth) & (truth <= band[1])))
 
-    Raises:
-      UserError: for another text, or a factor that holds out nothing.
+
+def designs(flops: Sequence[float], seeds: int, target: float) -> list[Design]:
+    """The planned runs, and others to compare with.
+
+    Choshen et al. 2024 (arXiv:2410.11840) find that seeds vary so much that several small models
+    can predict better than one large model.
+
+    Args:
+      flops: of each planned run.
+      seeds: of each run, where runs are repeated.
+      target: FLOPs at which the law predicts.
+
+    Returns:
+      As planned; more seeds of every run; of the smaller half of the sizes alone; and instead of
+      the largest runs, as many seeds of the others as cost no more. Nothing for too few sizes.
     """
-    match = re.fullmatch(r'(\d+(?:\.\d+)?)x', text.strip())
-    if match is None or float(match[1]) <= 1:
-        raise UserError(f'--holdout {text}: write a factor above 1, as 4x')
-    return float(match[1])
+    x, counts = np.unique(np.asarray(flops, float), return_counts=True)
+    if len(x) < MIN_SIZES:
+        return []
+    small = np.arange(len(x)) < len(x) // 2
+    found = [('as planned', counts)]
+    if seeds > 1:
+        found += [
+            (f'{seeds} seeds of each', seeds * counts),
+            (f'{seeds} seeds of the smaller half', np.where(small, seeds * counts, counts)),
+        ]
+    spare = counts[-1] * x[-1]
+    rest = np.append(counts[:-1], 0)
+    times = 1 + int(spare // (rest @ x))
+    if len(x) > MIN_SIZES and times > 1:
+        found.append((f'without the largest, {times} seeds of the others', times * rest))
+    return [_design(name, x, number, target) for name, number in found]
 
 
-def share(text: str) -> float:
-    """The upper share of the range of x that is held out: `0.5` -> 0.5, `4x` -> 0.75.
+def _design(name: str, x: np.ndarray, counts: np.ndarray, target: float) -> Design:
+    used = counts > 0
+    expected = {
+        law: prediction_error(law, x[used], counts[used], target, float(x[-1]))
+        for law in DESIGN_LAWS
+    }
+    return Design(name, x[used], counts[used], float(counts @ x), expected)
 
-    Raises:
-      UserError: for another text, or a share that leaves nothing to fit.
+
+def prediction_error(
+    law: str, x: np.ndarray, counts: np.ndarray, target: float, largest: float
+) -> float:
+    """Standard deviation of the log of the prediction at a target, by linearization.
+
+    Args:
+      law: one of `LAWS`.
+      x: [N], of the points.
+      counts: [N], runs of each.
+      target: where the law predicts.
+      largest: the x at which the law is 1.
     """
-    if text.strip().endswith('x'):
-        return 1 - 1 / factor(text)
-    try:
-        value = float(text)
-    except ValueError as e:
-        raise UserError(f'--holdout {text!r}: write a share below 1, or a factor, as 4x') from e
-    if not 0 <= value < 1:
-        raise UserError(
-            f'--holdout {value}: must be at least 0 and less than 1, or a factor, as 4x'
-        )
-    return value
+    form, theta, used = DESIGN_LAWS[law]
+    slopes = [
+        forms.find(form).log_value(np.array(theta), at[:, None] / largest)[1][:, :used]
+        for at in (x, np.array([target]))
+    ]
+    information = slopes[0].T @ (counts[:, None] * slopes[0])
+    return float(np.sqrt(slopes[1][0] @ np.linalg.solve(information, slopes[1][0])))

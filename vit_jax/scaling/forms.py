@@ -1,7 +1,7 @@
 """Forms of scaling laws: values, gradients, starting points and bounds.
 
-A form is fitted in scaled units (x over its geometric mean, y over its own), so that all its
-parameters are of order one; `Form.params` turns them back into the units of the table.
+A form is fitted in scaled units (x and y over their geometric means), so that all parameters are
+of order one; `Form.params` converts them to the units of the table.
 """
 
 from __future__ import annotations
@@ -15,84 +15,13 @@ from scipy import optimize, special
 
 from vit_jax.errors import UserError, nearest
 
-EXPONENTS = np.geomspace(0.03, 3.0, 12)  # of the grid from which the search starts
-MIN_TERM = 1e-12
-
-
-def value(theta: Theta, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Log of E + A N^-alpha + B D^-beta [M] at x [M, 2], and its gradient [M, 5]."""
-    log_a, alpha, log_b, beta, e = theta
-    log_n, log_d = np.log(x).T
-    model, data = np.exp(log_a - alpha * log_n), np.exp(log_b - beta * log_d)
-    y = e + model + data
-    gradient = np.stack([model, -model * log_n, data, -data * log_d, np.ones_like(y)], axis=1)
-    return np.log(y), gradient / y[:, None]
-
-
-def starts(x: np.ndarray, y: np.ndarray, count: int = 4) -> list[Theta]:
-    """Minima of the relative squared error by variable projection (Golub and Pereyra 1973).
-
-    For given exponents, E, A and B follow from non-negative least squares, so that only alpha and
-    beta are searched: a problem of two variables instead of five, and a well-conditioned one. First
-    come the refined minima in the order of their error, then the points of the grid they began at.
-    """
-    grid = sorted(itertools.product(EXPONENTS, EXPONENTS), key=lambda at: _error(at, x, y))
-    apart: list[tuple[float, float]] = []
-    for point in grid:
-        if all(np.abs(np.log(np.divide(point, other))).max() > 1 for other in apart):
-            apart.append(point)
-    begins = [np.array(point) for point in apart[:count]]
-    refined = sorted((_refine(at, x, y) for at in begins), key=lambda at: _error(at, x, y))
-    minima: list[np.ndarray] = []
-    for at in refined:
-        if not any(np.allclose(at, other, rtol=1e-4) for other in minima):
-            minima.append(at)
-    return [_theta(at, x, y) for at in (*minima, *begins)]
-
-
-def _refine(at: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    tight = {'xtol': 1e-14, 'ftol': 1e-14, 'gtol': 1e-14}
-    bounds = ([1e-3, 1e-3], [5.0, 5.0])
-    return optimize.least_squares(
-        lambda exponents: _project(exponents, x, y)[1], at, bounds=bounds, max_nfev=60, **tight
-    ).x
-
-
-def _project(at: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The best (E, A, B) >= 0 for these exponents, and the relative errors [M]."""
-    terms = np.stack([np.ones_like(y), x[:, 0] ** -at[0], x[:, 1] ** -at[1]], axis=1) / y[:, None]
-    linear = optimize.nnls(terms, np.ones_like(y))[0]
-    return linear, terms @ linear - 1
-
-
-def _error(at: tuple[float, float] | np.ndarray, x: np.ndarray, y: np.ndarray) -> float:
-    return float(np.sum(_project(np.asarray(at), x, y)[1] ** 2))
-
-
-def _theta(at: np.ndarray, x: np.ndarray, y: np.ndarray) -> Theta:
-    e, a, b = _project(at, x, y)[0]
-    return np.array([np.log(max(a, MIN_TERM)), at[0], np.log(max(b, MIN_TERM)), at[1], e])
-
-
-def bounds(x: np.ndarray, y: np.ndarray, largest: float) -> list[tuple[float, float]]:
-    """Closed intervals for theta; `largest` is that of an exponent."""
-    term, exponent = (-50.0, 50.0), (0.0, largest)
-    return [term, exponent, term, exponent, (0.0, float(y.max()))]
-
-
-def params(theta: Theta, x_scale: np.ndarray, y_scale: float) -> dict[str, float]:
-    """The parameters in the units of the table."""
-    log_a, alpha, log_b, beta, e = theta
-    a, b = np.exp([log_a + alpha * np.log(x_scale[0]), log_b + beta * np.log(x_scale[1])]) * y_scale
-    named = {'E': e * y_scale, 'A': a, 'alpha': alpha, 'B': b, 'beta': beta}
-    return {name: float(number) for name, number in named.items()}
-
-
 Theta = np.ndarray  # [P], the parameters in scaled units
 Bounds = list[tuple[float, float]]
-
+EXPONENTS = np.geomspace(0.03, 3.0, 12)  # grid from which the search for a joint law starts
+MIN_TERM = 1e-12
 MAX_EXPONENT = 5.0
 MAX_SHIFT = 100.0  # times the largest x
+MIN_ALPHA = 1e-2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,13 +35,13 @@ class Form:
       source: the paper, its section or equation.
       log_value: (theta [P], x [N, K]) -> log y [N] and its gradient [N, P].
       starts: (x, y) -> points from which to search.
-      bounds: (x, y) -> a closed interval for each of theta.
+      bounds: (x, y) -> a closed interval for each element of theta.
       params: (theta, scales of x [K], scale of y) -> {name: value}.
-      interpreted: limits and exponents, {name: place in theta}; a fit warns if the points do not
+      interpreted: limits and exponents, {name: index in theta}; a fit warns if the points do not
         determine them.
       columns: K, the number of columns of x.
-      solve: (x, y) -> theta, if the paper has an estimator of its own; None for the minimum of the
-        log-Huber loss.
+      solve: (x, y) -> theta, if the paper has its own estimator; None to minimize the log-Huber
+        loss.
     """
 
     name: str
@@ -129,7 +58,7 @@ class Form:
 
 
 def find(name: str) -> Form:
-    """The form of that name.
+    """The form of a name.
 
     Raises:
       UserError: for an unknown name; suggests the nearest.
@@ -139,7 +68,11 @@ def find(name: str) -> Form:
     return FORMS[name]
 
 
-# y = a (x + d)^-b + c, theta = (log a, b, c, d); the simpler forms hold c or d at zero.
+def with_fewer(form: Form, points: int) -> Form:
+    """The form, or a simpler one that has fewer parameters than there are points."""
+    while points <= len(form.names) and form.name in _SIMPLER:
+        form = FORMS[_SIMPLER[form.name]]
+    return form
 
 
 def _shifted_value(theta: Theta, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -221,11 +154,6 @@ def _solve_m2(x: np.ndarray, y: np.ndarray) -> Theta:
     return _regress(x[:, 0], y, max(y.min() - np.exp(log_gap), 0.0), 0.0)
 
 
-# (y - c) / (e - y)^alpha = a x^-b, theta = (log a, b, c, e, alpha): solved for y.
-
-MIN_ALPHA = 1e-2
-
-
 def _m4_value(theta: Theta, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     log_a, b, c, e, alpha = theta
     log_x, width = np.log(x[:, 0]), e - c
@@ -280,8 +208,82 @@ def _m4_params(theta: Theta, x_scale: np.ndarray, y_scale: float) -> dict[str, f
     return {name: float(value) for name, value in named.items()}
 
 
-_REVISITING = 'Alabdulmohsin et al. 2022, section 3'
+def _joint_value(theta: Theta, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Log of E + A N^-alpha + B D^-beta [M] at x [M, 2], and its gradient [M, 5]."""
+    log_a, alpha, log_b, beta, e = theta
+    log_n, log_d = np.log(x).T
+    model, data = np.exp(log_a - alpha * log_n), np.exp(log_b - beta * log_d)
+    y = e + model + data
+    gradient = np.stack([model, -model * log_n, data, -data * log_d, np.ones_like(y)], axis=1)
+    return np.log(y), gradient / y[:, None]
 
+
+def _joint_starts(x: np.ndarray, y: np.ndarray, count: int = 4) -> list[Theta]:
+    """Minima of the relative squared error by variable projection (Golub and Pereyra 1973).
+
+    For given exponents, E, A and B follow from non-negative least squares, so that only alpha and
+    beta are searched: two variables instead of five, and well conditioned. The refined minima come
+    first, by their error, then the grid points at which they started.
+    """
+    grid = sorted(itertools.product(EXPONENTS, EXPONENTS), key=lambda at: _joint_error(at, x, y))
+    apart: list[tuple[float, float]] = []
+    for point in grid:
+        if all(np.abs(np.log(np.divide(point, other))).max() > 1 for other in apart):
+            apart.append(point)
+    begins = [np.array(point) for point in apart[:count]]
+    refined = sorted(
+        (_refine_joint(at, x, y) for at in begins), key=lambda at: _joint_error(at, x, y)
+    )
+    minima: list[np.ndarray] = []
+    for at in refined:
+        if not any(np.allclose(at, other, rtol=1e-4) for other in minima):
+            minima.append(at)
+    return [_joint_theta(at, x, y) for at in (*minima, *begins)]
+
+
+def _refine_joint(at: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    tight = {'xtol': 1e-14, 'ftol': 1e-14, 'gtol': 1e-14}
+    bounds = ([1e-3, 1e-3], [5.0, 5.0])
+    return optimize.least_squares(
+        lambda exponents: _project_joint(exponents, x, y)[1],
+        at,
+        bounds=bounds,
+        max_nfev=60,
+        **tight,
+    ).x
+
+
+def _joint_error(at: tuple[float, float] | np.ndarray, x: np.ndarray, y: np.ndarray) -> float:
+    return float(np.sum(_project_joint(np.asarray(at), x, y)[1] ** 2))
+
+
+def _joint_theta(at: np.ndarray, x: np.ndarray, y: np.ndarray) -> Theta:
+    e, a, b = _project_joint(at, x, y)[0]
+    return np.array([np.log(max(a, MIN_TERM)), at[0], np.log(max(b, MIN_TERM)), at[1], e])
+
+
+def _project_joint(at: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The best (E, A, B) >= 0 for these exponents, and the relative errors [M]."""
+    terms = np.stack([np.ones_like(y), x[:, 0] ** -at[0], x[:, 1] ** -at[1]], axis=1) / y[:, None]
+    linear = optimize.nnls(terms, np.ones_like(y))[0]
+    return linear, terms @ linear - 1
+
+
+def _joint_bounds(x: np.ndarray, y: np.ndarray, largest: float) -> list[tuple[float, float]]:
+    """Closed intervals for theta; `largest` bounds the exponents."""
+    term, exponent = (-50.0, 50.0), (0.0, largest)
+    return [term, exponent, term, exponent, (0.0, float(y.max()))]
+
+
+def _joint_params(theta: Theta, x_scale: np.ndarray, y_scale: float) -> dict[str, float]:
+    """The parameters in the units of the table."""
+    log_a, alpha, log_b, beta, e = theta
+    a, b = np.exp([log_a + alpha * np.log(x_scale[0]), log_b + beta * np.log(x_scale[1])]) * y_scale
+    named = {'E': e * y_scale, 'A': a, 'alpha': alpha, 'B': b, 'beta': beta}
+    return {name: float(number) for name, number in named.items()}
+
+
+_REVISITING = 'Alabdulmohsin et al. 2022, section 3'
 FORMS = {
     form.name: form
     for form in (
@@ -305,20 +307,13 @@ FORMS = {
             formula='E + A N^-alpha + B D^-beta',
             names=('E', 'A', 'alpha', 'B', 'beta'),
             source='Hoffmann et al. 2022, section 3.3, equation 2',
-            log_value=value,
-            starts=starts,
-            bounds=lambda x, y: bounds(x, y, MAX_EXPONENT),
-            params=params,
+            log_value=_joint_value,
+            starts=_joint_starts,
+            bounds=lambda x, y: _joint_bounds(x, y, MAX_EXPONENT),
+            params=_joint_params,
             interpreted={'alpha': 1, 'beta': 3, 'E': 4},
             columns=2,
         ),
     )
 }
 _SIMPLER = {'shifted': 'irreducible', 'irreducible': 'power', 'm2': 'power', 'm4': 'm2'}
-
-
-def with_fewer(form: Form, points: int) -> Form:
-    """The form, or a simpler one if it has not fewer parameters than there are points."""
-    while points <= len(form.names) and form.name in _SIMPLER:
-        form = FORMS[_SIMPLER[form.name]]
-    return form

@@ -7,8 +7,6 @@ import dataclasses
 import numpy as np
 from numpy.polynomial import Polynomial
 
-from vit_jax.scaling import fit
-
 GAPS = tuple(np.log([1.1, 1.05, 1.02, 1.005]))  # between neighbors that count as one budget
 SPREAD = np.log(1.3)  # of all runs of one budget
 ALIKE = np.log(1.02)  # the ratio of two values that count as one
@@ -137,13 +135,25 @@ def frontier(n: np.ndarray, c: np.ndarray, y: np.ndarray) -> Optima:
     curves = [curve for curve in curves if len(curve[1]) >= _CURVE]
     if len(curves) < 3:
         level = _budget_means(n, c)
-        best = fit.frontier(level, y)
+        best = pareto_frontier(level, y)
         found = [(*run, 1) for run in zip(level[best], n[best], y[best], strict=True)]
     else:
         grid = np.linspace(np.log(c.min()), np.log(c.max()), _GRID)
         found = [best for at in grid for best in _lowest(curves, at)]
     different = {round(float(np.log(one[1])), 2) for one in found}
     return _through(found if len(different) > 1 else [])
+
+
+def pareto_frontier(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Mask [N] of the Pareto frontier: points with a lower y than all points of smaller or equal x.
+
+    Membership depends only on points of smaller or equal x.
+    """
+    order = np.lexsort((y, x))
+    best = np.minimum.accumulate(np.concatenate([[np.inf], y[order]]))[:-1]
+    kept = np.zeros(len(y), bool)
+    kept[order] = y[order] < best
+    return kept
 
 
 def _budget_means(n: np.ndarray, c: np.ndarray) -> np.ndarray:

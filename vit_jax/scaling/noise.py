@@ -1,4 +1,4 @@
-"""Noise of the points of a curve, from the residuals of a fit and from seeds, and draws of it."""
+"""Noise of the points of a curve, from seeds and from residuals of a fit, and draws of it."""
 
 from __future__ import annotations
 
@@ -11,103 +11,13 @@ from scipy import optimize, special, stats
 from vit_jax.errors import UserError
 from vit_jax.scaling.rows import Numbered, cell
 
-_CHANCE = 0.95  # quantile of the F distribution above which a form misses the points
-
-
-@dataclasses.dataclass(frozen=True)
-class Noise:
-    """Noise of a fit.
-
-    Attributes:
-      std: standard deviation of log y of a point with the mean number of runs.
-      dof: degrees of freedom from seeds, besides those of the residuals.
-      measured: whether seeds determined it.
-      problem: a sentence if the form misses the points by more than seeds differ.
-      shared: degrees of freedom from other curves.
-    """
-
-    std: float = 0.0
-    dof: int = 0
-    measured: bool = False
-    problem: str = ''
-    shared: float = 0.0
-
-
-def pooled(residuals: np.ndarray, free: int, seeds: Seeds) -> Noise:
-    """The noise from residuals of a fit and from seeds, pooled unless an F test tells them apart.
-
-    Args:
-      residuals: [N], weighted errors of the fit.
-      free: points less parameters.
-      seeds: of the points.
-    """
-    squares = float(np.sum(residuals**2))
-    alone = np.sqrt(squares / max(free, 1))
-    if not seeds.dof or not seeds.noise:
-        return Noise(alone)
-    between = seeds.noise / np.sqrt(seeds.counts.mean())
-    if free > 0 and (alone / between) ** 2 > stats.f.ppf(_CHANCE, free, seeds.dof):
-        return Noise(
-            alone,
-            problem=f'the form misses the points by {alone / between:.1f} times the noise between '
-            'seeds: bands are those of its errors',
-        )
-    total = squares + seeds.dof * between**2
-    return Noise(float(np.sqrt(total / (max(free, 0) + seeds.dof))), seeds.dof, True)
-
-
-def common(variances: np.ndarray, dof: np.ndarray) -> tuple[float, float]:
-    """The variance that curves have in common, and the degrees of freedom that it is worth.
-
-    Empirical Bayes (Smyth 2004, section 6): the true variances are inverse gamma, with parameters
-    from the moments of the logs of those measured. The more these differ, the less it is worth.
-
-    Args:
-      variances: [K], of the noise of log y, positive.
-      dof: [K], of each, positive.
-    """
-    logs = np.log(variances) - special.digamma(dof / 2) + np.log(dof / 2)
-    spread = float(np.var(logs, ddof=1) - np.mean(special.polygamma(1, dof / 2)))
-    half = float(np.sum(dof)) / 2
-    if spread > special.polygamma(1, half):
-        half = optimize.brentq(lambda h: special.polygamma(1, h) - spread, 1e-3, half)
-    return float(np.exp(logs.mean() + special.digamma(half)) / half), 2 * half
-
-
-def draws(
-    errors: np.ndarray, used: int, noise: Noise, rng: np.random.Generator
-) -> Callable[[], np.ndarray]:
-    """Draws of new errors [N]: Gaussian if seeds determined their size, else of the residuals.
-
-    Residuals are drawn in moving blocks, as neighbors are correlated (Künsch 1989). A curve with p
-    parameters fits n points more closely than the truth does, so they grow by sqrt(n / (n - p)).
-
-    Args:
-      errors: [N], weighted errors of the fit.
-      used: p.
-      noise: of the fit.
-      rng: source of the draws.
-    """
-    n = len(errors)
-    if noise.measured:
-        return lambda: noise.std * rng.standard_normal(n)
-    pool = errors * np.sqrt(n / max(n - used, 1))
-    block = max(1, round(n ** (1 / 3)))
-
-    def draw() -> np.ndarray:
-        begins = rng.integers(0, n - block + 1, -(-n // block))
-        chosen = (begins[:, None] + np.arange(block)).ravel()[:n]
-        return pool[chosen] - pool.mean()
-
-    return draw
-
-
 SETTING = 'setting'  # column of `collect`: runs of one value differ in the seed alone
+_CHANCE = 0.95  # quantile of the F distribution above which a form does not fit
 
 
 @dataclasses.dataclass(frozen=True)
 class Seeds:
-    """The runs behind the points of a curve.
+    """Repeated runs of the points of a curve.
 
     Attributes:
       counts: [N], the number of runs of each point.
@@ -143,12 +53,12 @@ class Seeds:
         return np.sqrt(self.counts / self.counts.mean())
 
     def take(self, chosen: np.ndarray) -> Seeds:
-        """Those of the chosen points, a mask or indices."""
+        """The seeds of the chosen points, by a mask or indices."""
         return Seeds(self.counts[chosen], self.squares[chosen])
 
     @property
     def words(self) -> str:
-        """The repetitions and their noise as text; empty without any."""
+        """A sentence on repeated runs and their noise; empty without any."""
         if not self.several:
             return ''
         points = int((self.counts > 1).sum())
@@ -158,27 +68,32 @@ class Seeds:
         )
 
 
-def single(points: int) -> Seeds:
+@dataclasses.dataclass(frozen=True)
+class Noise:
+    """Noise of a fit.
+
+    Attributes:
+      std: standard deviation of log y of a point with the mean number of runs.
+      dof: degrees of freedom from seeds, in addition to those of the residuals.
+      measured: whether seeds determined it.
+      problem: a sentence if the residuals are larger than the noise between seeds.
+      shared: degrees of freedom from other curves.
+    """
+
+    std: float = 0.0
+    dof: int = 0
+    measured: bool = False
+    problem: str = ''
+    shared: float = 0.0
+
+
+def one_run_each(points: int) -> Seeds:
     """One run for each point."""
     return Seeds(np.ones(points), np.zeros(points))
 
 
-def merge(log_y: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, Seeds]:
-    """Means of log y [N] and the runs behind them, for the place in [0, N) of each run [M]."""
-    counts = np.bincount(which)
-    mean = np.bincount(which, log_y) / counts
-    return mean, Seeds(counts, np.bincount(which, (log_y - mean[which]) ** 2))
-
-
-def centers(x: np.ndarray, which: np.ndarray) -> np.ndarray:
-    """Geometric means [N, K] of x [M, K] over the runs of each point; exact where they agree."""
-    first = x[np.unique(which, return_index=True)[1]]
-    log_ratio = np.log(x / first[which])
-    return first * np.exp([merge(column, which)[0] for column in log_ratio.T]).T
-
-
-def points(group: Sequence[Numbered], x: np.ndarray, seed: str | None) -> np.ndarray:
-    """The point of each row: rows of one setting, or those of one x if a column has the seeds.
+def point_indices(group: Sequence[Numbered], x: np.ndarray, seed: str | None) -> np.ndarray:
+    """The point of each row: one for each setting, or for each x if a column has the seeds.
 
     Args:
       group: the rows of a curve.
@@ -210,3 +125,87 @@ def group_indices(keys: Sequence[object]) -> np.ndarray:
     """Number the distinct keys [M] in the order in which they first appear."""
     known: dict[object, int] = {}
     return np.array([known.setdefault(key, len(known)) for key in keys], int)
+
+
+def merge(log_y: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, Seeds]:
+    """Means of log y [N] over runs, and their seeds; `which` [M] is the point of each run."""
+    counts = np.bincount(which)
+    mean = np.bincount(which, log_y) / counts
+    return mean, Seeds(counts, np.bincount(which, (log_y - mean[which]) ** 2))
+
+
+def centers(x: np.ndarray, which: np.ndarray) -> np.ndarray:
+    """Geometric means [N, K] of x [M, K] over the runs of each point; exact where they agree."""
+    first = x[np.unique(which, return_index=True)[1]]
+    log_ratio = np.log(x / first[which])
+    return first * np.exp([merge(column, which)[0] for column in log_ratio.T]).T
+
+
+def pooled(residuals: np.ndarray, free: int, seeds: Seeds) -> Noise:
+    """The noise from residuals and from seeds, pooled unless an F test distinguishes them.
+
+    Args:
+      residuals: [N], weighted errors of the fit.
+      free: number of points less that of parameters.
+      seeds: of the points.
+    """
+    squares = float(np.sum(residuals**2))
+    alone = np.sqrt(squares / max(free, 1))
+    if not seeds.dof or not seeds.noise:
+        return Noise(alone)
+    between = seeds.noise / np.sqrt(seeds.counts.mean())
+    if free > 0 and (alone / between) ** 2 > stats.f.ppf(_CHANCE, free, seeds.dof):
+        return Noise(
+            alone,
+            problem=f'the form misses the points by {alone / between:.1f} times the noise between '
+            'seeds: bands are those of its errors',
+        )
+    total = squares + seeds.dof * between**2
+    return Noise(float(np.sqrt(total / (max(free, 0) + seeds.dof))), seeds.dof, True)
+
+
+def common(variances: np.ndarray, dof: np.ndarray) -> tuple[float, float]:
+    """The common variance of several curves, and its prior degrees of freedom.
+
+    Empirical Bayes (Smyth 2004, section 6): the true variances are inverse gamma, with parameters
+    from the moments of the logs of the measured ones. The more these differ, the fewer degrees of
+    freedom.
+
+    Args:
+      variances: [K], of the noise of log y, positive.
+      dof: [K], of each, positive.
+    """
+    logs = np.log(variances) - special.digamma(dof / 2) + np.log(dof / 2)
+    spread = float(np.var(logs, ddof=1) - np.mean(special.polygamma(1, dof / 2)))
+    half = float(np.sum(dof)) / 2
+    if spread > special.polygamma(1, half):
+        half = optimize.brentq(lambda h: special.polygamma(1, h) - spread, 1e-3, half)
+    return float(np.exp(logs.mean() + special.digamma(half)) / half), 2 * half
+
+
+def draws(
+    errors: np.ndarray, used: int, noise: Noise, rng: np.random.Generator
+) -> Callable[[], np.ndarray]:
+    """A function that draws errors [N]: Gaussian if seeds determined the noise, else residuals.
+
+    Residuals are drawn in moving blocks, as neighbors are correlated (Künsch 1989). A curve with p
+    parameters fits n points more closely than the truth does, so they grow by sqrt(n / (n - p)).
+
+    Args:
+      errors: [N], weighted errors of the fit.
+      used: p.
+      noise: of the fit.
+      rng: source of the draws.
+    """
+    n = len(errors)
+    if noise.measured:
+        return lambda: noise.std * rng.standard_normal(n)
+    pool = errors * np.sqrt(n / max(n - used, 1))
+    block = max(1, round(n ** (1 / 3)))
+
+    def draw() -> np.ndarray:
+        begins = rng.integers(0, n - block + 1, -(-n // block))
+        chosen = (begins[:, None] + np.arange(block)).ravel()[:n]
+        return pool[chosen] - pool.mean()
+
+    return draw

@@ -16,9 +16,8 @@ from scipy import stats
 from threadpoolctl import threadpool_limits
 
 from vit_jax.errors import UserError
-from vit_jax.scaling import fit as fit_lib
-from vit_jax.scaling import forms, isoflop
-from vit_jax.scaling import noise as noise_lib
+from vit_jax.scaling import curve_fit, forms, isoflop
+from vit_jax.scaling.noise import pooled
 from vit_jax.scaling.points import Cost, Points
 
 BIAS = (
@@ -29,7 +28,7 @@ _QUANTILES = 1000  # of a Gaussian that is drawn from
 
 
 @dataclasses.dataclass(frozen=True)
-class Ways:
+class AnalysisOptions:
     """Options of `analyze`.
 
     Attributes:
@@ -58,14 +57,14 @@ class Analysis:
 
     points: Points
     kept: np.ndarray
-    joint: fit_lib.Fit | None
+    joint: curve_fit.Fit | None
     parabolas: isoflop.Optima
     frontier: isoflop.Optima
     summary: dict[str, Any]
     notes: tuple[str, ...]
 
 
-def analyze(points: Points, ways: Ways) -> Analysis:
+def analyze(points: Points, ways: AnalysisOptions) -> Analysis:
     """Fit the three ways to the runs that are not held out."""
     kept = (
         points.c <= points.c.max() / ways.holdout if ways.holdout else np.ones(len(points.y), bool)
@@ -97,7 +96,7 @@ def require_law(analyses: Sequence[Analysis]) -> None:
         raise UserError(f'no law of the optimum can be fitted: {"; ".join(reasons)}')
 
 
-def _joint(seen: Points, bootstrap: int) -> tuple[fit_lib.Fit | None, list[str]]:
+def _joint(seen: Points, bootstrap: int) -> tuple[curve_fit.Fit | None, list[str]]:
     """The joint law, or None and the reason."""
     for name, values in (('N', seen.n), ('D', seen.d)):
         if len(np.unique(isoflop.clusters(np.log(values), isoflop.ALIKE))) < 3:
@@ -107,7 +106,7 @@ def _joint(seen: Points, bootstrap: int) -> tuple[fit_lib.Fit | None, list[str]]
         return None, [f'no joint law: {len(seen.y)} runs for its 5 parameters']
     try:
         form = forms.find('joint')
-        found = fit_lib.fit(form, seen.x, seen.y, bootstrap=bootstrap, seeds=seen.seeds)
+        found = curve_fit.fit(form, seen.x, seen.y, bootstrap=bootstrap, seeds=seen.seeds)
     except UserError as e:
         return None, [f'no joint law: {e}']
     for name, term in (('N', 'A'), ('D', 'B')):
@@ -117,7 +116,7 @@ def _joint(seen: Points, bootstrap: int) -> tuple[fit_lib.Fit | None, list[str]]
     return found, [f'joint: {line}' for line in found.warnings]
 
 
-def _level(seen: Points, joint: fit_lib.Fit | None, notes: list[str]) -> np.ndarray:
+def _level(seen: Points, joint: curve_fit.Fit | None, notes: list[str]) -> np.ndarray:
     """The losses, moved along the joint law to the mean of the budget that they share."""
     level = seen.y.copy()
     off = 0.0
@@ -164,7 +163,7 @@ def optimum(params: dict[str, float], cost: Cost, c: np.ndarray) -> tuple[np.nda
 
 
 def _joint_summary(
-    points: Points, kept: np.ndarray, joint: fit_lib.Fit | None, ways: Ways
+    points: Points, kept: np.ndarray, joint: curve_fit.Fit | None, ways: AnalysisOptions
 ) -> dict[str, Any] | None:
     if joint is None:
         return None
@@ -172,9 +171,9 @@ def _joint_summary(
     drawn = [joint.form.params(theta, *joint.scales) for theta in joint.replicates]
     a, b = _exponents(joint.params, cost)
     both = np.array([_exponents(params, cost) for params in drawn]).reshape(-1, 2)
-    bands = joint.bands | _widened(joint.dof, a=(a, both[:, 0]), b=(b, both[:, 1]))
+    bands = joint.bands | _widened_bands(joint.dof, a=(a, both[:, 0]), b=(b, both[:, 1]))
     held = ~kept
-    error = fit_lib.rmse(joint, points.x[held], points.y[held]) if held.any() else None
+    error = curve_fit.rmse(joint, points.x[held], points.y[held]) if held.any() else None
     result: dict[str, Any] = {
         **joint.params,
         'a': a,
@@ -191,15 +190,15 @@ def _joint_summary(
         samples = np.array([[v[0] for v in optimum(p, cost, at)] for p in drawn]).reshape(-1, 3)
         n, d, loss = (float(v[0]) for v in optimum(joint.params, cost, at))
         values = {'N': (n, samples[:, 0]), 'D': (d, samples[:, 1]), 'loss': (loss, samples[:, 2])}
-        spread = _widened(joint.dof, **values)
+        spread = _widened_bands(joint.dof, **values)
         result['target'] = {'C': ways.target, 'N': n, 'D': d, 'loss': loss, 'bands': spread}
     return result
 
 
-def _widened(dof: float, **drawn: tuple[float, np.ndarray]) -> dict[str, list[float]]:
+def _widened_bands(dof: float, **drawn: tuple[float, np.ndarray]) -> dict[str, list[float]]:
     """Bands of values from bootstrap samples, as those of the fit; none if one is infinite."""
     return {
-        name: fit_lib.widened(value, samples, dof)
+        name: curve_fit.widened(value, samples, dof)
         for name, (value, samples) in drawn.items()
         if len(samples) and np.isfinite(samples).all()
     }
@@ -207,14 +206,14 @@ def _widened(dof: float, **drawn: tuple[float, np.ndarray]) -> dict[str, list[fl
 
 def _bands(**samples: np.ndarray) -> dict[str, list[float]]:
     return {
-        name: [float(q) for q in np.quantile(values, fit_lib.BAND)]
+        name: [float(q) for q in np.quantile(values, curve_fit.BAND)]
         for name, values in samples.items()
         if len(values)
     }
 
 
 def _optima_summary(
-    found: isoflop.Optima, cost: Cost, ways: Ways, replicates: list[isoflop.Optima]
+    found: isoflop.Optima, cost: Cost, ways: AnalysisOptions, replicates: list[isoflop.Optima]
 ) -> dict[str, Any] | None:
     if found.exponent is None:
         return None
@@ -240,7 +239,9 @@ def _optima_summary(
     return result
 
 
-def _parabola_replicates(seen: Points, level: np.ndarray, ways: Ways) -> list[isoflop.Optima]:
+def _parabola_replicates(
+    seen: Points, level: np.ndarray, ways: AnalysisOptions
+) -> list[isoflop.Optima]:
     """Parabolas through themselves with new errors: of their residuals, or as seeds differ."""
     groups = isoflop.budgets(seen.n, seen.c)
     free = sum(len(at) - 3 for at in groups)
@@ -250,7 +251,7 @@ def _parabola_replicates(seen: Points, level: np.ndarray, ways: Ways) -> list[is
     weights = np.sqrt(counts / counts[inside].mean())
     center = isoflop.fitted(seen.n, seen.c, level, weights)
     errors = (weights * np.log(level / center))[inside]
-    noise = noise_lib.pooled(errors, free, seen.seeds.take(inside))
+    noise = pooled(errors, free, seen.seeds.take(inside))
     if noise.measured:
         pool = noise.std * stats.norm.ppf((np.arange(_QUANTILES) + 0.5) / _QUANTILES)
     elif free:
@@ -265,7 +266,7 @@ def _parabola_replicates(seen: Points, level: np.ndarray, ways: Ways) -> list[is
 
 
 def _frontier_replicates(
-    seen: Points, joint: fit_lib.Fit | None, found: isoflop.Optima, ways: Ways
+    seen: Points, joint: curve_fit.Fit | None, found: isoflop.Optima, ways: AnalysisOptions
 ) -> list[isoflop.Optima]:
     """Frontiers of the joint law with noise, moved so that without it they are what was found."""
     if joint is None or found.exponent is None:
@@ -288,7 +289,7 @@ def _frontier_replicates(
 def _redrawn(
     center: np.ndarray,
     pool: np.ndarray,
-    ways: Ways,
+    ways: AnalysisOptions,
     solve: Callable[[np.ndarray], isoflop.Optima],
     weights: np.ndarray | float = 1.0,
 ) -> list[isoflop.Optima]:

@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from vit_jax.errors import UserError
-from vit_jax.scaling import choice, coverage, rows
-from vit_jax.scaling.fit import Fit
+from vit_jax.scaling import averaging, coverage, rows
+from vit_jax.scaling.curve_fit import Fit
 from vit_jax.scaling.table import Curve, FitOptions
 from vit_jax.viz import figures
 
@@ -27,7 +27,7 @@ MAX_PANELS = 80
 _PANEL_LETTERS = 28  # in a line over a panel of many
 # A floor below this part of the prediction would stretch the axis far under all points.
 _VISIBLE = 0.01
-WORDS = {
+LABELS = {
     'data_size': 'training examples',
     'examples_seen': 'examples seen',
     'flops': 'training FLOPs',
@@ -35,7 +35,9 @@ WORDS = {
 }
 
 
-def draw(curves: Sequence[Curve], options: FitOptions, target: float | None = None) -> Figure:
+def draw_curves(
+    curves: Sequence[Curve], options: FitOptions, target: float | None = None
+) -> Figure:
     """Draw a few curves in one panel, or many in a panel each, on logarithmic axes.
 
     Filled points were fitted, hollow ones were held out, and right of the dotted line the curve is
@@ -58,7 +60,7 @@ def draw(curves: Sequence[Curve], options: FitOptions, target: float | None = No
 def _caveat(curves: Sequence[Curve]) -> str:
     """Sentences on the coverage of the shades and on the bars; empty if there are none."""
     fits = [curve.fit for curve in curves if curve.fit is not None and len(curve.fit.replicates)]
-    said = [f'Shades: {coverage.caveat(map(choice.name, fits))}.'] if fits else []
+    said = [f'Shades: {coverage.caveat(map(averaging.form_name, fits))}.'] if fits else []
     if any(curve.seeds.several for curve in curves):
         said.append('Bars: one standard deviation between seeds.')
     return '\n'.join(textwrap.fill(one, 110) for one in said)
@@ -77,8 +79,8 @@ def _draw_shared(curves: Sequence[Curve], options: FitOptions, target: float | N
     for curve, color in zip(curves, _colors(curves), strict=True):
         _draw_curve(axes, curve, color, 4.5, _legend(curve), mark=not shared, target=target)
     _finish(axes, _title(options), curves, few=False, target=target)
-    axes.set_xlabel(spoken(options.x[0]), color=figures.FAINT, fontsize=9)
-    axes.set_ylabel(spoken(options.y), color=figures.FAINT, fontsize=9)
+    axes.set_xlabel(axis_label(options.x[0]), color=figures.FAINT, fontsize=9)
+    axes.set_ylabel(axis_label(options.y), color=figures.FAINT, fontsize=9)
     if shared and boundaries[0] is not None:
         _mark_held_out(axes, boundaries[0])
     _add_legend(figure, _caveat(curves))
@@ -86,14 +88,14 @@ def _draw_shared(curves: Sequence[Curve], options: FitOptions, target: float | N
 
 
 def _title(options: FitOptions) -> str:
-    return f'{spoken(options.y)} over {spoken(options.x[0])}'
+    return f'{axis_label(options.y)} over {axis_label(options.x[0])}'
 
 
-def spoken(column: str) -> str:
+def axis_label(column: str) -> str:
     """Name of a column in words: `1-test/accuracy` -> `test error`."""
     if column.startswith('1-') and column.endswith('/accuracy'):
         return column.removeprefix('1-').removesuffix('/accuracy') + ' error'
-    return WORDS.get(column, column)
+    return LABELS.get(column, column)
 
 
 def _colors(curves: Sequence[Curve]) -> list[Any]:
@@ -243,7 +245,7 @@ def _legend(curve: Curve) -> str:
     if curve.fit is None:
         return f'{label}: too few points'
     error = '' if curve.holdout_rmse is None else f'; error held out {curve.holdout_rmse:.4f}'
-    if isinstance(curve.fit, choice.MeanFit) and len(curve.fit.parts) > 1:
+    if isinstance(curve.fit, averaging.MeanFit) and len(curve.fit.parts) > 1:
         mixed = ', '.join(f'{part.fit.form.name} {part.weight:.2f}' for part in curve.fit.parts)
         return f'{label}: mean of {mixed}{error}'
     return f'{label}: ${formula(curve.fit)}${error}'

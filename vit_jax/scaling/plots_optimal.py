@@ -13,18 +13,19 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from vit_jax.errors import UserError
 from vit_jax.scaling import isoflop, rows
-from vit_jax.scaling.fit import half_width
+from vit_jax.scaling.curve_fit import half_width
 from vit_jax.scaling.optimal import Analysis, optimum
 from vit_jax.scaling.points import Columns
-from vit_jax.scaling.shape import Ray, ShapeLaw, Shapes, StarColumns, StarSweep
+from vit_jax.scaling.shape import Ray, ShapeFit, ShapeLaw, StarColumns, StarSweep
 from vit_jax.viz import figures
 
 MAX_CURVES = 12
 CONTOURS = 12
+BUDGETS = 5  # at which the law is drawn
 _BY_LAW, _BY_PARABOLA = figures.COLORS[1], figures.COLORS[2]
 
 
-def draw(found: Sequence[Analysis], columns: Columns) -> Figure:
+def draw_optima(found: Sequence[Analysis], columns: Columns) -> Figure:
     """Draw two panels a curve.
 
     The left one has the joint law's contours of equal loss over C and N, the runs, and N* by the
@@ -163,11 +164,8 @@ def _scales(axes: Axes, title: str, x: np.ndarray, y: np.ndarray) -> None:
     figures.log_ticks(axes.yaxis, float(y.min()), float(y.max()), few=False, words=rows.short)
 
 
-BUDGETS = 5  # at which the law is drawn
-
-
 def draw_shape(
-    star: StarSweep, shapes: Shapes, columns: StarColumns, target: float | None = None
+    star: StarSweep, shapes: ShapeFit, columns: StarColumns, target: float | None = None
 ) -> Figure:
     """A panel for each dimension: runs and the law at several budgets, with its minima joined.
 
@@ -202,7 +200,7 @@ def draw_shape(
     return figure
 
 
-def _exponent(shapes: Shapes, name: str) -> str:
+def _exponent(shapes: ShapeFit, name: str) -> str:
     s, band = shapes.exponent(name)
     return f't^{s:.3f}' + (f' [{band[0]:.3f}, {band[1]:.3f}]' if band else '')
 

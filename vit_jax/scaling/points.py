@@ -8,23 +8,22 @@ from collections.abc import Sequence
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.scaling import noise as seeds_lib
-from vit_jax.scaling.noise import Seeds
+from vit_jax.scaling.noise import SETTING, Seeds, centers, group_indices, merge
 from vit_jax.scaling.rows import Numbered, Row, cell, number, ordered, unfinished, without_copies
 
 COUNTED = {
     'parameters': 'all parameters, embeddings and head included',
     'flops': 'exact: 3 times the forward pass, embeddings and head included',
 }
-_EXACT = 0.01  # relative deviation of C / (N D) up to which C counts as proportional
+_EXACT = 0.01  # relative deviation of C / (N D) up to which C counts as proportional to N D
 
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """Names of the columns; n, d or c may be None, which then follows from C = 6 N D.
+    """Names of the columns; one of n, d and c may be None and then follows from C = 6 N D.
 
     Raises:
-      UserError: if two of them are.
+      UserError: if two of them are None.
     """
 
     n: str | None
@@ -52,7 +51,7 @@ class Cost:
     q: float = 1.0
 
     def data(self, n: np.ndarray, c: np.ndarray) -> np.ndarray:
-        """D that a budget leaves for a size; infinite for none."""
+        """The data D that a budget leaves for a model size N; infinite for N = 0."""
         with np.errstate(divide='ignore'):
             return (c / (self.k * n**self.p)) ** (1 / self.q)
 
@@ -69,11 +68,11 @@ class Points:
     """Runs of one curve, ascending in C.
 
     Attributes:
-      by: {column: value}.
+      by: {column: value} that distinguishes the curve.
       n, d, c, y: [M], all positive.
-      seeds: rows behind each point.
-      cost: how C follows from N and D.
-      left_out: a line for each row that is no point.
+      seeds: of the runs of each point.
+      cost: C as a function of N and D.
+      left_out: a line for each row that was left out.
       notes: warnings about the table.
     """
 
@@ -93,7 +92,7 @@ class Points:
         return np.stack([self.n, self.d], axis=1)
 
     def take(self, chosen: np.ndarray) -> Points:
-        """The points of a mask [M], or of indices."""
+        """The chosen points, by a mask [M] or indices."""
         kept = {name: getattr(self, name)[chosen] for name in ('n', 'd', 'c', 'y')}
         return dataclasses.replace(self, **kept, seeds=self.seeds.take(chosen))
 
@@ -102,8 +101,7 @@ def read(rows: Sequence[Row], columns: Columns) -> list[Points]:
     """The runs of each curve, in the order of the values of `columns.by`.
 
     Raises:
-      UserError: for an unknown column, a text where a number belongs, or a table without a usable
-        row.
+      UserError: for an unknown column, text where a number belongs, or no usable row.
     """
     groups: dict[tuple[str, ...], list[Numbered]] = {}
     for line, row in enumerate(rows, start=2):
@@ -129,7 +127,7 @@ def _points(by: dict[str, str], group: Sequence[Numbered], columns: Columns) -> 
     names = [flag.strip('-') for _, flag in flags]
     table = dict(zip(names, np.array(values).reshape(-1, len(names)).T, strict=True))
     cost, notes = _cost(table, columns)
-    settings = [row.get(seeds_lib.SETTING, '') for _, row in usable]
+    settings = [row.get(SETTING, '') for _, row in usable]
     n, d, c, y = _complete(table, cost)
     (n, d, c, y), seeds, more = _merged(n, d, c, y, settings)
     order = np.lexsort((n, c))
@@ -138,7 +136,7 @@ def _points(by: dict[str, str], group: Sequence[Numbered], columns: Columns) -> 
 
 
 def _problem(numbered: Numbered, columns: Columns) -> str:
-    """The reason why a row is no point; empty if it is one."""
+    """The reason why a row is left out; empty for a usable one."""
     if unfinished(numbered[1]):
         return 'left out, it is not finished'
     for column, flag in columns.flags():
@@ -151,7 +149,7 @@ def _problem(numbered: Numbered, columns: Columns) -> str:
 
 
 def _cost(table: dict[str, np.ndarray], columns: Columns) -> tuple[Cost, list[str]]:
-    """C = 6 N D, or with all three columns the power law of their values."""
+    """C = 6 N D, or with all three columns the power law through their values."""
     if None in (columns.n, columns.d, columns.c) or not len(table['y']):
         return Cost(), []
     log_n, log_d, log_c = (np.log(table[name]) for name in ('n', 'd', 'c'))
@@ -184,16 +182,14 @@ def _merged(
     """One point for each setting, or (N, D, C) without one: geometric means over its rows.
 
     Returns:
-      N, D, C and the loss of each point; the rows behind it; a line on rows that were merged.
+      N, D, C and the loss of each point; the seeds of its runs; a line on rows that were merged.
     """
     x = np.stack([n, d, c], axis=1)
-    which = seeds_lib.group_indices(
-        [name or tuple(at) for name, at in zip(settings, x, strict=True)]
-    )
-    log_y, seeds = seeds_lib.merge(np.log(y), which)
+    which = group_indices([name or tuple(at) for name, at in zip(settings, x, strict=True)])
+    log_y, seeds = merge(np.log(y), which)
     if not seeds.several:
         return (n, d, c, y), seeds, []
-    n, d, c = seeds_lib.centers(x, which).T
+    n, d, c = centers(x, which).T
     at = int(np.argmax(seeds.counts))
     note = (
         f'{int((seeds.counts > 1).sum())} point(s) with several rows, as N = {n[at]:.4g}, '
@@ -204,8 +200,8 @@ def _merged(
 
 
 def conventions(columns: Columns) -> str:
-    """Two sentences on what N and C count, as far as the columns tell."""
-    unknown = 'as in the table; whether it counts embeddings and head is not known'
+    """Two sentences on what N and C count, as far as the columns show."""
+    unknown = 'as in the table; whether it counts embeddings and head is unknown'
     n = '6 N D solved for N' if columns.n is None else COUNTED.get(columns.n, unknown)
     c = '6 N D' if columns.c is None else COUNTED.get(columns.c, unknown)
     return f'N: {n}. C: {c}.'

@@ -12,137 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.scaling import choice, coverage, forms, manifest
-from vit_jax.scaling import fit as fit_lib
+from vit_jax.scaling import averaging, coverage, curve_fit, forms, manifest
 from vit_jax.scaling.rows import label
 from vit_jax.scaling.table import Curve, FitOptions
 
-BESIDE = (0.5, 0.75, 0.875)  # shares held out whose errors stand side by side: 2x, 4x, 8x
+HOLDOUT_SHARES = (0.5, 0.75, 0.875)  # shares held out whose errors stand side by side: 2x, 4x, 8x
 PICTURE = 'scaling.png'
-
-
-def blocks(
-    summary: Mapping[str, Any],
-    entries: Sequence[manifest.Entry],
-    skipped: Sequence[str] = (),
-    unfinished: Sequence[str] = (),
-) -> list[Block]:
-    """The page about the fits of `summary.summarize`.
-
-    Args:
-      summary: of the curves.
-      entries: of the runs that were fitted.
-      skipped: a line for each finished run that could not be fitted.
-      unfinished: names of the runs that are not finished.
-    """
-    left_out = f', {len(unfinished)} left out as not finished' if unfinished else ''
-    found: list[Block] = [
-        Heading(f'{summary["y"]} over {", ".join(summary["x"])}', 1),
-        Text(
-            f'{len(entries)} runs{left_out}; {len(summary["curves"])} curves of the form '
-            f'`{summary["formula"]}`.'
-        ),
-        Picture(PICTURE, 'curves'),
-        _table(summary),
-        Text(_held_out(summary)),
-    ]
-    banded = [curve for curve in summary['curves'] if curve.get('bands')]
-    if banded := ['auto' if 'forms' in curve else curve['form'] for curve in banded]:
-        found.append(Text(_banded(banded)))
-    reasons = [*skipped, *(f'{name}: not finished' for name in unfinished)]
-    if reasons:
-        found += [Heading('Runs left out'), Lines(reasons)]
-    found += [Text(line) for line in _seeds(summary)]
-    if warnings := _diagnostics(summary):
-        found += [Heading('Limits of the data'), Lines(warnings)]
-    return [*found, *_manifest(entries)]
-
-
-def _manifest(entries: Sequence[manifest.Entry]) -> list[Block]:
-    found: list[Block] = [Heading('Manifest')]
-    if warnings := manifest.diagnostics(entries):
-        found.append(Lines(warnings))
-    versions = ', '.join(f'{name} {version}' for name, version in manifest.versions().items())
-    return [
-        *found,
-        Table(manifest.table(entries)),
-        Text(f'Fitted with {versions}.'),
-    ]
-
-
-def _held_out(summary: Mapping[str, Any]) -> str:
-    median = summary['median_holdout_rmse']
-    end = ', of which there are none' if median is None else f'; its median is {median:.4f}'
-    return (
-        'Error held out is the root mean square of log(predicted) - log(measured) on points that '
-        f'were not fitted to{end}. Columns 2x, 4x and 8x have it for fits to x up to a half, a '
-        'quarter and an eighth of the largest.'
-    )
-
-
-def _banded(forms: Sequence[str]) -> str:
-    return (
-        'In brackets is the 90 % band, from a moving-block bootstrap. It shows the noise of the '
-        'points, not whether the form is the right one: that is what the error held out is '
-        f'for. Measured coverage: {coverage.caveat(forms)} (`scaling coverage`).'
-    )
-
-
-def _seeds(summary: Mapping[str, Any]) -> list[str]:
-    """A sentence on the noise between seeds for each curve that has several."""
-    return [
-        f'{label(curve["by"])}: {seeds["runs"]} runs at {seeds["points"]} points, '
-        f'{seeds["repeated"]} of them with several seeds, whose standard deviation is '
-        f'{100 * seeds["noise"]:.2g} % of {summary["y"]}. Their geometric means are fitted, '
-        'weighted by the number of runs; the noise of the bands is that between seeds together '
-        'with the errors of the fit.'
-        for curve in summary['curves']
-        if (seeds := curve.get('seeds'))
-    ]
-
-
-def _diagnostics(summary: Mapping[str, Any]) -> list[str]:
-    return [
-        f'{label(curve["by"])}: {warning}'
-        for curve in summary['curves']
-        for warning in (*curve['notes'], *curve['warnings'])
-    ]
-
-
-def _table(summary: Mapping[str, Any]) -> Block:
-    fitted = [curve for curve in summary['curves'] if curve['params']]
-    if not fitted:
-        return Text('No curve has points enough to be fitted.')
-    names = list(dict.fromkeys(name for curve in fitted for name in curve['params']))
-    rows = [['curve', 'points', 'form', *names, 'error held out', *fitted[0]['beside']]]
-    for curve in fitted:
-        cells = [_cell(curve, name) for name in names]
-        errors = [curve['holdout_rmse'], *curve['beside'].values()]
-        shown = ['-' if error is None else f'{error:.4f}' for error in errors]
-        rows.append([label(curve['by']), str(curve['n_fit']), _form(curve), *cells, *shown])
-    return Table(rows)
-
-
-def _form(curve: Mapping[str, Any]) -> str:
-    """The form; of a mean, each with its weight and the inner error that gave it."""
-    if 'forms' not in curve:
-        return str(curve['form'])
-    return ', '.join(
-        f'{name} {part["weight"]:.2f} (inner error {part["inner_rmse"]:.4f})'
-        for name, part in curve['forms'].items()
-    )
-
-
-def _cell(curve: Mapping[str, Any], name: str) -> str:
-    if name not in curve['params']:
-        return '-'
-    value = f'{curve["params"][name]:.4g}'
-    if name not in curve['bands']:
-        return value
-    low, high = curve['bands'][name]
-    return f'{value} [{low:.3g}, {high:.3g}]'
-
-
 STYLE = (
     ':root{color-scheme:light dark;--ink:#1f2430;--back:#fff;--line:#e4e6eb;--code:#f3f4f7}'
     '@media(prefers-color-scheme:dark){:root{--ink:#dfe3ea;--back:#14161b;--line:#343945;'
@@ -213,6 +88,191 @@ class Folded:
 Block = Heading | Text | Lines | Table | Picture | Folded
 
 
+def summarize(curves: Sequence[Curve], options: FitOptions) -> dict[str, Any]:
+    """All curves and their median extrapolation error as JSON values."""
+    auto = options.form == averaging.AUTO
+    compared = list(dict.fromkeys(name for curve in curves for name in curve.against))
+    return {
+        'x': list(options.x),
+        'y': options.y,
+        'form': options.form,
+        'formula': averaging.FORMULA if auto else forms.find(options.form).formula,
+        'curves': [_curve_summary(curve) for curve in curves],
+        'median_holdout_rmse': _median([curve.holdout_rmse for curve in curves]),
+        'against': {name: _comparison(curves, name) for name in compared},
+        'beside': {
+            f'{1 / (1 - share):g}x': _median([curve.beside.get(share) for curve in curves])
+            for share in options.beside
+        },
+    }
+
+
+def _curve_summary(curve: Curve) -> dict[str, Any]:
+    result: dict[str, Any] = {'by': curve.by, 'n_holdout': int((~curve.kept).sum())}
+    if curve.fit is None:
+        result |= {'params': None, 'identified': False, 'warnings': [curve.problem]}
+    else:
+        result |= curve_fit.summary(curve.fit)
+    if isinstance(curve.fit, averaging.MeanFit):
+        result['forms'] = {
+            part.fit.form.name: {'weight': part.weight, 'inner_rmse': part.inner_rmse}
+            for part in curve.fit.parts
+        }
+    if curve.seeds.several:
+        result['seeds'] = {
+            'runs': int(curve.seeds.counts.sum()),
+            'points': len(curve.seeds.counts),
+            'repeated': int((curve.seeds.counts > 1).sum()),
+            'noise': curve.seeds.noise,
+        }
+    beside = {f'{1 / (1 - share):g}x': error for share, error in curve.beside.items()}
+    return result | {
+        'holdout_rmse': curve.holdout_rmse,
+        'against': curve.against,
+        'beside': beside,
+        'notes': list(curve.notes),
+    }
+
+
+def _comparison(curves: Sequence[Curve], name: str) -> dict[str, Any]:
+    """The other form's median error, and on how many curves this form extrapolates better."""
+    pairs = [(c.holdout_rmse, c.against[name]) for c in curves]
+    both = [(ours, other) for ours, other in pairs if ours is not None and other is not None]
+    better = sum(ours < other for ours, other in both)
+    return {
+        'median_holdout_rmse': _median([other for _, other in pairs]),
+        'better_on': better,
+        'of': len(both),
+    }
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return float(np.median(known)) if known else None
+
+
+def report_blocks(
+    summary: Mapping[str, Any],
+    entries: Sequence[manifest.Entry],
+    skipped: Sequence[str] = (),
+    unfinished: Sequence[str] = (),
+) -> list[Block]:
+    """The page about the fits of `summary.summarize`.
+
+    Args:
+      summary: of the curves.
+      entries: of the runs that were fitted.
+      skipped: a line for each finished run that could not be fitted.
+      unfinished: names of the runs that are not finished.
+    """
+    left_out = f', {len(unfinished)} left out as not finished' if unfinished else ''
+    found: list[Block] = [
+        Heading(f'{summary["y"]} over {", ".join(summary["x"])}', 1),
+        Text(
+            f'{len(entries)} runs{left_out}; {len(summary["curves"])} curves of the form '
+            f'`{summary["formula"]}`.'
+        ),
+        Picture(PICTURE, 'curves'),
+        _table(summary),
+        Text(_held_out(summary)),
+    ]
+    banded = [curve for curve in summary['curves'] if curve.get('bands')]
+    if banded := ['auto' if 'forms' in curve else curve['form'] for curve in banded]:
+        found.append(Text(_banded(banded)))
+    reasons = [*skipped, *(f'{name}: not finished' for name in unfinished)]
+    if reasons:
+        found += [Heading('Runs left out'), Lines(reasons)]
+    found += [Text(line) for line in _seeds(summary)]
+    if warnings := _diagnostics(summary):
+        found += [Heading('Limits of the data'), Lines(warnings)]
+    return [*found, *_manifest(entries)]
+
+
+def _table(summary: Mapping[str, Any]) -> Block:
+    fitted = [curve for curve in summary['curves'] if curve['params']]
+    if not fitted:
+        return Text('No curve has points enough to be fitted.')
+    names = list(dict.fromkeys(name for curve in fitted for name in curve['params']))
+    rows = [['curve', 'points', 'form', *names, 'error held out', *fitted[0]['beside']]]
+    for curve in fitted:
+        cells = [_cell(curve, name) for name in names]
+        errors = [curve['holdout_rmse'], *curve['beside'].values()]
+        shown = ['-' if error is None else f'{error:.4f}' for error in errors]
+        rows.append([label(curve['by']), str(curve['n_fit']), _form(curve), *cells, *shown])
+    return Table(rows)
+
+
+def _form(curve: Mapping[str, Any]) -> str:
+    """The form; of a mean, each with its weight and the inner error that gave it."""
+    if 'forms' not in curve:
+        return str(curve['form'])
+    return ', '.join(
+        f'{name} {part["weight"]:.2f} (inner error {part["inner_rmse"]:.4f})'
+        for name, part in curve['forms'].items()
+    )
+
+
+def _cell(curve: Mapping[str, Any], name: str) -> str:
+    if name not in curve['params']:
+        return '-'
+    value = f'{curve["params"][name]:.4g}'
+    if name not in curve['bands']:
+        return value
+    low, high = curve['bands'][name]
+    return f'{value} [{low:.3g}, {high:.3g}]'
+
+
+def _held_out(summary: Mapping[str, Any]) -> str:
+    median = summary['median_holdout_rmse']
+    end = ', of which there are none' if median is None else f'; its median is {median:.4f}'
+    return (
+        'Error held out is the root mean square of log(predicted) - log(measured) on points that '
+        f'were not fitted to{end}. Columns 2x, 4x and 8x have it for fits to x up to a half, a '
+        'quarter and an eighth of the largest.'
+    )
+
+
+def _banded(forms: Sequence[str]) -> str:
+    return (
+        'In brackets is the 90 % band, from a moving-block bootstrap. It shows the noise of the '
+        'points, not whether the form is the right one: that is what the error held out is '
+        f'for. Measured coverage: {coverage.caveat(forms)} (`scaling coverage`).'
+    )
+
+
+def _seeds(summary: Mapping[str, Any]) -> list[str]:
+    """A sentence on the noise between seeds for each curve that has several."""
+    return [
+        f'{label(curve["by"])}: {seeds["runs"]} runs at {seeds["points"]} points, '
+        f'{seeds["repeated"]} of them with several seeds, whose standard deviation is '
+        f'{100 * seeds["noise"]:.2g} % of {summary["y"]}. Their geometric means are fitted, '
+        'weighted by the number of runs; the noise of the bands is that between seeds together '
+        'with the errors of the fit.'
+        for curve in summary['curves']
+        if (seeds := curve.get('seeds'))
+    ]
+
+
+def _diagnostics(summary: Mapping[str, Any]) -> list[str]:
+    return [
+        f'{label(curve["by"])}: {warning}'
+        for curve in summary['curves']
+        for warning in (*curve['notes'], *curve['warnings'])
+    ]
+
+
+def _manifest(entries: Sequence[manifest.Entry]) -> list[Block]:
+    found: list[Block] = [Heading('Manifest')]
+    if warnings := manifest.diagnostics(entries):
+        found.append(Lines(warnings))
+    versions = ', '.join(f'{name} {version}' for name, version in manifest.versions().items())
+    return [
+        *found,
+        Table(manifest.table(entries)),
+        Text(f'Fitted with {versions}.'),
+    ]
+
+
 def markdown(blocks: Sequence[Block]) -> str:
     """The page as Markdown."""
     return '\n\n'.join(map(_markdown, blocks)) + '\n'
@@ -236,7 +296,7 @@ def _markdown(block: Block) -> str:
             return '\n'.join([f'{title}:', '', *(f'    {line}' for line in text.split('\n'))])
 
 
-def one_file(blocks: Sequence[Block], pictures: Mapping[str, bytes]) -> str:
+def html_page(blocks: Sequence[Block], pictures: Mapping[str, bytes]) -> str:
     """The page as HTML that needs no other file.
 
     Args:
@@ -289,66 +349,3 @@ def _row(cells: Sequence[str], tag: str) -> str:
 
 def _inline(text: str) -> str:
     return re.sub(r'`([^`]+)`', r'<code>\1</code>', html.escape(text))
-
-
-def summarize(curves: Sequence[Curve], options: FitOptions) -> dict[str, Any]:
-    """All curves and their median extrapolation error as JSON values."""
-    auto = options.form == choice.AUTO
-    compared = list(dict.fromkeys(name for curve in curves for name in curve.against))
-    return {
-        'x': list(options.x),
-        'y': options.y,
-        'form': options.form,
-        'formula': choice.FORMULA if auto else forms.find(options.form).formula,
-        'curves': [_curve_summary(curve) for curve in curves],
-        'median_holdout_rmse': _median([curve.holdout_rmse for curve in curves]),
-        'against': {name: _comparison(curves, name) for name in compared},
-        'beside': {
-            f'{1 / (1 - share):g}x': _median([curve.beside.get(share) for curve in curves])
-            for share in options.beside
-        },
-    }
-
-
-def _curve_summary(curve: Curve) -> dict[str, Any]:
-    result: dict[str, Any] = {'by': curve.by, 'n_holdout': int((~curve.kept).sum())}
-    if curve.fit is None:
-        result |= {'params': None, 'identified': False, 'warnings': [curve.problem]}
-    else:
-        result |= fit_lib.summary(curve.fit)
-    if isinstance(curve.fit, choice.MeanFit):
-        result['forms'] = {
-            part.fit.form.name: {'weight': part.weight, 'inner_rmse': part.inner_rmse}
-            for part in curve.fit.parts
-        }
-    if curve.seeds.several:
-        result['seeds'] = {
-            'runs': int(curve.seeds.counts.sum()),
-            'points': len(curve.seeds.counts),
-            'repeated': int((curve.seeds.counts > 1).sum()),
-            'noise': curve.seeds.noise,
-        }
-    beside = {f'{1 / (1 - share):g}x': error for share, error in curve.beside.items()}
-    return result | {
-        'holdout_rmse': curve.holdout_rmse,
-        'against': curve.against,
-        'beside': beside,
-        'notes': list(curve.notes),
-    }
-
-
-def _comparison(curves: Sequence[Curve], name: str) -> dict[str, Any]:
-    """The other form's median error, and on how many curves this form extrapolates better."""
-    pairs = [(c.holdout_rmse, c.against[name]) for c in curves]
-    both = [(ours, other) for ours, other in pairs if ours is not None and other is not None]
-    better = sum(ours < other for ours, other in both)
-    return {
-        'median_holdout_rmse': _median([other for _, other in pairs]),
-        'better_on': better,
-        'of': len(both),
-    }
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return float(np.median(known)) if known else None

@@ -1,4 +1,4 @@
-"""Rows of a table: read a CSV, take numbers from its cells, order and name its groups."""
+"""Rows of a table: read a CSV and the numbers in its cells, sort and name its groups."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vit_jax.errors import UserError, nearest
 from vit_jax.storage import paths
 
 Row = dict[str, str]
-Numbered = tuple[int, Row]  # with the line of the file
+Numbered = tuple[int, Row]  # line in the file, row
 
 
 def label(by: Mapping[str, str]) -> str:
@@ -37,10 +37,10 @@ def short(value: float) -> str:
 
 
 def read_csv(path: str | pathlib.Path) -> list[Row]:
-    """The rows of a CSV file with a header; spaces after commas are no part of a cell.
+    """The rows of a CSV file with a header; spaces after commas are ignored.
 
     Raises:
-      UserError: if there is no such file, no row in it, or a row with more cells than the header.
+      UserError: if it cannot be read, has no rows, or has more cells in a row than in the header.
     """
     try:
         # Spreadsheets begin a file with a byte order mark.
@@ -56,7 +56,7 @@ def read_csv(path: str | pathlib.Path) -> list[Row]:
 
 
 def _malformed(rows: Sequence[Row], header: Sequence[str]) -> str:
-    """The fault of a table; empty if there is none."""
+    """What is wrong with a table; empty if nothing is."""
     if len(header) == 1 and (other := re.search(r'[;\t]', header[0])):
         return f'has {other[0]!r} between its columns: separate them by commas'
     if twice := [name for name in header if name and header.count(name) > 1]:
@@ -70,26 +70,26 @@ def _malformed(rows: Sequence[Row], header: Sequence[str]) -> str:
 def without_copies(
     group: Sequence[Numbered], x: Sequence[str], y: str
 ) -> tuple[list[Numbered], tuple[str, ...]]:
-    """The rows without exact copies of others, and a line on these and one on unfinished runs.
+    """The rows without exact copies, and lines about copies and unfinished runs.
 
     Args:
       group: rows that can be fitted.
-      x, y: the columns of a curve.
+      x, y: columns of the curve.
 
     Raises:
       UserError: if a run, named in the column `run`, has two values of y at the same x.
     """
     kept: list[Numbered] = []
     seen: set[tuple[tuple[str, str], ...]] = set()
-    places: dict[tuple[str, ...], int] = {}
+    first_lines: dict[tuple[str, ...], int] = {}
     for line, row in group:
         whole = tuple(sorted((str(name), str(value)) for name, value in row.items()))
         if whole in seen:
             continue
         seen.add(whole)
         at = tuple(cell(row, column, '--x') for column in x)
-        if (run := row.get('run')) and places.setdefault((run, *at), line) != line:
-            first = places[run, *at]
+        if (run := row.get('run')) and first_lines.setdefault((run, *at), line) != line:
+            first = first_lines[run, *at]
             values = ', '.join(f'{name}={value}' for name, value in zip(x, at, strict=True))
             raise UserError(
                 f'lines {first} and {line}: the run {run!r} has two values of {y} at {values}'
@@ -97,7 +97,7 @@ def without_copies(
         kept.append((line, row))
     counts = {
         'are copies of another and count once': len(group) - len(kept),
-        'are of runs that are not finished, which may not have cooled down': sum(
+        'are of unfinished runs, which may not have cooled down': sum(
             unfinished(row) for _, row in kept
         ),
     }
@@ -105,12 +105,12 @@ def without_copies(
 
 
 def unfinished(row: Row) -> bool:
-    """Whether a row of `scaling collect` is one of a run that goes on, and has not cooled down."""
+    """Whether a row of `scaling collect` is of a run that has not finished."""
     return row.get('finished') == '0'
 
 
 def ordered(keys: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Sort by each column in turn."""
+    """Sort the keys by each column in turn."""
     keys = list(keys)
     ranks = [_ranks(column) for column in zip(*keys, strict=True)]
     return sorted(keys, key=lambda key: [rank[v] for rank, v in zip(ranks, key, strict=True)])
@@ -129,7 +129,7 @@ def cell(row: Row, column: str, flag: str) -> str:
     """The text of a cell; empty if there is none.
 
     Raises:
-      UserError: for an unknown column, with the flag that named it.
+      UserError: for an unknown column; the message names the flag.
     """
     name = column.removeprefix('1-') if column not in row else column
     if name not in row:
@@ -141,7 +141,7 @@ def number(numbered: Numbered, column: str, flag: str) -> float:
     """The number in a cell; `1-NAME` is one minus it.
 
     Raises:
-      UserError: for a text that is no number, or as `cell`.
+      UserError: for text that is not a number, or as `cell`.
     """
     line, row = numbered
     text = cell(row, column, flag)

@@ -20,47 +20,82 @@ from vit_jax.storage import paths, run_folder
 from vit_jax.storage.run_folder import Series
 
 Cell = str | int | float | None
-_TASK, _CLASSIFY = 'config.task.name', 'classify'
 FlopsOf = Callable[[dict[str, Any]], float | None]
+_TASK, _CLASSIFY = 'config.task.name', 'classify'
+_FALLING_SCHEDULES = ('linear', 'cosine')  # schedules that fall to the end without a cooldown
 
 
 def collect(folders: Sequence[str | paths.Path], flops_of: FlopsOf) -> list[dict[str, Cell]]:
     """A row for every run but trunks, see `find`.
 
     Unknown cells are None. Besides the columns of `read_run` there is one for each config value in
-    which the runs differ, such as `config.model.width`. If some differ in the seed alone, `setting`
-    is the same for these.
+    which the runs differ, such as `config.model.width`. Runs that differ only in the seed have the
+    same `setting`.
 
     Args:
       folders: run folders, or folders that hold run folders at any depth.
       flops_of: the `meta` of a checkpoint -> FLOPs of a training step on average, or None.
 
     Raises:
-      UserError: a folder that does not exist or holds no run.
+      UserError: if a folder does not exist or holds no run.
     """
-    different, _ = find(folders)
+    different, _ = find_runs(folders)
     rows = [read_run(run, flops_of) for run in different]
-    differing = zip(rows, differences(different), shared(different), strict=True)
+    differing = zip(rows, config_differences(different), shared_settings(different), strict=True)
     return [{**row, **values, **setting} for row, values, setting in differing]
 
 
-def find(folders: Sequence[str | paths.Path]) -> tuple[list[paths.Path], list[str]]:
-    """The runs in folders, and a line for each trunk, which has not cooled down and is left out.
+def find_runs(folders: Sequence[str | paths.Path]) -> tuple[list[paths.Path], list[str]]:
+    """The runs in folders, and a line for each trunk, which is left out.
 
     Args, Raises: as `collect`.
     """
     found = [run for folder in folders for run in run_folder.find(paths.path(folder))]
     different = list(dict.fromkeys(found))
-    left_out = reasons(different)
+    left_out = trunk_notes(different)
     return [run for run in different if run not in left_out], list(left_out.values())
 
 
-def differences(folders: Sequence[paths.Path]) -> list[dict[str, Cell]]:
-    """For every run, the config values in which the runs differ, such as `config.model.width`."""
-    configs = [_flat(run_folder.read_config(folder) or {}) for folder in folders]
-    every = list(dict.fromkeys(key for config in configs for key in config))
-    differing = [k for k in every if len({json.dumps(config.get(k)) for config in configs}) > 1]
-    return [{f'config.{key}': config.get(key) for key in differing} for config in configs]
+def trunk_notes(folders: Sequence[paths.Path]) -> dict[paths.Path, str]:
+    """A line for each run that is a trunk.
+
+    A trunk is a run without a cooldown that other runs branch off from, or whose config keeps steps
+    for them. A branch may name the trunk by its path on another machine: then the run of the same
+    name beside the branch counts.
+    """
+    configs = {folder: _config(folder) for folder in folders}
+    origins = [trunk for folder, config in configs.items() for trunk in _origins(folder, config)]
+    found = {}
+    for folder, config in configs.items():
+        branches = origins.count(paths.absolute(folder))
+        kept = (config.get('checkpoint') or {}).get('keep_steps')
+        if (branches or kept) and not cools_down(config):
+            words = f'{branches} runs branch off from it' if branches else 'it keeps steps for them'
+            found[folder] = f'{folder}: a trunk, whose learning rate does not fall: {words}'
+    return found
+
+
+def _config(folder: paths.Path) -> Mapping[str, Any]:
+    """The config of a run; {} for a damaged one, which `read_run` reports."""
+    try:
+        return run_folder.read_config(folder) or {}
+    except ValueError:
+        return {}
+
+
+def _origins(folder: paths.Path, config: Mapping[str, Any]) -> Iterator[paths.Path]:
+    if name := (config.get('branch') or {}).get('from'):
+        trunk = paths.absolute(name)
+        beside = paths.absolute(folder).parent / trunk.name
+        yield trunk if trunk == beside or not beside.exists() else beside
+
+
+def cools_down(config: Mapping[str, Any]) -> bool:
+    """Whether the learning rate of a run falls to the end."""
+    schedule = (config.get('optim') or {}).get('schedule') or {}
+    # A duration, as '500 steps', '5%' or 0: its unit does not matter.
+    some = re.search('[1-9]', str(schedule.get('cooldown') or ''))
+    return some is not None or schedule.get('name') in _FALLING_SCHEDULES
 
 
 def read_run(folder: paths.Path, flops_of: FlopsOf) -> dict[str, Cell]:
@@ -109,7 +144,7 @@ def read_run(folder: paths.Path, flops_of: FlopsOf) -> dict[str, Cell]:
 
 
 def _chip_hours(hardware: str | None, step_sec: Series | None) -> float | None:
-    """Number of chips times the time of the steps, in hours."""
+    """The number of chips times the hours of training."""
     described = re.fullmatch(r'(\d+) x (.+?)(?: on \d+ slices)? \(\w+\)', hardware or '')
     if described is None or step_sec is None:
         return None
@@ -124,7 +159,7 @@ def _seconds(step_sec: Series) -> np.ndarray:
 
 
 def _counted(series: Mapping[str, Series]) -> dict[str, Cell]:
-    """Sentences and tokens of the steps in the log: the rates of its lines times their time."""
+    """Sentences and tokens of training: logged rates times the seconds between log lines."""
     names = {'examples_seen': 'train/sentences_per_sec', 'tokens_seen': 'train/tokens_per_sec'}
     if 'train/step_sec' not in series:
         return dict.fromkeys(names)
@@ -136,27 +171,75 @@ def _finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+def config_differences(folders: Sequence[paths.Path]) -> list[dict[str, Cell]]:
+    """For every run, the config values in which the runs differ, such as `config.model.width`."""
+    configs = [_flatten(run_folder.read_config(folder) or {}) for folder in folders]
+    every = list(dict.fromkeys(key for config in configs for key in config))
+    differing = [k for k in every if len({json.dumps(config.get(k)) for config in configs}) > 1]
+    return [{f'config.{key}': config.get(key) for key in differing} for config in configs]
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
     """{'model': {'width': 64}} -> {'model.width': 64}."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            flat |= _flat(value, f'{prefix}{key}.')
+            flat |= _flatten(value, f'{prefix}{key}.')
         else:
             flat[prefix + key] = json.dumps(value) if isinstance(value, list) else value
     return flat
 
 
-def classifiers(
+def shared_settings(folders: Sequence[paths.Path]) -> list[dict[str, str]]:
+    """For every run, its setting as `{'setting': digest}`; {} if no two runs share one."""
+    configs = [run_folder.read_config(folder) or {} for folder in folders]
+    found = [setting(config) for config in configs]
+    seeds = [config.get('seed') for config in configs]
+    pairs = set(zip(found, seeds, strict=True))
+    if len(pairs) == len(set(found)):
+        return [{} for _ in folders]
+    return [{SETTING: one} for one in found]
+
+
+def setting(config: Mapping[str, Any]) -> str:
+    """The digest of a config without its seed; for a branch, its trunk's config counts likewise."""
+    kept = _seedless(config)
+    branch = dict(config.get('branch') or {})
+    if branch.get('from') and (trunk := _trunk(branch['from'])) is not None:
+        # It may train longer for other branches and keep their checkpoints.
+        common = {key: trunk[key] for key in trunk if key not in ('total', 'checkpoint')}
+        kept['branch'] = branch | {'from': digest(_seedless(common))}
+    return digest(kept)
+
+
+def _seedless(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key != 'seed'}
+
+
+def _trunk(folder: str) -> dict[str, Any] | None:
+    """The config of a trunk; None if it is missing or unreachable."""
+    try:
+        return run_folder.read_config(paths.path(folder))
+    except UserError:
+        return None
+
+
+def digest(config: Mapping[str, Any]) -> str:
+    """The first 12 digits of the SHA-256 of a config's JSON with sorted keys."""
+    text = json.dumps(config, sort_keys=True, separators=(',', ':'))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def classification_rows(
     rows: Sequence[dict[str, str]], by: Sequence[str]
 ) -> tuple[list[dict[str, str]], list[str]]:
-    """The rows of classification, if there are any among other tasks; else all rows.
+    """The rows of classification runs; all rows if there are none.
 
     Metrics of the same name, such as accuracy or loss, differ between tasks.
 
     Args:
       rows: of runs, read from the table of `collect`.
-      by: columns whose values distinguish curves; if the task is among them, all rows stay.
+      by: columns whose values distinguish curves; with the task among them, all rows are kept.
 
     Returns:
       The rows, and a line for each that is left out.
@@ -177,88 +260,3 @@ def to_csv(rows: Sequence[Mapping[str, Cell]]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
-
-
-def digest(config: Mapping[str, Any]) -> str:
-    """The first 12 digits of the SHA-256 of a config's JSON with sorted keys."""
-    text = json.dumps(config, sort_keys=True, separators=(',', ':'))
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def setting(config: Mapping[str, Any]) -> str:
-    """The digest of a config without its seed; a branch counts by its trunk's config likewise."""
-    kept = _seedless(config)
-    branch = dict(config.get('branch') or {})
-    if branch.get('from') and (trunk := _trunk(branch['from'])) is not None:
-        # It may go on for other branches, and keep what these need.
-        common = {key: trunk[key] for key in trunk if key not in ('total', 'checkpoint')}
-        kept['branch'] = branch | {'from': digest(_seedless(common))}
-    return digest(kept)
-
-
-def _seedless(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if key != 'seed'}
-
-
-def _trunk(folder: str) -> dict[str, Any] | None:
-    """The config of a run that others branch from; None if it is gone or out of reach."""
-    try:
-        return run_folder.read_config(paths.path(folder))
-    except UserError:
-        return None
-
-
-def shared(folders: Sequence[paths.Path]) -> list[dict[str, str]]:
-    """For every run, its setting as `{'setting': digest}`; {} if no two runs share one."""
-    configs = [run_folder.read_config(folder) or {} for folder in folders]
-    found = [setting(config) for config in configs]
-    seeds = [config.get('seed') for config in configs]
-    pairs = set(zip(found, seeds, strict=True))
-    if len(pairs) == len(set(found)):
-        return [{} for _ in folders]
-    return [{SETTING: one} for one in found]
-
-
-_TO_THE_END = ('linear', 'cosine')  # schedules that fall without a cooldown
-
-
-def reasons(folders: Sequence[paths.Path]) -> dict[paths.Path, str]:
-    """A line for each run that is a trunk.
-
-    A trunk has not cooled down, and other runs branch off from it or its config keeps steps for
-    them. A branch may name the folder by the path that it had on another machine: then the run of
-    the same name next to it counts.
-    """
-    configs = {folder: _config(folder) for folder in folders}
-    origins = [place for folder, config in configs.items() for place in _origins(folder, config)]
-    found = {}
-    for folder, config in configs.items():
-        branches = origins.count(paths.absolute(folder))
-        kept = (config.get('checkpoint') or {}).get('keep_steps')
-        if (branches or kept) and not cools_down(config):
-            words = f'{branches} runs branch off from it' if branches else 'it keeps steps for them'
-            found[folder] = f'{folder}: a trunk, whose learning rate does not fall: {words}'
-    return found
-
-
-def cools_down(config: Mapping[str, Any]) -> bool:
-    """Whether the learning rate of a run falls to the end."""
-    schedule = (config.get('optim') or {}).get('schedule') or {}
-    # A duration, as '500 steps', '5%' or 0: its unit does not matter.
-    some = re.search('[1-9]', str(schedule.get('cooldown') or ''))
-    return some is not None or schedule.get('name') in _TO_THE_END
-
-
-def _config(folder: paths.Path) -> Mapping[str, Any]:
-    """The config of a run; {} for a damaged one, which is named where its row is read."""
-    try:
-        return run_folder.read_config(folder) or {}
-    except ValueError:
-        return {}
-
-
-def _origins(folder: paths.Path, config: Mapping[str, Any]) -> Iterator[paths.Path]:
-    if name := (config.get('branch') or {}).get('from'):
-        trunk = paths.absolute(name)
-        beside = paths.absolute(folder).parent / trunk.name
-        yield trunk if trunk == beside or not beside.exists() else beside

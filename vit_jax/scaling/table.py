@@ -1,21 +1,29 @@
-"""Tables of points and the curves through them: group, hold out, fit, compare."""
+"""Curves of a table: group its rows, hold some out, fit, and compare forms."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from vit_jax.errors import UserError
-from vit_jax.scaling import choice, forms, isoflop
-from vit_jax.scaling import fit as fit_lib
-from vit_jax.scaling import noise as seeds_lib
-from vit_jax.scaling.fit import LOG_HUBER, Objective
-from vit_jax.scaling.noise import Seeds
+from vit_jax.scaling import averaging, curve_fit, forms, isoflop
+from vit_jax.scaling.curve_fit import LOG_HUBER, Objective
+from vit_jax.scaling.noise import Seeds, centers, merge, point_indices
 from vit_jax.scaling.rows import Numbered, Row, cell, label, number, ordered, without_copies
+
+ALL = 'all'
+OBJECTIVES = {
+    'delta 0.01': Objective(delta=0.01),
+    'delta 0.1': Objective(delta=0.1),
+    'log squares': Objective(delta=np.inf),
+    'linear, delta 0.001': Objective(log=False),
+    'linear squares': Objective(delta=np.inf, log=False),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,16 +35,16 @@ class FitOptions:
       y: the column of the error or loss; `1-NAME` for one minus an accuracy.
       by: columns whose values distinguish the curves.
       holdout_column: 1 for rows that are fitted, 0 for rows that are held out.
-      holdout: without such a column, the share of the range of x that is held out:
-        with 0.5, all x above half of the largest; 0 for nothing.
-      beside: shares of the range whose extrapolation errors are measured besides.
-      form: name of a form, or `auto`; curves with no more points than it has parameters get a
-        simpler one.
-      against: names of forms whose extrapolation is compared; `all` as in `variants.find`.
+      holdout: without such a column, the upper share of the range of x that is held out: with
+        0.5, all x above half of the largest; 0 for nothing.
+      beside: further shares whose extrapolation errors are measured.
+      form: name of a form, or `auto`; curves with no more points than parameters get a simpler
+        one.
+      against: names of forms whose extrapolation is compared; see `find_variants`.
       frontier: keep only the points on the Pareto frontier.
       bootstrap: replicates for the bands.
-      seed: the column of seeds: rows of a curve with the same x are then one point, their mean. If
-        None, rows with the same value of the column `setting` of `collect` are.
+      seed: the column of seeds: rows of a curve with the same x are averaged into one point. If
+        None, rows with the same `setting` are, a column of `collect`.
     """
 
     x: tuple[str, ...]
@@ -45,7 +53,7 @@ class FitOptions:
     holdout_column: str | None = None
     holdout: float = 0.5
     beside: tuple[float, ...] = ()
-    form: str = choice.AUTO
+    form: str = averaging.AUTO
     against: tuple[str, ...] = ()
     frontier: bool = False
     bootstrap: int = 100
@@ -54,17 +62,17 @@ class FitOptions:
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """The points of one group, and the fit to those that are not held out.
+    """The points of a group, and the fit to all that are not held out.
 
     Attributes:
       by: {column: value}.
       x, y: [N, K] and [N], ascending in x.
       kept: [N], whether a point was fitted.
-      seeds: runs behind each point.
-      beaten: [M, K + 1], x and y of the points that are not on the frontier; M is 0 without one.
-      fit: None if there are too few points; `problem` then has the reason.
-      notes: lines on its rows.
-      holdout_rmse: None if nothing was held out.
+      seeds: of the runs of each point.
+      beaten: [M, K + 1], x and y of the points off the frontier; M is 0 without a frontier.
+      fit: None if there are too few points; `problem` is the reason.
+      notes: lines about its rows.
+      holdout_rmse: extrapolation error; None if nothing was held out.
       against: {variant: its holdout_rmse}; None for one that cannot be fitted.
       beside: {share held out: holdout_rmse}; None where the rest cannot be fitted.
     """
@@ -73,7 +81,7 @@ class Curve:
     x: np.ndarray
     y: np.ndarray
     kept: np.ndarray
-    fit: fit_lib.Fit | None
+    fit: curve_fit.Fit | None
     holdout_rmse: float | None
     against: dict[str, float | None]
     seeds: Seeds
@@ -84,8 +92,32 @@ class Curve:
 
     @property
     def label(self) -> str:
-        """Its values of the columns that distinguish the curves."""
+        """The name of the curve: its values of the columns `by`."""
         return label(self.by)
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """A way to fit.
+
+    Attributes:
+      name: for tables.
+      form: name of a form, or `choice.AUTO`.
+      objective: to minimize.
+      starts: number of starting points, the first ones; 0 for all.
+    """
+
+    name: str
+    form: str
+    objective: Objective = LOG_HUBER
+    starts: int = 0
+
+    def fit(self, x: np.ndarray, y: np.ndarray, *, seeds: Seeds | None = None) -> curve_fit.Fit:
+        """The fit to points, without a bootstrap; raise UserError as `curve_fit.fit`."""
+        if self.form == averaging.AUTO:
+            return averaging.fit_average(x, y, seeds=seeds)
+        form = forms.find(self.form)
+        return curve_fit.fit(form, x, y, objective=self.objective, starts=self.starts, seeds=seeds)
 
 
 def fit_curves(rows: Sequence[Row], options: FitOptions) -> list[Curve]:
@@ -94,11 +126,11 @@ def fit_curves(rows: Sequence[Row], options: FitOptions) -> list[Curve]:
     Rows without a value of x or y are left out.
 
     Raises:
-      UserError: for an unknown column or form, a value that is no positive number, or no row.
+      UserError: for an unknown column or form, a value that is not a positive number, or no rows.
     """
-    others = find(options.against, options.form, len(options.x))
+    others = find_variants(options.against, options.form, len(options.x))
     for name in (options.form, *(other.form for other in others)):
-        if name != choice.AUTO and forms.find(name).columns != len(options.x):
+        if name != averaging.AUTO and forms.find(name).columns != len(options.x):
             raise UserError(f'--form {name}: --x takes {forms.find(name).columns} column(s)')
     groups: dict[tuple[str, ...], list[Numbered]] = {}
     for line, row in enumerate(rows, start=2):
@@ -107,29 +139,19 @@ def fit_curves(rows: Sequence[Row], options: FitOptions) -> list[Curve]:
             groups.setdefault(key, []).append((line, row))
     if not groups:
         raise UserError(f'no row has values of {", ".join((*options.x, options.y))}')
-    # Arrays of a few points: more threads would only wait for each other.
+    # For arrays of a few points, more threads would only wait for each other.
     with threadpool_limits(1, user_api='blas'):
         curves = [
             _curve(dict(zip(options.by, key, strict=True)), groups[key], options, others)
             for key in ordered(groups)
         ]
-    fits = choice.share_noise([curve.fit for curve in curves])
+    fits = averaging.share_noise([curve.fit for curve in curves])
     return [dataclasses.replace(c, fit=fit) for c, fit in zip(curves, fits, strict=True)]
 
 
-def usable(rows: Sequence[Row], options: FitOptions) -> tuple[list[Row], list[str]]:
-    """The rows that can be fitted, and a line with the reason for each other one.
-
-    Raises:
-      UserError: for an unknown column, or a value that is no number.
-    """
-    found, skipped = [], []
-    for line, row in enumerate(rows, start=2):
-        if problem := _problem((line, row), options):
-            skipped.append(f'{row.get("run", f"line {line}")}: {problem}')
-        else:
-            found.append(row)
-    return found, skipped
+def _needed(options: FitOptions) -> list[tuple[str, str]]:
+    """The columns in which a row needs a value, and the flags that name them."""
+    return [*((x, '--x') for x in options.x), (options.y, '--y')]
 
 
 def _problem(numbered: Numbered, options: FitOptions) -> str:
@@ -141,37 +163,6 @@ def _problem(numbered: Numbered, options: FitOptions) -> str:
         if not (np.isfinite(value) and value > 0):
             return f'{column} is {value:g}, which has no logarithm'
     return ''
-
-
-def require_fit(curves: Sequence[Curve]) -> None:
-    """Raise UserError if no curve could be fitted."""
-    if all(curve.fit is None for curve in curves):
-        raise UserError(f'no curve can be fitted; {curves[0].label}: {curves[0].problem}')
-
-
-def require_growth(rows: Sequence[Row], options: FitOptions) -> None:
-    """Raise UserError if x is the same in several rows; the message names columns that differ."""
-    flags = _needed(options)
-    found = [(i, row) for i, row in enumerate(rows, start=2) if all(cell(row, *f) for f in flags)]
-    for one in found[:1]:
-        number(one, options.x[0], '--x')  # raises for a text, which is the nearer mistake
-    rows = [row for _, row in found]
-    if len(rows) < 2 or any(len({cell(row, x, '--x') for row in rows}) > 1 for x in options.x):
-        return
-    known = {'run', options.y.removeprefix('1-'), *options.by}
-    # Metrics, which have a /, are results and do not grow by themselves.
-    names = [name for name in rows[0] if name and '/' not in name and name not in known]
-    differing = [name for name in names if len({row[name] for row in rows} - {None, ''}) > 1]
-    same = ', '.join(f'{x}={cell(rows[0], x, "--x")}' for x in options.x)
-    raise UserError(
-        f'--x: {same} is the same in all {len(rows)} rows; what differs is '
-        f'{", ".join(differing) or "no other column"}'
-    )
-
-
-def _needed(options: FitOptions) -> list[tuple[str, str]]:
-    """The columns in which a row needs a value, and the flags that name them."""
-    return [*((x, '--x') for x in options.x), (options.y, '--y')]
 
 
 def _curve(
@@ -200,7 +191,7 @@ def _curve(
         problem = str(e) if kept.all() else f'{e} ({(~kept).sum()} held out)'
         against = dict.fromkeys([other.name for other in others])
         return Curve(by, x, y, kept, None, None, against, seeds, problem=problem, notes=notes)
-    error = fit_lib.rmse(found, x[~kept], y[~kept]) if (~kept).any() else None
+    error = curve_fit.rmse(found, x[~kept], y[~kept]) if (~kept).any() else None
     measure = functools.partial(_extrapolation, x=x, y=y, seeds=seeds)
     against = {other.name: measure(other.fit, kept=kept) for other in others}
     fit = functools.partial(_fit, options.form)
@@ -218,38 +209,17 @@ def _merged(
     group: list[Numbered],
     options: FitOptions,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, Seeds]:
-    """Points with the geometric means of x and y over their seeds; one is fitted if all are."""
-    which = seeds_lib.points(group, x, options.seed)
-    log_y, seeds = seeds_lib.merge(np.log(y), which)
+    """Geometric means of x and y over seeds; a point is fitted if all of its runs are."""
+    which = point_indices(group, x, options.seed)
+    log_y, seeds = merge(np.log(y), which)
     if not seeds.several:
         return x, y, kept, seeds
     held = np.bincount(which, ~kept) > 0
-    return seeds_lib.centers(x, which), np.exp(log_y), ~held, seeds
-
-
-def _fit(
-    name: str, x: np.ndarray, y: np.ndarray, bootstrap: int = 0, *, seeds: Seeds | None = None
-) -> fit_lib.Fit:
-    """The fit of a form, or of a simpler one if it has as many parameters as there are points."""
-    if name == choice.AUTO:
-        return choice.fit(x, y, bootstrap=bootstrap, seeds=seeds)
-    form = forms.find(name)
-    taken = forms.with_fewer(form, len(y))
-    try:
-        found = fit_lib.fit(taken, x, y, bootstrap=bootstrap, seeds=seeds)
-    except UserError:
-        return fit_lib.fit(form, x, y)  # raises the error for the requested form
-    if taken is form:
-        return found
-    note = (
-        f'{len(y)} points for the {len(form.names)} parameters of {form.name}: fitted by '
-        f'{taken.name} instead'
-    )
-    return dataclasses.replace(found, warnings=(note, *found.warnings))
+    return centers(x, which), np.exp(log_y), ~held, seeds
 
 
 def _kept(x: np.ndarray, group: list[Numbered], options: FitOptions) -> np.ndarray:
-    """Mask of the fitted points; of two columns of x, the last decides."""
+    """Mask of the fitted points; with two columns of x, the last decides."""
     if options.holdout_column is None:
         return x[:, -1] <= (1 - options.holdout) * x[:, -1].max()
     marks = np.array([number(row, options.holdout_column, '--holdout-column') for row in group])
@@ -261,18 +231,39 @@ def _kept(x: np.ndarray, group: list[Numbered], options: FitOptions) -> np.ndarr
 def _on_frontier(x: np.ndarray, y: np.ndarray, kept: np.ndarray) -> np.ndarray:
     """Mask of the frontier; fitted points are compared among themselves only.
 
-    Points of x less than 2 % apart count as equal: runs of whole steps miss a common budget.
+    Values of x less than 2 % apart count as equal, as runs of whole steps miss a common budget.
     """
     if x.shape[1] != 1:
         raise UserError('--frontier: takes one column of x')
     level = isoflop.leveled(x[:, 0])
-    chosen = fit_lib.frontier(level, y)
-    chosen[kept] = fit_lib.frontier(level[kept], y[kept])
+    chosen = isoflop.pareto_frontier(level, y)
+    chosen[kept] = isoflop.pareto_frontier(level[kept], y[kept])
     return chosen
 
 
+def _fit(
+    name: str, x: np.ndarray, y: np.ndarray, bootstrap: int = 0, *, seeds: Seeds | None = None
+) -> curve_fit.Fit:
+    """Fit a form, or a simpler one if there are no more points than parameters."""
+    if name == averaging.AUTO:
+        return averaging.fit_average(x, y, bootstrap=bootstrap, seeds=seeds)
+    form = forms.find(name)
+    taken = forms.with_fewer(form, len(y))
+    try:
+        found = curve_fit.fit(taken, x, y, bootstrap=bootstrap, seeds=seeds)
+    except UserError:
+        return curve_fit.fit(form, x, y)  # raises the error for the requested form
+    if taken is form:
+        return found
+    note = (
+        f'{len(y)} points for the {len(form.names)} parameters of {form.name}: fitted by '
+        f'{taken.name} instead'
+    )
+    return dataclasses.replace(found, warnings=(note, *found.warnings))
+
+
 def _extrapolation(
-    fit: Callable[..., fit_lib.Fit],
+    fit: Callable[..., curve_fit.Fit],
     x: np.ndarray,
     y: np.ndarray,
     kept: np.ndarray,
@@ -282,53 +273,19 @@ def _extrapolation(
         return None
     try:
         found = fit(x[kept], y[kept], seeds=seeds.take(kept))
-        return fit_lib.rmse(found, x[~kept], y[~kept])
+        return curve_fit.rmse(found, x[~kept], y[~kept])
     except UserError:
         return None
 
 
-ALL = 'all'
-OBJECTIVES = {
-    'delta 0.01': Objective(delta=0.01),
-    'delta 0.1': Objective(delta=0.1),
-    'log squares': Objective(delta=np.inf),
-    'linear, delta 0.001': Objective(log=False),
-    'linear squares': Objective(delta=np.inf, log=False),
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Variant:
-    """A way to fit.
-
-    Attributes:
-      name: in tables.
-      form: name of a form, or `choice.AUTO`.
-      objective: that is minimized.
-      starts: number of starting points, the first ones; 0 for all.
-    """
-
-    name: str
-    form: str
-    objective: Objective = LOG_HUBER
-    starts: int = 0
-
-    def fit(self, x: np.ndarray, y: np.ndarray, *, seeds: Seeds | None = None) -> fit_lib.Fit:
-        """The fit to points, without a bootstrap; raises UserError as `fit.fit`."""
-        if self.form == choice.AUTO:
-            return choice.fit(x, y, seeds=seeds)
-        form = forms.find(self.form)
-        return fit_lib.fit(form, x, y, objective=self.objective, starts=self.starts, seeds=seeds)
-
-
-def find(names: Sequence[str], form: str, columns: int) -> list[Variant]:
+def find_variants(names: Sequence[str], form: str, columns: int) -> list[Variant]:
     """The variants of `--against`: names of forms, or `all`.
 
     Args:
-      names: of forms; `all` stands for every other form, and for the form that is fitted (`shifted`
-        for `auto`) with other objectives and from its first starting point alone.
-      form: that is fitted.
-      columns: of x.
+      names: of forms; `all` stands for every other form, and for the fitted form (`shifted` for
+        `auto`) with other objectives and from its first starting point alone.
+      form: the fitted one.
+      columns: number of columns of x.
 
     Raises:
       UserError: for an unknown name.
@@ -337,7 +294,7 @@ def find(names: Sequence[str], form: str, columns: int) -> list[Variant]:
     for name in names:
         if name == ALL:
             found += _all(form, columns)
-        elif name == choice.AUTO:
+        elif name == averaging.AUTO:
             found.append(Variant(name, name))
         else:
             found.append(Variant(name, forms.find(name).name))
@@ -345,9 +302,9 @@ def find(names: Sequence[str], form: str, columns: int) -> list[Variant]:
 
 
 def _all(form: str, columns: int) -> list[Variant]:
-    others = [choice.AUTO] if columns == 1 else []
+    others = [averaging.AUTO] if columns == 1 else []
     others += [other.name for other in forms.FORMS.values() if other.columns == columns]
-    base = form if form != choice.AUTO else 'shifted' if columns == 1 else 'joint'
+    base = form if form != averaging.AUTO else 'shifted' if columns == 1 else 'joint'
     if forms.find(base).solve:
         return [Variant(name, name) for name in others if name != form]
     return [
@@ -355,3 +312,75 @@ def _all(form: str, columns: int) -> list[Variant]:
         *(Variant(f'{base}, {name}', base, value) for name, value in OBJECTIVES.items()),
         Variant(f'{base}, first start', base, starts=1),
     ]
+
+
+def usable(rows: Sequence[Row], options: FitOptions) -> tuple[list[Row], list[str]]:
+    """The rows that can be fitted, and a line with the reason for each other one.
+
+    Raises:
+      UserError: for an unknown column, or a value that is not a number.
+    """
+    found, skipped = [], []
+    for line, row in enumerate(rows, start=2):
+        if problem := _problem((line, row), options):
+            skipped.append(f'{row.get("run", f"line {line}")}: {problem}')
+        else:
+            found.append(row)
+    return found, skipped
+
+
+def require_fit(curves: Sequence[Curve]) -> None:
+    """Raise UserError if no curve could be fitted."""
+    if all(curve.fit is None for curve in curves):
+        raise UserError(f'no curve can be fitted; {curves[0].label}: {curves[0].problem}')
+
+
+def require_growth(rows: Sequence[Row], options: FitOptions) -> None:
+    """Raise UserError if x is the same in all rows; the message names columns that differ."""
+    flags = _needed(options)
+    found = [(i, row) for i, row in enumerate(rows, start=2) if all(cell(row, *f) for f in flags)]
+    for one in found[:1]:
+        number(one, options.x[0], '--x')  # raises for text, the likelier mistake
+    rows = [row for _, row in found]
+    if len(rows) < 2 or any(len({cell(row, x, '--x') for row in rows}) > 1 for x in options.x):
+        return
+    known = {'run', options.y.removeprefix('1-'), *options.by}
+    # Metrics, which have a /, are results and not causes.
+    names = [name for name in rows[0] if name and '/' not in name and name not in known]
+    differing = [name for name in names if len({row[name] for row in rows} - {None, ''}) > 1]
+    same = ', '.join(f'{x}={cell(rows[0], x, "--x")}' for x in options.x)
+    raise UserError(
+        f'--x: {same} is the same in all {len(rows)} rows; columns that differ: '
+        f'{", ".join(differing) or "none"}'
+    )
+
+
+def holdout_share(text: str) -> float:
+    """The upper share of the range of x that is held out: `0.5` -> 0.5, `4x` -> 0.75.
+
+    Raises:
+      UserError: for another text, or a share that leaves nothing to fit.
+    """
+    if text.strip().endswith('x'):
+        return 1 - 1 / holdout_factor(text)
+    try:
+        value = float(text)
+    except ValueError as e:
+        raise UserError(f'--holdout {text!r}: write a share below 1, or a factor, as 4x') from e
+    if not 0 <= value < 1:
+        raise UserError(
+            f'--holdout {value}: must be at least 0 and less than 1, or a factor, as 4x'
+        )
+    return value
+
+
+def holdout_factor(text: str) -> float:
+    """`4x` -> 4: all above a quarter of the largest x is held out.
+
+    Raises:
+      UserError: for another text, or a factor that holds out nothing.
+    """
+    match = re.fullmatch(r'(\d+(?:\.\d+)?)x', text.strip())
+    if match is None or float(match[1]) <= 1:
+        raise UserError(f'--holdout {text}: write a factor above 1, as 4x')
+    return float(match[1])

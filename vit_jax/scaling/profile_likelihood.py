@@ -1,4 +1,4 @@
-"""Profile-likelihood bands of a curve: the laws of its form that fit nearly as well as the best."""
+"""Profile-likelihood bands: the range of all curves of a form that fit nearly as well as one."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from scipy import optimize
 from vit_jax.scaling.forms import Bounds, Form, Theta
 
 KNOTS = 8  # x values at which a band is computed; it is interpolated between them
-_STEPS = 10  # of the search for an end
-_CLOSE = 0.02  # relative error of the root of the rise at which it stops
-_HOLD = 30.0  # weight of the prediction that is asked for
-_CORRELATED = 0.7  # the highest correlation of neighbors that counts
-_FARTHEST = 3.0  # distance in log y at which it gives up: a factor of 20
+_STEPS = 10  # of the search for an end of a band
+_CLOSE = 0.02  # relative error at which the search stops
+_HOLD = 30.0  # weight of the constraint on the prediction
+_CORRELATED = 0.7  # upper limit on the correlation of neighboring errors
+_FARTHEST = 3.0  # largest distance in log y, a factor of 20
 
 
 @dataclasses.dataclass(frozen=True)
-class Points:
+class FittedPoints:
     """The fitted points in scaled units.
 
     Attributes:
@@ -36,9 +36,9 @@ class Points:
 
 
 def band_offsets(
-    form: Form, theta: Theta, points: Points, rise: float, at: np.ndarray
+    form: Form, theta: Theta, points: FittedPoints, rise: float, at: np.ndarray
 ) -> np.ndarray:
-    """The reach of the log of the curve while the squared errors grow by no more than `rise`.
+    """How far the log of the curve can move while the squared errors grow by at most `rise`.
 
     These are the ends of the profile-likelihood interval of the prediction (Pawitan 2001, section
     3.4; for Gaussian errors, `rise` is a squared quantile of Student's distribution times their
@@ -46,9 +46,9 @@ def band_offsets(
 
     Args:
       form: of the curve.
-      theta: [P], a fit, from which the search starts.
-      points: that were fitted.
-      rise: of the sum of squared weighted errors, positive.
+      theta: [P], of the fit, from which the search starts.
+      points: the fitted ones.
+      rise: growth of the sum of squared weighted errors, positive.
       at: [M, K], in scaled units.
 
     Returns:
@@ -59,11 +59,11 @@ def band_offsets(
         found = band_offsets(form, theta, points, rise, knots[:, None])
         return np.stack([np.interp(np.log(at[:, 0]), np.log(knots), ends) for ends in found])
     search = _Search(form, points, rise, theta)
-    return np.array([[search.distance(place[None], sign) for place in at] for sign in (-1, 1)])
+    return np.array([[search.distance(row[None], sign) for row in at] for sign in (-1, 1)])
 
 
-def inflation(form: Form, theta: Theta, points: Points) -> float:
-    """Growth of the variance of a mean by the correlation of neighbors' errors, at least 1.
+def inflation(form: Form, theta: Theta, points: FittedPoints) -> float:
+    """Inflation of the variance of a mean by correlated errors of neighbors, at least 1.
 
     For an AR(1) process it is (1 + r) / (1 - r). Errors of a fit with P parameters to N points are
     less correlated than the noise, by about P / N.
@@ -79,9 +79,9 @@ def inflation(form: Form, theta: Theta, points: Points) -> float:
 
 
 class _Search:
-    """Least-squares fits that are held at predictions ever farther from that of the best one."""
+    """Least-squares fits under the constraint of a prediction away from that of the best fit."""
 
-    def __init__(self, form: Form, points: Points, rise: float, theta: Theta) -> None:
+    def __init__(self, form: Form, points: FittedPoints, rise: float, theta: Theta) -> None:
         self.form, self.points, self.root = form, points, np.sqrt(rise)
         low, high = np.array(points.bounds, float).T
         self.free = low < high
@@ -93,16 +93,16 @@ class _Search:
         self.covariance = np.linalg.pinv(slopes.T @ slopes, rcond=1e-10, hermitian=True)
 
     def distance(self, at: np.ndarray, sign: int) -> float:
-        """The largest move of the log of the curve at one place [1, K], down (-1) or up (1).
+        """The largest move of the log of the curve at one x [1, K], down (-1) or up (1).
 
         The root of the rise is close to linear in the move: each step scales the move by the ratio
-        of what is asked for to what was found, within the bracket of the moves known.
+        of the wanted root to the one found, within the bracket of known moves.
         """
         start, slope = self._value(self.best, at), self._slope(self.best, at)
         move = self.root * float(np.sqrt(max(slope @ self.covariance @ slope, 1e-12)))
         inside, outside, kept = 0.0, _FARTHEST, self.best
         for _ in range(_STEPS):
-            z = self._held(kept, at, start + sign * move)
+            z = self._constrained(kept, at, start + sign * move)
             reached = sign * (self._value(z, at) - start)
             root = np.sqrt(max(float(np.sum(self._errors(z) ** 2)) - self.least, 0.0))
             if root <= self.root:
@@ -118,8 +118,8 @@ class _Search:
                 move = (inside + outside) / 2
         return max(inside, 0.0)
 
-    def _held(self, z: np.ndarray, at: np.ndarray, value: float) -> np.ndarray:
-        """The fit whose curve is at `value` there."""
+    def _constrained(self, z: np.ndarray, at: np.ndarray, value: float) -> np.ndarray:
+        """The best fit whose log curve at x is `value`."""
 
         def errors(z: np.ndarray) -> np.ndarray:
             return np.append(self._errors(z), _HOLD * (self._value(z, at) - value))

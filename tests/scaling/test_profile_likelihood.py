@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from vit_jax.scaling import fit, forms, profile
+from vit_jax.scaling import curve_fit, forms, profile_likelihood
 
 X = np.geomspace(1.0, 64.0, 12)
 
@@ -14,7 +14,7 @@ X = np.geomspace(1.0, 64.0, 12)
 def points(y, x=X):
     form = forms.find('power')
     x = x[:, None]
-    return profile.Points(x, np.log(y), np.ones(len(y)), form.bounds(x, y))
+    return profile_likelihood.FittedPoints(x, np.log(y), np.ones(len(y)), form.bounds(x, y))
 
 
 def noisy(sigma=0.02, seed=0, correlation=0.0):
@@ -26,14 +26,14 @@ def noisy(sigma=0.02, seed=0, correlation=0.0):
 
 def test_a_power_law_has_the_interval_of_linear_regression():
     y = noisy()
-    found = fit.fit(forms.find('power'), X, y)
+    found = curve_fit.fit(forms.find('power'), X, y)
     terms = np.stack([np.ones(12), np.log(X)], axis=1)
     covariance = np.linalg.inv(terms.T @ terms)
     at = np.array([[64.0], [640.0]])
     ahead = np.stack([np.ones(2), np.log(at[:, 0])], axis=1)
     expected = np.sqrt(0.003 * np.einsum('ij,jk,ik->i', ahead, covariance, ahead))
     theta = np.array([0.0, 0.5, 0.0, 0.0])
-    down, up = profile.band_offsets(found.form, theta, points(y), 0.003, at)
+    down, up = profile_likelihood.band_offsets(found.form, theta, points(y), 0.003, at)
     assert down == pytest.approx(expected, rel=0.03)
     assert up == pytest.approx(expected, rel=0.03)
 
@@ -41,9 +41,9 @@ def test_a_power_law_has_the_interval_of_linear_regression():
 @pytest.mark.slow
 def test_no_law_within_the_rise_leaves_the_interval():
     form, y = forms.find('irreducible'), noisy() + 0.05
-    found = fit.fit(form, X, y)
+    found = curve_fit.fit(form, X, y)
     seen, at, rise = found.points, np.array([[10.0]]), 0.004
-    down, up = profile.band_offsets(form, found.theta, seen, rise, at)[:, 0]
+    down, up = profile_likelihood.band_offsets(form, found.theta, seen, rise, at)[:, 0]
     low, high = np.array(seen.bounds).T
     free = low < high
 
@@ -65,7 +65,7 @@ def test_no_law_within_the_rise_leaves_the_interval():
 
 def test_an_interval_may_be_lopsided():
     y = X**-0.5 * np.exp(0.02 * np.random.default_rng(3).standard_normal(12))
-    found = fit.fit(forms.find('irreducible'), X, y, bootstrap=1)
+    found = curve_fit.fit(forms.find('irreducible'), X, y, bootstrap=1)
     low, high = found.predict_band(np.array([640.0]))
     center = found.predict(np.array([640.0]))
     assert found.params['c'] < 0.03
@@ -73,14 +73,16 @@ def test_an_interval_may_be_lopsided():
 
 
 def test_correlated_errors_widen_the_band():
-    alone = [profile.inflation(forms.find('power'), *guess(noisy(seed=i))) for i in range(8)]
+    alone = [
+        profile_likelihood.inflation(forms.find('power'), *guess(noisy(seed=i))) for i in range(8)
+    ]
     chained = [
-        profile.inflation(forms.find('power'), *guess(noisy(seed=i, correlation=0.8)))
+        profile_likelihood.inflation(forms.find('power'), *guess(noisy(seed=i, correlation=0.8)))
         for i in range(8)
     ]
     assert 1 <= np.mean(alone) < np.mean(chained)
-    joint = profile.Points(np.ones((4, 2)), np.zeros(4), np.ones(4), [])
-    assert profile.inflation(forms.find('joint'), np.zeros(5), joint) == 1.0
+    joint = profile_likelihood.FittedPoints(np.ones((4, 2)), np.zeros(4), np.ones(4), [])
+    assert profile_likelihood.inflation(forms.find('joint'), np.zeros(5), joint) == 1.0
 
 
 def guess(y):
@@ -89,7 +91,7 @@ def guess(y):
 
 
 def test_between_knots_a_band_is_interpolated():
-    found = fit.fit(forms.find('power'), X, noisy(), bootstrap=1)
+    found = curve_fit.fit(forms.find('power'), X, noisy(), bootstrap=1)
     many = np.geomspace(1.0, 640.0, 50)
     low, high = found.predict_band(many)
     some = np.array([many[0], many[-1]])
@@ -99,10 +101,10 @@ def test_between_knots_a_band_is_interpolated():
 
 def test_the_width_is_a_quantile_of_student():
     y = noisy()
-    found = fit.fit(forms.find('power'), X, y, bootstrap=1)
-    grown = profile.inflation(found.form, found.theta, found.points)
+    found = curve_fit.fit(forms.find('power'), X, y, bootstrap=1)
+    grown = profile_likelihood.inflation(found.form, found.theta, found.points)
     rise = grown * (stats.t.ppf(0.95, 10) * found.noise.std) ** 2
     at = np.array([640.0]) / found.scales[0]
-    assert found.reach(np.array([640.0])) == pytest.approx(
-        profile.band_offsets(found.form, found.theta, found.points, rise, at[:, None])
+    assert found.band_offsets(np.array([640.0])) == pytest.approx(
+        profile_likelihood.band_offsets(found.form, found.theta, found.points, rise, at[:, None])
     )

@@ -11,22 +11,25 @@ import numpy as np
 from scipy import optimize, stats
 
 from vit_jax.errors import UserError
-from vit_jax.scaling import noise as noise_lib
-from vit_jax.scaling import profile
+from vit_jax.scaling import profile_likelihood
 from vit_jax.scaling.forms import Bounds, Form, Theta
-from vit_jax.scaling.noise import Noise, Seeds
+from vit_jax.scaling.noise import Noise, Seeds, draws, one_run_each, pooled
 
+BAND = (0.05, 0.95)
+WIDEN = 1.2  # of the bootstrap's bands, tuned on four laws of `coverage.LAWS`
 DELTA = 1e-3  # Hoffmann et al. 2022, section 3.3
-_SETTLE = 5  # descents from the best minimum until it counts as one
+_SETTLE = 5  # repeated descents from the best minimum until the search has converged
+_WIDEST = 30  # orders of magnitude; so that powers of scaled values are finite
+_WIDE = 0.5  # a parameter with a relative 90 % half-interval above this is not identified
 
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """The sum that a fit minimizes: Huber losses of errors, quadratic up to `delta`.
+    """The loss that a fit minimizes: the sum of Huber losses of errors, quadratic up to `delta`.
 
     Attributes:
       delta: in units of the errors; inf for least squares.
-      log: whether errors are those of log y, or of y over its geometric mean.
+      log: whether errors are of log y, or of y over its geometric mean.
     """
 
     delta: float = DELTA
@@ -34,6 +37,222 @@ class Objective:
 
 
 LOG_HUBER = Objective()
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """A fitted curve.
+
+    Attributes:
+      form: of the curve.
+      theta: [P], in scaled units.
+      scales: of x [K], and of y.
+      n_points: number of fitted points.
+      rmse: root mean square of log(fitted) - log(y) on those.
+      replicates: [R, P], theta of each bootstrap sample; R may be 0.
+      warnings: a line for each problem, such as a parameter that is not identified.
+      noise: of log y of a point, from errors of the fit and from seeds.
+      points: the fitted points, for a profile-likelihood band; None for a bootstrap band.
+    """
+
+    form: Form
+    theta: Theta
+    scales: tuple[np.ndarray, float]
+    n_points: int
+    rmse: float
+    replicates: np.ndarray
+    warnings: tuple[str, ...]
+    noise: Noise = dataclasses.field(default_factory=Noise)
+    points: profile_likelihood.FittedPoints | None = None
+
+    @property
+    def params(self) -> dict[str, float]:
+        """The parameters in the units of the table."""
+        return self.form.params(self.theta, *self.scales)
+
+    @property
+    def bands(self) -> dict[str, list[float]]:
+        """The 90 % band of each parameter, from the bootstrap; {} without one."""
+        if not len(self.replicates):
+            return {}
+        found = [self.form.params(theta, *self.scales) for theta in self.replicates]
+        samples = {name: np.array([params[name] for params in found]) for name in self.form.names}
+        params = self.params
+        return {name: widened(params[name], samples[name], self.dof) for name in samples}
+
+    @property
+    def dof(self) -> float:
+        """Degrees of freedom, at least 2: points less parameters, and those of seeds."""
+        return max(self.n_points - len(self.form.names) + self.noise.dof, 2)
+
+    @property
+    def floor(self) -> float:
+        """The irreducible error, which the curve approaches; 0 if there is none."""
+        return self.params.get('c', 0.0)
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """The curve [N] at x, [N] or [N, K], in the units of the table."""
+        return self._at(self.theta, x)
+
+    def predict_band(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """The 90 % band of the curve at x; None without a bootstrap."""
+        if not len(self.replicates):
+            return None
+        center, (down, up) = np.log(self.predict(x)), self.band_offsets(x)
+        return np.exp(center - down), np.exp(center + up)
+
+    def band_offsets(self, x: np.ndarray) -> np.ndarray:
+        """Distances [2, N] from the log of the curve down and up to the ends of its band at x.
+
+        From the profile likelihood, or from the bootstrap if the form has its own estimator.
+        """
+        if self.points is None:
+            samples = np.log([self._at(theta, x) for theta in self.replicates])
+            spread = np.std(samples, axis=0, ddof=min(1, len(samples) - 1))
+            return np.tile(half_width(spread, self.dof), (2, 1))
+        quantile = float(stats.t.ppf(BAND[1], self.dof + self.noise.shared))
+        rise = (quantile * max(self.noise.std, 1e-6)) ** 2
+        if self.noise.measured:  # seeds are independent, but least absolute errors need more
+            rise *= np.pi / 2
+        else:
+            rise *= profile_likelihood.inflation(self.form, self.theta, self.points)
+        at = _columns(np.asarray(x, float)) / self.scales[0]
+        return profile_likelihood.band_offsets(self.form, self.theta, self.points, rise, at)
+
+    def _at(self, theta: Theta, x: np.ndarray) -> np.ndarray:
+        x_scale, y_scale = self.scales
+        return np.exp(self.form.log_value(theta, _columns(x) / x_scale)[0]) * y_scale
+
+
+def half_width(spread: np.ndarray, dof: float) -> np.ndarray:
+    """Half of a 90 % band: Student's quantile times the bootstrap's standard deviation, widened."""
+    return WIDEN * stats.t.ppf(BAND[1], dof) * spread
+
+
+def widened(value: float, samples: np.ndarray, dof: float) -> list[float]:
+    """The 90 % band [low, high] of a positive value from bootstrap samples of it.
+
+    The distances from the value to the 5th and 95th percentile are widened as in `half_width`.
+    """
+    factor = float(WIDEN * stats.t.ppf(BAND[1], dof) / stats.norm.ppf(BAND[1]))
+    low, high = (float(q) for q in np.quantile(samples, BAND))
+    low, high = min(low, value), max(high, value)
+    return [max(value - factor * (value - low), 0.0), value + factor * (high - value)]
+
+
+def fit(
+    form: Form,
+    x: np.ndarray,
+    y: np.ndarray,
+    *,
+    bootstrap: int = 0,
+    seed: int = 0,
+    objective: Objective = LOG_HUBER,
+    starts: int = 0,
+    seeds: Seeds | None = None,
+) -> Fit:
+    """Fit a form to points.
+
+    Args:
+      form: of the curve.
+      x: [N] or [N, K], positive.
+      y: [N], positive: an error or a loss, lower is better.
+      bootstrap: number of replicates for the bands.
+      seed: of the bootstrap.
+      objective: to minimize, unless the form has its own estimator.
+      starts: number of starting points, the first ones; 0 for all.
+      seeds: of the runs of each point, if points are means. Their numbers weight the errors, unless
+        the form has its own estimator, and with the residuals they determine the noise.
+
+    Raises:
+      UserError: for fewer points than parameters, a single value of x, values that are not
+        positive, or a search that does not converge.
+    """
+    x, y = _columns(np.asarray(x, float)), np.asarray(y, float)
+    _check(form, x, y)
+    order = np.lexsort((y, *x.T[::-1]))
+    x, y = x[order], y[order]
+    seeds = one_run_each(len(y)) if seeds is None else seeds.take(order)
+    weights = seeds.weights
+    scales = np.exp(np.log(x).mean(axis=0)), float(np.exp(np.log(y).mean()))
+    x, y = x / scales[0], y / scales[1]
+    bounds = form.bounds(x, y)
+    if form.solve:
+        theta = form.solve(x, y)
+    else:
+        begins = form.starts(x, y)[: starts or None]
+        theta = search(form, x, y, begins, bounds, objective, weights=weights)
+    fitted, jacobian = form.log_value(theta, x)
+    residuals = np.log(y) - fitted
+    noise = pooled(weights * residuals, len(y) - len(form.names), seeds)
+    draw = draws(weights * residuals, len(form.names), noise, np.random.default_rng(seed))
+    replicates = _bootstrap(form, x, fitted, draw, theta, bootstrap, weights)
+    lines = diagnostics(
+        form, theta, bounds, weights * residuals, weights[:, None] * jacobian, replicates, scales
+    )
+    return Fit(
+        form=form,
+        theta=theta,
+        scales=scales,
+        n_points=len(y),
+        rmse=rms(residuals),
+        replicates=replicates,
+        warnings=(*([noise.problem] if noise.problem else []), *lines),
+        noise=noise,
+        points=None
+        if form.solve
+        else profile_likelihood.FittedPoints(x, np.log(y), weights, bounds),
+    )
+
+
+def _check(form: Form, x: np.ndarray, y: np.ndarray) -> None:
+    if len(y) < len(form.names):
+        raise UserError(
+            f'{len(y)} points cannot determine the {len(form.names)} parameters of the form '
+            f'{form.name!r}; give more, or a simpler form'
+        )
+    if x.shape[1] != form.columns:
+        raise UserError(f'the form {form.name!r} takes {form.columns} columns as x')
+    if not (np.isfinite(x).all() and np.isfinite(y).all() and x.min() > 0 and y.min() > 0):
+        raise UserError('x and y must be finite and positive, as their logarithms are fitted')
+    if max(np.ptp(np.log10(x), axis=0).max(), np.ptp(np.log10(y))) > _WIDEST:
+        raise UserError(f'x or y spans more than {_WIDEST} orders of magnitude')
+    if (x.min(axis=0) == x.max(axis=0)).any():
+        raise UserError('all points have the same x')
+
+
+def _columns(x: np.ndarray) -> np.ndarray:
+    return x[:, None] if x.ndim == 1 else x
+
+
+def search(
+    form: Form,
+    x: np.ndarray,
+    y: np.ndarray,
+    starts: list[Theta],
+    bounds: Bounds,
+    objective: Objective = LOG_HUBER,
+    settle: bool = True,
+    weights: np.ndarray | float = 1.0,
+) -> Theta:
+    """The best local minimum from all starts.
+
+    Raises:
+      UserError: if it does not converge, unless `settle` is off.
+    """
+    low, high = np.array(bounds).T
+    descend = functools.partial(
+        optimize.minimize,
+        _loss,
+        args=(form, x, np.log(y), objective, weights),
+        jac=True,
+        method='L-BFGS-B',
+        bounds=bounds,
+        options={'maxiter': 500},
+    )
+    found = [descend(np.clip(start, low, high)) for start in starts]
+    best = min(found, key=lambda result: result.fun)
+    return _converged(descend, best) if settle else best.x
 
 
 def _loss(
@@ -58,38 +277,8 @@ def _loss(
     return float(np.sum(clipped * (errors - clipped / 2))), clipped @ jacobian / objective.delta
 
 
-def search(
-    form: Form,
-    x: np.ndarray,
-    y: np.ndarray,
-    starts: list[Theta],
-    bounds: Bounds,
-    objective: Objective = LOG_HUBER,
-    settle: bool = True,
-    weights: np.ndarray | float = 1.0,
-) -> Theta:
-    """The best of the local minima from all starts.
-
-    Raises:
-      UserError: if it has not converged, unless `settle` is off.
-    """
-    low, high = np.array(bounds).T
-    descend = functools.partial(
-        optimize.minimize,
-        _loss,
-        args=(form, x, np.log(y), objective, weights),
-        jac=True,
-        method='L-BFGS-B',
-        bounds=bounds,
-        options={'maxiter': 500},
-    )
-    found = [descend(np.clip(start, low, high)) for start in starts]
-    best = min(found, key=lambda result: result.fun)
-    return _settled(descend, best) if settle else best.x
-
-
-def _settled(descend: Callable[[Theta], Any], best: Any) -> Theta:
-    """The minimum, once another descent from it finds nothing lower."""
+def _converged(descend: Callable[[Theta], Any], best: Any) -> Theta:
+    """The minimum from which another descent finds nothing lower."""
     for _ in range(_SETTLE):
         again = descend(best.x)
         if not np.isfinite(again.fun):
@@ -98,218 +287,6 @@ def _settled(descend: Callable[[Theta], Any], best: Any) -> Theta:
             return best.x
         best = again
     raise UserError('the fit did not converge; give more points, or a simpler form')
-
-
-BAND = (0.05, 0.95)
-_WIDEST = 30  # orders of magnitude; powers of scaled values have to be finite
-WIDEN = 1.2  # of the bootstrap's bands, tuned on four of the laws of `synthetic`
-
-
-@dataclasses.dataclass(frozen=True)
-class Fit:
-    """A fitted curve.
-
-    Attributes:
-      form: of the curve.
-      theta: [P], in scaled units.
-      scales: of x [K], and of y.
-      n_points: number of fitted points.
-      rmse: root mean square of log(fitted) - log(y) on those.
-      replicates: [R, P], theta of each bootstrap sample; R may be 0.
-      warnings: a line for each problem, such as a parameter that is not identified.
-      noise: of log y of a point, from the errors of the fit and from seeds.
-      points: that were fitted, for the band; None for that of the bootstrap.
-    """
-
-    form: Form
-    theta: Theta
-    scales: tuple[np.ndarray, float]
-    n_points: int
-    rmse: float
-    replicates: np.ndarray
-    warnings: tuple[str, ...]
-    noise: Noise = dataclasses.field(default_factory=Noise)
-    points: profile.Points | None = None
-
-    @property
-    def params(self) -> dict[str, float]:
-        """The parameters in the units of the table."""
-        return self.form.params(self.theta, *self.scales)
-
-    @property
-    def bands(self) -> dict[str, list[float]]:
-        """The 90 % band of each parameter, from the bootstrap; {} without one."""
-        if not len(self.replicates):
-            return {}
-        found = [self.form.params(theta, *self.scales) for theta in self.replicates]
-        samples = {name: np.array([params[name] for params in found]) for name in self.form.names}
-        params = self.params
-        return {name: widened(params[name], samples[name], self.dof) for name in samples}
-
-    @property
-    def dof(self) -> float:
-        """Points less parameters, plus what seeds add, at least 2: of Student's distribution."""
-        return max(self.n_points - len(self.form.names) + self.noise.dof, 2)
-
-    @property
-    def floor(self) -> float:
-        """The irreducible error, which the curve approaches; 0 for none."""
-        return self.params.get('c', 0.0)
-
-    def predict(self, x: np.ndarray) -> np.ndarray:
-        """The curve [N] at x, [N] or [N, K], in the units of the table."""
-        return self._at(self.theta, x)
-
-    def predict_band(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        """The 90 % band of the curve at x; None without a bootstrap."""
-        if not len(self.replicates):
-            return None
-        center, (down, up) = np.log(self.predict(x)), self.reach(x)
-        return np.exp(center - down), np.exp(center + up)
-
-    def reach(self, x: np.ndarray) -> np.ndarray:
-        """Distances [2, N] of the log of the curve to the lower and upper end of its band at x.
-
-        They are those of the profile likelihood, or of the bootstrap where the form has an
-        estimator of its own.
-        """
-        if self.points is None:
-            samples = np.log([self._at(theta, x) for theta in self.replicates])
-            spread = np.std(samples, axis=0, ddof=min(1, len(samples) - 1))
-            return np.tile(half_width(spread, self.dof), (2, 1))
-        quantile = float(stats.t.ppf(BAND[1], self.dof + self.noise.shared))
-        rise = (quantile * max(self.noise.std, 1e-6)) ** 2
-        if self.noise.measured:  # seeds are independent; but least absolute errors need more
-            rise *= np.pi / 2
-        else:
-            rise *= profile.inflation(self.form, self.theta, self.points)
-        at = _columns(np.asarray(x, float)) / self.scales[0]
-        return profile.band_offsets(self.form, self.theta, self.points, rise, at)
-
-    def _at(self, theta: Theta, x: np.ndarray) -> np.ndarray:
-        x_scale, y_scale = self.scales
-        return np.exp(self.form.log_value(theta, _columns(x) / x_scale)[0]) * y_scale
-
-
-def fit(
-    form: Form,
-    x: np.ndarray,
-    y: np.ndarray,
-    *,
-    bootstrap: int = 0,
-    seed: int = 0,
-    objective: Objective = LOG_HUBER,
-    starts: int = 0,
-    seeds: Seeds | None = None,
-) -> Fit:
-    """Fit a form to points.
-
-    Args:
-      form: of the curve.
-      x: [N] or [N, K], positive.
-      y: [N], positive: an error or a loss, lower is better.
-      bootstrap: number of replicates for the bands.
-      seed: of the bootstrap.
-      objective: that is minimized, unless the form has an estimator of its own.
-      starts: number of starting points, the first ones; 0 for all.
-      seeds: the runs behind each point, if points are means. They weight the errors, unless the
-        form has an estimator of its own, and with the residuals they determine the noise.
-
-    Raises:
-      UserError: for fewer points than parameters, a single value of x, or values that are not
-        positive; and for a search that does not converge.
-    """
-    x, y = _columns(np.asarray(x, float)), np.asarray(y, float)
-    _check(form, x, y)
-    order = np.lexsort((y, *x.T[::-1]))
-    x, y = x[order], y[order]
-    seeds = noise_lib.single(len(y)) if seeds is None else seeds.take(order)
-    weights = seeds.weights
-    scales = np.exp(np.log(x).mean(axis=0)), float(np.exp(np.log(y).mean()))
-    x, y = x / scales[0], y / scales[1]
-    bounds = form.bounds(x, y)
-    if form.solve:
-        theta = form.solve(x, y)
-    else:
-        begins = form.starts(x, y)[: starts or None]
-        theta = search(form, x, y, begins, bounds, objective, weights=weights)
-    fitted, jacobian = form.log_value(theta, x)
-    residuals = np.log(y) - fitted
-    noise = noise_lib.pooled(weights * residuals, len(y) - len(form.names), seeds)
-    draw = noise_lib.draws(weights * residuals, len(form.names), noise, np.random.default_rng(seed))
-    replicates = _bootstrap(form, x, fitted, draw, theta, bootstrap, weights)
-    lines = diagnostics(
-        form, theta, bounds, weights * residuals, weights[:, None] * jacobian, replicates, scales
-    )
-    return Fit(
-        form=form,
-        theta=theta,
-        scales=scales,
-        n_points=len(y),
-        rmse=rms(residuals),
-        replicates=replicates,
-        warnings=(*([noise.problem] if noise.problem else []), *lines),
-        noise=noise,
-        points=None if form.solve else profile.Points(x, np.log(y), weights, bounds),
-    )
-
-
-def half_width(spread: np.ndarray, dof: float) -> np.ndarray:
-    """Half of a 90 % band: Student's quantile times the bootstrap's standard deviation, widened."""
-    return WIDEN * stats.t.ppf(BAND[1], dof) * spread
-
-
-def widened(value: float, samples: np.ndarray, dof: float) -> list[float]:
-    """The 90 % band [low, high] of a positive value from bootstrap samples of it.
-
-    Distances of the 5th and 95th percentile from the value grow as in `half_width`.
-    """
-    factor = float(WIDEN * stats.t.ppf(BAND[1], dof) / stats.norm.ppf(BAND[1]))
-    low, high = (float(q) for q in np.quantile(samples, BAND))
-    low, high = min(low, value), max(high, value)
-    return [max(value - factor * (value - low), 0.0), value + factor * (high - value)]
-
-
-def rmse(curve: Fit, x: np.ndarray, y: np.ndarray) -> float:
-    """Root mean square of log(predicted) - log(y): the extrapolation error, on points held out."""
-    return rms(np.log(curve.predict(np.asarray(x, float))) - np.log(np.asarray(y, float)))
-
-
-def rms(values: np.ndarray) -> float:
-    """Root mean square."""
-    return float(np.sqrt(np.mean(values**2)))
-
-
-def frontier(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Mask [N] of the Pareto frontier: points with a lower y than all points of smaller or equal x.
-
-    Membership depends only on points of smaller or equal x.
-    """
-    order = np.lexsort((y, x))
-    best = np.minimum.accumulate(np.concatenate([[np.inf], y[order]]))[:-1]
-    kept = np.zeros(len(y), bool)
-    kept[order] = y[order] < best
-    return kept
-
-
-def _columns(x: np.ndarray) -> np.ndarray:
-    return x[:, None] if x.ndim == 1 else x
-
-
-def _check(form: Form, x: np.ndarray, y: np.ndarray) -> None:
-    if len(y) < len(form.names):
-        raise UserError(
-            f'{len(y)} points cannot determine the {len(form.names)} parameters of the form '
-            f'{form.name!r}; give more, or a simpler form'
-        )
-    if x.shape[1] != form.columns:
-        raise UserError(f'the form {form.name!r} takes {form.columns} columns as x')
-    if not (np.isfinite(x).all() and np.isfinite(y).all() and x.min() > 0 and y.min() > 0):
-        raise UserError('x and y must be finite and positive: the fit is one of logarithms')
-    if max(np.ptp(np.log10(x), axis=0).max(), np.ptp(np.log10(y))) > _WIDEST:
-        raise UserError(f'x or y spans more than {_WIDEST} orders of magnitude')
-    if (x.min(axis=0) == x.max(axis=0)).any():
-        raise UserError('all points have the same x')
 
 
 def _bootstrap(
@@ -321,10 +298,10 @@ def _bootstrap(
     count: int,
     weights: np.ndarray,
 ) -> np.ndarray:
-    """Refit to the curve with new errors.
+    """Refit the curve with redrawn errors.
 
     Returns:
-      [count, P]: theta of each replicate, searched from that of the fit.
+      [count, P]: theta of each replicate; searches start from the fit.
     """
     found = np.empty((count, len(theta)))
     for i in range(count):
@@ -337,23 +314,6 @@ def _bootstrap(
     return found
 
 
-def summary(curve: Fit) -> dict[str, Any]:
-    """The fit as JSON values."""
-    return {
-        'form': curve.form.name,
-        'params': curve.params,
-        'bands': curve.bands,
-        'n_fit': curve.n_points,
-        'fit_rmse': curve.rmse,
-        'noise': curve.noise.std,
-        'identified': not curve.warnings,
-        'warnings': list(curve.warnings),
-    }
-
-
-_WIDE = 0.5  # a parameter with a relative 90 % half-interval above this is not identified
-
-
 def diagnostics(
     form: Form,
     theta: Theta,
@@ -363,12 +323,12 @@ def diagnostics(
     replicates: np.ndarray,
     scales: tuple[np.ndarray, float],
 ) -> tuple[str, ...]:
-    """List problems of the fit, a line each."""
+    """Problems of the fit, a line each."""
     warnings = []
     if len(residuals) < 2 * len(form.names):
         warnings.append(
             f'too few points: {len(residuals)} for {len(form.names)} parameters; '
-            'the curve fits them under any law'
+            'the curve fits them whatever the law is'
         )
     free = [i for i, (low, high) in enumerate(bounds) if low < high]
     edge = [i for i in free if np.min(np.abs(theta[i] - np.array(bounds[i]))) < 1e-9]
@@ -389,9 +349,7 @@ def _at_edge(name: str, value: float, lower: bool) -> str:
     if lower and name in ('c', 'E'):
         return f'no bend: {name} = 0, the points show no irreducible error'
     if lower:
-        return (
-            f'{name} = {value:.3g}: y does not fall as x grows, so that there is no law to follow'
-        )
+        return f'{name} = {value:.3g}: y does not fall as x grows, so there is no law to fit'
     return f'{name} = {value:.3g} is the limit of the search: the points do not determine it'
 
 
@@ -413,3 +371,27 @@ def _half_interval(theta: Theta, i: int, errors: np.ndarray, replicates: np.ndar
         return float(linear)
     low, high = np.quantile(replicates[:, i], (0.05, 0.95))
     return float(max(linear, (high - low) / 2))
+
+
+def rmse(curve: Fit, x: np.ndarray, y: np.ndarray) -> float:
+    """Root mean square of log(predicted) - log(y); on held-out points, the extrapolation error."""
+    return rms(np.log(curve.predict(np.asarray(x, float))) - np.log(np.asarray(y, float)))
+
+
+def rms(values: np.ndarray) -> float:
+    """Root mean square."""
+    return float(np.sqrt(np.mean(values**2)))
+
+
+def summary(curve: Fit) -> dict[str, Any]:
+    """The fit as JSON values."""
+    return {
+        'form': curve.form.name,
+        'params': curve.params,
+        'bands': curve.bands,
+        'n_fit': curve.n_points,
+        'fit_rmse': curve.rmse,
+        'noise': curve.noise.std,
+        'identified': not curve.warnings,
+        'warnings': list(curve.warnings),
+    }

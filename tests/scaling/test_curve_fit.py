@@ -7,7 +7,7 @@ import pytest
 from scipy import optimize
 
 from vit_jax.errors import UserError
-from vit_jax.scaling import choice, fit, forms, noise
+from vit_jax.scaling import averaging, curve_fit, forms, noise
 
 pytestmark = pytest.mark.slow  # as a whole
 
@@ -45,12 +45,14 @@ def test_gradients_agree_with_differences(name):
 
 
 def test_known_parameters_come_back_exactly_without_noise():
-    close(fit.fit(forms.find('shifted'), X, shifted(X, **TRUE)).params, TRUE, rel=1e-3)
+    close(curve_fit.fit(forms.find('shifted'), X, shifted(X, **TRUE)).params, TRUE, rel=1e-3)
 
 
 @pytest.mark.parametrize('seed', range(3))
 def test_known_parameters_come_back_from_noise(seed):
-    found = fit.fit(forms.find('shifted'), X, noisy(shifted(X, **TRUE), 0.01, seed), bootstrap=20)
+    found = curve_fit.fit(
+        forms.find('shifted'), X, noisy(shifted(X, **TRUE), 0.01, seed), bootstrap=20
+    )
     assert found.params['b'] == pytest.approx(TRUE['b'], rel=0.1)
     assert found.params['c'] == pytest.approx(TRUE['c'], rel=0.1)
     assert found.rmse == pytest.approx(0.01, rel=0.3)
@@ -60,9 +62,9 @@ def test_known_parameters_come_back_from_noise(seed):
 
 def test_the_fit_does_not_depend_on_units_or_order():
     y = noisy(shifted(X, **TRUE), 0.01)
-    found = fit.fit(forms.find('shifted'), X, y)
+    found = curve_fit.fit(forms.find('shifted'), X, y)
     order = np.random.default_rng(0).permutation(len(X))
-    other = fit.fit(forms.find('shifted'), X[order] / 1e6, 50 * y[order])
+    other = curve_fit.fit(forms.find('shifted'), X[order] / 1e6, 50 * y[order])
     assert other.params['b'] == pytest.approx(found.params['b'], rel=1e-3)
     assert other.params['c'] == pytest.approx(50 * found.params['c'], rel=1e-3)
     assert other.predict(X / 1e6) == pytest.approx(50 * found.predict(X), rel=1e-3)
@@ -72,7 +74,7 @@ def test_the_fit_does_not_depend_on_units_or_order():
 def test_the_simpler_forms(name):
     expected = {'a': 30.0, 'b': 0.3} | ({} if name == 'power' else {'c': 0.1})
     y = expected['a'] * X ** -expected['b'] + expected.get('c', 0)
-    close(fit.fit(forms.find(name), X, y).params, expected, rel=0.02)
+    close(curve_fit.fit(forms.find(name), X, y).params, expected, rel=0.02)
 
 
 def test_m4():
@@ -88,7 +90,7 @@ def test_m4():
         )
         for x in X
     ]
-    found = fit.fit(forms.find('m4'), X, np.array(y))
+    found = curve_fit.fit(forms.find('m4'), X, np.array(y))
     assert found.params['b'] == pytest.approx(expected['b'], rel=0.02)
     assert found.params['c'] == pytest.approx(expected['c'], rel=0.02)
     assert found.rmse < 1e-3
@@ -98,7 +100,7 @@ def test_the_joint_law_of_model_and_data():
     n, d = (m.ravel() for m in np.meshgrid(np.geomspace(1e6, 1e9, 7), np.geomspace(1e8, 1e11, 7)))
     expected = {'E': 1.7, 'A': 400.0, 'alpha': 0.34, 'B': 410.0, 'beta': 0.28}
     y = 1.7 + 400 * n**-0.34 + 410 * d**-0.28
-    found = fit.fit(forms.find('joint'), np.stack([n, d], axis=1), noisy(y, 0.002))
+    found = curve_fit.fit(forms.find('joint'), np.stack([n, d], axis=1), noisy(y, 0.002))
     for name, rel in {'E': 0.05, 'alpha': 0.1, 'beta': 0.1}.items():
         assert found.params[name] == pytest.approx(expected[name], rel=rel)
 
@@ -106,20 +108,20 @@ def test_the_joint_law_of_model_and_data():
 def test_outliers_hardly_count():
     y = shifted(X, **TRUE)
     y[[5, 20]] *= 1.5
-    close(fit.fit(forms.find('shifted'), X, y).params, TRUE, rel=0.02)
+    close(curve_fit.fit(forms.find('shifted'), X, y).params, TRUE, rel=0.02)
 
 
 def test_says_that_there_is_no_bend():
-    found = fit.fit(forms.find('shifted'), X, noisy(30 * X**-0.3, 0.02))
+    found = curve_fit.fit(forms.find('shifted'), X, noisy(30 * X**-0.3, 0.02))
     assert any('c = ' in warning for warning in found.warnings)
 
 
 def test_says_that_there_are_too_few_points():
     y = shifted(X, **TRUE)
-    found = fit.fit(forms.find('shifted'), X[::8], y[::8])
+    found = curve_fit.fit(forms.find('shifted'), X[::8], y[::8])
     assert 'too few points: 5 for 4 parameters' in found.warnings[0]
     with pytest.raises(UserError, match='3 points cannot determine the 4 parameters'):
-        fit.fit(forms.find('shifted'), X[:3], y[:3])
+        curve_fit.fit(forms.find('shifted'), X[:3], y[:3])
 
 
 @pytest.mark.parametrize(
@@ -132,7 +134,7 @@ def test_says_that_there_are_too_few_points():
 )
 def test_refuses_what_has_no_logarithm(x, y, words):
     with pytest.raises(UserError, match=words):
-        fit.fit(forms.find('shifted'), x, y)
+        curve_fit.fit(forms.find('shifted'), x, y)
 
 
 def test_unknown_forms_get_a_hint():
@@ -144,7 +146,7 @@ def test_bands_hold_the_curve_and_narrow_with_less_noise():
     widths = []
     for sigma in (0.02, 0.005):
         y = noisy(shifted(X, **TRUE), sigma)
-        found = fit.fit(forms.find('shifted'), X, y, bootstrap=20)
+        found = curve_fit.fit(forms.find('shifted'), X, y, bootstrap=20)
         low, high = found.predict_band(X)
         assert np.mean((low <= found.predict(X)) & (found.predict(X) <= high)) > 0.9
         widths.append(np.mean(np.log(high / low)))
@@ -153,10 +155,10 @@ def test_bands_hold_the_curve_and_narrow_with_less_noise():
 
 def test_frontier():
     x, y = np.array([1, 2, 2, 3, 4]), np.array([9.0, 7, 6, 8, 5])
-    np.testing.assert_array_equal(fit.frontier(x, y), [True, False, True, False, True])
+    np.testing.assert_array_equal(curve_fit.frontier(x, y), [True, False, True, False, True])
     shuffled = [3, 0, 4, 2, 1]
     np.testing.assert_array_equal(
-        fit.frontier(x[shuffled], y[shuffled]), [False, True, True, True, False]
+        curve_fit.frontier(x[shuffled], y[shuffled]), [False, True, True, True, False]
     )
 
 
@@ -166,13 +168,13 @@ def few_points(sigmas, points=7):
     found = []
     for sigma in sigmas:
         y = (x**-0.5 + 0.1) * np.exp(sigma * rng.standard_normal(points))
-        found.append(fit.fit(forms.find('power'), x, y, bootstrap=1))
+        found.append(curve_fit.fit(forms.find('power'), x, y, bootstrap=1))
     return found
 
 
 def test_curves_of_few_points_share_their_noise():
     alone = few_points([0.3] * 6)
-    shared = choice.share_noise([*alone, None])
+    shared = averaging.share_noise([*alone, None])
     assert shared[-1] is None
     before, after = ([one.noise.std for one in fits] for fits in (alone, shared[:-1]))
     assert np.std(np.log(after)) < 0.5 * np.std(np.log(before))
@@ -188,4 +190,4 @@ def test_curves_that_differ_in_their_noise_share_little_of_it():
 
 def test_two_curves_or_noise_from_seeds_stay_as_they_are():
     two = few_points([0.3] * 2)
-    assert choice.share_noise(two) == two
+    assert averaging.share_noise(two) == two
