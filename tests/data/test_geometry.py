@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from helpers.messages import says
 
-from vit_jax.data.records import example_rng
+from vit_jax.data.records import OBJECTS, example_rng
 from vit_jax.data.transforms import geometry, parse_transforms
-from vit_jax.data.transforms.movable import OBJECTS
 from vit_jax.data.transforms.randaugment import make_operations, operate
 from vit_jax.errors import UserError
 

@@ -30,8 +30,7 @@ from PIL import Image
 
 from vit_jax import extras
 from vit_jax.data import images, packed, sources
-from vit_jax.data.records import BrokenRecord, Record
-from vit_jax.data.transforms.movable import OBJECTS
+from vit_jax.data.records import OBJECTS, BrokenRecord, Record
 from vit_jax.errors import UserError
 from vit_jax.storage import paths
 

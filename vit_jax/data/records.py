@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import itertools
 import threading
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -13,6 +15,7 @@ from vit_jax.errors import UserError, nearest
 
 Record = dict[str, Any]
 _INT32 = np.iinfo(np.int32)
+OBJECTS = ('boxes', 'masks', 'labels', 'crowd', 'ids', 'areas')  # fields with a row an object
 COORDINATES = ('boxes', 'points', 'areas')  # of objects, in pixels
 _local = threading.local()
 
@@ -61,7 +64,7 @@ class Source(Protocol):
     A record is a dict of numpy arrays and numbers; for classification `image`
     (uint8 [H, W, C]) and `label`, for translation the texts `source` and `target`, or ids
     that end in `EOS`; the class may then have a `vocab` (a `vocabulary.Tokenizer`) to read them by.
-    For detection they are `image`, `boxes`, `labels` and others of `transforms.movable.OBJECTS`.
+    For detection they are `image`, `boxes`, `labels` and others of `OBJECTS`.
     A source may also be `StoresFiles`, `Annotated`, `CountsClasses`, `Expects` and `Lists`.
     The class is called with a path and a split, and raises `UnknownSplit` for a split that the data
     do not have. `__getitem__` is called from several threads at once, and raises `BrokenRecord` for
@@ -139,6 +142,21 @@ class Lists(Protocol):
     def listing(self, indices: np.ndarray, /) -> Listing:
         """Digests of these examples, by names relative to the source's folder; reads no example."""
         ...
+
+
+class ShardIndex:
+    """The shard and the row of every example, by the sizes of the shards."""
+
+    def __init__(self, sizes: Iterable[int]):
+        self._ends = list(itertools.accumulate(sizes))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """The shard of an example, and its row in the shard."""
+        shard = bisect.bisect_right(self._ends, index)
+        return shard, index - (self._ends[shard - 1] if shard else 0)
 
 
 def count_labels(labels: np.ndarray, num_classes: int) -> np.ndarray:

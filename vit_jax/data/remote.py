@@ -8,7 +8,6 @@ last block the position of that chunk.
 
 from __future__ import annotations
 
-import bisect
 import concurrent.futures
 import io
 import itertools
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vit_jax.data.records import ShardIndex
 from vit_jax.errors import UserError
 from vit_jax.storage import ranges
 
@@ -302,18 +302,3 @@ def _count(message: bytes) -> int:
     _, at = _varint(message, 0)
     length, at = _varint(message, at)
     return dict(_fields(message[at : at + length])).get(3, 0)
-
-
-class ShardIndex:
-    """The shard and the row of every example, by the sizes of the shards."""
-
-    def __init__(self, sizes: Iterable[int]):
-        self._ends = list(itertools.accumulate(sizes))
-
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    def locate(self, index: int) -> tuple[int, int]:
-        """The shard of an example, and its row in the shard."""
-        shard = bisect.bisect_right(self._ends, index)
-        return shard, index - (self._ends[shard - 1] if shard else 0)

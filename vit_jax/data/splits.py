@@ -30,12 +30,14 @@ import numpy as np
 
 from vit_jax.data import images, listing
 from vit_jax.data.records import (
+    OBJECTS,
     Annotated,
     BrokenRecord,
     CountsClasses,
     Expects,
     Listing,
     Record,
+    ShardIndex,
     Source,
     SourceInfo,
     StoresFiles,
@@ -43,8 +45,6 @@ from vit_jax.data.records import (
     with_class,
     with_numbers,
 )
-from vit_jax.data.remote import ShardIndex
-from vit_jax.data.transforms.movable import OBJECTS
 from vit_jax.errors import UserError, one_line
 
 log = logging.getLogger(__name__)

@@ -15,8 +15,14 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data import images, listing, packed, remote
-from vit_jax.data.records import BrokenRecord, Listing, Record, UnknownSplit, count_labels
-from vit_jax.data.remote import ShardIndex
+from vit_jax.data.records import (
+    BrokenRecord,
+    Listing,
+    Record,
+    ShardIndex,
+    UnknownSplit,
+    count_labels,
+)
 from vit_jax.errors import UserError
 from vit_jax.storage import paths, ranges
 

@@ -28,11 +28,11 @@ from vit_jax.data.records import (
     BrokenRecord,
     Listing,
     Record,
+    ShardIndex,
     SourceInfo,
     UnknownSplit,
     count_labels,
 )
-from vit_jax.data.remote import ShardIndex
 from vit_jax.errors import UserError
 from vit_jax.storage import cache, paths
 

@@ -22,10 +22,9 @@ import numpy as np
 from PIL import Image
 
 from vit_jax.array_types import Float, Shaped
-from vit_jax.data.records import Record
+from vit_jax.data.records import OBJECTS, Record
 from vit_jax.data.transforms import movable
 from vit_jax.data.transforms.movable import (
-    OBJECTS,
     check,
     image_size,
     is_image,

@@ -21,10 +21,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from vit_jax.array_types import Shaped
-from vit_jax.data.records import Record
+from vit_jax.data.records import OBJECTS, Record
 from vit_jax.errors import UserError
 
-OBJECTS = ('boxes', 'masks', 'labels', 'crowd', 'ids', 'areas')
 T = TypeVar('T')
 S = TypeVar('S')
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from vit_jax.data.records import Record
-from vit_jax.data.transforms.movable import OBJECTS, check_objects
+from vit_jax.data.records import OBJECTS, Record
+from vit_jax.data.transforms.movable import check_objects
 from vit_jax.data.transforms.pillow import check_positive
 from vit_jax.data.transforms.registry import annotation_transform, text_transform, transform
 from vit_jax.data.vocabulary import PAD, Tokenizer, require_own_ids
@@ -151,7 +151,7 @@ def keep(*names: str) -> Callable[[Record], Record]:
 def pad_objects(count: int) -> Callable[[Record], Record]:
     """Pad every record to `count` objects for batching; the last transform.
 
-    The arrays of `movable.OBJECTS` are padded with zeros, and `object_mask`, bool [count], is
+    The arrays of `records.OBJECTS` are padded with zeros, and `object_mask`, bool [count], is
     true in the rows of objects. Of more objects the first `count` are kept, which is logged the
     first, tenth, hundredth time, and so on.
     """
