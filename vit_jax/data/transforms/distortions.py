@@ -13,7 +13,7 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from vit_jax.array_types import UInt8
 from vit_jax.data.records import Record
-from vit_jax.data.transforms.movable import check_annotations_stay, is_image
+from vit_jax.data.transforms.geometry import check_annotations_stay, is_image
 from vit_jax.data.transforms.parse import parse_transforms
 from vit_jax.data.transforms.pillow import check_positive, from_pillow, require_bytes, to_pillow
 from vit_jax.data.transforms.registry import transform

@@ -1,4 +1,4 @@
-"""Geometry of a record: boxes, masks and points move with the image.
+"""Geometry of a record: boxes, masks and points move with the image, or the record is refused.
 
     image     uint8 [H, W, C], or [T, H, W, C] of a clip; so are NAME_image of the same size
     boxes     float32 [N, 4], (x0, y0, x1, y1) in pixels, from the image's upper left corner
@@ -6,29 +6,30 @@
     points    float32 [P, 2], (x, y) in pixels
     segments  int16 [H, W], 1 + the row of the object that a pixel belongs to, or 0
 
-Each function takes a record that has some of these besides `image`, and returns a new one. It
-raises UserError if it cannot move a field of the record, see `movable`.
+Each function takes a record that has some of these besides `image`, and returns a new one. Along
+earlier axes of an image, such as the frames of a clip or the views of an image, all get the same
+transform. Numbers, strings and one-dimensional arrays pass. UserError is raised for anything that
+would be silently wrong if it stayed unmoved: an image of another size, such as a small view;
+another array of two or more dimensions; a nested list such as polygons.
 
-A cut (`crop`, `follow`) clips boxes to the image and drops the objects that are outside of it, with
-their rows of all `OBJECTS`; objects without boxes are judged by their masks. Points keep their
-number and order, which may name them: those outside of the image keep their coordinates.
+If there are boxes or masks, the rows of `OBJECTS` belong to them one by one; arrays of other names
+are facts about the whole image. A cut (`crop`, `follow`) clips boxes to the image and drops the
+objects outside of it, with their rows of all `OBJECTS`; objects without boxes are judged by their
+masks. Points keep their number and order, which may name them: those outside of the image keep
+their coordinates. `areas` follow a change of scale, and are refused if objects are cut, since the
+remaining area is unknown; so are `segments`, which hold the objects' rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from PIL import Image
 
 from vit_jax.array_types import Float, Shaped
 from vit_jax.data.records import OBJECTS, Record
-from vit_jax.data.transforms import movable
-from vit_jax.data.transforms.movable import (
-    check,
-    image_size,
-    is_image,
-)
 from vit_jax.data.transforms.pillow import Fill, Matrix, resample, transform
 from vit_jax.errors import UserError
 
@@ -36,6 +37,8 @@ CORNERS = [[0, 1], [2, 1], [0, 3], [2, 3]]  # columns of a box
 
 Points = Float[np.ndarray, '*N 2']
 Method = str | Callable[[np.ndarray, int, int], np.ndarray]
+T = TypeVar('T')
+S = TypeVar('S')
 
 
 def resize(record: Record, height: int, width: int, method: Method = 'bilinear') -> Record:
@@ -43,7 +46,7 @@ def resize(record: Record, height: int, width: int, method: Method = 'bilinear')
 
     `method` is one of `pillow.METHODS`, or a function (image, height, width) -> image.
     """
-    check(record)
+    check_movable(record)
     old_height, old_width = image_size(record)
     if (old_height, old_width) == (height, width):
         return record
@@ -64,9 +67,14 @@ def resize(record: Record, height: int, width: int, method: Method = 'bilinear')
     return moved
 
 
+def _nearest(old: int, new: int) -> np.ndarray:
+    """The old pixel that contains the center of each new one."""
+    return ((2 * np.arange(new) + 1) * old) // (2 * new)
+
+
 def crop(record: Record, y: int, x: int, height: int, width: int) -> Record:
     """Take the window of this size with its upper left corner at (y, x)."""
-    check(record, cut=True)
+    check_movable(record, cut=True)
     rows, columns = slice(y, y + height), slice(x, x + width)
     moved = _move(
         record,
@@ -79,7 +87,7 @@ def crop(record: Record, y: int, x: int, height: int, width: int) -> Record:
 
 def flip(record: Record) -> Record:
     """Mirror left and right."""
-    check(record, padded=False)
+    check_movable(record, padded=False)
     return _move(
         record,
         _mirrored,
@@ -88,9 +96,17 @@ def flip(record: Record) -> Record:
     )
 
 
+def _mirrored(image: Shaped[np.ndarray, 'H W C']) -> Shaped[np.ndarray, 'H W C']:
+    """The image from right to left; by channel, as NumPy copies a mirrored row of pixels slowly."""
+    made = np.empty_like(image)
+    for channel in range(image.shape[2]):
+        made[..., channel] = image[:, ::-1, channel]
+    return made
+
+
 def pad(record: Record, top: int, bottom: int, left: int, right: int, fill: Fill = 0) -> Record:
     """Add rows and columns, of the color `fill` in images and of zeros in masks."""
-    check(record)
+    check_movable(record)
     rows, columns = (top, bottom), (left, right)
     return _move(
         record,
@@ -105,7 +121,7 @@ def follow(record: Record, matrix: Matrix) -> Record:
 
     A box becomes the bounding box of its moved corners, which may be wider than the object.
     """
-    check(record, cut=True)
+    check_movable(record, cut=True)
     a, b, c, d, e, f = matrix
     inverse = np.linalg.inv([[a, b], [d, e]])
     moved = _move(
@@ -115,6 +131,14 @@ def follow(record: Record, matrix: Matrix) -> Record:
         lambda points: (points - [c, f]) @ inverse.T,
     )
     return _cut(moved)
+
+
+def _each(change: Callable[[Image.Image], Image.Image], masks: np.ndarray) -> np.ndarray:
+    """Apply a function of gray images to each mask."""
+    moved = np.empty_like(masks)
+    for row, mask in zip(moved, masks != 0, strict=True):
+        row[:] = np.asarray(change(Image.fromarray(mask.astype(np.uint8))))
+    return moved
 
 
 def shrink_and_pad(record: Record, size: tuple[int, int]) -> Record:
@@ -153,7 +177,7 @@ def _move(
     points: Callable[[Points], Points],
 ) -> Record:
     """The record with each field moved by the function for its kind."""
-    images = {name: movable.map_frames(image, record[name]) for name in record if is_image(name)}
+    images = {name: map_frames(image, record[name]) for name in record if is_image(name)}
     moved = {**record, **images}
     if 'masks' in record:
         moved['masks'] = masks(np.asarray(record['masks']))
@@ -166,14 +190,6 @@ def _move(
         boxes = np.concatenate([corners.min(1), corners.max(1)], 1)
         moved['boxes'] = boxes.astype(np.float32)
     return moved
-
-
-def _mirrored(image: Shaped[np.ndarray, 'H W C']) -> Shaped[np.ndarray, 'H W C']:
-    """The image from right to left; by channel, as NumPy copies a mirrored row of pixels slowly."""
-    made = np.empty_like(image)
-    for channel in range(image.shape[2]):
-        made[..., channel] = image[:, ::-1, channel]
-    return made
 
 
 def _cut(record: Record) -> Record:
@@ -191,11 +207,6 @@ def _cut(record: Record) -> Record:
     return {**record, **rows}
 
 
-def _nearest(old: int, new: int) -> np.ndarray:
-    """The old pixel that contains the center of each new one."""
-    return ((2 * np.arange(new) + 1) * old) // (2 * new)
-
-
 def _pad(array: np.ndarray, *widths: tuple[int, int], fill: Fill = 0) -> np.ndarray:
     # np.pad takes ten times as long, which matters for small images.
     axes = list(zip(array.shape, widths, strict=True))
@@ -208,9 +219,126 @@ def _pad(array: np.ndarray, *widths: tuple[int, int], fill: Fill = 0) -> np.ndar
     return padded
 
 
-def _each(change: Callable[[Image.Image], Image.Image], masks: np.ndarray) -> np.ndarray:
-    """Apply a function of gray images to each mask."""
-    moved = np.empty_like(masks)
-    for row, mask in zip(moved, masks != 0, strict=True):
-        row[:] = np.asarray(change(Image.fromarray(mask.astype(np.uint8))))
-    return moved
+def image_size(record: Record) -> tuple[int, int]:
+    """Height and width of the record's image; UserError if it has none."""
+    shape: tuple[int, ...] = getattr(record.get('image'), 'shape', ())
+    if len(shape) < 3:
+        raise UserError("the record has no 'image' of shape [H, W, C]")
+    return shape[-3], shape[-2]
+
+
+def is_image(name: str) -> bool:
+    """Whether a field is an image by its name."""
+    return name == 'image' or name.endswith('_image')
+
+
+def check_movable(record: Record, *, padded: bool = True, cut: bool = False) -> None:
+    """Raise UserError unless everything in the record can be moved with its image.
+
+    Args:
+      record: has an image.
+      padded: whether rows that `pad_objects` has added may stay where they are.
+      cut: whether objects are cut; then neither these rows nor areas nor segments are allowed.
+    """
+    height, width = image_size(record)
+    forms = {'boxes': (4,), 'points': (2,), 'masks': (height, width), 'segments': (width,)}
+    for name, value in record.items():
+        if name in forms:
+            if np.shape(value)[1:] != forms[name]:
+                rows = height if name == 'segments' else 'N'
+                expected = ', '.join(map(str, (rows, *forms[name])))
+                raise UserError(f'{name!r} has shape {np.shape(value)}; it must be [{expected}]')
+        elif is_image(name):
+            if np.shape(value)[-3:-1] != (height, width):
+                raise UserError(
+                    f'{name!r} has shape {np.shape(value)}, the image {height} x {width} pixels: '
+                    'put the transform that makes views of other sizes last'
+                )
+        elif _lies_in_image(value):
+            raise UserError(f'{name!r} cannot be moved with the image; {_without(record, name)}')
+    check_objects(record)
+    if 'object_mask' in record and (cut or not padded):
+        raise UserError('cannot move the rows that pad_objects has added; put pad_objects last')
+    if cut and 'areas' in record:
+        raise UserError(f"'areas' of cut objects are unknown; {_without(record, 'areas')}")
+    if cut and 'segments' in record:
+        raise UserError('segments cannot be cut; put number_masks after transforms that cut')
+
+
+def check_objects(record: Record) -> None:
+    """Raise UserError unless all fields of objects have one row for each object."""
+    if 'boxes' not in record and 'masks' not in record:
+        return
+    counts = {name: len(record[name]) for name in OBJECTS if name in record}
+    if len(set(counts.values())) > 1:
+        listed = ', '.join(f'{count} {name}' for name, count in counts.items())
+        raise UserError(f'{listed}: each must have one row an object')
+
+
+def check_image_is_alone(record: Record) -> None:
+    """Raise UserError if the record has other fields that lie in the image."""
+    for name, value in record.items():
+        if name != 'image' and _lies_in_image(value):
+            raise UserError(
+                f'changes the size of the image but not {name!r}; take the record instead of the '
+                f'image, or {_without(record, name)}'
+            )
+
+
+def check_annotations_stay(record: Record) -> None:
+    """Raise UserError if replacing the image would leave annotations of it behind."""
+    for name, value in record.items():
+        if not is_image(name) and _lies_in_image(value):
+            raise UserError(f'replaces the image but not {name!r}; {_without(record, name)}')
+
+
+def check_only_image(record: Record) -> None:
+    """Raise UserError if there are images besides `image`."""
+    for name in record:
+        if name != 'image' and is_image(name):
+            raise UserError(f'cannot move {name!r} along; put what makes it last')
+
+
+def _lies_in_image(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(isinstance(item, list | tuple | np.ndarray) for item in value)
+    return getattr(value, 'ndim', 0) >= 2
+
+
+def _without(record: Record, name: str) -> str:
+    others = ', '.join(repr(other) for other in record if other != name)
+    return f'leave it out by keep({others}) before'
+
+
+def map_frames(
+    change: Callable[..., np.ndarray],
+    image: Shaped[np.ndarray, '*T H W C'],
+    *rng: np.random.Generator,
+) -> Shaped[np.ndarray, '*T H2 W2 C2']:
+    """Apply a function of (frame, *rng) to each frame of an image, with the same draws for all."""
+    if image.ndim == 3:
+        return change(image, *rng)
+    made = np.stack(
+        with_same_draws(lambda frame: change(frame, *rng), list(split_frames(image)), *rng)
+    )
+    return made.reshape(*image.shape[:-3], *made.shape[1:])
+
+
+def with_same_draws(
+    change: Callable[[S], T], frames: Sequence[S], *rng: np.random.Generator
+) -> list[T]:
+    """Apply `change` to each frame, with the same draws from the generator, if given."""
+    if len(frames) == 1:
+        return [change(frames[0])]
+    states = [one.bit_generator.state for one in rng]
+    made = []
+    for frame in frames:
+        for one, state in zip(rng, states, strict=True):
+            one.bit_generator.state = state
+        made.append(change(frame))
+    return made
+
+
+def split_frames(image: Shaped[np.ndarray, '*T H W C']) -> Shaped[np.ndarray, 'F H W C']:
+    """The frames of an image; a single one for [H, W, C]."""
+    return image.reshape(-1, *image.shape[-3:])

@@ -15,7 +15,7 @@ import numpy as np
 from vit_jax.array_types import Float, UInt8
 from vit_jax.data.records import Record
 from vit_jax.data.transforms import geometry
-from vit_jax.data.transforms.movable import image_size
+from vit_jax.data.transforms.geometry import image_size
 from vit_jax.data.transforms.pillow import (
     Fill,
     Size,

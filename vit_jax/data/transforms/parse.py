@@ -14,8 +14,8 @@ import numpy as np
 
 from vit_jax import signatures
 from vit_jax.data.records import Record
-from vit_jax.data.transforms import movable, registry
-from vit_jax.data.transforms.movable import check_image_is_alone, image_size
+from vit_jax.data.transforms import geometry, registry
+from vit_jax.data.transforms.geometry import check_image_is_alone, image_size
 from vit_jax.data.vocabulary import Tokenizer
 from vit_jax.errors import UserError
 
@@ -225,7 +225,7 @@ def _lift_to_record(apply: Callable[..., np.ndarray]) -> Callable[..., Record]:
 
     def change(record: Record, *rng: np.random.Generator) -> Record:
         before = image_size(record)
-        changed = {**record, 'image': movable.map_frames(apply, record['image'], *rng)}
+        changed = {**record, 'image': geometry.map_frames(apply, record['image'], *rng)}
         if image_size(changed) != before:
             check_image_is_alone(record)
         return changed

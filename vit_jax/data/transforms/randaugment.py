@@ -37,8 +37,8 @@ import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
 from vit_jax.data.records import Record
-from vit_jax.data.transforms import geometry, movable, pillow
-from vit_jax.data.transforms.movable import check, check_only_image
+from vit_jax.data.transforms import geometry, pillow
+from vit_jax.data.transforms.geometry import check_movable, check_only_image
 from vit_jax.data.transforms.pillow import Matrix, from_pillow, smoothed, to_pillow
 from vit_jax.data.transforms.registry import in_pixels, transform
 
@@ -90,10 +90,10 @@ def operate(
     operations: Sequence[Operation], record: Record, level: float, rng: np.random.Generator
 ) -> Record:
     """Apply operations to a record, one after the other."""
-    check(record, cut=True)  # refuses a record whether or not its pixels are moved
+    check_movable(record, cut=True)  # refuses a record whether or not its pixels are moved
     check_only_image(record)
     whole = record['image']
-    images = [to_pillow(frame) for frame in movable.split_frames(whole)]
+    images = [to_pillow(frame) for frame in geometry.split_frames(whole)]
     for operation in operations:
         moved = _alike(operation, images, level, rng)
         images, matrix = [image for image, _ in moved], moved[0][1]
@@ -106,7 +106,7 @@ def operate(
 def _alike(
     operation: Operation, images: list[Image.Image], level: float, rng: np.random.Generator
 ) -> list[Moved]:
-    return movable.with_same_draws(lambda image: operation(image, level, rng), images, rng)
+    return geometry.with_same_draws(lambda image: operation(image, level, rng), images, rng)
 
 
 def make_operations(translate: int, cutout: int) -> dict[str, Operation]:
@@ -230,7 +230,7 @@ def randaugment_increasing(
     operations = tuple(increasing_operations().values())
 
     def apply(record: Record, rng: np.random.Generator) -> Record:
-        check(record, cut=True)  # refuses a record whatever the draw
+        check_movable(record, cut=True)  # refuses a record whatever the draw
         for choice in rng.integers(len(operations), size=num_layers):
             if rng.random() < p:
                 level = float(np.clip(rng.normal(magnitude, std), 0, 10)) / 10

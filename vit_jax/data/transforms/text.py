@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from vit_jax.data.records import OBJECTS, Record
-from vit_jax.data.transforms.movable import check_objects
+from vit_jax.data.transforms.geometry import check_objects
 from vit_jax.data.transforms.pillow import check_positive
 from vit_jax.data.transforms.registry import annotation_transform, text_transform, transform
 from vit_jax.data.vocabulary import PAD, Tokenizer, require_own_ids

@@ -23,7 +23,7 @@ from vit_jax.array_types import Float, Int, UInt8
 from vit_jax.data.images import OnDemand
 from vit_jax.data.records import Record
 from vit_jax.data.transforms import geometry
-from vit_jax.data.transforms.movable import image_size
+from vit_jax.data.transforms.geometry import image_size
 from vit_jax.data.transforms.pillow import Size, area_shares, check_positive, height_width
 from vit_jax.data.transforms.registry import crops_at_once, resizes_on_demand, transform
 from vit_jax.data.transforms.windows import distorted_window, scaled
