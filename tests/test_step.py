@@ -234,7 +234,7 @@ def test_the_old_state_is_donated():
 
 @pytest.mark.slow
 def test_training_that_is_not_finite_is_noticed():
-    meter = Meter(0, optax.constant_schedule(0.1), lambda rate: None)
+    meter = Meter(0, optax.constant_schedule(0.1), None)
     broken = {**make_batch(), 'image': jnp.full((8, 8, 8, 3), jnp.nan)}
     training = plain_training()
     state = training.states[0]

@@ -53,13 +53,22 @@ class UserError(Exception):
 
 
 class Left(UserError):
-    """Code that a command called ended it by `sys.exit`, whatever the code that it gave."""
+    """A call of `sys.exit` with any exit code, in code that a command calls."""
 
     exit_code = EXIT_FAILED
 
+    @classmethod
+    def from_exit(cls, error: SystemExit) -> Left:
+        """The error for a caught `sys.exit()`; it names the file and line of the call."""
+        *_, last = traceback.extract_tb(error.__traceback__)
+        return cls(
+            f'{last.filename}, line {last.lineno}: sys.exit({error.code!r}) was called before '
+            'there was a result; code that a command calls has to raise an exception instead'
+        )
+
 
 class Finished(SystemExit):
-    """The end of a command that has printed its help; the only exit that is none of `Left`."""
+    """The end of a command that has printed its help; the only exit that is not an error."""
 
 
 @contextlib.contextmanager
@@ -76,11 +85,7 @@ def staying() -> Iterator[None]:
     except Finished:
         raise
     except SystemExit as error:
-        *_, last = traceback.extract_tb(error.__traceback__)
-        raise Left(
-            f'{last.filename}, line {last.lineno}: sys.exit({error.code!r}) was called before '
-            'there was a result; code that a command calls has to raise an exception instead'
-        ) from error
+        raise Left.from_exit(error) from error
 
 
 class Unfit(OSError):

@@ -37,8 +37,8 @@ from helpers import linear
 
 from vit_jax.config import load as config_lib
 from vit_jax.trainer.build import Training, build
-from vit_jax.trainer.clock import Clock
 from vit_jax.trainer.loop import loop
+from vit_jax.trainer.meter import Clock
 from vit_jax.trainer.start import restore
 from vit_jax.trainer.train import opened
 

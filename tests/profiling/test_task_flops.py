@@ -97,7 +97,7 @@ def test_a_run_and_its_price_count_the_task(monkeypatch):
     model, task = training.program.model, training.program.task
     counted = task_flops.training_flops(model, task, training.data.spec)
     step = 16 * counted.total
-    assert start.utilization(training)(2.0) == pytest.approx(2 * step / 1e12)
+    assert start.utilization(training) == pytest.approx(step / 1e12)
     assert cost.price(training.config).flops == pytest.approx(12 * step)
     subject = inspect.InspectedModel(training.config, {'params': {}}, training.data.spec, '')
     shown = {'forward': counted.forward, 'train': counted.total}

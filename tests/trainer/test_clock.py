@@ -9,8 +9,8 @@ import pytest
 
 from vit_jax.storage import lock, times
 from vit_jax.storage.run_folder import Mirror
-from vit_jax.trainer import clock as clock_lib
-from vit_jax.trainer.clock import Clock
+from vit_jax.trainer import meter
+from vit_jax.trainer.meter import Clock
 
 
 @pytest.fixture
@@ -18,9 +18,9 @@ def now(monkeypatch):
     """The time, which passes only as the test says."""
     at = types.SimpleNamespace(seconds=50.0)
     fake = types.SimpleNamespace(perf_counter=lambda: at.seconds, time=lambda: at.seconds + 1000)
-    monkeypatch.setattr(clock_lib, 'time', fake)
+    monkeypatch.setattr(meter, 'time', fake)
     silent = types.SimpleNamespace(start=lambda: None)  # signs of life come by the real time
-    monkeypatch.setattr(clock_lib.threading, 'Thread', lambda **_: silent)
+    monkeypatch.setattr(meter.threading, 'Thread', lambda **_: silent)
     return at
 
 
@@ -55,7 +55,7 @@ def test_compilations_count_once_wherever_they_happen(tmp_path, now):
         now.seconds += 6
         for event, seconds in (('jaxpr_trace', 1), ('jaxpr_trace', 3), ('backend_compile', 2)):
             now.seconds += 2 * (event == 'backend_compile')
-            name = f'{clock_lib.COMPILATION}{event}_duration'
+            name = f'{meter.COMPILATION}{event}_duration'
             jax.monitoring.record_event_duration_secs(name, seconds)
         jax.monitoring.record_event_duration_secs('/jax/other', 100)
     account = times.read(tmp_path)

@@ -129,7 +129,7 @@ def test_a_first_step_alone_tells_no_time(
 
 
 def test_the_rates_are_of_what_was_counted(tmp_path: pathlib.Path) -> None:
-    meter = Meter(0, lambda step: 0.1, lambda rate: rate)
+    meter = Meter(0, lambda step: 0.1, 1.0)
     for step in (1, 2):
         meter.add(step, {'loss': jnp.float32(1)}, {'sentences': 2, 'tokens': 5})
     logged = meter.log()
@@ -141,7 +141,7 @@ def test_the_rates_are_of_what_was_counted(tmp_path: pathlib.Path) -> None:
 
 
 def meter() -> Meter:
-    return Meter(0, lambda step: 0.1 * step, lambda rate: None)
+    return Meter(0, lambda step: 0.1 * step, None)
 
 
 def test_the_interval_means_all_of_its_steps() -> None:
@@ -212,7 +212,7 @@ def test_what_is_not_finite_stops_the_run_and_names_the_step(bad: float) -> None
 
 
 def test_few_steps_in_a_row_may_be_not_finite() -> None:
-    m = Meter(0, lambda step: 0.1, lambda rate: None, max_skips=2)
+    m = Meter(0, lambda step: 0.1, None, max_skips=2)
     for step, loss in enumerate([math.nan, 1, math.inf, math.nan, 3, math.nan, math.nan], start=1):
         m.add(step, {'loss': jnp.float32(loss)}, {})
     logged = m.log()
@@ -225,7 +225,7 @@ def test_few_steps_in_a_row_may_be_not_finite() -> None:
 def test_an_interval_whose_steps_were_all_skipped_has_no_means(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture
 ) -> None:
-    m = Meter(0, lambda step: 0.1, lambda rate: None, max_skips=2)
+    m = Meter(0, lambda step: 0.1, None, max_skips=2)
     m.add(1, {'loss': jnp.float32(math.nan)}, {'images': 4})
     logged = m.log()
     assert 'train/loss' not in logged

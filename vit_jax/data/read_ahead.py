@@ -20,7 +20,7 @@ from multiprocessing import resource_tracker
 from typing import Any, Generic, TypeVar
 
 from vit_jax.data.splits import Subset
-from vit_jax.errors import EXIT_FAILED, UserError, staying
+from vit_jax.errors import EXIT_FAILED, Left, UserError
 from vit_jax.runtime import environment, watchdog
 from vit_jax.runtime.watchdog import Interrupted, Stalled, Stopping, no_stop, stacks
 
@@ -130,10 +130,12 @@ class _Staying(Generic[T]):
 
     def __call__(self, number: int) -> T:
         try:
-            with watchdog.reading(), staying():
+            with watchdog.reading():
                 return self.make(number)
         except StopIteration as error:
             raise RuntimeError(f'batch {number}: the data raised StopIteration') from error
+        except SystemExit as error:
+            raise Left.from_exit(error) from error
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import jax
+from jax.profiler import StepTraceAnnotation
 
 from vit_jax import step as step_lib
 from vit_jax.checkpoints.best import KEPT
@@ -18,11 +19,15 @@ from vit_jax.runtime import processes
 from vit_jax.runtime.watchdog import Interrupted, Stopping, Watchdog
 from vit_jax.storage import times
 from vit_jax.trainer import evaluate as evaluate_lib
-from vit_jax.trainer import profile
 from vit_jax.trainer.build import Training
-from vit_jax.trainer.clock import Clock
 from vit_jax.trainer.early_stopping import Bests
-from vit_jax.trainer.meter import Meter
+from vit_jax.trainer.meter import (
+    STARTING_THE_STEP,
+    WAITING_FOR_DATA,
+    WAITING_FOR_DEVICES,
+    Clock,
+    Meter,
+)
 from vit_jax.trainer.profile import Profile
 from vit_jax.trainer.start import Beginning, utilization
 from vit_jax.trainer.workdir import save
@@ -108,7 +113,7 @@ def loop(training: Training, beginning: Beginning, hooks: Hooks) -> Evaluated:
     total, clock = timetable.total, hooks.clock
     max_skips = training.program.max_skips
     lr = jax.jit(timetable.lr)  # one program instead of one for each operation
-    meter = Meter(start, lr, utilization(training), max_skips, clock.waited)
+    meter = Meter(start, lr, utilization(training), max_skips, clock)
     last = evaluate_first(training, beginning, hooks)
     if last.verdict is Verdict.ENDED:
         return last
@@ -203,18 +208,19 @@ def take_step(
     hooks: Hooks,
 ) -> step_lib.TrainState:
     """Update the state by the next batch; `meter` gets the metrics once the devices have them."""
-    program, tracer = training.program, hooks.profile
-    if step in tracer.steps:
-        tracer.before(step, meter)
-    with meter.waiting(), tracer.part(profile.DATA):
+    program, profile = training.program, hooks.profile
+    if step in profile.steps:
+        profile.before(step, meter)
+    with meter.waiting(), meter.part(WAITING_FOR_DATA):
         batch = next(batches)
-    with tracer.part(profile.START):
+    # TensorBoard identifies the steps of a trace by their annotation.
+    with StepTraceAnnotation('train', step_num=step), meter.part(STARTING_THE_STEP):
         state, metrics = program.train_step(state, program.layout.put_batch(batch))
     hooks.clock.stepped(step)
-    with tracer.part(profile.DEVICES):
+    with meter.part(WAITING_FOR_DEVICES):
         meter.add(step, metrics, training.data.count(batch))
-    if step in tracer.steps:
-        tracer.after(step, meter)
+    if step in profile.steps:
+        profile.after(step, meter)
     hooks.writer.progress(step)
     hooks.checkpointer.check()
     return state

@@ -6,7 +6,6 @@ Run as a program, it prints the operations of a trace.
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import json
 import pathlib
@@ -21,11 +20,11 @@ import jax
 
 from vit_jax.errors import UserError
 from vit_jax.storage import paths, run_folder
-from vit_jax.trainer.meter import Meter
+from vit_jax.trainer.meter import STARTING_THE_STEP, WAITING_FOR_DATA, WAITING_FOR_DEVICES, Meter
 
-DATA, START, DEVICES = 'waiting for data', 'starting the step', 'waiting for the devices'
 WARM_UP = 2  # steps that are left out: the first is compiled, the second may wait for the first
 LONGEST = 8  # operations in the table
+Span = tuple[float, float]  # begin and end in nanoseconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +71,7 @@ class Profile:
         self._folder, self._say = folder / run_folder.PROFILE, say
         self._spool: tempfile.TemporaryDirectory[str] | None = None
         self._began, self._taken = 0.0, 0
-        self._parts: dict[str, float] = collections.defaultdict(float)
+        self._parts: Mapping[str, float] = {}
 
     def before(self, step: int, meter: Meter) -> None:
         """Start the trace if this is the first of its steps."""
@@ -85,28 +84,14 @@ class Profile:
             jax.profiler.start_trace(
                 self._spool.name, create_perfetto_trace=True, profiler_options=options
             )
-            self._began = time.perf_counter()
-
-    @contextlib.contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Names a part of a step in the trace and in the table."""
-        if self._spool is None:
-            yield
-            return
-        began = time.perf_counter()
-        with contextlib.ExitStack() as marks:
-            if name == START:  # how TensorBoard identifies steps
-                number = self.steps[0] + self._taken
-                marks.enter_context(jax.profiler.StepTraceAnnotation('train', step_num=number))
-            marks.enter_context(jax.profiler.TraceAnnotation(name))
-            yield
-        self._parts[name] += time.perf_counter() - began
+            meter.parts.clear()
+            self._began, self._parts = time.perf_counter(), meter.parts
 
     def after(self, step: int, meter: Meter) -> None:
         """End the trace if this was the last of its steps, and print where its time went."""
         self._taken += 1
         if step == self.steps[-1]:
-            with self.part(DEVICES):
+            with meter.part(WAITING_FOR_DEVICES):
                 meter.check_finite()
             with meter.paused():
                 self._end()
@@ -149,7 +134,7 @@ class Profile:
             'TensorBoard and https://ui.perfetto.dev'
         )
         yield self._line('a step', seconds, seconds)
-        for name in (DATA, START, DEVICES):
+        for name in (WAITING_FOR_DATA, STARTING_THE_STEP, WAITING_FOR_DEVICES):
             yield self._line(f'  {name}', self._parts[name], seconds)
         yield self._line('  the rest: logs, evaluations, saves', rest, seconds)
         if devices.ops:
@@ -160,9 +145,6 @@ class Profile:
 
     def _line(self, name: str, spent: float, whole: float) -> str:
         return f'{name:<36} {spent / self._taken * 1e3:10.2f} ms {spent / whole:6.1%}'
-
-
-Span = tuple[float, float]  # begin and end in nanoseconds
 
 
 @dataclasses.dataclass(frozen=True)

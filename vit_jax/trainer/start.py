@@ -6,7 +6,7 @@ import dataclasses
 import json
 import pathlib
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -440,13 +440,13 @@ def _evaluates(training: Training) -> list[str]:
     return [f'evaluates {when}: at most a tenth of the time; config.every.eval gives another']
 
 
-def utilization(training: Training) -> Callable[[float], float | None]:
-    """Steps a second -> model FLOPs utilization; None where the chip's peak is not known."""
+def utilization(training: Training) -> float | None:
+    """Model FLOPs utilization at one step a second; None if the chip's peak is not known."""
     program = training.program
     mesh = program.layout.mesh
     kind = mesh.devices.flat[0].device_kind
     if flops.peak_flops(kind) is None:
-        return lambda rate: None
+        return None
     count = partial(task_flops.training_flops, program.model, program.task)
     step = sum(s.rows * s.share * count(s.spec).total for s in training.data.shapes)
-    return lambda rate: flops.mfu(step * rate, 1.0, mesh.size, kind)
+    return flops.mfu(step, 1.0, mesh.size, kind)

@@ -40,8 +40,8 @@ from vit_jax.trainer import loop as loop_lib
 from vit_jax.trainer import start as start_lib
 from vit_jax.trainer import workdir
 from vit_jax.trainer.build import Training, build
-from vit_jax.trainer.clock import Clock
 from vit_jax.trainer.loop import Evaluated, Hooks, Preempted, Pruned, Report, loop
+from vit_jax.trainer.meter import Clock
 from vit_jax.trainer.profile import Profile, Window
 from vit_jax.trainer.start import (
     Beginning,
