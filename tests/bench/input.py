@@ -170,7 +170,7 @@ def seconds(one: Pass) -> float:
 
 
 def of_vit_jax(folder: pathlib.Path, files: list[str]) -> dict[str, Pass]:
-    from vit_jax.data.examples import Examples
+    from vit_jax.data.plans.base import Examples
     from vit_jax.data.sources import open_source
     from vit_jax.data.transforms import parse_transforms
 

@@ -11,8 +11,8 @@ from vit_jax.config.origin import dotted_names
 from vit_jax.data import batches, vocabulary
 from vit_jax.data.batches import ArraySpec
 from vit_jax.data.dataset import Loader, open_dataset
-from vit_jax.data.examples import Examples
 from vit_jax.data.plans import fixed
+from vit_jax.data.plans.base import Examples
 from vit_jax.data.records import BrokenRecord, SourceInfo
 from vit_jax.data.splits import Subset
 from vit_jax.data.transforms import parse_transforms

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from vit_jax.data import images
-from vit_jax.data.examples import Examples
+from vit_jax.data.plans.base import Examples
 from vit_jax.data.records import BrokenRecord, example_rng
 from vit_jax.data.sources import open_source
 from vit_jax.data.transforms import parse_transforms

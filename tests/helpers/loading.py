@@ -9,7 +9,7 @@ import numpy as np
 from vit_jax.data import plans
 from vit_jax.data.batches import Process
 from vit_jax.data.dataset import Dataset
-from vit_jax.data.examples import Examples
+from vit_jax.data.plans.base import Examples
 from vit_jax.data.read_ahead import STALL_SECONDS, Loading
 from vit_jax.data.sources import open_source
 from vit_jax.data.transforms import parse_transforms

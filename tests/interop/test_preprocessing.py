@@ -12,7 +12,7 @@ from PIL import Image
 import vit_jax
 from vit_jax import __main__ as cli
 from vit_jax import interop
-from vit_jax.data.examples import Examples
+from vit_jax.data.plans.base import Examples
 from vit_jax.data.sources import open_source
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError

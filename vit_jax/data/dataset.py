@@ -28,8 +28,8 @@ from vit_jax.data.batches import (
     as_facts,
     empty_batch,
 )
-from vit_jax.data.examples import Examples
 from vit_jax.data.plans import Plan, base
+from vit_jax.data.plans.base import Examples
 from vit_jax.data.read_ahead import STALL_SECONDS, Loading, read_ahead
 from vit_jax.data.records import (
     BrokenRecord,

@@ -17,8 +17,8 @@ from vit_jax.config.origin import require_allowed
 from vit_jax.data import census, vocabulary
 from vit_jax.data.batches import Shape, kinds_from_checkpoint
 from vit_jax.data.dataset import DataConfig, Dataset, open_dataset
-from vit_jax.data.examples import Examples
 from vit_jax.data.plans import Plan
+from vit_jax.data.plans.base import Examples
 from vit_jax.data.splits import Subset
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError

@@ -11,8 +11,7 @@ import inspect
 from typing import Any
 
 from vit_jax import signatures
-from vit_jax.data.examples import Examples
-from vit_jax.data.plans.base import Plan
+from vit_jax.data.plans.base import Examples, Plan
 from vit_jax.errors import UserError, resolve
 
 __all__ = ['Plan', 'make']
