@@ -17,8 +17,8 @@ from helpers.xla import xla_flags
 
 # The most functions, and the most files that hold them: a training of the digits from the command
 # to its last line, with all that is imported; two steps of it between logs; loading a small file
-# of another project, whose reader is imported. Two steps enter 67 functions, and up to three more by
-# the timing of threads: the meter's `_finish_time`, the clock's `_heard` and `_pause`.
+# of another project, whose reader is imported. Two steps enter 67 functions, and up to three more
+# depending on the timing of threads: the meter's `_finish_time`, the clock's `_heard` and `_pause`.
 BOUNDS = {'train': (930, 128), 'steps': (70, 18), 'load': (235, 45)}
 
 Rows = list[tuple[str, int, str]]

@@ -72,7 +72,7 @@ class Meter:
         self.running: list[tuple[int, dict[str, Any]]] = []
         self._waiter = concurrent.futures.ThreadPoolExecutor(1, 'steps-clock')
         self._last: dict[str, Any] | None = None  # of the newest step
-        self.parts: collections.Counter[str] = collections.Counter()
+        self.parts: dict[str, float] = collections.defaultdict(float)
         self._restart()
 
     def _restart(self) -> None:
