@@ -18,8 +18,8 @@ A single run, the smallest model at the smallest budget:
     python -m vit_jax train --config experiments/scaling/cifar10_isoflop.py --workdir runs/one
 
 Expected: a minimum between the smallest and the largest size at every budget. Measured: at 2,626
-parameters for 5e10 and 1.5e11 FLOPs, 4,266 for 4.6e11, 7,546 for 1.5e12; docs/scaling.md has the
-table, the laws, and their prediction for 6e12 with its result.
+parameters for 5e10 and 1.5e11 FLOPs, 4,266 for 4.6e11, 7,546 for 1.5e12; docs/predictions.md has
+the table, the laws, and their prediction for 6e12 with its result.
 """
 
 from ml_collections import ConfigDict

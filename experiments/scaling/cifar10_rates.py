@@ -17,7 +17,7 @@ A single one of the 50 runs, the narrowest at its smallest rate:
 
 Expected, as in the paper: the best rate falls with the width in the standard parametrization, and
 stays with muP. Measured: from 1e-3 at width 64 and 128 to 3e-4 at 256 and 512; 1e-3 to 3e-3 with
-muP at every width. docs/scaling.md has the table and the picture.
+muP at every width. docs/predictions.md has the table and the picture.
 """
 
 from ml_collections import ConfigDict

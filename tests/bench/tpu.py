@@ -1,4 +1,4 @@
-"""Compile training steps of blocks and of ViT-B/16 for TPUs; write their tables in docs/tpu.md.
+"""Compile training steps of blocks and of ViT-B/16 for TPUs; write tables of docs/kernels.md.
 
     python tests/bench/tpu.py                        # every row, by its schedule
     python tests/bench/tpu.py 'vit pallas' accum     # those whose names contain one of the words
@@ -19,7 +19,7 @@ from vit_jax.config import load as config_lib
 from vit_jax.profiling import preflight, topology
 from vit_jax.rehearsal import ahead_of_time
 
-PAGE = pages.ROOT / 'docs' / 'tpu.md'
+PAGE = pages.ROOT / 'docs' / 'kernels.md'
 SCRIPT = 'tests/bench/tpu.py'
 CYCLES = '--cycles'
 

@@ -1,4 +1,4 @@
-"""Compile ViTs for images of several sizes, and write the table of them into docs/tpu.md.
+"""Compile ViTs for images of several sizes, and write the table of them into docs/kernels.md.
 
     python tests/bench/tpu_pixels.py 'L/16, 512'    # rows whose names contain a word; else all
 
@@ -16,7 +16,7 @@ from vit_jax.config import load as config_lib
 from vit_jax.profiling import preflight, topology
 from vit_jax.rehearsal import ahead_of_time
 
-TABLE = pages.ROOT / 'docs' / 'tpu.md', 'tests/bench/tpu_pixels.py', 'pixels'
+TABLE = pages.ROOT / 'docs' / 'kernels.md', 'tests/bench/tpu_pixels.py', 'pixels'
 RECIPE, SLICE = 'experiments/vit/imagenet2012.py', 'v5e:4x4'
 # Sizes with their layouts; pixels with the images of a batch, which shrinks as sequences grow.
 SIZES = {'B/16': 'parallel.fsdp=1', 'L/16': 'parallel.fsdp=16'}

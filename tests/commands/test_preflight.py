@@ -402,12 +402,16 @@ def test_what_is_wrong_in_the_other_process_is_told_here():
         preflight.preflight(config, topology.parse('v5e:2x2'), ahead_of_time.PROGRAM)
 
 
-TPU_PAGE = (ROOT / 'docs' / 'tpu.md').read_text()
+TPU_PAGE, KERNELS_PAGE = ((ROOT / 'docs' / f'{name}.md').read_text() for name in ('tpu', 'kernels'))
 # What the page says that it answered, by command.
 ANSWERS = dict(
     re.findall(r'^\| `(--[^`]+ --topology [^`]+)` \| ([^|]+) \|', TPU_PAGE, re.MULTILINE)
 )
-PRINTED = {line.partition(' ')[2]: '' for line in commands_in(TPU_PAGE) if 'preflight' in line}
+PRINTED = {
+    line.partition(' ')[2]: ''
+    for line in commands_in(TPU_PAGE + KERNELS_PAGE)
+    if 'preflight' in line
+}
 
 
 @with_compiler

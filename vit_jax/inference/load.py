@@ -80,7 +80,7 @@ def load(
         comes from: of vision_transformer and runs, of transformers, of timm.
       allowed: modules of your own that the config of a run may name, as `['my_lab']`.
       device: that programs with `model.apply` will run on, as `jax.devices()[0]`: a TPU's attention
-        is then a kernel, where that applies (docs/tpu.md). By default it is XLA's, which also runs
+        is then a kernel, where that applies (docs/kernels.md). By default it is XLA's, which runs
         on arrays that are split over devices.
 
     Returns:

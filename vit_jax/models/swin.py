@@ -86,7 +86,7 @@ class Model(base.Model):
       residual_dtype: of the first stage's residual stream; that of the computation if None. Merging
         makes it that of the computation, as the authors' mixed precision does.
       attention: implementation: 'xla'; 'pallas', a TPU kernel without dropout of weights; or
-        'auto', the kernel if the devices support it. See docs/tpu.md.
+        'auto', the kernel if the devices support it. See docs/kernels.md.
 
     Raises:
       UserError: if a field has no such value.

@@ -10,7 +10,7 @@ objects of an image, one after the other, look for the cheapest chain of reassig
 a free prediction: the shortest augmenting paths of Jonker & Volgenant, 1987, in the form of Crouse,
 2016, doi:10.1109/TAES.2016.140952, as in scipy. All images of a batch search at once, and each goes
 on with its next object without waiting for the others. `tests/bench/matching.py` compares it with
-`optax.assignment` and a callback to scipy; experiments/README.md has the measurements.
+`optax.assignment` and a callback to scipy; docs/benchmarks.md has the measurements.
 """
 
 from __future__ import annotations

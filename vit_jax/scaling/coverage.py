@@ -14,8 +14,8 @@ from vit_jax.scaling import averaging, curve_fit, forms
 BEYOND = 4.0  # x of the extrapolation, over the largest fitted x
 FAR = 10.0  # of the farther one
 SPAN = 64.0  # ratio of the largest fitted x to the smallest
-# Results of `measure`, by the commands of docs/scaling.md. On laws of the form of the fit: at the
-# points, at `BEYOND` and `FAR` times the largest x, and at `BEYOND` past a break.
+# Results of `measure`, by the commands of docs/predictions.md. On laws of the form of the fit: at
+# the points, at `BEYOND` and `FAR` times the largest x, and at `BEYOND` past a break.
 MEASURED = {
     'power': (0.92, 0.95, 0.93, 0.00),
     'irreducible': (0.91, 0.93, 0.93, 0.30),
