@@ -3,14 +3,14 @@
 `vit_jax.train(config, workdir)` trains: see `vit_jax.trainer.api.train`.
 `vit_jax.load(path)` loads a model and its weights: see `vit_jax.inference.load.load`.
 `vit_jax.predict(path, files)` predicts for image files: see `vit_jax.inference.predict.predict`.
-`vit_jax.evaluate(path)` measures: see `vit_jax.trainer.api.evaluate`.
+`vit_jax.evaluate(path)` evaluates: see `vit_jax.trainer.api.evaluate`.
 """
 
 import importlib
 
 __version__ = '0.2.0.dev0'
 
-# What the package offers, and the modules that have it: the package alone imports nothing heavy.
+# The public functions and their modules, imported on first use to keep `import vit_jax` fast.
 _FOUND_IN = {
     'evaluate': 'vit_jax.trainer.api',
     'load': 'vit_jax.inference.load',

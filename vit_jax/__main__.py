@@ -1,4 +1,4 @@
-"""`python -m vit_jax COMMAND`: one line a command; only the one that runs is imported."""
+"""`python -m vit_jax COMMAND`: run a command, importing only its module."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if __name__ == '__main__' and not sys.flags.safe_path:
         if sys.path[:1] == [os.getcwd()]:
             sys.path.append(sys.path.pop(0))
     except FileNotFoundError:
-        pass  # it was deleted, and is not there
+        pass  # it was deleted
 
 import ast
 import contextlib
@@ -25,23 +25,23 @@ from vit_jax import __version__
 from vit_jax.errors import EXIT_FAILED, Unfit, UserError, hide, nearest, staying
 from vit_jax.runtime import console, environment, process
 
-# Of JAX, Python's threads, the kernel, the dynamic linker and C++.
+# Messages of JAX, Python's threads, the kernel, the dynamic linker and C++.
 EXHAUSTED = (
     *('RESOURCE_EXHAUSTED', "can't start new thread", 'annot allocate memory'),
     *('failed to map segment', 'bad_alloc'),
 )
-# What computes little also works where an accelerator is missing, broken or busy.
+# Commands that compute little also run if an accelerator is missing, broken or busy.
 ON_CPU = ('compare', 'convert', 'goodput', 'inspect', 'list', 'pack', 'report', 'vocab')
 COMMANDS = pathlib.Path(__file__).parent / 'commands'
 
 
 def commands() -> list[str]:
-    """Every command."""
+    """The names of all commands, sorted."""
     return sorted(p.stem for p in COMMANDS.glob('*.py') if not p.stem.startswith('_'))
 
 
-def described() -> dict[str, str]:
-    """Every command and its line, read off the files without importing them."""
+def command_lines() -> dict[str, str]:
+    """The first line of each command's docstring, read without importing its module."""
     texts = {name: (COMMANDS / f'{name}.py').read_text() for name in commands()}
     return {
         name: (ast.get_docstring(ast.parse(text)) or '').split('\n')[0]
@@ -50,8 +50,8 @@ def described() -> dict[str, str]:
 
 
 def usage() -> str:
-    """The list of commands."""
-    lines = [f'  {name:<12}{line}' for name, line in described().items()]
+    """The help text: usage and commands."""
+    lines = [f'  {name:<12}{line}' for name, line in command_lines().items()]
     shells = '--version, and --completion bash|zsh, which prints a script for the shell to read'
     return '\n'.join(
         ['usage: python -m vit_jax COMMAND [--help | flags]', '', *lines, '', f'also {shells}']
@@ -59,7 +59,7 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command.
+    """Run one command and return its exit code.
 
     Exit codes: 0 done, 1 failed, 2 a user's mistake, 3 diverged, 75 preempted, 130 interrupted.
     """
@@ -80,23 +80,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         except BaseException as e:
             if process.interrupted(e):
                 return process.report_interrupt(e)
-            if not (line := beyond(e)):
+            if not (line := limit_error(e)):
                 raise
             print(f'error: {line}', file=sys.stderr)
             return EXIT_FAILED
 
 
 def run(words: Sequence[str], whole_process: bool) -> int:
-    """Runs the command that the words name, and returns its exit code.
+    """Run the command of a command line and return its exit code.
 
     Args:
       words: the command line.
-      whole_process: whether this process has nothing else to do.
+      whole_process: whether this process does nothing else.
     """
     if not words or words[0] in ('-h', '--help'):
         print(usage())
         return 0
-    if words[0] != 'launch':  # which hands its command on as it is
+    if words[0] != 'launch':  # which passes its command on unchanged
         words = [hide(word) if len(word.split()) == 1 else word for word in words]
     name, *rest = words
     if name == '--version':
@@ -105,7 +105,7 @@ def run(words: Sequence[str], whole_process: bool) -> int:
     if name == '--completion':
         from vit_jax.commands import _parser
 
-        print(_parser.completion_script(' '.join(rest), described()), end='')
+        print(_parser.completion_script(' '.join(rest), command_lines()), end='')
         return 0
     if whole_process:
         process.remember_interrupts()
@@ -115,38 +115,38 @@ def run(words: Sequence[str], whole_process: bool) -> int:
         environment.keep_freed_memory()
         if name in ON_CPU:
             os.environ['JAX_PLATFORMS'] = 'cpu'
-        # For child Pythons; the data workers get the path of this one.
+        # For child Pythons; data workers inherit the path of this one.
         os.environ['PYTHONSAFEPATH'] = '1'
     with readable_names(), staying():
         return importlib.import_module(f'vit_jax.commands.{name}').main(rest)
 
 
-def beyond(error: BaseException) -> str:
-    """A line for an error that means a limit of the machine or of Python; empty for any other.
+def limit_error(error: BaseException) -> str:
+    """One line for an error at a limit of the machine or of Python; empty for any other.
 
-    Readers name the file that causes one, see `storage.paths.intact`; these come from elsewhere.
+    Errors from reading files name the file, see `storage.paths.intact`; these come from elsewhere.
     """
-    said, kind = ' '.join(str(error).split())[:300], type(error).__name__
-    if isinstance(error, MemoryError) or any(words in said for words in EXHAUSTED):
+    text, kind = ' '.join(str(error).split())[:300], type(error).__name__
+    if isinstance(error, MemoryError) or any(words in text for words in EXHAUSTED):
         return (
-            f'memory is exhausted ({said or kind}): give it more, or let it do less at once, as by '
-            'a smaller batch or fewer workers'
+            f'memory is exhausted ({text or kind}): provide more memory, or use less, as by a '
+            'smaller batch or fewer workers'
         )
     if isinstance(error, RecursionError | OverflowError) or kind == 'PanicException':
-        place = traceback.extract_tb(error.__traceback__)[-1]
+        frame = traceback.extract_tb(error.__traceback__)[-1]
         return (
-            f'{kind}: {said} ({pathlib.Path(place.filename).name}:{place.lineno}): a number or a '
-            'nesting in a file, a config or a flag is beyond all that can be'
+            f'{kind}: {text} ({pathlib.Path(frame.filename).name}:{frame.lineno}): a number in a '
+            'file, a config or a flag is too large, or its nesting too deep'
         )
     return ''
 
 
 @contextlib.contextmanager
 def readable_names() -> Iterator[None]:
-    """Turn names that no system can open into an error of one line.
+    """Turn errors of names that cannot be opened into one line.
 
     Raises:
-      UserError: for a name that is too long, a FIFO, or a working directory that is gone.
+      UserError: for a name that is too long, a FIFO, or a deleted working directory.
     """
     try:
         os.getcwd()

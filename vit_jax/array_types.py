@@ -1,7 +1,6 @@
 """Array annotations with shapes, such as `Float[Array, 'B N D']`: jaxtyping's, if installed.
 
-Tests check them at every call. Models also run without jaxtyping; the annotation is then the bare
-array type.
+Tests check them at every call. Without jaxtyping, an annotation is the bare array type.
 """
 
 from __future__ import annotations

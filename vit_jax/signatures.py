@@ -1,6 +1,6 @@
-"""Signatures of constructors, which define the keys of a config, and durations in them.
+"""Signatures of constructors, which define the keys of a config, and calls written as text.
 
-A config gives durations as text, such as '5%' or '3 epochs'; a constructor wants steps.
+A config gives durations as text, such as '5%' or '3 epochs'; constructors take steps.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import Annotated, Any
 from vit_jax.errors import UserError
 
 _DURATION = 'a duration'
-Duration = Annotated[str, _DURATION]  # still text
+Duration = Annotated[str, _DURATION]  # as text
 Steps = Annotated[int, _DURATION]  # in steps of the run
 
 Parameters = dict[str, inspect.Parameter]
 
 
 def parameters(constructor: Callable) -> Parameters:
-    """The parameters of a function or class, their annotations evaluated.
+    """The parameters of a function or class, with evaluated annotations.
 
     An annotation that only a type checker can evaluate becomes `Any`.
     """
     return dict(_parameters(constructor))
 
 
-@functools.cache  # a config asks for them many times, and a sweep has many configs
+@functools.cache  # read many times for a config, and a sweep has many configs
 def _parameters(constructor: Callable) -> Parameters:
     function = constructor.__init__ if inspect.isclass(constructor) else constructor
     scope = getattr(inspect.unwrap(function), '__globals__', {})
@@ -55,7 +55,7 @@ def keyword_only(constructor: Callable) -> Parameters:
 
 
 def is_duration(annotation: Any) -> bool:
-    """Whether an annotation is `Duration` or `Steps`, or one of these or None."""
+    """Whether an annotation is `Duration` or `Steps`, optional or not."""
     optional = type(None) in typing.get_args(annotation)
     members = typing.get_args(annotation) if optional else (annotation,)
     return any(_DURATION in getattr(member, '__metadata__', ()) for member in members)
@@ -69,7 +69,7 @@ def are_durations(annotation: Any) -> bool:
 def in_steps(
     constructor: Callable, keywords: Mapping[str, Any], to_steps: Callable[[str], int]
 ) -> dict[str, Any]:
-    """Keywords of a constructor with each duration in steps.
+    """Convert the durations among keywords of a constructor to steps.
 
     Args:
       constructor: a function or class that annotates its durations with `Steps`.
@@ -87,7 +87,7 @@ def in_steps(
 
 
 def parse_transforms(text: str) -> list[ast.expr]:
-    """The transforms that stand between the bars, in order; none for an empty text.
+    """Parse transforms separated by bars; none for an empty text.
 
     Raises:
       UserError: if the text is malformed.
@@ -103,7 +103,7 @@ def parse_transforms(text: str) -> list[ast.expr]:
 
 
 def transform_names(text: str) -> list[str]:
-    """The functions that transforms name, including those in texts within their arguments.
+    """The functions named by transforms, including those in text arguments.
 
     Raises:
       UserError: if the text is malformed.
@@ -111,7 +111,7 @@ def transform_names(text: str) -> list[str]:
     names = []
     for node in parse_transforms(text):
         names.append(function_name(node))
-        if names[-1] == 'views':  # whose last argument are transforms
+        if names[-1] == 'views':  # its last argument is a text of transforms
             texts = (part.value for part in ast.walk(node) if isinstance(part, ast.Constant))
             for inner in texts:
                 names += transform_names(inner) if isinstance(inner, str) else []
@@ -119,7 +119,7 @@ def transform_names(text: str) -> list[str]:
 
 
 def parse_call(text: str, where: str) -> ast.expr:
-    """One function, with arguments or without.
+    """Parse one function, with arguments or without.
 
     Raises:
       UserError: if the text is malformed; begins with `where`.
@@ -167,12 +167,12 @@ def arguments(node: ast.expr) -> tuple[list[Any], dict[str, Any]]:
 
 
 def function_name(node: ast.expr) -> str:
-    """The function that a transform names, with arguments or without."""
+    """The name of the function in a transform, which may be a call."""
     return ast.unparse(node.func if isinstance(node, ast.Call) else node)
 
 
 def _pieces(node: ast.expr) -> list[ast.expr]:
-    """`a|b|c` is a Python expression: a tree of binary operators."""
+    """The operands of `a|b|c`, which Python parses as a tree of binary operators."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
         return [*_pieces(node.left), *_pieces(node.right)]
     return [node]

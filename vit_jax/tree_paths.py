@@ -1,4 +1,4 @@
-"""Paths in a tree of arrays as text, `encoder/block_3/mlp/fc1/kernel`."""
+"""Paths in a tree of arrays as text, such as `encoder/block_3/mlp/fc1/kernel`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FAULTS_NAMED = 5
 
 
 def path_name(keys: tuple[Any, ...]) -> str:
-    """A key path of `jax.tree_util`, joined by '/'."""
+    """Join a key path of `jax.tree_util` by '/'."""
     return jax.tree_util.keystr(keys, simple=True, separator='/')
 
 
@@ -26,15 +26,15 @@ def param_paths(params: PyTree) -> dict[str, Any]:
 
 
 def map_paths(f: Callable[[str], Any], tree: PyTree) -> PyTree:
-    """The tree of f(path) for every leaf's path."""
+    """Replace every leaf of a tree by f(its path)."""
     return jax.tree_util.tree_map_with_path(lambda keys, _: f(path_name(keys)), tree)
 
 
 def unrolled(path: str, leaf: Any, scanned: str = 'blocks', block: str = 'block_') -> list[str]:
-    """The paths that a parameter has in each of its blocks.
+    """The paths of a parameter in each of its blocks.
 
     Scanned blocks are stacked on axis 0 of `blocks`: `encoder/blocks/norm1/scale` [L D] stands for
-    `encoder/block_0/norm1/scale` and so on. Any other parameter has its own path alone.
+    `encoder/block_0/norm1/scale` and so on. Any other parameter has only its own path.
     """
     stacked = re.match(f'((?:.*/)?){scanned}/', path)
     if stacked is None:
@@ -46,7 +46,7 @@ def unrolled(path: str, leaf: Any, scanned: str = 'blocks', block: str = 'block_
 def unroll(
     flat: Mapping[str, Any], scanned: str = 'blocks', block: str = 'block_'
 ) -> dict[str, Any]:
-    """Arrays by path with scanned blocks taken apart; see `unrolled`."""
+    """Split scanned blocks in arrays by path; see `unrolled`."""
     apart: dict[str, Any] = {}
     for path, leaf in flat.items():
         paths = unrolled(path, leaf, scanned, block)
@@ -64,19 +64,19 @@ def require_fit(
     first: str = '',
     advice: str = '',
 ) -> None:
-    """Compare named arrays with those that are wanted.
+    """Compare arrays with the expected ones.
 
     Args:
       have, want: arrays by path, or anything with a shape (and a dtype).
       context: the beginning of the message, which names the two sides.
-      dtypes: whether dtypes have to agree too.
+      dtypes: whether dtypes must also agree.
       label: path -> its name in the message.
-      first: a prefix; paths that begin with it are named before the others.
+      first: paths with this prefix are named before others.
       advice: the end of the message.
 
     Raises:
-      UserError: names the first few arrays that are missing or unknown, or differ in shape or
-        dtype, with both shapes or dtypes.
+      UserError: names the first few arrays that are missing, unknown, or of another shape or dtype,
+        with both shapes or dtypes.
     """
     names = sorted({*have, *want}, key=lambda name: (not name.startswith(first), name))
     found = ((name, _fault(have.get(name), want.get(name), dtypes)) for name in names)
@@ -87,7 +87,7 @@ def require_fit(
 
 
 def _fault(have: Any, want: Any, dtypes: bool) -> str:
-    """The fault of one array; empty if it has none."""
+    """The fault of an array; empty for none."""
     if have is None:
         return f'{tuple(want.shape)} is missing'
     if want is None:

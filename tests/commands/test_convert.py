@@ -200,5 +200,5 @@ def test_nothing_is_written_into_the_checkpoints_of_a_run(smoke_run, tmp_path, m
     ):
         assert cli.main([*command, *flag, f'run/{target}']) == 2, command
         shown = capsys.readouterr().err
-        assert 'checkpoints of a run' in shown or 'the run itself keeps it' in shown
+        assert 'checkpoints of a run' in shown or 'belongs to the run itself' in shown
     assert before == sorted((path, path.stat().st_mtime_ns) for path in run.rglob('*'))

@@ -13,7 +13,7 @@ import pytest
 from helpers import released
 
 import vit_jax
-from vit_jax.__main__ import beyond, main
+from vit_jax.__main__ import limit_error, main
 from vit_jax.data import vocabulary
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
@@ -27,9 +27,9 @@ ODD = ('[' * 100 + ']' * 100, DEEP, DEEP[:200_000], LONG, '-' + LONG, '1e999', '
 
 @pytest.mark.parametrize('text', ODD[:5])
 def test_json(text):
-    with pytest.raises(ValueError, match=r'nested too deeply|whole number of 40|Expecting'):
+    with pytest.raises(ValueError, match=r'nested too deeply|integer of 40|Expecting'):
         paths.parse_json(text)
-    with pytest.raises(ValueError, match=r'nested too deeply|whole number of 40|Expecting'):
+    with pytest.raises(ValueError, match=r'nested too deeply|integer of 40|Expecting'):
         paths.parse_json(f'{{"a": {text}}}'.encode())
     assert paths.parse_json('[' * 50 + ']' * 50) and paths.parse_json('12345678901234567890')
 
@@ -127,14 +127,14 @@ def test_too_little_memory_is_one_line(tmp_path, repo, mib):
         (RuntimeError("can't start new thread"), 'memory is exhausted'),
         (OSError(12, 'Cannot allocate memory'), 'memory is exhausted'),
         (RuntimeError('RESOURCE_EXHAUSTED: 9 GiB'), 'memory is exhausted'),
-        (OverflowError('int too large'), 'OverflowError: int too large (test_beyond.py:'),
-        (RecursionError('depth'), 'RecursionError: depth (test_beyond.py:'),
+        (OverflowError('int too large'), 'OverflowError: int too large (test_limits.py:'),
+        (RecursionError('depth'), 'RecursionError: depth (test_limits.py:'),
         (ValueError('of our own'), ''),
     ],
 )
 def test_the_last_handler(error, words):
     with pytest.raises(type(error)) as raised:
         raise error
-    line = beyond(raised.value)
+    line = limit_error(raised.value)
     assert line.startswith(words)
     assert bool(line) == bool(words)

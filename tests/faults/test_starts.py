@@ -151,7 +151,9 @@ def test_impossible_numbers_are_one_line(repo, tmp_path, capsys, flag):
 
 
 @pytest.mark.fault(44)
-@pytest.mark.parametrize(('workdir', 'words'), [('', 'names no folder'), ('a' * 300, '255 bytes')])
+@pytest.mark.parametrize(
+    ('workdir', 'words'), [('', 'not the name of a folder'), ('a' * 300, '255 bytes')]
+)
 def test_names_that_are_no_folder(repo, tmp_path, capsys, monkeypatch, workdir, words):
     monkeypatch.chdir(tmp_path)
     assert train(repo, workdir) == 2

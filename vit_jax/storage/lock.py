@@ -1,4 +1,4 @@
-"""The lock of a run folder: it has one owner at a time."""
+"""The lock of a run folder, which has one owner at a time."""
 
 from __future__ import annotations
 
@@ -26,9 +26,15 @@ from vit_jax.runtime.processes import on_process_0
 from vit_jax.storage import paths
 
 LOCK = 'lock'
+EXIT_LOST = 1  # after a takeover of the lease
 
 _HEARTBEAT_SECONDS = 5.0
 _SILENT_SECONDS = 20.0
+
+Check = Callable[[], None]  # raises Taken if the folder is no longer this run's
+Record = dict[str, Any]  # the owner's host, pid and since
+Refused = Callable[[Record], Exception]
+
 _log = logging.getLogger(__name__)
 
 
@@ -37,25 +43,21 @@ class InUse(UserError):
 
 
 class Taken(UserError):
-    """A folder was taken over by another run while this one was at work in it."""
-
-
-Check = Callable[[], None]  # raises Taken if the folder is no longer this run's
+    """A folder was taken over by another run while this one was using it."""
 
 
 @contextlib.contextmanager
 def lock(path: str | Path, silent_seconds: float = _SILENT_SECONDS) -> Iterator[Check]:
     """Make the folder if absent and keep other runs out of it; process 0 holds the lock.
 
-    The lock is the kernel's advisory lock on `path/lock`, so it ends with its process however
-    that dies. The file also names the owner, and its time stamp is renewed every few seconds:
-    if a network file system does not share locks between hosts, an owner on another host counts
-    as dead once its time stamp has not moved for `silent_seconds`. No clocks are compared. A
-    deleted file is made again. In object storage the lock is a `lease`, for which every owner
-    counts as one on another host.
+    The lock is the kernel's advisory lock on `path/lock`, which ends with its process however that
+    dies. The file names the owner, and its time stamp is renewed every few seconds: for network
+    file systems that do not share locks between hosts, an owner on another host counts as dead when
+    its time stamp has not changed for `silent_seconds`. No clocks are compared. A deleted file is
+    made again. In object storage the lock is a `Lease`, whose owners all count as on another host.
 
     Yields:
-      A check for process 0 to make before it writes there.
+      A check for process 0 to make before it writes to the folder.
 
     Raises:
       InUse: if another run holds the folder.
@@ -69,17 +71,17 @@ def lock(path: str | Path, silent_seconds: float = _SILENT_SECONDS) -> Iterator[
 
 @contextlib.contextmanager
 def hold(path: str | Path) -> Iterator[None]:
-    """Lock a folder as `lock` does, by this process alone, without the others of its job."""
+    """Lock a folder as `lock` does, by this process alone, without the other ones of its job."""
     with contextlib.ExitStack() as held:
         _hold(held, paths.path(path), _SILENT_SECONDS)
         yield
 
 
 def holder(path: str | Path) -> dict[str, Any] | None:
-    """Owner of the folder, as `host`, `pid` and `since`; None if nobody holds it.
+    """The owner of the folder, as `host`, `pid` and `since`; None if nobody holds it.
 
     For display: the lock is not touched, so that concurrent attempts to take it do not fail. An
-    owner on this host lives if its process does; one on another host, if its time stamp is recent.
+    owner on this host is alive if its process is, one on another host if its time stamp is recent.
     """
     file = paths.path(path) / LOCK
     try:
@@ -122,8 +124,8 @@ class _KernelLock:
 
     Raises:
       InUse: if another run holds it.
-      UserError: if it is a link.
-      OSError: if it cannot be written.
+      UserError: if the file is a link.
+      OSError: if the file cannot be written.
     """
 
     def __init__(self, path: Path, silent_seconds: float):
@@ -132,10 +134,10 @@ class _KernelLock:
         self._file = self._open(os.O_CREAT)
 
     def check(self) -> None:
-        """Check that the folder is still held; a lock file that was deleted is made again.
+        """Check that the folder is still held, and make a deleted lock file again.
 
         Raises:
-          Taken: if another run has come in between.
+          Taken: if another run has taken the folder.
           OSError: if the file cannot be made.
         """
         with self._checking:
@@ -184,7 +186,7 @@ class _KernelLock:
 
 
 def _open_no_link(name: Path, flags: int) -> int:
-    """Open a file whose content will be replaced; refuse links and anything but a file."""
+    """Open a file whose content will be replaced; refuse links and special files."""
     try:
         file = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | flags, 0o644)
     except OSError as error:
@@ -196,14 +198,6 @@ def _open_no_link(name: Path, flags: int) -> int:
             return file
         os.close(file)
     raise UserError(f'{name} is a link, or no file, and would be overwritten: remove it')
-
-
-def _hold_lease(held: contextlib.ExitStack, path: Path, silent_seconds: float) -> Check:
-    with paths.reaching(path):
-        store = open_store(path)
-        taken = Lease(store, LOCK, _record(), silent_seconds, partial(_in_use, path))
-    keep_renewed(held, taken, path, _HEARTBEAT_SECONDS)
-    return lambda: None
 
 
 def _take(file: int, path: Path, silent_seconds: float) -> None:
@@ -233,7 +227,7 @@ def _record() -> dict[str, Any]:
 
 
 def _owner(file: int) -> dict[str, Any]:
-    """The record in the lock file; empty after a run that ended in order."""
+    """The record in the lock file; empty after a run that ended normally."""
     return parse_owner(os.pread(file, 4096, 0))
 
 
@@ -246,25 +240,64 @@ def _in_use(path: Path, owner: dict[str, Any]) -> InUse:
 
 def _heartbeat(kernels: _KernelLock, stop: threading.Event) -> None:
     while not stop.wait(_HEARTBEAT_SECONDS):
-        with contextlib.suppress(OSError, Taken):  # raised by `check` before the next write
+        with contextlib.suppress(OSError, Taken):  # `check` raises it before the next write
             kernels.renew()
 
 
-Record = dict[str, Any]
-Refused = Callable[[Record], Exception]
+def describe(owner: Record) -> str:
+    """Describe the owner of a folder for a message."""
+    return ', '.join(f'{k} {owner.get(k, "unknown")}' for k in ('host', 'pid', 'since'))
 
-EXIT_LOST = 1
+
+def parse_owner(content: bytes | None) -> Record:
+    """The owner's record in a file or object; empty if there is none."""
+    try:
+        owner = json.loads(content or b'')
+    except ValueError:
+        return {}
+    return owner if isinstance(owner, dict) else {}
+
+
+def wait_for_silence(
+    owner: Record, seconds: float, is_renewed: Callable[[], bool], refused: Refused
+) -> None:
+    """Wait until an owner, possibly on another host, counts as dead.
+
+    Args:
+      owner: its record.
+      seconds: without renewal after which it counts as dead.
+      is_renewed: whether it has renewed its lock.
+      refused: the owner's record -> the exception to raise in that case.
+    """
+    _log.warning(
+        'waiting %g s to see whether the run that held the lock is alive: %s',
+        seconds,
+        describe(owner),
+    )
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        time.sleep(min(0.5, seconds))
+        if is_renewed():
+            raise refused(owner)
+
+
+def _hold_lease(held: contextlib.ExitStack, path: Path, silent_seconds: float) -> Check:
+    with paths.reaching(path):
+        store = open_store(path)
+        taken = Lease(store, LOCK, _record(), silent_seconds, partial(_in_use, path))
+    keep_renewed(held, taken, path, _HEARTBEAT_SECONDS)
+    return lambda: None
 
 
 def open_store(folder: pathlib.Path) -> Any:
-    """Open a remote folder with TensorStore, which can make a write conditional."""
+    """Open a remote folder with TensorStore, which supports conditional writes."""
     import tensorstore
 
     scheme, _, rest = os.fspath(folder).partition('://')
     bucket, _, prefix = rest.partition('/')
     driver = {'gs': 'gcs', 's3': 's3'}[scheme]
     spec = {'driver': driver, 'bucket': bucket, 'path': f'{prefix}/' if prefix else ''}
-    # TensorStore reads all variables for S3 except that of the endpoint.
+    # TensorStore reads all environment variables for S3 except the endpoint's.
     endpoint = os.environ.get('AWS_ENDPOINT_URL_S3') or os.environ.get('AWS_ENDPOINT_URL')
     if scheme == 's3' and endpoint:
         spec |= {'endpoint': endpoint, 'aws_region': os.environ.get('AWS_REGION', 'us-east-1')}
@@ -275,11 +308,11 @@ class Lease:
     """The object `name` in a store, held by this process until `release`.
 
     Args:
-      store: as from `open_store`.
+      store: as returned by `open_store`.
       name: of the object.
       record: describes its owner.
-      silent_seconds: an owner that has not renewed it for so long counts as dead.
-      refused: the owner's record -> the exception to raise if the owner lives.
+      silent_seconds: an owner that has not renewed it for this long counts as dead.
+      refused: the owner's record -> the exception to raise if the owner is alive.
     """
 
     def __init__(
@@ -299,14 +332,14 @@ class Lease:
             raise refused(parse_owner(store.read(name).result().value))
 
     def renew(self) -> bool:
-        """Show that the owner is alive; return False if the object is no longer its own.
+        """Show that the owner is alive; return False if it has lost the object.
 
-        A deleted object is made again, unless another owner comes first.
+        A deleted object is made again, unless another owner is faster.
         """
         self._record['beats'] += 1
         if self._write(json.dumps(self._record).encode()):
             return True
-        # If the answer to a write got lost, its repetition is refused although it succeeded.
+        # After a lost answer to a successful write, its repetition is refused.
         found = self._store.read(self._name).result()
         if found.state == 'missing':
             self._generation = found.stamp.generation
@@ -317,10 +350,10 @@ class Lease:
         return True
 
     def release(self) -> None:
-        """Delete the object if it is still this process's."""
+        """Delete the object if this process still holds it."""
         try:
             self._write(None)
-        except (ValueError, OSError) as error:  # the run's files are complete all the same
+        except (ValueError, OSError) as error:  # the run's files are complete anyway
             _log.warning('%r could not be deleted: %s', self._name, error)
 
     def _write(self, content: bytes | None) -> bool:
@@ -331,49 +364,12 @@ class Lease:
         return True
 
 
-def describe(owner: Record) -> str:
-    """Describe the owner of a folder for a message."""
-    return ', '.join(f'{k} {owner.get(k, "unknown")}' for k in ('host', 'pid', 'since'))
-
-
-def parse_owner(content: bytes | None) -> Record:
-    """The record of an owner in a file or object; empty without one."""
-    try:
-        owner = json.loads(content or b'')
-    except ValueError:
-        return {}
-    return owner if isinstance(owner, dict) else {}
-
-
-def wait_for_silence(
-    owner: Record, seconds: float, is_renewed: Callable[[], bool], refused: Refused
-) -> None:
-    """Wait until an owner that may live elsewhere has proved dead.
-
-    Args:
-      owner: its record.
-      seconds: without a renewal, after which it counts as dead.
-      is_renewed: whether it has shown that it lives.
-      refused: the owner's record -> the exception to raise if it has.
-    """
-    _log.warning(
-        'waiting %g s to see whether the run that held the lock is alive: %s',
-        seconds,
-        describe(owner),
-    )
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        time.sleep(min(0.5, seconds))
-        if is_renewed():
-            raise refused(owner)
-
-
 def keep_renewed(
     held: contextlib.ExitStack, lease: Lease, folder: pathlib.Path, seconds: float
 ) -> None:
-    """Renew the lease every so many seconds until `held` is closed, which releases it.
+    """Renew the lease at this interval until `held` is closed, which releases it.
 
-    If the process was suspended for so long that another took over, it ends at once: both would
+    If the process was suspended until another run took over, it exits at once, since both would
     write the same files.
     """
     stop = threading.Event()

@@ -1,11 +1,11 @@
 """Run folders as paths: on a disk, or in object storage by `gs://BUCKET/...` and `s3://BUCKET/...`.
 
-A local path is a `pathlib.Path`. A remote one is an `etils.epath.Path`, which has the same methods
-over fsspec. An object appears whole or not at all, but there is no renaming, no appending, and a
-folder is only the beginning of names.
+A local path is a `pathlib.Path`, a remote one an `etils.epath.Path` with the same methods over
+fsspec. An object appears whole or not at all, but cannot be renamed or appended to, and a folder
+is only a prefix of names.
 
-Local paths are not epath's too: its glob takes `[*?` in the folder's own name for a pattern, its
-stat needs an entry in the password file and rounds to seconds, and its listing hides names that
+Local paths are not epath's, whose glob treats `[*?` in the folder's own name as a pattern, whose
+stat needs an entry in the password file and rounds to seconds, and whose listing hides names that
 end in `~`.
 """
 
@@ -29,20 +29,23 @@ from vit_jax import extras
 from vit_jax.errors import Unfit, UserError
 from vit_jax.storage import servers
 
-# To the type checker both kinds are what their methods are; `pathlib.Path` itself is only local.
+# The type checker treats both kinds as `pathlib.Path`; at run time that is only the local kind.
 if TYPE_CHECKING:
     Path = pathlib.Path
 else:
     Path = pathlib.PurePath
 
 _REMOTE = ('gs', 's3')
-# The most bytes of a file by its kind; larger ones are damaged, or made to fill the memory.
+# Size limits in bytes; larger files are damaged, or made to fill the memory.
 SMALL = 2**26  # configs, vocabularies, names, manifests
 IMAGE = 2**28
 LOG = 2**32
 TABLE = 2**33  # annotations of a data set
 TEXT = 2**36
-_DEEPEST, _LONGEST = 60, 30  # levels of JSON, digits of a whole number
+_MAX_DEPTH, _MAX_DIGITS = 60, 30  # levels of JSON, digits of an integer
+_MAX_NAME = 255  # bytes of a name, on any file system in use
+# TensorStore reads `\` as `/`, and Orbax's paths `/gs/` as gs://.
+_MISREAD = re.compile(r'[^/]*\\[^/]*|/gs:(?=/|$)|^/(gs|s3|az|hf)(?=/|$)')
 _KINDS = {
     stat.S_IFIFO: 'a FIFO',
     stat.S_IFSOCK: 'a socket',
@@ -55,12 +58,12 @@ def path(text: str | os.PathLike[str]) -> Path:
     """The path of a folder or file.
 
     Raises:
-      UserError: if the name is empty, too long or not in UTF-8, its `~` is of an unknown user, or
-        if it is remote and the package for it is missing.
+      UserError: if the name is empty, too long, not in UTF-8 or has the `~` of an unknown user, or
+        if the package for a remote path is missing.
     """
     name = os.fspath(text)
     if not name:
-        raise UserError("'' names no folder and no file; for the working directory write .")
+        raise UserError("'' is not the name of a folder or file; for the working directory write .")
     require_utf8(name)
     if (scheme := _scheme(name)) is None:
         return local(name)
@@ -68,8 +71,8 @@ def path(text: str | os.PathLike[str]) -> Path:
         raise extras.missing(f'{name}: {scheme}://', extra)
     if not name.removeprefix(f'{scheme}://').strip('/'):
         raise UserError(f'{name}: write {scheme}://BUCKET/FOLDER')
-    # Workers and TensorStore write to the same folders, so cached listings are soon wrong.
-    # Both are read when the file system is first made.
+    # Workers and TensorStore write to the same folders, so cached listings become stale.
+    # Both settings are read when the first file system is created.
     import fsspec
 
     for protocol in ('gs', 'gcs', 's3'):
@@ -81,11 +84,36 @@ def path(text: str | os.PathLike[str]) -> Path:
     return epath.Path(name)
 
 
-def absolute(text: str | os.PathLike[str]) -> Path:
-    """The path of a folder or file; a local one does not depend on the working directory.
+def local(name: str) -> pathlib.Path:
+    """The local path of a name, with `~` expanded.
 
     Raises:
-      UserError: as `path`, or if TensorStore or epath would misinterpret it.
+      UserError: if a part of it is too long, or for the `~` of an unknown user.
+    """
+    if longest := max((p for p in name.split('/') if len(p.encode()) > _MAX_NAME), default=''):
+        raise UserError(f'{longest[:40]}...: a name of more than {_MAX_NAME} bytes; shorten it')
+    try:
+        return pathlib.Path(name).expanduser()
+    except RuntimeError as error:
+        home = name.partition('/')[0]
+        raise UserError(f'{name}: there is no home {home}; write ./{name} for that name') from error
+
+
+def require_utf8(name: str) -> None:
+    """Raise UserError unless Python reads the name as UTF-8, as other libraries do."""
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f'{name!a} is not read as UTF-8: set PYTHONUTF8=1 or a UTF-8 locale, or rename it'
+        ) from error
+
+
+def absolute(text: str | os.PathLike[str]) -> Path:
+    """The path of a folder or file; a local one is made absolute.
+
+    Raises:
+      UserError: as `path`, or if TensorStore or epath would misread it.
     """
     found = path(text)
     if is_remote(found):
@@ -95,13 +123,23 @@ def absolute(text: str | os.PathLike[str]) -> Path:
     return found
 
 
+def require_storable(name: str) -> None:
+    """Raise UserError if TensorStore or epath would misread the absolute path."""
+    require_utf8(name)
+    if misread := _MISREAD.search(name):
+        raise UserError(
+            f'{name}: arrays cannot be stored below a folder named {misread[0].strip("/")!r}; '
+            'choose another name'
+        )
+
+
 def is_remote(path: str | os.PathLike[str]) -> bool:
     """Whether the path is in object storage."""
     return _scheme(os.fspath(path)) is not None
 
 
 def orbax_writes(path: str | os.PathLike[str]) -> bool:
-    """Whether Orbax can write arrays there: to local folders and to gs://."""
+    """Whether Orbax can write arrays to the path, which is local or at gs://."""
     return _scheme(os.fspath(path)) in (None, 'gs')
 
 
@@ -112,10 +150,10 @@ def _scheme(name: str) -> str | None:
 
 @contextlib.contextmanager
 def reaching(path: os.PathLike[str]) -> Iterator[None]:
-    """Turn any error of object storage, whatever its library raises, into one line.
+    """Turn any error of an object storage library into one line.
 
     Raises:
-      UserError: for an error in the block, if the path is remote, or if no server answers.
+      UserError: if no server answers, or for an error in the block if the path is remote.
     """
     if scheme := _scheme(os.fspath(path)):
         servers.require_answer(scheme)
@@ -131,14 +169,14 @@ def reaching(path: os.PathLike[str]) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its name."""
+    """The first line of an error's message, else the name of its class."""
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__
 
 
 @contextlib.contextmanager
 def writing(folder: os.PathLike[str]) -> Iterator[None]:
-    """Turn an error of the disk, such as a full one, into one line.
+    """Turn an error of the disk, such as a full disk, into one line.
 
     Raises:
       UserError: for an OSError in the block.
@@ -147,16 +185,16 @@ def writing(folder: os.PathLike[str]) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f'cannot write to {os.fspath(folder)}: {error.strerror or error}; once that is mended, '
+            f'cannot write to {os.fspath(folder)}: {error.strerror or error}; once that is fixed, '
             'the same command continues'
         ) from error
 
 
 def obstacle(folder: str | os.PathLike[str]) -> str:
-    """The reason why no file can be written to a folder, which need not exist; empty for none.
+    """The reason why a folder, which need not exist, is not writable; empty if it is.
 
     Raises:
-      UserError: if object storage cannot be reached, or cannot be written to.
+      UserError: if object storage cannot be reached or written to.
     """
     place = absolute(folder)
     if is_remote(place):
@@ -172,14 +210,14 @@ def obstacle(folder: str | os.PathLike[str]) -> str:
 
 
 def open_file(path: str | os.PathLike[str], most: int | None = None) -> io.BufferedReader:
-    """Open what a user, a data set or a run names, for reading; it never waits.
+    """Open a file named by a user, a data set or a run for reading, without blocking.
 
     Args:
       path: of a regular file, or of a link to one.
-      most: bytes that it may have.
+      most: its maximal size in bytes.
 
     Raises:
-      Unfit: for a FIFO, a socket or a device, which may have no end, or for a larger file.
+      Unfit: for a FIFO, a socket or a device, which may be endless, or for a larger file.
       OSError: if it cannot be opened.
     """
     if is_remote(path):
@@ -201,29 +239,29 @@ def _require_fit(found: os.stat_result, name: str, most: int | None) -> None:
     if kind == stat.S_IFDIR:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
     if kind != stat.S_IFREG:
-        what = _KINDS.get(kind, 'no file')
-        raise Unfit(errno.EINVAL, f'it is {what}, and only regular files are read', name)
+        found_kind = _KINDS.get(kind, 'no file')
+        raise Unfit(errno.EINVAL, f'it is {found_kind}, and only regular files are read', name)
     if most is not None and found.st_size > most:
         sizes = f'{found.st_size:,} bytes, more than the {most:,}'
         raise Unfit(errno.EFBIG, f'it has {sizes} that such a file may have', name)
 
 
 def read_bytes(path: str | os.PathLike[str], most: int = SMALL) -> bytes:
-    """The content of a file; raises as `open_file`."""
+    """Read a file; raises as `open_file`."""
     with open_file(path, most) as file:
         return file.read()
 
 
 def read_text(path: Path, errors: str = 'strict', most: int = SMALL) -> str | None:
-    """The text of a file; None if there is no such file, or no such bucket.
+    """Read a text file; None if there is no such file or bucket.
 
     Args:
       path: of the file.
       errors: handling of bytes that are not UTF-8, as for `bytes.decode`.
-      most: bytes that it may have.
+      most: its maximal size in bytes.
 
     Raises:
-      UserError: if object storage cannot be reached, or for what `open_file` does not open.
+      UserError: if object storage cannot be reached, or for files that `open_file` refuses.
     """
     with reaching(path):
         try:
@@ -241,25 +279,24 @@ def sha256(file: pathlib.Path) -> str:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of JSON from a file.
+    """Parse JSON from a file.
 
     Raises:
-      ValueError: if it is no JSON, is nested deeper than any file that is read here, or has a whole
-        number of more digits.
+      ValueError: if it is not JSON, is nested too deeply, or has an integer with too many digits.
     """
     try:
-        content = json.loads(text, parse_int=_whole)
+        content = json.loads(text, parse_int=_integer)
     except RecursionError:
         raise ValueError('nested too deeply') from None
     opening: Any = ('[', '{') if isinstance(text, str) else (b'[', b'{')
-    if sum(map(text.count, opening)) > _DEEPEST:
+    if sum(map(text.count, opening)) > _MAX_DEPTH:
         _require_shallow(content)
     return content
 
 
 def _require_shallow(content: Any) -> None:
     level = [content]
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_DEPTH):
         values = (one.values() if isinstance(one, dict) else one for one in level)
         level = [one for some in values for one in some if isinstance(one, dict | list) and one]
         if not level:
@@ -267,17 +304,17 @@ def _require_shallow(content: Any) -> None:
     raise ValueError('nested too deeply')
 
 
-def _whole(digits: str) -> int:
-    if len(digits) > _LONGEST:
-        raise ValueError(f'a whole number of {len(digits):,} digits')
+def _integer(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS:
+        raise ValueError(f'an integer of {len(digits):,} digits')
     return int(digits)
 
 
 @contextlib.contextmanager
 def intact(what: object, advice: str = 'get it again') -> Iterator[None]:
-    """Turn whatever a damaged or hostile file causes where it is read into one line.
+    """Turn any exception while reading a damaged or hostile file into one line.
 
-    Readers raise exceptions of any class: of recursion, overflow, memory, and Rust's panics.
+    Readers raise exceptions of many classes: recursion, overflow, memory, and Rust's panics.
 
     Args:
       what: the file, for the message.
@@ -297,7 +334,7 @@ def intact(what: object, advice: str = 'get it again') -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """The message of an error in one line of at most 200 characters, else the name of its class."""
+    """The message of an error as one line of at most 200 characters, else the name of its class."""
     words = getattr(error, 'strerror', '') or ' '.join(str(error).split())
     if not words or isinstance(error, (LookupError, MemoryError, RecursionError)):
         words = f'{type(error).__name__}: {words}'.removesuffix(': ')
@@ -305,9 +342,9 @@ def reason(error: BaseException) -> str:
 
 
 def stays_inside(name: object) -> bool:
-    """Whether a name that a file lists lies below the folder that it is joined to.
+    """Whether a name listed in a file stays below the folder that it is joined to.
 
-    Links in the folder are followed without a check: whoever made the folder made them.
+    Links in the folder are trusted like the folder itself.
     """
     if not isinstance(name, str) or '\0' in name:
         return False
@@ -316,7 +353,7 @@ def stays_inside(name: object) -> bool:
 
 
 def modified(path: Path) -> float:
-    """Time of the last write to the file, in seconds since the epoch."""
+    """The time of the last write to the file, in seconds since the epoch."""
     stat: Any = path.stat()
     return stat.mtime if is_remote(path) else stat.st_mtime
 
@@ -333,12 +370,12 @@ def create(file: pathlib.Path) -> IO[bytes]:
 
 
 def write_atomic(file: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file atomically: it appears whole or not at all, also if the power fails.
+    """Write a file atomically: it appears whole or not at all, even after a power cut.
 
-    A local file survives a power cut once this returns.
+    Once this returns, a local file survives a power cut.
 
     Raises:
-      OSError: if it cannot be written; no partial file is left.
+      OSError: if it cannot be written; leaves no partial file.
       UserError: if object storage cannot be reached.
     """
     target = path(file)
@@ -373,9 +410,9 @@ def make_folder(folder: Path) -> None:
 
 
 def sync(place: pathlib.Path) -> None:
-    """Wait until the content of a local file, or the names in a folder, would survive a power cut.
+    """Wait until a local file's content, or the names in a folder, would survive a power cut.
 
-    Folders that cannot be read, or whose file system cannot sync them, are left to it.
+    Does nothing for folders that cannot be read or whose file system cannot sync them.
 
     Raises:
       FileNotFoundError: if there is no such file or folder.
@@ -397,7 +434,7 @@ def sync(place: pathlib.Path) -> None:
 
 
 def sync_all(folder: pathlib.Path) -> None:
-    """Apply `sync` to a local folder and everything in it, at any depth, the contents first."""
+    """Apply `sync` to everything in a local folder, at any depth, and then to the folder."""
     for inside, _, files_there in os.walk(folder, topdown=False):
         for name in files_there:
             sync(pathlib.Path(inside, name))
@@ -405,7 +442,7 @@ def sync_all(folder: pathlib.Path) -> None:
 
 
 def files(folder: Path) -> list[str]:
-    """The names of all files at any depth, relative to the folder, in order."""
+    """The names of all files at any depth, relative to the folder, sorted."""
     if not is_remote(folder):
         found = (p for p in folder.rglob('*') if p.is_file())
         return sorted(p.relative_to(folder).as_posix() for p in found)
@@ -432,7 +469,7 @@ def remove(folder: Path) -> None:
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copy all files of a folder; one of the two, or both, are remote."""
+    """Copy all files of a folder; source, target or both are remote."""
     for name in files(source):
         make_folder((target / name).parent)
         with (
@@ -447,43 +484,3 @@ def _system(folder: Path) -> tuple[Any, str]:
     import fsspec
 
     return fsspec.core.url_to_fs(os.fspath(folder))
-
-
-_LONGEST_NAME = 255  # bytes of a name, on any file system in use
-# TensorStore takes `\` for `/`, and Orbax's paths `/gs/` for gs://.
-_TAKEN_FOR_ANOTHER = re.compile(r'[^/]*\\[^/]*|/gs:(?=/|$)|^/(gs|s3|az|hf)(?=/|$)')
-
-
-def local(name: str) -> pathlib.Path:
-    """The path of that name, with `~` expanded.
-
-    Raises:
-      UserError: if a part of it is too long, or its `~` is of an unknown user.
-    """
-    if longest := max((p for p in name.split('/') if len(p.encode()) > _LONGEST_NAME), default=''):
-        raise UserError(f'{longest[:40]}...: a name of more than {_LONGEST_NAME} bytes; shorten it')
-    try:
-        return pathlib.Path(name).expanduser()
-    except RuntimeError as error:
-        home = name.partition('/')[0]
-        raise UserError(f'{name}: there is no home {home}; write ./{name} for that name') from error
-
-
-def require_utf8(name: str) -> None:
-    """Raise UserError if Python did not read the name as UTF-8, as other layers do."""
-    try:
-        name.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(
-            f'{name!a} is not read as UTF-8: set PYTHONUTF8=1 or a UTF-8 locale, or rename it'
-        ) from error
-
-
-def require_storable(name: str) -> None:
-    """Raise UserError if TensorStore or epath would take the absolute path for another."""
-    require_utf8(name)
-    if taken := _TAKEN_FOR_ANOTHER.search(name):
-        raise UserError(
-            f'{name}: arrays cannot be stored below a folder named {taken[0].strip("/")!r}; '
-            'choose another name'
-        )

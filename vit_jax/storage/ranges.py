@@ -1,8 +1,8 @@
-"""Ranges of files in object storage, some of them kept on the local disk.
+"""Reading ranges of files in object storage, with a cache on the local disk.
 
-A folder keeps the first bytes of each of its files, the same share of all, so that the cache holds
-its limit without counting, whatever processes read. Of data that are read in random order, as in
-training, no other choice keeps more.
+The cache keeps the beginning of each file of a folder, the same share of all files, so that it
+obeys its limit without counting, whichever processes read. For data read in random order, as in
+training, no other choice has more hits.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ log = logging.getLogger(__name__)
 LIMIT = 'VIT_JAX_CACHE_GB'
 LIMIT_GB = 50.0
 WEEK = 7 * 24 * 3600.0
-TRIES = 4  # beside those of the libraries
-PAUSE = 0.5  # seconds before the second; each further one takes twice as long
+TRIES = 4  # besides those of the libraries
+PAUSE = 0.5  # seconds before the second try; doubled before each further one
 SECONDS = 60.0  # for an answer
 AT_ONCE = 64  # requests of a process
 ABOUT = 'about.json'
-CHECKSUM = 4  # bytes before a range that is kept
+CHECKSUM = 4  # bytes in front of a cached range
 
 
 class Unreachable(UserError):
@@ -56,49 +56,49 @@ class Folder:
 
     Attributes:
       path: of the folder.
-      files: those directly in it, by name.
+      files: directly in the folder, by name.
 
     Raises:
-      UserError: if there is no such folder, or no server answers.
+      UserError: if the folder does not exist, or no server answers.
     """
 
     def __init__(self, path: paths.Path):
         self.path = path
-        with paths.reaching(path):  # without a network, in seconds
+        with paths.reaching(path):  # fails within seconds if there is no network
             self.files = {k: v for k, v in _listed(self._fetch_list()) if k}
         digest = hashlib.sha256(repr((os.fspath(path), sorted(self.files.items()))).encode())
         self._kept = cache.folder('ranges') / digest.hexdigest()[:32]
         self._share = 0.0
 
     def keep(self, names: list[str]) -> None:
-        """Keep these files on the local disk, or the share of them that has room."""
+        """Cache these files on the local disk, or as large a share of them as fits."""
         size = sum(self.files[name].size for name in names)
         with contextlib.suppress(OSError):
             self._share = min(1.0, _room(self._kept, os.fspath(self.path), size) / max(size, 1))
-        log.info('%s: %.0f%% is kept in %s', self.path, 100 * self._share, self._kept)
+        log.info('%s: %.0f%% is cached in %s', self.path, 100 * self._share, self._kept)
 
     def derived(self, name: str) -> bytes | None:
-        """The content that `keep_derived` has kept under this name."""
+        """The content stored by `keep_derived` under this name, or None."""
         return _checked(self._kept / name)
 
     def keep_derived(self, name: str, content: bytes) -> None:
-        """Keep something small that was made of a file, such as its index."""
+        """Cache something small derived from a file, such as its index."""
         if self._share:
             self._store(self._kept / name, content)
 
     def read(self, name: str, start: int, end: int) -> bytes:
-        """The bytes of a range of a file.
+        """Read a range of a file.
 
         Raises:
           Unreachable: if it cannot be read after several tries.
-          UserError: if the file has disappeared or may not be read.
+          UserError: if the file has disappeared or access is denied.
         """
         return self.begin(name, start, end).result()
 
     def begin(
         self, name: str, start: int, end: int, keep: bool = True
     ) -> concurrent.futures.Future[bytes]:
-        """Start reading a range, which is kept if there is room; the result raises as `read`."""
+        """Start reading a range, and cache it if it fits; the result raises as `read`."""
         file = None
         if keep and end <= self._share * self.files[name].size:
             file = self._kept / f'{name}.parts' / f'{start}-{end}'
@@ -110,27 +110,27 @@ class Folder:
 
     @functools.cached_property
     def _system(self) -> Any:
-        return _system_of(os.fspath(self.path))
+        return _open_system(os.fspath(self.path))
 
     async def _fetch(self, name: str, start: int, end: int, file: pathlib.Path | None) -> bytes:
-        place = f'{os.fspath(self.path)}/{name}'
+        url = f'{os.fspath(self.path)}/{name}'
 
         async def read() -> bytes:
             # fsspec documents its coroutines under these names, with a leading underscore.
-            found = await self._system._cat_file(place, start=start, end=end)
+            found = await self._system._cat_file(url, start=start, end=end)
             if len(found) != end - start:
                 raise EOFError(f'{len(found):,} of {end - start:,} bytes came')
             return found
 
-        found = await _tried(read, place)
+        found = await _retry(read, url)
         if file is not None:
             await asyncio.to_thread(self._store, file, found)
         return found
 
     def _fetch_list(self) -> list[dict[str, Any]]:
-        place = os.fspath(self.path)
+        url = os.fspath(self.path)
         return _start(
-            self._system, _tried(lambda: self._system._ls(place, detail=True), place)
+            self._system, _retry(lambda: self._system._ls(url, detail=True), url)
         ).result()
 
     def _store(self, file: pathlib.Path, content: bytes) -> None:
@@ -142,7 +142,7 @@ class Folder:
         except OSError as error:
             if self._share:
                 log.warning(
-                    '%s: nothing more is kept of %s (%s): free space, or set %s',
+                    '%s: nothing more of %s is cached (%s): free space, or set %s',
                     *(cache.folder('ranges'), self.path, paths.first_line(error), LIMIT),
                 )
             self._share = 0.0
@@ -151,10 +151,10 @@ class Folder:
 
 
 def limit_bytes() -> int:
-    """The most that is kept on the local disk, of all data together.
+    """The size limit of the cache for all data together.
 
     Raises:
-      UserError: if the variable of the environment is no number.
+      UserError: if the environment variable is not a number.
     """
     text = os.environ.get(LIMIT) or str(LIMIT_GB)
     try:
@@ -164,7 +164,7 @@ def limit_bytes() -> int:
 
 
 def _room(kept: pathlib.Path, path: str, size: int) -> int:
-    """The bytes that a folder may keep, written down for others; makes room by what is old."""
+    """Reserve up to `size` bytes of the cache for a folder, removing old ones; return how many."""
     kept.mkdir(parents=True, exist_ok=True)
     others = {}
     for about in kept.parent.glob(f'*/{ABOUT}'):
@@ -184,7 +184,7 @@ def _room(kept: pathlib.Path, path: str, size: int) -> int:
 
 
 def _checked(file: pathlib.Path) -> bytes | None:
-    """The content of a file that `_store` wrote; None if there is none, or it is damaged."""
+    """The content of a file written by `_store`; None if it is missing or damaged."""
     with contextlib.suppress(OSError):
         content = file.read_bytes()
         if content[:CHECKSUM] == _checksum(content[CHECKSUM:]):
@@ -206,10 +206,10 @@ def _listed(entries: list[dict[str, Any]]) -> list[tuple[str, Object]]:
     return found
 
 
-def _system_of(path: str) -> Any:
+def _open_system(path: str) -> Any:
     import fsspec
 
-    paths.path(path)  # its settings, and its errors
+    paths.path(path)  # for its settings and errors
     fsspec.config.conf.setdefault('s3', {}).setdefault(
         'config_kwargs', {'max_pool_connections': AT_ONCE}
     )
@@ -217,16 +217,16 @@ def _system_of(path: str) -> Any:
 
 
 def _start(system: Any, work: Any) -> concurrent.futures.Future[Any]:
-    """Run in the thread of fsspec's, as all requests of a process."""
+    """Run in fsspec's thread, as all requests of a process do."""
     return asyncio.run_coroutine_threadsafe(work, system.loop)
 
 
-async def _tried(request: Any, place: str) -> Any:
-    """The result of a request, repeated with growing pauses where that may help.
+async def _retry(request: Any, url: str) -> Any:
+    """The result of a request, retried with growing pauses if that may help.
 
     Raises:
       Unreachable: if no try succeeds.
-      UserError: if there is no such file, or it may not be read.
+      UserError: if the file does not exist or access is denied.
     """
     began = time.monotonic()
     for attempt in range(TRIES):
@@ -236,16 +236,16 @@ async def _tried(request: Any, place: str) -> Any:
             async with _gate():
                 return await asyncio.wait_for(request(), SECONDS)
         except FileNotFoundError as error:
-            raise UserError(f'{place}: there is no such file') from error
+            raise UserError(f'{url}: there is no such file') from error
         except PermissionError as error:
-            raise UserError(f'{place}: may not be read ({paths.first_line(error)})') from error
-        except Exception as error:  # of many kinds, by library and server
+            raise UserError(f'{url}: access is denied ({paths.first_line(error)})') from error
+        except Exception as error:  # of many classes, depending on library and server
             last = error
     reason = (
         f'no answer in {SECONDS:g} s' if isinstance(last, TimeoutError) else paths.first_line(last)
     )
     raise Unreachable(
-        f'{place} cannot be read, {TRIES} tries in {time.monotonic() - began:.0f} s ({reason}): '
+        f'{url} cannot be read, {TRIES} tries in {time.monotonic() - began:.0f} s ({reason}): '
         'when the bucket answers again, the same command continues'
     ) from last
 

@@ -1,18 +1,18 @@
-"""The folder of a run: its files, their names, and reading them.
+"""The folder of a run: names of its files, and how to read them.
 
 config.json      the resolved config
 metrics.jsonl    a line {step, name: value, ...} for each logged result
-times.jsonl      what its time went into, see `times`
-result.json      the final evaluation, of a run that is complete or has ended early
+times.jsonl      how the run's time was spent, see `times`
+result.json      the final evaluation of a run that is complete or ended early
 curves.png       curves of the metrics
-writers.json     the run's ids at services, and what was sent to them
+writers.json     the run's ids at services, and the data sent to them
 wandb/           files of W&B
 profile/         a trace of some steps, if requested
-vocab.model      the vocabulary, of a run on text
-checkpoints/     a folder for each saved step, see `step_folder`
-lock             the run at work, see `lock`
+vocab.model      the vocabulary of a run on text
+checkpoints/     a folder for each saved step
+lock             the process of the run, see `lock`
 
-TensorBoard's event files are there too; nothing here reads them.
+TensorBoard's event files are also there, but are not read here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CONFIG = 'config.json'
 METRICS = 'metrics.jsonl'
 TIMES = 'times.jsonl'
 RESULT = 'result.json'
-ENDED = 'ended'  # in there: the reason why a run ended before its last step
+ENDED = 'ended'  # a key of it: the reason why a run ended before its last step
 CURVES = 'curves.png'
 PROFILE = 'profile'
 WRITERS = 'writers.json'
@@ -45,14 +45,26 @@ VOCAB = 'vocab.model'
 CHECKPOINTS = 'checkpoints'
 REJECTED = 'rejected'  # in `checkpoints/`: steps that were set aside
 EVENTS = 'events.out.tfevents.'
+# In the folder of a step: its items and two marks of a finished save.
+VARIABLES, TRAINING, META = 'variables', 'training', 'meta'
+MANIFEST = 'manifest.json'
+COMMITTED = 'commit_success.txt'
 
 _log = logging.getLogger(__name__)
 
 Series = tuple[np.ndarray, np.ndarray]  # steps and values
 
 
+class Unfinished(Exception):
+    """A step whose save never finished."""
+
+
+class Damaged(Exception):
+    """A step that has changed since it was saved; the message names the file and the fault."""
+
+
 def find(folder: paths.Path) -> list[paths.Path]:
-    """The run folders in `folder` at any depth, itself included, in order of their names.
+    """The run folders in `folder` at any depth, including itself, sorted by name.
 
     Raises:
       UserError: if there is none.
@@ -64,12 +76,12 @@ def find(folder: paths.Path) -> list[paths.Path]:
 
 
 def read_config(folder: paths.Path) -> dict[str, Any] | None:
-    """The config as plain JSON; None if the folder holds no run.
+    """Read the config as plain JSON; None if the folder holds no run.
 
-    If the file is lost or damaged, the config comes from the newest checkpoint.
+    If the file is missing or damaged, the config of the newest checkpoint is read.
 
     Raises:
-      UserError: if it cannot be read, and no checkpoint has it.
+      UserError: if the file cannot be read, and no checkpoint has the config.
     """
     if (text := paths.read_text(folder / CONFIG, errors='replace')) is None:
         return _saved_config(folder)
@@ -78,7 +90,7 @@ def read_config(folder: paths.Path) -> dict[str, Any] | None:
     except (ValueError, TypeError) as error:
         if (saved := _saved_config(folder)) is None:
             raise UserError(f'{folder / CONFIG} is not a run config ({error!r})') from error
-        _log.warning('%s is damaged: the config of the checkpoint is taken', folder / CONFIG)
+        _log.warning('%s is damaged: using the config of the checkpoint', folder / CONFIG)
         return saved
 
 
@@ -93,10 +105,10 @@ def _saved_config(folder: paths.Path) -> dict[str, Any] | None:
 
 
 def read_result(folder: paths.Path) -> dict[str, float] | None:
-    """The final evaluation, {name: value}; None while the run is not complete.
+    """Read the final evaluation, {name: value}; None while the run is not complete.
 
-    The reason in the file of a run that ended early is left out. A damaged file counts as none, so
-    that the run is evaluated again.
+    Excludes the reason why a run ended early. A damaged file counts as missing, so that the run is
+    evaluated again.
     """
     result = _read_result(folder)
     if result is None:
@@ -105,7 +117,7 @@ def read_result(folder: paths.Path) -> dict[str, float] | None:
 
 
 def read_ending(folder: paths.Path) -> str:
-    """The reason why a run ended before its last step; empty if it did not."""
+    """Read the reason why a run ended before its last step; empty if it did not."""
     return str((_read_result(folder) or {}).get(ENDED, ''))
 
 
@@ -115,31 +127,32 @@ def _read_result(folder: paths.Path) -> dict[str, Any] | None:
     try:
         return dict(paths.parse_json(text))
     except (ValueError, TypeError):
-        _log.warning('%s is damaged: the run is to be evaluated again', folder / RESULT)
+        _log.warning('%s is damaged: the run will be evaluated again', folder / RESULT)
         return None
 
 
 def read_metrics(folder: paths.Path) -> list[dict[str, Any]]:
-    """The lines of the metrics, see `read_lines`."""
+    """Read the metrics, one dict a line; see `read_lines`."""
     return read_lines(folder / METRICS, _metrics_line)
 
 
 def read_lines(
     file: paths.Path, parse: Callable[[str], dict[str, Any] | None]
 ) -> list[dict[str, Any]]:
-    """The lines of a growing file, none if there is no file; `parse` returns None for damage.
+    """Read the lines of a growing file, which may not exist yet.
 
-    Damaged lines are skipped with a warning; a last line that a crash cut off, without one.
+    Skips damaged lines, for which `parse` returns None, with a warning, and a last line cut off by
+    a crash without one.
     """
     whole, _, rest = (paths.read_text(file, 'replace', paths.LOG) or '').rpartition('\n')
     lines = [parse(line) for line in whole.split('\n')] if whole else []
     if damaged := lines.count(None):
-        _log.warning('%s: %d damaged lines are left out', file, damaged)
+        _log.warning('%s: %d damaged lines are skipped', file, damaged)
     return [line for line in (*lines, parse(rest)) if line]
 
 
 def _metrics_line(text: str) -> dict[str, Any] | None:
-    """A line of the metrics; None if it is damaged."""
+    """Parse a line of the metrics; None if it is damaged."""
     try:
         line = paths.parse_json(text)
     except ValueError:
@@ -149,9 +162,9 @@ def _metrics_line(text: str) -> dict[str, Any] | None:
 
 
 def read_series(folder: paths.Path) -> dict[str, Series]:
-    """Every numeric metric as (steps, values), in ascending order of steps, by name.
+    """Read every numeric metric as (steps, values), in ascending order of steps, by name.
 
-    The later of two lines for one step counts.
+    Of two lines for one step, the later counts.
     """
     found: dict[str, dict[int, float]] = {}
     for line in read_metrics(folder):
@@ -168,7 +181,7 @@ def _sorted(points: dict[int, float]) -> Series:
 
 
 def steps(folder: paths.Path) -> list[int]:
-    """The steps with a finished checkpoint in ascending order; their files are not read."""
+    """The steps with a finished checkpoint in ascending order, without reading their files."""
     return finished_steps(folder / CHECKPOINTS)
 
 
@@ -179,7 +192,7 @@ def newest(folder: paths.Path) -> paths.Path | None:
 
 
 def count_parameters(folder: paths.Path) -> int | None:
-    """Number of parameters of the model; None if there is no checkpoint."""
+    """The number of parameters of the model; None if there is no checkpoint."""
     step = newest(folder)
     return None if step is None else count_saved_parameters(step)
 
@@ -187,7 +200,7 @@ def count_parameters(folder: paths.Path) -> int | None:
 def sync(folder: paths.Path) -> None:
     """Wait until the growing files of a local run would survive a power cut.
 
-    All others are written by `paths.write_atomic`, and none is lost in object storage.
+    All other files are written by `paths.write_atomic`, and object storage loses none.
     """
     if paths.is_remote(folder) or not folder.is_dir():
         return
@@ -199,7 +212,7 @@ def sync(folder: paths.Path) -> None:
 
 
 def saved_nothing(folder: paths.Path) -> bool:
-    """Whether there is neither a result nor any step, be it unfinished or set aside."""
+    """Whether the folder has neither a result nor any step, finished or not or set aside."""
     root = folder / CHECKPOINTS
     if step_numbers(root) or (root / REJECTED).is_dir():
         return False
@@ -217,45 +230,32 @@ def clear(folder: paths.Path) -> None:
 
 
 def require_writable(folder: str | os.PathLike[str]) -> None:
-    """Check, without leaving anything there, that a run could write to the folder.
+    """Check, without leaving any file, that a run could write to the folder.
 
     Raises:
-      UserError: if the folder, or the nearest one above that exists, is not writable, or if it is
-        among the checkpoints of another run.
+      UserError: if the folder, or its nearest existing parent, is not writable, or if it is inside
+        the checkpoints of another run.
     """
     if reason := reserved(folder) or paths.obstacle(folder):
         raise UserError(f'cannot write to the workdir {paths.absolute(folder)}: {reason}')
 
 
 def reserved(file: str | os.PathLike[str]) -> str:
-    """The reason why only a run itself may write a file; empty for files that others may write."""
+    """The reason why only the run itself may write a file; empty if others may, too."""
     place = paths.absolute(file)
     for folder in (place, *place.parents):
         if folder.name == CHECKPOINTS and _holds_run(folder.parent):
             return f'{folder} holds the checkpoints of a run'
     own = (CONFIG, METRICS, TIMES, RESULT, VOCAB, WRITERS)
-    return 'the run itself keeps it' if place.name in own and _holds_run(place.parent) else ''
+    return 'it belongs to the run itself' if place.name in own and _holds_run(place.parent) else ''
 
 
 def _holds_run(folder: paths.Path) -> bool:
-    """Whether a run has logged or saved something in a folder."""
+    """Whether a run has logged or saved anything in a folder."""
     with paths.reaching(folder):
         root = folder / CHECKPOINTS
         marked = (is_marked(root / str(step)) for step in step_numbers(root))
         return (folder / METRICS).is_file() or any(marked)
-
-
-VARIABLES, TRAINING, META = 'variables', 'training', 'meta'
-MANIFEST = 'manifest.json'
-COMMITTED = 'commit_success.txt'
-
-
-class Unfinished(Exception):
-    """A step that was never completed."""
-
-
-class Damaged(Exception):
-    """A step that differs from what was written; the message names the file and the fault."""
 
 
 def step_numbers(root: paths.Path) -> list[int]:
@@ -266,25 +266,25 @@ def step_numbers(root: paths.Path) -> list[int]:
 
 
 def finished_steps(root: paths.Path) -> list[int]:
-    """The finished steps in ascending order; their files are not read."""
+    """The finished steps in ascending order, without reading their files."""
     return [step for step in step_numbers(root) if _has_manifest(root / str(step))]
 
 
 def is_finished(directory: paths.Path) -> bool:
-    """Whether the step was saved completely."""
+    """Whether the save of the step finished."""
     return all((directory / name).is_file() for name in (MANIFEST, COMMITTED))
 
 
 def is_marked(directory: paths.Path) -> bool:
-    """Whether the step has one of the two marks, so that it may once have been finished."""
+    """Whether the step has one of the two marks, and so may once have been finished."""
     return any((directory / name).is_file() for name in (MANIFEST, COMMITTED))
 
 
 def read_manifest(directory: paths.Path) -> dict[str, str]:
-    """The fingerprint of every file of the step's items, by its name.
+    """Read the fingerprint of every file of the step's items, by name.
 
     Raises:
-      Unfinished: if the step was not saved completely.
+      Unfinished: if the save of the step never finished.
       Damaged: if the manifest cannot be read, or belongs to another step.
     """
     if not is_finished(directory):
@@ -304,13 +304,13 @@ def read_manifest(directory: paths.Path) -> dict[str, str]:
 
 
 def read_meta(directory: paths.Path) -> dict[str, Any]:
-    """The run's metadata at this step; {} if that file is missing."""
+    """Read the run's metadata at this step; {} if the file is missing."""
     text = paths.read_text(directory / META / 'metadata')
     return {} if text is None else paths.parse_json(text)
 
 
 def count_saved_parameters(directory: paths.Path) -> int | None:
-    """Number of parameters, from the shapes in Orbax's metadata; None if that file is missing."""
+    """Count parameters from the shapes in Orbax's metadata; None if that file is missing."""
     text = paths.read_text(directory / VARIABLES / '_METADATA')
     if text is None:
         return None
@@ -331,14 +331,13 @@ def _has_manifest(directory: paths.Path) -> bool:
 
 
 class Mirror:
-    """A local folder for growing files, and their copies in a remote folder.
+    """A local folder for growing files, whose copies are uploaded to a remote folder.
 
-    A thread uploads whole files. If the folder is local, `folder` is that folder itself and
-    there is nothing to upload.
+    A thread uploads whole files. If the given folder is local, it is used itself, without uploads.
 
     Attributes:
-      folder: the local one to write to.
-      uploads: whether it is a copy of a remote one.
+      folder: the local folder to write to.
+      uploads: whether it mirrors a remote folder.
     """
 
     def __init__(self, remote: paths.Path):
@@ -354,7 +353,7 @@ class Mirror:
         self._last: concurrent.futures.Future[None] | None = None
 
     def fetch(self, name: str) -> None:
-        """Download a file of the remote folder, if it exists."""
+        """Download a file of the remote folder if it exists."""
         if not self.uploads:
             return
         if (text := paths.read_text(self._remote / name, errors='replace')) is not None:
@@ -367,12 +366,12 @@ class Mirror:
         self._last = self._thread.submit(self._try_to_put)
 
     def flush(self) -> None:
-        """Upload changed files, and wait for it."""
+        """Upload changed files and wait."""
         if self.uploads:
             self._thread.submit(self._try_to_put).result()
 
     def close(self) -> None:
-        """Upload the last changes.
+        """Upload the last changes and stop.
 
         Raises:
           UserError: if object storage cannot be reached.
@@ -387,7 +386,7 @@ class Mirror:
         try:
             self._put()
         except UserError as error:
-            _log.warning('%s; it is tried again', error)
+            _log.warning('%s; trying again later', error)
 
     def _put(self) -> None:
         for file in self.folder.iterdir():

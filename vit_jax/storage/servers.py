@@ -1,4 +1,4 @@
-"""Check that a server of object storage answers at all.
+"""Check that the servers of object storage answer.
 
 Without a network, gcsfs would retry each request for half a minute.
 """
@@ -26,7 +26,7 @@ class Unreachable(UserError):
 
 
 def quiet_gcsfs() -> None:
-    """Silences the log of gcsfs, whose errors callers report; `GCSFS_DEBUG` shows it again."""
+    """Silence the log of gcsfs, whose errors callers report, unless `GCSFS_DEBUG` is set."""
     if 'GCSFS_DEBUG' not in os.environ:
         logging.getLogger('gcsfs').setLevel(logging.CRITICAL)
 
@@ -34,7 +34,7 @@ def quiet_gcsfs() -> None:
 def require_answer(scheme: str) -> None:
     """Check once that the server of `gs://` accepts connections; other schemes are not checked.
 
-    Through a proxy the check is left to the libraries.
+    With a proxy, the check is left to the libraries.
 
     Raises:
       Unreachable: if it does not within a few seconds.
@@ -48,8 +48,8 @@ def connect(url: str, what: str) -> None:
     """Check once that a server accepts connections.
 
     Args:
-      url: its address.
-      what: is there, for the message.
+      url: address of the server.
+      what: its name, for the message.
 
     Raises:
       Unreachable: if it does not within a few seconds.

@@ -1,9 +1,9 @@
-"""The record of a run's time, `times.jsonl`: the parts that it went into.
+"""The record of how a run's time was spent, `times.jsonl`.
 
-A process that trains appends its start, {"start": Unix time, "step": that of its first state}.
-Each further line {"at": Unix time, "step": the last one begun, PART: seconds, ...} divides the time
-since the line before. While a part takes long, {"alive": Unix time, "part": PART} says that the
-process still lives; after a kill it is the last sign of it.
+A training process first appends {"start": Unix time, "step": of its first state}. Each further line
+{"at": Unix time, "step": last step begun, PART: seconds, ...} divides the time since the previous
+line. During a long part, {"alive": Unix time, "part": PART} shows that the process is still alive;
+after a kill it is its last sign of life.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ LOST, BETWEEN, UNKNOWN = 'lost', 'between', 'unknown'
 RECORDED = (START, COMPILE, RESTORE, DATA, STEPS, EVALUATION, SAVING)
 MEANING = {
     STEPS: 'training steps that count',
-    DATA: 'the devices wait for data',
+    DATA: 'devices waiting for data',
     EVALUATION: 'evaluations',
-    SAVING: 'saving, and the end of a process',
+    SAVING: 'saving, and ending a process',
     START: 'imports, opening data and folders',
-    RESTORE: 'reading a checkpoint, or making the first state',
+    RESTORE: 'reading a checkpoint, or initializing the state',
     COMPILE: 'tracing and compiling',
-    LOST: 'work that a failure undid',
-    BETWEEN: 'no process runs',
-    UNKNOWN: 'the record is damaged there',
+    LOST: 'work undone by a failure',
+    BETWEEN: 'no process running',
+    UNKNOWN: 'damaged record',
 }
 
 _LATEST = 1e11  # Unix time; also keeps sums finite
@@ -43,7 +43,7 @@ class Span:
 
     Attributes:
       began, ended: Unix time.
-      parts: seconds; they fill the span.
+      parts: seconds of each, which add up to the span.
     """
 
     began: float
@@ -53,10 +53,10 @@ class Span:
 
 @dataclasses.dataclass(frozen=True)
 class Account:
-    """The time of a run, from its first start to the last sign of it.
+    """The time of a run, from its first start to its last sign of life.
 
     Attributes:
-      starts: number of processes, one after the other.
+      starts: number of successive processes.
       spans: in order.
     """
 
@@ -65,7 +65,7 @@ class Account:
 
     @property
     def seconds(self) -> Seconds:
-        """Seconds of each part, those of all spans."""
+        """Seconds of each part, summed over all spans."""
         every = {name: math.fsum(s.parts.get(name, 0.0) for s in self.spans) for name in MEANING}
         return {name: total for name, total in every.items() if name != UNKNOWN or total}
 
@@ -76,13 +76,13 @@ class Account:
 
     @property
     def goodput(self) -> float:
-        """The share of steps that count."""
+        """The share of time in training steps that count."""
         return self.seconds[STEPS] / self.wall if self.wall else 0.0
 
 
 @dataclasses.dataclass
 class _Process:
-    """A start of the run: its spans, each with the steps that were taken before and after it."""
+    """A process of the run: its spans, each with the steps taken before and after it."""
 
     start: float
     step: int
@@ -98,7 +98,7 @@ class _Process:
         return self.spans[-1][1] if self.spans else self.step
 
     def add(self, ended: float, step: int, parts: Seconds) -> None:
-        """Add a span from the last one's end; what its parts leave open is unknown."""
+        """Add a span from the end of the last one; time outside of its parts is unknown."""
         length, total = ended - self.end, math.fsum(parts.values())
         if length < 0:
             return
@@ -109,20 +109,20 @@ class _Process:
         self.spans.append((self.last_step, step, Span(self.end, ended, parts)))
 
     def finish(self) -> None:
-        """Add the time after the last line in which the process still lived."""
+        """Add the time after the last line during which the process was still alive."""
         if self.alive and self.alive[0] > self.end:
             ended, part = self.alive
             self.add(ended, self.last_step, {part: ended - self.end})
 
 
 def read(folder: paths.Path) -> Account | None:
-    """The account of a run; None if it has no record, as runs of earlier versions."""
+    """Read the account of a run; None if it has no record, as in earlier versions."""
     processes = _processes(run_folder.read_lines(folder / run_folder.TIMES, _line))
     return Account(len(processes), list(_spans(processes))) if processes else None
 
 
 def _line(text: str) -> dict[str, Any] | None:
-    """A line of the record; None if it is damaged."""
+    """Parse a line of the record; None if it is damaged."""
     try:
         line = paths.parse_json(text)
     except ValueError:
@@ -144,7 +144,7 @@ def _processes(lines: Sequence[dict[str, Any]]) -> list[_Process]:
         if 'start' in line and 'at' not in line:
             found.append(_Process(line['start'], line['step']))
         elif not found:
-            continue  # its start is damaged
+            continue  # the line of its start is damaged
         elif 'alive' in line:
             found[-1].alive = line['alive'], line['part']
         else:
@@ -156,7 +156,7 @@ def _processes(lines: Sequence[dict[str, Any]]) -> list[_Process]:
 
 
 def _spans(processes: Sequence[_Process]) -> Iterator[Span]:
-    """The spans of all processes, with what was lost, and those between them."""
+    """The spans of all processes, with lost work marked, and those between them."""
     later = [process.step for process in processes[1:]]
     for i, process in enumerate(processes):
         kept = min(later[i:], default=None)
@@ -171,7 +171,7 @@ def _without_lost(span: Span, before: int, after: int, kept: int) -> Span:
     parts: Seconds = {LOST: 0.0}
     for name, seconds in span.parts.items():
         share = 0.0
-        if name in (DATA, STEPS):  # of the steps up to `after`, or of one that was not finished
+        if name in (DATA, STEPS):  # of the steps up to `after`, or of an unfinished one
             last = max(after, before + 1)
             share = (last - min(max(before, kept), last)) / (last - before)
         elif name in (EVALUATION, SAVING):
@@ -182,7 +182,7 @@ def _without_lost(span: Span, before: int, after: int, kept: int) -> Span:
 
 
 def binned(account: Account, bins: int) -> list[Seconds]:
-    """The seconds of each part in `bins` equal stretches of the time from first to last."""
+    """The seconds of each part in `bins` equal stretches of the whole time."""
     first = min(span.began for span in account.spans)
     last = max(span.ended for span in account.spans)
     width = max(last - first, 1e-9) / bins
