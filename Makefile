@@ -95,7 +95,7 @@ test-newest:  ## Run the suite on Python 3.12 or newer with the newest JAX, if t
 
 docs: .venv/.core  ## Write docs/config.md, the sizes that `list variants` shows, and docs/models.md
 	.venv/bin/python -m vit_jax list keys > docs/config.md
-	.venv/bin/python -m vit_jax.profiling.count_variants
+	.venv/bin/python -m vit_jax.profiling.variants
 	.venv/bin/python docs/site/models.py
 
 # With libtpu, JAX looks for TPUs at every start and complains if there are none.

@@ -208,7 +208,7 @@ FINDERS = {
     'vit_jax.config.reference',  # packages that `list` shows
     'vit_jax.data.transforms.registry',  # transforms of a config
     'vit_jax.errors',  # `resolve`: what a config names
-    'vit_jax.profiling.count_variants',  # models that `list variants` counts
+    'vit_jax.profiling.variants',  # models that `list variants` counts
     'vit_jax.viz.predictions',  # pictures of a task that a config names
 }
 

@@ -11,7 +11,7 @@ import pytest
 
 from vit_jax.errors import modules
 from vit_jax.interop import families
-from vit_jax.profiling import count_variants
+from vit_jax.profiling import variants
 from vit_jax.tasks import classify
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -37,7 +37,7 @@ def test_the_tables_of_models_are_those_of_the_lists(made, name):
 
 
 def test_every_model_and_family_has_a_test_that_compares(made):
-    assert set(made.CHECKED) == set(modules(count_variants.PACKAGE))
+    assert set(made.CHECKED) == set(modules(variants.PACKAGE))
     for it in made.CHECKED.values():
         assert it.within in (ROOT / it.test).read_text()
     reading = {n for n in modules(families.__name__) if hasattr(families.find(n), 'matches')}

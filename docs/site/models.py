@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from vit_jax.config import reference
 from vit_jax.errors import modules
 from vit_jax.interop import families, hub
-from vit_jax.profiling import count_variants
+from vit_jax.profiling import variants
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / 'docs' / 'models.md'
@@ -118,7 +118,7 @@ def models() -> Iterator[list[str]]:
     """A row for each model."""
     yield ['model', 'description', 'read by', 'written for', 'reference']
     writers = [getattr(families.find(name), 'WRITERS', {}) for name in modules(families.__name__)]
-    for named in reference.list_modules(count_variants.PACKAGE):
+    for named in reference.list_modules(variants.PACKAGE):
         forms = sorted({form for known in writers for name, form in known if name == named.name})
         it = CHECKED[named.name]
         yield [
@@ -137,8 +137,8 @@ def sizes() -> Iterator[list[str]]:
     for one in hub.released_table():
         if named := _named_size(one):
             files.setdefault(named, []).append(one)
-    for model, known in count_variants.read_table().items():
-        usual = importlib.import_module(f'{count_variants.PACKAGE}.{model}')
+    for model, known in variants.read_table().items():
+        usual = importlib.import_module(f'{variants.PACKAGE}.{model}')
         same = {repr(usual.variant(v.name)): v.name for v in known}
         found: dict[str, list[hub.Released]] = {v.name: [] for v in known}
         for (name, size), rows in files.items():
@@ -147,8 +147,8 @@ def sizes() -> Iterator[list[str]]:
                 found.setdefault(size, []).extend(rows)
         for size, rows in found.items():
             v = next((v for v in known if v.name == size), None)
-            at = count_variants.IMAGE_SIZE if v else min(one.image_size for one in rows)
-            yield _size(v or count_variants.measure(model, size, at), at, rows)
+            at = variants.IMAGE_SIZE if v else min(one.image_size for one in rows)
+            yield _size(v or variants.measure(model, size, at), at, rows)
 
 
 # Names of released ViTs whose layers differ from `variant`'s, so that the list has no model.
@@ -171,9 +171,9 @@ def _named_size(one: hub.Released) -> tuple[str, str] | None:
     return 'vit', f'{LETTERS[letter]}/{patch[1] if patch else usual}'
 
 
-def _size(size: count_variants.Variant, at: int, files: list[hub.Released]) -> list[str]:
+def _size(size: variants.Variant, at: int, files: list[hub.Released]) -> list[str]:
     pixels = sorted({str(one.image_size) for one in files if one.image_size})
-    other = '' if at == count_variants.IMAGE_SIZE else f' at {at}'
+    other = '' if at == variants.IMAGE_SIZE else f' at {at}'
     return [
         f'`{size.model}`',
         size.name,

@@ -203,7 +203,7 @@ def test_microbatches_are_taken_where_they_pay(bounds, tried, taken, said, monke
             *(1.0, seconds is not None),
             bound=seconds or 0,
         )
-        return [report], preflight.Run(20, seconds or 0, 4)
+        return [report], preflight.RunEstimate(20, seconds or 0, 4)
 
     monkeypatch.setattr(preflight, 'preflight', told)
     monkeypatch.setattr(topology, 'require_compiler', lambda: None)
@@ -233,12 +233,12 @@ def test_the_costliest_parts_are_shown_before_copies_that_run_meanwhile(
     fake_compiler, monkeypatch, capsys
 ):
     parts = [preflight.Cost(f'mlp_{i}', 1e-3, 1, 1) for i in range(20)]
-    copies = preflight.Cost(preflight.MEANWHILE, 1e-2, 0, 1)
+    copies = preflight.Cost(preflight.ASYNC_COPIES, 1e-2, 0, 1)
     monkeypatch.setattr(preflight, 'costs_of', lambda *_: [copies, *parts])
     assert run('--config', DIGITS, '--topology', 'v5e:2x2') == 0
-    shown = re.findall(f'mlp_.*|{preflight.MEANWHILE}.*', capsys.readouterr().out)
+    shown = re.findall(f'mlp_.*|{preflight.ASYNC_COPIES}.*', capsys.readouterr().out)
     assert [line.split()[0] for line in shown[:-1]] == [cost.path for cost in parts[:12]]
-    assert shown[-1].startswith(preflight.MEANWHILE)
+    assert shown[-1].startswith(preflight.ASYNC_COPIES)
 
 
 def test_copies_that_run_meanwhile_are_no_part_of_the_time():
@@ -248,7 +248,7 @@ def test_copies_that_run_meanwhile_are_no_part_of_the_time():
         roofline.Operation('mlp', 'copy-start', 0, 819 * 10**7, 1, asynchronous=True),
     ]
     costs = preflight.costs_of(found, topology.parse('v5e:2x2'))
-    assert [cost.path for cost in costs] == ['mlp', 'tail', preflight.MEANWHILE]
+    assert [cost.path for cost in costs] == ['mlp', 'tail', preflight.ASYNC_COPIES]
     assert [cost.seconds for cost in costs] == pytest.approx([1e-3, 0, 1e-2])
 
 

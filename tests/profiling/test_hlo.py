@@ -69,7 +69,7 @@ ENTRY %main (x: f32[1,4,1], k: f32[{size},1,1]) -> f32[1,{outputs},1] {{
 def test_a_convolution_does_not_count_its_padding(size, outputs, window, products):
     text = CONVOLUTION.format(size=size, outputs=outputs, window=window)
     module = hlo.parse(text)
-    assert hlo.flops(module, module.entry, module.entry['y']) == 2 * products
+    assert hlo.instruction_flops(module, module.entry, module.entry['y']) == 2 * products
 
 
 def test_bytes_are_those_of_hbm_alone(found):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vit_jax.profiling.preflight import largest
+from vit_jax.profiling.preflight import largest_that_fits
 
 
 @pytest.mark.parametrize('first', [1, 5, 64])
@@ -15,7 +15,7 @@ def test_it_is_found_to_an_eighth(first, bound, most):
         asked.append(number)
         return number <= bound
 
-    found = largest(fits, first, most)
+    found = largest_that_fits(fits, first, most)
     best = bound if most is None else min(bound, most)
     assert found <= best <= found + max(found // 8, 1)
     assert (found == 0) == (bound == 0), 'one is found where it fits'

@@ -17,7 +17,7 @@ def blocks(numbers, width=4):
 
 
 def test_alike_neighbors_are_one():
-    folded = flops.fold([*blocks(range(12)), row('head', 3)])
+    folded = flops.fold_repeats([*blocks(range(12)), row('head', 3)])
     assert [(r['path'], r['times'], r['count']) for r in folded] == [
         ('encoder/block_{0..11}/b', 12, 48),
         ('encoder/block_{0..11}/k', 12, 48),
@@ -27,7 +27,7 @@ def test_alike_neighbors_are_one():
 
 def test_blocks_within_blocks_multiply():
     rows = [row(f'stage_{s}/unit_{u}/k', 5) for s in range(2) for u in range(3)]
-    (folded,) = flops.fold(rows)
+    (folded,) = flops.fold_repeats(rows)
     assert (folded['path'], folded['times']) == ('stage_{0..1}/unit_{0..2}/k', 6)
 
 
@@ -41,6 +41,6 @@ def test_blocks_within_blocks_multiply():
     ],
 )
 def test_what_differs_stays(rows):
-    folded = flops.fold(rows)
+    folded = flops.fold_repeats(rows)
     assert [r['path'] for r in folded] == [r['path'] for r in rows]
     assert {r['times'] for r in folded} == {1}

@@ -59,7 +59,7 @@ def test_readers_of_bands_are_told_the_coverage_of_the_forms_that_were_fitted():
     said = coverage.caveat(['power', 'm4', 'power'])
     share = f'{100 * coverage.MEASURED["power"][0]:.0f} %'
     assert said.startswith(f'on known laws of the form power, bands of 90 % held {share}')
-    assert said.endswith('; the coverage of bands of the form m4 is not known')
+    assert said.endswith('; the coverage of bands of the form m4 is unknown')
     said = coverage.caveat(['auto'])
     assert said.startswith('on synthetic laws of eight kinds') and 'break' in said
 

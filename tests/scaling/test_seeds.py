@@ -237,9 +237,9 @@ def at_equal_compute(sigma=0.002, sizes=3):
     return rows
 
 
-def parabolas(rows, **ways):
+def parabolas(rows, **options):
     (read,) = points.read(rows, points.Columns('N', None, 'C', 'loss'))
-    return optimal.analyze(read, optimal.AnalysisOptions(**{'bootstrap': 0} | ways))
+    return optimal.analyze(read, optimal.AnalysisOptions(**{'bootstrap': 0} | options))
 
 
 def test_parabolas_weigh_means_by_their_runs():

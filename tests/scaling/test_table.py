@@ -206,7 +206,7 @@ def test_no_band_where_the_points_show_a_break_or_cannot_tell():
     found = averaging.fit_average(x, noisy, bootstrap=4)
     few = averaging.fit_average(x[:4], y[:4], bootstrap=4)
     assert 'the points show a break' in found.warnings[0]
-    assert 'they cannot tell a break: no band' in few.warnings[0]
+    assert 'no band' in few.warnings[0]
     for one in (found, few):
         assert one.predict_band(x) is None and one.bands == {}
 

@@ -117,7 +117,7 @@ def test_the_command_prices_first_and_creates_if_asked(tmp_path, capsys):
 def test_hours_are_measured_if_asked(capsys, monkeypatch, one_device):
     """At 100 examples a second of every shape; the benchmark's own tests time real steps."""
     timing = types.SimpleNamespace(images_per_sec=100.0)
-    monkeypatch.setattr(isoflop.benchmark.Timed, 'train', lambda self, *_: timing)
+    monkeypatch.setattr(isoflop.benchmark.PreparedSteps, 'train', lambda self, *_: timing)
     assert main(['scaling', 'study', FILE, '--budget', '1e8', '--measure']) == 0
     hours = sum(run.plan.examples for run in isoflop.runs(of(budgets=(1e8,)))) / 100 / 3600
     assert f'\n{hours:.3g} hours of this machine' in capsys.readouterr().out
@@ -132,7 +132,7 @@ def test_hours_are_measured_if_asked(capsys, monkeypatch, one_device):
         ([f'{FILE}:bit'], "unknown argument 'bit'"),
         (['experiments/sweeps/digits.py'], 'returns no Isoflop'),
         (['experiments/vit/digits.py'], 'no function get_sweep'),
-        ([FILE, '--device', 'abacus'], 'its peak is not known'),
+        ([FILE, '--device', 'abacus'], 'its peak is unknown'),
     ],
 )
 def test_a_mistake_in_the_command_is_one_line(words, message, capsys):

@@ -272,9 +272,9 @@ def optimal(argv: Sequence[str]) -> int:
     check_fit_flags(args)
     columns = points.Columns(args.n, args.d, args.c, args.y, parse_names(args.by))
     factor = table.holdout_factor(args.holdout) if args.holdout else 0.0
-    ways = lib.AnalysisOptions(args.target, factor, args.bootstrap)
+    options = lib.AnalysisOptions(args.target, factor, args.bootstrap)
     curves = points.read(rows.read_csv(args.csv), columns)
-    found = [lib.analyze(one, ways) for one in curves if len(one.y)]
+    found = [lib.analyze(one, options) for one in curves if len(one.y)]
     lib.require_law(found)
     if not write_summary(_optimal_summary(found, columns), args.json):
         _print_optimal(found, columns)

@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     if args.bench:
         return time_stages(data, layout, args)
     with console.progress('batches', args.batches, quiet=args.json) as advance:
-        pace = pipeline.measure(data, args.batches, lambda _: advance())
+        pace = pipeline.measure_throughput(data, args.batches, lambda _: advance())
     found = census.count(data, args.read_all)
     rates = {f'{name}_per_sec': rate for name, rate in pace.per_sec.items()}
     result = {**dataclasses.asdict(found), 'first_batch_sec': pace.first_sec, **rates}

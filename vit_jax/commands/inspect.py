@@ -211,7 +211,7 @@ def print_tables(result: Mapping[str, Any], unfold: bool) -> None:
         table.add_column('dtype')
         table.add_column('', justify='right')
         table.add_column('count', justify='right')
-        for row in entries if unfold else flops.fold(entries):
+        for row in entries if unfold else flops.fold_repeats(entries):
             shape = ' x '.join(map(str, row['shape'])) or 'scalar'
             times = f'x{row["times"]}' if row.get('times', 1) > 1 else ''
             table.add_row(row['path'], shape, row['dtype'], times, f'{row["count"]:,}')

@@ -16,7 +16,7 @@ from vit_jax.errors import UserError, modules, positive
 
 if TYPE_CHECKING:
     from vit_jax.interop.hub import Released
-    from vit_jax.profiling.count_variants import Variant
+    from vit_jax.profiling.variants import Variant
 
 KINDS: dict[str, Callable[[], list[reference.Named]]] = {
     'models': partial(reference.list_modules, 'vit_jax.models'),
@@ -153,9 +153,9 @@ def _facts(one: Released) -> str:
 
 def print_variants(words: Sequence[str], image_size: int, as_json: bool) -> int:
     """Print the cost of each variant of the models whose names contain a word."""
-    from vit_jax.profiling import count_variants
+    from vit_jax.profiling import variants
 
-    models = [name for name in modules(count_variants.PACKAGE) if matches(name, words)]
+    models = [name for name in modules(variants.PACKAGE) if matches(name, words)]
     found = find_variants(models, image_size)
     if as_json:
         print(to_json(found))
@@ -167,22 +167,22 @@ def print_variants(words: Sequence[str], image_size: int, as_json: bool) -> int:
         print(row, flush=True)
     print(
         f'two FLOPs per multiply-accumulate; on one image of {image_size} x {image_size}, '
-        f'or sentences of {count_variants.TOKENS} tokens; '
-        + ', '.join(f'{key} {size:,}' for key, size in count_variants.ASSUMED.items())
+        f'or sentences of {variants.TOKENS} tokens; '
+        + ', '.join(f'{key} {size:,}' for key, size in variants.ASSUMED.items())
     )
     return 0
 
 
 def find_variants(models: Iterable[str], image_size: int) -> Iterator[Variant]:
     """The variants of some models, counted if they are missing from the table."""
-    from vit_jax.profiling import count_variants
+    from vit_jax.profiling import variants
 
-    table = count_variants.read_table() if image_size == count_variants.IMAGE_SIZE else {}
+    table = variants.read_table() if image_size == variants.IMAGE_SIZE else {}
     for model in models:
         if model in table:
             yield from table[model]
         else:
-            yield from count_variants.count(model, image_size)
+            yield from variants.count(model, image_size)
 
 
 def to_json(found: Iterable[Any]) -> str:

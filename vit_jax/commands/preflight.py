@@ -142,7 +142,7 @@ def _preflight_config(args: argparse.Namespace, config: ConfigDict, slice_: Topo
 
     options, config = _options(args), fine_tune.complete(config).config
     if isinstance(args.batch_size, int):
-        config = preflight.apply(config, f'batch_size={args.batch_size}')
+        config = preflight.with_override(config, f'batch_size={args.batch_size}')
     per_core = _per_core(config) if args.data_rate else 0.0
     measured = None
     if args.batch_size == FIT:
@@ -151,8 +151,8 @@ def _preflight_config(args: argparse.Namespace, config: ConfigDict, slice_: Topo
     accumulated, advice = {}, ''
     if args.accum == FIT:
         accumulated = _microbatch_trials(config, slice_, options)
-        number, advice = preflight.choose(accumulated)
-        config, measured = preflight.with_steps(config, number), accumulated[number]
+        number, advice = preflight.choose_microbatches(accumulated)
+        config, measured = preflight.with_microbatches(config, number), accumulated[number]
     if measured is None or args.cycles:
         with console.status(f'compiling for {slice_.name}'):
             measured = preflight.preflight(config, slice_, cycles=args.cycles, **options)
@@ -163,7 +163,7 @@ def _preflight_config(args: argparse.Namespace, config: ConfigDict, slice_: Topo
     if args.json:
         record = _record(reports, run, tried, args.price)
         if needs:
-            record['data_rate'] = pipeline.record(needs, per_core, slice_)
+            record['data_rate'] = pipeline.needs_record(needs, per_core, slice_)
         if advice:
             record['accumulation'] = {n: _report_record(r[0]) for n, (r, _) in accumulated.items()}
             record['advice'] = advice
@@ -178,7 +178,9 @@ def _preflight_config(args: argparse.Namespace, config: ConfigDict, slice_: Topo
         if needs:
             print_data_rate(needs, per_core, slice_)
         if tried:
-            print_remedies(tried, preflight.stacks_all(config) and options['step'] == 'train')
+            print_remedies(
+                tried, preflight.keeps_all_activations(config) and options['step'] == 'train'
+            )
     if args.out and fits:
         _save_picture(reports[0], args.out)
     if run.refusal and options['step'] == 'train':
@@ -208,7 +210,7 @@ def _microbatch_trials(
     from vit_jax.profiling import preflight
 
     with console.status('compiling several numbers of microbatches, a minute each'):
-        return dict(preflight.trials(config, slice_, **options))
+        return dict(preflight.try_microbatches(config, slice_, **options))
 
 
 def _remedies(config: ConfigDict, slice_: Topology, options: dict[str, Any]) -> dict[str, Any]:
@@ -219,7 +221,7 @@ def _remedies(config: ConfigDict, slice_: Topology, options: dict[str, Any]) -> 
     for override in preflight.remedies(config, slice_):
         with console.status(f'it does not fit: trying {override}'):
             try:
-                changed = preflight.apply(config, override)
+                changed = preflight.with_override(config, override)
                 found[override] = preflight.preflight(changed, slice_, **options)[0][0]
             except UserError:
                 continue  # the task or model does not allow it
@@ -253,11 +255,11 @@ def mfu_rates(report: Any) -> dict[str, Any]:
 
 
 def _save_picture(report: Any, path: str) -> None:
-    from vit_jax.profiling.preflight import MEANWHILE
+    from vit_jax.profiling.preflight import ASYNC_COPIES
     from vit_jax.viz import charts
 
     seconds = {cost.path: cost.seconds for cost in report.costs}
-    beside = seconds.pop(MEANWHILE, 0.0)
+    beside = seconds.pop(ASYNC_COPIES, 0.0)
     title = f'{describe(report)}, at least {1e3 * report.bound:.3g} ms'
     figure = charts.draw_chip_costs(title, report.memory, report.usable, seconds, beside)
     save_figure(figure, path, '--out')
@@ -395,10 +397,10 @@ def _print_costs(console: Any, report: Any) -> None:
 
 def costliest(costs: Sequence[Any]) -> list[Any]:
     """The most expensive parts, followed by asynchronous copies."""
-    from vit_jax.profiling.preflight import MEANWHILE
+    from vit_jax.profiling.preflight import ASYNC_COPIES
 
-    alone = [cost for cost in costs if cost.seconds and cost.path != MEANWHILE]
-    return alone[:COSTLIEST] + [cost for cost in costs if cost.path == MEANWHILE]
+    alone = [cost for cost in costs if cost.seconds and cost.path != ASYNC_COPIES]
+    return alone[:COSTLIEST] + [cost for cost in costs if cost.path == ASYNC_COPIES]
 
 
 def print_run(run: Any, price: float | None) -> None:

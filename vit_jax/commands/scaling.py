@@ -89,11 +89,11 @@ def _parse_multiples(text: str) -> list[int]:
 
 def _coordinate_table(changes: Sequence, multiples: Sequence[int]) -> list[list[str]]:
     """A line for each layer of each parametrization; growth is from the first width to the last."""
-    lines = [['parametrization', 'layer', *(f'{times}x' for times in multiples), 'growth']]
+    cost_table = [['parametrization', 'layer', *(f'{times}x' for times in multiples), 'growth']]
     for name, layer in dict.fromkeys((c.parametrization, c.layer) for c in changes):
         rms = [c.rms for c in changes if (c.parametrization, c.layer) == (name, layer)]
-        lines.append([name, layer, *(f'{x:.3g}' for x in rms), f'{rms[-1] / rms[0]:.2f}'])
-    return lines
+        cost_table.append([name, layer, *(f'{x:.3g}' for x in rms), f'{rms[-1] / rms[0]:.2f}'])
+    return cost_table
 
 
 def coverage(argv: Sequence[str]) -> int:
@@ -146,12 +146,12 @@ def plan(argv: Sequence[str]) -> int:
     )
     add('--noise', type=float, default=0.02, help='of log y between seeds (default: %(default)s)')
     args, config = parse_config_args(parser, argv)
-    from vit_jax.profiling.cost import CORE, Machine, lines
+    from vit_jax.profiling.cost import CORE, Machine, cost_table
 
     _check_plan_flags(args)
     machine = Machine(args.device, args.mfu)
     runs = read_runs(args, config)
-    print(align(lines(runs, machine), left=0))
+    print(align(cost_table(runs, machine), left=0))
     searched = (
         '; what a search chooses costs at most this' if any(r.count > 1 for r in runs) else ''
     )
@@ -263,8 +263,8 @@ def main(argv: Sequence[str]) -> int:
 
 def usage() -> str:
     """The list of subcommands."""
-    lines = [f'  {name:<13}{act.__doc__}' for name, act in ACTIONS.items()]
-    return '\n'.join(['usage: vit_jax scaling SUBCOMMAND [--help | flags]', '', *lines])
+    cost_table = [f'  {name:<13}{act.__doc__}' for name, act in ACTIONS.items()]
+    return '\n'.join(['usage: vit_jax scaling SUBCOMMAND [--help | flags]', '', *cost_table])
 
 
 def collect(argv: Sequence[str]) -> int:
@@ -491,14 +491,14 @@ def print_table(curves: Sequence[Curve], options: FitOptions) -> None:
     found = [curve.fit for curve in curves if curve.fit]
     columns = list(dict.fromkeys(name for one in found for name in one.params))
     summary = summarize(curves, options)
-    lines = [[*options.by, 'points', *columns, 'held out', *summary['against']]]
+    cost_table = [[*options.by, 'points', *columns, 'held out', *summary['against']]]
     for curve in curves:
         params = curve.fit.params if curve.fit else {}
         values = [*(params.get(n) for n in columns), curve.holdout_rmse, *curve.against.values()]
         cells = ['-' if value is None else f'{value:.4g}' for value in values]
-        lines.append([*curve.by.values(), str(int(curve.kept.sum())), *cells])
+        cost_table.append([*curve.by.values(), str(int(curve.kept.sum())), *cells])
     print(f'{options.form}: {summary["formula"]}')
-    print(align(lines, left=len(options.by)))
+    print(align(cost_table, left=len(options.by)))
     for curve in curves:
         if curve.seeds.several:
             print(f'{curve.label}: {curve.seeds.words}')

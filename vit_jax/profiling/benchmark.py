@@ -1,6 +1,6 @@
-"""Speed of a model: timings of the same steps that training and evaluation compile.
+"""Speed of a model: timings of the steps that training and evaluation compile.
 
-Needs only jax, flax and optax, so that it also runs without a data stack.
+Needs only jax, flax and optax, so that it runs without a data stack.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from vit_jax import step as step_lib
 from vit_jax.optim import make as optim
 from vit_jax.optim import schedules
 from vit_jax.profiling import flops, task_flops
 from vit_jax.profiling.task_flops import Spec
-from vit_jax.runtime import environment as environment_lib
 from vit_jax.runtime import mesh, sharding
+from vit_jax.runtime.environment import versions
+from vit_jax.step import TrainState, init_state, init_variables, make_eval_step, make_train_step
 from vit_jax.tasks.base import Task
 
 if TYPE_CHECKING:
@@ -67,14 +67,14 @@ def time_forward(
     steps: int = 20,
     seed: int = 0,
 ) -> Timing:
-    """Times the eval step: the model's forward pass, and the sums of its metrics.
+    """Time the eval step: the model's forward pass, and the sums of its metrics.
 
     A row of the batch holds `per_row` examples on average.
     """
     batch = real_rows(batch_size) | synthetic_batch(spec, batch_size, seed)
     one = blank_example(spec)
-    variables = layout.create(lambda: step_lib.init_variables(model, task, one, seed))
-    compiled = layout.compile_eval(step_lib.make_eval_step(model, task, axis_name=layout.axis_name))
+    variables = layout.create(lambda: init_variables(model, task, one, seed))
+    compiled = layout.compile_eval(make_eval_step(model, task, axis_name=layout.axis_name))
     on_device = layout.put_batch(batch)
     each = task_flops.evaluation_flops(model, task, spec)
     seconds = time_calls(lambda: compiled(variables, on_device), steps)
@@ -96,7 +96,7 @@ def time_train(
     ema_decay: float = 0.0,
     **step: Any,
 ) -> Timing:
-    """Times the train step; `tx` makes the optimizer from the parameters' shapes.
+    """Time the train step; `tx` makes the optimizer from the parameters' shapes.
 
     A row of the batch holds `per_row` examples on average; `freeze` and `step` are further
     arguments of `step.make_train_step`.
@@ -104,16 +104,16 @@ def time_train(
     batch = synthetic_batch(spec, batch_size, seed)
     one = blank_example(spec)
 
-    def init_variables() -> Any:
-        return step_lib.init_variables(model, task, one, seed)
+    def initial() -> Any:
+        return init_variables(model, task, one, seed)
 
-    optimizer = tx(jax.eval_shape(init_variables)['params'])
+    optimizer = tx(jax.eval_shape(initial)['params'])
 
-    def init() -> step_lib.TrainState:
-        return step_lib.init_state(init_variables(), optimizer, seed, ema=ema_decay > 0)
+    def init() -> TrainState:
+        return init_state(initial(), optimizer, seed, ema=ema_decay > 0)
 
     options = {'freeze': freeze, 'ema_decay': ema_decay, **step}
-    train_step = step_lib.make_train_step(model, task, optimizer, layout, **options)
+    train_step = make_train_step(model, task, optimizer, layout, **options)
     compiled = layout.compile_train(train_step, jax.eval_shape(init))
     on_device, state = layout.put_batch(batch), layout.create(init)
 
@@ -129,8 +129,8 @@ def time_train(
 def time_calls(call: Callable[[], Any], steps: int, warmup: int = 3) -> np.ndarray:
     """Seconds of the first call, then between the ends of `steps` further calls.
 
-    One call is always queued behind the running one, as in training, so that the time to
-    dispatch it does not count.
+    As in training, the next call is always queued behind the running one, so that the time of
+    dispatch does not count.
     """
     began = time.perf_counter()
     jax.block_until_ready(call())
@@ -149,10 +149,10 @@ def time_calls(call: Callable[[], Any], steps: int, warmup: int = 3) -> np.ndarr
 
 
 def synthetic_batch(spec: Spec, batch_size: int, seed: int) -> dict[str, np.ndarray]:
-    """Arrays that any system can take: random bytes, floats in [0, 1), booleans True.
+    """A batch that any task accepts: random bytes, floats in [0, 1), booleans True.
 
-    A single integer per example, such as a label, is 0; several are 1, as 0 would be the id of
-    padding. No row is padding.
+    A single integer of an example, such as a label, is 0; several are 1, as 0 is the id of padding.
+    No row is padding.
     """
     rng, slots = np.random.default_rng(seed), spec['mask'].shape if 'mask' in spec else ()
     known = real_rows(batch_size, slots)
@@ -172,7 +172,7 @@ def synthetic_batch(spec: Spec, batch_size: int, seed: int) -> dict[str, np.ndar
 
 
 def real_rows(batch_size: int, slots: tuple[int, ...] = ()) -> dict[str, np.ndarray]:
-    """The `index` and `mask` of a batch without padding; `slots` are those of `Plan.slots`."""
+    """The `index` and `mask` of a batch without padding; `slots` as in `Plan.slots`."""
     mask = np.ones((batch_size, *slots), np.float32)
     return {'index': np.arange(mask.size, dtype=np.int32).reshape(mask.shape), 'mask': mask}
 
@@ -203,7 +203,7 @@ def environment(layout: sharding.Layout) -> dict[str, Any]:
         'system': f'{platform.system()} {platform.release()}',
         'cpu_count': os.cpu_count(),
         'xla_flags': os.environ.get('XLA_FLAGS', ''),
-        'versions': environment_lib.versions(),
+        'versions': versions(),
     }
 
 
@@ -232,8 +232,8 @@ def _timing(
 
 
 @dataclasses.dataclass(frozen=True)
-class Timed:
-    """The parts of the steps that a config compiles.
+class PreparedSteps:
+    """The steps of a config, ready to be timed.
 
     Attributes:
       config: complete.
@@ -249,7 +249,7 @@ class Timed:
     layout: sharding.Layout
 
     def forward(self, spec: Spec, per_row: float = 1, steps: int = 20) -> Timing:
-        """Times the eval step, see `benchmark.time_forward`."""
+        """Time the eval step, see `benchmark.time_forward`."""
         return time_forward(
             self.model,
             self.task,
@@ -261,7 +261,7 @@ class Timed:
         )
 
     def train(self, spec: Spec, per_row: float = 1, steps: int = 20) -> Timing:
-        """Times the train step, see `benchmark.time_train`."""
+        """Time the train step, see `benchmark.time_train`."""
         return time_train(
             self.model,
             self.task,
@@ -286,7 +286,7 @@ class Timed:
         return optim.make(params, 1, int, self.model.layer_order(), **options)[0]
 
 
-def prepare(config: ConfigDict, rows: int) -> Timed:
+def prepare(config: ConfigDict, rows: int) -> PreparedSteps:
     """Prepare to time the steps of a complete config for batches of `rows` rows.
 
     Raises:
@@ -304,4 +304,4 @@ def prepare(config: ConfigDict, rows: int) -> Timed:
         multiple=task.multiple,
         reason=task.multiple_reason,
     )
-    return Timed(config, rows, model, task, layout)
+    return PreparedSteps(config, rows, model, task, layout)

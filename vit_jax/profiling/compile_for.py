@@ -1,7 +1,7 @@
-"""Compilation for TPUs in a child process, which is ended as soon as there is a schedule.
+"""Compilation for TPUs in a child process, which is killed once it has written the schedule.
 
-The schedule contains FLOPs, bytes, memory and collectives. The compiler then spends minutes on
-machine code, which is needed only for its own estimate of cycles.
+The schedule contains FLOPs, bytes, memory and collectives. The compiler would then spend minutes
+on machine code, which only its own estimate of cycles needs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FINAL = '*.after_codegen.txt'
 FLAGS = '--xla_dump_to={} --xla_dump_hlo_as_text --xla_dump_hlo_module_re=(train|eval|predict)_step'
 _SIZE = r'([\d.]+)([KMGT]?)'
 OVERFLOW = re.compile(f'Used {_SIZE} of {_SIZE} hbm')
-# A program that is far too large is refused before the state is added to its temporaries.
+# A program that is far too large is refused for its temporaries alone, without the state.
 TEMPORARIES = re.compile(rf'HLO temporaries \({_SIZE}\) exceeds available HBM \({_SIZE}\)')
 POLL_SECONDS = 0.1
 
@@ -58,9 +58,9 @@ def compile_step(
     """Compile a step in a process of its own.
 
     Args:
-      request: what the program reads from the folder.
-      program: arguments of Python, before the folder of the request. The program may write facts or
-        an error into the folder, and compiles a function `train_step` or `eval_step`.
+      request: for the program, which reads it from its folder.
+      program: arguments of Python, before the request's folder. The program may write facts or an
+        error into the folder, and compiles a function `train_step` or `eval_step`.
       cycles: wait for machine code, which has the compiler's estimates of cycles.
 
     Raises:
@@ -124,11 +124,11 @@ def _read(folder: pathlib.Path, cycles: bool, seconds: float) -> Compiled:
 
 
 def overflow(message: str, state: int) -> tuple[float, float] | None:
-    """Bytes that a step needs and that are available, from a message of the compiler.
+    """The needed and the available bytes, from a message of the compiler; None for another error.
 
     Args:
       message: of its failure.
-      state: bytes of the training state, which one form of the message leaves out.
+      state: bytes of the training state, which one form of the message omits.
     """
     for pattern, besides in ((OVERFLOW, 0), (TEMPORARIES, state)):
         if match := pattern.search(message):

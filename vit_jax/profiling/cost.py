@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import step
 from vit_jax.config import defaults, durations, objects
-from vit_jax.config import load as config_lib
+from vit_jax.config.load import from_dict, from_json, to_json
 from vit_jax.config.origin import require_allowed
 from vit_jax.data import census, vocabulary
 from vit_jax.data.batches import Shape, kinds_from_checkpoint
@@ -26,43 +26,7 @@ from vit_jax.profiling import benchmark, flops, task_flops
 from vit_jax.profiling.examples import Spec, row_of
 from vit_jax.tasks.base import Task
 
-
-def price(
-    config: ConfigDict,
-    examples: float | None = None,
-    image_size: int | None = None,
-    *,
-    point: Mapping[str, Any] | None = None,
-    count: int = 1,
-) -> PlannedRun:
-    """The cost of runs of a config; data are opened only if needed.
-
-    Args:
-      config: not changed.
-      examples: of an epoch, instead of those of the data.
-      image_size: side in pixels of square images, instead of those of the data.
-      point: the config's differences from others, {'model.width': 64}.
-      count: runs.
-
-    Raises:
-      UserError: if the data are neither known nor available, or they are text and `examples` or
-        `image_size` is given.
-    """
-    facts = data_facts(config, examples, image_size)
-    config, each = facts.config, facts.each
-    model, task = objects.model_and_task(config)
-    measured = [_measure(model, task, tuple(sorted(kind.spec.items()))) for kind in facts.kinds]
-    spent = [(k.rows * k.share / each, f) for k, (_, f) in zip(facts.kinds, measured, strict=True)]
-    return PlannedRun(
-        point=point or {},
-        parameters=measured[0][0],
-        steps=facts.steps,
-        batch_size=each,
-        forward=sum(n * f.forward for n, f in spent),
-        train=sum(n * f.total for n, f in spent),
-        count=count,
-        tokens=facts.tokens,
-    )
+CORE = 'TPU v3'  # the papers count its core-days; JAX calls such a core a device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +35,8 @@ class DataFacts:
 
     Attributes:
       config: with the sizes that depend on the data.
-      kinds: of training batches, the largest examples last.
-      epoch: examples of one.
+      kinds: kinds of training batches, the largest last.
+      epoch: examples in an epoch.
       each: examples of a step, an average if there are buckets.
       tokens: of the target in a step, on average and without padding; 0 without text.
     """
@@ -90,131 +54,22 @@ class DataFacts:
 
     @property
     def steps(self) -> int:
-        """Steps that a run makes itself, without those of a run that it branches from."""
+        """Steps of the run itself, without those of the run that it branches from."""
         return self.times.total_steps - defaults.arguments(self.config, 'branch')['step']
-
-
-def data_facts(
-    config: ConfigDict, examples: float | None = None, image_size: int | None = None
-) -> DataFacts:
-    """The properties of a config's data, which are opened only if needed.
-
-    Args, Raises: as `price`.
-    """
-    if config.data.get('plan') and image_size is None:
-        plan = _plan_of(config.data, config.batch_size)
-        epoch = len(plan.members) if examples is None else round(examples)
-        config, each = defaults.complete(config, plan.info), plan.examples_per_step
-        return DataFacts(config, plan.shapes, epoch, each, plan.tokens_per_step)
-    if config.data.get('buckets'):
-        data = _open_text(config, examples, image_size)
-        config = defaults.complete(config, data.info)
-        each = data.plan.examples_per_step
-        return DataFacts(config, data.shapes, data.num_examples, each, data.plan.tokens_per_step)
-    config, spec = _image_spec(config, image_size)
-    kinds = (Shape(config.batch_size, 1, spec),)
-    return DataFacts(config, kinds, _epoch_size(config, examples), config.batch_size)
-
-
-def train_flops(meta: Mapping[str, Any], allowed: Sequence[str] = ()) -> float | None:
-    """Mean FLOPs of a training step, from the metadata of a checkpoint.
-
-    None if the metadata lack the shapes of examples.
-
-    Args:
-      meta: of a checkpoint.
-      allowed: modules of the user's own that its config may name.
-
-    Raises:
-      UserError: if its config names other code from outside of this package.
-    """
-    if not (kinds := kinds_from_checkpoint(meta)):
-        return None
-    require_allowed(meta['config'], allowed, 'the checkpoint')
-    model, task = objects.model_and_task(config_lib.from_dict(meta['config']))
-    return sum(n * task_flops.training_flops(model, task, spec).total for n, spec in kinds)
-
-
-def _open_text(config: ConfigDict, examples: float | None, image_size: int | None) -> Dataset:
-    """The sequences in buckets.
-
-    Raises:
-      UserError: if the data or the vocabulary, which determine the lengths, are not available.
-    """
-    if examples is not None or image_size is not None:
-        raise UserError('--examples and --image-size apply to images, and this config to text')
-    return _read_text(config_lib.to_json(config.data), config.batch_size)
-
-
-@functools.cache
-def _read_text(section: str, batch_size: int) -> Any:
-    """The data of `config.data` as JSON."""
-    try:
-        return open_dataset(batch_size, **defaults.keywords(config_lib.from_json(section)))
-    except UserError as e:
-        raise UserError(f'{e}; the cost depends on the lengths of all sentences') from e
-
-
-def _image_spec(config: ConfigDict, image_size: int | None) -> tuple[ConfigDict, Spec]:
-    """The config with the number of classes, and the spec of an example for its model."""
-    if image_size is not None:
-        row = row_of(config, image_size)
-        return row.config, row.example
-    plan = _plan_of(config.data, 1)
-    return defaults.complete(config, plan.info), dict(plan.spec)
-
-
-def _plan_of(section: ConfigDict, batch_size: int) -> Plan:
-    """The plan of a data section, with a known stand-in for its source."""
-    keys = DataConfig(**defaults.keywords(section))
-    vocab = vocabulary.load(keys.vocab) if keys.vocab else None
-    examples = Examples(_open_source(section), parse_transforms(keys.transforms, vocab))
-    return keys.make_plan(examples, batch_size=batch_size)
-
-
-def _epoch_size(config: ConfigDict, examples: float | None) -> int:
-    """The number of training examples if the length of training depends on it, else 1."""
-    if examples is not None:
-        return round(examples)
-    _, unit = durations.parse_duration(config.total, 'config.total')
-    return len(_open_source(config.data)) if unit == 'epochs' else 1
-
-
-def _open_source(section: ConfigDict) -> Subset:
-    """The source of a data section, or its known stand-in."""
-    try:
-        source = census.open_source(section.source, section.split)
-    except UserError as e:
-        raise UserError(f'{e}; or give --examples and --image-size to run without data') from e
-    return source.only_classes(section.classes) if 'classes' in section else source
-
-
-@functools.cache
-def _measure(
-    model: Any, task: Task, spec: tuple[tuple[str, Any], ...]
-) -> tuple[int, task_flops.Training]:
-    """The number of parameters of a model, and the FLOPs of its training on one example."""
-    one = benchmark.blank_example(dict(spec))
-    params = jax.eval_shape(lambda: step.init_variables(model, task, one, 0))['params']
-    count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    return count, task_flops.training_flops(model, task, dict(spec))
-
-
-CORE = 'TPU v3'  # the papers count its core-days; JAX calls such a core a device
 
 
 @dataclasses.dataclass(frozen=True)
 class PlannedRun:
-    """Runs to be trained, which cost the same.
+    """Planned runs of the same cost.
 
     Attributes:
-      point: its differences from others, {'model.width': 64}.
+      point: their differences from other runs, {'model.width': 64}.
       parameters: of the model.
-      steps: that it makes itself, without those of a run that it branches from.
+      steps: of each run itself, without those of a run that it branches from.
       batch_size: examples of a step; an average if there are buckets.
-      forward: FLOPs of the forward passes on one example, including the padding of its batch.
-      train: FLOPs of these and the backward passes.
-      count: number of runs that cost this much, or less if a search chooses their points.
+      forward: FLOPs of the forward passes on one example, including padding.
+      train: FLOPs of forward and backward passes on one example.
+      count: number of runs; those of a search cost at most this much.
       tokens: of the target in a step, on average and without padding; 0 without text.
     """
 
@@ -256,7 +111,7 @@ class Machine:
     def __post_init__(self) -> None:
         if flops.peak_flops(self.device) is None:
             known = ', '.join(flops.PEAK_FLOPS)
-            raise UserError(f'--device {self.device!r}: its peak is not known; there are {known}')
+            raise UserError(f'--device {self.device!r}: its peak is unknown; known are {known}')
         if not 0 < self.mfu <= 1:
             raise UserError(f'--mfu {self.mfu}: must be more than 0 and at most 1')
 
@@ -271,8 +126,152 @@ class Machine:
         return self.device_hours(operations) * flops.chips(1, self.device)
 
 
-def lines(runs: Sequence[PlannedRun], machine: Machine) -> list[list[str]]:
-    """A table: headings, a line a run, and the sum."""
+def price(
+    config: ConfigDict,
+    examples: float | None = None,
+    image_size: int | None = None,
+    *,
+    point: Mapping[str, Any] | None = None,
+    count: int = 1,
+) -> PlannedRun:
+    """The cost of runs of a config; data are opened only if needed.
+
+    Args:
+      config: not changed.
+      examples: number in an epoch, instead of that of the data.
+      image_size: side in pixels of square images, instead of that of the data.
+      point: the config's differences from others, {'model.width': 64}.
+      count: number of runs.
+
+    Raises:
+      UserError: if the data are neither known nor available, or `examples` or `image_size` is given
+        for text.
+    """
+    facts = data_facts(config, examples, image_size)
+    config, each = facts.config, facts.each
+    model, task = objects.model_and_task(config)
+    measured = [_measure(model, task, tuple(sorted(kind.spec.items()))) for kind in facts.kinds]
+    spent = [(k.rows * k.share / each, f) for k, (_, f) in zip(facts.kinds, measured, strict=True)]
+    return PlannedRun(
+        point=point or {},
+        parameters=measured[0][0],
+        steps=facts.steps,
+        batch_size=each,
+        forward=sum(n * f.forward for n, f in spent),
+        train=sum(n * f.total for n, f in spent),
+        count=count,
+        tokens=facts.tokens,
+    )
+
+
+def data_facts(
+    config: ConfigDict, examples: float | None = None, image_size: int | None = None
+) -> DataFacts:
+    """The properties of a config's data, which are opened only if needed.
+
+    Args, Raises: as `price`.
+    """
+    if config.data.get('plan') and image_size is None:
+        plan = _plan_of(config.data, config.batch_size)
+        epoch = len(plan.members) if examples is None else round(examples)
+        config, each = defaults.complete(config, plan.info), plan.examples_per_step
+        return DataFacts(config, plan.shapes, epoch, each, plan.tokens_per_step)
+    if config.data.get('buckets'):
+        data = _open_text(config, examples, image_size)
+        config = defaults.complete(config, data.info)
+        each = data.plan.examples_per_step
+        return DataFacts(config, data.shapes, data.num_examples, each, data.plan.tokens_per_step)
+    config, spec = _image_spec(config, image_size)
+    kinds = (Shape(config.batch_size, 1, spec),)
+    return DataFacts(config, kinds, _epoch_size(config, examples), config.batch_size)
+
+
+def train_flops(meta: Mapping[str, Any], allowed: Sequence[str] = ()) -> float | None:
+    """Mean FLOPs of a training step, from the metadata of a checkpoint.
+
+    None if the metadata lack the shapes of examples.
+
+    Args:
+      meta: of a checkpoint.
+      allowed: the user's own modules that its config may name.
+
+    Raises:
+      UserError: if its config names other code from outside this package.
+    """
+    if not (kinds := kinds_from_checkpoint(meta)):
+        return None
+    require_allowed(meta['config'], allowed, 'the checkpoint')
+    model, task = objects.model_and_task(from_dict(meta['config']))
+    return sum(n * task_flops.training_flops(model, task, spec).total for n, spec in kinds)
+
+
+def _open_text(config: ConfigDict, examples: float | None, image_size: int | None) -> Dataset:
+    """The bucketed text data.
+
+    Raises:
+      UserError: if the data or the vocabulary, which determine the lengths, are not available.
+    """
+    if examples is not None or image_size is not None:
+        raise UserError('--examples and --image-size apply to images, and this config to text')
+    return _read_text(to_json(config.data), config.batch_size)
+
+
+@functools.cache
+def _read_text(section: str, batch_size: int) -> Any:
+    """The data of `config.data` as JSON."""
+    try:
+        return open_dataset(batch_size, **defaults.keywords(from_json(section)))
+    except UserError as e:
+        raise UserError(f'{e}; the cost depends on the lengths of all sentences') from e
+
+
+def _image_spec(config: ConfigDict, image_size: int | None) -> tuple[ConfigDict, Spec]:
+    """The config with the number of classes, and the spec of an example for its model."""
+    if image_size is not None:
+        row = row_of(config, image_size)
+        return row.config, row.example
+    plan = _plan_of(config.data, 1)
+    return defaults.complete(config, plan.info), dict(plan.spec)
+
+
+def _plan_of(section: ConfigDict, batch_size: int) -> Plan:
+    """The plan of a data section, with a stand-in for a known source."""
+    keys = DataConfig(**defaults.keywords(section))
+    vocab = vocabulary.load(keys.vocab) if keys.vocab else None
+    examples = Examples(_open_source(section), parse_transforms(keys.transforms, vocab))
+    return keys.make_plan(examples, batch_size=batch_size)
+
+
+def _epoch_size(config: ConfigDict, examples: float | None) -> int:
+    """The number of training examples if the length of training depends on it, else 1."""
+    if examples is not None:
+        return round(examples)
+    _, unit = durations.parse_duration(config.total, 'config.total')
+    return len(_open_source(config.data)) if unit == 'epochs' else 1
+
+
+def _open_source(section: ConfigDict) -> Subset:
+    """The source of a data section, or a stand-in for a known one."""
+    try:
+        source = census.open_source(section.source, section.split)
+    except UserError as e:
+        raise UserError(f'{e}; or give --examples and --image-size to run without data') from e
+    return source.only_classes(section.classes) if 'classes' in section else source
+
+
+@functools.cache
+def _measure(
+    model: Any, task: Task, spec: tuple[tuple[str, Any], ...]
+) -> tuple[int, task_flops.Training]:
+    """The number of parameters of a model, and the FLOPs of its training on one example."""
+    one = benchmark.blank_example(dict(spec))
+    params = jax.eval_shape(lambda: step.init_variables(model, task, one, 0))['params']
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    return count, task_flops.training_flops(model, task, dict(spec))
+
+
+def cost_table(runs: Sequence[PlannedRun], machine: Machine) -> list[list[str]]:
+    """A table: headings, a row for each run, and the sum."""
     core = Machine(CORE, machine.mfu)
     names = [
         name for name in dict.fromkeys(n for run in runs for n in run.point) if name != 'total'

@@ -25,7 +25,7 @@ class Row(NamedTuple):
     Attributes:
       config: with no size left open.
       spec: shapes and dtypes of the row's arrays, `index` and `mask` among them.
-      examples: of a row, on average.
+      examples: average number in a row.
     """
 
     config: ConfigDict
@@ -68,9 +68,9 @@ def row_of(config: ConfigDict, image_size: int | None = None, channels: int | No
 
 
 def open_example(config: ConfigDict) -> Dataset:
-    """The training data of a config; of text only the first pair.
+    """The training data of a config; for text, only its first pair.
 
-    Otherwise all pairs would be read and tokenized, although the buckets already give the lengths.
+    Otherwise all pairs would be read and tokenized, although the buckets determine the lengths.
 
     Raises:
       UserError: if the data cannot be opened.

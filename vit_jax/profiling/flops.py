@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 TRAIN_TO_FORWARD = 3
-"""A training step costs the forward pass, and twice that for the two gradients of a product."""
+"""A training step costs the forward pass, and twice that for the two gradients of a matmul."""
 
 
 def count_flops(fn: Callable, *abstract_args: Any) -> int:
@@ -30,7 +30,7 @@ def count_flops(fn: Callable, *abstract_args: Any) -> int:
       *abstract_args: pytrees of arrays or of `jax.ShapeDtypeStruct`.
 
     Raises:
-      ValueError: products inside a `while_loop`, whose trip count is unknown.
+      ValueError: for matmuls inside a `while_loop`, whose trip count is unknown.
     """
     return jaxpr_flops(jax.make_jaxpr(fn)(*abstract_args))
 
@@ -41,7 +41,7 @@ def forward_flops(model: Any, *inputs: Any, rngs: tuple[str, ...] = ()) -> int:
     Args:
       model: a Linen module.
       *inputs: of its call.
-      rngs: names of the random streams that it draws from in evaluation, as in `Task.rngs`.
+      rngs: names of its random streams in evaluation, as in `Task.rngs`.
     """
     return variables_and_flops(model, *inputs, rngs=rngs)[1]
 
@@ -76,7 +76,7 @@ def _equation_flops(eqn: Any) -> int:
         return max(inner)
     if name == 'while' and sum(inner):
         raise ValueError(
-            'FLOPs of a while_loop with products cannot be counted: its trip count is not known; '
+            'FLOPs of a while_loop with matmuls cannot be counted: its trip count is unknown; '
             'use lax.scan, or lax.fori_loop with Python bounds'
         )
     return _repeats(name, eqn.params) * sum(inner)
@@ -92,7 +92,7 @@ def _sub_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
 def _repeats(name: str, params: dict[str, Any]) -> int:
     if name == 'scan':
         return params['length']
-    if name == 'shard_map':  # its jaxpr is one device's share; pmap is made of it, too
+    if name == 'shard_map':  # its jaxpr is one device's share; pmap uses it, too
         return math.prod(params['mesh'].shape[axis] for axis in params['newly_manual_axes'])
     if name == 'pallas_call':
         return math.prod(params['grid_mapping'].grid)
@@ -151,7 +151,7 @@ _HALF_CHIPS = ('TPU v2', 'TPU v3')
 
 
 def chips(devices: int, device_kind: str) -> float:
-    """The number of chips of so many JAX devices."""
+    """The number of chips of a number of JAX devices."""
     return devices / 2 if device_kind.startswith(_HALF_CHIPS) else float(devices)
 
 
@@ -182,11 +182,11 @@ def mfu(flops_per_step: float, seconds: float, n_devices: int, device_kind: str)
     return None if peak is None else flops_per_step / (seconds * n_devices * peak)
 
 
-Row = dict[str, Any]
+ParameterRow = dict[str, Any]
 
 
-def fold(rows: Sequence[Row]) -> list[Row]:
-    """Rows in which consecutive equal blocks such as block_0 ... block_11 are folded into one.
+def fold_repeats(rows: Sequence[ParameterRow]) -> list[ParameterRow]:
+    """Fold consecutive equal blocks, such as block_0 ... block_11, into one.
 
     Args:
       rows: each with its `path`, `shape`, `dtype` and `count`, in natural order.
@@ -205,7 +205,7 @@ def fold(rows: Sequence[Row]) -> list[Row]:
     return list(_rows(tree, (), 1))
 
 
-def _rows(tree: Mapping[str, Any], path: tuple[str, ...], times: int) -> Iterator[Row]:
+def _rows(tree: Mapping[str, Any], path: tuple[str, ...], times: int) -> Iterator[ParameterRow]:
     for name, repeats, node in _runs(tree):
         place, total = (*path, name), times * repeats
         if isinstance(node, Mapping):

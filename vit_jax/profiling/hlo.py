@@ -1,4 +1,4 @@
-"""The text of a scheduled HLO module, as XLA dumps it, parsed into computations of instructions.
+"""A scheduled HLO module, parsed from the text that XLA dumps into computations of instructions.
 
 On TPUs a layout contains the tiling and the memory space of an array:
 `f32[12,64]{1,0:T(8,128)S(1)}` is padded to 16 x 128 elements, and lies in VMEM, space 1. HBM is
@@ -22,6 +22,12 @@ CALLED = re.compile(r'\b(?:calls|to_apply|body)=%([\w.\-]+)')
 BRANCHES = re.compile(r'(?:branch_computations=\{([^}]*)\}|(?:true|false)_computation=(%[\w.\-]+))')
 OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+LABELS = re.compile(r'dim_labels=(\w+)_(\w+)->(\w+)')
+ESTIMATED = re.compile(r'"cost_estimate":\{"flops":"(\d+)"')
+CONTRACTED = re.compile(r'lhs_contracting_dims=\{([\d,]*)\}')
+KNOWN = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+PART = re.compile(r'\b(condition|body)=%([\w.\-]+)')
+INDEX = re.compile(r'index=(\d+)')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +59,9 @@ class Instruction:
     Attributes:
       name: without the percent sign.
       opcode: `fusion`, `copy-start`, ...
-      arrays: of the result, those of a tuple one after the other.
+      arrays: of the result; for a tuple, all elements in order.
       operands: names.
-      text: of the operands in parentheses.
+      text: the text of the operands in parentheses.
       attributes: the text after the operands.
       root: whether it is the result of its computation.
     """
@@ -78,13 +84,13 @@ class Instruction:
 
     @property
     def op_name(self) -> str:
-        """JAX's name of its origin; empty for instructions that the compiler adds."""
+        """JAX's name of the operation; empty for instructions that the compiler adds."""
         match = OP_NAME.search(self.attributes)
         return match[1].replace("\\'", "'") if match else ''
 
     @property
     def cycles(self) -> int | None:
-        """The compiler's estimate, which only the text after code generation contains."""
+        """The compiler's estimate; None before code generation."""
         match = CYCLES.search(self.attributes)
         return int(match[1]) if match else None
 
@@ -211,12 +217,7 @@ def _bits(dtype: str) -> int:
     return int(match[1]) if match else 0
 
 
-LABELS = re.compile(r'dim_labels=(\w+)_(\w+)->(\w+)')
-ESTIMATED = re.compile(r'"cost_estimate":\{"flops":"(\d+)"')
-CONTRACTED = re.compile(r'lhs_contracting_dims=\{([\d,]*)\}')
-
-
-def flops(module: Module, computation: Computation, instruction: Instruction) -> int:
+def instruction_flops(module: Module, computation: Computation, instruction: Instruction) -> int:
     """FLOPs of an instruction and of all that it calls, each once."""
     if instruction.opcode == 'convolution':
         return _convolution(computation, instruction)
@@ -225,11 +226,11 @@ def flops(module: Module, computation: Computation, instruction: Instruction) ->
         lhs = computation[instruction.operands[0]].arrays[0].shape
         terms = math.prod(lhs[int(i)] for i in (match[1] if match else '').split(',') if i)
         return 2 * math.prod(instruction.arrays[0].shape) * terms
-    if instruction.opcode == 'custom-call':  # a kernel, which declares its FLOPs itself
+    if instruction.opcode == 'custom-call':  # a kernel, which declares its FLOPs
         match = ESTIMATED.search(instruction.attributes)
         return int(match[1]) if match else 0
     return sum(
-        flops(module, called, inner)
+        instruction_flops(module, called, inner)
         for called in map(module.computations.__getitem__, instruction.called)
         for inner in called
     )
@@ -276,12 +277,7 @@ def _meetings(
     )
 
 
-KNOWN = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-PART = re.compile(r'\b(condition|body)=%([\w.\-]+)')
-INDEX = re.compile(r'index=(\d+)')
-
-
-def trips(module: Module, outside: Computation, loop: Instruction) -> int:
+def trip_count(module: Module, outside: Computation, loop: Instruction) -> int:
     """The trip count of a `while`, from the compiler or else from its counter; 1 if unclear.
 
     A counter is an element of the loop's carried tuple that is compared to a constant.

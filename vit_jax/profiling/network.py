@@ -3,7 +3,7 @@
 A chip sends its part of the gradients to its host, which exchanges it with the hosts of other
 slices; all chips of a host share its network card. The schedule says when each part is sent and
 when its sum is needed, and so how much of the exchange other operations hide. At best, each part is
-sent as soon as the backward pass has computed it, and nothing waits for it but the next step.
+sent as soon as the backward pass has computed it, and only the next step waits for it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BISECTIONS = 40
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """A time in a step: growing + fixed seconds, of which the first grow with the batch."""
+    """A time in a step in seconds: one part grows with the batch, the other is fixed."""
 
     growing: float = 0
     fixed: float = 0
@@ -40,8 +40,8 @@ class Event:
 
     Attributes:
       key: of the exchange.
-      when: its place in the schedule, as if the network took no time.
-      ready: when the array that is sent has been computed.
+      when: its time in the schedule for an infinitely fast network.
+      ready: when the array has been computed.
       bytes: that a chip sends; 0 for the end.
     """
 
@@ -56,19 +56,19 @@ class Schedule:
     """The exchanges of a step.
 
     Attributes:
-      events: in their order.
-      end: of the step, without exchanges.
+      events: in order.
+      end: of the step without exchanges.
     """
 
     events: Sequence[Event]
     end: Moment
 
     def scheduled(self, rate: float, growth: float = 1) -> float:
-        """Seconds of a step, whose exchanges follow one another on the network.
+        """Seconds of a step whose exchanges share the network one after the other.
 
         Args:
           rate: bytes a second that a chip sends.
-          growth: of the batch.
+          growth: factor of the batch.
         """
         waited = free = 0.0
         arrived: dict[str, float] = {}
@@ -90,13 +90,13 @@ class Schedule:
 
 @dataclasses.dataclass(frozen=True)
 class Overlap:
-    """A step whose exchanges are hidden to some extent.
+    """A step whose exchanges overlap with computation.
 
     Attributes:
       hidden: seconds of the exchanges during which chips compute.
       step: lower bound on the seconds of the step, with the rest of its exchanges.
       speedup: of the step, over one slice with the same global batch.
-      pays_from: the smallest global batch for which that is above 1.
+      pays_from: the smallest global batch with a speedup above 1.
     """
 
     hidden: float
@@ -142,8 +142,8 @@ class Crossing:
 def crossing(module: Module, topology: Topology, rows: int, unit: int = 1) -> Crossing:
     """The exchanges of a training step between slices.
 
-    A step with another batch is taken to need time in proportion to it, except for the update of
-    the parameters and for exchanges.
+    Time is assumed to be proportional to the batch, except for the update of the parameters and for
+    exchanges.
 
     Args:
       module: the scheduled step.
@@ -184,8 +184,8 @@ def pays_from(pays: Callable[[float], bool], rows: int, unit: int) -> int:
     """The smallest global batch that pays, a multiple of `unit`.
 
     Args:
-      pays: whether a batch does that is so many times as large as `rows`.
-      rows: of the batch that was compiled.
+      pays: whether a batch pays that is a given factor larger than `rows`.
+      rows: of the compiled batch.
       unit: see `crossing`.
     """
     low, high = 0.0, 1.0
@@ -214,7 +214,7 @@ def schedule(module: Module, topology: Topology) -> Schedule:
         inside = list(roofline.expand(module, entry, instruction))
         growing, fixed = _seconds(inside, topology)
         clock = Moment(clock.growing + stretch * growing, clock.fixed + stretch * fixed)
-        # Sums within a slice, which the schedule may put anywhere, have no matmuls.
+        # Sums within a slice may stand anywhere in the schedule; they have no matmuls.
         if growing and any(op.flops for op in inside):
             ready[instruction.name] = clock
     return Schedule(events, clock)

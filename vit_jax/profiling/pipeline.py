@@ -19,20 +19,20 @@ from vit_jax.data.batches import Batch
 from vit_jax.data.dataset import Dataset
 from vit_jax.data.records import BrokenRecord, example_rng
 from vit_jax.errors import UserError
-from vit_jax.profiling.preflight import Run
+from vit_jax.profiling.preflight import RunEstimate
 from vit_jax.profiling.topology import Topology
 
 EXAMPLES = 256  # whose stages are timed
 
 
 @dataclasses.dataclass(frozen=True)
-class Pace:
+class Throughput:
     """Throughput measured by `measure`.
 
     Attributes:
       first: the first batch.
       first_sec: seconds until the first batch, including the start of threads and processes.
-      per_sec: rates of the data's counts, as {'images': 1200.0}; empty for a single batch.
+      per_sec: rates by unit, as {'images': 1200.0}; empty for a single batch.
     """
 
     first: Batch
@@ -40,8 +40,8 @@ class Pace:
     per_sec: dict[str, float]
 
 
-def measure(data: Dataset, batches: int, seen: Callable[[int], None]) -> Pace:
-    """Reads training batches as fast as they come.
+def measure_throughput(data: Dataset, batches: int, seen: Callable[[int], None]) -> Throughput:
+    """Read training batches as fast as they come.
 
     Args:
       data: of the config.
@@ -61,13 +61,13 @@ def measure(data: Dataset, batches: int, seen: Callable[[int], None]) -> Pace:
         counts.update(data.count(next(coming)))
         seen(number)
     elapsed = max(time.perf_counter() - start, 1e-9)
-    return Pace(first, start - began, {name: n / elapsed for name, n in counts.items()})
+    return Throughput(first, start - began, {name: n / elapsed for name, n in counts.items()})
 
 
 def measure_stages(data: Dataset, examples: int, put: Callable[[Batch], Any]) -> dict[str, float]:
     """Time the stages of training examples one by one, in this thread.
 
-    An image is decoded in the stage 'decode', or in the crop that takes a window of it.
+    An image is decoded in the stage 'decode', or in a crop that decodes only its window.
 
     Args:
       data: of the config.
@@ -107,7 +107,7 @@ def measure_stages(data: Dataset, examples: int, put: Callable[[Batch], Any]) ->
     if not count:
         raise UserError(f'{source.title}: none of {examples} examples can be read')
     batch = next(data.train_batches())
-    put(batch)  # the first one starts more than a copy
+    put(batch)  # the first call does more than copy
     began = time.perf_counter()
     put(batch)
     copied = (time.perf_counter() - began) / max(int(np.count_nonzero(batch['mask'])), 1)
@@ -122,7 +122,7 @@ class _Clock:
         self._last = time.perf_counter()
 
     def ends(self, stage: str) -> None:
-        """A stage is over; the next one begins."""
+        """End a stage and begin the next one."""
         now = time.perf_counter()
         self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
         self._last = now
@@ -130,7 +130,7 @@ class _Clock:
 
 @dataclasses.dataclass(frozen=True)
 class Need:
-    """The demand of a host at one speed of training.
+    """The data rate that a host needs at some speed of training.
 
     Attributes:
       name: of the speed.
@@ -149,13 +149,13 @@ class Need:
         return math.ceil(self.per_host / per_core)
 
 
-def needs(run: Run, slice_: Topology, mfu: float) -> list[Need]:
-    """The demands at the bound of a run and, if that is slower, at an MFU.
+def needs(run: RunEstimate, slice_: Topology, mfu: float) -> list[Need]:
+    """The needed data rates at the bound of a run and, if slower, at an MFU.
 
     Args:
-      run: of the step that was compiled.
-      slice_: that it was compiled for.
-      mfu: that training reaches, in (0, 1].
+      run: estimated from the compiled step.
+      slice_: that the step was compiled for.
+      mfu: of training, in (0, 1].
     """
     speeds = [('at the bound', run.mfu, run.seconds)]
     if mfu < run.mfu:
@@ -177,7 +177,7 @@ def per_core(data: Dataset, put: Callable[[Any], Any]) -> float:
     return 1 / sum(seconds.values())
 
 
-def record(found: Sequence[Need], per_core: float, slice_: Topology) -> dict[str, Any]:
+def needs_record(found: Sequence[Need], per_core: float, slice_: Topology) -> dict[str, Any]:
     """The numbers as JSON."""
     return {
         'hosts': slice_.hosts,

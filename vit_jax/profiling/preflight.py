@@ -11,7 +11,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax.config import defaults, schema
-from vit_jax.config import load as config_lib
+from vit_jax.config.load import from_dict, override
 from vit_jax.errors import UserError
 from vit_jax.nn.attention import POLICIES
 from vit_jax.profiling import hlo, network, roofline
@@ -19,10 +19,27 @@ from vit_jax.profiling.compile_for import Compiled, compile_step
 from vit_jax.profiling.hlo import Module
 from vit_jax.profiling.topology import Topology
 
+ASYNC_COPIES = 'copies meanwhile'
+OTHER, TEMPORARIES = 'other', 'activations and temporaries'
+ALLOCATION = re.compile(r'^allocation \d+: size (\d+)(?:, color (\d+))?(.*):$', re.M)
+PARAMETER = re.compile(r'parameter (\d+)')
+# JAX's names of the arguments of a step: state.opt_state[1][0].mu['head']['kernel'].
+PARTS = {
+    'parameters': re.compile(r"(state\.params|variables\['params'\])"),
+    'optimizer': re.compile(r'state\.opt_state'),
+    'average of parameters': re.compile(r'state\.ema'),
+    'batch': re.compile(r'batch'),
+}
+MIN_MICROBATCH = 8  # examples of a microbatch on a chip
+STILL_LESS = 0.99  # of the previous bound: less, and more microbatches are tried
+# Of the bound without accumulation. Below 1, since bounds ignore the gaps between operations, which
+# every microbatch adds.
+WORTH = 0.9
+
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """All collectives of one kind along one axis of the mesh, in a step."""
+    """All collectives of one kind along one axis of the mesh in a step."""
 
     kind: str
     axis: str
@@ -31,12 +48,9 @@ class Exchange:
     bytes: int
 
 
-MEANWHILE = 'copies meanwhile'
-
-
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Operations of one part of the model, in a step; MEANWHILE are asynchronous copies."""
+    """Operations of one part of the model, in a step, or all asynchronous copies."""
 
     path: str
     flops: int
@@ -62,12 +76,12 @@ class Report:
       bound: lower bound on the seconds of a step, see `roofline.bound`.
       link: lower bound on the seconds of collectives.
       peak: FLOP/s of a chip.
-      estimate: the compiler's own, in seconds, if requested by `cycles`.
+      estimate: the compiler's own in seconds, if requested by `cycles`.
       exchanges: by kind and axis.
       costs: by part of the model, the most expensive first; MEANWHILE comes last.
-      compile_seconds: until the schedule, or until the machine code with `cycles`.
+      compile_seconds: time until the schedule, or with `cycles` until the machine code.
       fits: whether the step fits into the memory of a chip.
-      crossing: exchanges between slices, which `bound` leaves out; None on one slice.
+      crossing: exchanges between slices, which are not in `bound`; None on one slice.
     """
 
     topology: str
@@ -98,14 +112,14 @@ class Report:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
-    """A whole run.
+class RunEstimate:
+    """The estimated time of a run.
 
     Attributes:
-      steps: that it makes.
-      seconds: of a step at its bound, an average if batches have several shapes.
+      steps: number of steps.
+      seconds: lower bound for a step, an average if batches have several shapes.
       chips: of the slice.
-      refusal: why `train` would refuse the schedules of a run of so many steps; '' if it would not.
+      refusal: why `train` would refuse the schedules of a run of that length; '' if it would not.
       rows: examples of a step, on average.
       mfu: at the bound.
     """
@@ -126,6 +140,9 @@ class Run:
         return self.chips * self.hours
 
 
+Trials = Mapping[int, tuple[list[Report], RunEstimate]]
+
+
 def preflight(
     config: ConfigDict,
     topology: Topology,
@@ -135,20 +152,19 @@ def preflight(
     examples: float | None = None,
     image_size: int | None = None,
     cycles: bool = False,
-) -> tuple[list[Report], Run]:
+) -> tuple[list[Report], RunEstimate]:
     """Compile every kind of batch of a run, the largest first, and estimate the run.
 
     Args:
-      config: left as it is.
-      topology: to run on.
+      config: not changed.
+      topology: of the slices to run on.
       program: compiles one step, as `trainer.ahead_of_time.PROGRAM`; see `compile_for`.
       step: `train`, `eval` or `predict`.
       examples, image_size: as `cost.price` takes them.
       cycles: wait for the compiler's estimates, which take minutes.
 
     Returns:
-      The report of every kind of batch, up to the first that does not fit; and the run at their
-      bounds.
+      Reports of all kinds of batches, up to the first that does not fit; and the time of the run.
 
     Raises:
       UserError: as `compile_for.compile_step`.
@@ -176,7 +192,9 @@ def preflight(
     )
     mfu = flops / (topology.chips * topology.chip.peak * seconds) if seconds else 0
     facts = compiled.facts
-    return reports, Run(facts['steps'], seconds, topology.chips, facts['refusal'], rows, mfu)
+    return reports, RunEstimate(
+        facts['steps'], seconds, topology.chips, facts['refusal'], rows, mfu
+    )
 
 
 def report(compiled: Compiled, topology: Topology, step: str, kind: int = -1) -> Report:
@@ -238,16 +256,16 @@ def _exchanges(found: Sequence[roofline.Operation], mesh: Mapping[str, int]) -> 
 
 
 def costs_of(found: Sequence[roofline.Operation], topology: Topology) -> list[Cost]:
-    """The cost of each part of the model on a chip, the slowest first and copies meanwhile last."""
+    """The cost of each part of the model on a chip, the slowest first, asynchronous copies last."""
     sums: dict[str, list[float]] = collections.defaultdict(lambda: [0, 0, 0.0])
     for op in found:
-        path = MEANWHILE if op.asynchronous and not op.collective else op.path
+        path = ASYNC_COPIES if op.asynchronous and not op.collective else op.path
         seconds = op.seconds(topology.chip)
         sums[path] = [a + b for a, b in zip(
             sums[path], (op.count * op.flops, op.count * op.bytes, seconds), strict=True
         )]  # fmt: skip
     rows = [Cost(path, int(flops), int(size), time) for path, (flops, size, time) in sums.items()]
-    return sorted(rows, key=lambda row: (row.path == MEANWHILE, -row.seconds))
+    return sorted(rows, key=lambda row: (row.path == ASYNC_COPIES, -row.seconds))
 
 
 def remedies(config: ConfigDict, topology: Topology) -> list[str]:
@@ -255,11 +273,11 @@ def remedies(config: ConfigDict, topology: Topology) -> list[str]:
 
     Args:
       config: of the step that does not fit.
-      topology: for which it was compiled.
+      topology: that it was compiled for.
     """
     chips = topology.slice_chips
     found = _recomputing(config)
-    if stacks_all(config):
+    if keeps_all_activations(config):
         found.append('model.scan=False')
     layout = defaults.arguments(config, 'parallel')
     if layout['fsdp'] * layout['tensor'] == 1 < chips:
@@ -284,7 +302,7 @@ def _recomputing(config: ConfigDict) -> list[str]:
     return [f'model.remat={name}' for name in kept[first:]]
 
 
-def stacks_all(config: ConfigDict) -> bool:
+def keeps_all_activations(config: ConfigDict) -> bool:
     """Whether scanned blocks keep all activations for the backward pass, stacked."""
     known = schema.parameters(config, 'model')
     if not {'scan', 'remat'} <= known.keys():
@@ -293,14 +311,14 @@ def stacks_all(config: ConfigDict) -> bool:
     return bool(scan) and not remat
 
 
-def apply(config: ConfigDict, override: str) -> ConfigDict:
+def with_override(config: ConfigDict, change: str) -> ConfigDict:
     """A copy of a config with one override."""
-    return config_lib.override(config_lib.from_dict(config.to_dict()), [override])
+    return override(from_dict(config.to_dict()), [change])
 
 
 def largest_batch(
     config: ConfigDict, topology: Topology, **options: Any
-) -> tuple[ConfigDict, tuple[list[Report], Run]]:
+) -> tuple[ConfigDict, tuple[list[Report], RunEstimate]]:
     """The config with the largest batch that fits, to an eighth, and its `preflight`.
 
     The arguments are those of `preflight`.
@@ -316,25 +334,13 @@ def largest_batch(
     tried = {}
 
     def fits(units: int) -> bool:
-        changed = apply(config, f'batch_size={units * unit}')
+        changed = with_override(config, f'batch_size={units * unit}')
         tried[units] = changed, preflight(changed, topology, **options)
         return tried[units][1][0][0].fits
 
-    if not (units := largest(fits, max(config.batch_size // unit, 1))):
+    if not (units := largest_that_fits(fits, max(config.batch_size // unit, 1))):
         raise UserError(f'--batch-size fit: not even {unit} examples fit')
     return tried[units]
-
-
-ALLOCATION = re.compile(r'^allocation \d+: size (\d+)(?:, color (\d+))?(.*):$', re.M)
-PARAMETER = re.compile(r'parameter (\d+)')
-# How JAX names the arguments of a step: state.opt_state[1][0].mu['head']['kernel'].
-PARTS = {
-    'parameters': re.compile(r"(state\.params|variables\['params'\])"),
-    'optimizer': re.compile(r'state\.opt_state'),
-    'average of parameters': re.compile(r'state\.ema'),
-    'batch': re.compile(r'batch'),
-}
-OTHER, TEMPORARIES = 'other', 'activations and temporaries'
 
 
 def memory_parts(buffers: str, module: Module) -> dict[str, int]:
@@ -346,22 +352,22 @@ def memory_parts(buffers: str, module: Module) -> dict[str, int]:
     """
     names = {int(p.text): p.op_name for p in module.entry.parameters}
     found = dict.fromkeys((*PARTS, TEMPORARIES, OTHER), 0)
-    for size, color, what in ALLOCATION.findall(buffers):
-        if (color or '0') == '0' and 'thread-local' not in what:
-            found[_part(what, names)] += int(size)
+    for size, color, label in ALLOCATION.findall(buffers):
+        if (color or '0') == '0' and 'thread-local' not in label:
+            found[_part(label, names)] += int(size)
     return {part: size for part, size in found.items() if size}
 
 
-def _part(what: str, names: Mapping[int, str]) -> str:
-    if 'preallocated-temp' in what:
+def _part(label: str, names: Mapping[int, str]) -> str:
+    if 'preallocated-temp' in label:
         return TEMPORARIES
-    match = PARAMETER.search(what)
+    match = PARAMETER.search(label)
     name = names.get(int(match[1]), '') if match else ''
     return next((part for part, pattern in PARTS.items() if pattern.match(name)), OTHER)
 
 
 def estimated_memory(state: Mapping[str, int], needed: float) -> dict[str, int]:
-    """Bytes of HBM by contents for a step that does not fit, for which XLA reports only the sum.
+    """Bytes of HBM by contents for a step that does not fit; XLA reports only their sum.
 
     Args:
       state: bytes by field of the state, without padding.
@@ -372,17 +378,8 @@ def estimated_memory(state: Mapping[str, int], needed: float) -> dict[str, int]:
     return found | {f'batch, {TEMPORARIES}': round(needed) - sum(found.values())}
 
 
-FEWEST = 8  # examples of a microbatch on a chip
-STILL_LESS = 0.99  # of the previous bound, for more microbatches to be tried
-# Of the bound without accumulation. Below 1, since bounds ignore the gaps between operations, which
-# every microbatch adds.
-WORTH = 0.9
-
-Tried = Mapping[int, tuple[list[Report], Run]]
-
-
-def numbers(config: ConfigDict, topology: Topology) -> list[int]:
-    """The powers of two that divide a chip's examples and leave enough to each microbatch.
+def microbatch_counts(config: ConfigDict, topology: Topology) -> list[int]:
+    """The powers of two that divide the examples of a chip into microbatches of enough examples.
 
     Raises:
       UserError: if the batch is counted in tokens, or the chips do not share it equally.
@@ -394,26 +391,26 @@ def numbers(config: ConfigDict, topology: Topology) -> list[int]:
         raise UserError(
             f'config.batch_size={config.batch_size}: must be a multiple of {shards} chips'
         )
-    a_chip = config.batch_size // shards
-    powers = (2**i for i in range(a_chip.bit_length()))
-    return [n for n in powers if a_chip % n == 0 and (n == 1 or a_chip // n >= FEWEST)]
+    per_chip = config.batch_size // shards
+    powers = (2**i for i in range(per_chip.bit_length()))
+    return [n for n in powers if per_chip % n == 0 and (n == 1 or per_chip // n >= MIN_MICROBATCH)]
 
 
-def with_steps(config: ConfigDict, number: int) -> ConfigDict:
+def with_microbatches(config: ConfigDict, number: int) -> ConfigDict:
     """A copy of a config with `number` microbatches."""
-    return apply(config, f'step.accum_steps={number}')
+    return with_override(config, f'step.accum_steps={number}')
 
 
-def trials(
+def try_microbatches(
     config: ConfigDict, topology: Topology, **options: Any
-) -> Iterator[tuple[int, tuple[list[Report], Run]]]:
+) -> Iterator[tuple[int, tuple[list[Report], RunEstimate]]]:
     """Each number of microbatches with its result of `preflight`, until the bound stops falling.
 
     The arguments are those of `preflight.preflight`.
     """
     before = None
-    for number in numbers(config, topology):
-        reports, run = preflight(with_steps(config, number), topology, **options)
+    for number in microbatch_counts(config, topology):
+        reports, run = preflight(with_microbatches(config, number), topology, **options)
         yield number, (reports, run)
         if all(report.fits for report in reports):
             if before is not None and run.seconds > STILL_LESS * before:
@@ -421,8 +418,8 @@ def trials(
             before = run.seconds
 
 
-def choose(tried: Tried) -> tuple[int, str]:
-    """The number of microbatches to take, and the reason.
+def choose_microbatches(tried: Trials) -> tuple[int, str]:
+    """The best number of microbatches, and the reason.
 
     Raises:
       UserError: if the step fits with none of them.
@@ -442,12 +439,12 @@ def choose(tried: Tried) -> tuple[int, str]:
     return 1, f'accumulation does not pay: it lowers the bound {how}'
 
 
-def largest(fits: Callable[[int], bool], first: int, most: int | None = None) -> int:
+def largest_that_fits(fits: Callable[[int], bool], first: int, most: int | None = None) -> int:
     """The largest number that fits, to an eighth; 0 if 1 does not.
 
     Args:
-      fits: whether a number does; called once for each.
-      first: the number to begin with, at least 1.
+      fits: whether a number fits; called once for each.
+      first: the first number to try, at least 1.
       most: the largest that may be returned, at least `first`.
     """
     low, high, tried = 0, None, first

@@ -1,8 +1,8 @@
-"""Model FLOPs of a task: those of its calls of the model, for one example.
+"""Model FLOPs of a task: of its calls of the model, for one example.
 
-They are what the task asks for, as MFU counts them (Chowdhery et al. 2022, appendix B), not what
-the hardware does. Recomputation does not count: neither that of `remat`, nor the second forward
-pass of a loss that couples rows, which `gradients.coupled` makes in microbatches or under pmap.
+As MFU counts them (Chowdhery et al. 2022, appendix B), recomputation is excluded: both that of
+`remat` and the second forward pass of a loss that couples rows, which `gradients.coupled` makes in
+microbatches or under pmap.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Training(NamedTuple):
     """FLOPs of the forward passes of a training step, for one example.
 
     Attributes:
-      learning: of the calls that have a gradient.
-      averaged: of the calls at the average of the parameters, which have none.
+      learning: of calls with a gradient.
+      averaged: of calls at the running average of the parameters, without a gradient.
     """
 
     learning: int
@@ -61,7 +61,7 @@ def _batch_of_one(spec: Spec) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 class _Counting:
-    """The model in training, as `tasks.base.Apply`; a call is traced by itself and gives zeros."""
+    """A `tasks.base.Apply` that counts FLOPs: each call is traced by itself and returns zeros."""
 
     train = True
     step: Any = np.int32(0)

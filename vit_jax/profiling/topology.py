@@ -32,7 +32,7 @@ class Chip:
       dims: number of dimensions of a slice.
       counted: whether a slice's name counts chips (1) or their cores (2).
       single_host: chips of the largest slice that is a single machine.
-      options: of libtpu, which make a chip one JAX device.
+      options: of libtpu that make a chip one JAX device.
     """
 
     generation: str
@@ -64,12 +64,12 @@ CHIPS = {
     'v6e': Chip('v6e', 'TPU v6e', 1640e9, 32 * GIB, 448e9, 1.75e9, 2),
 }
 SEVERAL = re.compile(r'(\d+) *x *(.+)|(.+) +x *(\d+)')
-SAME = {'v5litepod': 'v5e', 'v5lite': 'v5e', 'v6litepod': 'v6e'}
+ALIASES = {'v5litepod': 'v5e', 'v5lite': 'v5e', 'v6litepod': 'v6e'}
 
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """A slice, or several of one shape that the data-center network connects.
+    """A slice, or several of one shape, connected by the data-center network.
 
     Attributes:
       chip: of its generation.
@@ -83,7 +83,7 @@ class Topology:
 
     @property
     def name(self) -> str:
-        """Name as `parse` reads it: `v5e:4x4`, or `2xv5e:4x4` of two slices."""
+        """The name that `parse` reads: `v5e:4x4`, or `2xv5e:4x4` for two slices."""
         return self.slice_name if self.slices == 1 else f'{self.slices}x{self.slice_name}'
 
     @property
@@ -130,7 +130,7 @@ def parse(text: str) -> Topology:
     match = re.fullmatch(r'(?:tpu-)?([a-z0-9]+)(?::([\dx]+)|-([1-9]\d*))', text)
     if match is None:
         raise UserError(f'--topology {text!r}: write GENERATION:SHAPE or -SIZE, as v5e:4x4, v4-32')
-    name = SAME.get(match[1], match[1])
+    name = ALIASES.get(match[1], match[1])
     if name not in CHIPS:
         raise UserError('--topology: ' + nearest('TPU generation', name, CHIPS))
     chip = CHIPS[name]
@@ -151,10 +151,10 @@ def parse(text: str) -> Topology:
 def _shape(text: str, chip: Chip, size: int) -> tuple[int, ...]:
     """The most cubic shape of `size`, with the shorter sides first; a whole machine is 2 x 2."""
     if not (sides := _shapes(chip, size)):
-        what = 'cores, two a chip' if chip.counted == 2 else 'chips'
+        unit = 'cores, two a chip' if chip.counted == 2 else 'chips'
         near = ' and '.join(f'{chip.generation}-{n}' for n in _nearest_sizes(chip, size))
         raise UserError(
-            f'--topology {text!r}: no slice of {chip.generation} has {size} {what}; the nearest: '
+            f'--topology {text!r}: no slice of {chip.generation} has {size} {unit}; the nearest: '
             f'{near}'
         )
     chips = size // chip.counted
@@ -195,13 +195,13 @@ def require_compiler() -> None:
 
 
 def environment() -> dict[str, str]:
-    """Environment variables of a compiling process, which neither uses a TPU nor waits for one."""
+    """Environment variables of a compiling process that neither uses nor waits for a TPU."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(('TPU_', 'LIBTPU_'))}
     return kept | {
         'JAX_PLATFORMS': 'cpu',
         'JAX_ENABLE_COMPILATION_CACHE': 'false',
         'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
-        # Otherwise libtpu asks a metadata server for these, and complains if there is none.
+        # Without these, libtpu asks a metadata server, and complains if there is none.
         'TPU_SKIP_MDS_QUERY': '1',
         'TPU_ACCELERATOR_TYPE': 'v5litepod-1',
         'TPU_WORKER_HOSTNAMES': 'localhost',

@@ -28,7 +28,7 @@ from vit_jax.errors import UserError
 from vit_jax.profiling import task_flops, topology
 from vit_jax.profiling.compile_for import ERROR, FACTS, REQUEST, RESULT
 from vit_jax.profiling.cost import DataFacts, data_facts
-from vit_jax.profiling.preflight import largest
+from vit_jax.profiling.preflight import largest_that_fits
 from vit_jax.runtime import environment as memory_lib
 from vit_jax.runtime import process, sharding
 from vit_jax.trainer.build import Program, make_program
@@ -186,7 +186,7 @@ def largest_batch(measurement: Measurement) -> int:
         )
 
     most = -(-max(examples for *_, examples in programs) // unit)
-    if not (units := largest(fits, min(FIRST, most), most)):
+    if not (units := largest_that_fits(fits, min(FIRST, most), most)):
         raise UserError(f'--batch-size fit: not even {unit} examples fit into {limit:,.0f} bytes')
     return units * unit
 

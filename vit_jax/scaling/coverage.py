@@ -1,4 +1,4 @@
-"""Coverage of bootstrap bands, measured on known laws that are sampled with noise and fitted."""
+"""Expected accuracy of fits: coverage of bands on synthetic laws, and errors of planned runs."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from threadpoolctl import threadpool_limits
 from vit_jax.errors import UserError
 from vit_jax.scaling import averaging, curve_fit, forms
 
-BEYOND = 4.0  # x of the extrapolation, over the largest fitted x
-FAR = 10.0  # of the farther one
+BEYOND = 4.0  # extrapolation, in units of the largest fitted x
+FAR = 10.0  # a farther one
 SPAN = 64.0  # ratio of the largest fitted x to the smallest
-# Results of `measure`, by the commands of docs/predictions.md. On laws of the form of the fit: at
-# the points, at `BEYOND` and `FAR` times the largest x, and at `BEYOND` past a break.
+# Results of `measure` on laws of the fitted form, see docs/predictions.md: at the points, at
+# `BEYOND` and `FAR` times the largest x, and at `BEYOND` past a break.
 MEASURED = {
     'power': (0.92, 0.95, 0.93, 0.00),
     'irreducible': (0.91, 0.93, 0.93, 0.30),
     'shifted': (0.93, 0.95, 0.97, 0.82),
     'm2': (0.87, 0.80, 0.78, 0.12),
 }
-# The same of `auto`, on 96 draws of `synthetic.LAWS`, without the last.
+# The same for `auto`, on 96 draws of `LAWS`, except past a break.
 MEASURED_AUTO = (0.91, 0.93, 0.92)
 FORMS = (averaging.AUTO, *MEASURED)
 DESIGN_EXPONENT = 0.35  # of both laws
-# Laws by their formula: the form, its parameters for x in units of the largest, where y is 1, and
-# how many of these are fitted.
+# Laws by formula: the form, its parameters for x in units of the largest, where y is 1, and the
+# number of fitted parameters.
 DESIGN_LAWS = {
     'a x^-b': ('power', (0.0, DESIGN_EXPONENT, 0.0, 0.0), 2),
     'a x^-b + c': ('irreducible', (np.log(0.5), DESIGN_EXPONENT, 0.5, 0.0), 3),
 }
-MIN_SIZES = 4  # different x that a design needs
+MIN_SIZES = 4  # number of different x that a design needs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,13 +41,13 @@ class Simulation:
 
     Attributes:
       form: of the law and of the fit.
-      points: of a curve, their x in equal ratios over `SPAN`.
+      points: number of points of a curve, at equal ratios over `SPAN`.
       noise: standard deviation of log y.
       curves: number of laws that are drawn.
       bootstrap: replicates of each fit.
 
     Raises:
-      UserError: for a form from which no law is drawn, or a number that is too small.
+      UserError: for a form of which no law can be drawn, or a number that is too small.
     """
 
     form: str = 'shifted'
@@ -77,7 +77,7 @@ class SyntheticLaw:
       form: of the truth.
       noise: standard deviation of log y.
       correlation: of the noise of neighboring points (AR(1)).
-      tuned: whether the width of bands was chosen on it.
+      tuned: whether the width of bands was tuned on it.
     """
 
     name: str
@@ -101,15 +101,15 @@ LAWS = (
 
 @dataclasses.dataclass(frozen=True)
 class Design:
-    """Runs of which a law is to be fitted.
+    """Planned runs to which a law is to be fitted.
 
     Attributes:
       name: for tables.
       x: [N], different and ascending.
-      counts: [N], runs with each x, which differ in the seed.
+      counts: [N], number of seeds at each x.
       cost: in units of x.
-      errors: {law: standard deviation of the log of its prediction}, in units of that of log y of a
-        run.
+      errors: {law: standard deviation of the log of its prediction}, in units of that of log y of
+        one run.
     """
 
     name: str
@@ -125,7 +125,7 @@ class Design:
 
 
 def caveat(fitted: Iterable[str]) -> str:
-    """A sentence on the measured coverage of bands, for their readers.
+    """A sentence on the measured coverage of bands.
 
     Args:
       fitted: names of the forms that have bands, or `auto`.
@@ -139,10 +139,10 @@ def _coverage(form: str) -> str:
         return (
             f'on synthetic laws of eight kinds, bands of 90 % held {beyond} at '
             f'{BEYOND:g} times the largest x and {far} at {FAR:g} times, {on} at the points; '
-            'past a break they hold nothing'
+            'past a break they are useless'
         )
     if form not in MEASURED:
-        return f'the coverage of bands of the form {form} is not known'
+        return f'the coverage of bands of the form {form} is unknown'
     on, beyond, far, broken = (f'{100 * share:.0f} %' for share in MEASURED[form])
     return (
         f'on known laws of the form {form}, bands of 90 % held {on} of the curve at its points, '
@@ -154,11 +154,11 @@ def measure(setting: Simulation, seed: int = 0) -> dict[str, float]:
     """The share of true values that lie in the bands.
 
     Returns:
-      'fitted': of the curve, at the x of its points;
+      'fitted': of the curve at its points;
       'beyond' and 'far': at `BEYOND` and `FAR` times the largest of them;
-      'past a break': there, if the exponent halves after the last point;
-      and one for each exponent and limit of the law. For `auto` instead of those three, 'beyond'
-      and 'far' of each of `synthetic.LAWS`, and of those on which bands were tuned and were not.
+      'past a break': at `BEYOND`, if the exponent halves after the last point;
+      and each exponent and limit of the law. For `auto` instead of the last three, 'beyond' and
+      'far' of each of `LAWS`, and of the laws on which bands were tuned and were not.
     """
     if setting.form == averaging.AUTO:
         return _measure_auto(setting, seed)
@@ -231,7 +231,7 @@ def _measure_auto(setting: Simulation, seed: int) -> dict[str, float]:
 
 
 def _simulate(law: SyntheticLaw, setting: Simulation, rng: np.random.Generator) -> list[float]:
-    """Shares at the points, at `BEYOND` and at `FAR`; nan for a curve without a band."""
+    """Shares at the points, at `BEYOND` and at `FAR`; NaN for a curve without a band."""
     form = forms.find(law.form)
     theta = draw_law(law.form, rng)
     x, out = design_points(law.form, setting.points)
@@ -261,7 +261,7 @@ def draw_law(form: str, rng: np.random.Generator) -> forms.Theta:
 def design_points(form: str, points: int) -> tuple[np.ndarray, np.ndarray]:
     """The fitted x [N, K], and those at 4 and 10 times the largest [2, K].
 
-    Of the joint law N and D span a factor of 8 each on a grid, and compute one of 64.
+    For the joint law, N and D span a factor of 8 each on a grid, and compute one of 64.
     """
     if form != 'joint':
         return np.geomspace(1.0, SPAN, points)[:, None], SPAN * np.array([[4.0], [10.0]])
@@ -287,19 +287,19 @@ def _held(curve: curve_fit.Fit, x: np.ndarray, truth: np.ndarray) -> float:
 
 
 def designs(flops: Sequence[float], seeds: int, target: float) -> list[Design]:
-    """The planned runs, and others to compare with.
+    """The planned runs, and alternatives.
 
     Choshen et al. 2024 (arXiv:2410.11840) find that seeds vary so much that several small models
     can predict better than one large model.
 
     Args:
       flops: of each planned run.
-      seeds: of each run, where runs are repeated.
+      seeds: number of seeds of repeated runs.
       target: FLOPs at which the law predicts.
 
     Returns:
-      As planned; more seeds of every run; of the smaller half of the sizes alone; and instead of
-      the largest runs, as many seeds of the others as cost no more. Nothing for too few sizes.
+      The runs as planned; with more seeds of each; with more seeds of the smaller half; and
+      without the largest, with as many seeds of the others as cost no more. [] for too few sizes.
     """
     x, counts = np.unique(np.asarray(flops, float), return_counts=True)
     if len(x) < MIN_SIZES:
@@ -336,8 +336,8 @@ def prediction_error(
     Args:
       law: one of `LAWS`.
       x: [N], of the points.
-      counts: [N], runs of each.
-      target: where the law predicts.
+      counts: [N], number of runs at each.
+      target: x of the prediction.
       largest: the x at which the law is 1.
     """
     form, theta, used = DESIGN_LAWS[law]

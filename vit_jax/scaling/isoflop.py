@@ -1,4 +1,4 @@
-"""Optimal model sizes without a joint law: parabolas at equal compute, the frontier of curves."""
+"""Optimal model sizes without a joint law: parabolas at equal compute, and frontiers."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import dataclasses
 import numpy as np
 from numpy.polynomial import Polynomial
 
-GAPS = tuple(np.log([1.1, 1.05, 1.02, 1.005]))  # between neighbors that count as one budget
+GAPS = tuple(np.log([1.1, 1.05, 1.02, 1.005]))  # between neighbors of one budget
 SPREAD = np.log(1.3)  # of all runs of one budget
-ALIKE = np.log(1.02)  # the ratio of two values that count as one
+ALIKE = np.log(1.02)  # ratio of values that count as equal
 _GRID = 60  # budgets at which curves are compared
-_CURVE = 5  # points that make a curve
-_FLAT = 1e-9  # relative rise of a parabola that is one of rounding
+_CURVE = 5  # least number of points of a curve
+_FLAT = 1e-9  # relative rise of a parabola that may be rounding
 _Curve = tuple[float, np.ndarray, np.ndarray]  # size, log C ascending, log y
 
 
@@ -22,8 +22,8 @@ class Optima:
 
     Attributes:
       c, n, loss: [K], of each budget.
-      points: [K], runs of each budget, or curves at it.
-      exponent, log_scale: log n = log_scale + exponent log c; None for less than two budgets.
+      points: [K], number of runs or curves at each budget.
+      exponent, log_scale: log n = log_scale + exponent log c; None for fewer than two budgets.
     """
 
     c: np.ndarray
@@ -40,7 +40,7 @@ class Optima:
 
 
 def clusters(log_values: np.ndarray, gap: float) -> np.ndarray:
-    """The number [M] of the group of each value; neighbors less than `gap` apart share one."""
+    """The number [M] of the group of each value; neighbors at most `gap` apart share one."""
     order = np.argsort(log_values, kind='stable')
     starts = np.diff(log_values[order], prepend=log_values[order][0]) > gap
     found = np.empty(len(order), int)
@@ -49,7 +49,7 @@ def clusters(log_values: np.ndarray, gap: float) -> np.ndarray:
 
 
 def leveled(c: np.ndarray) -> np.ndarray:
-    """C [M] with the mean of all values less than 2 % apart in place of their own."""
+    """C [M], with values less than 2 % apart replaced by their mean."""
     found, groups = c.copy(), clusters(np.log(c), ALIKE)
     for at in (groups == group for group in np.unique(groups)):
         if np.ptp(np.log(c[at])) <= ALIKE:
@@ -58,9 +58,9 @@ def leveled(c: np.ndarray) -> np.ndarray:
 
 
 def budgets(n: np.ndarray, c: np.ndarray) -> list[np.ndarray]:
-    """Places of the runs of each budget that three sizes or more share, ascending in C.
+    """Indices of the runs of each budget with three sizes or more, ascending in C.
 
-    Where neighbors in C follow each other too closely, finer gaps tell budgets apart.
+    Where budgets are too close to one another, smaller gaps separate them.
     """
     found: list[np.ndarray] = []
     left = np.arange(len(n))
@@ -85,11 +85,11 @@ def parabolas(
     """Hoffmann et al. 2022, approach 2: the minimum over log N of a parabola through each budget.
 
     Args:
-      n, c, y, weights: [M], those of the errors; all of runs.
+      n, c, y: [M], of the runs.
+      weights: [M], of their errors.
 
     Returns:
-      The optima, and a line for each budget without a minimum between its smallest and largest
-      size.
+      The optima, and a line for each budget without a minimum between its extreme sizes.
     """
     found, notes = [], []
     for at in budgets(n, c):
@@ -108,7 +108,7 @@ def parabola(n: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Polynomial:
 
 
 def fitted(n: np.ndarray, c: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The parabolas at the points [M]; y itself where there is none."""
+    """The values of the parabolas at the points [M]; y where there is none."""
     values = y.copy()
     for at in budgets(n, c):
         values[at] = parabola(n[at], y[at], weights[at])(np.log(n[at]))
@@ -127,8 +127,8 @@ def frontier(n: np.ndarray, c: np.ndarray, y: np.ndarray) -> Optima:
     """Hoffmann et al. 2022, approach 1: the size that is best at each budget.
 
     With three sizes or more of five points each, the lowest of their curves, log y over log C.
-    Budgets where the smallest or the largest size wins say only that the optimum lies beyond, and
-    are left out. With less, the runs that are better than all of no more compute.
+    Budgets where the smallest or the largest size wins show only that the optimum lies beyond, and
+    are left out. With fewer, the runs that are better than all runs of no more compute.
     """
     sizes = clusters(np.log(n), ALIKE)
     curves = [_curve(n, c, y, sizes == i) for i in np.unique(sizes)]
@@ -157,7 +157,7 @@ def pareto_frontier(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _budget_means(n: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """C [M] with the mean of each budget in place of its runs' own."""
+    """C [M], replaced by the mean of its budget."""
     level = c.copy()
     for at in budgets(n, c):
         level[at] = np.exp(np.log(c[at]).mean())
@@ -173,7 +173,7 @@ def spacing(n: np.ndarray, c: np.ndarray) -> float:
 
 
 def jittered(found: Optima, width: float, rng: np.random.Generator) -> Optima:
-    """The law with each log N moved by up to half a width, as sizes between were not tried."""
+    """The law with each log N moved by up to half a width, the distance of the sizes tried."""
     moved = found.n * np.exp(width * rng.uniform(-0.5, 0.5, len(found.n)))
     slope, scale = np.polyfit(np.log(found.c), np.log(moved), 1)
     return dataclasses.replace(found, n=moved, exponent=float(slope), log_scale=float(scale))

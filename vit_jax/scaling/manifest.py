@@ -6,13 +6,13 @@ import importlib.metadata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vit_jax.runtime import environment as software
+from vit_jax.runtime import environment
 from vit_jax.scaling import runs
 from vit_jax.scaling.rows import short
 from vit_jax.scaling.runs import Cell
 from vit_jax.storage import paths, run_folder
 
-_MANY_EPOCHS = 4  # Muennighoff et al. 2023: up to about 4 epochs repeated data are as good as new
+_MANY_EPOCHS = 4  # Muennighoff et al. 2023: up to about 4 epochs, repeated data are as good as new
 
 _COLUMNS = (
     *('digest', 'parameters', 'steps', 'batch_size', 'epochs', 'optimizer', 'lr'),
@@ -28,7 +28,7 @@ def entries(rows: Sequence[Mapping[str, Cell]]) -> list[Entry]:
     Returns:
       For each run: run, digest (the first 12 digits of the config's SHA-256), parameters, steps,
       batch_size, epochs, optimizer, lr, schedule, warmup, parametrization, seed, setting (digest
-      without the seed) and hardware; None where the folder does not tell.
+      without the seed) and hardware; None where unknown.
     """
     return [_entry(row) for row in rows]
 
@@ -60,7 +60,7 @@ def _epochs(row: Mapping[str, Cell]) -> float | None:
 
 
 def diagnostics(found: Sequence[Entry]) -> list[str]:
-    """A line for each choice that a reviewer would ask about."""
+    """Lines on choices that a reviewer would question."""
     return [
         *_copied(found, 'lr', 'learning rate'),
         *_copied(found, 'warmup', 'warm-up'),
@@ -72,7 +72,7 @@ def diagnostics(found: Sequence[Entry]) -> list[str]:
 
 
 def _copied(found: Sequence[Entry], key: str, noun: str) -> list[str]:
-    """A setting that serves all sizes, or how many were tried at a size."""
+    """Whether one value serves all sizes, or how many were tried at each."""
     sizes: dict[Any, set[str]] = {}
     for one in found:
         if one['parameters'] is not None and one[key] is not None:
@@ -113,7 +113,7 @@ def _mixed(found: Sequence[Entry]) -> list[str]:
 
 
 def _seeds(found: Sequence[Entry]) -> list[str]:
-    """The seeds of each setting: whether the noise between them was measured."""
+    """Whether the noise between seeds was measured."""
     seeds: dict[str, set[str]] = {}
     for one in found:
         seeds.setdefault(one['setting'], set()).add(str(one['seed']))
@@ -153,4 +153,4 @@ def _text(value: Any) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that fitted the curves."""
-    return software.versions() | {'scipy': importlib.metadata.version('scipy')}
+    return environment.versions() | {'scipy': importlib.metadata.version('scipy')}

@@ -1,4 +1,4 @@
-"""Compute-optimal sizes: N*(C), D*(C) and the loss there, by three ways, with bands.
+"""Compute-optimal sizes: N*(C), D*(C) and the loss there, by three methods, with bands.
 
 Hoffmann et al. 2022, section 3: the frontier of curves, parabolas at equal compute, and the joint
 law L = E + A N^-alpha + B D^-beta. Parabolas are biased even without noise where alpha and beta
@@ -24,7 +24,7 @@ BIAS = (
     'parabolas are biased even without noise, N* by 3 to 19 % on synthetic laws, where alpha and '
     'beta differ or the sizes do not lie around the optimum'
 )
-_QUANTILES = 1000  # of a Gaussian that is drawn from
+_QUANTILES = 1000  # of the Gaussian that errors are drawn from
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class AnalysisOptions:
     """Options of `analyze`.
 
     Attributes:
-      target: a budget to predict the optimum of; None for none.
+      target: a budget whose optimum is predicted; None for none.
       holdout: runs with more than 1 / holdout of the largest C are held out; 0 for none.
       bootstrap: replicates for the bands.
     """
@@ -44,14 +44,14 @@ class AnalysisOptions:
 
 @dataclasses.dataclass(frozen=True)
 class Analysis:
-    """Optima of one group of runs.
+    """Optima of a group of runs.
 
     Attributes:
-      points: all of them, ascending in C.
+      points: all runs, ascending in C.
       kept: [M], whether a run was fitted.
-      joint: None if the law cannot be fitted; `notes` then has the reason.
+      joint: the joint law; None if it cannot be fitted, `notes` has the reason.
       parabolas, frontier: their exponent is None if there are too few.
-      summary: of all this, as JSON values.
+      summary: all results as JSON values.
       notes: warnings, a line each.
     """
 
@@ -64,25 +64,27 @@ class Analysis:
     notes: tuple[str, ...]
 
 
-def analyze(points: Points, ways: AnalysisOptions) -> Analysis:
-    """Fit the three ways to the runs that are not held out."""
+def analyze(points: Points, options: AnalysisOptions) -> Analysis:
+    """Apply the three methods to the runs that are not held out."""
     kept = (
-        points.c <= points.c.max() / ways.holdout if ways.holdout else np.ones(len(points.y), bool)
+        points.c <= points.c.max() / options.holdout
+        if options.holdout
+        else np.ones(len(points.y), bool)
     )
     seen = points.take(kept)
     with threadpool_limits(1, user_api='blas'):
-        joint, notes = _joint(seen, ways.bootstrap)
+        joint, notes = _joint(seen, options.bootstrap)
         level = _level(seen, joint, notes)
         parabolas, more = isoflop.parabolas(seen.n, seen.c, level, seen.seeds.weights)
         frontier = isoflop.frontier(seen.n, seen.c, seen.y)
         notes += more + _missing(parabolas, frontier)
         summary = {
-            'joint': _joint_summary(points, kept, joint, ways),
+            'joint': _joint_summary(points, kept, joint, options),
             'isoflop': _optima_summary(
-                parabolas, seen.cost, ways, _parabola_replicates(seen, level, ways)
+                parabolas, seen.cost, options, _parabola_replicates(seen, level, options)
             ),
             'frontier': _optima_summary(
-                frontier, seen.cost, ways, _frontier_replicates(seen, joint, frontier, ways)
+                frontier, seen.cost, options, _frontier_replicates(seen, joint, frontier, options)
             ),
         }
     notes = [*points.notes, *notes]
@@ -90,7 +92,7 @@ def analyze(points: Points, ways: AnalysisOptions) -> Analysis:
 
 
 def require_law(analyses: Sequence[Analysis]) -> None:
-    """Raise UserError if no way gives a law for any of the curves."""
+    """Raise UserError if no method gives a law for any curve."""
     if not any(any(a.summary.values()) for a in analyses):
         reasons = [note for note in analyses[0].notes if note.startswith('no ')]
         raise UserError(f'no law of the optimum can be fitted: {"; ".join(reasons)}')
@@ -117,7 +119,7 @@ def _joint(seen: Points, bootstrap: int) -> tuple[curve_fit.Fit | None, list[str
 
 
 def _level(seen: Points, joint: curve_fit.Fit | None, notes: list[str]) -> np.ndarray:
-    """The losses, moved along the joint law to the mean of the budget that they share."""
+    """The losses, moved along the joint law to the mean of their budget."""
     level = seen.y.copy()
     off = 0.0
     for at in isoflop.budgets(seen.n, seen.c):
@@ -163,7 +165,7 @@ def optimum(params: dict[str, float], cost: Cost, c: np.ndarray) -> tuple[np.nda
 
 
 def _joint_summary(
-    points: Points, kept: np.ndarray, joint: curve_fit.Fit | None, ways: AnalysisOptions
+    points: Points, kept: np.ndarray, joint: curve_fit.Fit | None, options: AnalysisOptions
 ) -> dict[str, Any] | None:
     if joint is None:
         return None
@@ -185,18 +187,18 @@ def _joint_summary(
         'holdout_rmse': error,
         'identified': not joint.warnings,
     }
-    if ways.target is not None:
-        at = np.array([ways.target])
+    if options.target is not None:
+        at = np.array([options.target])
         samples = np.array([[v[0] for v in optimum(p, cost, at)] for p in drawn]).reshape(-1, 3)
         n, d, loss = (float(v[0]) for v in optimum(joint.params, cost, at))
         values = {'N': (n, samples[:, 0]), 'D': (d, samples[:, 1]), 'loss': (loss, samples[:, 2])}
         spread = _widened_bands(joint.dof, **values)
-        result['target'] = {'C': ways.target, 'N': n, 'D': d, 'loss': loss, 'bands': spread}
+        result['target'] = {'C': options.target, 'N': n, 'D': d, 'loss': loss, 'bands': spread}
     return result
 
 
 def _widened_bands(dof: float, **drawn: tuple[float, np.ndarray]) -> dict[str, list[float]]:
-    """Bands of values from bootstrap samples, as those of the fit; none if one is infinite."""
+    """Bands of values from bootstrap samples, widened as for the fit; none if one is infinite."""
     return {
         name: curve_fit.widened(value, samples, dof)
         for name, (value, samples) in drawn.items()
@@ -213,7 +215,7 @@ def _bands(**samples: np.ndarray) -> dict[str, list[float]]:
 
 
 def _optima_summary(
-    found: isoflop.Optima, cost: Cost, ways: AnalysisOptions, replicates: list[isoflop.Optima]
+    found: isoflop.Optima, cost: Cost, options: AnalysisOptions, replicates: list[isoflop.Optima]
 ) -> dict[str, Any] | None:
     if found.exponent is None:
         return None
@@ -230,19 +232,19 @@ def _optima_summary(
             )
         ],
     }
-    if ways.target is not None:
-        n = found.size(ways.target)
-        drawn = np.array([one.size(ways.target) for one in replicates])
-        spread = _bands(N=drawn, D=cost.data(drawn, np.full(len(drawn), ways.target)))
-        d = float(cost.data(np.array([n]), np.array([ways.target]))[0])
-        result['target'] = {'C': ways.target, 'N': n, 'D': d, 'bands': spread}
+    if options.target is not None:
+        n = found.size(options.target)
+        drawn = np.array([one.size(options.target) for one in replicates])
+        spread = _bands(N=drawn, D=cost.data(drawn, np.full(len(drawn), options.target)))
+        d = float(cost.data(np.array([n]), np.array([options.target]))[0])
+        result['target'] = {'C': options.target, 'N': n, 'D': d, 'bands': spread}
     return result
 
 
 def _parabola_replicates(
-    seen: Points, level: np.ndarray, ways: AnalysisOptions
+    seen: Points, level: np.ndarray, options: AnalysisOptions
 ) -> list[isoflop.Optima]:
-    """Parabolas through themselves with new errors: of their residuals, or as seeds differ."""
+    """Parabolas through redrawn points, with errors from their residuals or from seeds."""
     groups = isoflop.budgets(seen.n, seen.c)
     free = sum(len(at) - 3 for at in groups)
     if not groups:
@@ -262,13 +264,13 @@ def _parabola_replicates(
     def solve(y: np.ndarray) -> isoflop.Optima:
         return isoflop.parabolas(seen.n, seen.c, y, weights)[0]
 
-    return _redrawn(center, pool, ways, solve, weights)
+    return _redrawn(center, pool, options, solve, weights)
 
 
 def _frontier_replicates(
-    seen: Points, joint: curve_fit.Fit | None, found: isoflop.Optima, ways: AnalysisOptions
+    seen: Points, joint: curve_fit.Fit | None, found: isoflop.Optima, options: AnalysisOptions
 ) -> list[isoflop.Optima]:
-    """Frontiers of the joint law with noise, moved so that without it they are what was found."""
+    """Frontiers of the joint law with noise, shifted to match the measured frontier without it."""
     if joint is None or found.exponent is None:
         return []
     center = joint.predict(seen.x)
@@ -277,7 +279,7 @@ def _frontier_replicates(
     if clean.exponent is None:
         return []
     da, ds = found.exponent - clean.exponent, found.log_scale - clean.log_scale
-    drawn = _redrawn(center, pool, ways, lambda y: isoflop.frontier(seen.n, seen.c, y))
+    drawn = _redrawn(center, pool, options, lambda y: isoflop.frontier(seen.n, seen.c, y))
     width, rng = isoflop.spacing(seen.n, seen.c), np.random.default_rng(1)
     return [
         dataclasses.replace(one, exponent=one.exponent + da, log_scale=one.log_scale + ds)
@@ -289,12 +291,12 @@ def _frontier_replicates(
 def _redrawn(
     center: np.ndarray,
     pool: np.ndarray,
-    ways: AnalysisOptions,
+    options: AnalysisOptions,
     solve: Callable[[np.ndarray], isoflop.Optima],
     weights: np.ndarray | float = 1.0,
 ) -> list[isoflop.Optima]:
     rng = np.random.default_rng(0)
     pool = pool - pool.mean()
-    drawn = (rng.choice(pool, len(center)) / weights for _ in range(ways.bootstrap))
+    drawn = (rng.choice(pool, len(center)) / weights for _ in range(options.bootstrap))
     found = [solve(center * np.exp(errors)) for errors in drawn]
     return [one for one in found if one.exponent is not None]

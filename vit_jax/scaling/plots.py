@@ -1,4 +1,4 @@
-"""Scaling curves as a figure: points, fits with their bands, and points held out."""
+"""Figures of scaling curves: points, fits with their bands, and held-out points."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from vit_jax.viz import figures
 
 TOGETHER = 6  # curves that share one panel
 MAX_PANELS = 80
-_PANEL_LETTERS = 28  # in a line over a panel of many
-# A floor below this part of the prediction would stretch the axis far under all points.
+_TITLE_LETTERS = 28  # in a line of the title of a small panel
+# A floor below this share of the prediction would stretch the axis far below all points.
 _VISIBLE = 0.01
 LABELS = {
     'data_size': 'training examples',
@@ -42,8 +42,8 @@ def draw_curves(
 
     Filled points were fitted, hollow ones were held out, and right of the dotted line the curve is
     an extrapolation. The shade is the nominal 90 % band of the bootstrap; a line below gives the
-    measured coverage of such bands. Faint points are not on the frontier. With `target`, an x, one
-    panel has stars where the laws meet it, and a line at the irreducible error of each.
+    measured coverage of such bands. Faint points are not on the frontier. With `target`, an x, a
+    single panel has stars at the predictions, and a line at each irreducible error.
 
     Raises:
       UserError: for more curves than panels fit into a figure.
@@ -58,12 +58,12 @@ def draw_curves(
 
 
 def _caveat(curves: Sequence[Curve]) -> str:
-    """Sentences on the coverage of the shades and on the bars; empty if there are none."""
+    """Sentences on the coverage of the shaded bands and on error bars; empty without any."""
     fits = [curve.fit for curve in curves if curve.fit is not None and len(curve.fit.replicates)]
-    said = [f'Shades: {coverage.caveat(map(averaging.form_name, fits))}.'] if fits else []
+    lines = [f'Shades: {coverage.caveat(map(averaging.form_name, fits))}.'] if fits else []
     if any(curve.seeds.several for curve in curves):
-        said.append('Bars: one standard deviation between seeds.')
-    return '\n'.join(textwrap.fill(one, 110) for one in said)
+        lines.append('Bars: one standard deviation between seeds.')
+    return '\n'.join(textwrap.fill(one, 110) for one in lines)
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -92,7 +92,7 @@ def _title(options: FitOptions) -> str:
 
 
 def axis_label(column: str) -> str:
-    """Name of a column in words: `1-test/accuracy` -> `test error`."""
+    """The label of an axis for a column: `1-test/accuracy` -> `test error`."""
     if column.startswith('1-') and column.endswith('/accuracy'):
         return column.removeprefix('1-').removesuffix('/accuracy') + ' error'
     return LABELS.get(column, column)
@@ -101,7 +101,7 @@ def axis_label(column: str) -> str:
 def _colors(curves: Sequence[Curve]) -> list[Any]:
     """A color for each curve; with several columns, one for each value of the first, in shades.
 
-    Curves of one family stand in the order of the other columns, so that dark is large.
+    Curves of a family are in the order of the other columns, so that dark is large.
     """
     families = [next(iter(curve.by.values()), '') for curve in curves]
     if len(set(families)) == len(families):
@@ -117,7 +117,7 @@ def _colors(curves: Sequence[Curve]) -> list[Any]:
 
 
 def _boundary(curve: Curve) -> float | None:
-    """The x between fitted and held-out points; None if either are missing."""
+    """The x between fitted and held-out points; None if either is missing."""
     fitted, held = curve.x[curve.kept, 0], curve.x[~curve.kept, 0]
     if not (len(fitted) and len(held)):
         return None
@@ -138,7 +138,7 @@ def _draw_grid(curves: Sequence[Curve], options: FitOptions) -> Figure:
     for i, curve in enumerate(curves):
         axes = figure.add_subplot(rows, columns, i + 1)
         _draw_curve(axes, curve, figures.COLORS[0], size=2.5, label=None)
-        title = textwrap.fill(curve.label, _PANEL_LETTERS, max_lines=3, placeholder=' ...')
+        title = textwrap.fill(curve.label, _TITLE_LETTERS, max_lines=3, placeholder=' ...')
         _finish(axes, title, [curve], few=True)
         if curve.holdout_rmse is not None:
             _note(axes, f'{curve.holdout_rmse:.3f}')
@@ -194,19 +194,19 @@ def _draw_curve(
 
 
 def _seed_bars(axes: Axes, curve: Curve, color: Any) -> None:
-    """A bar at each mean over seeds: one standard deviation of the runs up and down."""
+    """Draw one standard deviation of the runs up and down from each mean over seeds."""
     chosen = curve.seeds.counts > 1
     if not chosen.any():
         return
     y, ratio = curve.y[chosen], np.exp(curve.seeds.stds[chosen])
-    reach = np.stack([y - y / ratio, y * ratio - y])
+    lengths = np.stack([y - y / ratio, y * ratio - y])
     axes.errorbar(
-        curve.x[chosen, 0], y, reach, fmt='none', ecolor=color, elinewidth=1.1, capsize=2.5
+        curve.x[chosen, 0], y, lengths, fmt='none', ecolor=color, elinewidth=1.1, capsize=2.5
     )
 
 
 def _draw_target(axes: Axes, fit: Fit, target: float, color: Any) -> None:
-    """A star at the predicted value with its band, and a line at the irreducible error, if any."""
+    """Draw a star at the prediction with its band, and a line at an irreducible error."""
     at = np.array([target])
     value = fit.predict(at)
     if (band := fit.predict_band(at)) is not None:
@@ -314,6 +314,6 @@ def _finish(
 
 def _ticks(axes: Axes, which: str, low: float, high: float, few: bool = False) -> None:
     axis = axes.xaxis if which == 'x' else axes.yaxis
-    # Three digits do not tell neighboring ticks of a narrow range apart.
+    # Three digits do not distinguish neighboring ticks of a narrow range.
     words = rows.short if high > 1.3 * low or high >= 1000 else '{:.4g}'.format
     figures.log_ticks(axis, low, high, few=few, words=words)

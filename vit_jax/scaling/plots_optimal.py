@@ -1,4 +1,4 @@
-"""Compute-optimal sizes as a figure: contours of the joint law, and losses at equal compute."""
+"""Figures of compute-optimal sizes and shapes: contours, losses at equal compute, star sweeps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BY_LAW, _BY_PARABOLA = figures.COLORS[1], figures.COLORS[2]
 
 
 def draw_optima(found: Sequence[Analysis], columns: Columns) -> Figure:
-    """Draw two panels a curve.
+    """Draw two panels for each curve.
 
     The left one has the joint law's contours of equal loss over C and N, the runs, and N* by the
     joint law (with its band), parabolas and the frontier. The right one has the runs of each
@@ -167,7 +167,7 @@ def _scales(axes: Axes, title: str, x: np.ndarray, y: np.ndarray) -> None:
 def draw_shape(
     star: StarSweep, shapes: ShapeFit, columns: StarColumns, target: float | None = None
 ) -> Figure:
-    """A panel for each dimension: runs and the law at several budgets, with its minima joined.
+    """Draw a panel for each dimension: its runs, and the law with its minima at several budgets.
 
     Colors are budgets, dark for large ones. A star is the optimum for the target.
     """

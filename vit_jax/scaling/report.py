@@ -1,4 +1,7 @@
-"""The report of a study: fits, their uncertainty, extrapolation errors, and a manifest."""
+"""The report of a study: fits, their uncertainty, extrapolation errors, and a manifest.
+
+The page is a list of blocks, which become Markdown or HTML.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,11 @@ from vit_jax.scaling import averaging, coverage, curve_fit, forms, manifest
 from vit_jax.scaling.rows import label
 from vit_jax.scaling.table import Curve, FitOptions
 
-HOLDOUT_SHARES = (0.5, 0.75, 0.875)  # shares held out whose errors stand side by side: 2x, 4x, 8x
+HOLDOUT_SHARES = (
+    0.5,
+    0.75,
+    0.875,
+)  # held-out shares whose errors are shown side by side: 2x, 4x, 8x
 PICTURE = 'scaling.png'
 STYLE = (
     ':root{color-scheme:light dark;--ink:#1f2430;--back:#fff;--line:#e4e6eb;--code:#f3f4f7}'
@@ -36,7 +43,7 @@ STYLE = (
     '.drawing:has(:checked){width:100%;cursor:zoom-out}'
     '.drawing :checked+img{width:max(100%,60em);max-width:none}'
 )
-# The page may load nothing and run nothing: all it shows is inside.
+# The page may neither load nor run anything: all that it shows is inside.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
@@ -71,7 +78,7 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """A picture beside the page; an SVG is a drawing, which is enlarged by a click."""
+    """A picture beside the page; a click enlarges an SVG."""
 
     name: str
     words: str
@@ -79,7 +86,7 @@ class Picture:
 
 @dataclasses.dataclass(frozen=True)
 class Folded:
-    """Long text as it is, below a title that unfolds it."""
+    """Preformatted text, folded below a title."""
 
     title: str
     text: str
@@ -135,7 +142,7 @@ def _curve_summary(curve: Curve) -> dict[str, Any]:
 
 
 def _comparison(curves: Sequence[Curve], name: str) -> dict[str, Any]:
-    """The other form's median error, and on how many curves this form extrapolates better."""
+    """The median error of another form, and the number of curves where this one is better."""
     pairs = [(c.holdout_rmse, c.against[name]) for c in curves]
     both = [(ours, other) for ours, other in pairs if ours is not None and other is not None]
     better = sum(ours < other for ours, other in both)
@@ -157,11 +164,11 @@ def report_blocks(
     skipped: Sequence[str] = (),
     unfinished: Sequence[str] = (),
 ) -> list[Block]:
-    """The page about the fits of `summary.summarize`.
+    """The blocks of the report on the fits of `summarize`.
 
     Args:
       summary: of the curves.
-      entries: of the runs that were fitted.
+      entries: of the fitted runs.
       skipped: a line for each finished run that could not be fitted.
       unfinished: names of the runs that are not finished.
     """
@@ -191,7 +198,7 @@ def report_blocks(
 def _table(summary: Mapping[str, Any]) -> Block:
     fitted = [curve for curve in summary['curves'] if curve['params']]
     if not fitted:
-        return Text('No curve has points enough to be fitted.')
+        return Text('No curve has enough points for a fit.')
     names = list(dict.fromkeys(name for curve in fitted for name in curve['params']))
     rows = [['curve', 'points', 'form', *names, 'error held out', *fitted[0]['beside']]]
     for curve in fitted:
@@ -203,7 +210,7 @@ def _table(summary: Mapping[str, Any]) -> Block:
 
 
 def _form(curve: Mapping[str, Any]) -> str:
-    """The form; of a mean, each with its weight and the inner error that gave it."""
+    """The form; for a mean, each form with its weight and inner error."""
     if 'forms' not in curve:
         return str(curve['form'])
     return ', '.join(
@@ -235,8 +242,8 @@ def _held_out(summary: Mapping[str, Any]) -> str:
 def _banded(forms: Sequence[str]) -> str:
     return (
         'In brackets is the 90 % band, from a moving-block bootstrap. It shows the noise of the '
-        'points, not whether the form is the right one: that is what the error held out is '
-        f'for. Measured coverage: {coverage.caveat(forms)} (`scaling coverage`).'
+        'points, not whether the form is right, for which there is the error held out. '
+        f' Measured coverage: {coverage.caveat(forms)} (`scaling coverage`).'
     )
 
 

@@ -6,7 +6,7 @@ dimension x of the shape and the compute t, with the others held at a large enou
     f(x, t) = alpha x^-a + (beta x^b + xi) t^-c + epsilon        (their equation 2)
 
 with a minimum at x* = (alpha a t^c / (beta b))^(1 / (a + b)), which grows as t^s, s = c / (a + b).
-The exponent c belongs to all dimensions.
+All dimensions share the exponent c.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from vit_jax.scaling.rows import Row, cell, number, unfinished
 BOUNDS = (0.02, 4.0)  # of the exponents
 LEAST = 8  # runs of a ray; its law has 7 parameters
 _GRID = (0.1, 0.3, 0.6, 1.0, 1.6)
-_STARTS = 3
-_ROUNDS = 200
-_GONE = 1e-9  # share of y below which a term is not there
+_STARTS = 3  # whose search is refined
+_ROUNDS = 200  # of least squares
+_NEGLIGIBLE = 1e-9  # share of y below which a term is missing
 _FLAT = 1e-6
 
 
@@ -41,7 +41,7 @@ class StarColumns:
       shape: the dimensions, as `config.model.width`.
       t: compute of a run.
       y: an error or a loss; `1-NAME` for one minus an accuracy.
-      examples: examples seen; None if there are none.
+      examples: examples seen; None without such a column.
 
     Raises:
       UserError: without a dimension.
@@ -81,9 +81,9 @@ class StarSweep:
 
     Attributes:
       center: {dimension: value}.
-      rays: {dimension: its runs, those of the center included}.
-      example: exponents of the compute of an example, {dimension: p}, and under '' the log of its
-        scale; {} if the table lacks it.
+      rays: {dimension: its runs, including those of the center}.
+      example: the power law of the compute of an example: {dimension: exponent}, and the log of
+        its scale under ''; {} if unknown.
       notes: warnings about the table.
     """
 
@@ -93,7 +93,7 @@ class StarSweep:
     notes: tuple[str, ...]
 
     def cost(self, shape: dict[str, float]) -> float | None:
-        """Compute of an example of a shape; None if it is not known."""
+        """Compute of an example of a shape; None if unknown."""
         if not self.example:
             return None
         powers = sum(p * np.log(shape[name]) for name, p in self.example.items() if name)
@@ -134,13 +134,13 @@ class ShapeLaw:
 
 @dataclasses.dataclass(frozen=True)
 class ShapeFit:
-    """The laws of a star.
+    """The laws of a star sweep.
 
     Attributes:
-      laws: {dimension: its law}, of those that have an optimum.
+      laws: {dimension: its law}, for dimensions with an optimum.
       replicates: the same for each bootstrap sample.
-      dof: runs less parameters, at least 2.
-      rmse: of the log of the loss.
+      dof: degrees of freedom, runs less parameters, at least 2.
+      rmse: root mean square error of the log of the loss.
       notes: a warning for each dimension without an optimum, and others.
     """
 
@@ -174,10 +174,10 @@ class ShapeFit:
 
 
 def read_star(rows: Sequence[Row], columns: StarColumns) -> StarSweep:
-    """The star of a table: the center is the shape from which most runs differ in one dimension.
+    """Read the star sweep of a table: most runs differ from its center in at most one dimension.
 
     Raises:
-      UserError: for an unknown column, a text where a number belongs, or a dimension with too few
+      UserError: for an unknown column, text where a number belongs, or a dimension with too few
         runs, sizes or budgets.
     """
     kept, notes = [], []
@@ -289,14 +289,14 @@ def _with_optimum(
     for (name, ray), law in zip(star.rays.items(), found, strict=True):
         falls = np.max(law.alpha * ray.x**-law.a / ray.y)
         grows = np.max(law.beta * ray.x**law.b * ray.t**-law.c / ray.y)
-        if min(falls, grows) < _GONE:
-            said = 'better' if falls < _GONE else 'worse'
-            notes.append(f'{name}: no optimum: in these runs, a larger one is never {said}')
+        if min(falls, grows) < _NEGLIGIBLE:
+            verdict = 'better' if falls < _NEGLIGIBLE else 'worse'
+            notes.append(f'{name}: no optimum: in these runs, a larger one is never {verdict}')
             continue
         laws[name] = law
         best = [law.best(t) for t in (ray.t.min(), ray.t.max())]
         if best[1] < ray.x.min() or best[0] > ray.x.max():
-            notes.append(f'{name}: its optimum lies outside of the sizes that were run')
+            notes.append(f'{name}: its optimum is outside the sizes that were run')
     return laws, tuple(notes)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ml_collections import ConfigDict
 
-from vit_jax.config import load as config_lib
+from vit_jax.config.load import load as load_config
 from vit_jax.errors import UserError
 from vit_jax.inference import fine_tune
 from vit_jax.profiling import benchmark, cost
@@ -169,7 +169,7 @@ def _price(study: Isoflop, shape: space.Point) -> PlannedRun:
 def _config(study: Isoflop, shape: space.Point) -> ConfigDict:
     """The config of one shape, for a single step."""
     changes = [*space.overrides(dict(study.overrides)), *space.overrides(shape)]
-    config = config_lib.load(study.config, [*changes, 'total=1 step'])
+    config = load_config(study.config, [*changes, 'total=1 step'])
     return fine_tune.complete(config).config
 
 

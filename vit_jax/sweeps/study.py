@@ -31,7 +31,8 @@ from ml_collections import ConfigDict
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage, get_storage
 from optuna.storages.journal import JournalFileBackend
 
-from vit_jax.config import load as config_lib
+from vit_jax.config.load import from_json, override, to_json
+from vit_jax.config.load import load as load_config
 from vit_jax.config.origin import require_allowed
 from vit_jax.errors import HIDDEN, UserError, hide, in_full, nearest, without_secrets
 from vit_jax.storage import paths, run_folder
@@ -168,7 +169,7 @@ def load_base(sweep: space.Sweep) -> ConfigDict:
     Raises:
       UserError: if it refuses the dimensions or values, or lacks the metric.
     """
-    base = config_lib.load(sweep.config, space.overrides(sweep.overrides))
+    base = load_config(sweep.config, space.overrides(sweep.overrides))
     check(sweep, base)
     return base
 
@@ -193,8 +194,8 @@ def vary(
     Raises:
       UserError: if it refuses the values, or as `check`, see `config.load.override`.
     """
-    copy = config_lib.from_json(config_lib.to_json(base))
-    return config_lib.override(copy, space.overrides(point), check)
+    copy = from_json(to_json(base))
+    return override(copy, space.overrides(point), check)
 
 
 def _fill(study: Study, marker: dict[str, str]) -> None:
@@ -249,7 +250,7 @@ def open_study(
         attributes = optuna.load_study(study_name=name, storage=opened).user_attrs
         if 'token' not in attributes:
             raise UserError(f'the study {name!r} was created only in part: create it again')
-        base = config_lib.from_json(json.dumps(attributes['base']))
+        base = from_json(json.dumps(attributes['base']))
         found = path if folder else paths.absolute(attributes['folder'])
         sweep = space.from_json(attributes['sweep'])
         study = Study(name, opened, found, sweep, base, tuple(allowed))

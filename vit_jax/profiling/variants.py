@@ -1,6 +1,6 @@
-"""Counting of parameters and FLOPs of the named sizes of every model, from shapes alone.
+"""Parameters and FLOPs of the named sizes of every model, from shapes alone.
 
-`python -m vit_jax.profiling.count_variants` writes the table that `profiling.variants` reads.
+`python -m vit_jax.profiling.variants` writes the table that `read_table` reads.
 """
 
 from __future__ import annotations
@@ -23,9 +23,40 @@ from vit_jax.errors import UserError, modules
 from vit_jax.profiling import flops
 from vit_jax.signatures import Parameters, parameters
 
+PACKAGE = 'vit_jax.models'
+TABLE = pathlib.Path(__file__).with_name('variants.json')
+IMAGE_SIZE = 224  # of the table
+TOKENS = 64  # of a sentence
+# Sizes that otherwise depend on the data; the number of classes is that of ImageNet.
+ASSUMED = {'num_classes': 1000, 'vocab_size': 32_000}
 PIXELS = {'H', 'W'}
 # Lengths of one example along the dimensions of a model's annotations.
 LENGTHS = {'B': 1, 'C': 3}
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """One size of one model.
+
+    Attributes:
+      model: its module.
+      name: the argument of the module's `variant`.
+      parameters: their number.
+      gmacs: of the forward pass on one example, in 10^9 multiply-accumulates.
+    """
+
+    model: str
+    name: str
+    parameters: int
+    gmacs: float
+
+
+def read_table() -> dict[str, list[Variant]]:
+    """The variants of every model on images of `IMAGE_SIZE`."""
+    return {
+        model: [Variant(model, *row) for row in rows]
+        for model, rows in json.loads(TABLE.read_text()).items()
+    }
 
 
 def count(model: str, image_size: int) -> Iterator[Variant]:
@@ -36,7 +67,7 @@ def count(model: str, image_size: int) -> Iterator[Variant]:
 
 
 def _complete(module: types.ModuleType, shape: str) -> str:
-    """The name of a shape; with the model's default patch if it names none."""
+    """The name of a shape, with the model's default patch size if it has none."""
     try:
         module.variant(shape)
     except UserError:
@@ -45,7 +76,7 @@ def _complete(module: types.ModuleType, shape: str) -> str:
 
 
 def measure(model: str, name: str, image_size: int) -> Variant:
-    """Count the size of a model that its `variant` calls so."""
+    """Count the parameters and FLOPs of a variant of a model."""
     module = importlib.import_module(f'{PACKAGE}.{model}')
     cls, keywords = module.Model, module.variant(name)
     fields = parameters(cls)
@@ -75,7 +106,7 @@ def _blank(annotation: Any, image_size: int) -> jax.ShapeDtypeStruct:
 
 
 def main() -> None:
-    """Write the table, a line a model, those without variants too."""
+    """Write the table, one line for each model, including those without variants."""
     counted = {
         model: [(v.name, v.parameters, v.gmacs) for v in count(model, IMAGE_SIZE)]
         for model in modules(PACKAGE)
@@ -86,36 +117,3 @@ def main() -> None:
 
 if __name__ == '__main__':
     main()
-
-
-PACKAGE = 'vit_jax.models'
-TABLE = pathlib.Path(__file__).with_name('variants.json')
-IMAGE_SIZE = 224  # of the table
-TOKENS = 64  # of a sentence
-# Sizes that depend on the data otherwise; the classes are those of ImageNet.
-ASSUMED = {'num_classes': 1000, 'vocab_size': 32_000}
-
-
-@dataclasses.dataclass(frozen=True)
-class Variant:
-    """One size of one model.
-
-    Attributes:
-      model: its module.
-      name: the argument of the module's `variant`.
-      parameters: their number.
-      gmacs: of the forward pass on one example, in 10^9 multiply-accumulates.
-    """
-
-    model: str
-    name: str
-    parameters: int
-    gmacs: float
-
-
-def read_table() -> dict[str, list[Variant]]:
-    """The variants of every model on images of `IMAGE_SIZE`."""
-    return {
-        model: [Variant(model, *row) for row in rows]
-        for model, rows in json.loads(TABLE.read_text()).items()
-    }

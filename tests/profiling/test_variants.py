@@ -8,21 +8,19 @@ import pytest
 
 from vit_jax.errors import modules
 from vit_jax.models import vit
-from vit_jax.profiling import count_variants, flops
-from vit_jax.profiling.count_variants import count
+from vit_jax.profiling import flops, variants
+from vit_jax.profiling.variants import count
 
 
 @pytest.fixture(scope='module')
 def table():
-    return count_variants.read_table()
+    return variants.read_table()
 
 
 def test_the_table_has_every_shape_of_every_model(table):
     assert [v.name for v in table['vit']] == [f'{shape}/16' for shape in vit.VARIANTS]
-    for model in modules(count_variants.PACKAGE):
-        shapes = getattr(
-            importlib.import_module(f'{count_variants.PACKAGE}.{model}'), 'VARIANTS', ()
-        )
+    for model in modules(variants.PACKAGE):
+        shapes = getattr(importlib.import_module(f'{variants.PACKAGE}.{model}'), 'VARIANTS', ())
         names = [v.name for v in table[model]]
         assert len(names) == len(shapes), 'run `make docs`'
         assert all(n.startswith(s) for n, s in zip(names, shapes, strict=True)), 'run `make docs`'
@@ -33,11 +31,11 @@ def test_the_table_has_every_shape_of_every_model(table):
     'model',
     [
         pytest.param(m, marks=pytest.mark.slow if m == 'seq2seq' else pytest.mark.long)
-        for m in modules(count_variants.PACKAGE)
+        for m in modules(variants.PACKAGE)
     ],
 )
 def test_the_table_is_what_is_counted(table, model):
-    assert list(count(model, count_variants.IMAGE_SIZE)) == table[model], 'run `make docs`'
+    assert list(count(model, variants.IMAGE_SIZE)) == table[model], 'run `make docs`'
 
 
 def test_cost_is_that_of_the_plain_model(table):
