@@ -201,3 +201,39 @@ def test_classes_that_are_numbers_are_in_the_order_of_numbers(tmp_path):
     assert source.info.class_names == tuple(map(str, range(12)))
     assert not source.info.has_names
     np.testing.assert_array_equal(source.labels(), values(source))
+
+
+@pytest.fixture
+def pets(tmp_path):
+    for k, name in enumerate(('big_cat_1', 'big_cat_2', 'dog_1', 'dog_2')):
+        write(tmp_path / 'train', f'{name}.png', k)
+    write(tmp_path / 'val', 'dog_3.png', 4)
+    return tmp_path
+
+
+def test_a_pattern_finds_classes_in_names(pets, caplog):
+    source = open_source(f'folder:{pets}/train/{{label}}_*', 'train')
+    assert source.info.class_names == ('big_cat', 'dog')
+    assert dict(zip(values(source), source.labels(), strict=True)) == {0: 0, 1: 0, 2: 1, 3: 1}
+    val = open_source(f'folder:{pets}/{{split}}/{{label}}_*.png', 'val')
+    assert val.info.class_names == ('big_cat', 'dog') and values(val) == [4]
+    write(pets / 'train', 'other.png')
+    assert len(open_source(f'folder:{pets}/train/{{label}}_*', 'train')) == 4
+    assert "1 images left out that do not match, such as 'other.png'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ('pattern', 'message'),
+    [
+        ('train/{label}-*', 'none of the 4 images below .* such as'),
+        ('train/{class}_*', "unknown field 'class'"),
+        ('train/{split}_*', 'write {label} once'),
+        ('train/{label}_{label}', 'write {label} once'),
+        ('none/{label}_*', 'there is no folder'),
+        ('{split}/{label}_*', "unknown split 'test'"),
+    ],
+)
+def test_mistakes_in_patterns(pets, pattern, message):
+    split = 'test' if pattern.startswith('{split}') else 'train'
+    with pytest.raises(UserError, match=message):
+        open_source(f'folder:{pets}/{pattern}', split)

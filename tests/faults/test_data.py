@@ -90,10 +90,9 @@ def test_a_label_that_is_no_class_is_named_with_its_record(lab, tmp_path, capsys
 
 
 @pytest.mark.fault(135)
-@pytest.mark.parametrize('kind', ['beside a table', 'flat', 'selected', 'by a slice'])
+@pytest.mark.parametrize('kind', ['folder', 'flat', 'selected', 'by a slice'])
 def test_a_classifier_of_one_class_is_refused(photos, tmp_path, capsys, kind):
     (photos / 'dog').rename(tmp_path / 'dog')
-    (photos / 'labels.csv').write_text('00.jpg,cat')
     source, others = f'folder:{photos}', {}
     if kind == 'flat':
         source += '/cat'

@@ -208,3 +208,38 @@ def test_predicted_probabilities(loss_name):
 def test_mistakes_are_named(options, message):
     with pytest.raises(UserError, match=message):
         Task(**options)
+
+
+def make_marks():
+    """Some images with several classes, one of them with none."""
+    marks = np.random.default_rng(2).integers(0, 2, (6, CLASSES)).astype(np.uint8)
+    marks[0] = 0
+    return jnp.asarray(marks)
+
+
+def test_several_classes_are_a_sum_of_binary_cross_entropies():
+    logits, marks = make_logits(), make_marks()
+    batch = {**make_batch(), 'label': marks}
+    found = terms.means(Task(loss_name='sigmoid').loss({'logits': logits}, batch))
+    probs, right = sigmoid(logits), np.asarray(marks, bool)
+    losses = -np.where(right, np.log(probs), np.log(1 - probs)).sum(-1)
+    np.testing.assert_allclose(found['loss'], losses.mean(), rtol=1e-5)
+    best = np.asarray(logits).argmax(-1)
+    np.testing.assert_allclose(found['accuracy'], right[np.arange(6), best].mean())
+
+
+def test_marks_of_one_class_each_are_its_number():
+    batch, logits = make_batch(), {'logits': make_logits()}
+    task = Task(loss_name='sigmoid', label_smoothing=0.1, mixup=0.3)
+    marks = jax.nn.one_hot(batch['label'], CLASSES).astype(jnp.uint8)
+    key = jax.random.key(0)
+    one, other = (
+        terms.means(task.loss(logits, task.augment(key, {**batch, 'label': label})))
+        for label in (batch['label'], marks)
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), one, other)
+
+
+def test_a_softmax_takes_one_class_an_image():
+    with pytest.raises(UserError, match="loss_name='sigmoid'"):
+        Task().loss({'logits': make_logits()}, {**make_batch(), 'label': make_marks()})

@@ -43,6 +43,8 @@ class SourceInfo:
       vocab_size: ids of sequences are in 0..vocab_size-1; 0 if there are none.
       stuff: the classes, such as sky, with at most one segment in an image.
       class_ids: the ids of the classes in the data's own files; empty if these have none.
+      multilabel: whether an image may have any number of classes; its `label` is then a mark, 1 or
+        0, for each class, uint8 [num_classes].
     """
 
     num_classes: int
@@ -50,6 +52,7 @@ class SourceInfo:
     vocab_size: int = 0
     stuff: tuple[int, ...] = ()
     class_ids: tuple[int, ...] = ()
+    multilabel: bool = False
 
     @property
     def has_names(self) -> bool:

@@ -192,7 +192,7 @@ class Subset:
                 parts.append((source, indices))
                 continue
             notes.append(renumbering_remark(source.info, classes, new))
-            if ABSENT in new and not isinstance(source, Annotated):
+            if ABSENT in new and not (isinstance(source, Annotated) or source.info.multilabel):
                 indices = indices[new[source.labels()[indices]] != ABSENT]
             parts.append((with_new_numbers(source, new, classes), indices))
         found = Subset(self.title, parts)
@@ -452,7 +452,7 @@ def with_new_numbers(source: Source, new: np.ndarray, classes: SourceInfo) -> So
     names = classes.class_names or tuple(
         placed.get(label, str(label)) for label in range(classes.num_classes)
     )
-    named = dataclasses.replace(classes, class_names=names)
+    named = dataclasses.replace(classes, class_names=names, multilabel=info.multilabel)
     return kind(source, new, dataclasses.replace(named, stuff=stuff, vocab_size=info.vocab_size))
 
 
@@ -515,7 +515,9 @@ class _Renumbered:
 
     def _renumbered(self, record: Record) -> Record:
         found = dict(record)
-        if 'label' in record:
+        if self.info.multilabel:
+            found['label'] = self._moved(record['label'])
+        elif 'label' in record:
             found['label'] = self._new[record['label']].astype(np.int32)
         if 'labels' in record:
             labels = self._new[record['labels']].astype(np.int32)

@@ -192,6 +192,8 @@ class _Features:
         for name, arrays in (('features', predictions), ('label', batch)):
             if name not in arrays:
                 raise UserError(f'features are evaluated by their labels, but there is no {name!r}')
+        if batch['label'].ndim > 1:
+            raise UserError('features are evaluated by one class an image, and these have several')
         self._batches.append((predictions['features'], batch['label']))
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:

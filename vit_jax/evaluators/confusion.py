@@ -20,9 +20,11 @@ class Evaluator(base.Evaluator):
     """
 
     def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
-        """Raise UserError if the data have no classes."""
+        """Raise UserError unless each example has one class."""
         if not dataset.info.num_classes:
             raise UserError('the data have no classes')
+        if dataset.info.multilabel:
+            raise UserError('one class an image is compared, and these have several or none')
         size = dataset.info.num_classes
         self.matrix = np.zeros((size, size), np.int64)
         self.start()

@@ -4,7 +4,8 @@
 In transforms, `{size}` and `{method}` stand for the checkpoint's image size and resampling,
 `{transforms}` for its transforms of evaluation, and `{alpha}` for `drop_alpha|` if these have it.
 Where `config.data.split` and those of `config.evals` are None, the data are asked for a validation
-split; without one, a fifth of each class is held out. A run stores the completed config.
+split; without one, a fifth of each class is held out (of all images if these have several
+classes). A run stores the completed config.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from vit_jax.interop.trained import TrainedModel
 
 VALIDATION = ('validation', 'valid', 'val', 'dev', 'test')  # in order of preference
 HELD_OUT = ('train[:80% per class]', 'train[80%: per class]')
+HELD_OUT_OF_ALL = ('train[:80%]', 'train[80%:]')  # where images have several classes
 FIELD = re.compile(r'\{(size|method|transforms|alpha)\}')
 
 
@@ -237,11 +239,11 @@ def splits_of(source: str) -> tuple[str, str]:
     Raises:
       UserError: if it has no split `train`, or has a validation split that cannot be opened.
     """
-    sources.open_source(source, 'train')
+    found = sources.open_source(source, 'train')
     for name in VALIDATION:
         try:
             sources.open_source(source, name)
         except UnknownSplit:
             continue
         return 'train', name
-    return HELD_OUT
+    return HELD_OUT_OF_ALL if found.info.multilabel else HELD_OUT

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from vit_jax.array_types import Bool, Float, Int
+from vit_jax.array_types import Bool, Float, Num
 from vit_jax.errors import UserError, check_choice
 from vit_jax.ops import sequences
 from vit_jax.ops.sequences import Sequences
@@ -17,10 +17,15 @@ from vit_jax.ops.terms import Term, hits
 from vit_jax.tasks import base
 from vit_jax.tasks.base import Apply, Batch, Sums
 
+Label = Num[Array, 'B *C']  # of one class, or a mark for each
+
 
 @dataclasses.dataclass(frozen=True)
 class Task(base.Task):
-    """One label an image.
+    """One label an image; with the sigmoid any number of them.
+
+    The label of such images is a mark for each class. Their accuracy is the share of images whose
+    most probable class is one of theirs.
 
     Attributes:
       loss_name: `softmax` or `sigmoid` cross entropy (the latter one-vs-rest, as in
@@ -75,7 +80,7 @@ class Task(base.Task):
         heads = jax.random.bernoulli(coin) if len(mixes) == 2 else True
         image, weight = jax.tree.map(lambda a, b: jnp.where(heads, a, b), mixes[0], mixes[-1])
         other = sequences.neighbor(batch['label'])
-        weight = jnp.full(other.shape, weight)
+        weight = jnp.full(other.shape[:1], weight)
         return {**batch, 'image': image, 'label_other': other, 'label_weight': weight}
 
     def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
@@ -85,24 +90,37 @@ class Task(base.Task):
         if 'label_other' in batch:
             weight = batch['label_weight']
             losses = weight * losses + (1 - weight) * self._losses(logits, batch['label_other'])
-        mask, correct = self.mask(batch), hits(logits, label)
+        mask, correct = self.mask(batch), _hits(logits, label)
         count = mask.sum()
         return {
             'loss': Term((losses * mask).sum(), count),
             'accuracy': Term((correct * mask).sum(), count, weight=0.0),
         }
 
-    def _losses(self, logits: Float[Array, 'B C'], label: Int[Array, ' B']) -> Float[Array, ' B']:
-        target = jax.nn.one_hot(label, logits.shape[-1])
+    def _losses(self, logits: Float[Array, 'B C'], label: Label) -> Float[Array, ' B']:
+        target = self._target(label, logits.shape[-1])
         target = optax.smooth_labels(target, self.label_smoothing)
         return LOSSES[self.loss_name](logits, target)
+
+    def _target(self, label: Label, num_classes: int) -> Float[Array, 'B C']:
+        if label.ndim == 1:
+            return jax.nn.one_hot(label, num_classes)
+        if self.loss_name == 'softmax':
+            raise UserError(
+                'the images have several classes each or none, and a softmax loss takes one: set '
+                "config.task.loss_name='sigmoid'"
+            )
+        if label.shape[-1] > num_classes:
+            raise UserError(f'the data have {label.shape[-1]} classes, the model {num_classes}')
+        more = num_classes - label.shape[-1]  # outputs that are no class of the data
+        return jnp.pad(label.astype(jnp.float32), ((0, 0), (0, more)))
 
     def evaluate(self, apply: Apply, batch: Batch) -> Sums:
         """Sums and counts over the real examples; padding has mask 0."""
         logits, label = self.outputs(apply, batch)['logits'], batch['label']
         mask = self.mask(batch)
         losses = dataclasses.replace(self, label_smoothing=0.0)._losses(logits, label)
-        per_example = {'loss': losses, 'accuracy': hits(logits, label)}
+        per_example = {'loss': losses, 'accuracy': _hits(logits, label)}
         return {k: (jnp.sum(v * mask), jnp.sum(mask)) for k, v in per_example.items()}
 
     def predict(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
@@ -113,6 +131,15 @@ class Task(base.Task):
         if 'pre_logits' in outputs:
             predictions['features'] = outputs['pre_logits'].astype(jnp.float32)
         return predictions
+
+
+def _hits(logits: Float[Array, 'B C'], label: Label) -> Float[Array, ' B']:
+    """1 where the highest logit is that of the label, or of one of several."""
+    if label.ndim == 1:
+        return hits(logits, label)
+    highest = logits.argmax(-1)
+    marked = jnp.take_along_axis(label, highest[:, None], -1, mode='fill', fill_value=0)[:, 0]
+    return hits(logits, jnp.where(marked == 1, highest, -1))
 
 
 def softmax_loss(logits: Float[Array, 'B C'], target: Float[Array, 'B C']) -> Float[Array, ' B']:

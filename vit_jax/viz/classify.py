@@ -75,9 +75,15 @@ class Viz(base.Viz):
         return figure
 
     def caption(self, fields: Fields, context: Context) -> str:
-        """The class of an example of the data; for mixed examples both, with their shares."""
+        """The class of an example of the data, or its classes; for mixed examples both, with their
+        shares.
+        """
         if 'label' not in fields:
             return ''
+        if np.ndim(fields['label']):
+            return _short(
+                ', '.join(map(context.class_name, np.flatnonzero(fields['label']).tolist()))
+            )
         first = context.class_name(int(fields['label']))
         if (share := float(fields.get('label_weight', 1.0))) == 1:
             return _short(first)

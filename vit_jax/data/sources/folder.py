@@ -2,6 +2,12 @@
 
     PATH/SPLIT/CLASS/*.jpg    splits are the folders
     PATH/CLASS/*.jpg          a single split, `train`
+    PATH/labels.csv           lists the images with their classes, see `sources.table`
+    PATH/{label}_*.jpg        classes are parts of the files' names
+
+`labels.csv` or `labels.parquet` may also lie beside a folder of images without subfolders. In a
+pattern, `{label}` and `{split}` are any characters of a name, as many as possible, and `*` any
+others; images without a match are left out.
 
 Classes are sorted by name, or by number if all are numbers, as in ImageNet-v2. Files may be in
 subfolders of their class. A folder without an image in any split is not a class, nor is a hidden or
@@ -15,101 +21,149 @@ import itertools
 import logging
 import os
 import pathlib
+import re
 from collections.abc import Sequence
 
-import numpy as np
-
-from vit_jax.data import batches, images, listing
-from vit_jax.data.records import Listing, Record, SourceInfo, UnknownSplit, count_labels
-from vit_jax.errors import UserError
+from vit_jax.data import listing
+from vit_jax.data.records import UnknownSplit
+from vit_jax.data.sources import table
+from vit_jax.data.sources.table import IMAGES, Files, ImageFiles, in_utf8, is_image, sorted_names
+from vit_jax.errors import UserError, nearest, one_line
 
 log = logging.getLogger(__name__)
 
-SUFFIXES = ('.jpg', '.jpeg', '.png', '.webp')
+TABLE = 'labels'  # with one of table.TABLES
+FIELD = re.compile(r'\{(\w*)\}')
+FIELDS = {'label': '(?P<label>[^/]+)', 'split': '(?P<split>[^/]+)'}
 SYSTEM = ('__MACOSX', '__pycache__', '@eaDir', '$RECYCLE.BIN', 'System Volume Information')
 SPLITS = {'train', 'validation', 'valid', 'val', 'dev', 'test'}
 
 
-class Source:
+class Source(ImageFiles):
     """One split of a folder of images; all splits have the same classes."""
 
     def __init__(self, path: str, split: str):
-        self._root = pathlib.Path(path).expanduser()
-        splits = _find_splits(self._root)
-        if split not in splits:
-            raise UnknownSplit.from_splits(f'source folder:{path}', split, splits)
-        self._folder = splits[split]
-        by_class, beside = self._list()
-        others = [folder for name, folder in splits.items() if name != split]
-        empty = _without_images(by_class, others)
-        names = _sorted({*by_class, *itertools.chain(*map(_folders, others))} - empty)
-        self._report(empty, beside, splits)
-        self.info = SourceInfo(len(names), tuple(map(_in_utf8, names)))
-        files = [file for name in names for file in by_class.get(name, ())]
-        labels = [label for label, name in enumerate(names) for _ in by_class.get(name, ())]
-        shuffle = batches.shuffled(np.arange(len(files)), size=len(files), seed=0, epoch=0)
-        self._files = [files[i] for i in shuffle]
-        self._labels = np.array(labels, np.int64)[shuffle]
+        root, title = pathlib.Path(path).expanduser(), f'source folder:{path}'
+        if FIELD.search(path) and not root.exists():
+            files = _by_pattern(path, split, title)
+        elif (found := _find_table(root)) is not None:
+            files = table.read(found, root if root.is_dir() else root.parent, split, title)
+        else:
+            files = _by_folders(root, split, title)
+        super().__init__(title, files)
 
-    def __len__(self) -> int:
-        return len(self._files)
 
-    def __getitem__(self, index: int, /) -> Record:
-        return images.decoded(self.encoded(index), self.record_name(index))
+def _find_table(root: pathlib.Path) -> pathlib.Path | None:
+    """The table of the images in a folder; None if their folders are their classes."""
+    if root.is_file() and root.suffix.lower() in table.TABLES:
+        return root
+    if not root.is_dir():
+        return None
+    flat = _has_images(root) and not _folders(root)
+    for folder in (root, *([root.absolute().parent] if flat else [])):
+        found = [file for end in table.TABLES if (file := folder / f'{TABLE}{end}').is_file()]
+        if len(found) > 1:
+            raise UserError(f'{found[0]} and {found[1].name}: which one counts? remove the other')
+        if found:
+            return found[0]
+    return None
 
-    def encoded(self, index: int, /) -> Record:
-        data = images.read_file(self._folder / self._files[index])
-        return {'image': data, 'label': int(self._labels[index])}
 
-    def labels(self) -> np.ndarray:
-        return self._labels
-
-    def class_counts(self, indices: np.ndarray, /) -> np.ndarray:
-        return count_labels(self._labels[indices], self.info.num_classes)
-
-    def listing(self, indices: np.ndarray, /) -> Listing:
-        files = [self._files[i] for i in indices.tolist()]
-        names = _in_utf8('\0'.join(files))
-        return Listing(
-            listing.digest_of(names, self._labels[indices]),
-            listing.digest_of_sizes(self._folder, files),
+def _by_pattern(path: str, split: str, title: str) -> Files:
+    """The images whose names match a pattern, such as '/data/pets/{label}_*.jpg'."""
+    fixed = re.split(r'[{*]', path, maxsplit=1)[0].rpartition('/')[0]
+    root = pathlib.Path(fixed or ('/' if path.startswith('/') else '.')).expanduser()
+    inside = path[len(fixed) :].lstrip('/')
+    fields = FIELD.findall(inside)
+    if unknown := [field for field in fields if field not in FIELDS]:
+        raise UserError(f'{title}: {nearest("field", unknown[0], FIELDS)}')
+    if 'label' not in fields or len(set(fields)) < len(fields):
+        raise UserError(f'{title}: write {{label}} once, and {{split}} at most once')
+    if not root.is_dir():
+        raise UserError(f'{title}: there is no folder {root}')
+    pieces = re.split(r'(\{\w*\}|\*)', inside)
+    regex = re.compile(''.join(_as_regex(piece) for piece in pieces))
+    names = [name for name in listing.files_below(root) if is_image(name)]
+    if not names:
+        raise UserError(f'{title}: no image ({", ".join(IMAGES)}) below {root}')
+    matches = [match for name in names if (match := regex.fullmatch(name))]
+    if not matches:
+        raise UserError(
+            f'{title}: none of the {len(names):,} images below {root} matches, such as '
+            f'{one_line(in_utf8(names[0]))!r}'
         )
+    if len(matches) < len(names):
+        other = next(name for name in names if not regex.fullmatch(name))
+        log.warning(
+            '%s: %d images left out that do not match, such as %r',
+            *(title, len(names) - len(matches), in_utf8(other)),
+        )
+    splits = [match['split'] if 'split' in fields else 'train' for match in matches]
+    if split not in splits:
+        raise UnknownSplit.from_splits(title, split, sorted(set(splits)))
+    classes = sorted_names({match['label'] for match in matches})
+    number = {name: (label,) for label, name in enumerate(classes)}
+    chosen = [match for match, name in zip(matches, splits, strict=True) if name == split]
+    return Files(root, [m.string for m in chosen], classes, [number[m['label']] for m in chosen])
 
-    def record_name(self, index: int, /) -> str:
-        return str(self._folder / self._files[index])
 
-    def _list(self) -> tuple[dict[str, list[str]], int]:
-        """The images of each class's folder, and the number of images in no such folder."""
-        by_class: dict[str, list[str]] = {name: [] for name in _folders(self._folder)}
-        others = beside = 0
-        for file in listing.files_below(self._folder):
-            name, inside, _ = file.partition('/')
-            is_image = file.lower().endswith(SUFFIXES)
-            if not inside:
-                beside += is_image
-            elif is_image and name in by_class:
-                by_class[name].append(file)
-            else:
-                others += name in by_class
-        kinds = ', '.join(SUFFIXES)
-        if others:
-            log.warning('%s: %d files left out that are not %s', self._folder, others, kinds)
-        if not any(by_class.values()):
-            raise UserError(f'source folder:{self._root}: no image ({kinds}) below {self._folder}')
-        return by_class, beside
+def _as_regex(piece: str) -> str:
+    """A part of a pattern: a field in braces, a star, or a text between these."""
+    return '[^/]*' if piece == '*' else FIELDS.get(piece.strip('{}'), re.escape(piece))
 
-    def _report(self, empty: set[str], beside: int, splits: dict[str, pathlib.Path]) -> None:
-        """Log the folders that are not classes, and the images in no class's folder."""
-        parents = {self._root, *splits.values()}
-        if found := sorted(empty | {name for parent in parents for name in _no_classes(parent)}):
-            log.warning(
-                '%s: folders left out that hold no image or belong to a system: %s',
-                *(self._root, ', '.join(map(_in_utf8, found))),
-            )
-        if beside:
-            log.warning(
-                '%s: %d images left out that lie in no folder of a class', self._folder, beside
-            )
+
+def _by_folders(root: pathlib.Path, split: str, title: str) -> Files:
+    """The images of a folder for each class."""
+    splits = _find_splits(root)
+    if split not in splits:
+        raise UnknownSplit.from_splits(title, split, splits)
+    folder = splits[split]
+    by_class, beside = _list(root, folder)
+    others = [other for name, other in splits.items() if name != split]
+    empty = _without_images(by_class, others)
+    names = sorted_names({*by_class, *itertools.chain(*map(_folders, others))} - empty)
+    _report(root, folder, splits, empty, beside)
+    files = [file for name in names for file in by_class.get(name, ())]
+    labels = [(label,) for label, name in enumerate(names) for _ in by_class.get(name, ())]
+    return Files(folder, files, names, labels)
+
+
+def _list(root: pathlib.Path, folder: pathlib.Path) -> tuple[dict[str, list[str]], int]:
+    """The images of each class's folder, and the number of images in no such folder."""
+    by_class: dict[str, list[str]] = {name: [] for name in _folders(folder)}
+    others = beside = 0
+    for file in listing.files_below(folder):
+        name, inside, _ = file.partition('/')
+        if not inside:
+            beside += is_image(file)
+        elif is_image(file) and name in by_class:
+            by_class[name].append(file)
+        else:
+            others += name in by_class
+    kinds = ', '.join(IMAGES)
+    if others:
+        log.warning('%s: %d files left out that are not %s', folder, others, kinds)
+    if not any(by_class.values()):
+        raise UserError(f'source folder:{root}: no image ({kinds}) below {folder}')
+    return by_class, beside
+
+
+def _report(
+    root: pathlib.Path,
+    folder: pathlib.Path,
+    splits: dict[str, pathlib.Path],
+    empty: set[str],
+    beside: int,
+) -> None:
+    """Log the folders that are not classes, and the images in no class's folder."""
+    parents = {root, *splits.values()}
+    if found := sorted(empty | {name for parent in parents for name in _no_classes(parent)}):
+        log.warning(
+            '%s: folders left out that hold no image or belong to a system: %s',
+            *(root, ', '.join(map(in_utf8, found))),
+        )
+    if beside:
+        log.warning('%s: %d images left out that lie in no folder of a class', folder, beside)
 
 
 def _without_images(by_class: dict[str, list[str]], others: Sequence[pathlib.Path]) -> set[str]:
@@ -123,20 +177,9 @@ def _holds_image(folder: pathlib.Path) -> bool:
     """Whether an image lies at any depth; stops at the first."""
     for _, folders, files in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith('.')]
-        if any(map(_is_image, files)):
+        if any(map(is_image, files)):
             return True
     return False
-
-
-def _in_utf8(name: str) -> str:
-    """A file's name in UTF-8 whatever the locale, so that all machines agree."""
-    return os.fsencode(name).decode('utf-8', 'surrogateescape')
-
-
-def _sorted(names: set[str]) -> list[str]:
-    if all(map(str.isdecimal, names)):
-        return sorted(names, key=lambda name: (int(name), name))
-    return sorted(names)
 
 
 def _find_splits(root: pathlib.Path) -> dict[str, pathlib.Path]:
@@ -146,8 +189,9 @@ def _find_splits(root: pathlib.Path) -> dict[str, pathlib.Path]:
     if not children and _has_images(root):
         raise UserError(
             f'source folder:{root}: its images lie in no folder of a class; put those of each '
-            f'class into a folder of its own, {root}/CLASS/*.jpg (files of labels are not read), '
-            f'or for a task that needs no classes all of them into {root}/all'
+            f'class into a folder of its own, {root}/CLASS/*.jpg, or list them in '
+            f"{root}/labels.csv, or name their classes by a pattern, 'folder:{root}/{{label}}_*'; "
+            f'for a task that needs no classes, put all of them into {root}/all'
         )
     if not children:
         raise UserError(
@@ -163,11 +207,7 @@ def _find_splits(root: pathlib.Path) -> dict[str, pathlib.Path]:
 
 def _has_images(folder: pathlib.Path) -> bool:
     with os.scandir(folder) as entries:
-        return any(_is_image(entry.name) for entry in entries)
-
-
-def _is_image(name: str) -> bool:
-    return name.lower().endswith(SUFFIXES) and not name.startswith('.')
+        return any(is_image(entry.name) for entry in entries)
 
 
 def _folders(folder: pathlib.Path) -> list[str]:

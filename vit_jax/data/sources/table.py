@@ -1,0 +1,366 @@
+"""`table:FILE`: images that a CSV or Parquet file lists with their classes.
+
+    image,label,split             image,labels
+    a/1.jpg,cat,train             1.jpg,cat;dog
+    a/2.jpg,dog,val               2.jpg,
+
+Names of images are relative to the table's folder. `label` is the class of an image; `labels` are
+its classes, any number of them, separated by semicolons or as a list of Parquet, and `label` of the
+records is then a mark for each class. Without `split` all images are of the split `train`. CSV is
+UTF-8 with commas and a first row of these names; a cell with a comma stands in double quotes.
+`folder:PATH` reads `labels.csv` or `labels.parquet`, see `sources.folder`.
+"""
+
+from __future__ import annotations
+
+import collections
+import csv
+import io
+import logging
+import math
+import os
+import pathlib
+import posixpath
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vit_jax.data import batches, images, listing
+from vit_jax.data.records import Listing, Record, SourceInfo, UnknownSplit, count_labels
+from vit_jax.errors import UserError, one_line
+from vit_jax.storage import paths
+
+log = logging.getLogger(__name__)
+
+TABLES = ('.csv', '.parquet')
+IMAGES = ('.jpg', '.jpeg', '.png', '.webp')
+COLUMNS = ('image', 'label', 'labels', 'split')
+INDEX = '__index_level_0__'  # which pandas adds to Parquet
+SEPARATOR = ';'
+FORM = "its columns are 'image', 'label' (or 'labels', separated by semicolons) and 'split'"
+UTF16 = (b'\xff\xfe', b'\xfe\xff')
+
+
+class Files(NamedTuple):
+    """Image files of one split.
+
+    Attributes:
+      folder: that holds them.
+      names: of the files in the folder.
+      classes: names of the classes, in their order.
+      labels: the numbers of the classes of each file.
+      several: whether a file may have any number of classes, instead of one.
+    """
+
+    folder: pathlib.Path
+    names: Sequence[str]
+    classes: Sequence[str]
+    labels: Sequence[tuple[int, ...]]
+    several: bool = False
+
+
+class ImageFiles:
+    """Image files with their classes, in a fixed shuffled order.
+
+    So `train[:90%]` and `train[90%:]` both have all classes.
+    """
+
+    def __init__(self, title: str, files: Files):
+        """`title` names the source in messages."""
+        self._title, self._folder, self._several = title, files.folder, files.several
+        names = tuple(map(in_utf8, files.classes))
+        self.info = SourceInfo(len(names), names, multilabel=files.several)
+        count = len(files.names)
+        order = batches.shuffled(np.arange(count), size=count, seed=0, epoch=0).tolist()
+        self._files = [files.names[i] for i in order]
+        sizes = [len(files.labels[i]) for i in order]
+        self._ends = np.cumsum([0, *sizes])
+        self._classes = np.array([c for i in order for c in files.labels[i]], np.int64)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int, /) -> Record:
+        return images.decoded(self.encoded(index), self.record_name(index))
+
+    def encoded(self, index: int, /) -> Record:
+        """The record with its image as a file."""
+        data = images.read_file(self._folder / self._files[index])
+        classes = self._classes_of(index)
+        if not self._several:
+            return {'image': data, 'label': int(classes[0])}
+        marks = np.zeros(self.info.num_classes, np.uint8)
+        marks[classes] = 1
+        return {'image': data, 'label': marks}
+
+    def labels(self) -> np.ndarray:
+        """The class of each image; UserError if images have several."""
+        if self._several:
+            raise UserError(
+                f'{self._title}: an image has several classes or none; slice it without '
+                "'per class', and leave out what compares single classes"
+            )
+        return self._classes
+
+    def class_counts(self, indices: np.ndarray, /) -> np.ndarray:
+        """The images of each class."""
+        found = [self._classes_of(i) for i in indices.tolist()] if self._several else ()
+        chosen = np.concatenate([self._classes[:0], *found])
+        return count_labels(
+            chosen if self._several else self._classes[indices], self.info.num_classes
+        )
+
+    def listing(self, indices: np.ndarray, /) -> Listing:
+        """Digests of names and classes, and of sizes."""
+        files = [self._files[i] for i in indices.tolist()]
+        names = in_utf8('\0'.join(files))
+        if self._several:
+            found = [self._classes_of(i) for i in indices.tolist()]
+            labels = [','.join(map(str, one.tolist())) for one in found]
+            digest = listing.digest_of(names, labels)
+        else:
+            digest = listing.digest_of(names, self._classes[indices])
+        return Listing(digest, listing.digest_of_sizes(self._folder, files))
+
+    def record_name(self, index: int, /) -> str:
+        """The path of the file."""
+        return str(self._folder / self._files[index])
+
+    def _classes_of(self, index: int) -> np.ndarray:
+        return self._classes[self._ends[index] : self._ends[index + 1]]
+
+
+class Source(ImageFiles):
+    """One split of a table; all splits have the same classes."""
+
+    def __init__(self, path: str, split: str):
+        table = pathlib.Path(path).expanduser()
+        title = f'source table:{path}'
+        if table.suffix.lower() not in TABLES:
+            raise UserError(f'{title}: name a file that ends in {" or ".join(TABLES)}')
+        super().__init__(title, read(table, table.parent, split, title))
+
+
+def read(table: pathlib.Path, folder: pathlib.Path, split: str, title: str) -> Files:
+    """The images of a split that a table lists, sorted by name.
+
+    Args:
+      table: a CSV or Parquet file.
+      folder: the images' names are relative to it; they may also begin with its own name, if the
+        table lies beside it.
+      split: of the table's column `split`; 'train' without one.
+      title: of the source, for messages.
+
+    Raises:
+      UserError: if the table cannot be read, or a row is wrong; it names the row. `UnknownSplit`
+        for a split that is not in the table.
+    """
+    rows = _rows(table)
+    several = 'labels' in rows.columns
+    names = _names(rows, folder, f'{folder.name}/' if folder != table.parent else '')
+    splits = rows.texts('split') if 'split' in rows.columns else ['train'] * len(names)
+    found = rows.lists('labels') if several else [(label,) for label in rows.texts('label')]
+    _require_files(rows, names, folder)
+    if split not in splits:
+        raise UnknownSplit.from_splits(title, split, sorted(set(splits)))
+    classes = sorted_names({name for some in found for name in some})
+    number = {name: i for i, name in enumerate(classes)}
+    chosen = sorted(i for i, name in enumerate(splits) if name == split)
+    chosen.sort(key=names.__getitem__)
+    labels = [tuple(sorted({number[name] for name in found[i]})) for i in chosen]
+    return Files(folder, [names[i] for i in chosen], classes, labels, several)
+
+
+class _Rows(NamedTuple):
+    """The cells of a table.
+
+    Attributes:
+      table: its file.
+      numbers: of its rows, as a spreadsheet shows them.
+      columns: the cells of each.
+    """
+
+    table: pathlib.Path
+    numbers: Sequence[int]
+    columns: Mapping[str, Sequence[Any]]
+
+    def error(self, at: int, problem: str) -> UserError:
+        """The error of the row at a position."""
+        return UserError(f'{self.table}: row {self.numbers[at]}: {one_line(problem)}')
+
+    def texts(self, name: str) -> list[str]:
+        """The cells of a column, none of which may be empty."""
+        found = list(map(_text, self.columns[name]))
+        if '' in found:
+            raise self.error(found.index(''), f'has no {name}')
+        if name == 'label':
+            wrong = next((i for i, text in enumerate(found) if SEPARATOR in text), None)
+            if wrong is not None:
+                raise self.error(
+                    wrong, f"{found[wrong]!r}: several classes stand in a column 'labels'"
+                )
+        return found
+
+    def lists(self, name: str) -> list[tuple[str, ...]]:
+        """The texts in the cells of a column that holds several in each."""
+        return [tuple(_texts(cell)) for cell in self.columns[name]]
+
+
+def _text(cell: Any) -> str:
+    if cell is None or (isinstance(cell, float) and math.isnan(cell)):
+        return ''
+    if isinstance(cell, float) and cell.is_integer():  # pandas, where a column has gaps
+        cell = int(cell)
+    return str(cell).strip()
+
+
+def _texts(cell: Any) -> Iterator[str]:
+    parts = cell if isinstance(cell, list) else _text(cell).split(SEPARATOR)
+    return filter(None, map(_text, parts))
+
+
+def _rows(table: pathlib.Path) -> _Rows:
+    """The columns of a table, checked by their names."""
+    kinds = {'.csv': _read_csv, '.parquet': _read_parquet}
+    try:
+        rows = kinds[table.suffix.lower()](table)
+    except OSError as error:
+        raise UserError(f'{table}: cannot be read: {paths.why(error)}') from error
+    known = rows.columns.keys()
+    wrong = [name for name in known if name not in COLUMNS]
+    if 'image' not in known:
+        raise UserError(f"{table}: has no column 'image': {FORM}, not {_listed(known)}")
+    if wrong:
+        raise UserError(
+            f'{table}: unknown column {wrong[0]!r}: {FORM}; remove or rename the others'
+        )
+    if ('label' in known) == ('labels' in known):
+        raise UserError(f"{table}: needs a column 'label' or 'labels', not both: {FORM}")
+    if not rows.numbers:
+        raise UserError(f'{table}: lists no image')
+    return rows
+
+
+def _listed(names: Iterable[str]) -> str:
+    return one_line(', '.join(map(repr, names)))[:100]
+
+
+def _read_csv(table: pathlib.Path) -> _Rows:
+    reader = csv.reader(
+        io.StringIO(_decoded(table), newline=''), strict=True, skipinitialspace=True
+    )
+    header: list[str] = []
+    numbers: list[int] = []
+    cells: list[list[str]] = []
+    number = 0
+    try:
+        for number, row in enumerate(reader, 1):
+            if not any(map(str.strip, row)):
+                continue
+            if not header:
+                header = [name.strip().lower() for name in row]
+                continue
+            if len(row) != len(header):
+                raise UserError(
+                    f'{table}: row {number}: has {len(row)} cells, and the first row '
+                    f'{len(header)}: write a cell that contains a comma in double quotes'
+                )
+            numbers.append(number)
+            cells.append(row)
+    except csv.Error as error:
+        raise UserError(f'{table}: row {number + 1}: {error}') from error
+    if len(header) == 1 and (other := next((c for c in ';\t|' if c in header[0]), '')):
+        raise UserError(f'{table}: its columns are separated by {other!r}; write commas')
+    if twice := [name for name, count in collections.Counter(header).items() if count > 1]:
+        raise UserError(f'{table}: two columns are called {twice[0]!r}')
+    columns = list(zip(*cells, strict=True)) or [()] * len(header)
+    return _Rows(table, numbers, dict(zip(header, columns, strict=True)))
+
+
+def _decoded(table: pathlib.Path) -> str:
+    data = paths.read_bytes(table, paths.TABLE)
+    if data.startswith(UTF16):
+        raise UserError(f'{table}: is UTF-16; save it as UTF-8 (in Excel, "CSV UTF-8")')
+    try:
+        return data.decode('utf-8-sig')
+    except UnicodeDecodeError as error:
+        row = data.count(b'\n', 0, error.start) + 1
+        raise UserError(
+            f'{table}: row {row}: is not UTF-8; save it as UTF-8 (in Excel, "CSV UTF-8")'
+        ) from error
+
+
+def _read_parquet(table: pathlib.Path) -> _Rows:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        found = parquet.read_table(table)
+    except pyarrow.ArrowException as error:
+        raise UserError(f'{table}: is no Parquet file: {paths.why(error)}') from error
+    columns = {name.strip().lower(): found[name].to_pylist() for name in found.column_names}
+    columns.pop(INDEX, None)
+    return _Rows(table, range(1, found.num_rows + 1), columns)
+
+
+def _names(rows: _Rows, folder: pathlib.Path, prefix: str) -> list[str]:
+    """The names of the images in their folder, each of which occurs once."""
+    found: dict[str, int] = {}
+    for at, text in enumerate(rows.texts('image')):
+        name = posixpath.normpath(text)
+        if name.startswith(('/', '../')) or name in ('.', '..'):
+            raise rows.error(
+                at, f'{text!r} lies outside of {folder}; write names relative to that folder'
+            )
+        name = name.removeprefix(prefix)
+        if (first := found.setdefault(name, at)) != at:
+            one = "; several classes of an image stand in one cell of the column 'labels'"
+            raise rows.error(at, f'{text!r} is in row {rows.numbers[first]} too{one}')
+    return list(found)
+
+
+def _require_files(rows: _Rows, names: Sequence[str], folder: pathlib.Path) -> None:
+    """Raise UserError for images that do not exist; log those that the table does not list."""
+    listed = set(names)
+    there: set[str] = set()
+    for inside in {posixpath.dirname(name) for name in names}:
+        prefix = f'{inside}/' if inside else ''
+        if (folder / inside).is_dir():
+            with os.scandir(folder / inside) as entries:
+                there |= {prefix + entry.name for entry in entries if not entry.is_dir()}
+    if missing := [at for at, name in enumerate(names) if name not in there]:
+        more = f' ({len(missing):,} of {len(names):,} images are missing)'
+        raise rows.error(
+            missing[0],
+            f'there is no {folder / names[missing[0]]}{_hint(names[missing[0]], there)}'
+            f'{more if len(missing) > 1 else ""}',
+        )
+    if others := sum(is_image(name) for name in there - listed):
+        log.warning('%s: %d images left out that it does not list', rows.table, others)
+
+
+def _hint(name: str, there: Iterable[str]) -> str:
+    """The remedy for a name that is no file: its suffix, or other slashes."""
+    if '\\' in name:
+        return '; write / between folder and file'
+    with_suffix = (name + suffix for suffix in IMAGES)
+    found = next((other for other in with_suffix if other in set(there)), '')
+    return f'; did you mean {found!r}?' if found else ''
+
+
+def is_image(name: str) -> bool:
+    """Whether a file is an image by its name; hidden ones are not."""
+    return name.lower().endswith(IMAGES) and not posixpath.basename(name).startswith('.')
+
+
+def in_utf8(name: str) -> str:
+    """A file's name in UTF-8 whatever the locale, so that all machines agree."""
+    return os.fsencode(name).decode('utf-8', 'surrogateescape')
+
+
+def sorted_names(names: set[str]) -> list[str]:
+    """Names of classes in their order: by number if all are numbers, else by name."""
+    if all(map(str.isdecimal, names)):
+        return sorted(names, key=lambda name: (int(name), name))
+    return sorted(names)
