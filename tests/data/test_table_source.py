@@ -118,7 +118,7 @@ def test_several_classes_are_marks(folder, form):
     assert {k: v.tolist() for k, v in found(swapped).items()}[2] == [1, 0, 0]
 
 
-@pytest.mark.fault(9000)
+@pytest.mark.fault(137)
 @pytest.mark.parametrize(
     ('rows', 'header', 'parts'),
     [
@@ -151,7 +151,7 @@ def test_mistakes_are_one_line_with_file_and_row(folder, rows, header, parts):
     assert all(part in message for part in parts), message
 
 
-@pytest.mark.fault(9000)
+@pytest.mark.fault(137)
 @pytest.mark.parametrize(
     ('encoding', 'part'), [('utf-16', 'is UTF-16'), ('latin-1', 'row 2: is not UTF-8')]
 )
