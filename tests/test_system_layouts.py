@@ -34,7 +34,7 @@ CHEAP = ('experiments/colorization/cifar10.py', 'pmap')  # which has aborted a c
 # The gradient of a bias of keys is zero but for rounding, which Adam brings to the size of other
 # updates.
 ADAM_ON_ROUNDING = 'experiments/translate/multi30k.py'
-SYSTEMS = one_of_each_kind(first='experiments/vit/digits.py')
+SYSTEMS = one_of_each_kind('experiments/vit/digits.py')
 # A config and what it is given: losses that couple rows, and images of mixed sizes, for which each
 # step draws a length.
 SCENES = 'experiments/siglip/scenes.py'

@@ -545,7 +545,7 @@ HASTY = """
 import sys
 from vit_jax.runtime import rendezvous
 from vit_jax.trainer import workdir
-rendezvous.PORT_SECONDS = rendezvous.STRANGER_SECONDS = rendezvous.SAY_SECONDS = 0.5
+rendezvous.PORT_SECONDS = rendezvous.STRANGER_SECONDS = rendezvous.FIRST_LINE_SECONDS = 0.5
 workdir.SHARED_SECONDS = 0.5
 rendezvous.WAIT_SECONDS = 30
 from vit_jax.__main__ import main

@@ -15,17 +15,17 @@ PATHS = sorted(
 )
 
 
-def one_of_each_kind(first: str) -> list[str]:
-    """So many configs that every model and evaluator of the smoke sizes is in one.
+def one_of_each_kind(*first: str) -> list[str]:
+    """Enough configs that every model and evaluator of the smoke sizes is in one.
 
     Both count once for each task.
 
     Args:
-      first: that is always one; of the others, those with the most evaluators come first.
+      first: configs that are taken first; the others follow by their number of evaluators.
     """
     kinds = {path: _kinds(f'{path}:smoke') for path in PATHS}
     found, seen = [], set()
-    for path in [first, *sorted(PATHS, key=lambda path: -len(kinds[path]))]:
+    for path in [*first, *sorted(PATHS, key=lambda path: -len(kinds[path]))]:
         if not kinds[path] <= seen:
             found.append(path)
             seen |= kinds[path]
