@@ -22,7 +22,14 @@ import traceback
 from collections.abc import Iterator, Sequence
 
 from vit_jax import __version__
-from vit_jax.errors import EXIT_FAILED, Unfit, UserError, hide, nearest, staying
+from vit_jax.errors import (
+    EXIT_FAILED,
+    UnsuitableFile,
+    UserError,
+    forbid_exit,
+    hide_secrets,
+    nearest,
+)
 from vit_jax.runtime import console, environment, process
 
 # Messages of JAX, Python's threads, the kernel, the dynamic linker and C++.
@@ -97,7 +104,7 @@ def run(words: Sequence[str], whole_process: bool) -> int:
         print(usage())
         return 0
     if words[0] != 'launch':  # which passes its command on unchanged
-        words = [hide(word) if len(word.split()) == 1 else word for word in words]
+        words = [hide_secrets(word) if len(word.split()) == 1 else word for word in words]
     name, *rest = words
     if name == '--version':
         print(f'vit_jax {__version__}')
@@ -117,7 +124,7 @@ def run(words: Sequence[str], whole_process: bool) -> int:
             os.environ['JAX_PLATFORMS'] = 'cpu'
         # For child Pythons; data workers inherit the path of this one.
         os.environ['PYTHONSAFEPATH'] = '1'
-    with readable_names(), staying():
+    with readable_names(), forbid_exit():
         return importlib.import_module(f'vit_jax.commands.{name}').main(rest)
 
 
@@ -155,7 +162,7 @@ def readable_names() -> Iterator[None]:
     try:
         yield
     except OSError as e:
-        if isinstance(e, Unfit):
+        if isinstance(e, UnsuitableFile):
             raise UserError(f'{e.filename}: {e.strerror}') from e
         if e.errno != errno.ENAMETOOLONG:
             raise

@@ -1,4 +1,4 @@
-"""The exception for a user's mistake, exit codes, resolving and printing of names, secrets."""
+"""Users' mistakes: their exception, exit codes, types of flags, names, and hiding of secrets."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130  # as shells call the end by SIGINT
+EXIT_INTERRUPTED = 130  # as in shells, for an end by SIGINT
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: the same command, started again, continues
 # Terminals obey these instead of showing them: control characters except tab and newline, and
-# changes of the writing direction. Lone surrogates (file names that are no UTF-8) have no encoding.
+# changes of the writing direction. Lone surrogates (in file names not in UTF-8) have no encoding.
 _CONTROL = re.compile('[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]')
 HIDDEN = '***'
-URLS = 'VIT_JAX_URLS'  # of the environment: URLs in full, separated by spaces
+URLS = 'VIT_JAX_URLS'  # environment variable: URLs with their secrets, separated by spaces
 _URL = re.compile(r'[A-Za-z][A-Za-z\d+.-]*://\S+')
 # A database's password may hold a slash, and its user is shown; on the web either may be a secret.
 _LOGIN = re.compile(
@@ -44,56 +44,56 @@ _VARIABLES = (
 class UserError(Exception):
     """A user's mistake: one line that says what is wrong, where, and what to do.
 
-    The command line prints it without a traceback and exits with code 2. Names from files are shown
-    as by `one_line`, since they may hold whatever a terminal obeys, and without their secrets.
+    The command line prints it without a traceback and exits with code 2. The message is shown as by
+    `one_line`, since names from files may hold control characters, and without secrets.
     """
 
     def __init__(self, message: str = '') -> None:
         super().__init__(one_line(without_secrets(message)))
 
 
-class Left(UserError):
+class ExitByUserCode(UserError):
     """A call of `sys.exit` with any exit code, in code that a command calls."""
 
     exit_code = EXIT_FAILED
 
     @classmethod
-    def from_exit(cls, error: SystemExit) -> Left:
+    def from_exit(cls, error: SystemExit) -> ExitByUserCode:
         """The error for a caught `sys.exit()`; it names the file and line of the call."""
         *_, last = traceback.extract_tb(error.__traceback__)
         return cls(
             f'{last.filename}, line {last.lineno}: sys.exit({error.code!r}) was called before '
-            'there was a result; code that a command calls has to raise an exception instead'
+            'there was a result; code that a command calls must raise an exception instead'
         )
 
 
-class Finished(SystemExit):
+class CommandFinished(SystemExit):
     """The end of a command that has printed its help; the only exit that is not an error."""
 
 
 @contextlib.contextmanager
-def staying() -> Iterator[None]:
+def forbid_exit() -> Iterator[None]:
     """Turn `sys.exit()` by the code inside into an error.
 
-    A source, transform or evaluator that calls it would end a run with the code of a complete one.
+    A source, transform or evaluator that calls it could end a run with the code of a complete one.
 
     Raises:
-      Left: names the file and line.
+      ExitByUserCode: names the file and line.
     """
     try:
         yield
-    except Finished:
+    except CommandFinished:
         raise
     except SystemExit as error:
-        raise Left.from_exit(error) from error
+        raise ExitByUserCode.from_exit(error) from error
 
 
-class Unfit(OSError):
-    """A file that is not opened: a FIFO or a device, or one that is larger than any of its kind."""
+class UnsuitableFile(OSError):
+    """A file that is not opened: a FIFO, a device, or too large for its kind."""
 
 
 def nearest(what: str, name: str, choices: Iterable[str]) -> str:
-    """The message for an unknown `name`: the closest of `choices` first, then all of them."""
+    """The message for an unknown `name`: the closest of `choices`, then all of them."""
     valid = sorted(choices)
     close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
     hint = f'; did you mean {close[0]!r}?' if close else ''
@@ -102,8 +102,8 @@ def nearest(what: str, name: str, choices: Iterable[str]) -> str:
     )
 
 
-def count(text: str, least: int = 0) -> int:
-    """The type of a flag that takes a whole number; raises ArgumentTypeError for any other text."""
+def whole_number(text: str, least: int = 0) -> int:
+    """Parse a flag that takes a whole number; raises ArgumentTypeError for any other text."""
     if not re.fullmatch(r'-?\d+', text):
         raise argparse.ArgumentTypeError(f'{text!r} is not a whole number')
     if (number := int(text)) < least:
@@ -111,25 +111,25 @@ def count(text: str, least: int = 0) -> int:
     return number
 
 
-def positive(text: str) -> int:
-    """As `count`, from 1 on."""
-    return count(text, 1)
+def positive_number(text: str) -> int:
+    """Parse a whole number of at least 1."""
+    return whole_number(text, 1)
 
 
 def check_choice(field: str, value: str, choices: Iterable[str]) -> None:
-    """Raises UserError unless `value` of `field` is one of `choices`."""
+    """Raise UserError unless `value` of `field` is one of `choices`."""
     if value not in choices:
         raise UserError(nearest(field, value, choices))
 
 
 def check_multiple(field: str, value: int, of: str, unit: int) -> None:
-    """Raises UserError unless `value` of `field` is a multiple of `unit`, which `of` gives."""
+    """Raise UserError unless `value` of `field` is a multiple of `unit`, the value of `of`."""
     if value % unit:
         raise UserError(f'{field} {value} is not a multiple of {of} {unit}')
 
 
 def resolve(package: str, name: str, attribute: str) -> Any:
-    """The class that a config names.
+    """Import the class that a config names.
 
     Args:
       package: the package of plain names, for example `vit_jax.models`.
@@ -147,12 +147,12 @@ def resolve(package: str, name: str, attribute: str) -> Any:
 
 
 def resolve_module(package: str, name: str, kind: str) -> types.ModuleType:
-    """The module that a name stands for.
+    """Import the module that a name stands for.
 
     Args:
       package: the package of plain names, for example `vit_jax.models`.
-      name: a module of that package (`vit`), or a dotted module path of the
-        user's own (`my_lab.models.foo`).
+      name: a module of that package (`vit`), or the dotted path of a user's own module
+        (`my_lab.models.foo`).
       kind: of the name, for the message: 'model name'.
 
     Raises:
@@ -178,7 +178,7 @@ def modules(package: str) -> list[str]:
 
 
 def visible(text: str) -> str:
-    r"""Text with its control characters escaped, so that a terminal shows and does not obey them.
+    r"""Escape control characters, so that a terminal shows and does not obey them.
 
     ESC becomes `\u001b`, as in JSON, so that JSON strings keep their value. Idempotent.
     """
@@ -186,15 +186,15 @@ def visible(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    r"""Visible text with every newline written as `\n`."""
+    r"""Escape control characters, and write every newline as `\n`."""
     return visible(text).replace('\n', '\\n')
 
 
 def without_secrets(text: str) -> str:
-    """Text with `***` for the credentials in its URLs, and for those of the environment.
+    """Replace credentials in URLs, and those of the environment, by `***`.
 
-    They are passwords, and values of fields of a query such as `token`, `X-Amz-Signature` and
-    `sig`. Idempotent.
+    They are passwords, and values of query fields such as `token`, `X-Amz-Signature` and `sig`.
+    Idempotent.
     """
     if '://' in text:
         text = _LOGIN.sub(lambda match: f'{match["user"] or match["web"]}{HIDDEN}@', text)
@@ -205,16 +205,16 @@ def without_secrets(text: str) -> str:
     return _TOKEN.sub(HIDDEN, text)
 
 
-def hide(value: Any) -> Any:
-    """A copy of strings, lists and dicts in which URLs are without their secrets.
+def hide_secrets(value: Any) -> Any:
+    """Copy strings, lists and dicts with the secrets of their URLs hidden.
 
-    `in_full` gives the URLs back, in this process and those that it starts. What is stored and
-    printed has them only as they are here.
+    `with_secrets` gives the URLs back, in this process and those that it starts. Files and output
+    hold only the hidden form.
     """
     if isinstance(value, dict):
-        return {name: hide(one) for name, one in value.items()}
+        return {name: hide_secrets(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(map(hide, value))
+        return type(value)(map(hide_secrets, value))
     if not isinstance(value, str) or (match := _URL.search(value)) is None:
         return value
     if (hidden := without_secrets(value)) != value and HIDDEN not in match[0]:
@@ -223,8 +223,8 @@ def hide(value: Any) -> Any:
     return hidden
 
 
-def in_full(url: str) -> str:
-    """A URL that `hide` has made, or that is stored, with its secrets.
+def with_secrets(url: str) -> str:
+    """A hidden URL, for example a stored one, with its secrets.
 
     Raises:
       UserError: if neither this process nor $VIT_JAX_URLS has them.
@@ -236,5 +236,5 @@ def in_full(url: str) -> str:
         if hidden == url or hidden.startswith(f'{url}:'):  # a part of a file
             return known.removesuffix(hidden.removeprefix(url))
     raise UserError(
-        f'{url}: its credentials are kept nowhere: give the URL in full again, or set {URLS} to it'
+        f'{url}: its credentials are not stored: give the URL in full again, or set {URLS} to it'
     )

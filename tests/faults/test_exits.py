@@ -6,7 +6,7 @@ import pytest
 from helpers.runs import linear, undrawn  # noqa: F401
 
 from vit_jax.__main__ import main
-from vit_jax.errors import EXIT_FAILED, Finished, Left, staying
+from vit_jax.errors import EXIT_FAILED, CommandFinished, ExitByUserCode, forbid_exit
 from vit_jax.storage import run_folder
 from vit_jax.tasks import classify
 from vit_jax.writers import tensorboard
@@ -67,8 +67,8 @@ def test_other_commands_on_code_that_exits(smoke_run, monkeypatch, capsys):
 
 
 def test_help_is_no_such_exit():
-    with pytest.raises(Finished) as stop, staying():
+    with pytest.raises(CommandFinished) as stop, forbid_exit():
         main(['train', '--help'])
     assert not stop.value.code
-    with pytest.raises(Left), staying():
+    with pytest.raises(ExitByUserCode), forbid_exit():
         leave()

@@ -254,7 +254,7 @@ def test_a_password_is_kept_and_shown_nowhere(web, smoke_run, tmp_path, monkeypa
     assert cli.main(['inspect', '--checkpoint', hidden]) == 2
     assert cli.main(['inspect', '--checkpoint', url]) == 2
     shown = capsys.readouterr()
-    assert f'{hidden}: its credentials are kept nowhere' in shown.err
+    assert f'{hidden}: its credentials are not stored' in shown.err
     assert 'access is denied' in shown.err
     assert 'PASSWORD' not in shown.out + shown.err
     files = [file for file in tmp_path.rglob('*') if file.is_file()]

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from vit_jax.commands._parser import add_allow_flag
-from vit_jax.errors import UserError, positive
+from vit_jax.errors import UserError, positive_number
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +38,7 @@ def add_run_flags(parser: argparse.ArgumentParser, required: bool) -> None:
     )
     parser.add_argument(
         '--average',
-        type=positive,
+        type=positive_number,
         default=1,
         metavar='N',
         help='average the parameters of N kept checkpoints, up to the one of --step',

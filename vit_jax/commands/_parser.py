@@ -14,7 +14,14 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
-from vit_jax.errors import Finished, UserError, check_choice, nearest, one_line, positive
+from vit_jax.errors import (
+    CommandFinished,
+    UserError,
+    check_choice,
+    nearest,
+    one_line,
+    positive_number,
+)
 
 FIT = 'fit'
 BASH = """\
@@ -80,7 +87,7 @@ class Parser(argparse.ArgumentParser):
                 self.error(nearest('flag', flag, valid))
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        raise Finished(status)
+        raise CommandFinished(status)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f'{self.prog}: {message} (see {self.prog} --help)')
@@ -112,7 +119,7 @@ def batch_size_or_fit(text: str) -> int | str:
     if text == FIT:
         return text
     try:
-        return positive(text)
+        return positive_number(text)
     except argparse.ArgumentTypeError as error:
         raise argparse.ArgumentTypeError(f'{error}; {FIT} is the largest that fits') from None
 

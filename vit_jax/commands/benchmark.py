@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands._parser import Parser, check_output, writing
 from vit_jax.config.load import parse_config_args
-from vit_jax.errors import UserError, positive
+from vit_jax.errors import UserError, positive_number
 
 if TYPE_CHECKING:
     from vit_jax.profiling.benchmark import Timing
@@ -20,7 +20,7 @@ def main(argv: Sequence[str]) -> int:
     """Print a table; write JSON with `--json`."""
     parser = Parser('benchmark', __doc__)
     parser.add_argument('--forward-only', action='store_true', help='skip the training step')
-    parser.add_argument('--steps', type=positive, default=20, help='to time (default: 20)')
+    parser.add_argument('--steps', type=positive_number, default=20, help='to time (default: 20)')
     parser.add_argument('--json', metavar='PATH', help='write all numbers to this file')
     add_size_flags(parser)
     args, config = parse_config_args(parser, argv)

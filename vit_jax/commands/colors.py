@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.commands._parser import Parser, check_output, writing
-from vit_jax.errors import UserError, positive
+from vit_jax.errors import UserError, positive_number
 
 PIXELS = 1024  # counted per image
 
@@ -19,7 +19,9 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser('colors', __doc__)
     parser.add_argument('source', help="such as 'tfds:cifar10' or 'folder:PATH'")
     parser.add_argument('--split', default='train', help="such as 'train' or 'train[:90%%]'")
-    parser.add_argument('--images', type=positive, help='count this many images (default: all)')
+    parser.add_argument(
+        '--images', type=positive_number, help='count this many images (default: all)'
+    )
     parser.add_argument(
         '--out', required=True, metavar='FILE', help='the file for config.task.prior'
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 from vit_jax.commands._parser import Parser, align, check_picture, save_figure
 from vit_jax.config.load import parse_config_args
-from vit_jax.errors import UserError, one_line, positive
+from vit_jax.errors import UserError, one_line, positive_number
 
 SHOWN = 32  # examples in the picture
 LISTED = 20  # classes, and broken files, in the text
@@ -21,7 +21,7 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser('data', __doc__)
     parser.add_argument('--out', metavar='FILE', help='draw the first training batch')
     parser.add_argument(
-        '--batches', type=positive, default=50, metavar='N', help='to time (default: 50)'
+        '--batches', type=positive_number, default=50, metavar='N', help='to time (default: 50)'
     )
     parser.add_argument(
         '--read-all',

@@ -15,7 +15,7 @@ from vit_jax import extras
 from vit_jax.commands import preflight, rehearse, sweep, train
 from vit_jax.commands._parser import Parser, overview
 from vit_jax.config import load
-from vit_jax.errors import EXIT_FAILED, UserError, count, nearest, positive
+from vit_jax.errors import EXIT_FAILED, UserError, nearest, positive_number, whole_number
 from vit_jax.launch.command import require_installed
 
 
@@ -58,7 +58,7 @@ def launcher_parser(launcher: str) -> Parser:
     add('--job-name', metavar='NAME', help='of the job (default: vit-jax-COMMAND)')
     add(
         '--restarts',
-        type=count,
+        type=whole_number,
         default=3,
         metavar='N',
         help='after failures of a job (default: 3)',
@@ -290,15 +290,21 @@ def _preflight(args: argparse.Namespace, command: Sequence[str]) -> None:
 def add_slurm_flags(parser: Parser) -> None:
     """Add the flags of `launch slurm`."""
     add = parser.add_argument
-    add('--nodes', type=positive, default=1, metavar='N', help='of the job (default: 1)')
-    add('--gpus', type=count, default=0, metavar='G', help='per node, with one process each')
-    add('--cpus-per-task', type=count, default=0, metavar='C', help='per process, for data loading')
-    add('--array', type=count, default=0, metavar='K', help='start K sweep workers')
+    add('--nodes', type=positive_number, default=1, metavar='N', help='of the job (default: 1)')
+    add('--gpus', type=whole_number, default=0, metavar='G', help='per node, with one process each')
+    add(
+        '--cpus-per-task',
+        type=whole_number,
+        default=0,
+        metavar='C',
+        help='per process, for data loading',
+    )
+    add('--array', type=whole_number, default=0, metavar='K', help='start K sweep workers')
     add('--partition', default='', metavar='P', help='of the cluster')
     add('--time', default='', metavar='T', help='limit, such as 12:00:00')
     add(
         '--grace',
-        type=positive,
+        type=positive_number,
         default=120,
         metavar='SECONDS',
         help='signal the job to save its state this long before the limit (default: 120)',
@@ -330,13 +336,13 @@ def add_tpu_flags(parser: Parser) -> None:
     add('--project', default='', help="of Google Cloud (default: gcloud's)")
     add(
         '--min-slices',
-        type=positive,
+        type=positive_number,
         metavar='M',
         help='continue with as few as M slices (default: --slices)',
     )
     add(
         '--patience',
-        type=count,
+        type=whole_number,
         default=30,
         metavar='MINUTES',
         help='wait before asking for one slice fewer, down to --min-slices (default: 30)',
@@ -359,7 +365,7 @@ def add_tpu_flags(parser: Parser) -> None:
     )
     add(
         '--poll',
-        type=count,
+        type=whole_number,
         default=30,
         metavar='SECONDS',
         help='between checks of the job (default: 30)',
@@ -394,7 +400,7 @@ def add_gke_flags(parser: Parser) -> None:
 def _add_slice_flags(parser: Parser) -> None:
     add = parser.add_argument
     add('--tpu', required=True, metavar='TYPE', help='of a slice, such as v5litepod-8')
-    add('--slices', type=positive, default=1, metavar='N', help='to train on (default: 1)')
+    add('--slices', type=positive_number, default=1, metavar='N', help='to train on (default: 1)')
     add('--spot', action='store_true', help='rent preemptible TPUs, which cost less')
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands._parser import Parser, align
 from vit_jax.config import reference
-from vit_jax.errors import UserError, modules, positive
+from vit_jax.errors import UserError, modules, positive_number
 
 if TYPE_CHECKING:
     from vit_jax.interop.hub import Released
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument(
         '--image-size',
-        type=positive,
+        type=positive_number,
         default=224,
         metavar='PIXELS',
         help='for variants (default: 224)',

@@ -31,7 +31,7 @@ from vit_jax.commands._scaling_laws import (
     write_summary,
 )
 from vit_jax.config.load import parse_config_args
-from vit_jax.errors import UserError, nearest, positive
+from vit_jax.errors import UserError, nearest, positive_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,14 +50,14 @@ def coordinates(argv: Sequence[str]) -> int:
     add('--multiples', default='1,2,4,8', metavar='N,N', help='of the widths of the base model')
     add(
         '--steps',
-        type=positive,
+        type=positive_number,
         default=5,
         metavar='N',
         help='at a constant rate (default: 5)',
     )
     add(
         '--seeds',
-        type=positive,
+        type=positive_number,
         default=1,
         metavar='N',
         help='to average over (default: 1)',

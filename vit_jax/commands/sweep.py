@@ -10,7 +10,7 @@ from typing import Any
 from vit_jax import extras
 from vit_jax.commands._parser import Parser, add_allow_flag, check_picture, overview, writing
 from vit_jax.commands.train import add_distributed_flags, initialize, step_timeout
-from vit_jax.errors import EXIT_PREEMPTED, UserError, nearest, positive
+from vit_jax.errors import EXIT_PREEMPTED, UserError, nearest, positive_number
 
 PACKAGES = ('optuna', 'sqlalchemy')
 
@@ -53,7 +53,9 @@ def action_parser(action: str) -> Parser:
     )
     parser.add_argument('--workdir', metavar='DIR', help='of all runs (default: runs/NAME)')
     if action == 'work':
-        parser.add_argument('--trials', type=positive, metavar='N', help='stop after N trials')
+        parser.add_argument(
+            '--trials', type=positive_number, metavar='N', help='stop after N trials'
+        )
         add_allow_flag(parser)
         add_distributed_flags(parser)
     if action == 'plot':

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.commands._parser import Parser, add_allow_flag
 from vit_jax.config.load import parse_config_args
-from vit_jax.errors import EXIT_PREEMPTED, UserError, positive
+from vit_jax.errors import EXIT_PREEMPTED, UserError, positive_number
 from vit_jax.storage import paths, run_folder
 
 STEP_TIMEOUT = 1800.0
@@ -68,7 +68,9 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
         action='store_true',
         help='only print every key of the config with its value, type, default and meaning',
     )
-    parser.add_argument('--stop-at', type=positive, metavar='STEP', help='save and stop after STEP')
+    parser.add_argument(
+        '--stop-at', type=positive_number, metavar='STEP', help='save and stop after STEP'
+    )
     parser.add_argument(
         '--restart',
         action='store_true',

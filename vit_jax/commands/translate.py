@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from vit_jax.commands._model import add_run_flags, run_options
 from vit_jax.commands._parser import Parser, check_output, writing
-from vit_jax.errors import UserError, positive
+from vit_jax.errors import UserError, positive_number
 
 if TYPE_CHECKING:
     from vit_jax.inference.text import Sentence, SentenceReader, Translation
@@ -76,10 +76,15 @@ def make_parser() -> Parser:
     add('--top-k', type=int, help='sample from the K most probable tokens')
     add('--top-p', type=float, help='sample from the nucleus with this probability')
     add('--seed', type=int, help='of sampling (default: 0)')
-    add('--n-best', type=positive, metavar='N', help='print N translations, with line numbers')
+    add(
+        '--n-best',
+        type=positive_number,
+        metavar='N',
+        help='print N translations, with line numbers',
+    )
     add('--scores', action='store_true', help='print scores before the text')
     add('--json', action='store_true', help='print one JSON object per line')
-    add('--batch-size', type=positive, default=32, help='sentences (default: 32)')
+    add('--batch-size', type=positive_number, default=32, help='sentences (default: 32)')
     return parser
 
 

@@ -26,7 +26,7 @@ from vit_jax.checkpoints.best import EarlyStop, parse_goal
 from vit_jax.config import defaults, durations, objects, schema
 from vit_jax.config.durations import Every
 from vit_jax.config.origin import Branch, Init
-from vit_jax.errors import Unfit, UserError, hide, nearest
+from vit_jax.errors import UnsuitableFile, UserError, hide_secrets, nearest
 from vit_jax.signatures import Parameters, keyword_only
 from vit_jax.storage import paths
 
@@ -95,7 +95,7 @@ def _hide_secrets(config: ConfigDict) -> None:
     for name, value in config.items(preserve_field_references=True):
         if isinstance(value, ConfigDict):
             _hide_secrets(value)
-        elif (hidden := hide(value)) != value:
+        elif (hidden := hide_secrets(value)) != value:
             config[name] = hidden
 
 
@@ -165,7 +165,7 @@ def load_module(name: str, where: str) -> types.ModuleType:
     try:
         compile(paths.read_bytes(path), path, 'exec')
     # ValueError for bytes that are not text; the last ones for absurdly deep nesting.
-    except (SyntaxError, ValueError, RecursionError, MemoryError, Unfit) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError, UnsuitableFile) as error:
         raise UserError(f'{where}: {str(path)!r} is not valid Python: {error}') from error
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -211,7 +211,7 @@ def from_json(text: str) -> ConfigDict:
 
 def from_dict(stored: dict[str, Any]) -> ConfigDict:
     """Make a config of parsed JSON; see `from_json`."""
-    config = ConfigDict(_tuples(hide(stored)))
+    config = ConfigDict(_tuples(hide_secrets(stored)))
     _rename(config)
     return config
 

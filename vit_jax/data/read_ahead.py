@@ -20,7 +20,7 @@ from multiprocessing import resource_tracker
 from typing import Any, Generic, TypeVar
 
 from vit_jax.data.splits import Subset
-from vit_jax.errors import EXIT_FAILED, Left, UserError
+from vit_jax.errors import EXIT_FAILED, ExitByUserCode, UserError
 from vit_jax.runtime import environment, watchdog
 from vit_jax.runtime.watchdog import Interrupted, Stalled, Stopping, no_stop, stacks
 
@@ -135,7 +135,7 @@ class _Staying(Generic[T]):
         except StopIteration as error:
             raise RuntimeError(f'batch {number}: the data raised StopIteration') from error
         except SystemExit as error:
-            raise Left.from_exit(error) from error
+            raise ExitByUserCode.from_exit(error) from error
 
 
 @dataclasses.dataclass(frozen=True)

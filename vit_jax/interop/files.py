@@ -16,7 +16,7 @@ from typing import IO, Any
 import ml_dtypes
 import numpy as np
 
-from vit_jax.errors import UserError, in_full
+from vit_jax.errors import UserError, with_secrets
 from vit_jax.interop import hub
 from vit_jax.interop.hub import INDEX, PICKLES, TOKENIZERS, WEIGHTS
 from vit_jax.storage import cache, paths, servers
@@ -383,7 +383,7 @@ def local_path(path: str) -> str:
     if '://' not in path or path.endswith(hub.PICKLES):
         return path
     try:
-        return _fetch(in_full(path))
+        return _fetch(with_secrets(path))
     except cache.MissingFile as error:
         near = hub.nearest_released(path)
         raise UserError(f'{error}; did you mean {near}?' if near else str(error)) from None

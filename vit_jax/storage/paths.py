@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any
 
 from vit_jax import extras
-from vit_jax.errors import Unfit, UserError
+from vit_jax.errors import UnsuitableFile, UserError
 from vit_jax.storage import servers
 
 # The type checker treats both kinds as `pathlib.Path`; at run time that is only the local kind.
@@ -217,7 +217,7 @@ def open_file(path: str | os.PathLike[str], most: int | None = None) -> io.Buffe
       most: its maximal size in bytes.
 
     Raises:
-      Unfit: for a FIFO, a socket or a device, which may be endless, or for a larger file.
+      UnsuitableFile: for a FIFO, a socket or a device, which may be endless, or for a larger file.
       OSError: if it cannot be opened.
     """
     if is_remote(path):
@@ -240,10 +240,12 @@ def _require_fit(found: os.stat_result, name: str, most: int | None) -> None:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
     if kind != stat.S_IFREG:
         found_kind = _KINDS.get(kind, 'no file')
-        raise Unfit(errno.EINVAL, f'it is {found_kind}, and only regular files are read', name)
+        raise UnsuitableFile(
+            errno.EINVAL, f'it is {found_kind}, and only regular files are read', name
+        )
     if most is not None and found.st_size > most:
         sizes = f'{found.st_size:,} bytes, more than the {most:,}'
-        raise Unfit(errno.EFBIG, f'it has {sizes} that such a file may have', name)
+        raise UnsuitableFile(errno.EFBIG, f'it has {sizes} that such a file may have', name)
 
 
 def read_bytes(path: str | os.PathLike[str], most: int = SMALL) -> bytes:
@@ -268,7 +270,7 @@ def read_text(path: Path, errors: str = 'strict', most: int = SMALL) -> str | No
             return read_bytes(path, most).decode('utf-8', errors)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except Unfit as error:
+        except UnsuitableFile as error:
             raise UserError(f'{os.fspath(path)}: {error.strerror}') from error
 
 

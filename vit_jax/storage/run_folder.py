@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.errors import Unfit, UserError, hide
+from vit_jax.errors import UnsuitableFile, UserError, hide_secrets
 from vit_jax.storage import paths
 
 CONFIG = 'config.json'
@@ -86,7 +86,7 @@ def read_config(folder: paths.Path) -> dict[str, Any] | None:
     if (text := paths.read_text(folder / CONFIG, errors='replace')) is None:
         return _saved_config(folder)
     try:
-        return hide(dict(paths.parse_json(text)))
+        return hide_secrets(dict(paths.parse_json(text)))
     except (ValueError, TypeError) as error:
         if (saved := _saved_config(folder)) is None:
             raise UserError(f'{folder / CONFIG} is not a run config ({error!r})') from error
@@ -100,7 +100,7 @@ def _saved_config(folder: paths.Path) -> dict[str, Any] | None:
         with contextlib.suppress(ValueError):
             saved = read_meta(folder / CHECKPOINTS / str(step)).get('config')
             if isinstance(saved, dict):
-                return hide(saved)
+                return hide_secrets(saved)
     return None
 
 
@@ -292,7 +292,7 @@ def read_manifest(directory: paths.Path) -> dict[str, str]:
     try:
         content = paths.parse_json(paths.read_bytes(directory / MANIFEST))
         step, files = content['step'], dict(content['files'])
-    except (ValueError, KeyError, TypeError, Unfit) as error:
+    except (ValueError, KeyError, TypeError, UnsuitableFile) as error:
         raise Damaged(f'{MANIFEST} is unreadable ({error})') from error
     if leading := [name for name in files if not paths.stays_inside(name)]:
         raise Damaged(f'{MANIFEST} lists {leading[0]!r}, which is outside of the step')

@@ -34,7 +34,7 @@ from optuna.storages.journal import JournalFileBackend
 from vit_jax.config.load import from_json, override, to_json
 from vit_jax.config.load import load as load_config
 from vit_jax.config.origin import require_allowed
-from vit_jax.errors import HIDDEN, UserError, hide, in_full, nearest, without_secrets
+from vit_jax.errors import HIDDEN, UserError, hide_secrets, nearest, with_secrets, without_secrets
 from vit_jax.storage import paths, run_folder
 from vit_jax.sweeps import asha, search, space
 from vit_jax.trainer import early_stopping
@@ -212,7 +212,7 @@ def _fill(study: Study, marker: dict[str, str]) -> None:
     made = optuna.create_study(study_name=name, storage=storage, direction=direction)
     for point in study.sweep.queue():
         made.enqueue_trial(point)
-    made.set_user_attr('sweep', hide(space.to_json(study.sweep)))
+    made.set_user_attr('sweep', hide_secrets(space.to_json(study.sweep)))
     made.set_user_attr('base', study.base.to_dict())
     made.set_user_attr('folder', str(study.folder))
     paths.make_folder(study.folder)
@@ -327,7 +327,7 @@ def open_storage(storage: str, new: bool = False) -> BaseStorage:
             path.parent.mkdir(parents=True, exist_ok=True)
         if scheme == JOURNAL:
             return JournalStorage(JournalFileBackend(os.fspath(path)))
-        storage = in_full(storage)
+        storage = with_secrets(storage)
         # SQLite allows one writer at a time; the others wait.
         waiting = {'connect_args': {'timeout': 60}} if scheme else {}
         return get_storage(RDBStorage(storage, engine_kwargs=waiting))

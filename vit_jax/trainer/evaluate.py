@@ -22,7 +22,7 @@ from vit_jax.data import vocabulary
 from vit_jax.data.batches import Batch, Process
 from vit_jax.data.dataset import DataConfig, Dataset, open_dataset
 from vit_jax.data.transforms import only_text_transforms
-from vit_jax.errors import UserError, staying
+from vit_jax.errors import UserError, forbid_exit
 from vit_jax.evaluators.base import Evaluator
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.nn.maps import AttentionMap
@@ -198,7 +198,7 @@ class Evaluation:
         return self.evaluator.signature if self.evaluator else ''
 
 
-@staying()
+@forbid_exit()
 def run(
     steps: EvalSteps,
     evaluations: Mapping[str, Evaluation],

@@ -30,7 +30,7 @@ from vit_jax.config import load as config_lib
 from vit_jax.data.batches import as_facts
 from vit_jax.data.dataset import Dataset
 from vit_jax.data.vocabulary import Vocabulary
-from vit_jax.errors import UserError, staying
+from vit_jax.errors import UserError, forbid_exit
 from vit_jax.inference import fine_tune
 from vit_jax.runtime import environment, mesh, processes
 from vit_jax.runtime.preemption import Preemption
@@ -58,7 +58,7 @@ from vit_jax.trainer.writer import Writer
 __all__ = ['Preempted', 'Pruned', 'Report', 'Window', 'train']
 
 
-@staying()
+@forbid_exit()
 def train(
     config: ConfigDict,
     folder: str | pathlib.Path,

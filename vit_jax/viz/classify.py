@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vit_jax.array_types import Float
-from vit_jax.errors import UserError, positive
+from vit_jax.errors import UserError, positive_number
 from vit_jax.viz import base, figures
 from vit_jax.viz.photo import Context, Fields, Photo
 
@@ -30,7 +30,9 @@ class Viz(base.Viz):
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         """Add the number of classes to show."""
-        parser.add_argument('--top', type=positive, default=5, metavar='K', help='classes to show')
+        parser.add_argument(
+            '--top', type=positive_number, default=5, metavar='K', help='classes to show'
+        )
 
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
         """The most probable classes of an image, the most probable first.

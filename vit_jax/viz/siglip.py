@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vit_jax.errors import UserError, positive
+from vit_jax.errors import UserError, positive_number
 from vit_jax.storage import paths
 from vit_jax.viz import base, figures
 from vit_jax.viz.photo import Context, Fields, Photo
@@ -41,7 +41,9 @@ class Viz(base.Viz):
             default=NAMES,
             help=f'text of a class, with {{}} for its name (default: {NAMES!r})',
         )
-        parser.add_argument('--top', type=positive, default=5, metavar='K', help='texts to show')
+        parser.add_argument(
+            '--top', type=positive_number, default=5, metavar='K', help='texts to show'
+        )
 
     def adapt_task(self, task: Any, context: Context) -> Any:
         """The task that matches images with the texts of the flags.
