@@ -78,7 +78,7 @@ class Report:
       peak: FLOP/s of a chip.
       estimate: the compiler's own in seconds, if requested by `cycles`.
       exchanges: by kind and axis.
-      costs: by part of the model, the most expensive first; MEANWHILE comes last.
+      costs: by part of the model, the most expensive first, asynchronous copies last.
       compile_seconds: time until the schedule, or with `cycles` until the machine code.
       fits: whether the step fits into the memory of a chip.
       crossing: exchanges between slices, which are not in `bound`; None on one slice.

@@ -215,7 +215,7 @@ def devices(topology: Topology) -> list[Any]:
     """Devices of all slices, one a chip; call it in a process with the variables of `environment`.
 
     Raises:
-      UserError: if libtpu knows no such slice.
+      UserError: if libtpu does not support the slice.
     """
     import jax
     from jax.experimental import topologies
