@@ -226,7 +226,7 @@ def _rows(table: pathlib.Path) -> _Rows:
     try:
         rows = kinds[table.suffix.lower()](table)
     except OSError as error:
-        raise UserError(f'{table}: cannot be read: {paths.reason(error)}') from error
+        raise UserError(f'{table}: cannot be read: {paths.first_line(error)}') from error
     known = rows.columns.keys()
     wrong = [name for name in known if name not in COLUMNS]
     if 'image' not in known:
@@ -298,7 +298,7 @@ def _read_parquet(table: pathlib.Path) -> _Rows:
     try:
         found = parquet.read_table(table)
     except pyarrow.ArrowException as error:
-        raise UserError(f'{table}: is no Parquet file: {paths.reason(error)}') from error
+        raise UserError(f'{table}: is no Parquet file: {paths.first_line(error)}') from error
     columns = {name.strip().lower(): found[name].to_pylist() for name in found.column_names}
     columns.pop(INDEX, None)
     return _Rows(table, range(1, found.num_rows + 1), columns)
