@@ -38,6 +38,9 @@ from vit_jax.tree_paths import map_paths, param_paths
 PyTree = Any
 STANDARD_PARAMETRIZATION = 'standard'
 Strength = float | Callable[[Any], Any]  # of weight decay, or its schedule
+# Optimizers that need the loss, a random key or a constant learning rate.
+_UNSUPPORTED = {'fromage', 'lbfgs', 'noisy_sgd', 'optimistic_adam', 'rprop', 'sm3'}
+_FRACTIONS = ('b1', 'b2', 'b3', 'beta2_cap', 'momentum', 'decay', 'rho')  # keywords in [0, 1)
 
 
 def make(
@@ -217,10 +220,6 @@ def options(name: str) -> Parameters:
     return {key: p for key, p in found if key not in reserved and not key.endswith('mask')}
 
 
-# They need the loss, a random key or a constant learning rate.
-_UNSUPPORTED = {'fromage', 'lbfgs', 'noisy_sgd', 'optimistic_adam', 'rprop', 'sm3'}
-
-
 def optimizers() -> list[str]:
     """Names of the optimizers that work with a schedule and gradients alone."""
     return sorted([*OWN, *(name for name in dir(optax) if _is_optimizer(name))])
@@ -235,9 +234,6 @@ def _is_optimizer(name: str) -> bool:
         return False
     required = [k for k, p in inspect.signature(f).parameters.items() if p.default is p.empty]
     return 'learning_rate' in inspect.signature(f).parameters and len(required) <= 1
-
-
-_FRACTIONS = ('b1', 'b2', 'b3', 'beta2_cap', 'momentum', 'decay', 'rho')
 
 
 def _options(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
