@@ -65,7 +65,7 @@ def stage(folder: Path, *, with_reference: bool = True) -> None:
         if path.suffix == '.png':
             shutil.copy(path, target)
             continue
-        text = path.read_text().replace('<!-- systems -->', systems())
+        text = from_readme(path.read_text())
         if path.name == 'gallery.md':
             text = cards(text)
         target.write_text(relink(without_contents(text), path, folder, where))
@@ -79,11 +79,18 @@ def stage(folder: Path, *, with_reference: bool = True) -> None:
     reference(folder / 'api', list(ROOMS) if with_reference else [])
 
 
-def systems() -> str:
-    """The README's table of systems, with links as from docs/site/."""
-    section = re.search(r'^## Systems\n.*?(?=^## )', (ROOT / 'README.md').read_text(), re.M | re.S)
-    assert section is not None
-    return re.sub(r'\]\((?!https?:)', '](../../', section[0])
+def from_readme(text: str) -> str:
+    """The text with the README's reasons and tables in their places; links as from docs/site/."""
+    readme = (ROOT / 'README.md').read_text()
+    parts = {
+        'reasons': r'^- \*\*.*?(?=^!)',
+        'tables': r'^## Compared with others\n.*?(?=^## Train)',
+    }
+    for name, pattern in parts.items():
+        part = re.search(pattern, readme, re.M | re.S)
+        assert part is not None
+        text = text.replace(f'<!-- {name} -->', re.sub(r'\]\((?!https?:)', '](../../', part[0]))
+    return text
 
 
 def without_contents(text: str) -> str:
