@@ -116,7 +116,7 @@ def test_rows_hold_several_images_and_an_epoch_each_of_them_once(run, config):
 
 
 def test_evaluators_and_metrics_get_images(config):
-    early_stopping.check(load.load(config), 'test/accuracy', 'here')
+    early_stopping.check_metric(load.load(config), 'test/accuracy', 'here')
     training = build.build(load.load(config), jax.devices()[:1])
     program, data = training.program, training.evaluations['test'].data
     state = program.layout.create(program.init)

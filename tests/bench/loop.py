@@ -37,10 +37,7 @@ from helpers import linear
 
 from vit_jax.config import load as config_lib
 from vit_jax.trainer.build import Training, build
-from vit_jax.trainer.loop import loop
-from vit_jax.trainer.meter import Clock
-from vit_jax.trainer.start import restore
-from vit_jax.trainer.train import opened
+from vit_jax.trainer.train import train
 
 WARM = 100  # steps before those that are measured, and after them
 CLOCKS = {'wall': time.perf_counter, 'thread': time.thread_time, 'process': time.process_time}
@@ -116,16 +113,8 @@ def time_bare(training: Training) -> dict[str, float]:
 
 
 def time_loop(training: Training) -> dict[str, float]:
-    clock = Clock()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        contextlib.redirect_stdout(io.StringIO()),
-        clock,
-        opened(training, pathlib.Path(folder), None) as run,
-    ):
-        beginning = restore(training, run.checkpointer, None)
-        with run.hooks(training, beginning, range(0), None, None, clock) as hooks:
-            loop(training, beginning, hooks)
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        train(training.config, folder, devices=jax.devices()[:1], adapt=lambda _: training)
     return dict(training.data.spent)
 
 

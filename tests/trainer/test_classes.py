@@ -294,4 +294,4 @@ def test_a_head_of_other_classes_starts_anew(repo, zebra, folder):
 )
 def test_the_first_lines_name_classes_and_their_counts(names, counts, lines):
     info = SourceInfo(len(names), names)
-    assert start.of_classes(info, None if counts is None else np.array(counts)) == lines
+    assert start.class_lines(info, None if counts is None else np.array(counts)) == lines

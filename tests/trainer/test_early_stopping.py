@@ -11,8 +11,7 @@ from vit_jax.checkpoints import checkpointer
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
 from vit_jax.storage import run_folder
-from vit_jax.trainer import build, loop, train
-from vit_jax.trainer import early_stopping as judge_lib
+from vit_jax.trainer import build, early_stopping, loop, train
 from vit_jax.trainer.evaluate import Interrupted
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('one_device')]
@@ -172,7 +171,7 @@ def test_what_cannot_be_judged_is_refused_before_training(
 
 
 def test_a_number_that_only_its_evaluation_knows_is_refused_at_the_first(make_config, evaluated):
-    judge = judge_lib.Judge('test/acuracy')
+    judge = early_stopping.Judge('test/acuracy')
     with pytest.raises(UserError, match="keep_best: unknown metric 'test/acuracy'; did you mean"):
         judge.after(judge.begin({}), 2, {'test/accuracy': 0.5})
     assert judge.after(judge.begin({}), 2, {'val/accuracy': 0.5}) == judge.begin({})

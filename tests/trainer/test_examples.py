@@ -58,7 +58,7 @@ def opened(section, layout, predict=None, task='classify', look=None):
     config.evals = {'test': section}
     steps = evaluate.compile_steps(MODEL, classify.Task(), layout)
     steps = dataclasses.replace(steps, predict=predict, attention_step=look) if predict else steps
-    return examples.of_run(config, evaluate.open_evals(config, layout, steps), steps), steps
+    return examples.make_examples(config, evaluate.open_evals(config, layout, steps), steps), steps
 
 
 def one_device():
@@ -221,10 +221,12 @@ def test_who_shows_nothing_gets_nothing():
     config = ConfigDict({'task': {'name': 'classify'}, 'writers': ()})
     steps = SimpleNamespace(predict=lambda *args: None)
     known = {'test': evaluate.Evaluation(SimpleNamespace())}
-    assert examples.of_run(config, known, steps) is None
+    assert examples.make_examples(config, known, steps) is None
     config.writers = ('tensorboard',)
     of_others = {'few': evaluate.Evaluation(SimpleNamespace(), SimpleNamespace(learns=True))}
-    assert examples.of_run(config, of_others, steps) is None, 'their names are of other classes'
+    assert examples.make_examples(config, of_others, steps) is None, (
+        'their names are of other classes'
+    )
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def test_examples_that_are_left_out_are_counted(tmp_path: pathlib.Path) -> None:
     training = build.build(get_config(buckets=(8,)), jax.devices()[:1])
     long = int((training.data.plan.longest > 8).sum())
     assert 0 < long < 500
-    fresh = start.Beginning(training.program.abstract_state, 0, training.program.hardware)
+    fresh = start.ResumePoint(training.program.abstract_state, 0, training.program.hardware)
     described = describe(training, tmp_path, fresh)
     assert f'{500 - long} examples, ' in described
     assert f'\n{long} examples are longer than the last bucket: left out\n' in described

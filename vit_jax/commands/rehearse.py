@@ -111,7 +111,7 @@ def preflight(argv: Sequence[str], args: Any) -> Any:
     words = list(preflight_flags(argv))
     command = [sys.executable, '-m', 'vit_jax', 'preflight', *words]
     with status(f'compiling for {args.topology}'):
-        row, output = kill_and_resume.of_command('preflight', command)
+        row, output = kill_and_resume.run_command('preflight', command)
     if not args.json:
         print(output, end='')
     return row

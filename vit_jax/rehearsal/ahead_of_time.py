@@ -29,8 +29,7 @@ from vit_jax.profiling import task_flops, topology
 from vit_jax.profiling.compile_for import ERROR, FACTS, REQUEST, RESULT
 from vit_jax.profiling.cost import DataFacts, data_facts
 from vit_jax.profiling.preflight import largest_that_fits
-from vit_jax.runtime import environment as memory_lib
-from vit_jax.runtime import process, sharding
+from vit_jax.runtime import environment, process, sharding
 from vit_jax.trainer.build import Program, make_program
 from vit_jax.trainer.evaluate import IN_FLIGHT
 from vit_jax.trainer.measure import Measurement
@@ -203,7 +202,7 @@ def memory(device: jax.Device, devices: int) -> float:
     """
     if limit := (device.memory_stats() or {}).get('bytes_limit'):
         return SHARE * limit
-    if device.platform == 'cpu' and (there := memory_lib.available_memory()):
+    if device.platform == 'cpu' and (there := environment.available_memory()):
         return OF_HOST * there / devices
     raise UserError(f'--batch-size fit: memory of {device.device_kind} is unknown; give a number')
 

@@ -189,7 +189,7 @@ class Row(NamedTuple):
     note: str
 
 
-def of_command(name: str, command: Sequence[str]) -> tuple[Row, str]:
+def run_command(name: str, command: Sequence[str]) -> tuple[Row, str]:
     """The row of a command of its own, and what it printed."""
     began = time.perf_counter()
     done = subprocess.run(command, env=same_modules(), capture_output=True, text=True, check=False)

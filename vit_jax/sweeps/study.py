@@ -179,7 +179,7 @@ def check(sweep: space.Sweep, base: ConfigDict) -> None:
     search.require_package(sweep.search)
     search.make_pruner(sweep.pruner, sweep.pruner_options)
     asha.require_trunks(sweep)
-    early_stopping.check(base, sweep.metric, 'sweep')
+    early_stopping.check_metric(base, sweep.metric, 'sweep')
     for point in space.corners(sweep):
         vary(base, point)
 

@@ -224,7 +224,7 @@ def reporter(study: Study, claim: ClaimedTrial) -> train.Report:
         return trial.should_prune()
 
     def report(step: int, results: dict[str, float]) -> bool:
-        if (value := early_stopping.of_entry(results, metric, 'sweep')) is None:
+        if (value := early_stopping.entry_metric(results, metric, 'sweep')) is None:
             return False  # the metric is evaluated at another interval
         with intact(f'the study {study.name!r}'):
             return bool(processes.on_process_0(lambda: report_value(step, value)))

@@ -31,10 +31,9 @@ from vit_jax.optim.make import STANDARD_PARAMETRIZATION
 from vit_jax.runtime import sharding
 from vit_jax.signatures import in_steps
 from vit_jax.tasks.base import Task
-from vit_jax.trainer import early_stopping as judge_lib
 from vit_jax.trainer import evaluate
 from vit_jax.trainer.compatibility import abstract_variables
-from vit_jax.trainer.early_stopping import Judge
+from vit_jax.trainer.early_stopping import Judge, make_judge
 
 if TYPE_CHECKING:
     from vit_jax.trainer.examples import Examples
@@ -162,7 +161,7 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
         evaluations=opened,
         examples=_examples(config, opened, program.eval_steps) if every.examples else None,
         retention=in_steps(Checkpointer, keep, times.steps),
-        judge=judge_lib.of_config(config, {k: one.evaluator for k, one in opened.items()}),
+        judge=make_judge(config, {k: one.evaluator for k, one in opened.items()}),
     )
 
 
@@ -172,7 +171,7 @@ def _examples(
     """The examples that a run shows; what draws them is imported for it."""
     from vit_jax.trainer import examples
 
-    return examples.of_run(config, opened, steps)
+    return examples.make_examples(config, opened, steps)
 
 
 def _intervals(
@@ -225,7 +224,7 @@ def make_program(
 
     run_once = run_once_of(model)
     params = abstract_variables(run_once, task, spec)['params']
-    factors = of_config(config, model, params, params_of)
+    factors = mup_factors(config, model, params, params_of)
     tx, lr = optim.make(
         params,
         times.total_steps,
@@ -301,7 +300,7 @@ def _check_rows(
 _KEY = 'config.optim.parametrization'
 
 
-def of_config(
+def mup_factors(
     config: ConfigDict, model: Any, params: Any, params_of: Callable[[Any], Any]
 ) -> Mapping[str, mup.Factors] | None:
     """The factors of muP; None for the standard parametrization.

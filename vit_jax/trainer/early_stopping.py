@@ -80,7 +80,7 @@ class Judge:
         known = dict(bests)
         for key, best in bests.items():
             goal = parse_goal(best.goal, _WHERE[key])
-            value = of_entry(results, goal.metric, _WHERE[key])
+            value = entry_metric(results, goal.metric, _WHERE[key])
             if value is None:
                 continue
             by = self.early_stop.min_delta if key == EARLY_STOP else 0.0
@@ -107,7 +107,7 @@ class Judge:
         return f'early stop: {metric} {was}{value}, and no better in {times} since'
 
 
-def of_config(config: ConfigDict, opened: Mapping[str, Evaluator | None]) -> Judge:
+def make_judge(config: ConfigDict, opened: Mapping[str, Evaluator | None]) -> Judge:
     """The judge of a config.
 
     Args:
@@ -120,7 +120,7 @@ def of_config(config: ConfigDict, opened: Mapping[str, Evaluator | None]) -> Jud
     keep_best = defaults.arguments(config, 'checkpoint')['keep_best']
     judge = Judge(keep_best, EarlyStop(**defaults.arguments(config, 'early_stop')))
     for key, text in judge.goals.items():
-        check(config, parse_goal(text, _WHERE[key]).metric, _WHERE[key], opened)
+        check_metric(config, parse_goal(text, _WHERE[key]).metric, _WHERE[key], opened)
     return judge
 
 
@@ -128,7 +128,7 @@ def _agreed(decision: bool) -> bool:
     return bool(processes.on_process_0(lambda: decision))
 
 
-def check(
+def check_metric(
     config: ConfigDict,
     metric: str,
     where: str,
@@ -154,7 +154,7 @@ def check(
             f'{where}: metric {metric!r}: name a number of that evaluation too, as {name}/accuracy'
         )
     evaluator = objects.make_evaluator(config.evals[name], f'config.evals.{name}')
-    known = _of_task(config_lib.to_json(config)) if evaluator is None else evaluator.names()
+    known = _task_metrics(config_lib.to_json(config)) if evaluator is None else evaluator.names()
     if known and number not in known:
         raise UserError(f'{where}: {nearest("metric", metric, [f"{name}/{k}" for k in known])}')
     if (seen := opened.get(name)) and known and number not in (here := seen.names()):
@@ -164,7 +164,7 @@ def check(
         )
 
 
-def of_entry(results: Mapping[str, float], metric: str, where: str) -> float | None:
+def entry_metric(results: Mapping[str, float], metric: str, where: str) -> float | None:
     """The metric of some evaluations; None if its own was not among them.
 
     Raises:
@@ -184,7 +184,7 @@ def pick(results: Mapping[str, float], metric: str, where: str) -> float:
 
 
 @functools.cache
-def _of_task(text: str) -> tuple[str, ...]:
+def _task_metrics(text: str) -> tuple[str, ...]:
     """The numbers that the task of a config gives; none where the data are not on this machine."""
     from vit_jax.profiling.examples import row_of  # here, as most runs are judged by no metric
 

@@ -90,7 +90,7 @@ class Examples:
             writer.show(step, f'{self.entry}/attention', figure)
 
 
-def of_run(
+def make_examples(
     config: ConfigDict, evaluations: Mapping[str, Evaluation], steps: EvalSteps
 ) -> Examples | None:
     """The examples of a run's first evaluation of the model's own classes.

@@ -18,7 +18,7 @@ from vit_jax.data.dataset import Dataset
 from vit_jax.runtime import processes
 from vit_jax.runtime.watchdog import Interrupted, Stopping, Watchdog
 from vit_jax.storage import times
-from vit_jax.trainer import evaluate as evaluate_lib
+from vit_jax.trainer import evaluate
 from vit_jax.trainer.build import Training
 from vit_jax.trainer.early_stopping import Bests
 from vit_jax.trainer.meter import (
@@ -29,7 +29,7 @@ from vit_jax.trainer.meter import (
     Meter,
 )
 from vit_jax.trainer.profile import Profile
-from vit_jax.trainer.start import Beginning, utilization
+from vit_jax.trainer.start import ResumePoint, utilization
 from vit_jax.trainer.workdir import save
 from vit_jax.trainer.writer import Writer
 
@@ -101,20 +101,20 @@ class Hooks:
     clock: Clock
 
 
-def loop(training: Training, beginning: Beginning, hooks: Hooks) -> Evaluated:
-    """Step from the beginning to the end.
+def run_loop(training: Training, point: ResumePoint, hooks: Hooks) -> Evaluated:
+    """Step from the point to the end.
 
     Raises:
       Diverged: if the loss is not finite.
       Preempted: if a stop was requested.
       Pruned: if `report` ends it before its last step.
     """
-    timetable, start, state = training.timetable, beginning.step, beginning.state
+    timetable, start, state = training.timetable, point.step, point.state
     total, clock = timetable.total, hooks.clock
     max_skips = training.program.max_skips
     lr = jax.jit(timetable.lr)  # one program instead of one for each operation
     meter = Meter(start, lr, utilization(training), max_skips, clock)
-    last = evaluate_first(training, beginning, hooks)
+    last = evaluate_first(training, point, hooks)
     if last.verdict is Verdict.ENDED:
         return last
     batches = training.data.train_batches(start, hooks.stop_requested)
@@ -130,7 +130,7 @@ def loop(training: Training, beginning: Beginning, hooks: Hooks) -> Evaluated:
             log(training, step, meter, hooks.writer)
         if due_evals(training, step):
             with meter.paused(), clock.during(times.EVALUATION):
-                last = evaluate(training, state, step, hooks, last.bests)
+                last = evaluate_step(training, state, step, hooks, last.bests)
         # Whoever ends a run by `report` may go on with it later.
         stopping = stopping or last.verdict in STOPS
         ending = last.verdict is Verdict.ENDED
@@ -165,14 +165,14 @@ def stop_waiting(
     raise Preempted(end_of_stop(step, training.timetable.total, hooks, why))
 
 
-def evaluate_first(training: Training, beginning: Beginning, hooks: Hooks) -> Evaluated:
+def evaluate_first(training: Training, point: ResumePoint, hooks: Hooks) -> Evaluated:
     """The evaluations that are left of the step at which the run goes on."""
-    start, total, bests = beginning.step, training.timetable.total, beginning.bests
-    if not (beginning.unevaluated or start == total or training.judge.has_ended(bests)):
+    start, total, bests = point.step, training.timetable.total, point.bests
+    if not (point.unevaluated or start == total or training.judge.has_ended(bests)):
         return Evaluated({}, bests)
-    known = not beginning.unevaluated
+    known = not point.unevaluated
     with hooks.clock.during(times.EVALUATION):
-        last = evaluate(training, beginning.state, start, hooks, bests, known)
+        last = evaluate_step(training, point.state, start, hooks, bests, known)
     if last.verdict in STOPS:
         stop(last.verdict, start, total, hooks)
     return last
@@ -234,7 +234,7 @@ def log(training: Training, step: int, meter: Meter, writer: Writer) -> None:
     share_broken_records(training.data)
 
 
-def evaluate(
+def evaluate_step(
     training: Training,
     state: step_lib.TrainState,
     step: int,
@@ -295,7 +295,7 @@ def show(
     writer = hooks.writer
     writer.write(step, {**results, **signatures(training, names)})
     headlines = {name: training.evaluations[name].headline for name in names}
-    writer.show_eval(step, evaluate_lib.line(headlines, results))
+    writer.show_eval(step, evaluate.line(headlines, results))
     writer.draw()
     hooks.watchdog.beat(f'the evaluation after step {step}')
     if due_examples(training, step, names, ends):
@@ -351,7 +351,7 @@ def evaluate_due(
       Interrupted: if `stop_requested` says so between two batches, or while one is awaited.
     """
     now = {name: training.evaluations[name] for name in names}
-    results = evaluate_lib.run(training.program.eval_steps, now, state.variables, stop_requested)
+    results = evaluate.run(training.program.eval_steps, now, state.variables, stop_requested)
     for one in now.values():
         share_broken_records(one.data)
     return results
@@ -373,7 +373,7 @@ def share_broken_records(data: Dataset) -> None:
         data.source.record_broken(dict(found))
 
 
-def counts(training: Training) -> dict[str, float]:
+def count_broken_records(training: Training) -> dict[str, float]:
     """The numbers of broken records, for the data that have any."""
     opened = {'train': training.data, **{k: e.data for k, e in training.evaluations.items()}}
     counts = {name: len(data.source.broken) for name, data in opened.items()}

@@ -36,7 +36,7 @@ from vit_jax.trainer.workdir import FREE, SCHEDULES
 
 
 @dataclasses.dataclass(frozen=True)
-class Beginning:
+class ResumePoint:
     """The state and step at which a run goes on, or starts.
 
     Attributes:
@@ -64,7 +64,7 @@ def restore(
     origin: Origin | None,
     allowed: Sequence[str] = (),
     strict: bool = False,
-) -> Beginning:
+) -> ResumePoint:
     """The newest intact checkpoint of the run, or what a new one starts from.
 
     Args:
@@ -82,7 +82,7 @@ def restore(
         compatibility.require_same_classes(meta.get('class_names', ()), training.data.info)
         compatibility.require_same_count(meta.get('num_examples'), training.data)
         notes = compatibility.require_same_listing(meta.get('listing'), training.data)
-        return Beginning(
+        return ResumePoint(
             program.layout.from_global(saved),
             step,
             meta.get('hardware', program.hardware),
@@ -94,9 +94,9 @@ def restore(
     origin = origin or find_origin(training, allowed)
     bests = training.judge.begin({})
     if origin.state is not None:
-        return Beginning(origin.state, origin.step, origin.hardware, bests=bests)
+        return ResumePoint(origin.state, origin.step, origin.hardware, bests=bests)
     state = program.layout.create(program.init, origin.params)
-    return Beginning(state, 0, program.hardware, bests=bests)
+    return ResumePoint(state, 0, program.hardware, bests=bests)
 
 
 def check_stop(stop_at: int | None, start: int) -> None:
@@ -308,7 +308,7 @@ def write_history(folder: pathlib.Path, origin: Origin) -> None:
         paths.write_text_atomic(folder / run_folder.METRICS, text)
 
 
-def note(training: Training, folder: pathlib.Path, step: int) -> tuple[str, ...]:
+def extension_note(training: Training, folder: pathlib.Path, step: int) -> tuple[str, ...]:
     """A line that says how much longer the run becomes; none if it has that length already.
 
     Its steps so far are then those of a run that had this length from the start.
@@ -367,9 +367,9 @@ def _require_same_rates(before: np.ndarray, training: Training, step: int) -> No
 LISTED = 5  # classes that are all listed with their counts
 
 
-def describe(training: Training, folder: pathlib.Path, beginning: Beginning) -> str:
+def describe(training: Training, folder: pathlib.Path, point: ResumePoint) -> str:
     """Describe the run and its devices in a few lines."""
-    start, data, hardware = beginning.step, training.data, training.program.hardware
+    start, data, hardware = point.step, training.data, training.program.hardware
     count = sum(x.size for x in jax.tree.leaves(training.program.abstract_state.params))
     lines = [
         f'{training.config.model.name}: {count:,} parameters, {data.num_examples:,} examples, '
@@ -382,9 +382,9 @@ def describe(training: Training, folder: pathlib.Path, beginning: Beginning) -> 
         *training.judge.notes,
         f'{f"resumes after step {start}" if start else "starts"} in {folder}',
         compile_cache.describe(),
-        *beginning.notes,
+        *point.notes,
     ]
-    if (before := beginning.hardware) != hardware:
+    if (before := point.hardware) != hardware:
         lines.append(
             f'so far on {before}: the examples stay the same, numbers agree up to rounding'
         )
@@ -397,10 +397,10 @@ def _classes(training: Training) -> list[str]:
     data = training.data
     if not (data.info.num_classes and training.config.model.get('num_classes')):
         return []
-    return of_classes(data.info, data.class_counts, data.source.has_annotations)
+    return class_lines(data.info, data.class_counts, data.source.has_annotations)
 
 
-def of_classes(info: SourceInfo, counts: np.ndarray | None, of_objects: bool = False) -> list[str]:
+def class_lines(info: SourceInfo, counts: np.ndarray | None, of_objects: bool = False) -> list[str]:
     """A line about the classes of training data, and one about those without an example.
 
     Args:

@@ -4,7 +4,7 @@ agreement  every process of the job has the same config, code and data
 fine_tune  what the config leaves to the checkpoint that it starts from, and to the data
 build      data, program, timetable, evaluations; nothing is compiled or written yet
 origin     another run's checkpoint that a new run starts from, if the config names one
-open_run   the folder is locked; signals, checkpoints and metrics are open
+lock       the folder is this run's; signals and checkpoints are open
 restore    the newest valid checkpoint, or that origin, or a fresh state
 loop       next batch -> step -> when due: log, evaluate, save
 """
@@ -12,7 +12,6 @@ loop       next batch -> step -> when due: log, evaluate, save
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import json
@@ -36,19 +35,27 @@ from vit_jax.runtime import environment, mesh, processes
 from vit_jax.runtime.preemption import Preemption
 from vit_jax.runtime.watchdog import Watchdog
 from vit_jax.storage import lock, paths, run_folder, times
-from vit_jax.trainer import loop as loop_lib
-from vit_jax.trainer import start as start_lib
 from vit_jax.trainer import workdir
 from vit_jax.trainer.build import Training, build
-from vit_jax.trainer.loop import Evaluated, Hooks, Preempted, Pruned, Report, loop
+from vit_jax.trainer.loop import (
+    Evaluated,
+    Hooks,
+    Preempted,
+    Pruned,
+    Report,
+    count_broken_records,
+    run_loop,
+)
 from vit_jax.trainer.meter import Clock
 from vit_jax.trainer.profile import Profile, Window
 from vit_jax.trainer.start import (
-    Beginning,
     Origin,
+    ResumePoint,
     check_stop,
     describe,
+    extension_note,
     find_origin,
+    forget_result,
     restore,
     write_history,
 )
@@ -116,8 +123,8 @@ def train(
     workdir.require_shared(folder, complete=not (restart or extend))
     completed = fine_tune.complete(config, workdir.stored_config(folder), allowed)
     config = completed.config
-    result = workdir.finished(config, folder, extend)
-    anew = restart and not workdir.intact(folder)
+    result = workdir.final_result(config, folder, extend)
+    anew = restart and not workdir.has_intact_checkpoint(folder)
     if result is not None and not anew:
         if profile:
             raise UserError(f'--profile: {folder} is complete; give another --workdir')
@@ -127,19 +134,41 @@ def train(
     training = prepare(config, folder, devices, anew)
     if adapt:
         training = adapt(training)
-    begun = workdir.begun(folder)
-    origin = None if begun else find_origin(training, allowed, completed.checkpoint)
-    with clock, opened(training, folder, step_timeout) as run:
+    new = not workdir.has_checkpoint(folder)
+    origin = find_origin(training, allowed, completed.checkpoint) if new else None
+    existed = folder.is_dir()
+    with (
+        clock,
+        lock.lock(folder) as held,
+        workdir.cleared_on_error(folder, existed),
+        Preemption() as preemption,
+        Watchdog(step_timeout) as watchdog,
+        Checkpointer(folder / run_folder.CHECKPOINTS, **training.retention) as checkpointer,
+    ):
         with clock.during(times.RESTORE):
-            beginning = restore(training, run.checkpointer, origin, allowed, strict)
-        check_stop(stop_at, beginning.step)
-        notes = (*completed.notes, *write_start(training, folder, beginning, origin, extend))
+            point = restore(training, checkpointer, origin, allowed, strict)
+        check_stop(stop_at, point.step)
+        notes = (*completed.notes, *write_start(training, folder, point, origin, extend))
         training.data.facts()  # reads records, for which no save may wait
         del origin, completed  # frees the memory
-        window = profile.steps(beginning.step, training.timetable.total) if profile else range(0)
-        with run.hooks(training, beginning, window, stop_at, report, clock) as hooks:
-            hooks.writer.say('\n'.join((describe(training, folder, beginning), *notes)))
-            return conclude(training, folder, loop(training, beginning, hooks), hooks.writer)
+        window = profile.steps(point.step, training.timetable.total) if profile else range(0)
+        with (
+            open_metrics(training, folder, point, held, preemption, clock) as writer,
+            contextlib.closing(Profile(folder, window, writer.say)) as tracer,
+        ):
+            hooks = Hooks(
+                checkpointer,
+                writer,
+                watchdog,
+                stop_requested=preemption.reached,
+                stop_at=stop_at,
+                report=report,
+                profile=tracer,
+                require_own=partial(workdir.require_own_folder, training, folder, held, writer.say),
+                clock=clock,
+            )
+            writer.say('\n'.join((describe(training, folder, point), *notes)))
+            return conclude(training, folder, run_loop(training, point, hooks), writer)
 
 
 def prepare(
@@ -160,21 +189,21 @@ def prepare(
 def write_start(
     training: Training,
     folder: pathlib.Path,
-    beginning: Beginning,
+    point: ResumePoint,
     origin: Origin | None,
     extend: bool,
 ) -> tuple[str, ...]:
     """Write the config, and the history of a branch, into the folder; return notes for people."""
-    training.data.source.record_broken(beginning.broken)
-    notes = workdir.replaced(training, folder)
+    training.data.source.record_broken(point.broken)
+    notes = workdir.replaced_config_note(training, folder)
     if extend:
-        notes += start_lib.note(training, folder, beginning.step)
+        notes += extension_note(training, folder, point.step)
     with paths.writing(folder):
-        if origin is not None and beginning.step == origin.step:
+        if origin is not None and point.step == origin.step:
             notes += origin.notes
             write_history(folder, origin)
         if extend:
-            start_lib.forget_result(folder)
+            forget_result(folder)
         write_config(training, folder)
     return notes
 
@@ -187,7 +216,7 @@ def conclude(
     Raises:
       Preempted: if metrics are missing from the folder, so that the run is not complete.
     """
-    result = last.results | loop_lib.counts(training)
+    result = last.results | count_broken_records(training)
     if writer.trouble:
         raise Preempted(f'{writer.trouble}; the state is saved')
     if last.why:
@@ -196,86 +225,34 @@ def conclude(
     return result
 
 
-@dataclasses.dataclass(frozen=True)
-class OpenRun:
-    """A locked run folder, with what writes to it.
-
-    Attributes:
-      folder: the run folder.
-      held: the check of its lock.
-      checkpointer: of the folder.
-      preemption: signals that stop the run.
-      watchdog: of the process.
-    """
-
-    folder: pathlib.Path
-    held: lock.Check
-    checkpointer: Checkpointer
-    preemption: Preemption
-    watchdog: Watchdog
-
-    @contextlib.contextmanager
-    def hooks(
-        self,
-        training: Training,
-        beginning: Beginning,
-        traced: range,
-        stop_at: int | None,
-        report: Report | None,
-        clock: Clock,
-    ) -> Iterator[Hooks]:
-        """Open the metrics, and the profile of the `traced` steps, for the loop.
-
-        `clock` begins to write the record of the run's time.
-        """
-        start = beginning.step
-        with paths.writing(self.folder):
-            writer = Writer(
-                self.folder,
-                training.timetable.total,
-                start,
-                training.data.unit,
-                training.config.to_dict(),
-                failed=self.preemption.request,
-                held=self.held,
-                evaluates_again=beginning.unevaluated,
-            )
-        if writer.enabled:
-            with paths.writing(self.folder):
-                clock.record(writer.mirror, self.held, writer.say, start)
-        profile = Profile(self.folder, traced, writer.say)
-        require_own = partial(workdir.require, training, self.folder, self.held, writer.say)
-        try:
-            yield Hooks(
-                self.checkpointer,
-                writer,
-                self.watchdog,
-                stop_requested=self.preemption.reached,
-                stop_at=stop_at,
-                report=report,
-                profile=profile,
-                require_own=require_own,
-                clock=clock,
-            )
-        finally:
-            profile.close()
-            writer.close(clock.close)
-
-
 @contextlib.contextmanager
-def opened(
-    training: Training, folder: pathlib.Path, step_timeout: float | None
-) -> Iterator[OpenRun]:
-    """Lock the run folder and open what needs it; a start that fails leaves nothing there."""
-    existed = folder.is_dir()
-    with (
-        lock.lock(folder) as held,
-        workdir.cleared_on_error(folder, existed),
-        Preemption() as preemption,
-        Watchdog(step_timeout) as watchdog,
-        Checkpointer(folder / run_folder.CHECKPOINTS, **training.retention) as checkpointer,
-    ):
-        yield OpenRun(folder, held, checkpointer, preemption, watchdog)
+def open_metrics(
+    training: Training,
+    folder: pathlib.Path,
+    point: ResumePoint,
+    held: lock.Check,
+    preemption: Preemption,
+    clock: Clock,
+) -> Iterator[Writer]:
+    """Open the metrics of a locked run folder, and begin the record of the run's time there."""
+    with paths.writing(folder):
+        writer = Writer(
+            folder,
+            training.timetable.total,
+            point.step,
+            training.data.unit,
+            training.config.to_dict(),
+            failed=preemption.request,
+            held=held,
+            evaluates_again=point.unevaluated,
+        )
+    if writer.enabled:
+        with paths.writing(folder):
+            clock.record(writer.mirror, held, writer.say, point.step)
+    try:
+        yield writer
+    finally:
+        writer.close(clock.close)
 
 
 def start_facts(

@@ -34,7 +34,7 @@ SHARED_SECONDS = 10.0  # for a file to appear on other hosts
 SCHEDULES = ('optim.schedule', 'optim.decay_schedule', 'step.ema_schedule')
 
 
-def finished(
+def final_result(
     config: ConfigDict, folder: pathlib.Path, extend: bool = False
 ) -> dict[str, float] | None:
     """The final evaluation of a run that is complete; None if there is something to do.
@@ -155,12 +155,12 @@ def _sees(file: pathlib.Path, content: str) -> bool:
         time.sleep(0.2)
 
 
-def begun(folder: pathlib.Path) -> bool:
+def has_checkpoint(folder: pathlib.Path) -> bool:
     """Whether the folder holds a finished checkpoint, so that the run resumes."""
     return bool(processes.on_process_0(lambda: bool(run_folder.steps(folder))))
 
 
-def intact(folder: pathlib.Path) -> bool:
+def has_intact_checkpoint(folder: pathlib.Path) -> bool:
     """Whether a checkpoint is left that the run can resume from; reads its files."""
     root = folder / run_folder.CHECKPOINTS
     return bool(processes.on_process_0(lambda: manifest.newest_intact(root)[0] is not None))
@@ -219,7 +219,7 @@ def check_data(training: Training, folder: pathlib.Path) -> None:
         training.data.check(folder)
 
 
-def replaced(training: Training, folder: pathlib.Path) -> tuple[str, ...]:
+def replaced_config_note(training: Training, folder: pathlib.Path) -> tuple[str, ...]:
     """A line if the config of a start that saved nothing is about to be replaced by another."""
     stored = run_folder.read_config(folder)
     if stored is None or not run_folder.saved_nothing(folder):
@@ -267,7 +267,7 @@ def _clear(folder: pathlib.Path, existed: bool) -> None:
         _remove_if_empty(folder)
 
 
-def require(
+def require_own_folder(
     training: Training, folder: pathlib.Path, held: lock.Check, say: Callable[[str], None]
 ) -> None:
     """Check before a save that the folder is there and this run's; every process calls it.
