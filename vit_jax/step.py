@@ -1,4 +1,4 @@
-"""Train, eval, predict and look steps: pure functions of (state, batch)."""
+"""Train, eval, predict and attention steps: pure functions of (state, batch)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Batch = dict[str, Any]
 
 @flax.struct.dataclass
 class TrainState:
-    """The state that a run carries from step to step, or the shapes or shardings of it.
+    """The state of a run between two steps, or its shapes or shardings.
 
     Attributes:
       step: number of steps taken, int32; skipped ones count.
@@ -61,7 +61,7 @@ def init_variables(model: Any, task: Task, batch: Batch, seed: int) -> dict[str,
 def init_with_output(
     model: Any, task: Task, batch: Batch, seed: int
 ) -> tuple[dict[str, jax.Array], dict[str, PyTree]]:
-    """The task's outputs for `batch`, and the initial variables of all that it calls."""
+    """The task's outputs for `batch`, and the initial variables of the modules it calls."""
     names = ('params', *task.rngs)
     rngs = dict(zip(names, jax.random.split(jax.random.key(seed), len(names)), strict=True))
 
@@ -113,17 +113,17 @@ def make_train_step(
     ema_schedule: Mapping[str, Any] = CONSTANT,
     max_skips: int = 0,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
-    """The pure update: augment, differentiate, add up over devices, apply.
+    """Make the pure update: augment, differentiate, sum over devices, apply.
 
     The loss is the weighted sum of its terms' means over the whole global batch: each term of
     `task.loss` has its own count, summed over all microbatches and devices. The loss of a task that
     couples rows is computed once, on all outputs.
 
     Args:
-      layout: of `runtime.sharding`, which the step is compiled for; None if the batch is global.
+      layout: of `runtime.sharding`, for which the step is compiled; None if the batch is global.
       times: `config.durations.Durations` of the run, for an `ema_schedule` that is not constant.
-      freeze: patterns of the parameters that `tx` leaves as they are. They are not differentiated
-        by, so that no backward pass is computed for them alone.
+      freeze: patterns of the parameters that `tx` leaves unchanged. They are not differentiated,
+        which saves the part of the backward pass that only they need.
       accum_steps: microbatches that a device takes one after the other.
       ema_decay: d in ema = d * ema + (1 - d) * params; 0 keeps no average.
       ema_schedule: keywords of `optim.schedules.make` for d, with `ema_decay` as its peak, such as
@@ -184,7 +184,7 @@ def make_train_step(
 
 
 def fill_frozen(grads: PyTree, params: PyTree) -> PyTree:
-    """The gradients of all parameters: zeros for those that were not differentiated by."""
+    """The gradients of all parameters, with zeros for frozen ones."""
     return jax.tree.map(
         lambda grad, param: jnp.zeros_like(param) if grad is None else grad,
         grads,
@@ -307,7 +307,7 @@ def make_attention_step(
 
 
 Keys = dict[str, jax.Array]
-AFTER_TRAINING: Any = np.int32(2**30)  # leaves room for what is added to a step
+AFTER_TRAINING: Any = np.int32(2**30)  # adding to this step does not overflow
 
 
 class Training:

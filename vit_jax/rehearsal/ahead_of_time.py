@@ -1,9 +1,8 @@
-"""A run's programs, compiled for chips that are not here.
+"""A run's programs, compiled for chips that this machine does not have, and their memory.
 
-`python -m vit_jax.rehearsal.ahead_of_time` is the process that `profiling.compile_for` starts:
-libtpu is loaded in it alone, and it may be ended as
-soon as what it compiles is scheduled. It ends with
-whoever started it, who would have removed the folder.
+`profiling.compile_for` starts `python -m vit_jax.rehearsal.ahead_of_time`: only that process loads
+libtpu, and it may be ended once its program is scheduled. It exits with its parent, and removes the
+folder of the request.
 """
 
 from __future__ import annotations
@@ -36,6 +35,9 @@ from vit_jax.trainer.measure import Measurement
 
 STEPS = ('train', 'eval', 'predict')
 PROGRAM = ('-P', '-m', __name__)  # arguments of Python, before the folder of a request
+DEVICE_SHARE = 0.9  # of a device's memory for a step, as allocation leaves gaps
+HOST_SHARE = 0.5  # of a host's free memory, if its CPU is the device and batches are read meanwhile
+FIRST_TRIED = 64  # examples a device
 
 
 def program(
@@ -44,8 +46,9 @@ def program(
     """The program that `train` would run on these devices.
 
     Returns:
-      The program, and why `train` would refuse the length of the run, or ''. A batch of another
-      size may leave fewer steps than a warm-up takes; the step and its memory are the same.
+      The program, and the reason for which `train` would refuse the length of the run, or ''. With
+      another batch size, a run may be shorter than its warm-up; the step and its memory are the
+      same.
 
     Raises:
       UserError: as `trainer.build.build`, or for a layout that is not `jit`.
@@ -62,12 +65,12 @@ def program(
 
 
 def lower(made: Program, kind: Shape, step: str = 'train') -> Any:
-    """The lowered step of one kind of batches, every argument placed as in a run.
+    """Lower the step for one kind of batches, with every argument placed as in a run.
 
     Args:
       made: by `program`.
       kind: of batches.
-      step: of STEPS; others have as many rows as training.
+      step: one of STEPS; all have as many rows as training.
 
     Raises:
       UserError: for predictions of a task that has none.
@@ -86,7 +89,7 @@ def lower(made: Program, kind: Shape, step: str = 'train') -> Any:
 
 
 def describe(made: Program, facts: DataFacts, refusal: str) -> dict[str, Any]:
-    """The facts that do not depend on the compiler, as JSON; the arguments are of `program`."""
+    """The facts that do not depend on the compiler, as JSON, from the results of `program`."""
     params = jax.tree.leaves(made.abstract_state.params)
     return {
         'parameters': sum(leaf.size for leaf in params),
@@ -124,12 +127,12 @@ def _bytes_on_a_chip(leaf: Any) -> int:
 
 
 def main(request: Mapping[str, Any], folder: pathlib.Path) -> None:
-    """Compile what is asked for, and write what is known before and after into a folder.
+    """Compile the requested step; write the facts and then its memory into a folder.
 
     Args:
       request: `config`, `topology`, `step`, `kind` (which of the batches, from the end), and
         `examples` and `image_size` as `cost.price` takes them.
-      folder: where the compiler writes what it has scheduled.
+      folder: for the compiler's output.
     """
     config = config_lib.from_dict(request['config'])
     facts = data_facts(config, request['examples'], request['image_size'])
@@ -143,27 +146,10 @@ def main(request: Mapping[str, Any], folder: pathlib.Path) -> None:
     (folder / RESULT).write_text(json.dumps(sizes))
 
 
-if __name__ == '__main__':
-    target = pathlib.Path(sys.argv[1])
-    process.end_with_parent(lambda: shutil.rmtree(target, ignore_errors=True))
-    try:
-        main(json.loads((target / REQUEST).read_text()), target)
-    except (UserError, jax.errors.JaxRuntimeError) as e:
-        kind = 'user' if isinstance(e, UserError) else 'compiler'
-        (target / ERROR).write_text(json.dumps({'kind': kind, 'message': str(e)}))
-        sys.exit(2)
-
-
-# The share of a device's memory that a step may take, as allocation leaves gaps; and of what a host
-# has left, where its CPU is the device and batches are read meanwhile.
-SHARE, OF_HOST = 0.9, 0.5
-FIRST = 64  # examples of a device that are tried first
-
-
 def largest_batch(measurement: Measurement) -> int:
-    """The batch size that fits, to an eighth; at most the examples of the largest data set.
+    """The largest batch size that fits, within an eighth; at most the largest data set.
 
-    The steps are compiled for the sizes that are tried, but not run.
+    The steps are compiled for the sizes tried, but not run.
 
     Args:
       measurement: prepared with any batch size.
@@ -185,7 +171,7 @@ def largest_batch(measurement: Measurement) -> int:
         )
 
     most = -(-max(examples for *_, examples in programs) // unit)
-    if not (units := largest_that_fits(fits, min(FIRST, most), most)):
+    if not (units := largest_that_fits(fits, min(FIRST_TRIED, most), most)):
         raise UserError(f'--batch-size fit: not even {unit} examples fit into {limit:,.0f} bytes')
     return units * unit
 
@@ -195,20 +181,20 @@ def memory(device: jax.Device, devices: int) -> float:
 
     Args:
       device: of an evaluation.
-      devices: their number, which share the host's memory if they are its CPU.
+      devices: number of devices, which share the host's memory if they are its CPU.
 
     Raises:
       UserError: if it is unknown.
     """
     if limit := (device.memory_stats() or {}).get('bytes_limit'):
-        return SHARE * limit
+        return DEVICE_SHARE * limit
     if device.platform == 'cpu' and (there := environment.available_memory()):
-        return OF_HOST * there / devices
+        return HOST_SHARE * there / devices
     raise UserError(f'--batch-size fit: memory of {device.device_kind} is unknown; give a number')
 
 
 def _programs(measurement: Measurement) -> Iterator[tuple[Any, Shape, int]]:
-    """The step, the largest rows and the number of examples of everything that is evaluated."""
+    """Yield the step, the largest rows and the number of examples of every evaluated data set."""
     for one in measurement.evaluations.values():
         step = measurement.steps.predict if one.evaluator else measurement.steps.evaluate
         for data in (one.data, one.fit):
@@ -224,13 +210,13 @@ def _programs(measurement: Measurement) -> Iterator[tuple[Any, Shape, int]]:
 
 
 def _batch(layout: sharding.Layout, shape: Shape, rows: int) -> Any:
-    """The abstract arrays of a batch of so many rows."""
+    """The abstract arrays of a batch of `rows` rows."""
     arrays = {k: jax.ShapeDtypeStruct((rows, *s.shape), s.dtype) for k, s in shape.arrays.items()}
     return sharding.abstract_batch(layout, arrays)
 
 
 def _needed(step: Any, variables: Any, batch: Any) -> float:
-    """Bytes of a device for a step, and for the batches that wait meanwhile."""
+    """Bytes on a device for a step and for the batches that wait."""
     try:
         compiled = step.lower(variables, batch).compile()
     except jax.errors.JaxRuntimeError as error:
@@ -247,3 +233,14 @@ def _needed(step: Any, variables: Any, batch: Any) -> float:
         + sizes.temp_size_in_bytes
         + IN_FLIGHT * waiting
     )
+
+
+if __name__ == '__main__':
+    target = pathlib.Path(sys.argv[1])
+    process.end_with_parent(lambda: shutil.rmtree(target, ignore_errors=True))
+    try:
+        main(json.loads((target / REQUEST).read_text()), target)
+    except (UserError, jax.errors.JaxRuntimeError) as e:
+        kind = 'user' if isinstance(e, UserError) else 'compiler'
+        (target / ERROR).write_text(json.dumps({'kind': kind, 'message': str(e)}))
+        sys.exit(2)

@@ -1,8 +1,8 @@
-"""The coordinate check: how much a few steps change what each layer computes, by width.
+"""The coordinate check: how much a few steps change the output of each layer, by width.
 
 Yang et al., 2022, arXiv:2203.03466, appendix D.1. In a parametrization whose hyperparameters
-transfer, the changes stay of one size as the model widens. Where they grow, wide models diverge at
-the learning rate of narrow ones.
+transfer, the changes keep their size as the model widens. If they grow, wide models diverge at the
+learning rate of narrow ones.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def check(
 
     Args:
       config: checked; `optim.parametrization` names the widths of the base model.
-      multiples: of these widths.
+      multiples: of these widths to train at.
       steps: at the constant learning rate of the config.
       seeds: number of initializations, and orders of the examples, to average over.
       report: called after each training.

@@ -1,10 +1,10 @@
-"""The first steps of a run in a process of their own, as a rehearsal starts and kills it.
+"""The first steps of a run in a separate process, which a rehearsal starts and kills.
 
     python -m vit_jax.rehearsal.dry_run request.json
 
-It ends when its standard input closes, so that it does not outlive the rehearsal. It is the run of
-its config, but that it logs, evaluates and saves after every step, each evaluation takes one batch,
-and nothing is sent to services.
+It ends when its standard input closes, so that it does not outlive the rehearsal. It differs from
+the run of its config in that it logs, evaluates and saves after every step, each evaluation takes
+one batch, and nothing is sent to services.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from vit_jax.trainer.build import Training, build
 
 TOO_LARGE = 4  # exit code
 CPU_FLOPS = 2e12  # of a step that CPUs finish in about a minute
-WAITS = 3  # the step whose evaluation does not end, so that the process can be killed in it
+WAITS = 3  # the step whose evaluation does not end, so that the process can be killed during it
 
 
 class TooLarge(Exception):
@@ -44,15 +44,15 @@ class TooLarge(Exception):
 
 
 class Request(NamedTuple):
-    """The run that is asked for.
+    """A requested run.
 
     Attributes:
       config: as a dict.
       folder: of the run.
       facts: a local file for the `Facts` of the run.
       allowed: as for `train`.
-      last: the step after which it ends; None to wait for being killed.
-      small: with the smallest batches that the config allows.
+      last: the step after which it ends; None to wait until it is killed.
+      small: whether to use the smallest batches that the config allows.
     """
 
     config: dict[str, Any]
@@ -64,7 +64,7 @@ class Request(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """A run on this machine.
+    """Facts about a run on this machine.
 
     Attributes:
       hardware: the devices.
@@ -84,7 +84,7 @@ class Facts(NamedTuple):
 
 
 def main() -> int:
-    """Run what the request in the file says."""
+    """Train as requested in the file; return the exit code."""
     process.end_with_parent(lambda: None)
     request = Request(**json.loads(pathlib.Path(sys.argv[1]).read_bytes()))
     try:
@@ -149,7 +149,7 @@ def facts_of(training: Training) -> Facts:
 
 
 def require_suitable(training: Training, facts: Facts) -> None:
-    """Raise TooLarge for a step that takes CPUs minutes, or a state that leaves them no memory."""
+    """Raise TooLarge if a step takes minutes on CPUs, or the state does not fit into memory."""
     room = os.sysconf('SC_AVPHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
     if 3 * facts.state_bytes > room:
         raise TooLarge(
@@ -175,7 +175,7 @@ def with_all_due(config: ConfigDict) -> ConfigDict:
 
 
 def smallest(config: ConfigDict) -> ConfigDict:
-    """The config with the smallest batches that it allows, by powers of two."""
+    """The config with the smallest power of two as batch size that it allows."""
     sizes = itertools.takewhile(config.batch_size.__gt__, (2**i for i in itertools.count()))
     for size in sizes:
         smaller = copy.deepcopy(config)
@@ -190,7 +190,7 @@ def smallest(config: ConfigDict) -> ConfigDict:
 
 
 class FirstBatch:
-    """Data of which an evaluation sees the first batch alone."""
+    """Data of which an evaluation sees only the first batch."""
 
     def __init__(self, data: Dataset):
         self._data = data
@@ -204,7 +204,7 @@ class FirstBatch:
 
 
 def with_short_evaluations(training: Training) -> Training:
-    """The run with evaluations, and what they learn from, of one batch each."""
+    """The run with evaluations, and data for them to learn from, of one batch each."""
     made: dict[int, Any] = {}
 
     def short(data: Dataset | None) -> Any:

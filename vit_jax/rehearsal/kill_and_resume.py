@@ -1,4 +1,4 @@
-"""The last trials of a rehearsal: a run starts, is killed after its first save, and goes on."""
+"""The last trials of a rehearsal: a run starts, is killed after its first save, and resumes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,31 @@ from vit_jax.storage import paths, run_folder, times
 
 STEPS = 2  # after the resumption; the first one is slower
 STEP_SEC = 'train/step_sec'
+OK, FAILED, SKIPPED = 'ok', 'failed', 'not tried'
+
+
+class Row(NamedTuple):
+    """The result of one trial.
+
+    Attributes:
+      name: of the trial.
+      result: one of OK, FAILED and SKIPPED.
+      seconds: duration.
+      note: details, or the reason of a failure.
+    """
+
+    name: str
+    result: str
+    seconds: float
+    note: str
 
 
 class DryRun:
-    """The first steps of a run in processes of their own, one of which is killed.
+    """The first steps of a run in separate processes, one of which is killed.
 
     Attributes:
       request: of the process that trains next.
-      facts: of the run on this machine, once a process has found them.
+      facts: of the run on this machine, once a process has written them.
     """
 
     def __init__(
@@ -47,7 +64,7 @@ class DryRun:
         self.facts: Facts | None = None
 
     def rows(self) -> Iterator[Row]:
-        """Train until a checkpoint is there, kill the process, and go on."""
+        """Train until a checkpoint exists, kill the process, and resume."""
         began = time.perf_counter()
         code = self._train()
         note = ''
@@ -68,7 +85,7 @@ class DryRun:
         yield from self._resume()
 
     def _resume(self) -> Iterator[Row]:
-        """Go on from the checkpoint; the rows of what the last process did."""
+        """Resume from the checkpoint; yield the rows of the last process."""
         began, since = time.perf_counter(), time.time()
         step = run_folder.finished_steps(self._checkpoints)[-1]
         assert self.facts is not None
@@ -97,7 +114,7 @@ class DryRun:
         yield Row('evaluations', OK, evaluation, f'one batch each: {names or "none"}')
 
     def _pace(self) -> Row:
-        """The last step, and the hours of all at its pace."""
+        """The time of the last step, and the hours of all steps at its pace."""
         assert self.facts is not None
         lines = run_folder.read_metrics(self._scratch)
         logged = [line[STEP_SEC] for line in lines if STEP_SEC in line]
@@ -108,7 +125,7 @@ class DryRun:
         return Row('step', OK, seconds, note)
 
     def _train(self) -> int | None:
-        """Run the request in a process, which is killed once it has saved if it is not to end.
+        """Run the request in a process; kill it after its save if the request has no last step.
 
         Returns:
           Its exit code; None if it was killed.
@@ -130,7 +147,7 @@ class DryRun:
         return code
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int | None:
-        """The exit code; None once a checkpoint is there, or the time is over."""
+        """The exit code; None once a checkpoint exists, or after the time limit."""
         pause = 2.0 if paths.is_remote(self._scratch) else 0.1
         until = time.perf_counter() + self._seconds
         while time.perf_counter() < until:
@@ -170,27 +187,8 @@ class DryRun:
         return self._scratch / run_folder.CHECKPOINTS
 
 
-OK, FAILED, SKIPPED = 'ok', 'failed', 'not tried'
-
-
-class Row(NamedTuple):
-    """The result of one trial.
-
-    Attributes:
-      name: of it.
-      result: one of OK, FAILED and SKIPPED.
-      seconds: that it took.
-      note: what was found.
-    """
-
-    name: str
-    result: str
-    seconds: float
-    note: str
-
-
 def run_command(name: str, command: Sequence[str]) -> tuple[Row, str]:
-    """The row of a command of its own, and what it printed."""
+    """Run a command; return its row and its output."""
     began = time.perf_counter()
     done = subprocess.run(command, env=same_modules(), capture_output=True, text=True, check=False)
     seconds = time.perf_counter() - began

@@ -1,10 +1,10 @@
-"""A rehearsal: all that a run needs is tried in a few minutes, before it waits in a queue.
+"""A rehearsal tries everything that a run needs in a few minutes, before it waits in a queue.
 
 extras       the packages that sources, evaluators and writers need
 folder       a file is written, read and removed
 data         the first, the last and ten random records of every split, after the transforms
 start        a process trains, evaluates and saves until it is killed
-resumption   another one restores the checkpoint and goes on
+resumption   another process restores the checkpoint and continues
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from vit_jax.rehearsal.kill_and_resume import FAILED, OK, SKIPPED, DryRun, Row
 from vit_jax.storage import paths, run_folder
 from vit_jax.trainer.evaluate import entry_keywords
 
-RECORDS = 10  # random ones of a split, beside the first and the last
-SUFFIX = '.rehearsal'  # of the folder beside that of the run
-MINUTES = 30.0  # for the first checkpoint
+RECORDS = 10  # random records of a split, besides the first and the last
+SUFFIX = '.rehearsal'  # of the folder next to the run folder
+MINUTES = 30.0  # to wait for the first checkpoint
 PROBE = b'vit_jax' * 2**17
 
 
@@ -49,25 +49,25 @@ def rehearse(
     allowed: Sequence[str] = (),
     minutes: float = MINUTES,
 ) -> Iterator[Row]:
-    """Try what a run needs, and leave nothing behind.
+    """Try everything that a run needs, and leave no files behind.
 
     Args:
       config: of the run, as from `config.load`.
-      folder: of the run; it is not touched, but one beside it, which is removed in the end.
-      allowed: modules that the config of a run may name which this one starts from.
+      folder: of the run; it stays untouched. A folder next to it is used, and then removed.
+      allowed: modules that the config of the run that this one starts from may name.
       minutes: to wait for the first checkpoint, and for the resumption.
 
     Yields:
-      A row for each trial, as it ends. After one that failed, others go on which do not need it.
+      A row for each trial as it ends. After a failure, trials that do not depend on it continue.
 
     Raises:
-      UserError: if the rehearsal's folder is there already.
+      UserError: if the rehearsal's folder already exists.
     """
     scratch = paths.path(f'{os.fspath(paths.absolute(folder))}{SUFFIX}')
     if paths.files(scratch):
         raise UserError(
-            f'{scratch} is of another rehearsal: wait for its end, or remove the folder if it was '
-            'killed'
+            f'{scratch} belongs to another rehearsal: wait for its end, or remove the folder if it '
+            'was killed'
         )
     failed = []
     with _removed(scratch):
@@ -83,7 +83,7 @@ def rehearse(
 
 @contextlib.contextmanager
 def _removed(scratch: paths.Path) -> Iterator[None]:
-    """Remove the folder in the end, and those above it that it was made with."""
+    """Remove the folder at the end, and the parents that were made for it."""
     local = () if paths.is_remote(scratch) else scratch.parents
     made = [parent for parent in local if not parent.exists()]
     try:
@@ -115,7 +115,7 @@ def _without_steps(
 
 
 def _timed(name: str, trial: Callable[[], str]) -> Row:
-    """The row of a trial, which returns a note; errors of the user's and of disks are failures."""
+    """Run a trial that returns a note; user errors and disk errors make it a failure."""
     began = time.perf_counter()
     try:
         note, result = trial(), OK
@@ -131,7 +131,7 @@ def needed_extras(config: Mapping[str, Any]) -> set[str]:
     """The extras of the package that a run of a config needs, installed or not.
 
     Raises:
-      UserError: for a name of a module that does not exist.
+      UserError: for the name of a module that does not exist.
     """
     sections = [config['data'], *config.get('evals', {}).values()]
     sources = [str(section.get('source') or '') for section in sections]
@@ -172,7 +172,7 @@ def _check_folder(scratch: paths.Path) -> str:
 
 
 def _sections(config: ConfigDict) -> Iterator[tuple[str, ConfigDict, str]]:
-    """Names, sections and splits of all data, each that is read the same way once."""
+    """Yield the name, section and split of all data, without repeating equal ones."""
     seen = set()
     entries = [('data', config.data), *((f'evals.{n}', s) for n, s in config.evals.items())]
     for name, section in entries:

@@ -22,7 +22,7 @@ def train(
     overrides: Sequence[str] = (),
     **options: Any,
 ) -> dict[str, float]:
-    """Trains to the end; called again, it resumes.
+    """Train to the end; a second call resumes.
 
     Args:
       config: `FILE[:ARG]`, which is executed, or a config.

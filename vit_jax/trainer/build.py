@@ -1,6 +1,6 @@
-"""From a config to everything that a run needs; nothing is compiled or written yet.
+"""Builds everything that a run needs from its config; nothing is compiled or written yet.
 
-The config is read here, once: what comes after takes the objects that are made of it.
+The config is read only here; later code takes the objects made of it.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Program:
     Attributes:
       model, task: of the config.
       layout: of the devices.
-      init: makes the state before the first step; parameters that it is given replace its own.
+      init: makes the state before the first step; given parameters replace the initial ones.
       abstract_state: shapes and dtypes of the state.
       train_step: (state, batch) -> (state, metrics), compiled at its first call.
-      eval_steps: what evaluations compute.
-      max_skips: steps in a row that may be left out because they are not finite.
+      eval_steps: the steps of evaluations.
+      max_skips: steps in a row that may be skipped because they are not finite.
     """
 
     model: Any
@@ -100,13 +100,13 @@ class Training:
     """The objects that `build` makes of a config.
 
     Attributes:
-      config: complete, as the run folder keeps it.
+      config: complete, as stored in the run folder.
       data: to train on.
-      program: what is computed.
+      program: the computation.
       timetable: of logs, evaluations and saves.
       evaluations: of the entries of `config.evals`.
-      examples: that are shown with the first of them; None for none.
-      retention: which checkpoints stay, keywords of `Checkpointer`.
+      examples: shown with the first evaluation, if any.
+      retention: keywords of `Checkpointer` that choose which checkpoints are kept.
       judge: of the results of evaluations.
     """
 
@@ -121,10 +121,10 @@ class Training:
 
 
 def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Training:
-    """Opens the data and builds everything that a run needs; the config stays as it is.
+    """Open the data and build everything that a run needs; the config stays unchanged.
 
     Raises:
-      UserError: for any mistake in the config that needs the data or the devices to be seen.
+      UserError: for a mistake in the config that only the data or the devices reveal.
     """
     layout = sharding.make_layout(devices, **defaults.arguments(config, 'parallel'))
     data = evaluate.open_data(config.data, config.batch_size, layout, seed=config.seed)
@@ -168,7 +168,7 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
 def _examples(
     config: ConfigDict, opened: Mapping[str, evaluate.Evaluation], steps: evaluate.EvalSteps
 ) -> Examples | None:
-    """The examples that a run shows; what draws them is imported for it."""
+    """The examples that a run shows; their drawing code is imported only if needed."""
     from vit_jax.trainer import examples
 
     return examples.make_examples(config, opened, steps)
@@ -197,16 +197,16 @@ def make_program(
     layout: sharding.Layout,
     times: durations.Durations,
 ) -> tuple[Program, optax.Schedule]:
-    """The computation of a run, and its learning rate.
+    """Make the computation of a run, and its learning rate.
 
     Args:
-      config: with the sizes that the data decide.
+      config: with the sizes that depend on the data.
       shapes: the kinds of training batches, the largest examples last.
       layout: of the devices.
       times: of the run.
 
     Raises:
-      UserError: if model, task, optimizer or devices do not take what the config or the data say.
+      UserError: if the config or the data do not suit model, task, optimizer or devices.
     """
     model, task = objects.model_and_task(config)
     step = defaults.arguments(config, 'step')
@@ -215,7 +215,7 @@ def make_program(
     spec = shapes[-1].spec
     example = {k: np.zeros((1, *s.shape), s.dtype) for k, s in spec.items()}
 
-    # Compiled by itself, so that it is traced once, for the shapes here and in `init`.
+    # Compiled separately, so that it is traced once for the shapes here and in `init`.
     def run_once_of(model: Any) -> Callable:
         return jax.jit(partial(step_lib.init_with_output, model, task, seed=config.seed))
 
@@ -265,7 +265,7 @@ def make_program(
 
 
 def _check_classes(config: ConfigDict, data: Dataset) -> None:
-    """Raise UserError if a task that tells classes apart has examples of one class alone."""
+    """Raise UserError if a classification task has examples of only one class."""
     counts, names = data.class_counts, data.info.class_names
     found = range(data.info.num_classes) if counts is None else np.flatnonzero(counts)
     if len(found) != 1 or not schema.task_class(config).classifies:
@@ -281,7 +281,7 @@ def _check_classes(config: ConfigDict, data: Dataset) -> None:
 def _check_rows(
     config: ConfigDict, task: Task, layout: sharding.Layout, rows: int, accum_steps: int
 ) -> None:
-    """Check that a batch of so many rows suits the task and can be divided; else UserError."""
+    """Raise UserError unless a batch of `rows` rows suits the task and can be divided."""
     if task.couples_rows and rows < 2:
         raise UserError(
             f'config.batch_size={config.batch_size}: the loss of task {config.task.name} '

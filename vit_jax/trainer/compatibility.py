@@ -1,4 +1,4 @@
-"""Compatibility of data with a model: the shapes of its inputs, and its classes."""
+"""Checks that data suit a model or a resumed run: shapes, classes and examples."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def require_shapes(trained: TrainedModel, where: str, data: Dataset) -> None:
       data: to be evaluated.
 
     Raises:
-      UserError: if it does not; names the shapes of both images, or else of the parameters.
+      UserError: if it does not; names the shapes of both images or of the parameters.
     """
     if data.spec == trained.spec:
         return
@@ -65,7 +65,7 @@ def require_shapes(trained: TrainedModel, where: str, data: Dataset) -> None:
 
 
 def _advice(given: ArraySpec | None, known: ArraySpec | None) -> str:
-    """The difference of two images, and what to do about it; empty where one is not known."""
+    """The difference of two images and a remedy; empty if one of them is unknown."""
     if given is None or known is None:
         return ''
     height, width, channels = known.shape[-3:]
@@ -80,13 +80,12 @@ def _advice(given: ArraySpec | None, known: ArraySpec | None) -> str:
 
 
 def require_classes(trained: TrainedModel, where: str, data: Dataset) -> None:
-    """Check that the data have no other classes than a model; `where` is as for `require_shapes`.
+    """Check that data and model have the same classes; `where` is as for `require_shapes`.
 
-    Classes of the same names, or some of them, have the model's numbers by now, see
-    `Subset.numbered_as`.
+    Classes with names that the model knows already have its numbers, see `Subset.numbered_as`.
 
     Raises:
-      UserError: if their number differs, or their names where both have names.
+      UserError: if their number differs, or their names if both have names.
     """
     known, found = trained.classes, data.info
     if known is None or not found.num_classes:
@@ -134,7 +133,7 @@ def require_same_classes(
 
 
 def require_same_function(saved: Mapping[str, Any] | None, config: ConfigDict) -> None:
-    """Check that a config makes the model and task of a checkpoint, whose config may be unknown.
+    """Check that a config makes the model and task of a checkpoint, if its config is known.
 
     Raises:
       UserError: names the key and both values.
@@ -165,10 +164,10 @@ def require_same_count(saved: int | None, data: Dataset) -> None:
 
 
 def require_same_listing(saved: Mapping[str, str] | None, data: Dataset) -> tuple[str, ...]:
-    """Check that a run's data list the examples that they listed when it was saved.
+    """Check that a run's data list the same examples as when it was saved.
 
     Args:
-      saved: of the checkpoint; None if it is older than listings.
+      saved: of the checkpoint; None for an old checkpoint without a listing.
       data: of the run.
 
     Returns:
@@ -195,15 +194,15 @@ def require_same_listing(saved: Mapping[str, str] | None, data: Dataset) -> tupl
 
 
 def abstract_variables(run_once: Callable, task: Task, spec: Spec) -> dict[str, PyTree]:
-    """Shapes of the model's variables, where the task finds all that it reads.
+    """Shapes of the model's variables; checks that the task finds everything it reads.
 
     Args:
       run_once: makes outputs and initial variables of a batch, as `step.init_with_output`.
       task: of the config.
-      spec: of an example that they train on.
+      spec: of a training example.
 
     Raises:
-      UserError: if the task needs what is neither in the examples nor among the model's outputs.
+      UserError: if the task needs a name that neither the examples nor the outputs have.
     """
     example = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in spec.items()}
     outputs: dict[str, Any] = {}
@@ -223,7 +222,7 @@ def abstract_variables(run_once: Callable, task: Task, spec: Spec) -> dict[str, 
 
 
 def _module(instance: Any) -> str:
-    """The last name of the module that an object's class is from."""
+    """The last part of the name of the module that defines an object's class."""
     return type(instance).__module__.rpartition('.')[2]
 
 

@@ -1,7 +1,7 @@
 """The best step of a run by its evaluations, and whether the run ends early.
 
-What has been judged so far is in every checkpoint, so that a resumed run decides as one that was
-never stopped. Processes may differ in the last bit of a result: process 0 decides for all.
+Every checkpoint stores the best results so far, so that a resumed run decides like an uninterrupted
+one. Processes may differ in the last bit of a result, so process 0 decides for all.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _WHERE = {KEPT: 'config.checkpoint.keep_best', EARLY_STOP: 'config.early_stop.me
 
 @dataclasses.dataclass(frozen=True)
 class Judge:
-    """The goals of a config, by which its evaluations are judged.
+    """Judges evaluations by the goals of a config.
 
     Attributes:
       keep_best: `config.checkpoint.keep_best`.
@@ -43,13 +43,13 @@ class Judge:
 
     @property
     def goals(self) -> dict[str, str]:
-        """The goals that there are, as the config gives them."""
+        """The goals that the config sets, as texts."""
         given = {KEPT: self.keep_best, EARLY_STOP: self.early_stop.metric}
         return {key: text for key, text in given.items() if text}
 
     @property
     def notes(self) -> list[str]:
-        """A line for each goal, which says what is taken for better."""
+        """A line for each goal that says which results are better."""
         goals = {key: parse_goal(text, _WHERE[key]) for key, text in self.goals.items()}
         lines = []
         if KEPT in goals:
@@ -60,7 +60,7 @@ class Judge:
         return lines
 
     def begin(self, meta: Mapping[str, Any]) -> Bests:
-        """The best results at the time of a checkpoint; none of those judged by another goal.
+        """The best results at the time of a checkpoint, without those of other goals.
 
         Args:
           meta: of the checkpoint; empty for a new run.
@@ -75,7 +75,7 @@ class Judge:
         """The best results after the evaluations of `step`.
 
         Raises:
-          UserError: if an evaluation does not give the number that it is judged by.
+          UserError: if an evaluation lacks the metric of its goal.
         """
         known = dict(bests)
         for key, best in bests.items():
@@ -91,12 +91,12 @@ class Judge:
         return known
 
     def has_ended(self, bests: Bests) -> bool:
-        """Whether the run is to end before its total."""
+        """Whether the run ends before its total."""
         best = bests.get(EARLY_STOP)
         return best is not None and best.since >= self.early_stop.patience
 
     def reason(self, bests: Bests) -> str:
-        """The reason for an early end, in words; empty if there is none."""
+        """The reason for an early end as a sentence; empty without one."""
         if not self.has_ended(bests):
             return ''
         best = bests[EARLY_STOP]
@@ -115,7 +115,7 @@ def make_judge(config: ConfigDict, opened: Mapping[str, Evaluator | None]) -> Ju
       opened: the evaluators of `config.evals`, which have seen their data.
 
     Raises:
-      UserError: for a metric that its evaluations do not give, as far as that is known.
+      UserError: for a metric that is known to be missing from its evaluations.
     """
     keep_best = defaults.arguments(config, 'checkpoint')['keep_best']
     judge = Judge(keep_best, EarlyStop(**defaults.arguments(config, 'early_stop')))
@@ -134,16 +134,16 @@ def check_metric(
     where: str,
     opened: Mapping[str, Evaluator | None] = types.MappingProxyType({}),
 ) -> None:
-    """Check that an evaluation gives the metric, as far as that is known without running it.
+    """Check that an evaluation gives the metric, as far as is known without running it.
 
     Args:
       config: of the run.
       metric: as `test/accuracy`.
-      where: it was named, for the message.
+      where: the key that names it, for the message.
       opened: evaluators that have seen their data, by the names of the evaluations.
 
     Raises:
-      UserError: if there is no such evaluation, or it gives other numbers.
+      UserError: if there is no such evaluation, or it gives other metrics.
     """
     name, _, number = metric.partition('/')
     if name not in config.evals:
@@ -165,10 +165,10 @@ def check_metric(
 
 
 def entry_metric(results: Mapping[str, float], metric: str, where: str) -> float | None:
-    """The metric of some evaluations; None if its own was not among them.
+    """The metric among the results; None if its evaluation did not run.
 
     Raises:
-      UserError: if its evaluation gives other numbers; names `where` the metric was named.
+      UserError: if its evaluation gives other metrics; names `where`, the key of the metric.
     """
     entry = metric.partition('/')[0]
     if not any(name.startswith(f'{entry}/') for name in results):
@@ -177,7 +177,7 @@ def entry_metric(results: Mapping[str, float], metric: str, where: str) -> float
 
 
 def pick(results: Mapping[str, float], metric: str, where: str) -> float:
-    """The metric of an evaluation; raises UserError if it is not there."""
+    """The metric of an evaluation; UserError if it is missing."""
     if metric not in results:
         raise UserError(f'{where}: ' + nearest('metric', metric, results))
     return results[metric]
@@ -185,8 +185,8 @@ def pick(results: Mapping[str, float], metric: str, where: str) -> float:
 
 @functools.cache
 def _task_metrics(text: str) -> tuple[str, ...]:
-    """The numbers that the task of a config gives; none where the data are not on this machine."""
-    from vit_jax.profiling.examples import row_of  # here, as most runs are judged by no metric
+    """The metrics of the task of a config; empty if the data are not on this machine."""
+    from vit_jax.profiling.examples import row_of  # imported here, as most runs set no goal
 
     try:
         config, spec, _ = row_of(config_lib.from_json(text))

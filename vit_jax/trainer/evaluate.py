@@ -1,7 +1,7 @@
 """The one evaluation loop: padded batches, every example exactly once.
 
-What a task evaluates are masked sums, added up on the devices; an evaluator (see
-`vit_jax.evaluators`) gets the predictions themselves on the host.
+A task evaluates masked sums, which the devices add up; an evaluator (see `vit_jax.evaluators`) gets
+the predictions on the host.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from vit_jax.tasks.base import Task
 from vit_jax.trainer import compatibility
 
 PyTree = Any
-IN_FLIGHT = 2  # batches on the devices while one is awaited
+IN_FLIGHT = 2  # batches on the devices while the host waits for one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +41,11 @@ class EvalSteps:
     """The compiled steps of evaluations.
 
     Attributes:
-      layout: that the steps are compiled for.
+      layout: of the devices that the steps are compiled for.
       evaluate, predict: the compiled steps; `predict` is None for a task without one.
       attention_step: (variables, batch that every device has whole) -> (the model's outputs, its
         attention maps); None for a model without them.
-      derive: {metric: mean} of a whole pass -> what follows from them, for a task that has it.
+      derive: {metric: mean} of a whole pass -> further metrics computed from them.
     """
 
     layout: sharding.Layout
@@ -56,12 +56,12 @@ class EvalSteps:
 
 
 def compile_steps(model: Any, task: Task, layout: sharding.Layout, seed: int = 0) -> EvalSteps:
-    """The steps of evaluations, compiled at their first calls.
+    """Make the steps of evaluations, compiled at their first calls.
 
     Args:
       model, task: of the config.
       layout: of the devices.
-      seed: of what models and tasks draw at random.
+      seed: of the random numbers of models and tasks.
     """
     options: dict[str, Any] = {'seed': seed, 'axis_name': layout.axis_name}
     eval_step = step_lib.make_eval_step(model, task, **options)
@@ -92,8 +92,8 @@ def open_data(
     """The data of `config.data` or of an entry of `config.evals`, for these devices.
 
     Args:
-      section: what it says beside the keywords of `open_dataset` is not of the data.
-      batch_size: where the section has none of its own.
+      section: keys other than keywords of `open_dataset` are ignored.
+      batch_size: used if the section has none.
       layout: evaluation batches have a multiple of its shards.
       seed: of training.
       changes: keywords of `open_dataset` that replace those of the section.
@@ -128,8 +128,9 @@ def data_keywords(section: ConfigDict, batch_size: int, **changes: Any) -> dict[
 def evaluate(
     steps: EvalSteps, variables: PyTree, batches: Iterable[Batch], stopping: Stopping = no_stop
 ) -> dict[str, float]:
-    """Means over one pass: {name: sum / count}, accumulated in float64 on the host; without those
-    of which nothing was counted.
+    """Means over one pass, {name: sum / count}, accumulated in float64 on the host.
+
+    Metrics with a count of 0 are left out.
     """
     totals: dict[str, np.ndarray] = {}
     for sums in _results(steps.evaluate, steps.layout, variables, batches, stopping):
@@ -141,14 +142,14 @@ def evaluate(
 def predict(
     steps: EvalSteps, variables: PyTree, batches: Iterable[Batch], stopping: Stopping = no_stop
 ) -> Iterator[tuple[Batch, Batch]]:
-    """Predictions and the small arrays of the batches, of all processes, one for each example."""
+    """Yield predictions and small arrays of each batch, with the real rows of all processes."""
     assert steps.predict is not None
     for rows in _results(steps.predict, steps.layout, variables, batches, stopping):
         yield jax.tree.map(partial(_of_examples, rows[1]['mask'] > 0), rows)
 
 
 def _of_examples(real: np.ndarray, array: np.ndarray) -> np.ndarray:
-    """The values of the real examples; one that a row of several examples shares is repeated."""
+    """The values of the real examples; a value shared by the examples of a row is repeated."""
     if array.shape[: real.ndim] == real.shape:
         return array[real]
     return array[np.nonzero(real)[0]]
@@ -181,9 +182,9 @@ class Evaluation:
     """An entry of `config.evals`, ready to run.
 
     Attributes:
-      data: that is evaluated.
-      evaluator: that measures; None for what the task itself measures.
-      fit: what the evaluator learns from, if it learns.
+      data: to evaluate on.
+      evaluator: computes the metrics; None for those of the task.
+      fit: the data that the evaluator learns from, if it learns.
       headline: the metrics that a line of text shows; empty for all.
     """
 
@@ -194,7 +195,7 @@ class Evaluation:
 
     @property
     def signature(self) -> str:
-        """The protocol of its numbers; empty where there is no standard for naming one."""
+        """The signature of the evaluation protocol; empty if there is no standard one."""
         return self.evaluator.signature if self.evaluator else ''
 
 
@@ -205,7 +206,7 @@ def run(
     variables: PyTree,
     stopping: Stopping = no_stop,
 ) -> dict[str, float]:
-    """The results of evaluations, {'NAME/METRIC': value}.
+    """Run evaluations; return {'NAME/METRIC': value}.
 
     Evaluators of the same data are given the same predictions, which are computed once.
 
@@ -213,10 +214,10 @@ def run(
       steps: compiled for the data.
       evaluations: by their names.
       variables: of the model.
-      stopping: asked between two batches, and while one is awaited.
+      stopping: polled between two batches and while waiting for one.
 
     Raises:
-      Interrupted: if it says to stop.
+      Interrupted: if a stop is requested.
     """
     fits, updates = [], []
     for one in evaluations.values():
@@ -240,11 +241,11 @@ def run(
 
 
 def line(headlines: Mapping[str, tuple[str, ...]], results: Mapping[str, float]) -> str:
-    """The results in words, of each evaluation the metrics of its headline.
+    """A line of results, with the headline metrics of each evaluation.
 
     Args:
       headlines: metrics by the names of evaluations; empty for all of them.
-      results: {'NAME/METRIC': value}, and other numbers, which are shown too.
+      results: {'NAME/METRIC': value}; other numbers are shown too.
     """
     words = []
     for key, value in results.items():
@@ -256,7 +257,7 @@ def line(headlines: Mapping[str, tuple[str, ...]], results: Mapping[str, float])
 
 
 def num_examples(opened: Iterable[Evaluation]) -> int:
-    """Examples that evaluations pass through the model, as often as they do."""
+    """The number of examples that evaluations pass through the model, repeats included."""
     opened = list(opened)
     passes = [one.data for one in opened if one.evaluator is None]
     shared = {id(data): data for one in opened if one.evaluator for data in (one.data, one.fit)}
@@ -264,7 +265,7 @@ def num_examples(opened: Iterable[Evaluation]) -> int:
 
 
 def _shared(readers: Iterable[tuple[Dataset, Take]]) -> Iterator[tuple[Dataset, list[Take]]]:
-    """Every data set once, with all that read it."""
+    """Yield every data set once, with all of its readers."""
     takes: dict[int, tuple[Dataset, list[Take]]] = {}
     for data, take in readers:
         takes.setdefault(id(data), (data, []))[1].append(take)
@@ -277,16 +278,16 @@ def open_evals(
     steps: EvalSteps,
     trained: TrainedModel | None = None,
 ) -> dict[str, Evaluation]:
-    """The evaluation of every entry of `config.evals`; entries of the same data share them.
+    """Open every entry of `config.evals`; entries with the same data share them.
 
     Args:
       config: of the run.
       layout: of the devices.
       steps: compiled for it.
-      trained: the model that the data are to suit; None to leave that unchecked.
+      trained: the model that the data must suit; None for no check.
 
     Raises:
-      UserError: for data that are not there, do not suit the evaluator or the model, or have other
+      UserError: for data that do not exist, do not suit the evaluator or the model, or have other
         classes.
     """
     opened: dict[str, Dataset] = {}
@@ -337,7 +338,7 @@ def _open_eval(
 
 
 def _check_ids(where: str, data: Dataset, vocab_size: int | None) -> None:
-    """Raises UserError if the data have ids for which the model has no embedding."""
+    """Raise UserError if the data have ids without an embedding in the model."""
     if vocab_size and data.info.vocab_size > vocab_size:
         raise UserError(
             f'{where}: {data.source.title} has ids up to {data.info.vocab_size - 1}, the model '

@@ -1,7 +1,7 @@
-"""Examples of an evaluation with the predictions for them, for the writers of a run.
+"""Examples of an evaluation with their predictions, for the writers of a run.
 
-They are drawn as the commands `predict` and `attention` draw files. Nothing that trains is touched:
-no random number of training is drawn, and whatever fails here is said in a line.
+They are drawn like files by the commands `predict` and `attention`. Training is not affected: none
+of its random numbers are drawn, and a failure here only prints a line.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vit_jax.viz.base import Viz
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """Examples of the first evaluation of a run, to be shown.
+    """Examples of the first evaluation of a run, shown by its writers.
 
     Attributes:
       entry: of `config.evals`.
@@ -43,7 +43,7 @@ class Examples:
             read = list(self.sample.examples.values())
         except Exception as error:
             trouble = in_a_line(error)
-        # Where one process has no examples, none may wait for it in the prediction.
+        # If one process has no examples, no other may wait for it in the prediction.
         if troubles := processes.gather(trouble):
             writer.say(f'{self.entry}: no examples are shown: {troubles[0]}')
             return
@@ -93,10 +93,10 @@ class Examples:
 def make_examples(
     config: ConfigDict, evaluations: Mapping[str, Evaluation], steps: EvalSteps
 ) -> Examples | None:
-    """The examples of a run's first evaluation of the model's own classes.
+    """Choose examples of a run's first evaluation on the model's own classes.
 
     Returns:
-      None without predictions, such an evaluation, or writers to show them to.
+      The examples; None without predictions, such an evaluation, or writers.
 
     Raises:
       UserError: if the module that shows the task has no class `Viz`.
@@ -108,7 +108,7 @@ def make_examples(
         return None
     data, section = evaluations[entry].data, config.evals[entry]
     viz = Viz()
-    # Modules of a user that cannot be imported end `predict`, and no training.
+    # A user's module that cannot be imported is an error of `predict` only.
     with contextlib.suppress(ImportError):
         viz = predictions.find(config.task.name)
     return Examples(entry, make_example_set(data, section, viz, config.model.name))

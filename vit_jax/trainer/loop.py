@@ -43,7 +43,7 @@ class Pruned(Exception):
 
 
 class Verdict(enum.Enum):
-    """The course of a run after evaluations."""
+    """Whether a run continues after evaluations."""
 
     GO_ON = 'go on'
     INTERRUPTED = 'a stop was requested before they were finished'
@@ -51,7 +51,7 @@ class Verdict(enum.Enum):
     ENDED = 'early stopping ends the run'
 
 
-STOPS = (Verdict.INTERRUPTED, Verdict.PRUNED)  # the run may go on with another start
+STOPS = (Verdict.INTERRUPTED, Verdict.PRUNED)  # another start may continue the run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Evaluated:
     Attributes:
       results: {'test/accuracy': ...}.
       bests: the best results so far, these included.
-      verdict: the course of the run.
+      verdict: whether the run continues.
       why: the reason for an early end; empty without one.
     """
 
@@ -81,13 +81,13 @@ class Hooks:
     Attributes:
       checkpointer: of the run folder.
       writer: of metrics and progress.
-      watchdog: ends a process in which nothing is finished any more.
-      stop_requested: whether the run is asked to stop.
-      stop_at: the step after which it stops anyhow, if any.
-      report: gets step and results of evaluations, if given; returns whether to end the run.
+      watchdog: ends a process that makes no progress.
+      stop_requested: whether a stop was requested.
+      stop_at: the step after which the run stops without a request, if any.
+      report: called with the step and results of evaluations; returns whether to end the run.
       profile: of some of the steps.
-      clock: of what the time goes into.
-      require_own: raises UserError if the folder is no longer this run's to write to.
+      clock: of the run's time.
+      require_own: raises UserError if the folder no longer belongs to this run.
     """
 
     checkpointer: Checkpointer
@@ -102,7 +102,7 @@ class Hooks:
 
 
 def run_loop(training: Training, point: ResumePoint, hooks: Hooks) -> Evaluated:
-    """Step from the point to the end.
+    """Take the steps from the resume point to the end.
 
     Raises:
       Diverged: if the loss is not finite.
@@ -131,7 +131,7 @@ def run_loop(training: Training, point: ResumePoint, hooks: Hooks) -> Evaluated:
         if due_evals(training, step):
             with meter.paused(), clock.during(times.EVALUATION):
                 last = evaluate_step(training, state, step, hooks, last.bests)
-        # Whoever ends a run by `report` may go on with it later.
+        # A run that `report` ends may be resumed later.
         stopping = stopping or last.verdict in STOPS
         ending = last.verdict is Verdict.ENDED
         if stopping or ending or due_save(training, step, last.bests, hooks.checkpointer):
@@ -155,7 +155,7 @@ def stop_waiting(
     hooks: Hooks,
     last: Evaluated,
 ) -> NoReturn:
-    """Save the state after `step`, whose successor waits for data, and raise Preempted."""
+    """Save the state after `step` while the next one waits for data; raise Preempted."""
     if meter.steps:
         log(training, step, meter, hooks.writer)
     hooks.clock.enter(times.SAVING)
@@ -166,7 +166,7 @@ def stop_waiting(
 
 
 def evaluate_first(training: Training, point: ResumePoint, hooks: Hooks) -> Evaluated:
-    """The evaluations that are left of the step at which the run goes on."""
+    """Run the evaluations of the step at which the run resumes, if any are left."""
     start, total, bests = point.step, training.timetable.total, point.bests
     if not (point.unevaluated or start == total or training.judge.has_ended(bests)):
         return Evaluated({}, bests)
@@ -190,9 +190,9 @@ def end_of_stop(step: int, total: int, hooks: Hooks, why: str = '') -> str:
     """Wait until the state after `step` is saved; return the last line of a run that stops there.
 
     Args:
-      step, total: the last one taken, and that of a complete run.
+      step, total: the last step taken, and the last one of a complete run.
       hooks: of the run.
-      why: what the run waited for when it was asked to stop, if anything.
+      why: the reason for an unusual stop, such as stalled data.
     """
     hooks.checkpointer.wait()
     reasons = ''.join(f'{reason}: ' for reason in (hooks.writer.trouble, why) if reason)
@@ -244,8 +244,8 @@ def evaluate_step(
 ) -> Evaluated:
     """Run the evaluations that are due after `step`, judge, write and report them.
 
-    Where the results end the run early, all other evaluations are due as well. If they are `known`,
-    an earlier start has judged, written and reported them; `bests` are the best results before.
+    If the results end the run early, all other evaluations are due as well. If they are `known`, an
+    earlier start has judged, written and reported them; `bests` are the best results before.
     """
     names, judge = due_evals(training, step), training.judge
     try:
@@ -273,7 +273,7 @@ def save_state(
     hooks: Hooks,
     last: Evaluated,
 ) -> None:
-    """Start to save the state after `step`, once all that was logged before is in the folder."""
+    """Flush the logs to the folder, then start saving the state after `step`."""
     hooks.writer.flush()
     hooks.require_own()
     unevaluated = last.verdict is Verdict.INTERRUPTED
@@ -291,7 +291,7 @@ def show(
     results: dict[str, float],
     ends: bool,
 ) -> None:
-    """Write results, and examples where these are due; `ends` if no others follow."""
+    """Write results, and examples if due; `ends` if no further results follow."""
     writer = hooks.writer
     writer.write(step, {**results, **signatures(training, names)})
     headlines = {name: training.evaluations[name].headline for name in names}
@@ -305,12 +305,12 @@ def show(
 
 
 def due(step: int, every: int, total: int) -> bool:
-    """The one predicate for log, evaluate and save: every so often, and at the end."""
+    """Whether to log, evaluate or save: every `every` steps, and at the end."""
     return step == total or (every > 0 and step % every == 0)
 
 
 def due_save(training: Training, step: int, bests: Bests, checkpointer: Checkpointer) -> bool:
-    """Whether the state after `step` is saved: by the timetable, to be kept, or after a lost save.
+    """Whether to save the state after `step`: if scheduled, to be kept, or after a lost save.
 
     `bests` are the results up to `step`.
     """
@@ -348,7 +348,7 @@ def evaluate_due(
     """The results of the evaluations that are due: {'test/accuracy': ...}.
 
     Raises:
-      Interrupted: if `stop_requested` says so between two batches, or while one is awaited.
+      Interrupted: if a stop is requested between two batches or while waiting for one.
     """
     now = {name: training.evaluations[name] for name in names}
     results = evaluate.run(training.program.eval_steps, now, state.variables, stop_requested)
@@ -358,23 +358,23 @@ def evaluate_due(
 
 
 def signatures(training: Training, names: Sequence[str]) -> dict[str, str]:
-    """The protocols of evaluations, {'test/signature': ...}, where they name one."""
+    """The signatures of evaluation protocols that have one, {'test/signature': ...}."""
     every = {name: training.evaluations[name].signature for name in names}
     return {f'{name}/signature': signature for name, signature in every.items() if signature}
 
 
 def share_broken_records(data: Dataset) -> None:
-    """Let every process know which records the others have found broken.
+    """Share with every process the broken records that the others have found.
 
     Raises:
-      UserError: on every process, if all together are too many.
+      UserError: on every process, if there are too many in total.
     """
     for found in processes.gather(list(data.source.pop_broken().items())):
         data.source.record_broken(dict(found))
 
 
 def count_broken_records(training: Training) -> dict[str, float]:
-    """The numbers of broken records, for the data that have any."""
+    """The number of broken records of each data set that has any."""
     opened = {'train': training.data, **{k: e.data for k, e in training.evaluations.items()}}
     counts = {name: len(data.source.broken) for name, data in opened.items()}
     return {f'{name}/broken_records': float(count) for name, count in counts.items() if count}

@@ -1,4 +1,4 @@
-"""Evaluations of a trained model: its own, or others of its data or of other data."""
+"""Evaluations of a trained model: those of its config, or others, on its data or other data."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class Measurement:
     steps: evaluate.EvalSteps
 
     def run(self) -> dict[str, float]:
-        """Measure; returns {'NAME/METRIC': value}."""
+        """Run the evaluations; return {'NAME/METRIC': value}."""
         variables = self.steps.layout.create(lambda loaded: loaded, self.trained.variables)
         return evaluate.run(self.steps, self.evaluations, variables)
 
     def line(self, results: dict[str, float]) -> str:
-        """The results in words; see `evaluations.line`."""
+        """The results as a line; see `evaluate.line`."""
         headlines = {name: one.headline for name, one in self.evaluations.items()}
         return evaluate.line(headlines, results)
 
@@ -66,11 +66,11 @@ def prepare(
       trained: the model, ready for images of `image_size`.
       source, split, classes, batch_size: replace those of every evaluation.
       image_size: images of this height and width, see `interop.preprocessing.resized`.
-      evaluators: instead of the evaluations of the config, as 'knn' or 'fewshot(shots=(1, 5))'.
+      evaluators: replace the evaluations of the config, as 'knn' or 'fewshot(shots=(1, 5))'.
       fit: the split that evaluators learn from; 'train' by default.
 
     Raises:
-      UserError: for data or evaluators that there are not, or that the model does not suit.
+      UserError: for data or evaluators that do not exist or do not suit the model.
     """
     if trained.step is None and None in (source, split):
         raise UserError(f'{trained.path} names no data: give a source and a split')
@@ -99,12 +99,12 @@ def prepare(
 
 
 def _resized(group: dict[str, Any], size: Size) -> dict[str, Any]:
-    """An evaluation on images of another size, made as its own are."""
+    """An evaluation on images of another size, with the same transforms."""
     return {**group, 'transforms': resized(group.get('transforms', ''), size)}
 
 
 def _without_texts(group: dict[str, Any]) -> dict[str, Any]:
-    """An evaluation without the transforms of texts, unless its data have any."""
+    """An evaluation without text transforms, unless its data have texts."""
     transforms = group.get('transforms', '')
     if not only_text_transforms(transforms):
         return group
@@ -119,10 +119,10 @@ def _evaluator_groups(evaluators: Sequence[str], fit: str | None) -> Groups:
 
     Args:
       evaluators: their names, with keywords or without.
-      fit: the split that those learn from which learn at all; None for the usual one.
+      fit: the split that they learn from, if they learn; None for the default.
 
     Raises:
-      UserError: for a name that is none, or keywords that cannot be read.
+      UserError: for an unknown name, or keywords that cannot be read.
     """
     if fit is not None and not evaluators:
         raise UserError(f'--fit {fit!r}: no --evaluator learns from it')
@@ -147,7 +147,7 @@ def _groups(
 
 
 def _require_crops(groups: Groups, size: Size) -> None:
-    """Raise UserError for an image size where what is evaluated are whole images."""
+    """Raise UserError for an image size if whole images are evaluated."""
     text = 'x'.join(map(str, dict.fromkeys(size)))
     for name, group in groups.items():
         if group.get('sizes'):
@@ -158,10 +158,10 @@ def _require_crops(groups: Groups, size: Size) -> None:
 
 
 def _titles_by_split(groups: Groups, split: str) -> dict[str, str]:
-    """Names for the evaluations of a run that all read another split; of equal ones, one stays.
+    """Names for the evaluations of a run on another split; equal ones are merged.
 
     Returns:
-      {entry of config.evals: what its results are called}.
+      {entry of config.evals: name of its results}.
     """
     kept: dict[str, Any] = {}
     for name, group in groups.items():
@@ -177,7 +177,7 @@ def _titles_by_split(groups: Groups, split: str) -> dict[str, str]:
 
 
 def _require_fit(trained: TrainedModel, group: Any, layout: sharding.Layout) -> None:
-    """Compare the data with a model of whose training data nothing is known.
+    """Check that data suit a model whose training data are unknown.
 
     Raises:
       UserError: if the images have other colors, or one of the two has no classes.

@@ -44,7 +44,7 @@ class Diverged(UserError):
 
 
 class Meter:
-    """Collects the metrics of steps that may still be running.
+    """Collect the metrics of steps that may still be running.
 
     Args:
       start: the step before the first.
@@ -92,7 +92,7 @@ class Meter:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Counts as waiting for data; as starved, where the devices had nothing else to do."""
+        """Count the time inside as waiting for data, and as starved if the devices are idle."""
         began, finished = time.perf_counter(), None  # when the newest step has finished
         if self._last is not None and not all(x.is_ready() for x in self._last.values()):
             finished = self._waiter.submit(_finish_time, [self._last])
@@ -108,7 +108,7 @@ class Meter:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Counts as no training at all: evaluating, saving."""
+        """Leave the time inside, of an evaluation or a save, out of the rates."""
         self._collect(0)
         began = time.perf_counter()
         yield
@@ -147,13 +147,13 @@ class Meter:
                 )
 
     def check_finite(self) -> None:
-        """Waits for all steps; raises Diverged if too many of them are not finite."""
+        """Wait for all steps; raise Diverged if too many of them are not finite."""
         self._collect(0)
 
     def log(self) -> dict[str, float]:
         """Means over the steps since the last call, and the interval's rates.
 
-        Without means, if all of them were skipped.
+        The means are missing if all steps were skipped.
         """
         self._collect(0)
         elapsed = max(time.perf_counter() - self.began - self.pause, 1e-9)
@@ -175,9 +175,9 @@ class Meter:
 
 
 def _finish_time(running: list[dict[str, Any]]) -> float:
-    """Waits for a step, of which it keeps no array, and takes it out of the list.
+    """Wait for the step in the list, and remove it so that no array is kept alive.
 
-    A failure of the step is raised where its metrics are read.
+    A failure of the step is raised when its metrics are read.
     """
     with contextlib.suppress(Exception):
         jax.block_until_ready(running.pop())
@@ -185,10 +185,10 @@ def _finish_time(running: list[dict[str, Any]]) -> float:
 
 
 class Clock:
-    """Divides the time of this process into the parts of `storage.times`; a context manager.
+    """Divide the time of this process into the parts of `storage.times`; a context manager.
 
-    Nothing is written before `record`, and nothing at all on processes other than the first. What
-    cannot be written, as on a full disk, does not end the run: it waits for the next line.
+    Nothing is written before `record`, and only process 0 writes. A line that cannot be written, as
+    on a full disk, does not end the run; it is written with the next one.
 
     Args:
       began: Unix time at which the process began; now by default.
@@ -267,7 +267,7 @@ class Clock:
             self.mark()
 
     def mark(self) -> None:
-        """Write a line, after which the next ones are of later steps."""
+        """Write a line with the time since the last one."""
         if self._lines is None:
             return
         self._settle()
@@ -287,7 +287,7 @@ class Clock:
             lines.close()
 
     def _settle(self) -> None:
-        """Add the time since the last call to its part, without that of other parts within it."""
+        """Add the time since the last call to its part, without compilation and waiting."""
         now = time.perf_counter()
         compiled = sum(ended - began for began, ended in self._compiled)
         self._seconds[times.COMPILE] += compiled
@@ -297,7 +297,7 @@ class Clock:
         self._compiled.clear()
 
     def _heard(self, event: str, duration_secs: float, **_: Any) -> None:
-        """Note a compilation by this thread; one within another counts once."""
+        """Note a compilation by this thread; nested ones count once."""
         if not event.startswith(COMPILATION) or threading.get_ident() != self._owner:
             return
         now = time.perf_counter()
@@ -325,7 +325,7 @@ class Clock:
         return max(self._often, INTERVAL_SHARE * (time.perf_counter() - self._began))
 
     def _live(self) -> None:
-        """Write a sign of life while there are no lines."""
+        """Write a line now and then while no part ends."""
         while not self._stop.wait(self._pause):
             if time.perf_counter() - self._written > self._pause:
                 alive = round(time.perf_counter() + self._zero, 6)

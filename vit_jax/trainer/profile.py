@@ -60,7 +60,7 @@ class Profile:
     Args:
       folder: of the run; the trace is put into `profile/` there.
       steps: to trace; empty for none.
-      say: gets the table.
+      say: called with the table.
 
     Attributes:
       steps: to trace here.
@@ -97,7 +97,7 @@ class Profile:
                 self._end()
 
     def close(self) -> None:
-        """Ends the trace of a run that stops within it."""
+        """End the trace if the run stops within it."""
         if self._spool is not None and self._taken:
             self._end()
         elif self._spool is not None:

@@ -37,14 +37,14 @@ from vit_jax.trainer.workdir import FREE, SCHEDULES
 
 @dataclasses.dataclass(frozen=True)
 class ResumePoint:
-    """The state and step at which a run goes on, or starts.
+    """The state and step at which a run starts or resumes.
 
     Attributes:
       state: on the devices.
       step: of `state`.
-      hardware: that `state` was saved on.
+      hardware: the devices on which `state` was saved.
       unevaluated: whether the run was stopped before the evaluations after `step` were finished.
-      broken: records of the training data that could not be read, and why.
+      broken: records of the training data that could not be read, with the reasons.
       bests: the best results up to `step`.
       notes: on the data, a line each.
     """
@@ -65,12 +65,12 @@ def restore(
     allowed: Sequence[str] = (),
     strict: bool = False,
 ) -> ResumePoint:
-    """The newest intact checkpoint of the run, or what a new one starts from.
+    """Restore the newest intact checkpoint of the run, or start from its origin.
 
     Args:
       training: of the run.
       checkpointer: of its folder.
-      origin: of a new run; if None it is looked for where no checkpoint is found.
+      origin: of a new run; if None, it is found if there is no checkpoint.
       allowed: as for `find_origin`.
       strict: as for `Checkpointer.restore_latest`.
     """
@@ -100,7 +100,7 @@ def restore(
 
 
 def check_stop(stop_at: int | None, start: int) -> None:
-    """Raise UserError if the run is past the step after which it is to stop."""
+    """Raise UserError if the run is already past `--stop-at`."""
     if stop_at is not None and stop_at <= start:
         raise UserError(
             f'--stop-at {stop_at}: the run is after step {start} already; give a later step, or '
@@ -118,12 +118,12 @@ class Origin:
     """The state or parameters that a new run starts from.
 
     Attributes:
-      params: nested arrays; what is not there is initialized.
-      state: whole, of the run that this one branches from; None if it branches from none.
+      params: nested arrays; missing ones are initialized.
+      state: complete, of the run that this one branches from; None without a branch.
       step: of `state`.
-      hardware: that `state` was saved on.
+      hardware: the devices on which `state` was saved.
       history: the metrics of the run that this one branches from, up to `step`.
-      notes: where it comes from and what was changed to make it fit, a line each.
+      notes: its source and the changes that make it fit, a line each.
     """
 
     params: Any = dataclasses.field(default_factory=dict)
@@ -137,12 +137,12 @@ class Origin:
 def find_origin(
     training: Training, allowed: Sequence[str] = (), known: TrainedModel | None = None
 ) -> Origin:
-    """Reads what `config.branch` or `config.init` names, if any, and fits it to the run.
+    """Read the checkpoint that `config.branch` or `config.init` names, and adapt it to the run.
 
     Args:
       training: of the run.
-      allowed: modules of the user's own that the config of the other run may name, besides those
-        that this one's names itself.
+      allowed: the user's modules that the config of the other run may name, besides those that
+        this run's config names.
       known: the checkpoint of `config.init`, if it was read before.
 
     Raises:
@@ -188,7 +188,7 @@ def _channels(checkpoint: TrainedModel, training: Training) -> str:
 
 
 def branch(training: Training) -> Origin:
-    """The whole state of another run at a kept step, to be continued with another schedule.
+    """The complete state of another run at a kept step, to be continued with another schedule.
 
     With a later cooldown it is bit for bit what a run with that cooldown would have come to: one
     long run at a schedule that does not depend on its end gives a finished model of every length
@@ -302,16 +302,16 @@ def _other_data(
 
 
 def write_history(folder: pathlib.Path, origin: Origin) -> None:
-    """Puts the metrics of the run that is continued before those to come; on process 0."""
+    """Start the metrics with those of the run that is continued; on process 0."""
     if origin.state is not None and jax.process_index() == 0:
         text = ''.join(json.dumps(line) + '\n' for line in origin.history)
         paths.write_text_atomic(folder / run_folder.METRICS, text)
 
 
 def extension_note(training: Training, folder: pathlib.Path, step: int) -> tuple[str, ...]:
-    """A line that says how much longer the run becomes; none if it has that length already.
+    """A line on how much longer the run becomes; none if its length stays.
 
-    Its steps so far are then those of a run that had this length from the start.
+    Its steps so far equal those of a run that has this length from the start.
 
     Args:
       training: of the longer run.
@@ -339,7 +339,7 @@ def extension_note(training: Training, folder: pathlib.Path, step: int) -> tuple
 
 
 def forget_result(folder: pathlib.Path) -> None:
-    """Remove the result of the shorter run, which is not that of the longer one; on process 0."""
+    """Remove the result of the shorter run; on process 0."""
     if jax.process_index() == 0:
         (folder / run_folder.RESULT).unlink(missing_ok=True)
 
@@ -393,7 +393,7 @@ def describe(training: Training, folder: pathlib.Path, point: ResumePoint) -> st
 
 
 def _classes(training: Training) -> list[str]:
-    """Lines about the classes that the model learns; none if it learns no classes."""
+    """Lines about the classes that the model learns, if it learns any."""
     data = training.data
     if not (data.info.num_classes and training.config.model.get('num_classes')):
         return []
@@ -429,7 +429,7 @@ def class_lines(info: SourceInfo, counts: np.ndarray | None, of_objects: bool = 
 
 
 def _evaluates(training: Training) -> list[str]:
-    """A line about the interval of evaluations where the config leaves it open."""
+    """A line about the interval of evaluations if the config leaves it open."""
     config, timetable = training.config, training.timetable
     names = [name for name, section in config.evals.items() if section.get('every') is None]
     if not names or defaults.arguments(config, 'every')['eval'] is not None:

@@ -1,11 +1,11 @@
 """One run, from its config to its last checkpoint.
 
-agreement  every process of the job has the same config, code and data
-fine_tune  what the config leaves to the checkpoint that it starts from, and to the data
+facts      every process of the job must have the same config, code and data
+fine_tune  keys that the config leaves open are taken from its checkpoint and the data
 build      data, program, timetable, evaluations; nothing is compiled or written yet
 origin     another run's checkpoint that a new run starts from, if the config names one
 lock       the folder is this run's; signals and checkpoints are open
-restore    the newest valid checkpoint, or that origin, or a fresh state
+restore    the newest valid checkpoint, the origin, or a fresh state
 loop       next batch -> step -> when due: log, evaluate, save
 """
 
@@ -82,39 +82,39 @@ def train(
     began: float | None = None,
     adapt: Callable[[Training], Training] | None = None,
 ) -> dict[str, float]:
-    """Train to the end, resuming whatever is in `folder`.
+    """Train to the end; resume the run in `folder` if there is one.
 
     Args:
       config: as from `config.load`.
       folder: the run folder; made if missing.
       stop_at: save and stop after this step, as if preempted there.
-      restart: start anew if no intact checkpoint is left of the run; what there was is moved to
-        `checkpoints/rejected/`. A run that has one resumes, so that whatever starts the same
-        command again loses nothing.
-      extend: let a run of the same config but another `total` go on to this one's.
+      restart: start anew if the run has no intact checkpoint; its files are moved to
+        `checkpoints/rejected/`. A run that has one resumes, so that a launcher that repeats the
+        command loses nothing.
+      extend: continue a run of the same config with a shorter `total`.
       devices: all by default.
-      report: gets the step and the results whenever evaluations were due, on every process; what it
-        returns says whether the run ends there.
+      report: called with the step and the results after evaluations, on every process; returns
+        whether to end the run there.
       step_timeout: seconds, see `Watchdog`.
-      allowed: modules that the config of a run may name which this one starts from.
+      allowed: modules that the config of the run that this one starts from may name.
       strict: fail if the newest checkpoint is damaged, also that of a complete run, instead of
         going back to an older one.
       profile: the steps to trace into the folder's `profile/`.
       began: Unix time at which the process began, for the record of its time; now by default.
-      adapt: changes what is built of the config before it runs, as a rehearsal does.
+      adapt: changes the built run before it starts, as a rehearsal does.
 
     Returns:
-      The final evaluation, {name: value}, and the number of broken records if there were any. A run
-      that `config.early_stop` has ended is complete.
+      The final evaluation, {name: value}, and the number of broken records if there are any. A run
+      that `config.early_stop` ends is complete.
 
     Raises:
-      UserError: for a mistake in the config or the folder, if processes of the job differ in their
-        config, code or data, or as `mesh.usable_devices`.
+      UserError: for a mistake in the config or the folder; if processes of the job differ in their
+        config, code or data; or as `mesh.usable_devices`.
       DamagedRun: if `strict` and the run is complete, but its newest checkpoint is damaged.
       Diverged: if the loss is not finite; the last good checkpoint stands.
       Preempted: after SIGTERM, SIGINT, SIGHUP, at `stop_at` or if the metrics can no longer be
         written; the state is saved.
-      Pruned: if `report` said so before the last step.
+      Pruned: if `report` ended the run before the last step.
     """
     folder, clock = paths.absolute(folder), Clock(began)
     if devices is None:
@@ -174,7 +174,7 @@ def train(
 def prepare(
     config: ConfigDict, folder: pathlib.Path, devices: Sequence[jax.Device] | None, anew: bool
 ) -> Training:
-    """Build the run; its folder is left as it is, unless the run starts anew."""
+    """Build the run; leave its folder unchanged unless the run starts anew."""
     run_folder.require_writable(folder)
     training = build(config, devices)
     if jax.process_count() > 1:
@@ -258,7 +258,7 @@ def open_metrics(
 def start_facts(
     config: ConfigDict, stop_at: int | None, restart: bool, extend: bool
 ) -> dict[str, Any]:
-    """The facts that are known before any data are opened: config and code."""
+    """The config and the code, which processes compare before any data are opened."""
     resolved = json.loads(config_lib.to_json(config.copy_and_resolve_references()))
     return {
         **dict(_flat('config', resolved)),
@@ -271,7 +271,7 @@ def start_facts(
 
 
 def data_facts(training: Training) -> dict[str, Any]:
-    """The facts of the data of training and of all evaluations, by their places in the config."""
+    """Facts about the data of training and all evaluations, by their keys in the config."""
     facts = _facts('config.data', training.data)
     facts['config.data: batches'] = as_facts(training.data.shapes)
     for name, one in training.evaluations.items():
@@ -287,7 +287,7 @@ def data_facts(training: Training) -> dict[str, Any]:
 
 
 def _facts(where: str, data: Dataset) -> dict[str, Any]:
-    """The facts of a data set; a digest stands for what is long."""
+    """Facts about a data set; long ones are replaced by digests."""
     facts = {
         'examples': len(data.source),
         'classes': _digest(json.dumps(data.info.class_names).encode()),
@@ -309,7 +309,7 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 @functools.cache
 def _code() -> str:
-    """A digest of the package's Python files, which a version of a checkout says little about."""
+    """A digest of the package's Python files, as a checkout may differ from its version."""
     root = pathlib.Path(vit_jax.__file__).parent
     files = sorted((path.relative_to(root).as_posix(), path) for path in root.rglob('*.py'))
     return _digest(b''.join(name.encode() + path.read_bytes() for name, path in files))

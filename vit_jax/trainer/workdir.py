@@ -1,4 +1,4 @@
-"""A run's folder before the run starts in it, and after a start that failed."""
+"""The folder of a run: checks before the run starts, saves, and cleaning after a failed start."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from vit_jax.trainer.build import Training
 from vit_jax.trainer.early_stopping import Bests
 from vit_jax.trainer.meter import Diverged
 
-# What may differ between two starts of one run: it changes no example and no update.
+# Keys that may differ between two starts of a run, as they change no example and no update.
 FREE = ('evals', 'every', 'checkpoint', 'parallel', 'writers')
 SHARED_SECONDS = 10.0  # for a file to appear on other hosts
 SCHEDULES = ('optim.schedule', 'optim.decay_schedule', 'step.ema_schedule')
@@ -37,10 +37,10 @@ SCHEDULES = ('optim.schedule', 'optim.decay_schedule', 'step.ema_schedule')
 def final_result(
     config: ConfigDict, folder: pathlib.Path, extend: bool = False
 ) -> dict[str, float] | None:
-    """The final evaluation of a run that is complete; None if there is something to do.
+    """The final evaluation of a complete run; None if there are steps left.
 
-    A start that saved nothing does not stand in the way of another config, nor does a run of
-    another length if it is to be extended.
+    A start that saved nothing may be followed by another config, and a run to be extended may have
+    another length.
 
     Raises:
       UserError: if the folder holds a run of another config, or the config of something else.
@@ -75,7 +75,7 @@ def stored_config(folder: pathlib.Path) -> ConfigDict | None:
 
 
 def _going_on(folder: pathlib.Path, changed: Sequence[str]) -> str:
-    """Advice on making a run longer, if its config is changed for that alone; else empty."""
+    """Advice on extending a run, if only its length is changed; else empty."""
     if 'total' not in changed or not {*changed} <= {'total', *SCHEDULES}:
         return ''
     steps = run_folder.steps(folder)
@@ -95,8 +95,8 @@ def require_shared(folder: pathlib.Path, complete: bool) -> None:
 
     Args:
       folder: the run folder, of this process.
-      complete: whether nothing is to be written if process 0 finds a complete run: then its result
-        is what the others have to find.
+      complete: whether the others look for the result of a complete run, if process 0 finds one,
+        so that nothing is written.
 
     Raises:
       UserError: on every process if one does not see the file.
@@ -121,7 +121,7 @@ def require_shared(folder: pathlib.Path, complete: bool) -> None:
 
 
 def _sign(folder: pathlib.Path, complete: bool, written: contextlib.ExitStack) -> tuple[str, str]:
-    """Name and text of a file of the folder that no other folder has; removed with `written`."""
+    """Name and text of a file that is only in this folder; removed when `written` closes."""
     result = paths.read_text(folder / run_folder.RESULT, errors='replace')
     if complete and result is not None:
         return run_folder.RESULT, result
@@ -161,7 +161,7 @@ def has_checkpoint(folder: pathlib.Path) -> bool:
 
 
 def has_intact_checkpoint(folder: pathlib.Path) -> bool:
-    """Whether a checkpoint is left that the run can resume from; reads its files."""
+    """Whether the run has an intact checkpoint to resume from; reads its files."""
     root = folder / run_folder.CHECKPOINTS
     return bool(processes.on_process_0(lambda: manifest.newest_intact(root)[0] is not None))
 
@@ -194,9 +194,9 @@ def require_intact(folder: pathlib.Path) -> None:
 
 
 def set_aside(folder: pathlib.Path) -> None:
-    """Moves what is left of a run out of its way, so that it starts anew; hold the folder's lock.
+    """Move the steps, metrics and result of a run to a new folder in `checkpoints/rejected/`.
 
-    All of it goes to a new folder in `checkpoints/rejected/`: the steps, metrics and result.
+    The caller holds the folder's lock.
     """
 
     def move() -> None:
@@ -213,20 +213,20 @@ def set_aside(folder: pathlib.Path) -> None:
 def check_data(training: Training, folder: pathlib.Path) -> None:
     """Raise UserError if the folder's run was made with other data files.
 
-    What a start that saved nothing has left counts for nothing.
+    Files of a start that saved nothing are ignored.
     """
     if run_folder.read_config(folder) is None or not run_folder.saved_nothing(folder):
         training.data.check(folder)
 
 
 def replaced_config_note(training: Training, folder: pathlib.Path) -> tuple[str, ...]:
-    """A line if the config of a start that saved nothing is about to be replaced by another."""
+    """A line if another config is about to replace that of a start that saved nothing."""
     stored = run_folder.read_config(folder)
     if stored is None or not run_folder.saved_nothing(folder):
         return ()
     try:
         found = defaults.differences(config_lib.from_dict(stored), training.config)
-    except UserError:  # it names what there is not
+    except UserError:  # it names a model that does not exist
         found = ['model']
     if not (changed := [f'config.{name}' for name in found if name not in FREE]):
         return ()
@@ -240,11 +240,11 @@ def replaced_config_note(training: Training, folder: pathlib.Path) -> tuple[str,
 def cleared_on_error(folder: pathlib.Path, existed: bool) -> Iterator[None]:
     """Leave an empty folder empty if a mistake ends the run before its first checkpoint.
 
-    Whoever holds the folder's lock enters it. A run that has diverged stays, to be looked at.
+    The caller holds the folder's lock. The files of a run that diverged stay for inspection.
 
     Args:
       folder: the run folder.
-      existed: whether it was there before it was locked; if not, it goes too.
+      existed: whether it existed before it was locked; if not, it is removed too.
     """
     ours = jax.process_index() == 0 and all(p.name == lock.LOCK for p in folder.iterdir())
     try:
@@ -261,7 +261,7 @@ def cleared_on_error(folder: pathlib.Path, existed: bool) -> Iterator[None]:
 def _clear(folder: pathlib.Path, existed: bool) -> None:
     run_folder.clear(folder)
     if paths.is_remote(folder):
-        return  # there the lock deletes itself, and no folder is left
+        return  # there the lock removes itself, and no folder is left
     (folder / lock.LOCK).unlink(missing_ok=True)
     if not existed:
         _remove_if_empty(folder)
@@ -270,7 +270,7 @@ def _clear(folder: pathlib.Path, existed: bool) -> None:
 def require_own_folder(
     training: Training, folder: pathlib.Path, held: lock.Check, say: Callable[[str], None]
 ) -> None:
-    """Check before a save that the folder is there and this run's; every process calls it.
+    """Check before a save that the folder exists and belongs to this run; on every process.
 
     A config that was deleted or replaced is written again.
 
@@ -281,7 +281,7 @@ def require_own_folder(
       say: prints a line for the user.
 
     Raises:
-      UserError: if the folder is gone, which a save would make anew, or was taken over.
+      UserError: if the folder was deleted, as a save would make it again, or taken over.
     """
 
     def check() -> None:
@@ -330,14 +330,14 @@ def save(
 
 
 def write_config(training: Training, folder: pathlib.Path) -> None:
-    """Puts the config, and what the data need beside it, into the run folder; on process 0."""
+    """Write the config and the files of the data into the run folder; on process 0."""
     if jax.process_index() == 0:
         paths.write_text_atomic(folder / run_folder.CONFIG, config_lib.to_json(training.config))
         training.data.save(folder)
 
 
 def write_result(folder: pathlib.Path, result: dict[str, float], why: str) -> None:
-    """Marks a run as complete, with the reason if it ended early; on process 0."""
+    """Mark a run as complete, with the reason for an early end; on process 0."""
     if jax.process_index() == 0:
         content = {**result, **({run_folder.ENDED: why} if why else {})}
         with paths.writing(folder):

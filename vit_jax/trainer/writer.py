@@ -52,23 +52,23 @@ def clock(seconds: float) -> str:
 
 
 class Writer:
-    """Writes the run folder of process 0; on the other processes it does nothing.
+    """Write the run folder on process 0; do nothing on other processes.
 
     Args:
       workdir: the run folder.
       total_steps: length of the run.
-      start_step: where this start resumes; later lines of an earlier start are
-        dropped, because their steps will be taken again.
-      unit: what the rate of training counts, as 'images'.
+      start_step: the step at which this start resumes; later lines of an earlier start are
+        dropped, since their steps are repeated.
+      unit: of the rate of training, such as 'images'.
       config: of the run; its writers get the same numbers.
-      failed: called once, when something cannot be written; then only the lines of the metrics are
-        tried again, before the next save and in the end.
+      failed: called once, after the first failed write; then only lines of the metrics are tried
+        again, before the next save and at the end.
       held: the check of the folder's lock, made before lines are written.
       evaluates_again: whether this start repeats the evaluations of `start_step`; the lines of an
         earlier start that hold their results are dropped.
 
     Attributes:
-      trouble: what could not be written, and why; empty while all is well.
+      trouble: the file that could not be written, and the reason; empty without a failure.
     """
 
     def __init__(
@@ -116,12 +116,12 @@ class Writer:
         self.bar.start()
 
     def say(self, text: str) -> None:
-        """A line for the person at the terminal."""
+        """Print a line on the terminal."""
         if self.enabled:
             self.console.print(text)
 
     def progress(self, step: int) -> None:
-        """Moves the bar; once the first step is taken, nothing is compiled any more."""
+        """Move the bar; the first step taken ends the compilation."""
         if not self.enabled:
             return
         now = time.perf_counter()
@@ -133,7 +133,7 @@ class Writer:
             self.bar.update(self.task, completed=step)
 
     def _pace(self, step: int, seconds: float) -> float | None:
-        """Seconds a step to reckon with; None while nothing but the step that compiled is known."""
+        """Seconds a step for the ETA; None while only the step that compiled is known."""
         first, self.first_interval = self.first_interval, False
         if not first or self.compiled is None:
             return max(seconds, 1e-9)
@@ -141,7 +141,7 @@ class Writer:
         return max(time.perf_counter() - began, 1e-9) / taken if taken else None
 
     def write(self, step: int, metrics: Mapping[str, float | str]) -> None:
-        """Appends one line {step, name: value, ...} and its numbers as events.
+        """Append one line {step, name: value, ...}, and pass its numbers to the writers.
 
         After trouble the line waits for the next `flush`, or for `close`.
         """
@@ -157,7 +157,7 @@ class Writer:
         self.mirror.publish()
 
     def show(self, step: int, name: str, shown: Figure | Texts) -> None:
-        """Passes a figure, or rows of {column: text}, to the writers."""
+        """Pass a figure, or rows of {column: text}, to the writers."""
         if not self.enabled or self.trouble:
             return
         call = _showing(step, name, shown)
@@ -166,7 +166,7 @@ class Writer:
         self.mirror.publish()
 
     def _pass_on(self, call: Callable[[base.Writer], None]) -> None:
-        """Calls every writer; one that fails must not end the run, and is left out."""
+        """Call every writer; drop one that fails, since it must not end the run."""
         for name, writer in list(self.writers.items()):
             try:
                 call(writer)
@@ -178,7 +178,7 @@ class Writer:
 
     @contextlib.contextmanager
     def _watched(self, name: str) -> Iterator[None]:
-        """Ends the run in order where a file can no longer be written, as on a full disk."""
+        """End the run cleanly if a file can no longer be written, as on a full disk."""
         try:
             yield
         except (OSError, lock.Taken) as error:
@@ -188,7 +188,7 @@ class Writer:
                 self._failed()
 
     def show_train(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The interval's numbers, in the bar or as a line where there is no terminal."""
+        """Show the interval's numbers in the bar, or as a line without a terminal."""
         if not self.enabled:
             return
         rate = metrics[f'train/{self.unit}_per_sec']
@@ -214,11 +214,11 @@ class Writer:
             )
 
     def show_eval(self, step: int, words: str) -> None:
-        """A line of evaluation results."""
+        """Print a line of evaluation results."""
         self.say(f'step {step}/{self.total_steps}  {words}')
 
     def draw(self) -> None:
-        """Refreshes curves.png; a folder that was deleted is not made anew for it."""
+        """Draw curves.png again, unless the folder was deleted."""
         if not self.enabled or self.trouble or not self.mirror.folder.is_dir():
             return
         with self._watched(run_folder.CURVES):
@@ -228,7 +228,7 @@ class Writer:
         self.mirror.publish()
 
     def flush(self) -> None:
-        """Returns once all that was written is in the run folder; a save comes after it."""
+        """Wait until everything written is in the run folder, as before a save."""
         if self.enabled:
             with self._watched(run_folder.METRICS):
                 self.lines.write()
@@ -239,7 +239,7 @@ class Writer:
         if not self.enabled:
             return
         self.bar.stop()
-        # It holds what could not be written.
+        # Lines that could not be written before are tried again.
         with contextlib.suppress(OSError, lock.Taken):
             self.lines.close()
         for name, writer in self.writers.items():
@@ -259,7 +259,7 @@ def _stays(line: Mapping[str, Any], start_step: int, evaluates_again: bool) -> b
 
 
 def _showing(step: int, name: str, shown: Figure | Texts) -> Callable[[base.Writer], None]:
-    """The call of each writer, for which a figure is drawn once."""
+    """The call to make of each writer; a figure is drawn only once."""
     if isinstance(shown, list):
         return lambda writer: writer.texts(step, name, shown)
     pixels = figures.pixels(shown)
@@ -277,12 +277,12 @@ def _open(name: str, run: base.Run) -> base.Writer:
 
 
 def in_a_line(error: Exception) -> str:
-    """Its kind and message, without the breaks in it."""
+    """The type and message of an error, without line breaks."""
     return f'{type(error).__name__}: {" ".join(str(error).split())}'
 
 
 class Lines:
-    """A file that lines are appended to; what a full disk cuts off goes on once there is room.
+    """A file to append lines to; a line that a full disk cuts off is completed later.
 
     Args:
       path: of the file.
@@ -306,10 +306,10 @@ class Lines:
         self._unwritten += line.encode() + b'\n'
 
     def write(self) -> None:
-        """Write what has been added.
+        """Write the added lines.
 
-        A file that others have deleted, replaced, cut off or added to is written again. A folder
-        that was deleted is left to the next save to report.
+        A file that was deleted, replaced, truncated or appended to by others is written again. A
+        deleted folder is reported by the next save.
 
         Raises:
           OSError: if that fails.
@@ -325,7 +325,7 @@ class Lines:
             self._unwritten = self._unwritten[count:]
 
     def close(self) -> None:
-        """Write what has been added, and wait until the disk has it."""
+        """Write the added lines, and sync them to the disk."""
         with self._file:
             self.write()
             os.fsync(self._file.fileno())

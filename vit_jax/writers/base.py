@@ -1,4 +1,4 @@
-"""The base of writers, and the run as they see it, with the steps that earlier starts wrote."""
+"""The base class of writers, and their view of a run: its start, and what earlier starts wrote."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Run:
     Attributes:
       folder: of the run.
       local: a folder on this machine, whose files are copied to the run's folder.
-      start_step: step after which the run goes on; 0 for a new run.
+      start_step: step after which the run resumes; 0 for a new run.
       config: the complete config.
       written: the last step of each number that earlier starts have written.
     """
@@ -36,7 +36,7 @@ class Run:
     written: Mapping[str, int]
 
     def unwritten(self, step: int, values: Mapping[str, float]) -> dict[str, float]:
-        """The numbers that no earlier start has written: a resumed run repeats steps."""
+        """The numbers that no earlier start has written, as a resumed run repeats steps."""
         return {name: value for name, value in values.items() if step > self.written.get(name, -1)}
 
     def is_written(self, step: int, name: str) -> bool:
@@ -50,7 +50,7 @@ class Run:
         return any(step <= last for key, last in self.written.items() if key.startswith(entry))
 
     def identity(self, service: str, make: Callable[[], str]) -> str:
-        """The run's id in a service: that of earlier starts, or a new one.
+        """The run's id in a service: the one of earlier starts, or a new one.
 
         Args:
           service: the writer's name.
@@ -93,12 +93,12 @@ class Writer(abc.ABC):
     def image(  # noqa: B027, a default
         self, step: int, name: str, pixels: UInt8[np.ndarray, 'Y X 3']
     ) -> None:
-        """Write a picture of examples; not by default."""
+        """Write a picture of examples; the default does nothing."""
 
     def texts(  # noqa: B027, a default
         self, step: int, name: str, rows: Sequence[Mapping[str, str]]
     ) -> None:
-        """Write rows of {column: text} of examples; not by default."""
+        """Write rows of {column: text} of examples; the default does nothing."""
 
     def close(self) -> None:  # noqa: B027, a default
         """Finish; called once, also after a failure. Does nothing by default."""
@@ -111,7 +111,7 @@ def begin(
     config: Mapping[str, Any],
     lines: Iterable[Mapping[str, Any]],
 ) -> Run:
-    """The start of a run that goes on after `start_step`.
+    """Describe the start of a run that resumes after `start_step`.
 
     Args:
       folder, local, start_step, config: see `Run`.

@@ -17,8 +17,8 @@ from vit_jax.writers.base import Run, markdown
 
 EXTRA = 'mlflow'
 EXPERIMENT = 'vit_jax'  # unless MLFLOW_EXPERIMENT_NAME names another
-MOST = 100  # parameters in a call
-LONGEST = 500  # characters of a value, in any version of MLflow
+MAX_PARAMS = 100  # in a call
+MAX_LENGTH = 500  # characters of a value, in any version of MLflow
 
 
 class Writer(base.Writer):
@@ -55,13 +55,13 @@ class Writer(base.Writer):
         found = self._client.get_experiment_by_name(name)
         experiment = found.experiment_id if found else self._client.create_experiment(name)
         made = self._client.create_run(experiment, run_name=self._run.folder.name).info.run_id
-        flat = [self._entities.Param(k, str(v)[:LONGEST]) for k, v in _flat(self._run.config)]
-        for first in range(0, len(flat), MOST):
-            self._client.log_batch(made, params=flat[first : first + MOST])
+        flat = [self._entities.Param(k, str(v)[:MAX_LENGTH]) for k, v in _flat(self._run.config)]
+        for first in range(0, len(flat), MAX_PARAMS):
+            self._client.log_batch(made, params=flat[first : first + MAX_PARAMS])
         return made
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Write those of {name: value} that no earlier start has written."""
+        """Write the {name: value} that no earlier start has written."""
         now, unwritten = int(time.time() * 1000), self._run.unwritten(step, values)
         found = [self._entities.Metric(name, value, now, step) for name, value in unwritten.items()]
         if found:

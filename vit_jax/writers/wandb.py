@@ -56,7 +56,7 @@ class Writer(base.Writer):
             )
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Write those of {name: value} that no earlier start has written."""
+        """Write the {name: value} that no earlier start has written."""
         if unwritten := self._run.unwritten(step, values):
             self._there.log(unwritten, step=step)
 
