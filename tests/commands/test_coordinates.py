@@ -28,8 +28,8 @@ def test_changes_grow_with_the_width_unless_they_are_scaled(scan, tmp_path, caps
     ('words', 'message'),
     [
         (['scaling', 'coordinates'], 'scaling coordinates needs --config FILE[:ARG]'),
-        ([*COMMAND, MUP, '--multiples', '1,x'], "--multiples '1,x': name two or more"),
-        ([*COMMAND, MUP, '--multiples', '2'], 'name two or more whole numbers'),
+        ([*COMMAND, MUP, '--multiples', '1,x'], "--multiples '1,x': give two or more"),
+        ([*COMMAND, MUP, '--multiples', '2'], 'give two or more whole numbers'),
         ([*COMMAND, MUP, '--steps', '0'], '--steps: must be at least 1'),
         ([*COMMAND, MUP, '--output', 'a.gif'], 'a.gif'),
         ([*COMMAND], 'config.optim.parametrization: name the widths of the base model'),

@@ -107,7 +107,7 @@ def test_the_command_prices_first_and_creates_if_asked(tmp_path, capsys):
     words = ['scaling', 'study', FILE, '--budget', '1e8,4e8']
     assert main(words) == 0
     out = capsys.readouterr().out
-    assert '6 runs: ' in out and 'chip-hours of TPU v3' in out and 'nothing is created yet' in out
+    assert '6 runs: ' in out and 'chip-hours of TPU v3' in out and 'nothing is created' in out
     folder = tmp_path / 'made'
     assert main([*words, '--study', 'made', '--workdir', str(folder)]) == 0
     assert 'created made: 6 trials' in capsys.readouterr().out
@@ -120,7 +120,7 @@ def test_hours_are_measured_if_asked(capsys, monkeypatch, one_device):
     monkeypatch.setattr(isoflop.benchmark.PreparedSteps, 'train', lambda self, *_: timing)
     assert main(['scaling', 'study', FILE, '--budget', '1e8', '--measure']) == 0
     hours = sum(run.plan.examples for run in isoflop.runs(of(budgets=(1e8,)))) / 100 / 3600
-    assert f'\n{hours:.3g} hours of this machine' in capsys.readouterr().out
+    assert f'\n{hours:.3g} hours on this machine' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_hours_are_measured_if_asked(capsys, monkeypatch, one_device):
         ([FILE, '--budget', '1'], 'is less than one step'),
         ([FILE, '--budget', '1e8,1e8'], 'differ by less than'),
         ([f'{FILE}:bit'], "unknown argument 'bit'"),
-        (['experiments/sweeps/digits.py'], 'returns no Isoflop'),
+        (['experiments/sweeps/digits.py'], 'does not return an Isoflop'),
         (['experiments/vit/digits.py'], 'no function get_sweep'),
         ([FILE, '--device', 'abacus'], 'its peak is unknown'),
     ],

@@ -1,4 +1,4 @@
-"""Subcommands of `scaling` on laws of several variables: `study`, `shape` and `optimal`."""
+"""Subcommands of `scaling` for laws of several variables: `study`, `shape` and `optimal`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from vit_jax.sweeps.isoflop import Isoflop, Run, StudyCost
 
 COMMAND = 'scaling study'
-FAR = 2.0  # times the largest size that was run, above which an optimum is doubtful
+FAR = 2.0  # times the largest size of a run; an optimum beyond is doubtful
 LAW = ('E', 'A', 'alpha', 'B', 'beta')
 
 
 def study(argv: Sequence[str]) -> int:
-    """Price a family of shapes at several budgets; with --study NAME, queue its trials."""
+    """Price a family of shapes at several budgets; queue its trials with --study NAME."""
     args = _study_parser().parse_args(argv)
     from vit_jax.commands.sweep import require_packages
 
@@ -38,7 +38,7 @@ def study(argv: Sequence[str]) -> int:
     for line in (*cost_lines(family, cost), duration_line(family, cost, args)):
         print(line)
     if args.study is None:
-        print('nothing is created yet: give --study NAME to queue these trials')
+        print('nothing is created without --study NAME, which queues these trials')
         return 0
     made = study_lib.create(family.sweep(), args.study, args.storage, args.workdir)
     count = len(made.sweep.queue())
@@ -50,41 +50,41 @@ def study(argv: Sequence[str]) -> int:
 def _study_parser() -> Parser:
     parser = Parser(COMMAND, study.__doc__)
     add = parser.add_argument
-    add('file', metavar='FILE[:ARG]', help='its get_sweep gives an Isoflop; it is executed')
-    add('--budget', metavar='C,C', help="FLOPs of a run, instead of the file's budgets")
-    add('--study', metavar='NAME', help='create the study, for sweep work NAME')
-    add('--storage', default='', metavar='URL', help='as of sweep create')
-    add('--workdir', metavar='DIR', help='of all runs; runs/NAME by default')
-    add('--device', default='TPU v3', metavar='KIND', help='as JAX names it (default: %(default)s)')
+    add('file', metavar='FILE[:ARG]', help='is executed; its get_sweep returns an Isoflop')
+    add('--budget', metavar='C,C', help="FLOPs per run, instead of the file's budgets")
+    add('--study', metavar='NAME', help='create this study, for sweep work NAME')
+    add('--storage', default='', metavar='URL', help='see sweep create')
+    add('--workdir', metavar='DIR', help='of all runs (default: runs/NAME)')
+    add('--device', default='TPU v3', metavar='KIND', help="JAX's name (default: %(default)s)")
     add('--mfu', type=float, default=0.4, help='share of its peak (default: %(default)s)')
-    add('--measure', action='store_true', help='time a few steps of every shape here instead')
+    add('--measure', action='store_true', help='time a few steps of each shape on this machine')
     return parser
 
 
 def read_study(args: argparse.Namespace) -> Isoflop:
-    """The study of the file, with the budgets of the flag.
+    """Read the study of the file, with the budgets of the flag.
 
     Raises:
-      UserError: if the file gives none, or a budget is no number.
+      UserError: if the file has none, or a budget is not a number.
     """
     from vit_jax.sweeps.isoflop import Isoflop
 
     found = load.run_file(args.file, 'get_sweep', COMMAND)
     if not isinstance(found, Isoflop):
         raise UserError(
-            f'{COMMAND}: get_sweep of {args.file!r} returns no Isoflop: sweep create takes others'
+            f'{COMMAND}: get_sweep of {args.file!r} does not return an Isoflop: use sweep create'
         )
     if args.budget is None:
         return found
     try:
         budgets = tuple(float(text) for text in args.budget.split(','))
     except ValueError:
-        raise UserError(f'--budget {args.budget!r}: write FLOPs, as 2e15 or 1e15,1e16') from None
+        raise UserError(f'--budget {args.budget!r}: write FLOPs, such as 1e15,1e16') from None
     return dataclasses.replace(found, budgets=budgets)
 
 
 def plan_table(runs: Sequence[Run]) -> list[list[str]]:
-    """A table: headings, and a line for each budget and shape with the number of seeds."""
+    """A table with headings and a row for each budget and shape."""
     names = list(runs[0].shape)
     headings = ['budget', *(name.rpartition('.')[2] for name in names), 'parameters', 'batch']
     table = [[*headings, 'steps', 'warm-up', 'cooldown', 'examples', 'FLOPs', 'off', 'seeds']]
@@ -101,7 +101,7 @@ def plan_table(runs: Sequence[Run]) -> list[list[str]]:
 
 
 def cost_lines(family: Isoflop, cost: StudyCost) -> list[str]:
-    """Lines on the cost of the study, of branches and of seeds."""
+    """Lines on the cost of the study, its branches and its seeds."""
     from vit_jax.sweeps import isoflop
 
     count = len(isoflop.runs(family))
@@ -114,13 +114,13 @@ def cost_lines(family: Isoflop, cost: StudyCost) -> list[str]:
     if cost.seeds:
         found.append(
             f'seeds after the first: {cost.seeds:.4g} FLOPs, {cost.seeds / cost.trained:.0%} of '
-            'what is trained'
+            'the training'
         )
     return found
 
 
 def duration_line(family: Isoflop, cost: StudyCost, args: argparse.Namespace) -> str:
-    """A line on the time that it takes; shapes are timed here if the flag says so."""
+    """A line on the duration, by the device's peak or, with `--measure`, by timing each shape."""
     from vit_jax.profiling.cost import Machine
 
     if not args.measure:
@@ -132,7 +132,7 @@ def duration_line(family: Isoflop, cost: StudyCost, args: argparse.Namespace) ->
     spent = sum(n / rate for n, rate in zip(cost.examples, rates, strict=True)) / 3600
     shown = ', '.join(f'{rate:,.0f}' for rate in rates)
     return (
-        f'{spent:.3g} hours of this machine, {cost.trained / spent / 3600:.3g} FLOP/s, without '
+        f'{spent:.3g} hours on this machine, {cost.trained / spent / 3600:.3g} FLOP/s, without '
         f'evaluations and start-up; examples/s of each shape: {shown}'
     )
 
@@ -152,7 +152,7 @@ def shape(argv: Sequence[str]) -> int:
     start = _shape_start(args.start, names, args.target) if args.start else None
     shapes = lib.fit_shapes(found, args.bootstrap)
     if not shapes.laws:
-        raise UserError(f'no shape is optimal; {"; ".join(shapes.notes)}')
+        raise UserError(f'no optimal shape was found: {"; ".join(shapes.notes)}')
     summary = _shape_summary(found, shapes, args.target, start)
     if not write_summary(summary, args.json):
         _print_shape(summary)
@@ -171,9 +171,9 @@ def _shape_parser() -> Parser:
     add('--shape', metavar='COL,COL', required=True, help='columns of the dimensions')
     add('--t', metavar='COL', default='flops', help='compute of a run (default: %(default)s)')
     add('--y', metavar='COL', required=True, help='an error or a loss; 1-COL for an accuracy')
-    add('--examples', metavar='COL', default='examples_seen', help='for the length of training')
-    add('--target', type=float, metavar='T', help='a budget whose optimal shape is predicted')
-    add('--start', metavar='V,V@T', help='values of --shape that are optimal for T, to scale')
+    add('--examples', metavar='COL', default='examples_seen', help='default: %(default)s')
+    add('--target', type=float, metavar='T', help='predict the optimal shape for this budget')
+    add('--start', metavar='V,V@T', help='scale these optimal values of --shape up from budget T')
     add_bootstrap_flag(parser)
     add_json_flag(parser)
     add('--output', metavar='FILE', help='draw the rays: PNG, SVG or PDF')
@@ -183,14 +183,14 @@ def _shape_parser() -> Parser:
 def _shape_start(
     text: str, names: Sequence[str], target: float | None
 ) -> tuple[dict[str, float], float]:
-    """`192,6,768@1e18` -> the shape, and the ratio of the target to its budget."""
+    """Parse `192,6,768@1e18` into the shape and the ratio of the target to its budget."""
     if target is None:
-        raise UserError('--start: needs --target')
+        raise UserError('--start needs --target')
     try:
         values, _, budget = text.partition('@')
         shape, t = [float(value) for value in values.split(',')], float(budget)
     except ValueError as e:
-        raise UserError(f'--start {text!r}: write the values and the budget, as 192,6@1e18') from e
+        raise UserError(f'--start {text!r}: write values and budget, such as 192,6@1e18') from e
     if len(shape) != len(names) or not all(0 < value < float('inf') for value in (*shape, t)):
         raise UserError(f'--start {text!r}: {len(names)} positive values and a budget are needed')
     return dict(zip(names, shape, strict=True)), target / t
@@ -264,7 +264,7 @@ def _with_band(value: float, band: Sequence[float]) -> str:
 
 
 def optimal(argv: Sequence[str]) -> int:
-    """Fit the best model size and data of a compute budget: joint law, isoFLOPs, frontier."""
+    """Fit the best model and data size for a compute budget: joint law, isoFLOPs, frontier."""
     args = _optimal_parser().parse_args(argv)
     from vit_jax.scaling import optimal as lib
     from vit_jax.scaling import points, rows, table
@@ -290,11 +290,11 @@ def _optimal_parser() -> Parser:
     add = parser.add_argument
     add('--csv', metavar='FILE', required=True, help='a table with a header')
     add('--n', metavar='COL', help='model size; two of --n, --d and --c suffice')
-    add('--d', metavar='COL', help='data: tokens, or images times their patches')
+    add('--d', metavar='COL', help='data size: tokens, or images times patches')
     add('--c', metavar='COL', help='training FLOPs (default: 6 N D)')
     add('--y', metavar='COL', required=True, help='a loss; 1-COL for one minus an accuracy')
     add('--by', metavar='COL,COL', default='', help='columns that distinguish the curves')
-    add('--target', type=float, metavar='C', help='a budget whose optimum is predicted')
+    add('--target', type=float, metavar='C', help='predict the optimum for this budget')
     add('--holdout', metavar='4x', help='hold out C above a quarter of the largest')
     add_bootstrap_flag(parser)
     add_json_flag(parser)
@@ -367,14 +367,24 @@ def _fitted_with_band(law: dict[str, Any], name: str) -> str:
 
 def add_bootstrap_flag(parser: argparse.ArgumentParser) -> None:
     """Add `--bootstrap`."""
-    words = 'for the bands (default: %(default)s)'
-    parser.add_argument('--bootstrap', type=int, default=100, metavar='N', help=words)
+    parser.add_argument(
+        '--bootstrap',
+        type=int,
+        default=100,
+        metavar='N',
+        help='replicates for the bands (default: %(default)s)',
+    )
 
 
 def add_json_flag(parser: argparse.ArgumentParser) -> None:
-    """Add `--json` for `show`."""
-    words = 'print JSON, or write it besides'
-    parser.add_argument('--json', nargs='?', const='-', metavar='FILE', help=words)
+    """Add `--json` for `write_summary`."""
+    parser.add_argument(
+        '--json',
+        nargs='?',
+        const='-',
+        metavar='FILE',
+        help='print JSON instead of tables, or write it to FILE',
+    )
 
 
 def check_fit_flags(args: argparse.Namespace) -> None:

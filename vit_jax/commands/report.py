@@ -1,4 +1,4 @@
-"""Write a page about one run or several, as a single HTML file to send to a colleague."""
+"""Write a report on runs as a single HTML file to send to a colleague."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from vit_jax.viz.charts import draw_goodput
 from vit_jax.viz.comparison import History
 
 PICTURES = ('.png', '.jpg', '.jpeg', '.webp', '.gif')
-MAX_BYTES = 2**21  # bytes of a picture that is embedded
-MAX_PICTURES = 12  # pictures of a run
-MAX_METRICS = 16  # metrics of several runs
+MAX_BYTES = 2**21  # of an embedded picture
+MAX_PICTURES = 12  # embedded per run
+MAX_METRICS = 16  # drawn for several runs
 
 Files = dict[str, bytes]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write the page, and prints its name and size."""
+    """Write the page, and print its name and size."""
     parser = Parser('report', __doc__)
     parser.add_argument(
         'runs',
         nargs='+',
         metavar='RUN',
-        help='run folders, or folders of them; they may be unfinished',
+        help='run folders, or folders of them; runs may be unfinished',
     )
     parser.add_argument(
         '--out',
         metavar='FILE',
         default='report.html',
-        help='the page, with curves, evaluations, pictures, cost, configs and digests inside; it '
-        'loads nothing (default: %(default)s)',
+        help='the self-contained page, with curves, evaluations, pictures, cost, configs and '
+        'digests (default: %(default)s)',
     )
     add_allow_flag(parser)
     args = parser.parse_args(argv)
@@ -61,15 +61,15 @@ def main(argv: Sequence[str]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One run as the page needs it.
+    """One run of the page.
 
     Attributes:
       name: unique on the page.
       folder: of the run.
       row: of `scaling.runs.read_run`.
-      differs: the config values in which it differs from other runs of the page.
-      history: its metrics; without any until it has logged some.
-      note: the reason why its FLOPs are unknown, if there is one.
+      differs: its config values that differ between the runs of the page.
+      history: its metrics; empty before it has logged any.
+      note: why its FLOPs are unknown; empty if they are known.
     """
 
     name: str
@@ -81,14 +81,14 @@ class Run:
 
 
 def read(folders: Sequence[str], allowed: Sequence[str] = ()) -> list[Run]:
-    """The runs in these folders, at any depth, each once.
+    """Read the runs in these folders, at any depth, each once.
 
     Args:
       folders: run folders, or folders of them.
       allowed: modules that a stored config may name.
 
     Raises:
-      UserError: if a folder holds no run, or the config or the metadata of one is damaged.
+      UserError: if a folder holds no run, or a run's config or metadata is damaged.
     """
     found = [run for folder in folders for run in run_folder.find(paths.path(folder))]
     different = list({paths.absolute(run): run for run in found}.values())
@@ -121,7 +121,7 @@ def _read(
 
 
 def blocks(found: Sequence[Run]) -> tuple[list[Block], Files]:
-    """The page, and its pictures by name."""
+    """Return the blocks of the page, and its pictures by name."""
     drawn, files = _drawings(found)
     shown, images = _pictures(found)
     spent, timeline = _time(found)
@@ -159,7 +159,7 @@ def _progress(run: Run) -> str:
 
 
 def _evaluation_metrics(found: Sequence[Run]) -> list[str]:
-    """The metrics of evaluations that any run has."""
+    """The evaluation metrics of all runs together."""
     every = dict.fromkeys(name for run in found for name in run.history.series)
     return [name for name in every if not name.startswith('train/')]
 
@@ -189,7 +189,7 @@ def _heading_row(corner: str, found: Sequence[Run]) -> list[str]:
 
 
 def _drawings(found: Sequence[Run]) -> tuple[list[Block], Files]:
-    """A drawing for each panel: of a run by kinds of metrics, of several by metrics."""
+    """Draw the curves: of one run a panel per kind of metric, of several a panel per metric."""
     histories = [run.history for run in found if run.history.series]
     shown: list[Block] = []
     files: Files = {}
@@ -197,7 +197,7 @@ def _drawings(found: Sequence[Run]) -> tuple[list[Block], Files]:
         name = f'curve_{i}.svg'
         files[name] = figures.svg(figure)
         shown.append(Picture(name, words))
-    words = 'A click on a drawing enlarges it.' if shown else 'There is nothing to draw yet.'
+    words = 'Click a drawing to enlarge it.' if shown else 'There is nothing to draw yet.'
     return [Text(words), *shown], files
 
 
@@ -219,7 +219,7 @@ def _figures(found: Sequence[Run], histories: Sequence[History]) -> list[tuple[s
 
 
 def _alternative_text(histories: Sequence[History], metrics: Sequence[str]) -> str:
-    """The last values of the metrics, for those who do not see the drawing."""
+    """The last values of the metrics, for readers who cannot see the drawing."""
     ends = [
         f'{figures.title(metric)}{f" of {h.name}" if len(histories) > 1 else ""} '
         f'ends at {compare.format_value(metric, h.last(metric))}'
@@ -231,9 +231,9 @@ def _alternative_text(histories: Sequence[History], metrics: Sequence[str]) -> s
 
 
 def _pictures(found: Sequence[Run]) -> tuple[list[Block], Files]:
-    """The pictures in the run folders, except the curves; large ones are named.
+    """The pictures in the run folders, except the curves; large ones are only named.
 
-    Links are left out: they could lead to files that are not to be sent.
+    Links are left out, as they may lead to private files.
     """
     shown: list[Block] = []
     files: Files = {}
@@ -247,7 +247,7 @@ def _pictures(found: Sequence[Run]) -> tuple[list[Block], Files]:
             files[name] = paths.read_bytes(path)
             shown += [Text(f'{run.name}: {path.name}'), Picture(name, f'{path.name} of {run.name}')]
         if left := [p.name for p in kept if p not in small]:
-            shown.append(Text(f'{run.name} has more that are not shown here: {", ".join(left)}'))
+            shown.append(Text(f'{run.name} has more, not shown here: {", ".join(left)}'))
     return shown, files
 
 
@@ -257,15 +257,15 @@ def _cost(found: Sequence[Run]) -> list[Block]:
     table = [[key, *(row.get(key, '-') for row in rows)] for key in keys]
     notes = [f'{run.name}: FLOPs are unknown: {run.note}' for run in found if run.note]
     words = (
-        'FLOPs are those of all training steps, forward and backward. Minutes and chip-hours are '
-        'those of training alone, without evaluations and saving.'
+        'FLOPs include the forward and backward pass of all training steps. Minutes and chip-hours '
+        'exclude evaluations and saving.'
     )
     shown: list[Block] = [Table([_heading_row('', found), *table]), Text(words)]
     return [*shown, Lines(notes)] if notes else shown
 
 
 def _spent(run: Run) -> dict[str, str]:
-    """The cost of a run by the words of `compare`, completed with examples, FLOPs and hours."""
+    """The cost of a run as in `compare`, with examples, FLOPs and chip-hours."""
     row: dict[str, Any] = {key: run.row.get(key) for key in ('parameters', 'steps')}
     if 'train/step_sec' in run.history.series:
         row |= compare.row(str(run.folder), run.history, ())
@@ -278,7 +278,7 @@ def _spent(run: Run) -> dict[str, str]:
 
 
 def _time(found: Sequence[Run]) -> tuple[list[Block], Files]:
-    """The parts of the runs' time as a table and a drawing; nothing without a record of it."""
+    """The parts of the runs' time as a table and a drawing; empty without a record of times."""
     read = {run.name: times.read(run.folder) for run in found}
     accounts = {name: account for name, account in read.items() if account is not None}
     if not accounts:
@@ -290,11 +290,11 @@ def _time(found: Sequence[Run]) -> tuple[list[Block], Files]:
 
 
 def _configs(found: Sequence[Run]) -> list[Block]:
-    """The values in which the runs differ, then each config as a whole, folded."""
+    """The config values that differ, then each whole config, folded."""
     rows = [[key, *(_value(run.differs[key]) for run in found)] for key in found[0].differs]
     shown: list[Block] = []
     if rows:
-        words = 'The values in which the runs differ; where there is none, the default holds.'
+        words = 'The values that differ; where a value is missing, the default applies.'
         shown = [Text(words), Table([_heading_row('', found), *rows])]
     elif len(found) > 1:
         shown = [Text('The runs have the same config.')]
@@ -337,7 +337,7 @@ def _data_size(run: Run) -> str:
 
 
 def _checkpoints(found: Sequence[Run]) -> list[Block]:
-    """The digest of every finished step: that of its manifest, which has those of its files."""
+    """The digest of every finished step: the hash of its manifest, which lists all hashes."""
     rows = []
     for run in found:
         config = runs.digest(run_folder.read_config(run.folder) or {})
@@ -347,8 +347,8 @@ def _checkpoints(found: Sequence[Run]) -> list[Block]:
         ]
         rows += [[run.name, config, *cells] for cells in saved or [('-', '-', 'nothing saved')]]
     words = (
-        'The last column is the SHA-256 of `checkpoints/STEP/manifest.json`, which has those of '
-        'all files of the step; `inspect --verify` compares the files with it.'
+        'The last column is the SHA-256 of `checkpoints/STEP/manifest.json`, which lists the '
+        'hashes of all files of the step; `inspect --verify` compares the files with them.'
     )
     head = ['run', 'config', 'step', 'files', 'SHA-256']
     return [Table([head, *rows]), Text(words)]

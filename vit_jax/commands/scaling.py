@@ -1,4 +1,4 @@
-"""Scaling curves: plan runs, collect them into a table, fit, plot, or report it all."""
+"""Scaling curves: plan runs, collect them into a table, fit and plot laws, or report it all."""
 
 from __future__ import annotations
 
@@ -40,214 +40,8 @@ if TYPE_CHECKING:
     from vit_jax.scaling.report import Block
     from vit_jax.scaling.table import Curve, FitOptions
 
-
-def coordinates(argv: Sequence[str]) -> int:
-    """Check that a few steps change wide models as they change narrow ones (muP)."""
-    from vit_jax.config.load import parse_config_args
-
-    parser = Parser('scaling coordinates', coordinates.__doc__)
-    add = parser.add_argument
-    add('--multiples', default='1,2,4,8', metavar='N,N', help='of the widths of the base model')
-    add(
-        '--steps',
-        type=positive_number,
-        default=5,
-        metavar='N',
-        help='at a constant rate (default: 5)',
-    )
-    add(
-        '--seeds',
-        type=positive_number,
-        default=1,
-        metavar='N',
-        help='to average over (default: 1)',
-    )
-    add('--output', metavar='FILE', default='coordinates.png', help='PNG, SVG or PDF')
-    args, config = parse_config_args(parser, argv)
-    multiples = _parse_multiples(args.multiples)
-    if config is None:
-        raise UserError('scaling coordinates needs --config FILE[:ARG]')
-    from vit_jax.rehearsal import coordinates as lib
-    from vit_jax.runtime.console import progress
-    from vit_jax.viz import charts as viz
-
-    check_picture(args.output, '--output')
-    with progress('trainings', 2 * len(multiples) * args.seeds) as advance:
-        changes = lib.check(config, multiples, args.steps, args.seeds, advance)
-    print(f'RMS of the change of each layer by {args.steps} steps')
-    print(align(_coordinate_table(changes, multiples), left=2))
-    print(save_figure(viz.draw_coordinates(changes, args.steps), args.output, '--output'))
-    return 0
-
-
-def _parse_multiples(text: str) -> list[int]:
-    words = [word.strip() for word in text.split(',')]
-    if not all(word.isdecimal() and int(word) for word in words) or len(set(words)) < 2:
-        raise UserError(f'--multiples {text!r}: name two or more whole numbers, as 1,2,4,8')
-    return sorted({int(word) for word in words})
-
-
-def _coordinate_table(changes: Sequence, multiples: Sequence[int]) -> list[list[str]]:
-    """A line for each layer of each parametrization; growth is from the first width to the last."""
-    cost_table = [['parametrization', 'layer', *(f'{times}x' for times in multiples), 'growth']]
-    for name, layer in dict.fromkeys((c.parametrization, c.layer) for c in changes):
-        rms = [c.rms for c in changes if (c.parametrization, c.layer) == (name, layer)]
-        cost_table.append([name, layer, *(f'{x:.3g}' for x in rms), f'{rms[-1] / rms[0]:.2f}'])
-    return cost_table
-
-
-def coverage(argv: Sequence[str]) -> int:
-    """Measure the bands of a fit on laws that are drawn, with noise that is known."""
-    parser = Parser('scaling coverage', coverage.__doc__)
-    from vit_jax.scaling import coverage as lib
-
-    default = lib.Simulation()
-    shown = ' (default: %(default)s)'
-    add = parser.add_argument
-    add('--form', default=default.form, help=f'{", ".join(lib.FORMS)}{shown}')
-    add('--points', type=int, default=default.points, metavar='N', help=f'of a curve{shown}')
-    add('--noise', type=float, default=default.noise, help=f'standard deviation of log y{shown}')
-    add('--curves', type=int, default=default.curves, metavar='N', help=f'laws drawn{shown}')
-    add('--bootstrap', type=int, default=default.bootstrap, metavar='N', help=f'replicates{shown}')
-    add('--seed', type=int, default=0)
-    add('--json', action='store_true', help='print JSON only')
-    args = parser.parse_args(argv)
-    setting = lib.Simulation(args.form, args.points, args.noise, args.curves, args.bootstrap)
-    found = lib.measure(setting, args.seed)
-    if args.json:
-        print(json.dumps(found))
-        return 0
-    drawn = (
-        f'{args.curves} laws of the form {args.form}, {args.points} points, noise {args.noise:g}'
-    )
-    if args.form == 'auto':
-        drawn = f'{args.curves} laws of each kind, {args.points} points each'
-    print(f'{drawn}: shares of truths in the 90 % bands')
-    width = max(map(len, found)) + 2
-    for name, share in found.items():
-        print(f'{name:<{width}}{share:.2f}')
-    return 0
-
-
+FORMS = 'auto (weighted by an inner holdout), power, irreducible, shifted, m2, m4, joint'
 COMMAND = 'scaling plan'
-
-
-def plan(argv: Sequence[str]) -> int:
-    """Price a sweep or a config before anything runs: parameters, FLOPs, chip-hours."""
-    parser = Parser(COMMAND, plan.__doc__)
-    add_plan_flags(parser)
-    add = parser.add_argument
-    add('--seeds', type=int, default=0, metavar='N', help='compare N seeds of each run with others')
-    add(
-        '--target',
-        type=float,
-        metavar='FLOPS',
-        help='of that prediction (default: 4 x the largest)',
-    )
-    add('--noise', type=float, default=0.02, help='of log y between seeds (default: %(default)s)')
-    args, config = parse_config_args(parser, argv)
-    from vit_jax.profiling.cost import CORE, Machine, cost_table
-
-    _check_plan_flags(args)
-    machine = Machine(args.device, args.mfu)
-    runs = read_runs(args, config)
-    print(align(cost_table(runs, machine), left=0))
-    searched = (
-        '; what a search chooses costs at most this' if any(r.count > 1 for r in runs) else ''
-    )
-    if any(r.tokens for r in runs):
-        print('tokens: of the target, without padding, which the FLOPs count')
-    print(
-        f'GFLOPs: forward, of one example; exaFLOPs: of training{searched}\n'
-        f'chip-hours of {args.device}, core-days of {CORE}, at {args.mfu:.0%} of the peak'
-    )
-    if said := _repeated_cost(runs):
-        print(said)
-    if args.seeds:
-        _print_designs(runs, args)
-    return 0
-
-
-def _check_plan_flags(args: argparse.Namespace) -> None:
-    require_count(args.seeds, '--seeds')
-    require_positive(args.target, '--target')
-    if not 0 < args.noise < 1:
-        raise UserError(f'--noise {args.noise:g}: must be more than 0 and less than 1')
-
-
-def _repeated_cost(runs: Sequence[PlannedRun]) -> str:
-    """The cost of runs that differ from an earlier one in the seed alone; empty without any."""
-    seen: set[str] = set()
-    again = []
-    for run in runs:
-        setting = str({name: value for name, value in run.point.items() if name != 'seed'})
-        if 'seed' in run.point and setting in seen:
-            again.append(run.flops)
-        seen.add(setting)
-    share = sum(again) / sum(run.flops for run in runs)
-    said = f'{len(again)} of {len(runs)} runs repeat another with a new seed: {share:.0%} of FLOPs'
-    return said if again else ''
-
-
-def _print_designs(runs: Sequence[PlannedRun], args: argparse.Namespace) -> None:
-    """Print what seeds cost, and what they and other runs of the same cost tell."""
-    from vit_jax.scaling import coverage
-
-    each = [run.flops / run.count for run in runs for _ in range(run.count)]
-    target = args.target or 4 * max(each)
-    found = coverage.designs(each, args.seeds, target)
-    if not found or any(run.count > 1 for run in runs):
-        total = args.seeds * sum(each) / 1e18
-        print(
-            f'{args.seeds} seeds of each: {total:.4g} exaFLOPs; their use for a law can be told '
-            f'of {coverage.MIN_SIZES} planned runs or more that differ in FLOPs'
-        )
-        return
-    table = [['design', 'runs', 'exaFLOPs', *(f'error, {law}' for law in coverage.DESIGN_LAWS)]]
-    for one in found:
-        errors = [f'{100 * args.noise * error:.2g} %' for error in one.errors.values()]
-        table.append([one.name, f'{one.runs}', f'{one.cost / 1e18:.4g}', *errors])
-    print(align(table, left=1))
-    print(
-        f'error: expected of y at {target:.3g} FLOPs, predicted by such a law of y over FLOPs with '
-        f'b = {coverage.DESIGN_EXPONENT}, if\nruns scatter by {100 * args.noise:.2g} %; '
-        'c is half of y at the largest run. A law that bends '
-        'misleads the more\nthe farther the target is'
-    )
-
-
-def add_plan_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for the runs, stand-ins for their data, and the device."""
-    add = parser.add_argument
-    add('file', nargs='?', metavar='FILE[:ARG]', help='a sweep; it is executed')
-    add('--examples', type=float, metavar='N', help="of an epoch, without the config's data")
-    add('--image-size', type=int, metavar='PIXELS', help='square images, likewise')
-    add('--device', default='TPU v3', metavar='KIND', help='as JAX names it (default: %(default)s)')
-    add('--mfu', type=float, default=0.4, help='share of its peak (default: %(default)s)')
-
-
-def read_runs(args: argparse.Namespace, config: Any | None) -> list[PlannedRun]:
-    """The runs that the flags name, with their costs.
-
-    Args:
-      args: of `add_flags`.
-      config: of `--config`, instead of a sweep.
-
-    Raises:
-      UserError: for neither or both, a mistake in them, or data that are not available.
-    """
-    if (config is None) == (args.file is None):
-        raise UserError(f'{COMMAND} needs one of FILE[:ARG] (a sweep) and --config FILE[:ARG]')
-    if args.examples is not None and args.examples < 1:
-        raise UserError(f'--examples {args.examples:g}: must be at least 1')
-    from vit_jax.inference import fine_tune
-    from vit_jax.profiling.cost import price
-    from vit_jax.sweeps import space
-    from vit_jax.sweeps.space import planned_runs
-
-    if config is not None:
-        return [price(fine_tune.complete(config).config, args.examples, args.image_size)]
-    return planned_runs(space.load(args.file, COMMAND), args.examples, args.image_size)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -263,16 +57,130 @@ def main(argv: Sequence[str]) -> int:
 
 def usage() -> str:
     """The list of subcommands."""
-    cost_table = [f'  {name:<13}{act.__doc__}' for name, act in ACTIONS.items()]
-    return '\n'.join(['usage: vit_jax scaling SUBCOMMAND [--help | flags]', '', *cost_table])
+    lines = [f'  {name:<13}{act.__doc__}' for name, act in ACTIONS.items()]
+    return '\n'.join(['usage: vit_jax scaling SUBCOMMAND [--help | flags]', '', *lines])
+
+
+def plan(argv: Sequence[str]) -> int:
+    """Price a sweep or a config before anything runs: parameters, FLOPs, chip-hours."""
+    parser = Parser(COMMAND, plan.__doc__)
+    add_plan_flags(parser)
+    add = parser.add_argument
+    add('--seeds', type=int, default=0, metavar='N', help='compare N seeds per run with more runs')
+    add('--target', type=float, metavar='FLOPS', help='to predict (default: 4 x the largest run)')
+    noise = 'standard deviation of log y between seeds (default: %(default)s)'
+    add('--noise', type=float, default=0.02, help=noise)
+    args, config = parse_config_args(parser, argv)
+    from vit_jax.profiling.cost import CORE, Machine, cost_table
+
+    _check_plan_flags(args)
+    machine = Machine(args.device, args.mfu)
+    runs = read_runs(args, config)
+    print(align(cost_table(runs, machine), left=0))
+    searched = (
+        '; an upper bound for what a search chooses' if any(r.count > 1 for r in runs) else ''
+    )
+    if any(r.tokens for r in runs):
+        print('tokens: of the target without padding; FLOPs include padding')
+    print(
+        f'GFLOPs: forward, one example; exaFLOPs: training{searched}\n'
+        f'chip-hours of {args.device}, core-days of {CORE}, at {args.mfu:.0%} of the peak'
+    )
+    if line := _repeated_cost(runs):
+        print(line)
+    if args.seeds:
+        _print_designs(runs, args)
+    return 0
+
+
+def add_plan_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags for the runs, replacements of their data, and the device."""
+    add = parser.add_argument
+    add('file', nargs='?', metavar='FILE[:ARG]', help='a sweep file; it is executed')
+    add('--examples', type=float, metavar='N', help="per epoch, instead of the config's data")
+    images = "square images instead of the config's data"
+    add('--image-size', type=int, metavar='PIXELS', help=images)
+    add('--device', default='TPU v3', metavar='KIND', help="JAX's name (default: %(default)s)")
+    add('--mfu', type=float, default=0.4, help='share of its peak (default: %(default)s)')
+
+
+def _check_plan_flags(args: argparse.Namespace) -> None:
+    require_count(args.seeds, '--seeds')
+    require_positive(args.target, '--target')
+    if not 0 < args.noise < 1:
+        raise UserError(f'--noise {args.noise:g}: must be more than 0 and less than 1')
+
+
+def read_runs(args: argparse.Namespace, config: Any | None) -> list[PlannedRun]:
+    """Price the runs that the flags name.
+
+    Args:
+      args: see `add_plan_flags`.
+      config: of `--config`; None for a sweep.
+
+    Raises:
+      UserError: unless exactly one is given, for a mistake in it, or if its data are missing.
+    """
+    if (config is None) == (args.file is None):
+        raise UserError(f'{COMMAND} needs one of FILE[:ARG] (a sweep) and --config FILE[:ARG]')
+    if args.examples is not None and args.examples < 1:
+        raise UserError(f'--examples {args.examples:g}: must be at least 1')
+    from vit_jax.inference import fine_tune
+    from vit_jax.profiling.cost import price
+    from vit_jax.sweeps import space
+    from vit_jax.sweeps.space import planned_runs
+
+    if config is not None:
+        return [price(fine_tune.complete(config).config, args.examples, args.image_size)]
+    return planned_runs(space.load(args.file, COMMAND), args.examples, args.image_size)
+
+
+def _repeated_cost(runs: Sequence[PlannedRun]) -> str:
+    """A line on the cost of runs that repeat another with a new seed; empty without any."""
+    seen: set[str] = set()
+    again = []
+    for run in runs:
+        setting = str({name: value for name, value in run.point.items() if name != 'seed'})
+        if 'seed' in run.point and setting in seen:
+            again.append(run.flops)
+        seen.add(setting)
+    share = sum(again) / sum(run.flops for run in runs)
+    line = f'{len(again)} of {len(runs)} runs repeat another with a new seed: {share:.0%} of FLOPs'
+    return line if again else ''
+
+
+def _print_designs(runs: Sequence[PlannedRun], args: argparse.Namespace) -> None:
+    """Print the cost of seeds, and how much they and other runs of that cost improve a law."""
+    from vit_jax.scaling import coverage
+
+    each = [run.flops / run.count for run in runs for _ in range(run.count)]
+    target = args.target or 4 * max(each)
+    found = coverage.designs(each, args.seeds, target)
+    if not found or any(run.count > 1 for run in runs):
+        total = args.seeds * sum(each) / 1e18
+        print(
+            f'{args.seeds} seeds of each: {total:.4g} exaFLOPs; to estimate their use for a law, '
+            f'plan at least {coverage.MIN_SIZES} runs that differ in FLOPs'
+        )
+        return
+    table = [['design', 'runs', 'exaFLOPs', *(f'error, {law}' for law in coverage.DESIGN_LAWS)]]
+    for one in found:
+        errors = [f'{100 * args.noise * error:.2g} %' for error in one.errors.values()]
+        table.append([one.name, f'{one.runs}', f'{one.cost / 1e18:.4g}', *errors])
+    print(align(table, left=1))
+    print(
+        f'error: expected for y at {target:.3g} FLOPs, predicted by such a law of y over FLOPs '
+        f'with b = {coverage.DESIGN_EXPONENT}, if\nruns scatter by {100 * args.noise:.2g} %; c is half of y '
+        'at the largest run. If the law bends, the error grows\nwith the distance of the target'
+    )
 
 
 def collect(argv: Sequence[str]) -> int:
-    """Write one CSV row a run: parameters, examples seen, FLOPs, chip-hours, metrics."""
+    """Write one CSV row per run: parameters, examples seen, FLOPs, chip-hours, metrics."""
     parser = Parser('scaling collect', collect.__doc__)
     parser.add_argument('folders', nargs='+', metavar='DIR', help='run folders, or folders of them')
     add_allow_flag(parser)
-    parser.add_argument('--output', metavar='FILE', help='write here instead of printing')
+    parser.add_argument('--output', metavar='FILE', help='write to this file')
     args = parser.parse_args(argv)
     if args.output is not None:
         check_output(args.output, '--output')
@@ -292,7 +200,7 @@ def collect(argv: Sequence[str]) -> int:
 
 
 def fit(argv: Sequence[str]) -> int:
-    """Fit one curve a group of a table, and measure how well it extrapolates."""
+    """Fit a curve to each group of a table, and measure its extrapolation."""
     parser = Parser('scaling fit', fit.__doc__)
     add_table_flags(parser)
     add_json_flag(parser)
@@ -311,14 +219,115 @@ def fit(argv: Sequence[str]) -> int:
     return 0
 
 
+def add_table_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags for reading a table."""
+    parser.add_argument('--csv', metavar='FILE', required=True, help='a table with a header')
+    add_fit_flags(parser)
+
+
+def add_fit_flags(
+    parser: argparse.ArgumentParser, x: str | None = None, y: str | None = None
+) -> None:
+    """Add the flags of a fit; x and y are required if they have no default."""
+    add = parser.add_argument
+    default = ' (default: %(default)s)'
+    shown = '' if x is None else default
+    scale = f'examples, FLOPs or another scale; two columns N,D for the form joint{shown}'
+    add('--x', metavar='COL', required=x is None, default=x, help=scale)
+    error = f'an error or a loss; 1-COL for one minus an accuracy{shown}'
+    add('--y', metavar='COL', required=y is None, default=y, help=error)
+    add('--by', metavar='COL,COL', default='', help='columns that distinguish the curves')
+    add('--seed', metavar='COL', help='seeds, which make rows with equal x one point')
+    held = parser.add_mutually_exclusive_group()
+    held.add_argument('--holdout-column', metavar='COL', help='1 for rows to fit, 0 for held out')
+    held.add_argument(
+        '--holdout',
+        default='0.5',
+        metavar='SHARE',
+        help=f'hold out x above this share of the largest; 4x means a quarter{default}',
+    )
+    add('--form', default='auto', help=f'{FORMS}{default}')
+    add('--against', metavar='FORM,FORM', default='', help='compare with these, or with all')
+    add('--frontier', action='store_true', help='fit to the Pareto frontier only')
+    add_bootstrap_flag(parser)
+
+
+def read_options(args: argparse.Namespace) -> FitOptions:
+    """Read the options of a fit from the flags.
+
+    Raises:
+      UserError: for a number out of range, or an unknown form.
+    """
+    from vit_jax.scaling import averaging, forms, table
+    from vit_jax.scaling.table import FitOptions
+
+    require_count(args.bootstrap, '--bootstrap')
+    against = parse_names(args.against)
+    share = table.holdout_share(args.holdout)
+    if args.form != averaging.AUTO:
+        forms.find(args.form)
+    table.find_variants(against, args.form, len(parse_names(args.x)))
+    return FitOptions(
+        x=parse_names(args.x),
+        y=args.y,
+        by=parse_names(args.by),
+        holdout_column=args.holdout_column,
+        holdout=share,
+        form=args.form,
+        against=against,
+        frontier=args.frontier,
+        bootstrap=args.bootstrap,
+        seed=args.seed,
+    )
+
+
+def print_table(curves: Sequence[Curve], options: FitOptions) -> None:
+    """Print a row for each curve, then warnings and medians."""
+    from vit_jax.scaling import averaging
+    from vit_jax.scaling.report import summarize
+
+    found = [curve.fit for curve in curves if curve.fit]
+    columns = list(dict.fromkeys(name for one in found for name in one.params))
+    summary = summarize(curves, options)
+    lines = [[*options.by, 'points', *columns, 'held out', *summary['against']]]
+    for curve in curves:
+        params = curve.fit.params if curve.fit else {}
+        values = [*(params.get(n) for n in columns), curve.holdout_rmse, *curve.against.values()]
+        cells = ['-' if value is None else f'{value:.4g}' for value in values]
+        lines.append([*curve.by.values(), str(int(curve.kept.sum())), *cells])
+    print(f'{options.form}: {summary["formula"]}')
+    print(align(lines, left=len(options.by)))
+    for curve in curves:
+        if curve.seeds.several:
+            print(f'{curve.label}: {curve.seeds.words}')
+        for note in curve.notes:
+            print(f'{curve.label}: {note}')
+        if isinstance(curve.fit, averaging.MeanFit):
+            print(f'{curve.label}: {curve.fit.chosen}')
+        for warning in curve.fit.warnings if curve.fit else (curve.problem,):
+            print(f'{curve.label}: {warning}')
+    print_medians(summary)
+
+
+def print_medians(summary: dict[str, Any]) -> None:
+    """Print the curves' median extrapolation error, and the comparison with other forms."""
+    if summary['median_holdout_rmse'] is not None:
+        print(f'median RMSE of log error, held out: {summary["median_holdout_rmse"]:.4f}')
+    for name, other in summary['against'].items():
+        if other['of']:
+            share = other['better_on'] / other['of']
+            print(
+                f'{name}: {other["median_holdout_rmse"]:.4f}; {summary["form"]} is better on '
+                f'{other["better_on"]} of {other["of"]} curves ({share:.0%})'
+            )
+
+
 def plot(argv: Sequence[str]) -> int:
     """Draw the points of a table and the curves fitted to them."""
     parser = Parser('scaling plot', plot.__doc__)
     add_table_flags(parser)
     parser.add_argument('--output', metavar='FILE', default='scaling.png', help='PNG, SVG or PDF')
-    parser.add_argument(
-        '--target', type=float, metavar='X', help='mark what the laws predict there'
-    )
+    parser.add_argument('--target', type=float, metavar='X', help='mark the predictions at X')
     args = parser.parse_args(argv)
     from vit_jax.scaling import plots, rows, table
 
@@ -332,12 +341,12 @@ def plot(argv: Sequence[str]) -> int:
 
 
 def report(argv: Sequence[str]) -> int:
-    """Collect, fit, plot: runs.csv, and scaling as .html (all in one), .md, .json, .png, .svg."""
+    """Collect, fit, plot: runs.csv, and scaling.html (self-contained), .md, .json, .png, .svg."""
     parser = Parser('scaling report', report.__doc__)
     parser.add_argument('folders', nargs='+', metavar='DIR', help='run folders, or folders of them')
     add_allow_flag(parser)
-    parser.add_argument('--output', metavar='DIR', default='scaling', help='where the files go')
-    parser.add_argument('--unfinished', action='store_true', help='take runs that go on, too')
+    parser.add_argument('--output', metavar='DIR', default='scaling', help='folder of the files')
+    parser.add_argument('--unfinished', action='store_true', help='include unfinished runs')
     add_fit_flags(parser, x='examples_seen', y='1-test/accuracy')
     args = parser.parse_args(argv)
     from vit_jax.profiling.cost import train_flops
@@ -353,7 +362,7 @@ def report(argv: Sequence[str]) -> int:
     read = read_csv(folder / 'runs.csv')
     taken = [row for row in read if args.unfinished or not unfinished(row)]
     if not taken:
-        raise UserError(f'none of the {len(rows)} runs is finished; --unfinished takes them all')
+        raise UserError(f'none of the {len(rows)} runs is finished; --unfinished includes them')
     alike, others = runs.classification_rows(taken, options.by)
     fitted, skipped = table.usable(alike, options)
     skipped = others + skipped + runs.find_runs(args.folders)[1]
@@ -394,6 +403,82 @@ def _write_report(
     write_file(folder / 'scaling.html', report.html_page(blocks, pictures), '--output')
 
 
+def coverage(argv: Sequence[str]) -> int:
+    """Measure the coverage of a fit's bands on random laws with known noise."""
+    parser = Parser('scaling coverage', coverage.__doc__)
+    from vit_jax.scaling import coverage as lib
+
+    default = lib.Simulation()
+    shown = ' (default: %(default)s)'
+    add = parser.add_argument
+    add('--form', default=default.form, help=f'{", ".join(lib.FORMS)}{shown}')
+    add('--points', type=int, default=default.points, metavar='N', help=f'per curve{shown}')
+    add('--noise', type=float, default=default.noise, help=f'standard deviation of log y{shown}')
+    add('--curves', type=int, default=default.curves, metavar='N', help=f'random laws{shown}')
+    add('--bootstrap', type=int, default=default.bootstrap, metavar='N', help=f'replicates{shown}')
+    add('--seed', type=int, default=0, help=f'of the random laws{shown}')
+    add('--json', action='store_true', help='print JSON only')
+    args = parser.parse_args(argv)
+    setting = lib.Simulation(args.form, args.points, args.noise, args.curves, args.bootstrap)
+    found = lib.measure(setting, args.seed)
+    if args.json:
+        print(json.dumps(found))
+        return 0
+    drawn = (
+        f'{args.curves} laws of the form {args.form}, {args.points} points, noise {args.noise:g}'
+    )
+    if args.form == 'auto':
+        drawn = f'{args.curves} laws of each kind, {args.points} points each'
+    print(f'{drawn}: share of true values in the 90 % bands')
+    width = max(map(len, found)) + 2
+    for name, share in found.items():
+        print(f'{name:<{width}}{share:.2f}')
+    return 0
+
+
+def coordinates(argv: Sequence[str]) -> int:
+    """Check that a few steps change wide and narrow models alike (muP)."""
+    parser = Parser('scaling coordinates', coordinates.__doc__)
+    add = parser.add_argument
+    widths = "of the base model's widths (default: %(default)s)"
+    add('--multiples', default='1,2,4,8', metavar='N,N', help=widths)
+    steps = 'at a constant learning rate (default: 5)'
+    add('--steps', type=positive_number, default=5, metavar='N', help=steps)
+    add('--seeds', type=positive_number, default=1, metavar='N', help='to average over (default: 1)')
+    add('--output', metavar='FILE', default='coordinates.png', help='PNG, SVG or PDF')
+    args, config = parse_config_args(parser, argv)
+    multiples = _parse_multiples(args.multiples)
+    if config is None:
+        raise UserError('scaling coordinates needs --config FILE[:ARG]')
+    from vit_jax.rehearsal import coordinates as lib
+    from vit_jax.runtime.console import progress
+    from vit_jax.viz import charts as viz
+
+    check_picture(args.output, '--output')
+    with progress('trainings', 2 * len(multiples) * args.seeds) as advance:
+        changes = lib.check(config, multiples, args.steps, args.seeds, advance)
+    print(f'RMS of the change of each layer by {args.steps} steps')
+    print(align(_coordinate_table(changes, multiples), left=2))
+    print(save_figure(viz.draw_coordinates(changes, args.steps), args.output, '--output'))
+    return 0
+
+
+def _parse_multiples(text: str) -> list[int]:
+    words = [word.strip() for word in text.split(',')]
+    if not all(word.isdecimal() and int(word) for word in words) or len(set(words)) < 2:
+        raise UserError(f'--multiples {text!r}: give two or more whole numbers, such as 1,2,4,8')
+    return sorted({int(word) for word in words})
+
+
+def _coordinate_table(changes: Sequence, multiples: Sequence[int]) -> list[list[str]]:
+    """A row for each layer of each parametrization; growth is from the first width to the last."""
+    lines = [['parametrization', 'layer', *(f'{times}x' for times in multiples), 'growth']]
+    for name, layer in dict.fromkeys((c.parametrization, c.layer) for c in changes):
+        rms = [c.rms for c in changes if (c.parametrization, c.layer) == (name, layer)]
+        lines.append([name, layer, *(f'{x:.3g}' for x in rms), f'{rms[-1] / rms[0]:.2f}'])
+    return lines
+
+
 ACTIONS: dict[str, Callable[[Sequence[str]], int]] = {
     'plan': plan,
     'study': study,
@@ -406,119 +491,3 @@ ACTIONS: dict[str, Callable[[Sequence[str]], int]] = {
     'coverage': coverage,
     'coordinates': coordinates,
 }
-
-
-FORMS = 'auto (weighted by an inner hold-out), power, irreducible, shifted, m2, m4, joint'
-
-
-def add_table_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for reading a table."""
-    parser.add_argument('--csv', metavar='FILE', required=True, help='a table with a header')
-    add_fit_flags(parser)
-
-
-def add_fit_flags(
-    parser: argparse.ArgumentParser, x: str | None = None, y: str | None = None
-) -> None:
-    """Add the flags of a fit; x and y are required if they have no default."""
-    add = parser.add_argument
-    default = ' (default: %(default)s)'
-    shown = '' if x is None else default
-    add(
-        '--x',
-        metavar='COL',
-        required=x is None,
-        default=x,
-        help=f'what grows: examples, FLOPs; two columns N,D for the form joint{shown}',
-    )
-    add(
-        '--y',
-        metavar='COL',
-        required=y is None,
-        default=y,
-        help=f'an error or a loss; 1-COL for one minus an accuracy{shown}',
-    )
-    add('--by', metavar='COL,COL', default='', help='columns that distinguish the curves')
-    add('--seed', metavar='COL', help='rows with equal x are one point: COL has their seeds')
-    held = parser.add_mutually_exclusive_group()
-    held.add_argument('--holdout-column', metavar='COL', help='1: fit on the row, 0: held out')
-    held.add_argument(
-        '--holdout',
-        default='0.5',
-        metavar='SHARE',
-        help=f'hold out x above this share below the largest, or 4x: above a quarter{default}',
-    )
-    add('--form', default='auto', help=f'{FORMS}{default}')
-    add('--against', metavar='FORM,FORM', default='', help='compare with them, or with all')
-    add('--frontier', action='store_true', help='fit to the Pareto frontier only')
-    add_bootstrap_flag(parser)
-
-
-def read_options(args: argparse.Namespace) -> FitOptions:
-    """The options of a fit from the flags.
-
-    Raises:
-      UserError: for a number out of range, or an unknown form.
-    """
-    from vit_jax.scaling import averaging, forms, table
-    from vit_jax.scaling.table import FitOptions
-
-    require_count(args.bootstrap, '--bootstrap')
-    against = parse_names(args.against)
-    share = table.holdout_share(args.holdout)
-    if args.form != averaging.AUTO:
-        forms.find(args.form)
-    table.find_variants(against, args.form, len(parse_names(args.x)))
-    return FitOptions(
-        x=parse_names(args.x),
-        y=args.y,
-        by=parse_names(args.by),
-        holdout_column=args.holdout_column,
-        holdout=share,
-        form=args.form,
-        against=against,
-        frontier=args.frontier,
-        bootstrap=args.bootstrap,
-        seed=args.seed,
-    )
-
-
-def print_table(curves: Sequence[Curve], options: FitOptions) -> None:
-    """Print a line for each curve with its warnings below, and the medians."""
-    from vit_jax.scaling import averaging
-    from vit_jax.scaling.report import summarize
-
-    found = [curve.fit for curve in curves if curve.fit]
-    columns = list(dict.fromkeys(name for one in found for name in one.params))
-    summary = summarize(curves, options)
-    cost_table = [[*options.by, 'points', *columns, 'held out', *summary['against']]]
-    for curve in curves:
-        params = curve.fit.params if curve.fit else {}
-        values = [*(params.get(n) for n in columns), curve.holdout_rmse, *curve.against.values()]
-        cells = ['-' if value is None else f'{value:.4g}' for value in values]
-        cost_table.append([*curve.by.values(), str(int(curve.kept.sum())), *cells])
-    print(f'{options.form}: {summary["formula"]}')
-    print(align(cost_table, left=len(options.by)))
-    for curve in curves:
-        if curve.seeds.several:
-            print(f'{curve.label}: {curve.seeds.words}')
-        for note in curve.notes:
-            print(f'{curve.label}: {note}')
-        if isinstance(curve.fit, averaging.MeanFit):
-            print(f'{curve.label}: {curve.fit.chosen}')
-        for warning in curve.fit.warnings if curve.fit else (curve.problem,):
-            print(f'{curve.label}: {warning}')
-    print_medians(summary)
-
-
-def print_medians(summary: dict[str, Any]) -> None:
-    """Print the curves' median extrapolation error, and the comparison with other forms."""
-    if summary['median_holdout_rmse'] is not None:
-        print(f'median RMSE of log error, held out: {summary["median_holdout_rmse"]:.4f}')
-    for name, other in summary['against'].items():
-        if other['of']:
-            share = other['better_on'] / other['of']
-            print(
-                f'{name}: {other["median_holdout_rmse"]:.4f}; {summary["form"]} is better on '
-                f'{other["better_on"]} of {other["of"]} curves ({share:.0%})'
-            )

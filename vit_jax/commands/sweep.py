@@ -22,12 +22,6 @@ def main(argv: Sequence[str]) -> int:
     return ACTIONS[action](args)
 
 
-def require_packages() -> None:
-    """Raise UserError if a package that sweeps need is not installed."""
-    if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
-        raise extras.missing('sweep', 'sweep', missing[0])
-
-
 def parse(argv: Sequence[str]) -> tuple[str, argparse.Namespace]:
     """Return the action and its flags; raise UserError for a mistake in them."""
     if not argv or argv[0] in ('-h', '--help'):
@@ -68,12 +62,10 @@ def action_parser(action: str) -> Parser:
     return parser
 
 
-def open_study(args: argparse.Namespace) -> Any:
-    """Open the study that the flags name."""
-    from vit_jax.sweeps import study
-
-    allowed = getattr(args, 'allow', ())
-    return study.open_study(args.study, args.storage, args.workdir, allowed)
+def require_packages() -> None:
+    """Raise UserError if a package that sweeps need is not installed."""
+    if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
+        raise extras.missing('sweep', 'sweep', missing[0])
 
 
 def create(args: argparse.Namespace) -> int:
@@ -177,6 +169,14 @@ def plot(args: argparse.Namespace) -> int:
             shown = picture.Dimensions(args.x, args.by, args.panel)
             print(picture.plot_curves(study, shown, output))
     return 0
+
+
+def open_study(args: argparse.Namespace) -> Any:
+    """Open the study that the flags name."""
+    from vit_jax.sweeps import study
+
+    allowed = getattr(args, 'allow', ())
+    return study.open_study(args.study, args.storage, args.workdir, allowed)
 
 
 ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
