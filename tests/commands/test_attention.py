@@ -11,7 +11,7 @@ from vit_jax.commands import attention
 from vit_jax.errors import UserError
 from vit_jax.inference import load as inference_lib
 from vit_jax.inference.predict import predict_with_attention
-from vit_jax.viz.attention_pictures import caption, choose_stack, stacked
+from vit_jax.viz.attention_pictures import caption, choose_stack, stack_weights
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_weights_belong_to_the_prediction(smoke_run):
     run = inference_lib.open_run(smoke_run)
     image = np.random.default_rng(0).integers(0, 256, (1, 8, 8, 1), dtype=np.uint8)
     outputs, maps = predict_with_attention(run, {'image': image})
-    weights = stacked(choose_stack(maps))
+    weights = stack_weights(choose_stack(maps))
     expected = jax.jit(run.model.apply)(run.variables, image / np.float32(127.5) - 1)
     np.testing.assert_allclose(outputs['logits'], expected['logits'], atol=1e-5)
     assert weights.shape == (1, 4, 16, 16)

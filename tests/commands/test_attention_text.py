@@ -18,7 +18,7 @@ from vit_jax.inference.text import sentence_reader
 from vit_jax.interop.trained import fields
 from vit_jax.models import rnn_seq2seq, seq2seq
 from vit_jax.viz import alignment
-from vit_jax.viz.attention_pictures import choose_stack, sentence_axes, stacked
+from vit_jax.viz.attention_pictures import choose_stack, sentence_axes, stack_weights
 
 pytestmark = pytest.mark.slow  # as a whole
 
@@ -40,7 +40,7 @@ def maps_of(run, source, target):
 
 def weights_of(run, source, target, pattern=''):
     """The weights [L H Q K] of a stack of these maps."""
-    return stacked(choose_stack(maps_of(run, source, target), pattern))
+    return stack_weights(choose_stack(maps_of(run, source, target), pattern))
 
 
 @pytest.fixture(scope='module')
@@ -140,7 +140,7 @@ def test_an_lstm(lstm_run):
 def test_labels_are_the_pieces():
     rows = ['\u2581Fu\u00df', 'ball', '\u2581', '$x$', '</s>']
     columns = ['\u2581foot', 'ball', '</s>']
-    figure = alignment.draw(np.eye(5, 3), rows, columns, names=('target', 'source'))
+    figure = alignment.draw_token_map(np.eye(5, 3), rows, columns, names=('target', 'source'))
     axes = figure.axes[0]
     assert [t.get_text() for t in axes.get_yticklabels()] == [
         'Fu\u00df',

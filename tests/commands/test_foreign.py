@@ -15,7 +15,7 @@ from vit_jax.inference.predict import predict_with_attention
 from vit_jax.interop import files
 from vit_jax.interop.families import bit, vision_transformer
 from vit_jax.models import bit_resnet, hybrid, vit
-from vit_jax.viz.attention_pictures import choose_stack, stacked
+from vit_jax.viz.attention_pictures import choose_stack, stack_weights
 
 pytestmark = pytest.mark.usefixtures('one_device')
 
@@ -153,7 +153,7 @@ def test_attention_weights_are_those_of_the_resized_model(folder):
     run = inference_lib.open_model(folder / 'vit.npz', (12, 20))
     batch = {'image': np.random.default_rng(0).integers(0, 256, (1, 12, 20, 1), np.uint8)}
     outputs, maps = predict_with_attention(run, batch)
-    weights = stacked(choose_stack(maps))
+    weights = stack_weights(choose_stack(maps))
     assert weights.shape == (1, 2, 16, 16)
     np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
     expected = jax.jit(run.model.apply)(run.variables, batch['image'] / np.float32(127.5) - 1)

@@ -12,7 +12,7 @@ from vit_jax.errors import UserError
 from vit_jax.inference.predict import batch_of_one, parameter_pictures, predict_with_attention
 from vit_jax.models import base as models
 from vit_jax.nn.maps import AttentionMap
-from vit_jax.viz.attention_pictures import choose_stack, stacked
+from vit_jax.viz.attention_pictures import choose_stack, stack_weights
 
 
 def attention_map(name, queries, keys, seed=0):
@@ -83,7 +83,7 @@ def test_the_maps_are_those_of_the_example(run):
         run, batch_of_one({'image': np.ones((8, 8, 1), np.float32)})
     )
     assert outputs['sum'] == 64
-    weights = stacked(choose_stack(maps))
+    weights = stack_weights(choose_stack(maps))
     assert weights.shape == (2, 2, 5, 4)
     np.testing.assert_array_equal(weights[1], MAPS[-1].weights[0])
 

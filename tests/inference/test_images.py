@@ -129,7 +129,7 @@ def test_any_color_mode(tmp_path, mode):
 
 
 def fitted(image, size):
-    return image_files.fit({'image': image}, size)['image']
+    return image_files.crop_and_resize({'image': image}, size)['image']
 
 
 def test_fit_keeps_the_middle_and_the_aspect_ratio():

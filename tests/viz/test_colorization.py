@@ -29,7 +29,7 @@ def gray_of(image):
 @pytest.mark.parametrize('original', [COLOR, GRAY], ids=['color', 'gray'])
 def test_the_file_keeps_its_size_and_luminance(original, monkeypatch):
     monkeypatch.setattr(colorize, 'CHUNK', 400)  # 1,500 pixels are three chunks and a part
-    made = colorize.colored(MADE['ab'], photo(original))
+    made = colorize.color_file(MADE['ab'], photo(original))
     assert made.shape == (30, 50, 3) and made.dtype == np.uint8
     assert np.abs(gray_of(made) - gray_of(original)).max() <= 1
     if original is GRAY:
@@ -41,7 +41,7 @@ def test_colors_are_enlarged_between_the_centers_of_cells():
     flat = np.full((30, 50, 3), 128, np.uint8)
     ab = np.zeros((2, 2, 2), np.float32)
     ab[:, 1] = 30, 20
-    made = colorize.colored(ab, photo(flat))
+    made = colorize.color_file(ab, photo(flat))
     lab = np.asarray(colors.rgb_to_lab(made / 255))
     np.testing.assert_allclose(lab[:, :12, 1:], 0, atol=1)
     np.testing.assert_allclose(lab[:, 38:, 1:], np.broadcast_to([30, 20], (30, 12, 2)), atol=1)

@@ -27,7 +27,7 @@ def test_samples_are_told_and_drawn_between_gray_and_original():
     rows = coltran.Viz().rows(PREDICTION, seen, CONTEXT)
     assert [(row['sample'], row['bits_per_dim']) for row in rows] == [(0, 2.5), (1, 3.0)]
     assert rows[1]['psnr'] > 100 > rows[0]['psnr'] > 5
-    panels = coltran.shown(seen, SAMPLES)
+    panels = coltran.sample_panels(seen, SAMPLES)
     assert [title for title, _ in panels] == ['gray', 'sample 0', 'sample 1', 'original']
     gray = panels[0][1]
     assert (gray == gray[..., :1]).all()
@@ -40,7 +40,7 @@ def test_samples_are_told_and_drawn_between_gray_and_original():
 @pytest.mark.slow
 def test_colors_are_laid_over_the_file_and_its_luminance_stays():
     seen = photo(SAMPLES[1].repeat(2, axis=1))  # a file twice as wide
-    panels = coltran.over_file(seen, SAMPLES)
+    panels = coltran.file_panels(seen, SAMPLES)
     assert [title for title, _ in panels] == ['gray', 'sample 0', 'sample 1', 'original']
     gray, sample, _, original = (picture / 255 for _, picture in panels)
     assert sample.shape == original.shape == (6, 16, 3)
@@ -52,7 +52,7 @@ def test_colors_are_laid_over_the_file_and_its_luminance_stays():
 def test_a_gray_photograph_has_no_original_to_compare_with():
     seen = photo(SAMPLES[0, ..., :1])
     assert [row['psnr'] for row in coltran.Viz().rows(PREDICTION, seen, CONTEXT)] == [None, None]
-    assert coltran.shown(seen, SAMPLES)[-1][0] == 'sample 1'
+    assert coltran.sample_panels(seen, SAMPLES)[-1][0] == 'sample 1'
 
 
 def test_upsampled_colors():

@@ -44,7 +44,7 @@ def test_rows_are_in_pixels_of_the_file_the_surest_first():
 
 def test_a_model_that_sees_a_cut_of_the_file():
     """Twice the size, from (10, 20) on: the whole image is the rows from 20, columns from 10."""
-    boxes = detect.boxes_of_file(
+    boxes = detect.to_file_boxes(
         np.array([[0.0, 0.0, 1.0, 1.0]]), photo([[2, 0, -20], [0, 2, -40]])
     )
     np.testing.assert_allclose(boxes, [[10, 20, 20, 15]])
@@ -53,7 +53,7 @@ def test_a_model_that_sees_a_cut_of_the_file():
 def test_mistakes():
     for text in ('1.5', '-1', 'nan', 'half'):
         with pytest.raises(UserError, match=f'--threshold {text}: write a number from 0 to less'):
-            detect.read_threshold(text)
+            detect.parse_threshold(text)
     with pytest.raises(UserError, match='where pixels come from'):
         detect.Viz().rows(PREDICTION, photo(affine=None), context())
 
@@ -80,7 +80,7 @@ def test_labels_lie_in_the_image_and_not_on_each_other():
     taken = []
     for _ in range(6):
         x, y = rng.uniform(0, 30, 2)
-        place = photo_lib.find_place((x, y, 50.0, 40.0), (18.0, 5.0), (80, 100), taken)
+        place = photo_lib.find_label_box((x, y, 50.0, 40.0), (18.0, 5.0), (80, 100), taken)
         assert 0 <= place[0] <= 100 - 18
         assert 0 <= place[1] <= 80 - 5
         assert all(photo_lib.overlap(place, other) == 0 for other in taken)
@@ -90,17 +90,17 @@ def test_labels_lie_in_the_image_and_not_on_each_other():
 @pytest.mark.parametrize('corner', [(0, 0), (95, 0), (0, 75), (95, 75), (50, 40)])
 def test_a_label_hides_no_small_object(corner):
     small, neighbor = (*corner, 5.0, 5.0), (abs(corner[0] - 8), corner[1], 5.0, 5.0)
-    place = photo_lib.find_place(small, (30.0, 8.0), (80, 100), [], [small, neighbor])
+    place = photo_lib.find_label_box(small, (30.0, 8.0), (80, 100), [], [small, neighbor])
     assert photo_lib.overlap(place, small) == photo_lib.overlap(place, neighbor) == 0
 
 
 def test_an_object_narrower_than_its_label_has_smaller_letters():
     figure = detect.Viz().draw([PREDICTION], [photo()], context())
-    assert {text.get_fontsize() for text in figure.axes[0].texts} == {photo_lib.SIZE}
+    assert {text.get_fontsize() for text in figure.axes[0].texts} == {photo_lib.LABEL_SIZE}
     thin = {**PREDICTION, 'boxes': PREDICTION['boxes'] * [1, 1, 0.6, 1] + [0, 0, 0.2, 0]}
     thin['boxes'][2, 2] = 0.3
     figure = detect.Viz().draw([thin], [photo()], context())
-    assert photo_lib.SMALL in {text.get_fontsize() for text in figure.axes[0].texts}
+    assert photo_lib.SMALL_LABEL_SIZE in {text.get_fontsize() for text in figure.axes[0].texts}
 
 
 def test_a_class_has_one_color_in_data_and_predictions():
@@ -115,11 +115,11 @@ def test_a_class_has_one_color_in_data_and_predictions():
     for axes, names in ((shown, ['car 0.90', 'dog 0.60']), (marked, ['car', 'dog', 'dog'])):
         grounds = {(t.get_text(), t.get_bbox_patch().get_facecolor()[:3]) for t in axes.texts}
         assert sorted(t.get_text() for t in axes.texts) == names
-        assert grounds == {(name, photo_lib.color(name[0] == 'd')) for name in names}
+        assert grounds == {(name, photo_lib.class_color(name[0] == 'd')) for name in names}
 
 
 def test_colors_differ_and_carry_white_letters():
-    colors = np.array([photo_lib.color(i) for i in range(12)])
+    colors = np.array([photo_lib.class_color(i) for i in range(12)])
     apart = np.linalg.norm(colors[:, None] - colors[None], axis=-1)
     assert apart[~np.eye(12, dtype=bool)].min() > 0.1
     linear = np.where(colors <= 0.04045, colors / 12.92, ((colors + 0.055) / 1.055) ** 2.4)

@@ -10,7 +10,7 @@ from vit_jax.viz import charts, figures
 
 @pytest.mark.parametrize('hours', [0.001, 100], ids=['seconds', 'days'])
 def test_every_part_has_its_color_and_the_legend_fits(hours):
-    assert charts.COLORS.keys() == times.MEANING.keys()
+    assert charts.TIME_COLORS.keys() == times.MEANING.keys()
     length = 3600 * hours
     spans = [
         times.Span(1e9 + i * length, 1e9 + (i + 1) * length, {name: length})

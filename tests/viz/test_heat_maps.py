@@ -106,9 +106,9 @@ def test_the_image_shows_through_the_map_at_its_maximum(shade):
 
 @pytest.mark.parametrize('count', range(1, 25))
 def test_few_places_of_a_section_stay_empty(count):
-    columns = attention.columns_of(count, 2)
+    columns = attention.choose_columns(count, 2)
     assert columns <= 8 and -count % columns <= columns / 2
-    assert attention.columns_of(count, 4) >= 4, 'smaller than three large ones'
+    assert attention.choose_columns(count, 4) >= 4, 'smaller than three large ones'
 
 
 def test_an_overlay_of_nothing_still_shows_the_image(rng):

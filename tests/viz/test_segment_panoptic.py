@@ -66,7 +66,7 @@ def test_runs_are_those_of_coco():
 
 def test_pixels_that_the_model_has_not_seen_are_of_no_segment():
     """Twice the size, from (10, 20) on: rows from 20 and columns from 10 of the file are seen."""
-    place = viz.on_file(np.zeros((12, 16), int), photo([[2, 0, -20], [0, 2, -40]]))
+    place = viz.to_file_pixels(np.zeros((12, 16), int), photo([[2, 0, -20], [0, 2, -40]]))
     seen = place >= 0
     assert seen.sum() == 4 * 8
     assert seen[20:, 10:18].all()
@@ -74,7 +74,7 @@ def test_pixels_that_the_model_has_not_seen_are_of_no_segment():
 
 def test_the_picture_has_a_color_and_a_name_for_each_segment():
     numbers = np.kron([[0, 1], [2, 3]], np.ones((30, 40), int))
-    picture = viz.painted(
+    picture = viz.paint_segments(
         np.full((60, 80, 3), 100, np.uint8), numbers, [(1, 0, 0), (0, 0, 1), (0, 1, 0)]
     )
     inner = [picture[y, x] for y, x in ((10, 10), (10, 70), (50, 10), (50, 70))]
@@ -103,7 +103,7 @@ def test_examples_of_the_data_are_drawn_with_their_segments():
 def test_a_name_is_written_where_its_segment_is_thickest():
     mask = np.zeros((20, 30), bool)
     mask[:, :3] = mask[8:19, 12:25] = True
-    x, y = viz.middle(mask)
+    x, y = viz.thickest_point(mask)
     assert 16 <= x <= 20 and 11 <= y <= 15
 
 
@@ -115,7 +115,7 @@ def test_the_label_of_a_small_segment_stands_beside_it():
     (axes,) = viz.Viz().draw_batch([image], [example], context()).axes
     places = {text.get_text(): text.get_position() for text in axes.texts}
     assert places['sky'][1] < 30
-    assert viz.bounds(segments == 2) == (50, 40, 6, 4)
+    assert viz.bounding_box(segments == 2) == (50, 40, 6, 4)
     x, y = places['car']
     assert not (50 <= x <= 56 and 40 <= y <= 44)
 

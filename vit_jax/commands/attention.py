@@ -112,10 +112,10 @@ def parse_query(text: str | None) -> tuple[int, ...] | None:
 
 def selected_maps(args: argparse.Namespace) -> Any:
     """The maps that the flags choose."""
-    from vit_jax.viz.attention_pictures import Choice
+    from vit_jax.viz.attention_pictures import MapSelection
 
     stack = 'encoder' if args.of_source else args.map or ''
-    return Choice(stack, args.layer, args.head, parse_query(args.query))
+    return MapSelection(stack, args.layer, args.head, parse_query(args.query))
 
 
 def draw_image(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
@@ -150,7 +150,7 @@ def draw_text(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
       UserError: if the run does not translate text, or a sentence is empty or too long.
     """
     from vit_jax.inference.predict import batch_of_one, predict_with_attention
-    from vit_jax.inference.text import own_translation, sentence_reader
+    from vit_jax.inference.text import default_translation, sentence_reader
     from vit_jax.viz import attention_pictures
 
     reader = sentence_reader(run)
@@ -158,7 +158,7 @@ def draw_text(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
     if len(args.inputs) > 1:
         target = reader.read_whole(args.inputs[1], 'target')
     else:
-        target = own_translation(run, reader, source)
+        target = default_translation(run, reader, source)
     _, maps = predict_with_attention(run, batch_of_one({'source': source, 'target': target}))
     return attention_pictures.draw_between_sentences(
         source, target, maps, reader.vocab, run.config.model.name, selected_maps(args)

@@ -22,7 +22,7 @@ from vit_jax.commands._parser import (
 def main(argv: Sequence[str]) -> int:
     """Print a line per sample, or JSON; draw the samples with `--out`."""
     args = parse_args(argv)
-    from vit_jax.inference.colorize import Colored, check_task, colorizer
+    from vit_jax.inference.colorize import ColorizedPhoto, check_task, colorizer
     from vit_jax.inference.load import open_run
     from vit_jax.runtime import compile_cache, mesh
     from vit_jax.viz import batch, coltran
@@ -43,13 +43,13 @@ def main(argv: Sequence[str]) -> int:
     colorize = colorizer(core, upsamplers, args.seed)
     found = [colorize(path) for path in args.image]
 
-    def table(one: Colored) -> list[dict[str, Any]]:
-        return coltran.table(one.samples, one.bits_per_dim, one.photo)
+    def table(one: ColorizedPhoto) -> list[dict[str, Any]]:
+        return coltran.sample_rows(one.samples, one.bits_per_dim, one.photo)
 
     if folder:
         save_images(images(found, args.as_seen), names, args.out, '--out')
     elif args.out is not None:
-        panel = coltran.shown if args.as_seen else coltran.over_file
+        panel = coltran.sample_panels if args.as_seen else coltran.file_panels
         panels = [panel(one.photo, one.samples) for one in found]
         figure = batch.draw_rows(panels, [one.photo.path.name for one in found])
         save_figure(figure, args.out, '--out')
@@ -73,7 +73,7 @@ def images(found: Sequence[Any], as_seen: bool) -> Iterator[Any]:
 
     for one in found:
         for sample in one.samples:
-            yield sample if as_seen else coltran.on_file(one.photo, sample)
+            yield sample if as_seen else coltran.color_file(one.photo, sample)
 
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:

@@ -108,12 +108,12 @@ def draw_batch(config: Any, data: Any, batch: dict[str, Any]) -> Any:
     from vit_jax.viz import predictions
 
     _, task = objects.model_and_task(complete(config, data.info))
-    batch = example_set.augmented(task, batch)
-    images = example_set.images(task, batch)
+    batch = example_set.augment(task, batch)
+    images = example_set.model_images(task, batch)
     count = min(SHOWN, len(next(iter(batch.values()))))
     rows = {k: v if v.ndim else [v] * count for k, v in batch.items()}
     examples = [{k: np.asarray(v[i]) for k, v in rows.items()} for i in range(count)]
-    context = example_set.context_of(data, config.data, model=config.model.name)
+    context = example_set.make_context(data, config.data, model=config.model.name)
     viz = predictions.find(config.task.name)
     try:
         return viz.draw_batch(None if images is None else list(images[:count]), examples, context)

@@ -20,7 +20,7 @@ from vit_jax.viz.photo import Photo
 
 
 @dataclasses.dataclass(frozen=True)
-class Colored:
+class ColorizedPhoto:
     """A colorized photograph.
 
     Attributes:
@@ -36,7 +36,7 @@ class Colored:
 
 def colorizer(
     core: TrainedModel, upsamplers: Sequence[TrainedModel], seed: int = 0
-) -> Callable[[str | pathlib.Path], Colored]:
+) -> Callable[[str | pathlib.Path], ColorizedPhoto]:
     """A function that colorizes a file of any size; its own colors, if any, are ignored.
 
     Args:
@@ -52,7 +52,7 @@ def colorizer(
     readers = [photo_reader(run) for run in (core, *upsamplers)]
     draw, *refine = [predictor(run, seed) for run in (core, *upsamplers)]
 
-    def colorize(path: str | pathlib.Path) -> Colored:
+    def colorize(path: str | pathlib.Path) -> ColorizedPhoto:
         photo = readers[0].read(path)
         drawn = draw(photo.fields, photo.number)
         samples = drawn['samples']
@@ -60,7 +60,7 @@ def colorizer(
             photo = reader.read(path)
             inputs = [{**photo.fields, 'coarse': sample} for sample in samples]
             samples = np.stack([upsample(one, photo.number)['image'] for one in inputs])
-        return Colored(photo, samples, drawn['bits_per_dim'])
+        return ColorizedPhoto(photo, samples, drawn['bits_per_dim'])
 
     return colorize
 

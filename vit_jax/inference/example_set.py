@@ -73,7 +73,7 @@ class ExampleSet:
 
     def _numbers(self) -> list[int]:
         members = self.data.plan.members
-        return members[spread(len(members))].tolist()
+        return members[spread_indices(len(members))].tolist()
 
     def _read(self, index: int) -> tuple[int, Photo | Fields]:
         index, record = first_readable(self.data.source, index)
@@ -117,17 +117,17 @@ def make_example_set(data: Dataset, section: ConfigDict, viz: Viz, model: str) -
     """Examples of opened data, whose config is `section`, for a model of this name."""
     parser = argparse.ArgumentParser()
     viz.add_flags(parser)
-    context = context_of(data, section, flags=parser.parse_args([]), model=model)
+    context = make_context(data, section, flags=parser.parse_args([]), model=model)
     return ExampleSet(data, section, viz, context)
 
 
-def context_of(data: Dataset, section: ConfigDict, **others: Any) -> Context:
+def make_context(data: Dataset, section: ConfigDict, **others: Any) -> Context:
     """The context of opened data, with other attributes of `Context`."""
     vocab = data.vocab or sources.own_vocab(section.source)
     return Context(data.info.class_names, vocab=vocab, **others)
 
 
-def spread(count: int) -> np.ndarray:
+def spread_indices(count: int) -> np.ndarray:
     """The numbers of at most `COUNT` of `count` examples, evenly spread."""
     return np.unique(np.arange(COUNT) * count // COUNT)
 
@@ -136,19 +136,19 @@ def _arrays(record: Record) -> Fields:
     return {name: np.asarray(value) for name, value in record.items()}
 
 
-def augmented(task: Task, batch: Batch) -> Batch:
+def augment(task: Task, batch: Batch) -> Batch:
     """A training batch after the task's augmentation on the device, such as mixup."""
     return jax.device_get(jax.jit(task.augment)(jax.random.key(0), batch))
 
 
-def images(task: Task, batch: Batch) -> np.ndarray | None:
+def model_images(task: Task, batch: Batch) -> np.ndarray | None:
     """The images that the model gets from a batch, uint8 [B H W C]; None if it gets none.
 
     The task's normalization is inverted, as determined from black and white images. Images of
     sequences of patches are padded with white.
     """
     if 'patches' in batch:
-        return _framed(list(map(join_patches, batch['patches'], batch['grid'])))
+        return _pad_to_largest(list(map(join_patches, batch['patches'], batch['grid'])))
     if 'image' not in batch:
         return None
     pixels, first = batch['image'], jax.jit(lambda whole: task.inputs(whole)[0])
@@ -157,12 +157,12 @@ def images(task: Task, batch: Batch) -> np.ndarray | None:
         for image in (pixels, *(np.full(pixels.shape, byte, np.uint8) for byte in (0, 255)))
     )
     if got.shape != pixels.shape:  # the model takes no pixels
-        return _bytes(pixels)
+        return _to_bytes(pixels)
     scale = np.where(high == low, 1, high - low)
     return np.round(np.clip((got - low) / scale, 0, 1) * 255).astype(np.uint8)
 
 
-def _framed(images: list[np.ndarray]) -> np.ndarray:
+def _pad_to_largest(images: list[np.ndarray]) -> np.ndarray:
     """Images of several sizes in frames of the largest height and width."""
     shape = np.max([image.shape for image in images], axis=0)
     framed = np.full((len(images), *shape), 255, np.uint8)
@@ -171,7 +171,7 @@ def _framed(images: list[np.ndarray]) -> np.ndarray:
     return framed
 
 
-def _bytes(pixels: np.ndarray) -> np.ndarray:
+def _to_bytes(pixels: np.ndarray) -> np.ndarray:
     if pixels.dtype == np.uint8:
         return pixels
     low, high = float(pixels.min()), float(pixels.max())

@@ -64,7 +64,7 @@ def complete(
       UserError: if there is no such checkpoint, it is of another task or lacks a requested part;
         if there are no such data; or as `config.load.override`.
     """
-    keys = list(_open(config))
+    keys = list(_open_keys(config))
     if not keys:
         return CompletedConfig(config)
     found = None if stored is None else _from_run(config, stored, keys)
@@ -86,7 +86,7 @@ def init_path(config: ConfigDict) -> str:
     return path
 
 
-def _open(config: ConfigDict) -> Iterator[str]:
+def _open_keys(config: ConfigDict) -> Iterator[str]:
     """The keys that are left open, as 'data.split'."""
     if config.model.name is None:
         yield from ('model', 'init.select')
@@ -98,7 +98,7 @@ def _open(config: ConfigDict) -> Iterator[str]:
             yield f'{key_path}.transforms'
 
 
-def _group(config: ConfigDict, key_path: str) -> ConfigDict:
+def _section(config: ConfigDict, key_path: str) -> ConfigDict:
     return functools.reduce(ConfigDict.__getitem__, key_path.split('.'), config)
 
 
@@ -117,7 +117,7 @@ def _from_run(
                 if key_path != 'init.select':
                     return None
             else:
-                _group(config, section)[key] = kept[key]
+                _section(config, section)[key] = kept[key]
     return CompletedConfig(override(config, ()))
 
 
@@ -128,7 +128,7 @@ def _from_files(config: ConfigDict, allowed: Sequence[str]) -> CompletedConfig:
     checkpoint: TrainedModel | None = None
     notes: list[str] = []
     with config.unlocked(), config.ignore_type():
-        if any(not key_path.endswith('.split') for key_path in _open(config)):
+        if any(not key_path.endswith('.split') for key_path in _open_keys(config)):
             if not (path := init_path(config)):
                 raise UserError(
                     'config.init.from is empty: it gives config.model; name a checkpoint'
@@ -148,17 +148,17 @@ def _follow(config: ConfigDict, checkpoint: TrainedModel) -> Iterator[str]:
 
     if config.model.name is None:
         yield _follow_model(config, checkpoint)
-    keys = [key_path for key_path in _open(config) if key_path.endswith('.transforms')]
+    keys = [key_path for key_path in _open_keys(config) if key_path.endswith('.transforms')]
     if keys:
         text = evaluation_transforms(checkpoint)
         fields = {
-            'size': _in_text(_size(checkpoint)),
+            'size': _size_text(_image_size(checkpoint)),
             'method': repr(preprocessing.resampling(text)),
             'transforms': text,
             'alpha': 'drop_alpha|' if parse_transforms(text).drops_alpha else '',
         }
         for key_path in keys:
-            section = _group(config, key_path.rpartition('.')[0])
+            section = _section(config, key_path.rpartition('.')[0])
             section.transforms = FIELD.sub(lambda m: fields[m[1]], section.transforms)
         yield f'config.data: images of {fields["size"]} pixels; evaluated by {text}'
 
@@ -193,11 +193,11 @@ def evaluation_transforms(checkpoint: TrainedModel) -> str:
     text, size = without_annotations(checkpoint.transforms), checkpoint.raw_images.get('size')
     shape = (*size, checkpoint.channels) if size else None
     if not text or (shape and not takes_any_size(parse_transforms(text), shape)):
-        return preprocessing.crop(_size(checkpoint))
+        return preprocessing.crop(_image_size(checkpoint))
     return text
 
 
-def _size(checkpoint: TrainedModel) -> tuple[int, int]:
+def _image_size(checkpoint: TrainedModel) -> tuple[int, int]:
     from vit_jax.inference import images
 
     try:
@@ -209,14 +209,14 @@ def _size(checkpoint: TrainedModel) -> tuple[int, int]:
         ) from None
 
 
-def _in_text(size: tuple[int, int]) -> str:
+def _size_text(size: tuple[int, int]) -> str:
     """A size as transforms take it: one number for a square."""
     return str(size[0] if size[0] == size[1] else size)
 
 
 def _choose_splits(config: ConfigDict) -> Iterator[str]:
     """Give the training data and the evaluations their splits, where none of them has one."""
-    keys = [key_path.removesuffix('.split') for key_path in _open(config)]
+    keys = [key_path.removesuffix('.split') for key_path in _open_keys(config)]
     if not keys:
         return
     source = config.data.source
@@ -225,7 +225,7 @@ def _choose_splits(config: ConfigDict) -> Iterator[str]:
         raise UserError(f'config.{keys[0]}.split: name it too, since another split is named')
     if other := [entry.source for entry in entries if entry.source != source]:
         raise UserError(f'config.evals: name the split of {other[0]}, and config.data.split')
-    train, held_out = splits_of(source)
+    train, held_out = source_splits(source)
     config.data.split = train
     for entry in entries:
         entry.split = held_out
@@ -233,7 +233,7 @@ def _choose_splits(config: ConfigDict) -> Iterator[str]:
     yield f'{source}: {why}trains on {train}, evaluates on {held_out}'
 
 
-def splits_of(source: str) -> tuple[str, str]:
+def source_splits(source: str) -> tuple[str, str]:
     """The splits of a source to train on and to evaluate on.
 
     Raises:

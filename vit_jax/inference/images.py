@@ -67,10 +67,10 @@ class PhotoReader:
             return geometry.resize(record, *(size or self.squeezed), 'bicubic')
         size = None if self.ready else size
         if size is not None and self.padded is not None:
-            return geometry.shrink_and_pad(enclosed(record, size), size)
+            return geometry.shrink_and_pad(resize_within(record, size), size)
         if size is not None:
-            return fit(record, size)
-        record = record if self.size is None else fit(record, self.size)
+            return crop_and_resize(record, size)
+        record = record if self.size is None else crop_and_resize(record, self.size)
         return pad_image(self.transforms(record, example_rng(0, 0)), self.padded)
 
 
@@ -184,7 +184,7 @@ def read_image(path: pathlib.Path, channels: int) -> np.ndarray:
         raise UserError(f'no JPEG, PNG or WebP image that can be read: {error}') from error
 
 
-def enclosed(record: Record, size: tuple[int, int]) -> Record:
+def resize_within(record: Record, size: tuple[int, int]) -> Record:
     """Resizes an image to the largest of its aspect ratio within `size`."""
     shape = record['image'].shape[:2]
     scale = min(size[0] / shape[0], size[1] / shape[1])
@@ -192,7 +192,7 @@ def enclosed(record: Record, size: tuple[int, int]) -> Record:
     return geometry.resize(record, height, width, 'bicubic')
 
 
-def fit(record: Record, size: tuple[int, int]) -> Record:
+def crop_and_resize(record: Record, size: tuple[int, int]) -> Record:
     """Crops the middle of an image to the aspect ratio of `size`, and resizes that to `size`."""
     height, width = record['image'].shape[:2]
     scale = min(height / size[0], width / size[1])
@@ -223,7 +223,7 @@ def input_size(trained: TrainedModel) -> Size:
     raise UserError(f'{trained.path}: the size of its images is unknown: give --image-size')
 
 
-def any_size(trained: TrainedModel) -> Size:
+def arbitrary_size(trained: TrainedModel) -> Size:
     """A size for a model whose parameters do not depend on it.
 
     Raises:

@@ -29,12 +29,7 @@ from vit_jax.config.origin import POSEMBS, require_allowed
 from vit_jax.data import batches, vocabulary
 from vit_jax.data.transforms import only_text_transforms, without_annotations
 from vit_jax.errors import UserError, check_choice
-from vit_jax.inference.images import (
-    any_size,
-    example_spec,
-    input_size,
-    own_normalization,
-)
+from vit_jax.inference.images import arbitrary_size, example_spec, input_size, own_normalization
 from vit_jax.interop import adapt, preprocessing
 from vit_jax.interop.trained import Size, TrainedModel
 from vit_jax.runtime import target
@@ -281,7 +276,7 @@ def adapt_model(
     if num_classes is not None:
         trained = trained.with_groups(model={**trained.model_config, 'num_classes': num_classes})
     wanted = image_size or trained.prepared_size
-    size = wanted or trained.image_size or any_size(trained)
+    size = wanted or trained.image_size or arbitrary_size(trained)
     spec = example_spec(trained, size)
 
     def init() -> PyTree:

@@ -19,7 +19,7 @@ from vit_jax.inference.load import Path, open_model
 from vit_jax.interop.trained import Size, TrainedModel
 from vit_jax.nn.maps import AttentionMap, ParameterPictures
 from vit_jax.runtime import target
-from vit_jax.viz.attention_pictures import begins
+from vit_jax.viz.attention_pictures import matches_start
 from vit_jax.viz.photo import Photo
 
 Example = Mapping[str, np.ndarray]  # the arrays of one example
@@ -157,7 +157,7 @@ def parameter_pictures(run: TrainedModel, pattern: str) -> list[ParameterPicture
     found = run.model.parameter_pictures(run.params, run.image_size)
     if not found:
         raise UserError(f'model {run.config.model.name!r} has no parameters to draw')
-    chosen = [p for p in found if begins(pattern, p.name)]
+    chosen = [p for p in found if matches_start(pattern, p.name)]
     if not chosen:
         raise UserError(nearest('parameter', pattern, {p.name for p in found}))
     return chosen

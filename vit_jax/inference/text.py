@@ -20,7 +20,7 @@ from vit_jax.interop.trained import TrainedModel
 from vit_jax.ops.search import Search, decode
 from vit_jax.runtime import target
 
-WINDOW = 4096  # sentences that are sorted by their lengths together
+SORT_WINDOW = 4096  # sentences that are sorted by their lengths together
 
 
 class Sentence(NamedTuple):
@@ -139,9 +139,9 @@ class Translator:
 
         They come in the order of the sentences, which are batched by length within a window.
         """
-        for first in range(0, len(sentences), WINDOW):
+        for first in range(0, len(sentences), SORT_WINDOW):
             found: dict[int, list[Translation]] = {}
-            window = range(first, min(first + WINDOW, len(sentences)))
+            window = range(first, min(first + SORT_WINDOW, len(sentences)))
             for length, numbers, rows in self.batches(sentences, window):
                 found.update(self._translate(sentences, length, numbers, rows))
             yield from (found.get(number, []) for number in window)
@@ -187,7 +187,9 @@ class Translator:
         return target.compiled(translate)
 
 
-def own_translation(run: TrainedModel, reader: SentenceReader, source: np.ndarray) -> np.ndarray:
+def default_translation(
+    run: TrainedModel, reader: SentenceReader, source: np.ndarray
+) -> np.ndarray:
     """The ids [m] of a run's own translation of a source [n], by the search of its task."""
     translate = Translator(run, reader, run.task.decoding)
     (found,) = translate([Sentence(source, '')])

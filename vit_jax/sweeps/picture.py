@@ -340,7 +340,7 @@ def read_curves(study: Study, shown: Dimensions) -> dict[Any, dict[Any, Curve]]:
 def _draw_curves(
     study: Study, shown: Dimensions, found: Mapping[Any, Mapping[Any, Curve]]
 ) -> Figure:
-    figure = figures.new((4.8 * len(found) + 0.4, 4.0))
+    figure = figures.new_figure((4.8 * len(found) + 0.4, 4.0))
     panels = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
     for axes, (value, curves) in zip(panels, found.items(), strict=True):
         figures.style(axes, study.name if shown.panel is None else shorten(value))

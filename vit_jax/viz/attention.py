@@ -75,12 +75,12 @@ def heat_map(
     if query is None:
         rows = attention[..., 0, :] if first else attention.mean(axis=-2)
     else:
-        rows = attention[..., first + _place(query, query_grid), :]
+        rows = attention[..., first + _query_index(query, query_grid), :]
     patches = rows[..., rows.shape[-1] - height * width :]
     return patches.reshape(*rows.shape[:-1], height, width)
 
 
-def _place(query: Grid, grid: Grid) -> int:
+def _query_index(query: Grid, grid: Grid) -> int:
     """The index of a query in its grid."""
     inside = len(query) == len(grid) and all(0 <= q < n for q, n in zip(query, grid, strict=True))
     if not inside:
@@ -110,7 +110,7 @@ def _overlays(
     image: UInt8[np.ndarray, 'Y X 3'], maps: Mapping[str, Float[np.ndarray, 'h w']]
 ) -> dict[str, np.ndarray]:
     """Small pictures of maps, over an image reduced to the pixels that can be seen."""
-    factor = max(1, min(image.shape[:2]) * columns_of(len(maps), 3) // WIDTH)
+    factor = max(1, min(image.shape[:2]) * choose_columns(len(maps), 3) // WIDTH)
     small = np.asarray(Image.fromarray(image).reduce(factor))
     return {name: overlay(small, heat) for name, heat in maps.items()}
 
@@ -144,7 +144,7 @@ def draw_layers(
     Raises:
       UserError: if the model has no such layer, or the grid no such query.
     """
-    chosen = number_of_layer(len(weights), layer)
+    chosen = layer_index(len(weights), layer)
     layers = heat_map(weights.mean(axis=1), query_grid, key_grid, query)
     large = {'input': image, f'layer {chosen}, mean of heads': overlay(image, layers[chosen])}
     if to_itself and query_grid == key_grid and weights.shape[-1] == weights.shape[-2]:
@@ -157,8 +157,8 @@ def draw_layers(
         heading = 'Layers, mean of heads (each map is scaled to its own maximum)'
         each = {f'layer {i}': heat for i, heat in enumerate(layers)}
         sections = {heading: _overlays(image, each), **sections}
-    marker = _marker(image, query_grid, query)
-    return _lay_out(title, large, sections, marker, seen)
+    marker = _query_frame(image, query_grid, query)
+    return _draw_page(title, large, sections, marker, seen)
 
 
 def draw_queries(
@@ -194,7 +194,7 @@ def draw_queries(
     names = dict.fromkeys(range(len(maps)), '') if names is None else names
     each = {f'query {i}: {name}' if name else f'query {i}': maps[i] for i, name in names.items()}
     heading = f'Queries of {words} (each map is scaled to its own maximum)'
-    return _lay_out(title, large, {heading: _overlays(image, each)}, None, seen)
+    return _draw_page(title, large, {heading: _overlays(image, each)}, None, seen)
 
 
 def layer_weights(
@@ -211,7 +211,7 @@ def layer_weights(
       UserError: if there is no such layer or head.
     """
     depth, heads = weights.shape[:2]
-    name = f'layer {number_of_layer(depth, layer)}'
+    name = f'layer {layer_index(depth, layer)}'
     if head is None:
         words = '' if heads == 1 else f', mean of {heads} heads'
         return weights[layer].mean(axis=0), name + words
@@ -220,14 +220,14 @@ def layer_weights(
     return weights[layer, head], f'{name}, head {head}'
 
 
-def number_of_layer(depth: int, layer: int) -> int:
+def layer_index(depth: int, layer: int) -> int:
     """The index of a layer from 0; raise UserError if the model has no such layer."""
     if not -depth <= layer < depth:
         raise UserError(f'there is no layer {layer}: the model has {depth}, 0 to {depth - 1}')
     return layer % depth
 
 
-def _lay_out(
+def _draw_page(
     title: str,
     large: dict[str, np.ndarray],
     sections: dict[str, dict[str, np.ndarray]],
@@ -236,33 +236,35 @@ def _lay_out(
 ) -> Figure:
     """Large pictures with a color bar above sections of small ones."""
     whole = large['input'].shape
-    large, *others = (_cut(pictures, whole, seen) for pictures in (large, *sections.values()))
+    large, *others = (
+        _crop_padding(pictures, whole, seen) for pictures in (large, *sections.values())
+    )
     sections = dict(zip(sections, others, strict=True))
     inches, across = 9.0, len(large)
-    columns = [columns_of(len(section), across + 1) for section in sections.values()]
+    columns = [choose_columns(len(section), across + 1) for section in sections.values()]
     tall = large['input'].shape[0] / large['input'].shape[1]
     counts = map(len, sections.values())
     rows = [1] + [-(-count // n) for count, n in zip(counts, columns, strict=True)]
     sides = [inches / n for n in (across, *columns)]
     heights = [n * (side * tall + 0.2) + 0.35 for n, side in zip(rows, sides, strict=True)]
-    figure = figures.new((inches, sum(heights)))
+    figure = figures.new_figure((inches, sum(heights)))
     spec = figure.add_gridspec(len(rows), 1, height_ratios=heights)
     parts = [figure.add_subfigure(spec[i]) for i in range(len(rows))]
-    _section(parts[0], title, large, 1, across, 10)
+    _draw_section(parts[0], title, large, 1, across, 10)
     if marker is not None:
         parts[0].axes[0].add_patch(marker)
     for i, (heading, pictures) in enumerate(sections.items()):
-        _section(parts[i + 1], heading, pictures, rows[i + 1], columns[i], 8)
-    _add_bar(parts[0])
+        _draw_section(parts[i + 1], heading, pictures, rows[i + 1], columns[i], 8)
+    _add_color_bar(parts[0])
     return figure
 
 
-def columns_of(count: int, least: int) -> int:
+def choose_columns(count: int, least: int) -> int:
     """The number of columns, at least `least`, that leaves few places empty."""
     return max(count, least) if count <= 6 else min((6, 8, 5, 4), key=lambda n: -count % n)
 
 
-def _add_bar(part: SubFigure) -> None:
+def _add_color_bar(part: SubFigure) -> None:
     """Draw the color bar beside the large pictures."""
     from matplotlib.cm import ScalarMappable
 
@@ -273,7 +275,7 @@ def _add_bar(part: SubFigure) -> None:
     bar.outline.set_visible(False)
 
 
-def _cut(
+def _crop_padding(
     pictures: dict[str, np.ndarray], whole: tuple[int, ...], seen: tuple[int, int] | None
 ) -> dict[str, np.ndarray]:
     """Crop pictures of one scene to its part without padding in a picture of shape `whole`."""
@@ -286,7 +288,7 @@ def _cut(
     }
 
 
-def _section(
+def _draw_section(
     part: SubFigure,
     heading: str,
     pictures: dict[str, np.ndarray],
@@ -299,7 +301,7 @@ def _section(
         figures.show_image(part.add_subplot(rows, columns, i + 1), picture, name, size)
 
 
-def _marker(image: np.ndarray, grid: Grid, query: Grid | None) -> Rectangle | None:
+def _query_frame(image: np.ndarray, grid: Grid, query: Grid | None) -> Rectangle | None:
     """A frame around the patch of the query."""
     if query is None or len(grid) != 2:
         return None

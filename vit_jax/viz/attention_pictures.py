@@ -22,7 +22,7 @@ SIDE = 448  # pixels of the shorter side of a picture, at least
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class MapSelection:
     """A choice of the maps of a model.
 
     Attributes:
@@ -57,7 +57,7 @@ def draw_on_photo(
     maps: Sequence[AttentionMap],
     viz: Viewer,
     context: Context,
-    choice: Choice = Choice(),
+    choice: MapSelection = MapSelection(),
 ) -> tuple[Figure, str]:
     """A picture of the attention to an image, and a caption.
 
@@ -73,7 +73,7 @@ def draw_on_photo(
       UserError: if there is no such map, layer, head or query, or it does not look at the image.
     """
     stack = choose_stack(maps, choice.stack)
-    weights, last = stacked(stack), stack[-1]
+    weights, last = stack_weights(stack), stack[-1]
     if len(last.key_grid) != 2:
         raise UserError(f'{last.name} does not look at the image: choose another with --map')
     view, note = photo.view(SIDE), photo.note
@@ -122,7 +122,7 @@ def draw_between_sentences(
     maps: Sequence[AttentionMap],
     vocab: Vocabulary,
     name: str,
-    choice: Choice = Choice(),
+    choice: MapSelection = MapSelection(),
 ) -> tuple[Figure, str]:
     """A picture of the attention between two sentences or within one, and a caption.
 
@@ -138,11 +138,11 @@ def draw_between_sentences(
       UserError: if there is no such map, layer or head.
     """
     stack = choose_stack(maps, choice.stack)
-    weights = stacked(stack)
+    weights = stack_weights(stack)
     chosen, words = attention.layer_weights(weights, choice.layer, choice.head)
     (who, rows), (whom, columns) = sentence_axes(stack[-1], source, target)
     kind = 'self-attention' if whom.startswith(who) else 'attention'
-    figure = alignment.draw(
+    figure = alignment.draw_token_map(
         chosen,
         vocab.pieces(rows),
         vocab.pieces(columns),
@@ -165,7 +165,7 @@ def choose_stack(maps: Sequence[AttentionMap], pattern: str = '') -> list[Attent
     Raises:
       UserError: if no name begins so.
     """
-    chosen = [m for m in maps if begins(pattern, m.name)]
+    chosen = [m for m in maps if matches_start(pattern, m.name)]
     if not chosen:
         raise UserError(nearest('attention map', pattern, {stack_name(m) for m in maps}))
     last = chosen[-1]
@@ -173,7 +173,7 @@ def choose_stack(maps: Sequence[AttentionMap], pattern: str = '') -> list[Attent
     return [m for m in chosen if (stack_name(m), *m[2:]) == alike]
 
 
-def begins(pattern: str, name: str) -> bool:
+def matches_start(pattern: str, name: str) -> bool:
     """Whether a name begins with a regular expression; raise UserError if that is invalid."""
     try:
         return re.match(pattern, name) is not None
@@ -186,7 +186,7 @@ def stack_name(attention_map: AttentionMap) -> str:
     return re.sub(r'_\d+(?=/|$)', '', attention_map.name)
 
 
-def stacked(maps: Sequence[AttentionMap]) -> np.ndarray:
+def stack_weights(maps: Sequence[AttentionMap]) -> np.ndarray:
     """The weights [L H Q K] of a stack for the first example of the batch."""
     return np.stack([np.asarray(m.weights)[0] for m in maps])
 
@@ -208,8 +208,8 @@ def sentence_axes(
     return ('target', target), ('target before', np.append(np.int32(BOS), target[:-1]))
 
 
-_WIDTH, _MOST_COLUMNS = 9.0, 12  # inches; pictures side by side
-_HEADING = 0.35  # inches
+PAGE_WIDTH, MAX_COLUMNS = 9.0, 12  # inches; pictures side by side
+HEADING = 0.35  # inches
 
 
 def draw_parameters(
@@ -229,16 +229,16 @@ def draw_parameters(
       UserError: if a parameter has no such picture.
     """
     if only is not None:
-        parameters = [_one(p, only) for p in parameters]
-    columns = [p.columns or min(len(p.pictures), _MOST_COLUMNS) for p in parameters]
+        parameters = [_single_picture(p, only) for p in parameters]
+    columns = [p.columns or min(len(p.pictures), MAX_COLUMNS) for p in parameters]
     rows = [-(-len(p.pictures) // n) for p, n in zip(parameters, columns, strict=True)]
     # A few pictures do not fill the page.
     least = min(max(*columns, 3), 4)
-    width, across = _WIDTH * least / 4, [max(n, least) for n in columns]
-    heights = [n * width / m + _HEADING for n, m in zip(rows, across, strict=True)]
+    width, across = PAGE_WIDTH * least / 4, [max(n, least) for n in columns]
+    heights = [n * width / m + HEADING for n, m in zip(rows, across, strict=True)]
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, sum(heights) + _HEADING), layout='constrained')
+    figure = Figure(figsize=(width, sum(heights) + HEADING), layout='constrained')
     figure.suptitle(title, x=0.01, ha='left', fontsize=11, fontweight='bold', color=figures.INK)
     spec = figure.add_gridspec(len(rows), 1, height_ratios=heights)
     for i, parameter in enumerate(parameters):
@@ -247,7 +247,7 @@ def draw_parameters(
     return figure
 
 
-def _one(parameter: ParameterPictures, number: int) -> ParameterPictures:
+def _single_picture(parameter: ParameterPictures, number: int) -> ParameterPictures:
     count = len(parameter.pictures)
     if not 0 <= number < count:
         raise UserError(

@@ -15,9 +15,9 @@ from vit_jax.viz import figures
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ACROSS = 8  # at most, images in a row
+MAX_ACROSS = 8  # at most, images in a row
 SIDE = 1.9  # inches of an image
-LEAST = 128  # pixels of the shorter side of a picture in a row
+MIN_PIXELS = 128  # pixels of the shorter side of a picture in a row
 LINE = 0.3  # inches of a line of text
 Panels = list[tuple[str, UInt8[np.ndarray, '_ _ C']]]  # pictures with titles
 
@@ -28,12 +28,12 @@ def draw_images(images: Sequence[np.ndarray], captions: Sequence[str]) -> Figure
     The frames of a clip or the views of an image, [T H W C], are shown side by side.
     """
     images = [np.concatenate(list(image.reshape(-1, *image.shape[-3:])), 1) for image in images]
-    down = math.ceil(len(images) / ACROSS)
+    down = math.ceil(len(images) / MAX_ACROSS)
     across = math.ceil(len(images) / down)
     tall = max(image.shape[0] / image.shape[1] for image in images)
     lines = 1 + max(caption.count('\n') for caption in captions)
     size = (SIDE * across, (SIDE * tall + LINE * lines) * down)
-    figure = figures.new(size)
+    figure = figures.new_figure(size)
     grid = figure.subplots(down, across, squeeze=False).flat
     for axes, image, caption in zip(grid, images, captions, strict=False):
         figures.show_image(axes, figures.as_picture(image), caption)
@@ -52,13 +52,13 @@ def draw_rows(rows: Sequence[Panels], names: Sequence[str], side: float = SIDE) 
     """
     columns = max(map(len, rows))
     heights = [side * row[0][1].shape[0] / row[0][1].shape[1] + LINE for row in rows]
-    figure = figures.new((side * columns, sum(heights)))
+    figure = figures.new_figure((side * columns, sum(heights)))
     grid = figure.subplots(
         len(rows), columns, squeeze=False, gridspec_kw={'height_ratios': heights}
     )
     for line, row, name in zip(grid, rows, names, strict=True):
         for i, (axes, (title, picture)) in enumerate(zip(line, row, strict=False)):
-            shown = figures.as_picture(picture, LEAST)
+            shown = figures.as_picture(picture, MIN_PIXELS)
             figures.show_image(axes, shown, title if i else f'{name}: {title}')
         for axes in line[len(row) :]:
             axes.set_axis_off()
@@ -68,7 +68,7 @@ def draw_rows(rows: Sequence[Panels], names: Sequence[str], side: float = SIDE) 
 def draw_texts(texts: Sequence[Mapping[str, str]]) -> Figure:
     """Draw a table of sentences, {side: text} for each example."""
     names = list(texts[0])
-    figure = figures.new((6.5 * len(names), LINE * (len(texts) + 2)))
+    figure = figures.new_figure((6.5 * len(names), LINE * (len(texts) + 2)))
     axes = figure.add_subplot()
     axes.set(xlim=(0, len(names)), ylim=(len(texts) + 0.5, -1.5))
     axes.set_axis_off()

@@ -18,7 +18,7 @@ from vit_jax.storage.times import Account
 from vit_jax.viz import figures
 
 GIB = 2**30
-PARTS = 14  # of the time; the others are one bar
+MAX_PARTS = 14  # of the time; the others are one bar
 
 
 def draw_chip_costs(
@@ -40,23 +40,23 @@ def draw_chip_costs(
     figure = Figure(figsize=(11, 4.8), layout='constrained')
     figure.suptitle(title, x=0.01, ha='left', fontsize=10, color=figures.FAINT)
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.3))
-    _bars(left, {k: v / GIB for k, v in memory.items()}, figures.COLORS[0])
+    _draw_bars(left, {k: v / GIB for k, v in memory.items()}, figures.COLORS[0])
     used = sum(memory.values())
     figures.style(left, f'memory of a chip: {used / GIB:.3g} of {usable / GIB:.3g} GiB')
     items = list(seconds.items())
-    shown = dict(items[:PARTS])
-    if rest := sum(value for _, value in items[PARTS:]):
+    shown = dict(items[:MAX_PARTS])
+    if rest := sum(value for _, value in items[MAX_PARTS:]):
         shown['all others'] = rest
     colors = [figures.COLORS[2]] * len(shown)
     if beside:
         shown['copies meanwhile'] = beside
         colors.append(figures.GRID)
-    _bars(right, {k: 1e3 * v for k, v in shown.items()}, colors)
+    _draw_bars(right, {k: 1e3 * v for k, v in shown.items()}, colors)
     figures.style(right, 'least milliseconds of a step')
     return figure
 
 
-def _bars(axes: Axes, values: Mapping[str, float], color: str | Sequence[str]) -> None:
+def _draw_bars(axes: Axes, values: Mapping[str, float], color: str | Sequence[str]) -> None:
     names = list(values)
     bars = axes.barh(names, [values[name] for name in names], color=color, height=0.7)
     axes.bar_label(bars, [f'{values[name]:.3g}' for name in names], padding=3, fontsize=8)
@@ -87,11 +87,11 @@ class Change:
 
 def draw_coordinates(changes: Sequence[Change], steps: int) -> Figure:
     """Draw one panel a parametrization on the same axes, and a line for each layer."""
-    figure = figures.new((9.0, 4.0))
+    figure = figures.new_figure((9.0, 4.0))
     panels = figure.subplots(1, 2, sharey=True)
     low, high = min(c.rms for c in changes), max(c.rms for c in changes)
     for axes, name in zip(panels, TITLES, strict=True):
-        _panel(axes, [c for c in changes if c.parametrization == name], TITLES[name])
+        _draw_parametrization(axes, [c for c in changes if c.parametrization == name], TITLES[name])
         figures.log_ticks(axes.yaxis, low, high, words='{:.2g}'.format)
     panels[0].set_ylabel(f'RMS change by {steps} steps', color=figures.INK)
     handles, labels = panels[0].get_legend_handles_labels()
@@ -99,7 +99,7 @@ def draw_coordinates(changes: Sequence[Change], steps: int) -> Figure:
     return figure
 
 
-def _panel(axes: Axes, changes: Sequence[Change], title: str) -> None:
+def _draw_parametrization(axes: Axes, changes: Sequence[Change], title: str) -> None:
     figures.style(axes, title)
     axes.set_xscale('log', base=2)
     axes.set_yscale('log')
@@ -114,7 +114,7 @@ def _panel(axes: Axes, changes: Sequence[Change], title: str) -> None:
 
 
 BINS = 240
-COLORS = {
+TIME_COLORS = {
     times.STEPS: '#149e78',
     times.DATA: '#c8961a',
     times.EVALUATION: '#2f6fde',
@@ -126,7 +126,7 @@ COLORS = {
     times.BETWEEN: '#e4e6eb',
     times.UNKNOWN: '#1f2430',
 }
-_UNITS = ((3 * 86400, 86400, 'days'), (3 * 3600, 3600, 'hours'), (300, 60, 'minutes'))
+TIME_UNITS = ((3 * 86400, 86400, 'days'), (3 * 3600, 3600, 'hours'), (300, 60, 'minutes'))
 
 
 def draw_goodput(accounts: Mapping[str, Account]) -> Figure:
@@ -137,12 +137,12 @@ def draw_goodput(accounts: Mapping[str, Account]) -> Figure:
         axes = figure.add_subplot(len(accounts), 1, i + 1)
         figures.style(axes, f'{name}: {account.goodput:.1%} steps')
         whole = max(account.wall, 1e-9)
-        scale, unit = next(((s, u) for least, s, u in _UNITS if whole >= least), (1, 'seconds'))
+        scale, unit = next(((s, u) for least, s, u in TIME_UNITS if whole >= least), (1, 'seconds'))
         edges = np.linspace(0, whole / scale, BINS + 1)
         bins = times.binned(account, BINS)
         total = np.array([max(sum(parts.values()), 1e-12) for parts in bins])
         below = np.zeros(BINS)
-        for part, color in COLORS.items():
+        for part, color in TIME_COLORS.items():
             share = np.array([parts.get(part, 0.0) for parts in bins]) / total
             if share.any():
                 drawn[part] = None
@@ -152,13 +152,15 @@ def draw_goodput(accounts: Mapping[str, Account]) -> Figure:
         axes.set_ylim(0, 1)
         axes.set_yticks([0, 0.5, 1], ['0 %', '50 %', '100 %'])
         axes.set_xlabel(unit, color=figures.FAINT, fontsize=9)
-    handles = [Patch(color=color, label=part) for part, color in COLORS.items() if part in drawn]
+    handles = [
+        Patch(color=color, label=part) for part, color in TIME_COLORS.items() if part in drawn
+    ]
     figure.legend(handles=handles, loc='outside lower center', ncols=5, fontsize=9, frameon=False)
     return figure
 
 
-NAMED = 40  # classes that have room for names
-NUMBERED = 15  # classes that have room for numbers in the cells
+MAX_NAMED = 40  # classes that have room for names
+MAX_NUMBERED = 15  # classes that have room for numbers in the cells
 SHARES = LinearSegmentedColormap.from_list('shares', ['white', figures.COLORS[0]])
 
 
@@ -180,12 +182,12 @@ def draw_confusion(matrix: Int[np.ndarray, 'C C'], names: Sequence[str], title: 
     axes.grid(visible=False)
     axes.set_xlabel('predicted', color=figures.FAINT)
     axes.set_ylabel('class', color=figures.FAINT)
-    if classes <= NAMED:
+    if classes <= MAX_NAMED:
         shown = [name if len(name) <= 18 else f'{name[:17]}…' for name in map(visible, names)]
         turned = max(map(len, shown)) > 3
         axes.set_xticks(range(classes), shown, rotation=90 if turned else 0)
         axes.set_yticks(range(classes), shown)
-    if classes <= NUMBERED:
+    if classes <= MAX_NUMBERED:
         for row, column in np.argwhere(matrix):
             color = 'white' if shares[row, column] > 0.6 else figures.INK
             text = f'{matrix[row, column]:,}'

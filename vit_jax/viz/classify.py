@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-ACROSS = 4  # at most, images in a row of the picture
+MAX_ACROSS = 4  # at most, images in a row of the picture
 WIDTH, LINE = 2.5, 0.2  # inches: of an image, and of a class below it
 
 
@@ -59,13 +59,13 @@ class Viz(base.Viz):
         listed = [
             self.rows(p, photo, context) for p, photo in zip(predictions, photos, strict=True)
         ]
-        lines = math.ceil(len(photos) / ACROSS)
+        lines = math.ceil(len(photos) / MAX_ACROSS)
         columns = math.ceil(len(photos) / lines)
         tall = max(photo.image.shape[0] / photo.image.shape[1] for photo in photos)
         room = max(map(len, listed))
         heights = [WIDTH * tall + 0.3, LINE * (room + 1)] * lines
         layout = ConstrainedLayoutEngine(h_pad=0.02, hspace=0)
-        figure = figures.new((WIDTH * columns, sum(heights)), layout)
+        figure = figures.new_figure((WIDTH * columns, sum(heights)), layout)
         grid = figure.add_gridspec(2 * lines, columns, height_ratios=heights)
         for i, (photo, classes) in enumerate(zip(photos, listed, strict=True)):
             line, column = divmod(i, columns)

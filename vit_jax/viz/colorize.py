@@ -43,11 +43,11 @@ class Viz(base.Viz):
 
     def image(self, prediction: Fields, photo: Photo, context: Context) -> Picture:
         """The file in color, as large as it is."""
-        return colored(prediction['ab'], photo)
+        return color_file(prediction['ab'], photo)
 
     def seen(self, picture: Picture) -> Picture:
         """The gray image that the model gets."""
-        return gray(picture)
+        return to_gray(picture)
 
     def panels(self, prediction: Fields, photo: Photo) -> Panels:
         """The gray and the colored image, and the original if it has colors."""
@@ -58,7 +58,7 @@ def _colorfulness(image: Picture) -> float:
     return float(colors.colorfulness(jnp.asarray(image / 255.0, jnp.float32)))
 
 
-def colored(ab: Float[np.ndarray, 'H W 2'], photo: Photo) -> Picture:
+def color_file(ab: Float[np.ndarray, 'H W 2'], photo: Photo) -> Picture:
     """The file in color: its own luminance in every pixel, and the colors enlarged."""
     height, width = photo.original.shape[:2]
     channels = (Image.fromarray(ab[..., i].astype(np.float32)) for i in range(2))
@@ -92,13 +92,13 @@ def _rgb(image: UInt8[np.ndarray, 'Y X C']) -> Picture:
 def panels(ab: Float[np.ndarray, 'H W 2'], photo: Photo) -> list[Picture]:
     """The gray, the colored and, if in color, the original image, reduced to the picture's size."""
     original = _rgb(photo.original)
-    made = [_thumbnail(colored(ab, photo))]
+    made = [_thumbnail(color_file(ab, photo))]
     if figures.has_colors(original):
         made.append(_thumbnail(original))
-    return [gray(_thumbnail(original)), *made]
+    return [to_gray(_thumbnail(original)), *made]
 
 
-def gray(picture: Picture) -> Picture:
+def to_gray(picture: Picture) -> Picture:
     """The gray image that the model gets."""
     return _rgb(np.round(np.asarray(_gray(picture)) * 255).astype(np.uint8))
 

@@ -36,18 +36,18 @@ class Viz(base.Viz):
 
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
         """See `table`."""
-        return table(prediction['samples'], prediction['bits_per_dim'], photo)
+        return sample_rows(prediction['samples'], prediction['bits_per_dim'], photo)
 
     def seen(self, picture: base.Picture) -> base.Picture:
         """The gray image that the model gets."""
-        return seen(picture)
+        return to_gray(picture)
 
     def panels(self, prediction: Fields, photo: Photo) -> Panels:
         """See `shown`."""
-        return shown(photo, prediction['samples'])
+        return sample_panels(photo, prediction['samples'])
 
 
-def table(
+def sample_rows(
     samples: UInt8[np.ndarray, 'S H W 3'], bits: Float[np.ndarray, 'S'], photo: Photo
 ) -> list[dict[str, Any]]:
     """The bits of a pixel's coarse color in each sample, and the sample's PSNR in dB to the
@@ -67,21 +67,21 @@ def psnr(image: UInt8[np.ndarray, 'H W 3'], photo: Photo) -> float | None:
     return float(10 * np.log10(255**2 / max(error, 1e-6)))
 
 
-def seen(image: UInt8[np.ndarray, 'H W C']) -> UInt8[np.ndarray, 'H W 3']:
+def to_gray(image: UInt8[np.ndarray, 'H W C']) -> UInt8[np.ndarray, 'H W 3']:
     """The gray image that the model gets."""
     gray = to_luma(jnp.asarray(np.broadcast_to(image, (*image.shape[:2], 3))))
     return np.asarray(gray)[..., None].repeat(3, axis=-1)
 
 
-def shown(photo: Photo, samples: UInt8[np.ndarray, 'S H W 3']) -> Panels:
+def sample_panels(photo: Photo, samples: UInt8[np.ndarray, 'S H W 3']) -> Panels:
     """The gray image, its samples, and the original where it has colors."""
     numbered = [(f'sample {i}', sample) for i, sample in enumerate(samples)]
-    pictures = [('gray', seen(photo.image)), *numbered]
+    pictures = [('gray', to_gray(photo.image)), *numbered]
     original = [('original', photo.image)] if figures.has_colors(photo.image) else []
     return pictures + original
 
 
-def over_file(photo: Photo, samples: UInt8[np.ndarray, 'S H W 3']) -> Panels:
+def file_panels(photo: Photo, samples: UInt8[np.ndarray, 'S H W 3']) -> Panels:
     """The file in gray, with the colors of each sample on its own luminance, and the original."""
     each = [colorize.panels(ab(sample), photo) for sample in samples]
     gray, _, *original = each[0]
@@ -89,9 +89,9 @@ def over_file(photo: Photo, samples: UInt8[np.ndarray, 'S H W 3']) -> Panels:
     return [('gray', gray), *numbered, *(('original', picture) for picture in original)]
 
 
-def on_file(photo: Photo, sample: UInt8[np.ndarray, 'H W 3']) -> UInt8[np.ndarray, 'Y X 3']:
+def color_file(photo: Photo, sample: UInt8[np.ndarray, 'H W 3']) -> UInt8[np.ndarray, 'Y X 3']:
     """The colors of a sample on the luminance of the file, as large as it is."""
-    return colorize.colored(ab(sample), photo)
+    return colorize.color_file(ab(sample), photo)
 
 
 def ab(image: UInt8[np.ndarray, 'H W 3']) -> Float[np.ndarray, 'H W 2']:

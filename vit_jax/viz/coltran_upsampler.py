@@ -6,7 +6,7 @@ from typing import Any
 
 from vit_jax.viz import base, figures
 from vit_jax.viz.batch import Panels
-from vit_jax.viz.coltran import psnr, seen
+from vit_jax.viz.coltran import psnr, to_gray
 from vit_jax.viz.photo import Context, Fields, Photo
 
 
@@ -24,7 +24,7 @@ class Viz(base.Viz):
 
     def panels(self, prediction: Fields, photo: Photo) -> Panels:
         """The gray, the coarse and the upsampled image, and the original if it has colors."""
-        shown = [('gray', seen(photo.image)), ('coarse', prediction['coarse'])]
+        shown = [('gray', to_gray(photo.image)), ('coarse', prediction['coarse'])]
         shown.append(('upsampled', prediction['image']))
         original = [('original', photo.image)] if figures.has_colors(photo.image) else []
         return shown + original

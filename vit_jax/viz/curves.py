@@ -19,7 +19,7 @@ from vit_jax.viz import figures
 FIRST = ('loss', 'accuracy', 'lr', 'images_per_sec', 'tokens_per_sec')
 MIXES = ('mixup', 'cutmix')  # keys of `config.task`: training images are two in one
 MAX_PANELS = 9
-_SMOOTH_FROM = 60  # points; shorter curves are not smoothed
+SMOOTH_FROM = 60  # points; shorter curves are not smoothed
 
 
 def panels(series: Mapping[str, Series]) -> dict[str, list[str]]:
@@ -108,7 +108,7 @@ def draw(
 def _draw_line(axes: Axes, series: Series, color: str, label: str, smooth: bool) -> None:
     steps, values = series
     line = values
-    if smooth and len(values) >= _SMOOTH_FROM and np.isfinite(values).all():
+    if smooth and len(values) >= SMOOTH_FROM and np.isfinite(values).all():
         axes.plot(steps, values, color=color, linewidth=0.8, alpha=0.3)
         line = running_mean(values, len(values) // 60)
     axes.plot(

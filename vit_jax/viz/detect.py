@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-ACROSS = 3  # at most, images in a row of the picture
+MAX_ACROSS = 3  # at most, images in a row of the picture
 WIDTH = 5.0  # inches of an image
 THRESHOLD = 0.7  # least score of an object that is shown
 
@@ -36,7 +36,7 @@ class Viz(base.Viz):
         """Add the least score of an object or a segment that is shown."""
         parser.add_argument(
             '--threshold',
-            type=read_threshold,
+            type=parse_threshold,
             default=self.threshold,
             metavar='P',
             help='least score of what is shown',
@@ -62,7 +62,7 @@ class Viz(base.Viz):
             for label, score, box in zip(
                 prediction['labels'][kept],
                 prediction['scores'][kept],
-                boxes_of_file(prediction['boxes'][kept], photo),
+                to_file_boxes(prediction['boxes'][kept], photo),
                 strict=True,
             )
         ]
@@ -98,7 +98,9 @@ class Viz(base.Viz):
             classes = prediction['labels'][self._shown(prediction, context)].tolist()
             found = [
                 Object(
-                    tuple(row['bbox']), f'{row["class"]} {row["score"]:.2f}', photo_lib.color(label)
+                    tuple(row['bbox']),
+                    f'{row["class"]} {row["score"]:.2f}',
+                    photo_lib.class_color(label),
                 )
                 for row, label in zip(rows, classes, strict=True)
             ]
@@ -119,13 +121,13 @@ class Viz(base.Viz):
         corners = fields['boxes'][real] * (size[0] / fields['image'].shape[0])
         boxes = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1)
         found = [
-            Object(tuple(box), context.class_name(label), photo_lib.color(label))
+            Object(tuple(box), context.class_name(label), photo_lib.class_color(label))
             for box, label in zip(boxes.tolist(), fields['labels'][real].tolist(), strict=True)
         ]
-        draw_objects(axes, size, found, size[1] / batch.SIDE, photo_lib.SMALL, line=1.2)
+        draw_objects(axes, size, found, size[1] / batch.SIDE, photo_lib.SMALL_LABEL_SIZE, line=1.2)
 
 
-def read_threshold(text: str) -> float:
+def parse_threshold(text: str) -> float:
     """The value of `--threshold`; raises UserError unless it is a number in [0, 1)."""
     try:
         value = float(text)
@@ -150,7 +152,7 @@ class Object(NamedTuple):
     color: photo_lib.Color
 
 
-def boxes_of_file(boxes: Float[np.ndarray, 'N 4'], photo: Photo) -> Float[np.ndarray, 'N 4']:
+def to_file_boxes(boxes: Float[np.ndarray, 'N 4'], photo: Photo) -> Float[np.ndarray, 'N 4']:
     """Convert boxes by corners, in shares of the model's image, to (x, y, width, height) in pixels
     of the file, clipped to it.
     """
@@ -162,11 +164,11 @@ def boxes_of_file(boxes: Float[np.ndarray, 'N 4'], photo: Photo) -> Float[np.nda
 
 def image_grid(photos: Sequence[Photo]) -> tuple[Figure, list[Axes]]:
     """A figure with a place for each file."""
-    lines = math.ceil(len(photos) / ACROSS)
+    lines = math.ceil(len(photos) / MAX_ACROSS)
     columns = math.ceil(len(photos) / lines)
     tall = max(photo.original.shape[0] / photo.original.shape[1] for photo in photos)
     size = (WIDTH * columns, (WIDTH * tall + 0.3) * lines)
-    figure = figures.new(size)
+    figure = figures.new_figure(size)
     return figure, [figure.add_subplot(lines, columns, i + 1) for i in range(len(photos))]
 
 
@@ -175,7 +177,7 @@ def draw_objects(
     size: tuple[float, float],
     objects: Sequence[Object],
     inch: float,
-    points: float = photo_lib.SIZE,
+    points: float = photo_lib.LABEL_SIZE,
     line: float = 1.6,
 ) -> None:
     """Draw frames with white borders, visible on any background, and labels that hide neither each
@@ -200,9 +202,9 @@ def draw_objects(
             frame: dict[str, Any] = {'fill': False, 'linewidth': thick, 'edgecolor': edge}
             axes.add_patch(Rectangle((x, y), width, height, **frame))
         fits = width >= photo_lib.label_size(name, inch, points)[0]
-        letters = points if fits else min(points, photo_lib.SMALL)
-        place = photo_lib.find_place(
+        letters = points if fits else min(points, photo_lib.SMALL_LABEL_SIZE)
+        place = photo_lib.find_label_box(
             box, photo_lib.label_size(name, inch, letters), size, taken, boxes
         )
         taken.append(place)
-        photo_lib.write(axes, place, name, tint, inch, letters)
+        photo_lib.write_label(axes, place, name, tint, inch, letters)

@@ -38,7 +38,7 @@ def style(axes: Axes, title: str, size: float = 11) -> None:
     axes.tick_params(colors=FAINT, labelsize=9, length=0)
 
 
-def new(size: tuple[float, float], layout: Any = 'constrained') -> Figure:
+def new_figure(size: tuple[float, float], layout: Any = 'constrained') -> Figure:
     """An empty figure, its width and height in inches; Matplotlib is imported for it."""
     from matplotlib.figure import Figure
 
@@ -120,7 +120,7 @@ def set_formula(text: Text) -> None:
     _formulas.add(text)
 
 
-def _take_literally(figure: Figure) -> None:
+def _draw_literally(figure: Figure) -> None:
     """Draw names of classes, files and runs without TeX and control characters."""
     from matplotlib.text import Text
 
@@ -133,7 +133,7 @@ def pixels(figure: Figure, dpi: int = 100) -> UInt8[np.ndarray, 'Y X 3']:
     """Render a figure on white."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    _take_literally(figure)
+    _draw_literally(figure)
     figure.set(dpi=dpi, facecolor='white')
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
@@ -144,7 +144,7 @@ def svg(figure: Figure) -> bytes:
     """Render a figure as SVG without a background; the same figure has the same bytes."""
     import matplotlib
 
-    _take_literally(figure)
+    _draw_literally(figure)
     for axes in figure.axes:
         axes.set_facecolor('none')
     drawn = io.BytesIO()
@@ -161,7 +161,7 @@ def save(figure: Figure, path: str | paths.Path, dpi: int = 150) -> paths.Path:
     """
     path = paths.path(path)
     paths.make_folder(path.parent)
-    _take_literally(figure)
+    _draw_literally(figure)
     picture = io.BytesIO()
     kind = path.suffix.lower().removeprefix('.')
     figure.savefig(picture, format=kind, dpi=dpi, facecolor='white')
@@ -169,7 +169,7 @@ def save(figure: Figure, path: str | paths.Path, dpi: int = 150) -> paths.Path:
     return path
 
 
-WORDS = {
+METRIC_WORDS = {
     'ap': 'AP',
     'ap50': 'AP50',
     'ap75': 'AP75',
@@ -193,7 +193,9 @@ UNITS = ('accuracy', 'loss', 'perplexity', 'bleu', 'chrf', 'psnr', 'shot', 'ap',
 def metric_words(name: str) -> str:
     """`weight_decay` -> `Weight decay`, `images_per_sec` -> `Images/s`, `1_8` -> `1–8`."""
     text = re.sub(r'(?<=\d)_(?=\d)', '–', name).replace('_', ' ').strip()
-    text = ' '.join(WORDS.get(word.lower(), word) for word in text.split()).replace(' per ', '/')
+    text = ' '.join(METRIC_WORDS.get(word.lower(), word) for word in text.split()).replace(
+        ' per ', '/'
+    )
     return text if text[:3] in ('chr', 'kNN') else text[:1].upper() + text[1:]
 
 

@@ -150,23 +150,25 @@ class Context:
         return {name: self.vocab.decode(ids) for name, ids in rows.items()}
 
 
-SIZE = 8.0  # points of the labels' letters
-SMALL = 5.0  # of the letters of labels of objects narrower than their labels, and in small images
+LABEL_SIZE = 8.0  # points of the labels' letters
+SMALL_LABEL_SIZE = (
+    5.0  # of the letters of labels of objects narrower than their labels, and in small images
+)
 # The most luminance behind white letters: a contrast of 4.5, as W3C requires (WCAG 2.1, 1.4.3).
-LUMINANCE = 1.05 / 4.5 - 0.05
+MAX_LUMINANCE = 1.05 / 4.5 - 0.05
 GAMMA = 2.2
 
 Box = tuple[float, float, float, float]  # x, y, width, height
 Color = tuple[float, float, float]
 
 
-def label_size(text: str, inch: float, points: float = SIZE) -> tuple[float, float]:
+def label_size(text: str, inch: float, points: float = LABEL_SIZE) -> tuple[float, float]:
     """Width and height in pixels of a label in letters of this size, at `inch` pixels an inch."""
     return (0.6 * points * len(text) + 4) / 72 * inch, (1.25 * points + 3) / 72 * inch
 
 
-def write(
-    axes: Axes, place: Box, text: str, ground: Color, inch: float, points: float = SIZE
+def write_label(
+    axes: Axes, place: Box, text: str, ground: Color, inch: float, points: float = LABEL_SIZE
 ) -> None:
     """Write white letters on the color `ground`, in a place of `find_place`."""
     axes.text(
@@ -176,11 +178,11 @@ def write(
         va='center',
         fontsize=points,
         color='white',
-        bbox={'facecolor': ground, 'edgecolor': 'none', 'pad': 1.0 if points < SIZE else 1.5},
+        bbox={'facecolor': ground, 'edgecolor': 'none', 'pad': 1.0 if points < LABEL_SIZE else 1.5},
     )
 
 
-def find_place(
+def find_label_box(
     box: Box,
     room: tuple[float, float],
     size: tuple[float, float],
@@ -195,10 +197,10 @@ def find_place(
         labels = sum(overlap(place, other) / math.prod(room) for other in taken)
         return 4 * labels + sum(overlap(place, one) / max(math.prod(one[2:]), 1) for one in boxes)
 
-    return min(_places(box, room, size), key=clash)
+    return min(_label_boxes(box, room, size), key=clash)
 
 
-def _places(box: Box, room: tuple[float, float], size: tuple[float, float]) -> Iterator[Box]:
+def _label_boxes(box: Box, room: tuple[float, float], size: tuple[float, float]) -> Iterator[Box]:
     """Places around and in a box, moved into the image; the best ones first."""
     x, y, width, height = box
     wide, tall = room
@@ -216,11 +218,11 @@ def overlap(a: Box, b: Box) -> float:
     return max(0, sides[0]) * max(0, sides[1])
 
 
-def color(label: int) -> Color:
+def class_color(label: int) -> Color:
     """The color of a class: saturated, dark enough for white letters; neighbors differ most."""
     hue = (0.6 + label * (math.sqrt(5) - 1) / 2) % 1
     rgb = colorsys.hsv_to_rgb(hue, 0.85, 0.75)
-    share = min(1, LUMINANCE / luminance(rgb)) ** (1 / GAMMA)
+    share = min(1, MAX_LUMINANCE / luminance(rgb)) ** (1 / GAMMA)
     return rgb[0] * share, rgb[1] * share, rgb[2] * share
 
 

@@ -22,7 +22,7 @@ def find(task: str) -> Viz:
     Raises:
       UserError: if the module has no class `Viz`.
     """
-    return _made(module_path(task)) if _exists(task) else Viz()
+    return _make(module_path(task)) if _exists(task) else Viz()
 
 
 def require(task: str) -> Viz:
@@ -36,7 +36,7 @@ def require(task: str) -> Viz:
         raise UserError(
             f'what the task {task!r} predicts for images is not shown: there is no module {path!r}'
         )
-    return _made(path)
+    return _make(path)
 
 
 def module_path(task: str) -> str:
@@ -64,7 +64,7 @@ def _exists(task: str) -> bool:
         return False
 
 
-def _made(path: str) -> Viz:
+def _make(path: str) -> Viz:
     found = vars(importlib.import_module(path)).get('Viz')
     if not (isinstance(found, type) and issubclass(found, Viz)):
         raise UserError(

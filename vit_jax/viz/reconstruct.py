@@ -50,7 +50,7 @@ class Viz(base.Viz):
 
 def psnr(prediction: Fields, photo: Photo) -> float | None:
     """Peak signal to noise ratio over the hidden pixels, in dB; None if nothing is hidden."""
-    hidden = enlarged(prediction['mask'], photo)
+    hidden = enlarge_mask(prediction['mask'], photo)
     if not hidden.any():
         return None
     guess = np.clip(prediction['reconstruction'], 0, 1)
@@ -58,7 +58,7 @@ def psnr(prediction: Fields, photo: Photo) -> float | None:
     return math.inf if error == 0 else float(-10 * np.log10(error))
 
 
-def enlarged(mask: Float[np.ndarray, 'h w'], photo: Photo) -> Any:
+def enlarge_mask(mask: Float[np.ndarray, 'h w'], photo: Photo) -> Any:
     """The mask of patches enlarged to pixels, [H W]."""
     height, width = photo.image.shape[:2]
     return np.kron(mask, np.ones((height // mask.shape[0], width // mask.shape[1]))) > 0
@@ -75,7 +75,7 @@ def panels(prediction: Fields, photo: Photo) -> list[UInt8[np.ndarray, 'H W C']]
             f'{photo.path}: the transforms of this run make {photo.image.dtype} of images; '
             'pictures need the bytes, which the task normalizes by itself (value_range)'
         )
-    hidden = enlarged(prediction['mask'], photo)[..., None]
+    hidden = enlarge_mask(prediction['mask'], photo)[..., None]
     guess = np.round(np.clip(prediction['reconstruction'], 0, 1) * 255).astype(np.uint8)
     seen = np.where(hidden, np.uint8(GRAY), photo.image)
     return [photo.image, seen, guess, np.where(hidden, guess, photo.image)]

@@ -59,8 +59,10 @@ class Viz(detect.Viz):
             factor = len(picture) // len(numbers)
             numbers = numbers.repeat(factor, axis=0).repeat(factor, axis=1)
             classes = prediction['labels'][queries].tolist()
-            tints = [photo_lib.color(label) for label in classes]
-            figures.show_image(axes, painted(picture, numbers, tints), photo.path.name, size=9)
+            tints = [photo_lib.class_color(label) for label in classes]
+            figures.show_image(
+                axes, paint_segments(picture, numbers, tints), photo.path.name, size=9
+            )
             scored = zip(classes, prediction['scores'][queries], strict=True)
             names = [f'{context.class_name(label)} {score:.2f}' for label, score in scored]
             write_labels(axes, numbers, names, tints, numbers.shape[1] / detect.WIDTH)
@@ -73,11 +75,11 @@ class Viz(detect.Viz):
         factor = len(picture) // len(fields['segments'])
         numbers = fields['segments'].repeat(factor, axis=0).repeat(factor, axis=1)
         classes = fields['labels'][: numbers.max()].tolist()
-        tints = [photo_lib.color(label) for label in classes]
-        shown.set_data(painted(picture, numbers, tints))
+        tints = [photo_lib.class_color(label) for label in classes]
+        shown.set_data(paint_segments(picture, numbers, tints))
         names = [context.class_name(label) for label in classes]
         inch = numbers.shape[1] / batch.SIDE
-        write_labels(axes, numbers, names, tints, inch, photo_lib.SMALL)
+        write_labels(axes, numbers, names, tints, inch, photo_lib.SMALL_LABEL_SIZE)
 
 
 def segments(prediction: Fields, photo: Photo, context: Context) -> panoptic.Segments:
@@ -87,10 +89,10 @@ def segments(prediction: Fields, photo: Photo, context: Context) -> panoptic.Seg
       UserError: if a transform of the run does not track the positions of pixels.
     """
     least = context.flags.threshold
-    return panoptic.from_prediction(prediction, lambda x: on_file(x, photo), least)
+    return panoptic.from_prediction(prediction, lambda x: to_file_pixels(x, photo), least)
 
 
-def on_file(numbers: Int[np.ndarray, 'h w'], photo: Photo) -> Int[np.ndarray, 'Y X']:
+def to_file_pixels(numbers: Int[np.ndarray, 'h w'], photo: Photo) -> Int[np.ndarray, 'Y X']:
     """Map numbers of the model's pixels to those of the file; -1 outside of the model's view."""
     height, width = photo.original.shape[:2]
     y, x = np.mgrid[:height, :width] + 0.5
@@ -100,7 +102,7 @@ def on_file(numbers: Int[np.ndarray, 'h w'], photo: Photo) -> Int[np.ndarray, 'Y
     return np.where(inside, found, -1)
 
 
-def painted(
+def paint_segments(
     image: np.ndarray, numbers: Int[np.ndarray, 'Y X'], tints: Sequence[photo_lib.Color]
 ) -> np.ndarray:
     """The image under the colors of its segments, with white lines between them."""
@@ -116,7 +118,7 @@ def write_labels(
     names: Sequence[str],
     tints: Sequence[photo_lib.Color],
     inch: float,
-    points: float = photo_lib.SIZE,
+    points: float = photo_lib.LABEL_SIZE,
 ) -> None:
     """Label each segment where it is thickest, a small one beside it, without overlaps if there is
     room.
@@ -125,29 +127,29 @@ def write_labels(
     areas = np.bincount(numbers[numbers > 0], minlength=len(names) + 1)[1:]
     rooms = [photo_lib.label_size(name, inch, points) for name in names]
     small = {
-        i: bounds(numbers == i + 1)
+        i: bounding_box(numbers == i + 1)
         for i, room in enumerate(rooms)
         if 0 < areas[i] < 2 * math.prod(room)
     }
     for i in np.argsort(areas, kind='stable').tolist():
         if not areas[i]:
             continue
-        (wide, tall), (x, y) = rooms[i], middle(numbers == i + 1)
+        (wide, tall), (x, y) = rooms[i], thickest_point(numbers == i + 1)
         # The box is so large that the first place at one of its corners is around the middle.
         box = small.get(i, (x - wide / 2, y + tall / 2, wide, tall))
-        place = photo_lib.find_place(box, rooms[i], numbers.shape, taken, list(small.values()))
+        place = photo_lib.find_label_box(box, rooms[i], numbers.shape, taken, list(small.values()))
         taken.append(place)
-        photo_lib.write(axes, place, names[i], tints[i], inch, points)
+        photo_lib.write_label(axes, place, names[i], tints[i], inch, points)
 
 
-def bounds(mask: Bool[np.ndarray, 'Y X']) -> photo_lib.Box:
+def bounding_box(mask: Bool[np.ndarray, 'Y X']) -> photo_lib.Box:
     """The smallest box around a mask that is not empty."""
     y, x = np.nonzero(mask)
     left, top = float(x.min()), float(y.min())
     return left, top, float(x.max()) + 1 - left, float(y.max()) + 1 - top
 
 
-def middle(mask: Bool[np.ndarray, 'Y X']) -> tuple[int, int]:
+def thickest_point(mask: Bool[np.ndarray, 'Y X']) -> tuple[int, int]:
     """The pixel (x, y) that is farthest from the edge of a mask."""
     from scipy import ndimage
 
@@ -181,7 +183,7 @@ def _row(
         'kind': 'thing' if thing else 'stuff',
         'score': float(prediction['scores'][query]),
         'area': int(mask.sum()),
-        'bbox': [int(side) for side in bounds(mask)],
+        'bbox': [int(side) for side in bounding_box(mask)],
         'segmentation': {'size': list(mask.shape), 'counts': run_lengths(mask)},
     }
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CELL = 0.55  # inches: side of an image, and of a cell of the matrix
-NAMES = 'a photo of a {}'
+PROMPT = 'a photo of a {}'
 
 
 class Viz(base.Viz):
@@ -38,8 +38,8 @@ class Viz(base.Viz):
         parser.add_argument(
             '--prompts',
             metavar='TEMPLATE',
-            default=NAMES,
-            help=f'text of a class, with {{}} for its name (default: {NAMES!r})',
+            default=PROMPT,
+            help=f'text of a class, with {{}} for its name (default: {PROMPT!r})',
         )
         parser.add_argument(
             '--top', type=positive_number, default=5, metavar='K', help='texts to show'
@@ -51,7 +51,7 @@ class Viz(base.Viz):
         Raises:
           UserError: if there are no texts, one is empty or there twice, or there is no vocabulary.
         """
-        self._texts = texts_of(context.flags)
+        self._texts = read_texts(context.flags)
         if context.encode is None:
             raise UserError(
                 'the checkpoint has no vocabulary to read texts by: put the tokenizer of its '
@@ -80,15 +80,17 @@ class Viz(base.Viz):
         """A matrix of images and texts, those of the flags or the images' own captions."""
         images = [photo.image for photo in photos]
         if all('similarity' in p for p in predictions):
-            return matrix(images, self._texts, np.stack([p['similarity'] for p in predictions]))
+            return draw_similarity(
+                images, self._texts, np.stack([p['similarity'] for p in predictions])
+            )
         if not all('text' in p for p in predictions):
             return super().draw(predictions, photos, context)
         captions = [self.caption(photo.fields, context) for photo in photos]
         features, texts = (np.stack([p[k] for p in predictions]) for k in ('features', 'text'))
-        return matrix(images, captions, features @ texts.T)
+        return draw_similarity(images, captions, features @ texts.T)
 
 
-def texts_of(flags: argparse.Namespace) -> list[str]:
+def read_texts(flags: argparse.Namespace) -> list[str]:
     """The texts that the flags give.
 
     Raises:
@@ -103,7 +105,7 @@ def texts_of(flags: argparse.Namespace) -> list[str]:
     else:
         if '{}' not in flags.prompts:
             raise UserError(f'--prompts {flags.prompts!r} has no {{}} for the name of the class')
-        texts = [flags.prompts.replace('{}', name) for name in _lines(flags.classes)]
+        texts = [flags.prompts.replace('{}', name) for name in _read_class_names(flags.classes)]
     if not all(texts):
         raise UserError('--texts: a text is empty')
     twice = [text for text, count in collections.Counter(texts).items() if count > 1]
@@ -112,7 +114,7 @@ def texts_of(flags: argparse.Namespace) -> list[str]:
     return texts
 
 
-def _lines(path: str) -> list[str]:
+def _read_class_names(path: str) -> list[str]:
     try:
         lines = paths.read_bytes(paths.path(path)).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -123,12 +125,14 @@ def _lines(path: str) -> list[str]:
     return names
 
 
-def matrix(images: Sequence[np.ndarray], texts: Sequence[str], similarity: np.ndarray) -> Figure:
+def draw_similarity(
+    images: Sequence[np.ndarray], texts: Sequence[str], similarity: np.ndarray
+) -> Figure:
     """Images down the side, texts above, and their cosines [images, texts], the best in bold."""
     rows, columns = similarity.shape
     room = 0.045 * max(map(len, texts))  # inches, for the texts, which stand at 45 degrees
     size = (CELL * (columns + 1) + room + 0.4, CELL * rows + room + 0.2)
-    figure = figures.new(size, None)
+    figure = figures.new_figure(size, None)
     height = CELL * rows / size[1]
     left = CELL / size[0]
     axes = figure.add_axes((left + 0.02, 0.02, CELL * columns / size[0], height))
