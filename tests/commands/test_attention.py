@@ -62,7 +62,7 @@ def test_mistakes_are_one_line(smoke_run, photo, tmp_path, capsys, monkeypatch):
         (['--out', out, '--query', '4'], 'outside of the grid of 4 x 4'),
         (['--out', out, '--layer', '1'], 'there is no layer 1'),
         ([str(photo), '--out', out], 'give one image'),
-        (['--out', out, '--head', '1'], 'the heads of the layer are all drawn'),
+        (['--out', out, '--head', '1'], 'all heads of the layer are drawn'),
         (['--out', out, '--map', 'decoder'], "unknown attention map 'decoder'"),
         (['--out', out, '--map', '('], "'(' is not a regular expression"),
         (['--out', out, '--image-size', '9'], 'patch_size'),

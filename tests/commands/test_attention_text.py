@@ -17,7 +17,7 @@ from vit_jax.inference.predict import batch_of_one, predict_with_attention
 from vit_jax.inference.text import sentence_reader
 from vit_jax.interop.trained import fields
 from vit_jax.models import rnn_seq2seq, seq2seq
-from vit_jax.viz import alignment
+from vit_jax.viz import attention_pictures
 from vit_jax.viz.attention_pictures import choose_stack, sentence_axes, stack_weights
 
 pytestmark = pytest.mark.slow  # as a whole
@@ -140,7 +140,9 @@ def test_an_lstm(lstm_run):
 def test_labels_are_the_pieces():
     rows = ['\u2581Fu\u00df', 'ball', '\u2581', '$x$', '</s>']
     columns = ['\u2581foot', 'ball', '</s>']
-    figure = alignment.draw_token_map(np.eye(5, 3), rows, columns, names=('target', 'source'))
+    figure = attention_pictures.draw_token_map(
+        np.eye(5, 3), rows, columns, names=('target', 'source')
+    )
     axes = figure.axes[0]
     assert [t.get_text() for t in axes.get_yticklabels()] == [
         'Fu\u00df',
@@ -171,7 +173,7 @@ def test_mistakes_are_one_line(translating_run, smoke_run, tmp_path, capsys):
         ([*text, 'A', 'B', 'C'], "unexpected 'C'"),
         ([*image, 'a.png', '--self'], '--self applies to runs that translate'),
         ([*image, 'a.png', 'b.png'], "unexpected 'b.png'"),
-        (['predict', '--workdir', str(translating_run), 'a.png'], 'for sentences, use translate'),
+        (['predict', '--workdir', str(translating_run), 'a.png'], 'use translate for sentences'),
     ]:
         assert cli.main(argv) == 2
         captured = capsys.readouterr()

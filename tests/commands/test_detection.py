@@ -34,7 +34,7 @@ def test_predict(run, photo, tmp_path, capsys):
     assert cli.main([*words, '--json', '--out', str(tmp_path / 'boxes.png')]) == 0
     out, err = capsys.readouterr()
     (image,) = json.loads(out.splitlines()[-1])['images']
-    assert err.splitlines()[-1].endswith('category_id numbers its classes from 0')
+    assert err.splitlines()[-1].endswith('category_id is the class number, counted from 0')
     found = image['predictions']
     assert len(found) == 8
     assert [one['score'] for one in found] == sorted((o['score'] for o in found), reverse=True)

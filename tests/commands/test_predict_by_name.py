@@ -188,7 +188,7 @@ def test_help_shows_the_flags_of_the_task(run, capsys):
         ({}, ['--top', '3'], "unknown flag '--top'"),
         ({}, ['--out', 'a.bmp'], 'must end in .png'),
         ({'viz/glow.py': 'def rows(*args): ...'}, [], "'toy_lab.viz.glow' has no class Viz: write"),
-        ({'viz/glow.py': None}, [], "is not shown: there is no module 'toy_lab.viz.glow'"),
+        ({'viz/glow.py': None}, [], "cannot be shown: there is no module 'toy_lab.viz.glow'"),
         ({'tasks/glow.py': TASK.replace('predict', 'foresee')}, [], 'has no predictions'),
     ],
 )

@@ -103,7 +103,7 @@ def test_a_decoder_is_drawn_query_by_query(run, tmp_path):
     assert drawn[2:] == ['layer 0', 'layer 1', 'head 0', 'head 1']
     drawn, _ = titles('--map', 'encoder/stage_0', '--query', '3,3')
     assert drawn[:3] == ['input', 'layer 1, mean of heads', 'rollout']
-    with pytest.raises(UserError, match='decoder/block_1 does not look at the image'):
+    with pytest.raises(UserError, match='decoder/block_1 does not attend to the image'):
         titles('--map', 'decoder/block_1$')
 
 

@@ -185,7 +185,7 @@ def test_transforms_that_do_not_tell_where_pixels_come_from(tmp_path, monkeypatc
     run = run_on('digits', 'test', 'my_zoom.halve')
     photo = image_files.photo_reader(run).read(tmp_path / 'a.png')
     assert photo.image.shape == (4, 4, 1)
-    with pytest.raises(UserError, match='do not record where pixels come from'):
+    with pytest.raises(UserError, match='do not track the positions of pixels'):
         photo.to_original(np.zeros((1, 2)))
 
 

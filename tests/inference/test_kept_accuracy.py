@@ -98,5 +98,5 @@ def test_mistakes(evaluator, monkeypatch):
         evaluator.open(other)
     nameless = dataclasses.replace(RUN, class_names=())
     monkeypatch.setattr(kept_accuracy, 'open_run', lambda path: nameless)
-    with pytest.raises(UserError, match="classifier 'b' is a run that predicts no classes"):
+    with pytest.raises(UserError, match="classifier 'b' does not predict classes"):
         kept_accuracy.Evaluator('b')

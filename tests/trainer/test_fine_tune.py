@@ -99,7 +99,7 @@ def test_one_command_and_no_file_later(repo, place, tmp_path, capsys):
         (['model.width=wide'], "config.model.width='wide': expected int"),
         (['init.from=none.npz'], 'none.npz: there is no such file'),
         (['data.split=train'], 'config.evals.val.split: name it too'),
-        (['task.name=reconstruct'], "a vit for the task 'classify', and config.task is"),
+        (['task.name=reconstruct'], "a vit for the task 'classify', but config.task is"),
     ],
 )
 def test_what_contradicts_is_refused_in_one_line(auto, overrides, words):

@@ -8,7 +8,6 @@ import pytest
 
 from vit_jax.errors import UserError
 from vit_jax.viz import detect
-from vit_jax.viz import photo as photo_lib
 from vit_jax.viz.photo import Context, Photo
 
 
@@ -80,27 +79,27 @@ def test_labels_lie_in_the_image_and_not_on_each_other():
     taken = []
     for _ in range(6):
         x, y = rng.uniform(0, 30, 2)
-        place = photo_lib.find_label_box((x, y, 50.0, 40.0), (18.0, 5.0), (80, 100), taken)
+        place = figures.find_label_box((x, y, 50.0, 40.0), (18.0, 5.0), (80, 100), taken)
         assert 0 <= place[0] <= 100 - 18
         assert 0 <= place[1] <= 80 - 5
-        assert all(photo_lib.overlap(place, other) == 0 for other in taken)
+        assert all(figures.overlap(place, other) == 0 for other in taken)
         taken.append(place)
 
 
 @pytest.mark.parametrize('corner', [(0, 0), (95, 0), (0, 75), (95, 75), (50, 40)])
 def test_a_label_hides_no_small_object(corner):
     small, neighbor = (*corner, 5.0, 5.0), (abs(corner[0] - 8), corner[1], 5.0, 5.0)
-    place = photo_lib.find_label_box(small, (30.0, 8.0), (80, 100), [], [small, neighbor])
-    assert photo_lib.overlap(place, small) == photo_lib.overlap(place, neighbor) == 0
+    place = figures.find_label_box(small, (30.0, 8.0), (80, 100), [], [small, neighbor])
+    assert figures.overlap(place, small) == figures.overlap(place, neighbor) == 0
 
 
 def test_an_object_narrower_than_its_label_has_smaller_letters():
     figure = detect.Viz().draw([PREDICTION], [photo()], context())
-    assert {text.get_fontsize() for text in figure.axes[0].texts} == {photo_lib.LABEL_SIZE}
+    assert {text.get_fontsize() for text in figure.axes[0].texts} == {figures.LABEL_SIZE}
     thin = {**PREDICTION, 'boxes': PREDICTION['boxes'] * [1, 1, 0.6, 1] + [0, 0, 0.2, 0]}
     thin['boxes'][2, 2] = 0.3
     figure = detect.Viz().draw([thin], [photo()], context())
-    assert photo_lib.SMALL_LABEL_SIZE in {text.get_fontsize() for text in figure.axes[0].texts}
+    assert figures.SMALL_LABEL_SIZE in {text.get_fontsize() for text in figure.axes[0].texts}
 
 
 def test_a_class_has_one_color_in_data_and_predictions():
@@ -115,11 +114,11 @@ def test_a_class_has_one_color_in_data_and_predictions():
     for axes, names in ((shown, ['car 0.90', 'dog 0.60']), (marked, ['car', 'dog', 'dog'])):
         grounds = {(t.get_text(), t.get_bbox_patch().get_facecolor()[:3]) for t in axes.texts}
         assert sorted(t.get_text() for t in axes.texts) == names
-        assert grounds == {(name, photo_lib.class_color(name[0] == 'd')) for name in names}
+        assert grounds == {(name, figures.class_color(name[0] == 'd')) for name in names}
 
 
 def test_colors_differ_and_carry_white_letters():
-    colors = np.array([photo_lib.class_color(i) for i in range(12)])
+    colors = np.array([figures.class_color(i) for i in range(12)])
     apart = np.linalg.norm(colors[:, None] - colors[None], axis=-1)
     assert apart[~np.eye(12, dtype=bool)].min() > 0.1
     linear = np.where(colors <= 0.04045, colors / 12.92, ((colors + 0.055) / 1.055) ** 2.4)

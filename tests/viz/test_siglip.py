@@ -79,11 +79,11 @@ def test_examples_of_a_run_are_matched_with_one_another():
 @pytest.mark.parametrize(
     ('words', 'said'),
     [
-        ([], "give the texts by --texts 'A;B', or the names of classes by --classes FILE"),
+        ([], "give the texts by --texts 'A;B', or class names by --classes FILE"),
         (['--texts', 'a; '], 'a text is empty'),
-        (['--texts', 'a;b;a'], "'a' is among the texts twice"),
+        (['--texts', 'a;b;a'], "'a' is given twice"),
         (['--classes', 'nowhere.txt'], '--classes nowhere.txt'),
-        (['--classes', 'x', '--prompts', 'a photo'], 'has no {} for the name of the class'),
+        (['--classes', 'x', '--prompts', 'a photo'], 'has no {} for the class name'),
     ],
 )
 def test_texts_that_cannot_be(words, said):

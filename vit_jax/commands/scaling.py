@@ -170,8 +170,9 @@ def _print_designs(runs: Sequence[PlannedRun], args: argparse.Namespace) -> None
     print(align(table, left=1))
     print(
         f'error: expected for y at {target:.3g} FLOPs, predicted by such a law of y over FLOPs '
-        f'with b = {coverage.DESIGN_EXPONENT}, if\nruns scatter by {100 * args.noise:.2g} %; c is half of y '
-        'at the largest run. If the law bends, the error grows\nwith the distance of the target'
+        f'with b = {coverage.DESIGN_EXPONENT}, if\nruns scatter by {100 * args.noise:.2g} %; '
+        'c is half of y at the largest run. If the law bends, the error grows\nwith the distance '
+        'of the target'
     )
 
 
@@ -444,7 +445,9 @@ def coordinates(argv: Sequence[str]) -> int:
     add('--multiples', default='1,2,4,8', metavar='N,N', help=widths)
     steps = 'at a constant learning rate (default: 5)'
     add('--steps', type=positive_number, default=5, metavar='N', help=steps)
-    add('--seeds', type=positive_number, default=1, metavar='N', help='to average over (default: 1)')
+    add(
+        '--seeds', type=positive_number, default=1, metavar='N', help='to average over (default: 1)'
+    )
     add('--output', metavar='FILE', default='coordinates.png', help='PNG, SVG or PDF')
     args, config = parse_config_args(parser, argv)
     multiples = _parse_multiples(args.multiples)

@@ -1,4 +1,4 @@
-"""Colorization of photographs by a chain of runs: samples of coarse colors, then upsamplers.
+"""Colorization of photographs by a chain of runs: coarse color samples, then upsamplers.
 
 Kumar et al., 2021, arXiv:2102.04432, figure 2.
 """
@@ -25,7 +25,7 @@ class ColorizedPhoto:
 
     Attributes:
       photo: as the last run of the chain sees it.
-      samples: bytes, as large as `photo.image`.
+      samples: of the size of `photo.image`.
       bits_per_dim: of each sample's coarse colors.
     """
 
@@ -37,16 +37,15 @@ class ColorizedPhoto:
 def colorizer(
     core: TrainedModel, upsamplers: Sequence[TrainedModel], seed: int = 0
 ) -> Callable[[str | pathlib.Path], ColorizedPhoto]:
-    """A function that colorizes a file of any size; its own colors, if any, are ignored.
+    """A function that colorizes a file of any size and ignores its own colors.
 
     Args:
       core: a run of the task `coltran`.
-      upsamplers: runs of the task `coltran_upsampler`, each of which takes the output of the one
-        before.
+      upsamplers: runs of the task `coltran_upsampler`, each fed by the one before.
       seed: of the samples, which depend only on it and the file.
 
     Raises:
-      UserError: for runs of other tasks, or for images of other sizes.
+      UserError: for runs of other tasks, or if their image sizes do not match.
     """
     check_chain(core, upsamplers)
     readers = [photo_reader(run) for run in (core, *upsamplers)]
@@ -66,7 +65,7 @@ def colorizer(
 
 
 def check_chain(core: TrainedModel, upsamplers: Sequence[TrainedModel]) -> None:
-    """Raises UserError unless each run takes the output of the one before."""
+    """Raise UserError unless each run takes the output of the one before."""
     check_task(core, 'coltran', '--workdir')
     before = core
     for run in upsamplers:
@@ -77,7 +76,7 @@ def check_chain(core: TrainedModel, upsamplers: Sequence[TrainedModel]) -> None:
 
 
 def check_size(run: TrainedModel, made: Sequence[int], maker: str) -> None:
-    """Raises UserError unless an upsampler takes images of size `made`, [H W]."""
+    """Raise UserError unless an upsampler takes images of size `made`, [H W]."""
     assert run.image_size is not None
     takes = tuple(side // run.task.factor for side in run.image_size)
     if takes != tuple(made):
@@ -87,11 +86,11 @@ def check_size(run: TrainedModel, made: Sequence[int], maker: str) -> None:
 
 
 def check_task(run: TrainedModel, name: str, flag: str) -> None:
-    """Raises UserError unless a run is of this task."""
+    """Raise UserError unless a run is of this task."""
     if run.config.task.name != name:
         raise UserError(
             f'{flag} {str(run.path)!r} is a run of the task {run.config.task.name!r}, not of '
-            f'{name!r}: predict shows what any run predicts'
+            f'{name!r}: use predict for other runs'
         )
 
 

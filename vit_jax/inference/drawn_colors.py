@@ -1,7 +1,7 @@
 """Evaluation of the colors that a run of `coltran` samples, optionally with upsamplers.
 
-The colors are measured as `colorize` returns them, on the luminance of the images, by the metrics
-of the task `colorize`, so that both can stand in one table. It is an evaluator of `coltran`:
+The colors are measured on the luminance of the images, like those of `colorize` and by its
+metrics, so that both can stand in one table. It is an evaluator of `coltran`:
 
     evaluate --workdir CORE --evaluator "vit_jax.inference.drawn_colors(upsamplers=('RUN', 'RUN'))"
 """
@@ -51,7 +51,7 @@ class Evaluator(base.Evaluator):
         self.start()
 
     def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
-        """Raises UserError if the classifier has other classes than the data."""
+        """Raise UserError if the classifier has other classes than the data."""
         self._source = dataset.source
         if self._kept is not None:
             self._kept.open(dataset)
@@ -63,12 +63,12 @@ class Evaluator(base.Evaluator):
             self._kept.start()
 
     def update(self, predictions: Arrays, batch: Arrays) -> None:
-        """Raises UserError if the task has no samples, or the images are of several sizes."""
+        """Raise UserError if the task has no samples, or the images differ in size."""
         if 'samples' not in predictions:
             raise UserError('drawn_colors measures the samples of the task coltran')
         originals = [np.asarray(self._source[i]['image']) for i in batch['index'].tolist()]
         if len({image.shape for image in originals}) > 1:
-            raise UserError('drawn_colors measures images of one size, and these have several')
+            raise UserError('drawn_colors measures images of one size, but these differ')
         made, truth = predictions['samples'][:, 0], np.stack(originals)
         for upsample in self._chain:
             made = upsample(truth, made)
@@ -87,7 +87,7 @@ class Evaluator(base.Evaluator):
 def upsampler(run: TrainedModel) -> Callable[[Images, Images], Images]:
     """A function (images, their coarse colors) -> finer colors.
 
-    It raises UserError if the coarse colors are of another size than the run takes.
+    It raises UserError if the coarse colors do not have the size that the run takes.
     """
     reader = photo_reader(run)
     predict = target.compiled(step.make_predict_step(run.model, run.task))
@@ -111,7 +111,7 @@ def upsampler(run: TrainedModel) -> Callable[[Images, Images], Images]:
 def _measure(
     truth: UInt8[Array, 'B H W 3'], made: UInt8[Array, 'B h w 3']
 ) -> tuple[UInt8[Array, 'B H W 3'], dict[str, Float[Array, ' B']]]:
-    """The images with the made colors on their own luminance, and metrics of these."""
+    """Put the colors on the images' luminance; return the result and its metrics."""
     rgb = truth / jnp.float32(255)
     gray = colors.to_bytes(colors.to_gray(rgb)) / jnp.float32(255)
     ab = colors.rgb_to_lab(made / jnp.float32(255))[..., 1:]

@@ -1,4 +1,4 @@
-"""A few examples of an evaluation, as the `Viz` of the task shows them."""
+"""A few examples of an evaluation, for the `Viz` of the task."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from vit_jax.tasks.base import Task
 from vit_jax.viz.base import Viz
 from vit_jax.viz.photo import Context, Fields, Photo
 
-COUNT = 4  # examples, evenly spread over the data
+COUNT = 4  # examples, spread evenly over the data
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,10 +34,10 @@ class ExampleSet:
     """Examples of a data set.
 
     Attributes:
-      data: the data.
-      section: the config section of the data.
-      viz: that of the task.
-      context: of the data, with the defaults of the flags.
+      data: the opened data.
+      section: their config section.
+      viz: of the task.
+      context: of the data, with default flags.
     """
 
     data: Dataset
@@ -47,11 +47,11 @@ class ExampleSet:
 
     @functools.cached_property
     def examples(self) -> dict[int, Photo | Fields]:
-        """The examples by their numbers in the data; those with images as photos."""
+        """The examples by their numbers in the data, as photos if they have images."""
         return dict(map(self._read, self._numbers()))
 
     def fields(self) -> dict[int, Fields]:
-        """The arrays of each example for a batch, by the examples' numbers."""
+        """The batch arrays of each example, by the examples' numbers."""
         found = self.examples.items()
         return {i: e.fields if isinstance(e, Photo) else e for i, e in found}
 
@@ -86,9 +86,9 @@ class ExampleSet:
         return index, dataclasses.replace(photo, fields=fields)
 
     def _fields(self, index: int) -> Fields:
-        """The arrays of an example: of its own length, unless its padding is masked.
+        """The arrays of an example, without padding unless it is masked.
 
-        An image that the plan packs into other arrays is kept beside them, to be drawn.
+        An image that the plan packs into other arrays is kept beside them for drawing.
         """
         plan, record = self.data.plan, self.data.read(index)
         if plan.spec.keys() - record.keys():
@@ -114,7 +114,7 @@ class ExampleSet:
 
 
 def make_example_set(data: Dataset, section: ConfigDict, viz: Viz, model: str) -> ExampleSet:
-    """Examples of opened data, whose config is `section`, for a model of this name."""
+    """Choose examples of opened data with the config `section`, for a model of this name."""
     parser = argparse.ArgumentParser()
     viz.add_flags(parser)
     context = make_context(data, section, flags=parser.parse_args([]), model=model)
@@ -122,13 +122,13 @@ def make_example_set(data: Dataset, section: ConfigDict, viz: Viz, model: str) -
 
 
 def make_context(data: Dataset, section: ConfigDict, **others: Any) -> Context:
-    """The context of opened data, with other attributes of `Context`."""
+    """The `Context` of opened data, with other attributes as given."""
     vocab = data.vocab or sources.own_vocab(section.source)
     return Context(data.info.class_names, vocab=vocab, **others)
 
 
 def spread_indices(count: int) -> np.ndarray:
-    """The numbers of at most `COUNT` of `count` examples, evenly spread."""
+    """The indices of at most `COUNT` of `count` examples, evenly spread."""
     return np.unique(np.arange(COUNT) * count // COUNT)
 
 
@@ -137,15 +137,15 @@ def _arrays(record: Record) -> Fields:
 
 
 def augment(task: Task, batch: Batch) -> Batch:
-    """A training batch after the task's augmentation on the device, such as mixup."""
+    """Apply the task's augmentation on the device, such as mixup, to a training batch."""
     return jax.device_get(jax.jit(task.augment)(jax.random.key(0), batch))
 
 
 def model_images(task: Task, batch: Batch) -> np.ndarray | None:
-    """The images that the model gets from a batch, uint8 [B H W C]; None if it gets none.
+    """The model's input images of a batch, uint8 [B H W C]; None if it has none.
 
-    The task's normalization is inverted, as determined from black and white images. Images of
-    sequences of patches are padded with white.
+    The task's normalization is measured on black and white images, and inverted. Images of patch
+    sequences are padded with white.
     """
     if 'patches' in batch:
         return _pad_to_largest(list(map(join_patches, batch['patches'], batch['grid'])))
@@ -163,7 +163,7 @@ def model_images(task: Task, batch: Batch) -> np.ndarray | None:
 
 
 def _pad_to_largest(images: list[np.ndarray]) -> np.ndarray:
-    """Images of several sizes in frames of the largest height and width."""
+    """Pad images of several sizes with white to the largest height and width."""
     shape = np.max([image.shape for image in images], axis=0)
     framed = np.full((len(images), *shape), 255, np.uint8)
     for frame, image in zip(framed, images, strict=True):

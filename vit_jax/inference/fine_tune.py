@@ -1,11 +1,11 @@
-"""Configs that follow the checkpoint of `config.init.from`, and the splits of their data.
+"""Completion of configs from the checkpoint of `config.init.from` and from the splits of the data.
 
-`config.model.name=None` is the checkpoint's model; other keys of `config.model` replace its own.
+`config.model.name=None` means the checkpoint's model; other keys of `config.model` replace its own.
 In transforms, `{size}` and `{method}` stand for the checkpoint's image size and resampling,
-`{transforms}` for its transforms of evaluation, and `{alpha}` for `drop_alpha|` if these have it.
-Where `config.data.split` and those of `config.evals` are None, the data are asked for a validation
-split; without one, a fifth of each class is held out (of all images if these have several
-classes). A run stores the completed config.
+`{transforms}` for its evaluation transforms, and `{alpha}` for `drop_alpha|` if these contain it.
+If `config.data.split` and the splits of `config.evals` are None, evaluation uses a validation
+split, or else a held-out fifth of each class (of all images if these have several classes). A run
+stores the completed config.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from vit_jax.data.transforms import parse_transforms, without_annotations
 from vit_jax.errors import UserError
 from vit_jax.interop.trained import TrainedModel
 
-# Readers of checkpoints are imported where a config follows one: most configs follow none.
-
+# Readers of checkpoints are imported only where a config follows one, as most follow none.
 VALIDATION = ('validation', 'valid', 'val', 'dev', 'test')  # in order of preference
 HELD_OUT = ('train[:80% per class]', 'train[80%: per class]')
 HELD_OUT_OF_ALL = ('train[:80%]', 'train[80%:]')  # where images have several classes
@@ -37,12 +36,12 @@ FIELD = re.compile(r'\{(size|method|transforms|alpha)\}')
 
 @dataclasses.dataclass(frozen=True)
 class CompletedConfig:
-    """A config without open entries.
+    """A config without open keys.
 
     Attributes:
       config: checked.
       checkpoint: of `config.init.from`, if it was read.
-      notes: the choices, a line each.
+      notes: one line for each choice.
     """
 
     config: ConfigDict
@@ -56,13 +55,13 @@ def complete(
     """Complete a config from its checkpoint and its data.
 
     Args:
-      config: not changed.
-      stored: the completed config of a run that is resumed.
-      allowed: modules of the user's own that the config of the checkpoint's run may name.
+      config: is not changed.
+      stored: the completed config of the run to resume.
+      allowed: the user's modules that the config of the checkpoint's run may name.
 
     Raises:
-      UserError: if there is no such checkpoint, it is of another task or lacks a requested part;
-        if there are no such data; or as `config.load.override`.
+      UserError: if the checkpoint or the data are missing, the checkpoint is for another task or
+        lacks a requested part, or the completed config is invalid.
     """
     keys = list(_open_keys(config))
     if not keys:
@@ -71,23 +70,8 @@ def complete(
     return found or _from_files(config, allowed)
 
 
-def init_path(config: ConfigDict) -> str:
-    """The checkpoint that a run starts from; empty for none.
-
-    Raises:
-      UserError: if the config wants one to be named.
-    """
-    path = Init(**defaults.arguments(config, 'init')).from_
-    if path is None:
-        raise UserError(
-            'config.init.from: name the checkpoint to fine-tune, as --config.init.from=FILE; '
-            '--config.init.from= trains from scratch'
-        )
-    return path
-
-
 def _open_keys(config: ConfigDict) -> Iterator[str]:
-    """The keys that are left open, as 'data.split'."""
+    """Yield the open keys, such as 'data.split'."""
     if config.model.name is None:
         yield from ('model', 'init.select')
     for key_path in ('data', *(f'evals.{name}' for name in config.evals)):
@@ -98,14 +82,10 @@ def _open_keys(config: ConfigDict) -> Iterator[str]:
             yield f'{key_path}.transforms'
 
 
-def _section(config: ConfigDict, key_path: str) -> ConfigDict:
-    return functools.reduce(ConfigDict.__getitem__, key_path.split('.'), config)
-
-
 def _from_run(
     config: ConfigDict, stored: ConfigDict, keys: Sequence[str]
 ) -> CompletedConfig | None:
-    """The config with a run's values of its open keys; None if the run lacks some of them."""
+    """Take the values of open keys from a run's config; return None if it lacks some."""
     config = copy.deepcopy(config)
     with config.unlocked(), config.ignore_type():
         for key_path in keys:
@@ -121,6 +101,10 @@ def _from_run(
     return CompletedConfig(override(config, ()))
 
 
+def _section(config: ConfigDict, key_path: str) -> ConfigDict:
+    return functools.reduce(ConfigDict.__getitem__, key_path.split('.'), config)
+
+
 def _from_files(config: ConfigDict, allowed: Sequence[str]) -> CompletedConfig:
     from vit_jax.inference import load
 
@@ -131,7 +115,7 @@ def _from_files(config: ConfigDict, allowed: Sequence[str]) -> CompletedConfig:
         if any(not key_path.endswith('.split') for key_path in _open_keys(config)):
             if not (path := init_path(config)):
                 raise UserError(
-                    'config.init.from is empty: it gives config.model; name a checkpoint'
+                    'config.init.from is empty, but config.model comes from it: name a checkpoint'
                 )
             checkpoint = load.read(path, allowed=allowed)
             try:
@@ -140,6 +124,21 @@ def _from_files(config: ConfigDict, allowed: Sequence[str]) -> CompletedConfig:
                 raise UserError(f'config.init.from={path}: {error}') from None
         notes += _choose_splits(config)
     return CompletedConfig(override(config, ()), checkpoint, tuple(notes))
+
+
+def init_path(config: ConfigDict) -> str:
+    """The checkpoint that a run starts from; empty for none.
+
+    Raises:
+      UserError: if the config requires one and names none.
+    """
+    path = Init(**defaults.arguments(config, 'init')).from_
+    if path is None:
+        raise UserError(
+            'config.init.from: name the checkpoint to fine-tune by --config.init.from=FILE; '
+            '--config.init.from= trains from scratch'
+        )
+    return path
 
 
 def _follow(config: ConfigDict, checkpoint: TrainedModel) -> Iterator[str]:
@@ -169,8 +168,8 @@ def _follow_model(config: ConfigDict, checkpoint: TrainedModel) -> str:
     part = load.backbone(checkpoint)
     if part.config.task.name != config.task.name:
         raise UserError(
-            f'a {part.config.model.name} for the task {part.config.task.name!r}, and config.task '
-            f'is {config.task.name!r}: name the model, and the parts to take by config.init.select'
+            f'a {part.config.model.name} for the task {part.config.task.name!r}, but config.task '
+            f'is {config.task.name!r}: name the model, and the parts to load by config.init.select'
         )
     # The new head is a single layer (Dosovitskiy et al. 2021, section 3.2).
     anew = dict.fromkeys({'num_classes', 'representation_size'} & part.model_config.keys())
@@ -182,7 +181,7 @@ def _follow_model(config: ConfigDict, checkpoint: TrainedModel) -> str:
 
 
 def evaluation_transforms(checkpoint: TrainedModel) -> str:
-    """From an image of any size to the input of a checkpoint's model.
+    """The transforms from an image of any size to the input of a checkpoint's model.
 
     Raises:
       UserError: if its image size is unknown.
@@ -204,40 +203,39 @@ def _image_size(checkpoint: TrainedModel) -> tuple[int, int]:
         return images.input_size(checkpoint)
     except UserError:
         raise UserError(
-            'the size of its images is unknown: give config.data.transforms and those of '
-            'config.evals'
+            'its image size is unknown: give the transforms of config.data and config.evals'
         ) from None
 
 
 def _size_text(size: tuple[int, int]) -> str:
-    """A size as transforms take it: one number for a square."""
+    """A size as an argument of transforms: one number for a square."""
     return str(size[0] if size[0] == size[1] else size)
 
 
 def _choose_splits(config: ConfigDict) -> Iterator[str]:
-    """Give the training data and the evaluations their splits, where none of them has one."""
+    """Choose the splits of the training data and the evaluations if none of them is named."""
     keys = [key_path.removesuffix('.split') for key_path in _open_keys(config)]
     if not keys:
         return
     source = config.data.source
     entries = [entry for entry in config.evals.values() if entry.get('split') is None]
     if 'data' not in keys or len(entries) < len(config.evals):
-        raise UserError(f'config.{keys[0]}.split: name it too, since another split is named')
+        raise UserError(f'config.{keys[0]}.split: name it too, as another split is named')
     if other := [entry.source for entry in entries if entry.source != source]:
         raise UserError(f'config.evals: name the split of {other[0]}, and config.data.split')
     train, held_out = source_splits(source)
     config.data.split = train
     for entry in entries:
         entry.split = held_out
-    why = '' if train == 'train' else 'no validation split: '
-    yield f'{source}: {why}trains on {train}, evaluates on {held_out}'
+    reason = '' if train == 'train' else 'no validation split: '
+    yield f'{source}: {reason}trains on {train}, evaluates on {held_out}'
 
 
 def source_splits(source: str) -> tuple[str, str]:
-    """The splits of a source to train on and to evaluate on.
+    """The splits of a source for training and for evaluation.
 
     Raises:
-      UserError: if it has no split `train`, or has a validation split that cannot be opened.
+      UserError: if it has no split `train`, or its validation split cannot be opened.
     """
     found = sources.open_source(source, 'train')
     for name in VALIDATION:

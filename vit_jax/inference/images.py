@@ -1,4 +1,4 @@
-"""Reading of a user's image files as inputs of a run's model."""
+"""Image files as inputs of a model, read the way it reads its evaluation data."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from vit_jax.storage import paths
 from vit_jax.viz import predictions
 from vit_jax.viz.photo import Photo
 
+RESNET_SIZE = (224, 224)
+
 
 @dataclasses.dataclass(frozen=True)
 class PhotoReader:
@@ -30,13 +32,13 @@ class PhotoReader:
     Attributes:
       transforms: of the first evaluation.
       channels: 3 for color, 1 for gray.
-      size: (height, width) to crop a file to before the transforms; None if these take images of
-        any size.
-      padded: (height, width) that images are padded to after the transforms; None for no padding.
-      ready: whether the transforms make images of the size that is asked for, as `load.open_model`
-        does for squares.
-      squeezed: (height, width) that whole files are resized to, whatever their aspect ratio,
-        instead of the transforms; None for the transforms.
+      size: (height, width) to crop and resize files to before the transforms; None if these accept
+        images of any size.
+      padded: (height, width) to pad images to after the transforms; None for no padding.
+      squeezed: (height, width) to resize whole files to, whatever their aspect ratio, instead of
+        the transforms; None for the transforms.
+      ready: whether the transforms already make images of the requested size, as those of
+        `load.open_model` do for squares.
     """
 
     transforms: Transforms
@@ -47,14 +49,14 @@ class PhotoReader:
     ready: bool = False
 
     def read(self, path: str | pathlib.Path, size: tuple[int, int] | None = None) -> Photo:
-        """Reads one file.
+        """Read one file.
 
         Args:
           path: a JPEG, PNG or WebP file of any size and color mode.
           size: crop and resize to (height, width) instead of the run's transforms.
 
         Raises:
-          UserError: if there is no such file, or it is no intact image.
+          UserError: if there is no such file, or it is not an intact image.
         """
         path = pathlib.Path(path)
         with images.decoding(drop_alpha=self.transforms.drops_alpha):
@@ -62,7 +64,7 @@ class PhotoReader:
         return make_photo(record, path, lambda record: self._transform(record, size))
 
     def _transform(self, record: Record, size: tuple[int, int] | None) -> Record:
-        """A record with the model's input."""
+        """Transform a record to the model's input."""
         if self.squeezed is not None:
             return geometry.resize(record, *(size or self.squeezed), 'bicubic')
         size = None if self.ready else size
@@ -74,13 +76,65 @@ class PhotoReader:
         return pad_image(self.transforms(record, example_rng(0, 0)), self.padded)
 
 
+def photo_reader(run: TrainedModel) -> PhotoReader:
+    """The reader for a run's model; it does not need the data.
+
+    Raises:
+      UserError: if the model does not take images, or takes images that are neither gray nor RGB.
+    """
+    if not run.raw_images:
+        raise UserError(
+            f'{run.path}: the model of this run was not trained on images; use translate for '
+            'sentences'
+        )
+    section, size, channels = run.data_config, run.raw_images['size'], run.raw_images['channels']
+    if channels not in (1, 3):
+        raise UserError(
+            f'{run.path}: the model takes images of {channels} channels, but files are read as '
+            'gray or RGB: use evaluate on its data, or vit_jax.load on arrays'
+        )
+    transforms = parse_transforms(without_annotations(section.get('transforms', '')))
+    padded = tuple(section.sizes[-1]) if section.get('sizes') else None
+    # A custom plan may batch images of any size.
+    mixed = not size or padded or section.get('plan')
+    any_size = mixed or takes_any_size(transforms, (*size, channels))
+    return PhotoReader(
+        transforms,
+        channels,
+        None if any_size else tuple(size),
+        padded,
+        run.image_size if predictions.find(run.config.task.name).whole else None,
+        # For a rectangle, the transforms' center crop would see less than the largest such crop.
+        ready=run.step is None and len({*(run.image_size or ())}) == 1,
+    )
+
+
+def takes_any_size(transforms: Transforms, shape: tuple[int, int, int]) -> bool:
+    """Whether transforms scale images of any size and aspect ratio to one size.
+
+    Args:
+      transforms: of an evaluation.
+      shape: [H, W, C] of all images of its data.
+    """
+
+    def see(height: int, width: int) -> Photo:
+        record = {'image': np.zeros((height, width, shape[2]), np.uint8)}
+        return make_photo(record, pathlib.Path(), lambda r: transforms(r, example_rng(0, 0)))
+
+    own, other = see(*shape[:2]), see(2 * shape[0], 3 * shape[1])
+    if own.affine is None or other.affine is None or own.image.shape != other.image.shape:
+        return False
+    # A crop without scaling, such as 28 of 32 pixels, would show a tiny part of a photograph.
+    return not np.allclose(own.affine[:, :2], other.affine[:, :2])
+
+
 def make_photo(
     record: Record, path: pathlib.Path, transform: Callable[[Record], Mapping[str, Any]]
 ) -> Photo:
-    """A model's inputs from an image, with the map from its pixels to those of the original.
+    """Make a model's inputs from an image, with the map between their pixels.
 
     Args:
-      record: with the image, as uint8 [Y, X, C].
+      record: with the image, uint8 [Y, X, C].
       path: of the file.
       transform: from the record to the arrays of a batch; may be called twice.
     """
@@ -99,7 +153,7 @@ def make_photo(
 
 
 def _note(photo: Photo) -> str:
-    """The sizes of a file and of the model's input, and the part of the file that is seen."""
+    """Describe the sizes of a file and of the model's input, and the part that the model sees."""
     height, width = photo.original.shape[:2]
     mode = 'gray' if photo.original.shape[2] == 1 else 'RGB'
     note = f'{height} x {width} pixels read as {_pixels(photo.image)} {mode}'
@@ -114,78 +168,30 @@ def _note(photo: Photo) -> str:
     return f'{note}, cropped to rows {top}-{bottom}, columns {left}-{right}'
 
 
+def _pixels(image: np.ndarray) -> str:
+    return f'{image.shape[0]} x {image.shape[1]}'
+
+
 def affine_between(
     before: Float[np.ndarray, '3 2'], after: Float[np.ndarray, '3 2']
 ) -> Float[np.ndarray, '2 3']:
-    """The affine map of three points (x, y), not on a line, to three others."""
+    """The affine map from three points (x, y), not on a line, to three others."""
     return np.linalg.solve(np.column_stack([before, np.ones(3)]), after).T
 
 
-def photo_reader(run: TrainedModel) -> PhotoReader:
-    """The reader for a run's model; does not need the data.
-
-    Raises:
-      UserError: if the run's model does not take images, or takes other channels than files have.
-    """
-    if not run.raw_images:
-        raise UserError(
-            f'{run.path}: the model of this run was not trained on images; '
-            'for sentences, use translate'
-        )
-    section, size, channels = run.data_config, run.raw_images['size'], run.raw_images['channels']
-    if channels not in (1, 3):
-        raise UserError(
-            f'{run.path}: the model takes images of {channels} channels, and files are read as '
-            'gray or RGB: use evaluate on its data, or vit_jax.load on arrays'
-        )
-    transforms = parse_transforms(without_annotations(section.get('transforms', '')))
-    padded = tuple(section.sizes[-1]) if section.get('sizes') else None
-    # A plan of one's own makes batches of images of any size, if the transforms leave them so.
-    mixed = not size or padded or section.get('plan')
-    any_size = mixed or takes_any_size(transforms, (*size, channels))
-    return PhotoReader(
-        transforms,
-        channels,
-        None if any_size else tuple(size),
-        padded,
-        run.image_size if predictions.find(run.config.task.name).whole else None,
-        # Of a rectangle, a crop of the middle sees less than the largest part of that shape.
-        ready=run.step is None and len({*(run.image_size or ())}) == 1,
-    )
-
-
-def takes_any_size(transforms: Transforms, shape: tuple[int, int, int]) -> bool:
-    """Whether transforms bring images of any size and aspect ratio to the same size, by scaling.
-
-    Args:
-      transforms: those of an evaluation.
-      shape: [H, W, C] of all images of its data.
-    """
-
-    def see(height: int, width: int) -> Photo:
-        record = {'image': np.zeros((height, width, shape[2]), np.uint8)}
-        return make_photo(record, pathlib.Path(), lambda r: transforms(r, example_rng(0, 0)))
-
-    own, other = see(*shape[:2]), see(2 * shape[0], 3 * shape[1])
-    if own.affine is None or other.affine is None or own.image.shape != other.image.shape:
-        return False
-    # A crop without scaling, as of 28 of 32 pixels, would show few pixels of a photograph.
-    return not np.allclose(own.affine[:, :2], other.affine[:, :2])
-
-
 def read_image(path: pathlib.Path, channels: int) -> np.ndarray:
-    """A file as uint8 [H, W, channels]; raises UserError if it is no intact image."""
+    """Read a file as uint8 [H, W, channels]; raise UserError if it is not an intact image."""
     try:
         data = paths.read_bytes(path, paths.IMAGE)
         return images.decode_image(data, name=str(path), channels=channels)
     except OSError as error:
         raise UserError(f'cannot read {str(path)!r}: {error.strerror}') from error
     except BrokenRecord as error:
-        raise UserError(f'no JPEG, PNG or WebP image that can be read: {error}') from error
+        raise UserError(f'not a readable JPEG, PNG or WebP image: {error}') from error
 
 
 def resize_within(record: Record, size: tuple[int, int]) -> Record:
-    """Resizes an image to the largest of its aspect ratio within `size`."""
+    """Resize an image to the largest of its aspect ratio within `size`."""
     shape = record['image'].shape[:2]
     scale = min(size[0] / shape[0], size[1] / shape[1])
     height, width = (max(1, round(side * scale)) for side in shape)
@@ -193,7 +199,7 @@ def resize_within(record: Record, size: tuple[int, int]) -> Record:
 
 
 def crop_and_resize(record: Record, size: tuple[int, int]) -> Record:
-    """Crops the middle of an image to the aspect ratio of `size`, and resizes that to `size`."""
+    """Crop the middle of an image to the aspect ratio of `size`, and resizes that to `size`."""
     height, width = record['image'].shape[:2]
     scale = min(height / size[0], width / size[1])
     crop = max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
@@ -201,18 +207,11 @@ def crop_and_resize(record: Record, size: tuple[int, int]) -> Record:
     return geometry.resize(geometry.crop(record, y, x, *crop), *size, 'bicubic')
 
 
-def _pixels(image: np.ndarray) -> str:
-    return f'{image.shape[0]} x {image.shape[1]}'
-
-
-RESNET_SIZE = (224, 224)
-
-
 def input_size(trained: TrainedModel) -> Size:
-    """Height and width of the images that a checkpoint gets.
+    """Height and width of a checkpoint's images.
 
     A ResNet takes images of any size. A ViT without a position embedding does not determine the
-    number of its tokens, and a wrong one may exhaust the memory.
+    number of tokens, and a wrong number may exhaust the memory.
 
     Raises:
       UserError: if the size is unknown.
@@ -220,7 +219,7 @@ def input_size(trained: TrainedModel) -> Size:
     size = trained.prepared_size or trained.image_size
     if size := size or (None if trained.model.stride else RESNET_SIZE):
         return size
-    raise UserError(f'{trained.path}: the size of its images is unknown: give --image-size')
+    raise UserError(f'{trained.path}: its image size is unknown: give --image-size')
 
 
 def arbitrary_size(trained: TrainedModel) -> Size:
@@ -236,7 +235,7 @@ def arbitrary_size(trained: TrainedModel) -> Size:
         changes = [str(error)]
     if changes:
         raise UserError(
-            'the parameters are for images of one size, which is unknown '
+            'the parameters depend on the image size, which is unknown '
             f'({changes[0]}): give the image size'
         )
     return size
@@ -254,11 +253,11 @@ def example_spec(trained: TrainedModel, size: Size) -> Spec:
 
 
 def own_normalization(trained: TrainedModel) -> str:
-    """The range of a model's images, for people; empty if its task does not normalize."""
+    """Describe the range of a model's images; empty if its task does not normalize."""
     if trained.task.normalization is None:
         return ''
     mean, std = trained.task.normalization
     return (
-        f'it takes images in [0, 1] less its mean {mean}, divided by its standard '
-        f'deviation {std}, not images in [-1, 1]'
+        f'its images are in [0, 1] minus the mean {mean}, divided by the standard '
+        f'deviation {std}, not in [-1, 1]'
     )

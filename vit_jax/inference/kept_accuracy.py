@@ -1,7 +1,7 @@
-"""Accuracy of a classifier, trained on color images, on colorized images.
+"""Accuracy of a classifier of color images on colorized images.
 
-After Zhang et al., 2016, arXiv:1603.08511, section 3.1: its accuracy on the colorized images, next
-to that on the gray ones and on the originals. It is an evaluator of the task `colorize`:
+Zhang et al., 2016, arXiv:1603.08511, section 3.1, beside its accuracy on the gray and the original
+images. It is an evaluator of the task `colorize`:
 
     evaluate --workdir COLORIZER --evaluator "vit_jax.inference.kept_accuracy(classifier='RUN')"
 """
@@ -40,13 +40,13 @@ class Evaluator(base.Evaluator):
     def __init__(self, classifier: str):
         self._run = open_run(classifier)
         if not self._run.task.predicts or not self._run.class_names:
-            raise UserError(f'classifier {classifier!r} is a run that predicts no classes')
+            raise UserError(f'classifier {classifier!r} does not predict classes')
         self._predict = target.compiled(step.make_predict_step(self._run.model, self._run.task))
-        self._rows = 0  # of the first batch, to which the last is padded
+        self._rows = 0  # of the largest batch so far; smaller ones are padded
         self.start()
 
     def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
-        """Raises UserError if the data have other classes than the classifier."""
+        """Raise UserError if the classes of the data and the classifier differ."""
         names, found = self._run.class_names, dataset.info
         known = SourceInfo(len(names), names)
         numbers = splits.class_numbers(found, known, 'the data')
@@ -67,7 +67,7 @@ class Evaluator(base.Evaluator):
         self._finite = True
 
     def update(self, predictions: Arrays, batch: Arrays) -> None:
-        """Raises UserError if labels or images are missing, or the images are of another size."""
+        """Raise UserError if labels or images are missing, or image sizes differ."""
         if 'image' not in predictions or 'label' not in batch:
             raise UserError('a classifier needs the images that the task predicts, and labels')
         self._finite &= base.is_finite(predictions, 'ab')
@@ -96,8 +96,8 @@ class Evaluator(base.Evaluator):
         if not made == raw == size:
             sizes = (' x '.join(map(str, sides)) for sides in (made, raw, size))
             raise UserError(
-                'colorized images of {} pixels, originals of {} and a classifier for {} do not go '
-                'together: measure without transforms that resize'.format(*sizes)
+                'colorized images of {} pixels, originals of {} and a classifier for {} do not '
+                'match: measure without transforms that resize'.format(*sizes)
             )
 
     def _classify(self, images: Images) -> Float[np.ndarray, 'B C']:

@@ -20,7 +20,6 @@ from flax import traverse_util
 from ml_collections import ConfigDict
 
 from vit_jax import interop
-from vit_jax import step as step_lib
 from vit_jax.checkpoints import checkpointer
 from vit_jax.checkpoints.best import BEST, Step
 from vit_jax.config import defaults
@@ -33,6 +32,7 @@ from vit_jax.inference.images import arbitrary_size, example_spec, input_size, o
 from vit_jax.interop import adapt, preprocessing
 from vit_jax.interop.trained import Size, TrainedModel
 from vit_jax.runtime import target
+from vit_jax.step import init_variables
 from vit_jax.storage import paths, run_folder
 
 _log = logging.getLogger(__name__)
@@ -51,41 +51,40 @@ def load(
     allowed: Sequence[str] = (),
     device: jax.Device | None = None,
 ) -> tuple[Any, dict[str, PyTree]]:
-    """Load a model and its weights; only the `backbone` of a model that has one, such as a masked
-    autoencoder.
+    """Load a model and its weights; of a masked autoencoder and the like only the `backbone`.
 
     The model takes the inputs of its task, which `read(path).task.inputs` makes from bytes. A
-    classifier of another code base takes RGB images in [-1, 1]: its own mean and standard deviation
-    become part of the weights. A DETR takes images in [0, 1] less its task's `mean`, divided by its
-    `std`, which are logged, and a mask of the pixels that are not padding.
+    classifier of another code base takes RGB images in [-1, 1], as its own mean and standard
+    deviation become part of the weights. A DETR takes images in [0, 1] minus its task's `mean`,
+    divided by its `std`, which are logged, and a mask of the pixels that are not padding.
     `read(path).value_range()` gives the numbers.
 
     Args:
-      path: a checkpoint of another code base (.npz, .safetensors, a folder with it, or the URL of
-        one, such as hf://google/vit-base-patch16-224; with a family in front if it is your own:
-        `my_lab.swin:FILE`), a run folder, or one of its `checkpoints/STEP`, or `checkpoints/best`.
-      image_size: side, or height and width, in pixels of the images to come; by default those that
-        its files prepare, or else those that the checkpoint was made for.
+      path: a checkpoint of another code base (.npz, .safetensors, a folder with one, or a URL such
+        as hf://google/vit-base-patch16-224; FAMILY:FILE for a family of your own, such as
+        `my_lab.swin:FILE`), a run folder, or its `checkpoints/STEP` or `checkpoints/best`.
+      image_size: side, or height and width, of your images in pixels. Defaults to the size that
+        the checkpoint's files prepare, or else the size that it was trained for.
       num_classes: size of the head; a head that the checkpoint lacks starts at zero.
-      mean, std: normalization of another code base's checkpoint: of images in [0, 1], a number or
-        one for each channel. Defaults to the `preprocessor_config.json` next to the file. Not of a
-        DETR: `read` takes them, for its task.
-      positions: interpolation of position embeddings for images of another size: 'bilinear',
-        'bicubic' or 'antialiased' bicubic. By default that of the code base that the checkpoint
-        comes from: of vision_transformer and runs, of transformers, of timm.
-      allowed: modules of your own that the config of a run may name, as `['my_lab']`.
-      device: that programs with `model.apply` will run on, as `jax.devices()[0]`: a TPU's attention
-        is then a kernel, where that applies (docs/kernels.md). By default it is XLA's, which runs
-        on arrays that are split over devices.
+      mean, std: normalization of images in [0, 1] by another code base's checkpoint, a number or
+        one per channel. Defaults to the `preprocessor_config.json` next to the file. Not for a
+        DETR: pass them to `read`.
+      positions: interpolation of position embeddings for another image size: 'bilinear',
+        'bicubic' or 'antialiased' bicubic. Defaults to the interpolation of the checkpoint's code
+        base: vision_transformer (and runs), transformers, or timm.
+      allowed: modules of your own that the config of a run may name, such as `['my_lab']`.
+      device: the device that `model.apply` will run on, such as `jax.devices()[0]`. On a TPU,
+        attention then uses a kernel where one applies (docs/kernels.md). By default it uses XLA,
+        which also supports arrays that are split over devices.
 
     Returns:
       The Linen module, built with keywords that fit the checkpoint, and {'params': ...} with the
       run's other collections, as numpy arrays for `model.apply(variables, *inputs)`.
 
     Raises:
-      UserError: if there is no such file, or its kind is unknown; if its parameters make no whole
-        model; if the images cannot be cut into patches; if a run's config names code from outside
-        of this package that is not allowed.
+      UserError: if the file is missing or of unknown kind, its parameters do not form a complete
+        model, the images cannot be cut into patches, or a run's config names code outside of this
+        package that is not allowed.
     """
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     if positions:
@@ -95,8 +94,8 @@ def load(
     if own := own_normalization(stored):
         if mean is not None:
             raise UserError(
-                f'{path}: mean and std cannot be folded into a {stored.config.model.name}, whose '
-                'inputs read(path, mean=..., std=...).task.inputs makes'
+                f'{path}: mean and std cannot be folded into a {stored.config.model.name}: make '
+                'its inputs by read(path, mean=..., std=...).task.inputs'
             )
         _log.warning('%s: %s', stored.source, own)
     trained = adapt_model(stored, size, num_classes)
@@ -118,8 +117,8 @@ def read(
 
     Args:
       path, mean, std, image_size, allowed: as for `load`.
-      step: of a run, if `path` names none: a kept checkpoint, or 'best'; the newest by default.
-      average: of a run, the number of checkpoints to average, that of `step` and those before.
+      step: of a run, if `path` names none: a kept checkpoint, or 'best'. Defaults to the newest.
+      average: of a run, the number of checkpoints to average, up to `step`.
 
     Raises:
       UserError: as `load`, or if there are no such checkpoints.
@@ -127,7 +126,7 @@ def read(
     if (found := locate(path)) is None:
         return interop.read(path, mean, std, image_size)
     if mean is not None or std is not None:
-        raise UserError(f'{path}: mean and std are for checkpoints of others, not for a run')
+        raise UserError(f'{path}: mean and std apply to other code bases, not to a run')
     folder, named = found
     return _read_run(folder, named if named is not None else step, average, allowed)
 
@@ -140,7 +139,7 @@ def open_run(
     average: int = 1,
     allowed: Sequence[str] = (),
 ) -> TrainedModel:
-    """Open the model of a run folder; raises UserError for any other path, or as `open_model`."""
+    """Open the model of a run folder; raise UserError for any other path, or as `open_model`."""
     read_config(workdir, allowed)
     folder = paths.absolute(workdir) / run_folder.CHECKPOINTS
     return adapt_model(_read_run(folder, step, average, allowed), image_size)
@@ -157,17 +156,17 @@ def open_model(
 ) -> TrainedModel:
     """Read any checkpoint, ready for images of `image_size`.
 
-    If it has no transforms, images are resized and cropped to the size that it was made for. Those
-    of images of another size are `preprocessing.resized`.
+    A checkpoint without transforms gets a resize and crop to its own size. For another image size
+    its transforms change by `preprocessing.resized`.
 
     Args:
       path, allowed: as for `load`.
-      image_size: height and width in pixels of the images to come; the model's own by default.
+      image_size: height and width of your images in pixels. Defaults to the model's own.
       step, average: of a run, as for `read`.
-      stored: its record from `read`, if it was read before.
+      stored: the result of `read`, if it was read before.
 
     Raises:
-      UserError: as `load`, or if the size of the images is unknown.
+      UserError: as `load`, or if the image size is unknown.
     """
     stored = stored or read(
         path, step=step, average=average, image_size=image_size, allowed=allowed
@@ -189,14 +188,14 @@ def open_model(
 
 
 def locate(path: Path) -> tuple[pathlib.Path, Step] | None:
-    """A run's folder of checkpoints, and the step if `path` names one; None if it is not a run's.
+    """Find a run's folder of checkpoints, and the step if `path` names one; None for other paths.
 
     Raises:
       UserError: if object storage cannot be reached.
     """
     path = paths.path(path)
     if paths.is_remote(path) and path.name.partition(':')[0].endswith(('.npz', '.safetensors')):
-        return None  # a file, whose copy in the cache may do without the network
+        return None  # a file; a cached copy needs no network
     with paths.reaching(path):
         if (path / run_folder.CHECKPOINTS).is_dir():
             return path / run_folder.CHECKPOINTS, None
@@ -209,11 +208,11 @@ def locate(path: Path) -> tuple[pathlib.Path, Step] | None:
 
 
 def read_config(workdir: Path, allowed: Sequence[str] = ()) -> ConfigDict:
-    """The config stored in a run folder, checked so that its names may be imported.
+    """Read the config of a run folder, and check that its names may be imported.
 
     Args:
       workdir: the run folder.
-      allowed: modules of the user's own that the config may name.
+      allowed: the user's modules that the config may name.
 
     Raises:
       UserError: if the folder holds no run, or its config names code that is not allowed.
@@ -224,7 +223,7 @@ def read_config(workdir: Path, allowed: Sequence[str] = ()) -> ConfigDict:
 
 
 def stored_config(workdir: Path) -> ConfigDict:
-    """The config stored in a run folder, for reading only: its names may be anybody's code.
+    """Read the config of a run folder without importing its names, which may be anyone's code.
 
     Its vocabulary is the one in the folder.
 
@@ -233,15 +232,13 @@ def stored_config(workdir: Path) -> ConfigDict:
     """
     folder = paths.path(workdir)
     if (stored := run_folder.read_config(folder)) is None:
-        raise UserError(
-            f'--workdir {str(workdir)!r} holds no run: there is no {run_folder.CONFIG} in it'
-        )
+        raise UserError(f'--workdir {str(workdir)!r} holds no run: it has no {run_folder.CONFIG}')
     require_run(stored, str(folder / run_folder.CONFIG))
     return _with_kept_vocab(from_dict(stored), folder)
 
 
 def _with_kept_vocab(config: ConfigDict, folder: paths.Path) -> ConfigDict:
-    """The config, changed in place, with the vocabulary in the run folder, if that has one."""
+    """Point the config, in place, to the vocabulary in the run folder, if there is one."""
     kept = folder / run_folder.VOCAB
     for section in (config.data, *config.evals.values()):
         if 'vocab' in section and kept.is_file():
@@ -250,7 +247,7 @@ def _with_kept_vocab(config: ConfigDict, folder: paths.Path) -> ConfigDict:
 
 
 def backbone(trained: TrainedModel) -> TrainedModel:
-    """The part that other tasks start from, by the model's `transferable`; else all of it."""
+    """The part that other tasks start from, see the model's `transferable`; by default all."""
     if (found := trained.model.transferable()) is None:
         return trained
     keywords, parts = found
@@ -264,10 +261,10 @@ def backbone(trained: TrainedModel) -> TrainedModel:
 def adapt_model(
     trained: TrainedModel, image_size: Size | None = None, num_classes: int | None = None
 ) -> TrainedModel:
-    """The same model for images of another size or other classes; logs its notes.
+    """Adapt a model to another image size or other classes, and log its notes.
 
     Raises:
-      UserError: if its parameters make no whole model, or images of this size do not fit it.
+      UserError: if its parameters do not form a complete model, or the image size does not fit it.
     """
     if trained.step is not None and image_size is None and num_classes is None:
         return trained
@@ -281,7 +278,7 @@ def adapt_model(
 
     def init() -> PyTree:
         example = {name: jnp.zeros((1, *s.shape), s.dtype) for name, s in spec.items()}
-        return step_lib.init_variables(trained.model, trained.task, example, 0)['params']
+        return init_variables(trained.model, trained.task, example, 0)['params']
 
     params, _ = adapt.adapt_checkpoint(trained, trained.model, jax.eval_shape(init), size)
     return dataclasses.replace(
@@ -295,15 +292,15 @@ def adapt_model(
 def _read_run(
     folder: pathlib.Path, step: Step, average: int, allowed: Sequence[str]
 ) -> TrainedModel:
-    """The run with checkpoints in `folder`; its config is in a checkpoint if there is no file."""
+    """Read the run with checkpoints in `folder`; without a config file, use the checkpoint's."""
     kept = (folder.parent / run_folder.CONFIG).is_file()
     config = read_config(folder.parent, allowed) if kept else None
     found, variables, meta = checkpointer.load_mean(folder, step, average)
     if config is None:
         if 'config' not in meta:
             raise UserError(
-                f'{folder.parent} has neither a {run_folder.CONFIG} nor the checkpoint '
-                f'{folder / str(found)} a config: restore the file from a copy'
+                f'{folder.parent} has no {run_folder.CONFIG}, and the checkpoint '
+                f'{folder / str(found)} has no config: restore the file from a copy'
             )
         require_allowed(meta['config'], allowed, f'the checkpoint {folder / str(found)}')
         config = _with_kept_vocab(from_dict(meta['config']), folder.parent)
@@ -332,12 +329,12 @@ def _read_run(
 def _require_unedited(
     config: ConfigDict, folder: pathlib.Path, step: int, saved: Mapping[str, Any] | None
 ) -> None:
-    """Compare the config of a run folder with that in a checkpoint, which older code left out.
+    """Compare a run folder's config with the checkpoint's, which older checkpoints lack.
 
-    Evaluations may also be those of the newest checkpoint: a resumed run may have others.
+    Evaluations may also match the newest checkpoint, as a resumed run may change them.
 
     Raises:
-      UserError: if it makes another function of the weights, or prepares other inputs; names the
+      UserError: if it changes the function of the weights or the preparation of inputs; names the
         key and both values.
     """
     if not isinstance(saved, Mapping):

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax import step as step_lib
 from vit_jax.data import batches, vocabulary
 from vit_jax.data.records import example_rng
 from vit_jax.data.transforms import only_text_transforms, parse_transforms
@@ -19,6 +18,7 @@ from vit_jax.inference.load import Path, open_model
 from vit_jax.interop.trained import Size, TrainedModel
 from vit_jax.nn.maps import AttentionMap, ParameterPictures
 from vit_jax.runtime import target
+from vit_jax.step import make_attention_step, make_predict_step
 from vit_jax.viz.attention_pictures import matches_start
 from vit_jax.viz.photo import Photo
 
@@ -34,7 +34,7 @@ def predict(
     seed: int = 0,
     **options: Any,
 ) -> list[Prediction]:
-    """Predict for image files, which are read as the model's evaluation images are.
+    """Predict for image files, read like the model's evaluation images.
 
     Args:
       path: a run folder, or a checkpoint as for `vit_jax.load`.
@@ -48,7 +48,7 @@ def predict(
       `scores`, `labels` and `boxes` for a DETR.
 
     Raises:
-      UserError: if the model or a file cannot be read, or the task predicts nothing.
+      UserError: if the model or a file cannot be read, or the task has no predictions.
     """
     trained = open_model(path, image_size, **options)
     return predict_photos(trained, read_photos(trained, files, image_size), seed)
@@ -59,7 +59,7 @@ def read_photos(
     files: Sequence[str | os.PathLike[str]],
     image_size: Size | None = None,
 ) -> list[Photo]:
-    """Read files as a model's evaluation images; the arguments are those of `predict`."""
+    """Read files like a model's evaluation images; for the arguments see `predict`."""
     reader = photo_reader(trained)
     return [reader.read(os.fspath(file), image_size) for file in files]
 
@@ -67,7 +67,7 @@ def read_photos(
 def predict_photos(
     trained: TrainedModel, photos: Sequence[Photo], seed: int = 0
 ) -> list[Prediction]:
-    """{name: array} for each photo; raises UserError if the task predicts nothing."""
+    """Predict {name: array} for each photo; raise UserError if the task has no predictions."""
     predict_one = predictor(trained, seed)
     return [predict_one(photo.fields, photo.number) for photo in photos]
 
@@ -75,14 +75,14 @@ def predict_photos(
 def predictor(trained: TrainedModel, seed: int = 0) -> Callable[[Example, int], Prediction]:
     """A compiled function (example, number) -> {name: array} for this example.
 
-    Random draws of the task are a function of the seed and the number.
+    The task's random draws depend only on the seed and the number.
 
     Raises:
-      UserError: if the task predicts nothing.
+      UserError: if the task has no predictions.
     """
     if not trained.task.predicts:
         raise UserError(f'task {trained.config.task.name!r} has no predictions')
-    compiled = target.compiled(step_lib.make_predict_step(trained.model, trained.task, seed=seed))
+    compiled = target.compiled(make_predict_step(trained.model, trained.task, seed=seed))
 
     def predict_one(example: Example, index: int) -> Prediction:
         predictions, _ = compiled(trained.variables, batch_of_one(example, index))
@@ -94,7 +94,7 @@ def predictor(trained: TrainedModel, seed: int = 0) -> Callable[[Example, int], 
 def batch_of_one(
     example: Example, index: int = 0, slots: tuple[int, ...] = ()
 ) -> dict[str, np.ndarray]:
-    """A batch with only this example, in the first of the `slots` of a row; see `Plan.slots`."""
+    """A batch with only this example, in the first of a row's `slots`; see `Plan.slots`."""
     batch = {name: np.asarray(value)[None] for name, value in example.items()}
     padding, indices, mask = batches.empty_batch({}, 1, slots)
     indices[0, 0], mask[0, 0] = index, 1
@@ -102,13 +102,13 @@ def batch_of_one(
 
 
 def text_encoder(trained: TrainedModel) -> Callable[[str, str], np.ndarray] | None:
-    """A function (field, text) -> ids, by the transforms of the model's evaluation.
+    """A function (field, text) -> ids by the model's evaluation transforms.
 
-    It raises UserError for an empty text, or ids that the model lacks. None if the model has no
-    vocabulary.
+    It raises UserError for an empty text, or ids outside of the model's vocabulary. None if the
+    model has no vocabulary.
 
     Raises:
-      UserError: if texts end otherwise than the model expects.
+      UserError: if the vocabulary ends texts otherwise than the model expects.
     """
     if trained.vocab is None:
         return None
@@ -120,8 +120,8 @@ def text_encoder(trained: TrainedModel) -> Callable[[str, str], np.ndarray] | No
         ids = steps({field: text}, example_rng(0, 0))[field]
         if size and ids.max() >= size:
             raise UserError(
-                f'{trained.path}: {text!r} has the id {ids.max()}, and the model has {size} of '
-                'them: take the vocabulary of the model'
+                f'{trained.path}: {text!r} has the id {ids.max()}, but the model has {size} ids: '
+                'use its own vocabulary'
             )
         return ids
 
@@ -134,12 +134,12 @@ def predict_with_attention(
     """The model's outputs for a batch, and the attention maps of all its layers.
 
     Raises:
-      UserError: if the model has none.
+      UserError: if the model has no attention.
     """
     if not run.model.attends:
         raise UserError(f'model {run.config.model.name!r} has no attention to draw')
 
-    compiled = jax.jit(step_lib.make_attention_step(run.model, run.task))
+    compiled = jax.jit(make_attention_step(run.model, run.task))
     outputs, intermediates, inputs = compiled(run.variables, dict(batch))
     return outputs, run.model.attention_maps(intermediates, *inputs)
 
@@ -149,10 +149,10 @@ def parameter_pictures(run: TrainedModel, pattern: str) -> list[ParameterPicture
 
     Args:
       run: the model.
-      pattern: a regular expression for the beginning of the names.
+      pattern: a regular expression for the start of the names.
 
     Raises:
-      UserError: if the model has no pictures, or none with such a name.
+      UserError: if the model has no pictures, or none with a matching name.
     """
     found = run.model.parameter_pictures(run.params, run.image_size)
     if not found:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from vit_jax import step as step_lib
 from vit_jax.data import sources, vocabulary
 from vit_jax.data.records import example_rng
 from vit_jax.data.transforms import Transforms, parse_transforms
@@ -19,8 +18,9 @@ from vit_jax.errors import UserError
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.ops.search import Search, decode
 from vit_jax.runtime import target
+from vit_jax.step import stream_keys
 
-SORT_WINDOW = 4096  # sentences that are sorted by their lengths together
+SORT_WINDOW = 4096  # sentences that are batched by length together
 
 
 class Sentence(NamedTuple):
@@ -28,7 +28,7 @@ class Sentence(NamedTuple):
 
     Attributes:
       ids: int32 [n], with the end token; empty for a blank line.
-      cut: the end of a line that is longer than any that the model was trained on; else empty.
+      cut: the truncated end of a line longer than those of training; else empty.
     """
 
     ids: np.ndarray
@@ -51,11 +51,11 @@ class Translation(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SentenceReader:
-    """Tokenizes sentences the way a run tokenizes its evaluation data.
+    """Tokenizer of sentences that works like a run's evaluation data.
 
     Attributes:
       transforms: of the first evaluation, with the tokenizer.
-      bounds: lengths in tokens that batches are padded to; the last is the maximum.
+      bounds: lengths in tokens that batches are padded to, in ascending order.
     """
 
     transforms: Transforms
@@ -83,24 +83,20 @@ class SentenceReader:
         return Sentence(ids, self.vocab.decode(whole[kept:]))
 
     def read_whole(self, line: str, side: str = 'source') -> np.ndarray:
-        """The ids [n] of a line, which must be neither empty nor too long.
-
-        Raises:
-          UserError: if it is empty or too long, or as `read`.
-        """
+        """The ids [n] of a line; raise UserError if it is empty or too long, or as `read`."""
         ids, cut = self.read(line, side)
         if not len(ids):
             raise UserError(f'the {side} sentence is empty')
         if cut:
             raise UserError(
-                f'the {side} sentence is longer than the {len(ids) - 1} tokens that the model has '
-                f'seen: leave out {cut!r}'
+                f'the {side} sentence is longer than the {len(ids) - 1} tokens of the training '
+                f'data: leave out {cut!r}'
             )
         return ids
 
 
 def sentence_reader(run: TrainedModel) -> SentenceReader:
-    """The reader for a run's model; does not need the data.
+    """The reader for a run's model; it does not need the data.
 
     Raises:
       UserError: if the run does not translate text.
@@ -118,14 +114,14 @@ def sentence_reader(run: TrainedModel) -> SentenceReader:
 
 @dataclasses.dataclass(frozen=True)
 class Translator:
-    """Translates sentences in batches of few shapes.
+    """Translator of sentences in batches of few shapes.
 
     Attributes:
       run: a trained encoder-decoder.
-      reader: that of the run.
+      reader: of the run.
       search: the decoding method.
-      batch_size: sentences at once.
-      seed: of samples, which are a function of it, the line's number and the sentence.
+      batch_size: in sentences.
+      seed: of samples, which depend only on it, the line's number and the sentence.
     """
 
     run: TrainedModel
@@ -135,10 +131,7 @@ class Translator:
     seed: int = 0
 
     def __call__(self, sentences: Sequence[Sentence]) -> Iterator[list[Translation]]:
-        """The translations of each sentence, the best first; none for an empty one.
-
-        They come in the order of the sentences, which are batched by length within a window.
-        """
+        """Yield the translations of each sentence in order, the best first; none if it is empty."""
         for first in range(0, len(sentences), SORT_WINDOW):
             found: dict[int, list[Translation]] = {}
             window = range(first, min(first + SORT_WINDOW, len(sentences)))
@@ -149,7 +142,7 @@ class Translator:
     def batches(
         self, sentences: Sequence[Sentence], window: range
     ) -> Iterator[tuple[int, list[int], int]]:
-        """Batches as (length, numbers of the sentences, rows), with few row counts per length."""
+        """Yield batches as (length, sentence numbers, rows), with few row counts per length."""
         low = 0
         for high in self.reader.bounds:
             members = [i for i in window if low < len(sentences[i].ids) <= high]
@@ -179,7 +172,7 @@ class Translator:
     def _compiled(self) -> Callable[..., Any]:
         def translate(variables: Any, source: jax.Array, seeds: jax.Array) -> Any:
             key = jax.random.key(self.seed)
-            streams = step_lib.stream_keys(key, self.run.task.rngs)
+            streams = stream_keys(key, self.run.task.rngs)
             apply = functools.partial(self.run.model.apply, variables, rngs=streams)
             keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, seeds)
             return decode(apply, source, self.search, keys)
@@ -190,7 +183,7 @@ class Translator:
 def default_translation(
     run: TrainedModel, reader: SentenceReader, source: np.ndarray
 ) -> np.ndarray:
-    """The ids [m] of a run's own translation of a source [n], by the search of its task."""
+    """Translate a source [n] by the search of the run's task; return the ids [m]."""
     translate = Translator(run, reader, run.task.decoding)
     (found,) = translate([Sentence(source, '')])
     return np.array(found[0].tokens, np.int32)

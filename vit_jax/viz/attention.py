@@ -1,7 +1,8 @@
 """Attention weights as heat maps over the image.
 
-Weights are numpy arrays [L, H, Q, K]: layers, heads, queries, keys; every row sums to one. Tokens
-of an image are those outside of the grid, such as a class token, then its patches row by row.
+Weights are numpy arrays [L, H, Q, K]: layers, heads, queries, keys; every row sums to one. An
+image's tokens are first those outside of the grid, such as a class token, then its patches row by
+row.
 """
 
 from __future__ import annotations
@@ -23,33 +24,91 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
     from matplotlib.patches import Rectangle
 
-Grid = tuple[int, ...]  # (rows, columns) of patches, or (tokens,) for those without a place
+Grid = tuple[int, ...]  # (rows, columns) of patches, or (tokens,) for tokens without a position
 Weights = Float[np.ndarray, 'L H Q K']
 WIDTH = 1350  # pixels of a whole picture when saved
 
 
-@functools.cache
-def _colors() -> ListedColormap:
-    """A color map without its black and its nearly white end, which images may have too."""
-    from matplotlib import colormaps
-    from matplotlib.colors import ListedColormap
+def draw_layers(
+    image: UInt8[np.ndarray, 'Y X 3'],
+    weights: Weights,
+    query_grid: Grid,
+    key_grid: Grid,
+    *,
+    layer: int = -1,
+    query: Grid | None = None,
+    title: str = '',
+    seen: tuple[int, int] | None = None,
+    to_itself: bool = True,
+) -> Figure:
+    """Draw one query: the image, the rollout, all layers, and the heads of one layer.
 
-    return ListedColormap(colormaps['inferno'](np.linspace(0.05, 0.95, 256)))
+    The rollout is left out if queries and keys are different tokens.
 
+    Args:
+      image: before the task's normalization.
+      weights: of one example.
+      query_grid, key_grid: see `heat_map`.
+      layer: the layer of the heads, counted from 0, or from the end if negative.
+      query: see `heat_map`.
+      title: printed above everything.
+      seen: height and width in pixels of the part of `image` to draw, which is not padding.
+      to_itself: whether queries and keys are the same tokens.
 
-def rollout(weights: Float[np.ndarray, 'L H N N']) -> Float[np.ndarray, 'N N']:
-    """Attention rollout: the share of each input token in each output token through all layers.
-
-    The mean over heads, plus the identity for the residual connection, rows normalized
-    to one, and multiplied from the last layer to the first (Abnar & Zuidema 2020,
-    arXiv:2005.00928, section 3, as in figure 6 of the ViT paper).
+    Raises:
+      UserError: if the model has no such layer, or the grid no such query.
     """
-    mixed = weights.mean(axis=1) + np.eye(weights.shape[-1])
-    mixed /= mixed.sum(axis=-1, keepdims=True)
-    result = mixed[0]
-    for layer in mixed[1:]:
-        result = layer @ result
-    return result
+    chosen = layer_index(len(weights), layer)
+    layers = heat_map(weights.mean(axis=1), query_grid, key_grid, query)
+    large = {'input': image, f'layer {chosen}, mean of heads': overlay(image, layers[chosen])}
+    if to_itself and query_grid == key_grid and weights.shape[-1] == weights.shape[-2]:
+        heat = heat_map(rollout(weights), query_grid, key_grid, query)
+        large['rollout'] = overlay(image, heat)
+    heads = heat_map(weights[chosen], query_grid, key_grid, query)
+    heads_of = {f'head {i}': heat for i, heat in enumerate(heads)}
+    sections = {f'Heads of layer {chosen}': _overlays(image, heads_of)}
+    if len(layers) > 1:  # else it is among the large ones
+        heading = 'Layers, mean of heads (each map is scaled to its own maximum)'
+        each = {f'layer {i}': heat for i, heat in enumerate(layers)}
+        sections = {heading: _overlays(image, each), **sections}
+    marker = _query_frame(image, query_grid, query)
+    return _draw_page(title, large, sections, marker, seen)
+
+
+def draw_queries(
+    image: UInt8[np.ndarray, 'Y X 3'],
+    weights: Weights,
+    key_grid: Grid,
+    *,
+    layer: int = -1,
+    head: int | None = None,
+    title: str = '',
+    names: Mapping[int, str] | None = None,
+    seen: tuple[int, int] | None = None,
+) -> Figure:
+    """Draw all queries of one layer, for decoders whose queries have no position in the image.
+
+    Args:
+      image: before the task's normalization.
+      weights: of one example.
+      key_grid: rows and columns of the patches that are attended to.
+      layer: counted from 0, or from the end if negative.
+      head: one of its heads; None for their mean.
+      title: printed above everything.
+      names: {index: name} of the queries to draw; None for all.
+      seen: see `draw_layers`.
+
+    Raises:
+      UserError: if the model has no such layer, or the layer no such head.
+    """
+    chosen, words = layer_weights(weights, layer, head)
+    height, width = key_grid
+    maps = chosen[:, chosen.shape[1] - height * width :].reshape(-1, height, width)
+    large = {'input': image, 'mean of all queries': overlay(image, maps.mean(axis=0))}
+    names = dict.fromkeys(range(len(maps)), '') if names is None else names
+    each = {f'query {i}: {name}' if name else f'query {i}': maps[i] for i, name in names.items()}
+    heading = f'Queries of {words} (each map is scaled to its own maximum)'
+    return _draw_page(title, large, {heading: _overlays(image, each)}, None, seen)
 
 
 def heat_map(
@@ -86,115 +145,24 @@ def _query_index(query: Grid, grid: Grid) -> int:
     if not inside:
         name = ','.join(map(str, query))
         size = ' x '.join(map(str, grid))
-        what = 'patches' if len(grid) == 2 else 'queries'
-        raise UserError(f'the query {name} is outside of the grid of {size} {what}')
+        unit = 'patches' if len(grid) == 2 else 'queries'
+        raise UserError(f'the query {name} is outside of the grid of {size} {unit}')
     return int(np.ravel_multi_index(query, grid))
 
 
-def overlay(
-    image: UInt8[np.ndarray, 'Y X 3'], heat: Float[np.ndarray, 'h w']
-) -> UInt8[np.ndarray, 'Y X 3']:
-    """The heat map over a darkened gray image, which shows through even at the map's maximum."""
-    height, width = image.shape[:2]
-    smooth = Image.fromarray(heat.astype(np.float32)).resize(
-        (width, height), Image.Resampling.BICUBIC
-    )
-    strength = np.clip(np.asarray(smooth) / max(heat.max(), 1e-12), 0, 1)
-    gray = 0.6 * (image.mean(axis=-1, keepdims=True) / 255) * np.ones(3)
-    color = _colors()(strength)[..., :3]
-    alpha = 0.75 * strength[..., None]
-    return np.round(255 * ((1 - alpha) * gray + alpha * color)).astype(np.uint8)
+def rollout(weights: Float[np.ndarray, 'L H N N']) -> Float[np.ndarray, 'N N']:
+    """Attention rollout: the share of each input token in each output token through all layers.
 
-
-def _overlays(
-    image: UInt8[np.ndarray, 'Y X 3'], maps: Mapping[str, Float[np.ndarray, 'h w']]
-) -> dict[str, np.ndarray]:
-    """Small pictures of maps, over an image reduced to the pixels that can be seen."""
-    factor = max(1, min(image.shape[:2]) * choose_columns(len(maps), 3) // WIDTH)
-    small = np.asarray(Image.fromarray(image).reduce(factor))
-    return {name: overlay(small, heat) for name, heat in maps.items()}
-
-
-def draw_layers(
-    image: UInt8[np.ndarray, 'Y X 3'],
-    weights: Weights,
-    query_grid: Grid,
-    key_grid: Grid,
-    *,
-    layer: int = -1,
-    query: Grid | None = None,
-    title: str = '',
-    seen: tuple[int, int] | None = None,
-    to_itself: bool = True,
-) -> Figure:
-    """Draw one query: the image, the rollout, all layers, and the heads of one layer.
-
-    The rollout is left out if queries and keys are different tokens.
-
-    Args:
-      image: as a person sees it.
-      weights: of one example.
-      query_grid, key_grid: see `heat_map`.
-      layer: the layer of the heads, counted from 0, or from the end if negative.
-      query: see `heat_map`.
-      title: printed above everything.
-      seen: height and width in pixels of the part of `image` that is not padding; only it is drawn.
-      to_itself: whether queries and keys are the same tokens.
-
-    Raises:
-      UserError: if the model has no such layer, or the grid no such query.
+    The mean over heads, plus the identity for the residual connection, rows normalized
+    to one, and multiplied from the last layer to the first (Abnar & Zuidema 2020,
+    arXiv:2005.00928, section 3, as in figure 6 of the ViT paper).
     """
-    chosen = layer_index(len(weights), layer)
-    layers = heat_map(weights.mean(axis=1), query_grid, key_grid, query)
-    large = {'input': image, f'layer {chosen}, mean of heads': overlay(image, layers[chosen])}
-    if to_itself and query_grid == key_grid and weights.shape[-1] == weights.shape[-2]:
-        heat = heat_map(rollout(weights), query_grid, key_grid, query)
-        large['rollout'] = overlay(image, heat)
-    heads = heat_map(weights[chosen], query_grid, key_grid, query)
-    heads_of = {f'head {i}': heat for i, heat in enumerate(heads)}
-    sections = {f'Heads of layer {chosen}': _overlays(image, heads_of)}
-    if len(layers) > 1:  # else it is among the large ones
-        heading = 'Layers, mean of heads (each map is scaled to its own maximum)'
-        each = {f'layer {i}': heat for i, heat in enumerate(layers)}
-        sections = {heading: _overlays(image, each), **sections}
-    marker = _query_frame(image, query_grid, query)
-    return _draw_page(title, large, sections, marker, seen)
-
-
-def draw_queries(
-    image: UInt8[np.ndarray, 'Y X 3'],
-    weights: Weights,
-    key_grid: Grid,
-    *,
-    layer: int = -1,
-    head: int | None = None,
-    title: str = '',
-    names: Mapping[int, str] | None = None,
-    seen: tuple[int, int] | None = None,
-) -> Figure:
-    """Draw all queries of one layer, for decoders whose queries have no place in the image.
-
-    Args:
-      image: as a person sees it.
-      weights: of one example.
-      key_grid: rows and columns of the patches that are attended to.
-      layer: counted from 0, or from the end if negative.
-      head: one of its heads; None for their mean.
-      title: printed above everything.
-      names: {index: name} of the queries to draw; None for all.
-      seen: see `draw_layers`.
-
-    Raises:
-      UserError: if the model has no such layer, or the layer no such head.
-    """
-    chosen, words = layer_weights(weights, layer, head)
-    height, width = key_grid
-    maps = chosen[:, chosen.shape[1] - height * width :].reshape(-1, height, width)
-    large = {'input': image, 'mean of all queries': overlay(image, maps.mean(axis=0))}
-    names = dict.fromkeys(range(len(maps)), '') if names is None else names
-    each = {f'query {i}: {name}' if name else f'query {i}': maps[i] for i, name in names.items()}
-    heading = f'Queries of {words} (each map is scaled to its own maximum)'
-    return _draw_page(title, large, {heading: _overlays(image, each)}, None, seen)
+    mixed = weights.mean(axis=1) + np.eye(weights.shape[-1])
+    mixed /= mixed.sum(axis=-1, keepdims=True)
+    result = mixed[0]
+    for layer in mixed[1:]:
+        result = layer @ result
+    return result
 
 
 def layer_weights(
@@ -227,6 +195,39 @@ def layer_index(depth: int, layer: int) -> int:
     return layer % depth
 
 
+def overlay(
+    image: UInt8[np.ndarray, 'Y X 3'], heat: Float[np.ndarray, 'h w']
+) -> UInt8[np.ndarray, 'Y X 3']:
+    """Lay the heat map over a darkened gray image, which shows through even at the maximum."""
+    height, width = image.shape[:2]
+    smooth = Image.fromarray(heat.astype(np.float32)).resize(
+        (width, height), Image.Resampling.BICUBIC
+    )
+    strength = np.clip(np.asarray(smooth) / max(heat.max(), 1e-12), 0, 1)
+    gray = 0.6 * (image.mean(axis=-1, keepdims=True) / 255) * np.ones(3)
+    color = _colors()(strength)[..., :3]
+    alpha = 0.75 * strength[..., None]
+    return np.round(255 * ((1 - alpha) * gray + alpha * color)).astype(np.uint8)
+
+
+def _overlays(
+    image: UInt8[np.ndarray, 'Y X 3'], maps: Mapping[str, Float[np.ndarray, 'h w']]
+) -> dict[str, np.ndarray]:
+    """Lay maps over an image that is reduced to the visible pixels."""
+    factor = max(1, min(image.shape[:2]) * choose_columns(len(maps), 3) // WIDTH)
+    small = np.asarray(Image.fromarray(image).reduce(factor))
+    return {name: overlay(small, heat) for name, heat in maps.items()}
+
+
+@functools.cache
+def _colors() -> ListedColormap:
+    """A color map without its nearly black and white ends, which occur in images too."""
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap
+
+    return ListedColormap(colormaps['inferno'](np.linspace(0.05, 0.95, 256)))
+
+
 def _draw_page(
     title: str,
     large: dict[str, np.ndarray],
@@ -234,7 +235,7 @@ def _draw_page(
     marker: Rectangle | None,
     seen: tuple[int, int] | None = None,
 ) -> Figure:
-    """Large pictures with a color bar above sections of small ones."""
+    """Draw large pictures with a color bar above sections of small ones."""
     whole = large['input'].shape
     large, *others = (
         _crop_padding(pictures, whole, seen) for pictures in (large, *sections.values())
@@ -260,25 +261,14 @@ def _draw_page(
 
 
 def choose_columns(count: int, least: int) -> int:
-    """The number of columns, at least `least`, that leaves few places empty."""
+    """The number of columns, at least `least`, that leaves few cells empty."""
     return max(count, least) if count <= 6 else min((6, 8, 5, 4), key=lambda n: -count % n)
-
-
-def _add_color_bar(part: SubFigure) -> None:
-    """Draw the color bar beside the large pictures."""
-    from matplotlib.cm import ScalarMappable
-
-    scale = ScalarMappable(cmap=_colors())
-    bar = part.colorbar(scale, ax=part.axes, fraction=0.03, pad=0.01, aspect=30, ticks=[0, 0.5, 1])
-    bar.set_label("attention / the map's maximum", color=figures.FAINT, fontsize=8)
-    bar.ax.tick_params(labelsize=8, colors=figures.FAINT, length=0)
-    bar.outline.set_visible(False)
 
 
 def _crop_padding(
     pictures: dict[str, np.ndarray], whole: tuple[int, ...], seen: tuple[int, int] | None
 ) -> dict[str, np.ndarray]:
-    """Crop pictures of one scene to its part without padding in a picture of shape `whole`."""
+    """Crop padding off pictures of one scene; `whole` and `seen` are sizes with and without it."""
     if seen is None:
         return pictures
     shares = seen[0] / whole[0], seen[1] / whole[1]
@@ -310,3 +300,14 @@ def _query_frame(image: np.ndarray, grid: Grid, query: Grid | None) -> Rectangle
     side = image.shape[0] / grid[0], image.shape[1] / grid[1]
     corner = query[1] * side[1] - 0.5, query[0] * side[0] - 0.5
     return Rectangle(corner, side[1], side[0], fill=False, edgecolor=figures.COLORS[1], linewidth=2)
+
+
+def _add_color_bar(part: SubFigure) -> None:
+    """Draw the color bar beside the large pictures."""
+    from matplotlib.cm import ScalarMappable
+
+    scale = ScalarMappable(cmap=_colors())
+    bar = part.colorbar(scale, ax=part.axes, fraction=0.03, pad=0.01, aspect=30, ticks=[0, 0.5, 1])
+    bar.set_label("attention / the map's maximum", color=figures.FAINT, fontsize=8)
+    bar.ax.tick_params(labelsize=8, colors=figures.FAINT, length=0)
+    bar.outline.set_visible(False)

@@ -1,37 +1,45 @@
-"""Pictures of attention maps over an image, or between the tokens of two sentences."""
+"""Pictures of attention over an image or between sentences, and of learned parameters."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vit_jax.array_types import Float
 from vit_jax.errors import UserError, nearest
 from vit_jax.nn.maps import AttentionMap, ParameterPictures
 from vit_jax.ops.search import BOS
-from vit_jax.viz import alignment, attention, figures
+from vit_jax.viz import attention, figures
 from vit_jax.viz.photo import Context, Photo, Vocabulary
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-SIDE = 448  # pixels of the shorter side of a picture, at least
+    from vit_jax.viz.base import Viz
+
+SIDE = 448  # least pixels of a picture's shorter side
+SPACE = '\u2581'  # SentencePiece's mark for the space before a word
+TOKEN_CELL, TOKEN_MARGIN = 0.24, 1.6  # inches: of a token, and of the labels
+PAGE_WIDTH, MAX_COLUMNS = 9.0, 12  # inches; pictures side by side
+HEADING = 0.35  # inches
 
 
 @dataclasses.dataclass(frozen=True)
 class MapSelection:
-    """A choice of the maps of a model.
+    """The attention maps to draw.
 
     Attributes:
-      stack: a regular expression that their names begin with; '' for the last stack of layers.
+      stack: a regular expression for the start of their names; '' for the last stack of layers.
       layer: of the stack; -1 is the last.
       head: of the layer, for pictures of a single map; None for the mean over heads.
       query: in an image, (row, column) of a patch or (index,) of a query; () for the class token,
-        or the mean over all queries if there is none; None likewise, but with each query of a
-        decoder in a map of its own.
+        or without one the mean over all queries; None for the same, but for a decoder one map per
+        query.
     """
 
     stack: str = ''
@@ -40,42 +48,31 @@ class MapSelection:
     query: tuple[int, ...] | None = None
 
 
-@runtime_checkable
-class Viewer(Protocol):
-    """The part of `base.Viz` that these pictures use."""
-
-    def seen(self, picture: np.ndarray, /) -> np.ndarray: ...
-
-    def queries(
-        self, outputs: Mapping[str, Any], context: Context, /
-    ) -> Mapping[int, str] | None: ...
-
-
 def draw_on_photo(
     photo: Photo,
     outputs: Mapping[str, Any],
     maps: Sequence[AttentionMap],
-    viz: Viewer,
+    viz: Viz,
     context: Context,
     choice: MapSelection = MapSelection(),
 ) -> tuple[Figure, str]:
-    """A picture of the attention to an image, and a caption.
+    """Draw the attention to an image; return the figure and a caption.
 
     Args:
       photo: the image.
       outputs: of the model, for a batch that begins with it.
       maps: of the same batch, at least one.
-      viz: that of the task.
+      viz: of the task.
       context: of the data.
       choice: of the maps.
 
     Raises:
-      UserError: if there is no such map, layer, head or query, or it does not look at the image.
+      UserError: if the map, layer, head or query is missing, or the map does not cover the image.
     """
     stack = choose_stack(maps, choice.stack)
     weights, last = stack_weights(stack), stack[-1]
     if len(last.key_grid) != 2:
-        raise UserError(f'{last.name} does not look at the image: choose another with --map')
+        raise UserError(f'{last.name} does not attend to the image: choose another by --map')
     view, note = photo.view(SIDE), photo.note
     picture = viz.seen(view)
     if figures.has_colors(view) and not figures.has_colors(picture):
@@ -92,7 +89,7 @@ def draw_on_photo(
             picture, weights, last.key_grid, head=choice.head, names=names, **options
         )
     elif choice.head is not None:
-        raise UserError(f'--head {choice.head}: the heads of the layer are all drawn')
+        raise UserError(f'--head {choice.head}: all heads of the layer are drawn: leave it out')
     else:
         figure = attention.draw_layers(
             picture,
@@ -124,25 +121,25 @@ def draw_between_sentences(
     name: str,
     choice: MapSelection = MapSelection(),
 ) -> tuple[Figure, str]:
-    """A picture of the attention between two sentences or within one, and a caption.
+    """Draw the attention between two sentences or within one; return the figure and a caption.
 
     Args:
       source: ids [n].
       target: ids [m].
-      maps: of a batch that holds this pair alone, at least one.
+      maps: of a batch with only this pair, at least one.
       vocab: decodes the ids.
       name: of the model.
       choice: of the maps.
 
     Raises:
-      UserError: if there is no such map, layer or head.
+      UserError: if the map, layer or head is missing.
     """
     stack = choose_stack(maps, choice.stack)
     weights = stack_weights(stack)
     chosen, words = attention.layer_weights(weights, choice.layer, choice.head)
     (who, rows), (whom, columns) = sentence_axes(stack[-1], source, target)
     kind = 'self-attention' if whom.startswith(who) else 'attention'
-    figure = alignment.draw_token_map(
+    figure = draw_token_map(
         chosen,
         vocab.pieces(rows),
         vocab.pieces(columns),
@@ -154,16 +151,95 @@ def draw_between_sentences(
     return figure, line if who == 'source' else f'{line}; {vocab.decode(target)}'
 
 
+def sentence_axes(
+    attention_map: AttentionMap, source: np.ndarray, target: np.ndarray
+) -> tuple[tuple[str, np.ndarray], tuple[str, np.ndarray]]:
+    """(name, ids) of the queries and of the keys in a translation.
+
+    Args:
+      attention_map: of an encoder-decoder; its name tells the sides.
+      source: ids [n].
+      target: ids [m]. A token's row is the decoder's before it reads the token.
+    """
+    if attention_map.name.startswith('encoder'):
+        return ('source', source), ('source', source)
+    if attention_map.name.endswith('cross'):
+        return ('target', target), ('source', source)
+    return ('target', target), ('target before', np.append(np.int32(BOS), target[:-1]))
+
+
+def draw_token_map(
+    weights: Float[np.ndarray, 'N M'],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    names: tuple[str, str],
+    title: str = '',
+) -> Figure:
+    """Draw a map of weights, queries from top to bottom, keys from left to right.
+
+    Args:
+      weights: every row sums to one.
+      rows: the pieces of the queries.
+      columns: the pieces of the keys.
+      names: of the two axes, rows first.
+      title: printed above.
+    """
+    from matplotlib.colors import LinearSegmentedColormap
+
+    size = len(columns) * TOKEN_CELL + TOKEN_MARGIN, len(rows) * TOKEN_CELL + TOKEN_MARGIN
+    figure = figures.new_figure((max(size[0], 4.0), max(size[1], 2.5)))
+    axes = figure.add_subplot()
+    blues = LinearSegmentedColormap.from_list('weights', ['#ffffff', figures.COLORS[0], '#0b1f45'])
+    # Uniform weights should look pale.
+    top = max(0.5, float(weights.max()))
+    image = axes.imshow(weights, cmap=blues, vmin=0, vmax=top, interpolation='nearest')
+    _label_tokens(axes, rows, columns)
+    axes.set_ylabel(names[0], color=figures.FAINT)
+    axes.set_xlabel(names[1], color=figures.FAINT)
+    axes.xaxis.set_label_position('top')
+    bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02, aspect=30, shrink=0.6)
+    bar.ax.tick_params(labelsize=8, colors=figures.FAINT, length=0)
+    bar.outline.set_visible(False)
+    figure.suptitle(title, x=0.01, ha='left', fontsize=11, color=figures.INK)
+    return figure
+
+
+def _label_tokens(axes: Axes, rows: Sequence[str], columns: Sequence[str]) -> None:
+    """Label both axes with the pieces, and draw lines between words."""
+    style: dict[str, Any] = {'fontsize': 9, 'color': figures.INK}
+    axes.set_yticks(range(len(rows)), [_piece_label(piece) for piece in rows], **style)
+    axes.set_xticks(
+        range(len(columns)), [_piece_label(piece) for piece in columns], rotation=90, **style
+    )
+    axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
+    axes.set_yticks([i - 0.5 for i in _word_starts(rows)], minor=True)
+    axes.set_xticks([i - 0.5 for i in _word_starts(columns)], minor=True)
+    axes.grid(which='minor', color=figures.GRID, linewidth=1)
+    axes.tick_params(which='minor', length=0)
+    axes.spines[:].set_color(figures.GRID)
+
+
+def _word_starts(pieces: Sequence[str]) -> list[int]:
+    """Indices where words begin; the end of a sentence, `</s>`, counts as a word."""
+    return [i for i, piece in enumerate(pieces) if piece[:1] in (SPACE, '<')]
+
+
+def _piece_label(piece: str) -> str:
+    """The label of a piece; an open box for a lone space."""
+    return piece.replace(SPACE, '') or '\u2423'
+
+
 def choose_stack(maps: Sequence[AttentionMap], pattern: str = '') -> list[AttentionMap]:
-    """The maps of one stack of layers, whose names differ only in numbers.
+    """Choose the maps of one stack of layers, whose names differ only in numbers.
 
     Args:
       maps: of a model, in the order of its layers.
-      pattern: a regular expression that the names begin with, `decoder/.*cross`. If it matches
-        several stacks, the last is taken, which in a decoder attends to the input.
+      pattern: a regular expression for the start of the names, such as `decoder/.*cross`. Of
+        several stacks the last is taken, which in a decoder attends to the input.
 
     Raises:
-      UserError: if no name begins so.
+      UserError: if no name matches.
     """
     chosen = [m for m in maps if matches_start(pattern, m.name)]
     if not chosen:
@@ -174,7 +250,7 @@ def choose_stack(maps: Sequence[AttentionMap], pattern: str = '') -> list[Attent
 
 
 def matches_start(pattern: str, name: str) -> bool:
-    """Whether a name begins with a regular expression; raise UserError if that is invalid."""
+    """Whether a pattern matches the start of a name; raise UserError if the pattern is invalid."""
     try:
         return re.match(pattern, name) is not None
     except re.error as e:
@@ -182,7 +258,7 @@ def matches_start(pattern: str, name: str) -> bool:
 
 
 def stack_name(attention_map: AttentionMap) -> str:
-    """Strip numbers of layers: `decoder/block_3/cross` -> `decoder/block/cross`."""
+    """Strip layer numbers: `decoder/block_3/cross` -> `decoder/block/cross`."""
     return re.sub(r'_\d+(?=/|$)', '', attention_map.name)
 
 
@@ -191,34 +267,13 @@ def stack_weights(maps: Sequence[AttentionMap]) -> np.ndarray:
     return np.stack([np.asarray(m.weights)[0] for m in maps])
 
 
-def sentence_axes(
-    attention_map: AttentionMap, source: np.ndarray, target: np.ndarray
-) -> tuple[tuple[str, np.ndarray], tuple[str, np.ndarray]]:
-    """(name, ids) of the queries, and of the keys, in a translation.
-
-    Args:
-      attention_map: of an encoder-decoder, whose names give the sides.
-      source: ids [n].
-      target: ids [m]. The row of a token is that of the decoder before it reads the token.
-    """
-    if attention_map.name.startswith('encoder'):
-        return ('source', source), ('source', source)
-    if attention_map.name.endswith('cross'):
-        return ('target', target), ('source', source)
-    return ('target', target), ('target before', np.append(np.int32(BOS), target[:-1]))
-
-
-PAGE_WIDTH, MAX_COLUMNS = 9.0, 12  # inches; pictures side by side
-HEADING = 0.35  # inches
-
-
 def draw_parameters(
     parameters: Sequence[ParameterPictures], *, only: int | None = None, title: str = ''
 ) -> Figure:
     """Draw a section for each parameter, its pictures side by side.
 
-    Numbers are blue below zero, white at zero and red above, on one scale for each parameter,
-    given in its heading. RGB pictures are stretched to their own range.
+    Numbers are blue below zero, white at zero and red above, on one scale per parameter, shown in
+    its heading. RGB pictures are stretched to their own range.
 
     Args:
       parameters: at least one.

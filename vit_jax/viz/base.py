@@ -1,8 +1,8 @@
-"""The base of visualizations of a task: predictions for files, and examples of the data.
+"""The base class of a task's visualization: predictions for files, and examples of the data.
 
-`vit_jax/viz/<task>.py` has a class `Viz` derived from this one. Every method has a default, so
-that a task without a module of its own is shown too. `fields` and `prediction` are {name: array}
-of one example, named as in a batch and in the result of the task's `predict`.
+`vit_jax/viz/<task>.py` derives a class `Viz` from this one. Every method has a default, so that a
+task without a module of its own is shown too. `fields` and `prediction` are {name: array} of one
+example, named as in a batch and in the result of the task's `predict`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Picture = UInt8[np.ndarray, 'Y X 3']
-LINES = 5  # rows of an image, at most, that the default picture has
+LINES = 5  # most rows per image in the default picture
 Texts = list[dict[str, str]]  # rows of {column: text}
 
 
@@ -33,11 +33,11 @@ class Viz:
     """Visualization of a task in `predict`, `attention` and `data`, and during a run.
 
     Attributes:
-      columns: keys of `rows` that are columns in the table of `predict`; None for all.
+      columns: keys of `rows` that the table of `predict` shows; None for all.
       bar: a key with values in [0, 1] that the table draws as bars.
-      coco: keys of `rows` that a result in the format of COCO has besides its `image_id`; empty for
-        a task that finds no objects.
-      whole: whether the model sees whole files, squeezed to its size, instead of the crops of the
+      coco: keys of `rows` that a COCO result has besides `image_id`; empty for a task that does
+        not detect objects.
+      whole: whether the model sees whole files, squeezed to its size, instead of crops by the
         run's transforms.
       side: inches of each of the `panels`.
     """
@@ -51,20 +51,20 @@ class Viz:
     # The command `predict`.
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
-        """Add flags to `predict`, whose values are in `context.flags`; none by default."""
+        """Add flags to `predict`; their values are in `context.flags`. By default none."""
 
     def adapt_model(self, model: Any, context: Context) -> Any:
-        """The model to predict with, as changed by flags."""
+        """Change the model by flags."""
         del context
         return model
 
     def adapt_task(self, task: Any, context: Context) -> Any:
-        """The task to predict with, as changed by flags, whose texts `context.vocab` encodes."""
+        """Change the task by flags; `context.encode` tokenizes their texts."""
         del context
         return task
 
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
-        """The rows of the table and of the JSON; by default a summary of each array."""
+        """Rows of the table and the JSON; by default a summary of each array."""
         del photo, context
         return [
             {
@@ -81,8 +81,8 @@ class Viz:
     def draw(
         self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
     ) -> Figure:
-        """The picture that `--out FILE` writes; by default images with their rows as text, or the
-        `panels` of each file in a row.
+        """Draw the picture of `--out FILE`; by default a row of `panels` per file, or images with
+        their rows as text.
         """
         shown = [self.panels(*pair) for pair in zip(predictions, photos, strict=True)]
         if any(shown):
@@ -103,17 +103,17 @@ class Viz:
         return '  '.join(f'{v:.3f}' if isinstance(v, float) else str(v) for v in values)
 
     def image(self, prediction: Fields, photo: Photo, context: Context) -> Picture:
-        """The picture of one file that `--out FOLDER` writes; by default `draw` of it alone."""
+        """Draw the picture of one file for `--out FOLDER`; by default `draw` of it alone."""
         return figures.pixels(self.draw([prediction], [photo], context))
 
     # The command `attention`.
 
     def seen(self, picture: Picture) -> Picture:
-        """The part of a picture that the model sees, as its luminance; by default all of it."""
+        """Reduce a picture to what the model sees, such as its luminance; by default unchanged."""
         return picture
 
     def queries(self, outputs: Mapping[str, Any], context: Context) -> dict[int, str] | None:
-        """The queries of a decoder to draw, {index: name}; by default None, for all."""
+        """The decoder queries to draw, {index: name}; None, the default, for all."""
         del outputs, context
         return None
 
@@ -153,7 +153,7 @@ class Viz:
     # A run that shows examples of its evaluation.
 
     def texts(self, prediction: Fields, fields: Fields, context: Context) -> dict[str, str]:
-        """The row {column: text} of an example without an image; by default all its texts."""
+        """A row {column: text} for an example without an image; by default all its texts."""
         return {**context.texts(fields), **context.texts(prediction)}
 
     def show(
@@ -162,7 +162,7 @@ class Viz:
         examples: Sequence[Photo | Fields],
         context: Context,
     ) -> Figure | Texts:
-        """A picture for the writers of a run, or rows if examples have no images."""
+        """Draw a picture for the writers of a run, or return rows if examples have no images."""
         photos = [example for example in examples if isinstance(example, Photo)]
         if photos:
             return self.draw(predictions, photos, context)
@@ -176,7 +176,7 @@ class Viz:
         maps: Sequence[AttentionMap],
         context: Context,
     ) -> Figure | None:
-        """A picture of the model's attention to an example; by default None without an image.
+        """Draw the model's attention to an example; by default None without an image.
 
         Args:
           example: the first one of `show`.

@@ -1,4 +1,4 @@
-"""Pictures of several examples, as a grid of images or a table of texts, and of loading them."""
+"""Pictures of several examples, as a grid of images or a table of texts, and of their loading."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from vit_jax.viz import figures
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_ACROSS = 8  # at most, images in a row
+MAX_ACROSS = 8  # images in a row
 SIDE = 1.9  # inches of an image
-MIN_PIXELS = 128  # pixels of the shorter side of a picture in a row
+MIN_PIXELS = 128  # of the shorter side of a picture in a row
 LINE = 0.3  # inches of a line of text
 Panels = list[tuple[str, UInt8[np.ndarray, '_ _ C']]]  # pictures with titles
 
@@ -43,10 +43,10 @@ def draw_images(images: Sequence[np.ndarray], captions: Sequence[str]) -> Figure
 
 
 def draw_rows(rows: Sequence[Panels], names: Sequence[str], side: float = SIDE) -> Figure:
-    """Draw a row of pictures with titles for each file, whose name is part of the first title.
+    """Draw a row of titled pictures for each file; the first title includes its name.
 
     Args:
-      rows: the pictures of each file, all of one shape in a row.
+      rows: the pictures of each file, of one shape within a row.
       names: of the files.
       side: width of a picture in inches.
     """
@@ -66,7 +66,7 @@ def draw_rows(rows: Sequence[Panels], names: Sequence[str], side: float = SIDE) 
 
 
 def draw_texts(texts: Sequence[Mapping[str, str]]) -> Figure:
-    """Draw a table of sentences, {side: text} for each example."""
+    """Draw a table of sentences, with {side: text} for each example."""
     names = list(texts[0])
     figure = figures.new_figure((6.5 * len(names), LINE * (len(texts) + 2)))
     axes = figure.add_subplot()
@@ -81,10 +81,10 @@ def draw_texts(texts: Sequence[Mapping[str, str]]) -> Figure:
 
 
 def draw_stages(seconds: Mapping[str, float]) -> Figure:
-    """Draw a bar a stage, in the order of the stages from top to bottom.
+    """Draw a bar per stage, from top to bottom.
 
     Args:
-      seconds: of an example, by stage.
+      seconds: per example, by stage.
     """
     from matplotlib.figure import Figure
 
@@ -98,5 +98,5 @@ def draw_stages(seconds: Mapping[str, float]) -> Figure:
     axes.invert_yaxis()
     axes.margins(x=0.15)
     axes.grid(visible=False, axis='y')
-    axes.set_xlabel('milliseconds an example', color=figures.FAINT)
+    axes.set_xlabel('milliseconds per example', color=figures.FAINT)
     return figure

@@ -1,4 +1,4 @@
-"""Charts of what commands measure: chip costs, coordinate checks, goodput and confusion."""
+"""Charts of measurements: chip costs, coordinate checks, goodput and confusion matrices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,42 @@ from vit_jax.storage.times import Account
 from vit_jax.viz import figures
 
 GIB = 2**30
-MAX_PARTS = 14  # of the time; the others are one bar
+MAX_PARTS = 14  # of the time; the others share one bar
+TITLES = {'standard': 'standard', 'mup': 'muP'}
+BINS = 240
+TIME_COLORS = {
+    times.STEPS: '#149e78',
+    times.DATA: '#c8961a',
+    times.EVALUATION: '#2f6fde',
+    times.SAVING: '#a24bc4',
+    times.START: '#9aa1ae',
+    times.RESTORE: '#6f7787',
+    times.COMPILE: '#e2661a',
+    times.LOST: '#d43d6b',
+    times.BETWEEN: '#e4e6eb',
+    times.UNKNOWN: '#1f2430',
+}
+TIME_UNITS = ((3 * 86400, 86400, 'days'), (3 * 3600, 3600, 'hours'), (300, 60, 'minutes'))
+MAX_NAMED = 40  # classes, with room for their names
+MAX_NUMBERED = 15  # classes, with room for numbers in the cells
+SHARES = LinearSegmentedColormap.from_list('shares', ['white', figures.COLORS[0]])
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """The change of one layer's outputs by all steps.
+
+    Attributes:
+      parametrization: 'standard' or 'mup'.
+      times: multiple of the base model's widths.
+      layer: the path of a block, or an output of the model.
+      rms: root mean square over the entries, averaged over seeds.
+    """
+
+    parametrization: str
+    times: int
+    layer: str
+    rms: float
 
 
 def draw_chip_costs(
@@ -35,7 +70,7 @@ def draw_chip_costs(
       memory: bytes by content.
       usable: bytes of memory of a chip.
       seconds: by part of the model, the longest first.
-      beside: seconds of the copies that run in parallel, a pale bar.
+      beside: seconds of copies that run in parallel, drawn pale.
     """
     figure = Figure(figsize=(11, 4.8), layout='constrained')
     figure.suptitle(title, x=0.01, ha='left', fontsize=10, color=figures.FAINT)
@@ -65,28 +100,8 @@ def _draw_bars(axes: Axes, values: Mapping[str, float], color: str | Sequence[st
     axes.margins(x=0.12)
 
 
-TITLES = {'standard': 'standard', 'mup': 'muP'}
-
-
-@dataclasses.dataclass(frozen=True)
-class Change:
-    """The change of one layer's outputs by all steps.
-
-    Attributes:
-      parametrization: 'standard' or 'mup'.
-      times: widths, in those of the base model.
-      layer: the path of a block, or an output of the model.
-      rms: root mean square over the entries, averaged over seeds.
-    """
-
-    parametrization: str
-    times: int
-    layer: str
-    rms: float
-
-
 def draw_coordinates(changes: Sequence[Change], steps: int) -> Figure:
-    """Draw one panel a parametrization on the same axes, and a line for each layer."""
+    """Draw a panel per parametrization on the same axes, with a line for each layer."""
     figure = figures.new_figure((9.0, 4.0))
     panels = figure.subplots(1, 2, sharey=True)
     low, high = min(c.rms for c in changes), max(c.rms for c in changes)
@@ -113,24 +128,8 @@ def _draw_parametrization(axes: Axes, changes: Sequence[Change], title: str) -> 
     axes.set_xlabel('widths, in those of the base model', color=figures.INK)
 
 
-BINS = 240
-TIME_COLORS = {
-    times.STEPS: '#149e78',
-    times.DATA: '#c8961a',
-    times.EVALUATION: '#2f6fde',
-    times.SAVING: '#a24bc4',
-    times.START: '#9aa1ae',
-    times.RESTORE: '#6f7787',
-    times.COMPILE: '#e2661a',
-    times.LOST: '#d43d6b',
-    times.BETWEEN: '#e4e6eb',
-    times.UNKNOWN: '#1f2430',
-}
-TIME_UNITS = ((3 * 86400, 86400, 'days'), (3 * 3600, 3600, 'hours'), (300, 60, 'minutes'))
-
-
 def draw_goodput(accounts: Mapping[str, Account]) -> Figure:
-    """Draw a panel for each run, by name: the share of each part in each moment."""
+    """Draw a panel per run: the share of each part of its time over time."""
     figure = Figure(figsize=(9, 1.2 + 1.7 * len(accounts)), layout='constrained')
     drawn: dict[str, None] = {}
     for i, (name, account) in enumerate(accounts.items()):
@@ -159,13 +158,8 @@ def draw_goodput(accounts: Mapping[str, Account]) -> Figure:
     return figure
 
 
-MAX_NAMED = 40  # classes that have room for names
-MAX_NUMBERED = 15  # classes that have room for numbers in the cells
-SHARES = LinearSegmentedColormap.from_list('shares', ['white', figures.COLORS[0]])
-
-
 def draw_confusion(matrix: Int[np.ndarray, 'C C'], names: Sequence[str], title: str) -> Figure:
-    """Draw the share of each true class (row) by predicted class (column), and numbers of examples.
+    """Draw the confusion matrix: shares of each true class, and numbers of examples.
 
     Args:
       matrix: examples by true class (row) and predicted class (column).

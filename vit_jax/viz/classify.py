@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MAX_ACROSS = 4  # at most, images in a row of the picture
-WIDTH, LINE = 2.5, 0.2  # inches: of an image, and of a class below it
+MAX_ACROSS = 4  # images in a row
+WIDTH, LINE = 2.5, 0.2  # inches of an image, and of a class below it
 
 
 class Viz(base.Viz):
@@ -30,21 +30,20 @@ class Viz(base.Viz):
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         """Add the number of classes to show."""
-        parser.add_argument(
-            '--top', type=positive_number, default=5, metavar='K', help='classes to show'
-        )
+        words = 'classes to show (default: 5)'
+        parser.add_argument('--top', type=positive_number, default=5, metavar='K', help=words)
 
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
         """The most probable classes of an image, the most probable first.
 
         Raises:
-          UserError: if the model predicts no classes of whole images.
+          UserError: if the model does not classify whole images.
         """
         probs = prediction.get('probs')
         if probs is None:
-            raise UserError('the model has no head and predicts no classes')
+            raise UserError('the model has no head, so it cannot predict classes')
         if probs.ndim != 1:
-            raise UserError('the model predicts a class for every patch, and none for the image')
+            raise UserError('the model predicts a class for every patch, not for the image')
         return [
             {'label': label, 'class': context.class_name(label), 'probability': float(probs[label])}
             for label in top_classes(probs, context.flags.top)
@@ -53,7 +52,7 @@ class Viz(base.Viz):
     def draw(
         self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
     ) -> Figure:
-        """The images as the model sees them, and under each the bars of its classes."""
+        """Draw the images as the model sees them, each above the bars of its classes."""
         from matplotlib.layout_engine import ConstrainedLayoutEngine
 
         listed = [
@@ -77,9 +76,7 @@ class Viz(base.Viz):
         return figure
 
     def caption(self, fields: Fields, context: Context) -> str:
-        """The class of an example of the data, or its classes; for mixed examples both, with their
-        shares.
-        """
+        """The class or classes of an example; for mixed examples both, with their shares."""
         if 'label' not in fields:
             return ''
         if np.ndim(fields['label']):

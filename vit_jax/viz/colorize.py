@@ -17,7 +17,7 @@ from vit_jax.viz.batch import Panels
 from vit_jax.viz.photo import Context, Fields, Photo
 
 TITLES = ('gray', 'colorized', 'original')
-PIXELS = 720  # of its longer side, in the picture
+PIXELS = 720  # of an image's longer side in the picture
 CHUNK = 2**18  # pixels colored at once
 
 Picture = UInt8[np.ndarray, 'Y X 3']
@@ -31,8 +31,8 @@ class Viz(base.Viz):
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
         """Colorfulness (Hasler and Suesstrunk, 2003) of the colored image.
 
-        For a file in color also that of the file, and the PSNR in dB between the two, at the size
-        of the model's input.
+        A file in color adds its own colorfulness and the PSNR in dB between the two, at the size of
+        the model's input.
         """
         row = {'colorfulness': _colorfulness(prediction['image'])}
         if figures.has_colors(photo.original):
@@ -42,7 +42,7 @@ class Viz(base.Viz):
         return [row]
 
     def image(self, prediction: Fields, photo: Photo, context: Context) -> Picture:
-        """The file in color, as large as it is."""
+        """The file in color, at its own size."""
         return color_file(prediction['ab'], photo)
 
     def seen(self, picture: Picture) -> Picture:
@@ -59,7 +59,7 @@ def _colorfulness(image: Picture) -> float:
 
 
 def color_file(ab: Float[np.ndarray, 'H W 2'], photo: Photo) -> Picture:
-    """The file in color: its own luminance in every pixel, and the colors enlarged."""
+    """Color the file: enlarged colors on its own luminance."""
     height, width = photo.original.shape[:2]
     channels = (Image.fromarray(ab[..., i].astype(np.float32)) for i in range(2))
     size = (width, height)
@@ -67,7 +67,7 @@ def color_file(ab: Float[np.ndarray, 'H W 2'], photo: Photo) -> Picture:
     pixels = _rgb(photo.original).reshape(-1, 3), np.stack(enlarged, axis=-1)
     made = np.empty_like(pixels[0])
     for first in range(0, len(made), CHUNK):
-        # Chunks of one size are one program.
+        # Chunks of one size compile once.
         chunks = [part[first : first + CHUNK] for part in pixels]
         count = len(chunks[0])
         filled = [np.pad(chunk, ((0, CHUNK - count), (0, 0))) for chunk in chunks]
@@ -81,7 +81,7 @@ def _recolor(rgb: UInt8[Array, 'N 3'], ab: Float[Array, 'N 2']) -> UInt8[Array, 
 
 
 def _gray(rgb: colors.Values) -> Array:
-    """The pixels of a gray file, 0 to 1."""
+    """The gray values of pixels, 0 to 1."""
     return colors.to_bytes(colors.to_gray(rgb / 255.0)) / 255.0
 
 
@@ -90,7 +90,7 @@ def _rgb(image: UInt8[np.ndarray, 'Y X C']) -> Picture:
 
 
 def panels(ab: Float[np.ndarray, 'H W 2'], photo: Photo) -> list[Picture]:
-    """The gray, the colored and, if in color, the original image, reduced to the picture's size."""
+    """The gray, the colored and, if in color, the original image, at the picture's size."""
     original = _rgb(photo.original)
     made = [_thumbnail(color_file(ab, photo))]
     if figures.has_colors(original):

@@ -25,9 +25,9 @@ class Viz(base.Viz):
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         """Add the number of samples, and the options of sampling."""
         add = parser.add_argument
-        add('--samples', type=int, metavar='N', help='of each image (default: of the task, 3)')
-        add('--temperature', type=float, help='below 1 for likelier colors (default: of the task)')
-        add('--top-k', type=int, metavar='K', help='draw from the K likeliest colors of a pixel')
+        add('--samples', type=int, metavar='N', help="per image (default: the task's, 3)")
+        add('--temperature', type=float, help="below 1 for likelier colors (default: the task's)")
+        add('--top-k', type=int, metavar='K', help='sample the K likeliest colors of each pixel')
 
     def adapt_task(self, task: Any, context: Context) -> Any:
         """The task with the options of the flags."""
@@ -35,7 +35,7 @@ class Viz(base.Viz):
         return dataclasses.replace(task, **{k: v for k, v in asked.items() if v is not None})
 
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
-        """See `table`."""
+        """See `sample_rows`."""
         return sample_rows(prediction['samples'], prediction['bits_per_dim'], photo)
 
     def seen(self, picture: base.Picture) -> base.Picture:
@@ -43,15 +43,15 @@ class Viz(base.Viz):
         return to_gray(picture)
 
     def panels(self, prediction: Fields, photo: Photo) -> Panels:
-        """See `shown`."""
+        """See `sample_panels`."""
         return sample_panels(photo, prediction['samples'])
 
 
 def sample_rows(
     samples: UInt8[np.ndarray, 'S H W 3'], bits: Float[np.ndarray, 'S'], photo: Photo
 ) -> list[dict[str, Any]]:
-    """The bits of a pixel's coarse color in each sample, and the sample's PSNR in dB to the
-    photograph, None for a gray one.
+    """Bits per pixel of each sample's coarse colors, and its PSNR in dB to the photograph; None for
+    a gray one.
     """
     return [
         {'sample': i, 'bits_per_dim': float(each), 'psnr': psnr(sample, photo)}
@@ -60,7 +60,7 @@ def sample_rows(
 
 
 def psnr(image: UInt8[np.ndarray, 'H W 3'], photo: Photo) -> float | None:
-    """Peak signal to noise ratio, in dB, to the photograph at the model's size."""
+    """Peak signal-to-noise ratio in dB to the photograph; None if it is gray."""
     if not figures.has_colors(photo.image):
         return None
     error = np.square(image.astype(np.float32) - photo.image).mean()
@@ -74,7 +74,7 @@ def to_gray(image: UInt8[np.ndarray, 'H W C']) -> UInt8[np.ndarray, 'H W 3']:
 
 
 def sample_panels(photo: Photo, samples: UInt8[np.ndarray, 'S H W 3']) -> Panels:
-    """The gray image, its samples, and the original where it has colors."""
+    """The gray image, its samples, and the original if it has colors."""
     numbered = [(f'sample {i}', sample) for i, sample in enumerate(samples)]
     pictures = [('gray', to_gray(photo.image)), *numbered]
     original = [('original', photo.image)] if figures.has_colors(photo.image) else []
@@ -82,7 +82,7 @@ def sample_panels(photo: Photo, samples: UInt8[np.ndarray, 'S H W 3']) -> Panels
 
 
 def file_panels(photo: Photo, samples: UInt8[np.ndarray, 'S H W 3']) -> Panels:
-    """The file in gray, with the colors of each sample on its own luminance, and the original."""
+    """The file in gray, with each sample's colors on its luminance, and the original."""
     each = [colorize.panels(ab(sample), photo) for sample in samples]
     gray, _, *original = each[0]
     numbered = [(f'sample {i}', panels[1]) for i, panels in enumerate(each)]
@@ -90,7 +90,7 @@ def file_panels(photo: Photo, samples: UInt8[np.ndarray, 'S H W 3']) -> Panels:
 
 
 def color_file(photo: Photo, sample: UInt8[np.ndarray, 'H W 3']) -> UInt8[np.ndarray, 'Y X 3']:
-    """The colors of a sample on the luminance of the file, as large as it is."""
+    """A sample's colors on the luminance of the file, at its own size."""
     return colorize.color_file(ab(sample), photo)
 
 

@@ -19,13 +19,13 @@ from vit_jax.viz import figures
 AXES = ('steps', 'minutes')
 BARS = '*'  # in a metric's name: draws the last values of all matching metrics
 
-FALLING = ('loss', 'error', 'perplexity', 'step_sec')  # in names of what should be small
+FALLING = ('loss', 'error', 'perplexity', 'step_sec')  # in names of metrics that should fall
 GROWING = ('accuracy', 'bleu', '_shot', 'per_sec')
 
 
 @dataclasses.dataclass(frozen=True)
 class History:
-    """The metrics that a run has written.
+    """The logged metrics of a run.
 
     Attributes:
       name: of the run.
@@ -41,8 +41,8 @@ class History:
         return max(int(steps[-1]) for steps, _ in self.series.values())
 
     def minutes(self, steps: np.ndarray) -> np.ndarray:
-        """Minutes of training up to each of `steps`, evaluations and saving left out."""
-        at, seconds = self.series['train/step_sec']  # means since the line before
+        """Minutes of training up to each of `steps`, without evaluations and saving."""
+        at, seconds = self.series['train/step_sec']  # means since the previous line
         elapsed = np.cumsum(np.diff(at, prepend=0) * seconds)
         return np.interp(steps, [0, *at], [0, *elapsed]) / 60
 
@@ -65,7 +65,7 @@ class History:
 
 
 def read(folders: Sequence[str]) -> list[History]:
-    """The histories of runs, named by their folders; a mere number has the folder above it too.
+    """Read the histories of runs, named by their folders; see `labels`.
 
     Raises:
       UserError: for a folder without logged metrics.
@@ -80,7 +80,7 @@ def read(folders: Sequence[str]) -> list[History]:
 
 
 def labels(folders: Sequence[str]) -> list[str]:
-    """The names of run folders; the folders as given if two of them have one name."""
+    """Names of run folders, with the parent for a mere number; the given paths if names collide."""
     found = [_label(paths.absolute(folder)) for folder in folders]
     return found if len(set(found)) == len(found) else list(folders)  # sweep/0/run, sweep/1/run
 
@@ -118,12 +118,12 @@ def falls(histories: Sequence[History], metric: str) -> bool:
 
 
 def draw(histories: Sequence[History], metrics: Sequence[str], x: str = 'steps') -> Figure:
-    """Draw one panel a metric: its history, or with a `*` in the name the last values as bars.
+    """Draw a panel per metric: its history, or for a pattern with `*` the last values as bars.
 
-    Bars of different units have panels of their own.
+    Bars of different units get separate panels.
 
     Args:
-      histories: the runs, each in a color of its own.
+      histories: the runs, each in its own color.
       metrics: names or patterns.
       x: 'steps' or 'minutes'.
     """
@@ -153,7 +153,7 @@ def _panels(histories: Sequence[History], metric: str) -> list[tuple[str, list[s
 
 
 def _title(pattern: str, found: Sequence[str]) -> str:
-    """The title of a panel of bars: their unit, and the data that it is measured on."""
+    """The title of a panel of bars: their unit and data."""
     if len(found) == 1:
         return figures.title(found[0])
     prefix, unit = pattern.rpartition('/')[0], figures.unit(found[0])
@@ -199,7 +199,7 @@ def _draw_bars(
         bars = axes.bar(places + shift, values, 0.92 * width, color=color, label=history.name)
         axes.bar_label(bars, fmt='%.3g', fontsize=8, color=figures.FAINT, padding=2)
     labels = [figures.metric_words(metric[before:]) for metric in metrics]
-    axes.set_xticks(places, labels if len(labels) > 1 else [''])  # the title has a single one
+    axes.set_xticks(places, labels if len(labels) > 1 else [''])  # the title names a single one
     axes.margins(y=0.35)  # room for the legend
 
 

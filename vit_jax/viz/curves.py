@@ -17,7 +17,7 @@ from vit_jax.storage.run_folder import Series
 from vit_jax.viz import figures
 
 FIRST = ('loss', 'accuracy', 'lr', 'images_per_sec', 'tokens_per_sec')
-MIXES = ('mixup', 'cutmix')  # keys of `config.task`: training images are two in one
+MIXES = ('mixup', 'cutmix')  # keys of `config.task` that mix pairs of training images
 MAX_PANELS = 9
 SMOOTH_FROM = 60  # points; shorter curves are not smoothed
 
@@ -25,8 +25,7 @@ SMOOTH_FROM = 60  # points; shorter curves are not smoothed
 def panels(series: Mapping[str, Series]) -> dict[str, list[str]]:
     """Group metrics into panels by the last part of their names, such as `loss` of `test/loss`.
 
-    Metrics of every run come first, then others of its evaluations: those with several values
-    before those measured once.
+    Metrics that every run has come first, then other evaluation metrics, those measured once last.
     """
     groups: dict[str, list[str]] = {key: [] for key in FIRST}
     for name in sorted(series, key=lambda n: not n.startswith('train/')):
@@ -57,7 +56,7 @@ def plot_curves(
     """Draw `curves.png` into a run folder.
 
     Args:
-      workdir: where the metrics are.
+      workdir: the run folder.
       config: of the run, from which remarks on the metrics are derived.
 
     Returns:
@@ -123,7 +122,7 @@ def _draw_line(axes: Axes, series: Series, color: str, label: str, smooth: bool)
 
 
 def running_mean(values: np.ndarray, reach: int) -> np.ndarray:
-    """Mean over up to `reach` points to either side."""
+    """Mean over up to `reach` points on either side."""
     total = np.concatenate([[0.0], np.cumsum(values)])
     at = np.arange(len(values))
     low, high = np.maximum(at - reach, 0), np.minimum(at + reach + 1, len(values))

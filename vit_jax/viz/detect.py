@@ -12,16 +12,29 @@ import numpy as np
 from vit_jax.array_types import Float, Int
 from vit_jax.errors import UserError
 from vit_jax.viz import base, batch, figures
-from vit_jax.viz import photo as photo_lib
 from vit_jax.viz.photo import Context, Fields, Photo
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MAX_ACROSS = 3  # at most, images in a row of the picture
+MAX_ACROSS = 3  # images in a row
 WIDTH = 5.0  # inches of an image
-THRESHOLD = 0.7  # least score of an object that is shown
+THRESHOLD = 0.7  # least score of a shown object
+
+
+class Object(NamedTuple):
+    """An object in a picture.
+
+    Attributes:
+      box: x, y, width and height in pixels.
+      name: the text of its label.
+      color: of its frame and its label.
+    """
+
+    box: figures.Box
+    name: str
+    color: figures.Color
 
 
 class Viz(base.Viz):
@@ -33,19 +46,19 @@ class Viz(base.Viz):
     threshold: float = THRESHOLD
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
-        """Add the least score of an object or a segment that is shown."""
+        """Add the least score of a shown object or segment."""
         parser.add_argument(
             '--threshold',
             type=parse_threshold,
             default=self.threshold,
             metavar='P',
-            help='least score of what is shown',
+            help='least score to show (default: %(default)s)',
         )
 
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
-        """The objects found, the most probable first, with the keys of COCO's results.
+        """The detected objects, the most probable first, with the keys of COCO's results.
 
-        `bbox` is (x, y, width, height) in pixels of the file, and `category_id` that of
+        `bbox` is (x, y, width, height) in pixels of the file; for `category_id` see
         `Context.category_id`.
 
         Raises:
@@ -68,15 +81,12 @@ class Viz(base.Viz):
         ]
 
     def _shown(self, prediction: Fields, context: Context) -> Int[np.ndarray, ' K']:
-        """The indices of the predictions that are shown, the most probable first."""
+        """The indices of the shown predictions, the most probable first."""
         order = np.argsort(-prediction['scores'], kind='stable')
         return order[prediction['scores'][order] >= context.flags.threshold]
 
     def queries(self, outputs: Mapping[str, Any], context: Context) -> dict[int, str] | None:
-        """The queries that have found an object of the first image, with the class of each.
-
-        None if there are none.
-        """
+        """The queries that detect objects in the first image, with their classes; or None."""
         logits = np.asarray(outputs['logits'][0], np.float64)
         exps = np.exp(logits - logits.max(axis=-1, keepdims=True))
         probs = (exps / exps.sum(axis=-1, keepdims=True))[:, :-1]
@@ -100,7 +110,7 @@ class Viz(base.Viz):
                 Object(
                     tuple(row['bbox']),
                     f'{row["class"]} {row["score"]:.2f}',
-                    photo_lib.class_color(label),
+                    figures.class_color(label),
                 )
                 for row, label in zip(rows, classes, strict=True)
             ]
@@ -121,40 +131,26 @@ class Viz(base.Viz):
         corners = fields['boxes'][real] * (size[0] / fields['image'].shape[0])
         boxes = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1)
         found = [
-            Object(tuple(box), context.class_name(label), photo_lib.class_color(label))
+            Object(tuple(box), context.class_name(label), figures.class_color(label))
             for box, label in zip(boxes.tolist(), fields['labels'][real].tolist(), strict=True)
         ]
-        draw_objects(axes, size, found, size[1] / batch.SIDE, photo_lib.SMALL_LABEL_SIZE, line=1.2)
+        draw_objects(axes, size, found, size[1] / batch.SIDE, figures.SMALL_LABEL_SIZE, line=1.2)
 
 
 def parse_threshold(text: str) -> float:
-    """The value of `--threshold`; raises UserError unless it is a number in [0, 1)."""
+    """Parse `--threshold`; raise UserError unless it is a number in [0, 1)."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not 0 <= value < 1:
-        raise UserError(f'--threshold {text}: write a number from 0 to less than 1, as 0.5')
+        raise UserError(f'--threshold {text}: write a number from 0 to less than 1, such as 0.5')
     return value
 
 
-class Object(NamedTuple):
-    """An object in a picture.
-
-    Attributes:
-      box: x, y, width and height in pixels.
-      name: the text of its label.
-      color: of its frame and its label.
-    """
-
-    box: photo_lib.Box
-    name: str
-    color: photo_lib.Color
-
-
 def to_file_boxes(boxes: Float[np.ndarray, 'N 4'], photo: Photo) -> Float[np.ndarray, 'N 4']:
-    """Convert boxes by corners, in shares of the model's image, to (x, y, width, height) in pixels
-    of the file, clipped to it.
+    """Convert corners, in shares of the model's image, to (x, y, width, height) in the file's
+    pixels, clipped to the file.
     """
     corners = photo.to_original(boxes.reshape(-1, 2, 2) * photo.seen[::-1])
     height, width = photo.original.shape[:2]
@@ -163,7 +159,7 @@ def to_file_boxes(boxes: Float[np.ndarray, 'N 4'], photo: Photo) -> Float[np.nda
 
 
 def image_grid(photos: Sequence[Photo]) -> tuple[Figure, list[Axes]]:
-    """A figure with a place for each file."""
+    """A figure with axes for each file."""
     lines = math.ceil(len(photos) / MAX_ACROSS)
     columns = math.ceil(len(photos) / lines)
     tall = max(photo.original.shape[0] / photo.original.shape[1] for photo in photos)
@@ -177,34 +173,34 @@ def draw_objects(
     size: tuple[float, float],
     objects: Sequence[Object],
     inch: float,
-    points: float = photo_lib.LABEL_SIZE,
+    points: float = figures.LABEL_SIZE,
     line: float = 1.6,
 ) -> None:
-    """Draw frames with white borders, visible on any background, and labels that hide neither each
-    other nor small objects if there is room.
+    """Draw frames with white borders, visible on any background, and labels that avoid each other
+    and small objects.
 
     Args:
       axes: with the image.
       size: height and width of the image in pixels.
       objects: to draw.
-      inch: pixels of the image an inch.
+      inch: pixels of the image per inch.
       points: size of the letters.
       line: width of the frames in points.
     """
     from matplotlib.patches import Rectangle
 
-    taken: list[photo_lib.Box] = []
+    taken: list[figures.Box] = []
     boxes = [one.box for one in objects]
-    # The largest first, so that none hides a smaller one.
+    # The largest first, so that it does not hide smaller ones.
     for box, name, tint in sorted(objects, key=lambda one: -math.prod(one.box[2:])):
         x, y, width, height = box
         for thick, edge in ((2 * line, 'white'), (line, tint)):
             frame: dict[str, Any] = {'fill': False, 'linewidth': thick, 'edgecolor': edge}
             axes.add_patch(Rectangle((x, y), width, height, **frame))
-        fits = width >= photo_lib.label_size(name, inch, points)[0]
-        letters = points if fits else min(points, photo_lib.SMALL_LABEL_SIZE)
-        place = photo_lib.find_label_box(
-            box, photo_lib.label_size(name, inch, letters), size, taken, boxes
+        fits = width >= figures.label_size(name, inch, points)[0]
+        letters = points if fits else min(points, figures.SMALL_LABEL_SIZE)
+        place = figures.find_label_box(
+            box, figures.label_size(name, inch, letters), size, taken, boxes
         )
         taken.append(place)
-        photo_lib.write_label(axes, place, name, tint, inch, letters)
+        figures.write_label(axes, place, name, tint, inch, letters)

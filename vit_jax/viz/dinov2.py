@@ -1,4 +1,4 @@
-"""Visualization of features without labels: images and patches, colored by principal components."""
+"""Visualization of self-supervised features: patches colored by principal components."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Viz(base.Viz):
     bar = 'probability'
 
     def adapt_task(self, task: Any, context: Context) -> Any:
-        """The task with tokens of patches, which the picture shows."""
+        """The task with patch tokens, which the picture shows."""
         return dataclasses.replace(task, patches=True)
 
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
@@ -39,8 +39,8 @@ class Viz(base.Viz):
     ) -> Figure:
         """Draw each image beside its patches, whose colors are the first principal components.
 
-        Figure 1 of DINOv2, arXiv:2304.07193, without removal of the background. Without tokens of
-        patches, as during a run, images have their prototypes as text.
+        Figure 1 of DINOv2, arXiv:2304.07193, without removal of the background. Without patch
+        tokens, as during a run, images show their prototypes as text.
         """
         if 'patches' not in predictions[0]:
             return super().draw(predictions, photos, context)

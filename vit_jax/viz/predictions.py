@@ -14,7 +14,7 @@ from vit_jax.viz.base import Viz
 
 
 def find(task: str) -> Viz:
-    """The `Viz` of a task; one of defaults if the task has no module.
+    """The `Viz` of a task; the default one if the task has no module.
 
     Args:
       task: `config.task.name`.
@@ -29,21 +29,21 @@ def require(task: str) -> Viz:
     """The `Viz` of a task.
 
     Raises:
-      UserError: if the task has no module, or that has no class `Viz`.
+      UserError: if the task has no module, or its module has no class `Viz`.
     """
     path = module_path(task)
     if not _exists(task):
         raise UserError(
-            f'what the task {task!r} predicts for images is not shown: there is no module {path!r}'
+            f'predictions of task {task!r} cannot be shown: there is no module {path!r}'
         )
     return _make(path)
 
 
 def module_path(task: str) -> str:
-    """The name of the module that shows a task.
+    """The name of the module that visualizes a task.
 
     Raises:
-      UserError: if the task is outside of a package of the name `tasks`.
+      UserError: if the task is not in a package named `tasks`.
     """
     package, _, name = task.rpartition('.')
     if not package:
@@ -51,8 +51,8 @@ def module_path(task: str) -> str:
     home, _, room = package.rpartition('.')
     if room != 'tasks':
         raise UserError(
-            f'task {task!r}: predictions are shown for tasks in a package of the name tasks, as '
-            "'my_lab.tasks.foo', by a module beside it, 'my_lab.viz.foo'"
+            f'task {task!r}: to show predictions, put the task into a package named tasks, such as '
+            "'my_lab.tasks.foo', and its visualization into 'my_lab.viz.foo'"
         )
     return f'{home}.viz.{name}' if home else f'viz.{name}'
 
@@ -69,6 +69,6 @@ def _make(path: str) -> Viz:
     if not (isinstance(found, type) and issubclass(found, Viz)):
         raise UserError(
             f'the module {path!r} has no class Viz: write `class Viz(vit_jax.viz.base.Viz)` with '
-            'rows, draw and the like as its methods'
+            'methods such as rows and draw'
         )
     return found()

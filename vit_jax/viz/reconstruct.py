@@ -29,11 +29,11 @@ class Viz(base.Viz):
             '--mask-ratio',
             type=float,
             metavar='SHARE',
-            help='of the patches that are hidden; by default as in training',
+            help="of hidden patches (default: training's)",
         )
 
     def adapt_model(self, model: Any, context: Context) -> Any:
-        """The model with the share of hidden patches given by the flags."""
+        """The model with the flag's share of hidden patches."""
         ratio = context.flags.mask_ratio
         return model if ratio is None else model.clone(mask_ratio=ratio)
 
@@ -49,7 +49,7 @@ class Viz(base.Viz):
 
 
 def psnr(prediction: Fields, photo: Photo) -> float | None:
-    """Peak signal to noise ratio over the hidden pixels, in dB; None if nothing is hidden."""
+    """Peak signal-to-noise ratio over the hidden pixels in dB; None if nothing is hidden."""
     hidden = enlarge_mask(prediction['mask'], photo)
     if not hidden.any():
         return None
@@ -65,15 +65,15 @@ def enlarge_mask(mask: Float[np.ndarray, 'h w'], photo: Photo) -> Any:
 
 
 def panels(prediction: Fields, photo: Photo) -> list[UInt8[np.ndarray, 'H W C']]:
-    """The image, its visible patches, the reconstruction, and that with the visible patches pasted.
+    """The image, its visible patches, the reconstruction alone and with the visible patches.
 
     Raises:
-      UserError: if the transforms of the run convert images to other than bytes.
+      UserError: if the transforms of the run do not make uint8 images.
     """
     if photo.image.dtype != np.uint8:
         raise UserError(
-            f'{photo.path}: the transforms of this run make {photo.image.dtype} of images; '
-            'pictures need the bytes, which the task normalizes by itself (value_range)'
+            f'{photo.path}: the transforms of this run make {photo.image.dtype} images, but '
+            'pictures need uint8: let the task normalize them (value_range)'
         )
     hidden = enlarge_mask(prediction['mask'], photo)[..., None]
     guess = np.round(np.clip(prediction['reconstruction'], 0, 1) * 255).astype(np.uint8)

@@ -12,7 +12,6 @@ import numpy as np
 from vit_jax.array_types import Bool, Int
 from vit_jax.ops import panoptic
 from vit_jax.viz import batch, detect, figures
-from vit_jax.viz import photo as photo_lib
 from vit_jax.viz.photo import Context, Fields, Photo
 
 if TYPE_CHECKING:
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OPACITY = 0.5  # of a color on the image
-LINE = 0.004  # width of the lines between segments, as a share of the wider side of the image
-SIDE = 480  # pixels of the shorter side at least, so that these lines are thin
+LINE = 0.004  # width of the lines between segments, as a share of the image's longer side
+SIDE = 480  # least pixels of the shorter side, so that these lines are thin
 
 
 class Viz(detect.Viz):
@@ -34,9 +33,9 @@ class Viz(detect.Viz):
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
         """The segments, the largest first, with the keys of COCO's panoptic results.
 
-        `bbox` is (x, y, width, height) in pixels of the file, `category_id` that of
-        `Context.category_id`, and `segmentation` COCO's run-length encoding of the pixels, runs
-        outside and inside of the segment in turn, column by column.
+        `bbox` is (x, y, width, height) in pixels of the file; for `category_id` see
+        `Context.category_id`; `segmentation` is COCO's run-length encoding, alternating runs
+        outside and inside of the segment, column by column.
 
         Raises:
           UserError: as `segments`.
@@ -51,7 +50,7 @@ class Viz(detect.Viz):
     def draw(
         self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
     ) -> Figure:
-        """Draw the files with their segments in colors, each with its class and score."""
+        """Draw the files with colored segments, each with its class and score."""
         figure, cells = detect.image_grid(photos)
         for axes, prediction, photo in zip(cells, predictions, photos, strict=True):
             numbers, queries = segments(prediction, photo, context)
@@ -59,7 +58,7 @@ class Viz(detect.Viz):
             factor = len(picture) // len(numbers)
             numbers = numbers.repeat(factor, axis=0).repeat(factor, axis=1)
             classes = prediction['labels'][queries].tolist()
-            tints = [photo_lib.class_color(label) for label in classes]
+            tints = [figures.class_color(label) for label in classes]
             figures.show_image(
                 axes, paint_segments(picture, numbers, tints), photo.path.name, size=9
             )
@@ -69,17 +68,17 @@ class Viz(detect.Viz):
         return figure
 
     def mark(self, axes: Axes, fields: Fields, context: Context) -> None:
-        """Draw the segments of an example in colors, each with its class where it is thickest."""
+        """Draw the segments of an example in color, each with its class at the thickest point."""
         (shown,) = axes.images
         picture = np.asarray(shown.get_array())
         factor = len(picture) // len(fields['segments'])
         numbers = fields['segments'].repeat(factor, axis=0).repeat(factor, axis=1)
         classes = fields['labels'][: numbers.max()].tolist()
-        tints = [photo_lib.class_color(label) for label in classes]
+        tints = [figures.class_color(label) for label in classes]
         shown.set_data(paint_segments(picture, numbers, tints))
         names = [context.class_name(label) for label in classes]
         inch = numbers.shape[1] / batch.SIDE
-        write_labels(axes, numbers, names, tints, inch, photo_lib.SMALL_LABEL_SIZE)
+        write_labels(axes, numbers, names, tints, inch, figures.SMALL_LABEL_SIZE)
 
 
 def segments(prediction: Fields, photo: Photo, context: Context) -> panoptic.Segments:
@@ -93,7 +92,7 @@ def segments(prediction: Fields, photo: Photo, context: Context) -> panoptic.Seg
 
 
 def to_file_pixels(numbers: Int[np.ndarray, 'h w'], photo: Photo) -> Int[np.ndarray, 'Y X']:
-    """Map numbers of the model's pixels to those of the file; -1 outside of the model's view."""
+    """Map segment numbers from the model's pixels to the file's; -1 outside of the model's view."""
     height, width = photo.original.shape[:2]
     y, x = np.mgrid[:height, :width] + 0.5
     x, y = np.floor(photo.from_original(np.stack([x, y], axis=-1))).astype(int).transpose(2, 0, 1)
@@ -103,9 +102,9 @@ def to_file_pixels(numbers: Int[np.ndarray, 'h w'], photo: Photo) -> Int[np.ndar
 
 
 def paint_segments(
-    image: np.ndarray, numbers: Int[np.ndarray, 'Y X'], tints: Sequence[photo_lib.Color]
+    image: np.ndarray, numbers: Int[np.ndarray, 'Y X'], tints: Sequence[figures.Color]
 ) -> np.ndarray:
-    """The image under the colors of its segments, with white lines between them."""
+    """Blend the image with the colors of its segments, with white lines between them."""
     colors = np.array([(0, 0, 0), *tints]) * 255
     mixed = image * (1 - OPACITY) + colors[numbers] * OPACITY
     mixed = np.where((numbers == 0)[..., None], image, mixed)
@@ -116,16 +115,14 @@ def write_labels(
     axes: Axes,
     numbers: Int[np.ndarray, 'Y X'],
     names: Sequence[str],
-    tints: Sequence[photo_lib.Color],
+    tints: Sequence[figures.Color],
     inch: float,
-    points: float = photo_lib.LABEL_SIZE,
+    points: float = figures.LABEL_SIZE,
 ) -> None:
-    """Label each segment where it is thickest, a small one beside it, without overlaps if there is
-    room.
-    """
-    taken: list[photo_lib.Box] = []
+    """Label each segment at its thickest point, or beside it if it is small, avoiding overlaps."""
+    taken: list[figures.Box] = []
     areas = np.bincount(numbers[numbers > 0], minlength=len(names) + 1)[1:]
-    rooms = [photo_lib.label_size(name, inch, points) for name in names]
+    rooms = [figures.label_size(name, inch, points) for name in names]
     small = {
         i: bounding_box(numbers == i + 1)
         for i, room in enumerate(rooms)
@@ -137,13 +134,13 @@ def write_labels(
         (wide, tall), (x, y) = rooms[i], thickest_point(numbers == i + 1)
         # The box is so large that the first place at one of its corners is around the middle.
         box = small.get(i, (x - wide / 2, y + tall / 2, wide, tall))
-        place = photo_lib.find_label_box(box, rooms[i], numbers.shape, taken, list(small.values()))
+        place = figures.find_label_box(box, rooms[i], numbers.shape, taken, list(small.values()))
         taken.append(place)
-        photo_lib.write_label(axes, place, names[i], tints[i], inch, points)
+        figures.write_label(axes, place, names[i], tints[i], inch, points)
 
 
-def bounding_box(mask: Bool[np.ndarray, 'Y X']) -> photo_lib.Box:
-    """The smallest box around a mask that is not empty."""
+def bounding_box(mask: Bool[np.ndarray, 'Y X']) -> figures.Box:
+    """The smallest box around a nonempty mask."""
     y, x = np.nonzero(mask)
     left, top = float(x.min()), float(y.min())
     return left, top, float(x.max()) + 1 - left, float(y.max()) + 1 - top
@@ -159,7 +156,7 @@ def thickest_point(mask: Bool[np.ndarray, 'Y X']) -> tuple[int, int]:
 
 
 def run_lengths(mask: Bool[np.ndarray, 'Y X']) -> list[int]:
-    """Lengths of runs of pixels outside and inside of a mask in turn, column by column."""
+    """Lengths of alternating runs outside and inside of a mask, column by column."""
     flat = mask.ravel(order='F')
     starts = np.flatnonzero(np.diff(flat)) + 1
     ends = [0, *starts.tolist(), flat.size]
@@ -189,7 +186,7 @@ def _row(
 
 
 def _edges(numbers: Int[np.ndarray, 'Y X']) -> Bool[np.ndarray, 'Y X']:
-    """True for pixels of segments near another segment."""
+    """True for a segment's pixels near another segment."""
     from scipy import ndimage
 
     width = 2 * max(1, round(LINE * max(numbers.shape) / 2)) + 1

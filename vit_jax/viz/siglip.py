@@ -1,4 +1,4 @@
-"""Visualization of images matched with texts: the best texts of an image, and all matches."""
+"""Visualization of image-text matching: the best texts of each image, and all similarities."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROMPT = 'a photo of a {}'
 
 
 class Viz(base.Viz):
-    """Texts by their similarity to each image, and the matrix of all of them."""
+    """The most similar texts of each image, and the matrix of similarities."""
 
     columns = ('text', 'probability', 'similarity')
     bar = 'probability'
@@ -32,30 +32,29 @@ class Viz(base.Viz):
         self._texts: list[str] = []
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
-        """Add the texts to choose from, or the classes whose names make them."""
-        parser.add_argument('--texts', metavar='A;B', help='the texts to match with each image')
-        parser.add_argument('--classes', metavar='FILE', help='names of classes, line by line')
+        """Add the texts, or the class names to make them from."""
+        parser.add_argument('--texts', metavar='A;B', help='texts to match with each image')
+        parser.add_argument('--classes', metavar='FILE', help='class names, one per line')
         parser.add_argument(
             '--prompts',
             metavar='TEMPLATE',
             default=PROMPT,
             help=f'text of a class, with {{}} for its name (default: {PROMPT!r})',
         )
-        parser.add_argument(
-            '--top', type=positive_number, default=5, metavar='K', help='texts to show'
-        )
+        words = 'texts to show (default: 5)'
+        parser.add_argument('--top', type=positive_number, default=5, metavar='K', help=words)
 
     def adapt_task(self, task: Any, context: Context) -> Any:
         """The task that matches images with the texts of the flags.
 
         Raises:
-          UserError: if there are no texts, one is empty or there twice, or there is no vocabulary.
+          UserError: if texts or the vocabulary are missing, or a text is empty or repeated.
         """
         self._texts = read_texts(context.flags)
         if context.encode is None:
             raise UserError(
-                'the checkpoint has no vocabulary to read texts by: put the tokenizer of its '
-                'authors beside it, spiece.model or tokenizer.json'
+                'the checkpoint has no vocabulary for texts: put the tokenizer of its authors '
+                'beside it, spiece.model or tokenizer.json'
             )
         rows = [context.encode(task.text, text).tolist() for text in self._texts]
         return dataclasses.replace(task, prompts=tuple(map(tuple, rows)))
@@ -91,26 +90,24 @@ class Viz(base.Viz):
 
 
 def read_texts(flags: argparse.Namespace) -> list[str]:
-    """The texts that the flags give.
+    """Read the texts of the flags.
 
     Raises:
-      UserError: if there are none, or one of them is empty or there twice.
+      UserError: if there are none, or one is empty or repeated.
     """
     if (flags.texts is None) == (flags.classes is None):
-        raise UserError(
-            "give the texts by --texts 'A;B', or the names of classes by --classes FILE"
-        )
+        raise UserError("give the texts by --texts 'A;B', or class names by --classes FILE")
     if flags.texts is not None:
         texts = [text.strip() for text in flags.texts.split(';')]
     else:
         if '{}' not in flags.prompts:
-            raise UserError(f'--prompts {flags.prompts!r} has no {{}} for the name of the class')
+            raise UserError(f'--prompts {flags.prompts!r} has no {{}} for the class name')
         texts = [flags.prompts.replace('{}', name) for name in _read_class_names(flags.classes)]
     if not all(texts):
         raise UserError('--texts: a text is empty')
     twice = [text for text, count in collections.Counter(texts).items() if count > 1]
     if twice:
-        raise UserError(f'{twice[0]!r} is among the texts twice')
+        raise UserError(f'the text {twice[0]!r} is given twice')
     return texts
 
 
@@ -121,14 +118,14 @@ def _read_class_names(path: str) -> list[str]:
         raise UserError(f'--classes {path}: {error}') from error
     names = [line.strip() for line in lines if line.strip()]
     if not names:
-        raise UserError(f'--classes {path}: there is no name in it')
+        raise UserError(f'--classes {path}: the file has no names')
     return names
 
 
 def draw_similarity(
     images: Sequence[np.ndarray], texts: Sequence[str], similarity: np.ndarray
 ) -> Figure:
-    """Images down the side, texts above, and their cosines [images, texts], the best in bold."""
+    """Draw the cosines [images, texts], images at the left, texts above, the best in bold."""
     rows, columns = similarity.shape
     room = 0.045 * max(map(len, texts))  # inches, for the texts, which stand at 45 degrees
     size = (CELL * (columns + 1) + room + 0.4, CELL * rows + room + 0.2)

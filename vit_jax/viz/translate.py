@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Viz(base.Viz):
-    """Pairs of sentences; the command `translate` predicts, instead of `predict`."""
+    """Pairs of sentences; predictions come from the command `translate`, not `predict`."""
 
     def texts(self, prediction: Fields, fields: Fields, context: Context) -> dict[str, str]:
-        """Both sentences of the data, and the model's translation of the first."""
+        """Both sentences of the data, and the model's translation of the source."""
         assert context.vocab is not None
         return {**context.texts(fields), 'prediction': context.vocab.decode(prediction['tokens'])}
 
@@ -28,7 +28,7 @@ class Viz(base.Viz):
         maps: Sequence[AttentionMap],
         context: Context,
     ) -> Figure:
-        """A picture of the attention between the words of two sentences."""
+        """Draw the attention between the words of two sentences."""
         assert context.vocab is not None and not isinstance(example, Photo)
         source, target = example['source'], example['target']
         figure, _ = attention_pictures.draw_between_sentences(

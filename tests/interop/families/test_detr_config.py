@@ -82,7 +82,7 @@ def test_a_table_transformer_is_a_detr_with_norms_before(tmp_path):
 def test_a_normalization_that_cannot_be_folded(folder, caplog):
     """The first convolution is padded with the mean, so that a detector keeps its normalization."""
     vit_jax.load(folder)
-    assert 'takes images in [0, 1] less its mean (0.485, ' in caplog.text
+    assert 'images are in [0, 1] minus the mean (0.485, ' in caplog.text
     with pytest.raises(UserError, match='cannot be folded into a detr'):
         vit_jax.load(folder, mean=0.5, std=0.5)
     imported = interop.read(folder, mean=0.5, std=0.25)
