@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vit_jax.errors import UserError
-from vit_jax.viz import detect
+from vit_jax.viz import detect, figures
 from vit_jax.viz.photo import Context, Photo
 
 
@@ -53,7 +53,7 @@ def test_mistakes():
     for text in ('1.5', '-1', 'nan', 'half'):
         with pytest.raises(UserError, match=f'--threshold {text}: write a number from 0 to less'):
             detect.parse_threshold(text)
-    with pytest.raises(UserError, match='where pixels come from'):
+    with pytest.raises(UserError, match='do not track the positions'):
         detect.Viz().rows(PREDICTION, photo(affine=None), context())
 
 

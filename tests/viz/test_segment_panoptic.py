@@ -121,5 +121,5 @@ def test_the_label_of_a_small_segment_stands_beside_it():
 
 
 def test_mistakes():
-    with pytest.raises(UserError, match='where pixels come from'):
+    with pytest.raises(UserError, match='do not track the positions'):
         viz.Viz().rows(prediction(), photo(affine=None), context())

@@ -386,12 +386,8 @@ def _print_crossing(console: Any, crossing: Any) -> None:
 def _print_costs(console: Any, report: Any) -> None:
     table = _table('costliest', 'at least ms', 'GFLOP', 'MB')
     for cost in costliest(report.costs):
-        numbers = (
-            number(1e3 * cost.seconds),
-            number(cost.flops / 1e9),
-            number(cost.bytes / 1e6),
-        )
-        table.add_row(cost.path, *numbers)
+        numbers = 1e3 * cost.seconds, cost.flops / 1e9, cost.bytes / 1e6
+        table.add_row(cost.path, *map(number, numbers))
     console.print(table, '')
 
 
