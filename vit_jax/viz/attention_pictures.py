@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-    from vit_jax.viz.base import Viz
 
 SIDE = 448  # least pixels of a picture's shorter side
 SPACE = '\u2581'  # SentencePiece's mark for the space before a word
@@ -52,7 +51,7 @@ def draw_on_photo(
     photo: Photo,
     outputs: Mapping[str, Any],
     maps: Sequence[AttentionMap],
-    viz: Viz,
+    viz: Any,
     context: Context,
     choice: MapSelection = MapSelection(),
 ) -> tuple[Figure, str]:
@@ -62,7 +61,7 @@ def draw_on_photo(
       photo: the image.
       outputs: of the model, for a batch that begins with it.
       maps: of the same batch, at least one.
-      viz: of the task.
+      viz: the `Viz` of the task.
       context: of the data.
       choice: of the maps.
 
