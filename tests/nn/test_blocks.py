@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.nn.blocks import Block, Encoder, Mlp
+from vit_jax.nn.blocks import GELUS, Block, Encoder, Mlp, erf_gelu, quick_gelu
 from vit_jax.nn.multi_head import MultiHeadAttention
 from vit_jax.tree_paths import path_name
 
@@ -71,6 +71,19 @@ def test_block_is_its_two_equations():
 
     found = jax.jit(block.apply)({'params': params}, x)
     np.testing.assert_allclose(found, equations(params, x), atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ('name', 'plain'), [('tanh', jax.nn.gelu), ('erf', erf_gelu), ('quick', quick_gelu)]
+)
+def test_a_gelu_keeps_its_input_alone_for_its_gradient(name, plain):
+    x = jnp.linspace(-5, 5, 101)
+    out, pull = jax.vjp(GELUS[name], x)
+    np.testing.assert_array_equal(out, plain(x))
+    np.testing.assert_allclose(pull(x)[0], jax.vjp(plain, x)[1](x)[0], atol=1e-6)
+    kept = [leaf for leaf in jax.tree.leaves(pull) if leaf.size > 1]
+    assert len(kept) == 1
+    np.testing.assert_array_equal(kept[0], x)
 
 
 @pytest.mark.parametrize(('gelu', 'at_one'), [('erf', 0.8413447), ('tanh', 0.8411920)])

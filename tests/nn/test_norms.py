@@ -73,6 +73,23 @@ def test_models_take_no_norm_of_flax_that_subtracts_a_mean():
     assert fast == {'RMSNorm'}, 'it subtracts no mean'
 
 
+@pytest.mark.parametrize('fields', [{}, {'use_bias': False}, {'use_scale': False}])
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_the_layer_norm_and_its_gradients_are_those_of_flax(dtype, fields):
+    x, grad = np.random.default_rng(0).normal(size=(2, 3, 5, 16)).astype(np.float32)
+    x, grad = jnp.asarray(2 * x + 1, dtype), jnp.asarray(grad, dtype)
+    both = []
+    for kind in (norms.LayerNorm, functools.partial(nn.LayerNorm, use_fast_variance=False)):
+        norm = kind(1e-6, dtype=dtype, **fields)
+        params = jax.tree.map(lambda p: p + jnp.linspace(0, 1, 16), norm.init(jax.random.key(0), x))
+        out, pull = jax.vjp(norm.apply, params, x)
+        both.append(jax.tree.leaves((out, pull(grad))))
+    for found, expected in zip(*both, strict=True):
+        assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+        atol = 1e-5 if dtype == 'float32' else 0.02 * float(jnp.abs(expected).max())
+        np.testing.assert_allclose(found, expected, atol=atol, rtol=0)
+
+
 def gradient(function, *args):
     return jax.jit(jax.grad(lambda *x: function(*x).sum()))(*args)
 

@@ -35,7 +35,33 @@ Initializer = Callable[..., Any]
 XAVIER = nn.initializers.xavier_uniform()
 
 # jax.nn.gelu computes the exact one by erfc, which takes three passes, where erf takes one.
-GELUS = {'tanh': jax.nn.gelu, 'erf': erf_gelu, 'quick': quick_gelu}
+
+
+def from_input(activation: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """An activation whose gradient is computed from its input, which the layer before it keeps.
+
+    Automatic differentiation also keeps its derivative, an array as large as the hidden layer.
+    """
+
+    @jax.custom_vjp
+    def activated(x: Array) -> Array:
+        return activation(x)
+
+    def forward(x: Array) -> tuple[Array, Array]:
+        return activation(x), x
+
+    def backward(x: Array, grad: Array) -> tuple[Array]:
+        # Without the barrier XLA keeps the derivative all the same.
+        return jax.vjp(activation, jax.lax.optimization_barrier(x))[1](grad)
+
+    activated.defvjp(forward, backward)
+    return activated
+
+
+GELUS = {
+    name: from_input(gelu)
+    for name, gelu in (('tanh', jax.nn.gelu), ('erf', erf_gelu), ('quick', quick_gelu))
+}
 
 
 class Mlp(nn.Module):

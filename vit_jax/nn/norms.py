@@ -6,6 +6,7 @@ channels or tokens of trained Transformers; PyTorch and TensorFlow do not. Model
 from here.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -25,6 +26,62 @@ class LayerNorm(nn.LayerNorm):
     """
 
     use_fast_variance: bool = False
+
+    @nn.compact
+    def __call__(self, x: Float[Array, '*B D']) -> Float[Array, '*B D']:
+        width = x.shape[-1:]
+        scale, bias = jnp.ones(width), jnp.zeros(width)
+        if self.use_scale:
+            scale = self.param('scale', self.scale_init, width, self.param_dtype)
+        if self.use_bias:
+            bias = self.param('bias', self.bias_init, width, self.param_dtype)
+        dtype = self.dtype or jnp.result_type(x, scale, bias)
+        return layer_norm(x, scale, bias, self.epsilon, dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def layer_norm(
+    x: Float[Array, '*B D'],
+    scale: Float[Array, 'D'],
+    bias: Float[Array, 'D'],
+    epsilon: float,
+    dtype: Any,
+) -> Float[Array, '*B D']:
+    """`LayerNorm` of given parameters, in `dtype`.
+
+    The backward pass reads the mean and the standard deviation of each token. Automatic
+    differentiation computes them once more, and writes float32 arrays as large as `x`.
+    """
+    return _layer_norm(x, scale, bias, epsilon, dtype)[0]
+
+
+def _layer_norm(
+    x: Array, scale: Array, bias: Array, epsilon: float, dtype: Any
+) -> tuple[Array, tuple[Array, ...]]:
+    wide = x.astype(jnp.float32)
+    mean = wide.mean(-1, keepdims=True)
+    centered = wide - mean
+    inverse = jax.lax.rsqrt((centered * centered).mean(-1, keepdims=True) + epsilon)
+    y = centered * (inverse * scale) + bias
+    return y.astype(dtype), (x, scale, bias, mean, inverse)
+
+
+def _layer_norm_backward(
+    epsilon: float, dtype: Any, kept: tuple[Array, ...], grad: Array
+) -> tuple[Array, ...]:
+    # Without the barrier XLA finds the same statistics in the forward pass, and does not keep them.
+    x, scale, bias, mean, inverse = jax.lax.optimization_barrier(kept)
+    grad = grad.astype(jnp.float32)
+    normed = (x.astype(jnp.float32) - mean) * inverse
+    inner = grad * scale
+    across = normed * (inner * normed).mean(-1, keepdims=True)
+    dx = inverse * (inner - inner.mean(-1, keepdims=True) - across)
+    tokens = tuple(range(x.ndim - 1))
+    dscale, dbias = (grad * normed).sum(tokens), grad.sum(tokens)
+    return dx.astype(x.dtype), dscale.astype(scale.dtype), dbias.astype(bias.dtype)
+
+
+layer_norm.defvjp(_layer_norm, _layer_norm_backward)
 
 
 class GroupNorm(nn.GroupNorm):
