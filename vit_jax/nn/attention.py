@@ -48,8 +48,20 @@ def attention_weights(
     return masked_softmax(scores if bias is None else scores + bias, mask)
 
 
+@jax.custom_vjp
 def _scores(query: Array, key: Array) -> Array:
     return jnp.einsum('...nk,...mk->...nm', query, key, preferred_element_type=jnp.float32)
+
+
+def _scores_backward(kept: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
+    # By automatic differentiation these would be float32 matmuls of copies of queries and keys.
+    query, key = kept
+    dquery = jnp.einsum('...nm,...mk->...nk', grad.astype(key.dtype), key)
+    dkey = jnp.einsum('...nm,...nk->...mk', grad.astype(query.dtype), query)
+    return dquery.astype(query.dtype), dkey.astype(key.dtype)
+
+
+_scores.defvjp(lambda query, key: (_scores(query, key), (query, key)), _scores_backward)
 
 
 def masked_softmax(
@@ -155,6 +167,8 @@ class AttentionSpec(NamedTuple):
       layout: how many of queries, keys and values come in each array, see `fused_attention`.
       masked, segmented, causal: whether there is such a mask.
       rate: the share of weights that are dropped.
+      mask_queries: whether the mask differs between queries or heads, instead of [B 1 1 M].
+      bias_rows: the first size of the bias of the scores; 0 without a bias.
     """
 
     shape: tuple[int, ...]
@@ -166,6 +180,8 @@ class AttentionSpec(NamedTuple):
     segmented: bool = False
     causal: bool = False
     rate: float = 0.0
+    mask_queries: bool = False
+    bias_rows: int = 0
 
 
 # Added to the score of two tokens that are in one window only because of its shift.

@@ -1,4 +1,4 @@
-"""The choice between XLA's attention and the TPU kernels.
+"""The choice between XLA's attention, the TPU kernels and cuDNN's on GPUs.
 
 It is made at trace time from the devices that the program is compiled for. If they are here, a
 kernel is first compared with XLA's attention on one of them; see `nn.kernels.check`.
@@ -24,7 +24,7 @@ from vit_jax.nn.attention import AttentionSpec, WindowSpec
 from vit_jax.nn.kernels import check
 
 _log = logging.getLogger(__name__)
-ATTENTIONS = ('auto', 'xla', 'pallas')
+ATTENTIONS = ('auto', 'xla', 'pallas', 'cudnn')
 MIB = 2**20
 # VMEM of a core by JAX's names of devices, from `pallas.tpu.get_tpu_info`. Unknown chips count as
 # the smallest.
@@ -42,6 +42,8 @@ BLOCKS = (128, 256, 384, 512)
 # Fixed cost of a block, in queries: its instructions apart from those of the queries, counted in
 # the machine code for v5e.
 OVERHEAD = 100
+# What cuDNN computes. Hopper takes heads of 256, but JAX asks a GPU that may not be here.
+CUDNN_DTYPES, WIDEST_HEAD = ('bfloat16', 'float16'), 128
 # The share of VMEM for the kernel; the compiler keeps other arrays in the rest.
 SHARE = 0.75
 
@@ -84,42 +86,63 @@ def runs_on(devices: Devices) -> Iterator[None]:
         _devices.reset(token)
 
 
-def kernel_block(attention: str, spec: AttentionSpec, obstacle: str = '') -> int | None:
-    """The `block` with which `fused_attention` computes the attention of a layer.
+def kernel_block(attention: str, spec: AttentionSpec) -> int | None:
+    """The `block` with which `kernels.attention.fused_attention` computes a layer on a TPU.
 
     Args:
       attention: of ATTENTIONS.
       spec: of the layer.
-      obstacle: a requirement of the layer that the kernel does not support; empty without one.
 
     Returns:
-      The queries of a program, 0 for all; None if attention is XLA's.
+      The queries of a program, 0 for all; None if the TPU kernel does not compute the layer.
 
     Raises:
       UserError: if the kernel is requested by name, but not possible or not to be trusted.
     """
     devices = _devices.get()
-    if attention == 'xla' or devices is None:
+    if attention in ('xla', 'cudnn') or devices is None or _is_cudnn(attention, devices):
         return None
-    why, failure = obstacle or _obstacle(devices, spec), ''
+    why, failure = _obstacle(devices, spec), ''
     block = 0 if why else _block(devices, spec)
     if block is None:
         why = _vmem_shortage(devices, spec)
     elif not why and devices.measure is not None:
         failure = check.numerical_failure(spec, block, devices.measure)
-    return block if decide(attention, why, failure) else None
+    return block if decide(attention, 'pallas', why, failure) else None
+
+
+def takes_cudnn(attention: str, spec: AttentionSpec) -> bool:
+    """Whether `kernels.cudnn.fused_attention` computes the attention of a layer on a GPU.
+
+    The arguments and errors are those of `kernel_block`.
+    """
+    devices = _devices.get()
+    if devices is None or not _is_cudnn(attention, devices):
+        return False
+    why, failure = '', ''
+    if not devices.kind.startswith('NVIDIA'):
+        why = f'needs an NVIDIA GPU, and this is {devices.kind}'
+    why = why or _split_obstacle(devices, spec.shape[0]) or _cudnn_obstacle(spec)
+    if not why and devices.measure is not None:
+        failure = check.numerical_failure_of_cudnn(spec, devices.measure)
+    return decide(attention, 'cudnn', why, failure)
+
+
+def _is_cudnn(attention: str, devices: Devices) -> bool:
+    on_gpu = attention == 'auto' and devices.kind.startswith('NVIDIA')
+    return attention == 'cudnn' or on_gpu
 
 
 def window_kernel(attention: str, spec: WindowSpec, obstacle: str = '') -> bool:
     """`kernel_block` for attention in windows: whether `window_attention` computes it."""
     devices = _devices.get()
-    if attention == 'xla' or devices is None:
+    if attention in ('xla', 'cudnn') or devices is None:
         return False
     why, failure = obstacle or _mismatch(devices, spec.shape[0]), ''
     why = why or check.vmem_shortage(spec, SHARE * _vmem_of(devices))
     if not why and devices.measure is not None:
         failure = check.numerical_failure_in_windows(spec, devices.measure)
-    return decide(attention, why, failure)
+    return decide(attention, 'pallas', why, failure)
 
 
 def may_take_kernel(layer: nn.Module) -> bool:
@@ -132,11 +155,12 @@ def may_take_kernel(layer: nn.Module) -> bool:
     return not layer.is_mutable_collection('intermediates')
 
 
-def decide(attention: str, obstacle: str, failure: str) -> bool:
-    """Whether a layer takes a kernel.
+def decide(attention: str, kernel: str, obstacle: str, failure: str) -> bool:
+    """Whether a layer takes a kernel. If it could be expected to, the log says why it does not.
 
     Args:
       attention: of ATTENTIONS.
+      kernel: `pallas` or `cudnn`.
       obstacle: a requirement that the kernel does not support; empty without one.
       failure: of the numerical check; empty if it passed.
 
@@ -144,10 +168,10 @@ def decide(attention: str, obstacle: str, failure: str) -> bool:
       UserError: if there is either, and the kernel is requested by name.
     """
     why = obstacle or failure
-    if why and attention == 'pallas':
-        raise UserError(f"attention='pallas' {why}; choose '{'xla' if failure else 'auto'}'")
-    if failure:
-        _warn_once(f'the attention kernel {failure}; the attention of XLA takes its place')
+    if why and attention == kernel:
+        raise UserError(f"attention='{kernel}' {why}; choose '{'xla' if failure else 'auto'}'")
+    if failure or (obstacle and kernel == 'cudnn'):
+        _warn_once(f'the attention kernel {why}; the attention of XLA takes its place')
     return not why
 
 
@@ -183,9 +207,14 @@ def attend_in_windows(
 
 
 def _mismatch(devices: Devices, rows: int) -> str:
-    """The reason why these devices cannot run a kernel on so many rows; empty if they can."""
+    """The reason why these devices cannot run a TPU kernel on so many rows; empty if they can."""
     if not devices.kind.startswith('TPU'):
         return f'needs a TPU, and this is {devices.kind}'
+    return _split_obstacle(devices, rows)
+
+
+def _split_obstacle(devices: Devices, rows: int) -> str:
+    """The reason why no kernel can run on the devices' own rows; empty if it can."""
     if not devices.whole:
         return 'cannot split heads over devices, as config.parallel.tensor does'
     if rows % devices.shards:
@@ -194,14 +223,38 @@ def _mismatch(devices: Devices, rows: int) -> str:
 
 
 def _obstacle(devices: Devices, spec: AttentionSpec) -> str:
-    """The reason why these devices cannot run the kernel on these tokens; empty if they can."""
+    """The reason why these devices cannot run the TPU kernel on a layer; empty if they can."""
     shape, keys = spec.shape, spec.keys
+    if spec.bias_rows:
+        return 'does not support biases of scores'
+    if spec.mask_queries:
+        return 'supports only masks of keys, [B 1 1 M]'
     if mismatch := _mismatch(devices, shape[0]):
         return mismatch
     if len(shape) != 3:
         return f'needs [B N D], not {list(shape)}'
     if min(shape[1], keys) < 2:
         return f'needs two queries and keys at least, not {shape[1]} and {keys}'
+    return ''
+
+
+def _cudnn_obstacle(spec: AttentionSpec) -> str:
+    """The reason why cuDNN cannot compute the attention of a layer; empty if it can."""
+    size = spec.shape[-1] // spec.num_heads
+    if len(spec.shape) != 3:
+        return f'needs [B N D], not {list(spec.shape)}'
+    if spec.dtype not in CUDNN_DTYPES:
+        return f'needs {" or ".join(CUDNN_DTYPES)}, not {spec.dtype}'
+    if size % 8 or size > WIDEST_HEAD:
+        return f'needs heads of a multiple of 8 up to {WIDEST_HEAD}, not {size}'
+    if spec.rate:
+        return 'does not support dropout of weights'
+    if spec.bias_rows > 1:
+        return f'needs a bias that all examples share, not one for each of {spec.bias_rows}'
+    if spec.bias_rows and (spec.masked or spec.segmented):
+        return 'does not support a bias together with a mask'  # its gradient would have their rows
+    if min(spec.shape[1], spec.keys) < 2:
+        return f'needs two queries and keys at least, not {spec.shape[1]} and {spec.keys}'
     return ''
 
 

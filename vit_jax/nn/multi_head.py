@@ -26,7 +26,13 @@ from vit_jax.nn.attention import (
     causal_mask,
     named,
 )
-from vit_jax.nn.attention_choice import kernel_block, may_take_kernel, on_every_device
+from vit_jax.nn.attention_choice import (
+    for_every_device,
+    kernel_block,
+    may_take_kernel,
+    on_every_device,
+    takes_cudnn,
+)
 from vit_jax.nn.maps import keep
 from vit_jax.nn.rotary import Rotary
 from vit_jax.nn.stochastic import Dropout
@@ -58,12 +64,15 @@ class Heads(nn.Module):
 
     @nn.compact
     def __call__(
-        self, *inputs: Float[Array, '*B _ D'] | None, side_by_side: bool = False
+        self,
+        *inputs: Float[Array, '*B _ D'] | None,
+        side_by_side: bool = False,
+        shared: bool = True,
     ) -> tuple[Float[Array, '*B H _ K'] | None, ...] | tuple[Float[Array, '*B _ _'], ...]:
         """One projection of each input, in heads; None for inputs that are None.
 
         Consecutive inputs that are the same array share a matmul. With `side_by_side` its
-        result is not split, [* N cHK] for c such inputs.
+        result is not split, [* N cHK] for c such inputs; without `shared` each input has its own.
         """
         (width,) = {x.shape[-1] for x in inputs if x is not None}
         check_multiple('width', width, 'num_heads', self.num_heads)
@@ -73,6 +82,8 @@ class Heads(nn.Module):
         bias = self._bias(shape)
         if side_by_side:
             runs = _runs(inputs)
+            if not shared:
+                runs = ((x, slice(i, i + 1)) for i, x in enumerate(inputs) if x is not None)
             return tuple(self._multiply(x, kernel[:, i], bias[i]) for x, i in runs)
         heads: list[Array | None] = [None] * len(inputs)
         for x, places in _runs(inputs):
@@ -141,8 +152,9 @@ class MultiHeadAttention(nn.Module):
       dropout: on the weights.
       dtype: computation dtype; the softmax stays float32.
       attention: implementation: 'xla'; 'pallas', a TPU kernel, which supports masks of keys,
-        causal masks and segments, but no bias; or 'auto', the kernel if it can be used. Both drop
-        the same weights.
+        causal masks and segments, but no bias; 'cudnn', a kernel for NVIDIA GPUs in bfloat16 or
+        float16, which supports masks or a bias, but no dropout of weights; or 'auto', the kernel
+        of the device if it can be used. 'xla' and 'pallas' drop the same weights.
       no_bias: projections without bias: some of 'query', 'key', 'value' and 'out'.
       qk_norm: makes the norms of the heads of queries and keys, `q_norm` and `k_norm`, given their
         dtype (Dehghani et al., 2023, arXiv:2302.05442, section 2); None for none.
@@ -150,7 +162,7 @@ class MultiHeadAttention(nn.Module):
         of self-attention; None for none.
 
     Raises:
-      UserError: if 'pallas' is requested for something that the kernel does not support.
+      UserError: if a kernel is requested by name for something that it does not support.
     """
 
     num_heads: int
@@ -210,11 +222,18 @@ class MultiHeadAttention(nn.Module):
             *(query.shape, key.shape[-2], self.num_heads, jnp.dtype(self.dtype).name),
             *(self._layout(tokens, rotary), mask is not None, segments is not None, causal),
             rate=self.dropout if train else 0.0,
+            mask_queries=mask is not None and mask.shape[1:-1] != (1, 1),
+            bias_rows=0 if bias is None else len(bias),
         )
-        block = self._kernel_block(spec, mask, bias)
-        if block is not None:
-            projected = self._side_by_side(tokens, rotary)
-            return self._attend_in_kernel(block, projected, mask, segments, causal, train)
+        if may_take_kernel(self):
+            if takes_cudnn(self.attention, spec):
+                # As parts of one array cuDNN could only read copies of them.
+                projected = self._side_by_side(tokens, rotary, shared=False)
+                return self._attend_by_cudnn(projected, mask, segments, bias, causal)
+            block = kernel_block(self.attention, spec)
+            if block is not None:
+                projected = self._side_by_side(tokens, rotary)
+                return self._attend_in_kernel(block, projected, mask, segments, causal, train)
         if segments is not None:
             mask = _both(mask, segments.mask())
         if causal:
@@ -256,18 +275,25 @@ class MultiHeadAttention(nn.Module):
         tokens = past.write(KeyValue(heads['k'], heads['v']), position)
         return self._attend(heads['q'], tokens, seen[None, None, None], None, False), tokens
 
-    def _kernel_block(
-        self, spec: AttentionSpec, mask: Array | None, bias: Array | None
-    ) -> int | None:
-        """Queries of a program of the kernel, 0 for all; None if attention is XLA's."""
-        if not may_take_kernel(self):
-            return None
-        obstacle = ''
-        if bias is not None:
-            obstacle = 'does not support biases of scores'
-        elif mask is not None and mask.shape[1:-1] != (1, 1):
-            obstacle = f'supports only masks of keys, [B 1 1 M], not {list(mask.shape)}'
-        return kernel_block(self.attention, spec, obstacle)
+    def _attend_by_cudnn(
+        self,
+        projected: tuple[Array, ...],
+        mask: Array | None,
+        segments: Segments | None,
+        bias: Array | None,
+        causal: bool,
+    ) -> Array:
+        from vit_jax.nn.kernels.cudnn import fused_attention
+
+        def attend(projected: Any, mask: Any, segments: Any, bias: Any) -> Array:
+            shared = None if bias is None else bias[0]
+            return fused_attention(projected, self.num_heads, mask, segments, shared, causal)
+
+        if mask is not None:
+            mask = jnp.broadcast_to(mask, (len(projected[0]), *mask.shape[1:]))
+        shared = None if bias is None else for_every_device(bias)
+        y = on_every_device(attend)(projected, mask, segments, shared)
+        return self.out(y.reshape(*y.shape[:-1], self.num_heads, -1).swapaxes(-3, -2))
 
     def _attend_in_kernel(
         self,
@@ -302,13 +328,14 @@ class MultiHeadAttention(nn.Module):
         runs = (run for name in self.kernels for _, run in _runs(tuple(tokens[c] for c in name)))
         return tuple(run.stop - run.start for run in runs)
 
-    def _side_by_side(self, tokens: dict[str, Array], rotary: Rotary | None) -> tuple[Array, ...]:
-        """Queries, keys and values as the kernel takes them; normed and rotated before it."""
-        projected = tuple(
-            x
-            for name in self.kernels
-            for x in getattr(self, name)(*(tokens[letter] for letter in name), side_by_side=True)
-        )
+    def _side_by_side(
+        self, tokens: dict[str, Array], rotary: Rotary | None, shared: bool = True
+    ) -> tuple[Array, ...]:
+        """Queries, keys and values as a kernel takes them; normed and rotated before it."""
+        projected: tuple[Array, ...] = ()
+        for name in self.kernels:
+            inputs = (tokens[letter] for letter in name)
+            projected += getattr(self, name)(*inputs, side_by_side=True, shared=shared)
         if self.qk_norm is None and rotary is None:
             return projected
         width = tokens['q'].shape[-1]

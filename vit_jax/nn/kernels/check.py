@@ -88,6 +88,14 @@ def _measured(layer: str, difference: Callable[[], float], measure: Measure) -> 
     return ''
 
 
+def numerical_failure_of_cudnn(spec: AttentionSpec, measure: Measure) -> str:
+    """`numerical_failure` of cuDNN's kernel."""
+    spec = spec._replace(shape=(ROWS, *spec.shape[1:]))
+    (_, queries, width), keys = spec.shape, spec.keys
+    layer = f'{queries} queries, {keys} keys, width {width}, {spec.num_heads} heads, {spec.dtype}'
+    return checked_once((spec, 'cudnn'), layer, lambda: largest_cudnn_difference(spec), measure)
+
+
 def largest_difference(spec: AttentionSpec, block: int = 0) -> float:
     """The largest difference of results or gradients, relative to the largest value of each array.
 
@@ -100,9 +108,43 @@ def largest_difference(spec: AttentionSpec, block: int = 0) -> float:
         return fused_attention(projected, spec.num_heads, mask, segments, kept, *options)
 
     def by_xla(projected: Any, mask: Any, segments: Any, kept: Any) -> Array:
-        return _plain(spec, projected, mask, segments, kept)
+        seen = None if mask is None else mask[:, None, None]
+        return _plain(spec, projected, seen, segments, kept)
 
     return relative_difference(by_kernel, by_xla, lambda: _inputs(spec))
+
+
+def largest_cudnn_difference(spec: AttentionSpec, implementation: str = 'cudnn') -> float:
+    """`largest_difference` of cuDNN's kernel, also of the bias's gradient.
+
+    `implementation` is that of `kernels.cudnn.fused_attention`.
+    """
+    from vit_jax.nn.kernels.cudnn import fused_attention
+
+    def by_kernel(first: Any, mask: Any, segments: Any) -> Array:
+        projected, bias = first
+        options = (spec.num_heads, _spread(spec, mask), segments, bias, spec.causal)
+        return fused_attention(projected, *options, implementation)
+
+    def by_xla(first: Any, mask: Any, segments: Any) -> Array:
+        projected, bias = first
+        return _plain(spec, projected, _spread(spec, mask), segments, None, bias)
+
+    def inputs() -> tuple[Any, ...]:
+        projected, grad, mask, segments, _ = _inputs(spec)
+        sizes = (1, spec.num_heads, spec.shape[1], spec.keys)
+        bias = jax.random.normal(jax.random.key(1), sizes) if spec.bias_rows else None
+        return (projected, bias), grad, mask, segments
+
+    return relative_difference(by_kernel, by_xla, inputs)
+
+
+def _spread(spec: AttentionSpec, mask: Array | None) -> Array | None:
+    """A mask of keys [B M] in the shape that the layer has."""
+    if mask is None:
+        return None
+    queries = spec.shape[1] if spec.mask_queries else 1
+    return jnp.broadcast_to(mask[:, None, None], (len(mask), 1, queries, mask.shape[1]))
 
 
 def relative_difference(
@@ -159,18 +201,20 @@ def _inputs(spec: AttentionSpec) -> tuple[Any, ...]:
     return projected, normal(second, queries, width), mask, segments, kept
 
 
-def _plain(spec: AttentionSpec, projected: Any, mask: Any, segments: Any, kept: Any) -> Array:
-    """`fused_attention` by the functions of `nn/attention.py`."""
+def _plain(
+    spec: AttentionSpec, projected: Any, mask: Any, segments: Any, kept: Any, bias: Any = None
+) -> Array:
+    """`fused_attention` by the functions of `nn/attention.py`; `mask` is true where it attends."""
     width = spec.shape[-1]
     parts = [y for x in projected for y in jnp.split(x, x.shape[-1] // width, axis=-1)]
     query, key, value = (x.reshape(*x.shape[:2], spec.num_heads, -1).swapaxes(1, 2) for x in parts)
-    masks = [] if mask is None else [mask[:, None, None]]
+    masks = [] if mask is None else [mask]
     masks += [] if segments is None else [segments.mask()]
     masks += [causal_mask(query.shape[-2])] if spec.causal else []
     seen = masks[0] if masks else None
     for other in masks[1:]:
         seen = seen & other
-    weights = attention_weights(query, key, seen)
+    weights = attention_weights(query, key, seen, bias)
     if kept is not None:
         weights = jnp.where(kept, weights / (1 - spec.rate), 0.0)
     out = attend(weights, value).swapaxes(1, 2)
