@@ -158,6 +158,6 @@ def test_layouts_measure_on_tpus_of_this_process_alone(monkeypatch, strategy):
 
     trace()
     assert not seen
-    monkeypatch.setattr(target, 'local_tpu', lambda devices: [*devices][1])
+    monkeypatch.setattr(target, 'local_accelerator', lambda devices: [*devices][1])
     trace()
     assert seen == [{jax.devices()[3]}]

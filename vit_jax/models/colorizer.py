@@ -53,7 +53,7 @@ class Model(base.Model):
       gelu: 'tanh' (approximate) or 'erf' (exact).
       norm_eps: added to the variance in layer norms.
       dtype: computation dtype. Parameters, softmax and logits stay float32.
-      attention: implementation: 'xla', 'pallas' or 'auto'; see the model `vit`.
+      attention: implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
 
     Raises:
       UserError: if a field has no such value, or images do not fit the patches or the positions.

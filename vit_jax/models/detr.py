@@ -88,7 +88,7 @@ class Model(base.Model):
       norm: 'post' as in the paper, or 'pre'.
       norm_eps: of the layer norms.
       dtype: computation dtype. Parameters, softmax and outputs stay float32.
-      attention: implementation: 'xla', 'pallas' or 'auto'; see the model `vit`.
+      attention: implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
 
     Raises:
       UserError: if a field has no such value.

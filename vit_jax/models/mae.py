@@ -41,7 +41,7 @@ class Model(base.Model):
       norm_eps: added to the variance in layer norms.
       scan: one scanned block instead of unrolled ones; see `Encoder`.
       remat: recomputation in the backward pass; see the model `vit`.
-      attention: implementation: 'xla', 'pallas' or 'auto'; see the model `vit`.
+      attention: implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
       dtype: computation dtype. Parameters, layer norm statistics and softmax stay float32.
       residual_dtype: of the residual streams; that of the computation if None. The authors' is
         'float32' with half precision products.

@@ -70,7 +70,7 @@ class Model(base.EncoderDecoder):
       tied: one matrix for both embeddings and for the scores, as in section 3.4.
       norm_eps: added to the variance in layer norms.
       dtype: computation dtype. Parameters, layer norm statistics, softmax and logits stay float32.
-      attention: implementation: 'xla', 'pallas' or 'auto'; see the model `vit`.
+      attention: implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
 
     Raises:
       UserError: if a field has no such value.

@@ -58,7 +58,7 @@ class Model(base.Model):
       norm_eps: added to the variance in layer norms.
       scan: one scanned block instead of unrolled ones, in both towers; see the model `vit`.
       remat: recomputation in the backward pass, in both towers; see the model `vit`.
-      attention: implementation: 'xla', 'pallas' or 'auto'; see the model `vit`.
+      attention: implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
       dtype: computation dtype. Parameters and the matmul of embeddings stay float32.
 
     Raises:

@@ -125,7 +125,8 @@ class Model(base.PatchModel):
       remat: recomputation in the backward pass: False, 'dots', 'names' or 'nothing' (True), in the
         order of what blocks keep; see `vit_jax.nn.attention`.
       attention: implementation: 'xla'; 'pallas', a TPU kernel for sequences that fit into VMEM;
-        or 'auto', the kernel if the devices support it. See docs/kernels.md.
+        'cudnn', a kernel for GPUs in half precision; or 'auto', the kernel if the devices support
+        it. See docs/kernels.md.
       dtype: computation dtype. Parameters, layer norm statistics and softmax stay float32.
       residual_dtype: of the residual stream; that of the computation if None. big_vision uses
         'float32' with bfloat16 computation.

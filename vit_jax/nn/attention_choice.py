@@ -136,8 +136,10 @@ def _is_cudnn(attention: str, devices: Devices) -> bool:
 def window_kernel(attention: str, spec: WindowSpec, obstacle: str = '') -> bool:
     """`kernel_block` for attention in windows: whether `window_attention` computes it."""
     devices = _devices.get()
-    if attention in ('xla', 'cudnn') or devices is None:
+    if attention == 'xla' or devices is None:
         return False
+    if attention == 'cudnn':
+        return decide(attention, 'cudnn', 'does not compute attention in windows', '')
     why, failure = obstacle or _mismatch(devices, spec.shape[0]), ''
     why = why or check.vmem_shortage(spec, SHARE * _vmem_of(devices))
     if not why and devices.measure is not None:

@@ -8,6 +8,7 @@ from here.
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -17,15 +18,24 @@ from jax import Array
 
 from vit_jax.array_types import Float
 
+Initializer = Callable[..., Array]
 RMSNorm = nn.RMSNorm  # subtracts no mean
 
 
-class LayerNorm(nn.LayerNorm):
+class LayerNorm(nn.Module):
     """(x - mean) / sqrt(variance + epsilon) * scale + bias over the last axis; statistics in
     float32.
+
+    The fields are those of `flax.linen.LayerNorm`.
     """
 
-    use_fast_variance: bool = False
+    epsilon: float = 1e-6
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+    use_bias: bool = True
+    use_scale: bool = True
+    bias_init: Initializer = nn.initializers.zeros
+    scale_init: Initializer = nn.initializers.ones
 
     @nn.compact
     def __call__(self, x: Float[Array, '*B D']) -> Float[Array, '*B D']:

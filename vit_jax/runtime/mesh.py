@@ -219,10 +219,10 @@ def _slice(device: jax.Device) -> int:
     return getattr(device, 'slice_index', 0) if device.platform == 'tpu' else 0
 
 
-def local_tpu(devices: Iterable[jax.Device]) -> jax.Device | None:
-    """The first TPU of `devices` that this process can use; None if there is none."""
+def local_accelerator(devices: Iterable[jax.Device]) -> jax.Device | None:
+    """The first TPU or GPU of `devices` that this process can use; None if there is none."""
     here = {*jax.local_devices()}
-    return next((d for d in devices if d.platform == 'tpu' and d in here), None)
+    return next((d for d in devices if d.platform in ('tpu', 'gpu') and d in here), None)
 
 
 def check_rules(rules: Sequence[Rule]) -> None:

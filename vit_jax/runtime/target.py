@@ -15,7 +15,7 @@ import numpy as np
 
 from vit_jax.nn.attention_choice import Devices, runs_on
 from vit_jax.runtime import processes
-from vit_jax.runtime.mesh import local_tpu, usable_devices
+from vit_jax.runtime.mesh import local_accelerator, usable_devices
 
 Function = Callable[[], float]
 
@@ -38,7 +38,7 @@ def device_kind(devices: np.ndarray) -> str:
 
 def _measure_on(devices: np.ndarray) -> Callable[[Callable[[], float]], float] | None:
     """See `Devices.measure`."""
-    device = local_tpu(devices.flat)
+    device = local_accelerator(devices.flat)
     if device is None:
         return None
     several = len({d.process_index for d in devices.flat}) > 1

@@ -114,7 +114,7 @@ def largest_difference(spec: AttentionSpec, block: int = 0) -> float:
     return relative_difference(by_kernel, by_xla, lambda: _inputs(spec))
 
 
-def largest_cudnn_difference(spec: AttentionSpec, implementation: str = 'cudnn') -> float:
+def largest_cudnn_difference(spec: AttentionSpec, implementation: Any = 'cudnn') -> float:
     """`largest_difference` of cuDNN's kernel, also of the bias's gradient.
 
     `implementation` is that of `kernels.cudnn.fused_attention`.

@@ -7,6 +7,8 @@ token that the lengths of the sequences leave out.
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -22,7 +24,7 @@ def fused_attention(
     segments: Segments | None = None,
     bias: Float[Array, '1 #H #N M'] | None = None,
     causal: bool = False,
-    implementation: str = 'cudnn',
+    implementation: Literal['cudnn', 'xla'] = 'cudnn',
 ) -> Float[Array, 'B N D']:
     """softmax(Q K^T / sqrt(K) + bias) V of every head, with the softmax in float32.
 
@@ -48,12 +50,14 @@ def fused_attention(
     if bias is not None:
         bias = jnp.broadcast_to(bias, (1, num_heads, queries, keys)).astype(query.dtype)
         bias = _even(bias, 2, 3)
-    lengths = {}
+    lengths: dict[str, Any] = {}
     if queries % 2 or keys % 2:
         sizes = {'query_seq_lengths': queries, 'key_value_seq_lengths': keys}
         lengths = {name: jnp.full((rows,), n, jnp.int32) for name, n in sizes.items()}
     found = jax.nn.dot_product_attention(
-        *(_even(x, 1) for x in (query, key, value)),
+        _even(query, 1),
+        _even(key, 1),
+        _even(value, 1),
         bias,
         mask,
         is_causal=causal,
