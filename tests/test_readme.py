@@ -15,6 +15,7 @@ from PIL import Image
 
 from vit_jax import __main__
 from vit_jax.config import load as config_lib
+from vit_jax.config import reference
 from vit_jax.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, UserError
 from vit_jax.interop import files
 from vit_jax.interop.families import vision_transformer
@@ -129,6 +130,31 @@ def parse(monkeypatch):
 @pytest.mark.parametrize('line', LINES)
 def test_every_line_of_the_documents_is_understood(line, parse):
     parse(shlex.split(line))
+
+
+@pytest.mark.parametrize('line', [line for line in LINES if line.startswith('launch ')])
+def test_a_launch_is_printed_as_a_job(line, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    flags, launched = line.split(' -- ')
+    words = [w for w in shlex.split(flags) if w != '--preflight']  # needs the compiler
+    assert __main__.main([*words, '--dry-run', '--', *shlex.split(launched)]) == 0
+    assert shlex.split(launched)[-1] in capsys.readouterr().out
+
+
+def test_keys_that_the_documents_name_exist():
+    known = {'model.name', 'task.name', 'evals.NAME'}
+    for heading, keys in reference.package_keys().items():
+        section = heading.partition(',')[0].removeprefix('config').removeprefix('.')
+        known |= {f'{section}.{key.name}'.removeprefix('.') for key in keys}
+    sections = {key.rpartition('.')[0] for key in known}
+    for document in DOCUMENTS:
+        if document.name == 'moving.md':  # names those of other code
+            continue
+        for name in re.findall(r'(?<![\w.])config\.([a-z_][\w.]*\w)', document.read_text()):
+            if name in known | sections or name in ('json', 'py', 'md'):
+                continue
+            entry, _, key = name.removeprefix('evals.').partition('.')
+            assert {f'evals.NAME.{key}', f'data.{key}'} & known, f'{document}: config.{name}'
 
 
 @pytest.mark.parametrize(

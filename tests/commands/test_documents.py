@@ -29,7 +29,7 @@ ELSEWHERE = ('train', 'launch', 'preflight')
 # What no smoke size stands for.
 NOT_HERE = {
     r'imagenet': 'the images of ImageNet',
-    r'gs://BUCKET': 'a bucket',
+    r'gs://my-': 'a bucket',
     r'hf://google/siglip': 'the files of SigLIP',
     r'hf://openai/clip': 'the files of CLIP',
     r'data/bccd': 'the photographs of blood cells',
