@@ -153,7 +153,7 @@ def test_keys_that_the_documents_name_exist():
         for name in re.findall(r'(?<![\w.])config\.([a-z_][\w.]*\w)', document.read_text()):
             if name in known | sections or name in ('json', 'py', 'md'):
                 continue
-            entry, _, key = name.removeprefix('evals.').partition('.')
+            key = name.removeprefix('evals.').partition('.')[2]
             assert {f'evals.NAME.{key}', f'data.{key}'} & known, f'{document}: config.{name}'
 
 
