@@ -55,7 +55,7 @@ def differences(before: ConfigDict, now: ConfigDict) -> list[str]:
     if `now` has the same.
     """
     sections = keyword_only(schema.Config)
-    names = [place for name in sections for place in (name, *schema.nested_sections(name))]
+    names = [key for name in sections for key in (name, *schema.nested_sections(name))]
     return [name for name in names if _differ(before, now, name)]
 
 

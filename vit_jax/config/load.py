@@ -350,15 +350,15 @@ def validate(config: ConfigDict) -> None:
     schema.check_known(config, schema.parameters(config, ''), 'config')
     schema.check_complete(config)
     schema.check(config, schema.parameters(config, ''), 'config')
-    for place in _places(config):
-        if not place.startswith('evals'):
+    for section in _sections(config):
+        if not section.startswith('evals'):
             schema.check(
-                defaults.find_section(config, place),
-                schema.parameters(config, place),
-                f'config.{place}',
+                defaults.find_section(config, section),
+                schema.parameters(config, section),
+                f'config.{section}',
             )
-    for name, section in config.evals.items():
-        objects.make_evaluator(section, f'config.evals.{name}')
+    for name, entry in config.evals.items():
+        objects.make_evaluator(entry, f'config.evals.{name}')
     _check_finite(config, 'config')
     if durations.parse_duration(config.total, 'config.total')[0] <= 0:
         raise UserError(f'config.total={config.total!r}: must be positive')
@@ -384,7 +384,7 @@ def _check_minimum(section: ConfigDict, minimum: dict[str, int], where: str) -> 
             raise UserError(f'{where}.{key}={value}: must be at least {smallest}')
 
 
-def _places(config: ConfigDict) -> Iterator[str]:
+def _sections(config: ConfigDict) -> Iterator[str]:
     """The sections of a config, including nested ones."""
     for section in keyword_only(schema.Config):
         if section not in config or not isinstance(config[section], ConfigDict):
@@ -393,9 +393,9 @@ def _places(config: ConfigDict) -> Iterator[str]:
         if section == 'evals':
             yield from (f'evals.{name}' for name in config.evals)
         yield from (
-            place
-            for place in schema.nested_sections(section)
-            if defaults.find_section(config, place)
+            nested
+            for nested in schema.nested_sections(section)
+            if defaults.find_section(config, nested)
         )
 
 
@@ -404,8 +404,8 @@ def _check_ranges(config: ConfigDict) -> None:
     _check_model(config)
     Every(**defaults.arguments(config, 'every'))
     init, branch = (
-        cls(**defaults.arguments(config, place))
-        for cls, place in ((Init, 'init'), (Branch, 'branch'))
+        cls(**defaults.arguments(config, section))
+        for cls, section in ((Init, 'init'), (Branch, 'branch'))
     )
     if branch.from_ and init.from_:
         raise UserError('config: a run starts from config.branch or config.init, not both')

@@ -135,7 +135,7 @@ class Entry:
 
 def nested_sections(section: str) -> list[str]:
     """The sections nested in one of the trainer's own sections, as 'optim.schedule' in 'optim'."""
-    return [place for place in SECTIONS if place.startswith(f'{section}.')]
+    return [name for name in SECTIONS if name.startswith(f'{section}.')]
 
 
 def constructor(section: str) -> Callable:

@@ -125,11 +125,11 @@ def _system(url: str) -> tuple[Any, str]:
     """The file system of a URL, whose server answers, and the path in it."""
     import fsspec
 
-    scheme, _, place = url.partition('://')
+    scheme, _, rest = url.partition('://')
     servers.quiet_gcsfs()
     servers.require_answer(scheme)
     if scheme in ('http', 'https') and not urllib.request.getproxies():
-        servers.connect(f'{scheme}://{urllib.parse.urlsplit(url).netloc}', f'{scheme}://{place}')
+        servers.connect(f'{scheme}://{urllib.parse.urlsplit(url).netloc}', f'{scheme}://{rest}')
     # Expired credentials, or those of another project, would be refused.
     options = {'token': 'anon'} if url.startswith(PUBLIC) else {}
     system, root = fsspec.core.url_to_fs(url, **options)

@@ -196,14 +196,14 @@ def obstacle(folder: str | os.PathLike[str]) -> str:
     Raises:
       UserError: if object storage cannot be reached or written to.
     """
-    place = absolute(folder)
-    if is_remote(place):
-        probe = place / f'.probe-{uuid.uuid4().hex}'
-        with reaching(place):
+    target = absolute(folder)
+    if is_remote(target):
+        probe = target / f'.probe-{uuid.uuid4().hex}'
+        with reaching(target):
             probe.write_bytes(b'')
             probe.unlink()
         return ''
-    existing = next(parent for parent in (place, *place.parents) if parent.exists())
+    existing = next(parent for parent in (target, *target.parents) if parent.exists())
     if not existing.is_dir():
         return f'{existing} is not a folder'
     return '' if os.access(existing, os.W_OK | os.X_OK) else f'{existing} is read-only'
@@ -405,13 +405,13 @@ def make_folder(folder: Path) -> None:
     """Make a local folder and its parents; a remote one exists with its first file."""
     if is_remote(folder):
         return
-    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    missing = [target for target in (folder, *folder.parents) if not target.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for made in missing:
         sync(made.parent)
 
 
-def sync(place: pathlib.Path) -> None:
+def sync(target: pathlib.Path) -> None:
     """Wait until a local file's content, or the names in a folder, would survive a power cut.
 
     Does nothing for folders that cannot be read or whose file system cannot sync them.
@@ -421,9 +421,9 @@ def sync(place: pathlib.Path) -> None:
       OSError: if the disk reports an error.
     """
     try:
-        opened = os.open(place, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would block
+        opened = os.open(target, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would block
     except PermissionError:
-        if place.is_dir():
+        if target.is_dir():
             return
         raise
     try:

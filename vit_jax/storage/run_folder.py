@@ -242,12 +242,12 @@ def require_writable(folder: str | os.PathLike[str]) -> None:
 
 def reserved(file: str | os.PathLike[str]) -> str:
     """The reason why only the run itself may write a file; empty if others may, too."""
-    place = paths.absolute(file)
-    for folder in (place, *place.parents):
+    path = paths.absolute(file)
+    for folder in (path, *path.parents):
         if folder.name == CHECKPOINTS and _holds_run(folder.parent):
             return f'{folder} holds the checkpoints of a run'
     own = (CONFIG, METRICS, TIMES, RESULT, VOCAB, WRITERS)
-    return 'it belongs to the run itself' if place.name in own and _holds_run(place.parent) else ''
+    return 'it belongs to the run itself' if path.name in own and _holds_run(path.parent) else ''
 
 
 def _holds_run(folder: paths.Path) -> bool:
