@@ -99,6 +99,9 @@ def run(words: Sequence[str], whole_process: bool) -> int:
     Args:
       words: the command line.
       whole_process: whether this process does nothing else.
+
+    Raises:
+      UserError: if there is no such command.
     """
     if not words or words[0] in ('-h', '--help'):
         print(usage())

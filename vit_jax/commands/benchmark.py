@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print a table; write JSON with `--json`."""
+    """Print a table; write JSON with `--json`.
+
+    Raises:
+      UserError: without `--config`.
+    """
     parser = Parser('benchmark', __doc__)
     parser.add_argument('--forward-only', action='store_true', help='skip the training step')
     parser.add_argument('--steps', type=positive_number, default=20, help='to time (default: 20)')

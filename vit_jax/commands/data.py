@@ -17,7 +17,11 @@ LISTED = 20  # classes, and broken files, in the text
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print counts and rates; draw a picture with `--out`."""
+    """Print counts and rates; draw a picture with `--out`.
+
+    Raises:
+      UserError: without `--config`.
+    """
     parser = Parser('data', __doc__)
     parser.add_argument('--out', metavar='FILE', help='draw the first training batch')
     parser.add_argument(

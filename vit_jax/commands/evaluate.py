@@ -23,7 +23,11 @@ MAX_CLASSES = 1000  # a report on more leaves out classes without examples
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the metrics of a run on its own evaluations or other data."""
+    """Print the metrics of a run on its own evaluations or other data.
+
+    Raises:
+      UserError: for a checkpoint without `--source` and `--split`.
+    """
     parser = Parser('evaluate', __doc__)
     add_model_flags(parser)
     parser.add_argument('--source', help="other data, such as 'tfds:NAME' or 'folder:PATH'")
@@ -96,7 +100,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parse_classes(text: str) -> tuple[int, ...]:
-    """'8,9' -> (8, 9)."""
+    """'8,9' -> (8, 9).
+
+    Raises:
+      UserError: for anything but integers.
+    """
     try:
         return tuple(int(word) for word in text.split(','))
     except ValueError as e:

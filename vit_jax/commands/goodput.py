@@ -16,7 +16,11 @@ NO_RECORD = 'has no times.jsonl: it is older than the recording of times'
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print a table with a column per run; draw it with `--out`."""
+    """Print a table with a column per run; draw it with `--out`.
+
+    Raises:
+      UserError: if no run has a record of its time.
+    """
     parser = Parser('goodput', __doc__)
     parser.add_argument(
         'runs',

@@ -37,7 +37,11 @@ class InspectedModel:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print parameters, their total, and FLOPs per example, or a table of saved steps."""
+    """Print parameters, their total, and FLOPs per example, or a table of saved steps.
+
+    Raises:
+      UserError: unless exactly one thing to inspect is named.
+    """
     parser = Parser('inspect', __doc__)
     parser.add_argument('--workdir', help='a run folder')
     parser.add_argument(

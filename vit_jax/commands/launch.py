@@ -32,7 +32,11 @@ class Launcher(NamedTuple):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Submit or run the command after `--`, or print the job with `--dry-run`."""
+    """Submit or run the command after `--`, or print the job with `--dry-run`.
+
+    Raises:
+      UserError: if there is no such launcher.
+    """
     words = list(argv)
     flags, command = words, []
     if '--' in words:

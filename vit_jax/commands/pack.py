@@ -10,7 +10,11 @@ from vit_jax.errors import UserError
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write the shards and their manifest, and print a summary."""
+    """Write the shards and their manifest, and print a summary.
+
+    Raises:
+      UserError: for a negative number of workers, or one beside `--beam`.
+    """
     parser = Parser('pack', __doc__)
     parser.add_argument('source', help='folder:/data/flowers, tfds:NAME, hf:PATH, tar:PATTERN, ...')
     parser.add_argument('out', help='a new folder, or one that the same command began')

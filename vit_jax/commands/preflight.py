@@ -31,7 +31,11 @@ COSTLIEST = 12
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print tables or JSON; return 1 if the step does not fit into memory."""
+    """Print tables or JSON; return 1 if the step does not fit into memory.
+
+    Raises:
+      UserError: for flags out of range, or that exclude one another.
+    """
     args, config = parse_config_args(make_parser(), argv)
     if [config, args.sweep, args.workdir].count(None) != 2:
         raise UserError(

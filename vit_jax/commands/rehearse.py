@@ -23,7 +23,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def print_rehearsal(argv: Sequence[str]) -> list[Any]:
-    """Print each check, or JSON, and return the rows that failed."""
+    """Print each check, or JSON, and return the rows that failed.
+
+    Raises:
+      UserError: for flags out of range, or that exclude or need one another.
+    """
     parser = make_parser()
     args, config = parse_config_args(parser, argv)
     if (config is None) == (args.sweep is None):

@@ -30,7 +30,11 @@ Files = dict[str, bytes]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write the page, and print its name and size."""
+    """Write the page, and print its name and size.
+
+    Raises:
+      UserError: if the name of the page does not end in .html.
+    """
     parser = Parser('report', __doc__)
     parser.add_argument(
         'runs',

@@ -45,7 +45,11 @@ COMMAND = 'scaling plan'
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one subcommand."""
+    """Run one subcommand.
+
+    Raises:
+      UserError: if there is no such subcommand.
+    """
     if not argv or argv[0] in ('-h', '--help'):
         print(usage())
         return 0

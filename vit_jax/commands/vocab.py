@@ -11,7 +11,11 @@ from vit_jax.errors import UserError
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write a SentencePiece model, and print the lengths of sentences in pieces."""
+    """Write a SentencePiece model, and print the lengths of sentences in pieces.
+
+    Raises:
+      UserError: if the output exists.
+    """
     parser = Parser('vocab', __doc__)
     parser.add_argument(
         'source', help='text:pairs.tsv, text:train.en,train.de, or tfds:NAME with translations'

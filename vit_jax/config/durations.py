@@ -67,7 +67,11 @@ class Durations:
     total_steps: int = 0
 
     def steps(self, text: str | int, where: str = 'duration') -> int:
-        """The number of steps, at least 1 unless the duration is empty or zero."""
+        """The number of steps, at least 1 unless the duration is empty or zero.
+
+        Raises:
+          UserError: for text that is no duration, or a share of an unknown total.
+        """
         amount, unit = parse_duration(text, where)
         if unit == '%' and not self.total_steps:
             raise UserError(f'{where}={text!r}: the total cannot be given in % of itself')
@@ -87,6 +91,11 @@ class Durations:
 
 def from_config(config: ConfigDict, batch_size: float, epoch_size: int) -> Durations:
     """The run's durations; `.total_steps` is `config.total` in steps.
+
+    Args:
+      config: of the run.
+      batch_size: examples in a step, for durations in examples.
+      epoch_size: examples in an epoch, for durations in epochs.
 
     Raises:
       UserError: if the state of a run cannot count that many steps.

@@ -188,6 +188,9 @@ def parse_config_args(
 
     Returns:
       The namespace, and the config (None if `--config` is absent).
+
+    Raises:
+      UserError: for overrides without `--config`, or a mistake in the config.
     """
     parser.add_argument('--config', metavar='FILE[:ARG]', help='a Python file; it is executed')
     overrides, rest = split_overrides(argv)

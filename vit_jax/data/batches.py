@@ -118,7 +118,11 @@ class Process:
 
     @classmethod
     def holding(cls, shards: Collection[int], count: int) -> Process:
-        """The process whose devices hold `shards` among `count` of a batch, in lowest terms."""
+        """The process whose devices hold `shards` among `count` of a batch, in lowest terms.
+
+        Raises:
+          ValueError: if the shards are not among `count`.
+        """
         for size in range(count, 0, -1):
             parts = {shard // size for shard in shards}
             if count % size == 0 and len(parts) * size == len(shards):

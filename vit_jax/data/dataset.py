@@ -248,7 +248,11 @@ class DataConfig:
     stall_seconds: float = STALL_SECONDS
 
     def open_examples(self, numbering: SourceInfo | None = None) -> Examples:
-        """Open the source; classes with ids get the numbers that they have in `numbering`."""
+        """Open the source; classes with ids get the numbers that they have in `numbering`.
+
+        Raises:
+          UserError: if no split is given, or the source cannot be opened.
+        """
         loaded = vocabulary.load(self.vocab) if self.vocab else None
         parsed = parse_transforms(self.transforms, loaded)
         if self.split is None:
@@ -261,7 +265,11 @@ class DataConfig:
         return Examples(source, parsed, self.cache)
 
     def make_plan(self, examples: Examples, **options: Any) -> Plan:
-        """Make the plan that the keys describe; `options` are its other keywords."""
+        """Make the plan that the keys describe; `options` are its other keywords.
+
+        Raises:
+          UserError: if several keys define how batches are made.
+        """
         given = {key: getattr(self, key) for key in ('buckets', 'sizes', 'plan')}
         given = {key: value for key, value in given.items() if value}
         if len(given) > 1:

@@ -82,7 +82,11 @@ class Source(Protocol):
     def __getitem__(self, index: int, /) -> Record: ...
 
     def labels(self) -> np.ndarray:
-        """All labels, int64 [N], without decoding images where the format allows it."""
+        """All labels, int64 [N], without decoding images where the format allows it.
+
+        Raises:
+          UserError: if the records have no single label, or one is not a class.
+        """
         ...
 
     def record_name(self, index: int, /) -> str:

@@ -25,13 +25,13 @@ from vit_jax.array_types import Bool, Float, Int
 
 
 def to_corners(boxes: Float[Array, '*B 4']) -> Float[Array, '*B 4']:
-    """Convert centers and sides to corners."""
+    """Convert boxes from center and sides (x, y, w, h) to corners (x0, y0, x1, y1), same units."""
     center, sides = boxes[..., :2], boxes[..., 2:]
     return jnp.concatenate([center - sides / 2, center + sides / 2], axis=-1)
 
 
 def to_centered(boxes: Float[Array, '*B 4']) -> Float[Array, '*B 4']:
-    """Convert corners to centers and sides."""
+    """Convert boxes from corners (x0, y0, x1, y1) to center and sides (x, y, w, h), same units."""
     first, last = boxes[..., :2], boxes[..., 2:]
     return jnp.concatenate([(first + last) / 2, last - first], axis=-1)
 

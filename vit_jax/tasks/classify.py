@@ -62,7 +62,11 @@ class Task(base.Task):
         return (sequences.from_batch(batch, self.value_range),)
 
     def augment(self, key: jax.Array, batch: Batch) -> Batch:
-        """Mix every example with its neighbor; the label becomes two weighted ones."""
+        """Mix every example with its neighbor; the label becomes two weighted ones.
+
+        Raises:
+          UserError: if images of several sizes are to be mixed.
+        """
         if self.multiple == 1:
             return batch
         if 'patches' in batch:

@@ -46,7 +46,11 @@ class Writer(base.Writer):
 
     @classmethod
     def require_access(cls) -> None:
-        """Check that there is an API key, unless the run stays on this machine."""
+        """Check that there is an API key, unless the run stays on this machine.
+
+        Raises:
+          UserError: if there is none.
+        """
         with needed_by("config.writers: 'wandb'", EXTRA):
             import wandb
         if os.environ.get('WANDB_MODE', 'online') == 'online' and not wandb.api.api_key:

@@ -255,7 +255,11 @@ class Plan(abc.ABC):
         return -(-min(self.batch_size, len(self.rows)) // self.multiple) * self.multiple
 
     def pad(self, record: Record, spec: Spec) -> Record:
-        """Pad the arrays of an example to `spec`; see `batches.pad`."""
+        """Pad the arrays of an example to `spec`; see `batches.pad`.
+
+        Raises:
+          UserError: if an array does not fit.
+        """
         return batches.pad(record, spec)
 
     def join(self, records: Sequence[Record], spec: Spec) -> Record:
@@ -269,7 +273,11 @@ class Plan(abc.ABC):
 
     @functools.cached_property
     def example(self) -> Record:
-        """The first example that can be read."""
+        """The first example that can be read.
+
+        Raises:
+          UserError: for a record that holds text, or a reserved name.
+        """
         index, record = self.examples.first_readable(0)
         if texts := [key for key, value in record.items() if isinstance(value, str)]:
             raise UserError(

@@ -74,6 +74,15 @@ class Plan(fixed.Plan):
         )
 
     def pad(self, record: Record, spec: Spec) -> Record:
+        """Resize the image to whole patches, as many as the length of `spec` allows, and cut it.
+
+        Returns:
+          `patches` [N, P * P * C], row by row, and `grid`, their rows and columns, instead of the
+          image; padded, with a mask.
+
+        Raises:
+          UserError: if the image has other channels than the first.
+        """
         length, values = spec['patches'].shape
         height, width = record['image'].shape[:2]
         rows, columns = image_lib.grid_within(height, width, length)

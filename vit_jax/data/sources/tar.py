@@ -202,7 +202,11 @@ def indexed(shard: pathlib.Path, title: str) -> dict[str, np.ndarray]:
 
 
 def scanned(shard: pathlib.Path, title: str) -> dict[str, np.ndarray]:
-    """Read the headers of a shard and the classes in it; see `indexed`."""
+    """Read the headers of a shard and the classes in it; see `indexed`.
+
+    Raises:
+      UserError: if the shard cannot be read, or a class in it is no integer.
+    """
     names: list[bytes] = []
     members: list[np.ndarray] = []
     labels: list[int] = []

@@ -37,6 +37,9 @@ def color_jitter(
 
     The factors of the first three are uniform in 1 - x to 1 + x, at least 0; the hue is shifted by
     -x to x turns. Gray images have no saturation and no hue to change.
+
+    Raises:
+      ValueError: for a negative strength, or a `hue` above 0.5.
     """
     amounts = {'brightness': brightness, 'contrast': contrast, 'saturation': saturation}
     for name, value in amounts.items():
@@ -95,6 +98,9 @@ def gaussian_blur(sigma_min: float = 0.1, sigma_max: float = 2.0, p: float = 0.5
     """Blur by a Gaussian of 9 x 9 pixels, with probability `p`.
 
     Its standard deviation is uniform in `sigma_min` to `sigma_max` pixels; borders are mirrored.
+
+    Raises:
+      ValueError: unless 0 < `sigma_min` <= `sigma_max`.
     """
     if not 0 < sigma_min <= sigma_max:
         raise ValueError(f'{sigma_min=} must be positive and at most {sigma_max=}')
@@ -160,6 +166,9 @@ def views(
       name: of the field for the views, 'image' or 'NAME_image'.
       count: number of views.
       transforms: applied to the image for each view.
+
+    Raises:
+      ValueError: if `name` is not a field for images, or `transforms` is not text.
     """
     if not isinstance(name, str) or not is_image(name):
         raise ValueError(f"{name=} must be 'image', or end in '_image' as 'local_image' does")

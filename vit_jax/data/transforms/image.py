@@ -42,7 +42,17 @@ Pixels = UInt8[np.ndarray, 'H W C']
 
 @transform
 def resize(size: Size, method: str = 'bilinear') -> Apply:
-    """Resize to `size`, without keeping the aspect ratio."""
+    """Resize to `size`, without keeping the aspect ratio.
+
+    Boxes, masks and points move with the image.
+
+    Args:
+      size: pixels of a side, or (height, width).
+      method: resampling, one of `pillow.METHODS`; masks always take their nearest pixel.
+
+    Raises:
+      ValueError: for sides below 1, or an unknown method.
+    """
     height, width = height_width(size)
     check_method(method)
 
@@ -109,7 +119,11 @@ def _resize_by(choose: Callable[[float, float], float], size: Size, method: str)
 def random_resize(
     sizes: tuple[int, ...], max: int | None = None, method: str = 'bilinear'
 ) -> RandomApply:
-    """Resize by `resize_small` to a random one of `sizes` (Carion et al. 2020, A.4)."""
+    """Resize by `resize_small` to a random one of `sizes` (Carion et al. 2020, A.4).
+
+    Raises:
+      ValueError: if `sizes` is not a tuple, or empty.
+    """
     if not isinstance(sizes, tuple) or not sizes:
         raise ValueError(f'{sizes=} must be a tuple, for example (480, 512, 544)')
     choices = [resize_small(size, method, max) for size in sizes]
@@ -254,6 +268,9 @@ def random_erasing(
 
     The window has `area_min` to `area_max` percent of the area and an aspect ratio of 0.3 to
     3.3; if ten draws do not fit, the image is unchanged. Boxes and masks of hidden objects stay.
+
+    Raises:
+      ValueError: if `p` or an area is out of range.
     """
     if not 0 <= p <= 1:
         raise ValueError(f'{p=} must be in [0, 1]')
@@ -280,6 +297,9 @@ def value_range(low: float, high: float) -> Callable[[Pixels], Float[np.ndarray,
 
     Tasks do this on the device, which takes a quarter of the transfer; this is for other uses of
     the data.
+
+    Raises:
+      ValueError: unless `low` < `high`.
     """
     if not low < high:
         raise ValueError(f'{low=} must be less than {high=}')
@@ -305,6 +325,9 @@ def scale_and_crop(
     cropped, whose height and width are uniform from `crop[0]` to `crop[1]` pixels, or those of the
     image if it has fewer. `sizes` and `max` are those of `random_resize` (Carion et al. 2020, A.4;
     the defaults, and p, are those of the authors' code for sizes of 480 to 800 and a max of 1333).
+
+    Raises:
+      ValueError: for a `crop` that is not a range, or `p` outside of [0, 1].
     """
     whole, before = random_resize(sizes, max), random_resize(first)
     if not isinstance(crop, tuple) or len(crop) != 2:
@@ -361,6 +384,9 @@ def crop_area(
 
     It has `area_min` to `area_max` percent of the image's area, and the image's aspect ratio times
     1 / `ratio` to `ratio`, uniform in its logarithm.
+
+    Raises:
+      ValueError: for a `ratio` below 1, or areas that are no percentages.
     """
     if ratio < 1:
         raise ValueError(f'{ratio=} must be at least 1')

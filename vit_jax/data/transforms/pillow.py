@@ -79,7 +79,11 @@ def smoothed(image: Image.Image) -> Image.Image:
 
 
 def height_width(size: Any) -> tuple[int, int]:
-    """Convert an integer, for a square, or (height, width) to (height, width)."""
+    """Convert an integer, for a square, or (height, width) to (height, width).
+
+    Raises:
+      ValueError: for another number of sides, or sides below 1.
+    """
     pair = size if isinstance(size, tuple) else (size, size)
     if len(pair) != 2:
         raise ValueError(f'{size=} must be an integer or (height, width)')
@@ -88,20 +92,32 @@ def height_width(size: Any) -> tuple[int, int]:
 
 
 def area_shares(area_min: float, area_max: float) -> tuple[float, float]:
-    """Convert percentages of an area to shares."""
+    """Convert percentages of an area to shares.
+
+    Raises:
+      ValueError: unless 0 < `area_min` <= `area_max` <= 100.
+    """
     if not 0 < area_min <= area_max <= 100:
         raise ValueError(f'{area_min=} and {area_max=} must be percentages in this order')
     return area_min / 100, area_max / 100
 
 
 def check_method(method: str) -> None:
-    """Check that `method` is one of the resampling methods."""
+    """Check that `method` is one of the resampling methods.
+
+    Raises:
+      ValueError: if it is not.
+    """
     if method not in METHODS:
         raise ValueError(f'{method=} must be one of {", ".join(METHODS)}')
 
 
 def check_fill(fill: Fill | None) -> None:
-    """Check that a color is a byte, or one for each channel; None passes."""
+    """Check that a color is a byte, or one for each channel; None passes.
+
+    Raises:
+      ValueError: if it is not.
+    """
     values = fill if isinstance(fill, tuple) else () if fill is None else (fill,)
     is_byte = (type(value) is int and 0 <= value <= 255 for value in values)
     if fill == () or not all(is_byte):
@@ -109,7 +125,11 @@ def check_fill(fill: Fill | None) -> None:
 
 
 def check_positive(**values: Any) -> None:
-    """Check that all values are integers of 1 or more."""
+    """Check that all values are integers of 1 or more.
+
+    Raises:
+      ValueError: if one is not.
+    """
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f'{name}={value!r} must be a positive integer')

@@ -69,6 +69,9 @@ def randaugment(
         where 100 would leave nothing.
       cutout: half the side of the gray square at magnitude 10, likewise; 6 for 32 pixels.
       variant: `paper`, or `big_vision` with the solarize and contrast of that code.
+
+    Raises:
+      ValueError: for an unknown `variant`, or a number out of range.
     """
     if variant not in VARIANTS:
         raise ValueError(f'{variant=} must be one of {", ".join(VARIANTS)}')
@@ -221,6 +224,9 @@ def randaugment_increasing(
         10; draws are clipped to the same range.
       std: its standard deviation.
       p: probability of each operation.
+
+    Raises:
+      ValueError: for a number out of range.
     """
     if isinstance(num_layers, bool) or not isinstance(num_layers, int) or num_layers < 1:
         raise ValueError(f'{num_layers=} must be a positive integer')

@@ -123,7 +123,11 @@ def find(name: str) -> Callable[..., Any]:
 
 @functools.cache
 def plain() -> Mapping[str, Callable[..., Any]]:
-    """The marked functions of every module of this package, by name."""
+    """The marked functions of every module of this package, by name.
+
+    Raises:
+      ValueError: if two modules have a function of the same name.
+    """
     names = [info.name for info in pkgutil.iter_modules(importlib.import_module(PACKAGE).__path__)]
     modules = [importlib.import_module(f'{PACKAGE}.{name}') for name in names]
     found: dict[str, Callable[..., Any]] = {}

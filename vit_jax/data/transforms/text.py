@@ -82,6 +82,9 @@ def tokenize(
       pad: id after the end, or 'eos' to repeat the end as SigLIP does, or 'pad' for the
         vocabulary's own.
       vocab: `config.data.vocab`. For pairs it needs the special ids of `vit_jax vocab`.
+
+    Raises:
+      ValueError: without a vocabulary, for a `length` without `field`, or for numbers out of range.
     """
     if isinstance(field, int):
         field, max_len = None, field
@@ -134,7 +137,11 @@ def _text(record: Record, name: str) -> str:
 @transform
 @annotation_transform
 def keep(*names: str) -> Callable[[Record], Record]:
-    """Keep only the named fields of the record."""
+    """Keep only the named fields of the record.
+
+    Raises:
+      ValueError: unless names are given.
+    """
     if not names or not all(isinstance(name, str) for name in names):
         raise ValueError("needs the fields' names, for example keep('image', 'label')")
 
