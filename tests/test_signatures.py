@@ -5,6 +5,8 @@ from __future__ import annotations
 import typing
 from collections.abc import Sequence
 
+import pytest
+
 from vit_jax import signatures
 from vit_jax.signatures import Duration, Steps
 
@@ -49,3 +51,22 @@ def test_durations_in_steps():
     keywords = {'first': '5%', 'marks': ('1%', 7), 'size': 4}
     steps = signatures.in_steps(Clock, keywords, lambda text: int(text.removesuffix('%')) * 10)
     assert steps == {'first': 50, 'marks': (10, 70), 'size': 4}
+
+
+@pytest.mark.parametrize(
+    ('text', 'found'),
+    [
+        ('folder:a*0.7+folder:b*0.3', [('folder:a', 0.7), ('folder:b', 0.3)]),
+        ('a*1+b:x+y*2+c*3.5', [('a', 1), ('b:x+y', 2), ('c', 3.5)]),
+        (
+            'folder:/data/{label}_*.jpg*2+digits*1',
+            [('folder:/data/{label}_*.jpg', 2), ('digits', 1)],
+        ),
+        ('folder:a*0.7', [('folder:a*0.7', 1)]),
+        ('folder:a+folder:b', [('folder:a+folder:b', 1)]),
+        ('folder:a*0.7+folder:b', [('folder:a*0.7+folder:b', 1)]),
+        ('', [('', 1)]),
+    ],
+)
+def test_sources_of_a_mixture(text, found):
+    assert signatures.parse_sources(text) == found

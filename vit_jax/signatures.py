@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -19,6 +20,8 @@ _DURATION = 'a duration'
 Duration = Annotated[str, _DURATION]  # as text
 Steps = Annotated[int, _DURATION]  # in steps of the run
 
+NESTING = ('views', 'choice')  # transforms that take texts of others
+WEIGHTED = re.compile(r'(.+?)\*(\d+(?:\.\d+)?)(?:\+|$)')  # a source of a mixture
 Parameters = dict[str, inspect.Parameter]
 
 
@@ -111,11 +114,29 @@ def transform_names(text: str) -> list[str]:
     names = []
     for node in parse_transforms(text):
         names.append(function_name(node))
-        if names[-1] == 'views':  # its last argument is a text of transforms
-            texts = (part.value for part in ast.walk(node) if isinstance(part, ast.Constant))
-            for inner in texts:
-                names += transform_names(inner) if isinstance(inner, str) else []
+        for inner in nested_transforms(node):
+            names += transform_names(inner)
     return names
+
+
+def nested_transforms(node: ast.expr) -> list[str]:
+    """The texts of transforms among the arguments of a transform."""
+    if (name := function_name(node)) not in NESTING:
+        return []
+    args, kwargs = arguments(node)
+    texts = args if name == 'choice' else args[2:]  # `views` begins with a name and a number
+    return [text for text in (*texts, kwargs.get('transforms')) if isinstance(text, str)]
+
+
+def parse_sources(text: str) -> list[tuple[str, float]]:
+    """The sources of a mixture with their weights, as in 'folder:a*0.7+folder:b*0.3'.
+
+    A text without a weight for each of two or more sources is a single one of weight 1.
+    """
+    found = list(WEIGHTED.finditer(text))
+    if len(found) < 2 or ''.join(match[0] for match in found) != text:
+        return [(text, 1.0)]
+    return [(match[1], float(match[2])) for match in found]
 
 
 def parse_call(text: str, where: str) -> ast.expr:

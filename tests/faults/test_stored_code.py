@@ -135,6 +135,7 @@ def test_resuming_compares_with_what_a_run_folder_names_and_imports_nothing(
     [
         ('task.name', 'stranger.tasks.classify'),
         ('data.source', 'stranger.digits:here'),
+        ('data.source', 'digits*1+stranger.digits:here*2'),
         ('data.transforms', 'flip|stranger.solarize(3)'),
         ('evals.test.source', 'stranger.digits'),
         ('evals.test.evaluator', 'stranger.measure'),

@@ -11,7 +11,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError, nearest
-from vit_jax.signatures import function_name, parse_call, transform_names
+from vit_jax.signatures import function_name, parse_call, parse_sources, transform_names
 
 TOWERS = ('vision', 'text')  # of a checkpoint with two; may follow its path
 PACKAGE = __name__.partition('.')[0]
@@ -115,7 +115,8 @@ def _names(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
     evals = _group(config, 'evals')
     sections = {'data': _group(config, 'data')} | {f'evals.{k}': _group(evals, k) for k in evals}
     for key, section in sections.items():
-        yield f'{key}.source', _text(section, 'source').partition(':')[0]
+        for source, _ in parse_sources(_text(section, 'source')):
+            yield f'{key}.source', source.partition(':')[0]
         yield f'{key}.evaluator', _text(section, 'evaluator')
         if plan := _text(section, 'plan'):
             yield f'{key}.plan', function_name(parse_call(plan, f'config.{key}.plan'))

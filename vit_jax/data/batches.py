@@ -19,6 +19,7 @@ from vit_jax.errors import UserError
 Batch = dict[str, np.ndarray]
 INDEX_AND_MASK = {'index': np.dtype(np.int32), 'mask': np.dtype(np.float32)}
 MASKED = {'pixel_mask': 'image', 'object_mask': 'boxes'}  # masks not named NAME_mask
+BLOCKS = (100, 1000, 10_000)  # positions in which the shares of a mixture are kept
 ROUNDS = 6  # Luby and Rackoff (1988) need four; tiny data sets a little more,
 MIN_HALF_BITS = 3  # and a domain of at least 64, to have all orders equally often
 
@@ -240,6 +241,82 @@ def shuffled_epochs(positions: np.ndarray, *, size: int, seed: int) -> np.ndarra
         now = epochs == epoch
         examples[now] = shuffled(within[now], size=size, seed=seed, epoch=int(epoch))
     return examples
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixture:
+    """An order of examples in which several sources have given shares.
+
+    Every block of positions has the same number of examples of each source. Each source runs
+    through its own shuffled epochs, at a pace of its own.
+
+    Attributes:
+      names: of the sources.
+      shares: of the examples that each contributes; their sum is 1.
+      sizes: numbers of their examples.
+    """
+
+    names: tuple[str, ...]
+    shares: tuple[float, ...]
+    sizes: tuple[int, ...]
+
+    @functools.cached_property
+    def counts(self) -> Int[np.ndarray, ' S']:
+        """The examples of each source in a block, exact for shares in tenths of a per mille."""
+        for block in BLOCKS:
+            exact = np.array(self.shares) * block
+            if np.allclose(exact, np.rint(exact), rtol=0, atol=1e-6):
+                return np.rint(exact).astype(np.int64)
+        counts = np.floor(exact).astype(np.int64)
+        counts[np.argsort(counts - exact, kind='stable')[: block - counts.sum()]] += 1
+        return counts
+
+    def examples(self, positions: Int[np.ndarray, ' n'], seed: int) -> Int[np.ndarray, ' n']:
+        """The examples at positions of training, numbered through all sources."""
+        member, numbers = self._slots(positions, seed)
+        found = np.empty_like(numbers)
+        for one, size in enumerate(self.sizes):
+            mine = member == one
+            own = int(_word(seed, one + 1)[0])
+            found[mine] = shuffled_epochs(numbers[mine], size=size, seed=own)
+        return found + np.cumsum([0, *self.sizes])[member]
+
+    def seen(self, positions: int, seed: int) -> dict[str, float]:
+        """The share of each source in the first `positions` examples of training.
+
+        Paths are shortened to their last names, unless these are equal.
+        """
+        whole, rest = divmod(positions, int(self.counts.sum()))
+        member, _ = self._slots(positions - rest + np.arange(rest), seed)
+        found = whole * self.counts + np.bincount(member, minlength=len(self.names))
+        short = [name.rpartition('/')[2] or name for name in self.names]
+        names = short if len(set(short)) == len(short) else self.names
+        return dict(zip(names, (found / max(positions, 1)).tolist(), strict=True))
+
+    def _slots(
+        self, positions: Int[np.ndarray, ' n'], seed: int
+    ) -> tuple[Int[np.ndarray, ' n'], Int[np.ndarray, ' n']]:
+        """The source of each position, and the number of its examples before."""
+        blocks, within = np.divmod(positions, self.counts.sum())
+        member, number = np.empty_like(positions), np.empty_like(positions)
+        for block in np.unique(blocks):
+            now = blocks == block
+            members, ranks = _mixed_block(tuple(self.counts.tolist()), seed, int(block))
+            member[now], number[now] = members[within[now]], ranks[within[now]]
+        return member, number + blocks * self.counts[member]
+
+
+@functools.lru_cache
+def _mixed_block(
+    counts: tuple[int, ...], seed: int, block: int
+) -> tuple[Int[np.ndarray, ' n'], Int[np.ndarray, ' n']]:
+    """The source of each position of a block, and its rank among those of the source there."""
+    size, own = sum(counts), int(_word(seed, 0)[0])
+    slots = shuffled(np.arange(size), size=size, seed=own, epoch=block)
+    members = np.searchsorted(np.cumsum(counts), slots, side='right')
+    ranks = np.empty_like(members)
+    ranks[np.argsort(members, kind='stable')] = np.concatenate(list(map(np.arange, counts)))
+    return members, ranks
 
 
 @functools.lru_cache

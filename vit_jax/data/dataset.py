@@ -153,6 +153,11 @@ class Dataset:
         total, here = self._process.count, len(self._process.parts)
         return {name: n * total // here for name, n in self.plan.tally(batch).items()}
 
+    def seen(self, steps: int) -> dict[str, float]:
+        """The share of each source of a mixture in the first batches; empty for a single source."""
+        mixture = self.source.mixture
+        return mixture.seen(steps * self.batch_size, self.plan.seed) if mixture else {}
+
     @functools.cached_property
     def class_counts(self) -> np.ndarray | None:
         """The examples of each class, or objects if images have several, int64 [num_classes]; None

@@ -25,10 +25,11 @@ import logging
 import multiprocessing
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.data import images, listing
+from vit_jax.data import batches, images, listing
 from vit_jax.data.records import (
     OBJECTS,
     Annotated,
@@ -58,6 +59,20 @@ WORDNET_ID = re.compile(r'n\d{8}')  # n01440764, as ImageNet's folders are calle
 LISTED = 3  # classes that a message names
 
 
+class Member(NamedTuple):
+    """A source of a mixture.
+
+    Attributes:
+      name: of the source.
+      weight: of its examples in training.
+      parts: of the `Subset` that are its own.
+    """
+
+    name: str
+    weight: float
+    parts: int
+
+
 class Subset:
     """The examples of one or more sources that a split expression selects.
 
@@ -68,12 +83,18 @@ class Subset:
 
     Attributes:
       title: the source's name and the split, for messages.
+      members: the sources of a mixture with weights; empty for a single one.
       broken: index -> name and reason of the broken records seen so far, by any copy.
     """
 
-    def __init__(self, title: str, parts: list[tuple[Source, np.ndarray]]):
+    def __init__(
+        self,
+        title: str,
+        parts: list[tuple[Source, np.ndarray]],
+        members: tuple[Member, ...] = (),
+    ):
         """`parts` are sources, each with the indices of its selected examples, in order."""
-        self.title = title
+        self.title, self.members = title, members
         self.broken: dict[int, str] = {}
         self._unreported: dict[int, str] = {}
         self._parts = parts
@@ -173,7 +194,7 @@ class Subset:
         ]
         if not any(len(indices) for _, indices in parts):
             raise UserError(f'{title}: none of the {len(self)} examples is of these classes')
-        return Subset(title, parts)
+        return Subset(title, parts, self.members)
 
     def numbered_as(self, classes: SourceInfo) -> Subset:
         """The examples with classes numbered as others', by their ids, or else by their names.
@@ -195,7 +216,7 @@ class Subset:
             if ABSENT in new and not (isinstance(source, Annotated) or source.info.multilabel):
                 indices = indices[new[source.labels()[indices]] != ABSENT]
             parts.append((with_new_numbers(source, new, classes), indices))
-        found = Subset(self.title, parts)
+        found = Subset(self.title, parts, self.members)
         if not len(found):
             raise UserError(f'{self.title}: none of its examples is of a class of the model')
         share = f' ({len(found)} of {len(self)} examples are kept)'
@@ -214,6 +235,29 @@ class Subset:
                 return None
             total += found
         return total
+
+    @functools.cached_property
+    def mixture(self) -> batches.Mixture | None:
+        """The order of training of a mixture; None for a single source.
+
+        Raises:
+          UserError: if a source of the mixture has no example.
+        """
+        if not self.members:
+            return None
+        ends = np.cumsum([member.parts for member in self.members])
+        lengths = np.cumsum([0, *(len(indices) for _, indices in self._parts)])
+        sizes = np.diff(lengths[[0, *ends]])
+        names = tuple(member.name for member in self.members)
+        if not sizes.all():
+            raise UserError(f'{self.title}: no example is left of {names[int(sizes.argmin())]}')
+        weights = np.array([member.weight for member in self.members])
+        shares = tuple((weights / weights.sum()).tolist())
+        mixture = batches.Mixture(names, shares, tuple(sizes.tolist()))
+        if not mixture.counts.all():
+            least = names[int(mixture.counts.argmin())]
+            raise UserError(f'{self.title}: the weight of {least} is below 1 in 10,000; raise it')
+        return mixture
 
     @property
     def broken_limit(self) -> int:
@@ -289,6 +333,60 @@ def select(name: str, split: str, open_base: Callable[[str], Source]) -> Subset:
         return Subset(title, parts)
     classes = merge_classes([source.info for source in sources.values()])
     return Subset(title, [(with_shared_classes(s, classes, title), rows) for s, rows in parts])
+
+
+def mix(title: str, sources: Sequence[tuple[str, float, Subset]]) -> Subset:
+    """Put sources with weights together, with the classes of all of them.
+
+    Classes are matched by ids if all have them, else by names: those of the first source keep their
+    numbers, and each other source appends those that are new.
+
+    Args:
+      title: of the mixture, for messages.
+      sources: names, weights and examples.
+
+    Raises:
+      UserError: if the classes cannot be matched, or a weight is 0.
+    """
+    if twice := [name for name, _, _ in sources if [n for n, *_ in sources].count(name) > 1]:
+        raise UserError(f'{title}: {twice[0]} is named twice; add its weights')
+    if none := [name for name, weight, _ in sources if weight <= 0]:
+        raise UserError(f'{title}: the weight of {none[0]} must be positive; leave it out')
+    classes = _classes_of_all({name: subset.info for name, _, subset in sources}, title)
+    parts = [
+        (with_shared_classes(source, classes, title), indices)
+        for _, _, subset in sources
+        for source, indices in subset._parts
+    ]
+    members = tuple(Member(name, weight, len(one._parts)) for name, weight, one in sources)
+    return Subset(title, parts, members)
+
+
+def _classes_of_all(infos: Mapping[str, SourceInfo], title: str) -> SourceInfo:
+    """The classes of all sources of a mixture; UserError if they cannot be matched."""
+    (first_name, first), *others = infos.items()
+    for name, info in others:
+        kinds = [(bool(one.num_classes), one.multilabel, one.vocab_size) for one in (first, info)]
+        if kinds[0] != kinds[1]:
+            raise UserError(
+                f'{title}: {first_name} and {name} differ in kind: classes, one or several an '
+                'image, or ids of texts; mix sources of one kind'
+            )
+        same = first.class_names == info.class_names
+        by_ids = bool(first.class_ids and info.class_ids)
+        unique = all(len(set(one.class_names)) == one.num_classes for one in (first, info))
+        if not (same or by_ids or (unique and have_comparable_names(first, info))):
+            raise UserError(
+                f'{title}: the classes of {first_name}{in_brackets(first, info)} and {name}'
+                f'{in_brackets(info, first)} cannot be matched by names; rename them, or mix '
+                'sources with the same classes'
+            )
+    if all(info.class_ids for info in infos.values()):
+        return merge_classes(list(infos.values()))
+    names = tuple(dict.fromkeys(name for info in infos.values() for name in info.class_names))
+    if names == first.class_names:
+        return first
+    return dataclasses.replace(first, num_classes=len(names), class_names=names, class_ids=())
 
 
 def _indices(source: Source, term: re.Match[str], title: str) -> np.ndarray:

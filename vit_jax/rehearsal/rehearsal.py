@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax import extras
+from vit_jax import extras, signatures
 from vit_jax.config import schema
 from vit_jax.data.dataset import open_dataset
 from vit_jax.data.records import BrokenRecord
@@ -134,7 +134,8 @@ def needed_extras(config: Mapping[str, Any]) -> set[str]:
       UserError: for the name of a module that does not exist.
     """
     sections = [config['data'], *config.get('evals', {}).values()]
-    sources = [str(section.get('source') or '') for section in sections]
+    texts = [str(section.get('source') or '') for section in sections]
+    sources = [source for text in texts for source, _ in signatures.parse_sources(text)]
     named = [
         *(('vit_jax.data.sources', source.partition(':')[0]) for source in sources),
         *(('vit_jax.evaluators', section.get('evaluator')) for section in sections),

@@ -228,7 +228,8 @@ def take_step(
 
 def log(training: Training, step: int, meter: Meter, writer: Writer) -> None:
     """Write the means of the steps since the last call."""
-    means: dict[str, Any] = meter.log()
+    seen = {f'train/{name}/seen': share for name, share in training.data.seen(step).items()}
+    means: dict[str, Any] = {**meter.log(), **seen}
     writer.write(step, means)
     writer.show_train(step, means)
     share_broken_records(training.data)

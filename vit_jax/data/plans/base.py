@@ -161,8 +161,14 @@ class Plan(abc.ABC):
     multiple: int = 1
 
     replaces_broken = True
+    mixes = False  # whether `batch` follows the shares of a mixture
 
     def __post_init__(self) -> None:
+        if self.examples.source.members and not self.mixes:
+            raise UserError(
+                f'{self.examples.source.title}: sources with weights need batches of images of '
+                'fixed sizes; leave out config.data.buckets and plans of other orders'
+            )
         if self.seed < 0:
             raise UserError(f'seed={self.seed}: must be 0 or more')
         if self.batch_size < 1:

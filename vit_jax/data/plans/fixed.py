@@ -16,7 +16,12 @@ from vit_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan(base.Plan):
-    """Shuffled epochs: row r of batch k is position k * batch_size + r of them."""
+    """Shuffled epochs: row r of batch k is position k * batch_size + r of them.
+
+    In a mixture of sources each has its own epochs, see `batches.Mixture`.
+    """
+
+    mixes = True
 
     @functools.cached_property
     def specs(self) -> tuple[Spec, ...]:
@@ -43,8 +48,21 @@ class Plan(base.Plan):
         if len(self.specs) > 1:
             kind = int(np.random.default_rng((self.seed, k)).integers(len(self.specs)))
         positions = k * self.batch_size + np.arange(self.batch_size)
+        mixture = self.examples.source.mixture
+        if mixture is not None:
+            return self.specs[kind], mixture.examples(positions, self.seed)
         numbers = batches.shuffled_epochs(positions, size=len(self.rows), seed=self.seed)
         return self.specs[kind], self.rows[numbers]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        if (mixture := self.examples.source.mixture) is None:
+            return ()
+        of_sources = zip(mixture.names, mixture.shares, mixture.sizes, strict=True)
+        return tuple(
+            f'{share:.1%} of the examples are from {name}, which has {size:,}'
+            for name, share, size in of_sources
+        )
 
     def pad(self, record: Record, spec: Spec) -> Record:
         """Return the record unchanged; another shape is an error."""

@@ -5,17 +5,23 @@ Names: `digits`, `scenes`, `scenes_captions`, `scenes_panoptic`, `prompts:JSON`,
 `tar:PATTERN`, `packed:PATH`, `text:PATH`, `synthetic:TASK`, or a dotted module of your own with a
 class `Source(path, split)`, see `vit_jax.data.records.Source`. Splits follow TFDS: `train`,
 `train[:90%]`, `train[100:200]`, `train+test`, and `train[:5 per class]` (see
-`vit_jax.data.splits`).
+`vit_jax.data.splits`). 'folder:a*0.7+folder:b*0.3' is a mixture: training takes seven tenths of the
+images from the first, and evaluation every image once.
 """
 
 from __future__ import annotations
 
-from vit_jax.data.records import BrokenRecord, Record, Source, SourceInfo
-from vit_jax.data.splits import Subset, select
+import re
+
+from vit_jax.data.records import BrokenRecord, Record, Source, SourceInfo, UnknownSplit
+from vit_jax.data.splits import Subset, mix, select
 from vit_jax.data.vocabulary import Tokenizer
-from vit_jax.errors import resolve
+from vit_jax.errors import UserError, resolve
+from vit_jax.signatures import parse_sources
 
 __all__ = ['BrokenRecord', 'Record', 'Source', 'SourceInfo', 'Subset', 'open_source', 'own_vocab']
+
+UNWEIGHTED = re.compile(r'\+[a-z_.]+:')  # a second source without a weight
 
 
 def open_source(name: str, split: str) -> Subset:
@@ -23,15 +29,27 @@ def open_source(name: str, split: str) -> Subset:
 
     Args:
       name: `digits`, `tfds:cifar10`, `folder:/data/flowers`, `text:/data/train.en,train.de`,
-        `my_lab.sources.foo:PATH`.
+        `my_lab.sources.foo:PATH`; or a mixture.
       split: a split expression, for example `train[:90%]`.
 
     Raises:
       UserError: if the source, the split or its slice does not exist or is empty.
     """
+    terms = parse_sources(name)
+    if len(terms) > 1:
+        opened = [(one, weight, open_source(one, split)) for one, weight in terms]
+        return mix(f'{name} {split}', opened)
     module, _, path = name.partition(':')
     source_class = resolve('vit_jax.data.sources', module, 'Source')
-    return select(name, split, lambda base: source_class(path, base))
+    try:
+        return select(name, split, lambda base: source_class(path, base))
+    except UnknownSplit:
+        raise
+    except UserError as error:
+        if not UNWEIGHTED.search(name):
+            raise
+        hint = "a mixture has a weight after each source, as 'folder:a*0.7+folder:b*0.3'"
+        raise UserError(f'{error}; {hint}') from error
 
 
 def own_vocab(name: str) -> Tokenizer | None:
