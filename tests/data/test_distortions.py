@@ -1,10 +1,12 @@
 """Color jitter, gray, solarize and blur, against the equations of torchvision's transforms."""
 
 import colorsys
+import pickle
 
 import numpy as np
 import pytest
 
+from vit_jax import signatures
 from vit_jax.data.transforms.parse import parse_transforms
 from vit_jax.errors import UserError
 
@@ -114,4 +116,45 @@ def test_frames_of_a_clip_change_alike():
 )
 def test_mistakes(spec, message):
     with pytest.raises(UserError, match=message):
+        parse_transforms(spec)
+
+
+def test_a_choice_draws_one_by_the_weights():
+    gray, solarized = apply('random_gray(p=1)'), apply('solarize(p=1)')
+    spec = "choice('random_gray(p=1)', 'solarize(p=1)|random_gray(p=0)', '', weights=(2, 1, 1))"
+    made = [apply(spec, seed=seed) for seed in range(200)]
+    counts = [sum((x == y).all() for x in made) for y in (gray, solarized, IMAGE)]
+    assert sum(counts) == 200
+    assert 75 < counts[0] < 125 and 30 < counts[1] < 70
+    equal = [apply("choice('random_gray(p=1)', 'solarize(p=1)')", seed=s) for s in range(100)]
+    assert 35 < sum((x == gray).all() for x in equal) < 65
+    copy = pickle.loads(pickle.dumps(parse_transforms(spec)))
+    again = copy({'image': IMAGE}, np.random.default_rng(7))['image']
+    np.testing.assert_array_equal(again, made[7])
+
+
+def test_a_choice_moves_boxes_and_names_its_transforms():
+    record = {'image': IMAGE, 'boxes': np.array([[0, 0, 4, 4]], np.float32), 'labels': np.zeros(1)}
+    made = parse_transforms("choice('flip', 'flip')")
+    found = {tuple(made(record, np.random.default_rng(i))['boxes'][0]) for i in range(20)}
+    assert found == {(0, 0, 4, 4), (12, 0, 16, 4)}
+    assert made.random
+    text = "choice('flip|solarize', \"choice('gray', 'my_lab.x')\")"
+    assert signatures.transform_names(text)[-1] == 'my_lab.x'
+
+
+@pytest.mark.parametrize(
+    'spec',
+    [
+        "choice('flip')",
+        "choice('flip', 2)",
+        "choice('flip', '', weights=(1,))",
+        "choice('flip', '', weights=(0, 0))",
+        "choice('flip', '', weights=(-1, 2))",
+        "choice('flip', 'unknown')",
+        "choice('flip', 'drop_alpha')",
+    ],
+)
+def test_mistakes_in_choices(spec):
+    with pytest.raises(UserError, match='choice'):
         parse_transforms(spec)

@@ -1,12 +1,12 @@
-"""Random changes of colors and sharpness, and several views of an image with different draws.
+"""Random changes of colors and sharpness, choices, and views of an image with different draws.
 
 Chen et al., 2020, arXiv:2002.05709, appendix A, with the ranges of the transforms of torchvision.
-Nothing moves, so boxes, masks and points stay.
+In changes of colors nothing moves, so boxes, masks and points stay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
@@ -150,6 +150,43 @@ def _blurred_rows(image: np.ndarray, sigma: float) -> np.ndarray:
 def _check_probability(p: float) -> None:
     if not 0 <= p <= 1:
         raise ValueError(f'{p=} must be in [0, 1]')
+
+
+@transform
+def choice(
+    *transforms: str, weights: Sequence[float] | None = None
+) -> Callable[[Record, np.random.Generator], Record]:
+    """Apply one of several transforms, drawn for each example.
+
+    `choice('randaugment(2, 10)', 'color_jitter()|flip', '', weights=(2, 1, 1))` leaves a quarter of
+    the examples unchanged.
+
+    Args:
+      transforms: texts of transforms, of which one is drawn.
+      weights: of the draw; equal by default.
+    """
+    weights = (1,) * len(transforms) if weights is None else weights
+    if len(transforms) < 2 or not all(isinstance(text, str) for text in transforms):
+        raise ValueError(
+            "write two or more texts, for example choice('flip', 'randaugment(2, 10)')"
+        )
+    numbers = np.array(weights, float) if isinstance(weights, tuple | list) else np.zeros(0)
+    if (
+        numbers.shape != (len(transforms),)
+        or not (numbers >= 0).all()
+        or not 0 < numbers.sum() < np.inf
+    ):
+        raise ValueError(f'{weights=}: write {len(transforms)} numbers of at least 0, one positive')
+    parsed = list(map(parse_transforms, transforms))
+    if any(one.drops_alpha for one in parsed):
+        raise ValueError('drop_alpha decides how files are decoded: put it outside')
+    bounds = np.cumsum(numbers)
+
+    def apply(record: Record, rng: np.random.Generator) -> Record:
+        drawn = int(np.searchsorted(bounds, rng.random() * bounds[-1], side='right'))
+        return parsed[drawn](record, rng)
+
+    return apply
 
 
 @transform

@@ -59,7 +59,9 @@ class Transforms:
         """
         nodes = signatures.parse_transforms(self.spec)
         factories = [_factory(node) for node in nodes]
-        if not any(registry.arguments_in_pixels(f) or f.__name__ == 'views' for f in factories):
+        if not any(
+            registry.arguments_in_pixels(f) or f.__name__ in signatures.NESTING for f in factories
+        ):
             return []
         plain = collections.Counter[int]()
         sizes: dict[int, tuple[int, int]] = {}
@@ -71,10 +73,9 @@ class Transforms:
                 if registry.arguments_in_pixels(factory):
                     sizes[place] = image_size(before)
                     plain[place] += _is_plain(found) and not _is_plain(before)
-                elif factory.__name__ == 'views' and not trial:
-                    args, kwargs = signatures.arguments(nodes[place])
-                    inner = parse_transforms(kwargs.get('transforms', args[-1] if args else ''))
-                    lines |= dict.fromkeys(inner.remarks(before))
+                elif not trial:
+                    for inner in signatures.nested_transforms(nodes[place]):
+                        lines |= dict.fromkeys(parse_transforms(inner).remarks(before))
             if all(_suits(nodes[i], factories[i], size) for i, size in sizes.items()):
                 return list(lines)  # which saves the other trials
         for place, count in plain.items():
