@@ -137,7 +137,7 @@ def test_a_run_of_another_task_is_refused(runs, monkeypatch, capsys, tmp_path, t
     words = ['--samples', '2', '--out', str(tmp_path / 'colors'), str(tmp_path / 'a.png')]
     assert cli.main(['colorize', '--workdir', 'core', *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert f"is a run of the task '{task}', not of 'coltran': predict shows" in line
+    assert f"is a run of the task '{task}', not of 'coltran': use predict" in line
 
 
 def test_a_run_goes_on_only_with_what_the_one_before_makes(runs):

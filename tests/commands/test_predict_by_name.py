@@ -209,4 +209,5 @@ def test_a_task_outside_of_a_package_of_tasks(lab, run, photos, capsys):
     text = (run / 'config.json').read_text()
     (run / 'config.json').write_text(text.replace('toy_lab.tasks.glow', 'toy_lab.glow'))
     assert cli.main(['predict', '--allow', 'toy_lab', '--workdir', str(run), *photos]) == 2
-    assert "put the task into a package named tasks, such as 'my_lab.tasks.foo'" in capsys.readouterr().err
+    said = "put the task into a package named tasks, such as 'my_lab.tasks.foo'"
+    assert said in capsys.readouterr().err

@@ -323,7 +323,7 @@ def test_evaluate_takes_evaluators_that_the_run_does_not_have(evaluated_run, eva
         (['--evaluator', 'knn(kk=3)'], "unknown key 'kk'; did you mean 'k'"),
         (['--evaluator', 'knn('], "--evaluator 'knn('"),
         (['--fit', 'train'], 'no --evaluator learns from it'),
-        (['--classes', 'a,b'], "--classes 'a,b': write numbers"),
+        (['--classes', 'a,b'], "--classes 'a,b': write class numbers"),
     ],
 )
 def test_mistakes_in_flags_are_one_line(evaluated_run, flags, message, capsys):
