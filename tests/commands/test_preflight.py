@@ -22,6 +22,11 @@ from vit_jax.rehearsal import ahead_of_time
 
 DIGITS = 'experiments/vit/digits.py:smoke'
 LINEAR = 'tests/helpers/linear.py'
+with_gpu_compiler = pytest.mark.skipif(
+    importlib.util.find_spec('jax_plugins') is None
+    or importlib.util.find_spec('jax_plugins.xla_cuda13') is None,
+    reason="the compiler of GPUs is not installed: pip install 'vit_jax[preflight-gpu]'",
+)
 with_compiler = pytest.mark.skipif(
     importlib.util.find_spec('libtpu') is None,
     reason="libtpu, the compiler of TPUs, is not installed: pip install 'vit_jax[preflight]'",
@@ -64,7 +69,7 @@ def fake_compiler(monkeypatch):
         return compile_for.Compiled(facts, text, 'allocation 0: size 4096, parameter 0:\n', 1.0)
 
     monkeypatch.setattr(preflight, 'compile_step', compile_step)
-    monkeypatch.setattr(topology, 'require_compiler', lambda: None)
+    monkeypatch.setattr(topology, 'require_compiler', lambda _: None)
     return asked
 
 
@@ -78,6 +83,22 @@ def test_numbers_of_a_run_are_those_of_its_step(fake_compiler, capsys):
     assert step['mfu_bound'] == pytest.approx(300 / (4 * 197e12 * step['bound']))
     assert record['run']['hours'] == pytest.approx(step['bound'])
     assert record['run']['cost'] == pytest.approx(2 * 4 * step['bound'])
+
+
+def test_gpus_have_the_memory_that_jax_allocates(fake_compiler, monkeypatch, capsys):
+    words = ('--config', DIGITS, '--topology', 'h100:4', '--price', '2')
+    assert run(*words, '--json') == 0
+    record = json.loads(capsys.readouterr().out)
+    (step,) = record['steps']
+    assert step['usable'] == 0.75 * topology.GPUS['h100'].hbm
+    assert step['mfu_bound'] == pytest.approx(300 / (4 * 989e12 * step['bound']))
+    assert record['run']['cost'] == pytest.approx(2 * 4 * step['bound'])
+    # The compiler of GPUs does not refuse a step that is too large.
+    monkeypatch.setenv(topology.MEMORY_FRACTION, '1e-8')
+    assert run(*words) == EXIT_FAILED
+    printed = capsys.readouterr().out
+    assert 'does not fit' in printed and 'at least' not in printed.partition('with ')[0]
+    assert '--config.parallel.fsdp=4 ' in printed
 
 
 def test_exchanges_between_slices_are_a_table_and_in_the_record(fake_compiler, capsys):
@@ -206,7 +227,7 @@ def test_microbatches_are_taken_where_they_pay(bounds, tried, taken, said, monke
         return [report], preflight.RunEstimate(20, seconds or 0, 4)
 
     monkeypatch.setattr(preflight, 'preflight', told)
-    monkeypatch.setattr(topology, 'require_compiler', lambda: None)
+    monkeypatch.setattr(topology, 'require_compiler', lambda _: None)
     words = ('--config', DIGITS, '--topology', 'v5e:2x2', '--config.batch_size=256')
     assert run(*words, '--accum', 'fit') == 0
     printed = capsys.readouterr().out
@@ -392,6 +413,33 @@ def test_a_step_is_compiled_for_tpus(slice_, override):
     if slice_.startswith('2x'):
         # Each chip sends a quarter of the gradients, once a step, and a few metrics.
         assert 1 <= report.crossing.host_bytes / (4 * report.parameters) < 1.5, 'and padding'
+
+
+@with_gpu_compiler
+@pytest.mark.slow
+def test_a_step_is_compiled_for_gpus():
+    overrides = ['model.dtype=bfloat16', 'parallel.fsdp=2', 'parallel.min_split_size=64']
+    config = config_lib.load(DIGITS, overrides)
+    (report,), planned = preflight.preflight(
+        config, topology.parse('2xh100:2'), ahead_of_time.PROGRAM
+    )
+    assert report.fits and not report.rematerialized
+    assert (planned.steps, planned.chips) == (20, 4)
+    assert 0.7 < report.flops * report.chips / report.model_flops < 1.3
+    assert report.memory['optimizer'] >= 1.5 * report.memory['parameters']
+    kinds = {(row.kind, row.axis) for row in report.exchanges}
+    assert {('all-gather', 'fsdp'), ('all-reduce', 'data')} <= kinds
+
+
+def test_jax_asks_for_the_version_of_cudnn_before_it_lowers_attention():
+    """Until this fails, the compiling process needs the package that `compile_for` writes."""
+    from jax._src.cudnn import fused_attention_stablehlo
+    from jax._src.lib import cuda_versions
+
+    if cuda_versions is not None:
+        pytest.skip('the plugin of real GPUs is installed')
+    with pytest.raises(RuntimeError, match='cuDNN'):
+        fused_attention_stablehlo.check_cudnn_version()
 
 
 @with_compiler

@@ -229,6 +229,10 @@ def test_an_exchange_that_goes_on_beside_other_work_counts_once(module, found):
         ("replica_groups=mesh['a'=2,'b'=2] {'a'}", ((0, 2), (1, 3))),
         ("replica_groups=mesh['a'=4] {'a':(1)2}", ((0, 2), (1, 3))),
         ("replica_groups=mesh['a'=4,'b'=1] {'a','b'}", ((0, 1, 2, 3),)),
+        (
+            "replica_groups=mesh['a'=1,'b'=2,'c'=2], device_ids=([2,2]T(1,0)) {'b'}",
+            ((0, 1), (2, 3)),
+        ),
         ('source_target_pairs={{0,1},{1,0}}', ((0, 1), (1, 0))),
     ],
 )
@@ -276,3 +280,88 @@ def test_memory_by_what_it_holds(module):
 )
 def test_operations_belong_to_modules(op_name, path):
     assert roofline.module_path(op_name) == path
+
+
+CALL = '%y = ({result}, {space}) custom-call(%x, %k), {window}custom_call_target="{target}"{more}'
+LIBRARY = """
+ENTRY %main (x: {x}, k: {k}) -> {result} {{
+  %x = {x} parameter(0)
+  %k = {k} parameter(1)
+  {call}
+  ROOT %z = {result} get-tuple-element(%y), index=0
+}}
+"""
+WINDOW = 'window={size=3x3 pad=1_1x1_1 stride=2x2}, dim_labels=b01f_o01i->b01f, '
+INPUTS, KERNEL, OUTPUTS = 'bf16[2,8,8,3]', 'bf16[4,3,3,3]', 'bf16[2,4,4,4]'
+CONVOLVED = 2 * 2 * 4 * 3 * 11 * 11  # 11 of 4 x 3 places along a side are no padding
+SCORES = ', backend_config={"cudnn_fmha_backend_config": {"intermediate_tensor_shape": {' + (
+    '"element_type": "BF16", "dimensions": ["2", "3", "5", "7"]}}}'
+)
+MATMUL = ', backend_config={"gemm_backend_config":{"dot_dimension_numbers":' + (
+    '{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]}}}'
+)
+
+
+@pytest.mark.parametrize(
+    ('target', 'x', 'k', 'result', 'flops'),
+    [
+        ('__cublas$lt$matmul', 'bf16[16,32]', 'bf16[32,64]', 'f32[16,64]', 2 * 16 * 32 * 64),
+        ('__cudnn$convForward', INPUTS, KERNEL, OUTPUTS, CONVOLVED),
+        ('__cudnn$convBiasActivationForward', INPUTS, KERNEL, OUTPUTS, CONVOLVED),
+        ('__cudnn$convBackwardInput', OUTPUTS, KERNEL, INPUTS, CONVOLVED),
+        ('__cudnn$convBackwardFilter', INPUTS, OUTPUTS, KERNEL, CONVOLVED),
+        (
+            *('__cudnn$fmhaSoftmax', 'bf16[2,5,3,8]', 'bf16[2,7,3,8]', 'bf16[2,3,5,8]'),
+            2 * 2 * 2 * 3 * 5 * 7 * 8,
+        ),
+        (
+            *('__cudnn$fmhaSoftmaxBackward', 'bf16[2,5,3,8]', 'bf16[2,7,3,8]', 'bf16[2,3,5,8]'),
+            5 * 2 * 2 * 3 * 5 * 7 * 8,
+        ),
+        ('other', 'bf16[16,32]', 'bf16[32,64]', 'f32[16,64]', 0),
+    ],
+)
+def test_calls_of_nvidia_libraries_have_flops_and_no_traffic_of_their_workspace(
+    target, x, k, result, flops
+):
+    more = {'cublas': MATMUL, 'fmha': SCORES}
+    call = CALL.format(
+        result=result,
+        space='s8[4194304]',
+        window=WINDOW if 'conv' in target else '',
+        target=target,
+        more=next((text for name, text in more.items() if name in target), ''),
+    )
+    module = hlo.parse(LIBRARY.format(x=x, k=k, result=result, call=call))
+    (op,) = roofline.operations(module)
+    assert op.flops == flops
+    arrays = sum(array.size for shape in (x, k, result) for array in hlo.arrays(shape))
+    assert op.bytes == arrays + (4194304 if target == 'other' else 0)
+
+
+@pytest.mark.parametrize('together', [True, False])
+def test_a_collective_of_gpus_overlaps_if_something_runs_meanwhile(together):
+    sync = 'false' if together else 'true'
+    text = """
+ENTRY %main (x: f32[64]) -> f32[64] {
+  %x = f32[64]{0} parameter(0)
+  %s = f32[64]{0} all-reduce-start(%x), replica_groups={{0,1}}, SYNC
+  ROOT %d = f32[64]{0} all-reduce-done(%s)
+}
+"""
+    sync = f'backend_config={{"collective_backend_config":{{"is_sync":{sync}}}}}'
+    (op,) = roofline.operations(hlo.parse(text.replace('SYNC', sync)))
+    assert (op.asynchronous, op.collective.size, op.collective.sent) == (together, 256, 256)
+
+
+def test_operations_that_xla_repeats_to_save_memory_are_counted():
+    text = """
+ENTRY %main (x: f32[64]) -> f32[64] {
+  %x = f32[64]{0} parameter(0)
+  %a.remat = f32[64]{0} negate(%x), metadata={op_name="jit(f)/rematted_computation/neg"}
+  %a.remat2 = f32[64]{0} negate(%a.remat)
+  %fusion.4.remat.1 = f32[64]{0} negate(%a.remat2)
+  ROOT %rematted_computation = f32[64]{0} negate(%fusion.4.remat.1)
+}
+"""
+    assert hlo.rematerialized(hlo.parse(text)) == 3

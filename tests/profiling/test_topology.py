@@ -1,5 +1,6 @@
 """Slices of TPUs by the names that clouds and compilers give them."""
 
+import importlib.metadata
 import sys
 
 import pytest
@@ -82,11 +83,70 @@ def test_without_the_compiler_one_line_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, 'libtpu', None)
     monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
     with pytest.raises(UserError, match=r'pip install .vit_jax\[preflight\].'):
-        topology.require_compiler()
+        topology.require_compiler(topology.parse('v5e:2x2'))
+
+
+def test_without_the_compiler_of_gpus_one_line_says_how_to_install_it(monkeypatch):
+    versions = dict.fromkeys(topology.GPU_PACKAGES, '0.1')
+
+    def version(name):
+        if name not in versions:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(topology.importlib.metadata, 'version', version)
+    gpus = topology.parse('h100:8')
+    versions['jaxlib'] = '0.2'
+    with pytest.raises(UserError, match=r'pip install jax-cuda13-pjrt==0\.2'):
+        topology.require_compiler(gpus)
+    versions['jaxlib'] = '0.1'
+    topology.require_compiler(gpus)
+    for name in topology.GPU_PACKAGES:
+        taken = versions.pop(name)
+        with pytest.raises(UserError, match=r'pip install .vit_jax\[preflight-gpu\].') as error:
+            topology.require_compiler(gpus)
+        assert '\n' not in str(error.value)
+        versions[name] = taken
+
+
+@pytest.mark.parametrize(
+    ('text', 'chips', 'hosts'),
+    [('h100:8', 8, 1), ('2xa100-40:8', 16, 2), ('l4:1 x 4', 4, 4), ('b200:4', 4, 1)],
+)
+def test_gpus_of_hosts(text, chips, hosts):
+    parsed = topology.parse(text)
+    assert (parsed.chips, parsed.hosts) == (chips, hosts)
+    assert topology.parse(parsed.name) == parsed
+
+
+@pytest.mark.parametrize(
+    ('text', 'says'),
+    [
+        ('h100:16', 'write 2xh100:8'),
+        ('h100', 'GPU:NUMBER'),
+        ('h100:0', 'GPU:NUMBER'),
+        ('a100:8', 'a100-40, a100-80'),
+    ],
+)
+def test_other_numbers_of_gpus_are_refused_in_one_line(text, says):
+    with pytest.raises(UserError, match=says) as error:
+        topology.parse(text)
+    assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize('name', topology.GPUS)
+def test_a_program_may_take_what_jax_allocates_of_a_gpu(name, monkeypatch):
+    gpu = topology.GPUS[name]
+    monkeypatch.delenv(topology.MEMORY_FRACTION, raising=False)
+    assert gpu.usable == 0.75 * gpu.hbm
+    monkeypatch.setenv(topology.MEMORY_FRACTION, '0.9')
+    assert gpu.usable == 0.9 * gpu.hbm
+    assert gpu.peak > 1e14
+    assert f'device_memory_size: {gpu.hbm}\n' in gpu.target
 
 
 def test_the_compiler_does_not_touch_real_tpus(monkeypatch):
     monkeypatch.setenv('TPU_VISIBLE_CHIPS', '0')
-    found = topology.environment()
+    found = topology.environment(topology.parse('v5e:2x2'))
     assert found['JAX_PLATFORMS'] == 'cpu'
     assert 'TPU_VISIBLE_CHIPS' not in found

@@ -1,4 +1,4 @@
-"""Compile a config's step for a TPU slice without a TPU: does it fit, how long will it take?"""
+"""Compile a config's step for TPUs or GPUs without one: does it fit, how long will it take?"""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def make_parser() -> Parser:
         '--topology',
         required=True,
         metavar='SLICE',
-        help='such as v5e:4x4, v4:2x2x2, v5litepod-16; 2xv5e:4x4 for two slices',
+        help='such as v5e:4x4, v4:2x2x2, v5litepod-16; 2xv5e:4x4 for two slices; h100:8, a100-40, '
+        'a100-80, l4, h200 and b200 for GPUs of a host, 2xh100:8 for two hosts',
     )
     add('--workdir', metavar='DIR', help='compile the evaluation step of this run')
     add_allow_flag(parser)
@@ -106,7 +107,7 @@ def _run(args: argparse.Namespace, config: ConfigDict | None) -> int:
     from vit_jax.profiling import topology
 
     slice_ = topology.parse(args.topology)
-    topology.require_compiler()
+    topology.require_compiler(slice_)
     if args.sweep:
         return _preflight_sweep(args, slice_)
     return _preflight_config(args, _run_config(args) if config is None else config, slice_)
@@ -314,7 +315,13 @@ def print_report(report: Any) -> None:
     console.print(f'{describe(report)}: {report.parameters:,} parameters')
     verdict = 'fits' if report.fits else 'does not fit'
     of = f'{number(report.needed / GIB)} of {number(report.usable / GIB)} GiB per chip'
-    console.print(f'{verdict}: {of}\n', style=None if report.fits else 'bold')
+    console.print(f'{verdict}: {of}', style=None if report.fits else 'bold')
+    if report.rematerialized:
+        console.print(
+            f'XLA repeats {report.rematerialized:,} operations to save memory: the batch is at the '
+            'limit of the memory'
+        )
+    console.print()
     _print_memory(console, report)
     if not report.fits:
         return

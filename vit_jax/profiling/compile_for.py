@@ -1,4 +1,4 @@
-"""Compilation for TPUs in a child process, which is killed once it has written the schedule.
+"""Compilation for TPUs and GPUs in a child process, killed once it has written the schedule.
 
 The schedule contains FLOPs, bytes, memory and collectives. The compiler would then spend minutes
 on machine code, which only its own estimate of cycles needs.
@@ -25,6 +25,15 @@ REQUEST, FACTS, RESULT, ERROR = (f'{n}.json' for n in ('request', 'facts', 'resu
 SCHEDULED = '*.after_optimizations_after_buffer_assignment.txt'
 BUFFERS = '*.after_optimizations-buffer-assignment.txt'
 FINAL = '*.after_codegen.txt'
+GPU_SCHEDULED = '*gpu_after_optimizations.txt'
+GPU_BUFFERS = '*gpu_after_optimizations-buffer-assignment.txt'
+GPU_NEXT = '*gpu_after_optimizations-live-range.txt'  # follows the buffers
+# XLA chooses the tiles of Triton's matmuls by timing them on a GPU; cuBLAS needs none.
+GPU_FLAGS = ' --xla_gpu_enable_triton_gemm=false'
+# JAX asks the plugin of real GPUs for the version of cuDNN before it lowers attention to it, and
+# refuses where no plugin is. The compiling process finds this package in its place: cuDNN is only
+# needed to run.
+PLUGIN, CUDNN_VERSION = 'jax_cuda13_plugin', 91900
 FLAGS = '--xla_dump_to={} --xla_dump_hlo_as_text --xla_dump_hlo_module_re=(train|eval|predict)_step'
 _SIZE = r'([\d.]+)([KMGT]?)'
 OVERFLOW = re.compile(f'Used {_SIZE} of {_SIZE} hbm')
@@ -58,22 +67,29 @@ def compile_step(
     """Compile a step in a process of its own.
 
     Args:
-      request: for the program, which reads it from its folder.
+      request: for the program, which reads it from its folder; with a `topology`, by its name.
       program: arguments of Python, before the request's folder. The program may write facts or an
         error into the folder, and compiles a function `train_step` or `eval_step`.
       cycles: wait for machine code, which has the compiler's estimates of cycles.
 
     Raises:
-      UserError: without libtpu, or for a mistake in the request.
+      UserError: without the compiler, or for a mistake in the request.
       RuntimeError: if the compiler fails.
     """
-    topology.require_compiler()
+    target = topology.parse(request['topology'])
+    topology.require_compiler(target)
+    on_gpus = isinstance(target.chip, topology.Gpu)
+    if on_gpus and cycles:
+        raise UserError('--cycles: the compiler of GPUs estimates no cycles; leave it out')
+    scheduled = GPU_SCHEDULED if on_gpus else FINAL if cycles else SCHEDULED
     with tempfile.TemporaryDirectory(prefix='vit_jax-preflight-') as name:
         folder, began = pathlib.Path(name), time.perf_counter()
         (folder / REQUEST).write_text(json.dumps(request))
-        environment = topology.environment() | {
-            'XLA_FLAGS': FLAGS.format(folder),
-            'PYTHONPATH': os.pathsep.join(sys.path),  # including the working directory
+        if on_gpus:
+            _write_plugin(folder)
+        environment = topology.environment(target) | {
+            'XLA_FLAGS': FLAGS.format(folder) + GPU_FLAGS * on_gpus,
+            'PYTHONPATH': os.pathsep.join([name, *sys.path]),  # including the working directory
         }
         with (folder / 'stderr').open('w+') as stderr:
             process = subprocess.Popen(
@@ -84,15 +100,26 @@ def compile_step(
                 env=environment,
             )
             try:
-                _wait(process, folder, FINAL if cycles else SCHEDULED)
+                _wait(process, folder, scheduled, GPU_NEXT if on_gpus else scheduled)
             finally:
                 process.kill()
                 process.communicate()
-        return _read(folder, cycles, time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        return _read(folder, scheduled, GPU_BUFFERS if on_gpus else BUFFERS, seconds)
 
 
-def _wait(process: subprocess.Popen, folder: pathlib.Path, awaited: str) -> None:
-    while process.poll() is None and not _complete(folder, awaited):
+def _write_plugin(folder: pathlib.Path) -> None:
+    """Write the package that tells JAX the version of cuDNN."""
+    (folder / PLUGIN).mkdir()
+    (folder / PLUGIN / '__init__.py').touch()
+    version = f'def cudnn_get_version():\n    return {CUDNN_VERSION}\n'
+    (folder / PLUGIN / '_versions.py').write_text(version)
+
+
+def _wait(process: subprocess.Popen, folder: pathlib.Path, scheduled: str, last: str) -> None:
+    while process.poll() is None:
+        if any(folder.glob(last)) and _complete(folder, scheduled):
+            return
         time.sleep(POLL_SECONDS)
 
 
@@ -106,7 +133,7 @@ def _complete(folder: pathlib.Path, pattern: str) -> bool:
     return False
 
 
-def _read(folder: pathlib.Path, cycles: bool, seconds: float) -> Compiled:
+def _read(folder: pathlib.Path, scheduled: str, buffers: str, seconds: float) -> Compiled:
     facts = json.loads(_text(folder, FACTS) or '{}')
     if error := _text(folder, ERROR):
         failure = json.loads(error)
@@ -116,11 +143,11 @@ def _read(folder: pathlib.Path, cycles: bool, seconds: float) -> Compiled:
             module = _text(folder, '*oom_intermediate_module.txt')
             return Compiled(facts, module, '', seconds, exceeded)
         raise RuntimeError(f'the compiler fails: {failure["message"]}')
-    module = _text(folder, FINAL if cycles else SCHEDULED)
+    module = _text(folder, scheduled)
     if not module:
         last = (folder / 'stderr').read_text().strip()[-2000:]
         raise RuntimeError(f'the compiler ended without a schedule: {last}')
-    return Compiled(facts, module, _text(folder, BUFFERS), seconds)
+    return Compiled(facts, module, _text(folder, buffers), seconds)
 
 
 def overflow(message: str, state: int) -> tuple[float, float] | None:

@@ -1,5 +1,7 @@
 """A scheduled HLO module, parsed from the text that XLA dumps into computations of instructions.
 
+On GPUs, matmuls, convolutions and attention are calls of NVIDIA's libraries.
+
 On TPUs a layout contains the tiling and the memory space of an array:
 `f32[12,64]{1,0:T(8,128)S(1)}` is padded to 16 x 128 elements, and lies in VMEM, space 1. HBM is
 space 0, which is omitted.
@@ -11,7 +13,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 HEADER = re.compile(r'^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$')
 ARRAY = re.compile(r'([a-z]\w*)\[([\d,<= ]*)\](?:\{([\d,]*)(?::([^{}]*))?\})?')
@@ -25,6 +27,10 @@ CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 LABELS = re.compile(r'dim_labels=(\w+)_(\w+)->(\w+)')
 ESTIMATED = re.compile(r'"cost_estimate":\{"flops":"(\d+)"')
 CONTRACTED = re.compile(r'lhs_contracting_dims=\{([\d,]*)\}')
+TARGET = re.compile(r'custom_call_target="([^"]*)"')
+# Of a call of cuBLAS; and of cuDNN's attention, the shape of the scores, [B, H, N, M].
+LISTED_CONTRACTED = re.compile(r'"lhs_contracting_dimensions": ?\[([^\]]*)\]')
+SCORES = re.compile(r'"intermediate_tensor_shape": ?\{[^{]*?"dimensions": ?\[([^\]]*)\]')
 KNOWN = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 PART = re.compile(r'\b(condition|body)=%([\w.\-]+)')
 INDEX = re.compile(r'index=(\d+)')
@@ -87,6 +93,12 @@ class Instruction:
         """JAX's name of the operation; empty for instructions that the compiler adds."""
         match = OP_NAME.search(self.attributes)
         return match[1].replace("\\'", "'") if match else ''
+
+    @property
+    def target(self) -> str:
+        """The function of a custom call, as `__cublas$lt$matmul`; empty for other operations."""
+        match = TARGET.search(self.attributes)
+        return match[1] if match else ''
 
     @property
     def cycles(self) -> int | None:
@@ -226,9 +238,8 @@ def instruction_flops(module: Module, computation: Computation, instruction: Ins
         lhs = computation[instruction.operands[0]].arrays[0].shape
         terms = math.prod(lhs[int(i)] for i in (match[1] if match else '').split(',') if i)
         return 2 * math.prod(instruction.arrays[0].shape) * terms
-    if instruction.opcode == 'custom-call':  # a kernel, which declares its FLOPs
-        match = ESTIMATED.search(instruction.attributes)
-        return int(match[1]) if match else 0
+    if instruction.opcode == 'custom-call':
+        return _custom_call(computation, instruction)
     return sum(
         instruction_flops(module, called, inner)
         for called in map(module.computations.__getitem__, instruction.called)
@@ -236,13 +247,56 @@ def instruction_flops(module: Module, computation: Computation, instruction: Ins
     )
 
 
+def _custom_call(computation: Computation, instruction: Instruction) -> int:
+    """FLOPs of a kernel, which declares them, or of a call of cuBLAS or cuDNN; 0 for others."""
+    attributes = instruction.attributes
+    if match := ESTIMATED.search(attributes):
+        return int(match[1])
+    library, _, function = instruction.target.partition('$')
+    shapes = [computation[name].arrays[0].shape for name in instruction.operands]
+    if library == '__cublas':
+        dims = _listed(LISTED_CONTRACTED, attributes)
+        return 2 * math.prod(instruction.arrays[0].shape) * math.prod(shapes[0][i] for i in dims)
+    if library == '__cudnn' and function.startswith('fmha'):
+        matmuls = 5 if 'Backward' in function else 2  # the backward pass recomputes the scores
+        return matmuls * 2 * math.prod(_listed(SCORES, attributes)) * shapes[0][-1]
+    if library == '__cudnn' and function.startswith('conv'):
+        return _cudnn_convolution(function, instruction, shapes)
+    return 0
+
+
+def _listed(pattern: re.Pattern[str], attributes: str) -> list[int]:
+    """Numbers of a list in the configuration of a library call; none if it is missing."""
+    match = pattern.search(attributes)
+    return [int(n) for n in re.findall(r'\d+', match[1])] if match else []
+
+
+def _cudnn_convolution(
+    function: str, instruction: Instruction, shapes: list[tuple[int, ...]]
+) -> int:
+    """FLOPs of a forward convolution or of a gradient of one, which names the forward's axes."""
+    result = instruction.arrays[0].shape
+    if function == 'convBackwardInput':  # of the outputs' gradient and the kernel
+        lhs, rhs, out = result, shapes[1], shapes[0]
+    elif function == 'convBackwardFilter':  # of the inputs and the outputs' gradient
+        lhs, rhs, out = shapes[0], result, shapes[1]
+    else:
+        lhs, rhs, out = shapes[0], shapes[1], result
+    return _convolution_flops(instruction, lhs, rhs, out)
+
+
 def _convolution(computation: Computation, instruction: Instruction) -> int:
+    lhs, rhs = (computation[name].arrays[0].shape for name in instruction.operands[:2])
+    return _convolution_flops(instruction, lhs, rhs, instruction.arrays[0].shape)
+
+
+def _convolution_flops(
+    instruction: Instruction, lhs: Sequence[int], rhs: Sequence[int], result: Sequence[int]
+) -> int:
     labels = LABELS.search(instruction.attributes)
     if labels is None:
         raise ValueError(f'{instruction.name}: a convolution without dim_labels')
     left, right, out = labels.groups()
-    lhs, rhs = (computation[name].arrays[0].shape for name in instruction.operands[:2])
-    result = instruction.arrays[0].shape
     window = _window(instruction.attributes)
     terms = rhs[right.index('i')]
     for axis in (c for c in out if c.isdigit()):
@@ -297,6 +351,15 @@ def trip_count(module: Module, outside: Computation, loop: Instruction) -> int:
     start = _constant(outside, carried.operands[index]) if carried.opcode == 'tuple' else None
     step = _step(body, _source(body, body.root.operands[index]))
     return -(-(int(limit.text) - (start or 0)) // step)
+
+
+def rematerialized(module: Module) -> int:
+    """Number of instructions that XLA repeats to save memory; it names them `dot.3.remat2`."""
+    return sum(
+        re.search(r'\.remat\d*(\.|$)', instruction.name) is not None
+        for computation in module.computations.values()
+        for instruction in computation
+    )
 
 
 def _step(body: Computation, counted: Instruction) -> int:

@@ -1,4 +1,4 @@
-"""Memory and time of a run on a TPU slice, estimated from its compiled step."""
+"""Memory and time of a run on a TPU slice or on GPUs, estimated from its compiled step."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ class Report:
       shapes: of one example, {name: shape}.
       parameters: of the model.
       memory: bytes by contents.
-      needed, usable: bytes of memory; usable is the compiler's limit if the step does not fit.
+      needed, usable: bytes of memory; usable is the compiler's limit if the step does not fit, and
+        JAX's share of a GPU.
       model_flops: of the whole batch, as published numbers count them.
       flops, bytes: of the program, on a chip; bytes are HBM traffic.
       bound: lower bound on the seconds of a step, see `roofline.bound`.
@@ -81,7 +82,9 @@ class Report:
       costs: by part of the model, the most expensive first, asynchronous copies last.
       compile_seconds: time until the schedule, or with `cycles` until the machine code.
       fits: whether the step fits into the memory of a chip.
-      crossing: exchanges between slices, which are not in `bound`; None on one slice.
+      crossing: exchanges between slices, or hosts of GPUs, which are not in `bound`; None on one.
+      rematerialized: operations that the compiler repeats to save memory, on GPUs; model.remat is
+        not counted.
     """
 
     topology: str
@@ -105,6 +108,7 @@ class Report:
     exchanges: Sequence[Exchange] = ()
     costs: Sequence[Cost] = ()
     crossing: network.Crossing | None = None
+    rematerialized: int = 0
 
     def mfu(self, seconds: float) -> float:
         """Model FLOPs utilization of a step that takes `seconds`."""
@@ -218,12 +222,17 @@ def report(compiled: Compiled, topology: Topology, step: str, kind: int = -1) ->
         return Report(memory=memory, needed=needed, usable=usable, fits=False, **common)
     module = hlo.parse(compiled.module)
     memory = memory_parts(compiled.buffers, module)
+    common |= {
+        'memory': memory,
+        'needed': sum(memory.values()),
+        'usable': chip.usable,
+        'rematerialized': hlo.rematerialized(module),
+    }
+    if common['needed'] > chip.usable:  # XLA compiles for GPUs all the same
+        return Report(fits=False, **common)
     found = roofline.operations(module)
     cycles = [op.cycles * op.count for op in found if op.cycles is not None]
     return Report(
-        memory=memory,
-        needed=sum(memory.values()),
-        usable=chip.hbm,
         flops=sum(op.count * op.flops for op in found),
         bytes=sum(op.count * op.bytes for op in found),
         bound=roofline.bound(found, chip),

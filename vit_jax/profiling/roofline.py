@@ -36,12 +36,18 @@ FREE = frozenset((
     *('after-all', 'partition-id', 'replica-id', 'opt-barrier', 'domain'),
 ))  # fmt: skip
 # Nor do these: memory that a loop will write into, and a concatenation of adjacent parts.
+LIBRARIES = ('__cublas$', '__cudnn$')
+# Collectives of GPUs have a start and an end even where nothing runs in between.
+SYNCHRONOUS = '"is_sync":true'
 UNMOVED = ('custom_call_target="AllocateBuffer"', 'custom_call_target="ConcatBitcast"')
 _WRAPPERS = frozenset((
     *('checkpoint', 'rematted_computation', 'closed_call'),
     *('while', 'body', 'body_pred', 'cond', 'branch', 'shard_map'),
 ))  # fmt: skip
-MESH = re.compile(r'replica_groups=@?mesh\[([^\]]*)\](?:, device_ids=\(([^)]*)\))? \{([^}]*)\}')
+MESH = re.compile(
+    r'replica_groups=@?mesh\[([^\]]*)\](?:, device_ids=\(((?:[^()]|\([^()]*\))*)\))? \{([^}]*)\}'
+)
+PERMUTED = re.compile(r'\[([\d,]+)\]T\(([\d,]+)\)')
 SUBAXIS = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")
 LISTED = re.compile(r'(?:replica_groups|source_target_pairs)=\{(\{.*?\})\}')
 COMPACT = re.compile(r'replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?')
@@ -165,7 +171,7 @@ def operation(
         flops=instruction_flops(module, computation, instruction),
         bytes=bytes_moved(module, computation, instruction),
         count=count,
-        asynchronous=asynchronous or started,
+        asynchronous=asynchronous or (started and SYNCHRONOUS not in instruction.attributes),
         collective=collective(module, computation, instruction),
         cycles=instruction.cycles,
     )
@@ -235,9 +241,12 @@ def _results(operands: list[Instruction], instruction: Instruction) -> tuple[Arr
 
     The tuple of an asynchronous start also holds its operands and a context. A slice that is read
     asynchronously is an `async-start` that calls it in the schedule, and a `slice-start` after code
-    generation: both have the type `((operands), result, context)`.
+    generation: both have the type `((operands), result, context)`. The last result of a call of
+    cuBLAS or cuDNN is its workspace.
     """
     arrays, kind = instruction.arrays, instruction.opcode.removesuffix('-start')
+    if instruction.target.startswith(LIBRARIES):
+        return arrays[:-1]
     if kind == instruction.opcode or kind == 'all-reduce':
         return arrays
     if kind == 'copy':  # result, operand, context
@@ -301,7 +310,7 @@ def _written(module: Module, inside: Computation, outside: Instruction, skipped:
     results = [inside[name] for name in root.operands] if root.opcode == 'tuple' else [root]
     arrays = outside.arrays
     if outside.opcode == 'async-start':  # (operands), results, context
-        arrays = arrays[len(outside.operands) :][: len(results)]
+        arrays = arrays[len(outside.operands) :][: sum(len(result.arrays) for result in results)]
     if len(results) != len(arrays):
         return sum(a.hbm for i, a in enumerate(arrays) if i not in skipped)
     return sum(
@@ -394,7 +403,12 @@ def _along(mesh: str, order: str | None, axes: str) -> tuple[tuple[int, ...], ..
         part = part or size
         shape += [before, part, size // (before * part)]
         grouped += [False, name in chosen, False]
-    ids = np.array([int(n) for n in order.split(',')]) if order else np.arange(math.prod(shape))
+    ids = np.arange(math.prod(shape))
+    if order and (match := PERMUTED.fullmatch(order)):  # ids as `[2,4]T(1,0)`
+        before, axes_of = ([int(n) for n in part.split(',')] for part in match.groups())
+        ids = ids.reshape(before).transpose(axes_of).ravel()
+    elif order:
+        ids = np.array([int(n) for n in order.split(',')])
     kept = [i for i, inside in enumerate(grouped) if not inside]
     last = [i for i, inside in enumerate(grouped) if inside]
     count = math.prod(shape[i] for i in last)

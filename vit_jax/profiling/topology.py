@@ -1,11 +1,14 @@
-"""Slices of Cloud TPUs: their chips, names, and devices for compiling without a TPU.
+"""Slices of Cloud TPUs and hosts of NVIDIA GPUs: chips, names, and devices for compiling ahead.
 
-libtpu knows the topologies of all generations, and compiles for them on any machine.
+libtpu supports the topologies of all TPU generations, and compiles for them on any machine. XLA
+compiles for GPUs from a description of the card, without a card or its driver. A host of GPUs,
+connected by NVLink, is what a slice is for TPUs.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import importlib.util
 import math
 import os
@@ -16,23 +19,33 @@ from vit_jax.errors import UserError, nearest
 from vit_jax.profiling import flops
 
 INSTALL = "preflight needs libtpu, the compiler: pip install 'vit_jax[preflight]'"
+INSTALL_GPU = (
+    "preflight for GPUs needs XLA's CUDA plugin and NVIDIA's compiler (250 MB): "
+    "pip install 'vit_jax[preflight-gpu]'"
+)
+PJRT = 'jax-cuda13-pjrt'
+GPU_PACKAGES = (PJRT, 'nvidia-nvvm', 'nvidia-cuda-nvcc')
+# Of the card's memory for a process of JAX, unless the variable names another share.
+MEMORY_FRACTION, PREALLOCATED = 'XLA_PYTHON_CLIENT_MEM_FRACTION', 0.75
 
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One chip of a generation, from cloud.google.com/tpu/docs/system-architecture.
+    """One chip of a generation; TPUs from cloud.google.com/tpu/docs/system-architecture.
 
     Attributes:
       generation: in names of topologies, `v5e`.
       kind: as JAX names its device.
       bandwidth: of its memory, bytes a second.
       hbm: bytes of its memory.
-      link: bytes a second between it and its neighbors, all links together.
+      link: bytes a second between it and its neighbors, all links together; of GPUs, sent over
+        NVLink or else PCIe.
       clock: cycles a second at which its matrix units reach the peak.
       dims: number of dimensions of a slice.
       counted: whether a slice's name counts chips (1) or their cores (2).
       single_host: chips of the largest slice that is a single machine.
       options: of libtpu that make a chip one JAX device.
+      networks: Gb/s of the network of a host, as clouds offer them.
     """
 
     generation: str
@@ -41,10 +54,11 @@ class Chip:
     hbm: int
     link: float
     clock: float
-    dims: int
+    dims: int = 1
     counted: int = 1
     single_host: int = 8
     options: tuple[tuple[str, str], ...] = ()
+    networks: tuple[int, ...] = (25, 50, 100)
 
     @property
     def peak(self) -> float:
@@ -53,7 +67,72 @@ class Chip:
         assert peak
         return peak
 
+    @property
+    def usable(self) -> float:
+        """Bytes of memory for a program."""
+        return self.hbm
 
+
+@dataclasses.dataclass(frozen=True)
+class Gpu(Chip):
+    """An NVIDIA GPU, from NVIDIA's data sheets and XLA's `backends/gpu/target_config/specs`.
+
+    An L4 has no NVLink, but 16 lanes of PCIe 4.
+
+    Attributes:
+      capability: CUDA's compute capability.
+      cores: streaming multiprocessors.
+      fpus: float32 units of one.
+      threads: the most of one.
+      shared: bytes of its shared memory.
+      l2: bytes of the L2 cache.
+    """
+
+    networks: tuple[int, ...] = (800, 1600, 3200)
+    capability: tuple[int, int] = (9, 0)
+    cores: int = 132
+    fpus: int = 128
+    threads: int = 2048
+    shared: int = 228 * 1024
+    l2: int = 50 * 2**20
+
+    @property
+    def usable(self) -> float:
+        """Bytes of memory that JAX allocates at its start."""
+        return float(os.environ.get(MEMORY_FRACTION) or PREALLOCATED) * self.hbm
+
+    @property
+    def target(self) -> str:
+        """The description for XLA, a GpuTargetConfigProto as text."""
+        return TARGET.format(gpu=self, optin=self.shared - 1024, clock=self.clock / 1e9)
+
+
+TARGET = """\
+gpu_device_info {{
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  shared_memory_per_core: {gpu.shared}
+  shared_memory_per_block_optin: {optin}
+  threads_per_core_limit: {gpu.threads}
+  core_count: {gpu.cores}
+  fpus_per_core: {gpu.fpus}
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  memory_bandwidth: {gpu.bandwidth:.0f}
+  l2_cache_size: {gpu.l2}
+  clock_rate_ghz: {clock}
+  device_memory_size: {gpu.hbm}
+  cuda_compute_capability {{ major: {gpu.capability[0]} minor: {gpu.capability[1]} }}
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 7 }}
+runtime_version {{ major: 13 }}
+device_description_str: "{gpu.kind}"
+"""
 GIB = 2**30
 CHIPS_PER_HOST = 4  # of every slice of several machines
 _MEGACORE = (('chip_config_name', 'megacore'),)
@@ -63,7 +142,44 @@ CHIPS = {
     'v5p': Chip('v5p', 'TPU v5p', 2765e9, 95 * GIB, 600e9, 1.75e9, 3, 2, 4),
     'v6e': Chip('v6e', 'TPU v6e', 1640e9, 32 * GIB, 448e9, 1.75e9, 2),
 }
+_GPUS = (
+    Gpu('h100', 'NVIDIA H100 80GB HBM3', 3352e9, 84929347584, 450e9, 1.98e9),
+    Gpu('h200', 'NVIDIA H200', 4800e9, 151397597184, 450e9, 1.98e9),
+    Gpu(
+        *('b200', 'NVIDIA B200', 7672e9, 191514411008, 900e9, 1.965e9),
+        capability=(10, 0),
+        cores=148,
+        l2=132_644_864,
+    ),
+    _A100 := Gpu(
+        *('a100-80', 'NVIDIA A100-SXM4-80GB', 2039e9, 85100068864, 300e9, 1.41e9),
+        networks=(100, 400, 1600),
+        capability=(8, 0),
+        cores=108,
+        fpus=64,
+        shared=164 * 1024,
+        l2=40 * 2**20,
+    ),
+    dataclasses.replace(
+        _A100,
+        generation='a100-40',
+        kind='NVIDIA A100-SXM4-40GB',
+        bandwidth=1555e9,
+        hbm=42331013120,
+    ),
+    Gpu(
+        *('l4', 'NVIDIA L4', 300e9, 23580639232, 32e9, 2.04e9),
+        networks=(25, 50, 100),
+        capability=(8, 9),
+        cores=58,
+        threads=1536,
+        shared=100 * 1024,
+        l2=48 * 2**20,
+    ),
+)
+GPUS = {gpu.generation: gpu for gpu in _GPUS}
 SEVERAL = re.compile(r'(\d+) *x *(.+)|(.+) +x *(\d+)')
+GPU_NAME = re.compile(rf'({"|".join(GPUS)}):([1-9]\d*)')
 ALIASES = {'v5litepod': 'v5e', 'v5lite': 'v5e', 'v6litepod': 'v6e'}
 
 
@@ -73,8 +189,8 @@ class Topology:
 
     Attributes:
       chip: of its generation.
-      shape: chips of a slice along each dimension.
-      slices: their number.
+      shape: chips of a slice along each dimension, or of a host of GPUs.
+      slices: their number; of GPUs, that of the hosts.
     """
 
     chip: Chip
@@ -117,7 +233,8 @@ def parse(text: str) -> Topology:
     """Parse the name of a slice: `v5e:4x4`, or an accelerator type, `v5litepod-16`, `tpu-v4-32`.
 
     The number after the hyphen counts cores on v4 and v5p, two a chip, and chips on the others.
-    Several slices are `2xv5e:4x4` or `v5litepod-16 x 2`.
+    Several slices are `2xv5e:4x4` or `v5litepod-16 x 2`. GPUs of a host are `h100:8`, and several
+    hosts `2xh100:8`.
 
     Raises:
       UserError: for any other text.
@@ -127,12 +244,16 @@ def parse(text: str) -> Topology:
         if not count or one.slices > 1:
             raise UserError(f'--topology {text!r}: write NUMBERxSLICE, as 2xv5e:4x4')
         return dataclasses.replace(one, slices=count)
+    if text.partition(':')[0] in GPUS:
+        return _host(text)
     match = re.fullmatch(r'(?:tpu-)?([a-z0-9]+)(?::([\dx]+)|-([1-9]\d*))', text)
     if match is None:
-        raise UserError(f'--topology {text!r}: write GENERATION:SHAPE or -SIZE, as v5e:4x4, v4-32')
+        raise UserError(
+            f'--topology {text!r}: write GENERATION:SHAPE or -SIZE, as v5e:4x4, v4-32, h100:8'
+        )
     name = ALIASES.get(match[1], match[1])
     if name not in CHIPS:
-        raise UserError('--topology: ' + nearest('TPU generation', name, CHIPS))
+        raise UserError('--topology: ' + nearest('TPU or GPU', name, [*CHIPS, *GPUS]))
     chip = CHIPS[name]
     if match[3]:
         return Topology(chip, _shape(text, chip, int(match[3])))
@@ -146,6 +267,21 @@ def parse(text: str) -> Topology:
             'two sides are even'
         )
     return Topology(chip, shape)
+
+
+def _host(text: str) -> Topology:
+    """The GPUs of a host, `h100:8`."""
+    match = GPU_NAME.fullmatch(text)
+    if match is None:
+        raise UserError(f'--topology {text!r}: write GPU:NUMBER, as h100:8, or 2xh100:8 for hosts')
+    gpu, number = GPUS[match[1]], int(match[2])
+    if number > gpu.single_host:
+        hosts = -(-number // gpu.single_host)
+        raise UserError(
+            f'--topology {text!r}: a host has at most {gpu.single_host} GPUs; write '
+            f'{hosts}x{gpu.generation}:{-(-number // hosts)} for {hosts} hosts'
+        )
+    return Topology(gpu, (number,))
 
 
 def _shape(text: str, chip: Chip, size: int) -> tuple[int, ...]:
@@ -188,18 +324,33 @@ def _sides(count: int, dims: int) -> list[tuple[int, ...]]:
     return [s for s in found if list(s) == sorted(s)]
 
 
-def require_compiler() -> None:
-    """Raise UserError if libtpu is not installed."""
-    if importlib.util.find_spec('libtpu') is None:
-        raise UserError(INSTALL)
+def require_compiler(topology: Topology) -> None:
+    """Raise UserError if the compiler is not installed, or not for the version of JAX."""
+    if not isinstance(topology.chip, Gpu):
+        if importlib.util.find_spec('libtpu') is None:
+            raise UserError(INSTALL)
+        return
+    try:
+        versions = [importlib.metadata.version(name) for name in GPU_PACKAGES]
+    except importlib.metadata.PackageNotFoundError as e:
+        raise UserError(INSTALL_GPU) from e
+    if versions[0] != (wanted := importlib.metadata.version('jaxlib')):
+        raise UserError(
+            f'{PJRT} {versions[0]} is not for jaxlib {wanted}: pip install {PJRT}=={wanted}'
+        )
 
 
-def environment() -> dict[str, str]:
-    """Environment variables of a compiling process that neither uses nor waits for a TPU."""
+def environment(topology: Topology) -> dict[str, str]:
+    """Environment variables of a compiling process that neither uses nor waits for a device."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(('TPU_', 'LIBTPU_'))}
-    return kept | {
+    kept |= {
         'JAX_PLATFORMS': 'cpu',
         'JAX_ENABLE_COMPILATION_CACHE': 'false',
+        'TF_CPP_MIN_LOG_LEVEL': '3',
+    }
+    if isinstance(topology.chip, Gpu):
+        return kept
+    return kept | {
         'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
         # Without these, libtpu asks a metadata server, and complains if there is none.
         'TPU_SKIP_MDS_QUERY': '1',
@@ -207,7 +358,6 @@ def environment() -> dict[str, str]:
         'TPU_WORKER_HOSTNAMES': 'localhost',
         'TPU_WORKER_ID': '0',
         'TPU_STDERR_LOG_LEVEL': '3',
-        'TF_CPP_MIN_LOG_LEVEL': '3',
     }
 
 
@@ -215,18 +365,22 @@ def devices(topology: Topology) -> list[Any]:
     """Devices of all slices, one a chip; call it in a process with the variables of `environment`.
 
     Raises:
-      UserError: if libtpu does not support the slice.
+      UserError: if the compiler does not support the slice.
     """
     import jax
     from jax.experimental import topologies
 
-    options: dict[str, Any] = dict(topology.chip.options)
-    if topology.slice_chips < 4:  # smaller than the machine that libtpu assumes
+    name, platform, options = topology.slice_name, 'tpu', dict[str, Any](topology.chip.options)
+    if isinstance(topology.chip, Gpu):
+        hosts = f'1x{topology.slices}x{topology.slice_chips}'  # slices x hosts x GPUs
+        options = {'topology': hosts, 'target_config': topology.chip.target}
+        name, platform = '', 'cuda'
+    elif topology.slice_chips < 4:  # smaller than the machine that libtpu assumes
         options['chips_per_host_bounds'] = [*topology.shape, 1][:3]
-    if topology.slices > 1:
+    if platform == 'tpu' and topology.slices > 1:
         options['num_slices'] = topology.slices
     try:
-        described = topologies.get_topology_desc(topology.slice_name, 'tpu', **options)
+        described = topologies.get_topology_desc(name, platform, **options)
     except jax.errors.JaxRuntimeError as e:
         raise UserError(f'--topology {topology.name}: {str(e).splitlines()[0]}') from e
     return list(described.devices)
