@@ -59,10 +59,27 @@ def test_the_changed_loss_adds_a_term():
     assert float(found['z'].count) == 2
 
 
-def test_every_picture_of_the_gallery_is_on_a_card_with_its_command():
+@pytest.fixture
+def build():
+    """The builder of the site."""
     spec = importlib.util.spec_from_file_location('build', ROOT / 'docs' / 'site' / 'build.py')
-    build = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(build)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_reference_names_modules_and_rooms_that_exist(build):
+    names = [name for room in build.ROOMS for name in build.modules(room)]
+    assert all((ROOT / f'{name.replace(".", "/")}.py').exists() for name in names[1:])
+    assert names[0] == 'vit_jax'
+
+
+def test_the_site_begins_with_what_the_readme_says(build):
+    text = build.from_readme((build.HERE / 'index.md').read_text())
+    assert '- **' in text and '## Compared with others' in text and '## Systems' in text
+
+
+def test_every_picture_of_the_gallery_is_on_a_card_with_its_command(build):
     page = (ROOT / 'docs' / 'gallery.md').read_text()
     cards = re.findall(r':::\{card\}\n(.*?)\n:::\n', build.cards(page), re.DOTALL)
     assert sum(card.count('![') for card in cards) == page.count('![')

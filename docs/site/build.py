@@ -39,7 +39,6 @@ TOP = (
     'errors',
     'step',
     'gradients',
-    'apply',
 )
 LINK = re.compile(r'(!?\[[^\[\]]*\])\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)')
 
