@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.nn.norms import LayerNorm
 from vit_jax.nn.resnet import StdConv
 from vit_jax.tree_paths import path_name
 
-NORMS = (nn.LayerNorm, nn.GroupNorm)
+NORMS = (LayerNorm, nn.GroupNorm)
 
 
 def assert_norms_have_float32_statistics(
