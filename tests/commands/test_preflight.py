@@ -429,6 +429,8 @@ def test_a_step_is_compiled_for_gpus():
     assert report.memory['optimizer'] >= 1.5 * report.memory['parameters']
     kinds = {(row.kind, row.axis) for row in report.exchanges}
     assert {('all-gather', 'fsdp'), ('all-reduce', 'data')} <= kinds
+    # A GPU sends the gradients of its half of the parameters, in bfloat16, to the other host.
+    assert 0.5 < report.crossing.host_bytes / (2 * report.parameters) < 2
 
 
 def test_jax_asks_for_the_version_of_cudnn_before_it_lowers_attention():

@@ -97,3 +97,38 @@ def test_more_slices_pay_where_the_step_is_shorter_than_on_one():
     assert network.pays_from(pays, rows=64, unit=8) == 2 * 64
     assert network.pays_from(pays, rows=60, unit=8) == 120, 'more than 114'
     assert network.pays_from(lambda growth: True, rows=64, unit=8) == 8, 'the smallest there is'
+
+
+# Of two hosts with two GPUs each: all four, then one of each host, then those of a host, in a loop.
+HOSTS = """HloModule m
+
+%body (p: f32[64]) -> f32[64] {
+  %p = f32[64]{0} parameter(0)
+  ROOT %r = f32[64]{0} all-reduce(%p), replica_groups={{0,1,2,3}}
+}
+
+ENTRY %main (x: f32[64]) -> f32[64] {
+  %x = f32[64]{0} parameter(0)
+  %a = f32[64]{0} all-reduce-start(%x), replica_groups={{0,1,2,3}}
+  %b = (f32[64]{0}, f32[128]{0}) all-gather-start(%x), replica_groups={{0,2},{1,3}}
+  %c = f32[64]{0} all-reduce-start(%x), replica_groups={{0,1},{2,3}}
+  %n = f32[64]{0} negate(%x), metadata={op_name="jit(train_step)/transpose(jvp(Model))/block/mul"}
+  %a.done = f32[64]{0} all-reduce-done(%a)
+  %b.done = f32[128]{0} all-gather-done(%b)
+  %c.done = f32[64]{0} all-reduce-done(%c)
+  ROOT %w = f32[64]{0} while(%n), body=%body, backend_config={"known_trip_count":{"n":"3"}}
+}
+"""
+
+
+def test_collectives_of_gpus_cross_the_network_where_groups_have_several_hosts():
+    gpus = topology.parse('2xh100:2')
+    found = network.schedule(hlo.parse(HOSTS), gpus)
+    sent = {event.key: (event.bytes, event.count) for event in found.events if event.bytes}
+    # A host sends as much as a ring of two hosts needs, and the GPUs of a group share it.
+    assert sent == {'a': (256 / 2, 1), 'b': (512 / 2, 1), 'w': (3 * 256 / 2, 3)}
+    assert [event.key for event in found.events if not event.bytes] == ['a', 'b', 'w']
+    crossing = network.crossing(hlo.parse(HOSTS), gpus, rows=64)
+    assert crossing.host_bytes == 2 * sum(size for size, _ in sent.values())
+    assert (crossing.count, [s.gbits for s in crossing.speeds]) == (5, [800, 1600, 3200])
+    assert not network.schedule(hlo.parse(HOSTS), topology.parse('h100:4')).events

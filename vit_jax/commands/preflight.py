@@ -329,7 +329,7 @@ def print_report(report: Any) -> None:
     if report.exchanges:
         _print_exchanges(console, report)
     if report.crossing:
-        _print_crossing(console, report.crossing)
+        _print_crossing(console, report.crossing, report.topology)
     _print_costs(console, report)
 
 
@@ -370,13 +370,16 @@ def _print_exchanges(console: Any, report: Any) -> None:
     console.print(table, '')
 
 
-def _print_crossing(console: Any, crossing: Any) -> None:
+def _print_crossing(console: Any, crossing: Any, name: str) -> None:
+    from vit_jax.profiling import topology
+
+    part = topology.parse(name).part
     console.print(
-        f'between slices each host sends and receives {number(crossing.host_bytes / 1e6)} MB per '
+        f'between {part}s each host sends and receives {number(crossing.host_bytes / 1e6)} MB per '
         f'step, as {crossing.count:,} arrays of each chip; the bound above does not include this'
     )
-    several = 'the second slice' if crossing.slices == 2 else f'{crossing.slices} slices'
-    headings = 'ms', 'hidden ms', 'step at least ms', 'times one slice', 'pays from batch'
+    several = f'the second {part}' if crossing.slices == 2 else f'{crossing.slices} {part}s'
+    headings = 'ms', 'hidden ms', 'step at least ms', f'times one {part}', 'pays from batch'
     table = _table('network of a host', *headings)
     for speed in crossing.speeds:
         for how, over in (('as scheduled', speed.scheduled), ('at best', speed.best)):
@@ -390,7 +393,7 @@ def _print_crossing(console: Any, crossing: Any) -> None:
     console.print(
         f'at best, each array is sent as soon as the backward pass has computed it; {several} '
         f'{"pays" if crossing.slices == 2 else "pay"} where the step takes less time than on one '
-        'slice\n'
+        f'{part}\n'
     )
 
 

@@ -4,6 +4,9 @@ A chip sends its part of the gradients to its host, which exchanges it with the 
 slices; all chips of a host share its network card. The schedule says when each part is sent and
 when its sum is needed, and so how much of the exchange other operations hide. At best, each part is
 sent as soon as the backward pass has computed it, and only the next step waits for it.
+
+GPUs have hosts in place of slices. Their collectives are counted as rings that pass through each
+host once.
 """
 
 from __future__ import annotations
@@ -14,9 +17,8 @@ from collections.abc import Callable, Sequence
 
 from vit_jax.profiling import roofline
 from vit_jax.profiling.hlo import Computation, Instruction, Module
-from vit_jax.profiling.topology import Topology
+from vit_jax.profiling.topology import Gpu, Topology
 
-GBITS = (25, 50, 100)  # a second and host
 HANDLER = '_xla_host_transfer_handler_name="xla_megascale_runtime"'
 RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
 TRANSFER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
@@ -43,12 +45,14 @@ class Event:
       when: its time in the schedule for an infinitely fast network.
       ready: when the array has been computed.
       bytes: that a chip sends; 0 for the end.
+      count: of the arrays that it sends.
     """
 
     key: str
     when: Moment
     ready: Moment
     bytes: float = 0
+    count: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,10 +172,10 @@ def crossing(module: Module, topology: Topology, rows: int, unit: int = 1) -> Cr
             ),
         )
 
-    rates = {gbits: gbits * 1e9 / 8 / chips for gbits in GBITS}
+    rates = {gbits: gbits * 1e9 / 8 / chips for gbits in topology.chip.networks}
     return Crossing(
         slices=topology.slices,
-        count=sum(e.bytes > 0 for e in found.events),
+        count=sum(e.count for e in found.events if e.bytes),
         host_bytes=chips * sent,
         speeds=[
             Speed(gbits, sent / rate, overlap(found.scheduled, rate), overlap(found.best, rate))
@@ -205,6 +209,7 @@ def schedule(module: Module, topology: Topology) -> Schedule:
     stretch = roofline.bound(operations, chip) / alone if alone else 1
     clock, events = Moment(), []
     ready: dict[str, Moment] = {}
+    started = set[str]()
     for instruction in entry:
         needed = (ready[name] for name in instruction.operands)
         ready[instruction.name] = max(needed, key=lambda m: m.at(1), default=Moment())
@@ -212,8 +217,14 @@ def schedule(module: Module, topology: Topology) -> Schedule:
             events.append(Event(found[0], clock, ready[instruction.name], found[1]))
             continue
         inside = list(roofline.expand(module, entry, instruction))
+        if sent := _between_hosts(inside, topology):
+            started.add(instruction.name)
+            events.append(Event(instruction.name, clock, ready[instruction.name], *sent))
         growing, fixed = _seconds(inside, topology)
         clock = Moment(clock.growing + stretch * growing, clock.fixed + stretch * fixed)
+        key = instruction.operands[0] if instruction.opcode.endswith('-done') else instruction.name
+        if key in started and not instruction.opcode.endswith('-start'):
+            events.append(Event(key, clock, Moment()))
         # Sums within a slice may stand anywhere in the schedule; they have no matmuls.
         if growing and any(op.flops for op in inside):
             ready[instruction.name] = clock
@@ -234,6 +245,28 @@ def _seconds(operations: Sequence[roofline.Operation], topology: Topology) -> tu
         else:
             fixed += op.seconds(topology.chip)
     return growing, fixed
+
+
+def _between_hosts(
+    operations: Sequence[roofline.Operation], topology: Topology
+) -> tuple[float, int] | None:
+    """Bytes that a GPU sends over the network in collectives, and their number; None for none.
+
+    A host sends what a ring of the hosts needs, and the GPUs of a group share this.
+    """
+    if not isinstance(topology.chip, Gpu):
+        return None
+    total, count = 0.0, 0
+    for op in operations:
+        if op.collective is None or not op.collective.groups:
+            continue
+        group = op.collective.groups[0]
+        hosts = len({index // topology.slice_chips for index in group})
+        if hosts > 1:
+            ring = dataclasses.replace(op.collective, groups=(tuple(range(hosts)),))
+            total += op.count * ring.sent * hosts / len(group)
+            count += op.count
+    return (total, count) if count else None
 
 
 def _exchange(

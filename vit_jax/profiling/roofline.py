@@ -405,8 +405,8 @@ def _along(mesh: str, order: str | None, axes: str) -> tuple[tuple[int, ...], ..
         grouped += [False, name in chosen, False]
     ids = np.arange(math.prod(shape))
     if order and (match := PERMUTED.fullmatch(order)):  # ids as `[2,4]T(1,0)`
-        before, axes_of = ([int(n) for n in part.split(',')] for part in match.groups())
-        ids = ids.reshape(before).transpose(axes_of).ravel()
+        source, axis_order = ([int(n) for n in part.split(',')] for part in match.groups())
+        ids = ids.reshape(source).transpose(axis_order).ravel()
     elif order:
         ids = np.array([int(n) for n in order.split(',')])
     kept = [i for i, inside in enumerate(grouped) if not inside]

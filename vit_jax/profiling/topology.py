@@ -208,6 +208,11 @@ class Topology:
         return f'{self.chip.generation}:{"x".join(map(str, self.shape))}'
 
     @property
+    def part(self) -> str:
+        """The word for one of the `slices`."""
+        return 'host' if isinstance(self.chip, Gpu) else 'slice'
+
+    @property
     def chips(self) -> int:
         """Chips of all slices."""
         return self.slices * self.slice_chips
