@@ -61,9 +61,9 @@ def main(argv: Sequence[str]) -> int:
         return print_checkpoints(args.words, args.json)
     if args.kind == KEYS:
         return print_keys(args.words, args.json)
-    are_files = args.kind == EXPERIMENTS
-    found = reference.experiments(args.folder) if are_files else KINDS[args.kind]()
-    found = [named for named in found if matches(named.name, args.words)]
+    if args.kind == EXPERIMENTS:
+        return print_experiments(args.folder, args.words, args.json)
+    found = [named for named in KINDS[args.kind]() if matches(named.name, args.words)]
     if args.json:
         print(to_json(found))
         return 0
@@ -107,6 +107,20 @@ def print_kinds(as_json: bool) -> int:
         return 0
     print(align([[kind, ' '.join(found)] for kind, found in names.items()], left=2))
     print(f'{CHECKPOINTS}, {EXPERIMENTS}, {KEYS}, {VARIANTS}: name the kind')
+    return 0
+
+
+def print_experiments(folder: pathlib.Path | None, words: Sequence[str], as_json: bool) -> int:
+    """Print the configs and sweeps whose names contain a word."""
+    found = [one for one in reference.experiments(folder) if matches(one.name, words)]
+    if as_json:
+        print(to_json(found))
+        return 0
+    require_some(found, EXPERIMENTS, words)
+    headings = zip(reference.FILE_FUNCTIONS, ('train --config', 'sweep create'), strict=True)
+    for function, command in headings:
+        if listed := [one for one in found if function in one.functions]:
+            print('\n'.join([f'for {command}:', *name_lines(listed)]))
     return 0
 
 

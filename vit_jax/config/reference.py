@@ -33,6 +33,8 @@ NAMED = (
     ('config.task, name=', 'vit_jax.tasks', 'Task'),
     ('config.evals.NAME, evaluator=', 'vit_jax.evaluators', 'Evaluator'),
 )
+# What the files below experiments/ define: a config for `train`, a sweep for `sweep create`.
+FILE_FUNCTIONS = ('get_config', 'get_sweep')
 _DOC_SECTIONS = ('Args:', 'Attributes:')
 _DOC_ENTRY = re.compile(r'([*\w, ]+?)(?: \([^)]*\))?:(?:\s+(.*))?')
 
@@ -74,6 +76,17 @@ class Named:
     name: str
     line: str
     arguments: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment(Named):
+    """A file below `experiments/`.
+
+    Attributes:
+      functions: names of `FILE_FUNCTIONS` that it defines.
+    """
+
+    functions: tuple[str, ...] = ()
 
 
 def config_keys(config: ConfigDict) -> dict[str, list[Key]]:
@@ -259,10 +272,10 @@ def schedules() -> list[Named]:
     return [Named(name, first_line(shape)) for name, shape in schedules.SHAPES.items()]
 
 
-def experiments(folder: pathlib.Path | None = None) -> list[Named]:
-    """The config files below a folder and their arguments; each file is executed.
+def experiments(folder: pathlib.Path | None = None) -> list[Experiment]:
+    """The configs and sweeps below a folder and their arguments; each file is executed.
 
-    By default those of the package, under names that `--config` accepts.
+    By default those of the package, under names that `--config` and `sweep create` accept.
 
     Raises:
       UserError: if the folder does not exist, or a file is not Python.
@@ -277,8 +290,12 @@ def experiments(folder: pathlib.Path | None = None) -> list[Named]:
         ]
     if not folder.is_dir():
         raise UserError(f'no folder {str(folder)!r} of experiments')
-    files = [p for p in sorted(folder.rglob('*.py')) if 'def get_config(' in p.read_text()]
-    return [Named(str(path), _line_of_file(path), _arguments(path)) for path in files]
+    defined = {path: _file_functions(path) for path in sorted(folder.rglob('*.py'))}
+    return [
+        Experiment(str(path), _line_of_file(path), _arguments(path), functions)
+        for path, functions in defined.items()
+        if functions
+    ]
 
 
 def first_line(thing: Any) -> str:
@@ -297,6 +314,11 @@ def _arguments(path: pathlib.Path) -> str:
     """The arguments that an experiment lists; `...` if it also accepts others."""
     found = getattr(load.load_module(str(path), str(path)), 'ARGS', ())
     return ' '.join('...' if arg is ... else arg for arg in found)
+
+
+def _file_functions(path: pathlib.Path) -> tuple[str, ...]:
+    text = path.read_text()
+    return tuple(name for name in FILE_FUNCTIONS if f'def {name}(' in text)
 
 
 def _line_of_file(path: pathlib.Path) -> str:

@@ -18,13 +18,15 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-from optuna.trial import FrozenTrial, TrialState
+from typing import TYPE_CHECKING, Any
 
 from vit_jax.errors import UserError
 from vit_jax.storage import paths, run_folder
 from vit_jax.sweeps import space
+
+# Sweep files and `scaling plan` read points without Optuna.
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
 
 NAME = 'asha'
 PROMOTED = 'promoted'  # attribute of a trial: the number of rungs that it may pass
@@ -73,6 +75,8 @@ class Asha:
         If nothing else is left to run and no trial is complete, the best one of the highest rung
         goes on, so that a study always ends with a finished run.
         """
+        from optuna.trial import TrialState
+
         rungs = {t.number: self.rungs(t) for t in trials if t.state != TrialState.FAIL}
         paused = [t for t in trials if t.state == TrialState.RUNNING and self.is_paused(t)]
         paused.sort(key=lambda t: (-promotions(t), _rank(rungs[t.number][promotions(t)], maximize)))
@@ -88,6 +92,8 @@ class Asha:
 
     def _is_over(self, trials: Sequence[FrozenTrial]) -> bool:
         """Whether all trials are paused or ended, and none of them is complete."""
+        from optuna.trial import TrialState
+
         states = {t.state for t in trials}
         going = any(t.state == TrialState.RUNNING and not self.is_paused(t) for t in trials)
         return not going and not states & {TrialState.WAITING, TrialState.COMPLETE}
