@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
+import os
 import pathlib
 import re
 import shlex
 import subprocess
+import sys
 
 import jax
 import pytest
+from helpers import core_alone
+from helpers.messages import says
 from PIL import Image
 
 from vit_jax import __main__
@@ -193,6 +198,60 @@ def test_what_takes_seconds_runs(line, tmp_path, monkeypatch, capsys):
     assert __main__.main(shlex.split(line)) == 0
     out = re.search(r'--out (\S+)', line)
     assert capsys.readouterr().out and (out is None or (tmp_path / out[1]).is_file())
+
+
+# In an environment of the core alone; what trains or draws for long is only parsed.
+FLAGS_IN_CORE = {
+    r'train ': ['--help-config'],
+    r'launch sky': ['--dry-run'],
+    r'(?:attention|benchmark|data|evaluate|rehearse|report|scaling (?:plan|report)) ': ['--help'],
+}
+NEEDED_EXTRAS = {
+    'launch sky': 'gcs',
+    'preflight': 'preflight',
+    'sweep create': 'sweep',
+    'sweep work': 'sweep',
+}
+WITHOUT_FILES = ('colorize', 'colors', 'pack', 'translate', 'vocab')
+
+
+def plain_words(line: str) -> list[str]:
+    """The words of a command of the README, in a form that takes about a second."""
+    words = shlex.split(line.replace('cifar10_isoflop.py', 'cifar10_isoflop.py:smoke'))
+    matching = (flags for pattern, flags in FLAGS_IN_CORE.items() if re.match(pattern, line))
+    end = words.index('--') if '--' in words else len(words)
+    return [*words[:end], *next(matching, []), *words[end:]]
+
+
+@pytest.mark.slow
+def test_the_readme_is_for_a_plain_install(smoke_run, tmp_path):
+    lines = [*lines_in(README), 'list experiments', '--completion bash']
+    assert {'list experiments', 'list variants'} <= set(lines)
+    (tmp_path / 'experiments').symlink_to(ROOT / 'experiments')
+    for run in ('a', 'b', 'digits', 'flowers'):
+        (tmp_path / 'runs' / run).parent.mkdir(exist_ok=True)
+        (tmp_path / 'runs' / run).symlink_to(smoke_run)
+    for name in ('a.png', 'b.png'):
+        Image.new('L', (30, 50)).save(tmp_path / name)
+    asked = {
+        'blocked': core_alone.extra_modules(),
+        'commands': [plain_words(line) for line in lines],
+    }
+    assert {'optuna', 'torch', 'gcsfs', 'pytest'} <= set(asked['blocked'])
+    done = subprocess.run(
+        [sys.executable, core_alone.__file__],
+        cwd=tmp_path, env={**os.environ, 'TFDS_DATA_DIR': str(tmp_path), 'PYTHONPATH': str(ROOT)},
+        input=json.dumps(asked), stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    found = dict(zip(lines, json.loads(done.stdout.splitlines()[-1]), strict=True))
+    for line, (code, out, err) in found.items():
+        extras = [extra for start, extra in NEEDED_EXTRAS.items() if line.startswith(start)]
+        if extras:
+            assert code == 2 and says(err, f"pip install 'vit_jax[{extras[0]}]'"), line
+        elif line.startswith(WITHOUT_FILES):
+            assert code == 2 and says(err, 'error: ') and 'pip install' not in err, line
+        else:
+            assert code == 0 and out, (line, err)
 
 
 def test_the_gallery_shows_what_it_makes():

@@ -45,6 +45,13 @@ def test_experiments_show_their_arguments(capsys, repo):
     assert digits['arguments'].split()[:2] == ['smoke', 'adamw']
 
 
+def test_experiments_and_sweeps_are_listed_by_the_command_that_takes_them(capsys):
+    out = run(capsys, 'experiments', 'sweeps/digits', 'vit/digits', 'mask_ratio')
+    configs, sweeps = out.split('for sweep create:')
+    assert 'for train --config:' in configs and 'vit/digits:' in configs
+    assert 'sweeps/digits:' in sweeps and 'mae/mask_ratio:' in sweeps and 'vit/' not in sweeps
+
+
 @pytest.mark.slow
 def test_variants_are_a_table(capsys, monkeypatch):
     monkeypatch.setattr(vit, 'VARIANTS', {name: vit.VARIANTS[name] for name in ('mu', 'B')})

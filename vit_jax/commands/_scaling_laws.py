@@ -27,11 +27,10 @@ def study(argv: Sequence[str]) -> int:
     """Price a family of shapes at several budgets; queue its trials with --study NAME."""
     args = _study_parser().parse_args(argv)
     from vit_jax.commands.sweep import require_packages
-
-    require_packages()
     from vit_jax.sweeps import isoflop
-    from vit_jax.sweeps import study as study_lib
 
+    if args.study is not None:
+        require_packages()
     family = read_study(args)
     cost = isoflop.study_cost(family)
     print(align(plan_table(isoflop.runs(family)), left=0))
@@ -40,6 +39,8 @@ def study(argv: Sequence[str]) -> int:
     if args.study is None:
         print('nothing is created without --study NAME, which queues these trials')
         return 0
+    from vit_jax.sweeps import study as study_lib
+
     made = study_lib.create(family.sweep(), args.study, args.storage, args.workdir)
     count = len(made.sweep.queue())
     print(f'created {made.name}: {count} trials, runs in {made.folder}')
