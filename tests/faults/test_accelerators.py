@@ -74,6 +74,9 @@ def test_a_platform_that_is_not_there_is_one_line(run_cli, tmp_path):
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
     assert "'cuda' of JAX_PLATFORMS cannot be used" in line
+    assert f'jax {jax.__version__}' in line
+    assert "NVIDIA's driver, 580 or newer" in line
+    assert 'JAX_PLATFORMS=cpu' in line
 
 
 @pytest.fixture
@@ -97,6 +100,38 @@ def test_no_model_is_used_on_cpus_instead(capsys, smoke_run, tmp_path, plugin, c
         words += [str(tmp_path / 'photo.png'), '--out', str(tmp_path / 'out.png')]
     assert main(words) == 2
     assert 'cannot be used' in capsys.readouterr().err
+
+
+@pytest.mark.fault(130)
+@pytest.mark.usefixtures('no_platform')
+@pytest.mark.parametrize(
+    ('release', 'packages', 'driver', 'expected'),
+    [
+        ('13', ('plugin',), '', ['missing: jax-cuda13-pjrt', 'driver, 580 or newer, on a machine']),
+        ('13', ('plugin', 'pjrt'), '550.54.15', ['driver 550.54.15', 'to 580', 'vit_jax[cuda12]']),
+        ('12', ('plugin', 'pjrt'), '470.82', ['jax-cuda12-pjrt 9.9', 'update the driver to 525']),
+        ('13', ('plugin', 'pjrt'), '580.65.06', ['driver 580.65.06', 'nvidia-smi lists the GPU']),
+    ],
+)
+def test_the_parts_of_cuda_are_named(tmp_path, monkeypatch, release, packages, driver, expected):
+    """A CUDA plugin that is there and gives no device, with several drivers."""
+    for name in packages:
+        info = tmp_path / f'jax_cuda{release}_{name}-9.9.dist-info'
+        info.mkdir()
+        (info / 'METADATA').write_text(f'Name: jax-cuda{release}-{name}\nVersion: 9.9\n')
+    for module in (f'jax_cuda{release}_plugin', 'nvidia'):
+        (tmp_path / module).mkdir()
+    monkeypatch.setattr(mesh, '_plugins', lambda: [f'jax_cuda{release}_plugin'])
+    monkeypatch.setattr(mesh, '_DRIVER_VERSION', tmp_path / 'version')
+    monkeypatch.setattr(mesh, '_WSL_GPU', tmp_path / 'dxg')
+    if driver:
+        line = f'NVRM version: NVIDIA UNIX x86_64 Kernel Module  {driver}  Sun Jul 27 2025\n'
+        (tmp_path / 'version').write_text(line)
+    with pytest.raises(UserError, match='cannot be used') as error:
+        mesh.usable_devices()
+    message = str(error.value)
+    assert '\n' not in message
+    assert all(words in message for words in [*expected, 'JAX_PLATFORMS=cpu'])
 
 
 @pytest.mark.usefixtures('no_platform')

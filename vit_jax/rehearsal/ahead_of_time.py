@@ -35,7 +35,9 @@ from vit_jax.trainer.measure import Measurement
 
 STEPS = ('train', 'eval', 'predict')
 PROGRAM = ('-P', '-m', __name__)  # arguments of Python, before the folder of a request
-DEVICE_SHARE = 0.9  # of a device's memory for a step, as allocation leaves gaps
+# For a step, as allocation leaves gaps: of the memory that JAX allocates from. This is nearly all
+# of a TPU's, and 75 % of a GPU's by default (XLA_PYTHON_CLIENT_MEM_FRACTION).
+DEVICE_SHARE = 0.9
 HOST_SHARE = 0.5  # of a host's free memory, if its CPU is the device and batches are read meanwhile
 FIRST_TRIED = 64  # examples a device
 
@@ -178,6 +180,8 @@ def largest_batch(measurement: Measurement) -> int:
 
 def memory(device: jax.Device, devices: int) -> float:
     """Bytes that a program may take on a device.
+
+    On a GPU, a share of JAX's own pool: the fraction of the memory that JAX preallocates.
 
     Args:
       device: of an evaluation.

@@ -12,6 +12,7 @@ import importlib.util
 import logging
 import math
 import os
+import pathlib
 import pkgutil
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,6 +37,10 @@ PyTree = Any
 Rule = tuple[str, tuple[str | None, ...]]
 
 _GPU_PLUGINS = ('jax_cuda12_plugin', 'jax_cuda13_plugin', 'jax_rocm60_plugin', 'jax_rocm7_plugin')
+# The oldest NVIDIA driver for each CUDA release, by JAX's installation page.
+_OLDEST_DRIVERS = {'12': 525, '13': 580}
+_DRIVER_VERSION = pathlib.Path('/proc/driver/nvidia/version')  # absent without a driver, or on WSL
+_WSL_GPU = pathlib.Path('/dev/dxg')
 # Set where there are TPUs: libtpu alone may be installed as the compiler of `preflight`.
 _TPU_VARIABLES = (
     'TPU_WORKER_HOSTNAMES',
@@ -93,7 +98,51 @@ def _refusal(meant: str, said: Sequence[str], why: Exception | None) -> str:
         reasons = [text for text in reasons if "backend 'tpu'" not in text]
     first = reasons[0].strip().splitlines()[0] if reasons else 'no such device is visible'
     reason = first.split(' (set JAX_PLATFORMS')[0][:300]
-    return f'{meant} cannot be used ({reason}): fix that, or set JAX_PLATFORMS=cpu to use the CPU'
+    fix = 'fix that'
+    if 'cuda' in meant or "'gpu'" in meant:
+        installed, fix = _cuda_installation('12' if 'cuda12' in meant else '13')
+        reason += f'; {installed}'
+    return f'{meant} cannot be used ({reason}): {fix}, or set JAX_PLATFORMS=cpu to use the CPU'
+
+
+def _cuda_installation(release: str) -> tuple[str, str]:
+    """The parts of CUDA that are installed and missing, and what to do, for an error message.
+
+    Args:
+      release: the major release of CUDA, '12' or '13'.
+    """
+    installed, missing, fixes = [], [], []
+    for name in ('jax', f'jax-cuda{release}-plugin', f'jax-cuda{release}-pjrt'):
+        try:
+            installed.append(f'{name} {importlib.metadata.version(name)}')
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+    if missing or not _is_installed('nvidia'):  # packages of NVIDIA's libraries are in this folder
+        fixes.append(f"pip install 'vit_jax[{'cuda12' if release == '12' else 'cuda'}]'")
+    oldest = _OLDEST_DRIVERS[release]
+    driver = _driver_version()
+    if driver:
+        installed.append(f"NVIDIA's driver {driver}")
+    elif not _WSL_GPU.exists():
+        missing.append("NVIDIA's driver")
+    if driver and int(driver.split('.')[0]) < oldest:
+        other = " or pip install 'vit_jax[cuda12]'" if release == '13' else ''
+        fixes.append(f'update the driver to {oldest} or newer{other}')
+    elif "NVIDIA's driver" in missing:
+        fixes.append(f"install NVIDIA's driver, {oldest} or newer, on a machine with an NVIDIA GPU")
+    lacks = f'; missing: {", ".join(missing)}' if missing else ''
+    return (
+        f'installed: {", ".join(installed)}{lacks}',
+        ' and '.join(fixes) or 'check that nvidia-smi lists the GPU',
+    )
+
+
+def _driver_version() -> str:
+    """The version of NVIDIA's kernel driver; empty if there is none."""
+    with contextlib.suppress(OSError):
+        if found := re.search(r'Kernel Module.*?\s(\d+(?:\.\d+)+)', _DRIVER_VERSION.read_text()):
+            return found[1]
+    return ''
 
 
 def _intended_accelerator() -> str:
