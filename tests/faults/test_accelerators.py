@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -132,6 +133,19 @@ def test_the_parts_of_cuda_are_named(tmp_path, monkeypatch, release, packages, d
     message = str(error.value)
     assert '\n' not in message
     assert all(words in message for words in [*expected, 'JAX_PLATFORMS=cpu'])
+
+
+@pytest.mark.usefixtures('no_platform')
+def test_xla_for_cuda_without_a_gpu_is_a_compiler(monkeypatch, tmp_path):
+    monkeypatch.setattr(mesh.importlib.util, 'find_spec', lambda name: None)
+    entry = SimpleNamespace(value='jax_plugins.xla_cuda13')
+    monkeypatch.setattr(mesh.importlib.metadata, 'entry_points', lambda group: [entry])
+    monkeypatch.setattr(mesh, '_is_installed', lambda name: False)
+    monkeypatch.setattr(mesh, '_GPUS', (tmp_path / 'nvidia0',))
+    assert mesh.usable_devices()[0].platform == 'cpu'
+    (tmp_path / 'nvidia0').touch()
+    with pytest.raises(UserError, match=r"vit_jax\[cuda\]'"):
+        mesh.usable_devices()
 
 
 @pytest.mark.usefixtures('no_platform')

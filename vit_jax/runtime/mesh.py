@@ -41,6 +41,7 @@ _GPU_PLUGINS = ('jax_cuda12_plugin', 'jax_cuda13_plugin', 'jax_rocm60_plugin', '
 _OLDEST_DRIVERS = {'12': 525, '13': 580}
 _DRIVER_VERSION = pathlib.Path('/proc/driver/nvidia/version')  # absent without a driver, or on WSL
 _WSL_GPU = pathlib.Path('/dev/dxg')
+_GPUS = (pathlib.Path('/dev/nvidia0'), pathlib.Path('/dev/nvidiactl'), _WSL_GPU)
 # Set where there are TPUs: libtpu alone may be installed as the compiler of `preflight`.
 _TPU_VARIABLES = (
     'TPU_WORKER_HOSTNAMES',
@@ -100,16 +101,17 @@ def _refusal(meant: str, said: Sequence[str], why: Exception | None) -> str:
     reason = first.split(' (set JAX_PLATFORMS')[0][:300]
     fix = 'fix that'
     if 'cuda' in meant or "'gpu'" in meant:
-        installed, fix = _cuda_installation('12' if 'cuda12' in meant else '13')
+        installed, fix = _cuda_installation('12' if 'cuda12' in meant else '13', reason)
         reason += f'; {installed}'
     return f'{meant} cannot be used ({reason}): {fix}, or set JAX_PLATFORMS=cpu to use the CPU'
 
 
-def _cuda_installation(release: str) -> tuple[str, str]:
+def _cuda_installation(release: str, reason: str) -> tuple[str, str]:
     """The parts of CUDA that are installed and missing, and what to do, for an error message.
 
     Args:
       release: the major release of CUDA, '12' or '13'.
+      reason: of JAX; it names libraries that are not installed or too old.
     """
     installed, missing, fixes = [], [], []
     for name in ('jax', f'jax-cuda{release}-plugin', f'jax-cuda{release}-pjrt'):
@@ -117,10 +119,10 @@ def _cuda_installation(release: str) -> tuple[str, str]:
             installed.append(f'{name} {importlib.metadata.version(name)}')
         except importlib.metadata.PackageNotFoundError:
             missing.append(name)
-    if missing or not _is_installed('nvidia'):  # packages of NVIDIA's libraries are in this folder
+    oldest, driver = _OLDEST_DRIVERS[release], _driver_version()
+    # Without a driver, JAX reports libraries as missing that are there.
+    if missing or (driver and 'install' in reason):
         fixes.append(f"pip install 'vit_jax[{'cuda12' if release == '12' else 'cuda'}]'")
-    oldest = _OLDEST_DRIVERS[release]
-    driver = _driver_version()
     if driver:
         installed.append(f"NVIDIA's driver {driver}")
     elif not _WSL_GPU.exists():
@@ -163,6 +165,9 @@ def _plugins() -> list[str]:
         names = pkgutil.iter_modules(folder.submodule_search_locations)
         found += [f'jax_plugins.{module.name}' for module in names]
     found += [name for name in _GPU_PLUGINS if _is_installed(name)]
+    if not any(map(_is_installed, _GPU_PLUGINS)) and not any(path.exists() for path in _GPUS):
+        # Without its plugin package, XLA for CUDA is the compiler of `preflight`.
+        found = [name for name in found if not name.startswith('jax_plugins.xla_cuda')]
     tpus = processes.on_tpu_vm() or any(os.environ.get(name) for name in _TPU_VARIABLES)
     if tpus and (_is_installed('libtpu') or os.environ.get('TPU_LIBRARY_PATH')):
         found.append('libtpu')
@@ -182,13 +187,14 @@ def _held_back_log() -> Iterator[list[str]]:
     """Hold back what JAX logs while it looks for devices, tracebacks included.
 
     Yields:
-      Reasons why plugins cannot start; other records are logged at the end, without an error.
+      Reasons why plugins cannot start; records without an exception are logged at the end.
     """
     log, reasons, records = logging.getLogger('jax'), list[str](), []
 
     def hold(record: logging.LogRecord) -> bool:
-        records.append(record)
         error = record.exc_info[1] if record.exc_info else None
+        if error is None:
+            records.append(record)
         if error is not None or record.getMessage().startswith('Unable to initialize'):
             reasons.append(str(error or record.getMessage()))
         return False
