@@ -1,9 +1,12 @@
 """A flag sets one value of the config, in the type that it has."""
 
 import pathlib
+import re
 
 import pytest
 
+from vit_jax.commands import train
+from vit_jax.commands._parser import Parser
 from vit_jax.config import load as config_lib
 from vit_jax.errors import UserError
 
@@ -81,6 +84,10 @@ def test_keys_of_the_optimizer_that_the_file_names() -> None:
         ('init=a.npz', 'is a group'),
         ('step.axis_name=data', "unknown key of config.step 'axis_name'"),
         ('data.seed=3', "unknown key of config.data 'seed'"),
+        ('image_size=32', '--config.data.transforms='),
+        ('optim.learning_rate=1', '--config.optim.lr='),
+        ('mixup=False', '--config.task.mixup='),
+        ('task.mixup=False', 'expected float; 0 is off'),
         ('evals.tset.split=test', "did you mean 'test'"),
         ('task.value_range=1', 'expected tuple'),
         ('checkpoint.keep_every=often', 'write '),
@@ -91,6 +98,25 @@ def test_mistakes_are_one_line(override: str, words: str) -> None:
         config_lib.load(DIGITS, [override])
     assert words in str(error.value)
     assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize('words', config_lib.OTHER_WORDS)
+def test_words_of_other_trainers_name_keys(words: str) -> None:
+    given = re.findall(r"--config\.([\w.]+=(?:'[^']*'|[^ ,]*))", config_lib.OTHER_WORDS[words])
+    config_lib.load(f'{DIGITS}:sgd', [override.replace("'", '') for override in given])
+    assert given or words.startswith(('output ', 'resume '))
+
+
+@pytest.mark.parametrize(
+    ('flag', 'hint'),
+    [('--lr', '--config.optim.lr='), ('--epochs', '--config.total='), ('--batch-size', '=64')],
+)
+def test_flags_of_other_trainers_name_keys(flag: str, hint: str) -> None:
+    with pytest.raises(UserError, match=hint):
+        train.parse(['--config', DIGITS, '--workdir', 'runs/none', flag, '3'])
+    with pytest.raises(UserError) as error:
+        Parser('goodput', None).parse_args([flag])  # which reads no config
+    assert hint not in str(error.value)
 
 
 def test_a_flag_may_set_what_has_another_type_in_the_file(tmp_path: pathlib.Path) -> None:

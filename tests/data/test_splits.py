@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from vit_jax.data import sources
 from vit_jax.data.records import SourceInfo
 from vit_jax.data.splits import select
 from vit_jax.errors import UserError
@@ -153,3 +154,16 @@ def test_a_label_is_a_whole_number_however_it_is_written(labeled, label):
 
 def test_several_labels_are_for_the_task(labeled):
     np.testing.assert_array_equal(labeled(np.array([0.0, 7.5]))[0]['label'], [0.0, 7.5])
+
+
+@pytest.mark.parametrize(
+    ('name', 'written'),
+    [('photos', 'folder:photos'), ('photos/a.csv', 'table:photos/a.csv'), ('/a/b.tar', 'tar:/a/b')],
+)
+def test_a_path_without_a_source_is_told_what_to_write(name, written, tmp_path, monkeypatch):
+    (tmp_path / 'photos').mkdir()
+    (tmp_path / 'digits').mkdir()  # no reason to refuse the source of this name
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=written):
+        sources.open_source(name, 'train')
+    assert len(sources.open_source('digits', 'test'))

@@ -84,13 +84,21 @@ class Parser(argparse.ArgumentParser):
         for word in itertools.takewhile(lambda word: word != '--', args):
             flag = word.partition('=')[0]
             if flag.startswith('--') and ' ' not in flag and flag not in valid:
-                self.error(nearest('flag', flag, valid))
+                self.error(_word_of_a_config(flag, valid) or nearest('flag', flag, valid))
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         raise CommandFinished(status)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f'{self.prog}: {message} (see {self.prog} --help)')
+
+
+def _word_of_a_config(flag: str, valid: Sequence[str]) -> str:
+    """The message for a flag that other trainers have; empty for others and without `--config`."""
+    from vit_jax.config.load import other_word
+
+    hint = other_word(flag) if '--config' in valid else ''
+    return f'unknown flag {flag!r}; did you mean {hint}?' if hint else ''
 
 
 def add_allow_flag(parser: argparse.ArgumentParser) -> None:

@@ -35,6 +35,47 @@ RENAMED = {'parallel.small': 'parallel.min_split_size'}
 # The experiments: in a clone a link to their folder, in a wheel the files.
 FOLDER = pathlib.Path(__file__).parents[1] / 'experiments'
 
+# What other trainers call a setting, and the flags that set it here.
+OTHER_WORDS = {
+    'lr learning_rate base_lr blr lr0 peak_lr': '--config.optim.lr=3e-4',
+    'epochs num_epochs num_train_epochs max_epochs total_epochs': "--config.total='20 epochs'",
+    'steps num_steps max_steps total_steps train_steps': "--config.total='1000 steps'",
+    'batch_size bs batch per_device_train_batch_size train_batch_size': '--config.batch_size=64',
+    'image_size img_size input_size imgsz resolution crop_size': (
+        "--config.data.transforms='resize(224)', and --config.evals.NAME.transforms for evaluations"
+    ),
+    'weight_decay wd': '--config.optim.weight_decay=0.1',
+    'optimizer opt': '--config.optim.name=sgd',
+    'momentum': '--config.optim.momentum=0.9',
+    'scheduler sched lr_scheduler lr_scheduler_type': '--config.optim.schedule.name=cosine',
+    'warmup warmup_epochs warmup_steps warmup_ratio': "--config.optim.schedule.warmup='5%'",
+    'clip_grad grad_clip grad_clip_norm max_grad_norm gradient_clip_val clip_norm': (
+        '--config.optim.clip_norm=1.0'
+    ),
+    'accum_iter accum_freq gradient_accumulation_steps grad_accum_steps accumulate_grad_batches': (
+        '--config.step.accum_steps=2'
+    ),
+    'ema model_ema ema_decay model_ema_decay': '--config.step.ema_decay=0.999',
+    'mixup mixup_alpha': '--config.task.mixup=0.2, 0 for none',
+    'cutmix cutmix_alpha': '--config.task.cutmix=1.0, 0 for none',
+    'smoothing label_smoothing label_smoothing_factor': '--config.task.label_smoothing=0.1',
+    'drop_path drop_path_rate': '--config.model.drop_path=0.1',
+    'drop drop_rate dropout dropout_rate': '--config.model.dropout=0.1',
+    'amp fp16 bf16 precision mixed_precision': '--config.model.dtype=bfloat16',
+    'num_classes nb_classes': '--config.model.num_classes=10',
+    'seed random_seed': '--config.seed=1',
+    'model arch model_name model_name_or_path': '--config.model.name=vit',
+    'data data_dir data_path dataset train_dir data_set': '--config.data.source=folder:/PATH',
+    'workers num_workers dataloader_num_workers': '--config.data.workers=4',
+    'pretrained pretrained_weights model_init init_from': '--config.init.from=ViT-B_16.npz',
+    'patience early_stopping': '--config.early_stop.patience=5 with --config.early_stop.metric',
+    'eval_every eval_steps eval_freq evaluation_strategy': "--config.every.eval='1 epoch'",
+    'save_every save_steps save_freq ckpt_steps': "--config.every.checkpoint='10%'",
+    'log_every logging_steps log_interval log_training_steps': "--config.every.log='50 steps'",
+    'output output_dir out outdir out_dir log_dir save_dir': '--workdir runs/NAME',
+    'resume resume_from_checkpoint': 'the same command, which resumes',
+}
+
 # Lower bounds of model sizes, for every model; a stack may have no blocks.
 _MIN_SIZES = {
     'patch_size': 1,
@@ -301,7 +342,9 @@ def apply_override(config: ConfigDict, override: str) -> None:
     try:
         value = schema.parse_value(text, allowed)
     except ValueError as e:
-        raise UserError(f'--config.{dotted}={text}: expected {schema.type_names(allowed)}') from e
+        off = '; 0 is off' if text.lower() == 'false' and float in allowed else ''
+        names = schema.type_names(allowed)
+        raise UserError(f'--config.{dotted}={text}: expected {names}{off}') from e
     _set(config, node, leaf, value)
 
 
@@ -334,7 +377,20 @@ def _allowed(
 
 
 def _unknown(dotted: str, where: str, key: str, valid: Iterable[str]) -> UserError:
+    if (hint := other_word(key)) and hint.partition('=')[0] != f'--config.{dotted}':
+        text = f'unknown key of {where} {key!r}; did you mean {hint}?'
+        return UserError(f'--config.{dotted}: {text}')
     return UserError(f'--config.{dotted}: ' + nearest(f'key of {where}', key, valid))
+
+
+def other_word(name: str) -> str:
+    """The flags for a setting by its name in other trainers; empty if the name is unknown.
+
+    Args:
+      name: a flag or the last part of a config key, such as `--learning-rate` or `img_size`.
+    """
+    word = name.lower().lstrip('-').replace('-', '_')
+    return next((hint for words, hint in OTHER_WORDS.items() if word in words.split()), '')
 
 
 def _set(config: ConfigDict, node: ConfigDict, key: str, value: Any) -> None:

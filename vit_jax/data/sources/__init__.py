@@ -11,16 +11,18 @@ images from the first, and evaluation every image once.
 
 from __future__ import annotations
 
+import os
 import re
 
 from vit_jax.data.records import BrokenRecord, Record, Source, SourceInfo, UnknownSplit
 from vit_jax.data.splits import Subset, mix, select
 from vit_jax.data.vocabulary import Tokenizer
-from vit_jax.errors import UserError, resolve
+from vit_jax.errors import UserError, modules, resolve
 from vit_jax.signatures import parse_sources
 
 __all__ = ['BrokenRecord', 'Record', 'Source', 'SourceInfo', 'Subset', 'open_source', 'own_vocab']
 
+FILES = {'table': ('.csv', '.parquet'), 'tar': ('.tar',)}  # endings; else a folder
 UNWEIGHTED = re.compile(r'\+[a-z_.]+:')  # a second source without a weight
 
 
@@ -39,8 +41,8 @@ def open_source(name: str, split: str) -> Subset:
     if len(terms) > 1:
         opened = [(one, weight, open_source(one, split)) for one, weight in terms]
         return mix(f'{name} {split}', opened)
-    module, _, path = name.partition(':')
-    source_class = resolve('vit_jax.data.sources', module, 'Source')
+    path = name.partition(':')[2]
+    source_class = _source_class(name)
     try:
         return select(name, split, lambda base: source_class(path, base))
     except UnknownSplit:
@@ -60,5 +62,18 @@ def own_vocab(name: str) -> Tokenizer | None:
     Raises:
       UserError: if the source does not exist.
     """
-    source_class = resolve('vit_jax.data.sources', name.partition(':')[0], 'Source')
-    return getattr(source_class, 'vocab', None)
+    return getattr(_source_class(name), 'vocab', None)
+
+
+def _source_class(name: str) -> type[Source]:
+    """The class `Source` that a source's name stands for.
+
+    Raises:
+      UserError: if it does not exist; it says what to write before the path of a file or folder.
+    """
+    package, module = 'vit_jax.data.sources', name.partition(':')[0]
+    path = os.path.expanduser(module)
+    if os.sep in path or (os.path.exists(path) and module not in modules(package)):
+        kind = next((kind for kind, ends in FILES.items() if name.endswith(ends)), 'folder')
+        raise UserError(f'source {name!r}: to read this path, write {kind}:{name}')
+    return resolve(package, module, 'Source')
