@@ -144,3 +144,10 @@ def test_what_cannot_be_mixed_is_one_line(folders):
     refused(name_of(folders), 'fixed sizes', buckets=(8,))
     with pytest.raises(UserError, match=r'below 1 in 10,000'):
         open_source(name_of(folders, a=1, b='0.00001'), 'train').mixture  # noqa: B018
+
+
+def test_shares_of_classes_are_those_of_training(folders):
+    source = open_source(name_of(folders), 'train')
+    np.testing.assert_allclose(source.class_shares(), [0.35, 0.35 + 0.15, 0.15])
+    alone = open_source(f'folder:{folders}/b', 'train')
+    np.testing.assert_allclose(alone.class_shares(), [0.5, 0.5])

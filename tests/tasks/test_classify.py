@@ -6,7 +6,7 @@ from helpers.applies import Given
 
 from vit_jax.errors import UserError
 from vit_jax.ops import terms
-from vit_jax.tasks.classify import Task
+from vit_jax.tasks.classify import Task, balanced
 
 CLASSES = 5
 
@@ -243,3 +243,60 @@ def test_marks_of_one_class_each_are_its_number():
 def test_a_softmax_takes_one_class_an_image():
     with pytest.raises(UserError, match="loss_name='sigmoid'"):
         Task().loss({'logits': make_logits()}, {**make_batch(), 'label': make_marks()})
+
+
+SHARES = np.array([0.5, 0.25, 0.25, 0.0, 0.0])
+
+
+def test_balanced_weights_make_classes_count_alike():
+    np.testing.assert_allclose(balanced(SHARES), [2 / 3, 4 / 3, 4 / 3, 1, 1])
+    task = Task(class_weights='balanced').for_data(CLASSES, SHARES)
+    assert task.class_weights == balanced(SHARES * 40)
+    assert task.for_data(CLASSES, None) == task
+    assert Task().for_data(CLASSES, SHARES) == Task()
+
+
+@pytest.mark.parametrize('mix', [{}, {'mixup': 0.3}])
+@pytest.mark.parametrize('loss_name', ['softmax', 'sigmoid'])
+def test_a_loss_is_weighted_by_the_class_of_its_image(loss_name, mix):
+    batch, logits = make_batch(), make_logits()
+    weights = (0.5, 2.0, 0.0, 1.0, 3.0)
+    task = Task(loss_name=loss_name, class_weights=weights, **mix)
+    batch = task.augment(jax.random.key(1), batch)
+    plain = Task(loss_name=loss_name)
+    found = terms.means(task.loss({'logits': logits}, batch))
+
+    def weighted(label):
+        return np.array(weights)[np.asarray(label)] * np.asarray(plain._losses(logits, label))
+
+    expected = weighted(batch['label'])
+    if mix:
+        share = np.asarray(batch['label_weight'])
+        expected = share * expected + (1 - share) * weighted(batch['label_other'])
+    np.testing.assert_allclose(found['loss'], expected.mean(), rtol=1e-5)
+    np.testing.assert_allclose(
+        found['accuracy'], terms.means(plain.loss({'logits': logits}, batch))['accuracy']
+    )
+    apply = Given(lambda image: {'logits': logits})
+    jax.tree.map(np.testing.assert_array_equal, *(t.evaluate(apply, batch) for t in (task, plain)))
+
+
+@pytest.mark.parametrize(
+    ('weights', 'shares', 'message'),
+    [
+        ('equal', SHARES, 'class_weights'),
+        ((1.0, -1.0), SHARES, 'class_weights'),
+        ((), SHARES, 'class_weights'),
+        ((1.0, 2.0), SHARES, 'has 2 numbers, and the data 5 classes'),
+        ('balanced', None, 'do not count their classes'),
+    ],
+)
+def test_mistakes_in_class_weights(weights, shares, message):
+    with pytest.raises(UserError, match=message):
+        Task(class_weights=weights).for_data(CLASSES, shares)
+
+
+def test_several_classes_have_no_weights():
+    task = Task(loss_name='sigmoid', class_weights=(1.0,) * CLASSES)
+    with pytest.raises(UserError, match='have several'):
+        task.loss({'logits': make_logits()}, {**make_batch(), 'label': make_marks()})

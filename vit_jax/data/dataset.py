@@ -174,6 +174,7 @@ class Dataset:
         """Facts of the data stored in checkpoints, so that a model can be used without the data."""
         return {
             'class_names': list(self.info.class_names),
+            **({} if self.class_counts is None else {'class_counts': self.class_counts.tolist()}),
             'image': self._raw_images,
             'input_size': self.image_size,
             'listing': self.listing._asdict(),

@@ -236,6 +236,22 @@ class Subset:
             total += found
         return total
 
+    def class_shares(self) -> np.ndarray | None:
+        """The share of training examples of each class, float64 [num_classes]; in a mixture by the
+        weights of its sources. None if counting would have to read examples.
+        """
+        if self.mixture is None:
+            counts = self.class_counts()
+            return None if counts is None else counts / max(counts.sum(), 1)
+        shares = np.zeros(self.info.num_classes)
+        parts = iter(self._parts)
+        for member, share in zip(self.members, self.mixture.shares, strict=True):
+            counts = Subset(member.name, list(itertools.islice(parts, member.parts))).class_counts()
+            if counts is None:
+                return None
+            shares += share * counts / max(counts.sum(), 1)
+        return shares
+
     @functools.cached_property
     def mixture(self) -> batches.Mixture | None:
         """The order of training of a mixture; None for a single source.

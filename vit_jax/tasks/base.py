@@ -80,6 +80,24 @@ class Task(abc.ABC):
         if not is_valid:
             raise UserError(f'config.task.{name}={getattr(self, name)}: must be {span}')
 
+    def for_data(self, num_classes: int, shares: np.ndarray | None) -> Task:
+        """The task with what it takes from the training data; itself by default.
+
+        Args:
+          num_classes: of the training data.
+          shares: of the training examples that are of each class; None if they are unknown.
+
+        Raises:
+          UserError: if the data do not have what the task needs.
+        """
+        del num_classes, shares
+        return self
+
+    @property
+    def weighs_classes(self) -> bool:
+        """Whether the loss depends on how many training examples each class has."""
+        return False
+
     @property
     def multiple(self) -> int:
         """A number that divides the rows of a device."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array
 
@@ -17,6 +19,7 @@ from vit_jax.ops.terms import Term, hits
 from vit_jax.tasks import base
 from vit_jax.tasks.base import Apply, Batch, Sums
 
+BALANCED = 'balanced'
 Label = Num[Array, 'B *C']  # of one class, or a mark for each
 
 
@@ -33,6 +36,10 @@ class Task(base.Task):
       label_smoothing: share of the target spread evenly over all classes.
       mixup: alpha of the Beta distribution, 0 for none (Zhang et al. 2018).
       cutmix: the same for CutMix (Yun et al. 2019); with both on, each batch gets one at random.
+      class_weights: factor of an image's loss in training, by its class: a number for each class in
+        their order, or 'balanced' for 1 / (K s), where s is the class's share of the training
+        images and K the number of classes that have any. The loss is divided by the number of
+        images, and evaluation has no weights.
       value_range: range to which bytes 0..255 are scaled for the model.
     """
 
@@ -40,10 +47,12 @@ class Task(base.Task):
     label_smoothing: float = 0.0
     mixup: float = 0.0
     cutmix: float = 0.0
+    class_weights: tuple[float, ...] | str | None = None
     value_range: tuple[float, float] = (-1.0, 1.0)
 
     rngs = ('dropout',)
     classifies = True
+    inert = (*base.Task.inert, 'class_weights')
     multiple_reason = 'mixup and cutmix mix pairs'
 
     def __post_init__(self) -> None:
@@ -51,6 +60,34 @@ class Task(base.Task):
         self.require('label_smoothing', 0 <= self.label_smoothing < 1, 'in [0, 1)')
         self.require('mixup', self.mixup >= 0, 'at least 0')
         self.require('cutmix', self.cutmix >= 0, 'at least 0')
+        if isinstance(self.class_weights, str):
+            check_choice('config.task.class_weights', self.class_weights, [BALANCED])
+        elif self.class_weights is not None:
+            valid = min(self.class_weights, default=-1) >= 0 < max(self.class_weights) < math.inf
+            self.require('class_weights', valid, 'numbers of at least 0, one of them positive')
+
+    def for_data(self, num_classes: int, shares: np.ndarray | None) -> Task:
+        """The task with the weights of the classes as numbers."""
+        weights = self.class_weights
+        if weights is None:
+            return self
+        if isinstance(weights, str):
+            if shares is None:
+                raise UserError(
+                    "config.task.class_weights='balanced': the data do not count their classes; "
+                    'give a number for each class'
+                )
+            weights = balanced(shares)
+        if len(weights) != num_classes:
+            raise UserError(
+                f'config.task.class_weights has {len(weights)} numbers, and the data '
+                f'{num_classes} classes'
+            )
+        return dataclasses.replace(self, class_weights=weights)
+
+    @property
+    def weighs_classes(self) -> bool:
+        return self.class_weights is not None
 
     @property
     def multiple(self) -> int:
@@ -90,16 +127,27 @@ class Task(base.Task):
     def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
         """Means over the examples: `loss`, and the metric `accuracy`."""
         logits, label = outputs['logits'], batch['label']
-        losses = self._losses(logits, label)
+        losses = self._weighted_losses(logits, label)
         if 'label_other' in batch:
-            weight = batch['label_weight']
-            losses = weight * losses + (1 - weight) * self._losses(logits, batch['label_other'])
+            weight, other = batch['label_weight'], batch['label_other']
+            losses = weight * losses + (1 - weight) * self._weighted_losses(logits, other)
         mask, correct = self.mask(batch), _hits(logits, label)
         count = mask.sum()
         return {
             'loss': Term((losses * mask).sum(), count),
             'accuracy': Term((correct * mask).sum(), count, weight=0.0),
         }
+
+    def _weighted_losses(self, logits: Float[Array, 'B C'], label: Label) -> Float[Array, ' B']:
+        losses = self._losses(logits, label)
+        if not isinstance(self.class_weights, tuple):  # a name stands for numbers of data
+            return losses
+        if label.ndim > 1:
+            raise UserError(
+                'config.task.class_weights: a weight is that of the one class of an image, and '
+                'these have several'
+            )
+        return losses * jnp.asarray(self.class_weights, jnp.float32)[label]
 
     def _losses(self, logits: Float[Array, 'B C'], label: Label) -> Float[Array, ' B']:
         target = self._target(label, logits.shape[-1])
@@ -135,6 +183,19 @@ class Task(base.Task):
         if 'pre_logits' in outputs:
             predictions['features'] = outputs['pre_logits'].astype(jnp.float32)
         return predictions
+
+
+def balanced(shares: np.ndarray) -> tuple[float, ...]:
+    """Weights by which all classes count alike, 1 on average over the examples.
+
+    Args:
+      shares: of the examples that are of each class, or their counts; a class without any has the
+        weight 1.
+    """
+    there = shares > 0
+    weights = np.ones(len(shares))
+    weights[there] = shares.sum() / (there.sum() * shares[there])
+    return tuple(weights.tolist())
 
 
 def _hits(logits: Float[Array, 'B C'], label: Label) -> Float[Array, ' B']:

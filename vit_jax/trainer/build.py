@@ -131,7 +131,8 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
     _check_classes(config, data)
     config = defaults.complete(config, data.info)
     times = durations.from_config(config, data.plan.examples_per_step, data.num_examples)
-    program, lr = make_program(config, data.shapes, layout, times)
+    shares = data.source.class_shares()
+    program, lr = make_program(config, data.shapes, layout, times, data.info.num_classes, shares)
     vocabulary.require_ids(data.vocab, program.model, 'config.data.vocab')
     every = durations.Every(**defaults.arguments(config, 'every'))
     keep = defaults.arguments(config, 'checkpoint')
@@ -196,6 +197,8 @@ def make_program(
     shapes: Sequence[Shape],
     layout: sharding.Layout,
     times: durations.Durations,
+    num_classes: int = 0,
+    shares: np.ndarray | None = None,
 ) -> tuple[Program, optax.Schedule]:
     """Make the computation of a run, and its learning rate.
 
@@ -204,11 +207,15 @@ def make_program(
       shapes: the kinds of training batches, the largest examples last.
       layout: of the devices.
       times: of the run.
+      num_classes: of the training data, for tasks that weigh classes; 0 without data.
+      shares: of the training examples that are of each class, if they are known.
 
     Raises:
       UserError: if the config or the data do not suit model, task, optimizer or devices.
     """
     model, task = objects.model_and_task(config)
+    if num_classes:
+        task = task.for_data(num_classes, shares)
     step = defaults.arguments(config, 'step')
     for shape in shapes:
         _check_rows(config, task, layout, shape.rows, step['accum_steps'])

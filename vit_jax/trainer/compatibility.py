@@ -163,6 +163,22 @@ def require_same_count(saved: int | None, data: Dataset) -> None:
         )
 
 
+def require_same_class_counts(saved: Sequence[int] | None, data: Dataset) -> None:
+    """Check that classes have as many examples as when a run was saved, if that is known.
+
+    The weights of classes may depend on their numbers.
+
+    Raises:
+      UserError: if one has more or fewer.
+    """
+    if saved is not None and data.class_counts is not None and [*saved] != [*data.class_counts]:
+        raise UserError(
+            f'config.data: the classes of {data.source.title} have other numbers of examples than '
+            'when the run was saved; bring the data back as they were, or train on them in another '
+            '--workdir'
+        )
+
+
 def require_same_listing(saved: Mapping[str, str] | None, data: Dataset) -> tuple[str, ...]:
     """Check that a run's data list the same examples as when it was saved.
 

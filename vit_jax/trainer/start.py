@@ -81,6 +81,8 @@ def restore(
         compatibility.require_same_function(meta.get('config'), training.config)
         compatibility.require_same_classes(meta.get('class_names', ()), training.data.info)
         compatibility.require_same_count(meta.get('num_examples'), training.data)
+        if training.program.task.weighs_classes:
+            compatibility.require_same_class_counts(meta.get('class_counts'), training.data)
         notes = compatibility.require_same_listing(meta.get('listing'), training.data)
         return ResumePoint(
             program.layout.from_global(saved),
