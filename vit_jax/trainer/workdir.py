@@ -187,7 +187,8 @@ def require_intact(folder: pathlib.Path) -> None:
             except (run_folder.Damaged, run_folder.Unfinished) as fault:
                 raise DamagedRun(
                     f'{folder} is complete, and its newest checkpoint is damaged: step {step}: '
-                    f'{fault}. Restore the files, or train the run again by --restart'
+                    f'{fault}. Restore the files, or delete {run_folder.RESULT} and start without '
+                    '--strict'
                 ) from fault
 
     processes.on_process_0(check)
