@@ -2,7 +2,7 @@
 
 `vit_jax.train(config, workdir)` trains: see `vit_jax.trainer.api.train`.
 `vit_jax.load(path)` loads a model and its weights: see `vit_jax.inference.load.load`.
-`vit_jax.predict(path, files)` predicts for image files: see `vit_jax.inference.predict.predict`.
+`vit_jax.predict(path, images)` predicts for images: see `vit_jax.inference.predict.predict`.
 `vit_jax.evaluate(path)` evaluates: see `vit_jax.trainer.api.evaluate`.
 """
 

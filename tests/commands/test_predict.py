@@ -1,13 +1,16 @@
 """`predict`: the classes of a user's files."""
 
+import csv
 import io
 import json
+import shutil
 
 import jax
 import numpy as np
 import pytest
 from helpers.messages import says
 from PIL import Image
+from pyarrow import parquet
 
 from vit_jax import __main__ as cli
 from vit_jax.commands import predict
@@ -80,9 +83,12 @@ def test_mistakes_are_one_line(smoke_run, files, capsys, tmp_path):
     (tmp_path / 'text.png').write_text('not a picture')
     digit = str(files[0])
     for words, message in [
-        ([digit, str(tmp_path / 'no.png')], 'No such file'),
-        ([digit, str(tmp_path / 'text.png')], 'text.png'),
+        ([str(tmp_path / 'no.png')], 'No such file'),
+        ([str(tmp_path / 'text.png')], 'text.png'),
+        ([str(tmp_path / '*.jpg')], "*.jpg'"),
         ([digit, '--top', '0'], '--top: must be at least 1'),
+        ([digit, '--table', 'a.json'], '.csv or .parquet'),
+        ([digit] * 101 + ['--out', str(tmp_path / 'a.png')], 'name a folder'),
         ([digit, '--workdir', str(tmp_path)], 'holds no run'),
     ]:
         assert cli.main(['predict', '--workdir', str(smoke_run), *words]) == 2
@@ -91,6 +97,55 @@ def test_mistakes_are_one_line(smoke_run, files, capsys, tmp_path):
         assert captured.err.startswith('error: ')
         assert captured.err.count('\n') == 1
         assert message in captured.err
+
+
+@pytest.mark.slow
+def test_a_folder_with_a_broken_file_is_written_as_a_table(smoke_run, files, capsys, tmp_path):
+    broken = tmp_path / 'in' / 'sub' / 'broken.png'
+    broken.parent.mkdir(parents=True)
+    broken.write_text('not a picture')
+    for i in (0, 1):
+        shutil.copy(files[i], tmp_path / 'in' / f'{i}.png')
+    argv = ['predict', '--workdir', str(smoke_run), '--top', '2', str(tmp_path / 'in')]
+    assert cli.main([*argv, str(files[0].parent / '2.*'), '--table', str(tmp_path / 'a.csv')]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == f'{tmp_path / "a.csv"}\n'
+    named, counted = captured.err.splitlines()
+    assert says(named, broken) and says(counted, '1 of 4')
+    with open(tmp_path / 'a.csv', newline='') as opened:
+        rows = list(csv.DictReader(opened))
+    names = [tmp_path / 'in' / '0.png', tmp_path / 'in' / '1.png', files[2]]
+    assert [row['image'] for row in rows] == [str(name) for name in names for _ in range(2)]
+    words = ['--json', '--table', str(tmp_path / 'a.parquet'), '--out', str(tmp_path / 'out')]
+    assert cli.main([*argv, *words]) == 1
+    output = json.loads(capsys.readouterr().out)
+    assert [one['image'] for one in output['left_out']] == [str(broken)]
+    stored = parquet.read_table(tmp_path / 'a.parquet').to_pylist()
+    expected = [one for image in output['images'] for one in image['predictions']]
+    assert [row['probability'] for row in stored] == [one['probability'] for one in expected]
+    assert [float(row['probability']) for row in rows[:4]] == [
+        one['probability'] for one in expected
+    ]
+    assert sorted(path.name for path in (tmp_path / 'out').iterdir()) == ['0.png', '1.png']
+
+
+def test_a_table_holds_boxes_and_images_without_any(tmp_path):
+    row = {'class': '\udc80', 'score': 0.5, 'bbox': [1.5, 2.0, 3.0, 4.0]}
+    results = [
+        {'image': 'a.png', 'predictions': [row]},
+        {'image': 'b, c.png', 'predictions': []},
+    ]
+    predict.write_table(str(tmp_path / 'a.csv'), results)
+    assert (tmp_path / 'a.csv').read_text().splitlines() == [
+        'image,class,score,bbox',
+        r'a.png,\udc80,0.5,"[1.5, 2.0, 3.0, 4.0]"',
+        '"b, c.png",,,',
+    ]
+    predict.write_table(str(tmp_path / 'a.parquet'), results)
+    boxes = parquet.read_table(tmp_path / 'a.parquet')['bbox'].to_pylist()
+    assert boxes == [[1.5, 2.0, 3.0, 4.0], None]
+    predict.write_table(str(tmp_path / 'b.csv'), results[1:], ('class', 'score'))
+    assert (tmp_path / 'b.csv').read_text() == 'image,class,score\n"b, c.png",,\n'
 
 
 def test_a_table_of_boxes_fits_into_100_columns():

@@ -1,5 +1,7 @@
 """A user's files as the model gets them."""
 
+import re
+
 import numpy as np
 import pytest
 from helpers.messages import numbers, says
@@ -24,6 +26,22 @@ def run_on(source, split='train', transforms='', task='classify'):
     config = ConfigDict({**sections, 'task': {'name': task}})
     image = raw_images(open_source(source, split))
     return TrainedModel({}, config, (8, 8), '', step=0, raw_images=image)
+
+
+def test_files_of_folders_and_patterns(tmp_path):
+    for name in ('b.PNG', 'a.jpg', 'notes.txt', '.hidden.png', 'sub/c.webp', '[1].png'):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    found = image_files.list_images(
+        [str(tmp_path), f'{tmp_path}/**/*.webp', f'{tmp_path}/[1].png', 'missing.png']
+    )
+    names = [name.removeprefix(f'{tmp_path}/') for name in found]
+    expected = ['[1].png', 'a.jpg', 'b.PNG', 'sub/c.webp', 'sub/c.webp', '[1].png', 'missing.png']
+    assert names == expected
+    (tmp_path / 'empty').mkdir()
+    for word in (tmp_path / 'empty', tmp_path / '*.txt'):
+        with pytest.raises(UserError, match=re.escape(str(word))):
+            image_files.list_images([str(word)])
 
 
 def halves(height, width):

@@ -287,6 +287,15 @@ def test_calls_give_the_numbers_of_the_commands(smoke_run, tmp_path, capsys):
     assert best['probability'] == pytest.approx(float(prediction['probs'].max()))
 
 
+@pytest.mark.slow
+def test_predictions_of_a_path_of_pillows_image_and_of_an_array(smoke_run, tmp_path):
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8))
+    image.save(tmp_path / 'a.png')
+    single = vit_jax.predict(smoke_run, str(tmp_path / 'a.png'))
+    for found in vit_jax.predict(smoke_run, [image, np.asarray(image)]):
+        np.testing.assert_array_equal(found['probs'], single['probs'])
+
+
 def test_a_file_without_data_is_not_evaluated_on_any(npz):
     with pytest.raises(UserError, match='names no data: give a source and a split'):
         vit_jax.evaluate(npz[0])

@@ -16,7 +16,8 @@ from vit_jax.data.plans.base import Examples
 from vit_jax.data.sources import open_source
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
-from vit_jax.inference import load, predict
+from vit_jax.inference import load
+from vit_jax.inference.images import photo_reader
 from vit_jax.interop import files, preprocessing
 from vit_jax.interop.families import detr
 from vit_jax.interop.preprocessing import PREPROCESSOR
@@ -320,7 +321,7 @@ def test_predict_reads_images_as_the_file_says(tmp_path):
     Image.fromarray(pixels).save(tmp_path / 'a.png')
     for size in (16, 32):
         trained = load.open_model(place, (size, size))
-        (photo,) = predict.read_photos(trained, [tmp_path / 'a.png'], (size, size))
+        photo = photo_reader(trained).read(tmp_path / 'a.png', (size, size))
         whole = Image.fromarray(pixels).resize(
             (28 * size // 16, 20 * size // 16), Image.Resampling.BICUBIC
         )
@@ -369,7 +370,7 @@ def test_the_crop_of_the_file_is_the_size_of_the_images(dinov2, tmp_path, capsys
     assert 'read as 20 x 20 RGB' in out
     model, variables = vit_jax.load(place)
     trained = load.open_model(place)
-    (image,) = predict.read_photos(trained, [photo])
+    image = photo_reader(trained).read(photo)
     inputs = jnp.asarray(image.image[None] / 127.5 - 1, jnp.float32)
     found = jax.jit(model.apply)(variables, inputs)['logits'][0]
     np.testing.assert_allclose(found, logits, atol=1e-4)

@@ -5,6 +5,7 @@ import pathlib
 
 import numpy as np
 import pytest
+from helpers.messages import says
 
 from vit_jax.errors import UserError
 from vit_jax.viz import detect, figures
@@ -55,6 +56,14 @@ def test_mistakes():
             detect.parse_threshold(text)
     with pytest.raises(UserError, match='do not track the positions'):
         detect.Viz().rows(PREDICTION, photo(affine=None), context())
+
+
+def test_an_image_without_objects_says_so():
+    note = detect.Viz().note(PREDICTION, context(0.95))
+    assert says(note, 'no object', '0.95', '0.90', 'car')
+    assert 'no object' in detect.Viz().note({'scores': np.zeros(0)}, context())
+    figure = detect.Viz().draw([PREDICTION] * 2, [photo(), photo()], context(0.95))
+    assert [axes.get_title() for axes in figure.axes] == ['street.png: no object at 0.95'] * 2
 
 
 def test_queries_that_have_found_something():

@@ -1,9 +1,11 @@
-"""Predict for image files with a trained model."""
+"""Predict for image files and folders with a trained model."""
 
 from __future__ import annotations
 
 import argparse
+import csv
 import difflib
+import io
 import json
 import pathlib
 import sys
@@ -28,16 +30,21 @@ from vit_jax.commands._parser import (
     save_images,
     writing,
 )
-from vit_jax.errors import UserError, nearest, one_line
+from vit_jax.errors import EXIT_FAILED, UserError, nearest, one_line, visible
 
 if TYPE_CHECKING:
     from vit_jax.viz.photo import Context, Photo
 
 HELP_FLAGS = {'-h', '--help'}
+TABLES = ('.csv', '.parquet')
+MAX_DRAWN = 100  # images in one picture
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print a table for each image, or JSON; draw pictures with `--out`."""
+    """Print a table for each image, or JSON; draw pictures with `--out`.
+
+    Images that cannot be read are left out and named; then the exit code is EXIT_FAILED.
+    """
     parser = Parser('predict', f'{__doc__} With --workdir, --help shows the flags of its task.')
     add_model_flags(parser)
     parser.add_argument(
@@ -46,43 +53,50 @@ def main(argv: Sequence[str]) -> int:
         help='draw a picture (.png, .pdf, .svg or .jpg), or one picture per file into a folder',
     )
     parser.add_argument('--json', action='store_true', help='print JSON only')
+    parser.add_argument(
+        '--table',
+        metavar='FILE',
+        help='write a row per prediction to a .csv or .parquet file instead of printing tables',
+    )
     add_coco_flags(parser)
     parser.add_argument('--seed', type=int, default=0, help='of random draws (default: 0)')
-    parser.add_argument('image', nargs='+', help='JPEG, PNG or WebP files')
+    parser.add_argument(
+        'image',
+        nargs='+',
+        help="JPEG, PNG or WebP files, folders of them, or quoted patterns such as 'a/**/*.jpg'",
+    )
     viz, args = add_task_flags(parser, argv)
     args = parser.parse_args(argv, args)
-    check_out_flag(args)
-    numbers = coco_image_ids(args, viz)
-    from vit_jax.inference.predict import predict_photos, read_photos
+    from vit_jax.inference.images import list_images
     from vit_jax.runtime import compile_cache
 
+    args.image = list_images(args.image)
+    check_out_flag(args)
+    check_table_flag(args)
+    numbers = coco_image_ids(args, viz)
     run, context = adapt_run(open_model(parser, args), viz, args)
-    photos = read_photos(run, args.image, image_size(args))
     compile_cache.enable()
-    predictions = predict_photos(run, photos, args.seed)
-    results = [
-        {
-            'image': str(photo.path),
-            'read_as': photo.note,
-            'predictions': viz.rows(prediction, photo, context),
-        }
-        for photo, prediction in zip(photos, predictions, strict=True)
-    ]
-    if args.out is not None:
-        path = save_pictures(args.out, viz, predictions, photos, context)
+    results, drawn, failed = predict_files(run, viz, context, args)
+    if drawn:
+        save_figure(viz.draw(*zip(*drawn, strict=True), context), args.out, '--out')
     if (args.json or args.coco is not None) and viz.coco:
         warn_of_unknown_ids(run)
     if args.coco is not None:
-        write_coco_results(args.coco, numbers, results, viz.coco)
+        read = [
+            number for number, file in zip(numbers, args.image, strict=True) if file not in failed
+        ]
+        write_coco_results(args.coco, read, results, viz.coco)
+    if args.table is not None:
+        write_table(args.table, results, viz.columns or ())
     if args.json:
-        print(json.dumps({'step': run.step, 'images': results}))
-        return 0
-    print_tables(results, viz.columns, viz.bar)
-    if args.out is not None:
-        print(path)
-    if args.coco is not None:
-        print(args.coco)
-    return 0
+        left_out = [{'image': file, 'error': str(error)} for file, error in failed.items()]
+        print(json.dumps({'step': run.step, 'images': results, 'left_out': left_out}))
+    else:
+        for path in filter(None, (args.out, args.coco, args.table)):
+            print(path)
+    if failed:
+        print(f'{len(failed)} of {len(args.image)} images are left out', file=sys.stderr)
+    return EXIT_FAILED if failed else 0
 
 
 def add_coco_flags(parser: argparse.ArgumentParser) -> None:
@@ -144,7 +158,21 @@ def check_out_flag(args: argparse.Namespace) -> None:
     if is_folder(args.out):
         check_image_names(image_names(args.image), args.image, args.out, '--out')
         return
+    if len(args.image) > MAX_DRAWN:
+        raise UserError(
+            f'--out {args.out!r}: {len(args.image)} images, at most {MAX_DRAWN} fit into one '
+            'picture: name a folder, for a picture of each'
+        )
     check_picture(args.out, '--out')
+
+
+def check_table_flag(args: argparse.Namespace) -> None:
+    """Raise UserError if the file of `--table` cannot be written."""
+    if args.table is None:
+        return
+    if not args.table.lower().endswith(TABLES):
+        raise UserError(f'--table {args.table!r}: the name must end in {" or ".join(TABLES)}')
+    check_output(args.table, '--table')
 
 
 def coco_image_ids(args: argparse.Namespace, viz: Any) -> list[int]:
@@ -217,19 +245,50 @@ def adapt_run(run: Any, viz: Any, args: argparse.Namespace) -> tuple[Any, Contex
     return run.adapted(model=model, task=task), context
 
 
-def save_pictures(
-    out: str,
-    viz: Any,
-    predictions: Sequence[Mapping[str, Any]],
-    photos: Sequence[Photo],
-    context: Context,
-) -> Any:
-    """Save one picture of all files, or one per file if `--out` is a folder; return the path."""
-    if not is_folder(out):
-        return save_figure(viz.draw(predictions, photos, context), out, '--out')
-    pairs = zip(predictions, photos, strict=True)
-    images = (viz.image(prediction, photo, context) for prediction, photo in pairs)
-    return save_images(images, image_names([photo.path for photo in photos]), out, '--out')
+def predict_files(
+    run: Any, viz: Any, context: Context, args: argparse.Namespace
+) -> tuple[list[dict[str, Any]], list[tuple[Any, Photo]], dict[str, UserError]]:
+    """Predict for the files, and print tables and save pictures of single files on the way.
+
+    Returns:
+      The results of the files that could be read; their predictions and photos, if `--out` is one
+      picture of all; and the errors of the other files.
+
+    Raises:
+      UserError: if no file could be read.
+    """
+    from vit_jax.inference.images import photo_reader
+    from vit_jax.inference.predict import predictor
+    from vit_jax.runtime.console import Console
+
+    reader, predict_one, size = photo_reader(run), predictor(run, args.seed), image_size(args)
+    console, prints = Console(), not args.json and args.table is None
+    results, drawn, failed = [], [], {}
+    for file in args.image:
+        try:
+            photo = reader.read(file, size)
+        except UserError as error:
+            if len(args.image) == 1:
+                raise
+            failed[file] = error
+            print(f'left out: {error}', file=sys.stderr)
+            continue
+        prediction = predict_one(photo.fields, photo.number)
+        rows = viz.rows(prediction, photo, context)
+        results.append({'image': str(photo.path), 'read_as': photo.note, 'predictions': rows})
+        if prints:
+            console.print(title(results[-1]), soft_wrap=True)
+            shown = table(rows, viz.columns, viz.bar) if rows else viz.note(prediction, context)
+            console.print(shown)
+            console.print()
+        if args.out is not None and is_folder(args.out):
+            picture = viz.image(prediction, photo, context)
+            save_images([picture], image_names([file]), args.out, '--out')
+        elif args.out is not None:
+            drawn.append((prediction, photo))
+    if not results:
+        raise UserError(f'none of the {len(args.image)} images can be read')
+    return results, drawn, failed
 
 
 def warn_of_unknown_ids(run: Any) -> None:
@@ -264,24 +323,59 @@ def write_coco_results(
         paths.write_text_atomic(path, json.dumps(rows) + '\n')
 
 
-def print_tables(
-    results: Sequence[dict[str, Any]], columns: Sequence[str] | None, bar: str | None
+def write_table(
+    path: str, results: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()
 ) -> None:
-    """Print one table per image.
+    """Write a CSV or Parquet file with a row per prediction.
+
+    An image without predictions has one row with empty cells. Lists, such as boxes, are JSON in
+    CSV.
 
     Args:
-      results: of the images, each with `image`, `read_as` and the rows of `predictions`.
-      columns: keys of a row to show; None for all.
-      bar: a key with values in [0, 1], drawn as a bar at the end of the row.
-    """
-    from vit_jax.runtime.console import Console
+      path: of the file; its suffix is the format.
+      results: of the images, each with its `predictions`.
+      columns: named even if there are no predictions.
 
-    console = Console()
-    for result in results:
-        console.print(title(result), soft_wrap=True)
-        if result['predictions']:
-            console.print(table(result['predictions'], columns, bar))
-        console.print()
+    Raises:
+      UserError: if the file cannot be written.
+    """
+    from vit_jax.storage import paths
+
+    rows = [
+        {'image': result['image'], **row}
+        for result in results
+        for row in result['predictions'] or [{}]
+    ]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    if names == ['image']:
+        names += columns
+    cells = {name: [_storable(row.get(name)) for row in rows] for name in names}
+    encode = _parquet_bytes if path.lower().endswith('.parquet') else _csv_bytes
+    with writing(path, '--table'):
+        paths.write_atomic(path, encode(cells))
+
+
+def _storable(value: Any) -> Any:
+    """A value as it is, but names without characters that UTF-8 does not have."""
+    return visible(value) if isinstance(value, str) else value
+
+
+def _parquet_bytes(cells: Mapping[str, list[Any]]) -> bytes:
+    import pyarrow
+    from pyarrow import parquet
+
+    file = io.BytesIO()
+    parquet.write_table(pyarrow.table(cells), file)
+    return file.getvalue()
+
+
+def _csv_bytes(cells: Mapping[str, list[Any]]) -> bytes:
+    file = io.StringIO(newline='')
+    writer = csv.writer(file, lineterminator='\n')
+    writer.writerow(cells)
+    for row in zip(*cells.values(), strict=True):
+        writer.writerow(json.dumps(x) if isinstance(x, list | dict) else x for x in row)
+    return file.getvalue().encode()
 
 
 def title(result: dict[str, Any]) -> Any:

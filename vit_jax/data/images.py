@@ -34,6 +34,7 @@ import simplejpeg
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from vit_jax.data.records import BrokenRecord, Record
+from vit_jax.errors import UserError
 from vit_jax.storage import paths
 
 # Named one by one: each further decoder is code that runs on untrusted bytes.
@@ -164,6 +165,28 @@ def decode_image(data: bytes, *, name: str, channels: int = 3) -> np.ndarray:
             return _by_pillow(image, channels)
         encoded = Encoded(data, name, (image.height, image.width, channels))
     return encoded if _is_on_demand.get() else encoded.whole()  # type: ignore[return-value]
+
+
+def convert_image(image: Image.Image | np.ndarray, channels: int = 3) -> np.ndarray:
+    """Convert an image in memory to uint8 [H, W, channels], as `decode_image` does a file's.
+
+    Args:
+      image: of Pillow, or an array uint8 [H, W] or [H, W, 1, 3 or 4].
+      channels: 3 for RGB, 1 for gray.
+
+    Raises:
+      UserError: for other arrays.
+    """
+    if isinstance(image, np.ndarray):
+        is_image = image.ndim == 2 or (image.ndim == 3 and image.shape[2] in (1, 3, 4))
+        if image.dtype != np.uint8 or not is_image or not image.size:
+            raise UserError(
+                f'an array {image.dtype} {list(image.shape)} is not an image: give uint8 [H, W], '
+                '[H, W, 3] or [H, W, 4] with values from 0 to 255, and several images as a list'
+            )
+        gray = image.ndim == 3 and image.shape[2] == 1
+        image = Image.fromarray(image[..., 0] if gray else image)
+    return _by_pillow(image.copy(), channels)  # it is turned in place
 
 
 @contextlib.contextmanager

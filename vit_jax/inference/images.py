@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
+import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import PIL.Image
 
 from vit_jax.array_types import Float
-from vit_jax.data import images
+from vit_jax.data import images, listing
 from vit_jax.data.batches import ArraySpec, Spec
 from vit_jax.data.plans.sizes import pad_image
 from vit_jax.data.records import BrokenRecord, Record, example_rng
+from vit_jax.data.sources.table import is_image
 from vit_jax.data.transforms import Transforms, geometry, parse_transforms, without_annotations
 from vit_jax.errors import UserError
 from vit_jax.interop import adapt
@@ -23,6 +27,31 @@ from vit_jax.viz import predictions
 from vit_jax.viz.photo import Photo
 
 RESNET_SIZE = (224, 224)
+Image = str | os.PathLike[str] | PIL.Image.Image | np.ndarray  # a file's path, or pixels
+
+
+def list_images(words: Iterable[str]) -> list[str]:
+    """List the image files that words name.
+
+    Args:
+      words: files, which need not exist; folders, read with their subfolders; and patterns such as
+        'photos/**/*.jpg', in which `*` is any name and `**` any folders.
+
+    Raises:
+      UserError: for a folder or pattern without an image.
+    """
+    found: list[str] = []
+    for word in words:
+        path, count = pathlib.Path(word), len(found)
+        if path.is_dir():
+            found += [str(path / name) for name in listing.files_below(path) if is_image(name)]
+        elif glob.has_magic(word) and not path.exists():
+            found += sorted(filter(is_image, glob.glob(word, recursive=True)))
+        else:
+            found.append(word)
+        if len(found) == count:
+            raise UserError(f'no JPEG, PNG or WebP file in {word!r}: check the name')
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,20 +77,25 @@ class PhotoReader:
     squeezed: tuple[int, int] | None = None
     ready: bool = False
 
-    def read(self, path: str | pathlib.Path, size: tuple[int, int] | None = None) -> Photo:
-        """Read one file.
+    def read(self, image: Image, size: tuple[int, int] | None = None, name: str = 'image') -> Photo:
+        """Read one image.
 
         Args:
-          path: a JPEG, PNG or WebP file of any size and color mode.
+          image: a JPEG, PNG or WebP file of any size and color mode; or pixels, see
+            `data.images.convert_image`.
           size: crop and resize to (height, width) instead of the run's transforms.
+          name: of pixels, in place of a file's.
 
         Raises:
           UserError: if there is no such file, or it is not an intact image.
         """
-        path = pathlib.Path(path)
         with images.decoding(drop_alpha=self.transforms.drops_alpha):
-            record = {'image': read_image(path, self.channels)}
-        return make_photo(record, path, lambda record: self._transform(record, size))
+            if isinstance(image, PIL.Image.Image | np.ndarray):
+                path, pixels = pathlib.Path(name), images.convert_image(image, self.channels)
+            else:
+                path = pathlib.Path(image)
+                pixels = read_image(path, self.channels)
+        return make_photo({'image': pixels}, path, lambda record: self._transform(record, size))
 
     def _transform(self, record: Record, size: tuple[int, int] | None) -> Record:
         """Transform a record to the model's input."""

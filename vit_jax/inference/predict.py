@@ -1,75 +1,79 @@
-"""Predictions of a trained model for single examples, and for image files."""
+"""Predictions of a trained model for images, and for single examples."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, overload
 
 import jax
 import numpy as np
+import PIL.Image
 
 from vit_jax.data import batches, vocabulary
 from vit_jax.data.records import example_rng
 from vit_jax.data.transforms import only_text_transforms, parse_transforms
 from vit_jax.errors import UserError, nearest
-from vit_jax.inference.images import photo_reader
+from vit_jax.inference.images import Image, photo_reader
 from vit_jax.inference.load import Path, open_model
 from vit_jax.interop.trained import Size, TrainedModel
 from vit_jax.nn.maps import AttentionMap, ParameterPictures
 from vit_jax.runtime import target
 from vit_jax.step import make_attention_step, make_predict_step
 from vit_jax.viz.attention_pictures import matches_start
-from vit_jax.viz.photo import Photo
 
 Example = Mapping[str, np.ndarray]  # the arrays of one example
 Prediction = dict[str, np.ndarray]
 
 
+@overload
+def predict(
+    path: Path, files: Image, *, image_size: Size | None = ..., seed: int = ..., **options: Any
+) -> Prediction: ...
+@overload
 def predict(
     path: Path,
-    files: Sequence[str | os.PathLike[str]],
+    files: Iterable[Image],
+    *,
+    image_size: Size | None = ...,
+    seed: int = ...,
+    **options: Any,
+) -> list[Prediction]: ...
+def predict(
+    path: Path,
+    files: Image | Iterable[Image],
     *,
     image_size: Size | None = None,
     seed: int = 0,
     **options: Any,
-) -> list[Prediction]:
-    """Predict for image files, read like the model's evaluation images.
+) -> Prediction | list[Prediction]:
+    """Predict for images, read like the model's evaluation images.
 
     Args:
       path: a run folder, or a checkpoint as for `vit_jax.load`.
-      files: JPEG, PNG or WebP files of any size.
+      files: one image or several: paths of JPEG, PNG or WebP files, Pillow's images, or arrays
+        uint8 [H, W] or [H, W, C], all of any size.
       image_size: crop and resize to this height and width instead of the model's own.
-      seed: of random draws, which depend only on it and the file.
+      seed: of random draws, which depend only on it and the image.
       **options: further keywords of `inference.load.open_model`, such as `step`.
 
     Returns:
-      {name: array} for each file, as named by the task's `predict`: `probs` for a classifier;
-      `scores`, `labels` and `boxes` for a DETR.
+      {name: array} as named by the task's `predict`: `probs` for a classifier; `scores`, `labels`
+      and `boxes` for a DETR. A list of them for several images.
 
     Raises:
-      UserError: if the model or a file cannot be read, or the task has no predictions.
+      UserError: if the model or an image cannot be read, or the task has no predictions.
     """
     trained = open_model(path, image_size, **options)
-    return predict_photos(trained, read_photos(trained, files, image_size), seed)
+    reader, predict_one = photo_reader(trained), predictor(trained, seed)
 
+    def predict_image(image: Image, name: str = 'image') -> Prediction:
+        photo = reader.read(image, image_size, name)
+        return predict_one(photo.fields, photo.number)
 
-def read_photos(
-    trained: TrainedModel,
-    files: Sequence[str | os.PathLike[str]],
-    image_size: Size | None = None,
-) -> list[Photo]:
-    """Read files like a model's evaluation images; for the arguments see `predict`."""
-    reader = photo_reader(trained)
-    return [reader.read(os.fspath(file), image_size) for file in files]
-
-
-def predict_photos(
-    trained: TrainedModel, photos: Sequence[Photo], seed: int = 0
-) -> list[Prediction]:
-    """Predict {name: array} for each photo; raise UserError if the task has no predictions."""
-    predict_one = predictor(trained, seed)
-    return [predict_one(photo.fields, photo.number) for photo in photos]
+    if isinstance(files, str | os.PathLike | PIL.Image.Image | np.ndarray):
+        return predict_image(files)
+    return [predict_image(image, f'image {i}') for i, image in enumerate(files)]
 
 
 def predictor(trained: TrainedModel, seed: int = 0) -> Callable[[Example, int], Prediction]:

@@ -78,6 +78,11 @@ class Viz:
             if values.size
         ]
 
+    def note(self, prediction: Fields, context: Context) -> str:
+        """The line that `predict` prints for an image without rows."""
+        del prediction, context
+        return 'nothing is predicted'
+
     def draw(
         self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
     ) -> Figure:

@@ -44,6 +44,7 @@ class Viz(base.Viz):
     bar = 'score'
     coco: tuple[str, ...] = ('category_id', 'bbox', 'score')
     threshold: float = THRESHOLD
+    noun: str = 'object'
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         """Add the least score of a shown object or segment."""
@@ -80,6 +81,20 @@ class Viz(base.Viz):
             )
         ]
 
+    def note(self, prediction: Fields, context: Context) -> str:
+        """The line for an image without objects: the threshold, and the highest score."""
+        words = f'no {self.noun} with a score of at least {context.flags.threshold:g}'
+        if not len(scores := prediction['scores']):
+            return words
+        best = int(scores.argmax())
+        name = context.class_name(int(prediction['labels'][best]))
+        return f'{words} (--threshold); the highest is {scores[best]:.2f}, {name}'
+
+    def _heading(self, photo: Photo, count: int, context: Context) -> str:
+        """The title of an image; it says so if nothing is drawn."""
+        name = photo.path.name
+        return name if count else f'{name}: no {self.noun} at {context.flags.threshold:g}'
+
     def _shown(self, prediction: Fields, context: Context) -> Int[np.ndarray, ' K']:
         """The indices of the shown predictions, the most probable first."""
         order = np.argsort(-prediction['scores'], kind='stable')
@@ -103,8 +118,9 @@ class Viz(base.Viz):
         """
         figure, cells = image_grid(photos)
         for axes, prediction, photo in zip(cells, predictions, photos, strict=True):
-            figures.show_image(axes, figures.as_picture(photo.original), photo.path.name, size=9)
             rows = self.rows(prediction, photo, context)
+            heading = self._heading(photo, len(rows), context)
+            figures.show_image(axes, figures.as_picture(photo.original), heading, size=9)
             classes = prediction['labels'][self._shown(prediction, context)].tolist()
             found = [
                 Object(

@@ -29,6 +29,7 @@ class Viz(detect.Viz):
     columns = ('class', 'kind', 'score', 'area', 'bbox')
     coco = (*detect.Viz.coco, 'segmentation')
     threshold = panoptic.THRESHOLD
+    noun = 'segment'
 
     def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
         """The segments, the largest first, with the keys of COCO's panoptic results.
@@ -47,6 +48,12 @@ class Viz(detect.Viz):
         ]
         return sorted(found, key=lambda row: -row['area'])
 
+    def note(self, prediction: Fields, context: Context) -> str:
+        """The line for an image without segments: the threshold, and the highest score."""
+        if (prediction['scores'] > context.flags.threshold).any():
+            return 'no segment is large enough'
+        return super().note(prediction, context)
+
     def draw(
         self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
     ) -> Figure:
@@ -59,9 +66,8 @@ class Viz(detect.Viz):
             numbers = numbers.repeat(factor, axis=0).repeat(factor, axis=1)
             classes = prediction['labels'][queries].tolist()
             tints = [figures.class_color(label) for label in classes]
-            figures.show_image(
-                axes, paint_segments(picture, numbers, tints), photo.path.name, size=9
-            )
+            heading = self._heading(photo, len(queries), context)
+            figures.show_image(axes, paint_segments(picture, numbers, tints), heading, size=9)
             scored = zip(classes, prediction['scores'][queries], strict=True)
             names = [f'{context.class_name(label)} {score:.2f}' for label, score in scored]
             write_labels(axes, numbers, names, tints, numbers.shape[1] / detect.WIDTH)
