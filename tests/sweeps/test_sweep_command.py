@@ -46,6 +46,7 @@ def test_status_best_and_plot(finished, capsys):
     assert main(['sweep', 'plot', 'name', '--workdir', str(finished), '--output', str(svg)]) == 0
     drawn = svg.read_text()
     assert all(word in drawn for word in ('Learning rate', 'Seed', 'Evaluations', '4 complete'))
+    assert '-- jittered' in drawn  # two trials have one value
     assert '-- best' in drawn and '-- pruned' not in drawn  # the legend has what there is
 
 
@@ -57,6 +58,7 @@ def test_one_value_of_one_dimension_is_a_curve(tmp_path, fake_training):
     assert panel.get_title(loc='left') == 'Seed'
     (curve,) = (line for line in panel.lines if len(line.get_xdata()) == 3)
     np.testing.assert_allclose(curve.get_ydata(), [0.1, 0.2, 0.3])
+    assert panel.get_xlabel() == ''
 
 
 def test_curves_over_a_dimension_mark_the_best_mean(tmp_path, fake_training, capsys):

@@ -1,6 +1,7 @@
 """Boxes as rows and drawn: where they are in the file, and labels that do not hide each other."""
 
 import argparse
+import dataclasses
 import pathlib
 
 import numpy as np
@@ -93,6 +94,27 @@ def test_labels_lie_in_the_image_and_not_on_each_other():
         assert 0 <= place[1] <= 80 - 5
         assert all(figures.overlap(place, other) == 0 for other in taken)
         taken.append(place)
+
+
+def test_many_labels_at_a_border_do_not_cover_each_other():
+    boxes = [(90.0, float(y), 10.0, 10.0) for y in range(0, 40, 5)]
+    taken = []
+    for box in boxes:
+        taken.append(figures.find_label_box(box, (40.0, 6.0), (80, 100), taken, boxes))
+    assert all(figures.overlap(a, b) == 0 for i, a in enumerate(taken) for b in taken[:i])
+
+
+def test_labels_are_as_wide_as_their_room():
+    names = ('Wimbledon', 'ill', '猫と犬')
+    boxes = np.array([[0.5, 0.1, 0.5, 0.3], [0.5, 0.5, 0.5, 0.7], [0.9, 0.8, 1, 1]], np.float32)
+    found = {'scores': np.full(3, 0.9), 'labels': np.arange(3), 'boxes': boxes}
+    one = dataclasses.replace(photo(), affine=np.array([[0.5, 0, 0], [0, 0.5, 0]]))
+    figure = detect.Viz().draw([found], [one], dataclasses.replace(context(), class_names=names))
+    figures.pixels(figure)
+    (axes,) = figure.axes
+    for text in axes.texts:
+        drawn = text.get_bbox_patch().get_window_extent()
+        assert axes.bbox.x0 - 1 <= drawn.x0 and drawn.x1 <= axes.bbox.x1 + 1
 
 
 @pytest.mark.parametrize('corner', [(0, 0), (95, 0), (0, 75), (95, 75), (50, 40)])

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from helpers.messages import says
 from matplotlib.figure import Figure
 
 from vit_jax.viz import figures
@@ -22,6 +23,45 @@ def test_pictures_for_people():
 def test_pictures_of_other_channels_show_the_first(channels, shown):
     image = np.random.default_rng(0).integers(0, 256, (4, 6, channels), np.uint8)
     np.testing.assert_array_equal(figures.as_picture(image), image[..., shown])
+
+
+@pytest.mark.parametrize(
+    'name', ['IMG_20240131_174502_' * 3 + 'final.jpg', 'a photo of a cat on a sofa, ' * 2, 'W' * 40]
+)
+def test_a_long_title_is_broken_into_lines_that_fit(name):
+    figure = figures.new_figure((4, 2))
+    left, right = figure.subplots(1, 2)
+    figures.show_image(left, np.zeros((2, 2, 3)), name)
+    figures.style(right, name)
+    figures.heading(figure, name)
+    figures.pixels(figure)
+    for text, inches in ((left.title, 2), (figure._suptitle, 4)):
+        extent = text.get_window_extent()
+        assert '\n' in text.get_text() and extent.x0 >= 0 and extent.width <= inches * figure.dpi
+        assert text.get_text().replace('\n', '').replace(' ', '') == name.replace(' ', '')
+    assert '\n' in right.get_title(loc='left')
+
+
+def test_a_title_of_many_lines_loses_its_middle():
+    text = figures.wrap('first ' + 50 * 'middle ' + 'last', 1.5, 8)
+    assert text.count('\n') < figures.MAX_LINES
+    assert text.startswith('first') and text.endswith('last') and '…' in text
+
+
+def test_characters_without_a_font_are_boxes_with_one_line(tmp_path, monkeypatch, caplog, recwarn):
+    monkeypatch.setattr(figures, '_reported', set())
+    figures._fonts_of.cache_clear()
+    figure = Figure()
+    figure.suptitle('\N{MUSICAL SYMBOL G CLEF}')
+    figure.text(0, 0, '\N{HIRAGANA LETTER NO}')  # in Matplotlib's STIX, and not in its DejaVu Sans
+    for _ in range(2):
+        figures.save(figure, tmp_path / 'a.png')
+    figures._fonts_of.cache_clear()
+    assert not recwarn.list
+    assert says(
+        [record.getMessage() for record in caplog.records], '\N{MUSICAL SYMBOL G CLEF}', 'Noto'
+    )
+    assert len(figure.texts[0].get_fontfamily()) > 1
 
 
 def test_names_are_no_tex_but_formulas_are(tmp_path):

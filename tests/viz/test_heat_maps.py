@@ -157,6 +157,19 @@ def test_the_heads_are_those_of_the_layer_asked_for(rng):
             attention.draw_layers(image, weights, (2, 2), (2, 2), layer=wrong)
 
 
+def test_nearly_uniform_attention_is_called_flat():
+    weights = np.full((2, 2, 4, 4), 0.25)
+    weights[0, :, :, 0], weights[0, :, :, 1] = 0.23, 0.27
+    weights[1, 1] = np.eye(4)
+    figure = attention.draw_layers(
+        np.zeros((8, 8, 3), np.uint8), weights, (2, 2), (2, 2), query=(0, 0)
+    )
+    titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
+    flat = {title.partition(' (')[0] for title in titles if 'flat' in title}
+    assert flat == {'layer 0', 'head 0'}
+    assert 'layer 0 (flat: ±8 %)' in titles
+
+
 def test_queries_that_are_no_patches_have_no_rollout(rng, tmp_path):
     image, weights = np.zeros((16, 16, 3), np.uint8), random_weights(rng, 2, 2, 5, 4)
     figure = attention.draw_layers(image, weights, (5,), (2, 2), query=(3,))

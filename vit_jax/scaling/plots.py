@@ -134,7 +134,7 @@ def _draw_grid(curves: Sequence[Curve], options: FitOptions) -> Figure:
     columns = math.ceil(math.sqrt(1.5 * len(curves)))
     rows = math.ceil(len(curves) / columns)
     figure = _figure(2.3 * columns, 1.9 * rows + 0.4)
-    figure.suptitle(_title(options), x=0.01, ha='left', fontsize=13, color=figures.INK)
+    figures.heading(figure, _title(options), 13)
     for i, curve in enumerate(curves):
         axes = figure.add_subplot(rows, columns, i + 1)
         _draw_curve(axes, curve, figures.COLORS[0], size=2.5, label=None)

@@ -192,9 +192,7 @@ def draw(study: Study, trials: Sequence[FrozenTrial]) -> Figure:
     figure = Figure(figsize=(4.6 * columns, 3.2 * height + 0.5), layout=layout)
     tally = ', '.join(f'{n} {state}' for state, n in counts(study).items() if n)
     measured = figures.title(study.sweep.metric)
-    separator = '\n' if columns == 1 else ' '
-    title = f'{study.name}: {measured}{separator}of {tally}'
-    figure.suptitle(title, x=0.01, ha='left', fontsize=13, color=figures.INK)
+    figures.heading(figure, f'{study.name}: {measured} of {tally}', 13)
     winner = best(study).number if complete_trials(study) else None
     axes = [figure.add_subplot(height, columns, i + 1) for i in range(panels)]
     if several:
@@ -282,9 +280,11 @@ def positions(axes: Axes, dimension: space.Dimension, values: Sequence[Any]) -> 
         choices.sort()
     axes.set_xticks(np.arange(len(choices)), [shorten(v) for v in choices])
     axes.set_xlim(-0.5, len(choices) - 0.5)
-    # Spread out, as many trials have the same value.
-    spread = 0.3 * np.linspace(-1, 1, len(values)) if len(values) > len(choices) else 0.0
-    return list(np.array([choices.index(v) for v in values]) + spread)
+    places = np.array([choices.index(v) for v in values], float)
+    if len(values) > len(choices):  # else they would hide each other
+        places += 0.3 * np.linspace(-1, 1, len(values))
+        axes.set_xlabel('jittered', color=figures.FAINT, fontsize=9)
+    return places.tolist()
 
 
 @dataclasses.dataclass(frozen=True)

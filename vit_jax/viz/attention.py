@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Grid = tuple[int, ...]  # (rows, columns) of patches, or (tokens,) for tokens without a position
 Weights = Float[np.ndarray, 'L H Q K']
+FLAT = 0.1  # of the middle value, within which all values of a flat map lie
 WIDTH = 1350  # pixels of a whole picture when saved
 
 
@@ -60,10 +61,11 @@ def draw_layers(
     """
     chosen = layer_index(len(weights), layer)
     layers = heat_map(weights.mean(axis=1), query_grid, key_grid, query)
-    large = {'input': image, f'layer {chosen}, mean of heads': overlay(image, layers[chosen])}
+    mean = layers[chosen]
+    large = {'input': image, f'layer {chosen}, mean of heads{_flat(mean)}': overlay(image, mean)}
     if to_itself and query_grid == key_grid and weights.shape[-1] == weights.shape[-2]:
         heat = heat_map(rollout(weights), query_grid, key_grid, query)
-        large['rollout'] = overlay(image, heat)
+        large[f'rollout{_flat(heat)}'] = overlay(image, heat)
     heads = heat_map(weights[chosen], query_grid, key_grid, query)
     heads_of = {f'head {i}': heat for i, heat in enumerate(heads)}
     sections = {f'Heads of layer {chosen}': _overlays(image, heads_of)}
@@ -104,7 +106,8 @@ def draw_queries(
     chosen, words = layer_weights(weights, layer, head)
     height, width = key_grid
     maps = chosen[:, chosen.shape[1] - height * width :].reshape(-1, height, width)
-    large = {'input': image, 'mean of all queries': overlay(image, maps.mean(axis=0))}
+    mean = maps.mean(axis=0)
+    large = {'input': image, f'mean of all queries{_flat(mean)}': overlay(image, mean)}
     names = dict.fromkeys(range(len(maps)), '') if names is None else names
     each = {f'query {i}: {name}' if name else f'query {i}': maps[i] for i, name in names.items()}
     heading = f'Queries of {words} (each map is scaled to its own maximum)'
@@ -216,7 +219,19 @@ def _overlays(
     """Lay maps over an image that is reduced to the visible pixels."""
     factor = max(1, min(image.shape[:2]) * choose_columns(len(maps), 3) // WIDTH)
     small = np.asarray(Image.fromarray(image).reduce(factor))
-    return {name: overlay(small, heat) for name, heat in maps.items()}
+    return {f'{name}{_flat(heat)}': overlay(small, heat) for name, heat in maps.items()}
+
+
+def _flat(heat: Float[np.ndarray, 'h w']) -> str:
+    """The words in the title of a map that is nearly uniform; empty for others.
+
+    Scaled to its maximum, such a map seems to attend everywhere strongly.
+    """
+    low, high = float(heat.min()), float(heat.max())
+    spread = (high - low) / max(high + low, 1e-12)
+    return (
+        f' (flat: ±{100 * spread:.0f} %)' if heat.size > 1 and high > 0 and spread <= FLAT else ''
+    )
 
 
 @functools.cache
@@ -248,6 +263,7 @@ def _draw_page(
     rows = [1] + [-(-count // n) for count, n in zip(counts, columns, strict=True)]
     sides = [inches / n for n in (across, *columns)]
     heights = [n * (side * tall + 0.2) + 0.35 for n, side in zip(rows, sides, strict=True)]
+    heights[0] += 0.18 * figures.wrap(title, inches, 11).count('\n')
     figure = figures.new_figure((inches, sum(heights)))
     spec = figure.add_gridspec(len(rows), 1, height_ratios=heights)
     parts = [figure.add_subfigure(spec[i]) for i in range(len(rows))]
@@ -286,7 +302,7 @@ def _draw_section(
     columns: int,
     size: int,
 ) -> None:
-    part.suptitle(heading, x=0.01, ha='left', fontsize=11, color=figures.INK, va='top')
+    figures.heading(part, heading, va='top')
     for i, (name, picture) in enumerate(pictures.items()):
         figures.show_image(part.add_subplot(rows, columns, i + 1), picture, name, size)
 

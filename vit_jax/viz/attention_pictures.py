@@ -200,7 +200,7 @@ def draw_token_map(
     bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02, aspect=30, shrink=0.6)
     bar.ax.tick_params(labelsize=8, colors=figures.FAINT, length=0)
     bar.outline.set_visible(False)
-    figure.suptitle(title, x=0.01, ha='left', fontsize=11, color=figures.INK)
+    figures.heading(figure, title)
     return figure
 
 
@@ -293,7 +293,7 @@ def draw_parameters(
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, sum(heights) + HEADING), layout='constrained')
-    figure.suptitle(title, x=0.01, ha='left', fontsize=11, fontweight='bold', color=figures.INK)
+    figures.heading(figure, title, fontweight='bold')
     spec = figure.add_gridspec(len(rows), 1, height_ratios=heights)
     for i, parameter in enumerate(parameters):
         part = figure.add_subfigure(spec[i])
@@ -318,7 +318,7 @@ def _parameter_section(
     scale = f' (-{extent:.3g} to {extent:.3g})' if pictures.ndim == 3 else ''
     caption = f': {parameter.caption}' if parameter.caption else ''
     heading = f'{parameter.name}{caption}{scale}'
-    part.suptitle(heading, x=0.01, ha='left', va='top', fontsize=9, color=figures.INK)
+    figures.heading(part, heading, 9, va='top')
     for i, picture in enumerate(pictures):
         row, column = divmod(i, columns)
         axes = part.add_subplot(rows, across, row * across + column + 1)

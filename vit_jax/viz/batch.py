@@ -31,6 +31,7 @@ def draw_images(images: Sequence[np.ndarray], captions: Sequence[str]) -> Figure
     down = math.ceil(len(images) / MAX_ACROSS)
     across = math.ceil(len(images) / down)
     tall = max(image.shape[0] / image.shape[1] for image in images)
+    captions = [figures.wrap(caption, SIDE, 8) for caption in captions]
     lines = 1 + max(caption.count('\n') for caption in captions)
     size = (SIDE * across, (SIDE * tall + LINE * lines) * down)
     figure = figures.new_figure(size)

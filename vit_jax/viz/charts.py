@@ -73,7 +73,7 @@ def draw_chip_costs(
       beside: seconds of copies that run in parallel, drawn pale.
     """
     figure = Figure(figsize=(11, 4.8), layout='constrained')
-    figure.suptitle(title, x=0.01, ha='left', fontsize=10, color=figures.FAINT)
+    figures.heading(figure, title, 10, color=figures.FAINT)
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.3))
     _draw_bars(left, {k: v / GIB for k, v in memory.items()}, figures.COLORS[0])
     used = sum(memory.values())

@@ -62,15 +62,17 @@ class Viz(base.Viz):
         columns = math.ceil(len(photos) / lines)
         tall = max(photo.image.shape[0] / photo.image.shape[1] for photo in photos)
         room = max(map(len, listed))
-        heights = [WIDTH * tall + 0.3, LINE * (room + 1)] * lines
+        names = [figures.wrap(photo.path.name, WIDTH, 9) for photo in photos]
+        more = max(name.count('\n') for name in names)
+        heights = [WIDTH * tall + 0.3 + 0.15 * more, LINE * (room + 1)] * lines
         layout = ConstrainedLayoutEngine(h_pad=0.02, hspace=0)
         figure = figures.new_figure((WIDTH * columns, sum(heights)), layout)
         grid = figure.add_gridspec(2 * lines, columns, height_ratios=heights)
-        for i, (photo, classes) in enumerate(zip(photos, listed, strict=True)):
+        for i, (photo, name, classes) in enumerate(zip(photos, names, listed, strict=True)):
             line, column = divmod(i, columns)
             picture = figures.as_picture(photo.image)
             above, below = (figure.add_subplot(grid[2 * line + part, column]) for part in (0, 1))
-            figures.show_image(above, picture, _short(photo.path.name), size=9)
+            figures.show_image(above, picture, name, size=9)
             above.set_anchor('S')
             _draw_bars(below, classes, room)
         return figure

@@ -88,7 +88,7 @@ def draw(
     rows = math.ceil(len(groups) / columns)
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1, wspace=0.02, hspace=0.04)
     figure = Figure(figsize=(5.2 * columns, 3.1 * rows + 0.5), layout=layout)
-    figure.suptitle(title, x=0.01, ha='left', fontsize=13, color=figures.INK)
+    figures.heading(figure, title, 13)
     prefixes = list(dict.fromkeys(n.rpartition('/')[0] for g in groups.values() for n in g))
     colors = {p: figures.COLORS[i % len(figures.COLORS)] for i, p in enumerate(prefixes)}
     last = max(int(series[name][0][-1]) for group in groups.values() for name in group)

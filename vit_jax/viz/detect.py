@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_ACROSS = 3  # images in a row
-WIDTH = 5.0  # inches of an image
+WIDTH = 5.0  # inches of an image with its margins
+INSIDE = WIDTH - figures.MARGIN
 THRESHOLD = 0.7  # least score of a shown object
 
 
@@ -130,7 +131,7 @@ class Viz(base.Viz):
                 )
                 for row, label in zip(rows, classes, strict=True)
             ]
-            draw_objects(axes, photo.original.shape[:2], found, photo.original.shape[1] / WIDTH)
+            draw_objects(axes, photo.original.shape[:2], found, photo.original.shape[1] / INSIDE)
         return figure
 
     def caption(self, fields: Fields, context: Context) -> str:
@@ -150,7 +151,14 @@ class Viz(base.Viz):
             Object(tuple(box), context.class_name(label), figures.class_color(label))
             for box, label in zip(boxes.tolist(), fields['labels'][real].tolist(), strict=True)
         ]
-        draw_objects(axes, size, found, size[1] / batch.SIDE, figures.SMALL_LABEL_SIZE, line=1.2)
+        draw_objects(
+            axes,
+            size,
+            found,
+            size[1] / (batch.SIDE - figures.MARGIN),
+            figures.SMALL_LABEL_SIZE,
+            line=1.2,
+        )
 
 
 def parse_threshold(text: str) -> float:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import colorsys
+import contextlib
+import functools
 import io
+import logging
 import math
 import re
+import textwrap
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,13 +24,18 @@ from vit_jax.storage import paths
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, SubFigure
     from matplotlib.text import Text
+
+log = logging.getLogger(__name__)
 
 INK, FAINT, GRID = '#1f2430', '#767c89', '#e4e6eb'
 COLORS = ('#2f6fde', '#e2661a', '#149e78', '#a24bc4', '#c8961a', '#d43d6b')
+HINTING = 1.08  # small letters, each rounded to pixels, are at most so much wider
+MARGIN = 0.1  # inches at the left and right of a picture in the constrained layout, together
 LABEL_SIZE = 8.0  # points of a label's letters
-SMALL_LABEL_SIZE = 5.0  # for objects narrower than their labels, and in small images
+MAX_LINES = 3  # of a title; a longer one loses its middle
+SMALL_LABEL_SIZE = 6.0  # for objects narrower than their labels, and in small images
 # Of colors behind white letters: a contrast of 4.5, as W3C requires (WCAG 2.1, 1.4.3).
 MAX_LUMINANCE = 1.05 / 4.5 - 0.05
 GAMMA = 2.2
@@ -51,6 +61,7 @@ METRIC_WORDS = {
 UNITS = ('accuracy', 'loss', 'perplexity', 'bleu', 'chrf', 'psnr', 'shot', 'ap', 'ar', 'pq')
 _UNLABELED = re.compile(r'_(child|container)\d+')
 _formulas: weakref.WeakSet[Text] = weakref.WeakSet()
+_reported: set[int] = set()  # characters that no font has
 Box = tuple[float, float, float, float]  # x, y, width, height
 Color = tuple[float, float, float]
 
@@ -64,6 +75,7 @@ def new_figure(size: tuple[float, float], layout: Any = 'constrained') -> Figure
 
 def style(axes: Axes, title: str, size: float = 11) -> None:
     """Style axes: a light grid below the data, no box, a title of `size` points at the left."""
+    title = wrap(title, 0.85 * _cell_width(axes), size)  # bold letters are wider
     axes.set_title(title, loc='left', fontsize=size, color=INK, fontweight='bold', pad=8)
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
@@ -73,11 +85,60 @@ def style(axes: Axes, title: str, size: float = 11) -> None:
 
 
 def show_image(axes: Axes, image: np.ndarray, title: str, size: float = 8) -> None:
-    """Draw an image [H, W, 3] without axes, its title above it."""
+    """Draw an image [H, W, 3] without axes, its title above it, in several lines if it is long."""
     axes.imshow(image, interpolation='nearest')
     axes.set(xticks=[], yticks=[])  # hidden ticks still take time to lay out
     axes.set_axis_off()
-    axes.set_title(title, fontsize=size, color=INK, pad=3)
+    axes.set_title(wrap(title, _cell_width(axes), size), fontsize=size, color=INK, pad=3)
+
+
+def heading(figure: Figure | SubFigure, text: str, size: float = 11, **style: Any) -> None:
+    """Write a title above a figure, at the left, in several lines if it is long."""
+    text = wrap(text, 0.97 * figure.bbox.width / figure.dpi, size)
+    style = {'x': 0.01, 'ha': 'left', 'color': INK, **style}
+    figure.suptitle(text, fontsize=size, **style)
+
+
+def wrap(text: str, inches: float, points: float) -> str:
+    """Break each line of a text into lines of at most `inches`, in letters of this size.
+
+    A line that is still longer than `MAX_LINES` loses its middle, since names of files often
+    differ at their ends.
+    """
+    return '\n'.join(_wrap_line(line, 72 * inches, points) for line in text.split('\n'))
+
+
+def _wrap_line(line: str, room: float, points: float) -> str:
+    if (width := text_width(line, points)) <= room:
+        return line
+    letters = int(room / width * len(line)) + 1
+    while True:
+        letters -= 1
+        if len(broken := textwrap.wrap(line, max(letters, 1))) > MAX_LINES:
+            half = max(1, MAX_LINES * letters // 2 - letters // 4)
+            broken = textwrap.wrap(f'{line[:half]}…{line[-half:]}', max(letters, 1))
+        if letters < 8 or all(text_width(part, points) <= room for part in broken):
+            return '\n'.join(broken)
+
+
+def _cell_width(axes: Axes) -> float:
+    """Inches from the left to the right of the cell of a grid, before the figure is laid out."""
+    width = axes.figure.bbox.width / axes.figure.dpi
+    if (cell := axes.get_subplotspec()) is None:
+        return width * axes.get_position().width
+    shares = np.array(cell.get_gridspec().get_width_ratios(), float)
+    return width * float(shares[cell.colspan].sum() / shares.sum())
+
+
+def text_width(text: str, points: float) -> float:
+    """The width of a line in points, in letters of this size."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    font = FontProperties(family=['sans-serif', *fallback_fonts(text)], size=points)
+    with _without_glyph_warnings():
+        found = text_to_path.get_text_width_height_descent(visible(text), font, ismath=False)
+    return HINTING * found[0]
 
 
 def as_picture(image: np.ndarray, side: int = 1) -> np.ndarray:
@@ -138,7 +199,7 @@ def log_ticks(
 
 def label_size(text: str, inch: float, points: float = LABEL_SIZE) -> tuple[float, float]:
     """Width and height of a label in pixels, at `inch` pixels per inch."""
-    return (0.6 * points * len(text) + 4) / 72 * inch, (1.25 * points + 3) / 72 * inch
+    return (text_width(text, points) + 4) / 72 * inch, (1.25 * points + 3) / 72 * inch
 
 
 def find_label_box(
@@ -150,14 +211,25 @@ def find_label_box(
 ) -> Box:
     """Place a label of this width and height beside or in its box, within the image.
 
-    The place is the one that covers the smallest shares of other labels and of objects.
+    The place is the one that covers the smallest shares of other labels and of objects. If all
+    places at the box cover a label, it is a free one above or below them.
     """
 
     def clash(place: Box) -> float:
         labels = sum(overlap(place, other) / math.prod(room) for other in taken)
         return 4 * labels + sum(overlap(place, one) / max(math.prod(one[2:]), 1) for one in boxes)
 
-    return min(_label_boxes(box, room, size), key=clash)
+    best = min(_label_boxes(box, room, size), key=clash)
+    if not any(overlap(best, other) for other in taken):
+        return best
+    half = room[1] / 2
+    moved = [
+        (clash(place) + 0.02 * abs(step), place)  # the nearest of equal ones
+        for step in range(-round(size[0] / half), round(size[0] / half) + 1)
+        for place in _label_boxes((box[0], box[1] + step * half, *box[2:]), room, size)
+        if not any(overlap(place, other) for other in taken)
+    ]
+    return min(moved)[1] if moved else best
 
 
 def _label_boxes(box: Box, room: tuple[float, float], size: tuple[float, float]) -> Iterator[Box]:
@@ -182,7 +254,7 @@ def write_label(
     axes: Axes, place: Box, text: str, ground: Color, inch: float, points: float = LABEL_SIZE
 ) -> None:
     """Write white letters on the color `ground`, in a box of `find_label_box`."""
-    axes.text(
+    label = axes.text(
         place[0] + 2 / 72 * inch,
         place[1] + place[3] / 2,
         text,
@@ -191,6 +263,7 @@ def write_label(
         color='white',
         bbox={'facecolor': ground, 'edgecolor': 'none', 'pad': 1.0 if points < LABEL_SIZE else 1.5},
     )
+    label.set_in_layout(False)  # the image would shrink, and its labels with it
 
 
 def class_color(label: int) -> Color:
@@ -242,13 +315,70 @@ def set_formula(text: Text) -> None:
     _formulas.add(text)
 
 
-def _draw_literally(figure: Figure) -> None:
-    """Draw names of classes, files and runs without TeX or control characters."""
+@contextlib.contextmanager
+def _drawn_literally(figure: Figure) -> Iterator[None]:
+    """Draw names of classes, files and runs without TeX or control characters, in any script."""
     from matplotlib.text import Text
 
-    for text in figure.findobj(Text):
+    texts: list[Any] = figure.findobj(Text)
+    for text in texts:
         text.set_parse_math(text in _formulas)
         text.set_text(visible(text.get_text()))
+    if families := fallback_fonts(''.join(text.get_text() for text in texts)):
+        for text in texts:
+            text.set_fontfamily([*text.get_fontfamily(), *families])
+    with _without_glyph_warnings():
+        yield
+
+
+def fallback_fonts(text: str) -> tuple[str, ...]:
+    """Installed fonts for the characters that Matplotlib's own font lacks, such as Chinese.
+
+    Characters that no font has are logged once, and drawn as boxes.
+    """
+    return () if text.isascii() else _fonts_of(frozenset(filter(str.isprintable, text)))
+
+
+@functools.cache
+def _fonts_of(characters: frozenset[str]) -> tuple[str, ...]:
+    from matplotlib import font_manager
+
+    missing = set(map(ord, characters)) - _charmap(
+        font_manager.findfont(font_manager.FontProperties())
+    )
+    names: list[str] = []
+    if missing:
+        # Sans serif first; an emoji font of colored bitmaps cannot be drawn.
+        fonts = {e.fname: e.name for e in font_manager.fontManager.ttflist}
+        for path, name in sorted(fonts.items(), key=lambda font: ('Sans' not in font[1], font)):
+            is_fallback = name.startswith('Last Resort') or 'Color Emoji' in name
+            if missing and not is_fallback and not missing.isdisjoint(has := _charmap(path)):
+                names.append(name)
+                missing -= has
+    if missing and not _reported:
+        _reported.update(missing)
+        shown = ' '.join(map(chr, sorted(missing)[:8]))
+        log.warning('no font has %s: install one, such as Noto Sans CJK; boxes are drawn', shown)
+    return tuple(names)
+
+
+@functools.cache
+def _charmap(path: str) -> frozenset[int]:
+    """The characters of a font's file; none if it cannot be read."""
+    from matplotlib import font_manager
+
+    try:
+        return frozenset(font_manager.get_font(path).get_charmap())
+    except (OSError, RuntimeError):
+        return frozenset()
+
+
+@contextlib.contextmanager
+def _without_glyph_warnings() -> Iterator[None]:
+    """Hide Matplotlib's warnings of characters, which `fallback_fonts` has logged."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings('ignore', r'Glyph \d+|Matplotlib currently does not support')
+        yield
 
 
 def check_format(path: str | paths.Path, flag: str) -> None:
@@ -265,10 +395,10 @@ def save(figure: Figure, path: str | paths.Path, dpi: int = 150) -> paths.Path:
     """
     path = paths.path(path)
     paths.make_folder(path.parent)
-    _draw_literally(figure)
     picture = io.BytesIO()
     kind = path.suffix.lower().removeprefix('.')
-    figure.savefig(picture, format=kind, dpi=dpi, facecolor='white')
+    with _drawn_literally(figure):
+        figure.savefig(picture, format=kind, dpi=dpi, facecolor='white')
     paths.write_atomic(path, picture.getvalue())
     return path
 
@@ -277,10 +407,10 @@ def pixels(figure: Figure, dpi: int = 100) -> UInt8[np.ndarray, 'Y X 3']:
     """Render a figure on white."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    _draw_literally(figure)
     figure.set(dpi=dpi, facecolor='white')
     canvas = FigureCanvasAgg(figure)
-    canvas.draw()
+    with _drawn_literally(figure):
+        canvas.draw()
     return np.array(canvas.buffer_rgba())[..., :3]
 
 
@@ -288,10 +418,9 @@ def svg(figure: Figure) -> bytes:
     """Render a figure as SVG without a background; the same figure has the same bytes."""
     import matplotlib
 
-    _draw_literally(figure)
     for axes in figure.axes:
         axes.set_facecolor('none')
     drawn = io.BytesIO()
-    with matplotlib.rc_context({'svg.hashsalt': 'vit_jax'}):
+    with _drawn_literally(figure), matplotlib.rc_context({'svg.hashsalt': 'vit_jax'}):
         figure.savefig(drawn, format='svg', facecolor='none', metadata={'Date': None})
     return drawn.getvalue()

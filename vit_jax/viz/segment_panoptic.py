@@ -70,7 +70,7 @@ class Viz(detect.Viz):
             figures.show_image(axes, paint_segments(picture, numbers, tints), heading, size=9)
             scored = zip(classes, prediction['scores'][queries], strict=True)
             names = [f'{context.class_name(label)} {score:.2f}' for label, score in scored]
-            write_labels(axes, numbers, names, tints, numbers.shape[1] / detect.WIDTH)
+            write_labels(axes, numbers, names, tints, numbers.shape[1] / detect.INSIDE)
         return figure
 
     def mark(self, axes: Axes, fields: Fields, context: Context) -> None:
@@ -83,7 +83,7 @@ class Viz(detect.Viz):
         tints = [figures.class_color(label) for label in classes]
         shown.set_data(paint_segments(picture, numbers, tints))
         names = [context.class_name(label) for label in classes]
-        inch = numbers.shape[1] / batch.SIDE
+        inch = numbers.shape[1] / (batch.SIDE - figures.MARGIN)
         write_labels(axes, numbers, names, tints, inch, figures.SMALL_LABEL_SIZE)
 
 
