@@ -1,21 +1,30 @@
-"""Every system's steps keep the form of the state and can be lowered for TPUs.
+"""Every system's steps keep the form of the state and can be lowered for TPUs, GPUs and CPUs.
 
 The full sizes are built in `test_configs.py`, and the small ones trained in `test_smoke.py`.
 """
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.experiments import PATHS, ROOT
+from jax import export
+from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
 from vit_jax.config import load as config_lib
+from vit_jax.nn.attention_choice import Devices
 from vit_jax.profiling.benchmark import real_rows
-from vit_jax.runtime import sharding
+from vit_jax.runtime import sharding, target
 from vit_jax.trainer import build as build_lib
 
+# JAX's platforms, and a kind of device of each.
+DEVICES = {'cuda': 'NVIDIA H100 80GB HBM3', 'tpu': 'TPU v5e', 'cpu': 'cpu'}
+PALLAS, CUDNN = 'tpu_custom_call', '__cudnn$fmha'
+WITHOUT_CUDNN = ('bit_resnet', 'swin', 'coltran', 'coltran_upsampler')
 DEAR = ('coltran', 'coltran_upsampler', 'colorizer', 'detr_panoptic', 'hybrid', 'lstm')
 
 
@@ -61,11 +70,59 @@ def test_steps_of_every_system(spec):
     assert all(m.shape == () for m in metrics.values())
 
     variables, rows = program.abstract_state.variables, batch | real_rows(kind.rows)
-    sums = lower(program.eval_steps.evaluate, variables, rows)
+    sums = jax.eval_shape(program.eval_steps.evaluate, variables, rows)  # lowered below
     assert 'loss' in sums
     assert all(part.shape == () for pair in sums.values() for part in pair)
     if any('evaluator' in entry for entry in config.evals.values()):
         lower(program.eval_steps.predict, variables, rows)  # matching, decoding
+
+
+def exported_systems():
+    """Every smoke config, and each system once in bfloat16: those are in `make test` if cheap.
+
+    CLIP is the config of SigLIP with another name. Heads of 4 are too narrow for cuDNN.
+    """
+    clip = {'name': 'clip', 'eos': 2, 'dtype': 'bfloat16'}
+    cases = [pytest.param('experiments/siglip/scenes.py', clip, id='clip-siglip')]
+    seen = set()
+    for path in PATHS:
+        config = config_lib.load(f'{ROOT / path}:smoke')
+        names = config.model.name, config.task.name
+        if names not in seen:
+            fields = {'dtype': 'bfloat16', **({'num_heads': 1} if names[0] == 'seq2seq' else {})}
+            marks = [pytest.mark.long] * (names[0] in (*DEAR, *WITHOUT_CUDNN, 'siglip'))
+            name = f'{"-".join(names)}-bfloat16'
+            cases.append(pytest.param(path, fields, marks=marks, id=name))
+            seen.add(names)
+        cases.append(pytest.param(path, {}, marks=pytest.mark.long, id=path))
+    return cases
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('path', 'model'), exported_systems())
+def test_evaluations_take_the_kernels_of_their_platform(monkeypatch, path, model):
+    """They are exported for CUDA, TPUs and CPUs without one of them."""
+    monkeypatch.setattr(cudnn, 'check_cudnn_version', lambda: 91200)  # there is no cuDNN here
+    config = config_lib.load(f'{ROOT / path}:smoke')
+    with config.model.unlocked():
+        config.model.update(model)
+    training = build_lib.build(config, jax.devices()[:1])
+    kind = training.data.shapes[-1]
+    rows = {k: np.zeros((kind.rows, *s.shape), s.dtype) for k, s in kind.spec.items()}
+    rows |= real_rows(kind.rows)
+    step = training.program.eval_steps.evaluate.__wrapped__.__wrapped__  # for no devices yet
+    calls = {}
+    for platform, name in DEVICES.items():
+        traced = jax.jit(target.traced_for(Devices(name), step))
+        allowed = export.DisabledSafetyCheck.custom_call(f'{CUDNN}Softmax')
+        biased = export.DisabledSafetyCheck.custom_call(f'{CUDNN}ScaleBiasSoftmax')
+        make = export.export(traced, platforms=(platform,), disabled_checks=(allowed, biased))
+        text = make(training.program.abstract_state.variables, rows).mlir_module()
+        calls[platform] = ' '.join(re.findall(r'custom_call @"?([\w$.]+)', text))
+    assert CUDNN not in calls['tpu'] + calls['cpu']
+    assert PALLAS not in calls['cuda'] + calls['cpu']
+    if model and config.model.name not in WITHOUT_CUDNN:
+        assert CUDNN in calls['cuda']
 
 
 @pytest.mark.slow
