@@ -16,6 +16,7 @@ from __future__ import annotations
 import collections
 import csv
 import io
+import itertools
 import logging
 import math
 import os
@@ -72,11 +73,14 @@ class ImageFiles:
         names = tuple(map(in_utf8, files.classes))
         self.info = SourceInfo(len(names), names, multilabel=files.several)
         count = len(files.names)
-        order = batches.shuffled(np.arange(count), size=count, seed=0, epoch=0).tolist()
-        self._files = [files.names[i] for i in order]
-        sizes = [len(files.labels[i]) for i in order]
-        self._ends = np.cumsum([0, *sizes])
-        self._classes = np.array([c for i in order for c in files.labels[i]], np.int64)
+        order = batches.shuffled(np.arange(count), size=count, seed=0, epoch=0)
+        self._files = [files.names[i] for i in order.tolist()]
+        sizes = np.fromiter(map(len, files.labels), np.int64, count)
+        starts, sizes = (np.cumsum(sizes) - sizes)[order], sizes[order]
+        self._ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+        flat = np.fromiter(itertools.chain.from_iterable(files.labels), np.int64)
+        shift = np.repeat(starts - self._ends[:-1], sizes)  # there may be a million files
+        self._classes = flat[np.arange(len(flat)) + shift]
 
     def __len__(self) -> int:
         return len(self._files)
