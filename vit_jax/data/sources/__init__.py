@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 
 from vit_jax.data.records import BrokenRecord, Record, Source, SourceInfo, UnknownSplit
 from vit_jax.data.splits import Subset, mix, select
@@ -65,7 +66,7 @@ def own_vocab(name: str) -> Tokenizer | None:
     return getattr(_source_class(name), 'vocab', None)
 
 
-def _source_class(name: str) -> type[Source]:
+def _source_class(name: str) -> Callable[[str, str], Source]:
     """The class `Source` that a source's name stands for.
 
     Raises:
