@@ -23,12 +23,12 @@ PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # pytest's exit code if PYTEST_ARGS select no test of one half.
 NONE_CHOSEN := 5
 
-.PHONY: help train test test-fast test-long lint types check faults soak smoke test-newest docs site checkpoints gallery preflight test-tpu bench-cpu clean
+.PHONY: help train test test-fast test-long lint types check faults soak smoke test-newest docs site checkpoints gallery preflight test-tpu test-gpu-compile bench-cpu clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) \
-	  | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
+	  | awk -F ':.*## ' '{printf "make %-16s %s\n", $$1, $$2}'
 
 .venv/bin/python:
 	@test -n "$(PYTHON)" || { echo 'Python 3.11 or newer with venv is needed: install it' \
@@ -104,6 +104,11 @@ docs: .venv/.core  ## Write docs/config.md, the sizes that `list variants` shows
 	.venv-tpu/bin/python -m pip install -q -c constraints.txt -e '.[sweep,preflight,test]'
 	@touch $@
 
+.venv-gpu/.done: pyproject.toml constraints.txt | .venv/bin/python
+	"$(PYTHON)" -m venv .venv-gpu
+	.venv-gpu/bin/python -m pip install -q -c constraints.txt -e '.[preflight-gpu,test]'
+	@touch $@
+
 .venv-site/.done: pyproject.toml constraints.txt | .venv/bin/python
 	"$(PYTHON)" -m venv .venv-site
 	.venv-site/bin/python -m pip install -q -c constraints.txt -e '.[docs]'
@@ -127,8 +132,12 @@ preflight: .venv-tpu/.done  ## Compile the published recipes for TPUs: docs/tpu.
 test-tpu: .venv-tpu/.done  ## Run the commands of docs/tpu.md through the TPU compiler
 	JAX_PLATFORMS=cpu .venv-tpu/bin/python -m pytest tests/commands/test_preflight.py $(PYTEST_ARGS)
 
+test-gpu-compile: .venv-gpu/.done  ## Compile the published recipes for 8 H100s, without a GPU
+	JAX_PLATFORMS=cpu .venv-gpu/bin/python -m pytest tests/commands/test_preflight.py -k gpus $(PYTEST_ARGS)
+	JAX_PLATFORMS=cpu .venv-gpu/bin/python tests/bench/gpu_recipes.py
+
 bench-cpu: .venv/.extras  ## Time ViT-B/16 on this CPU against the PyTorch reference
 	.venv/bin/python tests/bench/cpu.py
 
 clean:  ## Remove environments, caches and builds; runs/ stays
-	rm -rf .venv .venv-newest .venv-site .venv-tpu site .cache .mypy_cache .pytest_cache .ruff_cache build *.egg-info
+	rm -rf .venv .venv-newest .venv-site .venv-tpu .venv-gpu site .cache .mypy_cache .pytest_cache .ruff_cache build *.egg-info
