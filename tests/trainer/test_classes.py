@@ -15,12 +15,13 @@ from PIL import Image
 from vit_jax import interop
 from vit_jax.__main__ import main
 from vit_jax.config import load as config_lib
+from vit_jax.data.dataset import open_dataset
 from vit_jax.data.records import SourceInfo
-from vit_jax.errors import EXIT_PREEMPTED
+from vit_jax.errors import EXIT_PREEMPTED, UserError
 from vit_jax.inference import fine_tune, load
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.models import vit
-from vit_jax.trainer import build, start
+from vit_jax.trainer import build, compatibility, start
 
 DIGITS = 'tests/helpers/linear.py'
 IMAGES = (
@@ -295,3 +296,11 @@ def test_a_head_of_other_classes_starts_anew(repo, zebra, folder):
 def test_the_first_lines_name_classes_and_their_counts(names, counts, lines):
     info = SourceInfo(len(names), names)
     assert start.class_lines(info, None if counts is None else np.array(counts)) == lines
+
+
+def test_other_numbers_of_a_class_are_refused_where_they_are_weights():
+    data = open_dataset(4, source='digits', split='train[:2 per class]')
+    compatibility.require_same_class_counts([2] * 10, data)
+    compatibility.require_same_class_counts(None, data)
+    with pytest.raises(UserError, match='other numbers of examples'):
+        compatibility.require_same_class_counts([2] * 9 + [3], data)

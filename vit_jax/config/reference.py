@@ -306,7 +306,7 @@ def first_line(thing: Any) -> str:
 def _signature(function: Callable) -> str:
     """`(size, method='bilinear')`: the arguments that a config may give, without annotations."""
     known = inspect.signature(function).parameters.values()
-    given = [p.replace(annotation=p.empty) for p in known if p.kind is not p.KEYWORD_ONLY]
+    given = [p.replace(annotation=p.empty) for p in known if p.name != 'vocab']
     return str(inspect.Signature(given))
 
 
