@@ -23,7 +23,7 @@ from helpers import (
     transformers_naflex,
     transformers_texts,
 )
-from helpers.transformers_vit import apply
+from helpers.transformers_vit import apply, normalized
 from vit_jax import interop
 from vit_jax.interop import files
 from vit_jax.models.vit import Model
@@ -134,7 +134,7 @@ def _with_texts() -> Iterator[tuple[tuple[str, str], float]]:
 def _error(place: str, batch: np.ndarray, output: str, expected: np.ndarray) -> float:
     imported = interop.read(place)
     assert isinstance(imported.model, Model)
-    found = apply(imported.model, imported.params, batch)[output]
+    found = apply(imported.model, imported.params, normalized(imported, batch))[output]
     return _largest(found, expected)
 
 

@@ -21,6 +21,7 @@ from unittest import mock
 import numpy as np
 
 from helpers import timm_architectures, timm_forms
+from helpers.transformers_vit import normalized
 from vit_jax import interop
 from vit_jax.errors import UserError
 from vit_jax.interop import files
@@ -98,7 +99,11 @@ def _outcome(case: dict[str, Any], name: str, arguments: dict[str, Any]) -> str:
         except UserError as error:
             return str(error).removeprefix(f'{folder}: ')
     batch = timm_forms.images(config['pretrained_cfg']['input_size'][1])
-    ours = np.asarray(imported.model.apply(imported.variables, batch, train=False)['logits'][0])
+    ours = np.asarray(
+        imported.model.apply(imported.variables, normalized(imported, batch), train=False)[
+            'logits'
+        ][0]
+    )
     scale = np.abs(theirs).max()
     if (worst := np.abs(ours - theirs).max() / scale) <= LIMIT:
         return 'read'

@@ -6,10 +6,10 @@ import functools
 from typing import Any
 
 import jax
+import numpy as np
 
 from helpers.transformers_models import perturbed
 from vit_jax.interop.trained import TrainedModel
-from vit_jax.models.vit import Model
 
 SHAPE = {
     'hidden_size': 16,
@@ -41,6 +41,13 @@ def _compiled(model: Any) -> Any:
 
 
 def ours(imported: TrainedModel, images: Any) -> Any:
-    """Our model's outputs with the parameters that were read."""
-    model = Model(**{k: v for k, v in imported.model_config.items() if k != 'name'})
-    return apply(model, imported.params, images)
+    """The outputs of the model that was read, for images in [-1, 1]."""
+    return apply(imported.model, imported.params, normalized(imported, images))
+
+
+def normalized(imported: TrainedModel, images: Any) -> Any:
+    """The input of a model for images in [-1, 1]."""
+    if imported.task.normalization is None:
+        return images
+    mean, std = map(np.asarray, imported.task.normalization)
+    return ((np.asarray(images) + 1) / 2 - mean).astype(np.float32) / std.astype(np.float32)

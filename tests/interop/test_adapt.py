@@ -12,7 +12,7 @@ from helpers.messages import says
 
 from vit_jax.errors import UserError
 from vit_jax.interop import adapt as adapting
-from vit_jax.interop.trained import TrainedModel
+from vit_jax.interop.trained import TrainedModel, fields
 from vit_jax.models import base as models
 from vit_jax.models import seq2seq, vit
 from vit_jax.tree_paths import unroll
@@ -343,3 +343,27 @@ def test_another_activation_is_another_model(model, field, value):
     trained = TrainedModel.from_file({}, {'name': 'any', field: value}, None, 'a file')
     with pytest.raises(UserError, match=f"set config.model.{field}='{value}'"):
         adapting.adapt_checkpoint(trained, model, {}, None)
+
+
+SCALED = {'layer_scale': 0.1, 'no_bias': 'key|out|mlp|patch_embed|norm|head', 'registers': 2}
+
+
+@pytest.mark.parametrize('new', ['none', 'class', 'all'])
+@pytest.mark.parametrize('old', ['none', 'class', 'all'])
+def test_a_plainer_model_starts_from_the_same_function(old, new, images, perturbed):
+    """One without layer scale and with all biases, whose positions are of other tokens."""
+    model = vit.Model(**FIELDS | SCALED, posemb_prefix=old)
+    batch = images(2, 16, 16, 3)
+    params = perturbed(model, batch)
+    trained = TrainedModel.from_file(params, {'name': 'vit', **fields(model)}, (16, 16), 'a test')
+    plain = vit.Model(**FIELDS, registers=2, posemb_prefix=new)
+    made, notes = adapting.adapt_checkpoint(trained, plain, shapes_of(plain), (16, 16))
+    assert len(notes) == 2 + (old != new)
+    assert says(notes[0], 'layer_scale') and says(
+        notes[1], 'key, out, mlp, patch_embed, norm, head'
+    )
+    expected, found = (
+        jax.jit(module.apply)({'params': tree}, batch)['logits']
+        for module, tree in ((model, params), (plain, made))
+    )
+    np.testing.assert_allclose(found, expected, atol=2e-5)

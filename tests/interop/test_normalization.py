@@ -1,4 +1,4 @@
-"""Mean and standard deviation of a checkpoint's images: read, folded, written, or unknown."""
+"""Mean and standard deviation of a checkpoint's images: read, kept, written, or unknown."""
 
 import json
 
@@ -6,17 +6,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.messages import says
 from helpers.pictures import drawn
 from helpers.transformers_models import theirs
-from helpers.transformers_vit import ours, reference
+from helpers.transformers_vit import apply, ours, reference
 
 import vit_jax
 from vit_jax import __main__ as cli
 from vit_jax import interop
 from vit_jax.errors import UserError
-from vit_jax.interop import files, preprocessing
+from vit_jax.interop import adapt, files, preprocessing
 from vit_jax.interop.families import bit, vision_transformer
 from vit_jax.models import bit_resnet, vit
+from vit_jax.tasks import classify
 
 torch = pytest.importorskip('torch')
 transformers = pytest.importorskip('transformers')
@@ -62,17 +64,19 @@ def normalized(pixels, scale=1 / 255, mean=0.5, std=0.5):
          (1, [99, 88, 77], [60, 50, 40])),
     ],
 )  # fmt: skip
-def test_what_the_preprocessor_says_is_folded(saved, pixels, says, numbers):
+def test_what_the_preprocessor_says_is_kept(saved, pixels, says, numbers):
     model, path = saved(says)
     imported = interop.read(path)
-    expected = theirs(model, normalized(pixels, *numbers)).logits
-    logits = ours(imported, normalized(pixels))['logits']
-    np.testing.assert_allclose(logits, expected, atol=1e-4)
+    (made,) = imported.task.inputs({'image': jnp.asarray(pixels, jnp.uint8)})
+    exact = normalized(pixels, *numbers)
+    np.testing.assert_allclose(made, exact, atol=4e-7 * np.abs(exact).max())
+    logits = apply(imported.model, imported.params, made)['logits']
+    np.testing.assert_allclose(logits, theirs(model, exact).logits, atol=1e-5)
+    np.testing.assert_allclose(ours(imported, normalized(pixels))['logits'], logits, atol=1e-5)
     assert imported.notes == ()
-    if numbers[1:] == (0.5, 0.5):  # bit for bit
-        kernel = model.vit.embeddings.patch_embeddings.projection.weight
-        kernel = kernel.detach().numpy().transpose(2, 3, 1, 0)
-        np.testing.assert_array_equal(imported.params['patch_embed']['kernel'], kernel)
+    kernel = model.vit.embeddings.patch_embeddings.projection.weight
+    kernel = kernel.detach().numpy().transpose(2, 3, 1, 0)
+    np.testing.assert_array_equal(imported.params['patch_embed']['kernel'], kernel)
 
 
 @pytest.mark.slow
@@ -121,7 +125,7 @@ def test_npz_files_take_keywords_alone(tmp_path, pixels):
     np.testing.assert_allclose(logits, expected, atol=1e-3)
 
 
-def test_what_cannot_be_folded_is_said(tmp_path):
+def test_a_resnet_keeps_it_too_but_npz_files_have_no_place_for_it(tmp_path):
     model = bit_resnet.Model(num_classes=3, layers=(1,))
     images = jax.ShapeDtypeStruct((1, 32, 32, 3), np.float32)
     shapes = jax.eval_shape(model.init, jax.random.key(0), images)['params']
@@ -129,21 +133,44 @@ def test_what_cannot_be_folded_is_said(tmp_path):
     keywords = {'name': 'bit_resnet', 'layers': (1,), 'num_classes': 3}
     trained = interop.TrainedModel.from_file(params, keywords, None, 'a test')
     files.write_safetensors(tmp_path, *bit.write_transformers(trained)[:2], IMAGENET)
-    assert 'mean 0.485, 0.456, 0.406' in interop.read(tmp_path).notes[0]
-    with pytest.raises(UserError, match='cannot be folded'):
-        vit_jax.load(tmp_path, mean=0, std=1)
+    imported = interop.read(tmp_path)
+    assert imported.task.normalization == tuple(map(tuple, IMAGENET.values()))
+    assert imported.notes == ()
+    notes = interop.write(imported, tmp_path / 'model.npz')
+    assert says(notes, '0.485, 0.456, 0.406', 'not accounted for')
+
+
+@pytest.mark.parametrize('task', [{}, {'mean': (0.1, 0.2, 0.3), 'std': (0.4, 0.5, 0.6)}])
+def test_a_run_that_normalizes_otherwise_starts_from_the_same_function(saved, pixels, task):
+    """Its patch kernel takes up the difference, and a note says so."""
+    _, path = saved(IMAGENET)
+    imported = interop.read(path)
+    other = classify.Task(**task)
+    params, notes = adapt.adapt_checkpoint(
+        imported, imported.model, imported.params, (12, 12), task=other
+    )
+    assert says(notes, '0.485', 'folded into patch_embed')
+    batch = {'image': jnp.asarray(pixels, jnp.uint8)}
+    expected = apply(imported.model, imported.params, *imported.task.inputs(batch))['logits']
+    found = apply(imported.model, params, *other.inputs(batch))['logits']
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    _, notes = adapt.adapt_checkpoint(
+        imported, imported.model, imported.params, (12, 12), task=imported.task
+    )
+    assert notes == []
 
 
 def test_what_is_written_says_it(saved, tmp_path, pixels):
-    """The folded model, with transformers' own reader and its own preprocessor."""
+    """transformers' own reader gets the same model and preprocessor."""
     _, path = saved(IMAGENET)
     assert cli.main(['convert', str(path), str(path / 'new')]) == 0
     model = transformers.ViTForImageClassification.from_pretrained(path / 'new').eval()
     content = json.loads((path / 'new' / preprocessing.PREPROCESSOR).read_text())
     assert content['size'] == {'height': 12, 'width': 12}
-    assert (content['image_mean'], content['image_std']) == ([0.5] * 3, [0.5] * 3)
+    assert {key: content[key] for key in IMAGENET} == IMAGENET
     expected = ours(interop.read(path), normalized(pixels))['logits']
-    np.testing.assert_allclose(theirs(model, normalized(pixels)).logits, expected, atol=1e-4)
+    found = theirs(model, normalized(pixels, 1 / 255, *IMAGENET.values())).logits
+    np.testing.assert_allclose(found, expected, atol=1e-4)
     assert interop.read(path / 'new').notes == ()
     assert cli.main(['convert', str(path), str(path / 'new')]) == 2
 

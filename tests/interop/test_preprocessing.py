@@ -253,7 +253,8 @@ TEXTS = [
 @pytest.mark.parametrize('text', TEXTS)
 def test_transformers_makes_the_same_images(text):
     transformers = pytest.importorskip('transformers')
-    told = preprocessing.preprocessor(3, (9, 9)) | preprocessing.transformers_keys(text)
+    told = preprocessing.preprocessor(released.trained('vit'), 3, (9, 9))
+    told |= preprocessing.transformers_keys(text)
     assert read_transforms({PREPROCESSOR: told}, None) == f'drop_alpha|{text}'
     processor = getattr(transformers, told['image_processor_type'])(**told)
     for image in timm_images.photos(8):
@@ -422,7 +423,7 @@ def test_timm_with_all_at_the_top_of_its_config(tmp_path):
 
 
 @pytest.mark.parametrize('key', ['do_flip_channel_order', 'rescale_offset'])
-def test_what_no_model_here_folds_is_refused(key, tmp_path):
+def test_preparation_that_no_model_here_has_is_refused(key, tmp_path):
     place = saved(tmp_path / 'a', '', preprocessor_config=PILLOW | {key: True})
     with pytest.raises(UserError, match=f'{key}, which is not supported: give mean and std'):
         interop.read(place)

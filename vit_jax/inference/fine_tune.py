@@ -14,7 +14,8 @@ import copy
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -93,6 +94,7 @@ def _from_run(
             if key_path == 'model':
                 given = {k: v for k, v in config.model.items() if v is not None}
                 config.model = {**stored.model, **given}
+                _normalize_as(config, stored.task.to_dict())
             elif key not in (kept := defaults.find_section(stored, section)):
                 if key_path != 'init.select':
                     return None
@@ -175,9 +177,16 @@ def _follow_model(config: ConfigDict, checkpoint: TrainedModel) -> str:
     anew = dict.fromkeys({'num_classes', 'representation_size'} & part.model_config.keys())
     given = {key: value for key, value in config.model.items() if key != 'name'}
     config.model = {**part.model_config, **anew, **given}
+    _normalize_as(config, part.task_config)
     if part is not checkpoint and not defaults.arguments(config, 'init')['select']:
         config.init.select = ','.join(part.params)
     return f'config.model: the {part.config.model.name} of the checkpoint'
+
+
+def _normalize_as(config: ConfigDict, task: Mapping[str, Any]) -> None:
+    """Normalize images as the checkpoint's task does, unless the config has its own way."""
+    if not {'mean', 'std', 'value_range'} & config.task.keys():
+        config.task.update({key: task[key] for key in ('mean', 'std') if task.get(key)})
 
 
 def evaluation_transforms(checkpoint: TrainedModel) -> str:

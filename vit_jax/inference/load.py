@@ -30,7 +30,8 @@ from vit_jax.data.transforms import only_text_transforms, without_annotations
 from vit_jax.errors import UserError, check_choice
 from vit_jax.inference.images import arbitrary_size, example_spec, input_size, own_normalization
 from vit_jax.interop import adapt, preprocessing
-from vit_jax.interop.trained import Size, TrainedModel
+from vit_jax.interop.trained import Size, TrainedModel, fields
+from vit_jax.ops.sequences import Normalization, Sequences
 from vit_jax.runtime import target
 from vit_jax.step import init_variables
 from vit_jax.storage import paths, run_folder
@@ -53,11 +54,10 @@ def load(
 ) -> tuple[Any, dict[str, PyTree]]:
     """Load a model and its weights; of a masked autoencoder and the like only the `backbone`.
 
-    The model takes the inputs of its task, which `read(path).task.inputs` makes from bytes. A
-    classifier of another code base takes RGB images in [-1, 1], as its own mean and standard
-    deviation become part of the weights. A DETR takes images in [0, 1] minus its task's `mean`,
-    divided by its `std`, which are logged, and a mask of the pixels that are not padding.
-    `read(path).value_range()` gives the numbers.
+    Classifiers, CLIPs and SigLIPs take RGB images in [-1, 1], which a model of another code base
+    normalizes by its own mean and standard deviation first. A DETR takes images in [0, 1] minus its
+    task's `mean`, divided by its `std`, which are logged, and a mask of the pixels that are not
+    padding. Other models take what `read(path).task.inputs` makes of bytes.
 
     Args:
       path: a checkpoint of another code base (.npz, .safetensors, a folder with one, or a URL such
@@ -91,16 +91,44 @@ def load(
         check_choice('positions', positions, POSEMBS)
     stored = backbone(read(path, mean=mean, std=std, image_size=size, allowed=allowed))
     stored = dataclasses.replace(stored, positions=positions or stored.positions)
-    if own := own_normalization(stored):
+    trained = adapt_model(stored, size, num_classes)
+    model = trained.model
+    if trained.task.normalization is not None and 'value_range' in fields(trained.task):
+        model = for_range(model, trained.task.normalization)
+    elif own := own_normalization(stored):
         if mean is not None:
             raise UserError(
-                f'{path}: mean and std cannot be folded into a {stored.config.model.name}: make '
-                'its inputs by read(path, mean=..., std=...).task.inputs'
+                f'{path}: mean and std are not applied by a {stored.config.model.name}: make its '
+                'inputs by read(path, mean=..., std=...).task.inputs'
             )
         _log.warning('%s: %s', stored.source, own)
-    trained = adapt_model(stored, size, num_classes)
-    model = trained.model if device is None else target.on_device(trained.model, device)
-    return model, trained.variables
+    return model if device is None else target.on_device(model, device), trained.variables
+
+
+def for_range(model: Any, normalization: Normalization) -> Any:
+    """The model for images in [-1, 1] instead of normalized ones.
+
+    Args:
+      model: a Linen module.
+      normalization: mean and standard deviation of each channel of images in [0, 1].
+    """
+    mean, std = (np.asarray(values, np.float32) for values in normalization)
+    kind = type(model)
+    inner = getattr(kind, kind.image_method)
+
+    def normalize(images: jax.Array) -> jax.Array:
+        factor, shift = (np.resize(x, images.shape[-1]) for x in (0.5 / std, (0.5 - mean) / std))
+        return images * factor + shift  # also of patches, in which channels run fastest
+
+    def call(self: Any, images: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(images, Sequences):
+            images = images._replace(values=normalize(images.values))
+        else:
+            images = normalize(images)
+        return inner(self, images, *args, **kwargs)
+
+    made = type(kind.__name__, (kind,), {kind.image_method: call, '__module__': kind.__module__})
+    return made(**fields(model))
 
 
 def read(
@@ -254,7 +282,10 @@ def backbone(trained: TrainedModel) -> TrainedModel:
     part = dataclasses.replace(
         trained, params={name: trained.params[name] for name in parts}, collections={}
     )
-    part = part.with_groups(model=keywords, task={'name': 'classify'})
+    task: dict[str, Any] = {'name': 'classify'}
+    if trained.task.normalization is not None:
+        task |= dict(zip(('mean', 'std'), trained.task.normalization, strict=True))
+    part = part.with_groups(model=keywords, task=task)
     return part.adapted(model=part.model)
 
 

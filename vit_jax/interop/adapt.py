@@ -6,8 +6,10 @@ with the image size (`resize_params`). Any other difference is an error that nam
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import fnmatch
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +25,7 @@ from vit_jax.interop.trained import (
     TrainedModel,
     class_order,
     fields,
+    pixel_scale,
     reorder_head,
 )
 from vit_jax.tree_paths import require_fit, unroll, unrolled
@@ -38,6 +41,7 @@ def adapt_checkpoint(
     posemb: str = '',
     select: str = '',
     classes: SourceInfo | None = None,
+    task: Any = None,
 ) -> tuple[PyTree, list[str]]:
     """The parameters of a checkpoint for a model that may differ in its head and image size.
 
@@ -51,6 +55,7 @@ def adapt_checkpoint(
       select: the parts of the checkpoint to take, if the models differ otherwise; see
         `select_params`. If empty, all has to fit.
       classes: of the data to train on, which the head is fitted to; None keeps its order.
+      task: which may normalize images in another way; the checkpoint's own if None.
 
     Returns:
       Parameters without those that start anew, and notes for people; see `adapt`.
@@ -59,9 +64,14 @@ def adapt_checkpoint(
       UserError: if the architectures differ, or those of the parts that are selected.
     """
     notes = [*trained.notes, *_compare_fields(trained.model_config, model)]
+    params, replaced = equivalent(trained, model)
+    notes += replaced
+    if task is not None and (scale := pixel_scale(task)) is not None:
+        params, folded = for_images(dataclasses.replace(trained, params=params), scale)
+        notes += folded
     try:
         params, changes = adapt(
-            trained.params,
+            params,
             target,
             model,
             old_size=trained.image_size,
@@ -241,6 +251,150 @@ def _differing(theirs: Mapping[str, Any], model: Any) -> dict[str, tuple[Any, An
     ours = fields(model)
     pairs = {key: (value, ours[key]) for key, value in theirs.items() if key in ours}
     return {key: (there, here) for key, (there, here) in pairs.items() if there != here}
+
+
+# Fields of a ViT whose parameters others can replace, with their values in models without them.
+_REPLACED: dict[str, Any] = {'layer_scale': None, 'no_bias': '', 'posemb_prefix': 'class'}
+# The arrays beside which the layers of `models.vit.BIASES` have their biases.
+_BIASED = {
+    **{part: rf'(.*/)?block_\d+/attention/{part}/kernel' for part in ('query', 'key', 'value')},
+    'out': r'(.*/)?block_\d+/attention/out/kernel',
+    'patch_embed': '(.*/)?patch_embed/kernel',
+    'mlp': r'(.*/)?block_\d+/mlp/(gate|fc1|fc2)/kernel',
+    'norm': r'(.*/)?\w*norm\w*/scale',
+    'head': '(.*/)?head(/distillation)?/kernel',
+}
+# Layer scales and the layers before them.
+_SCALED = {'layer_scale1': 'attention/out', 'layer_scale2': 'mlp/fc2'}
+
+
+def equivalent(trained: TrainedModel, model: Any) -> tuple[dict[str, PyTree], list[str]]:
+    """Parameters that compute the same in a model with fewer kinds of parameters.
+
+    A model without layer scale, with biases that the checkpoint lacks, or with positions for other
+    tokens before the patches gets the checkpoint's factors in its layers, biases of zero, and
+    positions added to tokens. It then trains differently, which the notes say.
+    """
+    have, want = (
+        {key: found.get(key, plain) for key, plain in _REPLACED.items()}
+        for found in (trained.model_config, fields(model))
+    )
+    biases = [part for part in have['no_bias'].split('|') if part not in want['no_bias'].split('|')]
+    folds = have['layer_scale'] is not None and want['layer_scale'] is None
+    moves = have['posemb_prefix'] != want['posemb_prefix']
+    if not (biases or folds or moves):
+        return trained.params, []
+    from vit_jax.interop import names
+
+    flat, notes = names.flattened(trained.params, have['no_bias']), []
+    if folds:
+        flat = fold_layer_scale(flat)
+        notes.append('layer_scale: folded into the layers that it scales; config.model has none')
+    if biases:
+        flat = with_biases(flat, biases)
+        notes.append(f'biases of {", ".join(biases)}: zero; the checkpoint has none')
+    if moves:
+        flat = move_positions(flat, have['posemb_prefix'], want['posemb_prefix'])
+        notes.append(
+            'pos_embed: positions of tokens before the patches are added to these, or zero'
+        )
+    absent = '|'.join(part for part in have['no_bias'].split('|') if part not in biases)
+    return names.nested(flat, absent), notes
+
+
+def for_images(
+    trained: TrainedModel, scale: tuple[np.ndarray, np.ndarray]
+) -> tuple[dict[str, PyTree], list[str]]:
+    """Parameters that compute the same for images that are normalized in another way.
+
+    The difference is folded into the embedding of patches. A model without one keeps its
+    parameters, and the notes say so.
+
+    Args:
+      trained: the checkpoint.
+      scale: mean and standard deviation [C or 1] of the images to come, in [0, 1].
+    """
+    own, params = pixel_scale(trained.task), trained.params
+    if own is None or all(np.allclose(a, b, rtol=1e-6) for a, b in zip(own, scale, strict=True)):
+        return params, []
+    shown = (
+        ', '.join(f'{float(x):.4g}' for x in own[0]),
+        ', '.join(f'{float(x):.4g}' for x in own[1]),
+    )
+    words = f'the checkpoint is of images less {shown[0]}, over {shown[1]}; these are others'
+    embed = params.get('patch_embed', {})
+    is_first = any(re.search(p, 'patch_embed/kernel') for p in trained.model.layer_order()[:1])
+    if 'kernel' not in embed or not is_first:
+        return params, [f'{words}, which is not accounted for']
+    (mean, std), (new_mean, new_std) = own, scale
+    kernel = embed['kernel']
+    shift = np.sum(kernel * ((new_mean - mean) / std)[:, None], axis=(0, 1, 2))
+    patch_embed = {
+        'kernel': (kernel * (new_std / std)[:, None]).astype(np.float32),
+        'bias': (embed.get('bias', 0) + shift).astype(np.float32),
+    }
+    return params | {'patch_embed': patch_embed}, [f'{words}: folded into patch_embed']
+
+
+def fold_layer_scale(flat: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Fold layer scale into the layers before it: gamma * (W x + b) = (gamma W) x + gamma b."""
+    folded = dict(flat)
+    for name, gamma in flat.items():
+        block, _, scale = name.rpartition('/')
+        if scale in _SCALED:
+            del folded[name]
+            for leaf in ('kernel', 'bias'):
+                if (path := f'{block}/{_SCALED[scale]}/{leaf}') in flat:
+                    folded[path] = flat[path] * gamma
+    return folded
+
+
+def absent_biases(flat: Mapping[str, np.ndarray]) -> list[str]:
+    """The layers of `models.vit.BIASES` that have no bias in any block.
+
+    `flat` has split projections of attention, as `names.split` makes them.
+    """
+    return [
+        layer for layer in _BIASED if (found := _biases(flat, layer)) and not found & flat.keys()
+    ]
+
+
+def with_biases(flat: Mapping[str, np.ndarray], layers: Iterable[str]) -> dict[str, np.ndarray]:
+    """Give layers biases of zero, except those that have a bias."""
+    found = {name: shape for layer in layers for name, shape in _biases(flat, layer).items()}
+    return {name: np.zeros(shape, np.float32) for name, shape in found.items()} | dict(flat)
+
+
+def _biases(flat: Mapping[str, np.ndarray], layer: str) -> dict[str, tuple[int, ...]]:
+    """The names and shapes of the biases of a layer of `models.vit.BIASES`."""
+    in_heads = layer in ('query', 'key', 'value')
+    return {
+        f'{name.rpartition("/")[0]}/bias': array.shape[1:] if in_heads else array.shape[-1:]
+        for name, array in flat.items()
+        if re.fullmatch(_BIASED[layer], name)
+    }
+
+
+def move_positions(flat: Mapping[str, np.ndarray], old: str, new: str) -> dict[str, np.ndarray]:
+    """Positions for other tokens before the patches: `old` and `new` are `posemb_prefix`.
+
+    Tokens that gain a position get zeros; the positions of those that lose one are added to them.
+    """
+    if 'pos_embed' not in flat:
+        return dict(flat)
+    tokens = [name for name in ('cls_token', 'dist_token', 'register_tokens') if name in flat]
+    counts = {name: flat[name].shape[1] for name in tokens}
+    first = sum(count for name, count in counts.items() if name != 'register_tokens')
+    rows = {'none': 0, 'class': first, 'all': sum(counts.values())}
+    before, patches = np.split(flat['pos_embed'], [rows[old]], axis=1)
+    before = np.pad(before, ((0, 0), (0, rows['all'] - rows[old]), (0, 0)))
+    kept, lost = np.split(before, [rows[new]], axis=1)
+    moved = {**flat, 'pos_embed': np.concatenate([kept, patches], axis=1)}
+    at = np.cumsum([0, *counts.values()])
+    for name, start, end in zip(tokens, at[:-1], at[1:], strict=True):
+        if start >= rows[new]:
+            moved[name] = flat[name] + lost[:, start - rows[new] : end - rows[new]]
+    return moved
 
 
 Flat = dict[str, Any]  # '/'-joined path -> array or shape

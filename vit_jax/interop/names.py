@@ -87,21 +87,27 @@ def rename(flat: Flat, table: Table, source: str) -> Flat:
     return {target: flat[name] for target, name in found.items()}
 
 
-def split(flat: Mapping[str, np.ndarray]) -> Flat:
+def split(flat: Mapping[str, np.ndarray], no_bias: str = '') -> Flat:
     """Split fused projections: `attention/qkv/kernel` [D 3 H K] into `attention/query/kernel`
     [D H K] and so on, biases [3 H K] into [H K]. The parts are views.
+
+    Args:
+      flat: arrays by our names.
+      no_bias: projections that a fused bias has no row for, as in the model `vit`.
     """
     parted: Flat = {}
     for name, array in flat.items():
         parent, module, leaf = _parts(name)
-        for i, part in enumerate(_fused(parent).get(module, ())):
-            parted[f'{parent}/{part}/{leaf}'] = np.moveaxis(array, array.ndim - 3, 0)[i]
         if module not in _fused(parent):
             parted[name] = array
+            continue
+        parts = _projections(parent, module, leaf, no_bias)
+        rows = np.moveaxis(array, array.ndim - 3, 0)
+        parted |= {f'{parent}/{part}/{leaf}': row for part, row in zip(parts, rows, strict=True)}
     return parted
 
 
-def join(flat: Mapping[str, np.ndarray]) -> Flat:
+def join(flat: Mapping[str, np.ndarray], no_bias: str = '') -> Flat:
     """The inverse of `split`.
 
     Raises:
@@ -110,14 +116,21 @@ def join(flat: Mapping[str, np.ndarray]) -> Flat:
     joined: Flat = {}
     for name, array in flat.items():
         parent, module, leaf = _parts(name)
-        fused = _fused(parent)
-        for target, parts in fused.items():
-            if module == parts[0]:
-                arrays = [require(flat, f'{parent}/{part}/{leaf}') for part in parts]
-                joined[f'{parent}/{target}/{leaf}'] = np.stack(arrays, axis=array.ndim - 2)
-        if not any(module in parts for parts in fused.values()):
+        fused = next((key for key, parts in _fused(parent).items() if module in parts), None)
+        if fused is None:
             joined[name] = array
+        elif (whole := f'{parent}/{fused}/{leaf}') not in joined:
+            parts = _projections(parent, fused, leaf, no_bias)
+            arrays = [require(flat, f'{parent}/{part}/{leaf}') for part in parts]
+            joined[whole] = np.stack(arrays, axis=array.ndim - 2)
     return joined
+
+
+def _projections(parent: str, fused: str, leaf: str, no_bias: str) -> list[str]:
+    """The projections that a fused kernel or bias holds."""
+    parts = _fused(parent)
+    absent = no_bias.split('|') if leaf == 'bias' and parts is _SELF else []
+    return [part for part in parts[fused] if part not in absent]
 
 
 def require(flat: Mapping[str, np.ndarray], name: str) -> np.ndarray:
@@ -131,25 +144,25 @@ def require(flat: Mapping[str, np.ndarray], name: str) -> np.ndarray:
     return flat[name]
 
 
-def flattened(params: Mapping[str, Any]) -> Flat:
+def flattened(params: Mapping[str, Any], no_bias: str = '') -> Flat:
     """A tree of our parameters as float32 arrays by name: unrolled, with split projections."""
     flat = flatten_dict(params, sep='/')
-    return split(unroll({name: np.asarray(leaf, np.float32) for name, leaf in flat.items()}))
+    arrays = {name: np.asarray(leaf, np.float32) for name, leaf in flat.items()}
+    return split(unroll(arrays), no_bias)
 
 
-def empty_arrays(shapes: Mapping[str, Any]) -> Flat:
+def empty_arrays(shapes: Mapping[str, Any], no_bias: str = '') -> Flat:
     """Arrays in the shapes of a tree of our parameters, named as by `flattened`: views of a number,
     which take no memory.
     """
     leaves = flatten_dict(shapes, sep='/').items()
-    return split(
-        unroll({name: np.broadcast_to(np.float32(0), leaf.shape) for name, leaf in leaves})
-    )
+    views = {name: np.broadcast_to(np.float32(0), leaf.shape) for name, leaf in leaves}
+    return split(unroll(views), no_bias)
 
 
-def nested(flat: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def nested(flat: Mapping[str, np.ndarray], no_bias: str = '') -> dict[str, Any]:
     """The inverse of `flattened`."""
-    tree: dict[str, Any] = unflatten_dict(join(flat), sep='/')
+    tree: dict[str, Any] = unflatten_dict(join(flat, no_bias), sep='/')
     return tree
 
 

@@ -2,12 +2,11 @@
 
 They are read from the files beside the weights: config.json of timm, as `pretrained_cfg` or at its
 top, or preprocessor_config.json of transformers. A run has them in its config. Files written for
-transformers hold them again. `mean_and_std` reads the mean and standard deviation there too.
+transformers hold them again. So it is with the mean and standard deviation of the images.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Mapping
@@ -19,8 +18,8 @@ from vit_jax import signatures
 from vit_jax.data.images import MAX_PIXELS
 from vit_jax.data.transforms import parse
 from vit_jax.data.transforms.pillow import Fill, height_width
-from vit_jax.errors import UserError, resolve
-from vit_jax.interop.trained import Size, TrainedModel
+from vit_jax.errors import UserError
+from vit_jax.interop.trained import Size, TrainedModel, pixel_scale
 
 METHODS = ('nearest', 'lanczos', 'bilinear', 'bicubic', 'box')  # by Pillow's numbers
 CROP_SHARE = 0.875  # of timm, where `crop_pct` is not given
@@ -48,7 +47,8 @@ UNKNOWN_NORMALIZATION = (
     'the mean and standard deviation of its images are unknown '
     '(no preprocessor_config.json, no pretrained_cfg in config.json): taken as 0.5 and 0.5'
 )
-_OURS = (0.5, 0.5)
+_HALF = np.full(1, 0.5)
+RANGE = _HALF, _HALF  # mean and standard deviation of images in [0, 1] that make them [-1, 1]
 _PIXEL = 1 / 255
 
 
@@ -414,59 +414,54 @@ def given_normalization(mean: Any, std: Any) -> dict[str, Any]:
     return {} if mean is None else {GIVEN_NORMALIZATION: {'mean': mean, 'std': std}}
 
 
-def fold_normalization(
+def with_normalization(
     imported: TrainedModel, extra: Mapping[str, Any], unknown: str = ''
 ) -> TrainedModel:
-    """The model for images in [-1, 1], with its own normalization folded into the weights.
+    """The model with the mean and standard deviation of its images, in its task.
 
     Args:
-      imported: as it is in the file.
-      extra: see `files.read_arrays`; `given` adds the user's values.
+      imported: as it is in the file, for a task with the fields `mean` and `std`.
+      extra: see `files.read_arrays`; `given_normalization` adds the user's values.
       unknown: a note for people if the normalization is unknown.
 
     Raises:
-      UserError: if the mean or the standard deviation is invalid, or the user's cannot be folded.
+      UserError: if the mean or the standard deviation is invalid.
     """
     found = mean_and_std(extra)
     if found is None:
         return imported.with_notes(unknown) if unknown else imported
-    mean, std = found
-    if np.all(mean == _OURS[0]) and np.all(std == _OURS[1]):
+    if all(np.all(values == _HALF) for values in found):
         return imported
-    embed = imported.params.get('patch_embed', {})
-    if 'kernel' not in embed or not _embeds_pixels(imported.model_config):
-        words = (
-            f'its images have mean {_words(mean)} and standard deviation {_words(std)} in [0, 1], '
-            'which'
-        )
-        if GIVEN_NORMALIZATION in extra:
-            raise UserError(f'{words} cannot be folded into a {imported.model_config["name"]}')
-        return imported.with_notes(f'{words} is not accounted for: images here are in [-1, 1]')
-    kernel, bias = embed['kernel'], embed['bias']
-    for name, values in (('mean', mean), ('std', std)):
-        if values.size not in (1, kernel.shape[2]) and np.ptp(values):
-            raise UserError(f'{name} has {values.size} colors, the model takes {kernel.shape[2]}')
-    mean, std = (v if v.size == kernel.shape[2] else v[:1] for v in (mean, std))
-    # (x - mean) / std for x = (y + 1) / 2
-    shift = np.sum(kernel * ((0.5 - mean) / std)[:, None], axis=(0, 1, 2))
-    patch_embed = {
-        'kernel': (kernel * (0.5 / std)[:, None]).astype(np.float32),
-        'bias': (bias + shift).astype(np.float32),
-    }
-    params = imported.params | {'patch_embed': patch_embed}
-    return _padded(dataclasses.replace(imported, params=params), mean)
+    numbers = of_channels(found, imported.channels)
+    return imported.with_groups(task={**imported.task_config, **numbers})
 
 
-def _padded(imported: TrainedModel, mean: np.ndarray) -> TrainedModel:
-    """The model with padding of the mean, which is zero in other code bases, where it pads."""
-    if not imported.model.pads_pixels:
-        return imported
-    value = tuple((2 * mean - 1).tolist())
-    return imported.with_groups(model={**imported.model_config, 'pad_value': value})
+def of_channels(
+    normalization: tuple[np.ndarray, np.ndarray], channels: int
+) -> dict[str, tuple[float, ...]]:
+    """The fields `mean` and `std` of a task, with a number for each channel.
+
+    Raises:
+      UserError: if they are for another number of channels.
+    """
+    numbers = {}
+    for name, values in zip(('mean', 'std'), normalization, strict=True):
+        if values.size not in (1, channels) and np.ptp(values):
+            raise UserError(f'{name} has {values.size} colors, the model takes {channels}')
+        values = values if values.size == channels else values[:1]
+        numbers[name] = tuple(np.broadcast_to(values, channels).tolist())
+    return numbers
 
 
-def preprocessor(channels: int, size: tuple[int, int]) -> dict[str, Any]:
-    """A preprocessor_config.json of transformers with this package's normalization."""
+def normalization(trained: TrainedModel, channels: int) -> dict[str, list[float]]:
+    """`mean` and `std` of each channel of a model's images in [0, 1], for files."""
+    numbers = of_channels(pixel_scale(trained.task) or RANGE, channels)
+    return {name: list(values) for name, values in numbers.items()}
+
+
+def preprocessor(trained: TrainedModel, channels: int, size: tuple[int, int]) -> dict[str, Any]:
+    """A preprocessor_config.json of transformers with the normalization of a model's task."""
+    numbers = normalization(trained, channels)
     return {
         'image_processor_type': 'ViTImageProcessor',
         'do_resize': True,
@@ -475,16 +470,9 @@ def preprocessor(channels: int, size: tuple[int, int]) -> dict[str, Any]:
         'do_rescale': True,
         'rescale_factor': _PIXEL,
         'do_normalize': True,
-        'image_mean': [_OURS[0]] * channels,
-        'image_std': [_OURS[1]] * channels,
+        'image_mean': numbers['mean'],
+        'image_std': numbers['std'],
     }
-
-
-def _embeds_pixels(keywords: Mapping[str, Any]) -> bool:
-    """Whether the first layer of a model embeds patches."""
-    fields = {key: value for key, value in keywords.items() if key != 'name'}
-    model = resolve('vit_jax.models', keywords['name'], 'Model')(**fields)
-    return any(re.search(pattern, 'patch_embed/kernel') for pattern in model.layer_order()[:1])
 
 
 def mean_and_std(extra: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray] | None:
@@ -509,7 +497,7 @@ def mean_and_std(extra: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray] | No
         mean = _numbers('image_mean', config['image_mean'])
         std = _numbers('image_std', config['image_std'])
     elif str(_model_type(config)).startswith('ViT'):
-        mean, std = np.full(1, _OURS[0]), np.full(1, _OURS[1])  # its defaults
+        mean, std = RANGE  # its defaults
     else:
         return None
     return mean / scale, std / scale

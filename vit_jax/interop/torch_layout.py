@@ -7,6 +7,7 @@ and [H W I O]; attention heads are folded into the features in PyTorch and have 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -65,8 +66,6 @@ def parted(flat: Flat, source: str) -> Flat:
 def read(flat: Flat, table: names.Table, num_heads: int, source: str) -> Flat:
     """Arrays by our names and in our layouts, with split projections of attention.
 
-    If no block has biases of its queries, keys or values, they get biases of zero.
-
     Raises:
       UserError: if a name is in no row, or an array has an impossible shape.
     """
@@ -80,11 +79,17 @@ def read(flat: Flat, table: names.Table, num_heads: int, source: str) -> Flat:
             raise UserError(
                 f'{source}: {original} cannot have shape {array.shape} ({num_heads} heads)'
             ) from None
-    for part in ('query', 'key', 'value'):
-        kernels = [name for name in converted if name.endswith(f'/{part}/kernel')]
-        biases = {n[:-6] + 'bias': np.zeros(converted[n].shape[1:], np.float32) for n in kernels}
-        converted |= {} if biases.keys() & converted.keys() else biases
     return converted
+
+
+def with_biases(flat: Flat, parts: Sequence[str] = ('query', 'key', 'value')) -> Flat:
+    """Give split projections, under our names, biases of zero if no block has any."""
+    found = dict(flat)
+    for part in parts:
+        kernels = [name for name in flat if name.endswith(f'/{part}/kernel')]
+        biases = {n[:-6] + 'bias': np.zeros(flat[n].shape[1:], np.float32) for n in kernels}
+        found |= {} if biases.keys() & flat.keys() else biases
+    return found
 
 
 def write(flat: Flat, table: names.Table) -> Flat:

@@ -236,6 +236,19 @@ def fields(instance: Any) -> dict[str, Any]:
     return {name: getattr(instance, name) for name in names if name not in ('parent', 'name')}
 
 
+def pixel_scale(task: Any) -> tuple[np.ndarray, np.ndarray] | None:
+    """Mean and standard deviation [C or 1] by which a task normalizes pixels in [0, 1]; None if it
+    scales none.
+    """
+    if task.normalization is not None:
+        mean, std = task.normalization
+        return np.asarray(mean, np.float64), np.asarray(std, np.float64)
+    if not (span := fields(task).get('value_range')):
+        return None
+    low, high = span
+    return np.array([-low / (high - low)]), np.array([1 / (high - low)])
+
+
 def read_class_names(config: Mapping[str, Any], num_classes: int | None) -> tuple[str, ...]:
     """The names of all outputs; empty without classes, or if they are only LABEL_0, LABEL_1, ...
 

@@ -58,7 +58,7 @@ class Model(nn.Module):
       inert: fields that change the outputs of a trained model by rounding at most.
       mup_kinds: pairs of a pattern of parameters and a kind of `optim.mup`, where shapes do not
         determine the kind.
-      pads_pixels: whether it pads images to whole patches, by its field `pad_value`.
+      image_method: the method that takes images first.
       translates: whether it generates sequences, as `EncoderDecoder`.
     """
 
@@ -71,7 +71,7 @@ class Model(nn.Module):
         *('dropout', 'attention_dropout', 'drop_path', 'patch_dropout', 'init_scale', 'init_bias'),
     )
     mup_kinds: ClassVar[tuple[tuple[str, str], ...]] = ()
-    pads_pixels: ClassVar[bool] = False
+    image_method: ClassVar[str] = '__call__'
     translates: ClassVar[bool] = False
 
     @property

@@ -33,6 +33,8 @@ class Model(siglip.Model):
     projections without biases to the embeddings. Logits have no bias either.
 
     Attributes:
+      no_bias: layers of the image tower without biases, see the model `vit`; 'patch_embed' in the
+        authors' files.
       eos: id of the end of a text, whose token becomes the embedding, or 'largest': see the model
         `text_encoder`. Texts are causal, so that what follows the end has no effect.
       init_scale: 1 / 0.07 at the start, section 2.5.
@@ -50,6 +52,7 @@ class Model(siglip.Model):
     text_num_heads: int = 8
     embed_dim: int = 512
     project: bool = True
+    no_bias: str = ''
     eos: int | str = 49407
     init_scale: float = 1 / 0.07
     init_bias: float = 0.0
@@ -71,7 +74,7 @@ class Model(siglip.Model):
 
     @property
     def _image_fields(self) -> dict[str, Any]:
-        return super()._image_fields | {'norm_pre': True}
+        return super()._image_fields | {'norm_pre': True, 'no_bias': self.no_bias}
 
     @property
     def _text_fields(self) -> dict[str, Any]:

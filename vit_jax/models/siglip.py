@@ -90,6 +90,7 @@ class Model(base.Model):
     attention: str = 'auto'
     dtype: str = 'float32'
 
+    image_method = 'embed_images'
     tower: ClassVar[type[Any]] = vit.Model
     # Of the heads of both towers, and of the logits.
     biases: ClassVar[bool] = True

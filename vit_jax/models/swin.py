@@ -110,7 +110,6 @@ class Model(base.Model):
     residual_dtype: str | None = None
     attention: str = 'auto'
 
-    pads_pixels = True
     merging: ClassVar[Callable[..., nn.Module]] = PatchMerging
     weightless: ClassVar[tuple[str, ...]] = (
         *('dropout', 'attention_dropout', 'drop_path', 'gelu', 'norm_eps', 'pad_value'),

@@ -62,6 +62,7 @@ WITH_CLASS_TOKEN = ('cls', 'patches', 'cls_patches', 'distilled')
 MEANS = ('gap', 'patches')
 HEAD_NORMS = ('none', 'batch')
 POSEMBS = ('learn', 'sincos2d', 'none')
+POSEMB_PREFIXES = ('none', 'class', 'all')
 NORMS: Mapping[str, Callable[..., nn.Module]] = {'layer': LayerNorm, 'rms': RMSNorm}
 # Functions of the tokens' layout, a head's width and a source of keys; options follow the `*`.
 POSITIONS: Mapping[str, Callable[..., Rotary | Relative]] = {
@@ -92,6 +93,9 @@ class Model(base.PatchModel):
       fc_norm: whether the final norm is applied to the mean of the tokens instead of to the tokens,
         as in fine-tuning of MAE (arXiv:2111.06377).
       posemb: positions that are added to the tokens: 'learn', 'sincos2d' (fixed) or 'none'.
+      posemb_prefix: the tokens before the patches that `pos_embed` has rows for: 'class', the class
+        and distillation tokens, as in the paper; 'none' (big_vision, DeiT III); or 'all', registers
+        too (DeiT without its second head, YOLOS).
       posemb_std: initial standard deviation of learned positions; 0.02 in the authors' code,
         width^-1/2 in big_vision.
       representation_size: width of a tanh layer before the head; None for no such layer.
@@ -112,8 +116,8 @@ class Model(base.PatchModel):
         'swiglu(norm=True)'; `mlp_dim` is the width between its layers.
       layer_scale: initial value of a learned factor for each channel of every branch
         (arXiv:2103.17239); None for none.
-      registers: tokens without positions between the class token and the patches, which no pooling
-        reads (arXiv:2309.16588).
+      registers: tokens between the class token and the patches, which no pooling reads
+        (arXiv:2309.16588); without positions unless `posemb_prefix` is 'all'.
       positions: positions within attention: 'none'; 'rope', rotations counted in patches, with
         the options of `nn.rotary.rope`, as in 'rope(reference=16)' (EVA-02); or 'rope_dinov3',
         those of `nn.rotary.rope_dinov3`, as in 'rope_dinov3(rescale=2.0)'; 'relative', a learned
@@ -144,6 +148,7 @@ class Model(base.PatchModel):
     pool: str = 'cls'
     fc_norm: bool = False
     posemb: str = 'learn'
+    posemb_prefix: str = 'class'
     posemb_std: float = 0.02
     representation_size: int | None = None
     dropout: float = 0.0
@@ -180,6 +185,7 @@ class Model(base.PatchModel):
     def __post_init__(self) -> None:
         check_choice('pool', self.pool, POOLS)
         check_choice('posemb', self.posemb, POSEMBS)
+        check_choice('posemb_prefix', self.posemb_prefix, POSEMB_PREFIXES)
         check_choice('head_norm', self.head_norm, HEAD_NORMS)
         check_fields(self, 'gelu', 'attention', 'dtype', 'remat', 'residual_dtype')
         check_fields(self, 'dropout', 'attention_dropout', 'drop_path')
@@ -201,14 +207,20 @@ class Model(base.PatchModel):
         super().__post_init__()
 
     @property
+    def class_tokens(self) -> int:
+        """Number of class and distillation tokens, which come first."""
+        return int(self.pool in WITH_CLASS_TOKEN) + (self.pool == 'distilled')
+
+    @property
     def positioned_tokens(self) -> int:
         """Number of tokens before the patches that have a row of `pos_embed`."""
-        return int(self.pool in WITH_CLASS_TOKEN) + (self.pool == 'distilled')
+        rows = {'none': 0, 'class': self.class_tokens, 'all': self.prefix_tokens}
+        return rows[self.posemb_prefix]
 
     @property
     def prefix_tokens(self) -> int:
         """Number of tokens before the patches."""
-        return self.positioned_tokens + self.registers
+        return self.class_tokens + self.registers
 
     @property
     def stride(self) -> int:
@@ -268,24 +280,36 @@ class Model(base.PatchModel):
         if masked is not None:
             token = self.param('mask_token', nn.initializers.zeros, (1, 1, self.width))
             x = jnp.where(masked[..., None], token.astype(residual), x)
-        names = ('dist_token', 'cls_token') if self.pool == 'distilled' else ('cls_token',)
-        for name in names if self.pool in WITH_CLASS_TOKEN else ():
-            token = self.param(name, nn.initializers.zeros, (1, 1, self.width))
-            token = jnp.broadcast_to(token, (x.shape[0], 1, self.width)).astype(residual)
-            x = jnp.concatenate([token, x], axis=1)
-        if self.posemb != 'none':
-            x = x + self._positions(x.shape[1], images).astype(residual)
+        x = self._with_positions('none', x, images)
+        x = self._with_class_tokens(x)
+        x = self._with_positions('class', x, images)
         if self.registers:
             x = self._with_registers(x)
+        x = self._with_positions('all', x, images)
         x = Dropout(self.dropout)(x, train)
         if self.norm_pre:
             norm = make_norm(self)(self.norm_eps, dtype=dtype, name='norm_pre')
             x = norm(x).astype(residual)
         return x
 
+    def _with_positions(self, prefix: str, x: Array, images: Any) -> Array:
+        """The tokens plus their positions, if `prefix` is the field `posemb_prefix`."""
+        if self.posemb == 'none' or prefix != self.posemb_prefix:
+            return x
+        return x + self._positions(x.shape[1], images).astype(x.dtype)
+
+    def _with_class_tokens(self, x: Array) -> Array:
+        """The tokens with any class and distillation token before them."""
+        names = ('dist_token', 'cls_token') if self.pool == 'distilled' else ('cls_token',)
+        for name in names if self.pool in WITH_CLASS_TOKEN else ():
+            token = self.param(name, nn.initializers.zeros, (1, 1, self.width))
+            token = jnp.broadcast_to(token, (x.shape[0], 1, self.width)).astype(x.dtype)
+            x = jnp.concatenate([token, x], axis=1)
+        return x
+
     def _with_registers(self, x: Array) -> Array:
-        """The tokens with registers before the patches."""
-        first, shape = self.positioned_tokens, (1, self.registers, self.width)
+        """The tokens with registers after the class tokens."""
+        first, shape = self.class_tokens, (1, self.registers, self.width)
         tokens = self.param('register_tokens', nn.initializers.normal(0.02), shape)
         tokens = jnp.broadcast_to(tokens, (len(x), *shape[1:])).astype(x.dtype)
         return jnp.concatenate([x[:, :first], tokens, x[:, first:]], axis=1)
@@ -362,7 +386,7 @@ def _make_positions(
 ) -> Rotary | Relative | None:
     if model.positions == 'none':
         return None
-    layout = Layout(grid, model.positioned_tokens, model.registers)
+    layout = Layout(grid, model.class_tokens, model.registers)
     make = parse_choice('positions', model.positions, POSITIONS)
     return make(layout, model.width // model.num_heads, next_key)
 

@@ -33,16 +33,37 @@ class Sequences(NamedTuple):
         return jnp.arange(self.values.shape[1]) < self.grid.prod(axis=-1, keepdims=True)
 
 
+# Mean and standard deviation of each channel of images in [0, 1].
+Normalization = tuple[Sequence[float], Sequence[float]]
+
+
 def from_batch(
-    batch: Mapping[str, Any], value_range: Sequence[float]
+    batch: Mapping[str, Any],
+    value_range: Sequence[float],
+    normalization: Normalization | None = None,
 ) -> Float[Array, 'B H W C'] | Sequences:
     """A model's images from a batch: `image`, or the `patches` and `grid` of the plan `patches`.
 
-    Bytes are scaled to `value_range`.
+    Bytes are scaled as by `scaled`.
     """
     if 'patches' not in batch:
-        return to_range(batch['image'], value_range)
-    return Sequences(to_range(batch['patches'], value_range), batch['grid'])
+        return scaled(batch['image'], value_range, normalization)
+    values = batch['patches']
+    if normalization is not None:  # channels run fastest
+        mean, std = (np.resize(x, values.shape[-1]).tolist() for x in normalization)
+        normalization = mean, std
+    return Sequences(scaled(values, value_range, normalization), batch['grid'])
+
+
+def scaled(
+    image: Num[Array, '... C'],
+    value_range: Sequence[float],
+    normalization: Normalization | None,
+) -> Float[Array, '... C']:
+    """Bytes as float32, normalized or else in `value_range`; floats pass unchanged."""
+    if normalization is None:
+        return to_range(image, value_range)
+    return standardize(image, *normalization)
 
 
 def side_and_channels(values: int) -> tuple[int, int]:

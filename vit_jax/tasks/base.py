@@ -14,6 +14,7 @@ from jax import Array
 from vit_jax.array_types import Float, Int
 from vit_jax.errors import UserError
 from vit_jax.ops.search import Search
+from vit_jax.ops.sequences import Normalization
 from vit_jax.ops.terms import Term
 
 Batch = dict[str, Any]
@@ -104,7 +105,7 @@ class Task(abc.ABC):
         return 1
 
     @property
-    def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    def normalization(self) -> Normalization | None:
         """Mean and standard deviation by which `inputs` normalizes images; None for a range."""
         return None
 

@@ -14,7 +14,7 @@ from jax import Array
 from vit_jax.array_types import Bool, Float, Num
 from vit_jax.errors import UserError, check_choice
 from vit_jax.ops import sequences
-from vit_jax.ops.sequences import Sequences
+from vit_jax.ops.sequences import Normalization, Sequences
 from vit_jax.ops.terms import Term, hits
 from vit_jax.tasks import base
 from vit_jax.tasks.base import Apply, Batch, Sums
@@ -41,6 +41,8 @@ class Task(base.Task):
         images and K the number of classes that have any. The loss is divided by the number of
         images, and evaluation has no weights.
       value_range: range to which bytes 0..255 are scaled for the model.
+      mean, std: of each channel of the images that the model was trained on, in [0, 1], for models
+        that take images less their mean, over their standard deviation; empty for `value_range`.
     """
 
     loss_name: str = 'softmax'
@@ -49,6 +51,8 @@ class Task(base.Task):
     cutmix: float = 0.0
     class_weights: tuple[float, ...] | str | None = None
     value_range: tuple[float, float] = (-1.0, 1.0)
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
 
     rngs = ('dropout',)
     classifies = True
@@ -60,6 +64,8 @@ class Task(base.Task):
         self.require('label_smoothing', 0 <= self.label_smoothing < 1, 'in [0, 1)')
         self.require('mixup', self.mixup >= 0, 'at least 0')
         self.require('cutmix', self.cutmix >= 0, 'at least 0')
+        self.require('std', len(self.std) == len(self.mean), 'given with mean, of as many channels')
+        self.require('std', min(self.std, default=1) > 0, 'positive')
         if isinstance(self.class_weights, str):
             check_choice('config.task.class_weights', self.class_weights, [BALANCED])
         elif self.class_weights is not None:
@@ -90,13 +96,17 @@ class Task(base.Task):
         return self.class_weights is not None
 
     @property
+    def normalization(self) -> Normalization | None:
+        return (self.mean, self.std) if self.std else None
+
+    @property
     def multiple(self) -> int:
         """A number that divides the rows of a device: 2 where `augment` mixes pairs."""
         return 2 if self.mixup > 0 or self.cutmix > 0 else 1
 
     def inputs(self, batch: Batch) -> tuple[Float[Array, 'B H W C'] | Sequences]:
-        """Images in `value_range`, or sequences of their patches."""
-        return (sequences.from_batch(batch, self.value_range),)
+        """Scaled images, or sequences of their patches."""
+        return (sequences.from_batch(batch, self.value_range, self.normalization),)
 
     def augment(self, key: jax.Array, batch: Batch) -> Batch:
         """Mix every example with its neighbor; the label becomes two weighted ones.
@@ -112,7 +122,7 @@ class Task(base.Task):
                 'config.task.mixup and config.task.cutmix to 0'
             )
         coin, lam_key, box_key = jax.random.split(key, 3)
-        image = sequences.to_range(batch['image'], self.value_range)
+        image = sequences.scaled(batch['image'], self.value_range, self.normalization)
         mixes = [
             mix(lam_key, box_key, image, alpha)
             for mix, alpha in ((mixup, self.mixup), (cutmix, self.cutmix))

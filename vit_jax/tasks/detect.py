@@ -17,6 +17,7 @@ from vit_jax.errors import UserError
 from vit_jax.ops import boxes as box_ops
 from vit_jax.ops import sequences
 from vit_jax.ops.boxes import match
+from vit_jax.ops.sequences import Normalization
 from vit_jax.ops.terms import Term
 from vit_jax.tasks import base
 from vit_jax.tasks.base import Apply, Batch, Sums
@@ -69,7 +70,7 @@ class Task(base.Task):
         self.require('std', min(self.std) > 0, 'positive')
 
     @property
-    def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def normalization(self) -> Normalization:
         return self.mean, self.std
 
     def inputs(self, batch: Batch) -> tuple[Float[Array, 'B H W C'], Bool[Array, 'B H W']]:

@@ -17,6 +17,7 @@ from vit_jax.array_types import Float
 from vit_jax.errors import check_choice
 from vit_jax.nn.patches import patch_grid, patchify, unpatchify
 from vit_jax.ops import sequences
+from vit_jax.ops.sequences import Normalization
 from vit_jax.ops.terms import Term
 from vit_jax.tasks import base
 from vit_jax.tasks.base import Apply, Batch
@@ -32,13 +33,14 @@ class Task(base.Task):
 
     Attributes:
       target: 'normalized', a patch less its mean, over its standard deviation; or 'pixels'.
-      value_range: range to which bytes 0..255 are scaled for the model.
+      value_range: range to which bytes 0..255 are scaled for the model; None for images normalized
+        by `mean` and `std`.
       mean, std: normalization of the target's pixels, which are in [0, 1]: a number, or one for
         each color. For normalized patches only the ratios of `std` matter.
     """
 
     target: str = 'normalized'
-    value_range: tuple[float, float] = (-1.0, 1.0)
+    value_range: tuple[float, float] | None = (-1.0, 1.0)
     mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.5,)
 
@@ -48,10 +50,14 @@ class Task(base.Task):
         check_choice('config.task.target', self.target, TARGETS)
         self.require('std', min(self.std, default=0) > 0, 'positive')
 
+    @property
+    def normalization(self) -> Normalization | None:
+        return (self.mean, self.std) if self.value_range is None else None
+
     def inputs(self, batch: Batch) -> tuple[Float[Array, 'B *rest'], ...]:
         """The images, and the `noise` [B N] from which masks are drawn if the batch has it."""
         noise = (batch['noise'],) if 'noise' in batch else ()
-        return sequences.to_range(batch['image'], self.value_range), *noise
+        return sequences.scaled(batch['image'], self.value_range or (), self.normalization), *noise
 
     def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
         """The mean over the hidden patches of a patch's mean squared error (section 3)."""
@@ -83,9 +89,11 @@ class Task(base.Task):
 
     def _target(self, outputs: dict, batch: Batch) -> tuple[Patches, tuple[Any, Any]]:
         """The target patches, and the mean and standard deviation that were removed from them."""
-        low, high = self.value_range
-        image = (self.inputs(batch)[0] - low) / (high - low)
-        image = (image - jnp.asarray(self.mean)) / jnp.asarray(self.std)
+        image = self.inputs(batch)[0]
+        if self.value_range is not None:
+            low, high = self.value_range
+            image = (image - low) / (high - low)
+            image = (image - jnp.asarray(self.mean)) / jnp.asarray(self.std)
         patches = patchify(image, _patch_size(outputs['patches'], image.shape[-1]))
         if self.target == 'pixels':
             return patches, (0.0, 1.0)

@@ -13,7 +13,7 @@ from jax import Array
 from vit_jax.array_types import Bool, Float, Int, Shaped
 from vit_jax.errors import UserError, check_choice
 from vit_jax.ops import sequences
-from vit_jax.ops.sequences import Sequences
+from vit_jax.ops.sequences import Normalization, Sequences
 from vit_jax.ops.terms import Term
 from vit_jax.tasks import base
 from vit_jax.tasks.base import Apply, Batch
@@ -43,6 +43,8 @@ class Task(base.Task):
         arXiv:2111.07991). Add its parameters to `config.optim.freeze` too, or weight decay will
         shrink them.
       value_range: range to which bytes 0..255 are scaled for the model.
+      mean, std: of each channel of the images that the model was trained on, in [0, 1], for models
+        that take images less their mean, over their standard deviation; empty for `value_range`.
       prompts: ids of the texts that predictions choose from.
     """
 
@@ -52,6 +54,8 @@ class Task(base.Task):
     chunk: int = 4096
     locked_image: bool = False
     value_range: tuple[float, float] = (-1.0, 1.0)
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
     prompts: tuple[tuple[int, ...], ...] = ()
 
     rngs = ('dropout',)
@@ -61,14 +65,21 @@ class Task(base.Task):
         check_choice('config.task.loss_name', self.loss_name, LOSSES)
         check_choice('config.task.repeats', self.repeats, ('negatives', 'matches'))
         self.require('chunk', self.chunk >= 1, 'at least 1')
+        self.require('std', len(self.std) == len(self.mean), 'given with mean, of as many channels')
+        self.require('std', min(self.std, default=1) > 0, 'positive')
+
+    @property
+    def normalization(self) -> Normalization | None:
+        return (self.mean, self.std) if self.std else None
 
     def inputs(
         self, batch: Batch
     ) -> tuple[Float[Array, 'B H W C'] | Sequences, Int[Array, 'B N'] | None]:
-        """Images in `value_range`, or sequences of their patches, and the ids of their captions, if
-        the batch has any.
+        """Scaled images, or sequences of their patches, and the ids of their captions, if the batch
+        has any.
         """
-        return sequences.from_batch(batch, self.value_range), batch.get(self.text)
+        images = sequences.from_batch(batch, self.value_range, self.normalization)
+        return images, batch.get(self.text)
 
     def outputs(self, apply: Apply, batch: Batch) -> dict[str, jax.Array]:
         """Embeddings `image` and `text` [B E], `scale` and `bias`; no `text` without captions."""

@@ -173,6 +173,7 @@ def find_origin(
             init.posemb,
             init.select,
             None if init.classes else training.data.info,
+            training.program.task,
         )
     except UserError as e:
         raise UserError(f'config.init.from={path}: {e}{_channels(imported, training)}') from e

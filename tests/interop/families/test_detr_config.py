@@ -79,11 +79,11 @@ def test_a_table_transformer_is_a_detr_with_norms_before(tmp_path):
     np.testing.assert_allclose(found.logits, expected.logits, atol=1e-5)
 
 
-def test_a_normalization_that_cannot_be_folded(folder, caplog):
-    """The first convolution is padded with the mean, so that a detector keeps its normalization."""
+def test_a_detector_takes_normalized_images(folder, caplog):
+    """Its first convolution is padded with the mean."""
     vit_jax.load(folder)
     assert 'images are in [0, 1] minus the mean (0.485, ' in caplog.text
-    with pytest.raises(UserError, match='cannot be folded into a detr'):
+    with pytest.raises(UserError, match='are not applied by a detr'):
         vit_jax.load(folder, mean=0.5, std=0.5)
     imported = interop.read(folder, mean=0.5, std=0.25)
     np.testing.assert_allclose(imported.value_range(), [[-2] * 3, [2] * 3])

@@ -93,7 +93,7 @@ def test_images_of_another_size(tmp_path):
     )
 
 
-def test_layer_scale_is_folded(tmp_path, images):
+def test_layer_scale_stays(tmp_path, images):
     model, batch = reference(), images(2, 12, 12, 3)
     flat, gammas = timm_state(model), np.random.default_rng(0).normal(size=(DEPTH, 2, WIDTH))
     scaled = {}
@@ -105,6 +105,10 @@ def test_layer_scale_is_folded(tmp_path, images):
             for leaf in ('weight', 'bias'):
                 scaled[f'{layer}.{leaf}'] = (flat[f'{layer}.{leaf}'].T / gamma).T
     imported = read(tmp_path, flat | scaled)
+    assert imported.model.layer_scale is not None
+    np.testing.assert_array_equal(
+        imported.params['encoder']['block_1']['layer_scale2'], scaled['blocks.1.ls2.gamma']
+    )
     np.testing.assert_allclose(
         ours(imported, batch)['logits'], theirs(model, batch).logits, atol=2e-5
     )
@@ -305,7 +309,11 @@ MISTAKES = {
         {},
         r'cannot have shape \(47, 16\)',
     ),
-    'scale': ({'blocks.1.ls1.gamma': np.ones(3)}, {}, r'ls1\.gamma scales .* does not fit'),
+    'scale': (
+        {'blocks.1.ls1.gamma': np.ones(3)},
+        {},
+        r'blocks\.1\.ls1\.gamma has shape \(3,\) instead',
+    ),
     'activation': (
         {},
         {'model_args': {'num_heads': HEADS, 'act_layer': 'relu'}},
@@ -330,7 +338,7 @@ MISTAKES = {
     'one scale': (
         {'blocks.1.ls1.gamma': np.ones(WIDTH)},
         {},
-        r'blocks\.0\.ls1\.gamma is not in the file',
+        r'blocks\.0\.ls1\.gamma \(16,\) is missing',
     ),
     'heads': ({}, {'model_args': {}}, r'number of attention heads .* config\.json'),
 }

@@ -7,8 +7,10 @@ import pytest
 from helpers.transformers_clip import (
     END,
     LENGTH,
+    MEAN,
     OLD_END,
     SIZE,
+    STD,
     VOCAB,
     batch,
     ours,
@@ -69,10 +71,10 @@ def test_logits_and_loss_are_those_of_transformers_there_and_back(name, eos, fie
     written = getattr(transformers, f'{name}Model')
     again, info = written.from_pretrained(tmp_path / 'ours', output_loading_info=True)
     assert not info['missing_keys'] and not info['unexpected_keys']
-    found = theirs(again.eval(), data, [0.5] * 3, [0.5] * 3).logits_per_image
+    found = theirs(again.eval(), data).logits_per_image
     np.testing.assert_allclose(found, expected.logits_per_image, atol=2e-5 * scale)
     image = transformers.AutoImageProcessor.from_pretrained(tmp_path / 'ours')
-    assert tuple(image.image_mean) == (0.5, 0.5, 0.5)
+    assert (tuple(image.image_mean), tuple(image.image_std)) == (MEAN, STD)
 
 
 @pytest.fixture(scope='module')
@@ -84,7 +86,11 @@ def test_the_model_that_is_read(saved):
     trained = interop.read(saved)
     model = trained.model_config
     assert (model['name'], model['length'], model['eos']) == ('clip', LENGTH, END)
-    assert trained.task_config == {'name': 'siglip', 'loss_name': 'softmax'}
+    assert trained.task_config == {
+        **{'name': 'siglip', 'loss_name': 'softmax'},
+        **{'mean': MEAN, 'std': STD},
+    }
+    assert model['no_bias'] == 'patch_embed'
     module, variables = vit_jax.load(saved, image_size=2 * SIZE)
     assert variables['params']['image']['pos_embed'].shape == (1, 17, 16)
     made = jax.eval_shape(module.apply, variables, jnp.zeros((1, 2 * SIZE, 2 * SIZE, 3)))

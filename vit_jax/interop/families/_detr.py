@@ -21,8 +21,6 @@ _NORM_EPS = 1e-5
 _MASK_STRIDE = 4
 ANY_LENGTH = 1_000_000  # pixels: transformers needs a limit of the longer side
 _PANOPTIC = 'detr_panoptic'
-# The defaults of the task, of ImageNet.
-_NORMALIZATION = {'mean': (0.485, 0.456, 0.406), 'std': (0.229, 0.224, 0.225)}
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Model)}
 
 
@@ -56,7 +54,7 @@ def transformers(imported: TrainedModel) -> Written:
         _config(model, channels)
         | trained.class_names_config(imported.class_names, model['num_classes']),
         tuple(notes),
-        _preprocessor(imported.task_config, channels, resizing),
+        _preprocessor(imported, channels, resizing),
     )
 
 
@@ -169,20 +167,17 @@ def _resizing(transforms: str) -> dict[str, Any] | None:
 
 
 def _preprocessor(
-    task: dict[str, Any], channels: int, resizing: dict[str, Any] | None
+    imported: TrainedModel, channels: int, resizing: dict[str, Any] | None
 ) -> dict[str, Any]:
-    own = {**_NORMALIZATION, **task}
-    panoptic = task['name'] == 'segment_panoptic'
+    panoptic = imported.config.task.name == 'segment_panoptic'
     return {
-        **preprocessing.preprocessor(channels, (0, 0)),
+        **preprocessing.preprocessor(imported, channels, (0, 0)),
         'image_processor_type': 'DetrImageProcessor',
         'format': 'coco_panoptic' if panoptic else 'coco_detection',
         'do_resize': resizing is not None,
         'size': {'shortest_edge': 800, 'longest_edge': 1333},
         **(resizing or {}),
         'do_pad': True,
-        'image_mean': list(own['mean']),
-        'image_std': list(own['std']),
     }
 
 

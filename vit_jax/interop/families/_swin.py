@@ -63,9 +63,10 @@ def assemble(
     model: dict[str, Any] = {'name': 'swin', 'gelu': gelu, 'norm_eps': NORM_EPS}
     if windows is None:
         arrays = {n: _square(a) if n.endswith(BIAS) else a for n, a in arrays.items()}
+        arrays = torch_layout.with_biases(arrays)
         model['window'] = _window(arrays, source)
     else:
-        arrays = _as_v2(arrays, in_file)
+        arrays = _as_v2(torch_layout.with_biases(arrays, ('query', 'value')))
         pretrained = tuple(windows['pretrained_windows'])[: len(heads)]
         model |= {'name': 'swin_v2', **windows, 'pretrained_windows': pretrained}
     model |= _keywords(arrays, heads, source, label)
@@ -128,17 +129,12 @@ def _window(arrays: Flat, source: str) -> int:
     return windows.pop() if windows else 1
 
 
-def _as_v2(arrays: Flat, in_file: Mapping[str, str]) -> Flat:
-    """Scales [H 1 1] as [H], and biases of queries and values by their own names; absent biases of
-    keys were added as zeros.
-    """
+def _as_v2(arrays: Flat) -> Flat:
+    """Scales [H 1 1] as [H], and biases of queries and values by their own names."""
     found: Flat = {}
     for name, array in arrays.items():
-        if name.endswith(SCALE):
-            array = array.reshape(-1)
-        if name.endswith('/key/bias') and name not in in_file:
-            continue
-        found[re.sub('/(query|value)/bias$', r'/\1_bias', name)] = array
+        name = re.sub('/(query|value)/bias$', r'/\1_bias', name)
+        found[name] = array.reshape(-1) if name.endswith(SCALE) else array
     return found
 
 

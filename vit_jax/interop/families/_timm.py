@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import names, preprocessing, torch_layout
-from vit_jax.interop.families import _vit
+from vit_jax.interop import adapt, names, preprocessing, torch_layout
 from vit_jax.interop.families._transformers import (
     Fields,
     fixed_positions,
@@ -216,7 +215,7 @@ def _ungated(flat: Flat) -> Flat:
 # The values, as patterns, that fields have to have.
 _FIELDS = {
     **{'pool': 'cls|gap|patches|map|distilled', 'posemb': 'learn|sincos2d', 'positions': 'none'},
-    **{'norm_place': 'pre', 'head_norm': 'none', 'no_bias': '', 'mlp': 'mlp|swiglu'},
+    **{'norm_place': 'pre', 'head_norm': 'none', 'mlp': 'mlp|swiglu'},
     'representation_size': 'None|0',
 }
 # By the layers of their ResNet.
@@ -229,6 +228,7 @@ _HYBRIDS = {
 _EPS, _CLIP_EPS = 1e-6, 1e-5
 _POOLS = {'cls': 'token', 'distilled': 'token', 'gap': 'avg', 'patches': 'avg', 'map': 'map'}
 _ACT_LAYERS = {'erf': 'gelu', 'tanh': 'gelu_tanh', 'quick': 'quick_gelu'}
+_QKV = ('query', 'key', 'value')
 # Projections that are one array there.
 _FUSED = (('attn', 'qkv'), ('attn_pool', 'kv'))
 
@@ -245,7 +245,7 @@ def write(trained: TrainedModel, table: names.Table) -> Written:
     """
     model = fields(trained.model) | {'name': trained.config.model.name}
     architecture = _architecture(model)
-    flat = _vit.unscaled(names.flattened(trained.params), 'the model', lambda name: name)
+    flat = names.flattened(trained.params, model['no_bias'])
     stride, first = trained.model.stride, trained.model.positioned_tokens
     size = trained.image_size or square(flat, stride, first)
     if model['posemb'] == 'sincos2d':
@@ -264,13 +264,13 @@ def write(trained: TrainedModel, table: names.Table) -> Written:
         },
         'pretrained_cfg': {
             **{'num_classes': classes, 'input_size': [channels, *size], 'fixed_input_size': True},
-            **{'mean': [0.5] * channels, 'std': [0.5] * channels},
+            **preprocessing.normalization(trained, channels),
             **told,
         },
     }
     if trained.class_names:
         config['label_names'] = list(trained.class_names)
-    arrays = torch_layout.write(_tokens(flat, model), table)
+    arrays = torch_layout.write(_tokens(flat, model, first), table)
     if not model.get('layers', True):  # a root alone, which is no stem there
         arrays = {name.replace('.stem.', '.'): array for name, array in arrays.items()}
     return Written(_fused(_gated(arrays)), config, (*_notes(model), *notes))
@@ -339,26 +339,37 @@ def _arguments(model: Fields, pool: str) -> dict[str, Any]:
         'global_pool': pool,
         'class_token': model['pool'] in ('cls', 'patches', 'distilled'),
         'reg_tokens': model['registers'],
-        'no_embed_class': bool(model['registers']),
+        'no_embed_class': _prefix(model) == 'none',
+        'qkv_bias': not set(_QKV) <= set(model['no_bias'].split('|')),
         'pre_norm': model['norm_pre'],
         'fc_norm': model['fc_norm'],
         'final_norm': model['final_norm'],
         'qk_norm': model['qk_norm'] != 'none',
-        'init_values': None,
+        'init_values': model['layer_scale'],
         **({'norm_layer': 'rmsnorm'} if model['norm'] == 'rms' else {}),
         **({'act_layer': _ACT_LAYERS[model['gelu']]} if model['mlp'] == 'mlp' else {}),
     }
 
 
-def _tokens(flat: Flat, model: Fields) -> Flat:
-    """Positions as timm keeps them: beside registers no token but the patches has one, and before
-    a norm patches have no biases.
+def _tokens(flat: Flat, model: Fields, first: int) -> Flat:
+    """Arrays with the positions and biases that timm has, where patches before a norm have none.
+
+    `first` is the number of rows of `pos_embed` before those of the patches.
     """
-    kept = without_patch_bias(flat) if model['norm_pre'] else dict(flat)
-    if model['registers'] and 'cls_token' in kept:
-        kept['cls_token'] = kept['cls_token'] + kept['pos_embed'][:, :1]
-        kept['pos_embed'] = kept['pos_embed'][:, 1:]
-    return kept
+    absent = set(filter(None, model['no_bias'].split('|')))
+    kept = set(_QKV) if absent.issuperset(_QKV) else set()
+    if model['norm_pre']:
+        kept, flat = kept | {'patch_embed'}, without_patch_bias(flat, first)
+    flat = adapt.move_positions(flat, model['posemb_prefix'], _prefix(model))
+    return adapt.with_biases(flat, absent - kept)
+
+
+def _prefix(model: Fields) -> str:
+    """The `posemb_prefix` that timm has: positions of all tokens before the patches, or of none."""
+    if model['pool'] == 'distilled':
+        return 'class'
+    is_fit = model['posemb_prefix'] == 'all' or not model['registers']
+    return model['posemb_prefix'] if is_fit else 'none'
 
 
 def _gated(arrays: Flat) -> Flat:

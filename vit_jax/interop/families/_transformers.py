@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import names, preprocessing, torch_layout
+from vit_jax.interop import adapt, names, preprocessing, torch_layout
 from vit_jax.interop.families import _vit
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, Written, class_names_config, fields
@@ -72,8 +72,7 @@ def read(
       kind: see `Kind`.
       flat: arrays by the names in the file; those that are not used are left out already.
       extra: of config.json.
-      rows: of the positions before those of the patches; see `_vit.with_prefix`.
-      posemb, fields: see `_vit.assemble`.
+      rows, posemb, fields: see `_vit.assemble`.
 
     Raises:
       UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
@@ -90,18 +89,19 @@ def read(
     stripped = {kind.plain(name): array for name, array in flat.items()}
     params = torch_layout.read(stripped, kind.table, heads, source)
     imported = _vit.assemble(
-        _vit.with_prefix(params, rows),
+        params,
         source,
         lambda name: in_file.get(name) or torch_layout.theirs(name, kind.table),
         gelu=gelu(config, source),
         norm_eps=float(config.get('layer_norm_eps', 1e-6)),
         image_size=_image_size(config),
         hints=[extra[GIVEN_SIZE]] if GIVEN_SIZE in extra else [],
+        rows=rows,
         posemb=posemb,
         fields=fields,
     )
     _require_config(imported, config)
-    return preprocessing.fold_normalization(imported, extra, preprocessing.UNKNOWN_NORMALIZATION)
+    return preprocessing.with_normalization(imported, extra, preprocessing.UNKNOWN_NORMALIZATION)
 
 
 def gelu(config: Mapping[str, Any], source: str, keys: Sequence[str] = ('hidden_act',)) -> str:
@@ -183,7 +183,7 @@ def _require_config(imported: TrainedModel, config: Mapping[str, Any]) -> None:
             )
     if imported.image_size is not None and 'pos_embed' in imported.params:
         height, width = imported.image_size
-        first = sum(name in imported.params for name in ('cls_token', 'dist_token'))
+        first = imported.model.positioned_tokens
         rows = imported.params['pos_embed'].shape[1] - first
         if (height // model['patch_size']) * (width // model['patch_size']) != rows:
             raise UserError(
@@ -204,13 +204,14 @@ _GELUS = {'erf': 'gelu', 'tanh': 'gelu_pytorch_tanh', 'quick': 'quick_gelu'}
 _PLAIN = {
     **{'pool': 'cls', 'posemb': 'learn|sincos2d', 'positions': 'none', 'registers': '0'},
     **{'norm': 'layer', 'norm_place': 'pre', 'norm_pre': 'False', 'final_norm': 'True'},
-    **{'fc_norm': 'False', 'head_norm': 'none', 'qk_norm': 'none', 'mlp': 'mlp', 'no_bias': ''},
+    **{'fc_norm': 'False', 'head_norm': 'none', 'qk_norm': 'none', 'mlp': 'mlp'},
     **{'num_classes': 'None|0', 'representation_size': 'None|0'},
 }
 HEAD = {'num_classes': r'[1-9]\d*'}
 POOLER = {'representation_size': '.*'}
 REGISTERS = {'registers': r'[1-9]\d*'}
 MLPS = {'mlp': 'mlp|swiglu'}
+QKV = (('query', 'key', 'value'),)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,6 +228,8 @@ class Form:
       arrays: our arrays as they are kept there, from those and the fields.
       named: the same of arrays that have their names already, without a prefix.
       model_type: of config.json; the first of the kind's if it is empty.
+      no_bias: groups of layers that may be without biases together; others get biases of zero.
+      posemb_prefix: the field of the ViT.
     """
 
     kind: Kind
@@ -238,6 +241,8 @@ class Form:
     arrays: Callable[[Flat, Fields], Flat] = lambda flat, model: flat
     named: Callable[[Flat], Flat] = lambda arrays: arrays
     model_type: str = ''
+    no_bias: tuple[tuple[str, ...], ...] = QKV
+    posemb_prefix: str = 'class'
 
     def misfits(self, model: Fields) -> list[str]:
         """The fields of a model, with their values, that the class does not have."""
@@ -269,21 +274,27 @@ def write(trained: TrainedModel, forms: Sequence[Form]) -> Written:
             f'transformers has no such model: {form.name} comes closest, but has no '
             f'{", ".join(lacking)}; write an .npz file, or for timm'
         )
-    flat = names.flattened(trained.params)
+    flat = names.flattened(trained.params, model['no_bias'])
     first = trained.model.positioned_tokens
     size = trained.image_size or square(flat, model['patch_size'], first)
     if model['posemb'] == 'sincos2d':
         flat['pos_embed'] = fixed_positions(size, model['patch_size'], model['width'], first)
+    flat = adapt.move_positions(flat, model['posemb_prefix'], form.posemb_prefix)
+    absent = set(filter(None, model['no_bias'].split('|')))
+    kept = {layer for group in form.no_bias if absent.issuperset(group) for layer in group}
+    flat = adapt.with_biases(flat, absent - kept)
+    model['no_bias'] = '|'.join(sorted(kept))
     channels = flat['patch_embed/kernel'].shape[2]
     config = {
         'model_type': form.model_type or form.kind.types[0],
         'architectures': [form.name],
         **shape_config(model, size),
         'num_channels': channels,
+        **({'qkv_bias': False} if kept.issuperset(*QKV) else {}),
     }
     if model['num_classes']:
         config |= class_names_config(trained.class_names, model['num_classes'])
-    preprocessor = preprocessing.preprocessor(channels, size)
+    preprocessor = preprocessing.preprocessor(trained, channels, size)
     return Written(
         _arrays(flat, model, form), {**config, **form.config(config | model)}, (), preprocessor
     )
@@ -305,7 +316,7 @@ def _scaled(flat: Flat, model: Fields, table: names.Table) -> Flat:
     """Add layer scale, of ones where there is none, if the table has it; else fold it."""
     scales = [f'encoder/block_{i}/layer_scale{j}' for i in range(model['depth']) for j in (1, 2)]
     if names.theirs(scales[0], table) is None:
-        return _vit.unscaled(flat, 'the model', lambda name: name)
+        return adapt.fold_layer_scale(flat)
     ones = np.ones(model['width'], np.float32)
     return dict.fromkeys(scales, ones) | flat
 
@@ -346,22 +357,17 @@ def block_config(model: Fields) -> dict[str, Any]:
     }
 
 
-def with_rows(flat: Flat, at: int, count: int) -> Flat:
-    """Insert positions of zero for `count` tokens, whose rows begin `at` this one."""
-    table = flat['pos_embed']
-    zeros = np.zeros((1, count, table.shape[2]), np.float32)
-    return flat | {'pos_embed': np.concatenate([table[:, :at], zeros, table[:, at:]], axis=1)}
-
-
 def pooler(model: Fields) -> dict[str, Any]:
     """The entries of config.json for a `representation_size`."""
     width = model['representation_size']
     return {'pooler_output_size': width, 'pooler_act': 'tanh'} if width else {}
 
 
-def without_patch_bias(flat: Flat) -> Flat:
-    """Add the biases of the patches to their positions."""
+def without_patch_bias(flat: Flat, first: int) -> Flat:
+    """Add any biases of the patches to their positions, which come after `first` others."""
+    if 'patch_embed/bias' not in flat:
+        return flat
     kept = dict(flat)
     bias, table = kept.pop('patch_embed/bias'), flat['pos_embed'].copy()
-    table[:, int('cls_token' in flat) :] += bias
+    table[:, first:] += bias
     return kept | {'pos_embed': table}

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from vit_jax.errors import UserError, resolve
-from vit_jax.interop import names
+from vit_jax.interop import adapt, names
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.models.vit import VARIANTS
@@ -23,6 +23,7 @@ from vit_jax.tree_paths import require_fit
 
 Label = Callable[[str], str]
 Size = tuple[int, int]  # height and width in pixels
+LAYER_SCALE = 1e-5  # initial value of a model that starts anew
 
 
 def assemble(
@@ -33,20 +34,22 @@ def assemble(
     norm_eps: float,
     image_size: tuple[int, int] | None = None,
     hints: Iterable[Size] = (),
+    rows: int | None = None,
     posemb: str = 'learn',
     fields: Mapping[str, Any] = MappingProxyType({}),
 ) -> TrainedModel:
     """The checkpoint, after checking that its parameters make a whole model.
 
     Args:
-      flat: parameters under our names, with split projections; `pos_embed` has a row for the class
-        token if there is one.
+      flat: parameters under our names, with split projections.
       source: the name of the file for messages.
       label: our name -> the parameter's name in the file.
       gelu, norm_eps: fields of the model that shapes do not determine.
       image_size: if the file has it; else the first of `hints` with as many patches as
         `pos_embed`, or a square.
       hints: possible heights and widths.
+      rows: of `pos_embed` before those of the patches: for none of the tokens there, for those of
+        classes or for registers, too; None if it has one for each class token.
       posemb: the model's if the file has no `pos_embed`; 'learn' if it needs one.
       fields: others of the model that shapes do not determine.
 
@@ -55,27 +58,27 @@ def assemble(
     """
     if 'pos_embed' not in flat and posemb == 'learn':
         raise UserError(f'{source}: {label("pos_embed")} is not in the file')
-    flat = unscaled({k: a for k, a in flat.items() if a.size}, source, label)
     hints = tuple(hints)
+    flat = {name: array for name, array in flat.items() if array.size}
     flat = _with_tables(flat, image_size or next(iter(hints), None))
     model = _keywords(flat, source, label) | {'gelu': gelu, 'norm_eps': norm_eps}
     model |= {'posemb': 'learn' if 'pos_embed' in flat else posemb, **fields}
+    model |= _prefix(flat, rows) | _no_bias(flat, model)
     # Scanned, so that a deep model is traced as quickly as a shallow one.
     keywords = {key: value for key, value in model.items() if key != 'name'}
     module = resolve('vit_jax.models', model['name'], 'Model')(**keywords, scan=True)
     context = f'{source}: not a whole model (shapes in our layout)'
-    expected = _expected(flat, module)
-    flat = with_biases(flat, expected)
-    require_fit(flat, expected, context, label=label)
+    require_fit(flat, _expected(flat, module), context, label=label)
     if image_size is None and model['posemb'] == 'none':  # these may fit images of any size
         image_size = next(iter(hints), None)
     if image_size is None and 'pos_embed' in flat:
-        patches = flat['pos_embed'].shape[1] - _first_tokens(flat)
+        patches = flat['pos_embed'].shape[1] - module.positioned_tokens
         fitting = [size for size in hints if _patches(size, module.stride) == patches]
         if side := square_side(patches):
             fitting.append((side * module.stride, side * module.stride))
         image_size = next(iter(fitting), None)
-    return TrainedModel.from_file(names.nested(flat), model, image_size, source)
+    params = names.nested(flat, module.no_bias)
+    return TrainedModel.from_file(params, model, image_size, source)
 
 
 def published_heads(theirs: Mapping[str, tuple[int, ...]], source: str) -> int:
@@ -125,34 +128,26 @@ def first_rows(flat: Flat, hints: Iterable[Size], counts: Sequence[int]) -> int 
     return next((rows for rows in surplus if rows in counts), None)
 
 
-def with_class_row(flat: Flat, has_row: bool) -> Flat:
-    """Give the class token a position of zero if positions are for patches alone."""
-    return with_prefix(flat, int(has_row))
+def _prefix(flat: Flat, rows: int | None) -> dict[str, str]:
+    """The field `posemb_prefix`, unless it is 'class', given the rows before those of patches."""
+    first = sum(name in flat for name in ('cls_token', 'dist_token'))
+    if rows is None or 'pos_embed' not in flat or rows == first:
+        return {}
+    if rows > first:
+        return {'posemb_prefix': 'all'} if 'register_tokens' in flat else {}
+    return {'posemb_prefix': 'none'}
 
 
-def with_prefix(flat: Flat, rows: int) -> Flat:
-    """Positions with a row for the class token, if there is one, and none for registers.
-
-    Args:
-      flat: parameters by our names; `register_tokens` [1 R D] are other tokens before the patches.
-      rows: the rows of `pos_embed` before those of the patches: of none of these tokens, of the
-        class token or of all of them. Rows of registers are added to the registers.
+def _no_bias(flat: Flat, model: Mapping[str, Any]) -> dict[str, str]:
+    """The field `no_bias`: layers without biases in any block, norms if none has any, and patches
+    before a norm, which makes their biases superfluous.
     """
-    if 'pos_embed' not in flat or flat['pos_embed'].ndim != 3:
-        return flat
-    table, first = flat['pos_embed'], _first_tokens(flat)
-    if rows > first and 'register_tokens' in flat:
-        tokens = flat['register_tokens'] + table[:, first:rows]
-        kept = [table[:, :first], table[:, rows:]]
-        return flat | {'register_tokens': tokens, 'pos_embed': np.concatenate(kept, axis=1)}
-    if rows or not first:
-        return flat
-    return flat | {'pos_embed': np.pad(table, ((0, 0), (first, 0), (0, 0)))}
-
-
-def _first_tokens(flat: Flat) -> int:
-    """The number of tokens whose positions come before those of the patches."""
-    return sum(name in flat for name in ('cls_token', 'dist_token'))
+    told = model.get('no_bias', '')
+    needed = {'head', 'patch_embed'} - set(told.split('|'))
+    needed -= {'patch_embed'} if model.get('norm_pre') else set()
+    needed |= {'norm'} if model.get('norm', 'layer') != 'layer' else set()
+    absent = [layer for layer in adapt.absent_biases(flat) if layer not in needed]
+    return {'no_bias': '|'.join(absent)} if absent else {}
 
 
 # The biases of relative positions, of patches and of the tokens before them.
@@ -193,55 +188,6 @@ def without_tables(flat: Flat) -> Flat:
     return joined
 
 
-# Layer scales and the layers before them.
-_SCALED = {'layer_scale1': 'attention/out', 'layer_scale2': 'mlp/fc2'}
-
-
-def unscaled(flat: Flat, source: str, label: Label) -> Flat:
-    """Fold layer scale: gamma * (W x + b) = (gamma W) x + gamma b."""
-    folded = dict(flat)
-    blocks = {match[0] for name in flat if (match := re.match(r'encoder/block_\d+/', name))}
-    for scale, layer in _SCALED.items():
-        scaled = [block for block in blocks if block + scale in flat]
-        for block in scaled:
-            gamma, kernel = folded.pop(block + scale), f'{block}{layer}/kernel'
-            if kernel not in flat or gamma.shape != flat[kernel].shape[-1:]:
-                raise UserError(
-                    f'{source}: {label(block + scale)} scales {label(kernel)}, which is absent or '
-                    'does not fit'
-                )
-            for name in (kernel, f'{block}{layer}/bias'):
-                if name in flat:
-                    folded[name] = flat[name] * gamma
-        if scaled and (lost := blocks - set(scaled)):
-            raise UserError(f'{source}: {label(min(lost) + scale)} is not in the file')
-    return folded
-
-
-def with_biases(flat: Flat, expected: Flat) -> Flat:
-    """Give biases of zero to layers that have none in any block, to norms if none has any, and to
-    the embedding of patches before another norm, which makes one superfluous.
-    """
-    kinds = {_kind(name) for name in flat}
-    with_norm = 'norm_pre/scale' in flat
-    absent = [
-        name
-        for name in expected.keys() - flat.keys()
-        if name.endswith('/bias')
-        and (
-            ('/block_' in name and _kind(name) not in kinds)
-            or ('norm' in name and not any(re.search(r'norm[^/]*/bias$', n) for n in flat))
-            or (name == 'patch_embed/bias' and with_norm)
-        )
-    ]
-    return flat | {name: np.zeros(expected[name].shape, np.float32) for name in absent}
-
-
-def _kind(name: str) -> str:
-    """The name without the number of its block."""
-    return re.sub(r'block_\d+/', 'block/', name)
-
-
 def _patches(size: Size, stride: int) -> int:
     return (size[0] // max(stride, 1)) * (size[1] // max(stride, 1))
 
@@ -267,6 +213,8 @@ def _keywords(flat: Flat, source: str, label: Label) -> dict[str, Any]:
         model['registers'] = shape('register_tokens', 3)[1]
     if 'norm_pre/scale' in flat:
         model['norm_pre'] = True
+    if any(name.endswith('/layer_scale1') for name in flat):
+        model['layer_scale'] = LAYER_SCALE
     if 'encoder/block_0/attention/q_norm/scale' in flat:
         model['qk_norm'] = 'layer'
     if f'encoder/block_0/attention/{_TABLE}' in flat:
@@ -312,13 +260,13 @@ def _count(flat: Iterable[str], pattern: str) -> int:
 def _expected(flat: Flat, module: Any) -> Flat:
     """The shapes of the module's parameters for images with as many patches as those of `flat`."""
     tokens = flat['pos_embed'].shape[1] if 'pos_embed' in flat else 2
-    grid = (1, max(tokens - _first_tokens(flat), 1))
+    grid = (1, max(tokens - module.positioned_tokens, 1))
     for name, array in flat.items():
         if name.endswith(_TABLE):
             grid = ((array.shape[0] + 1) // 2, (array.shape[1] + 1) // 2)
     first = flat.get('resnet/root/conv/kernel', flat['patch_embed/kernel'])
     size = (1, *(module.stride * side for side in grid), first.shape[2])
-    return names.empty_arrays(_shapes(module, size))
+    return names.empty_arrays(_shapes(module, size), module.no_bias)
 
 
 @functools.lru_cache(maxsize=4)

@@ -11,7 +11,7 @@ import numpy as np
 from flax import traverse_util
 
 from vit_jax.errors import UserError, resolve
-from vit_jax.interop import names, preprocessing
+from vit_jax.interop import adapt, names, preprocessing
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel, Written, class_names_config
 from vit_jax.tree_paths import param_paths, require_fit
@@ -135,7 +135,7 @@ def read(flat: Mapping[str, np.ndarray], extra: Mapping[str, Any]) -> TrainedMod
     )
     if source == _HF_SOURCE and not extra.get('model_type'):
         imported = imported.with_notes(_NO_CONFIG)
-    return preprocessing.fold_normalization(
+    return preprocessing.with_normalization(
         imported, extra, preprocessing.UNKNOWN_NORMALIZATION if is_torch else ''
     )
 
@@ -170,7 +170,7 @@ def write_transformers(trained: TrainedModel) -> Written:
         'depths': list(layers),
         **class_names_config(trained.class_names, model.get('num_classes')),
     }
-    preprocessor = preprocessing.preprocessor(channels, trained.image_size or _SIZE)
+    preprocessor = preprocessing.preprocessor(trained, channels, trained.image_size or _SIZE)
     return Written(flat, config, _losses(trained), preprocessor)
 
 
@@ -264,7 +264,8 @@ def _written(params: Mapping[str, Any], table: names.Table) -> Flat:
 
 
 def _npz(imported: TrainedModel) -> Written:
-    return Written(write_npz(imported.params), notes=_losses(imported))
+    _, notes = adapt.for_images(imported, preprocessing.RANGE)
+    return Written(write_npz(imported.params), notes=(*_losses(imported), *notes))
 
 
 def _losses(imported: TrainedModel) -> tuple[str, ...]:

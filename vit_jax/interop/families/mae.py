@@ -4,8 +4,7 @@ The names of ViTMAEForPreTraining in transformers 4 and 5 are read, with config.
 version 4 are written, which both read. The authors' names are those of timm with a decoder. An
 encoder alone is a ViT: `transformers_vit` and `timm_vit` read it.
 
-The model takes images in [-1, 1], as all others here; the target keeps the mean and standard
-deviation of the images that it was trained with.
+Images and target are normalized by the same mean and standard deviation.
 """
 
 from __future__ import annotations
@@ -31,7 +30,10 @@ _DECODER = 'decoder/'
 _IMAGENET = {'mean': [0.485, 0.456, 0.406], 'std': [0.229, 0.224, 0.225]}
 _HEADS = {512: 16}
 # Defaults of a task's keywords that files do not have.
-_TASK: dict[str, Any] = {'target': 'normalized', 'mean': (0.5,), 'std': (0.5,)}
+_TASK: dict[str, Any] = {
+    **{'target': 'normalized', 'value_range': (-1.0, 1.0)},
+    **{'mean': (0.5,), 'std': (0.5,)},
+}
 _BLOCK = 'decoder/transformer/block_{0}'
 
 
@@ -126,6 +128,7 @@ def _joined(
     shapes = {name: decoder[theirs].shape for name, theirs in in_file.items()}
     keywords = _keywords(shapes, encoder.model_config, heads, source)
     flat = torch_layout.read(decoder, table, keywords['decoder_heads'], source)
+    flat = torch_layout.with_biases(flat)
     context = f'{source}: not a whole decoder (shapes in our layout)'
     patches = encoder.params['pos_embed'].shape[1] - 1
     require_fit(
@@ -182,7 +185,7 @@ def _task(extra: Mapping[str, Any], normalized: bool) -> dict[str, Any]:
     task: dict[str, Any] = {'name': 'reconstruct', 'target': target}
     if (found := preprocessing.mean_and_std(extra)) is not None:
         mean, std = (tuple(map(float, values)) for values in found)
-        task |= {'mean': mean, 'std': std}
+        task |= {'value_range': None, 'mean': mean, 'std': std}
     return task
 
 
@@ -195,7 +198,7 @@ def write_transformers(imported: TrainedModel) -> Written:
         if name.partition('/')[0] in (*ENCODER, 'decoder')
     }
     notes = []
-    if {*task['mean'], *task['std']} != {0.5}:
+    if task['value_range'] is not None and {*task['mean'], *task['std']} != {0.5}:
         notes.append(
             'the target has its own mean and standard deviation, which the files cannot hold: '
             'there its reconstructions are in other units than its images'
@@ -218,7 +221,7 @@ def write_transformers(imported: TrainedModel) -> Written:
         torch_layout.write(flat, TRANSFORMERS),
         config,
         tuple(notes),
-        preprocessing.preprocessor(channels, size),
+        preprocessing.preprocessor(imported, channels, size),
     )
 
 

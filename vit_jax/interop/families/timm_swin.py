@@ -86,7 +86,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     imported = _swin.assemble(parts, table, source, extra, image_size=size, windows=windows)
     if table is TIMM:
         _require_like(imported, extra)
-    return preprocessing.fold_normalization(imported, extra, preprocessing.UNKNOWN_NORMALIZATION)
+    return preprocessing.with_normalization(imported, extra, preprocessing.UNKNOWN_NORMALIZATION)
 
 
 def _require_like(imported: TrainedModel, extra: Mapping[str, Any]) -> None:

@@ -104,12 +104,13 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     norm, norm_eps = _timm.norm(arguments, source)
     positions = _timm.positions(arguments, source)
     imported = _vit.assemble(
-        _vit.with_prefix(params, _prefix_rows(params, arguments, sizes)),
+        params,
         source,
         lambda name: in_file.get(name) or torch_layout.theirs(name, TABLE),
         gelu=_timm.gelu(arguments, source, 'blocks.0.mlp.gate.weight' in parts),
         norm_eps=norm_eps,
         hints=[*sizes, extra[GIVEN_SIZE]] if GIVEN_SIZE in extra else sizes,
+        rows=_prefix_rows(params, arguments, sizes),
         posemb='none' if positions != 'none' or _has_relative(params) else 'learn',
         fields=_fields(params, norm, positions)
         | _timm.norm_place(arguments)
@@ -121,7 +122,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     name = _timm.architecture(extra)
     found = (method for pattern, method in _POSITIONS if re.search(pattern, name))
     imported = dataclasses.replace(imported, positions=next(found, 'antialiased'))
-    return preprocessing.fold_normalization(imported, extra, preprocessing.UNKNOWN_NORMALIZATION)
+    return preprocessing.with_normalization(imported, extra, preprocessing.UNKNOWN_NORMALIZATION)
 
 
 def _require_known(flat: Flat) -> None:

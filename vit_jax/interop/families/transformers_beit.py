@@ -1,7 +1,6 @@
 """BEiTs of transformers, and Data2VecVision, which is one: safetensors, and config.json.
 
-Relative positions are those of each block or shared by all. Layer scale is folded into the layers
-that it scales, and keys get biases of zero.
+Relative positions are those of each block or shared by all.
 """
 
 from __future__ import annotations
@@ -87,7 +86,15 @@ def _forms(fields: Mapping[str, str]) -> tuple[Form, Form]:
 
     def form(suffix: str, prefix: str, more: Mapping[str, str]) -> Form:
         both = {'posemb': '.*', 'positions': r'none|relative(\(shared=True\))?', **fields, **more}
-        return Form(_KIND, f'Beit{suffix}', prefix, both, config=_config, arrays=_arrays)
+        return Form(
+            _KIND,
+            f'Beit{suffix}',
+            prefix,
+            both,
+            config=_config,
+            arrays=_arrays,
+            no_bias=(('key',),),
+        )
 
     return form('Model', '', {}), form('ForImageClassification', 'beit.', HEAD)
 

@@ -1,7 +1,4 @@
-"""CLIP of transformers, and MetaCLIP 2: safetensors, and config.json.
-
-The mean and standard deviation of its images become part of the image tower's weights.
-"""
+"""CLIP of transformers, and MetaCLIP 2: safetensors, and config.json."""
 
 from __future__ import annotations
 
@@ -58,13 +55,20 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     }
     imported = TrainedModel.from_file(
         params,
-        {'name': 'clip', **shared, 'eos': text.model_config['eos']},
+        {'name': 'clip', **shared, 'eos': text.model_config['eos'], **_no_bias(image)},
         image.image_size,
         SOURCE,
-        task={'name': 'siglip', 'loss_name': 'softmax'},
+        task={**image.task_config, 'name': 'siglip', 'loss_name': 'softmax'},
         notes=image.notes,
     )
     return _text.with_spec(imported)
+
+
+def _no_bias(image: TrainedModel) -> dict[str, str]:
+    """The field `no_bias` of a CLIP, whose projection never has biases."""
+    layers = image.model_config.get('no_bias', '').split('|')
+    absent = '|'.join(layer for layer in layers if layer != 'head')
+    return {'no_bias': absent} if absent else {}
 
 
 def write(trained: TrainedModel) -> Written:
@@ -92,9 +96,10 @@ def write(trained: TrainedModel) -> Written:
 def _image_tower(trained: TrainedModel) -> TrainedModel:
     """The tower for images with the projection as its head."""
     kernel = trained.params['image_head']['kernel']
-    bias = np.zeros(kernel.shape[1], np.float32)
-    params = {**trained.params['image'], 'head': {'kernel': kernel, 'bias': bias}}
-    tower = trained.model.image_tower().clone(num_classes=kernel.shape[1])
+    params = {**trained.params['image'], 'head': {'kernel': kernel}}
+    tower = trained.model.image_tower()
+    absent = '|'.join(filter(None, (tower.no_bias, 'head')))
+    tower = tower.clone(num_classes=kernel.shape[1], no_bias=absent)
     made = trained.with_groups(model={'name': 'vit', **fields(tower)})
     return dataclasses.replace(made, params=params)
 

@@ -1,7 +1,4 @@
-"""DINOv2 of transformers, with registers or without: safetensors, and config.json.
-
-Layer scale is folded into the layers that it scales.
-"""
+"""DINOv2 of transformers, with registers or without: safetensors, and config.json."""
 
 from __future__ import annotations
 

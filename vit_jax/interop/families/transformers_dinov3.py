@@ -1,7 +1,6 @@
 """ViTs of DINOv3 of transformers: safetensors, and config.json.
 
-Their positions are rotary and fit images of any size. Layer scale is folded into the layers that it
-scales, and keys get biases of zero.
+Their positions are rotary and fit images of any size.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ def _named(arrays: Flat) -> Flat:
 def _config(model: Fields) -> dict[str, Any]:
     """Rotary positions, with the random changes of training; gates and registers."""
     _, options = signatures.arguments(signatures.parse_call(model['positions'], 'positions'))
-    gated = model['mlp'] == 'swiglu'
+    gated, absent = model['mlp'] == 'swiglu', model['no_bias'].split('|')
     augmented = {
         f'pos_embed_{key}': options.get(key, plain) if options.get(key, plain) != plain else None
         for key, plain in (('shift', 0.0), ('jitter', 1.0), ('rescale', 1.0))
@@ -96,12 +95,25 @@ def _config(model: Fields) -> dict[str, Any]:
         'rope_theta': options.get('theta', 100.0),
         'num_register_tokens': model['registers'],
         'use_gated_mlp': gated,
-        'key_bias': True,
+        **{f'{theirs}_bias': ours not in absent for theirs, ours in _BIASES},
         **augmented,
         **({'hidden_act': 'silu'} if gated else {}),
     }
 
 
+# Keys of config.json for biases, and the layers that have them.
+_BIASES = (*((part, part) for part in ('query', 'key', 'value', 'mlp')), ('proj', 'out'))
 _POSITIONS = r'rope_dinov3(\((?!.*normalize).*\))?'
 _FIELDS = {**MLPS, 'posemb': 'none', 'positions': _POSITIONS, 'registers': '.*'}
-FORMS = (Form(_KIND, 'DINOv3ViTModel', '', _FIELDS, config=_config, arrays=_arrays, named=_named),)
+FORMS = (
+    Form(
+        _KIND,
+        'DINOv3ViTModel',
+        '',
+        _FIELDS,
+        config=_config,
+        arrays=_arrays,
+        named=_named,
+        no_bias=tuple((ours,) for _, ours in _BIASES),
+    ),
+)

@@ -51,7 +51,11 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     known = (_VISION, _TEXT, *_NUMBERS)
     if unknown := [name for name in flat if not name.startswith(known)]:
         raise UserError(f'{SOURCE}: the model has no part called {names.listed(unknown)}')
-    image = _image_tower(_part(flat, _VISION), extra.get('vision_config'))
+    image = preprocessing.with_normalization(
+        _image_tower(_part(flat, _VISION), extra.get('vision_config')),
+        extra,
+        preprocessing.UNKNOWN_NORMALIZATION,
+    )
     text, words = _text.read(
         _text.SIGLIP, _part(flat, _TEXT), extra.get('text_config'), SOURCE, _TEXT
     )
@@ -63,11 +67,10 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         model,
         image.image_size,
         SOURCE,
-        task={'name': 'siglip'},
+        task={**image.task_config, 'name': 'siglip'},
+        notes=image.notes,
     )
-    return preprocessing.fold_normalization(
-        _text.with_spec(imported), extra, preprocessing.UNKNOWN_NORMALIZATION
-    )
+    return _text.with_spec(imported)
 
 
 def write(trained: TrainedModel) -> Written:
@@ -96,7 +99,7 @@ def write(trained: TrainedModel) -> Written:
         theirs: np.asarray(trained.params[ours], np.float32).reshape(1)
         for theirs, ours in _NUMBERS.items()
     }
-    preprocessor = preprocessing.preprocessor(channels, size)
+    preprocessor = preprocessing.preprocessor(trained, channels, size)
     return Written(
         arrays,
         _config(trained.model, size, channels),

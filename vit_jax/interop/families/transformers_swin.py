@@ -103,7 +103,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
                 f'{_SOURCE}: {key} is {extra[key]}, the file has {imported.model_config[field]}; '
                 'config.json is of another model'
             )
-    return preprocessing.fold_normalization(imported, extra, preprocessing.UNKNOWN_NORMALIZATION)
+    return preprocessing.with_normalization(imported, extra, preprocessing.UNKNOWN_NORMALIZATION)
 
 
 def write(trained: TrainedModel) -> Written:
@@ -127,7 +127,7 @@ def write(trained: TrainedModel) -> Written:
         prefix = _PREFIX_V2 if model['name'] == 'swin_v2' else _PREFIX
         arrays = {n if n.startswith('classifier') else prefix + n: a for n, a in arrays.items()}
         config |= class_names_config(trained.class_names, model['num_classes'])
-    preprocessor = preprocessing.preprocessor(channels, size)
+    preprocessor = preprocessing.preprocessor(trained, channels, size)
     return Written(arrays, config, tuple(_notes(model, size)), preprocessor)
 
 

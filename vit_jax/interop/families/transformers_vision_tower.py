@@ -114,9 +114,9 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         used = {n: a for n, a in used.items() if not kind.plain(n).startswith(unused)}
     used = torch_layout.parted(used, kind.source)
     parts = {name: _shaped(kind.plain(name), array) for name, array in used.items()}
-    if (projection := parts.get('visual_projection.weight')) is not None:
-        parts['visual_projection.bias'] = np.zeros(len(projection), np.float32)
-    fields = _CLASSIFIER if classifies else {}
+    fields: dict[str, Any] = dict(_CLASSIFIER) if classifies else {}
+    if 'visual_projection.weight' in parts:
+        fields['no_bias'] = 'head'
     return _transformers.read(kind, parts, config, rows=int(is_clip), fields=fields)
 
 
@@ -150,7 +150,7 @@ def _clip(flat: Flat, model: Fields) -> Flat:
     Raises:
       UserError: if the head has biases.
     """
-    kept = without_patch_bias(flat)
+    kept = without_patch_bias(flat, 1)
     kept['pos_embed'], kept['cls_token'] = kept['pos_embed'][0], flat['cls_token'].reshape(-1)
     if np.any(kept.pop('head/bias', 0)):
         raise UserError('the projection of a CLIP has no biases, this head has: write an .npz file')
@@ -177,8 +177,9 @@ def _siglip(flat: Flat, model: Fields) -> Flat:
 
 
 _PATCHED = {'norm_pre': 'True'}
+_UNBIASED = (('patch_embed',),)
 FORMS = (
-    Form(_CLIP, 'CLIPVisionModel', _PREFIX, _PATCHED, arrays=_clip),
+    Form(_CLIP, 'CLIPVisionModel', _PREFIX, _PATCHED, arrays=_clip, no_bias=_UNBIASED),
     Form(
         _CLIP,
         'CLIPVisionModelWithProjection',
@@ -186,6 +187,7 @@ FORMS = (
         {**HEAD, **_PATCHED},
         config=lambda model: {'projection_dim': model['num_classes']},
         arrays=_clip,
+        no_bias=(*_UNBIASED, ('head',)),
     ),
     Form(
         _CLIP,
@@ -196,6 +198,7 @@ FORMS = (
         _clip_classifier_config,
         _clip_classifier,
         model_type='clip',
+        no_bias=_UNBIASED,
     ),
     Form(_SIGLIP, 'SiglipVisionModel', _PREFIX, {'pool': 'map'}, arrays=_siglip, named=fused),
 )

@@ -22,7 +22,7 @@ from vit_jax.interop.families import (
     transformers_vision_tower,
     transformers_yolos,
 )
-from vit_jax.interop.families._transformers import HEAD, POOLER, Form, pooler, with_rows
+from vit_jax.interop.families._transformers import HEAD, POOLER, Form, pooler
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel, Written
 
@@ -114,11 +114,6 @@ def _kind(flat: Flat, extra: Mapping[str, Any]) -> _transformers.Kind:
     return next(by_type, None) or next(by_name, _KINDS[0])
 
 
-def _distilled(flat: Flat, model: Mapping[str, Any]) -> Flat:
-    """The register as a distillation token, which has a position there."""
-    return with_rows(flat, 1, 1)
-
-
 _VIT, _MSN, _DEIT, _IJEPA = _KINDS
 _DEIT_TOKEN = {'registers': '1'}
 _TEACHER: names.Table = (
@@ -133,8 +128,8 @@ FORMS = (
     Form(_IJEPA, f'IJepa{_CLASSIFIER}', 'ijepa.', {**HEAD, 'pool': 'gap'}),
     Form(_IJEPA, 'IJepaModel', '', {'pool': 'gap'}),
     Form(_DEIT, f'DeiT{_CLASSIFIER}WithTeacher', 'deit.', {**HEAD, 'pool': 'distilled'}, _TEACHER),
-    Form(_DEIT, f'DeiT{_CLASSIFIER}', 'deit.', {**HEAD, **_DEIT_TOKEN}, arrays=_distilled),
-    Form(_DEIT, 'DeiTModel', '', {**POOLER, **_DEIT_TOKEN}, arrays=_distilled, config=pooler),
+    Form(_DEIT, f'DeiT{_CLASSIFIER}', 'deit.', {**HEAD, **_DEIT_TOKEN}, posemb_prefix='all'),
+    Form(_DEIT, 'DeiTModel', '', {**POOLER, **_DEIT_TOKEN}, config=pooler, posemb_prefix='all'),
     Form(_MSN, f'ViTMSN{_CLASSIFIER}', _PREFIX, HEAD),
     Form(_MSN, 'ViTMSNModel'),
 )

@@ -19,7 +19,6 @@ from vit_jax.interop.families._transformers import (
     Fields,
     Form,
     pooler,
-    with_rows,
 )
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel
@@ -66,8 +65,9 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
 
 
 def _arrays(flat: Flat, model: Fields) -> Flat:
-    """Add positions of zero for the registers, which come last."""
-    return with_rows(flat, flat['pos_embed'].shape[1], model['registers'])
+    """Positions in the order of tokens there, where registers come last."""
+    ends = np.split(flat['pos_embed'], [1, 1 + model['registers']], axis=1)
+    return flat | {'pos_embed': np.concatenate([ends[0], ends[2], ends[1]], axis=1)}
 
 
 def _config(model: Fields) -> dict[str, Any]:
@@ -88,5 +88,6 @@ FORMS = (
         {**POOLER, **REGISTERS},
         config=_config,
         arrays=_arrays,
+        posemb_prefix='all',
     ),
 )

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import names, preprocessing
+from vit_jax.interop import adapt, names, preprocessing
 from vit_jax.interop.families import _vit
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, Written
@@ -90,7 +90,6 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     in_file = names.renamed({name: names.ours(name, TABLE) for name in unrolled}, source)
     params = {name: _vector(name, unrolled[theirs]) for name, theirs in in_file.items()}
     hints = [extra[GIVEN_SIZE]] if GIVEN_SIZE in extra else []
-    params = _vit.with_class_row(params, has_row=_has_class_row(flat, params, hints))
     imported = _vit.assemble(
         params,
         source,
@@ -98,9 +97,10 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         gelu='tanh',
         norm_eps=1e-6,
         hints=hints,
+        rows=None if _has_class_row(flat, params, hints) else 0,
         posemb='none' if _is_pre_linen(flat) else 'sincos2d',
     )
-    return preprocessing.fold_normalization(
+    return preprocessing.with_normalization(
         imported.with_notes(*_assumed(imported.model_config)), extra
     )
 
@@ -118,12 +118,18 @@ def write(params: Mapping[str, Any], model: Mapping[str, Any]) -> Flat:
     if model['name'] not in ('vit', 'hybrid'):
         raise UserError(f'{model["name"]!r} is neither a vit nor a hybrid')
     held = {'pool': ('cls', 'gap', 'map', 'none'), 'head_norm': ('none',), 'fc_norm': (False,)}
-    held |= {'positions': ('none',), 'norm': ('layer',), 'norm_place': ('pre',), 'no_bias': ('',)}
+    held |= {'positions': ('none',), 'norm': ('layer',), 'norm_place': ('pre',)}
     held |= {'posemb': ('learn', 'sincos2d'), 'final_norm': (True,)}
     for field, plain in held.items():
         if model.get(field, plain[0]) not in plain:
             raise UserError(f'vision_transformer files hold no ViT with {field} {model[field]!r}')
-    return {_written(name): array for name, array in names.flattened(params).items()}
+    no_bias = model.get('no_bias', '')
+    flat = adapt.fold_layer_scale(names.flattened(params, no_bias))
+    flat = adapt.with_biases(flat, filter(None, no_bias.split('|')))
+    arrays = {_written(name): array for name, array in flat.items()}
+    if model.get('posemb_prefix') == 'none' and 'pos_embed' in flat:  # as in big_vision alone
+        arrays['pos_embedding'] = arrays.pop(_written('pos_embed'))
+    return arrays
 
 
 def losses(model: Mapping[str, Any]) -> list[str]:
@@ -198,8 +204,10 @@ def _has_class_row(flat: Flat, params: Flat, hints: Sequence[_vit.Size]) -> bool
 
 
 def _npz(imported: TrainedModel) -> Written:
-    arrays = write(imported.params, imported.model_config)
-    return Written(arrays, notes=tuple(losses(imported.model_config)))
+    """The arrays for images in [-1, 1], which readers of such files assume."""
+    params, notes = adapt.for_images(imported, preprocessing.RANGE)
+    model = imported.model_config
+    return Written(write(params, model), notes=(*losses(model), *notes))
 
 
 WRITERS = {('vit', 'npz'): _npz, ('hybrid', 'npz'): _npz}
