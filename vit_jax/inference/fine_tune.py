@@ -185,7 +185,7 @@ def _follow_model(config: ConfigDict, checkpoint: TrainedModel) -> str:
 
 def _normalize_as(config: ConfigDict, task: Mapping[str, Any]) -> None:
     """Normalize images as the checkpoint's task does, unless the config has its own way."""
-    if not {'mean', 'std', 'value_range'} & config.task.keys():
+    if {'mean', 'std', 'value_range'}.isdisjoint(config.task.keys()):
         config.task.update({key: task[key] for key in ('mean', 'std') if task.get(key)})
 
 

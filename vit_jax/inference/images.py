@@ -287,9 +287,7 @@ def example_spec(trained: TrainedModel, size: Size) -> Spec:
 
 
 def own_normalization(trained: TrainedModel) -> str:
-    """Describe the range of a model's images; empty if its task does not normalize."""
-    if trained.task.normalization is None:
-        return ''
+    """Describe the normalization of a model's images by its task."""
     mean, std = trained.task.normalization
     return (
         f'its images are in [0, 1] minus the mean {mean}, divided by the standard '

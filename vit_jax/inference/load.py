@@ -95,13 +95,13 @@ def load(
     model = trained.model
     if trained.task.normalization is not None and 'value_range' in fields(trained.task):
         model = for_range(model, trained.task.normalization)
-    elif own := own_normalization(stored):
+    elif trained.task.normalization is not None:
         if mean is not None:
             raise UserError(
                 f'{path}: mean and std are not applied by a {stored.config.model.name}: make its '
                 'inputs by read(path, mean=..., std=...).task.inputs'
             )
-        _log.warning('%s: %s', stored.source, own)
+        _log.warning('%s: %s', stored.source, own_normalization(stored))
     return model if device is None else target.on_device(model, device), trained.variables
 
 

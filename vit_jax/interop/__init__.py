@@ -48,9 +48,12 @@ def read(
     family, place = families.split(path)
     file, tower = texts.split_tower(place)
     flat, extra = files.read_arrays(file)
-    extra |= preprocessing.given_normalization(mean, std) | (
-        {GIVEN_SIZE: image_size} if image_size else {}
-    )
+    if (mean is None) != (std is None):
+        raise UserError('mean and std are given together, or neither is')
+    if mean is not None:
+        extra[preprocessing.GIVEN_NORMALIZATION] = {'mean': mean, 'std': std}
+    if image_size:
+        extra[GIVEN_SIZE] = image_size
     try:
         if tower:
             flat, extra = texts.take_tower(flat, extra, tower)
@@ -79,7 +82,7 @@ def read(
 
 def _preprocessed(imported: TrainedModel, extra: Mapping[str, Any]) -> TrainedModel:
     """The model with the transforms of its files, unless its family has its own."""
-    from vit_jax.interop import preprocessing, texts
+    from vit_jax.interop import files, preprocessing, texts
 
     if imported.transforms:
         recipe = preprocessing.parse_recipe(imported.transforms)
@@ -94,7 +97,9 @@ def _preprocessed(imported: TrainedModel, extra: Mapping[str, Any]) -> TrainedMo
     else:
         recipe = None
     prepared_size = recipe.made if recipe else None
-    return texts.with_tokenizer(dataclasses.replace(imported, prepared_size=prepared_size), extra)
+    made = dataclasses.replace(imported, prepared_size=prepared_size)
+    reads_text = texts.FIELD in imported.spec and files.TOKENIZER in extra
+    return texts.with_tokenizer(made, extra) if reads_text else made
 
 
 def _with_transforms(written: Written, text: str) -> Written:

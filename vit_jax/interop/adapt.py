@@ -203,8 +203,11 @@ def _fit_head(
             notes.append(f'{head}: {order.why}')
     if note:
         notes.append(note)
-        _drop(want, [head])
-    _drop(have, [*lost, head] if note else lost)
+        lost = [*lost, head]
+    for name in [name for name in have if name.startswith(tuple(f'{layer}/' for layer in lost))]:
+        del have[name]
+    for name in [name for name in want if note and name.startswith(f'{head}/')]:
+        del want[name]
     return notes
 
 
@@ -217,11 +220,6 @@ def _head_note(head: str, old: int | None, new: int | None, lost: Sequence[str])
     if old != new:
         return f'{head}: {old} classes replaced by {new} that start anew'
     return f'{head}: its {new} classes start anew without {", ".join(lost)}' if lost else ''
-
-
-def _drop(flat: dict[str, Any], layers: Sequence[str]) -> None:
-    for name in [n for n in flat if n.startswith(tuple(f'{layer}/' for layer in layers))]:
-        del flat[name]
 
 
 def _differences(theirs: Mapping[str, Any], model: Any) -> str:
@@ -349,24 +347,17 @@ def fold_layer_scale(flat: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return folded
 
 
-def absent_biases(flat: Mapping[str, np.ndarray]) -> list[str]:
-    """The layers of `models.vit.BIASES` that have no bias in any block.
-
-    `flat` has split projections of attention, as `names.split` makes them.
-    """
-    return [
-        layer for layer in _BIASED if (found := _biases(flat, layer)) and not found & flat.keys()
-    ]
-
-
 def with_biases(flat: Mapping[str, np.ndarray], layers: Iterable[str]) -> dict[str, np.ndarray]:
     """Give layers biases of zero, except those that have a bias."""
-    found = {name: shape for layer in layers for name, shape in _biases(flat, layer).items()}
+    found = {name: shape for layer in layers for name, shape in bias_shapes(flat, layer).items()}
     return {name: np.zeros(shape, np.float32) for name, shape in found.items()} | dict(flat)
 
 
-def _biases(flat: Mapping[str, np.ndarray], layer: str) -> dict[str, tuple[int, ...]]:
-    """The names and shapes of the biases of a layer of `models.vit.BIASES`."""
+def bias_shapes(flat: Mapping[str, np.ndarray], layer: str) -> dict[str, tuple[int, ...]]:
+    """The names and shapes of the biases of a layer of `models.vit.BIASES`, whether there or not.
+
+    `flat` has split projections of attention, as `names.split` makes them.
+    """
     in_heads = layer in ('query', 'key', 'value')
     return {
         f'{name.rpartition("/")[0]}/bias': array.shape[1:] if in_heads else array.shape[-1:]

@@ -62,7 +62,8 @@ def read_arrays(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
         quantized weights, or if a package for reading it is missing.
     """
     path = os.fspath(path)
-    file, subtree = _split_subtree(hub.full_url(path))
+    match = re.fullmatch(r'(.*\.npz):([^:]+)', full := hub.full_url(path))
+    file, subtree = (match[1], match[2].strip('/')) if match else (full, '')
     file = local_path(file)
     if file.endswith('.npz'):
         flat = _select(_parameters(_read_npz(file)), subtree, path)
@@ -131,11 +132,6 @@ def write_safetensors(
         _safetensors().save_file(arrays, temporary, metadata={'format': 'pt'})
 
 
-def _split_subtree(path: str) -> tuple[str, str]:
-    match = re.fullmatch(r'(.*\.npz):([^:]+)', path)
-    return (match[1], match[2].strip('/')) if match else (path, '')
-
-
 def _read_npz(path: str) -> Flat:
     with _readable(path), _open(path) as file:
         # Checked first, since NumPy takes any other file for a pickle.
@@ -160,7 +156,7 @@ def _is_array(member: str) -> bool:
 def _read_safetensors(path: str) -> Flat:
     package = _safetensors()
     _open(path).close()
-    with _readable(path):
+    with paths.intact(path):
         try:
             flat = package.load_file(path)
         except AttributeError as error:  # of a type that NumPy lacks

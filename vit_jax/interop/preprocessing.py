@@ -403,17 +403,6 @@ def _size(value: Any) -> Size | None:
     return None
 
 
-def given_normalization(mean: Any, std: Any) -> dict[str, Any]:
-    """The entry of a user's `mean` and `std` in the `extra` of a family; none if both are None.
-
-    Raises:
-      UserError: if only one of them is given.
-    """
-    if (mean is None) != (std is None):
-        raise UserError('mean and std are given together, or neither is')
-    return {} if mean is None else {GIVEN_NORMALIZATION: {'mean': mean, 'std': std}}
-
-
 def with_normalization(
     imported: TrainedModel, extra: Mapping[str, Any], unknown: str = ''
 ) -> TrainedModel:
@@ -421,7 +410,7 @@ def with_normalization(
 
     Args:
       imported: as it is in the file, for a task with the fields `mean` and `std`.
-      extra: see `files.read_arrays`; `given_normalization` adds the user's values.
+      extra: see `files.read_arrays`; under GIVEN_NORMALIZATION, `mean` and `std` of the user.
       unknown: a note for people if the normalization is unknown.
 
     Raises:

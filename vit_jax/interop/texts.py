@@ -32,12 +32,9 @@ _PREFIXES = {
 def with_tokenizer(imported: TrainedModel, extra: Mapping[str, Any]) -> TrainedModel:
     """The model with the vocabulary beside its weights, and the transforms of its texts.
 
-    A model without texts stays as it is. SigLIP pads texts by repeating the end token; SigLIP 2
-    pads with the id 0, and was trained on lower case. CLIP's tokenizer itself
-    writes in lower case, and its padding has no effect.
+    SigLIP pads texts by repeating the end token; SigLIP 2 pads with the id 0, and was trained on
+    lower case. CLIP's tokenizer itself writes in lower case, and its padding has no effect.
     """
-    if FIELD not in imported.spec or TOKENIZER not in extra:
-        return imported
     file, (length,) = extra[TOKENIZER], imported.spec[FIELD].shape
     steps = _SIGLIP if Path(file).name == TOKENIZERS[0] else _SIGLIP2
     steps = _CLIP if _ends(imported) else steps

@@ -178,8 +178,9 @@ class PatchModel(Model):
             old = old_size and (old_size[0] // stride, old_size[1] // stride)
             new = patch_grid(*new_size, self.stride)
             params, notes = resize_positions(params, old, new, self.positioned_tokens, method)
-        params, note = resize_relative(params, patch_grid(*new_size, self.stride), method)
-        notes = notes + note
+        if self.positions.startswith('relative'):
+            params, note = resize_relative(params, patch_grid(*new_size, self.stride), method)
+            notes = notes + note
         if patch != self.kernel_side:
             params, note = resize_patches(params, self.kernel_side)
             notes += note

@@ -214,8 +214,9 @@ class Model(base.PatchModel):
     @property
     def positioned_tokens(self) -> int:
         """Number of tokens before the patches that have a row of `pos_embed`."""
-        rows = {'none': 0, 'class': self.class_tokens, 'all': self.prefix_tokens}
-        return rows[self.posemb_prefix]
+        if self.posemb_prefix == 'none':
+            return 0
+        return self.class_tokens if self.posemb_prefix == 'class' else self.prefix_tokens
 
     @property
     def prefix_tokens(self) -> int:
@@ -280,23 +281,18 @@ class Model(base.PatchModel):
         if masked is not None:
             token = self.param('mask_token', nn.initializers.zeros, (1, 1, self.width))
             x = jnp.where(masked[..., None], token.astype(residual), x)
-        x = self._with_positions('none', x, images)
-        x = self._with_class_tokens(x)
-        x = self._with_positions('class', x, images)
-        if self.registers:
-            x = self._with_registers(x)
-        x = self._with_positions('all', x, images)
+        for prefix in POSEMB_PREFIXES:  # tokens come before the patches in this order
+            if prefix == 'class':
+                x = self._with_class_tokens(x)
+            if prefix == 'all' and self.registers:
+                x = self._with_registers(x)
+            if prefix == self.posemb_prefix and self.posemb != 'none':
+                x = x + self._positions(x.shape[1], images).astype(residual)
         x = Dropout(self.dropout)(x, train)
         if self.norm_pre:
             norm = make_norm(self)(self.norm_eps, dtype=dtype, name='norm_pre')
             x = norm(x).astype(residual)
         return x
-
-    def _with_positions(self, prefix: str, x: Array, images: Any) -> Array:
-        """The tokens plus their positions, if `prefix` is the field `posemb_prefix`."""
-        if self.posemb == 'none' or prefix != self.posemb_prefix:
-            return x
-        return x + self._positions(x.shape[1], images).astype(x.dtype)
 
     def _with_class_tokens(self, x: Array) -> Array:
         """The tokens with any class and distillation token before them."""

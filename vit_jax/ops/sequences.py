@@ -44,26 +44,15 @@ def from_batch(
 ) -> Float[Array, 'B H W C'] | Sequences:
     """A model's images from a batch: `image`, or the `patches` and `grid` of the plan `patches`.
 
-    Bytes are scaled as by `scaled`.
+    Bytes are scaled as by `to_range`.
     """
     if 'patches' not in batch:
-        return scaled(batch['image'], value_range, normalization)
+        return to_range(batch['image'], value_range, normalization)
     values = batch['patches']
     if normalization is not None:  # channels run fastest
         mean, std = (np.resize(x, values.shape[-1]).tolist() for x in normalization)
         normalization = mean, std
-    return Sequences(scaled(values, value_range, normalization), batch['grid'])
-
-
-def scaled(
-    image: Num[Array, '... C'],
-    value_range: Sequence[float],
-    normalization: Normalization | None,
-) -> Float[Array, '... C']:
-    """Bytes as float32, normalized or else in `value_range`; floats pass unchanged."""
-    if normalization is None:
-        return to_range(image, value_range)
-    return standardize(image, *normalization)
+    return Sequences(to_range(values, value_range, normalization), batch['grid'])
 
 
 def side_and_channels(values: int) -> tuple[int, int]:
@@ -94,11 +83,17 @@ def join_patches(
     return image.swapaxes(1, 2).reshape(rows * side, columns * side, channels)
 
 
-def to_range(image: Num[Array, '...'], value_range: Sequence[float]) -> Float[Array, '...']:
-    """Bytes 0..255 to float32 in [low, high]; floats pass unchanged.
+def to_range(
+    image: Num[Array, '...'],
+    value_range: Sequence[float],
+    normalization: Normalization | None = None,
+) -> Float[Array, '...']:
+    """Bytes 0..255 to float32, normalized or else in [low, high]; floats pass unchanged.
 
     `(-1, 1)` is (x - 127.5) / 127.5, which the released ViT and BiT models expect.
     """
+    if normalization is not None:
+        return standardize(image, *normalization)
     if image.dtype != jnp.uint8:
         return image
     low, high = value_range

@@ -122,7 +122,7 @@ class Task(base.Task):
                 'config.task.mixup and config.task.cutmix to 0'
             )
         coin, lam_key, box_key = jax.random.split(key, 3)
-        image = sequences.scaled(batch['image'], self.value_range, self.normalization)
+        image = sequences.to_range(batch['image'], self.value_range, self.normalization)
         mixes = [
             mix(lam_key, box_key, image, alpha)
             for mix, alpha in ((mixup, self.mixup), (cutmix, self.cutmix))

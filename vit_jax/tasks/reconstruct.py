@@ -57,7 +57,9 @@ class Task(base.Task):
     def inputs(self, batch: Batch) -> tuple[Float[Array, 'B *rest'], ...]:
         """The images, and the `noise` [B N] from which masks are drawn if the batch has it."""
         noise = (batch['noise'],) if 'noise' in batch else ()
-        return sequences.scaled(batch['image'], self.value_range or (), self.normalization), *noise
+        return sequences.to_range(
+            batch['image'], self.value_range or (), self.normalization
+        ), *noise
 
     def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
         """The mean over the hidden patches of a patch's mean squared error (section 3)."""

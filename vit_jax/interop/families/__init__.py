@@ -38,6 +38,7 @@ BY_TYPE = {
     **dict.fromkeys(('detr', 'table-transformer'), 'detr'),
     **{'dinov3_vit': 'transformers_dinov3', 'yolos': 'transformers_yolos', 'bit': 'bit'},
 }
+_READER = {'matches', 'read'}
 FORMS = {
     'npz': 'an .npz file',
     'transformers': '.safetensors for transformers',
@@ -52,7 +53,7 @@ def find(name: str) -> ModuleType:
       UserError: if there is none, or the module can neither read nor write.
     """
     module = resolve_module(__name__, name, 'family of checkpoints')
-    if not (_reads(module) or hasattr(module, 'WRITERS')):
+    if not (vars(module).keys() >= _READER or 'WRITERS' in vars(module)):
         raise UserError(
             f'family of checkpoints {name!r}: module {module.__name__!r} has neither matches and '
             'read nor WRITERS'
@@ -74,7 +75,7 @@ def reader(flat: Mapping[str, Any], family: str = '', kind: str = '') -> ModuleT
     if not family and kind in BY_TYPE and (known := find(BY_TYPE[kind])).matches(flat):
         return known
     named = {name: find(name) for name in ([family] if family else modules(__name__))}
-    found = {name: m for name, m in named.items() if _reads(m) and m.matches(flat)}
+    found = {name: m for name, m in named.items() if vars(m).keys() >= _READER and m.matches(flat)}
     if not found:
         held = ', '.join(sorted(flat)[:3]) or 'nothing'
         held += f'; by config.json it is of kind {kind!r}' if kind else ''
@@ -109,7 +110,3 @@ def writer(model: str, forms: Sequence[str], family: str = '') -> Callable[[Trai
     raise UserError(
         f'a {model!r} cannot be written as {FORMS[forms[0]]}{hint}: tried {", ".join(names)}'
     )
-
-
-def _reads(module: ModuleType) -> bool:
-    return hasattr(module, 'matches') and hasattr(module, 'read')

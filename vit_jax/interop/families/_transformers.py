@@ -86,6 +86,8 @@ def read(
     in_file = names.renamed(translated, source)
     heads = config.get('num_attention_heads') if extra.get('model_type') else None
     heads = heads or extra.get('num_attention_heads') or _published(flat, in_file, source)
+    size = config.get('image_size')
+    size = (size, size) if isinstance(size, int) else size
     stripped = {kind.plain(name): array for name, array in flat.items()}
     params = torch_layout.read(stripped, kind.table, heads, source)
     imported = _vit.assemble(
@@ -94,7 +96,7 @@ def read(
         lambda name: in_file.get(name) or torch_layout.theirs(name, kind.table),
         gelu=gelu(config, source),
         norm_eps=float(config.get('layer_norm_eps', 1e-6)),
-        image_size=_image_size(config),
+        image_size=(int(size[0]), int(size[1])) if size else None,
         hints=[extra[GIVEN_SIZE]] if GIVEN_SIZE in extra else [],
         rows=rows,
         posemb=posemb,
@@ -162,14 +164,6 @@ VIT_TABLE: names.Table = (
 def _published(flat: Flat, in_file: Mapping[str, str], source: str) -> int:
     shapes = {name: flat[theirs].shape for name, theirs in in_file.items()}
     return _vit.published_heads(shapes, source)
-
-
-def _image_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    size = config.get('image_size')
-    if size is None:
-        return None
-    height, width = size if isinstance(size, list | tuple) else (size, size)
-    return int(height), int(width)
 
 
 def _require_config(imported: TrainedModel, config: Mapping[str, Any]) -> None:

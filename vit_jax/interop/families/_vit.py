@@ -18,7 +18,7 @@ from vit_jax.errors import UserError, resolve
 from vit_jax.interop import adapt, names
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel
-from vit_jax.models.vit import VARIANTS
+from vit_jax.models.vit import BIASES, VARIANTS
 from vit_jax.tree_paths import require_fit
 
 Label = Callable[[str], str]
@@ -60,10 +60,11 @@ def assemble(
         raise UserError(f'{source}: {label("pos_embed")} is not in the file')
     hints = tuple(hints)
     flat = {name: array for name, array in flat.items() if array.size}
-    flat = _with_tables(flat, image_size or next(iter(hints), None))
-    model = _keywords(flat, source, label) | {'gelu': gelu, 'norm_eps': norm_eps}
+    if any(name.endswith(_TABLE) for name in flat):
+        flat = _with_tables(flat, image_size or next(iter(hints), None))
+    model = _keywords(flat, source, label, rows) | {'gelu': gelu, 'norm_eps': norm_eps}
     model |= {'posemb': 'learn' if 'pos_embed' in flat else posemb, **fields}
-    model |= _prefix(flat, rows) | _no_bias(flat, model)
+    model |= _no_bias(flat, model)
     # Scanned, so that a deep model is traced as quickly as a shallow one.
     keywords = {key: value for key, value in model.items() if key != 'name'}
     module = resolve('vit_jax.models', model['name'], 'Model')(**keywords, scan=True)
@@ -128,25 +129,18 @@ def first_rows(flat: Flat, hints: Iterable[Size], counts: Sequence[int]) -> int 
     return next((rows for rows in surplus if rows in counts), None)
 
 
-def _prefix(flat: Flat, rows: int | None) -> dict[str, str]:
-    """The field `posemb_prefix`, unless it is 'class', given the rows before those of patches."""
-    first = sum(name in flat for name in ('cls_token', 'dist_token'))
-    if rows is None or 'pos_embed' not in flat or rows == first:
-        return {}
-    if rows > first:
-        return {'posemb_prefix': 'all'} if 'register_tokens' in flat else {}
-    return {'posemb_prefix': 'none'}
-
-
 def _no_bias(flat: Flat, model: Mapping[str, Any]) -> dict[str, str]:
     """The field `no_bias`: layers without biases in any block, norms if none has any, and patches
     before a norm, which makes their biases superfluous.
     """
-    told = model.get('no_bias', '')
-    needed = {'head', 'patch_embed'} - set(told.split('|'))
+    needed = {'head', 'patch_embed'} - set(model.get('no_bias', '').split('|'))
     needed -= {'patch_embed'} if model.get('norm_pre') else set()
     needed |= {'norm'} if model.get('norm', 'layer') != 'layer' else set()
-    absent = [layer for layer in adapt.absent_biases(flat) if layer not in needed]
+    absent = []
+    for layer in BIASES:
+        biases = adapt.bias_shapes(flat, layer)
+        if biases and layer not in needed and biases.keys().isdisjoint(flat):
+            absent.append(layer)
     return {'no_bias': '|'.join(absent)} if absent else {}
 
 
@@ -192,8 +186,8 @@ def _patches(size: Size, stride: int) -> int:
     return (size[0] // max(stride, 1)) * (size[1] // max(stride, 1))
 
 
-def _keywords(flat: Flat, source: str, label: Label) -> dict[str, Any]:
-    """Keywords of `config.model` that shapes determine."""
+def _keywords(flat: Flat, source: str, label: Label, rows: int | None) -> dict[str, Any]:
+    """Keywords of `config.model` that shapes, and the rows before those of patches, determine."""
     shape = functools.partial(names.shape_of, flat, source, label)
     patch_size, width = names.patches(flat, source, label)
     heads = shape('encoder/block_0/attention/query/kernel', 3)[1]
@@ -209,6 +203,11 @@ def _keywords(flat: Flat, source: str, label: Label) -> dict[str, Any]:
         'fc_norm': 'fc_norm/scale' in flat,
         'representation_size': None,
     }
+    first = sum(name in flat for name in ('cls_token', 'dist_token'))
+    if 'pos_embed' in flat and rows is not None and rows < first:
+        model['posemb_prefix'] = 'none'
+    if 'pos_embed' in flat and 'register_tokens' in flat and (rows or 0) > first:
+        model['posemb_prefix'] = 'all'
     if 'register_tokens' in flat:
         model['registers'] = shape('register_tokens', 3)[1]
     if 'norm_pre/scale' in flat:

@@ -97,7 +97,7 @@ def _read_authors(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     source = "MAE in its authors' names"
     encoder, decoder = _halves(flat, ('decoder_', 'mask_token'))
     if preprocessing.mean_and_std(extra) is None:
-        extra = {**extra, **preprocessing.given_normalization(**_IMAGENET)}
+        extra = {**extra, preprocessing.GIVEN_NORMALIZATION: _IMAGENET}
     decoder = torch_layout.parted(decoder, source)
     heads = extra.get('decoder_num_attention_heads')
     imported = _joined(timm_vit.read(encoder, extra), decoder, AUTHORS, heads, source)

@@ -95,7 +95,10 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     Raises:
       UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
     """
-    kind = _kind(flat, extra)
+    found = extra.get('model_type')
+    by_type = (kind for kind in _KINDS if found in kind.types)
+    by_name = (k for k in _KINDS if any(name.startswith(k.prefixes) for name in flat))
+    kind = next(by_type, None) or next(by_name, _KINDS[0])
     used = kind.used(flat)
     if 'classifier.weight' in flat:  # which does not use the pooler
         used = {n: array for n, array in used.items() if not kind.plain(n).startswith('pooler.')}
@@ -104,14 +107,6 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         return _transformers.read(dataclasses.replace(kind, table=tuple(rows)), used, extra, rows=2)
     distilled = any(name.endswith('embeddings.distillation_token') for name in flat)
     return _transformers.read(kind, used, extra, rows=2 if distilled else 1)
-
-
-def _kind(flat: Flat, extra: Mapping[str, Any]) -> _transformers.Kind:
-    """That of config.json, or else of the prefix."""
-    found = extra.get('model_type')
-    by_type = (kind for kind in _KINDS if found in kind.types)
-    by_name = (k for k in _KINDS if any(name.startswith(k.prefixes) for name in flat))
-    return next(by_type, None) or next(by_name, _KINDS[0])
 
 
 _VIT, _MSN, _DEIT, _IJEPA = _KINDS
