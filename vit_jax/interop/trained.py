@@ -265,7 +265,7 @@ def read_class_names(config: Mapping[str, Any], num_classes: int | None) -> tupl
             f'{num_classes} outputs; get config.json of this model'
         )
     ordered = tuple(names.get(i, f'LABEL_{i}') for i in range(num_classes))
-    return () if ordered == _placeholders(num_classes) else ordered
+    return ordered if any(name != f'LABEL_{i}' for i, name in enumerate(ordered)) else ()
 
 
 def class_names_config(

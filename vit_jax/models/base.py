@@ -172,7 +172,8 @@ class PatchModel(Model):
           UserError: if the images cannot be cut into patches, or the old patches form no square.
         """
         notes: list[str] = []
-        patch = patch_size(params) or self.patch_size
+        kernel = params.get('patch_embed', {}).get('kernel')
+        patch = self.patch_size if kernel is None or kernel.ndim != 4 else kernel.shape[0]
         if self.posemb == 'learn' and 'pos_embed' in params:
             stride = self.stride // self.patch_size * patch
             old = old_size and (old_size[0] // stride, old_size[1] // stride)
@@ -371,12 +372,6 @@ def _resized_axial(names: list[str], leaf: Any, size: Grid, method: str) -> np.n
             places = width if layer.startswith('rows') else height
             return resize.grid(leaf[..., None], (len(leaf), 2 * places - 1), method)[..., 0]
     return None
-
-
-def patch_size(params: Params) -> int | None:
-    """The side in pixels of the patches of `patch_embed`; None if there is no such kernel."""
-    kernel = params.get('patch_embed', {}).get('kernel')
-    return None if kernel is None or kernel.ndim != 4 else kernel.shape[0]
 
 
 def resize_patches(params: Params, patch_size: int) -> Resized:

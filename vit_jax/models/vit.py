@@ -63,6 +63,7 @@ MEANS = ('gap', 'patches')
 HEAD_NORMS = ('none', 'batch')
 POSEMBS = ('learn', 'sincos2d', 'none')
 POSEMB_PREFIXES = ('none', 'class', 'all')
+REGISTERS = nn.initializers.normal(0.02)
 NORMS: Mapping[str, Callable[..., nn.Module]] = {'layer': LayerNorm, 'rms': RMSNorm}
 # Functions of the tokens' layout, a head's width and a source of keys; options follow the `*`.
 POSITIONS: Mapping[str, Callable[..., Rotary | Relative]] = {
@@ -93,9 +94,8 @@ class Model(base.PatchModel):
       fc_norm: whether the final norm is applied to the mean of the tokens instead of to the tokens,
         as in fine-tuning of MAE (arXiv:2111.06377).
       posemb: positions that are added to the tokens: 'learn', 'sincos2d' (fixed) or 'none'.
-      posemb_prefix: the tokens before the patches that `pos_embed` has rows for: 'class', the class
-        and distillation tokens, as in the paper; 'none' (big_vision, DeiT III); or 'all', registers
-        too (DeiT without its second head, YOLOS).
+      posemb_prefix: tokens before the patches that have positions: 'class', class and distillation
+        tokens (the paper); 'none' (big_vision, DeiT III); 'all', also registers (YOLOS).
       posemb_std: initial standard deviation of learned positions; 0.02 in the authors' code,
         width^-1/2 in big_vision.
       representation_size: width of a tanh layer before the head; None for no such layer.
@@ -214,9 +214,8 @@ class Model(base.PatchModel):
     @property
     def positioned_tokens(self) -> int:
         """Number of tokens before the patches that have a row of `pos_embed`."""
-        if self.posemb_prefix == 'none':
-            return 0
-        return self.class_tokens if self.posemb_prefix == 'class' else self.prefix_tokens
+        rows = self.class_tokens if self.posemb_prefix == 'class' else self.prefix_tokens
+        return rows if self.posemb_prefix != 'none' else 0
 
     @property
     def prefix_tokens(self) -> int:
@@ -282,10 +281,10 @@ class Model(base.PatchModel):
             token = self.param('mask_token', nn.initializers.zeros, (1, 1, self.width))
             x = jnp.where(masked[..., None], token.astype(residual), x)
         for prefix in POSEMB_PREFIXES:  # tokens come before the patches in this order
-            if prefix == 'class':
-                x = self._with_class_tokens(x)
+            for name in ('dist_token', 'cls_token')[2 - self.class_tokens :]:
+                x = self._insert(x, 0, name, 1, nn.initializers.zeros) if prefix == 'class' else x
             if prefix == 'all' and self.registers:
-                x = self._with_registers(x)
+                x = self._insert(x, self.class_tokens, 'register_tokens', self.registers)
             if prefix == self.posemb_prefix and self.posemb != 'none':
                 x = x + self._positions(x.shape[1], images).astype(residual)
         x = Dropout(self.dropout)(x, train)
@@ -294,21 +293,11 @@ class Model(base.PatchModel):
             x = norm(x).astype(residual)
         return x
 
-    def _with_class_tokens(self, x: Array) -> Array:
-        """The tokens with any class and distillation token before them."""
-        names = ('dist_token', 'cls_token') if self.pool == 'distilled' else ('cls_token',)
-        for name in names if self.pool in WITH_CLASS_TOKEN else ():
-            token = self.param(name, nn.initializers.zeros, (1, 1, self.width))
-            token = jnp.broadcast_to(token, (x.shape[0], 1, self.width)).astype(x.dtype)
-            x = jnp.concatenate([token, x], axis=1)
-        return x
-
-    def _with_registers(self, x: Array) -> Array:
-        """The tokens with registers after the class tokens."""
-        first, shape = self.class_tokens, (1, self.registers, self.width)
-        tokens = self.param('register_tokens', nn.initializers.normal(0.02), shape)
-        tokens = jnp.broadcast_to(tokens, (len(x), *shape[1:])).astype(x.dtype)
-        return jnp.concatenate([x[:, :first], tokens, x[:, first:]], axis=1)
+    def _insert(self, x: Array, at: int, name: str, count: int, init: Any = REGISTERS) -> Array:
+        """The tokens with those of the parameter `name` [1 count D] from index `at` on."""
+        tokens = self.param(name, init, (1, count, self.width))
+        tokens = jnp.broadcast_to(tokens, (len(x), count, self.width)).astype(x.dtype)
+        return jnp.concatenate([x[:, :at], tokens, x[:, at:]], axis=1)
 
     def _patches(self, images: Any, dtype: Any) -> Array:
         """One token for each patch, row by row, [B N D]."""
@@ -318,8 +307,7 @@ class Model(base.PatchModel):
     def _positions(self, tokens: int, images: Any) -> Array:
         if self.posemb == 'learn':
             return learned(self, tokens, self.width, self.posemb_std)
-        _, height, width, _ = images.shape
-        table = sincos2d(*patch_grid(height, width, self.stride), self.width)
+        table = sincos2d(*patch_grid(*images.shape[1:3], self.stride), self.width)
         # A class token has no position in the image: its row is zero.
         return jnp.pad(jnp.asarray(table), ((tokens - len(table), 0), (0, 0)))[None]
 

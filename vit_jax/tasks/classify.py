@@ -41,8 +41,7 @@ class Task(base.Task):
         images and K the number of classes that have any. The loss is divided by the number of
         images, and evaluation has no weights.
       value_range: range to which bytes 0..255 are scaled for the model.
-      mean, std: of each channel of the images that the model was trained on, in [0, 1], for models
-        that take images less their mean, over their standard deviation; empty for `value_range`.
+      mean, std: normalization of each channel of images in [0, 1]; empty for `value_range`.
     """
 
     loss_name: str = 'softmax'
@@ -64,8 +63,8 @@ class Task(base.Task):
         self.require('label_smoothing', 0 <= self.label_smoothing < 1, 'in [0, 1)')
         self.require('mixup', self.mixup >= 0, 'at least 0')
         self.require('cutmix', self.cutmix >= 0, 'at least 0')
-        self.require('std', len(self.std) == len(self.mean), 'given with mean, of as many channels')
-        self.require('std', min(self.std, default=1) > 0, 'positive')
+        is_whole = len(self.std) == len(self.mean) and min(self.std, default=1) > 0
+        self.require('std', is_whole, 'positive, and given with mean for as many channels')
         if isinstance(self.class_weights, str):
             check_choice('config.task.class_weights', self.class_weights, [BALANCED])
         elif self.class_weights is not None:

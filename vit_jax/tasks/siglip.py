@@ -43,8 +43,7 @@ class Task(base.Task):
         arXiv:2111.07991). Add its parameters to `config.optim.freeze` too, or weight decay will
         shrink them.
       value_range: range to which bytes 0..255 are scaled for the model.
-      mean, std: of each channel of the images that the model was trained on, in [0, 1], for models
-        that take images less their mean, over their standard deviation; empty for `value_range`.
+      mean, std: normalization of each channel of images in [0, 1]; empty for `value_range`.
       prompts: ids of the texts that predictions choose from.
     """
 
@@ -65,8 +64,8 @@ class Task(base.Task):
         check_choice('config.task.loss_name', self.loss_name, LOSSES)
         check_choice('config.task.repeats', self.repeats, ('negatives', 'matches'))
         self.require('chunk', self.chunk >= 1, 'at least 1')
-        self.require('std', len(self.std) == len(self.mean), 'given with mean, of as many channels')
-        self.require('std', min(self.std, default=1) > 0, 'positive')
+        is_whole = len(self.std) == len(self.mean) and min(self.std, default=1) > 0
+        self.require('std', is_whole, 'positive, and given with mean for as many channels')
 
     @property
     def normalization(self) -> Normalization | None:

@@ -191,6 +191,10 @@ def _keywords(flat: Flat, source: str, label: Label, rows: int | None) -> dict[s
     shape = functools.partial(names.shape_of, flat, source, label)
     patch_size, width = names.patches(flat, source, label)
     heads = shape('encoder/block_0/attention/query/kernel', 3)[1]
+    pool = 'patches' if 'fc_norm/scale' in flat else 'cls'
+    pool = pool if 'cls_token' in flat else 'gap'
+    pool = 'distilled' if 'dist_token' in flat else pool
+    pool = 'map' if any(name.startswith('map_head/') for name in flat) else pool
     model: dict[str, Any] = {
         'name': 'vit',
         'num_classes': shape('head/kernel', 2)[1] if 'head/kernel' in flat else None,
@@ -199,7 +203,7 @@ def _keywords(flat: Flat, source: str, label: Label, rows: int | None) -> dict[s
         'depth': _count(flat, r'encoder/block_(\d+)/'),
         'mlp_dim': shape('encoder/block_0/mlp/fc1/kernel', 2)[1],
         'num_heads': heads,
-        'pool': _pool(flat),
+        'pool': pool,
         'fc_norm': 'fc_norm/scale' in flat,
         'representation_size': None,
     }
@@ -235,16 +239,6 @@ def _keywords(flat: Flat, source: str, label: Label, rows: int | None) -> dict[s
     if width % heads:
         raise UserError(f'{source}: width {width} is not a multiple of its {heads} heads')
     return model
-
-
-def _pool(flat: Flat) -> str:
-    if any(name.startswith('map_head/') for name in flat):
-        return 'map'
-    if 'dist_token' in flat:
-        return 'distilled'
-    if 'cls_token' not in flat:
-        return 'gap'
-    return 'patches' if 'fc_norm/scale' in flat else 'cls'
 
 
 def _count(flat: Iterable[str], pattern: str) -> int:
