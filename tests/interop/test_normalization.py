@@ -98,7 +98,7 @@ def test_keywords_say_it_too(saved, pixels):
 
 
 def test_a_run_has_no_normalization(smoke_run):
-    with pytest.raises(UserError, match='not for a run'):
+    with pytest.raises(UserError, match='not to a run'):
         vit_jax.load(smoke_run, mean=0, std=1)
 
 

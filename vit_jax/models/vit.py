@@ -307,7 +307,7 @@ class Model(base.PatchModel):
     def _positions(self, tokens: int, images: Any) -> Array:
         if self.posemb == 'learn':
             return learned(self, tokens, self.width, self.posemb_std)
-        table = sincos2d(*patch_grid(*images.shape[1:3], self.stride), self.width)
+        table = sincos2d(*patch_grid(images.shape[1], images.shape[2], self.stride), self.width)
         # A class token has no position in the image: its row is zero.
         return jnp.pad(jnp.asarray(table), ((tokens - len(table), 0), (0, 0)))[None]
 
