@@ -1,15 +1,23 @@
-"""ViT training and inference on an accelerator, beside PyTorch in the same run.
+"""Attention, systems and ViTs on an NVIDIA GPU, ViTs beside PyTorch in the same run.
 
-    python tests/bench/gpu.py --models S/16 B/16 L/16 --batch-size 256 --json gpu.json
+    python tests/bench/gpu.py --json gpu.json
 
-Synthetic bytes that already lie on the device, 1,000 classes, bfloat16 computation over
-float32 parameters; a training step is forward, backward, clipping and AdamW. The other
-side is timm's ViT, or that of transformers where there is no timm: autocast to bfloat16,
-`scaled_dot_product_attention`, `torch.compile`, fused AdamW. Every measurement has a
-process of its own, so that neither library holds the memory of the other.
+Three tables; `--parts attention` makes one of them:
 
-Needs jax, flax and optax, but none of the packages that read data. On a CPU
-    python tests/bench/gpu.py --models mu/16 --image-size 32 --batch-size 4 --steps 2 --eager
+- attention: the largest relative difference between cuDNN's and XLA's, forward and gradients, and
+  the time of both, for the kinds of layers that models have.
+- systems: step time, MFU and memory of B/16, Swin-T, DETR-R50 and SigLIP by the command
+  `benchmark`, on all visible GPUs, and the compiler's bound by `preflight` on one GPU, where that
+  compiles.
+- vits: ViT training and inference. Synthetic bytes that already lie on the device, 1,000 classes,
+  bfloat16 computation over float32 parameters; a training step is forward, backward, clipping and
+  AdamW. The other side is timm's ViT, or that of transformers where there is no timm: autocast to
+  bfloat16, `scaled_dot_product_attention`, `torch.compile`, fused AdamW.
+
+Every measurement has a process of its own, so that none holds the memory of another. ViTs need jax,
+flax and optax, but none of the packages that read data. On a CPU
+    python tests/bench/gpu.py --parts vits --models mu/16 --image-size 32 --batch-size 4 --steps 2 \
+        --eager
 checks the script itself.
 """
 
@@ -23,23 +31,54 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 import time
 
 import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
+PARTS = ('attention', 'systems', 'vits')
 STEPS = ('forward', 'train')
+# Fields of `AttentionSpec`: shape of the queries, keys, heads; then further ones.
+ATTENTIONS = {
+    'ViT-B/16': ((256, 196, 768), 196, 12, {}),
+    'ViT-B/16, class token': ((256, 197, 768), 197, 12, {}),
+    'ViT-H/14': ((64, 257, 1280), 257, 16, {}),
+    "MAE's visible patches": ((256, 50, 768), 50, 12, {}),
+    'NaFlex, packed': ((128, 256, 768), 256, 12, {'segmented': True}),
+    'DETR, encoder': ((8, 1764, 256), 1764, 8, {'masked': True}),
+    'DETR, cross-attention': ((8, 100, 256), 1764, 8, {'masked': True, 'layout': (1, 2)}),
+    'SigLIP, text': ((256, 64, 768), 64, 12, {}),
+    'CLIP, text': ((256, 77, 512), 77, 8, {'causal': True}),
+    'bias of relative positions': ((64, 197, 768), 197, 12, {'bias_rows': 1}),
+}
+# Recipes, images on a GPU, and flags for data that are not here.
+SYSTEMS = {
+    'B/16': ('vit/imagenet2012.py:B/16,300ep,fast', 256, ()),
+    'Swin-T': ('swin/imagenet.py:T', 128, ()),
+    'DETR-R50': ('detr/coco.py', 8, ()),
+    'SigLIP': (
+        'siglip/own.py',
+        128,
+        (
+            '--config.data.source=scenes_captions',
+            '--config.data.vocab=bytes',
+            '--config.model.vocab_size=32000',
+        ),
+    ),
+}
 WARMUP = 3
 CLASSES, LABEL_SMOOTHING, LR, WEIGHT_DECAY, CLIP_NORM = 1000, 0.1, 1e-3, 0.05, 1.0
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--parts', nargs='+', default=PARTS, choices=PARTS)
     parser.add_argument('--models', nargs='+', default=['S/16', 'B/16', 'L/16'])
     parser.add_argument('--libraries', nargs='+', default=['jax', 'torch'], choices=MEASURES)
-    parser.add_argument('--batch-size', type=int, default=256)
-    parser.add_argument('--image-size', type=int, default=224)
+    parser.add_argument('--batch-size', type=int, default=256, help='of ViTs')
+    parser.add_argument('--image-size', type=int, default=224, help='of ViTs')
     parser.add_argument('--steps', type=int, default=30)
     parser.add_argument('--eager', action='store_true', help='PyTorch without torch.compile')
     parser.add_argument('--json', help='write all numbers to a file')
@@ -47,9 +86,143 @@ def main():
     args = parser.parse_args()
     if args.one:
         library, model, step = args.one
-        print(json.dumps(MEASURES[library](model, step, args)))
+        measure = measure_attention if library == 'attention' else MEASURES[library]
+        print(json.dumps(measure(model, step, args)))
         return
-    results = []
+    tables = {'attention': attention_table, 'systems': systems_table, 'vits': vits_table}
+    results = {part: list(tables[part](args)) for part in args.parts}
+    if args.json:
+        pathlib.Path(args.json).write_text(json.dumps(results, indent=2) + '\n')
+
+
+def attention_table(args):
+    print_row('attention', 'difference', 'cuDNN ms', 'XLA ms')
+    print_row(*['---'] * 4)
+    for name in ATTENTIONS:
+        found = measure_apart('attention', name, 'train')
+        cells = [found['error'], '', '']
+        if 'error' not in found:
+            times = (f'{1e3 * found[k]:.3f}' for k in ('cudnn_sec', 'xla_sec'))
+            cells = [f'{found["difference"]:.2%}', *times]
+        print_row(name, *cells)
+        yield found
+
+
+def measure_attention(name, step, args):
+    """cuDNN's attention and XLA's: difference, and seconds of the result and its gradients."""
+    import jax
+    import jax.numpy as jnp
+
+    from vit_jax.nn.attention import AttentionSpec, Segments
+    from vit_jax.nn.kernels import check, cudnn
+    from vit_jax.profiling import benchmark
+    from vit_jax.runtime import mesh
+
+    kind = mesh.usable_devices()[0].device_kind
+    shape, keys, heads, fields = ATTENTIONS[name]
+    spec = AttentionSpec(shape, keys, heads, 'bfloat16', **fields)
+    (rows, queries, width), key = shape, jax.random.key(0)
+    sizes = [(keys if i else queries, n * width) for i, n in enumerate(spec.layout)]
+    projected = [jax.random.normal(key, (rows, *size), jnp.bfloat16) for size in sizes]
+    mask = segments = bias = None
+    if spec.masked:
+        mask = jnp.broadcast_to(jnp.arange(keys) < keys * 3 // 4, (rows, 1, 1, keys))
+    if spec.segmented:
+        segments = Segments(*[jnp.broadcast_to(1 + jnp.arange(keys) * 3 // keys, (rows, keys))] * 2)
+    if spec.bias_rows:
+        bias = jax.random.normal(key, (1, heads, queries, keys), jnp.bfloat16)
+
+    def seconds(implementation):
+        def total(projected, bias):
+            options = (heads, mask, segments, bias, spec.causal, implementation)
+            return cudnn.fused_attention(tuple(projected), *options).astype(jnp.float32).sum()
+
+        learned = (0,) if bias is None else (0, 1)
+        step = jax.jit(jax.value_and_grad(total, argnums=learned))
+        return float(np.median(benchmark.time_calls(lambda: step(projected, bias), args.steps)[1:]))
+
+    return {
+        'attention': name,
+        'device_kind': kind,
+        'difference': check.largest_cudnn_difference(spec._replace(shape=(2, *shape[1:]))),
+        'cudnn_sec': seconds('cudnn'),
+        'xla_sec': seconds('xla'),
+    }
+
+
+def systems_table(args):
+    print_row('system', 'batch', 'device', 'ms', 'images/s', 'at most', 'MFU', 'GiB')
+    print_row(*['---'] * 8)
+    for name in SYSTEMS:
+        found = measure_system(name, args)
+        cells = [found['error'], *['-'] * 6]
+        if 'error' not in found:
+            r, bound = found['train'], found['images_per_sec_bound']
+            cells = [
+                f'{r["batch_size"]:,}',
+                f'{found["num_devices"]} x {found["device_kind"]}',
+                f'{1e3 * r["step_sec"]:.1f}',
+                f'{r["images_per_sec"]:,.0f}',
+                f'{bound:,.0f}' if bound else '-',
+                '-' if r['mfu'] is None else f'{r["mfu"]:.1%}',
+                '-' if r['peak_bytes'] is None else f'{r["peak_bytes"] / 2**30:.1f}',
+            ]
+        print_row(name, *cells)
+        yield found
+
+
+def measure_system(name, args):
+    """The numbers of `benchmark`, and the images per second at the bound of `preflight`."""
+    recipe, images, flags = SYSTEMS[name]
+    config = ('--config', f'experiments/{recipe}', *flags)
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / 'timing.json'
+        size = f'--config.batch_size={images * visible_gpus()}'
+        options = ('--json', str(path), '--steps', str(args.steps))
+        done = vit_jax('benchmark', *config, size, *options)
+        if done.returncode:
+            return {'system': name, 'error': last_line(done.stderr)}
+        found = json.loads(path.read_text())
+    kind = found['device_kind']
+    return {'system': name, **found, **bound_of(config, images, kind, found['num_devices'])}
+
+
+def bound_of(config, images, kind, devices):
+    """Images per second at the bound on as many GPUs, if they were one; or why there is none."""
+    from vit_jax.profiling import topology
+
+    names = [name for name, gpu in topology.GPUS.items() if gpu.kind == kind]
+    if not names:
+        return {'images_per_sec_bound': None, 'bound_error': f'preflight does not know {kind}'}
+    options = ('--topology', f'{names[0]}:1', '--batch-size', str(images), '--json')
+    done = vit_jax('preflight', *config, *options, platform='cpu')
+    if done.returncode:
+        return {'images_per_sec_bound': None, 'bound_error': last_line(done.stderr)}
+    (step,) = json.loads(done.stdout)['steps']
+    return {'images_per_sec_bound': devices * step['examples_per_sec_bound'], 'preflight': step}
+
+
+def vit_jax(*words, platform=None):
+    environment = os.environ | ({'JAX_PLATFORMS': platform} if platform else {})
+    command = [sys.executable, '-m', 'vit_jax', *words]
+    root = pathlib.Path(__file__).resolve().parents[2]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=root, env=environment
+    )
+
+
+def visible_gpus():
+    """Number of GPUs of JAX, counted in a process of its own, which gives their memory back."""
+    command = [sys.executable, '-c', 'import jax; print(len(jax.local_devices()))']
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(done.stdout.splitlines()[-1])
+
+
+def last_line(text):
+    return (text.strip().splitlines() or ['no reason was printed'])[-1]
+
+
+def vits_table(args):
     print_row(
         'model', 'step', 'library', 'device', 'ms', 'p10-p90', 'images/s', 'MFU', 'GiB', 'start s'
     )
@@ -57,19 +230,19 @@ def main():
     for model in args.models:
         for step in STEPS:
             for library in args.libraries:
-                results.append(measure_apart(library, model, step))
-                print_result(results[-1])
-    if args.json:
-        pathlib.Path(args.json).write_text(json.dumps(results, indent=2) + '\n')
+                found = measure_apart(library, model, step)
+                print_result(found)
+                yield found
 
 
 def measure_apart(library, model, step):
     """One measurement in a process of its own; a failure is a result, too."""
     command = [sys.executable, __file__, *sys.argv[1:], '--one', library, model, step]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    whole = os.environ | {'JAX_TRACEBACK_FILTERING': 'off'}  # else the last line is no reason
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=whole)
     about = {'library': library, 'model': model, 'step': step}
     if done.returncode:
-        return about | {'error': done.stderr.strip().splitlines()[-1]}
+        return about | {'error': last_line(done.stderr)}
     return about | json.loads(done.stdout.splitlines()[-1])
 
 
