@@ -72,7 +72,11 @@ class Task(base.Task):
             self.require('class_weights', valid, 'numbers of at least 0, one of them positive')
 
     def for_data(self, num_classes: int, shares: np.ndarray | None) -> Task:
-        """The task with the weights of the classes as numbers."""
+        """The task with the weights of the classes as numbers.
+
+        Raises:
+          UserError: if the data do not count their classes, or have another number of them.
+        """
         weights = self.class_weights
         if weights is None:
             return self

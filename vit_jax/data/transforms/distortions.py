@@ -164,6 +164,10 @@ def choice(
     Args:
       transforms: texts of transforms, of which one is drawn.
       weights: of the draw; equal by default.
+
+    Raises:
+      ValueError: for fewer than two transforms, other weights than one for each, or `drop_alpha`
+        inside.
     """
     weights = (1,) * len(transforms) if weights is None else weights
     if len(transforms) < 2 or not all(isinstance(text, str) for text in transforms):
