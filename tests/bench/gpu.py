@@ -100,8 +100,9 @@ def attention_table(args):
     print_row(*['---'] * 4)
     for name in ATTENTIONS:
         found = measure_apart('attention', name, 'train')
-        cells = [found['error'], '', '']
-        if 'error' not in found:
+        if 'error' in found:
+            cells = [found['error'], '', '']
+        else:
             times = (f'{1e3 * found[k]:.3f}' for k in ('cudnn_sec', 'xla_sec'))
             cells = [f'{found["difference"]:.2%}', *times]
         print_row(name, *cells)
@@ -155,8 +156,9 @@ def systems_table(args):
     print_row(*['---'] * 8)
     for name in SYSTEMS:
         found = measure_system(name, args)
-        cells = [found['error'], *['-'] * 6]
-        if 'error' not in found:
+        if 'error' in found:
+            cells = [found['error'], *['-'] * 6]
+        else:
             r, bound = found['train'], found['images_per_sec_bound']
             cells = [
                 f'{r["batch_size"]:,}',
