@@ -1,0 +1,309 @@
+"""`python -m helpers.training`: ten steps of AdamW and SGD here and in torch, family by family."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.flatten_util import ravel_pytree
+
+from helpers import (
+    transformers_clip,
+    transformers_forms,
+    transformers_siglip,
+    transformers_swin,
+    transformers_texts,
+    vit_mae,
+)
+from vit_jax import interop
+from vit_jax.interop import names
+from vit_jax.interop.trained import TrainedModel
+from vit_jax.ops import terms
+
+STEPS, RATE, DECAY = 10, 1e-3, 0.05
+Loss = Callable[[Any], Any]
+
+
+class Case(NamedTuple):
+    """A model of torch and its loss on a fixed batch, and the same here.
+
+    Attributes:
+      make: the model, in the mode for evaluation, so that nothing is dropped.
+      theirs: its loss.
+      ours: from the model that was read to the loss of its parameters.
+      frozen: pattern of parameters that get no update, in either.
+      without: pattern of parameters without a gradient but for rounding, which AdamW amplifies.
+      optimizers: names; standardized kernels have no gradient along themselves but for rounding, so
+        that a BiT is compared under SGD alone.
+    """
+
+    make: Callable[[], Any]
+    theirs: Loss
+    ours: Callable[[TrainedModel], Loss]
+    frozen: str = '^$'
+    without: str = r'/key/bias$|kv/bias$'
+    optimizers: tuple[str, ...] = ('AdamW', 'SGD')
+
+
+class Result(NamedTuple):
+    """Largest relative difference of a loss, and of the parameters by the norm of their update."""
+
+    loss: float
+    params: float
+
+
+def optimizers() -> Mapping[str, tuple[Callable[[Any], Any], optax.GradientTransformation]]:
+    """Each optimizer in torch, given its parameters, and here."""
+    import torch
+
+    adamw, sgd = torch.optim.AdamW, torch.optim.SGD
+    return {
+        'AdamW': (
+            lambda parameters: adamw(parameters, lr=RATE, weight_decay=DECAY),
+            optax.adamw(RATE, weight_decay=DECAY),
+        ),
+        'SGD': (
+            lambda parameters: sgd(parameters, lr=RATE, momentum=0.9),
+            optax.sgd(RATE, momentum=0.9),
+        ),
+    }
+
+
+def compare(case: Case) -> dict[str, Result]:
+    """The differences after ten steps from the same parameters, by optimizer."""
+    with tempfile.TemporaryDirectory() as folder:
+        case.make().save_pretrained(folder)
+        trained = interop.read(folder)
+        start, unravel = ravel_pytree(jax.tree.map(jnp.asarray, trained.params))
+        loss = case.ours(trained)
+        mask = _mask(trained, case.frozen)
+        with jax.default_matmul_precision('highest'):
+            gradient = jax.jit(jax.value_and_grad(lambda vector: loss(unravel(vector))))
+            found = {}
+            for name in case.optimizers:
+                theirs, ours = optimizers()[name]
+                losses, after = _train_torch(case, theirs, folder)
+                made, vector = _train(gradient, start, ours, mask)
+                relative = np.abs(np.array(made) / np.array(losses) - 1).max()
+                difference = _difference(trained, unravel(vector), after, case)
+                found[name] = Result(float(relative), difference)
+    return found
+
+
+def _mask(trained: TrainedModel, frozen: str) -> Any:
+    """1 for parameters that are trained and 0 for frozen ones, as one vector."""
+    flat = flatten_dict(trained.params, sep='/')
+    ones = {
+        name: np.full(array.shape, not re.search(frozen, name), np.float32)
+        for name, array in flat.items()
+    }
+    return ravel_pytree(unflatten_dict(ones, sep='/'))[0]
+
+
+def _train_torch(
+    case: Case, optimizer: Callable[[Any], Any], folder: str
+) -> tuple[list[float], TrainedModel]:
+    model, losses = case.make(), []
+    made = optimizer([p for p in model.parameters() if p.requires_grad])
+    for _ in range(STEPS):
+        made.zero_grad()
+        loss = case.theirs(model)
+        loss.backward()
+        made.step()
+        losses.append(loss.item())
+    model.save_pretrained(folder)
+    return losses, interop.read(folder)
+
+
+def _train(
+    gradient: Any, start: Any, optimizer: optax.GradientTransformation, mask: Any
+) -> tuple[list[float], Any]:
+    vector, state, losses = start, optimizer.init(start), []
+    for _ in range(STEPS):
+        loss, slope = gradient(vector)
+        update, state = optimizer.update(slope, state, vector)
+        vector = optax.apply_updates(vector, update * mask)
+        losses.append(float(loss))
+    return losses, vector
+
+
+def _difference(before: TrainedModel, ours: Any, theirs: TrainedModel, case: Case) -> float:
+    """The largest difference of an array, by the norm of its update."""
+    no_bias = before.model_config.get('no_bias', '')
+    old, new, other = (
+        names.flattened(params, no_bias) for params in (before.params, ours, theirs.params)
+    )
+    return max(
+        float(np.linalg.norm(new[name] - other[name]) / np.linalg.norm(other[name] - old[name]))
+        for name in old
+        if not re.search(f'{case.frozen}|{case.without}', name)
+    )
+
+
+def _batch(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def _tensor(array: Any) -> Any:
+    import torch
+
+    return torch.from_numpy(np.array(array))
+
+
+def _pixels(images: np.ndarray) -> Any:
+    return _tensor(images.transpose(0, 3, 1, 2))
+
+
+def _regression(
+    make: Callable[[], Any], images: np.ndarray, theirs: str, ours: str, **more: Any
+) -> Case:
+    """The mean squared difference of an output to random numbers."""
+
+    def target(shape: Any) -> np.ndarray:
+        return np.random.default_rng(1).normal(size=shape).astype(np.float32)
+
+    def of_torch(model: Any) -> Any:
+        output = model(_pixels(images))[theirs]
+        return (output - _tensor(target(tuple(output.shape)))).square().mean()
+
+    def of_ours(trained: TrainedModel) -> Loss:
+        def loss(params: Any) -> Any:
+            output = trained.model.apply({'params': params}, jnp.asarray(images))[ours]
+            return jnp.square(output - target(output.shape)).mean()
+
+        return loss
+
+    return Case(make, of_torch, of_ours, **more)
+
+
+def _form(name: str, **fields: Any) -> Case:
+    """A form of `transformers_forms`."""
+    form = next(
+        form
+        for form in transformers_forms.FORMS
+        if form.model == name and fields.items() <= {**form.fields}.items()
+    )
+
+    def make() -> Any:
+        return transformers_forms.model(form)
+
+    return _regression(make, _batch(3, 12, 12, 3), form.theirs, form.ours)
+
+
+def _bit() -> Any:
+    import transformers
+
+    from helpers.transformers_models import perturbed
+
+    config = transformers.BitConfig(
+        layer_type='preactivation', depths=[1, 1], hidden_sizes=[256, 512], num_labels=5
+    )
+    return perturbed(transformers.BitForImageClassification(config))
+
+
+def _mae() -> Case:
+    images, noise = _batch(3, 12, 12, 3), np.random.default_rng(2).random((3, 9))
+    noise = noise.astype(np.float32)
+
+    def ours(trained: TrainedModel) -> Loss:
+        def loss(params: Any) -> Any:
+            outputs = trained.model.apply(
+                {'params': params}, jnp.asarray(images), jnp.asarray(noise)
+            )
+            found = trained.task.loss(outputs, {'image': jnp.asarray(images)})
+            return terms.total(found, terms.means(found))
+
+        return loss
+
+    return Case(
+        lambda: vit_mae.reference(norm_pix_loss=True),
+        lambda model: model(_pixels(images), noise=_tensor(noise)).loss,
+        ours,
+        frozen='pos_embed$',
+    )
+
+
+def _pairs(make: Callable[[], Any], data: Mapping[str, np.ndarray]) -> Case:
+    """A model of images and texts, by its own loss."""
+    images, ids = _batch(*data['image'].shape), data['caption']
+
+    def ours(trained: TrainedModel) -> Loss:
+        def loss(params: Any) -> Any:
+            outputs = trained.model.apply({'params': params}, jnp.asarray(images), jnp.asarray(ids))
+            found = trained.task.loss(outputs, {'image': images, 'caption': jnp.asarray(ids)})
+            return terms.total(found, terms.means(found))
+
+        return loss
+
+    def theirs(model: Any) -> Any:
+        words = _tensor(ids).long()
+        return model(input_ids=words, pixel_values=_pixels(images), return_loss=True).loss
+
+    return Case(make, theirs, ours)
+
+
+def _texts(name: str, **fields: Any) -> Case:
+    def make() -> Any:
+        return transformers_texts.reference(name, fields)
+
+    ids = transformers_texts.ids()
+    target = np.random.default_rng(1).normal(size=(5, 5)).astype(np.float32)
+
+    def theirs(model: Any) -> Any:
+        found = model(input_ids=_tensor(ids).long())
+        output = found['text_embeds' if 'text_embeds' in found else 'pooler_output']
+        return (output - _tensor(target)).square().mean()
+
+    def ours(trained: TrainedModel) -> Loss:
+        def loss(params: Any) -> Any:
+            output = trained.model.apply({'params': params}, jnp.asarray(ids))['logits']
+            return jnp.square(output - target).mean()
+
+        return loss
+
+    return Case(make, theirs, ours)
+
+
+CASES: Mapping[str, Callable[[], Case]] = {
+    'ViT': lambda: _form('ViTForImageClassification'),
+    'DeiT, distilled': lambda: _form('DeiTForImageClassificationWithTeacher'),
+    'DeiT': lambda: _form('DeiTModel'),
+    'YOLOS, body': lambda: _form('YolosModel'),
+    'MSN': lambda: _form('ViTMSNForImageClassification'),
+    'I-JEPA': lambda: _form('IJepaForImageClassification'),
+    'BEiT': lambda: _form('BeitForImageClassification'),
+    'BEiT, shared biases': lambda: _form('BeitModel'),
+    'DINOv2': lambda: _form('Dinov2ForImageClassification'),
+    'DINOv2, SwiGLU': lambda: _form('Dinov2Model'),
+    'DINOv2 with registers': lambda: _form('Dinov2WithRegistersForImageClassification'),
+    'DINOv3': lambda: _form('DINOv3ViTModel', num_register_tokens=3),
+    'DINOv3, gated': lambda: _form('DINOv3ViTModel', use_gated_mlp=True),
+    'CLIP, images': lambda: _form('CLIPVisionModelWithProjection'),
+    'SigLIP, images': lambda: _form('SiglipVisionModel'),
+    'CLIP': lambda: _pairs(transformers_clip.reference, transformers_clip.batch()),
+    'SigLIP': lambda: _pairs(transformers_siglip.reference, transformers_siglip.batch()),
+    'CLIP, texts': lambda: _texts('CLIPTextModelWithProjection', projection_dim=5),
+    'SigLIP, texts': lambda: _texts('SiglipTextModel', projection_size=5),
+    'Swin': lambda: _regression(
+        transformers_swin.reference, _batch(3, 24, 24, 3), 'logits', 'logits'
+    ),
+    'MAE': _mae,
+    'BiT': lambda: _regression(_bit, _batch(2, 32, 32, 3), 'logits', 'logits', optimizers=('SGD',)),
+}
+
+
+if __name__ == '__main__':
+    import sys
+    import time
+
+    for label in sys.argv[1:] or CASES:
+        began = time.monotonic()
+        row = ' | '.join(f'{r.loss:.0e} | {r.params:.0e}' for r in compare(CASES[label]()).values())
+        print(f'| {label} | {row} | {time.monotonic() - began:.1f} s', flush=True)
