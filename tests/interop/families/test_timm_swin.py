@@ -73,8 +73,9 @@ def test_config_json_of_timm_tells_size_and_colors(tmp_path):
     files.write_safetensors(tmp_path, arrays, {'pretrained_cfg': pretrained})
     imported = interop.read(tmp_path)
     assert imported.image_size == (24, 48) and imported.notes == ()
-    kernel = arrays['patch_embed.proj.weight'].transpose(2, 3, 1, 0) * 0.5 / 0.2
-    np.testing.assert_allclose(imported.params['patch_embed']['kernel'], kernel, rtol=1e-6)
+    kernel = arrays['patch_embed.proj.weight'].transpose(2, 3, 1, 0)
+    np.testing.assert_array_equal(imported.params['patch_embed']['kernel'], kernel)
+    assert imported.task.normalization == ((0.4, 0.5, 0.6), (0.2, 0.2, 0.2))
 
 
 def test_an_absolute_embedding_is_refused(tmp_path):
