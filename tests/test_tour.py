@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 
 import pytest
+
+from vit_jax.config import load as config_lib
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 NOTEBOOK = json.loads((ROOT / 'docs' / 'tour.ipynb').read_text())
@@ -29,6 +32,14 @@ def test_the_tour_runs(tmp_path, monkeypatch, one_device, capsys, drawn_curves):
     assert names['logits'].shape == (6, 10) and names['gradient'].shape == (8, 8, 1)
     assert {'curves.png', 'attention.png'} <= set(os.listdir(tmp_path / 'tour'))
     assert 'predicted' in capsys.readouterr().out
+
+
+def test_the_tour_runs_outside_of_the_repository(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(code(CELLS[0]), {})
+    (config,) = re.findall(r"vit_jax.train\('([^']*)'", code(CELLS[1]))
+    assert pathlib.Path.cwd() == tmp_path
+    assert config_lib.load(config).model.name == 'vit'
 
 
 def test_the_tour_was_executed_from_top_to_bottom():

@@ -7,6 +7,7 @@
 """
 
 import importlib
+import re
 
 __version__ = '0.2.0.dev0'
 
@@ -17,6 +18,14 @@ _FOUND_IN = {
     'predict': 'vit_jax.inference.predict',
     'train': 'vit_jax.trainer.api',
 }
+
+__all__ = ['__version__', 'evaluate', 'load', 'predict', 'train']
+
+
+def __dir__() -> list[str]:
+    """The public functions, before they are imported too, and the modules imported so far."""
+    public = {name for name in globals() if not re.match('_[^_]', name)}
+    return sorted({*public, *__all__} - {'importlib', 're'})
 
 
 def __getattr__(name: str):

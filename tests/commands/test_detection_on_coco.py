@@ -193,7 +193,7 @@ def test_a_photograph_of_another_shape_is_seen_whole(run, wide, tmp_path, capsys
     """Its aspect ratio is kept: the model sees 6 of 32 rows, and the rest is padding."""
     words = ['predict', '--workdir', run, '--threshold', 0, '--json', wide]
     (image,) = json.loads(call(capsys, *words).splitlines()[-1])['images']
-    assert image['read_as'] == '30 x 160 pixels read as 32 x 32 RGB'
+    assert image['read_as'] == '160 x 30 pixels read as 32 x 32 RGB'
     # More than the 40 pixels that the shape of the data would leave of the middle.
     assert max(one['bbox'][2] for one in image['predictions']) > 45
     out = tmp_path / 'map.png'

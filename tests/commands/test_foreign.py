@@ -128,13 +128,13 @@ def test_a_size_that_nothing_tells_is_asked_for(folder, capsys):
 @pytest.mark.parametrize(
     ('name', 'flags', 'grid', 'read_as'),
     [
-        ('vit.npz', ['--image-size', '16x24', '--query', '3,5'], '4 x 6', '16 x 24 gray'),
+        ('vit.npz', ['--image-size', '16x24', '--query', '3,5'], '6 x 4', '24 x 16 gray'),
         ('hybrid.npz', [], '4 x 4', '16 x 16 RGB, cropped to rows 0-40, columns 10-50'),
         (
             'hybrid.npz',
             ['--image-size', '8x20', '--query', '1,4'],
-            '2 x 5',
-            '8 x 20 RGB, cropped to rows 8-32, columns 0-60',
+            '5 x 2',
+            '20 x 8 RGB, cropped to rows 8-32, columns 0-60',
         ),
     ],
 )
@@ -221,6 +221,6 @@ def test_a_learned_embedding_of_an_own_run_is_resized(repo, folder, tmp_path, ca
     out = tmp_path / 'out.png'
     words = ['attention', '--workdir', tmp_path / 'run', folder / 'photo.png', '--out', out]
     assert call(*words, '--image-size', '6x10', '--query', '2,4') == 0
-    assert '3 x 5 patches; 40 x 60 pixels read as 6 x 10 gray' in capsys.readouterr().out
+    assert '5 x 3 patches; 60 x 40 pixels read as 10 x 6 gray' in capsys.readouterr().out
     assert call(*words, '--image-size', '7') == 2
     assert '7x7' in capsys.readouterr().err

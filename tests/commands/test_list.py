@@ -52,6 +52,11 @@ def test_experiments_and_sweeps_are_listed_by_the_command_that_takes_them(capsys
     assert 'sweeps/digits:' in sweeps and 'mae/mask_ratio:' in sweeps and 'vit/' not in sweeps
 
 
+def test_words_choose_keys_by_their_meaning(capsys):
+    found = json.loads(run(capsys, 'keys', 'beta distribution', '--json'))
+    assert 'mixup' in [key['name'] for key in found['config.task, name=classify']]
+
+
 @pytest.mark.slow
 def test_variants_are_a_table(capsys, monkeypatch):
     monkeypatch.setattr(vit, 'VARIANTS', {name: vit.VARIANTS[name] for name in ('mu', 'B')})

@@ -61,7 +61,7 @@ def test_a_table_an_image(smoke_run, files, capsys, tmp_path):
     assert cli.main([str(word) for word in argv]) == 0
     first, second = capsys.readouterr().out.strip().split('\n\n')
     assert '[red]photo.jpg' in first
-    assert '40 x 60 pixels read as 8 x 8 gray' in first
+    assert '60 x 40 pixels read as 8 x 8 gray' in first
     rows = [line.split() for line in second.splitlines()[2:]]
     assert sorted(row[0] for row in rows) == list('0123456789')
     assert sum(float(row[1]) for row in rows) == pytest.approx(1, abs=1e-3)

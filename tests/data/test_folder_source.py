@@ -91,7 +91,8 @@ def test_other_files_are_counted_and_hidden_ones_ignored(flowers, caplog):
     source = open_source(f'folder:{flowers}', 'train')
     assert len(source) == 40
     assert source.info.num_classes == 2
-    assert '2 files left out' in caplog.text
+    open_source(f'folder:{flowers}', 'train')
+    assert caplog.text.count('2 files left out') == 1  # a run opens its data several times
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,9 @@ def test_how_a_finished_run_is_made_longer_is_said(repo, finished, capsys):
     error = capsys.readouterr().err
     assert 'choose another --workdir; to go on from here add --extend if' in error
     assert error.endswith(f'or give another --workdir {flags}\n')
+    assert train(repo, finished, '--config.batch_size=16') == 2
+    error = capsys.readouterr().err
+    assert 'config.batch_size differs' in error and flags in error and '--extend' not in error
 
 
 @pytest.mark.slow

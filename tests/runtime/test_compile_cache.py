@@ -44,6 +44,17 @@ def test_the_folder_is_the_users_unless_another_is_named(home, monkeypatch):
     assert folder() == pathlib.Path('/elsewhere')
 
 
+def test_calls_from_python_keep_programs_unless_the_caller_chose_a_cache(home, tmp_path):
+    jax.config.update('jax_compilation_cache_dir', None)
+    jax.jit(lambda x: x + 1)(np.ones(3))  # after which JAX looks for a cache no more
+    compile_cache.enable_for_python()
+    jax.jit(lambda x: jnp.sin(x) @ x)(np.eye(5, dtype=np.float32))
+    assert list(home.rglob('*-cache'))
+    jax.config.update('jax_compilation_cache_dir', str(tmp_path))
+    compile_cache.enable_for_python()
+    assert compile_cache.describe().endswith(str(tmp_path))
+
+
 def test_machines_do_not_share_a_folder(home, tmp_path, monkeypatch):
     here, other = folder(), tmp_path / 'cpuinfo'
     other.write_text('flags : another\n\n')

@@ -107,3 +107,20 @@ def test_a_record_that_cannot_be_written_does_not_end_the_run(tmp_path, now, err
     now.seconds += 5
     clock.close()
     assert times.read(tmp_path).seconds['start'] == pytest.approx(10)
+
+
+def test_rates_leave_out_compilation(now):
+    with Clock() as clock:
+        measured = meter.Meter(0, schedule=lambda step: 0.1, clock=clock)
+        now.seconds += 5
+        jax.monitoring.record_event_duration_secs(f'{meter.COMPILATION}backend_compile', 4)
+        measured.add(1, {}, {'images': 8})
+        with measured.paused():
+            now.seconds += 3
+            jax.monitoring.record_event_duration_secs(f'{meter.COMPILATION}backend_compile', 2)
+        clock.mark()
+        now.seconds += 1
+        assert measured.log()['train/images_per_sec'] == pytest.approx(8 / 2)
+        now.seconds += 2
+        measured.add(2, {}, {'images': 8})
+        assert measured.log()['train/images_per_sec'] == pytest.approx(8 / 2)

@@ -76,7 +76,7 @@ def test_one_command_and_no_file_later(repo, place, tmp_path, capsys):
     assert cli.main([*words, '--stop-at', '1']) == 75
     said = capsys.readouterr().out
     assert 'config.model: the vit of the checkpoint' in said
-    assert 'config.data: images of 32 pixels' in said
+    assert 'config.data.transforms: inception_crop(32' in said
     assert 'no validation split: trains on train[:80% per class], evaluates on train[80%: ' in said
     assert 'head: 7 classes replaced by 2 that start anew' in said
     stored = json.loads((run / 'config.json').read_text())

@@ -26,23 +26,26 @@ from vit_jax.errors import (
 FIT = 'fit'
 BASH = """\
 _vit_jax() {
-  local cur="${COMP_WORDS[COMP_CWORD]}" i
+  local cur="${COMP_WORDS[COMP_CWORD]}" i=0
   COMPREPLY=()
-  for ((i = 1; i < COMP_CWORD; i++)); do
-    [ "${COMP_WORDS[i]}" = vit_jax ] && break
-  done
+  if [ "${COMP_WORDS[0]##*/}" != vit-jax ]; then
+    for ((i = 1; i < COMP_CWORD; i++)); do
+      [ "${COMP_WORDS[i]}" = vit_jax ] && break
+    done
+  fi
   [ "$i" -lt "$COMP_CWORD" ] || return 0
   local command='' action=''
   [ $((i + 1)) -lt "$COMP_CWORD" ] && command="${COMP_WORDS[i + 1]}"
   [ $((i + 2)) -lt "$COMP_CWORD" ] && action="${COMP_WORDS[i + 2]}"
   COMPREPLY=($(compgen -W "$(_vit_jax_words "$command" "$action")" -- "$cur"))
 }
-complete -o default -o bashdefault -F _vit_jax python python3
+complete -o default -o bashdefault -F _vit_jax python python3 vit-jax
 """
 ZSH = """\
 (( $+functions[compdef] )) || { autoload -Uz compinit && compinit }
 _vit_jax() {
   local i=${words[(i)vit_jax]} command='' action=''
+  [[ ${words[1]:t} = vit-jax ]] && i=1
   if (( i >= CURRENT )); then
     if (( $+functions[_python] )); then _python; else _files; fi
     return
@@ -52,7 +55,7 @@ _vit_jax() {
   compadd -- ${=$(_vit_jax_words "$command" "$action")}
   _files
 }
-compdef _vit_jax python python3
+compdef _vit_jax python python3 vit-jax
 """
 SHELLS = {'bash': BASH, 'zsh': ZSH}
 
@@ -271,7 +274,7 @@ def align(lines: Sequence[Sequence[str]], left: int) -> str:
 
 
 def completion_script(shell: str, commands: Iterable[str]) -> str:
-    """The script that completes `python -m vit_jax ...` in a shell of SHELLS.
+    """The script that completes `python -m vit_jax ...` and `vit-jax ...` in a shell of SHELLS.
 
     Raises:
       UserError: for any other shell.

@@ -38,7 +38,9 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser('list', __doc__)
     kinds = [*KINDS, CHECKPOINTS, EXPERIMENTS, KEYS, VARIANTS]
     parser.add_argument('kind', nargs='?', choices=kinds, help='default: the names of all kinds')
-    parser.add_argument('words', nargs='*', metavar='WORD', help='only names that contain a WORD')
+    parser.add_argument(
+        'words', nargs='*', metavar='WORD', help='only names, or keys, that contain a WORD'
+    )
     parser.add_argument(
         '--folder',
         type=pathlib.Path,
@@ -125,8 +127,12 @@ def print_experiments(folder: pathlib.Path | None, words: Sequence[str], as_json
 
 
 def print_keys(words: Sequence[str], as_json: bool) -> int:
-    """Print the config keys of the sections whose headings contain a word, as Markdown."""
-    found = {k: v for k, v in reference.package_keys().items() if matches(k, words)}
+    """Print the config keys whose section, name or meaning contains a word, as Markdown."""
+    found = {}
+    for heading, keys in reference.package_keys().items():
+        named = [key for key in keys if matches(f'{key.name} {key.text}'.lower(), words)]
+        if chosen := keys if matches(heading, words) else named:
+            found[heading] = chosen
     if as_json:
         print(json.dumps({k: [dataclasses.asdict(key) for key in v] for k, v in found.items()}))
         return 0

@@ -161,7 +161,7 @@ def _follow(config: ConfigDict, checkpoint: TrainedModel) -> Iterator[str]:
         for key_path in keys:
             section = _section(config, key_path.rpartition('.')[0])
             section.transforms = FIELD.sub(lambda m: fields[m[1]], section.transforms)
-        yield f'config.data: images of {fields["size"]} pixels; evaluated by {text}'
+            yield f'config.{key_path}: {section.transforms}'
 
 
 def _follow_model(config: ConfigDict, checkpoint: TrainedModel) -> str:

@@ -190,7 +190,7 @@ def _note(photo: Photo) -> str:
     """Describe the sizes of a file and of the model's input, and the part that the model sees."""
     height, width = photo.original.shape[:2]
     mode = 'gray' if photo.original.shape[2] == 1 else 'RGB'
-    note = f'{height} x {width} pixels read as {_pixels(photo.image)} {mode}'
+    note = f'{width} x {height} pixels read as {_pixels(photo.image)} {mode}'
     if photo.affine is None:
         return note
     seen = photo.to_original(np.array([(0, 0), photo.seen[::-1]], np.float64))
@@ -203,7 +203,8 @@ def _note(photo: Photo) -> str:
 
 
 def _pixels(image: np.ndarray) -> str:
-    return f'{image.shape[0]} x {image.shape[1]}'
+    height, width = image.shape[:2]
+    return f'{width} x {height}'
 
 
 def affine_between(

@@ -15,6 +15,7 @@ import re
 import shutil
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 MAX_BYTES = 4 * 2**30  # the step of a ViT-B/16 takes a few million
 CPU_INFO = pathlib.Path('/proc/cpuinfo')
@@ -29,6 +30,14 @@ def enable() -> None:
     if 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS' not in os.environ:
         # Half of a short command's compilations are of programs that take less than a second.
         jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
+
+
+def enable_for_python() -> None:
+    """Keep compiled programs of a call from Python, unless the caller chose JAX's cache."""
+    if jax.config.values['jax_compilation_cache_dir'] is None:
+        enable()
+        # JAX decides at the first compilation of a process, which may have been the caller's.
+        compilation_cache.reset_cache()
 
 
 def describe() -> str:

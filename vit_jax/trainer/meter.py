@@ -78,6 +78,7 @@ class Meter:
     def _restart(self) -> None:
         self.began, self.data_wait, self.pause, self.steps = time.perf_counter(), 0.0, 0.0, 0
         self.starved = 0.0
+        self._compiled = self.clock.compile_seconds
         self.done: list[dict[str, float]] = []
         self.skipped = 0
         self.seen: collections.Counter[str] = collections.Counter()
@@ -110,9 +111,10 @@ class Meter:
     def paused(self) -> Iterator[None]:
         """Leave the time inside, of an evaluation or a save, out of the rates."""
         self._collect(0)
-        began = time.perf_counter()
+        began, compiled = time.perf_counter(), self.clock.compile_seconds
         yield
         self.pause += time.perf_counter() - began
+        self._compiled += self.clock.compile_seconds - compiled
 
     def add(self, step: int, metrics: dict[str, Any], counts: Mapping[str, int]) -> None:
         """Take the metrics of `step`; wait until at most two steps are in flight.
@@ -151,12 +153,13 @@ class Meter:
         self._collect(0)
 
     def log(self) -> dict[str, float]:
-        """Means over the steps since the last call, and the interval's rates.
+        """Means over the steps since the last call, and the interval's rates without compilation.
 
         The means are missing if all steps were skipped.
         """
         self._collect(0)
-        elapsed = max(time.perf_counter() - self.began - self.pause, 1e-9)
+        idle = self.pause + self.clock.compile_seconds - self._compiled
+        elapsed = max(time.perf_counter() - self.began - idle, 1e-9)
         names = self.done[0] if self.done else ()
         means = {k: sum(m[k] for m in self.done) / len(self.done) for k in names}
         if self.max_skips:
@@ -201,6 +204,7 @@ class Clock:
         self._part, self.step = times.START, 0
         self._seconds: dict[str, float] = collections.defaultdict(float)
         self._compiled: list[tuple[float, float]] = []
+        self._compiled_before = 0.0
         self._waited = 0.0
         self._owner = threading.get_ident()
         self._began, self._written, self._due = self._since, now, float('inf')
@@ -286,10 +290,16 @@ class Clock:
             lines, self._lines = self._lines, None
             lines.close()
 
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds of compilation so far."""
+        return self._compiled_before + sum(ended - began for began, ended in self._compiled)
+
     def _settle(self) -> None:
         """Add the time since the last call to its part, without compilation and waiting."""
         now = time.perf_counter()
         compiled = sum(ended - began for began, ended in self._compiled)
+        self._compiled_before += compiled
         self._seconds[times.COMPILE] += compiled
         self._seconds[times.DATA] += self._waited
         self._seconds[self._part] += max(now - self._since - compiled - self._waited, 0.0)

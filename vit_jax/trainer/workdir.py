@@ -75,13 +75,13 @@ def stored_config(folder: pathlib.Path) -> ConfigDict | None:
 
 
 def _going_on(folder: pathlib.Path, changed: Sequence[str]) -> str:
-    """Advice on extending a run, if only its length is changed; else empty."""
-    if 'total' not in changed or not {*changed} <= {'total', *SCHEDULES}:
+    """Advice on going on, if only the length, the schedule or the batch size differ; else empty."""
+    if not {*changed} <= {'total', 'batch_size', *SCHEDULES}:
         return ''
     steps = run_folder.steps(folder)
     if not steps:
         return ''
-    here = '' if len(changed) > 1 else 'add --extend if the schedule does not depend on it, or '
+    here = 'add --extend if the schedule does not depend on it, or ' if changed == ['total'] else ''
     return (
         f'; to go on from here {here}give another --workdir '
         f'--config.branch.from={folder} --config.branch.step={steps[-1]}'

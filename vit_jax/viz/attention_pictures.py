@@ -100,7 +100,7 @@ def draw_on_photo(
             **options,
         )
     depth, heads = weights.shape[:2]
-    size = ' x '.join(map(str, last.key_grid))
+    size = ' x '.join(map(str, reversed(last.key_grid)))
     return figure, f'{depth} layers x {heads} heads, {size} patches; {note}'
 
 

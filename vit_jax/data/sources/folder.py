@@ -18,7 +18,6 @@ a system folder. The files of a split have a fixed shuffled order, so that `trai
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import pathlib
 import re
@@ -27,10 +26,16 @@ from collections.abc import Sequence
 from vit_jax.data import listing
 from vit_jax.data.records import UnknownSplit
 from vit_jax.data.sources import table
-from vit_jax.data.sources.table import IMAGES, Files, ImageFiles, in_utf8, is_image, sorted_names
+from vit_jax.data.sources.table import (
+    IMAGES,
+    Files,
+    ImageFiles,
+    in_utf8,
+    is_image,
+    sorted_names,
+    warn_once,
+)
 from vit_jax.errors import UserError, nearest, one_line
-
-log = logging.getLogger(__name__)
 
 TABLE = 'labels'  # with one of table.TABLES
 FIELD = re.compile(r'\{(\w*)\}')
@@ -94,10 +99,8 @@ def _by_pattern(path: str, split: str, title: str) -> Files:
         )
     if len(matches) < len(names):
         other = next(name for name in names if not regex.fullmatch(name))
-        log.warning(
-            '%s: %d images left out that do not match, such as %r',
-            *(title, len(names) - len(matches), in_utf8(other)),
-        )
+        count = len(names) - len(matches)
+        warn_once(f'{title}: {count} images left out that do not match, such as {in_utf8(other)!r}')
     splits = [match['split'] if 'split' in fields else 'train' for match in matches]
     if split not in splits:
         raise UnknownSplit.from_splits(title, split, sorted(set(splits)))
@@ -142,7 +145,7 @@ def _list(root: pathlib.Path, folder: pathlib.Path) -> tuple[dict[str, list[str]
             others += name in by_class
     kinds = ', '.join(IMAGES)
     if others:
-        log.warning('%s: %d files left out that are not %s', folder, others, kinds)
+        warn_once(f'{folder}: {others} files left out that are not {kinds}')
     if not any(by_class.values()):
         raise UserError(f'source folder:{root}: no image ({kinds}) below {folder}')
     return by_class, beside
@@ -158,12 +161,10 @@ def _report(
     """Log the folders that are not classes, and the images in no class's folder."""
     parents = {root, *splits.values()}
     if found := sorted(empty | {name for parent in parents for name in _no_classes(parent)}):
-        log.warning(
-            '%s: folders left out that hold no image or belong to a system: %s',
-            *(root, ', '.join(map(in_utf8, found))),
-        )
+        names = ', '.join(map(in_utf8, found))
+        warn_once(f'{root}: folders left out that hold no image or belong to a system: {names}')
     if beside:
-        log.warning('%s: %d images left out that lie in no folder of a class', folder, beside)
+        warn_once(f'{folder}: {beside} images left out that lie in no folder of a class')
 
 
 def _without_images(by_class: dict[str, list[str]], others: Sequence[pathlib.Path]) -> set[str]:

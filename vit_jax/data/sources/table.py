@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import collections
 import csv
+import functools
 import io
 import itertools
 import logging
@@ -341,7 +342,13 @@ def _require_files(rows: _Rows, names: Sequence[str], folder: pathlib.Path) -> N
             f'{more if len(missing) > 1 else ""}',
         )
     if others := sum(is_image(name) for name in there - listed):
-        log.warning('%s: %d images left out that it does not list', rows.table, others)
+        warn_once(f'{rows.table}: {others} images left out that it does not list')
+
+
+@functools.cache
+def warn_once(text: str) -> None:
+    """Log a warning unless this process already has: a run opens its source several times."""
+    log.warning('%s', text)
 
 
 def _hint(name: str, there: Iterable[str]) -> str:
