@@ -18,6 +18,7 @@ from helpers import core_alone
 from helpers.messages import says
 from PIL import Image
 
+import vit_jax
 from vit_jax import __main__
 from vit_jax.config import load as config_lib
 from vit_jax.config import reference
@@ -331,6 +332,12 @@ def test_code_in_the_readme_runs(code, released):
     names: dict = {}
     exec(code.replace("'B/16'", "'mu/16'"), names)
     assert names['logits'].shape == (1, 1000)
+
+
+def test_tab_shows_the_functions_of_the_readme():
+    named = set(re.findall(r'vit_jax\.(\w+)\(', README))
+    assert named <= set(vit_jax.__all__) <= set(dir(vit_jax))
+    assert 'importlib' not in dir(vit_jax)
 
 
 def test_training_in_the_readme_runs(monkeypatch, tmp_path, capsys):

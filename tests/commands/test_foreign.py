@@ -142,7 +142,7 @@ def test_attention_of_imported_models(folder, tmp_path, capsys, name, flags, gri
     out = tmp_path / 'out.png'
     words = ['attention', '--checkpoint', folder / name, folder / 'photo.png', '--out', out]
     assert call(*words, *flags) == 0
-    facts = '1 layers x 2 heads', f'{grid} patches', '40 x 60', read_as
+    facts = '1 layers x 2 heads', f'{grid} patches', '60 x 40', read_as
     assert says(capsys.readouterr().out, out, *facts)
     with Image.open(out) as picture:
         assert min(picture.size) > 300
