@@ -157,7 +157,7 @@ def test_predict_with_a_picture(run, photos, tmp_path, capsys):
     )
     images = json.loads(capsys.readouterr().out.splitlines()[-1])['images']
     sizes = [numbers(image['read_as']) for image in images]
-    assert sizes == [[40, 60, 24, 36], [60, 21, 52, 16]]
+    assert sizes == [[60, 40, 36, 24], [21, 60, 16, 52]]
     for image in images:
         assert {row['class'] for row in image['predictions']} == set('0123456789')
         assert sum(row['probability'] for row in image['predictions']) == pytest.approx(1)
@@ -167,7 +167,7 @@ def test_predict_with_a_picture(run, photos, tmp_path, capsys):
 def test_attention(run, photos, tmp_path, capsys):
     out = tmp_path / 'attention.png'
     assert cli.main(['attention', *mine(run), '--query', '1,2', '--out', str(out), photos[0]]) == 0
-    assert '2 layers x 2 heads, 6 x 9 patches' in capsys.readouterr().out
+    assert '2 layers x 2 heads, 9 x 6 patches' in capsys.readouterr().out
     assert out.read_bytes().startswith(b'\x89PNG')
 
 

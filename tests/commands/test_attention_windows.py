@@ -73,7 +73,7 @@ def test_windows_are_laid_back(checkpoint, photo, capsys, stage, query, drawn):
     out = photo.with_name('out.png')
     words = ('--map', stage, '--query', query, '--out', out)
     assert run('--checkpoint', checkpoint, photo, *words) == 0
-    assert says(capsys.readouterr().out, out, f'{drawn} patches', '40 x 60', '12 x 12 RGB')
+    assert says(capsys.readouterr().out, out, f'{drawn} patches', '60 x 40', '12 x 12 RGB')
     with Image.open(out) as picture:
         assert min(picture.size) > 500
 

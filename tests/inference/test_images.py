@@ -59,7 +59,7 @@ def test_data_of_one_size_set_the_size_and_colors():
 def test_a_large_photo_becomes_like_the_data(tmp_path):
     Image.fromarray(halves(100, 300)).save(tmp_path / 'a.png')
     photo = image_files.photo_reader(run_on('digits', 'test')).read(tmp_path / 'a.png')
-    assert numbers(photo.note) == [100, 300, 8, 8, 0, 100, 100, 200]
+    assert numbers(photo.note) == [300, 100, 8, 8, 0, 100, 100, 200]
     assert says(photo.note, 'gray', 'cropped')
     assert photo.image.shape == (8, 8, 1)
     assert (photo.image[:, :3] < 20).all()
@@ -91,7 +91,7 @@ def test_data_of_many_sizes_leave_it_to_the_transforms(tmp_path, rng):
     assert (reader.channels, reader.size) == (3, None)
     Image.fromarray(halves(100, 300)).save(tmp_path / 'a.png')
     photo = reader.read(tmp_path / 'a.png')
-    assert numbers(photo.note) == [100, 300, 12, 12, 12, 88, 112, 188]
+    assert numbers(photo.note) == [300, 100, 12, 12, 12, 88, 112, 188]
     assert says(photo.note, 'RGB', 'cropped')
     assert photo.image[:, :5].max() == 0
     assert photo.image[:, 7:].min() == 255
@@ -108,7 +108,7 @@ def test_images_that_a_run_pads_are_seen_whole(tmp_path, transforms, shape):
     for size in (None, (6, 8)):
         photo = image_files.photo_reader(run).read(tmp_path / 'a.png', size)
         height, width = size or (12, 24)
-        assert numbers(photo.note) == [*shape[:2], height, width]
+        assert numbers(photo.note) == [shape[1], shape[0], width, height]
         seen = photo.to_original(np.array([photo.seen[::-1]], np.float32))
         np.testing.assert_allclose(seen, [shape[::-1]], rtol=1e-5)
 
@@ -116,7 +116,7 @@ def test_images_that_a_run_pads_are_seen_whole(tmp_path, transforms, shape):
 def test_transforms_that_scale_any_image_need_no_crop(tmp_path):
     Image.fromarray(halves(100, 300)).save(tmp_path / 'a.png')
     photo = image_files.photo_reader(run_on('digits', 'test', 'resize(4)')).read(tmp_path / 'a.png')
-    assert numbers(photo.note) == [100, 300, 4, 4]
+    assert numbers(photo.note) == [300, 100, 4, 4]
     np.testing.assert_allclose(photo.to_original(np.full((1, 2), 4.0)), [[300, 100]])
     run = run_on('digits', 'test', 'resize_small(4)')  # alone, it leaves a photograph's shape
     photo = image_files.photo_reader(run).read(tmp_path / 'a.png')
