@@ -114,7 +114,7 @@ def test_a_name_that_python_does_not_read_as_utf8_is_one_line(tmp_path):
 @pytest.mark.fault(62)
 def test_arrays_that_cannot_be_opened_are_not_certified(tmp_path, monkeypatch):
     """As Orbax alone leaves them, which takes `[1]` for a pattern."""
-    monkeypatch.setattr(format, 'literal', lambda directory: directory)
+    monkeypatch.setattr(format, 'orbax_path', lambda directory: directory)
     folder = tmp_path / 'lr[1]' / 'checkpoints'
     with pytest.raises(UserError, match=r'the checkpoint of step 1 .* cannot be read'):
         save(folder)

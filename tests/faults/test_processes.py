@@ -511,14 +511,14 @@ from vit_jax.__main__ import main
 from vit_jax.errors import UserError
 from vit_jax.trainer import train
 
-loop = train.loop
+loop = train.run_loop
 
 def fails(*args):
     if jax.process_index() == 1:
         raise REASON
     return loop(*args)
 
-train.loop = fails
+train.run_loop = fails
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -635,4 +635,4 @@ def test_a_process_that_hangs_ends_the_job_after_the_step_timeout(hanging):
     )
     assert int(said[1]) >= metrics(folder)[-1]['step'] - 1
     assert '-- MainThread' in output
-    assert 'in loop' in output
+    assert 'in run_loop' in output

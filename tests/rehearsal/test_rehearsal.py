@@ -173,7 +173,7 @@ def test_a_rehearsal_that_goes_on_already(tmp_path, capsys):
     (other / 'config.json').write_text('{}')
     words = ['rehearse', '--config', DIGITS, '--workdir', str(tmp_path / 'run')]
     assert cli.main(words) == 2
-    assert 'of another rehearsal' in capsys.readouterr().err
+    assert 'another rehearsal' in capsys.readouterr().err
     assert (other / 'config.json').exists()
 
 

@@ -122,7 +122,7 @@ def test_another_schedule_between_the_step_and_the_cooldown_is_said(make_config,
 def mistakes(trunk):  # message: fields of the config
     return {
         'config.branch.step=4: the run ends at step 4': dict(total=4, branch__from=trunk),
-        'there is no config.json': dict(total=9, branch__from=trunk / 'nowhere'),
+        'config.json': dict(total=9, branch__from=trunk / 'nowhere'),
         r'finished steps: \[4, 8, 10\]': dict(total=9, branch__from=trunk, branch__step=6),
         'head/bias': dict(total=9, branch__from=trunk, model__bias=False),
         'name the kept step': dict(total=9, branch__from=trunk, branch__step=0),
