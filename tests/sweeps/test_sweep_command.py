@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 pytest.importorskip('optuna')
 
@@ -59,6 +60,13 @@ def test_one_value_of_one_dimension_is_a_curve(tmp_path, fake_training):
     (curve,) = (line for line in panel.lines if len(line.get_xdata()) == 3)
     np.testing.assert_allclose(curve.get_ydata(), [0.1, 0.2, 0.3])
     assert panel.get_xlabel() == ''
+
+
+def test_jittered_points_surround_their_value():
+    axes = Figure().add_subplot()
+    places = picture.positions(axes, space.Choice((0.1, 0.3)), [0.3, 0.1, 0.3, 0.1, 0.3])
+    np.testing.assert_allclose(places, [0.8, -0.15, 1.0, 0.15, 1.2])
+    assert axes.get_xlabel() == 'jittered'
 
 
 def test_curves_over_a_dimension_mark_the_best_mean(tmp_path, fake_training, capsys):

@@ -281,9 +281,11 @@ def positions(axes: Axes, dimension: space.Dimension, values: Sequence[Any]) -> 
     axes.set_xticks(np.arange(len(choices)), [shorten(v) for v in choices])
     axes.set_xlim(-0.5, len(choices) - 0.5)
     places = np.array([choices.index(v) for v in values], float)
-    if len(values) > len(choices):  # else they would hide each other
-        places += 0.3 * np.linspace(-1, 1, len(values))
-        axes.set_xlabel('jittered', color=figures.FAINT, fontsize=9)
+    for value in np.unique(places):
+        same = np.flatnonzero(places == value)
+        if len(same) > 1:  # else they would hide each other
+            places[same] += 0.6 * ((np.arange(len(same)) + 0.5) / len(same) - 0.5)
+            axes.set_xlabel('jittered', color=figures.FAINT, fontsize=9)
     return places.tolist()
 
 
