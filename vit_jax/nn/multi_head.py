@@ -276,12 +276,7 @@ class MultiHeadAttention(nn.Module):
         return self._attend(heads['q'], tokens, seen[None, None, None], None, False), tokens
 
     def _attend_by_cudnn(
-        self,
-        projected: tuple[Array, ...],
-        mask: Array | None,
-        segments: Segments | None,
-        bias: Array | None,
-        causal: bool,
+        self, projected: tuple[Array, ...], mask: Any, segments: Any, bias: Any, causal: bool
     ) -> Array:
         from vit_jax.nn.kernels.cudnn import fused_attention
 
@@ -296,13 +291,7 @@ class MultiHeadAttention(nn.Module):
         return self.out(y.reshape(*y.shape[:-1], self.num_heads, -1).swapaxes(-3, -2))
 
     def _attend_in_kernel(
-        self,
-        block: int,
-        projected: tuple[Array, ...],
-        mask: Array | None,
-        segments: Segments | None,
-        causal: bool,
-        train: bool,
+        self, block: int, projected: Any, mask: Any, segments: Any, causal: bool, train: bool
     ) -> Array:
         from vit_jax.nn.kernels.attention import fused_attention
 
