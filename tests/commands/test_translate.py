@@ -150,7 +150,7 @@ def test_windows_and_batches_do_not_show(run, monkeypatch):
     sentences = [reader.read(line) for line in [*LINES, LONG]]
     search = Search('greedy', extra_len=2)
     whole = list(text_lib.Translator(run, reader, search)(sentences))
-    monkeypatch.setattr(text_lib, 'WINDOW', 2)
+    monkeypatch.setattr(text_lib, 'SORT_WINDOW', 2)
     parts = list(text_lib.Translator(run, reader, search, batch_size=1)(sentences))
     assert [[t.tokens for t in found] for found in parts] == [
         [t.tokens for t in found] for found in whole

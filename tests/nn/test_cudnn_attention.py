@@ -173,7 +173,7 @@ def test_each_device_has_its_own_kernel(calls, caplog):
 
 
 def test_it_is_compared_before_it_is_trusted(calls, monkeypatch, caplog):
-    here = GPU._replace(measure=target.apart)
+    here = GPU._replace(measure=target.in_own_thread)
     spec = SPEC._replace(shape=(2, 12, 32), keys=12)
     with runs_on(here), caplog.at_level(logging.WARNING):
         assert takes_cudnn('auto', spec)
@@ -235,7 +235,7 @@ def test_every_device_attends_within_its_own_rows(calls, monkeypatch):
 
     expected = ran('xla')
     assert not calls
-    monkeypatch.setattr(target, 'kind', lambda devices: GPU.kind)
+    monkeypatch.setattr(target, 'device_kind', lambda devices: GPU.kind)
     found = ran('auto')
     assert calls == [([(2, 6, 16)] * 3, {'bias'})]
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):

@@ -174,7 +174,9 @@ def test_the_script_for_accelerators_prints_failures_too(gpu, tmp_path, monkeypa
 
     out = tmp_path / 'out.json'
     monkeypatch.setattr(gpu, 'measure_apart', measure)
-    monkeypatch.setattr(sys, 'argv', ['gpu.py', '--models', 'B/16', '--json', str(out)])
+    monkeypatch.setattr(
+        sys, 'argv', ['gpu.py', '--parts', 'vits', '--models', 'B/16', '--json', str(out)]
+    )
     gpu.main()
     _, _, jax_forward, torch_forward, *_ = capsys.readouterr().out.splitlines()
     assert jax_forward == (
@@ -182,4 +184,4 @@ def test_the_script_for_accelerators_prints_failures_too(gpu, tmp_path, monkeypa
     )
     assert 'out of memory' in torch_forward
     assert torch_forward.count('|') == jax_forward.count('|')
-    assert len(json.loads(out.read_text())) == 4
+    assert len(json.loads(out.read_text())['vits']) == 4

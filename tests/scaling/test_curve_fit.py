@@ -7,7 +7,7 @@ import pytest
 from scipy import optimize
 
 from vit_jax.errors import UserError
-from vit_jax.scaling import averaging, curve_fit, forms, noise
+from vit_jax.scaling import averaging, curve_fit, forms, isoflop, noise
 
 pytestmark = pytest.mark.slow  # as a whole
 
@@ -155,10 +155,10 @@ def test_bands_hold_the_curve_and_narrow_with_less_noise():
 
 def test_frontier():
     x, y = np.array([1, 2, 2, 3, 4]), np.array([9.0, 7, 6, 8, 5])
-    np.testing.assert_array_equal(curve_fit.frontier(x, y), [True, False, True, False, True])
+    np.testing.assert_array_equal(isoflop.pareto_frontier(x, y), [True, False, True, False, True])
     shuffled = [3, 0, 4, 2, 1]
     np.testing.assert_array_equal(
-        curve_fit.frontier(x[shuffled], y[shuffled]), [False, True, True, True, False]
+        isoflop.pareto_frontier(x[shuffled], y[shuffled]), [False, True, True, True, False]
     )
 
 

@@ -132,7 +132,7 @@ def test_copies_count_once_and_one_run_has_one_loss():
     assert curve.seeds.counts.sum() == len(rows)
     assert says(curve.notes, '1 row(s) are copies')
     rows[2]['finished'] = '0'
-    assert one(rows).notes[0].startswith('1 row(s) are of runs that are not finished')
+    assert one(rows).notes[0].startswith('1 row(s) are of unfinished runs')
     with pytest.raises(
         UserError, match=r"lines 4 and 15: the run '2' has two values of loss at x=1000\.0"
     ):

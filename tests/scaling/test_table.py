@@ -262,7 +262,7 @@ def test_the_default_with_few_points_is_a_form_that_they_allow():
     made = [{'x': f'{10**i}', 'loss': f'{3 * 0.5**i + 0.1 * (i % 2)}'} for i in range(4)]
     (curve,) = table.fit_curves(made, ask(by=(), holdout=0.0))
     assert curve.fit.form.name == 'irreducible'
-    said = '4 points are too few to hold some out: fitted by irreducible; they cannot tell'
+    said = '4 points are too few to hold some out: fitted by irreducible'
     assert curve.fit.warnings[0].startswith(said)
 
 
