@@ -222,7 +222,7 @@ def test_a_foreign_file_as_a_run(npz, tmp_path):
     json.dumps(run.config.to_dict())
     Image.new('RGB', (30, 50), 'white').save(tmp_path / 'white.png')
     photo = image_files.photo_reader(run).read(tmp_path / 'white.png')
-    assert numbers(photo.note) == [50, 30, 16, 16, 9, 39, 0, 30]
+    assert numbers(photo.note) == [30, 50, 16, 16, 9, 39, 0, 30]
     predict = jax.jit(lambda variables, batch: run.model.apply(variables, *run.task.inputs(batch)))
     logits = predict(run.variables, batch_of_one(photo.fields))['logits']
     ones = np.ones((1, 16, 16, 3), np.float32)
