@@ -58,8 +58,8 @@ def test_mistakes_are_one_line(smoke_run, photo, tmp_path, capsys, monkeypatch):
     (tmp_path / 'file').write_text('')
     for words, message in [
         (['--out', out, '--query', 'dog'], 'ROW,COL'),
-        (['--out', out, '--query', '4,0'], 'outside of the grid of 4 x 4'),
-        (['--out', out, '--query', '4'], 'outside of the grid of 4 x 4'),
+        (['--out', out, '--query', '4,0'], 'outside of the grid of 4 rows and 4 columns'),
+        (['--out', out, '--query', '4'], 'outside of the grid of 4 rows and 4 columns'),
         (['--out', out, '--layer', '1'], 'there is no layer 1'),
         ([str(photo), '--out', out], 'give one image'),
         (['--out', out, '--head', '1'], 'all heads of the layer are drawn'),

@@ -27,7 +27,7 @@ def test_table_and_json(linear, tmp_path, capsys):
     flags = ['--steps', '3', '--json', str(out), *scheduled]
     assert cli.main(['benchmark', '--config', linear, *flags]) == 0
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    assert lines[0] == 'helpers.linear, image 8x8x1, batch 32, 8 x cpu (jit)'
+    assert lines[0] == 'helpers.linear, image [8, 8, 1], batch 32, 8 x cpu (jit)'
     assert [line.split()[0] for line in lines[1:]] == ['step', 'forward', 'train']
     record = json.loads(out.read_text())
     assert record['example'] == {'image': [[8, 8, 1], 'uint8'], 'label': [[], 'int32']}
@@ -49,7 +49,7 @@ def test_text_is_measured_in_tokens(repo, tmp_path, capsys):
     flags += ['--config.batch_size=512', '--config.model.depth=1']
     assert cli.main(['benchmark', '--config', config, *flags]) == 0
     title, heading, row = capsys.readouterr().out.splitlines()
-    assert title.startswith('seq2seq, source 13, target 13, batch 32, ')
+    assert title.startswith('seq2seq, source [13], target [13], batch 32, ')
     assert heading.split()[:7] == ['step', 'compile', 's', 'step', 'ms', 'p10-p90', 'tokens/s']
     pairs = json.loads(out.read_text())['forward']['images_per_sec']
     assert float(row.split()[4].replace(',', '')) == pytest.approx(13 * pairs, abs=0.5)
@@ -61,7 +61,7 @@ def test_forward_only_without_data(linear, tmp_path, capsys):
     flags = ['--forward-only', '--steps', '2', '--image-size', '16', '--json', str(out)]
     overrides = ['--config.data.source=folder:/nowhere', '--config.batch_size=16']
     assert cli.main(['benchmark', '--config', linear, *flags, *overrides]) == 0
-    assert 'image 16x16x3, batch 16' in capsys.readouterr().out
+    assert 'image [16, 16, 3], batch 16' in capsys.readouterr().out
     record = json.loads(out.read_text())
     assert 'train' not in record
     assert record['config']['model']['num_classes'] == 1000

@@ -35,7 +35,7 @@ def test_other_channels(smoke_run, colors, capsys, evaluator):
     words = ['--source', colors, '--split', 'train', '--batch-size', 4, *evaluator]
     error = refused(capsys, 'evaluate', '--workdir', smoke_run, *words)
     assert 'patch_embed/kernel of shape (2, 2, 1, 32) would have to be (2, 2, 3, 32)' in error
-    assert 'images of 8 x 8 x 3, trained on 8 x 8 x 1' in error
+    assert 'images of 8 x 8 (3 channels), trained on 8 x 8 (1 channel)' in error
 
 
 def test_another_kind_of_data(smoke_run, capsys):
@@ -49,7 +49,7 @@ def test_evaluations_of_another_size_are_refused_before_training(repo, transform
     flags = ['model.posemb=learn', f'evals.test.transforms={transforms}']
     config = config_lib.load(f'{repo}/experiments/vit/digits.py:smoke', flags)
     with pytest.raises(
-        UserError, match=r'config.evals.test: digits test .* pos_embed .* 8 x 8 x 1'
+        UserError, match=r'config.evals.test: digits test .* pos_embed .* 8 x 8 \(1 channel\)'
     ):
         build.build(config)
 

@@ -85,7 +85,7 @@ SIZES = {
     '--size 8000': '--size 60',
     '--n-best 3': '--n-best 2',
     '--layer 2': '--layer 0',
-    '384x512': '32x32',
+    'width=512,height=384': 'width=48,height=32',
     '/scratch/': 'scratch/',
     '/data/': 'data/',
 }

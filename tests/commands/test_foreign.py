@@ -128,11 +128,16 @@ def test_a_size_that_nothing_tells_is_asked_for(folder, capsys):
 @pytest.mark.parametrize(
     ('name', 'flags', 'grid', 'read_as'),
     [
-        ('vit.npz', ['--image-size', '16x24', '--query', '3,5'], '6 x 4', '24 x 16 gray'),
+        (
+            'vit.npz',
+            ['--image-size', 'width=24,height=16', '--query', '3,5'],
+            '6 x 4',
+            '24 x 16 gray',
+        ),
         ('hybrid.npz', [], '4 x 4', '16 x 16 RGB, cropped to rows 0-40, columns 10-50'),
         (
             'hybrid.npz',
-            ['--image-size', '8x20', '--query', '1,4'],
+            ['--image-size', 'height=8,width=20', '--query', '1,4'],
             '5 x 2',
             '20 x 8 RGB, cropped to rows 8-32, columns 0-60',
         ),
@@ -165,11 +170,15 @@ def test_attention_weights_are_those_of_the_resized_model(folder):
     ('words', 'message'),
     [
         (['attention', '--checkpoint', 'bit.npz'], "model 'bit_resnet' has no attention to draw"),
-        (['attention', '--checkpoint', 'vit.npz', '--image-size', '10'], '10x10'),
-        (['attention', '--checkpoint', 'vit.npz', '--image-size', '8x'], 'HEIGHTxWIDTH'),
+        (['attention', '--checkpoint', 'vit.npz', '--image-size', '10'], '10 x 10'),
+        (['attention', '--checkpoint', 'vit.npz', '--image-size', '8x'], 'width=320,height=224'),
+        (
+            ['attention', '--checkpoint', 'vit.npz', '--image-size', '8x20'],
+            'width=20,height=8 is what it meant',
+        ),
         (
             ['attention', '--checkpoint', 'vit.npz', '--query', '2,0'],
-            'outside of the grid of 2 x 2',
+            'outside of the grid of 2 rows and 2 columns',
         ),
         (['attention'], 'give one of --workdir DIR and --checkpoint FILE'),
         (
@@ -220,7 +229,7 @@ def test_a_learned_embedding_of_an_own_run_is_resized(repo, folder, tmp_path, ca
     capsys.readouterr()
     out = tmp_path / 'out.png'
     words = ['attention', '--workdir', tmp_path / 'run', folder / 'photo.png', '--out', out]
-    assert call(*words, '--image-size', '6x10', '--query', '2,4') == 0
+    assert call(*words, '--image-size', 'width=10,height=6', '--query', '2,4') == 0
     assert '5 x 3 patches; 60 x 40 pixels read as 10 x 6 gray' in capsys.readouterr().out
     assert call(*words, '--image-size', '7') == 2
-    assert '7x7' in capsys.readouterr().err
+    assert '7 x 7' in capsys.readouterr().err

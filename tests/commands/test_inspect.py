@@ -87,7 +87,7 @@ def test_the_table(smoke_run, capsys):
     (kernel,) = [line for line in lines if line.startswith('head/kernel')]
     assert kernel.split() == ['head/kernel', '32', 'x', '10', 'float32', '320']
     assert 'vit: 17,418 parameters' in lines
-    assert 'one example of 8x8x1: 0.0005618 GFLOP forward' in lines[-1]
+    assert 'one example of [8, 8, 1]: 0.0005618 GFLOP forward' in lines[-1]
 
 
 def test_a_checkpoint_without_its_data_still_has_parameters(smoke_run, monkeypatch, capsys):

@@ -146,7 +146,7 @@ def test_images_that_are_absent_or_of_another_size_are_broken(tmp_path):
     Image.new('RGB', (40, 31)).save(tmp_path / 'val' / 'b.jpg')
     with pytest.raises(BrokenRecord, match=r'a\.jpg: No such file'):
         source[0]
-    with pytest.raises(BrokenRecord, match='has 31 x 40 pixels, 30 x 40 by its annotations'):
+    with pytest.raises(BrokenRecord, match='has 40 x 31 pixels, 40 x 30 by its annotations'):
         source[1]
 
 

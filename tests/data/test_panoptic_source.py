@@ -78,7 +78,7 @@ def test_pictures_that_are_not_as_listed_are_broken(tmp_path):
     with pytest.raises(BrokenRecord, match=r'a\.png: segment 2 is not listed'):
         source[0]
     source = panoptic.Source(write(tmp_path, NUMBERS[:, :3]).partition(':')[2], 'val')
-    with pytest.raises(BrokenRecord, match=r'a\.png: has 3 x 3 pixels, 3 x 4'):
+    with pytest.raises(BrokenRecord, match=r'a\.png: has 3 x 3 pixels, 4 x 3'):
         source[0]
 
 

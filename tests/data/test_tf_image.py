@@ -116,7 +116,7 @@ def test_windows_have_the_distribution_of_tensorflow(size):
 
 
 def test_small_windows_are_more_likely_than_in_ours():
-    """On 375 x 500: the mean area, and the share of windows below a quarter of the image."""
+    """On 500 x 375 pixels: the mean area, and the share of windows below a quarter of the image."""
     rng, whole = np.random.default_rng(0), 375 * 500
     theirs = [distorted_window(rng, (375, 500), (0.05, 1.0)) for _ in range(5_000)]
     ours = [random_window(rng, (375, 500), (0.05, 1.0), (3 / 4, 4 / 3)) for _ in range(5_000)]

@@ -126,7 +126,7 @@ def test_central_crop():
     image = picture(12, 17)
     np.testing.assert_array_equal(apply('central_crop(8)', image), image[2:10, 4:12])
     np.testing.assert_array_equal(apply('central_crop((12, 3))', image), image[:, 7:10])
-    with pytest.raises(UserError, match=r'has 12 x 17 pixels.*resize_small\(13\)'):
+    with pytest.raises(UserError, match=r'has 17 x 12 pixels.*resize_small\(13\)'):
         apply('central_crop(13)', image)
 
 
@@ -155,7 +155,7 @@ def test_random_crop_visits_every_window():
     seen = [windows[apply('random_crop((3, 5))', image, i).tobytes()] for i in range(200)]
     assert set(seen) == set(windows.values())
     np.testing.assert_array_equal(apply('random_crop((5, 6))', image), image)
-    with pytest.raises(UserError, match=r'random_crop\(6\): the image has 5 x 6 pixels'):
+    with pytest.raises(UserError, match=r'random_crop\(6\): the image has 6 x 5 pixels'):
         apply('random_crop(6)', image)
 
 

@@ -149,20 +149,20 @@ def test_position_embeddings_of_a_linear_function_are_resized_exactly():
     plane = (2 * row - 3 * column + 1).reshape(1, 16, 1).repeat(16, axis=2).astype(np.float32)
     params['pos_embed'][:, 1:] = plane
     adapted, notes = adapt(params, (12, 28))
-    assert says(notes, 'pos_embed', '4 x 4', '3 x 7', 'bilinear')
+    assert says(notes, 'pos_embed', '4 x 4', '7 x 3', 'bilinear')
     row, column = np.meshgrid(np.linspace(0, 1, 3), np.linspace(0, 1, 7), indexing='ij')
     expected = (2 * row - 3 * column + 1).reshape(1, 21, 1).repeat(16, axis=2)
     np.testing.assert_allclose(adapted['pos_embed'][:, 1:], expected, atol=1e-6)
     np.testing.assert_array_equal(adapted['pos_embed'][:, :1], params['pos_embed'][:, :1])
     assert_same(adapted, params, but={'pos_embed'})
     bicubic, notes = adapt(params, (12, 28), method='bicubic')
-    assert says(notes, 'pos_embed', '4 x 4', '3 x 7', 'bicubic')
+    assert says(notes, 'pos_embed', '4 x 4', '7 x 3', 'bicubic')
     assert np.abs(bicubic['pos_embed'] - adapted['pos_embed']).max() > 1e-3
 
 
 def test_grids_of_as_many_patches_are_not_the_same(params):
     adapted, notes = adapt(params, (8, 32))
-    assert says(notes, 'pos_embed', '4 x 4', '2 x 8', 'bilinear')
+    assert says(notes, 'pos_embed', '4 x 4', '8 x 2', 'bilinear')
     back = adapt(adapted, (8, 32), old=(8, 32))
     assert back[1] == []
     assert_same(back[0], adapted)

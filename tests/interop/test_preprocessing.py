@@ -379,7 +379,7 @@ def test_the_crop_of_the_file_is_the_size_of_the_images(dinov2, tmp_path, capsys
         open_source(f'folder:{folder}/data', 'train'), parse_transforms(trained.transforms)
     )
     np.testing.assert_array_equal(examples.read(0)['image'], image.image)
-    for words, size in (((), '12x12x3'), (larger, '20x20x3')):
+    for words, size in (((), '[12, 12, 3]'), (larger, '[20, 20, 3]')):
         assert size in said('inspect', '--checkpoint', place, *words)
     said('attention', '--checkpoint', place, photo, '--out', tmp_path / 'a.png')
     said('convert', place, tmp_path / 'again')

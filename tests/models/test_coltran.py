@@ -151,7 +151,7 @@ def test_parameter_count_is_exact():
 def test_what_is_learned_of_places_is_resized_with_the_image(model, variables, method):
     params = variables['params']
     resized, notes = model.resize_params(params, None, (7, 9), method)
-    assert says(notes, 'columns, relative_bias, rows, weights', '7 x 9', method)
+    assert says(notes, 'columns, relative_bias, rows, weights', '9 x 7', method)
     gray, bins = (jax.ShapeDtypeStruct((1, 7, 9), dtype) for dtype in (jnp.uint8, jnp.int32))
     fresh = jax.eval_shape(model.init, jax.random.key(0), gray, bins)['params']
     assert jax.tree.map(jnp.shape, resized) == jax.tree.map(jnp.shape, fresh)
@@ -167,5 +167,5 @@ def test_what_is_learned_of_places_is_resized_with_the_image(model, variables, m
 def test_mistakes(model, variables):
     with pytest.raises(UserError, match='width 16 is not a multiple of num_heads 3'):
         Model(**TINY | {'num_heads': 3})
-    with pytest.raises(UserError, match='for images of 4 x 5 pixels, not of 4 x 4: resize them'):
+    with pytest.raises(UserError, match='for images of 5 x 4 pixels, not of 4 x 4: resize them'):
         jax.eval_shape(model.apply, variables, GRAY[:, :, :4], BINS_DRAWN[:, :, :4])

@@ -92,7 +92,7 @@ def test_parameter_counts_are_exact(levels, depth, side):
 def test_what_is_learned_of_places_is_resized_with_the_image(params):
     model = Model(**TINY)
     resized, notes = model.resize_params(params, (3, 4), (6, 5))
-    assert says(notes, 'columns, relative_bias, rows', '6 x 5', 'bilinear')
+    assert says(notes, 'columns, relative_bias, rows', '5 x 6', 'bilinear')
     inputs = (jnp.zeros((1, 6, 5), jnp.uint8), jnp.zeros((1, 6, 5, 3), jnp.uint8), CHANNELS[:1])
     fresh = jax.eval_shape(model.init, jax.random.key(0), *inputs)['params']
     assert jax.tree.map(jnp.shape, resized) == jax.tree.map(jnp.shape, fresh)

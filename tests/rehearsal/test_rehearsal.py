@@ -40,7 +40,7 @@ def test_a_run_that_works(tmp_path, capsys):
     rows = {row['name']: row for row in json.loads(capsys.readouterr().out)}
     assert {row['result'] for row in rows.values()} == {'ok'}
     assert '12 of 1,437 records' in rows['data train']['note']
-    assert 'image 8x8x1, label' in rows['data train']['note']
+    assert 'image [8, 8, 1], label' in rows['data train']['note']
     assert '32 images a step' in rows['start']['note']
     assert 'killed, then from step ' in rows['resumption']['note']
     pace = rows['step']['seconds'] * 20 / 3600

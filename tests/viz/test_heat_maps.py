@@ -69,7 +69,7 @@ def test_the_query_chooses_the_row(rng, class_token):
 
 @pytest.mark.parametrize('query', [(3, 0), (0, 4), (-1, 0), (5,)])
 def test_a_query_outside_of_the_grid(query):
-    with pytest.raises(UserError, match='outside of the grid of 3 x 4 patches'):
+    with pytest.raises(UserError, match='outside of the grid of 3 rows and 4 columns'):
         attention.heat_map(np.eye(12), (3, 4), (3, 4), query)
 
 

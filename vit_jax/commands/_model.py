@@ -21,9 +21,9 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         '--image-size',
-        metavar='PIXELS|HxW',
-        help="crop and resize to this size instead of the model's own; if the run pads its images, "
-        'resize and pad',
+        metavar='PIXELS',
+        help="crop and resize to this size instead of the model's own: the side of a square, or "
+        'width=W,height=H; if the run pads its images, resize and pad',
     )
 
 
@@ -64,24 +64,43 @@ def check_model_flags(parser: argparse.ArgumentParser, args: argparse.Namespace)
 
 
 def image_size(args: argparse.Namespace) -> tuple[int, int] | None:
-    """Parse `--image-size`: '224' -> (224, 224), '224x320' -> (224, 320), None -> None.
+    """Parse `--image-size` as (height, width): '224', or 'width=320,height=224' in any order.
 
     Raises:
-      UserError: for anything else, or too many pixels.
+      UserError: for anything else, such as '224x320', whose order is not told, or too many pixels.
     """
     if (text := args.image_size) is None:
         return None
-    match = re.fullmatch(r'([1-9]\d*)(?:x([1-9]\d*))?', text)
-    if match is None:
-        raise UserError(
-            f'--image-size {text}: write the side in pixels, or HEIGHTxWIDTH such as 224x320'
-        )
-    height, width = int(match[1]), int(match[2] or match[1])
+    height, width = _sides(text)
     from vit_jax.data.images import MAX_PIXELS
 
     if height * width > MAX_PIXELS:
         raise UserError(f'--image-size {text}: the limit is {MAX_PIXELS:,} pixels')
     return height, width
+
+
+def _sides(text: str) -> tuple[int, int]:
+    number = r'([1-9]\d*)'
+    for form, order in (
+        (f'height={number},width={number}', 1),
+        (f'width={number},height={number}', -1),
+    ):
+        if match := re.fullmatch(form, text):
+            height, width = map(int, match.groups()[::order])
+            return height, width
+    match = re.fullmatch(f'{number}(?:x{number})?', text)
+    if match is None:
+        raise UserError(
+            f'--image-size {text}: write the side of a square in pixels, such as 224, or '
+            'width=320,height=224'
+        )
+    first, second = int(match[1]), int(match[2] or match[1])
+    if first != second:  # a height and a width in earlier releases, the reverse in other tools
+        raise UserError(
+            f'--image-size {text}: say which side is which: width={second},height={first} is what '
+            'it meant in earlier releases'
+        )
+    return first, second
 
 
 def task_name(args: argparse.Namespace) -> str:

@@ -77,7 +77,7 @@ def print_title(
     config: Any, rows: int, spec: Mapping[str, Any], environment: Mapping[str, Any]
 ) -> None:
     """Print the model, the shapes and the devices."""
-    shapes = ', '.join(f'{k} {"x".join(map(str, s.shape))}' for k, s in spec.items() if s.shape)
+    shapes = ', '.join(f'{k} {list(s.shape)}' for k, s in spec.items() if s.shape)
     title = (
         f'{config.model.name}, {shapes}, batch {rows}, '
         f'{environment["num_devices"]} x {environment["device_kind"]} ({environment["layout"]})'

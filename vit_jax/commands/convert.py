@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     imported = load.read(args.src, allowed=args.allow)
     notes = interop.write(imported, args.dst)
     count = sum(x.size for x in jax.tree.leaves(imported.params))
-    size = ' for {} x {} images'.format(*imported.image_size) if imported.image_size else ''
+    size = ' for {1} x {0} images'.format(*imported.image_size) if imported.image_size else ''
     name = imported.config.model.name
     print(f'{args.src}: {imported.source}: {name}{size}, {count:,} parameters')
     print(f'{place}: written')

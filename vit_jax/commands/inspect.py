@@ -223,7 +223,7 @@ def print_tables(result: Mapping[str, Any], unfold: bool) -> None:
         console.print()
     console.print(f'{result["model"]}: {result["total"]:,} parameters')
     if 'flops' in result:
-        sizes = ', '.join('x'.join(map(str, shape)) for shape in result['inputs'])
+        sizes = ', '.join(str(list(shape)) for shape in result['inputs'])
         forward, train = (result['flops'][k] / 1e9 for k in ('forward', 'train'))
         console.print(
             f'one example of {sizes}: {forward:,.4g} GFLOP forward, {train:,.4g} to train'

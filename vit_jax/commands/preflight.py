@@ -272,7 +272,7 @@ def _save_picture(report: Any, path: str) -> None:
 
 def describe(report: Any) -> str:
     """Describe the step, the shapes of its batch and the topology in a phrase."""
-    shapes = ', '.join(f'{k} {"x".join(map(str, s))}' for k, s in report.shapes.items() if s)
+    shapes = ', '.join(f'{k} {list(s)}' for k, s in report.shapes.items() if s)
     return f'{report.step} step, {shapes}, batch {report.rows:,} on {report.topology}'
 
 

@@ -95,4 +95,4 @@ def check_task(run: TrainedModel, name: str, flag: str) -> None:
 
 
 def _pixels(size: Sequence[int]) -> str:
-    return ' x '.join(map(str, size))
+    return ' x '.join(map(str, reversed(size)))

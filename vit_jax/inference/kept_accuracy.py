@@ -94,7 +94,7 @@ class Evaluator(base.Evaluator):
     def _check_sizes(self, made: tuple[int, ...], raw: tuple[int, ...]) -> None:
         size = tuple(self._run.image_size or made)
         if not made == raw == size:
-            sizes = (' x '.join(map(str, sides)) for sides in (made, raw, size))
+            sizes = (' x '.join(map(str, reversed(sides))) for sides in (made, raw, size))
             raise UserError(
                 'colorized images of {} pixels, originals of {} and a classifier for {} do not '
                 'match: measure without transforms that resize'.format(*sizes)

@@ -128,7 +128,7 @@ def _require_sound(imported: TrainedModel) -> None:
     if not 0 < epsilon < math.inf:
         raise UserError(f'its layer norms add {epsilon} to the variance; get config.json again')
     if size and (min(size) < 1 or math.prod(size) > MAX_PIXELS):
-        raise UserError(f'its images cannot have {size[0]} x {size[1]} pixels; get it again')
+        raise UserError(f'its images cannot have {size[1]} x {size[0]} pixels; get it again')
 
 
 def write(imported: TrainedModel, path: str | os.PathLike[str]) -> tuple[str, ...]:

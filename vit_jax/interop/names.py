@@ -220,5 +220,5 @@ def patches(
     """
     rows, columns, _, width = shape_of(flat, source, label, 'patch_embed/kernel', 4)
     if rows != columns:
-        raise UserError(f'{source}: patches of {rows}x{columns} pixels; only squares are supported')
+        raise UserError(f'{source}: patches of {columns} x {rows} pixels; only squares work')
     return rows, width

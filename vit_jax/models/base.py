@@ -297,12 +297,12 @@ def resize_positions(
     if old_grid is None and rows != math.prod(new_grid):
         raise UserError(
             f'pos_embed has rows for {rows} patches, which form no square, and '
-            f'cannot be resized to {new_grid[0]} x {new_grid[1]}'
+            f'cannot be resized to {new_grid[1]} x {new_grid[0]}'
         )
     if old_grid in (None, new_grid) or rows != math.prod(old_grid):
         return params, []
     table = resize.position_embedding(table, old_grid, new_grid, method, prefix)
-    sizes = (f'{height} x {width}' for height, width in (old_grid, new_grid))
+    sizes = (f'{width} x {height}' for height, width in (old_grid, new_grid))
     note = f'pos_embed: {" patches resized to ".join(sizes)} ({method})'
     return params | {'pos_embed': table}, [note]
 
@@ -324,7 +324,7 @@ def resize_relative(params: Params, new_grid: Grid, method: str) -> Resized:
         names = [str(key.key) for key in path]
         if names[-2:] != ['position_bias', 'table'] or leaf.shape[-3:-1] == sides:
             return leaf
-        notes.add(f'position_bias: resized to {new_grid[0]} x {new_grid[1]} patches ({method})')
+        notes.add(f'position_bias: resized to {new_grid[1]} x {new_grid[0]} patches ({method})')
         if leaf.ndim == 3:
             return resize.grid(leaf, sides, method)
         return np.stack([resize.grid(table, sides, method) for table in leaf])
@@ -354,7 +354,7 @@ def resize_axial(params: Params, new_grid: Grid, method: str) -> Resized:
         return new
 
     params = jax.tree_util.tree_map_with_path(resized, params)
-    size = f'{new_grid[0]} x {new_grid[1]} places ({method})'
+    size = f'{new_grid[1]} x {new_grid[0]} places ({method})'
     return params, [f'{", ".join(sorted(changed))}: resized to {size}'] if changed else []
 
 
@@ -383,7 +383,7 @@ def resize_patches(params: Params, patch_size: int) -> Resized:
     if kernel.shape[:2] == size:
         return params, []
     new = params['patch_embed'] | {'kernel': resize.pinv_patch_kernel(kernel, size)}
-    sizes = (f'{height} x {width}' for height, width in (kernel.shape[:2], size))
+    sizes = (f'{width} x {height}' for height, width in (kernel.shape[:2], size))
     return params | {'patch_embed': new}, [f'patch_embed: {" resized to ".join(sizes)}']
 
 

@@ -96,7 +96,7 @@ class Model(vit.Model):
         height, width = images.shape[1:3]
         if 0 in (height, width) or height % self.stride or width % self.stride:
             raise UserError(
-                f'images are {height}x{width}: this hybrid needs positive multiples of '
+                f'images are {width} x {height}: this hybrid needs positive multiples of '
                 f'{self.stride} pixels; resize them or choose other layers or patch_size'
             )
         x = ResNet(self.layers, dtype, self.epsilons, name='resnet')(images)

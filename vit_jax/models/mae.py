@@ -280,5 +280,5 @@ def _repositioned(params: Params, grid: tuple[int, int], width: int) -> Resized:
     # Different grids with as many patches have tables of equal shape.
     if old is None or (old.shape == table.shape and np.allclose(old, table, atol=1e-4)):
         return params, []
-    note = f'pos_embed: computed for {grid[0]} x {grid[1]} patches'
+    note = f'pos_embed: computed for {grid[1]} x {grid[0]} patches'
     return params | {'pos_embed': table}, [note]

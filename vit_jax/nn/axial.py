@@ -101,8 +101,8 @@ class GridPositions(nn.Module):
         made_for = tuple(len(self.get_variable('params', name)) for name in ('rows', 'columns'))
         if made_for != (height, width):
             raise UserError(
-                f'the model is for images of {made_for[0]} x {made_for[1]} pixels, not of '
-                f'{height} x {width}: resize them'
+                f'the model is for images of {made_for[1]} x {made_for[0]} pixels, not of '
+                f'{width} x {height}: resize them'
             )
 
 

@@ -22,7 +22,7 @@ def patch_grid(height: int, width: int, patch_size: int) -> tuple[int, int]:
     for side, name in ((height, 'height'), (width, 'width')):
         if side < patch_size or side % patch_size:
             raise UserError(
-                f'images are {height}x{width}: their {name} is not a positive multiple of '
+                f'images are {width} x {height}: their {name} is not a positive multiple of '
                 f'patch_size {patch_size}; resize them or choose another patch size'
             )
     return height // patch_size, width // patch_size

@@ -211,10 +211,10 @@ class RelativeBias(nn.Module):
 
     def _require(self, found: tuple[int, ...], sides: tuple[int, ...]) -> None:
         if found != sides:
-            made = ' x '.join(str((side + 1) // 2) for side in found)
+            made = ' x '.join(str((side + 1) // 2) for side in reversed(found))
             raise UserError(
                 f'the relative positions are for {made} patches, but these images have '
-                f'{self.grid[0]} x {self.grid[1]}: use the image size of the checkpoint, or resize '
+                f'{self.grid[1]} x {self.grid[0]}: use the image size of the checkpoint, or resize '
                 'the parameters'
             )
 

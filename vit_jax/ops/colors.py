@@ -252,7 +252,7 @@ def downsample(image: UInt8[Array, '*B H W C'], factor: int) -> Float[Array, '*B
     """
     *batch, height, width, channels = image.shape
     if height % factor or width % factor:
-        raise ValueError(f'blocks of {factor} pixels do not tile {height} x {width} pixels')
+        raise ValueError(f'blocks of {factor} pixels do not tile {width} x {height} pixels')
     blocks = (*batch, height // factor, factor, width // factor, factor, channels)
     return image.astype(jnp.float32).reshape(blocks).mean((-4, -2))
 

@@ -130,7 +130,7 @@ def position_embedding(
       UserError: if there is no such method, a grid is empty, or the table is not of `old_grid`.
     """
     if min(*old_grid, *new_grid) < 1:
-        raise UserError(f'a grid has at least 1x1 patches: {_text(old_grid)}, {_text(new_grid)}')
+        raise UserError(f'a grid has at least 1 x 1 patches: {_text(old_grid)}, {_text(new_grid)}')
     table = np.asarray(table)
     rows = table.shape[1] - num_prefix
     if rows != old_grid[0] * old_grid[1]:
@@ -226,4 +226,4 @@ def _cubic(x: Float[np.ndarray, '*B'], a: float) -> Float[np.ndarray, '*B']:
 
 
 def _text(grid: Size) -> str:
-    return f'{grid[0]}x{grid[1]}'
+    return f'{grid[1]} x {grid[0]}'

@@ -198,5 +198,4 @@ def _check_data(config: ConfigDict, section: ConfigDict, split: str) -> str:
 
 
 def _described(name: str, value: Any) -> str:
-    shape = 'x'.join(map(str, np.shape(value)))
-    return f'{name} {shape}' if shape else name
+    return f'{name} {list(np.shape(value))}' if np.ndim(value) else name

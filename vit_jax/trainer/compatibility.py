@@ -244,4 +244,4 @@ def _module(instance: Any) -> str:
 
 def _pixels(image: ArraySpec) -> str:
     height, width, channels = image.shape[-3:]
-    return f'{height} x {width} x {channels}'
+    return f'{width} x {height} ({channels} channel{"s" if channels > 1 else ""})'

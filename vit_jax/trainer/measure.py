@@ -78,7 +78,7 @@ def prepare(
     given: dict[str, Any] = {'source': source, 'split': split, 'batch_size': batch_size}
     given['classes'] = None if classes is None else tuple(classes)
     if image_size is not None:
-        _require_crops(groups, image_size)
+        _require_crops(groups)
         groups = {name: _resized(group, image_size) for name, group in groups.items()}
     given = {key: value for key, value in given.items() if value is not None}
     groups = {name: group | given for name, group in groups.items()}
@@ -146,13 +146,12 @@ def _groups(
     return {name: dict(group) for name, group in evals}
 
 
-def _require_crops(groups: Groups, size: Size) -> None:
+def _require_crops(groups: Groups) -> None:
     """Raise UserError for an image size if whole images are evaluated."""
-    text = 'x'.join(map(str, dict.fromkeys(size)))
     for name, group in groups.items():
         if group.get('sizes'):
             raise UserError(
-                f'--image-size {text}: the model gets whole images, padded to '
+                '--image-size: the model gets whole images, padded to '
                 f'config.evals.{name}.sizes, and takes those of any size; leave the flag out'
             )
 

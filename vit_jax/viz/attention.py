@@ -147,9 +147,8 @@ def _query_index(query: Grid, grid: Grid) -> int:
     inside = len(query) == len(grid) and all(0 <= q < n for q, n in zip(query, grid, strict=True))
     if not inside:
         name = ','.join(map(str, query))
-        size = ' x '.join(map(str, grid))
-        unit = 'patches' if len(grid) == 2 else 'queries'
-        raise UserError(f'the query {name} is outside of the grid of {size} {unit}')
+        size = f'{grid[0]} rows and {grid[1]} columns' if len(grid) == 2 else f'{grid[0]} queries'
+        raise UserError(f'the query {name} is outside of the grid of {size}')
     return int(np.ravel_multi_index(query, grid))
 
 

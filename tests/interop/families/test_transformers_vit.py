@@ -253,7 +253,11 @@ MISTAKES = {
         'embeddings.position_embeddings is not in the file',
     ),
     'depth': ({}, {'num_hidden_layers': 3}, 'num_hidden_layers is 3, the file has 2'),
-    'image': ({}, {'image_size': 16}, 'image_size is 16x16, but pos_embed has rows for 9 patches'),
+    'image': (
+        {},
+        {'image_size': 16},
+        '16 x 16, but pos_embed has rows for 9 patches',
+    ),
 }
 
 

@@ -467,7 +467,7 @@ MISTAKES = {
         with_shape('embedding/kernel', 4, 16),
         r'embedding/kernel cannot have shape \(4, 16\)',
     ),
-    'patches': (with_shape('embedding/kernel', 4, 5, 3, 16), 'patches of 4x5 pixels'),
+    'patches': (with_shape('embedding/kernel', 4, 5, 3, 16), 'patches of 5 x 4 pixels'),
     'positions': (
         with_shape('Transformer/posembed_input/pos_embedding', 1, 5, 17),
         r'pos_embedding has shape \(1, 5, 17\)',

@@ -261,7 +261,7 @@ def read_image(path: pathlib.Path, size: tuple[int, int]) -> np.ndarray:
     image = images.decode_image(images.read_file(path), name=str(path))
     if image.shape[:2] != size:
         raise BrokenRecord(
-            f'{path}: has {image.shape[0]} x {image.shape[1]} pixels, {size[0]} x {size[1]} by its '
+            f'{path}: has {image.shape[1]} x {image.shape[0]} pixels, {size[1]} x {size[0]} by its '
             'annotations'
         )
     return image

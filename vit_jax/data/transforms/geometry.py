@@ -164,7 +164,7 @@ def shrink_and_pad(record: Record, size: tuple[int, int]) -> Record:
         record = resize(record, height, width)
         record = pad(record, 0, size[0] - height, 0, size[1] - width)
     except UserError as error:
-        raise UserError(f'padding images to {size[0]} x {size[1]}: {error}') from error
+        raise UserError(f'padding images to {size[1]} x {size[0]}: {error}') from error
     mask = np.zeros(size, bool)
     mask[:height, :width] = True
     return {**record, 'pixel_mask': mask}
@@ -251,7 +251,7 @@ def check_movable(record: Record, *, padded: bool = True, cut: bool = False) -> 
         elif is_image(name):
             if np.shape(value)[-3:-1] != (height, width):
                 raise UserError(
-                    f'{name!r} has shape {np.shape(value)}, the image {height} x {width} pixels: '
+                    f'{name!r} has shape {np.shape(value)}, the image {width} x {height} pixels: '
                     'put the transform that makes views of other sizes last'
                 )
         elif _lies_in_image(value):

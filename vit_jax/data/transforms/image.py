@@ -245,7 +245,7 @@ def _spare(record: Record, height: int, width: int) -> tuple[int, int]:
     rows, columns = image_size(record)
     if rows < height or columns < width:
         raise UserError(
-            f'the image has {rows} x {columns} pixels; enlarge it first, for example with '
+            f'the image has {columns} x {rows} pixels; enlarge it first, for example with '
             f"'resize_small({max(height, width)})'"
         )
     return rows - height, columns - width

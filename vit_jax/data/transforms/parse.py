@@ -108,7 +108,7 @@ def _remark(node: ast.expr, factory: Callable[..., Any], size: tuple[int, int], 
     better = ', '.join(f'{k}={max(1, round(x * min(size)))}' for k, x in shares.items())
     return (
         f'{ast.unparse(node)} makes one plain color of {100 * count / TRIALS:.0f}% of images of '
-        f'{size[0]} x {size[1]} pixels ({count} of {TRIALS} trials): {" and ".join(shares)} '
+        f'{size[1]} x {size[0]} pixels ({count} of {TRIALS} trials): {" and ".join(shares)} '
         f'{"are" if len(shares) > 1 else "is"} in pixels; for this size give {better}'
     )
 

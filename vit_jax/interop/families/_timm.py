@@ -281,8 +281,8 @@ def _images(transforms: str, size: Size) -> tuple[dict[str, Any], tuple[str, ...
     recipe, notes = preprocessing.parse_recipe(transforms), []
     if recipe and recipe.made and recipe.made != size:
         notes.append(
-            f'its images have {size[0]} x {size[1]} pixels there, as its positions are for, '
-            f'{recipe.made[0]} x {recipe.made[1]} here'
+            f'its images have {size[1]} x {size[0]} pixels there, as its positions are for, '
+            f'{recipe.made[1]} x {recipe.made[0]} here'
         )
         transforms = preprocessing.resized(transforms, size)
     told = preprocessing.timm_keys(transforms, size)

@@ -181,7 +181,7 @@ def _require_config(imported: TrainedModel, config: Mapping[str, Any]) -> None:
         rows = imported.params['pos_embed'].shape[1] - first
         if (height // model['patch_size']) * (width // model['patch_size']) != rows:
             raise UserError(
-                f'{imported.source}: image_size is {height}x{width}, '
+                f'{imported.source}: image_size is {width} x {height}, '
                 f'but pos_embed has rows for {rows} patches'
             )
 

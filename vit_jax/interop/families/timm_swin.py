@@ -104,7 +104,7 @@ def _require_like(imported: TrainedModel, extra: Mapping[str, Any]) -> None:
         if grid and len({min(tokens, window + 1) for tokens in grid}) > 1:
             raise UserError(
                 f'{imported.source}: timm cuts or shifts windows of {window} tokens along one axis '
-                f'only of the {grid[0]} x {grid[1]} tokens of stage {stage}; this is not supported'
+                f'only of the {grid[1]} x {grid[0]} tokens of stage {stage}; this is not supported'
             )
         for tokens in grid:
             if tokens > window and tokens % window:
