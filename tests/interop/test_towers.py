@@ -27,11 +27,13 @@ TWO = {
         ('hf://org/clip:text', ('hf://org/clip', 'text')),
         ('clip/', ('clip/', '')),
         ('b.npz:params', ('b.npz:params', '')),
+        ('b.npz:ema', ('b.npz:ema', '')),
+        ('model.safetensors:ema', ('model.safetensors', 'ema')),
         ('./vision', ('./vision', '')),
     ],
 )
 def test_the_end_of_a_path(path, expected):
-    assert texts.split_tower(path) == expected
+    assert texts.split_part(path) == expected
 
 
 @pytest.mark.parametrize(

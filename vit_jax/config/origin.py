@@ -14,6 +14,17 @@ from vit_jax.errors import UserError, nearest
 from vit_jax.signatures import function_name, parse_call, parse_sources, transform_names
 
 TOWERS = ('vision', 'text')  # of a checkpoint with two; may follow its path
+# Names that training scripts put in front of those of a model; they may follow its path, too.
+AVERAGES = (
+    *('teacher', 'model_ema', 'ema_model', 'ema', 'state_dict_ema', 'ema_state_dict'),
+    *('target_encoder', 'momentum_encoder'),
+)
+STUDENTS = ('student', 'base_encoder')
+WRAPPERS = (
+    *(*AVERAGES, *STUDENTS, 'state_dict', 'model', 'module', '_orig_mod', 'backbone', 'encoder'),
+    *('model_state_dict', 'model_state', 'net', 'network', 'params', 'weights'),
+)
+PARTS = (*TOWERS, *WRAPPERS)
 PACKAGE = __name__.partition('.')[0]
 POSEMBS = ('bilinear', 'bicubic', 'antialiased')
 
@@ -21,12 +32,12 @@ POSEMBS = ('bilinear', 'bicubic', 'antialiased')
 def split_family(path: str | os.PathLike[str]) -> tuple[str, str]:
     """The family in front of a checkpoint's path (empty if there is none), and the path.
 
-    `gs://...` is a URL, `FILE.npz:PART` a part of a file, `FILE:vision` one of two towers, and
-    `./a:b` a file named `a:b`.
+    `gs://...` is a URL, `FILE.npz:PART` a part of a file, `FILE:vision` one of two towers,
+    `FILE:teacher` one of two models, and `./a:b` a file named `a:b`.
     """
     text = os.fspath(path)
     match = re.fullmatch(r'([^\W\d]\w*(?:\.[^\W\d]\w*)*):(?!//)(.+)', text)
-    if match is None or match[1].endswith('.npz') or match[2] in TOWERS:
+    if match is None or match[1].endswith('.npz') or match[2] in PARTS:
         return '', text
     return match[1], match[2]
 

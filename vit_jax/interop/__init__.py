@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from flax import traverse_util
 
+from vit_jax.config.origin import TOWERS
 from vit_jax.data.images import MAX_PIXELS
 from vit_jax.errors import UserError
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, Written
@@ -34,7 +35,8 @@ def read(
 
     Args:
       path: a file, a folder or a URL, see `files.read_arrays`; a family may be named in front of
-        it, see `families`, and one of two towers behind it, as in `FILE:vision`.
+        it, see `families`, and one of two towers or models behind it, as in `FILE:vision` or
+        `FILE:teacher`.
       mean, std: of the images in [0, 1] that it takes, a number or one for each channel; by
         default from the files.
       image_size: height and width of the images to come. Also taken as the size that the model was
@@ -43,10 +45,10 @@ def read(
     Raises:
       UserError: if it cannot be read, or no family knows it.
     """
-    from vit_jax.interop import families, files, preprocessing, texts, trained
+    from vit_jax.interop import families, files, preprocessing, texts, trained, wrappers
 
-    family, place = families.split(path)
-    file, tower = texts.split_tower(place)
+    note, (family, place) = '', families.split(path)
+    file, part = texts.split_part(place)
     flat, extra = files.read_arrays(file)
     if (mean is None) != (std is None):
         raise UserError('mean and std are given together, or neither is')
@@ -55,11 +57,23 @@ def read(
     if image_size:
         extra[GIVEN_SIZE] = image_size
     try:
-        if tower:
-            flat, extra = texts.take_tower(flat, extra, tower)
+        if part in TOWERS:
+            flat, extra = texts.take_tower(flat, extra, part)
+        elif part:
+            flat = wrappers.part(flat, part)
         kind = extra.get('model_type') or extra.get('architecture') or ''
-        reader = families.reader(flat, family, kind)
+        try:
+            reader = families.reader(flat, family, kind)
+        except families.UnknownNames as unknown:
+            flat, prefix, note = wrappers.unwrapped(
+                flat, lambda arrays: bool(families.matching(arrays, family))
+            )
+            if not prefix:
+                raise unknown from None
+            place = f'{place}, below {prefix}'
+            reader = families.reader(flat, family, kind)
         imported = reader.read(flat, extra)
+        imported = imported.with_notes(note) if note else imported
         _require_sound(imported)
         num_classes = imported.model_config.get('num_classes') or None
         return dataclasses.replace(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vit_jax.config.origin import TOWERS
+from vit_jax.config.origin import PARTS, TOWERS
 from vit_jax.errors import UserError
 from vit_jax.interop.files import TOKENIZER, Flat
 from vit_jax.interop.hub import TOKENIZER_CONFIG, TOKENIZERS
@@ -69,11 +69,12 @@ def _class_of_clip(imported: TrainedModel) -> str:
     return 'CLIPTokenizer' if own else 'PreTrainedTokenizerFast'
 
 
-def split_tower(place: str | os.PathLike[str]) -> tuple[str, str]:
-    """The path of a checkpoint, and the tower named behind it, or an empty string."""
+def split_part(place: str | os.PathLike[str]) -> tuple[str, str]:
+    """The path of a checkpoint, and the tower or model named behind it, or an empty string."""
     path = os.fspath(place)
     head, colon, tail = path.rpartition(':')
-    return (head, tail) if colon and head and tail in TOWERS else (path, '')
+    parts = TOWERS if head.endswith('.npz') else PARTS  # an .npz file has parts of its own
+    return (head, tail) if colon and head and tail in parts else (path, '')
 
 
 def take_tower(flat: Flat, extra: Mapping[str, Any], tower: str) -> tuple[Flat, dict[str, Any]]:

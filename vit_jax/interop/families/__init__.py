@@ -25,6 +25,7 @@ from typing import Any
 from vit_jax.config.origin import split_family as split
 from vit_jax.errors import UserError, modules, resolve_module
 from vit_jax.interop.trained import TrainedModel, Written
+from vit_jax.interop.wrappers import common_prefix
 
 __all__ = ['FORMS', 'find', 'reader', 'split', 'writer']
 
@@ -44,6 +45,10 @@ FORMS = {
     'transformers': '.safetensors for transformers',
     'timm': '.safetensors for timm',
 }
+
+
+class UnknownNames(UserError):
+    """No family reads arrays of these names."""
 
 
 def find(name: str) -> ModuleType:
@@ -70,23 +75,35 @@ def reader(flat: Mapping[str, Any], family: str = '', kind: str = '') -> ModuleT
       kind: of model by config.json; empty if unknown.
 
     Raises:
-      UserError: if none or several match.
+      UserError: if none (`UnknownNames`) or several match.
     """
     if not family and kind in BY_TYPE and (known := find(BY_TYPE[kind])).matches(flat):
         return known
-    named = {name: find(name) for name in ([family] if family else modules(__name__))}
-    found = {name: m for name, m in named.items() if vars(m).keys() >= _READER and m.matches(flat)}
-    if not found:
-        held = ', '.join(sorted(flat)[:3]) or 'nothing'
-        held += f'; by config.json it is of kind {kind!r}' if kind else ''
-        raise UserError(
-            f'no checkpoint family matches these parameters (found {held}); tried '
-            f'{", ".join(named)}; prefix your own, as in my_lab.swin:FILE'
-        )
+    if not (found := matching(flat, family)):
+        raise UnknownNames(_unknown(flat, family, kind))
     if len(found) > 1:
         names = ' and '.join(found)
         raise UserError(f'{names} both match these parameters: name one, as {min(found)}:FILE')
     return next(iter(found.values()))
+
+
+def matching(flat: Mapping[str, Any], family: str = '') -> dict[str, ModuleType]:
+    """The families, or that of this name, that read arrays of these names."""
+    named = {name: find(name) for name in ([family] if family else modules(__name__))}
+    return {name: m for name, m in named.items() if vars(m).keys() >= _READER and m.matches(flat)}
+
+
+def _unknown(flat: Mapping[str, Any], family: str, kind: str) -> str:
+    """The message that no family reads arrays of these names."""
+    held = ', '.join(sorted(flat)[:3]) or 'nothing'
+    if shared := common_prefix(flat):
+        held += f'; all names begin with {shared}'
+    held += f'; by config.json it is of kind {kind!r}' if kind else ''
+    tried = family or ', '.join(modules(__name__))
+    return (
+        f'no checkpoint family matches these parameters (found {held}); tried {tried}; '
+        'prefix your own, as in my_lab.swin:FILE'
+    )
 
 
 def writer(model: str, forms: Sequence[str], family: str = '') -> Callable[[TrainedModel], Written]:
