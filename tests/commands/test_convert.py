@@ -79,7 +79,7 @@ def test_a_run_becomes_a_file_and_back(smoke_run, tmp_path, capsys):
     assert convert(smoke_run, path) == 0
     printed = capsys.readouterr().out
     assert f'run {smoke_run}, step 20: vit for 8 x 8 images, ' in printed
-    assert 'note: the names of the classes are left out' in printed
+    assert 'note: class names are left out' in printed
     flat, _ = files.read_arrays(path)
     assert flat['embedding/kernel'].shape == (2, 2, 1, 32)
     assert flat['head/kernel'].shape == (32, 10)

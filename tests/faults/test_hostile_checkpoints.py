@@ -106,7 +106,7 @@ def test_archives(tmp_path, header, member):
 def test_members_that_are_no_arrays(tmp_path):
     with zipfile.ZipFile(tmp_path / 'a.npz', 'w') as made:
         made.writestr('x.npy', 'words')  # NumPy returns its bytes
-    assert 'x is no array' in message(tmp_path / 'a.npz')
+    assert 'x is not an array' in message(tmp_path / 'a.npz')
 
 
 def test_archives_that_unpack_to_far_more(tmp_path):
@@ -115,7 +115,7 @@ def test_archives_that_unpack_to_far_more(tmp_path):
     with zipfile.ZipFile(tmp_path / 'a.npz', 'w', zipfile.ZIP_DEFLATED, compresslevel=1) as made:
         made.writestr('x.npy', zeros.getvalue())
     del zeros
-    assert 'would unpack to' in message(tmp_path / 'a.npz')
+    assert 'unpacks to' in message(tmp_path / 'a.npz')
 
 
 @pytest.mark.parametrize('name', ['config.json', 'preprocessor_config.json'])

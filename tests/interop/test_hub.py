@@ -202,7 +202,7 @@ def test_a_connection_that_always_breaks_is_one_line(server, monkeypatch):
 @pytest.mark.fault(90)
 def test_other_bytes_than_announced_are_not_kept(server, tmp_path):
     server.swapped = True
-    one_line(URL, 'model.safetensors arrives with another content than its checksum says')
+    one_line(URL, 'the download of model.safetensors does not match its checksum')
     kept = [p for p in (tmp_path / 'hub').rglob('*') if p.stat().st_size > 5000]
     assert kept == []
     server.swapped = False
@@ -243,7 +243,7 @@ def test_a_cache_without_links_keeps_checksums_too(server, monkeypatch):
 @pytest.mark.fault(90)
 def test_a_mirror_s_list_of_checksums_is_compared_at_the_first_use(server, monkeypatch):
     server.odd = server.listed = server.swapped = True
-    one_line(URL, 'model.safetensors arrives with another content than its checksum says')
+    one_line(URL, 'the download of model.safetensors does not match its checksum')
     server.swapped = False
     assert_read(URL)
 

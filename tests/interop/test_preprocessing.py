@@ -395,7 +395,7 @@ def test_timm_gets_images_of_the_size_of_the_positions(tmp_path):
     place = saved(tmp_path / 'a', "resize_small(15, rounding='down')|central_crop((12, 12))")
     assert load.open_model(place).image_size == (12, 12)
     notes = interop.write(interop.read(place), f'timm_vit:{tmp_path / "timm"}')
-    assert any('16 x 16 pixels there' in note and '12 x 12 here' in note for note in notes)
+    assert any('16 x 16 pixels' in note and '12 x 12' in note for note in notes)
     assert load.open_model(tmp_path / 'timm').image_size == (16, 16)
 
 
@@ -408,7 +408,7 @@ def test_processors_in_one_file(tmp_path):
     assert one.transforms == other.transforms == "drop_alpha|resize((20, 20), 'bicubic')"
     jax.tree.map(np.testing.assert_array_equal, one.params, other.params)
     (place / 'processor_config.json').write_text('{"image_processor": 3}')
-    with pytest.raises(UserError, match='image_processor is no JSON object'):
+    with pytest.raises(UserError, match='image_processor is not a JSON object'):
         interop.read(place)
 
 

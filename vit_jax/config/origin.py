@@ -53,7 +53,7 @@ class Init:
       posemb: interpolation for resizing its position embedding: 'bilinear' (vision_transformer),
         'bicubic' (transformers) or 'antialiased' bicubic (timm); if empty, as in the checkpoint's
         code base.
-      select: the parts to load, see `vit_jax.interop.adapt`; empty for all.
+      select: the parts to load, see `vit_jax.interop.adapt.select_params`; empty for all.
       classes: a file with the checkpoint's class for each class of the run, one number a line, from
         0, which selects rows of its head. If empty, a head with as many classes is kept, and any
         other starts anew.

@@ -1,7 +1,7 @@
-"""Checkpoints of other code bases, read and written by the families that know them.
+"""Checkpoints of other code bases, read and written by families, one for each code base.
 
-Readers and writers are imported by the functions that use them: a run needs `trained` and `adapt`
-of this package, and rarely a file of another code base.
+Functions import readers and writers late: every run needs `trained` and `adapt` of this package,
+but few need a file of another code base.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ def read(
     std: Any = None,
     image_size: tuple[int, int] | None = None,
 ) -> TrainedModel:
-    """The model in a checkpoint of another code base, in any format.
+    """Read a checkpoint of another code base, in any format.
 
     Args:
       path: a file, a folder or a URL, see `files.read_arrays`; a family may be named in front of
         it, see `families`, and one of two towers or models behind it, as in `FILE:vision` or
         `FILE:teacher`.
-      mean, std: of the images in [0, 1] that it takes, a number or one for each channel; by
+      mean, std: normalization of its images in [0, 1], a number or one for each channel; by
         default from the files.
-      image_size: height and width of the images to come. Also taken as the size that the model was
-        made for if no file has that, and the number of patches fits its positions.
+      image_size: height and width of the images that it will get. If the files do not have the
+        size that the model was made for, and these images have as many patches as there are
+        positions, it is taken as that size.
 
     Raises:
-      UserError: if it cannot be read, or no family knows it.
+      UserError: if it cannot be read, or no family matches it.
     """
     from vit_jax.interop import families, files, preprocessing, texts, trained, wrappers
 
@@ -51,7 +52,7 @@ def read(
     file, part = texts.split_part(place)
     flat, extra = files.read_arrays(file)
     if (mean is None) != (std is None):
-        raise UserError('mean and std are given together, or neither is')
+        raise UserError('give both mean and std, or neither')
     if mean is not None:
         extra[preprocessing.GIVEN_NORMALIZATION] = {'mean': mean, 'std': std}
     if image_size:
@@ -117,7 +118,7 @@ def _preprocessed(imported: TrainedModel, extra: Mapping[str, Any]) -> TrainedMo
 
 
 def _with_transforms(written: Written, text: str) -> Written:
-    """Files whose preprocessor makes images as the model's own transforms do."""
+    """The files with a preprocessor that makes images as the model's own transforms do."""
     from vit_jax.interop import preprocessing
 
     told = written.preprocessor or {}
@@ -142,7 +143,7 @@ def _require_sound(imported: TrainedModel) -> None:
     if not 0 < epsilon < math.inf:
         raise UserError(f'its layer norms add {epsilon} to the variance; get config.json again')
     if size and (min(size) < 1 or math.prod(size) > MAX_PIXELS):
-        raise UserError(f'its images cannot have {size[1]} x {size[0]} pixels; get it again')
+        raise UserError(f'its images cannot have {size[1]} x {size[0]} pixels; see config.json')
 
 
 def write(imported: TrainedModel, path: str | os.PathLike[str]) -> tuple[str, ...]:
@@ -150,7 +151,7 @@ def write(imported: TrainedModel, path: str | os.PathLike[str]) -> tuple[str, ..
 
     Args:
       imported: the model.
-      path: FILE.npz, or FILE.safetensors or a folder for transformers, or for timm if that alone
+      path: FILE.npz, or FILE.safetensors or a folder for transformers, or for timm if only timm
         has the model; a family may be named in front of it, such as `timm_vit:`, see `families`.
 
     Returns:
@@ -176,6 +177,6 @@ def write(imported: TrainedModel, path: str | os.PathLike[str]) -> tuple[str, ..
     if is_npz and imported.class_names:
         return (
             *written.notes,
-            'the names of the classes are left out: an .npz has no place for them',
+            'class names are left out: an .npz file has no place for them',
         )
     return written.notes

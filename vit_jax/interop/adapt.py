@@ -1,4 +1,4 @@
-"""Parameters of one model fitted to another: its head, image size, scanned blocks, or a part of it.
+"""Fitting a checkpoint's parameters to a model: head, image size, scanned blocks, or only a part.
 
 The model itself declares which layers form its head (`head_layers`) and which parameters change
 with the image size (`resize_params`). Any other difference is an error that names the parameters.
@@ -43,7 +43,7 @@ def adapt_checkpoint(
     classes: SourceInfo | None = None,
     task: Any = None,
 ) -> tuple[PyTree, list[str]]:
-    """The parameters of a checkpoint for a model that may differ in its head and image size.
+    """Fit the parameters of a checkpoint to a model that may differ in its head and image size.
 
     Args:
       trained: the checkpoint.
@@ -53,15 +53,15 @@ def adapt_checkpoint(
       posemb: interpolation of position embeddings, see `ops.resize.grid`; by default that of the
         checkpoint's code base.
       select: the parts of the checkpoint to take, if the models differ otherwise; see
-        `select_params`. If empty, all has to fit.
-      classes: of the data to train on, which the head is fitted to; None keeps its order.
-      task: which may normalize images in another way; the checkpoint's own if None.
+        `select_params`. If empty, everything has to fit.
+      classes: those of the training data, whose order the head takes; None keeps its own.
+      task: the new task, which may normalize images differently; None for the checkpoint's own.
 
     Returns:
       Parameters without those that start anew, and notes for people; see `adapt`.
 
     Raises:
-      UserError: if the architectures differ, or those of the parts that are selected.
+      UserError: if the architectures differ, or those of the selected parts.
     """
     notes = [*trained.notes, *_compare_fields(trained.model_config, model)]
     params, replaced = equivalent(trained, model)
@@ -106,15 +106,15 @@ def adapt(
       params: nested numpy arrays.
       target: nested shapes of the model's parameters, or arrays.
       model: the Linen module, for its `head_layers` and `resize_params`.
-      old_size: of the images that `params` were made for; None if unknown.
-      new_size: of the images to come; None if the model takes none.
+      old_size: height and width of the images that `params` were made for; None if unknown.
+      new_size: height and width of the images to come; None if the model takes none.
       posemb: interpolation of position embeddings, see `ops.resize.grid`.
-      select: the parts to take; see `select_params`. If empty, all has to fit.
-      order: of the classes in a head that is kept; None for that which it has.
+      select: the parts to take; see `select_params`. If empty, everything has to fit.
+      order: new order of the classes of a head that is kept; None to keep theirs.
 
     Returns:
-      Parameters nested like `target`, without those that keep the initial value of the model; and
-      the changes, as notes for people.
+      Parameters nested like `target`, without those that keep the model's initial values; and the
+      changes, as notes for people.
 
     Raises:
       UserError: if a parameter is missing, unknown or of another shape; it names both shapes.
@@ -139,10 +139,16 @@ def resize(
     new_size: Size | None,
     method: str = 'bilinear',
 ) -> tuple[dict[str, PyTree], list[str]]:
-    """Parameters for images of another size, and the changes; see `vit.Model.resize_params`.
+    """Fit parameters to images of another size; see `vit.Model.resize_params`.
 
-    Unchanged if there is no new size. Parameters that serve images of any size are for the model's
-    `own_size`.
+    A model for images of any size has an `own_size`, which replaces `new_size`. Without either,
+    nothing changes.
+
+    Returns:
+      The parameters, and the changes as notes for people.
+
+    Raises:
+      UserError: if they cannot be resized.
     """
     new_size = model.own_size or new_size
     if new_size is None:
@@ -151,7 +157,7 @@ def resize(
 
 
 def overlay(initial: Mapping[str, PyTree], given: Mapping[str, PyTree]) -> dict[str, PyTree]:
-    """`initial` with its leaves replaced by those that `given` has."""
+    """A copy of `initial` with the leaves of `given` in place of its own."""
     merged = dict(initial)
     for key, value in given.items():
         merged[key] = overlay(initial[key], value) if isinstance(value, Mapping) else value
@@ -186,7 +192,7 @@ def _fit_head(
 
     Args:
       have, want: changed in place.
-      layers: from the representation on; the last has an output for each class.
+      layers: those after the representation, in order; the last has an output for each class.
       order: of the classes, if the head is kept.
     """
     *before, head = layers
@@ -223,7 +229,7 @@ def _head_note(head: str, old: int | None, new: int | None, lost: Sequence[str])
 
 
 def _differences(theirs: Mapping[str, Any], model: Any) -> str:
-    """The differing fields of two models that determine their parameters, for people."""
+    """The fields that determine parameters and differ between two models, for people."""
     same = {'name', 'num_classes', *model.weightless}  # `adapt` takes care of the classes
     differ = {key: pair for key, pair in _differing(theirs, model).items() if key not in same}
     there, here = (', '.join(f'{key}={differ[key][i]!r}' for key in differ) for i in (0, 1))
@@ -231,7 +237,11 @@ def _differences(theirs: Mapping[str, Any], model: Any) -> str:
 
 
 def _compare_fields(theirs: Mapping[str, Any], model: Any) -> list[str]:
-    """Compare the fields that change the outputs but no parameter."""
+    """Notes on fields that change outputs but no parameter, and differ between two models.
+
+    Raises:
+      UserError: if one of them is in the model's `binding`.
+    """
     differ = _differing(theirs, model)
     for key in model.binding:
         if key in differ:
@@ -251,9 +261,9 @@ def _differing(theirs: Mapping[str, Any], model: Any) -> dict[str, tuple[Any, An
     return {key: (there, here) for key, (there, here) in pairs.items() if there != here}
 
 
-# Fields of a ViT whose parameters others can replace, with their values in models without them.
+# Fields of a ViT for parameters that can be folded into others, and their values without these.
 _REPLACED: dict[str, Any] = {'layer_scale': None, 'no_bias': '', 'posemb_prefix': 'class'}
-# The arrays beside which the layers of `models.vit.BIASES` have their biases.
+# The arrays next to which the layers of `models.vit.BIASES` have their biases.
 _BIASED = {
     **{part: rf'(.*/)?block_\d+/attention/{part}/kernel' for part in ('query', 'key', 'value')},
     'out': r'(.*/)?block_\d+/attention/out/kernel',
@@ -267,11 +277,14 @@ _SCALED = {'layer_scale1': 'attention/out', 'layer_scale2': 'mlp/fc2'}
 
 
 def equivalent(trained: TrainedModel, model: Any) -> tuple[dict[str, PyTree], list[str]]:
-    """Parameters that compute the same in a model with fewer kinds of parameters.
+    """Rewrite a checkpoint's parameters for a model that lacks some kinds of them.
 
-    A model without layer scale, with biases that the checkpoint lacks, or with positions for other
-    tokens before the patches gets the checkpoint's factors in its layers, biases of zero, and
-    positions added to tokens. It then trains differently, which the notes say.
+    Layer scale that the model lacks is folded into the layers before it, biases that the checkpoint
+    lacks become zero, and positions that the model lacks are added to their tokens. Outputs stay
+    the same, but training differs, as the notes say.
+
+    Returns:
+      The parameters, and notes for people.
     """
     have, want = (
         {key: found.get(key, plain) for key, plain in _REPLACED.items()}
@@ -303,14 +316,17 @@ def equivalent(trained: TrainedModel, model: Any) -> tuple[dict[str, PyTree], li
 def for_images(
     trained: TrainedModel, scale: tuple[np.ndarray, np.ndarray]
 ) -> tuple[dict[str, PyTree], list[str]]:
-    """Parameters that compute the same for images that are normalized in another way.
+    """Rewrite parameters so that they compute the same for images with another normalization.
 
     The difference is folded into the embedding of patches. A model without one keeps its
     parameters, and the notes say so.
 
     Args:
       trained: the checkpoint.
-      scale: mean and standard deviation [C or 1] of the images to come, in [0, 1].
+      scale: mean and standard deviation [C or 1] by which images in [0, 1] will be normalized.
+
+    Returns:
+      The parameters, and notes for people.
     """
     own, params = pixel_scale(trained.task), trained.params
     if own is None or all(np.allclose(a, b, rtol=1e-6) for a, b in zip(own, scale, strict=True)):
@@ -319,11 +335,11 @@ def for_images(
         ', '.join(f'{float(x):.4g}' for x in own[0]),
         ', '.join(f'{float(x):.4g}' for x in own[1]),
     )
-    words = f'the checkpoint is of images less {shown[0]}, over {shown[1]}; these are others'
+    words = f'the checkpoint normalizes by mean {shown[0]}, std {shown[1]}, this task by others'
     embed = params.get('patch_embed', {})
     is_first = any(re.search(p, 'patch_embed/kernel') for p in trained.model.layer_order()[:1])
     if 'kernel' not in embed or not is_first:
-        return params, [f'{words}, which is not accounted for']
+        return params, [f'{words}: not accounted for']
     (mean, std), (new_mean, new_std) = own, scale
     kernel = embed['kernel']
     shift = np.sum(kernel * ((new_mean - mean) / std)[:, None], axis=(0, 1, 2))
@@ -354,7 +370,7 @@ def with_biases(flat: Mapping[str, np.ndarray], layers: Iterable[str]) -> dict[s
 
 
 def bias_shapes(flat: Mapping[str, np.ndarray], layer: str) -> dict[str, tuple[int, ...]]:
-    """The names and shapes of the biases of a layer of `models.vit.BIASES`, whether there or not.
+    """The names and shapes of the biases of a layer of `models.vit.BIASES`, present or not.
 
     `flat` has split projections of attention, as `names.split` makes them.
     """
@@ -367,9 +383,9 @@ def bias_shapes(flat: Mapping[str, np.ndarray], layer: str) -> dict[str, tuple[i
 
 
 def move_positions(flat: Mapping[str, np.ndarray], old: str, new: str) -> dict[str, np.ndarray]:
-    """Positions for other tokens before the patches: `old` and `new` are `posemb_prefix`.
+    """Change which tokens before the patches have positions, from `posemb_prefix` `old` to `new`.
 
-    Tokens that gain a position get zeros; the positions of those that lose one are added to them.
+    Tokens that gain a position get zeros; tokens that lose theirs have it added to them.
     """
     if 'pos_embed' not in flat:
         return dict(flat)
@@ -392,16 +408,17 @@ Flat = dict[str, Any]  # '/'-joined path -> array or shape
 
 
 def select_params(have: Flat, want: Flat, select: str) -> tuple[Flat, Flat, list[str]]:
-    """The parameters that are selected.
+    """Select parameters.
 
     Args:
-      have: of the checkpoint, blocks unrolled.
-      want: of the model, blocks unrolled.
-      select: see above.
+      have: parameters of the checkpoint, blocks unrolled.
+      want: parameters of the model, blocks unrolled.
+      select: paths, separated by commas: PATH, or THEIRS->OURS if the model has another. A path
+        stands for all parameters below it; it may be empty beside an arrow, or hold wildcards.
 
     Returns:
-      The selected parameters of `have` under their new paths, the matching ones of `want`, and
-      notes for people on the parameters that are read or not.
+      The selected parameters of `have` under their new paths; those of `want` that they replace;
+      and notes for people on what is read and what is not.
 
     Raises:
       UserError: if a path does not exist, or two parts are for the same parameter.
@@ -435,7 +452,7 @@ def _parse(select: str) -> list[tuple[str, str]]:
 
 
 def _below(flat: Mapping[str, Any], path: str, owner: str) -> Flat:
-    """Parameters by the rest of their path; all of them below the empty one."""
+    """The parameters below a path, by the rest of their own; all of them if it is empty."""
     found = {
         name[len(_plain(path)) :].lstrip('/'): leaf
         for name, leaf in flat.items()

@@ -1,4 +1,4 @@
-"""Checkpoint files as named arrays: .npz and .safetensors, wherever they are; never pickle."""
+"""Checkpoint files as named arrays: .npz and .safetensors, local or remote; never pickle."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _CONFIG = 'config.json'
 _PREPROCESSOR, _PROCESSOR = 'preprocessor_config.json', 'processor_config.json'
 # Prefixes of the parameters in a training state; the first one found is used.
 _PARAMS = ('params/', 'opt/target/', 'optimizer/target/')
-# Limits of the unpacked size and of a JSON file: larger ones could be made to fill the memory.
+# Limits of the unpacked size and of a JSON file, so that no file can fill the memory.
 _MOST_BYTES, _MOST_TIMES = 64 * 2**20, 20
 _MOST_JSON = 16 * 2**20
 _LONGEST_NAME = 200  # characters
 _FLOATS = ('float16', 'bfloat16', 'float32', 'float64')
-# Tables and counters beside the weights, which are integers; families leave them out.
+# Tables and counters, integers beside the weights, which families leave out.
 _BUFFER = re.compile(r'(ids|index|mask|tracked|step)$')
-# Where configs of transformers say how weights were quantized.
+# Keys under which configs of transformers say how weights were quantized.
 _QUANTIZED = ('quantization_config', 'compression_config')
 _EXPLICIT = 'transformers_weights'  # a key of config.json that names the file of the weights
 _REPOSITORY = re.compile(r'[\w-][\w.-]*/[\w-][\w.-]*(?:@[\w./-]+)?')
@@ -44,22 +44,22 @@ _REPOSITORY = re.compile(r'[\w-][\w.-]*/[\w-][\w.-]*(?:@[\w./-]+)?')
 def read_arrays(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
     """The arrays of a checkpoint, all as float32, and the parsed config.json beside it.
 
-    The config holds the parsed preprocessor_config.json, or that part of processor_config.json,
-    under that name, if there is one; timm's description of its images as `pretrained_cfg`; and the
-    name of a tokenizer's file as `TOKENIZER`.
+    The config also holds, if the files do: under 'preprocessor_config.json', that file, or its part
+    of processor_config.json; under 'pretrained_cfg', timm's description of images; under
+    `TOKENIZER`, the path of a tokenizer's file.
 
     Args:
       path: an .npz file, of which `FILE.npz:SUBTREE` selects a part; a .safetensors file; a folder
-        with model.safetensors, whole or in shards; or a URL, see `local_path`. Only the
-        parameters of a training state in an .npz file are read.
+        with model.safetensors, whole or in shards; or a URL, see `local_path`. Of a training
+        state in an .npz file, only the parameters are read.
 
     Returns:
       Arrays by '/'-joined names in an .npz file, by '.'-joined names in the others; and the
       config, empty if there is none.
 
     Raises:
-      UserError: if there is no such file or part, if it is damaged, or holds pickled objects or
-        quantized weights, or if a package for reading it is missing.
+      UserError: if there is no such file or part; if it is damaged, or holds pickled objects or
+        quantized weights; or if a package for reading it is missing.
     """
     path = os.fspath(path)
     match = re.fullmatch(r'(.*\.npz):([^:]+)', full := hub.full_url(path))
@@ -81,7 +81,7 @@ def read_arrays(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
         return _weights(flat, file), config
     if not Path(file).exists():
         raise UserError(f'{path}: there is no such file or folder{path_hint(path)}')
-    raise UserError(f'{path}: not a checkpoint; an .npz or .safetensors file, or a folder, is')
+    raise UserError(f'{path}: not a checkpoint; give an .npz or .safetensors file, or a folder')
 
 
 def write_npz(path: str | os.PathLike[str], flat: Mapping[str, np.ndarray]) -> None:
@@ -109,7 +109,7 @@ def write_safetensors(
     Args:
       path: the file or folder.
       flat: the arrays.
-      config, preprocessor: of config.json and preprocessor_config.json.
+      config, preprocessor: contents of config.json and preprocessor_config.json.
       others: contents of further files, by their names.
 
     Raises:
@@ -142,9 +142,9 @@ def _read_npz(path: str) -> Flat:
             members = archive.zip.infolist()
             unpacked = sum(member.file_size for member in members)
             if unpacked > max(_MOST_BYTES, _MOST_TIMES * file.seek(0, os.SEEK_END)):
-                raise UserError(f'{path}: would unpack to {unpacked:,} bytes, far more than it has')
+                raise UserError(f'{path}: unpacks to {unpacked:,} bytes, far more than its size')
             stems = [m.filename.removesuffix('.npy') for m in members if _is_array(m.filename)]
-            # Without the .npy, which NumPy adds, a member of that very name would be taken.
+            # With .npy, as NumPy would prefer a member whose name lacks it.
             return {name: _numbers(path, name, archive[f'{name}.npy']) for name in stems}
 
 
@@ -170,14 +170,14 @@ def _read_safetensors(path: str) -> Flat:
 def _read_folder(folder: str) -> tuple[Flat, dict[str, Any]]:
     """The arrays of the file that transformers reads, or of all shards in its index.
 
-    That is the one that config.json names, else the single file, else the index: an old one may be
-    left beside a new file. A variant, such as model.fp16.safetensors, is read if it is named.
+    That is the file that config.json names, else the single file, else the index: an old index may
+    be left beside a new file. Variants, such as model.fp16.safetensors, are read only by name.
     """
     config = _read_configs(folder)
     file = config.get(_EXPLICIT) or (WEIGHTS if Path(folder, WEIGHTS).is_file() else INDEX)
     if not (isinstance(file, str) and paths.stays_inside(file) and '://' not in file):
         raise UserError(
-            f'{os.path.join(folder, _CONFIG)}: {_EXPLICIT} {file!r} is no file of its folder'
+            f'{os.path.join(folder, _CONFIG)}: {_EXPLICIT} {file!r} is not a file of its folder'
         )
     if not file.endswith('.index.json'):
         return _read_safetensors(os.path.join(folder, file)), config
@@ -198,7 +198,7 @@ def _read_folder(folder: str) -> tuple[Flat, dict[str, Any]]:
 
 
 def brief(name: str) -> str:
-    """A name for a message; of a long one, which damaged files have, the beginning."""
+    """A name for a message, cut short if it is long, as in damaged files."""
     return name if len(name) <= _LONGEST_NAME else f'{name[:_LONGEST_NAME]}...'
 
 
@@ -207,18 +207,18 @@ def _read_configs(folder: str) -> dict[str, Any]:
     _require_unquantized(config, os.path.join(folder, _CONFIG))
     if 'pretrained_cfg' not in config and {'mean', 'std'} <= config.keys():
         config = config | {'pretrained_cfg': config}  # timm had it at the top once
-    # As transformers does, which keeps all processors of a model in one file since version 5.
+    # As in transformers, which since version 5 keeps all processors of a model in one file.
     nested = (_read_json(os.path.join(folder, _PROCESSOR)) or {}).get('image_processor')
     preprocessor = nested or _read_json(os.path.join(folder, _PREPROCESSOR))
     if not isinstance(preprocessor, dict | None):
-        raise UserError(f'{os.path.join(folder, _PROCESSOR)}: image_processor is no JSON object')
+        raise UserError(f'{os.path.join(folder, _PROCESSOR)}: image_processor is not a JSON object')
     tokenizers = [path for name in TOKENIZERS if Path(path := os.path.join(folder, name)).is_file()]
     found = {_PREPROCESSOR: preprocessor, TOKENIZER: tokenizers[0] if tokenizers else None}
     return config | {key: value for key, value in found.items() if value is not None}
 
 
 def _read_json(path: str) -> dict[str, Any] | None:
-    """The object in a file, None if there is no such file."""
+    """The object in a file; None if there is no such file."""
     try:
         with paths.open_file(path) as file:
             text = file.read(_MOST_JSON + 1)
@@ -232,7 +232,7 @@ def _read_json(path: str) -> dict[str, Any] | None:
     except ValueError as error:
         raise UserError(f'{path}: not valid JSON: {error}') from None
     if not isinstance(content, dict):
-        raise UserError(f'{path}: holds no JSON object')
+        raise UserError(f'{path}: does not hold a JSON object')
     return content
 
 
@@ -260,8 +260,8 @@ def _below(flat: Flat, prefix: str) -> Flat:
 def _numbers(path: str, name: str, array: np.ndarray) -> np.ndarray:
     """An array of real numbers: floats as float32, integers as they are."""
     if not isinstance(array, np.ndarray):  # NumPy returns the bytes of a member that is no array
-        raise UserError(f'{path}: {name} is no array; get the file again')
-    if array.dtype == np.dtype('V2'):  # NumPy's reading of bfloat16, which it does not know
+        raise UserError(f'{path}: {name} is not an array; get the file again')
+    if array.dtype == np.dtype('V2'):  # as NumPy reads bfloat16, which it lacks
         array = array.view(ml_dtypes.bfloat16)
     if array.dtype.kind in 'iub':
         return array
@@ -275,23 +275,23 @@ def _weights(flat: Flat, path: str) -> Flat:
     """All arrays as float32.
 
     Raises:
-      UserError: for integers that are no tables or counters: quantized weights are numbers only
-        together with their scales.
+      UserError: if there are integers other than tables and counters: quantized weights mean
+        nothing without their scales.
     """
     for name, array in flat.items():
         is_wide = array.dtype.itemsize >= 4 or array.dtype.kind in 'bf'
         if array.dtype.kind == 'f' or (is_wide and (not array.ndim or _BUFFER.search(name))):
             continue
         raise UserError(
-            f'{path}: {brief(name)} holds {array.dtype}, and weights are read from '
-            f'{", ".join(_FLOATS)}: quantized weights are not; take the unquantized file, or save '
-            'the numbers as float32'
+            f'{path}: {brief(name)} holds {array.dtype}, but weights have to be '
+            f'{", ".join(_FLOATS)}, not quantized; take the unquantized file, or save the numbers '
+            'as float32'
         )
     return {name: array.astype(np.float32, copy=False) for name, array in flat.items()}
 
 
 def _require_unquantized(config: Mapping[str, Any], path: str) -> None:
-    """Raise UserError if a config.json, or the part of a tower, is that of quantized weights."""
+    """Raise UserError if config.json, or its part for a tower, is that of quantized weights."""
     parts = {'': config, **{k: v for k, v in config.items() if isinstance(v, dict)}}
     for key in _QUANTIZED:
         for name, part in parts.items():
@@ -386,7 +386,7 @@ def local_path(path: str) -> str:
 
 
 def path_hint(path: str) -> str:
-    """A hint at the path that may be meant, for the message that there is no such path."""
+    """A hint at the path that may be meant, for messages that there is no such path."""
     if near := hub.nearest_released(path):
         return f'; did you mean {near}?'
     if _REPOSITORY.fullmatch(path) and not pathlib.Path(path).parent.exists():

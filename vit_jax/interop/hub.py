@@ -2,10 +2,10 @@
 
 huggingface_hub parses these names, downloads into its own cache, resumes and logs in; its
 environment variables (HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE) apply. It does not verify
-downloads or cached files. Here, every file is compared with a checksum at every use: its name in
-the cache, or, where that is no checksum, the sha256 of its first use, which is kept beside the
-repository's files. A branch is only recorded in the cache once all files
-of a checkpoint are there, so that offline work finds either all of them or none.
+downloads or cached files, so every use here compares each file with a checksum: its name in the
+cache or, if that is not a checksum, the sha256 of its first use, kept beside the files of the
+repository. A branch is only recorded in the cache once all files of a checkpoint are there, so that
+offline work finds either all of them or none.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 SCHEME = 'hf://'
 CONFIGS = ('config.json', 'preprocessor_config.json', 'processor_config.json')
-# In order of preference: of SigLIP, and of Gemma, which SigLIP 2 takes.
+# In order of preference: of SigLIP, and of Gemma, which SigLIP 2 uses.
 TOKENIZERS = ('spiece.model', 'tokenizer.model', 'tokenizer.json')
 TOKENIZER_CONFIG = 'tokenizer_config.json'
 WEIGHTS, INDEX = 'model.safetensors', 'model.safetensors.index.json'
@@ -44,12 +44,12 @@ _MODELS = re.compile(
     r'(?!(?:api|buckets|collections|datasets|docs|kernels|papers|spaces)/)[\w.-]+/[\w.-]'
 )
 _SHARD = re.compile(r'model-\d+-of-\d+\.safetensors')
-# Of one precision, which transformers asks for.
+# Weights of one precision, which transformers reads as a `variant`.
 _VARIANT = re.compile(r'model\.[\w-]+\.safetensors')
 _CHECKSUM = re.compile('[0-9a-f]{64}|[0-9a-f]{40}')  # sha256 of LFS, SHA-1 of git
 _SUMS = '.vit_jax'  # in the cache of a repository: sha256 of files whose names are no checksums
 _LISTED = 4
-_MOST_NAMES = 1000  # of an organization, to find the nearest
+_MOST_NAMES = 1000  # of an organization, among which to find the nearest
 RELEASED = pathlib.Path(__file__).with_name('released.json')
 # The bucket of a short name, by its first folder.
 BUCKETS = {
@@ -68,8 +68,8 @@ def fetch(url: str) -> str:
     """The local folder or file of a checkpoint on the Hub, downloaded unless the cache has it.
 
     Raises:
-      UserError: if the Hub has no such checkpoint, or it cannot be downloaded: without a login,
-        network or room on the disk, or because its content is not what the Hub announces.
+      UserError: if the Hub has no such checkpoint, or it cannot be downloaded: for lack of a
+        login, a network or space on the disk, or because its checksum is wrong.
     """
     with extras.needed_by(f'{url}: {SCHEME}', 'hub'):
         import huggingface_hub as hub
@@ -171,24 +171,24 @@ def _with_configs(names: Iterable[str], weights: list[str]) -> list[str]:
 
 
 def _found(local: Sequence[str], chosen: Sequence[str]) -> str:
-    """The folder of weights under their usual name; else the file of weights itself."""
+    """The folder, if the weights have their usual name; else the file of weights itself."""
     named = {pathlib.PurePosixPath(name).name for name in chosen}
     folder = named & {WEIGHTS, INDEX}
     return str(pathlib.Path(local[-1]).parent) if folder else local[-1]
 
 
 def _announced(sibling: Any) -> str:
-    """The checksum of a file in the Hub's list, of its LFS or of git; empty if there is none."""
+    """The checksum of a file in the Hub's list, of LFS or git; empty if there is none."""
     lfs = sibling.lfs
     return (lfs.sha256 if lfs else sibling.blob_id) or ''
 
 
 def _download(uri: HfUri, commit: str | None, name: str, announced: str) -> str:
-    """The local copy of a file, with the content that the Hub announces."""
+    """The local copy of a file, with the checksum that the Hub announces."""
     import huggingface_hub as hub
 
     for _ in range(2):  # a copy that was damaged in the cache is downloaded anew
-        with warnings.catch_warnings():  # of a full disk, which is an error of one line
+        with warnings.catch_warnings():  # of a full disk, which becomes an error of one line
             warnings.simplefilter('ignore')
             local = hub.hf_hub_download(uri.id, name, revision=commit)
         if _is_whole(local, uri, announced):
@@ -196,17 +196,17 @@ def _download(uri: HfUri, commit: str | None, name: str, announced: str) -> str:
         for path in (os.path.realpath(local), local, _record(local, uri)):
             pathlib.Path(path).unlink(missing_ok=True)
     raise UserError(
-        f'{_name(uri)}: {name} arrives with another content than its checksum says; nothing is '
-        'kept: try again later, or see HF_ENDPOINT'
+        f'{_name(uri)}: the download of {name} does not match its checksum; nothing is kept: try '
+        'again later, or see HF_ENDPOINT'
     )
 
 
 def _is_whole(local: str, uri: HfUri, announced: str = '') -> bool:
     """Whether a file of the cache has its checksum.
 
-    That is its name there, of git or of its LFS, if it has the form of one. For others, as in a
-    cache without links or from a mirror with ETags of its own, it is the sha256 of the first use,
-    which has to be the `announced` one if there is any.
+    The checksum is the name of the file there, if that has the form of one (git or LFS). For other
+    names, as in a cache without links or from a mirror with its own ETags, it is the sha256 of the
+    first use, which has to equal the `announced` one if there is any.
     """
     blob = pathlib.Path(local).resolve()
     if _CHECKSUM.fullmatch(blob.name):
@@ -216,7 +216,7 @@ def _is_whole(local: str, uri: HfUri, announced: str = '') -> bool:
         return _has(blob, record.read_text())
     if _CHECKSUM.fullmatch(announced) and not _has(blob, announced):
         return False
-    with contextlib.suppress(OSError):  # in a cache that is only read, nothing is kept
+    with contextlib.suppress(OSError):  # nothing is kept in a read-only cache
         record.parent.mkdir(exist_ok=True)
         paths.write_text_atomic(record, paths.sha256(blob))
     return True
@@ -230,7 +230,7 @@ def _record(local: str, uri: HfUri) -> pathlib.Path:
 
 
 def _has(blob: pathlib.Path, checksum: str) -> bool:
-    """Whether a file has this sha256, or as an object of git this SHA-1."""
+    """Whether a file has this sha256 or, as an object of git, this SHA-1."""
     from huggingface_hub.utils import sha
 
     found = paths.sha256(blob) if len(checksum) == 64 else sha.git_hash(blob.read_bytes())
@@ -335,7 +335,7 @@ def _repositories(uri: HfUri) -> list[str]:
 
 
 def _nearest(name: str, names: Sequence[str], scheme: str = '') -> str:
-    """A hint at the name most like this one, else empty."""
+    """A hint at the most similar name; empty if there is none."""
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     return f'; did you mean {scheme}{near[0]}?' if near else ''
 
@@ -352,11 +352,11 @@ class Released:
     Attributes:
       name: as `vit_jax.load` takes it.
       model: keywords of the model here, with its name and variant; None if they are not listed.
-      parameters: their number; rounded where `model` is None; None if unknown.
+      parameters: their number, rounded if `model` is None; None if unknown.
       image_size: side in pixels; None for any size.
       trained_on: the data, in order.
       accuracy: in percent, of the published evaluation; None if the source gives none.
-      metric: of the accuracy; empty without one. 'ImageNet' is top-1 of the checkpoint itself.
+      metric: the kind of accuracy; empty without one. 'ImageNet' is top-1 of the checkpoint itself.
       source: the page with these facts.
     """
 
@@ -387,7 +387,7 @@ def full_url(path: str) -> str:
 
 
 def nearest_released(path: str) -> str:
-    """The released name most like a path; empty if none is close."""
+    """The released name most similar to a path; empty if none is close."""
     names = {one.name: None for one in released_table()}
     tail = path.rstrip('/').rpartition('/')[2].removesuffix('.npz')
     for name in names:

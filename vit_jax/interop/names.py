@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -208,6 +208,29 @@ def shape_of(
     if flat[name].ndim != ndim:
         raise UserError(f'{source}: {label(name)} cannot have shape {flat[name].shape}')
     return flat[name].shape
+
+
+def stages(names: Iterable[str], prefix: str = '') -> tuple[int, ...]:
+    """The number of blocks in each stage of a ResNet, by the names below `prefix`.
+
+    Raises:
+      UserError: if there cannot be so many.
+    """
+    indices = range(count(names, rf'{prefix}stage_(\d+)/'))
+    return tuple(count(names, rf'{prefix}stage_{i}/block_(\d+)/') for i in indices)
+
+
+def count(names: Iterable[str], pattern: str) -> int:
+    """One more than the highest index that `pattern` matches at the beginning of a name.
+
+    Raises:
+      UserError: if it is higher than the number of names: a small file could name any block.
+    """
+    found = [re.match(pattern, name) for name in names]
+    highest = max((int(match[1]) for match in found if match), default=-1)
+    if highest >= len(found):
+        raise UserError(f'there is a block {highest}, but only {len(found)} arrays in all')
+    return highest + 1
 
 
 def patches(

@@ -1,4 +1,4 @@
-"""Tokenizers of checkpoints of images and texts, their transforms of texts, and their towers."""
+"""Tokenizers, text transforms and towers of checkpoints for images and texts."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _PREFIXES = {
 
 
 def with_tokenizer(imported: TrainedModel, extra: Mapping[str, Any]) -> TrainedModel:
-    """The model with the vocabulary beside its weights, and the transforms of its texts.
+    """The model with the vocabulary beside its weights, and with transforms for its texts.
 
     SigLIP pads texts by repeating the end token; SigLIP 2 pads with the id 0, and was trained on
-    lower case. CLIP's tokenizer itself writes in lower case, and its padding has no effect.
+    lower case. CLIP's tokenizer itself lowers the case, and its padding has no effect.
     """
     file, (length,) = extra[TOKENIZER], imported.spec[FIELD].shape
     steps = _SIGLIP if Path(file).name == TOKENIZERS[0] else _SIGLIP2
@@ -44,7 +44,7 @@ def with_tokenizer(imported: TrainedModel, extra: Mapping[str, Any]) -> TrainedM
 
 
 def tokenizer_files(imported: TrainedModel) -> dict[str, bytes]:
-    """The files with which transformers encodes texts likewise: contents by name.
+    """The files with which transformers encodes texts in the same way: contents by name.
 
     Empty for a model without a tokenizer of transformers, such as one with a vocabulary of its own.
     """
@@ -58,19 +58,19 @@ def tokenizer_files(imported: TrainedModel) -> dict[str, bytes]:
 
 
 def _ends(imported: TrainedModel) -> bool:
-    """Whether the end of a text is its embedding, as in CLIP."""
+    """Whether the embedding of a text is that of its end token, as in CLIP."""
     return imported.model_config.get('eos') is not None
 
 
 def _class_of_clip(imported: TrainedModel) -> str:
-    """The class of CLIP's tokenizer, whose end is the last id, or of MetaCLIP 2's."""
+    """The class of CLIP's tokenizer, whose end token has the last id, or of MetaCLIP 2's."""
     model = imported.model_config
     own = model['eos'] in (LARGEST, model['vocab_size'] - 1)
     return 'CLIPTokenizer' if own else 'PreTrainedTokenizerFast'
 
 
 def split_part(place: str | os.PathLike[str]) -> tuple[str, str]:
-    """The path of a checkpoint, and the tower or model named behind it, or an empty string."""
+    """The path of a checkpoint, and the tower or model named behind it (empty if there is none)."""
     path = os.fspath(place)
     head, colon, tail = path.rpartition(':')
     parts = TOWERS if head.endswith('.npz') else PARTS  # an .npz file has parts of its own

@@ -1,7 +1,8 @@
 """Parameters of PyTorch's modules in the layouts of this package, and back.
 
-A dense layer has a weight [out in] in PyTorch and a kernel [in out] here, a convolution [O I H W]
-and [H W I O]; attention heads are folded into the features in PyTorch and have an axis here.
+A dense layer has a weight [out in] in PyTorch and a kernel [in out] here; a convolution has
+[O I H W] there and [H W I O] here. Attention heads are part of the features in PyTorch and have an
+axis of their own here.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop import names
 from vit_jax.interop.files import Flat
 
-# Layouts of parameters by patterns of our names, of which the first counts.
+# Layouts of parameters by our names, as regular expressions; the first match counts.
 _LAYOUTS = (
     ('.*/(query|key|value)/kernel', 'D H K'),
     ('.*/(query|key|value)/bias', 'H K'),
@@ -23,12 +24,12 @@ _LAYOUTS = (
     ('input_proj/kernel', '1 x 1'),  # a convolution in PyTorch, a dense layer here
     ('.*/kernel', 'kernel'),
 )
-# Names of their fused projections, and of the parts.
+# Names of PyTorch's fused projections, and of their parts.
 _FUSED = {'qkv': 'qkv', 'kv': 'kv', 'in_proj': 'qkv'}
 
 
 def ours(name: str, table: names.Table) -> str | None:
-    """Our name of a parameter; None if no row of the table has it."""
+    """Our name of their parameter; None if no row of the table has it."""
     translated = names.ours(name, table)
     if translated is None:
         return None
@@ -37,7 +38,7 @@ def ours(name: str, table: names.Table) -> str | None:
 
 
 def theirs(name: str, table: names.Table) -> str:
-    """The name to write for our parameter; our own if the table has none."""
+    """Their name of our parameter; our own if the table has none."""
     translated = names.theirs(name, table) or name
     return re.sub('/(kernel|scale)$', '.weight', translated).replace('/bias', '.bias')
 

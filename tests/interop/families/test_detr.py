@@ -202,7 +202,7 @@ def test_transformers_reads_what_is_written(model, kind, tmp_path):
     panoptic = kind == 'DetrForSegmentation'
     reference = helper.panoptic_reference() if panoptic else model
     found, notes = written_and_read(reference, getattr(transformers, kind), tmp_path / 'hf')
-    assert [note.partition(' is')[0] for note in notes] == panoptic * ['which classes are stuff']
+    assert [note.partition(' is')[0] for note in notes] == panoptic * ['the list of stuff classes']
     inputs = helper.tensors(helper.batch())
     with torch.no_grad():
         mine, expected = found(**inputs), reference(**inputs)
@@ -252,7 +252,7 @@ def test_images_that_a_run_does_not_resize_are_kept(flat):
     imported = detr.read(flat, EXTRA).with_groups(data={'transforms': 'pad_objects(9)'})
     written = write(imported)
     assert not written.preprocessor['do_resize']
-    assert any('keeps theirs' in note for note in written.notes)
+    assert any('keeps the size' in note for note in written.notes)
 
 
 def test_sizes_of_images_in_older_files(flat):
@@ -281,9 +281,9 @@ def test_sizes_of_images_in_older_files(flat):
         ({'name': 'detr_panoptic', 'norm': 'pre'}, 'no DETR with pre-norm blocks and masks'),
         ({'dilate': True}, r'no DETR with a dilated stage \(DC5\)'),
         ({'norm_eps': 1e-6}, 'no DETR with norm_eps 1e-06'),
-        ({'name': 'detr_panoptic', 'mask_stride': 2}, 'masks at a stride of 2 pixels, but of 4'),
+        ({'name': 'detr_panoptic', 'mask_stride': 2}, 'masks at a stride of 2 pixels'),
         ({'name': 'detr_panoptic', 'box_maps': True}, 'no DETR with masks that use the boxes'),
-        ({'name': 'detr_panoptic', 'layers': (1, 2)}, 'masks on a ResNet of 2 stages, but of 4'),
+        ({'name': 'detr_panoptic', 'layers': (1, 2)}, 'masks on a ResNet of 2 stages'),
     ],
 )
 def test_a_model_that_transformers_has_not_is_not_written(flat, change, message, tmp_path):

@@ -104,8 +104,8 @@ RESNET = {'model_type': 'resnet'}
     [
         ({'activation_function': 'quick_gelu'}, "activation_function 'quick_gelu'"),
         ({'position_embedding_type': 'learned'}, "position_embedding_type 'learned'"),
-        ({'model_type': 'conditional_detr'}, "'conditional_detr' is another model .*conditioned"),
-        ({'model_type': 'rt_detr'}, "'rt_detr' is another model than a detr"),
+        ({'model_type': 'conditional_detr'}, "'conditional_detr' is not a detr: .*conditioned"),
+        ({'model_type': 'rt_detr'}, "'rt_detr' is not a detr"),
         ({'decoder_attention_heads': 0}, 'has 0 attention heads'),
         ({'dropout': -1}, 'dropout -1'),
         ({'backbone_config': RESNET | {'downsample_in_bottleneck': True}}, 'downsample_in_bott'),
@@ -125,5 +125,5 @@ def test_other_models_are_refused(fields, words, folder, tmp_path):
 def test_a_conditional_detr_is_refused_by_name(tmp_path):
     saved(tmp_path, 'ConditionalDetr', model_type='conditional_detr')
     (tmp_path / 'config.json').unlink()
-    with pytest.raises(UserError, match="a 'conditional_detr' is another model than a detr"):
+    with pytest.raises(UserError, match="a 'conditional_detr' is not a detr"):
         interop.read(tmp_path)

@@ -119,7 +119,7 @@ def test_names_of_the_authors(tmp_path, images):
     files.write_safetensors(tmp_path, of_the_authors(model), heads)
     imported = interop.read(tmp_path, mean=0.5, std=0.5)
     require_equal(imported, model, images(3, 12, 12, 3))
-    assert 'taken for one of normalized patches' in ' '.join(imported.notes)
+    assert 'assumed to predict normalized patches' in ' '.join(imported.notes)
 
 
 @pytest.mark.slow

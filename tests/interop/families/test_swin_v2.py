@@ -102,7 +102,7 @@ def test_windows_of_the_images_that_come_are_noted(tmp_path, images):
     imported = interop.read(tmp_path / 'theirs')
     config = {**imported.model_config, 'image_size': None}
     (note,) = interop.write(imported.with_groups(model=config), tmp_path / 'ours')
-    assert 'transformers limits windows by the maps of images of' in note
+    assert 'transformers limits windows to the feature maps of images of' in note
 
 
 def test_timm_has_the_same_model(tmp_path):
@@ -133,9 +133,9 @@ def test_the_name_of_timm_tells_the_windows(name, window, pretrained, size, tmp_
 @pytest.mark.parametrize(
     ('config', 'message'),
     [
-        ({}, 'unknown size of windows'),
-        ({'architecture': 'swin_tiny_patch4_window7_224'}, 'unknown size of windows'),
-        ({'model_args': {'window_size': [3, 2]}}, 'unknown size of windows'),
+        ({}, 'unknown window size'),
+        ({'architecture': 'swin_tiny_patch4_window7_224'}, 'unknown window size'),
+        ({'model_args': {'window_size': [3, 2]}}, 'unknown window size'),
         ({'model_args': {'window_size': 3, 'img_size': [24, 6]}}, 'along one axis'),
     ],
 )
@@ -149,5 +149,5 @@ def test_transformers_needs_its_config(tmp_path):
     model = reference()
     arrays = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     files.write_safetensors(tmp_path / 'x.safetensors', arrays)
-    with pytest.raises(UserError, match='unknown size of windows'):
+    with pytest.raises(UserError, match='unknown window size'):
         interop.read(tmp_path / 'x.safetensors')

@@ -237,7 +237,7 @@ def test_the_epsilon_is_that_of_the_architecture(tmp_path):
 
 def test_an_unknown_architecture_is_noted(tmp_path):
     (note, _) = read(tmp_path, timm_state(reference())).notes
-    assert "'vit_small' is no ViT of timm" in note and '4 heads' in note
+    assert "'vit_small' is not a ViT of timm" in note and '4 heads' in note
 
 
 def test_the_table_of_architectures_is_that_of_timm():
@@ -299,7 +299,7 @@ MISTAKES = {
         'norm.weight .* is unknown|fc_norm.bias',
     ),
     'unknown': ({'blocks.0.attn.rel.weight': np.ones(4)}, {}, r'no part called blocks\.0\.attn'),
-    'inner norm': ({'blocks.0.attn.norm.weight': np.ones(WIDTH)}, {}, 'a norm inside of attention'),
+    'inner norm': ({'blocks.0.attn.norm.weight': np.ones(WIDTH)}, {}, 'a norm inside attention'),
     'patch norm': ({'patch_embed.norm.weight': np.ones(WIDTH)}, {}, 'a norm of the embedded patch'),
     'pooled token': ({'attn_pool.latent': np.ones((1, 1, WIDTH))}, {}, 'as PE core does'),
     'distilled': ({'dist_token': np.ones((1, 1, WIDTH))}, {}, r'head_dist\.bias .* is missing'),

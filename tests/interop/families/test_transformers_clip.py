@@ -121,5 +121,5 @@ def test_a_model_without_projection_is_none_of_transformers(saved, tmp_path):
     trained = interop.read(saved)
     changed = {'project': False, 'embed_dim': 16}
     other = trained.with_groups(model=trained.model_config | changed)
-    with pytest.raises(UserError, match='project=False has none'):
+    with pytest.raises(UserError, match='project=False omits'):
         interop.write(other, tmp_path)

@@ -71,7 +71,7 @@ def test_what_is_written(form, tmp_path, images):
     ('name', 'words'),
     [
         ('MLCDVision', 'rotates the class token by learned angles, as MLCD does'),
-        ('Aimv2Vision', "by config.json it is of kind 'aimv2_vision_model'"),
+        ('Aimv2Vision', "config.json says 'aimv2_vision_model'"),
     ],
 )
 def test_other_models_are_refused_with_the_reason(name, words, tmp_path):

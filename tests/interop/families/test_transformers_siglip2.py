@@ -87,7 +87,7 @@ def test_what_is_written_is_what_was_read(saved, model, tmp_path):
         (
             {'vision_model.embeddings.position_embedding.weight': np.zeros((24, 16))},
             {},
-            'positions form no square',
+            'positions do not form a square',
         ),
         (
             {'vision_model.embeddings.patch_embedding.weight': np.zeros((16, 50))},

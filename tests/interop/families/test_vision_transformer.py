@@ -304,8 +304,8 @@ def test_fixed_positions_are_in_no_file(tmp_path, images, perturbed, capsys):
     # Neither that they are fixed, nor how tokens are pooled, is told: it is said.
     assert cli.main(['convert', str(tmp_path / 'a.npz'), str(tmp_path / 'b.npz')]) == 0
     printed = capsys.readouterr().out
-    assert 'note: no position embedding is in the file: taken for a model of sincos2d' in printed
-    assert "note: no class token is in the file: taken for pool_type 'gap'" in printed
+    assert 'note: the file has no position embedding: assumed to be sincos2d' in printed
+    assert "note: the file has no class token: assumed to have pool_type 'gap'" in printed
 
 
 @pytest.mark.slow
@@ -322,7 +322,7 @@ def test_old_files_without_positions_are_of_models_without(tmp_path, images, per
     expected = expected_logits(reference, params, batch)
     np.testing.assert_allclose(logits(imported, batch), expected, atol=1e-5)
     assert imported.model_config['posemb'] == 'none'
-    assert 'taken for a model without positions' in imported.notes[0]
+    assert 'assumed to be a model without positions' in imported.notes[0]
     with pytest.raises(UserError, match="hold no ViT with posemb 'none'"):
         interop.write(imported, tmp_path / 'b.npz')
     # transformers' BEiT may be without positions; it does not tell the size of images.

@@ -2,17 +2,17 @@
 
 A family has two functions, and a table if it can write files for others:
 
-- `matches(flat) -> bool`: whether arrays of these names belong to the family; exactly one of the
-  modules here knows a file.
-- `read(flat, extra) -> TrainedModel`: the model from the arrays by name, see `files.read_arrays`,
-  and the parsed config.json (empty if there is none).
-- `WRITERS`: {(name of the model, form): function}, where a function makes `Written` from a
-  `TrainedModel`, and the form is 'npz', 'transformers' or 'timm' (safetensors and config.json).
-- `POSITIONS`: interpolation by which its code base resizes position embeddings, if it is not
+- `matches(flat) -> bool`: whether arrays with these names belong to the family; at most one of the
+  modules here may match a file.
+- `read(flat, extra) -> TrainedModel`: makes the model from arrays by name (see
+  `files.read_arrays`) and the parsed config.json (empty if there is none).
+- `WRITERS`: {(name of the model, form): function}. The function makes a `Written` from a
+  `TrainedModel`; the form is 'npz', 'transformers' or 'timm' (safetensors and config.json).
+- `POSITIONS`: the interpolation with which its code base resizes position embeddings, if it is not
   'bilinear'; see `ops.resize.grid`.
 
-A family may be named in front of a path: `my_lab.swin:weights.safetensors`. This is needed for a
-user's own family, by its dotted name.
+A path may name its family: `my_lab.swin:weights.safetensors`. A user's own family has to be named
+in this way, by its dotted name.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from vit_jax.interop.wrappers import common_prefix
 
 __all__ = ['FORMS', 'find', 'reader', 'split', 'writer']
 
-# The family of a `model_type` in config.json of transformers. It is tried first, for which the
-# others need not be imported; types that several families share are left out.
+# Families by the `model_type` in the config.json of transformers. They are tried first, which saves
+# importing the others. Types that several families share are left out.
 BY_TYPE = {
     **dict.fromkeys(('vit', 'deit', 'vit_msn', 'ijepa'), 'transformers_vit'),
     **dict.fromkeys(('beit', 'data2vec-vision'), 'transformers_beit'),
@@ -72,10 +72,10 @@ def reader(flat: Mapping[str, Any], family: str = '', kind: str = '') -> ModuleT
     Args:
       flat: arrays by name.
       family: its name; if empty, that of `kind` or else all families in this folder are tried.
-      kind: of model by config.json; empty if unknown.
+      kind: the type of model in config.json; empty if unknown.
 
     Raises:
-      UserError: if none (`UnknownNames`) or several match.
+      UserError: if no family matches (`UnknownNames`), or several do.
     """
     if not family and kind in BY_TYPE and (known := find(BY_TYPE[kind])).matches(flat):
         return known
@@ -111,8 +111,8 @@ def writer(model: str, forms: Sequence[str], family: str = '') -> Callable[[Trai
 
     Args:
       model: its name in `config.model`.
-      forms: some of FORMS, the first of which that can be written is chosen.
-      family: its name; if empty, the first in this folder that can write.
+      forms: some of FORMS, in order of preference.
+      family: its name; if empty, the first in this folder that can write the model.
 
     Raises:
       UserError: if no family writes this model in these forms.

@@ -1,4 +1,4 @@
-"""Files of a DETR for transformers: names of the hub, config.json, preprocessor_config.json."""
+"""Names of parameters and keys of config.json of DETRs, and writing them for transformers."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from vit_jax.models.detr import Model
 BN_EPS = 1e-5
 _NORM_EPS = 1e-5
 _MASK_STRIDE = 4
-ANY_LENGTH = 1_000_000  # pixels: transformers needs a limit of the longer side
+ANY_LENGTH = 1_000_000  # pixels: transformers needs a limit for the longer side
 _PANOPTIC = 'detr_panoptic'
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Model)}
 
 
 def transformers(imported: TrainedModel) -> Written:
-    """Files of a DetrForObjectDetection, of a TableTransformerForObjectDetection, whose blocks are
-    pre-norm, or of a DetrForSegmentation.
+    """Make the files of a DetrForObjectDetection; of a TableTransformerForObjectDetection if blocks
+    are pre-norm, of a DetrForSegmentation if there are masks.
 
     Raises:
       UserError: if transformers has no such DETR.
@@ -38,17 +38,17 @@ def transformers(imported: TrainedModel) -> Written:
     arrays, resizing = _arrays(imported.params), _resizing(imported.transforms)
     notes = []
     if resizing is None:
-        notes.append('no resize_small(...) makes its images: preprocessor_config.json keeps theirs')
+        notes.append('without resize_small(...), preprocessor_config.json keeps the size of images')
     elif resizing.pop('rounding') != 'down':
         notes.append(
-            'transformers rounds the longer side of images down, this model to the nearest'
+            'transformers rounds the longer side of images down, this model rounds to the nearest'
         )
     if panoptic:
         arrays = {
             name if name.startswith(('mask_head', 'bbox_attention')) else f'detr.{name}': array
             for name, array in arrays.items()
         }
-        notes.append('which classes are stuff is left out: the files have no place for it')
+        notes.append('the list of stuff classes is left out: the files have no place for it')
     return Written(
         arrays,
         _config(model, channels)
@@ -63,21 +63,21 @@ def _require_theirs(model: dict[str, Any]) -> None:
     unknown = (
         (model['backbone_norm'] != 'frozen', f'{model["backbone_norm"]} norm in its ResNet'),
         (panoptic and model['norm'] != 'post', f'{model["norm"]}-norm blocks and masks'),
-        (model['dilate'], 'a dilated stage (DC5) but in the ResNets of timm'),
+        (model['dilate'], "a dilated stage (DC5), except in timm's ResNets"),
         (model['norm_eps'] != _NORM_EPS, f'norm_eps {model["norm_eps"]:g}'),
         (not model['num_classes'], 'no classes'),
         (
-            model['name'] == _PANOPTIC and len(model['layers']) != 4,
-            f'masks on a ResNet of {len(model["layers"])} stages, but of 4',
+            panoptic and len(model['layers']) != 4,
+            f'masks on a ResNet of {len(model["layers"])} stages (only 4)',
         ),
         (
             model.get('mask_stride', _MASK_STRIDE) != _MASK_STRIDE,
-            f'masks at a stride of {model.get("mask_stride")} pixels, but of {_MASK_STRIDE}',
+            f'masks at a stride of {model.get("mask_stride")} pixels (only {_MASK_STRIDE})',
         ),
         (model.get('box_maps', False), 'masks that use the boxes'),
         (
-            model['name'] == _PANOPTIC and (model['width'] + model['num_heads']) % 8,
-            f'masks whose width {model["width"]} and heads {model["num_heads"]} together are no '
+            panoptic and (model['width'] + model['num_heads']) % 8,
+            f'masks if the sum of width {model["width"]} and {model["num_heads"]} heads is not a '
             'multiple of 8',
         ),
     )
@@ -139,7 +139,7 @@ def _config(model: dict[str, Any], channels: int) -> dict[str, Any]:
 
 
 def _arrays(params: dict[str, Any]) -> Flat:
-    """Arrays by their names and in their layouts.
+    """Arrays with transformers' names and layouts.
 
     A `FrozenNorm` becomes a batch norm with mean 0 and standard deviation 1.
     """
@@ -152,8 +152,8 @@ def _arrays(params: dict[str, Any]) -> Flat:
 
 
 def _resizing(transforms: str) -> dict[str, Any] | None:
-    """The resizing of images in transformers' terms, and `rounding`, for which it has no key; None
-    if they are not resized.
+    """The keys of transformers for resizing images, and `rounding`, for which it has no key; None
+    if images are not resized.
     """
     found = parse.arguments_of(transforms, 'resize_small')
     if found is None:
@@ -226,7 +226,7 @@ def _transformers_resnet(prefix: str) -> names.Table:
 
 
 def _attention(theirs: str, ours: str) -> tuple[tuple[str, str], ...]:
-    """Names of transformers, and of the parts of PyTorch's layer, whose projections are fused."""
+    """Names in transformers, and in PyTorch's layer after its fused projections are split."""
     return (
         *((f'{theirs}.{part[0]}_proj', f'{ours}/{part}') for part in _PARTS),
         *((f'{theirs}.{part[0]}', f'{ours}/{part}') for part in _PARTS),
@@ -246,7 +246,7 @@ _TRANSFORMERS_BLOCK = (
 _AUTHORS_BLOCK = (*_attention('self_attn', 'attention'), ('norm1', 'attention_norm'))
 _AUTHORS_MLP = (('linear1', 'mlp/fc1'), ('linear2', 'mlp/fc2'))
 
-# Of the authors and the hub, then of transformers 5.
+# Names of the authors and on the hub, then those of transformers 5.
 _MASK_HEAD: names.Table = (
     *(
         (f'bbox_attention.{part[0]}_{end}', f'bbox_attention/{part}')
@@ -268,7 +268,7 @@ _MASK_HEAD: names.Table = (
     ('mask_head.output_conv', 'mask_head/out'),
 )
 
-# Of several rows with the same right side the first is written: names of transformers 4.
+# If several rows have the same right side, the first is written: names of transformers 4.
 TABLE: names.Table = (
     *_MASK_HEAD,
     *(
@@ -317,16 +317,15 @@ TABLE: names.Table = (
 
 
 _SOURCE = 'DETR'
-_HEADS = 8  # of all released models; shapes do not determine it
+_HEADS = 8  # in all released models; shapes do not determine it
 _TYPES = ('detr', 'table-transformer')
-# Reasons for which detectors of similar names are other models.
+# Why detectors with similar names are not DETRs.
 _OTHERS = {
-    'conditional_detr': "its decoder attends by queries conditioned on the content, which DETR's "
-    'does not',
+    'conditional_detr': 'the queries of its decoder are conditioned on the content',
     'deformable_detr': 'it attends to sampled points of several feature maps',
     'dab-detr': 'its queries are boxes, which the decoder refines',
 }
-# Parameters of these, for files without config.json.
+# Their parameters, by which files without config.json are recognized.
 _OTHER_NAMES = {
     '.sa_qcontent_proj.': 'conditional_detr',
     '.q_content_proj.': 'conditional_detr',
@@ -334,9 +333,9 @@ _OTHER_NAMES = {
 }
 # transformers.DetrConfig.activation_function
 _ACTIVATIONS = {'relu': 'relu', 'gelu': 'gelu', 'silu': 'swish', 'swish': 'swish'}
-# ResNets of timm that are those of torchvision; others have the same names and compute otherwise.
+# timm's ResNets that are torchvision's; others compute something else under the same names.
 _TIMM = re.compile(r'((tv|gluon|ssl|swsl)_)?resnet(50|101|152)(_v1b)?(\.\w+)?')
-# What transformers' own ResNet must be, by the keys of its config.
+# Required values in the config of transformers' own ResNet.
 _RESNET = {
     'hidden_act': 'relu',
     'layer_type': 'bottleneck',
@@ -353,13 +352,13 @@ def require_detr(config: Mapping[str, Any], names: Mapping[str, Any]) -> None:
       names: of the arrays.
 
     Raises:
-      UserError: names the kind, and the reason if it is a known one.
+      UserError: if they belong to another detector, or if positions are not sine embeddings.
     """
     held = (kind for part, kind in _OTHER_NAMES.items() if any(part in name for name in names))
     kind = config.get('model_type') or next(held, _TYPES[0])
     if kind not in _TYPES:
         reason = f': {_OTHERS[kind]}' if kind in _OTHERS else ''
-        raise UserError(f'{_SOURCE}: a {kind!r} is another model than a detr{reason}')
+        raise UserError(f'{_SOURCE}: a {kind!r} is not a detr{reason}')
     if config.get('position_embedding_type', 'sine') != 'sine':
         raise UserError(
             f'{_SOURCE}: position_embedding_type {config["position_embedding_type"]!r} is not '
@@ -371,7 +370,7 @@ def heads(config: Mapping[str, Any]) -> tuple[int, int]:
     """The numbers of heads of the encoder and of the decoder.
 
     Raises:
-      UserError: if they are no positive numbers.
+      UserError: if they are not positive integers.
     """
     encoder = config.get('encoder_attention_heads', _HEADS)
     decoder = config.get('decoder_attention_heads', encoder)
@@ -382,14 +381,14 @@ def heads(config: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def keywords(config: Mapping[str, Any], own_resnet: bool) -> dict[str, Any]:
-    """Keywords of `config.model` that shapes do not determine, but the heads.
+    """Keywords of `config.model` that shapes do not determine, except the numbers of heads.
 
     Args:
       config: the parsed config.json; empty if there is none.
-      own_resnet: whether the ResNet has the names of transformers' own, and not those of timm.
+      own_resnet: whether the ResNet is transformers' own, by its names, and not timm's.
 
     Raises:
-      UserError: if our model has no such part.
+      UserError: if the activation, the dropout or the ResNet is not supported.
     """
     name = config.get('activation_function', 'relu')
     if name not in _ACTIVATIONS:

@@ -1,4 +1,4 @@
-"""The Swin, or Swin v2, of a set of PyTorch parameters, inferred from their shapes."""
+"""Swins and Swins v2, inferred from the shapes of PyTorch parameters."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ def assemble(
     image_size: Size | None = None,
     windows: Mapping[str, Any] | None = None,
 ) -> TrainedModel:
-    """The checkpoint, after checking that its parameters make a whole model.
+    """Make the checkpoint, and check that its parameters form a whole model.
 
     Args:
-      flat: PyTorch's arrays by the names of `table`, with split projections of attention.
+      flat: PyTorch's arrays under the names of `table`, with split projections of attention.
       table: their names and ours.
       source: the name of the file for messages.
-      extra: the parsed config.json; may have the size of the images to come.
+      extra: the parsed config.json; may hold the user's image size (`GIVEN_SIZE`).
       gelu: the form of GELU, which shapes do not determine.
-      image_size: that the model was made for, if known; else the size whose last feature map is
-        one window.
-      windows: fields of a Swin v2, which shapes do not determine; None for a Swin.
+      image_size: height and width that the model was made for. If None, the user's, or else the
+        size whose last feature map is one window.
+      windows: fields of a Swin v2 that shapes do not determine; None for a Swin.
 
     Raises:
-      UserError: names the parameters that are unknown, absent, superfluous or of another shape.
+      UserError: if parameters are unknown, absent, superfluous or of another shape; it names them.
     """
     in_file = names.renamed({name: torch_layout.ours(name, table) for name in flat}, source)
 
@@ -80,7 +80,7 @@ def assemble(
 
 
 def written(params: Mapping[str, Any], table: names.Table) -> Flat:
-    """PyTorch's arrays with split projections, for our parameters that the table has."""
+    """PyTorch's arrays, with split projections, of those of our parameters that the table has."""
     flat: Flat = {}
     for name, array in names.flattened(params).items():
         if name.endswith(BIAS):
@@ -92,8 +92,8 @@ def written(params: Mapping[str, Any], table: names.Table) -> Flat:
 
 
 def _heads(shapes: Mapping[str, tuple[int, ...]], source: str, label: Any) -> list[int]:
-    """The number of heads of each stage, from the columns of its relative position table, or from
-    its scales.
+    """The number of heads of each stage: the columns of its relative position table, or the logit
+    scales of a Swin v2.
     """
     heads: list[int] = []
     while any(name.startswith(f'stage_{len(heads)}/') for name in shapes):
@@ -103,7 +103,7 @@ def _heads(shapes: Mapping[str, tuple[int, ...]], source: str, label: Any) -> li
             continue
         name = block + BIAS
         if len(shapes.get(name, ())) != 2:
-            raise UserError(f'{source}: {label(name)} is not in the file, or no table')
+            raise UserError(f'{source}: {label(name)} is not in the file, or is not a table')
         heads.append(shapes[name][1])
     return heads
 
@@ -115,7 +115,7 @@ def _group(name: str) -> str:
 
 
 def _square(table: np.ndarray) -> np.ndarray:
-    """[(2M-1)^2 H] as [2M-1 2M-1 H]; unchanged if its rows form no square."""
+    """[(2M-1)^2 H] as [2M-1 2M-1 H]; unchanged if the number of rows is not a square."""
     side = math.isqrt(len(table))
     return table.reshape(side, side, -1) if side * side == len(table) else table
 
@@ -130,7 +130,7 @@ def _window(arrays: Flat, source: str) -> int:
 
 
 def _as_v2(arrays: Flat) -> Flat:
-    """Scales [H 1 1] as [H], and biases of queries and values by their own names."""
+    """Reshape scales [H 1 1] to [H], and rename the biases of queries and values."""
     found: Flat = {}
     for name, array in arrays.items():
         name = re.sub('/(query|value)/bias$', r'/\1_bias', name)

@@ -1,4 +1,4 @@
-"""Towers for texts of CLIP and SigLIP in transformers: what reads them, alone or beside images."""
+"""Text towers of CLIP and SigLIP in transformers, alone or beside an image tower."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from vit_jax.interop.trained import TrainedModel
 from vit_jax.models import text_encoder
 from vit_jax.tree_paths import require_fit
 
-# CLIP's end of a text in files from before 2023, and its own vocabulary, whose last id is the end.
+# The end token in files of CLIP from before 2023, and the size of CLIP's vocabulary, which ends
+# with the real one.
 _OLD_EOS, _VOCAB_SIZE = 2, 49408
 
 
@@ -30,9 +31,9 @@ class Kind:
 
     Attributes:
       head: name of its head, which a CLIP may lack.
-      model: fields of the model `text_encoder` that all of the kind have.
-      others: patterns of the values of fields that they may have.
-      defaults: of its configuration in transformers, which files may leave out.
+      model: fields of the model `text_encoder` that are the same in all towers of the kind.
+      others: supported values of other fields, as regular expressions.
+      defaults: values of transformers for keys that config.json may omit.
     """
 
     head: str
@@ -41,13 +42,13 @@ class Kind:
     defaults: Mapping[str, Any]
 
     def misfits(self, model: Mapping[str, Any]) -> list[str]:
-        """The fields of a `text_encoder`, with their values, that the kind does not have."""
+        """The fields of a `text_encoder`, with their values, that the kind does not support."""
         own = {key: str(value) for key, value in self.model.items()}
         return _transformers.misfits(model, {**own, **self.others})
 
     @property
     def table(self) -> names.Table:
-        """Names, without a prefix."""
+        """Its names, without a prefix."""
         return (
             ('embeddings.token_embedding.weight', 'token_embed/embedding'),
             ('embeddings.position_embedding.weight', 'pos_embed'),
@@ -77,18 +78,17 @@ CLIP = Kind(
 def read(
     kind: Kind, flat: Flat, config: Mapping[str, Any] | None, source: str, prefix: str = ''
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A tower.
+    """Read a tower.
 
     Args:
       kind: see `Kind`.
       flat: its arrays, by names without a prefix.
       config: its part of config.json; None if there is none.
       source: the name of the file for messages.
-      prefix: of its names in the file, for messages.
+      prefix: prefix of its names in the file, for messages.
 
     Returns:
-      The parameters, and all keywords of the model `text_encoder` but its `dtype` and how it is
-      computed.
+      The parameters, and the keywords of the model `text_encoder` that describe its architecture.
 
     Raises:
       UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
@@ -107,9 +107,12 @@ def read(
 def arrays(
     kind: Kind, flat: Flat, config: Mapping[str, Any] | None, source: str, table: names.Table
 ) -> Flat:
-    """The arrays of a tower, of texts or the images beside them, by our names.
+    """The arrays of a text tower, or of the image tower beside it, by our names.
 
-    Without a config they have the heads of a published ViT.
+    Without a config, the number of heads is that of the published ViT of the same size.
+
+    Raises:
+      UserError: if a name is in no row, a shape is impossible, or the number of heads is unknown.
     """
     if config is None:
         found = names.renamed({name: torch_layout.ours(name, table) for name in flat}, source)
@@ -123,19 +126,19 @@ def arrays(
 
 
 def activation(kind: Kind, config: Mapping[str, Any] | None, source: str) -> dict[str, Any]:
-    """Fields of a tower that shapes do not determine."""
+    """GELU and epsilon of a tower, which shapes do not determine."""
     known = {**kind.defaults, **(config or {})}
     gelu = _transformers.gelu(known, source)
     return {'gelu': gelu, 'norm_eps': float(known['layer_norm_eps'])}
 
 
 def labeled(prefix: str, table: names.Table) -> Callable[[str], str]:
-    """From our names of parameters to those in the file."""
+    """A function from our names of parameters to those in the file."""
     return lambda name: full(prefix, torch_layout.theirs(name, table))
 
 
 def full(prefix: str, name: str) -> str:
-    """The name in the file of a part of the tower; CLIP's projection is none."""
+    """The name in the file of a part of the tower; CLIP's projection has no prefix."""
     return name if name.startswith(CLIP.head) else prefix + name
 
 
@@ -155,11 +158,11 @@ def _sizes(ours: Flat, source: str, label: Callable[[str], str]) -> dict[str, An
 
 
 def _end(config: Mapping[str, Any], vocab_size: int) -> int | str:
-    """The end of a text, as `text_encoder.Model.eos`.
+    """The token that ends a text, as `text_encoder.Model.eos`.
 
-    Files of CLIP from before 2023 say 2, which is not that of their tokenizer; transformers takes
-    the largest id of a text then. It is the end in CLIP's own vocabulary, and need not be if there
-    are others, such as the words of a textual inversion. MetaCLIP 2 means what it says.
+    Files of CLIP from before 2023 say 2, which is not the id that their tokenizer uses;
+    transformers then takes the largest id of a text. In CLIP's own vocabulary that is the end
+    token, but not if words were added, as by textual inversion. In MetaCLIP 2 it really is 2.
     """
     end = config['eos_token_id']
     is_clip = not str(config.get('model_type', '')).startswith('metaclip_2')
@@ -169,9 +172,9 @@ def _end(config: Mapping[str, Any], vocab_size: int) -> int | str:
 
 
 def clip_names(eos: int | str | None) -> tuple[str, str]:
-    """The start of a class's name, and of `model_type`, for a CLIP whose texts have this end.
+    """The prefixes of class names and of `model_type` for a CLIP with this end token.
 
-    Only MetaCLIP 2 may have the id that old files of CLIP mean otherwise.
+    Only MetaCLIP 2 ends texts with the id to which old files of CLIP give another meaning.
     """
     return ('MetaClip2', 'metaclip_2') if eos == _OLD_EOS else ('CLIP', 'clip')
 
@@ -184,7 +187,7 @@ def _expected(model: Mapping[str, Any]) -> Flat:
 
 
 def written(flat: Flat, table: names.Table) -> Flat:
-    """The arrays of a tower, of texts or images, by their names and in their layouts."""
+    """The arrays of a text or image tower, with transformers' names and layouts."""
     return torch_layout.write(flat | {'pos_embed': flat['pos_embed'][0]}, table)
 
 
@@ -218,7 +221,9 @@ def keywords(
     """
     for key in ('gelu', 'norm_eps'):
         if image[key] != text[key]:
-            raise UserError(f'{source}: the towers differ in {key}, which is one for both here')
+            raise UserError(
+                f'{source}: the towers differ in {key}, which is the same for both here'
+            )
     if text['num_classes'] != embed_dim:
         raise UserError(f'{source}: texts have {text["num_classes"]} features, images {embed_dim}')
     return {
@@ -230,14 +235,16 @@ def keywords(
 
 
 def with_spec(imported: TrainedModel) -> TrainedModel:
-    """Add the arrays of an example, which has a text too.
+    """Add the spec of an example: an image and the ids of a text.
 
     Raises:
-      UserError: if the size of the images is unknown.
+      UserError: if the image size is unknown.
     """
     length, size = imported.model_config['length'], imported.image_size
     if size is None:
-        raise UserError(f'{imported.source}: the size of its images is unknown; config.json has it')
+        raise UserError(
+            f'{imported.source}: the image size is unknown; put its config.json beside it'
+        )
     channels = imported.params['image']['patch_embed']['kernel'].shape[2]
     spec = {
         'image': ArraySpec((*size, channels), np.dtype(np.uint8)),

@@ -1,6 +1,6 @@
-"""The arguments of timm's ViTs: those of an architecture, and those that config.json changes.
+"""timm's ViTs: the arguments of an architecture, as config.json changes them, and files for timm.
 
-The table beside this file has the arguments of each architecture that shapes do not determine.
+The table beside this file has those arguments of each architecture that shapes do not determine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from vit_jax.interop.trained import Size, TrainedModel, Written, fields
 Arguments = Mapping[str, Any]
 
 TABLE = Path(__file__).with_name('timm_architectures.json')
-# Defaults of the constructors that are read.
+# Defaults of timm's constructors.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     'VisionTransformer': {'global_pool': 'token'},
     'VisionTransformerDistilled': {'global_pool': 'token'},
@@ -43,7 +43,7 @@ _REFUSED = {
     'VisionTransformerSAM': 'it has windows and relative positions (SAM)',
 }
 _RES_POST = 'ResPostBlock'
-# Arguments of parts that no model here has, and the values that mean that the part is not there.
+# Arguments for parts that no model here has, and the values that leave a part out.
 _PLAIN = {
     'attn_layer': (None, '', 'Attention'),
     'block_fn': (None, '', 'Block', _RES_POST),
@@ -63,7 +63,7 @@ _THETA = 10_000.0
 
 
 def arguments(extra: Mapping[str, Any], source: str) -> Arguments:
-    """The arguments of the model that config.json describes; its own take precedence.
+    """The arguments of the model in config.json: its `model_args`, else those of its architecture.
 
     Raises:
       UserError: if the architecture has a part that no model here has.
@@ -94,22 +94,22 @@ def architecture(extra: Mapping[str, Any]) -> str:
 
 
 def num_heads(found: Arguments, width: int) -> int | None:
-    """The number of heads; None if neither the architecture nor config.json tells it.
+    """The number of heads; None if neither config.json nor the architecture determines it.
 
     Args:
       found: the arguments.
-      width: of the model in the file. If it is not that of the architecture, the number of heads is
-        not either, unless config.json says that the width alone was changed.
+      width: that of the arrays. If the arguments are for another width, their number of heads does
+        not apply.
     """
     heads = found.get('num_heads')
     return heads if heads and (found.get('embed_dim') or width) == width else None
 
 
 def gelu(found: Arguments, source: str, gated: bool = False) -> str:
-    """Our name of the activation; any for MLPs with gates, which have SiLU.
+    """Our name of the GELU; 'erf', which has no effect, for gated MLPs with SiLU.
 
     Raises:
-      UserError: if it is none of ours, or another one is of the gates.
+      UserError: if the activation is not supported.
     """
     name = found.get('act_layer')
     if gated and (name in _SILUS or found.get('class') == 'Eva'):
@@ -120,10 +120,10 @@ def gelu(found: Arguments, source: str, gated: bool = False) -> str:
 
 
 def norm(found: Arguments, source: str) -> tuple[str, float]:
-    """Our name of the norm, and the number that it adds to the variance.
+    """Our name of the norm, and its epsilon.
 
     Raises:
-      UserError: if it is none of ours.
+      UserError: if it is neither a layer norm nor an RMS norm.
     """
     name = found.get('norm_layer') or 'LayerNorm'
     if not (match := _NORM.fullmatch(str(name))):
@@ -132,22 +132,22 @@ def norm(found: Arguments, source: str) -> tuple[str, float]:
 
 
 def norm_place(found: Arguments) -> dict[str, str]:
-    """The field of norms that come after the layers, if they do."""
+    """The field `norm_place`, for norms that come after the layers."""
     is_post = found.get('block_fn') == _RES_POST or found.get('use_post_norm')
     return {'norm_place': 'res_post'} if is_post else {}
 
 
 def final_norm(found: Arguments) -> dict[str, bool]:
-    """The field of models without a norm after the blocks, which also have none of the mean."""
+    """The field `final_norm`, for models without a norm after the blocks or the pooling."""
     no_norm = False in (found.get('final_norm'), found.get('use_post_transformer_norm'))
     return {'final_norm': False} if no_norm else {}
 
 
 def positions(found: Arguments, source: str) -> str:
-    """Our `positions`: rotary ones of EVA-02, PE and DINOv3, or 'none'.
+    """The field `positions`: the rotary ones of EVA-02, PE and DINOv3, or 'none'.
 
     Raises:
-      UserError: if they are of a form that is not ours.
+      UserError: if rotary positions have a form that is not supported.
     """
     if not found.get('use_rot_pos_emb'):
         return 'none'
@@ -167,7 +167,7 @@ def positions(found: Arguments, source: str) -> str:
 
 @functools.cache
 def architectures() -> Mapping[str, Arguments]:
-    """Arguments by the name of the architecture, `class` being the model's constructor."""
+    """Arguments by architecture; `class` is the name of the model's constructor."""
     table: dict[str, Arguments] = json.loads(TABLE.read_text())
     return table
 
@@ -182,7 +182,7 @@ _SAME = (
 
 
 def plain(flat: Flat, source: str) -> Flat:
-    """The arrays with split projections and gates.
+    """Split the fused projections and gates of arrays, and give equal parts one name.
 
     Raises:
       UserError: if an array cannot be split.
@@ -199,7 +199,7 @@ def _named(name: str) -> str:
 
 
 def _ungated(flat: Flat) -> Flat:
-    """Split a layer that is twice as wide as the next one takes: the gate comes first."""
+    """Split layers with twice as many outputs as the next one has inputs: gates come first."""
     parts = dict(flat)
     for name, second in flat.items():
         if not name.endswith('.mlp.fc2.weight') or second.ndim != 2:
@@ -212,13 +212,13 @@ def _ungated(flat: Flat) -> Flat:
     return parts
 
 
-# The values, as patterns, that fields have to have.
+# Supported values of fields, as regular expressions.
 _FIELDS = {
     **{'pool': 'cls|gap|patches|map|distilled', 'posemb': 'learn|sincos2d', 'positions': 'none'},
     **{'norm_place': 'pre', 'head_norm': 'none', 'mlp': 'mlp|swiglu'},
     'representation_size': 'None|0',
 }
-# By the layers of their ResNet.
+# Architectures by the layers of their ResNet.
 _HYBRIDS = {
     (): 'vit_tiny_r_s16_p8_224',
     (2, 2, 2, 2): 'vit_base_r26_s32_224',
@@ -229,19 +229,19 @@ _EPS, _CLIP_EPS = 1e-6, 1e-5
 _POOLS = {'cls': 'token', 'distilled': 'token', 'gap': 'avg', 'patches': 'avg', 'map': 'map'}
 _ACT_LAYERS = {'erf': 'gelu', 'tanh': 'gelu_tanh', 'quick': 'quick_gelu'}
 _QKV = ('query', 'key', 'value')
-# Projections that are one array there.
+# Projections that timm keeps in one array.
 _FUSED = (('attn', 'qkv'), ('attn_pool', 'kv'))
 
 
 def write(trained: TrainedModel, table: names.Table) -> Written:
-    """The files of a VisionTransformer of timm.
+    """Make the files of timm's VisionTransformer.
 
     Args:
       trained: the model.
-      table: names of timm, and ours.
+      table: timm's names, and ours.
 
     Raises:
-      UserError: if timm has no such model, or the size of the images is unknown.
+      UserError: if timm has no such model, or the image size is unknown.
     """
     model = fields(trained.model) | {'name': trained.config.model.name}
     architecture = _architecture(model)
@@ -271,31 +271,31 @@ def write(trained: TrainedModel, table: names.Table) -> Written:
     if trained.class_names:
         config['label_names'] = list(trained.class_names)
     arrays = torch_layout.write(_tokens(flat, model, first), table)
-    if not model.get('layers', True):  # a root alone, which is no stem there
+    if not model.get('layers', True):  # timm does not call a root alone a stem
         arrays = {name.replace('.stem.', '.'): array for name, array in arrays.items()}
     return Written(_fused(_gated(arrays)), config, (*_notes(model), *notes))
 
 
 def _images(transforms: str, size: Size) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The keys of `pretrained_cfg` that make images of `size`, and what is different there."""
+    """The keys of `pretrained_cfg` that make images of `size`, and notes on differences."""
     recipe, notes = preprocessing.parse_recipe(transforms), []
     if recipe and recipe.made and recipe.made != size:
         notes.append(
-            f'its images have {size[1]} x {size[0]} pixels there, as its positions are for, '
-            f'{recipe.made[1]} x {recipe.made[0]} here'
+            f'timm makes images of {size[1]} x {size[0]} pixels, which the positions are for; here '
+            f'they have {recipe.made[1]} x {recipe.made[0]}'
         )
         transforms = preprocessing.resized(transforms, size)
     told = preprocessing.timm_keys(transforms, size)
     if not told:
         if re.search('resize|crop', transforms):
-            notes.append(f'timm cannot make its images, as is done here by {transforms}')
+            notes.append(f'timm cannot make images as here, by {transforms}')
         return {}, tuple(notes)
     files = {'pretrained_cfg': told | {'input_size': [3, *size], 'mean': [0.5]}}
     return told, (*notes, *preprocessing.differences(transforms, files))
 
 
 def _architecture(model: Fields) -> str:
-    """The name of one that has the parts that no argument changes.
+    """The name of an architecture with those parts of the model that no argument can change.
 
     Raises:
       UserError: if there is none.
@@ -314,7 +314,7 @@ def _architecture(model: Fields) -> str:
         lacking.append(' and '.join(special))
     if lacking:
         raise UserError(
-            f'no ViT is written for timm with {", ".join(lacking)}; write an .npz file instead'
+            f'no ViT with {", ".join(lacking)} is written for timm; write an .npz file instead'
         )
     if model['name'] == 'hybrid':
         return _HYBRIDS[model['layers']]
@@ -327,7 +327,7 @@ def _architecture(model: Fields) -> str:
 
 
 def _arguments(model: Fields, pool: str) -> dict[str, Any]:
-    """Those of the constructor, all that an architecture may have otherwise."""
+    """The constructor's arguments: all those in which architectures differ."""
     hidden = model['mlp_dim'] * (2 if model['mlp'] == 'swiglu' else 1)
     ratio = hidden / model['width']
     if int(ratio * model['width']) != hidden:  # by rounding
@@ -352,7 +352,7 @@ def _arguments(model: Fields, pool: str) -> dict[str, Any]:
 
 
 def _tokens(flat: Flat, model: Fields, first: int) -> Flat:
-    """Arrays with the positions and biases that timm has, where patches before a norm have none.
+    """Arrays with timm's positions and biases; patches before a norm have no biases there.
 
     `first` is the number of rows of `pos_embed` before those of the patches.
     """
@@ -365,7 +365,7 @@ def _tokens(flat: Flat, model: Fields, first: int) -> Flat:
 
 
 def _prefix(model: Fields) -> str:
-    """The `posemb_prefix` that timm has: positions of all tokens before the patches, or of none."""
+    """The `posemb_prefix` in timm: all tokens before the patches have positions, or none has."""
     if model['pool'] == 'distilled':
         return 'class'
     is_fit = model['posemb_prefix'] == 'all' or not model['registers']
@@ -373,7 +373,7 @@ def _prefix(model: Fields) -> str:
 
 
 def _gated(arrays: Flat) -> Flat:
-    """The gates and the values of an MLP in one layer."""
+    """Join the gates and the values of MLPs."""
     joined: Flat = {}
     for name, array in arrays.items():
         if (gate := name.replace('.mlp.fc1.', '.mlp.gate.')) != name and gate in arrays:
@@ -384,7 +384,7 @@ def _gated(arrays: Flat) -> Flat:
 
 
 def _fused(arrays: Flat) -> Flat:
-    """The projections of attention in one layer."""
+    """Join the projections of attention."""
     joined: Flat = {}
     for name, array in arrays.items():
         for module, letters in _FUSED:
@@ -399,11 +399,13 @@ def _fused(arrays: Flat) -> Flat:
 
 
 def _notes(model: Fields) -> tuple[str, ...]:
-    """Numbers that timm has otherwise."""
+    """Notes on epsilons that differ in timm."""
     notes = []
     is_own = model['norm_eps'] in (_EPS, _CLIP_EPS) and model['norm'] == 'layer'
     if not is_own and model['norm_eps'] != _EPS:
-        notes.append(f"timm's norms add {_EPS} to the variance, this model's {model['norm_eps']}")
+        notes.append(
+            f"timm's norms add {_EPS} to the variance, this model's add {model['norm_eps']}"
+        )
     if model.get('epsilons') == 'authors':
-        notes.append("timm's ResNet adds other numbers to variances than the authors'")
+        notes.append("timm's ResNet adds other epsilons to variances than the authors'")
     return tuple(notes)

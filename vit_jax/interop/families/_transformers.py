@@ -1,4 +1,4 @@
-"""Encoders of transformers that are a ViT but for their names: what their readers share."""
+"""Reading and writing the encoders of transformers that are ViTs under other names."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Kind:
     """A kind of encoder.
 
     Attributes:
-      source: for messages.
-      types: `model_type` of its config.json; the first is assumed without one.
+      source: its name for messages.
+      types: values of `model_type` in config.json; the first is assumed without one.
       table: names without any prefix.
-      prefixes: of the names of all parts but the head in a model with a head.
-      unused: names, or their beginnings, that the outputs do not depend on.
-      defaults: of its configuration in transformers, which files may leave out.
+      prefixes: those on the names of all parts but the head, in models with a head.
+      unused: names, or beginnings of names, that no output depends on.
+      defaults: values of transformers for keys that config.json may omit.
     """
 
     source: str
@@ -53,7 +53,7 @@ class Kind:
         return next(found, name)
 
     def used(self, flat: Flat) -> Flat:
-        """The arrays that matter, by their names in the file."""
+        """The arrays that outputs depend on, by their names in the file."""
         return {n: array for n, array in flat.items() if not self.plain(n).startswith(self.unused)}
 
 
@@ -66,12 +66,12 @@ def read(
     posemb: str = 'learn',
     fields: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> TrainedModel:
-    """The model of such arrays.
+    """Make the model from the arrays of a file.
 
     Args:
       kind: see `Kind`.
-      flat: arrays by the names in the file; those that are not used are left out already.
-      extra: of config.json.
+      flat: arrays by their names in the file, without unused ones.
+      extra: the parsed config.json.
       rows, posemb, fields: see `_vit.assemble`.
 
     Raises:
@@ -110,7 +110,7 @@ def gelu(config: Mapping[str, Any], source: str, keys: Sequence[str] = ('hidden_
     """Our name of the activation.
 
     Raises:
-      UserError: if it is none of ours, or that of a pooler is not tanh.
+      UserError: if it is not supported, or that of a pooler is not tanh.
     """
     found = {config.get(key, 'gelu') for key in keys}
     if unknown := found - GELUS.keys():
@@ -128,7 +128,7 @@ def blocks(theirs: str, *rows: tuple[str, str]) -> names.Table:
     return tuple((f'{theirs}.{{0}}.{a}', f'encoder/block_{{0}}/{b}') for a, b in rows)
 
 
-# Of a ViT, without the prefix of all parts but the classifier in a model with a head.
+# Of a ViT, without the prefix that a model with a head has on all names but the classifier's.
 VIT_TABLE: names.Table = (
     ('embeddings.cls_token', 'cls_token'),
     ('embeddings.position_embeddings', 'pos_embed'),
@@ -187,14 +187,14 @@ def _require_config(imported: TrainedModel, config: Mapping[str, Any]) -> None:
 
 
 def batched(array: np.ndarray) -> np.ndarray:
-    """A token [D] as [1 1 D], a table [N D] as [1 N D]."""
+    """Reshape a token [D] to [1 1 D], a table [N D] to [1 N D]."""
     return array.reshape((1,) * (3 - array.ndim) + array.shape)
 
 
 Fields = Mapping[str, Any]
 _GELUS = {'erf': 'gelu', 'tanh': 'gelu_pytorch_tanh', 'quick': 'quick_gelu'}
 
-# The values, as patterns, that fields have to have unless a form has its own for them.
+# Supported values of fields, as regular expressions, unless a form has its own.
 _PLAIN = {
     **{'pool': 'cls', 'posemb': 'learn|sincos2d', 'positions': 'none', 'registers': '0'},
     **{'norm': 'layer', 'norm_place': 'pre', 'norm_pre': 'False', 'final_norm': 'True'},
@@ -213,17 +213,17 @@ class Form:
     """A class of transformers.
 
     Attributes:
-      kind: of encoder. If its table has layer scale, a model without it gets factors of one.
-      name: of the class.
-      prefix: of the names of all parts but the head.
-      fields: patterns of the values of fields, beside those that are plain.
-      table: rows before those of the kind.
-      config: entries of config.json for the fields of a model, beside those of all.
-      arrays: our arrays as they are kept there, from those and the fields.
-      named: the same of arrays that have their names already, without a prefix.
-      model_type: of config.json; the first of the kind's if it is empty.
-      no_bias: groups of layers that may be without biases together; others get biases of zero.
-      posemb_prefix: the field of the ViT.
+      kind: its encoder. If the table has layer scale, a model without it gets factors of one.
+      name: name of the class.
+      prefix: that on the names of all parts but the head.
+      fields: supported values of fields, as regular expressions, if they are not a plain ViT's.
+      table: rows that come before those of the kind.
+      config: makes further entries of config.json from the fields of a model.
+      arrays: makes the arrays that the class has from ours and the fields.
+      named: does the same with arrays under names of the class, without a prefix.
+      model_type: that of config.json; if empty, the first of the kind.
+      no_bias: groups of layers that can lack biases together; others get biases of zero.
+      posemb_prefix: the ViT's field of this name.
     """
 
     kind: Kind
@@ -239,7 +239,7 @@ class Form:
     posemb_prefix: str = 'class'
 
     def misfits(self, model: Fields) -> list[str]:
-        """The fields of a model, with their values, that the class does not have."""
+        """The fields of a model, with their values, that the class does not support."""
         return misfits(model, {**_PLAIN, **self.fields})
 
 
@@ -253,12 +253,12 @@ def misfits(model: Fields, patterns: Mapping[str, str]) -> list[str]:
 
 
 def write(trained: TrainedModel, forms: Sequence[Form]) -> Written:
-    """Files of the first of the classes that computes what the model does, in front of the others
-    those of the kind that it was read from.
+    """Make the files of the first class that computes what the model does; classes of the kind that
+    it was read from are tried first.
 
     Raises:
-      UserError: if there is none, or neither the model nor a `pos_embed` of a square has the size
-        of the images.
+      UserError: if there is none, or the image size is unknown and does not follow from
+        `pos_embed`.
     """
     model = fields(trained.model)
     ranked = sorted(forms, key=lambda form: form.kind.source != trained.source)
@@ -295,7 +295,7 @@ def write(trained: TrainedModel, forms: Sequence[Form]) -> Written:
 
 
 def _arrays(flat: Flat, model: Fields, form: Form) -> Flat:
-    """Arrays by the names of a class."""
+    """Arrays under the names of a class."""
     table = (*form.table, *form.kind.table)
     flat = form.arrays(_scaled(flat, model, table), model)
     if unknown := [name for name in flat if names.theirs(name, table) is None]:
@@ -307,7 +307,7 @@ def _arrays(flat: Flat, model: Fields, form: Form) -> Flat:
 
 
 def _scaled(flat: Flat, model: Fields, table: names.Table) -> Flat:
-    """Add layer scale, of ones where there is none, if the table has it; else fold it."""
+    """Layer scale for a class that has it, of ones if the model has none; folded for others."""
     scales = [f'encoder/block_{i}/layer_scale{j}' for i in range(model['depth']) for j in (1, 2)]
     if names.theirs(scales[0], table) is None:
         return adapt.fold_layer_scale(flat)
@@ -319,7 +319,7 @@ def square(flat: Flat, patch_size: int, first: int = 1) -> tuple[int, int]:
     """The size of square images with as many patches as there are positions after the first ones.
 
     Raises:
-      UserError: if they form no square.
+      UserError: if their number is not a square.
     """
     side = _vit.square_side(flat['pos_embed'].shape[1] - first) if 'pos_embed' in flat else None
     if side is None:
@@ -334,7 +334,7 @@ def fixed_positions(size: tuple[int, int], stride: int, width: int, first: int) 
 
 
 def shape_config(model: Fields, size: tuple[int, int]) -> dict[str, Any]:
-    """The fields of config.json for the blocks and the images' height and width."""
+    """The fields of config.json for the blocks, the image size (height and width) and patches."""
     image_size = size[0] if size[0] == size[1] else list(size)
     return block_config(model) | {'image_size': image_size, 'patch_size': model['patch_size']}
 
@@ -358,7 +358,7 @@ def pooler(model: Fields) -> dict[str, Any]:
 
 
 def without_patch_bias(flat: Flat, first: int) -> Flat:
-    """Add any biases of the patches to their positions, which come after `first` others."""
+    """Move the biases of patches, if any, into their positions, which come after `first` others."""
     if 'patch_embed/bias' not in flat:
         return flat
     kept = dict(flat)

@@ -1,4 +1,4 @@
-"""The model of a set of ViT parameters, inferred from their shapes and checked.
+"""ViTs, inferred from the shapes of their parameters, and checked.
 
 Parameters have our names, with unrolled blocks and split projections of attention (`names.split`).
 """
@@ -6,7 +6,6 @@ Parameters have our names, with unrolled blocks and split projections of attenti
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -38,23 +37,23 @@ def assemble(
     posemb: str = 'learn',
     fields: Mapping[str, Any] = MappingProxyType({}),
 ) -> TrainedModel:
-    """The checkpoint, after checking that its parameters make a whole model.
+    """Make the checkpoint, and check that its parameters form a whole model.
 
     Args:
       flat: parameters under our names, with split projections.
       source: the name of the file for messages.
       label: our name -> the parameter's name in the file.
       gelu, norm_eps: fields of the model that shapes do not determine.
-      image_size: if the file has it; else the first of `hints` with as many patches as
-        `pos_embed`, or a square.
+      image_size: height and width, if the file has them; if None, the first of `hints` with as
+        many patches as `pos_embed` has, or else a square.
       hints: possible heights and widths.
-      rows: of `pos_embed` before those of the patches: for none of the tokens there, for those of
-        classes or for registers, too; None if it has one for each class token.
+      rows: number of positions before those of the patches: none, one for each class token, or
+        also one for each register; None for those of the class tokens.
       posemb: the model's if the file has no `pos_embed`; 'learn' if it needs one.
-      fields: others of the model that shapes do not determine.
+      fields: further fields of the model that shapes do not determine.
 
     Raises:
-      UserError: names the parameters that are absent, superfluous or of another shape.
+      UserError: if parameters are absent, superfluous or of another shape; it names them.
     """
     if 'pos_embed' not in flat and posemb == 'learn':
         raise UserError(f'{source}: {label("pos_embed")} is not in the file')
@@ -92,7 +91,7 @@ def published_heads(theirs: Mapping[str, tuple[int, ...]], source: str) -> int:
     Raises:
       UserError: if no ViT of the papers has this size.
     """
-    depth = _count(theirs, r'encoder/block_(\d+)/')
+    depth = names.count(theirs, r'encoder/block_(\d+)/')
     mlp_dim, width = (*theirs.get('encoder/block_0/mlp/fc1/kernel', ()), 0, 0)[:2]
     found = {v[3] for v in VARIANTS.values() if v[:3] == (width, depth, mlp_dim)}
     if len(found) != 1:
@@ -110,17 +109,17 @@ def square_side(tokens: int) -> int | None:
 
 
 def class_row(flat: Flat, hints: Iterable[Size]) -> bool | None:
-    """Whether positions begin with that of the class token, given possible sizes of images.
+    """Whether the first position is that of the class token, given possible image sizes.
 
-    None if none of them has as many patches as there are positions, or one less.
+    None if no size has as many patches as there are positions, or one fewer.
     """
     found = first_rows(flat, hints, (0, 1))
     return None if found is None else bool(found)
 
 
 def first_rows(flat: Flat, hints: Iterable[Size], counts: Sequence[int]) -> int | None:
-    """The rows of positions before those of the patches, one of `counts`, given possible sizes of
-    images. None if none of these has as many patches.
+    """The number of positions before those of the patches, one of `counts`, given possible image
+    sizes. None if no size fits.
     """
     table, kernel = flat['pos_embed'], flat.get('patch_embed/kernel')
     if kernel is None or kernel.ndim != 4 or table.ndim != 3:
@@ -130,8 +129,9 @@ def first_rows(flat: Flat, hints: Iterable[Size], counts: Sequence[int]) -> int 
 
 
 def _no_bias(flat: Flat, model: Mapping[str, Any]) -> dict[str, str]:
-    """The field `no_bias`: layers without biases in any block, norms if none has any, and patches
-    before a norm, which makes their biases superfluous.
+    """The field `no_bias`: the layers that have no biases anywhere in the file.
+
+    A head needs biases, and so do patches, except before a norm, which makes them superfluous.
     """
     needed = {'head', 'patch_embed'} - set(model.get('no_bias', '').split('|'))
     needed -= {'patch_embed'} if model.get('norm_pre') else set()
@@ -149,8 +149,11 @@ _TABLE, _PREFIX = 'position_bias/table', 'position_bias/prefix'
 
 
 def _with_tables(flat: Flat, size: Size | None) -> Flat:
-    """Tables of relative positions as grids [2h-1 2w-1 H], and apart from those the last three
-    rows, of the class token.
+    """Reshape tables of relative positions to grids [2h-1 2w-1 H]; their last three rows, those of
+    the class token, become a parameter of their own.
+
+    Raises:
+      UserError: if the shape of a grid is unknown.
     """
     found = dict(flat)
     for name, table in flat.items():
@@ -164,8 +167,8 @@ def _with_tables(flat: Flat, size: Size | None) -> Flat:
             sides = (side, side)
         if sides[0] * sides[1] != rows:
             raise UserError(
-                f'{rows} relative positions are not those of a square; the size of the images has '
-                'to be in config.json'
+                f'{rows} relative positions do not form a square; the image size has to be in '
+                'config.json'
             )
         found[name] = table[:rows].reshape(*sides, -1)
         found[name.removesuffix(_TABLE) + _PREFIX] = table[rows:]
@@ -187,7 +190,7 @@ def _patches(size: Size, stride: int) -> int:
 
 
 def _keywords(flat: Flat, source: str, label: Label, rows: int | None) -> dict[str, Any]:
-    """Keywords of `config.model` that shapes, and the rows before those of patches, determine."""
+    """Keywords of `config.model` that follow from shapes and from `rows`, see `assemble`."""
     shape = functools.partial(names.shape_of, flat, source, label)
     patch_size, width = names.patches(flat, source, label)
     heads = shape('encoder/block_0/attention/query/kernel', 3)[1]
@@ -200,7 +203,7 @@ def _keywords(flat: Flat, source: str, label: Label, rows: int | None) -> dict[s
         'num_classes': shape('head/kernel', 2)[1] if 'head/kernel' in flat else None,
         'patch_size': patch_size,
         'width': width,
-        'depth': _count(flat, r'encoder/block_(\d+)/'),
+        'depth': names.count(flat, r'encoder/block_(\d+)/'),
         'mlp_dim': shape('encoder/block_0/mlp/fc1/kernel', 2)[1],
         'num_heads': heads,
         'pool': pool,
@@ -233,21 +236,10 @@ def _keywords(flat: Flat, source: str, label: Label, rows: int | None) -> dict[s
         shape('pos_embed', 3)
     if 'resnet/root/conv/kernel' in flat:
         shape('resnet/root/conv/kernel', 4)
-        stages = range(_count(flat, r'resnet/stage_(\d+)/'))
-        units = tuple(_count(flat, rf'resnet/stage_{i}/block_(\d+)/') for i in stages)
-        model |= {'name': 'hybrid', 'layers': units}
+        model |= {'name': 'hybrid', 'layers': names.stages(flat, 'resnet/')}
     if width % heads:
         raise UserError(f'{source}: width {width} is not a multiple of its {heads} heads')
     return model
-
-
-def _count(flat: Iterable[str], pattern: str) -> int:
-    """One more than the highest index that `pattern` matches at the beginning of a name."""
-    found = [re.match(pattern, name) for name in flat]
-    count = max((int(match[1]) + 1 for match in found if match), default=0)
-    if count > len(found):
-        raise UserError(f'there is a block {count - 1}, but there are {len(found)} arrays in all')
-    return count
 
 
 def _expected(flat: Flat, module: Any) -> Flat:

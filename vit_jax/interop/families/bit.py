@@ -1,4 +1,4 @@
-"""BiT (Kolesnikov et al., 2020, arXiv:1912.11370): of .npz, big_vision, Hugging Face and timm."""
+"""BiT (Kolesnikov et al., 2020, arXiv:1912.11370): .npz, big_vision, Hugging Face and timm."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ _SIZE = (224, 224)  # written for transformers if the model takes images of any 
 _RELEASED_SOURCE, _HF_SOURCE = 'BiT npz', 'Hugging Face BiT'
 _BIG_VISION_SOURCE, _TIMM_SOURCE = 'big_vision BiT npz', 'timm BiT'
 _NO_CONFIG = (
-    'the padding of its convolutions is unknown without a config.json: taken for the model of the '
-    "paper, not for one with global_padding 'SAME'"
+    'no config.json: its convolutions are assumed to be padded as in the paper, not with '
+    "global_padding 'SAME'"
 )
 _POOL_BORDER = (
     'the file cannot represent that the first pooling of this model ignores the padding: its '
     'readers pad with zeros'
 )
-# phrase for people: the table, and the name of a norm, by which the form is known
+# Forms by their name for people: the table, and a norm by whose name the form is recognized.
 _FORMS: dict[str, tuple[names.Table, str]] = {
     _RELEASED_SOURCE: (_RELEASED, 'resnet/group_norm/gamma'),
     _BIG_VISION_SOURCE: (_BIG_VISION, 'norm-pre-head/scale'),
@@ -91,7 +91,7 @@ _FORMS: dict[str, tuple[names.Table, str]] = {
 }
 _ARCHITECTURE = re.compile(r'resnetv2_\d+x\d_bit')
 _KNOWN = {'num_classes', 'in_chans', 'global_pool'}  # what timm's model_args may set
-# What the config.json of Hugging Face must say for its model to be the one of the paper.
+# Required values in the config.json of Hugging Face: those of the paper's model.
 _REQUIRED = {
     'layer_type': 'preactivation',
     'hidden_act': 'relu',
@@ -108,7 +108,7 @@ def matches(flat: Mapping[str, Any]) -> bool:
 
 
 def read(flat: Mapping[str, np.ndarray], extra: Mapping[str, Any]) -> TrainedModel:
-    """A BiT in this package's names.
+    """Read a BiT.
 
     Raises:
       UserError: if a parameter is missing, unknown or of a wrong shape, or if the config is that
@@ -141,7 +141,11 @@ def read(flat: Mapping[str, np.ndarray], extra: Mapping[str, Any]) -> TrainedMod
 
 
 def write_npz(params: Mapping[str, Any]) -> Flat:
-    """The arrays of a released .npz file, for nested parameters of `models.bit_resnet`."""
+    """Make the arrays of a released .npz file from nested parameters of `models.bit_resnet`.
+
+    Raises:
+      UserError: if a parameter is not one of a BiT.
+    """
     flat = _written(params, _RELEASED)
     head = 'resnet/head/conv2d/kernel'
     if head in flat:
@@ -150,7 +154,11 @@ def write_npz(params: Mapping[str, Any]) -> Flat:
 
 
 def write_transformers(trained: TrainedModel) -> Written:
-    """The files that `BitForImageClassification.from_pretrained` reads."""
+    """Make the files that `BitForImageClassification.from_pretrained` reads.
+
+    Raises:
+      UserError: if a parameter is not one of a BiT.
+    """
     flat = {
         name: _permuted(array, (3, 2, 0, 1))
         for name, array in _written(trained.params, _HUGGING_FACE).items()
@@ -192,7 +200,7 @@ def _permuted(array: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
 
 
 def _without_ones(name: str, array: np.ndarray) -> np.ndarray:
-    """A head stored as 1 x 1 convolution as a dense layer, norms [1 1 1 C] as vectors."""
+    """Turn a head stored as a convolution into a dense layer, norms [1 1 1 C] into vectors."""
     if name == 'head/kernel' and array.ndim == 4:
         return array.reshape(array.shape[-2:])
     return array if name.endswith('/kernel') else array.reshape(-1)
@@ -200,21 +208,15 @@ def _without_ones(name: str, array: np.ndarray) -> np.ndarray:
 
 def _model(arrays: Flat, source: str) -> dict[str, Any]:
     """Keywords of the model, inferred from names and shapes."""
-    depths: dict[int, int] = {}
-    for name in arrays:
-        if match := re.match(r'stage_(\d+)/block_(\d+)/', name):
-            stage, block = int(match[1]), int(match[2])
-            depths[stage] = max(depths.get(stage, 0), block + 1)
-    if max([*depths, *depths.values()], default=0) > len(arrays):
-        raise UserError(f'{source}: a block has a number beyond that of all arrays')
+    layers = names.stages(arrays)
     root = arrays.get('root/conv/kernel')
-    if root is None or root.ndim != 4 or root.shape[-1] % 64 or not depths:
+    if root is None or root.ndim != 4 or root.shape[-1] % 64 or not layers:
         raise UserError(f'{source}: not the root convolution and the blocks of a BiT')
     head = arrays.get('head/bias')
     return {
         'name': 'bit_resnet',
         'num_classes': None if head is None else head.size,
-        'layers': tuple(depths.get(i, 0) for i in range(max(depths) + 1)),
+        'layers': layers,
         'width_factor': root.shape[-1] // 64,
     }
 
@@ -232,8 +234,8 @@ def _require_paper(config: Mapping[str, Any]) -> None:
     for key, value in _REQUIRED.items():
         if (found := config.get(key, value)) != value:
             raise UserError(
-                f'{_HF_SOURCE}: config.json says {key}={found!r}; the model of the paper, which '
-                f'is the one here, has {value!r}'
+                f'{_HF_SOURCE}: config.json says {key}={found!r}; only the model of the paper, '
+                f'with {value!r}, is supported'
             )
 
 

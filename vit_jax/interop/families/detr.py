@@ -1,21 +1,20 @@
 """DETR: safetensors with the names of its authors, or with those of transformers.
 
-Transformers has two namings: of version 4 and the files on the hub, and of version 5. A ResNet
-alone is read as well, with the names of torchvision and timm, for `config.init.select='backbone'`.
-Batch norms become `FrozenNorm`s. A Table Transformer is a DETR with pre-norm blocks.
+transformers has two sets of names: those of version 4, also of files on the hub, and those of
+version 5. A ResNet alone, with torchvision's and timm's names, is read for
+`config.init.select='backbone'`. Batch norms become `FrozenNorm`s. A Table Transformer is a DETR
+with pre-norm blocks.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from vit_jax.errors import UserError
 from vit_jax.interop import names, preprocessing, torch_layout
 from vit_jax.interop.families import _detr
 from vit_jax.interop.families._detr import TABLE
@@ -25,7 +24,7 @@ from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, read_class_names
 # Keys that `extra` may have without a config.json.
 _NO_CONFIG = (preprocessing.GIVEN_NORMALIZATION, GIVEN_SIZE, preprocessing.PREPROCESSOR)
 _SHORT, _LONG = 800, 1333  # sides of the authors' images
-# COCO's models have a class for each id of a category, of which those of stuff are above.
+# COCO's models have a class for each id of a category; those of stuff come last.
 _COCO, _COCO_PANOPTIC, _STUFF = 91, 250, tuple(range(91, 250))
 
 
@@ -46,7 +45,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     source = 'DETR'
     _detr.require_detr(extra, flat)
     notes = []
-    # A ResNet's head is of classification, the prefix `detr.` of panoptic models.
+    # Leaves out the classifier of a ResNet, and the prefix `detr.` of panoptic models.
     used = {
         name.removeprefix('detr.').replace('.in_proj_', '.in_proj.'): array
         for name, array in flat.items()
@@ -60,17 +59,17 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     if 'query_embed' in params:
         model |= _transformer(params, heads)
     else:
-        notes.append("a ResNet alone: take it by config.init.select='backbone'")
+        notes.append("only a ResNet: use it with config.init.select='backbone'")
     model |= _detr.keywords(extra, any('.embedder.embedder.' in name for name in used))
     if 'query_embed' in params and not extra.keys() - {*_NO_CONFIG}:
-        notes.append('without a config.json, its last stage is taken as not dilated (no DC5)')
+        notes.append('no config.json: the last stage is assumed not to be dilated (no DC5)')
     size, transforms = _images(extra.get(preprocessing.PREPROCESSOR) or {})
     trained = TrainedModel.from_file(
         params=unflatten_dict(params, sep='/'),
         model=model,
         image_size=size,
         source=source,
-        task={**_task(model), **_normalization(extra, _channels(params))},
+        task={**_task(model), **_normalization(extra, params)},
         transforms=transforms,
         notes=tuple(notes),
     )
@@ -80,7 +79,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
 
 
 def _read(parts: Flat, heads: tuple[int, int], source: str) -> Flat:
-    """Arrays in our layouts; the decoder has a number of heads of its own."""
+    """Arrays in our layouts; the decoder may have another number of heads."""
     decoder = {n: a for n, a in parts.items() if n.startswith(('model.decoder', 'transformer.dec'))}
     others = {name: array for name, array in parts.items() if name not in decoder}
     return {
@@ -113,7 +112,7 @@ def _task(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _folded(flat: Flat) -> Flat:
-    """Batch norms as a factor and a summand for each channel."""
+    """Turn batch norms into a scale and a shift for each channel."""
     folded = {name: array for name, array in flat.items() if '.running_' not in name}
     for name in folded:
         if name.startswith('backbone/') and name.endswith('/scale'):
@@ -127,14 +126,13 @@ def _folded(flat: Flat) -> Flat:
 
 def _backbone(params: Flat) -> dict[str, Any]:
     """Sizes of the ResNet."""
-    stages = _count(params, r'backbone/stage_(\d+)/')
-    layers = tuple(_count(params, rf'backbone/stage_{i}/block_(\d+)/') for i in range(stages))
+    layers = names.stages(params, 'backbone/')
     width = names.require(params, 'backbone/root/conv/kernel').shape[-1]
     return {'layers': layers, 'backbone_width': width, 'backbone_norm': 'frozen'}
 
 
 def _transformer(params: Flat, heads: tuple[int, int]) -> dict[str, Any]:
-    """Sizes of the transformer and its heads; those of the decoder only if they are others."""
+    """Sizes of the transformer and its heads; those of the decoder only if they differ."""
     queries, width = params['query_embed'].shape
     hidden = [
         names.require(params, f'{stack}/block_0/mlp/fc1/bias').size
@@ -144,8 +142,8 @@ def _transformer(params: Flat, heads: tuple[int, int]) -> dict[str, Any]:
         'num_classes': names.require(params, 'class_embed/bias').size - 1,
         'num_queries': queries,
         'width': width,
-        'depth': _count(params, r'encoder/block_(\d+)/'),
-        'decoder_depth': _count(params, r'decoder/block_(\d+)/'),
+        'depth': names.count(params, r'encoder/block_(\d+)/'),
+        'decoder_depth': names.count(params, r'decoder/block_(\d+)/'),
         'num_heads': heads[0],
         'mlp_dim': hidden[0],
         **({'decoder_heads': heads[1]} if heads[1] != heads[0] else {}),
@@ -154,35 +152,17 @@ def _transformer(params: Flat, heads: tuple[int, int]) -> dict[str, Any]:
     }
 
 
-def _count(params: Iterable[str], pattern: str) -> int:
-    """One more than the highest index that `pattern` matches at the beginning of a name."""
-    found = [re.match(pattern, name) for name in params]
-    count = 1 + max((int(match[1]) for match in found if match), default=-1)
-    if count > len(found):
-        raise UserError(f'there is a block {count - 1}, but there are {len(found)} arrays in all')
-    return count
+def _normalization(extra: Mapping[str, Any], params: Flat) -> dict[str, Any]:
+    """Mean and standard deviation given by the user or preprocessor_config.json.
 
-
-def _channels(params: Flat) -> int:
-    return names.require(params, 'backbone/root/conv/kernel').shape[2]
-
-
-def _normalization(extra: Mapping[str, Any], channels: int) -> dict[str, Any]:
-    """Mean and standard deviation of the user or of preprocessor_config.json; empty without both.
-
-    The task's defaults are the authors'. Nothing is folded into the first convolution, whose
-    padding has to stay the mean.
+    Empty if neither gives them: the task's defaults are the authors'.
 
     Raises:
-      UserError: if they are no numbers, or those of another number of channels.
+      UserError: if they are not numbers, or have another number of channels than the model.
     """
-    found = dict(zip(('mean', 'std'), preprocessing.mean_and_std(extra) or (), strict=False))
-    for name, values in found.items():
-        if values.size not in (1, channels):
-            raise UserError(f'{name} has {values.size} colors, the model takes {channels}')
-    return {
-        name: tuple(np.broadcast_to(values, channels).tolist()) for name, values in found.items()
-    }
+    found = preprocessing.mean_and_std(extra)
+    channels = names.require(params, 'backbone/root/conv/kernel').shape[2]
+    return preprocessing.of_channels(found, channels) if found else {}
 
 
 WRITERS = {(name, 'transformers'): _detr.transformers for name in ('detr', 'detr_panoptic')}

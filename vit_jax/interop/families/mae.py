@@ -1,10 +1,10 @@
-"""Masked autoencoders with their decoders: of transformers, and of the paper's authors.
+"""Masked autoencoders with their decoders, of transformers and of the paper's authors.
 
 The names of ViTMAEForPreTraining in transformers 4 and 5 are read, with config.json; those of
 version 4 are written, which both read. The authors' names are those of timm with a decoder. An
 encoder alone is a ViT: `transformers_vit` and `timm_vit` read it.
 
-Images and target are normalized by the same mean and standard deviation.
+Images and targets are normalized by the same mean and standard deviation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vit_jax.models.mae import ENCODER, Model
 from vit_jax.tree_paths import require_fit
 
 _DECODER = 'decoder/'
-# The authors' images, in [0, 1], and the heads of their decoder.
+# The authors' normalization of images in [0, 1], and their decoder's heads by its width.
 _IMAGENET = {'mean': [0.485, 0.456, 0.406], 'std': [0.229, 0.224, 0.225]}
 _HEADS = {512: 16}
 # Defaults of a task's keywords that files do not have.
@@ -54,7 +54,7 @@ TRANSFORMERS: names.Table = (
     *((f'decoder.{a}', _DECODER + b) for a, b in _PARTS),
     *_blocks(_transformers.VIT_TABLE, 'encoder.layer.', 'decoder.decoder_layers.'),
     *_blocks(_transformers.VIT_TABLE, 'layers.', 'decoder.decoder_layers.'),
-    # As version 5 writes its own layers.
+    # Names that version 5 writes.
     *_blocks(_transformers.VIT_TABLE, 'encoder.layer.', 'decoder.decoder_encoder.layer.'),
 )
 AUTHORS: names.Table = (
@@ -67,7 +67,7 @@ AUTHORS: names.Table = (
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether these are the names of an encoder with such a decoder."""
+    """Whether these are the names of an encoder with a decoder."""
     return 'decoder.decoder_pred.weight' in flat or 'decoder_pred.weight' in flat
 
 
@@ -102,8 +102,8 @@ def _read_authors(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     heads = extra.get('decoder_num_attention_heads')
     imported = _joined(timm_vit.read(encoder, extra), decoder, AUTHORS, heads, source)
     note = (
-        'taken for one of normalized patches, with the mean and standard deviation of ImageNet; '
-        'reconstructions of one trained on plain pixels (mae_visualize_*) are wrong'
+        'assumed to predict normalized patches of images with the mean and standard deviation of '
+        'ImageNet; reconstructions of a model of plain pixels (mae_visualize_*) are wrong'
     )
     return imported.with_groups(task=_task(extra, normalized=True)).with_notes(note)
 
@@ -117,7 +117,7 @@ def _halves(flat: Flat, prefixes: str | tuple[str, ...]) -> tuple[Flat, Flat]:
 def _joined(
     encoder: TrainedModel, decoder: Flat, table: names.Table, heads: int | None, source: str
 ) -> TrainedModel:
-    """The model of an encoder and the arrays of a decoder by the names of the file.
+    """Join an encoder with the arrays of a decoder, which have the names of the file.
 
     Raises:
       UserError: if the decoder's arrays do not make a whole decoder.
@@ -148,7 +148,7 @@ def _keywords(
     heads: int | None,
     source: str,
 ) -> dict[str, Any]:
-    """Keywords of `config.model`, from the arrays of the file's decoder and the encoder's own."""
+    """Keywords of `config.model`, from the shapes of the decoder and the encoder's keywords."""
     blocks = {name.split('/')[2] for name in shapes if name.startswith('decoder/transformer/block')}
     width = shapes.get('decoder/mask_token', (0,))[-1]
     hidden = (shape[0] for name, shape in shapes.items() if name.endswith('/mlp/fc1/bias'))
@@ -190,7 +190,11 @@ def _task(extra: Mapping[str, Any], normalized: bool) -> dict[str, Any]:
 
 
 def write_transformers(imported: TrainedModel) -> Written:
-    """Arrays, config.json and preprocessor_config.json of a ViTMAEForPreTraining."""
+    """Make arrays, config.json and preprocessor_config.json of a ViTMAEForPreTraining.
+
+    Raises:
+      UserError: if the image size is unknown and the positions do not form a square.
+    """
     model, task = imported.model_config, {**_TASK, **imported.task_config}
     flat = {
         name: array
@@ -200,8 +204,8 @@ def write_transformers(imported: TrainedModel) -> Written:
     notes = []
     if task['value_range'] is not None and {*task['mean'], *task['std']} != {0.5}:
         notes.append(
-            'the target has its own mean and standard deviation, which the files cannot hold: '
-            'there its reconstructions are in other units than its images'
+            'the files have no place for the mean and standard deviation of the target: in '
+            'transformers, reconstructions are in other units than the images'
         )
     size = imported.image_size or _transformers.square(flat, model['patch_size'])
     channels = flat['patch_embed/kernel'].shape[2]

@@ -1,8 +1,8 @@
 """Swins, also v2, of timm and of the authors (github.com/microsoft/Swin-Transformer): safetensors.
 
-The authors' checkpoints come as .pth files, {'model': arrays}: those arrays have to be written as
-safetensors first. timm merges patches at the beginning of a stage, the authors at its end, which
-distinguishes the two. The normalization comes from timm's config.json.
+The authors' checkpoints are .pth files, {'model': arrays}: save these arrays as safetensors first.
+timm merges patches at the beginning of a stage, the authors at its end, which tells them apart. The
+normalization comes from timm's config.json.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         table, source = MICROSOFT, 'Microsoft Swin'
     for name, reason in _UNSUPPORTED.items():
         if name in flat:
-            raise UserError(f'{source}: no such model is known here: {reason} ({name})')
+            raise UserError(f'{source}: not supported: {reason} ({name})')
     used = {name: array for name, array in flat.items() if not name.endswith(_UNUSED)}
     parts = torch_layout.parted(used, source)
     size, windows = _size(extra), None
@@ -103,19 +103,19 @@ def _require_like(imported: TrainedModel, extra: Mapping[str, Any]) -> None:
         grid = [-(-pixels // (side * 2**stage)) for pixels in imported.image_size or ()]
         if grid and len({min(tokens, window + 1) for tokens in grid}) > 1:
             raise UserError(
-                f'{imported.source}: timm cuts or shifts windows of {window} tokens along one axis '
-                f'only of the {grid[1]} x {grid[0]} tokens of stage {stage}; this is not supported'
+                f'{imported.source}: among the {grid[1]} x {grid[0]} tokens of stage {stage}, timm '
+                f'cuts or shifts windows of {window} tokens along one axis only: not supported'
             )
         for tokens in grid:
             if tokens > window and tokens % window:
                 raise UserError(
                     f'{imported.source}: windows of {window} tokens do not tile the {tokens} of '
-                    f'stage {stage}; timm pads such maps after shifting them, not before'
+                    f'stage {stage}: timm pads such maps after shifting them, this model before'
                 )
 
 
 def _named(config: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The windows of a Swin v2: of `model_args`, or else of the architecture's name, such as
+    """The windows of a Swin v2: from `model_args`, or else from the architecture's name, such as
     swinv2_base_window12to16_192to256.
     """
     arguments = config.get('model_args') or {}
@@ -124,7 +124,7 @@ def _named(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     window = arguments.get('window_size')
     if not isinstance(window, int) and (window is not None or not match):
         raise UserError(
-            f"{source} v2: unknown size of windows; put config.json with one of timm's "
+            f"{source} v2: unknown window size; put config.json with one of timm's "
             'architectures, or model_args with window_size, beside the file'
         )
     first, second, pixels, more = map(int, match.groups(default='0')) if match else (0, 0, 0, 0)

@@ -1,8 +1,8 @@
 """ViTs of timm: safetensors, and config.json.
 
-The architecture that config.json names tells the heads, the pooling, the GELU and the epsilons; see
-`_timm_arguments`. Layer scale is folded into the layers that it scales, and the mean and deviation
-in config.json into the patch embedding, so that images are in [-1, 1] as for all other models.
+The architecture that config.json names determines the heads, the pooling, the GELU and the
+epsilons; see `_timm.arguments`. The mean and standard deviation in config.json become those of the
+task.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from vit_jax.interop.families import _timm, _vit
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, Written
 
-# Interpolation of positions by the name of the architecture; those of others are 'antialiased'.
+# Interpolation of positions by architecture; 'antialiased' for all others.
 _POSITIONS = (('(base|huge)_patch16_radio_v3', 'bilinear'), ('flexivit|radio', 'linear'))
 _SOURCE = 'timm ViT'
 _BLOCK = ('blocks.{0}', 'encoder/block_{0}')
 _RELATIVE = 'relative_position_bias_table'
 _MLP = ('gate', 'fc1', 'norm', 'fc2')
 _ATTENTION = (('q', 'query'), ('k', 'key'), ('v', 'value'), ('proj', 'out'))
-# The ResNet of a hybrid, and its root, which timm calls otherwise if it is all there is.
+# The ResNet of a hybrid; timm has another name for its root if there are no stages.
 _BACKBONE = 'patch_embed.backbone'
 _UNIT = (f'{_BACKBONE}.stages.{{0}}.blocks.{{0}}', 'resnet/stage_{0}/block_{0}')
 _RESNET: names.Table = (
@@ -48,7 +48,7 @@ _RESNET: names.Table = (
 _POOLS = {'token': (None, 'cls'), 'avg': ('gap', 'patches'), 'map': ('map', None)}
 # Parts that no model here has, by the names of their arrays.
 _UNSUPPORTED = (
-    (r'blocks\.\d+\.attn\.norm\..*', 'a norm inside of attention, as in EVA-02 of CLIP and BEiT-3'),
+    (r'blocks\.\d+\.attn\.norm\..*', 'a norm inside attention, as in EVA-02 of CLIP and BEiT-3'),
     (r'patch_embed\.norm\..*', 'a norm of the embedded patches, as in AIMv2'),
 )
 TABLE: names.Table = (
@@ -141,7 +141,7 @@ def _has_relative(params: Flat) -> bool:
 
 
 def _fields(params: Flat, norm: str, positions: str) -> dict[str, Any]:
-    """Fields of the model that are not those of every ViT."""
+    """Fields that differ from those of a plain ViT."""
     fields = {'norm': norm, 'positions': positions}
     fields |= {'qk_norm': norm} if 'encoder/block_0/attention/q_norm/scale' in params else {}
     fields |= {'epsilons': 'timm'} if 'resnet/root/conv/kernel' in params else {}
@@ -169,11 +169,13 @@ def _heads(
 
 
 def _assumed(model: Mapping[str, Any], extra: Mapping[str, Any]) -> str:
-    """The assumptions about an unknown architecture, as several models have the same arrays."""
+    """The assumptions about an unknown architecture: several models have the same arrays."""
     name = _timm.architecture(extra)
-    unknown = f'{name!r} is no ViT of timm' if name else 'config.json names no architecture of timm'
+    unknown = (
+        f'{name!r} is not a ViT of timm' if name else 'config.json names no architecture of timm'
+    )
     return (
-        f'{unknown}: taken for a plain ViT of {model["num_heads"]} heads, with pool '
+        f'{unknown}: assumed to be a plain ViT with {model["num_heads"]} heads, pool '
         f'{model["pool"]!r} and GELU {model["gelu"]!r}'
     )
 
@@ -199,14 +201,14 @@ def _pooled(imported: TrainedModel, pool: Any) -> TrainedModel:
 
 
 def _reason(imported: TrainedModel) -> str:
-    """The arrays that contradict a pooling, for the message."""
+    """The array that contradicts a pooling, for the message."""
     if imported.model_config['fc_norm']:
         return ' (the file holds a norm that comes after the mean)'
     return ' (the file holds attention pooling)' if imported.model_config['pool'] == 'map' else ''
 
 
 def _prefix_rows(params: Flat, arguments: Mapping[str, Any], sizes: Sequence[_vit.Size]) -> int:
-    """Rows of the positions before those of the patches: none with `no_embed_class`."""
+    """The number of positions before those of the patches: 0 with `no_embed_class`."""
     registers = params['register_tokens'].shape[1] if 'register_tokens' in params else 0
     tokens = sum(name in params for name in ('cls_token', 'dist_token'))
     prefix = tokens + registers
@@ -235,7 +237,7 @@ def _sizes(config: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[_vit
 
 
 def write(trained: TrainedModel) -> Written:
-    """The files of a VisionTransformer of timm; see `_timm_write.write`."""
+    """Make the files of timm's VisionTransformer; see `_timm.write`."""
     return _timm.write(trained, TABLE)
 
 

@@ -1,6 +1,6 @@
 """BEiTs of transformers, and Data2VecVision, which is one: safetensors, and config.json.
 
-Relative positions are those of each block or shared by all.
+Relative positions belong to each block or are shared by all.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def matches(flat: Mapping[str, np.ndarray]) -> bool:
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     """A BeitModel, whose `pooler_output` is our `pre_logits`, or a BeitForImageClassification.
 
-    A Data2VecVisionModel without pooler has no final norm, unless it is to take the class token.
+    A Data2VecVisionModel without a pooler has no final norm, unless it takes the class token.
 
     Raises:
       UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
@@ -60,14 +60,14 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
 
 
 def _is_bare(used: Flat, extra: Mapping[str, Any]) -> bool:
-    """Whether it is a model whose norm is that of the pooler, without its pooler."""
+    """Whether the only norm of the model would be that of a pooler, which it lacks."""
     known = {_KIND.plain(name) for name in used}
     with_norm = {'layernorm.weight', 'pooler.layernorm.weight', 'classifier.weight'} & known
     return bool(extra.get('model_type') and extra.get('use_mean_pooling', True)) and not with_norm
 
 
 def _arrays(flat: Flat, model: Fields) -> Flat:
-    """Without biases of keys, which add the same to all that a query is compared with."""
+    """Drop the biases of keys, which change all scores of a query by the same number."""
     kept = {name: array for name, array in flat.items() if not name.endswith('/key/bias')}
     return _vit.without_tables(kept)
 
@@ -82,7 +82,7 @@ def _config(model: Fields) -> dict[str, Any]:
 
 
 def _forms(fields: Mapping[str, str]) -> tuple[Form, Form]:
-    """The class without a head and the classifier."""
+    """The class without a head, and the classifier."""
 
     def form(suffix: str, prefix: str, more: Mapping[str, str]) -> Form:
         both = {'posemb': '.*', 'positions': r'none|relative(\(shared=True\))?', **fields, **more}

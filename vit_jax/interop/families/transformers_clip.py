@@ -27,7 +27,7 @@ _PARTS = ('visual_projection.weight', 'text_projection.weight', _SCALE)
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether the file has both towers with their projections, and no bias of logits."""
+    """Whether the file has both towers with their projections, and no bias of the logits."""
     tokens = 'text_model.embeddings.token_embedding.weight'
     return {*_PARTS, tokens} <= flat.keys() and 'logit_bias' not in flat
 
@@ -72,14 +72,14 @@ def _no_bias(image: TrainedModel) -> dict[str, str]:
 
 
 def write(trained: TrainedModel) -> Written:
-    """Files of a CLIPModel, or of a MetaClip2Model if the texts' end is that of its tokenizer.
+    """Make the files of a CLIPModel, or of a MetaClip2Model if texts end as in its tokenizer.
 
     Raises:
-      UserError: if transformers has no such model, or the size of the images is unknown.
+      UserError: if transformers has no such model, or the image size is unknown.
     """
     model = fields(trained.model)
     if not model['project']:
-        raise UserError("transformers' CLIP has a projection of images: project=False has none")
+        raise UserError("transformers' CLIP has a projection of images, which project=False omits")
     image = _transformers.write(_image_tower(trained), transformers_vision_tower.FORMS)
     text = transformers_text_tower.write(_text_tower(trained))
     scale = np.asarray(trained.params['log_scale'], np.float32).reshape(())
@@ -94,7 +94,7 @@ def write(trained: TrainedModel) -> Written:
 
 
 def _image_tower(trained: TrainedModel) -> TrainedModel:
-    """The tower for images with the projection as its head."""
+    """The image tower, with the projection as its head."""
     kernel = trained.params['image_head']['kernel']
     params = {**trained.params['image'], 'head': {'kernel': kernel}}
     tower = trained.model.image_tower()

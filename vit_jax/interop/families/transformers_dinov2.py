@@ -59,7 +59,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
 
 
 def _ungated(flat: Flat) -> Flat:
-    """Split the layer of gates and values, which has the gates first."""
+    """Split the layer of gates and values; gates come first."""
     parts: Flat = {}
     for name, array in flat.items():
         if '.mlp.weights_in.' in name:
@@ -87,14 +87,14 @@ def _gated(arrays: Flat) -> Flat:
 
 
 def _config(model: Fields) -> dict[str, Any]:
-    """The width of the MLPs as a multiple of that of the tokens.
+    """Entries for the MLPs, whose width is a multiple of the tokens', and for registers.
 
     Raises:
-      UserError: if there is no such number.
+      UserError: if it is not such a multiple.
     """
     width, gated = model['width'], model['mlp'] == 'swiglu'
     for ratio in range(1, 65):
-        # Of gates, two thirds rounded up to a multiple of 8.
+        # With gates, two thirds of it, rounded up to a multiple of 8.
         mlp_dim = (int(width * ratio * 2 / 3) + 7) // 8 * 8 if gated else width * ratio
         if mlp_dim == model['mlp_dim']:
             registers = {'num_register_tokens': model['registers']} if model['registers'] else {}
@@ -106,7 +106,7 @@ def _config(model: Fields) -> dict[str, Any]:
 
 
 def _forms(name: str, model_type: str, fields: Mapping[str, str]) -> tuple[Form, Form]:
-    """The class without a head and the classifier."""
+    """The class without a head, and the classifier."""
 
     def form(suffix: str, prefix: str, more: Mapping[str, str]) -> Form:
         return Form(

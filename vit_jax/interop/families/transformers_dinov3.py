@@ -1,4 +1,4 @@
-"""ViTs of DINOv3 of transformers: safetensors, and config.json.
+"""DINOv3 ViTs of transformers: safetensors, and config.json.
 
 Their positions are rotary and fit images of any size.
 """
@@ -73,7 +73,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
 
 
 def _arrays(flat: Flat, model: Fields) -> Flat:
-    """Add an array of no registers where there are none."""
+    """Add an empty array of registers to a model without any."""
     return {'register_tokens': np.zeros((1, 0, model['width']), np.float32)} | flat
 
 
@@ -84,7 +84,7 @@ def _named(arrays: Flat) -> Flat:
 
 
 def _config(model: Fields) -> dict[str, Any]:
-    """Rotary positions, with the random changes of training; gates and registers."""
+    """Entries for rotary positions, with their augmentation, for gates, biases and registers."""
     _, options = signatures.arguments(signatures.parse_call(model['positions'], 'positions'))
     gated, absent = model['mlp'] == 'swiglu', model['no_bias'].split('|')
     augmented = {

@@ -1,7 +1,7 @@
-"""SigLIP of transformers, and SigLIP 2 of fixed size: safetensors, and config.json.
+"""SigLIP of transformers, and SigLIP 2 of a fixed image size: safetensors, and config.json.
 
-Both are `SiglipModel` there. Its towers are read under the names of our ViT and of our text tower.
-Heads, GELU and epsilons come from config.json, or are the defaults of transformers.SiglipConfig.
+Both are a `SiglipModel` there. The towers become our ViT and our text encoder. Heads, GELU and
+epsilons come from config.json, or are the defaults of transformers.SiglipConfig.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ SOURCE = 'transformers SigLIP'
 _VISION, _TEXT = 'vision_model.', 'text_model.'
 _NUMBERS = {'logit_scale': 'log_scale', 'logit_bias': 'bias'}
 
-# Without what CLIP alone has.
+# Without the parts that only CLIP has.
 IMAGE_TABLE: names.Table = tuple(
     row for row in vision.TABLE if row[1] not in ('cls_token', 'norm_pre', 'head')
 )
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether the file has both towers, of which that of images takes whole images."""
+    """Whether the file has both towers, with a convolution for patches of images."""
     return has_towers(flat) and flat[_VISION + 'embeddings.patch_embedding.weight'].ndim == 4
 
 
 def has_towers(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether the file has both towers and the numbers that belong to their logits."""
+    """Whether the file has both towers, and the scale and bias of their logits."""
     towers = (_VISION + 'embeddings.patch_embedding.weight', _TEXT + 'head.weight')
     return {*towers, *_NUMBERS} <= flat.keys()
 
@@ -74,10 +74,10 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
 
 
 def write(trained: TrainedModel) -> Written:
-    """Files of a SiglipModel.
+    """Make the files of a SiglipModel.
 
     Raises:
-      UserError: if transformers has no such model, or the size of the images is unknown.
+      UserError: if transformers has no such model, or the image size is unknown.
     """
     model = fields(trained.model)
     if model['pool'] != 'map' or model['project']:

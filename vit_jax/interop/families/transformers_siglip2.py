@@ -1,7 +1,7 @@
 """SigLIP 2 NaFlex of transformers: safetensors, and config.json.
 
-It is `Siglip2Model` there, whose patches are embedded by a matrix. (SigLIP 2 with images of one
-size is a `SiglipModel`, see `transformers_siglip`.)
+It is a `Siglip2Model` there, which embeds patches by a matrix. (SigLIP 2 for images of one size is
+a `SiglipModel`, see `transformers_siglip`.)
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ SOURCE = 'transformers SigLIP 2'
 _PROCESSOR = 'Siglip2ImageProcessor'
 _KERNEL = 'vision_model.embeddings.patch_embedding.weight'
 _TABLE = 'vision_model.embeddings.position_embedding.weight'
-PATCHES = 256  # of an image, where the files do not say
+PATCHES = 256  # of an image, if the files do not say
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether the file has both towers, of which that of images takes patches."""
+    """Whether the file has both towers, with a matrix for patches of images."""
     return transformers_siglip.has_towers(flat) and flat[_KERNEL].ndim == 2
 
 
@@ -46,7 +46,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     kernel = flat[_KERNEL].reshape(width, side, side, channels).transpose(0, 3, 1, 2)
     grid = _vit.square_side(len(flat.get(_TABLE, ())))
     if grid is None:
-        raise UserError(f'{SOURCE}: {_TABLE} is absent, or its positions form no square')
+        raise UserError(f'{SOURCE}: {_TABLE} is absent, or its positions do not form a square')
     config: dict[str, Any] = {**extra, 'model_type': 'siglip'}
     if extra.get('vision_config') is not None:
         config['vision_config'] = {**extra['vision_config'], 'image_size': grid * side}
@@ -63,7 +63,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
 
 
 def write(trained: TrainedModel) -> Written:
-    """Files of a Siglip2Model.
+    """Make the files of a Siglip2Model.
 
     Raises:
       UserError: if transformers has no such model.

@@ -1,8 +1,8 @@
 """Swins and Swins v2 of transformers: safetensors, and config.json.
 
-Names are those of its versions 4 and 5; those of 4 are written, which 5 reads too. GELU and the
-image size, which shapes do not determine, come from config.json. An image that whole patches do not
-tile is padded with the mean of preprocessor_config.json, in transformers and here by `pad_value`.
+The names of versions 4 and 5 are read; those of version 4 are written, which both versions read.
+GELU and the image size, which shapes do not determine, come from config.json. Images are padded to
+multiples of the patch size with zeros, the mean of normalized images.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _block(*rows: tuple[str, str]) -> names.Table:
     return tuple((f'{_LAYER}.blocks.{{0}}.{a}', f'{_swin.BLOCK}/{b}') for a, b in rows)
 
 
-# Without the prefix of all parts but the classifier in a model with a head.
+# Without the prefix that a model with a head has on all names but the classifier's.
 TABLE: names.Table = (
     ('embeddings.patch_embeddings.projection', 'patch_embed'),
     ('embeddings.norm', 'embed_norm'),
@@ -110,7 +110,7 @@ def write(trained: TrainedModel) -> Written:
     """Files of a SwinForImageClassification or, for Swin v2, a Swinv2ForImageClassification;
     without a head of a SwinModel or a Swinv2Model.
 
-    Without a size of images, it is the one whose last map is one window.
+    If the image size is unknown, that whose last feature map is one window is written.
 
     Raises:
       UserError: if transformers has no such Swin.
@@ -135,7 +135,7 @@ def _config(model: Mapping[str, Any], size: tuple[int, int]) -> dict[str, Any]:
     """The fields of config.json for the architecture."""
     is_v2 = model['name'] == 'swin_v2'
     kind, task = 'Swinv2' if is_v2 else 'Swin', 'ForImageClassification'
-    limiting = model.get('image_size') or size[0]  # the windows of a Swin v2
+    limiting = model.get('image_size') or size[0]  # limits the windows of a Swin v2
     height, width = size if limiting == size[0] else (limiting, limiting)
     pretrained = model.get('pretrained_windows') or (0,) * len(model['depths'])
     return {
@@ -156,26 +156,29 @@ def _config(model: Mapping[str, Any], size: tuple[int, int]) -> dict[str, Any]:
 
 
 def _notes(model: Mapping[str, Any], size: tuple[int, int]) -> Iterator[str]:
-    """Differences to transformers that no field of its config removes."""
+    """Differences from transformers that no field of its config can express."""
     if any(model.get('pad_value', ())):
         yield (
-            'transformers pads an image that whole patches do not tile with gray, this model with '
-            f'pad_value {model["pad_value"]}'
+            'transformers pads images whose sides are not multiples of the patch size with zeros, '
+            f'this model with pad_value {model["pad_value"]}'
         )
     if model.get('image_size', size) is None:
         yield (
-            f'transformers limits windows by the maps of images of {size[0]} pixels, this model by '
-            'those of the images that come'
+            f'transformers limits windows to the feature maps of images of {size[0]} pixels, this '
+            'model to those of its input'
         )
 
 
 def _windows_v2(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a Swin v2 that its config.json tells, with the defaults of Swinv2Config.
+    """The fields of a Swin v2 that come from config.json, with the defaults of Swinv2Config.
 
-    transformers limits the windows to the height of a stage's map, also along its width.
+    transformers limits the windows to the height of a stage's feature map, also along its width.
+
+    Raises:
+      UserError: if there is no config.json.
     """
     if 'model_type' not in config:
-        raise UserError(f'{_SOURCE} v2: unknown size of windows; put its config.json beside it')
+        raise UserError(f'{_SOURCE} v2: unknown window size; put its config.json beside it')
     size = config.get('image_size', 224)
     return {
         'window': config.get('window_size', 7),

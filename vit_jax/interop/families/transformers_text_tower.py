@@ -1,7 +1,7 @@
-"""Towers for texts of transformers: CLIP, SigLIP and SigLIP 2; safetensors, and config.json.
+"""Text towers of transformers: CLIP, SigLIP and SigLIP 2; safetensors, and config.json.
 
-Of a file with both towers `FILE:text` is read. The outputs of the head, CLIP's projection into the
-space of the images, are the embedding of the text.
+`FILE:text` reads that of a file with both towers. The outputs of the head, CLIP's projection into
+the space shared with images, are the embedding of the text.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KINDS = {'CLIP': _text.CLIP, 'SigLIP': _text.SIGLIP}
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether these are the names of such a tower, and of no other beside it."""
+    """Whether these are the names of such a tower, with no image tower beside it."""
     known = {name.removeprefix(_PREFIX) for name in flat}
     parts = {'encoder.layers.0.layer_norm1.weight', 'embeddings.token_embedding.weight'}
     return parts <= known and not any(name.startswith('vision_model.') for name in flat)
@@ -60,7 +60,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
 
 
 def write(trained: TrainedModel) -> Written:
-    """Files of a CLIPTextModel, with its projection if there is one, or of a SiglipTextModel.
+    """Make the files of a CLIPTextModel, with its projection if any, or of a SiglipTextModel.
 
     Raises:
       UserError: if transformers has no such model.

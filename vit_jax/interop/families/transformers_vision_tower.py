@@ -1,7 +1,7 @@
 """Vision towers of transformers: CLIP, SigLIP and SigLIP 2; safetensors, and config.json.
 
-Of a file with both towers `FILE:vision` is read. CLIP's projection into the space of the texts is
-the head, whose outputs are the embedding of the image.
+`FILE:vision` reads that of a file with both towers. CLIP's projection into the space shared with
+texts is the head, whose outputs are the embedding of the image.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _CLIP = _transformers.Kind(
         'num_attention_heads': 12,
     },
 )
-# A classifier on CLIP takes the mean of the patches that no norm follows.
+# A classifier on CLIP takes the mean of the patches, without a norm.
 _CLASSIFIER = {'pool': 'patches', 'final_norm': False}
 _SIGLIP = _transformers.Kind(
     'transformers SigLIP vision tower',
@@ -81,8 +81,8 @@ _SIGLIP = _transformers.Kind(
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether these are the names of such a tower, alone or beside one for texts that is no CLIP's
-    or SigLIP's.
+    """Whether these are the names of such a tower, alone or beside a text tower that is neither
+    CLIP's nor SigLIP's.
     """
     known = {name.removeprefix(_PREFIX) for name in flat}
     is_tower = 'encoder.layers.0.layer_norm1.weight' in known
@@ -96,7 +96,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     SiglipForImageClassification.
 
     Raises:
-      UserError: if there is a tower for text, too; if parameters are unknown, absent or of the
+      UserError: if there is a text tower, too; if parameters are unknown, absent or of the
         wrong shape, or do not fit the config.
     """
     if any(name.startswith('text_model.') for name in flat):
@@ -109,7 +109,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     config.setdefault('model_type', kind.types[0])
     used = {name.replace('.in_proj_', '.in_proj.'): a for name, a in kind.used(flat).items()}
     classifies = is_clip and 'classifier.weight' in used
-    if 'classifier.weight' in used:  # what follows the tokens that it takes is not used
+    if 'classifier.weight' in used:  # which does not use the layers in `unused`
         unused = 'post_layernorm.' if is_clip else 'head.'
         used = {n: a for n, a in used.items() if not kind.plain(n).startswith(unused)}
     used = torch_layout.parted(used, kind.source)
@@ -121,21 +121,19 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
 
 
 def _shaped(name: str, array: np.ndarray) -> np.ndarray:
-    """Tokens and tables with an axis for the batch; SigLIP 2's patches as a convolution."""
+    """Add the batch axis to tokens and tables; turn SigLIP 2's matrix into a convolution."""
     if name in ('embeddings.class_embedding', 'embeddings.position_embedding.weight'):
         return _transformers.batched(array)
     if name == 'embeddings.patch_embedding.weight' and array.ndim == 2:
         side = _vit.square_side(array.shape[1] // 3)
         if side is None or 3 * side**2 != array.shape[1]:
-            raise UserError(
-                f'{name} cannot have shape {array.shape}: patches are no squares of RGB'
-            )
+            raise UserError(f'{name} cannot have shape {array.shape}: patches are not RGB squares')
         return array.reshape(len(array), side, side, 3).transpose(0, 3, 1, 2)
     return array
 
 
 def fused(flat: Flat) -> Flat:
-    """The projections of the pooling in one array, as in torch.nn.MultiheadAttention."""
+    """Join the projections of the pooling, as in torch.nn.MultiheadAttention."""
     head = 'head.attention.'
     rest = {n: a for n, a in flat.items() if not n.startswith(tuple(head + x + '.' for x in 'qkv'))}
     for leaf in ('weight', 'bias'):
@@ -145,20 +143,22 @@ def fused(flat: Flat) -> Flat:
 
 
 def _clip(flat: Flat, model: Fields) -> Flat:
-    """Without biases of the patches, which are part of their positions instead, and of the head.
+    """Move the biases of patches into their positions, and drop those of the head.
 
     Raises:
-      UserError: if the head has biases.
+      UserError: if the head has biases that are not zero.
     """
     kept = without_patch_bias(flat, 1)
     kept['pos_embed'], kept['cls_token'] = kept['pos_embed'][0], flat['cls_token'].reshape(-1)
     if np.any(kept.pop('head/bias', 0)):
-        raise UserError('the projection of a CLIP has no biases, this head has: write an .npz file')
+        raise UserError(
+            'the projection of a CLIP has no biases, but this head has: write an .npz file'
+        )
     return kept
 
 
 def _clip_classifier(flat: Flat, model: Fields) -> Flat:
-    """Add a head that has biases, and a norm that it does not use."""
+    """Keep the biases of the head, and add a norm that it does not use."""
     ones, zeros = np.ones(model['width'], np.float32), np.zeros(model['width'], np.float32)
     norm = {'encoder/norm/scale': ones, 'encoder/norm/bias': zeros}
     head = {name: array for name, array in flat.items() if name.startswith('head/')}

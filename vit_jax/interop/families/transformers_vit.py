@@ -1,7 +1,7 @@
 """ViTs, DeiTs, MSN and I-JEPA of transformers: safetensors with the names of versions 4 and 5.
 
-Positions beyond a square, GELU and epsilons come from config.json; without it they are the defaults
-of transformers.ViTConfig.
+The shape of a grid that is not square, GELU and epsilons come from config.json; without it they are
+the defaults of transformers.ViTConfig.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _OTHERS = ('decoder.decoder_pred.weight', 'embeddings.detection_tokens', 'pooler
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether these are the names of such a model, and not also those of another one."""
+    """Whether these are the names of such a model, and not those of a family with more parts."""
     known = {_PLAIN.plain(name) for name in flat}
     is_vit = _EMBEDDING in known and not known.isdisjoint(_NORMS)
     lambdas = any(re.search(r'\.0\.(lambda_1|layer_scale1)', name) for name in known)
@@ -102,7 +102,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     used = kind.used(flat)
     if 'classifier.weight' in flat:  # which does not use the pooler
         used = {n: array for n, array in used.items() if not kind.plain(n).startswith('pooler.')}
-    if 'distillation_classifier.weight' in flat:  # both tokens are read, then
+    if 'distillation_classifier.weight' in flat:  # then both tokens are read
         rows = ((a, b.replace('register_tokens', 'dist_token')) for a, b in kind.table)
         return _transformers.read(dataclasses.replace(kind, table=tuple(rows)), used, extra, rows=2)
     distilled = any(name.endswith('embeddings.distillation_token') for name in flat)
@@ -131,8 +131,8 @@ FORMS = (
 
 
 def write(trained: TrainedModel) -> Written:
-    """Files of the first class of transformers that computes what a ViT does, if possible of the
-    kind that it was read from; see `_transformers.write`.
+    """Make the files of the first class of transformers that computes what a ViT does, if possible
+    of the kind that it was read from; see `_transformers.write`.
     """
     others = (
         *(transformers_dinov2, transformers_dinov3, transformers_vision_tower),

@@ -1,6 +1,6 @@
-"""The ViT of a YOLOS of transformers: safetensors, and config.json.
+"""The ViT of transformers' YOLOS: safetensors, and config.json.
 
-Its detection tokens, which come last there, are registers: blocks do not depend on the order of
+Its detection tokens, which come last there, become registers: blocks do not depend on the order of
 tokens. The detection head is left out.
 """
 
@@ -65,7 +65,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
 
 
 def _arrays(flat: Flat, model: Fields) -> Flat:
-    """Positions in the order of tokens there, where registers come last."""
+    """Reorder positions as tokens there, where registers come last."""
     ends = np.split(flat['pos_embed'], [1, 1 + model['registers']], axis=1)
     return flat | {'pos_embed': np.concatenate([ends[0], ends[2], ends[1]], axis=1)}
 

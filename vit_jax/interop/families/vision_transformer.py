@@ -1,8 +1,8 @@
 """ViTs and hybrids of google-research/vision_transformer and google-research/big_vision: .npz.
 
-There are three namings: of Flax before Linen, which numbers modules within their parent; of Linen,
-which numbers them by class; and big_vision's, with positions at the top. The models compute GELU by
-tanh, and their layer norms add 1e-6.
+There are three sets of names: those of Flax before Linen, which numbers modules within their
+parent; those of Linen, which numbers them by class; and big_vision's, with positions at the top.
+GELU is the tanh approximation, and layer norms add 1e-6.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _below(parents: tuple[str, str], *rows: tuple[str, str]) -> names.Table:
     return tuple((f'{theirs}/{a}', f'{ours}/{b}') for a, b in rows)
 
 
-# Of several rows with the same right side the first is written: names of Linen.
+# If several rows have the same right side, the first is written: names of Linen.
 TABLE: names.Table = (
     ('cls', 'cls_token'),
     ('embedding', 'patch_embed'),
@@ -79,7 +79,7 @@ def matches(flat: Mapping[str, np.ndarray]) -> bool:
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """A ViT or hybrid from an .npz file; see `files.read_arrays`.
+    """Read a ViT or hybrid from an .npz file; see `files.read_arrays`.
 
     Raises:
       UserError: if parameters are unknown, absent or of the wrong shape.
@@ -106,11 +106,13 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
 
 
 def write(params: Mapping[str, Any], model: Mapping[str, Any]) -> Flat:
-    """Arrays for an .npz file, under names of Linen, which both code bases read.
+    """Make the arrays of an .npz file, under Linen's names, which both code bases read.
+
+    Layer scale is folded into the layers before it, and absent biases become zero.
 
     Args:
       params: of a ViT or hybrid, unrolled or scanned.
-      model: its keywords and its name.
+      model: keywords of `config.model`, with its name.
 
     Raises:
       UserError: if the model has parts that the format has no names for.
@@ -133,7 +135,7 @@ def write(params: Mapping[str, Any], model: Mapping[str, Any]) -> Flat:
 
 
 def losses(model: Mapping[str, Any]) -> list[str]:
-    """Fields of a model that such a file cannot represent and its readers compute otherwise."""
+    """Notes on fields that such a file cannot represent and that its readers set differently."""
     said = {'gelu': 'tanh', 'norm_eps': 1e-6, 'epsilons': 'authors'}
     return [
         f'readers of .npz files compute with {field} {value}, this model with {model[field]}'
@@ -146,13 +148,13 @@ def _assumed(model: Mapping[str, Any]) -> list[str]:
     """Assumptions about the model, as several models have the same file."""
     notes = []
     if model['posemb'] == 'sincos2d':
-        notes.append('no position embedding is in the file: taken for a model of sincos2d')
+        notes.append('the file has no position embedding: assumed to be sincos2d')
     if model['posemb'] == 'none':  # such files are older than big_vision, the origin of sincos2d
-        notes.append('no position embedding is in the file: taken for a model without positions')
+        notes.append('the file has no position embedding: assumed to be a model without positions')
     if model['pool'] == 'gap':
         notes.append(
-            "no class token is in the file: taken for pool_type 'gap'; big_vision's '0' and 'none' "
-            'have the same arrays'
+            "the file has no class token: assumed to have pool_type 'gap'; big_vision's '0' and "
+            "'none' have the same arrays"
         )
     return notes
 
@@ -165,10 +167,10 @@ def _written(ours: str) -> str:
 
 
 def _require_plausible_depth(flat: Flat, source: str) -> None:
-    """Refuse scanned blocks of next to no size, of which a small file could hold millions."""
+    """Refuse scanned blocks of next to no size: a small file could hold millions."""
     for name, array in flat.items():
         if re.search(rf'(^|/){_SCANNED[0]}/', name) and len(np.atleast_1d(array)) > _MOST_BLOCKS:
-            raise UserError(f'{source}: {name} {array.shape} is of more than {_MOST_BLOCKS} blocks')
+            raise UserError(f'{source}: {name} {array.shape} holds more than {_MOST_BLOCKS} blocks')
 
 
 def _source(flat: Flat) -> str:
@@ -190,11 +192,11 @@ def _vector(name: str, array: np.ndarray) -> np.ndarray:
 
 
 def _has_class_row(flat: Flat, params: Flat, hints: Sequence[_vit.Size]) -> bool:
-    """Whether positions begin with that of the class token.
+    """Whether the first position is that of the class token.
 
-    Positions inside of the encoder do. Positions at the top are added before the class token, which
-    then needs none; as in big_vision, a row beyond a square belongs to the token, unless images of
-    the given size have as many patches as there are rows.
+    It is if positions lie inside the encoder. At the top, as in big_vision, they are added before
+    the class token, which then needs none; one more than a square is the token's, unless images of
+    the given size have as many patches as there are positions.
     """
     if 'pos_embedding' not in flat:
         return True
@@ -204,7 +206,7 @@ def _has_class_row(flat: Flat, params: Flat, hints: Sequence[_vit.Size]) -> bool
 
 
 def _npz(imported: TrainedModel) -> Written:
-    """The arrays for images in [-1, 1], which readers of such files assume."""
+    """Make the arrays for images in [-1, 1], which readers of such files assume."""
     params, notes = adapt.for_images(imported, preprocessing.RANGE)
     model = imported.model_config
     return Written(write(params, model), notes=(*losses(model), *notes))
