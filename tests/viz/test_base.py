@@ -55,7 +55,15 @@ def test_examples_of_a_run_are_a_picture_or_rows_of_text():
     shown = Viz().show([found], [photo], WORDS)
     assert isinstance(shown, Figure)
     assert Viz().show([found], [IDS], WORDS) == [{'caption': 'bad', 'tokens': 'e'}]
-    assert Viz().look(IDS, {}, [], WORDS) is None
+    assert Viz().draw_attention(IDS, {}, [], WORDS) is None
+
+
+def test_attention_is_drawn_by_a_method_under_its_former_name():
+    class Former(Viz):
+        def look(self, example, outputs, maps, context):
+            return 'drawn'
+
+    assert Former().draw_attention(IDS, {}, [], WORDS) == 'drawn'
 
 
 def test_a_prediction_is_summed_up_by_its_arrays():

@@ -85,7 +85,7 @@ class Examples:
         if not writer.enabled:
             return
         first = next(iter(self.sample.examples.values()))
-        figure = self.sample.viz.look(first, outputs, maps, self.sample.context)
+        figure = self.sample.viz.draw_attention(first, outputs, maps, self.sample.context)
         if figure is not None:
             writer.show(step, f'{self.entry}/attention', figure)
 

@@ -48,6 +48,11 @@ class Viz:
     whole: bool = False
     side: float = batch.SIDE
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if 'look' in vars(cls):  # the former name
+            cls.draw_attention = vars(cls)['look']  # type: ignore[method-assign]
+
     # The command `predict`.
 
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
@@ -174,7 +179,7 @@ class Viz:
         fields = [example for example in examples if not isinstance(example, Photo)]
         return [self.texts(p, f, context) for p, f in zip(predictions, fields, strict=True)]
 
-    def look(
+    def draw_attention(
         self,
         example: Photo | Fields,
         outputs: Mapping[str, Any],

@@ -21,7 +21,7 @@ class Viz(base.Viz):
         assert context.vocab is not None
         return {**context.texts(fields), 'prediction': context.vocab.decode(prediction['tokens'])}
 
-    def look(
+    def draw_attention(
         self,
         example: Photo | Fields,
         outputs: Mapping[str, Any],
