@@ -4,8 +4,7 @@ import pathlib
 import shutil
 
 import pytest
-from helpers.runs import linear
-from helpers.xla import use_one_device
+from helpers.runs import left_alone, linear
 
 from vit_jax.__main__ import main
 from vit_jax.errors import EXIT_PREEMPTED
@@ -19,11 +18,7 @@ MARKS = ('commit_success.txt', 'manifest.json')
 @pytest.fixture(scope='module')
 def finished(tmp_path_factory) -> pathlib.Path:
     """A finished run; do not write to it."""
-    folder = tmp_path_factory.mktemp('finished') / 'run'
-    with pytest.MonkeyPatch.context() as patch:
-        use_one_device(patch)
-        assert train(folder) == 0
-    return folder
+    return left_alone(tmp_path_factory.mktemp('finished') / 'run')
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ import pytest
 
 from helpers import forked
 from helpers.digests import tree_digest
-from helpers.xla import xla_flags
+from helpers.xla import use_one_device, xla_flags
+from vit_jax.__main__ import main
 from vit_jax.checkpoints import manifest
 from vit_jax.storage import run_folder
 
@@ -49,6 +50,14 @@ def linear(folder: object, *flags: str, **changes: object) -> list[str]:
     config = str(pathlib.Path(__file__).with_name('linear.py'))
     changed = [f'--config.{key}={value}' for key, value in changes.items()]
     return ['train', '--config', config, '--workdir', str(folder), *changed, *flags]
+
+
+def left_alone(folder: pathlib.Path, *flags: str) -> pathlib.Path:
+    """The folder of a finished training of `linear.py` on one device, for fixtures of a module."""
+    with pytest.MonkeyPatch.context() as patch:
+        use_one_device(patch)
+        assert main(linear(folder, *flags)) == 0
+    return folder
 
 
 def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from helpers.runs import digest, linear
-from helpers.xla import use_one_device
+from helpers.runs import digest, left_alone, linear
 
 from vit_jax.__main__ import main
 from vit_jax.checkpoints import format as checkpoint_format
@@ -18,19 +17,17 @@ from vit_jax.storage import lock, run_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('compiled_once', 'one_device')]
 
+FLAGS = ('--config.checkpoint.keep_last=3',)
+
 
 def train(folder: pathlib.Path) -> int:
-    return main(linear(folder, '--config.checkpoint.keep_last=3'))
+    return main(linear(folder, *FLAGS))
 
 
 @pytest.fixture(scope='module')
 def whole_run(tmp_path_factory) -> pathlib.Path:
     """The folder of a run that was left alone."""
-    folder = tmp_path_factory.mktemp('whole')
-    with pytest.MonkeyPatch.context() as patch:
-        use_one_device(patch)
-        assert train(folder) == 0
-    return folder
+    return left_alone(tmp_path_factory.mktemp('whole'), *FLAGS)
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ import pathlib
 import signal
 
 import pytest
-from helpers.runs import linear
-from helpers.xla import use_one_device
+from helpers.runs import left_alone, linear
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 
 from vit_jax.__main__ import main
@@ -38,11 +37,7 @@ def handlers():
 @pytest.fixture(scope='module')
 def whole_run(tmp_path_factory) -> pathlib.Path:
     """The folder of a run that nobody told to stop."""
-    folder = tmp_path_factory.mktemp('whole')
-    with pytest.MonkeyPatch.context() as patch:
-        use_one_device(patch)
-        assert train(folder) == 0
-    return folder
+    return left_alone(tmp_path_factory.mktemp('whole'))
 
 
 def train(folder: pathlib.Path, *flags: str) -> int:
