@@ -13,7 +13,7 @@ import pytest
 
 from vit_jax.__main__ import main
 from vit_jax.checkpoints import format
-from vit_jax.checkpoints.checkpointer import Checkpointer, load_variables, restore
+from vit_jax.checkpoints.checkpointer import Checkpointer, load_variables, restore_step
 from vit_jax.errors import EXIT_PREEMPTED, UserError
 
 pytestmark = pytest.mark.usefixtures('one_device')
@@ -54,7 +54,7 @@ def save(folder: pathlib.Path) -> None:
 def restored(folder: pathlib.Path) -> dict:
     one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=one), ARRAYS)
-    return restore(folder, 1, {'params': target})[1]
+    return restore_step(folder, 1, {'params': target})[1]
 
 
 @pytest.mark.fault(62)

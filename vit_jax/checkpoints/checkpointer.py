@@ -257,7 +257,9 @@ class Checkpointer:
         return -1 if step is None else step
 
 
-def restore(directory: str | Path, step: int, target: PyTree) -> tuple[int, PyTree, dict[str, Any]]:
+def restore_step(
+    directory: str | Path, step: int, target: PyTree
+) -> tuple[int, PyTree, dict[str, Any]]:
     """Restore a kept step of any run's `checkpoints`, as `Checkpointer.restore_latest` does.
 
     No file is changed.

@@ -39,9 +39,9 @@ def study(argv: Sequence[str]) -> int:
     if args.study is None:
         print('nothing is created without --study NAME, which queues these trials')
         return 0
-    from vit_jax.sweeps import study as study_lib
+    from vit_jax.sweeps.study import create
 
-    made = study_lib.create(family.sweep(), args.study, args.storage, args.workdir)
+    made = create(family.sweep(), args.study, args.storage, args.workdir)
     count = len(made.sweep.queue())
     print(f'created {made.name}: {count} trials, runs in {made.folder}')
     print(f'work on it: python -m vit_jax sweep work {made.name}')
@@ -142,16 +142,16 @@ def shape(argv: Sequence[str]) -> int:
     """Fit a star sweep: exponents of width, depth and MLP over compute, and their optimum."""
     args = _shape_parser().parse_args(argv)
     from vit_jax.scaling import rows
-    from vit_jax.scaling import shape as lib
+    from vit_jax.scaling.shape import StarColumns, fit_shapes, read_star
 
     check_fit_flags(args)
     names = parse_names(args.shape)
     table = rows.read_csv(args.csv)
     examples = args.examples if args.examples in table[0] else None
-    columns = lib.StarColumns(names, args.t, args.y, examples)
-    found = lib.read_star(table, columns)
+    columns = StarColumns(names, args.t, args.y, examples)
+    found = read_star(table, columns)
     start = _shape_start(args.start, names, args.target) if args.start else None
-    shapes = lib.fit_shapes(found, args.bootstrap)
+    shapes = fit_shapes(found, args.bootstrap)
     if not shapes.laws:
         raise UserError(f'no optimal shape was found: {"; ".join(shapes.notes)}')
     summary = _shape_summary(found, shapes, args.target, start)
@@ -267,16 +267,16 @@ def _with_band(value: float, band: Sequence[float]) -> str:
 def optimal(argv: Sequence[str]) -> int:
     """Fit the best model and data size for a compute budget: joint law, isoFLOPs, frontier."""
     args = _optimal_parser().parse_args(argv)
-    from vit_jax.scaling import optimal as lib
     from vit_jax.scaling import points, rows, table
+    from vit_jax.scaling.optimal import AnalysisOptions, analyze, require_law
 
     check_fit_flags(args)
     columns = points.Columns(args.n, args.d, args.c, args.y, parse_names(args.by))
     factor = table.holdout_factor(args.holdout) if args.holdout else 0.0
-    options = lib.AnalysisOptions(args.target, factor, args.bootstrap)
+    options = AnalysisOptions(args.target, factor, args.bootstrap)
     curves = points.read(rows.read_csv(args.csv), columns)
-    found = [lib.analyze(one, options) for one in curves if len(one.y)]
-    lib.require_law(found)
+    found = [analyze(one, options) for one in curves if len(one.y)]
+    require_law(found)
     if not write_summary(_optimal_summary(found, columns), args.json):
         _print_optimal(found, columns)
     if args.output:
@@ -324,8 +324,8 @@ def _optimal_summary(found: Sequence[Analysis], columns: Columns) -> dict[str, A
 
 
 def _print_optimal(found: Sequence[Analysis], columns: Columns) -> None:
-    from vit_jax.scaling import optimal as lib
     from vit_jax.scaling import points
+    from vit_jax.scaling.optimal import BIAS
     from vit_jax.scaling.rows import label
 
     print('L = E + A N^-alpha + B D^-beta; N* ~ C^a, D* ~ C^b')
@@ -342,7 +342,7 @@ def _print_optimal(found: Sequence[Analysis], columns: Columns) -> None:
         for note in (*one.notes, *one.points.left_out):
             print(f'{name}: {note}')
     if any(one.summary['isoflop'] for one in found):
-        print(f'isoflop: {lib.BIAS}')
+        print(f'isoflop: {BIAS}')
 
 
 def _optimal_row(way: str, one: Analysis) -> list[str]:
@@ -360,10 +360,7 @@ def _optimal_row(way: str, one: Analysis) -> list[str]:
 
 
 def _fitted_with_band(law: dict[str, Any], name: str) -> str:
-    if name not in law['bands']:
-        return f'{law[name]:.4g}'
-    low, high = law['bands'][name]
-    return f'{law[name]:.4g} [{low:.4g}, {high:.4g}]'
+    return _with_band(law[name], law['bands'].get(name, ()))
 
 
 def add_bootstrap_flag(parser: argparse.ArgumentParser) -> None:

@@ -138,14 +138,14 @@ def add_report(prepared: Any) -> tuple[Any, Any]:
 def write_report(evaluator: Any, data: Any, path: str) -> dict[str, Any]:
     """Draw the confusion matrix; return it with a row for each class."""
     from vit_jax.evaluators import confusion
-    from vit_jax.viz import charts as viz
+    from vit_jax.viz import charts
 
     matrix, names = evaluator.matrix, data.info.class_names
     names += tuple(map(str, range(len(names), len(matrix))))
     if len(matrix) > MAX_CLASSES:  # the data may have few of the classes of the model's head
         seen = (matrix.any(axis=0) | matrix.any(axis=1)).nonzero()[0]
         matrix, names = matrix[seen][:, seen], tuple(names[label] for label in seen)
-    save_figure(viz.draw_confusion(matrix, names, data.source.title), path, '--report')
+    save_figure(charts.draw_confusion(matrix, names, data.source.title), path, '--report')
     return {'rows': confusion.rows(matrix, names), 'matrix': matrix.tolist()}
 
 

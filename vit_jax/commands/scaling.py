@@ -356,11 +356,10 @@ def report(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     from vit_jax.profiling.cost import train_flops
     from vit_jax.scaling import manifest, plots, runs, table
-    from vit_jax.scaling import report as report_lib
-    from vit_jax.scaling.report import summarize
+    from vit_jax.scaling.report import HOLDOUT_SHARES, report_blocks, summarize
     from vit_jax.scaling.rows import read_csv, unfinished
 
-    options = dataclasses.replace(read_options(args), beside=report_lib.HOLDOUT_SHARES)
+    options = dataclasses.replace(read_options(args), beside=HOLDOUT_SHARES)
     rows = runs.collect(args.folders, partial(train_flops, allowed=args.allow))
     folder = pathlib.Path(args.output)
     write_file(folder / 'runs.csv', runs.to_csv(rows), '--output')
@@ -383,7 +382,7 @@ def report(argv: Sequence[str]) -> int:
         folder,
         summary | {'manifest': entries, 'left_out': skipped, 'versions': manifest.versions()},
         plots.draw_curves(curves, options),
-        report_lib.report_blocks(summary, entries, skipped, going_on),
+        report_blocks(summary, entries, skipped, going_on),
     )
     print_table(curves, options)
     for line in skipped:
@@ -411,12 +410,12 @@ def _write_report(
 def coverage(argv: Sequence[str]) -> int:
     """Measure the coverage of a fit's bands on random laws with known noise."""
     parser = Parser('scaling coverage', coverage.__doc__)
-    from vit_jax.scaling import coverage as lib
+    from vit_jax.scaling.coverage import FORMS, Simulation, measure
 
-    default = lib.Simulation()
+    default = Simulation()
     shown = ' (default: %(default)s)'
     add = parser.add_argument
-    add('--form', default=default.form, help=f'{", ".join(lib.FORMS)}{shown}')
+    add('--form', default=default.form, help=f'{", ".join(FORMS)}{shown}')
     add('--points', type=int, default=default.points, metavar='N', help=f'per curve{shown}')
     add('--noise', type=float, default=default.noise, help=f'standard deviation of log y{shown}')
     add('--curves', type=int, default=default.curves, metavar='N', help=f'random laws{shown}')
@@ -424,8 +423,8 @@ def coverage(argv: Sequence[str]) -> int:
     add('--seed', type=int, default=0, help=f'of the random laws{shown}')
     add('--json', action='store_true', help='print JSON only')
     args = parser.parse_args(argv)
-    setting = lib.Simulation(args.form, args.points, args.noise, args.curves, args.bootstrap)
-    found = lib.measure(setting, args.seed)
+    setting = Simulation(args.form, args.points, args.noise, args.curves, args.bootstrap)
+    found = measure(setting, args.seed)
     if args.json:
         print(json.dumps(found))
         return 0
@@ -457,16 +456,16 @@ def coordinates(argv: Sequence[str]) -> int:
     multiples = _parse_multiples(args.multiples)
     if config is None:
         raise UserError('scaling coordinates needs --config FILE[:ARG]')
-    from vit_jax.rehearsal import coordinates as lib
+    from vit_jax.rehearsal.coordinates import check
     from vit_jax.runtime.console import progress
-    from vit_jax.viz import charts as viz
+    from vit_jax.viz import charts
 
     check_picture(args.output, '--output')
     with progress('trainings', 2 * len(multiples) * args.seeds) as advance:
-        changes = lib.check(config, multiples, args.steps, args.seeds, advance)
+        changes = check(config, multiples, args.steps, args.seeds, advance)
     print(f'RMS of the change of each layer by {args.steps} steps')
     print(align(_coordinate_table(changes, multiples), left=2))
-    print(save_figure(viz.draw_coordinates(changes, args.steps), args.output, '--output'))
+    print(save_figure(charts.draw_coordinates(changes, args.steps), args.output, '--output'))
     return 0
 
 

@@ -274,11 +274,10 @@ def _block(devices: Devices, spec: AttentionSpec) -> int | None:
 
 def _vmem(spec: AttentionSpec, block: int) -> int:
     """Bytes of VMEM that the kernel needs."""
-    from vit_jax.nn.kernels import attention as attention_lib
-    from vit_jax.nn.kernels import blocks as blocks_lib
+    from vit_jax.nn.kernels import attention, blocks
 
     (_, queries, width), itemsize = spec.shape, jnp.dtype(spec.dtype).itemsize
-    needed = blocks_lib.vmem_bytes if block else attention_lib.vmem_bytes
+    needed = blocks.vmem_bytes if block else attention.vmem_bytes
     sizes = (spec.keys, width, spec.num_heads, itemsize, spec.rate > 0)
     return needed(min(block, queries) or queries, *sizes)
 

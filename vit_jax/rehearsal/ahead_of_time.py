@@ -21,7 +21,7 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax.config import defaults, durations
-from vit_jax.config import load as config_lib
+from vit_jax.config.load import from_dict
 from vit_jax.data.batches import Shape
 from vit_jax.errors import UserError
 from vit_jax.profiling import task_flops, topology
@@ -136,7 +136,7 @@ def main(request: Mapping[str, Any], folder: pathlib.Path) -> None:
         `examples` and `image_size` as `cost.price` takes them.
       folder: for the compiler's output.
     """
-    config = config_lib.from_dict(request['config'])
+    config = from_dict(request['config'])
     facts = data_facts(config, request['examples'], request['image_size'])
     devices = topology.devices(topology.parse(request['topology']))
     made, refusal = program(config, facts, devices)

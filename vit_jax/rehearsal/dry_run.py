@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax.config import load as config_lib
+from vit_jax.config.load import from_dict
 from vit_jax.data.batches import Batch
 from vit_jax.data.dataset import Dataset
 from vit_jax.errors import EXIT_FAILED, UserError
@@ -122,7 +122,7 @@ def act(request: Request) -> None:
             time.sleep(60)
         return False
 
-    config = with_all_due(config_lib.from_dict(request.config))
+    config = with_all_due(from_dict(request.config))
     if request.small:
         config = smallest(config)
     train.train(

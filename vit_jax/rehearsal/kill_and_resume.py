@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from vit_jax.config import load as config_lib
+from vit_jax.config.load import to_json
 from vit_jax.rehearsal.dry_run import TOO_LARGE, Facts, Request
 from vit_jax.storage import paths, run_folder, times
 
@@ -58,7 +58,7 @@ class DryRun:
     ):
         """Start nothing yet; `local` is an empty folder, the others are as for `rehearse`."""
         self._scratch, self._local, self._seconds = scratch, local, 60 * minutes
-        content = json.loads(config_lib.to_json(config))
+        content = json.loads(to_json(config))
         facts = str(local / 'facts.json')
         self.request = Request(content, os.fspath(scratch), facts, tuple(allowed))
         self.facts: Facts | None = None

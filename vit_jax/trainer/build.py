@@ -16,7 +16,6 @@ import optax
 from ml_collections import ConfigDict
 
 from vit_jax import signatures
-from vit_jax import step as step_lib
 from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.config import defaults, durations, objects, schema
 from vit_jax.data import vocabulary
@@ -30,6 +29,7 @@ from vit_jax.optim import mup
 from vit_jax.optim.make import STANDARD_PARAMETRIZATION
 from vit_jax.runtime import sharding
 from vit_jax.signatures import in_steps
+from vit_jax.step import TrainState, init_state, init_with_output, make_train_step
 from vit_jax.tasks.base import Task
 from vit_jax.trainer import evaluate
 from vit_jax.trainer.compatibility import abstract_variables
@@ -56,8 +56,8 @@ class Program:
     model: Any
     task: Task
     layout: sharding.Layout
-    init: Callable[..., step_lib.TrainState]
-    abstract_state: step_lib.TrainState
+    init: Callable[..., TrainState]
+    abstract_state: TrainState
     train_step: Callable
     eval_steps: evaluate.EvalSteps
     max_skips: int
@@ -70,7 +70,7 @@ class Program:
         return f'{mesh.size} x {mesh.devices.flat[0].device_kind}{where} ({layout})'
 
     @property
-    def target(self) -> step_lib.TrainState:
+    def target(self) -> TrainState:
         """Shapes, dtypes and shardings of the state, to restore a checkpoint into."""
         return sharding.abstract_target(self.layout, self.abstract_state)
 
@@ -224,7 +224,7 @@ def make_program(
 
     # Compiled separately, so that it is traced once for the shapes here and in `init`.
     def run_once_of(model: Any) -> Callable:
-        return jax.jit(partial(step_lib.init_with_output, model, task, seed=config.seed))
+        return jax.jit(partial(init_with_output, model, task, seed=config.seed))
 
     def params_of(model: Any) -> Any:
         return abstract_variables(run_once_of(model), task, spec)['params']
@@ -241,15 +241,15 @@ def make_program(
         **config.optim.to_dict(),
     )
 
-    def init(params: Mapping[str, Any] | None = None) -> step_lib.TrainState:
+    def init(params: Mapping[str, Any] | None = None) -> TrainState:
         variables = run_once(example)[1]
         if factors is not None:
             variables = {**variables, 'params': mup.scaled(variables['params'], factors)}
         variables = adapt.overlay(variables, {'params': params or {}})
-        return step_lib.init_state(variables, tx, config.seed, ema=step['ema_decay'] > 0)
+        return init_state(variables, tx, config.seed, ema=step['ema_decay'] > 0)
 
     abstract_state = jax.eval_shape(init)
-    train_step = step_lib.make_train_step(
+    train_step = make_train_step(
         model,
         task,
         tx,

@@ -11,15 +11,15 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax import step as step_lib
 from vit_jax.config import defaults
-from vit_jax.config import load as config_lib
+from vit_jax.config.load import from_dict
 from vit_jax.data import splits
 from vit_jax.data.batches import ArraySpec, Spec
 from vit_jax.data.dataset import Dataset
 from vit_jax.data.records import SourceInfo
 from vit_jax.errors import UserError
 from vit_jax.interop.trained import TrainedModel
+from vit_jax.step import init_variables
 from vit_jax.tasks.base import Task
 from vit_jax.tree_paths import param_paths
 
@@ -43,7 +43,7 @@ def require_shapes(trained: TrainedModel, where: str, data: Dataset) -> None:
 
     title = data.source.title
     example = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in data.spec.items()}
-    init = functools.partial(step_lib.init_variables, trained.model, trained.task, seed=0)
+    init = functools.partial(init_variables, trained.model, trained.task, seed=0)
     try:
         jax.eval_shape(trained.task.inputs, example)
     except KeyError as e:
@@ -140,7 +140,7 @@ def require_same_function(saved: Mapping[str, Any] | None, config: ConfigDict) -
     """
     if not isinstance(saved, Mapping):
         return
-    for key, before, now in defaults.function_changes(config_lib.from_dict(dict(saved)), config):
+    for key, before, now in defaults.function_changes(from_dict(dict(saved)), config):
         raise UserError(
             f'config.{key} is {now!r}, and was {before!r} when the run was saved: set it back, or '
             'train in another --workdir'

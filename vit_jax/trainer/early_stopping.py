@@ -15,13 +15,13 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax import step as step_lib
 from vit_jax.checkpoints.best import KEPT, Best, EarlyStop, best_from_meta, parse_goal
 from vit_jax.config import defaults, objects
-from vit_jax.config import load as config_lib
+from vit_jax.config.load import from_json, to_json
 from vit_jax.errors import UserError, nearest
 from vit_jax.evaluators.base import Evaluator
 from vit_jax.runtime import processes
+from vit_jax.step import init_variables, make_eval_step
 
 Bests = Mapping[str, Best]
 EARLY_STOP = 'early_stop'  # beside KEPT, a key of a checkpoint's metadata
@@ -154,7 +154,7 @@ def check_metric(
             f'{where}: metric {metric!r}: name a number of that evaluation too, as {name}/accuracy'
         )
     evaluator = objects.make_evaluator(config.evals[name], f'config.evals.{name}')
-    known = _task_metrics(config_lib.to_json(config)) if evaluator is None else evaluator.names()
+    known = _task_metrics(to_json(config)) if evaluator is None else evaluator.names()
     if known and number not in known:
         raise UserError(f'{where}: {nearest("metric", metric, [f"{name}/{k}" for k in known])}')
     if (seen := opened.get(name)) and known and number not in (here := seen.names()):
@@ -189,12 +189,12 @@ def _task_metrics(text: str) -> tuple[str, ...]:
     from vit_jax.profiling.examples import row_of  # imported here, as most runs set no goal
 
     try:
-        config, spec, _ = row_of(config_lib.from_json(text))
+        config, spec, _ = row_of(from_json(text))
     except UserError:
         return ()
     model, task = objects.model_and_task(config)
     batch = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in spec.items()}
-    init = functools.partial(step_lib.init_variables, model, task, seed=0)
-    sums = jax.eval_shape(step_lib.make_eval_step(model, task), jax.eval_shape(init, batch), batch)
+    init = functools.partial(init_variables, model, task, seed=0)
+    sums = jax.eval_shape(make_eval_step(model, task), jax.eval_shape(init, batch), batch)
     derived = task.derive(dict.fromkeys(sums, 1.0))
     return (*sums, *derived)

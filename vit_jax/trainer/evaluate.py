@@ -16,7 +16,6 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax import step as step_lib
 from vit_jax.config import defaults, objects
 from vit_jax.data import vocabulary
 from vit_jax.data.batches import Batch, Process
@@ -29,6 +28,7 @@ from vit_jax.nn.maps import AttentionMap
 from vit_jax.runtime import sharding
 from vit_jax.runtime.watchdog import Interrupted, Stopping, no_stop
 from vit_jax.signatures import keyword_only
+from vit_jax.step import make_attention_step, make_eval_step, make_predict_step
 from vit_jax.tasks.base import Task
 from vit_jax.trainer import compatibility
 
@@ -64,8 +64,8 @@ def compile_steps(model: Any, task: Task, layout: sharding.Layout, seed: int = 0
       seed: of the random numbers of models and tasks.
     """
     options: dict[str, Any] = {'seed': seed, 'axis_name': layout.axis_name}
-    eval_step = step_lib.make_eval_step(model, task, **options)
-    predict_step = step_lib.make_predict_step(model, task, **options)
+    eval_step = make_eval_step(model, task, **options)
+    predict_step = make_predict_step(model, task, **options)
     return EvalSteps(
         layout=layout,
         evaluate=layout.compile_eval(eval_step),
@@ -76,7 +76,7 @@ def compile_steps(model: Any, task: Task, layout: sharding.Layout, seed: int = 0
 
 
 def _attention_step(model: Any, task: Task, layout: sharding.Layout, seed: int) -> Callable:
-    step = step_lib.make_attention_step(model, task, seed=seed, axis_name=layout.axis_name)
+    step = make_attention_step(model, task, seed=seed, axis_name=layout.axis_name)
     compiled = layout.compile_eval(step)
 
     def run(variables: PyTree, batch: Batch) -> tuple[dict[str, Any], list[AttentionMap]]:

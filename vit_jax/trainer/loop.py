@@ -10,13 +10,13 @@ from typing import Any, NoReturn
 import jax
 from jax.profiler import StepTraceAnnotation
 
-from vit_jax import step as step_lib
 from vit_jax.checkpoints.best import KEPT
 from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.data.batches import Batch
 from vit_jax.data.dataset import Dataset
 from vit_jax.runtime import processes
 from vit_jax.runtime.watchdog import Interrupted, Stopping, Watchdog
+from vit_jax.step import TrainState
 from vit_jax.storage import times
 from vit_jax.trainer import evaluate
 from vit_jax.trainer.build import Training
@@ -149,7 +149,7 @@ def run_loop(training: Training, point: ResumePoint, hooks: Hooks) -> Evaluated:
 
 def stop_waiting(
     training: Training,
-    state: step_lib.TrainState,
+    state: TrainState,
     step: int,
     meter: Meter,
     hooks: Hooks,
@@ -201,12 +201,12 @@ def end_of_stop(step: int, total: int, hooks: Hooks, why: str = '') -> str:
 
 def take_step(
     training: Training,
-    state: step_lib.TrainState,
+    state: TrainState,
     batches: Iterator[Batch],
     step: int,
     meter: Meter,
     hooks: Hooks,
-) -> step_lib.TrainState:
+) -> TrainState:
     """Update the state by the next batch; `meter` gets the metrics once the devices have them."""
     program, profile = training.program, hooks.profile
     if step in profile.steps:
@@ -237,7 +237,7 @@ def log(training: Training, step: int, meter: Meter, writer: Writer) -> None:
 
 def evaluate_step(
     training: Training,
-    state: step_lib.TrainState,
+    state: TrainState,
     step: int,
     hooks: Hooks,
     bests: Bests,
@@ -269,7 +269,7 @@ def evaluate_step(
 
 def save_state(
     training: Training,
-    state: step_lib.TrainState,
+    state: TrainState,
     step: int,
     hooks: Hooks,
     last: Evaluated,
@@ -285,7 +285,7 @@ def save_state(
 
 def show(
     training: Training,
-    state: step_lib.TrainState,
+    state: TrainState,
     step: int,
     hooks: Hooks,
     names: list[str],
@@ -342,7 +342,7 @@ def due_examples(training: Training, step: int, names: Sequence[str], last: bool
 
 def evaluate_due(
     training: Training,
-    state: step_lib.TrainState,
+    state: TrainState,
     names: Sequence[str],
     stop_requested: Stopping,
 ) -> dict[str, float]:

@@ -14,11 +14,9 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax import step as step_lib
-from vit_jax.checkpoints import checkpointer as checkpointer_lib
-from vit_jax.checkpoints.checkpointer import Checkpointer
+from vit_jax.checkpoints.checkpointer import Checkpointer, restore_step
 from vit_jax.config import defaults, durations
-from vit_jax.config import load as config_lib
+from vit_jax.config.load import from_dict
 from vit_jax.config.origin import Branch, Init, dotted_names
 from vit_jax.data import splits
 from vit_jax.data.records import SourceInfo
@@ -28,6 +26,7 @@ from vit_jax.interop.trained import TrainedModel
 from vit_jax.optim import schedules
 from vit_jax.profiling import flops, task_flops
 from vit_jax.runtime import compile_cache
+from vit_jax.step import TrainState
 from vit_jax.storage import paths, run_folder
 from vit_jax.trainer import compatibility
 from vit_jax.trainer.build import Training
@@ -49,7 +48,7 @@ class ResumePoint:
       notes: on the data, a line each.
     """
 
-    state: step_lib.TrainState
+    state: TrainState
     step: int
     hardware: str
     unevaluated: bool = False
@@ -129,7 +128,7 @@ class Origin:
     """
 
     params: Any = dataclasses.field(default_factory=dict)
-    state: step_lib.TrainState | None = None
+    state: TrainState | None = None
     step: int = 0
     hardware: str = ''
     history: tuple[dict[str, Any], ...] = ()
@@ -156,11 +155,11 @@ def find_origin(
     init = Init(**defaults.arguments(training.config, 'init'))
     if not (path := fine_tune.init_path(training.config)):
         return Origin()
-    from vit_jax.inference import load as inference_lib  # here, as most runs start from nothing
+    from vit_jax.inference import load  # here, as most runs start from nothing
     from vit_jax.interop import adapt, trained
 
     own = [name for _, name in dotted_names(training.config)]
-    imported = known or inference_lib.read(path, allowed=[*allowed, *own])
+    imported = known or load.read(path, allowed=[*allowed, *own])
     if init.classes:
         chosen = trained.read_classes(init.classes)
         imported = trained.take_classes(imported, training.program.model, chosen)
@@ -200,7 +199,7 @@ def branch(training: Training) -> Origin:
     Raises:
       UserError: if there is no such run or checkpoint, or its state does not fit.
     """
-    from vit_jax.inference import load as inference_lib
+    from vit_jax.inference import load
 
     section, program = Branch(**defaults.arguments(training.config, 'branch')), training.program
     trunk, step = paths.absolute(section.from_), section.step
@@ -212,14 +211,12 @@ def branch(training: Training) -> Origin:
             'later config.total'
         )
     try:
-        before = inference_lib.stored_config(trunk)
-        _, state, meta = checkpointer_lib.restore(
-            trunk / run_folder.CHECKPOINTS, step, program.target
-        )
+        before = load.stored_config(trunk)
+        _, state, meta = restore_step(trunk / run_folder.CHECKPOINTS, step, program.target)
     except UserError as e:
         raise UserError(f'config.branch: {e}') from e
     if 'config' in meta:  # the file may have been edited
-        before = config_lib.from_dict(meta['config'])
+        before = from_dict(meta['config'])
     named = meta.get('class_names', ())
     compatibility.require_same_classes(named, training.data.info, 'config.branch')
     history = tuple(line for line in run_folder.read_metrics(trunk) if line['step'] <= step)
@@ -327,7 +324,7 @@ def extension_note(training: Training, folder: pathlib.Path, step: int) -> tuple
     stored = run_folder.read_config(folder)
     if stored is None or run_folder.saved_nothing(folder):
         return ()
-    before, total = config_lib.from_dict(stored), training.timetable.total
+    before, total = from_dict(stored), training.timetable.total
     data = training.data
     times = durations.from_config(before, data.plan.examples_per_step, data.num_examples)
     if times.total_steps == total:

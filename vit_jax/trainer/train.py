@@ -25,7 +25,7 @@ from ml_collections import ConfigDict
 
 import vit_jax
 from vit_jax.checkpoints.checkpointer import Checkpointer
-from vit_jax.config import load as config_lib
+from vit_jax.config.load import to_json
 from vit_jax.data.batches import as_facts
 from vit_jax.data.dataset import Dataset
 from vit_jax.data.vocabulary import Vocabulary
@@ -259,7 +259,7 @@ def start_facts(
     config: ConfigDict, stop_at: int | None, restart: bool, extend: bool
 ) -> dict[str, Any]:
     """The config and the code, which processes compare before any data are opened."""
-    resolved = json.loads(config_lib.to_json(config.copy_and_resolve_references()))
+    resolved = json.loads(to_json(config.copy_and_resolve_references()))
     return {
         **dict(_flat('config', resolved)),
         '--stop-at': stop_at,

@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax import step as step_lib
 from vit_jax.checkpoints import manifest
 from vit_jax.checkpoints.best import BESTS
 from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.config import defaults, schema
-from vit_jax.config import load as config_lib
+from vit_jax.config.load import from_dict, require_run, to_json
 from vit_jax.errors import EXIT_FAILED, UserError
 from vit_jax.runtime import environment, processes
+from vit_jax.step import TrainState
 from vit_jax.storage import lock, paths, run_folder
 from vit_jax.trainer.build import Training
 from vit_jax.trainer.early_stopping import Bests
@@ -70,8 +70,8 @@ def stored_config(folder: pathlib.Path) -> ConfigDict | None:
     """
     if (stored := run_folder.read_config(folder)) is None:
         return None
-    config_lib.require_run(stored, f'choose another --workdir: {folder / run_folder.CONFIG}')
-    return None if run_folder.saved_nothing(folder) else config_lib.from_dict(stored)
+    require_run(stored, f'choose another --workdir: {folder / run_folder.CONFIG}')
+    return None if run_folder.saved_nothing(folder) else from_dict(stored)
 
 
 def _going_on(folder: pathlib.Path, changed: Sequence[str]) -> str:
@@ -226,7 +226,7 @@ def replaced_config_note(training: Training, folder: pathlib.Path) -> tuple[str,
     if stored is None or not run_folder.saved_nothing(folder):
         return ()
     try:
-        found = defaults.differences(config_lib.from_dict(stored), training.config)
+        found = defaults.differences(from_dict(stored), training.config)
     except UserError:  # it names a model that does not exist
         found = ['model']
     if not (changed := [f'config.{name}' for name in found if name not in FREE]):
@@ -293,7 +293,7 @@ def require_own_folder(
         with paths.writing(folder):
             held()
             stored = paths.read_text(folder / run_folder.CONFIG, errors='replace')
-            if stored != config_lib.to_json(training.config):
+            if stored != to_json(training.config):
                 say(f'{run_folder.CONFIG} was replaced during the run: written again')
                 write_config(training, folder)
 
@@ -304,7 +304,7 @@ def save(
     training: Training,
     checkpointer: Checkpointer,
     step: int,
-    state: step_lib.TrainState,
+    state: TrainState,
     bests: Bests,
     *,
     unevaluated: bool = False,
@@ -333,7 +333,7 @@ def save(
 def write_config(training: Training, folder: pathlib.Path) -> None:
     """Write the config and the files of the data into the run folder; on process 0."""
     if jax.process_index() == 0:
-        paths.write_text_atomic(folder / run_folder.CONFIG, config_lib.to_json(training.config))
+        paths.write_text_atomic(folder / run_folder.CONFIG, to_json(training.config))
         training.data.save(folder)
 
 

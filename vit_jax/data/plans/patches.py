@@ -12,7 +12,7 @@ from vit_jax.data.batches import ArraySpec, Spec
 from vit_jax.data.plans import fixed
 from vit_jax.data.records import Record
 from vit_jax.data.transforms import geometry
-from vit_jax.data.transforms import image as image_lib
+from vit_jax.data.transforms.image import cut_patches, grid_within
 from vit_jax.errors import UserError
 
 LARGEST = 4096  # patches of a sequence, whose attention has 16 million weights a head
@@ -85,10 +85,10 @@ class Plan(fixed.Plan):
         """
         length, values = spec['patches'].shape
         height, width = record['image'].shape[:2]
-        rows, columns = image_lib.grid_within(height, width, length)
+        rows, columns = grid_within(height, width, length)
         side = self._sides[self.lengths.index(length)]
         record = geometry.resize(record, rows * side, columns * side)
-        cut = image_lib.cut_patches(record['image'], side)
+        cut = cut_patches(record['image'], side)
         if cut.shape[1] != values:
             raise UserError(
                 f'an image with {record["image"].shape[2]} channels among others; convert all to '
