@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import flax.linen as nn
@@ -14,6 +15,39 @@ from vit_jax.nn.resnet import StdConv
 from vit_jax.tree_paths import path_name
 
 NORMS = (LayerNorm, nn.GroupNorm)
+
+
+def assert_bfloat16_is_close(
+    full: nn.Module, params: Any, images: Any, tokens: str, most: float, norms: int, convs: int
+) -> None:
+    """In bfloat16 a model of so many norms and convolutions has logits within a share `most` of
+    the largest, from parameters and statistics in float32; its output `tokens` is bfloat16.
+    """
+    half = dataclasses.replace(full, dtype='bfloat16')
+    shapes = jax.eval_shape(half.init, jax.random.key(0), images)['params']
+    assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype('float32')}
+    both = jax.jit(lambda p: [m.apply({'params': p}, images) for m in (full, half)])
+    truth, outputs = jax.device_get(both(params))
+    expected = truth['logits']
+    assert outputs[tokens].dtype == jnp.bfloat16
+    assert outputs['logits'].dtype == jnp.float32
+    error = np.abs(outputs['logits'] - expected).max() / np.abs(expected).max()
+    assert 0 < error < most
+    assert_norms_have_float32_statistics(half, params, images, norms)
+    assert_convolutions_are_bfloat16_and_standardized_in_float32(half, params, images, convs)
+
+
+def assert_gradients_reach_all(model: nn.Module, params: Any, images: Any) -> None:
+    """Gradients of the logits are finite, and zero for no parameter."""
+
+    @jax.jit
+    @jax.grad
+    def grad(params: Any) -> jax.Array:
+        return (model.apply({'params': params}, images, train=True)['logits'] ** 2).sum()
+
+    for path, g in jax.tree_util.tree_leaves_with_path(grad(params)):
+        assert np.isfinite(g).all(), path
+        assert np.abs(g).max() > 0, path
 
 
 def assert_norms_have_float32_statistics(

@@ -1,10 +1,8 @@
 """BiT: exact parameter counts, parity with transformers, dtypes, mistakes."""
 
-import dataclasses
 import re
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import precision
@@ -214,23 +212,11 @@ def test_paddings_differ_on_even_images_with_stride_two():
 
 @pytest.mark.slow
 def test_bfloat16_computes_close_to_float32_with_float32_statistics():
-    full = Model(num_classes=5, layers=(2,))
-    half = dataclasses.replace(full, dtype='bfloat16')
-    images = images_like(2, 32, 32, 3)
-    assert {leaf.dtype for leaf in jax.tree.leaves(shapes(half))} == {jnp.dtype('float32')}
-    params = {'params': drawn(full, IMAGES)}
-    both = jax.jit(lambda p: [m.apply(p, images) for m in (full, half)])
-    truth, outputs = jax.device_get(both(params))
-    expected = truth['logits']
-    assert outputs['features'].dtype == jnp.bfloat16
-    assert outputs['logits'].dtype == jnp.float32
-    # bfloat16 has 8 bits: a relative error of 2^-8 at each of some ten roundings.
-    error = np.abs(outputs['logits'] - expected).max() / np.abs(expected).max()
-    assert 0 < error < 0.05
-    # A convolution and a standardization each; seven norms: three a block, and the last.
-    precision.assert_norms_have_float32_statistics(half, params['params'], images, 7)
-    precision.assert_convolutions_are_bfloat16_and_standardized_in_float32(
-        half, params['params'], images, 8
+    model, images = Model(num_classes=5, layers=(2,)), images_like(2, 32, 32, 3)
+    # bfloat16 has 8 bits: a relative error of 2^-8 at each of some ten roundings. There are seven
+    # norms: three a block, and the last.
+    precision.assert_bfloat16_is_close(
+        model, drawn(model, IMAGES), images, 'features', 0.05, norms=7, convs=8
     )
 
 
@@ -238,15 +224,7 @@ def test_bfloat16_computes_close_to_float32_with_float32_statistics():
 def test_gradients_are_finite_and_reach_every_parameter():
     model = Model(num_classes=5, layers=(2,))
     images = images_like(2, 16, 24, 3)
-
-    @jax.jit
-    @jax.grad
-    def grad(params):
-        return (model.apply({'params': params}, images, train=True)['logits'] ** 2).sum()
-
-    for path, g in jax.tree_util.tree_leaves_with_path(grad(drawn(model, IMAGES))):
-        assert np.isfinite(g).all(), path
-        assert np.abs(g).max() > 0, path
+    precision.assert_gradients_reach_all(model, drawn(model, IMAGES), images)
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Hybrids: exact parameter counts, a bottleneck computed by hand, dtypes, mistakes, commands."""
 
-import dataclasses
 import json
 
 import jax
@@ -210,23 +209,11 @@ def test_fixed_positions_and_other_pools_follow_the_stride():
 @pytest.mark.slow
 @pytest.mark.long
 def test_bfloat16_computes_close_to_float32_with_float32_statistics():
-    full = Model(num_classes=5, **TINY | {'layers': (1,)})
-    half = dataclasses.replace(full, dtype='bfloat16')
-    images = images_like(2, 32, 32, 3)
-    assert {leaf.dtype for leaf in jax.tree.leaves(shapes(half))} == {jnp.dtype('float32')}
-    params = {'params': drawn(full, images)}
-    both = jax.jit(lambda p: [m.apply(p, images) for m in (full, half)])
-    truth, outputs = jax.device_get(both(params))
-    expected = truth['logits']
-    assert outputs['tokens'].dtype == jnp.bfloat16
-    assert outputs['logits'].dtype == jnp.float32
-    # bfloat16 has 8 bits: a relative error of 2^-8 at each of some twenty roundings.
-    error = np.abs(outputs['logits'] - expected).max() / np.abs(expected).max()
-    assert 0 < error < 0.08
-    # Five convolutions, as many group norms, and three layer norms.
-    precision.assert_norms_have_float32_statistics(half, params['params'], images, 5 + 3)
-    precision.assert_convolutions_are_bfloat16_and_standardized_in_float32(
-        half, params['params'], images, 5
+    model, images = Model(num_classes=5, **TINY | {'layers': (1,)}), images_like(2, 32, 32, 3)
+    # bfloat16 has 8 bits: a relative error of 2^-8 at each of some twenty roundings. There are five
+    # group norms and three layer norms.
+    precision.assert_bfloat16_is_close(
+        model, drawn(model, images), images, 'tokens', 0.08, norms=5 + 3, convs=5
     )
 
 
@@ -234,15 +221,7 @@ def test_bfloat16_computes_close_to_float32_with_float32_statistics():
 def test_gradients_are_finite_and_reach_every_parameter():
     model = Model(num_classes=5, **TINY | {'layers': (1,)})
     images = images_like(2, 16, 24, 3)
-
-    @jax.jit
-    @jax.grad
-    def grad(params):
-        return (model.apply({'params': params}, images, train=True)['logits'] ** 2).sum()
-
-    for path, g in jax.tree_util.tree_leaves_with_path(grad(drawn(model, images))):
-        assert np.isfinite(g).all(), path
-        assert np.abs(g).max() > 0, path
+    precision.assert_gradients_reach_all(model, drawn(model, images), images)
 
 
 def test_a_constant_kernel_has_a_finite_gradient():

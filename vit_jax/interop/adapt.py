@@ -307,7 +307,7 @@ def equivalent(trained: TrainedModel, model: Any) -> tuple[dict[str, PyTree], li
     if moves:
         flat = move_positions(flat, have['posemb_prefix'], want['posemb_prefix'])
         notes.append(
-            'pos_embed: positions of tokens before the patches are added to these, or zero'
+            'pos_embed: positions that config.model lacks are added to tokens, new ones are zero'
         )
     absent = '|'.join(part for part in have['no_bias'].split('|') if part not in biases)
     return names.nested(flat, absent), notes

@@ -1,7 +1,7 @@
 """Names of parameters in two code bases, and splitting and joining of attention's projections.
 
-Our names are '/'-joined here. Between the code bases attention has an intermediate form, `split`,
-with separate `query`, `key` and `value`, as everyone else stores them.
+Our names are '/'-joined here. In between, attention has a form of its own, see `split`: separate
+`query`, `key` and `value`, as other code bases store them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def renamed(translated: Mapping[str, str | None], source: str) -> dict[str, str]
       source: the name of the file for messages.
 
     Raises:
-      UserError: if a name has no translation, or two have the same.
+      UserError: if a name has no translation, or two names have the same one.
     """
     found: dict[str, str] = {}
     unknown = []
@@ -82,7 +82,11 @@ def renamed(translated: Mapping[str, str | None], source: str) -> dict[str, str]
 
 
 def rename(flat: Flat, table: Table, source: str) -> Flat:
-    """Arrays by our names; see `renamed`."""
+    """Arrays by our names.
+
+    Raises:
+      UserError: if a name is in no row of the table, or two names are the same of ours.
+    """
     found = renamed({name: ours(name, table) for name in flat}, source)
     return {target: flat[name] for target, name in found.items()}
 
@@ -93,7 +97,7 @@ def split(flat: Mapping[str, np.ndarray], no_bias: str = '') -> Flat:
 
     Args:
       flat: arrays by our names.
-      no_bias: projections that a fused bias has no row for, as in the model `vit`.
+      no_bias: projections without a row in a fused bias, see the model `vit`.
     """
     parted: Flat = {}
     for name, array in flat.items():
@@ -161,13 +165,17 @@ def empty_arrays(shapes: Mapping[str, Any], no_bias: str = '') -> Flat:
 
 
 def nested(flat: Mapping[str, np.ndarray], no_bias: str = '') -> dict[str, Any]:
-    """The inverse of `flattened`."""
+    """The inverse of `flattened`.
+
+    Raises:
+      UserError: if a projection is absent.
+    """
     tree: dict[str, Any] = unflatten_dict(join(flat, no_bias), sep='/')
     return tree
 
 
 def listed(names: list[str]) -> str:
-    """The first few names, as text; of long ones, which damaged files have, the beginning."""
+    """The first few names, as text, each cut short if it is long, as in damaged files."""
     more = f' and {len(names) - _LISTED} more' if len(names) > _LISTED else ''
     return ', '.join(map(brief, names[:_LISTED])) + more
 

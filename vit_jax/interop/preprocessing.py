@@ -1,8 +1,8 @@
-"""From an image file to a model's input: the transforms of a checkpoint.
+"""From an image file to a model's input: transforms and normalization of a checkpoint.
 
-They are read from the files beside the weights: config.json of timm, as `pretrained_cfg` or at its
-top, or preprocessor_config.json of transformers. A run has them in its config. Files written for
-transformers hold them again. So it is with the mean and standard deviation of the images.
+They are read from the files beside the weights: timm's config.json, in `pretrained_cfg` or at the
+top, or transformers' preprocessor_config.json. A run keeps them in its config, and files that are
+written for timm and transformers hold them again.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from vit_jax.errors import UserError
 from vit_jax.interop.trained import Size, TrainedModel, pixel_scale
 
 METHODS = ('nearest', 'lanczos', 'bilinear', 'bicubic', 'box')  # by Pillow's numbers
-CROP_SHARE = 0.875  # of timm, where `crop_pct` is not given
+CROP_SHARE = 0.875  # timm's default of `crop_pct`
 _BICUBIC = METHODS.index('bicubic')
-_EDGE = {'default_to_square': False, 'resample': _BICUBIC}  # of the shorter side, given a number
-# Defaults of preprocessors, by the beginning of their type.
+_EDGE = {'default_to_square': False, 'resample': _BICUBIC}  # a number is the shorter side
+# Defaults of preprocessors, by the beginning of their type's name.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     'Siglip2': {},
     **{kind: _EDGE | {'do_center_crop': True} for kind in ('Bit', 'CLIP', 'Levit')},
@@ -33,19 +33,19 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     'DeiT': {'resample': _BICUBIC, 'do_center_crop': True},
     'Beit': {'resample': _BICUBIC},
 }
-_SIDE = 224  # of crops, where neither the files nor the parameters have another
-_DEIT = 256 / 224  # side before the crop, by that of the crop
-_UNCROPPED = 384  # pixels, from which on a ConvNeXt of transformers sees whole images
+_SIDE = 224  # of crops, if neither the files nor the parameters have another
+_DEIT = 256 / 224  # side before the crop / side of the crop
+_UNCROPPED = 384  # pixels; from there on, transformers' ConvNeXts see whole images
 # Keys of files that describe how images are resized.
 _RESIZING = {'size', 'crop_size', 'crop_pct', 'interpolation', 'input_size', 'resample'}
-# In the names of transforms that change the geometry of an image.
+# Parts of the names of transforms that change the geometry of an image.
 _MOVES = re.compile('resize|crop|flip|pad_and|rotate|patches')
 _FITS = {'resize': '', 'resize_cover': 'cover', 'resize_within': 'within'}
 # Keys of the `extra` of `files.read_arrays`, beside those of config.json.
 GIVEN_NORMALIZATION, PREPROCESSOR = 'normalization given by the user', 'preprocessor_config.json'
 UNKNOWN_NORMALIZATION = (
     'the mean and standard deviation of its images are unknown '
-    '(no preprocessor_config.json, no pretrained_cfg in config.json): taken as 0.5 and 0.5'
+    '(no preprocessor_config.json, no pretrained_cfg in config.json): assumed to be 0.5 and 0.5'
 )
 _HALF = np.full(1, 0.5)
 RANGE = _HALF, _HALF  # mean and standard deviation of images in [0, 1] that make them [-1, 1]
@@ -53,19 +53,19 @@ _PIXEL = 1 / 255
 
 
 class Recipe(NamedTuple):
-    """Resizing, and a crop of the middle.
+    """Resizing, and a central crop.
 
     Attributes:
-      size: height and width that whole images are resized to, or the shorter side, for images that
+      size: height and width to which whole images are resized; or the shorter side, for images that
         keep their aspect ratio; None for images that are not resized.
       crop: height and width of the crop; None for none.
-      method: of resampling, one of METHODS; antialiased, as all of Pillow.
+      method: resampling, one of METHODS; antialiased, as always in Pillow.
       fit: 'cover' or 'within' for images that keep their aspect ratio, and cover `size` or lie
         within it.
-      long: rounding of the longer side beside the shorter one, see `image.resize_small`.
+      long: rounding of the longer side if `size` is the shorter one, see `image.resize_small`.
       offset: rounding of the offset of the crop, see `image.central_crop`.
-      fill: color that smaller images are padded with; None if there are none.
-      drops_alpha: whether transparency is left out, see `image.drop_alpha`.
+      fill: color with which smaller images are padded; None if there are none.
+      drops_alpha: whether transparency is dropped, see `image.drop_alpha`.
     """
 
     size: Size | int | None
@@ -106,8 +106,8 @@ def read_recipe(extra: Mapping[str, Any], size: Size | None) -> Recipe | None:
 
     Args:
       extra: see `files.read_arrays`.
-      size: height and width that the parameters were made for, for files without a size of
-        images; None if they fit any.
+      size: height and width that the parameters were made for, which counts if the files have no
+        image size; None if they fit any.
     """
     timm, transformers = extra.get('pretrained_cfg'), extra.get(PREPROCESSOR)
     found = _timm(timm, size) if isinstance(timm, Mapping) else None
@@ -117,11 +117,11 @@ def read_recipe(extra: Mapping[str, Any], size: Size | None) -> Recipe | None:
 
 
 def transform_notes(extra: Mapping[str, Any], text: str) -> tuple[str, ...]:
-    """A note if the transforms are not those that the files describe.
+    """A note if the transforms differ from what the files describe.
 
     Args:
       extra: see `files.read_arrays`.
-      text: the transforms that were read from it; empty for none.
+      text: the transforms that were read from it; empty if it gives none.
     """
     groups = (extra.get('pretrained_cfg'), extra.get(PREPROCESSOR))
     timm, told = (group if isinstance(group, Mapping) else {} for group in groups)
@@ -135,21 +135,21 @@ def transform_notes(extra: Mapping[str, Any], text: str) -> tuple[str, ...]:
 
 
 def resampling(text: str) -> str:
-    """The resampling that transforms name; 'bilinear' if they name none."""
+    """The resampling method that transforms name; 'bilinear' if they name none."""
     found = re.search(rf"'({'|'.join(METHODS)})'", text)
     return found[1] if found else 'bilinear'
 
 
 def crop(size: Size, method: str = 'bilinear', side: int = 0) -> str:
-    """The middle of an image whose shorter side was resized to `side`, at least that of `size`."""
+    """Transforms: resize the shorter side to `side`, or more to cover `size`, and crop to it."""
     return Recipe(max(side, *size), size, method).text
 
 
 def resized(text: str, size: Size) -> str:
     """The same transforms for images of another size.
 
-    Whole images stay whole, and a crop shows the same share of an image. A crop of the middle, if
-    the transforms are none of these.
+    Whole images stay whole, and a crop shows the same share of an image. Other transforms become a
+    central crop.
     """
     recipe = parse_recipe(text)
     if recipe is None or recipe.made is None or recipe.size is None:
@@ -168,13 +168,13 @@ def resized(text: str, size: Size) -> str:
 
 
 def _side(old: int, new: int, cut: int) -> int:
-    """The side before a crop to `new` pixels, as `old` is to `cut`."""
+    """The side before a crop to `new` pixels, in the proportion of `old` to `cut`."""
     side = max(1, round(old * new / cut))
     return max(side, new) if old >= cut else side
 
 
 def parse_recipe(text: str) -> Recipe | None:
-    """The geometry of transforms as a recipe; None if no recipe describes it."""
+    """The recipe that describes the geometry of transforms; None if there is none."""
     words = [signatures.function_name(node) for node in signatures.parse_transforms(text)]
     moving = [word for word in words if _MOVES.search(word)]
     if not moving or moving not in (moving[:1], [moving[0], 'central_crop']):
@@ -199,7 +199,7 @@ def parse_recipe(text: str) -> Recipe | None:
 
 
 def transformers_keys(text: str) -> dict[str, Any]:
-    """The same in the keys of a preprocessor_config.json; empty if transformers cannot do it."""
+    """Transforms as keys of a preprocessor_config.json; empty if transformers cannot do it."""
     recipe = parse_recipe(text)
     if recipe is None or recipe.fit or recipe.fill not in (None, 0):
         return {}
@@ -223,9 +223,7 @@ def transformers_keys(text: str) -> dict[str, Any]:
 
 
 def timm_keys(text: str, size: Size) -> dict[str, Any]:
-    """The same in the keys of timm's `pretrained_cfg`, for images of `size`; empty if timm cannot
-    do it.
-    """
+    """Transforms as keys of timm's `pretrained_cfg`, for images of `size`; else empty."""
     recipe = parse_recipe(text)
     if recipe is None or recipe.size is None or recipe.made != size:
         return {}
@@ -245,7 +243,7 @@ def timm_keys(text: str, size: Size) -> dict[str, Any]:
 
 
 def _crop_share(size: Size, whole: Size) -> float | None:
-    """The shortest `crop_pct` that makes timm resize images to `whole`; None if there is none."""
+    """The shortest `crop_pct` with which timm resizes images to `whole`; None if there is none."""
     exact = min((new / (old + 0.5) for new, old in zip(size, whole, strict=True)), default=1.0)
     digits = (round(share, n) for n in range(1, 9) for share in (size[0] / whole[0], exact))
     shares = (share for share in digits if 0 < share <= 1)
@@ -253,16 +251,16 @@ def _crop_share(size: Size, whole: Size) -> float | None:
 
 
 def _whole(size: Size, share: float) -> Size:
-    """The size of timm's images before the crop."""
+    """The size of images before timm's crop."""
     return math.floor(size[0] / share), math.floor(size[1] / share)
 
 
 def differences(text: str, files: Mapping[str, Any]) -> tuple[str, ...]:
-    """A note if written files make other images than the transforms, apart from alpha.
+    """A note if written files make other images than the transforms do, apart from transparency.
 
     Args:
       text: the transforms.
-      files: as the `extra` of `files.read_arrays`.
+      files: their contents, as the `extra` of `files.read_arrays`.
     """
     recipe, found = parse_recipe(text), read_recipe(files, None)
     back = parse_recipe(found.text) if found else None
@@ -273,10 +271,10 @@ def differences(text: str, files: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def config_resampling(config: Mapping[str, Any]) -> str:
-    """The resampling of a preprocessor_config.json.
+    """The resampling method of a preprocessor_config.json.
 
     Raises:
-      UserError: if it has none of METHODS.
+      UserError: if it is not in METHODS.
     """
     number = _with_defaults(config, None).get('resample', METHODS.index('bilinear'))
     if not (type(number) is int and 0 <= number < len(METHODS)):
@@ -308,7 +306,7 @@ def _timm(config: Mapping[str, Any], size: Size | None) -> Recipe | None:
 
 
 def _timm_crop(recipe: Recipe, size: Size, share: float) -> Recipe:
-    """The recipe of the same kind for images of `size`, which are a share of the resized ones."""
+    """The recipe of the same kind for images of `size`, a share of the resized ones."""
     whole, fit = _whole(size, share), 'cover' if isinstance(recipe.size, int) else recipe.fit
     found = recipe._replace(size=whole, crop=size, fit=fit, long='nearest', offset='even')
     if fit == 'cover' and whole[0] == whole[1]:  # by torchvision
@@ -324,7 +322,7 @@ def _border(config: Mapping[str, Any]) -> Fill:
 
 
 def _pillow(config: Mapping[str, Any], size: Size | None) -> Recipe | None:
-    """The recipe of a processor of transformers with its backend of Pillow."""
+    """The recipe of a processor of transformers with its Pillow backend."""
     config = _with_defaults(config, size)
     try:
         resampling = config_resampling(config)
@@ -368,7 +366,7 @@ def _edge_recipe(config: Mapping[str, Any], recipe: Recipe, size: Size | None) -
 
 
 def _padding(recipe: Recipe) -> Recipe:
-    """The recipe with black around images that are smaller than the crop."""
+    """The recipe, with black around images that are smaller than the crop."""
     sides = recipe.size if isinstance(recipe.size, tuple) else (recipe.size or 0,) * 2
     cut = recipe.crop or sides
     return recipe._replace(fill=0) if cut[0] > sides[0] or cut[1] > sides[1] else recipe
@@ -379,7 +377,7 @@ def _kind(config: Mapping[str, Any]) -> str:
 
 
 def _with_defaults(config: Mapping[str, Any], size: Size | None) -> dict[str, Any]:
-    """The keys of a preprocessor, with defaults; absent sizes are those of the parameters."""
+    """The keys of a preprocessor, with defaults; `size` stands in for absent sizes."""
     kind = _kind(config)
     found = next((keys for start, keys in _DEFAULTS.items() if kind.startswith(start)), None)
     if found is None:
@@ -394,7 +392,7 @@ def _with_defaults(config: Mapping[str, Any], size: Size | None) -> dict[str, An
 
 
 def _size(value: Any) -> Size | None:
-    """Height and width as files give them: a number, a pair, or a group of two keys."""
+    """Height and width, which files give as a number, a pair, or two keys."""
     if isinstance(value, Mapping):
         value = [value.get('height'), value.get('width')]
     pair = [value, value] if isinstance(value, int) else value
@@ -410,8 +408,8 @@ def with_normalization(
 
     Args:
       imported: as it is in the file, for a task with the fields `mean` and `std`.
-      extra: see `files.read_arrays`; under GIVEN_NORMALIZATION, `mean` and `std` of the user.
-      unknown: a note for people if the normalization is unknown.
+      extra: see `files.read_arrays`; under GIVEN_NORMALIZATION, the user's `mean` and `std`.
+      unknown: a note for people, added if the normalization is unknown.
 
     Raises:
       UserError: if the mean or the standard deviation is invalid.
@@ -428,10 +426,10 @@ def with_normalization(
 def of_channels(
     normalization: tuple[np.ndarray, np.ndarray], channels: int
 ) -> dict[str, tuple[float, ...]]:
-    """The fields `mean` and `std` of a task, with a number for each channel.
+    """The fields `mean` and `std` of a task, a number for each channel.
 
     Raises:
-      UserError: if they are for another number of channels.
+      UserError: if they have another number of channels.
     """
     numbers = {}
     for name, values in zip(('mean', 'std'), normalization, strict=True):
@@ -443,13 +441,21 @@ def of_channels(
 
 
 def normalization(trained: TrainedModel, channels: int) -> dict[str, list[float]]:
-    """`mean` and `std` of each channel of a model's images in [0, 1], for files."""
+    """`mean` and `std` of each channel of a model's images in [0, 1], for files.
+
+    Raises:
+      UserError: if the task has them for another number of channels.
+    """
     numbers = of_channels(pixel_scale(trained.task) or RANGE, channels)
     return {name: list(values) for name, values in numbers.items()}
 
 
 def preprocessor(trained: TrainedModel, channels: int, size: tuple[int, int]) -> dict[str, Any]:
-    """A preprocessor_config.json of transformers with the normalization of a model's task."""
+    """A preprocessor_config.json of transformers with the normalization of a model's task.
+
+    Raises:
+      UserError: if the task has it for another number of channels.
+    """
     numbers = normalization(trained, channels)
     return {
         'image_processor_type': 'ViTImageProcessor',
@@ -465,7 +471,11 @@ def preprocessor(trained: TrainedModel, channels: int, size: tuple[int, int]) ->
 
 
 def mean_and_std(extra: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray] | None:
-    """Mean and standard deviation of images in [0, 1], given or in the files; None if unknown."""
+    """Mean and standard deviation of images in [0, 1], given or in the files; None if unknown.
+
+    Raises:
+      UserError: if they are invalid, or the preprocessor does more than to rescale and normalize.
+    """
     for source in (extra.get(GIVEN_NORMALIZATION), extra.get('pretrained_cfg')):
         if isinstance(source, Mapping) and {'mean', 'std'} <= source.keys():
             return _numbers('mean', source['mean']), _numbers('std', source['std'])
@@ -485,15 +495,11 @@ def mean_and_std(extra: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray] | No
     elif {'image_mean', 'image_std'} <= config.keys():
         mean = _numbers('image_mean', config['image_mean'])
         std = _numbers('image_std', config['image_std'])
-    elif str(_model_type(config)).startswith('ViT'):
+    elif _kind(config).startswith('ViT'):
         mean, std = RANGE  # its defaults
     else:
         return None
     return mean / scale, std / scale
-
-
-def _model_type(config: Mapping[str, Any]) -> Any:
-    return config.get('image_processor_type') or config.get('feature_extractor_type')
 
 
 def _numbers(name: str, value: Any) -> np.ndarray:
@@ -512,7 +518,3 @@ def _numbers(name: str, value: Any) -> np.ndarray:
     if name != 'mean' and name != 'image_mean' and min(values) <= 0:
         raise UserError(f'{name}={value!r} must be positive')
     return np.asarray(values, np.float64)
-
-
-def _words(values: np.ndarray) -> str:
-    return ', '.join(f'{value:.4g}' for value in values)

@@ -44,7 +44,7 @@ def theirs(name: str, table: names.Table) -> str:
 
 
 def parted(flat: Flat, source: str) -> Flat:
-    """Their arrays with fused projections split: `attn.qkv.weight` into `attn.q.weight` and so on.
+    """Split fused projections of their arrays: `attn.qkv.weight` into `attn.q.weight` and so on.
 
     Raises:
       UserError: if an array cannot be split.

@@ -27,7 +27,7 @@ Size = tuple[int, int]  # height and width in pixels
 
 # Key in the `extra` of a family: height and width of the images to come, if the user gives them.
 GIVEN_SIZE = 'image size given by the user'
-BATCH_SIZE = 64  # of evaluations without a config
+BATCH_SIZE = 64  # of evaluations, if there is no config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,26 +36,26 @@ class TrainedModel:
 
     Attributes:
       params: nested float32 numpy arrays; averaged if the run kept an average.
-      config: the run's config; for other files the groups `model` and `task` and the transforms,
-        if they are known.
+      config: the run's config; for other files, the groups `model` and `task`, and transforms if
+        they are known.
       image_size: height and width in pixels that the parameters were made for; None if unknown, or
         if they fit images of any size.
-      source: its origin, a phrase for people.
+      source: its origin, for people.
       class_names: one for each output of the head; empty if unknown.
       prepared_size: height and width of all images after the transforms of another code base's
-        files, which may differ from `image_size`, as those of DINOv2 do; None if unknown.
-      positions: interpolation by which its code base resizes position embeddings, see
+        files, which may differ from `image_size`, as in DINOv2; None if unknown.
+      positions: interpolation with which its code base resizes position embeddings, see
         `ops.resize.grid`.
-      class_ids: those of the training data's own files; empty if these have none, and for runs
-        that did not keep them.
-      notes: assumptions of the reader, a line each.
+      class_ids: ids of the classes in the files of the training data; empty if these have none, or
+        if the run did not keep them.
+      notes: assumptions made in reading it, a line each.
       collections: other Flax collections by name, such as `batch_stats`.
       path: the run folder, or the file.
       step: the run's step; None for other files.
-      num_classes: of the training data; None if unknown.
+      num_classes: number of classes in the training data; None if unknown.
       raw_images: `channels` and `size` of the images before the transforms, see
         `data.dataset.raw_images`; empty without images.
-      spec: of one training example; empty if unknown.
+      spec: spec of one training example; empty if unknown.
     """
 
     params: dict[str, Any]
@@ -126,17 +126,17 @@ class TrainedModel:
 
     @property
     def transforms(self) -> str:
-        """From an image to the model's input, as in `data_config`."""
+        """The transforms of `data_config`, from an image to the model's input."""
         return self.data_config.get('transforms', '')
 
     @property
     def takes_images(self) -> bool:
-        """Whether its examples have images, as far as it is known."""
+        """Whether its examples have images; true if its examples are unknown."""
         return not self.spec or 'image' in self.spec
 
     @functools.cached_property
     def vocab(self) -> vocabulary.Tokenizer | None:
-        """The vocabulary that makes ids of text; None where there is none.
+        """The vocabulary that turns text into ids; None if there is none.
 
         Raises:
           UserError: if it cannot be read.
@@ -163,7 +163,7 @@ class TrainedModel:
 
     @property
     def channels(self) -> int:
-        """Channels of the images: of the data, else of the first layer's kernel [P P C D].
+        """Channels of the images, by the data or else by the first layer's kernel [P P C D].
 
         3 if there is no such kernel, or the model does not name its first layer.
         """
@@ -237,8 +237,8 @@ def fields(instance: Any) -> dict[str, Any]:
 
 
 def pixel_scale(task: Any) -> tuple[np.ndarray, np.ndarray] | None:
-    """Mean and standard deviation [C or 1] by which a task normalizes pixels in [0, 1]; None if it
-    scales none.
+    """Mean and standard deviation [C or 1] by which a task normalizes pixels in [0, 1]; None for a
+    task that does not.
     """
     if task.normalization is not None:
         mean, std = task.normalization
@@ -253,7 +253,7 @@ def read_class_names(config: Mapping[str, Any], num_classes: int | None) -> tupl
     """The names of all outputs; empty without classes, or if they are only LABEL_0, LABEL_1, ...
 
     Raises:
-      UserError: if there is a name for more than `num_classes` outputs.
+      UserError: if a name has a number beyond those of the outputs.
     """
     listed = dict(enumerate(config.get('label_names') or ()))  # of timm
     names = {int(i): str(name) for i, name in (config.get('id2label') or listed).items()}
@@ -286,12 +286,11 @@ def _placeholders(count: int) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class ClassOrder:
-    """What becomes of a head that has the right number of outputs.
+    """What happens to a head that has the right number of outputs.
 
     Attributes:
-      chosen: the numbers of the checkpoint's classes in the order of the run's; None for a new
-        head.
-      why: for people.
+      chosen: numbers of the checkpoint's classes, in the order of the run's; None for a new head.
+      why: the reason, for people.
     """
 
     chosen: np.ndarray | None
@@ -303,7 +302,7 @@ def class_order(trained: TrainedModel, classes: SourceInfo) -> ClassOrder | None
 
     Args:
       trained: the checkpoint.
-      classes: of the data. Where they are a part of the checkpoint's, the others follow.
+      classes: those of the data. If the checkpoint has further classes, these come last.
 
     Returns:
       None to keep the order: it is the same, or one side does not name its classes.
@@ -329,7 +328,7 @@ def class_order(trained: TrainedModel, classes: SourceInfo) -> ClassOrder | None
 def reorder_head(
     flat: Mapping[str, np.ndarray], head: str, chosen: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """The arrays of a head with the chosen outputs first, and the others behind them."""
+    """The arrays of a head, with the chosen outputs before the others."""
     arrays = {name: np.asarray(x) for name, x in flat.items() if name.startswith(f'{head}/')}
     count = next(iter(arrays.values())).shape[-1]
     order = np.append(chosen, np.setdiff1d(np.arange(count), chosen))
@@ -340,7 +339,7 @@ def read_classes(path: str) -> np.ndarray:
     """The numbers of a file of classes, int64 [classes of the run].
 
     Raises:
-      UserError: if there is no such file, or a line is no number.
+      UserError: if there is no such file, or a line is not a number.
     """
     where = f'config.init.classes={path}'
     try:
@@ -381,7 +380,7 @@ def take_classes(imported: TrainedModel, model: Any, chosen: np.ndarray) -> Trai
             f'config.init.classes: there is no class {chosen.max()} in a head of {count} '
             'classes, which are counted from 0'
         )
-    taken = np.append(chosen, np.arange(count, outputs))  # a detector's last one is no class
+    taken = np.append(chosen, np.arange(count, outputs))  # a detector's last output is not a class
     flat |= {name: array[..., taken] for name, array in of_classes.items()}
     params: dict[str, Any] = traverse_util.unflatten_dict(flat, sep='/')
     note = f'{head}: {wanted} of its {count} classes are taken'

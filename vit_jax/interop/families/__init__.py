@@ -98,7 +98,7 @@ def _unknown(flat: Mapping[str, Any], family: str, kind: str) -> str:
     held = ', '.join(sorted(flat)[:3]) or 'nothing'
     if shared := common_prefix(flat):
         held += f'; all names begin with {shared}'
-    held += f'; by config.json it is of kind {kind!r}' if kind else ''
+    held += f'; config.json says {kind!r}' if kind else ''
     tried = family or ', '.join(modules(__name__))
     return (
         f'no checkpoint family matches these parameters (found {held}); tried {tried}; '

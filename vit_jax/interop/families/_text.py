@@ -20,8 +20,8 @@ from vit_jax.interop.trained import TrainedModel
 from vit_jax.models import text_encoder
 from vit_jax.tree_paths import require_fit
 
-# The end token in files of CLIP from before 2023, and the size of CLIP's vocabulary, which ends
-# with the real one.
+# The end token in files of CLIP from before 2023, and the size of CLIP's vocabulary, whose last id
+# is the real one.
 _OLD_EOS, _VOCAB_SIZE = 2, 49408
 
 

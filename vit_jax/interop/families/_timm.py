@@ -182,7 +182,7 @@ _SAME = (
 
 
 def plain(flat: Flat, source: str) -> Flat:
-    """Split the fused projections and gates of arrays, and give equal parts one name.
+    """Split fused projections and gates, and rename parts that have several names.
 
     Raises:
       UserError: if an array cannot be split.
@@ -288,7 +288,7 @@ def _images(transforms: str, size: Size) -> tuple[dict[str, Any], tuple[str, ...
     told = preprocessing.timm_keys(transforms, size)
     if not told:
         if re.search('resize|crop', transforms):
-            notes.append(f'timm cannot make images as here, by {transforms}')
+            notes.append(f'timm cannot prepare images as here: {transforms}')
         return {}, tuple(notes)
     files = {'pretrained_cfg': told | {'input_size': [3, *size], 'mean': [0.5]}}
     return told, (*notes, *preprocessing.differences(transforms, files))

@@ -323,7 +323,9 @@ def square(flat: Flat, patch_size: int, first: int = 1) -> tuple[int, int]:
     """
     side = _vit.square_side(flat['pos_embed'].shape[1] - first) if 'pos_embed' in flat else None
     if side is None:
-        raise UserError('the image size does not follow from pos_embed; give it')
+        raise UserError(
+            'the image size does not follow from pos_embed; read with image_size=(y, x)'
+        )
     return side * patch_size, side * patch_size
 
 

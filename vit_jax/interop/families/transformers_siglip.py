@@ -87,10 +87,7 @@ def write(trained: TrainedModel) -> Written:
         )
     image, text = (names.flattened(trained.params[name]) for name in ('image', 'text'))
     channels = image['patch_embed/kernel'].shape[2]
-    side = (_vit.square_side(image['pos_embed'].shape[1]) or 0) * model['patch_size']
-    size = trained.image_size or (side, side)
-    if not size[0]:
-        raise UserError('the image size does not follow from pos_embed; give it')
+    size = trained.image_size or _transformers.square(image, model['patch_size'], 0)
     written = vision.fused(_text.written(image, IMAGE_TABLE))
     arrays = {_VISION + name: array for name, array in written.items()}
     written = _text.written(text, _text.SIGLIP.table)

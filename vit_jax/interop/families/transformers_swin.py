@@ -107,10 +107,10 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
 
 
 def write(trained: TrainedModel) -> Written:
-    """Files of a SwinForImageClassification or, for Swin v2, a Swinv2ForImageClassification;
-    without a head of a SwinModel or a Swinv2Model.
+    """Make the files of a SwinForImageClassification or, without a head, of a SwinModel; for a
+    Swin v2, those of the same classes of Swinv2.
 
-    If the image size is unknown, that whose last feature map is one window is written.
+    An unknown image size is written as that whose last feature map is one window.
 
     Raises:
       UserError: if transformers has no such Swin.

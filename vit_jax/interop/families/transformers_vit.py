@@ -69,11 +69,11 @@ _KINDS = (
         defaults={'layer_norm_eps': 1e-12, 'num_attention_heads': 12},
     ),
 )
-# Of all of them, to tell their names from others'.
+# Parts that all of them have, by which they are recognized.
 _PLAIN = _transformers.Kind('', (), (), tuple(p for kind in _KINDS for p in kind.prefixes))
 _EMBEDDING = 'embeddings.patch_embeddings.projection.weight'
 _NORMS = ('encoder.layer.0.layernorm_before.weight', 'layers.0.layernorm_before.weight')
-# Names of other families with the same names beside them.
+# Parts that only other families have beside these.
 _OTHERS = ('decoder.decoder_pred.weight', 'embeddings.detection_tokens', 'pooler.layernorm.weight')
 
 
