@@ -15,7 +15,7 @@ def main(argv: Sequence[str]) -> int:
     """Write one file or folder, and print a line about its contents.
 
     Raises:
-      UserError: if the target is there already, or its suffix is no format of weights.
+      UserError: if the target is there already, or its suffix is not a format of weights.
     """
     parser = Parser('convert', __doc__)
     parser.add_argument(

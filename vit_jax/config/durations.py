@@ -70,7 +70,7 @@ class Durations:
         """The number of steps, at least 1 unless the duration is empty or zero.
 
         Raises:
-          UserError: for text that is no duration, or a share of an unknown total.
+          UserError: for text that is not a duration, or a share of an unknown total.
         """
         amount, unit = parse_duration(text, where)
         if unit == '%' and not self.total_steps:

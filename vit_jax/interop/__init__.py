@@ -52,7 +52,7 @@ def read(
     file, part = texts.split_part(place)
     flat, extra = files.read_arrays(file)
     if (mean is None) != (std is None):
-        raise UserError('give both mean and std, or neither')
+        raise UserError('give mean and std together, or neither')
     if mean is not None:
         extra[preprocessing.GIVEN_NORMALIZATION] = {'mean': mean, 'std': std}
     if image_size:

@@ -259,7 +259,7 @@ def _below(flat: Flat, prefix: str) -> Flat:
 
 def _numbers(path: str, name: str, array: np.ndarray) -> np.ndarray:
     """An array of real numbers: floats as float32, integers as they are."""
-    if not isinstance(array, np.ndarray):  # NumPy returns the bytes of a member that is no array
+    if not isinstance(array, np.ndarray):  # NumPy returns bytes of other members
         raise UserError(f'{path}: {name} is not an array; get the file again')
     if array.dtype == np.dtype('V2'):  # as NumPy reads bfloat16, which it lacks
         array = array.view(ml_dtypes.bfloat16)

@@ -47,7 +47,7 @@ _SHARD = re.compile(r'model-\d+-of-\d+\.safetensors')
 # Weights of one precision, which transformers reads as a `variant`.
 _VARIANT = re.compile(r'model\.[\w-]+\.safetensors')
 _CHECKSUM = re.compile('[0-9a-f]{64}|[0-9a-f]{40}')  # sha256 of LFS, SHA-1 of git
-_SUMS = '.vit_jax'  # in the cache of a repository: sha256 of files whose names are no checksums
+_SUMS = '.vit_jax'  # in a repository's cache: sha256 of files whose names are not checksums
 _LISTED = 4
 _MOST_NAMES = 1000  # of an organization, among which to find the nearest
 RELEASED = pathlib.Path(__file__).with_name('released.json')

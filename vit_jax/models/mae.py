@@ -44,7 +44,7 @@ class Model(base.Model):
       attention: implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
       dtype: computation dtype. Parameters, layer norm statistics and softmax stay float32.
       residual_dtype: of the residual streams; that of the computation if None. The authors' is
-        'float32' with half precision products.
+        'float32', with matmuls in half precision.
 
     Raises:
       UserError: if a field has no such value, or images do not fit the patches or the positions, or

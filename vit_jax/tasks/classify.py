@@ -177,7 +177,7 @@ class Task(base.Task):
             )
         if label.shape[-1] > num_classes:
             raise UserError(f'the data have {label.shape[-1]} classes, the model {num_classes}')
-        more = num_classes - label.shape[-1]  # outputs that are no class of the data
+        more = num_classes - label.shape[-1]  # outputs that are not classes of the data
         return jnp.pad(label.astype(jnp.float32), ((0, 0), (0, more)))
 
     def evaluate(self, apply: Apply, batch: Batch) -> Sums:

@@ -352,7 +352,7 @@ def warn_once(text: str) -> None:
 
 
 def _hint(name: str, there: Iterable[str]) -> str:
-    """The remedy for a name that is no file: its suffix, or other slashes."""
+    """The remedy for a name that is not a file: its suffix, or other slashes."""
     if '\\' in name:
         return '; write / between folder and file'
     with_suffix = (name + suffix for suffix in IMAGES)

@@ -205,7 +205,7 @@ def scanned(shard: pathlib.Path, title: str) -> dict[str, np.ndarray]:
     """Read the headers of a shard and the classes in it; see `indexed`.
 
     Raises:
-      UserError: if the shard cannot be read, or a class in it is no integer.
+      UserError: if the shard cannot be read, or a class in it is not an integer.
     """
     names: list[bytes] = []
     members: list[np.ndarray] = []

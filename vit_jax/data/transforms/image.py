@@ -386,7 +386,7 @@ def crop_area(
     1 / `ratio` to `ratio`, uniform in its logarithm.
 
     Raises:
-      ValueError: for a `ratio` below 1, or areas that are no percentages.
+      ValueError: for a `ratio` below 1, or areas that are not percentages.
     """
     if ratio < 1:
         raise ValueError(f'{ratio=} must be at least 1')
