@@ -46,7 +46,7 @@ def read(
     Raises:
       UserError: if it cannot be read, or no family matches it.
     """
-    from vit_jax.interop import families, files, preprocessing, texts, trained, wrappers
+    from vit_jax.interop import families, files, names, preprocessing, texts, trained
 
     note, (family, place) = '', families.split(path)
     file, part = texts.split_part(place)
@@ -59,14 +59,15 @@ def read(
         extra[GIVEN_SIZE] = image_size
     try:
         if part in TOWERS:
+            flat, extra = _by_names_of_transformers(flat, extra)
             flat, extra = texts.take_tower(flat, extra, part)
         elif part:
-            flat = wrappers.part(flat, part)
+            flat = names.part_of(flat, part)
         kind = extra.get('model_type') or extra.get('architecture') or ''
         try:
             reader = families.reader(flat, family, kind)
         except families.UnknownNames as unknown:
-            flat, prefix, note = wrappers.unwrapped(
+            flat, prefix, note = names.unwrapped(
                 flat, lambda arrays: bool(families.matching(arrays, family))
             )
             if not prefix:
@@ -93,6 +94,15 @@ def read(
         raise UserError(
             f'{place}: arrays or config.json are not as in files of this kind ({words})'
         ) from error
+
+
+def _by_names_of_transformers(
+    flat: dict[str, np.ndarray], extra: dict[str, Any]
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The two towers of OpenCLIP as transformers keeps them; others as they are."""
+    from vit_jax.interop.families import open_clip
+
+    return open_clip.translated(flat, extra) if open_clip.matches(flat) else (flat, extra)
 
 
 def _preprocessed(imported: TrainedModel, extra: Mapping[str, Any]) -> TrainedModel:

@@ -18,7 +18,14 @@ import numpy as np
 
 from vit_jax.errors import UserError, with_secrets
 from vit_jax.interop import hub
-from vit_jax.interop.hub import INDEX, PICKLES, TOKENIZERS, WEIGHTS
+from vit_jax.interop.hub import (
+    INDEX,
+    OPEN_CLIP,
+    OPEN_CLIP_WEIGHTS,
+    PICKLES,
+    TOKENIZERS,
+    WEIGHTS,
+)
 from vit_jax.storage import cache, paths, servers
 
 Flat = dict[str, np.ndarray]  # name -> array
@@ -171,10 +178,12 @@ def _read_folder(folder: str) -> tuple[Flat, dict[str, Any]]:
     """The arrays of the file that transformers reads, or of all shards in its index.
 
     That is the file that config.json names, else the single file, else the index: an old index may
-    be left beside a new file. Variants, such as model.fp16.safetensors, are read only by name.
+    be left beside a new file. Variants, such as model.fp16.safetensors, are read only by name. The
+    file of OpenCLIP is read if there is none of these.
     """
     config = _read_configs(folder)
-    file = config.get(_EXPLICIT) or (WEIGHTS if Path(folder, WEIGHTS).is_file() else INDEX)
+    held = (name for name in (WEIGHTS, INDEX, OPEN_CLIP_WEIGHTS) if Path(folder, name).is_file())
+    file = config.get(_EXPLICIT) or next(held, INDEX)
     if not (isinstance(file, str) and paths.stays_inside(file) and '://' not in file):
         raise UserError(
             f'{os.path.join(folder, _CONFIG)}: {_EXPLICIT} {file!r} is not a file of its folder'
@@ -214,6 +223,7 @@ def _read_configs(folder: str) -> dict[str, Any]:
         raise UserError(f'{os.path.join(folder, _PROCESSOR)}: image_processor is not a JSON object')
     tokenizers = [path for name in TOKENIZERS if Path(path := os.path.join(folder, name)).is_file()]
     found = {_PREPROCESSOR: preprocessor, TOKENIZER: tokenizers[0] if tokenizers else None}
+    found[OPEN_CLIP] = _read_json(os.path.join(folder, OPEN_CLIP))
     return config | {key: value for key, value in found.items() if value is not None}
 
 

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from huggingface_hub import HfUri
 
 SCHEME = 'hf://'
-CONFIGS = ('config.json', 'preprocessor_config.json', 'processor_config.json')
+OPEN_CLIP, OPEN_CLIP_WEIGHTS = 'open_clip_config.json', 'open_clip_model.safetensors'
+CONFIGS = ('config.json', 'preprocessor_config.json', 'processor_config.json', OPEN_CLIP)
 # In order of preference: of SigLIP, and of Gemma, which SigLIP 2 uses.
 TOKENIZERS = ('spiece.model', 'tokenizer.model', 'tokenizer.json')
 TOKENIZER_CONFIG = 'tokenizer_config.json'

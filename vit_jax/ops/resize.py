@@ -38,6 +38,15 @@ def bicubic_half_pixel(x: Float[Values, 'h w D'], size: Size) -> Float[np.ndarra
     return _resize(x, size, _bicubic)
 
 
+def bicubic_offset(x: Float[Values, 'h w D'], size: Size) -> Float[np.ndarray, 'new_h new_w D']:
+    """`bicubic_half_pixel` as if the new grid had a tenth of a cell more on each side.
+
+    DINO and DINOv2 resize their position embeddings like this: their authors add 0.1 to the sides
+    of the new grid, from which PyTorch's `interpolate(scale_factor=...)` takes its steps.
+    """
+    return _resize(x, size, lambda old, new: _bicubic(old, new, extra=0.1))
+
+
 def bicubic_antialiased(
     x: Float[Values, 'h w D'], size: Size
 ) -> Float[np.ndarray, 'new_h new_w D']:
@@ -101,7 +110,8 @@ def grid(x: Float[Values, 'h w D'], size: Size, method: str) -> Float[np.ndarray
       x: the vectors of the old grid.
       size: rows and columns of the new grid.
       method: 'bilinear' (`bilinear_align_corners`), 'bicubic' (`bicubic_half_pixel`),
-        'antialiased' (`bicubic_antialiased`), 'linear' (`linear_half_pixel`) or 'geometric'.
+        'bicubic_offset', 'antialiased' (`bicubic_antialiased`), 'linear' (`linear_half_pixel`) or
+        'geometric'.
 
     Raises:
       UserError: if there is no such method.
@@ -143,6 +153,7 @@ def position_embedding(
 _METHODS = {
     'bilinear': bilinear_align_corners,
     'bicubic': bicubic_half_pixel,
+    'bicubic_offset': bicubic_offset,
     'antialiased': bicubic_antialiased,
     'linear': linear_half_pixel,
     'geometric': geometric,
@@ -183,8 +194,8 @@ def _geometric(old: int, new: int) -> Float[np.ndarray, 'new old']:
 
 
 @functools.cache
-def _bicubic(old: int, new: int) -> Float[np.ndarray, 'new old']:
-    at = _centers(old, new)
+def _bicubic(old: int, new: int, extra: float = 0.0) -> Float[np.ndarray, 'new old']:
+    at = _centers(old, new, extra)
     first = np.floor(at).astype(int) - 1
     taps = first[:, None] + np.arange(4)
     weights = _cubic(np.abs(at[:, None] - taps), a=-0.75)
@@ -204,9 +215,12 @@ def _antialiased(
     return weights / weights.sum(axis=1, keepdims=True)
 
 
-def _centers(old: int, new: int) -> Float[np.ndarray, 'new']:
-    """The centers of new cells, in units in which the old ones are at 0, 1, ..."""
-    return (np.arange(new) + 0.5) * (old / new) - 0.5
+def _centers(old: int, new: int, extra: float = 0.0) -> Float[np.ndarray, 'new']:
+    """The centers of new cells, in units in which the old ones are at 0, 1, ...
+
+    `extra` is the part of a cell that the new grid is longer than its cells.
+    """
+    return (np.arange(new) + 0.5) * (old / (new + extra)) - 0.5
 
 
 def _linear(x: Float[np.ndarray, '*B']) -> Float[np.ndarray, '*B']:

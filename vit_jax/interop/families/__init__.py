@@ -24,8 +24,8 @@ from typing import Any
 
 from vit_jax.config.origin import split_family as split
 from vit_jax.errors import UserError, modules, resolve_module
+from vit_jax.interop.names import common_prefix
 from vit_jax.interop.trained import TrainedModel, Written
-from vit_jax.interop.wrappers import common_prefix
 
 __all__ = ['FORMS', 'find', 'reader', 'split', 'writer']
 

@@ -80,10 +80,10 @@ TABLE: names.Table = (
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether these are the names of such a model, and not also those of a decoder."""
+    """Whether these are the names of such a model, and not also those of pretraining."""
     known = 'patch_embed.proj.weight' in flat or 'embeds.proj.weight' in flat
     is_vit = known and any(name.startswith('blocks.0.') for name in flat)
-    return is_vit and 'decoder_pred.weight' not in flat
+    return is_vit and flat.keys().isdisjoint(('decoder_pred.weight', 'mask_token'))
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
