@@ -14,6 +14,7 @@ from pyarrow import parquet
 
 from vit_jax import __main__ as cli
 from vit_jax.commands import predict
+from vit_jax.commands._parser import image_names
 from vit_jax.data.sources import open_source
 from vit_jax.inference import load as inference_lib
 from vit_jax.runtime.console import Console
@@ -127,6 +128,32 @@ def test_a_folder_with_a_broken_file_is_written_as_a_table(smoke_run, files, cap
         one['probability'] for one in expected
     ]
     assert sorted(path.name for path in (tmp_path / 'out').iterdir()) == ['0.png', '1.png']
+
+
+@pytest.mark.slow
+def test_files_of_equal_names_get_a_picture_each(smoke_run, files, capsys, tmp_path):
+    one, other = tmp_path / 'in' / 'a' / 'x.png', tmp_path / 'in' / 'b' / 'x.png'
+    for file, digit in ((one, files[0]), (other, files[1])):
+        file.parent.mkdir(parents=True)
+        shutil.copy(digit, file)
+    argv = ['predict', '--workdir', str(smoke_run), '--out', str(tmp_path / 'out')]
+    assert cli.main([*argv, str(tmp_path / 'in')]) == 0
+    made = [tmp_path / 'out' / 'a' / 'x.png', tmp_path / 'out' / 'b' / 'x.png']
+    assert sorted((tmp_path / 'out').rglob('*.png')) == made
+    assert made[0].read_bytes() != made[1].read_bytes()
+    assert cli.main([*argv, str(one), str(one)]) == 2
+    assert 'x.png is the picture of two inputs: give each file once' in capsys.readouterr().err
+    assert cli.main([*argv[:-1], str(one.parent), str(one)]) == 2
+    assert 'x.png would overwrite an input file' in capsys.readouterr().err
+
+
+def test_names_of_pictures():
+    assert image_names(['a/x.jpg', 'b/y.jpg']) == ['x.png', 'y.png']
+    assert image_names(['a/x.jpg', 'a/b/x.jpg', 'a/c/y.jpg']) == ['x.png', 'b/x.png', 'c/y.png']
+    assert image_names(['a/x.jpg', 'a/x.webp', 'b/y.jpg'], samples=2) == [
+        *('a/x.jpg_0.png', 'a/x.jpg_1.png', 'a/x.webp_0.png', 'a/x.webp_1.png'),
+        *('b/y.jpg_0.png', 'b/y.jpg_1.png'),
+    ]
 
 
 def test_a_table_holds_boxes_and_images_without_any(tmp_path):

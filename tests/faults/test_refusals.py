@@ -58,13 +58,15 @@ def test_a_config_that_cannot_be(flag, said, tmp_path, capsys):
 @pytest.mark.parametrize('patch', [16, 3])
 def test_images_that_are_no_whole_patches(patch, tmp_path, capsys):
     line = refused_start(tmp_path, capsys, f'model.patch_size={patch}')
-    assert f'images are 8x8: their height is not a positive multiple of patch_size {patch}' in line
+    assert (
+        f'images are 8 x 8: their height is not a positive multiple of patch_size {patch}' in line
+    )
 
 
 @pytest.mark.fault(27)
 def test_images_that_transforms_make_larger_than_whole_patches(tmp_path, capsys):
     flags = 'data.transforms=resize(20)', 'model.patch_size=16'
-    assert 'images are 20x20' in refused_start(tmp_path, capsys, *flags)
+    assert 'images are 20 x 20' in refused_start(tmp_path, capsys, *flags)
 
 
 @pytest.mark.fault(28)

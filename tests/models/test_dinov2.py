@@ -185,5 +185,7 @@ def test_mistakes(fields, message):
 
 
 def test_patches_must_tile_all_crops():
-    with pytest.raises(UserError, match='images are 3x3: their height is not a positive multiple'):
+    with pytest.raises(
+        UserError, match='images are 3 x 3: their height is not a positive multiple'
+    ):
         shapes(MODEL, 8, 3)

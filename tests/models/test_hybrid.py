@@ -281,7 +281,7 @@ def test_variant_gives_keywords_of_the_model():
         (lambda: Model(width=30), 'width 30 is not a multiple of num_heads 12'),
         (
             lambda: shapes(Model(**variant('R26+S/32')), (224, 240)),
-            'images are 224x240: this hybrid needs positive multiples of 32 pixels',
+            'images are 240 x 224: this hybrid needs positive multiples of 32 pixels',
         ),
     ],
 )

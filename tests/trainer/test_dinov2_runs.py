@@ -33,7 +33,7 @@ GLOBAL = "views('image', 2, 'inception_crop(8)')"
         ),
         (
             f"data.transforms=views('local_image', 2, 'inception_crop(3)')|{GLOBAL}",
-            'images are 3x3: their height is not a positive multiple of patch_size 2',
+            'images are 3 x 3: their height is not a positive multiple of patch_size 2',
         ),
     ],
 )

@@ -130,8 +130,14 @@ def test_a_value_of_the_users_counts(auto):
 
 
 def test_larger_images(auto):
-    config = fine_tune.complete(auto('batch_size=8', arg='auto,48')).config
+    completed = fine_tune.complete(auto('batch_size=8', arg='auto,48'))
+    config = completed.config
     assert config.data.transforms == "inception_crop(48, method='bilinear')|flip"
+    # A run says the size that it trains, not the checkpoint's 32.
+    assert completed.notes[1:3] == (
+        f'config.data.transforms: {config.data.transforms}',
+        "config.evals.val.transforms: resize_small(48, 'bilinear')|central_crop(48)",
+    )
     assert build(config, jax.devices()[:1]).data.image_size == (48, 48)
 
 

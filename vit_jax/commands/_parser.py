@@ -213,24 +213,39 @@ def is_folder(out: str) -> bool:
 
 
 def image_names(files: Sequence[str | pathlib.Path], samples: int | None = None) -> list[str]:
-    """Return NAME.png for each file, or NAME_0.png, NAME_1.png, ... for its samples."""
+    """Return NAME.png for each file, or NAME_0.png, NAME_1.png, ... for its samples.
+
+    If two files have the same NAME, each keeps its folders below the folder that all share, as in
+    `a/NAME.png` and `b/NAME.png`; if this does not tell them apart, its suffix too.
+    """
+    paths = [pathlib.Path(os.path.abspath(file)) for file in files]
+    names = [path.stem for path in paths]
+    if len(set(names)) < len(set(paths)):
+        shared = os.path.commonpath([path.parent for path in paths])
+        below = [path.relative_to(shared) for path in paths]
+        names = [str(path.with_suffix('')) for path in below]
+        if len(set(names)) < len(set(paths)):
+            names = [str(path) for path in below]
     endings = [''] if samples is None else [f'_{i}' for i in range(samples)]
-    return [f'{pathlib.Path(file).stem}{ending}.png' for file in files for ending in endings]
+    return [f'{name}{ending}.png' for name in names for ending in endings]
 
 
 def check_image_names(
     names: Sequence[str], files: Sequence[str | pathlib.Path], folder: str, flag: str
 ) -> None:
     """Raise UserError if `save_images` would overwrite an input file or one of its own images."""
-    taken = {pathlib.Path(file).resolve() for file in files}
+    inputs, made = {pathlib.Path(file).resolve() for file in files}, set()
     for name in names:
         path = (pathlib.Path(folder) / name).resolve()
-        if path in taken:
+        if path in inputs:
             raise UserError(
-                f'{flag} {folder!r}: {name} would overwrite an input file or the picture of '
-                'another one: choose another folder, or files with different names'
+                f'{flag} {folder!r}: {name} would overwrite an input file: choose another folder'
             )
-        taken.add(path)
+        if path in made:
+            raise UserError(
+                f'{flag} {folder!r}: {name} is the picture of two inputs: give each file once'
+            )
+        made.add(path)
 
 
 def save_images(images: Iterable[Any], names: Sequence[str], folder: str, flag: str) -> Any:
@@ -251,10 +266,10 @@ def save_images(images: Iterable[Any], names: Sequence[str], folder: str, flag: 
 
     target = paths.path(folder)
     with writing(folder, flag):
-        paths.make_folder(target)
         for image, name in zip(images, names, strict=True):
             encoded = io.BytesIO()
             Image.fromarray(image).save(encoded, format='png')
+            paths.make_folder((target / name).parent)
             paths.write_atomic(target / name, encoded.getvalue())
     return target
 

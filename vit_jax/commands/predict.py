@@ -50,7 +50,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         '--out',
         metavar='FILE',
-        help='draw a picture (.png, .pdf, .svg or .jpg), or one picture per file into a folder',
+        help='draw a picture (.png, .pdf, .svg or .jpg), or one picture per file into a folder; '
+        'files of equal names keep their folders there',
     )
     parser.add_argument('--json', action='store_true', help='print JSON only')
     parser.add_argument(
@@ -262,6 +263,7 @@ def predict_files(
     from vit_jax.runtime.console import Console
 
     reader, predict_one, size = photo_reader(run), predictor(run, args.seed), image_size(args)
+    names = dict(zip(args.image, image_names(args.image), strict=True))
     console, prints = Console(), not args.json and args.table is None
     results, drawn, failed = [], [], {}
     for file in args.image:
@@ -283,7 +285,7 @@ def predict_files(
             console.print()
         if args.out is not None and is_folder(args.out):
             picture = viz.image(prediction, photo, context)
-            save_images([picture], image_names([file]), args.out, '--out')
+            save_images([picture], [names[file]], args.out, '--out')
         elif args.out is not None:
             drawn.append((prediction, photo))
     if not results:
