@@ -84,6 +84,8 @@ SIZES = {
     "'train[:90%]'": 'train',
     '--size 8000': '--size 60',
     '--n-best 3': '--n-best 2',
+    '--points 12 --curves 3': '--points 12 --curves 1',
+    '--curves 40 --bootstrap 30': '--curves 2 --bootstrap 2',
     '--layer 2': '--layer 0',
     'width=512,height=384': 'width=48,height=32',
     '/scratch/': 'scratch/',
