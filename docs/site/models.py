@@ -62,6 +62,7 @@ CHECKED = {
     'hybrid': Checked(
         "timm's hybrids", f'{TESTS}/test_timm_forms.py', '1e-5', ('timm_vit', 'vision_transformer')
     ),
+    'jit': Checked("the authors' code", 'tests/models/test_jit.py', '1e-5'),
     'mae': Checked("transformers' ViTMAE", f'{TESTS}/test_mae.py', '2e-5', ('mae',)),
     'naflex': Checked('itself, one image at a time', 'tests/models/test_naflex.py', '1e-6'),
     'rnn_seq2seq': Checked('equations in NumPy', 'tests/models/test_rnn_seq2seq.py', '1e-5'),

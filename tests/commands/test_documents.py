@@ -58,6 +58,7 @@ RUNS = {
     'detr/bccd.py:smoke': ('bccd_scenes',),
     'detr/scenes.py:smoke': ('scenes',),
     'detr/scenes_panoptic.py:smoke': ('scenes_panoptic',),
+    'jit/digits.py:smoke': ('jit_digits',),
     'mae/cifar10.py:smoke': ('mae_cifar10', 'mae_smoke', 'mae_half'),
     'dinov2/cifar10.py:smoke': ('dinov2_cifar10',),
     'siglip/scenes.py:smoke': ('siglip',),

@@ -1,0 +1,182 @@
+"""Sample new images from a run that learned to generate them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from vit_jax.commands._model import add_run_flags, run_options
+from vit_jax.commands._parser import (
+    Parser,
+    check_output,
+    check_picture,
+    is_folder,
+    save_figure,
+    save_images,
+    writing,
+)
+from vit_jax.errors import UserError, nearest, positive_number
+
+FRAMES = 8  # of a trajectory, unless there are fewer steps
+MOST_DRAWN = 1000  # images in a picture
+ACROSS = 16  # images in a row of a picture
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the images of `--out`: a picture of all, a file for each, or an array of all."""
+    args = parse_args(argv)
+    from vit_jax.inference import sample
+    from vit_jax.inference.load import open_run
+    from vit_jax.runtime import compile_cache, console, mesh
+    from vit_jax.viz import generate
+
+    mesh.usable_devices()
+    run = open_run(args.workdir, **run_options(args))
+    sample.check_task(run)
+    run = run.adapted(task=generate.with_sampling_flags(run.task, args))
+    classes = sample.check_classes(parse_classes(args.classes, run.class_names), run)
+    total = len(classes) * args.count
+    frames = min(FRAMES, run.task.steps - 1) if args.trajectory else 0
+    times = (run.task.frame_steps(frames) / run.task.steps).tolist()
+    write = writer(args, run.class_names, times)
+    if args.draws and total > MOST_DRAWN:
+        raise UserError(f'--out {args.out}: {total:,} images are too many for one: name a folder')
+    compile_cache.enable()
+    options: dict[str, Any] = {'seed': args.seed, 'frames': frames, 'batch_size': args.batch_size}
+    batches = sample.sample(run, classes, args.count, **options)
+    with console.progress('images', total, quiet=args.json) as advance:
+
+        def counted() -> Iterator[Any]:
+            for batch in batches:
+                advance(len(batch.images))
+                yield batch
+
+        write(counted())
+    if args.json:
+        row = {'step': run.step, 'images': total, 'classes': list(classes), 'seed': args.seed}
+        task = {name: getattr(run.task, name) for name in ('sampler', 'steps', 'guidance')}
+        print(json.dumps({**row, **task, 'out': args.out}))
+    else:
+        print(args.out)
+    return 0
+
+
+def writer(
+    args: argparse.Namespace, names: Sequence[str], times: Sequence[float]
+) -> Callable[[Iterator[Any]], None]:
+    """The function that writes batches to `--out`, given names of classes and times of frames."""
+    if args.draws:
+        return lambda batches: write_picture(args.out, list(batches), names, times)
+    return {True: write_folder, False: write_npz}[is_folder(args.out)](args.out)
+
+
+def write_folder(out: str) -> Callable[[Iterator[Any]], None]:
+    """Write an image for each sample, named by its class and its number: `0003_00012.png`."""
+
+    def write(batches: Iterator[Any]) -> None:
+        from vit_jax.viz import figures
+
+        for batch in batches:
+            pairs = zip(batch.labels, batch.numbers, strict=True)
+            files = [f'{"none" if a < 0 else f"{a:04d}"}_{b:05d}.png' for a, b in pairs]
+            save_images(map(figures.as_picture, batch.images), files, out, '--out')
+
+    return write
+
+
+def write_npz(out: str) -> Callable[[Iterator[Any]], None]:
+    """Write all samples as an array, see `inference.sample.write_npz`."""
+
+    def write(batches: Iterator[Any]) -> None:
+        from vit_jax.inference import sample
+
+        with writing(out, '--out'):
+            sample.write_npz(out, batches)
+
+    return write
+
+
+def write_picture(
+    out: str, batches: Sequence[Any], names: Sequence[str], times: Sequence[float]
+) -> None:
+    """Draw the samples of each class in rows, or, with frames, a row for each sample."""
+    from vit_jax.viz import generate
+
+    made = [row for batch in batches for row in zip(*batch, strict=True)]
+    labels = [int(label) for _, _, label, _ in made]
+    if times:
+        titles = [generate.class_name(label, names) for label in labels]
+        frames, images = [row[1] for row in made], [row[0] for row in made]
+        figure = generate.draw_trajectories(frames, images, times, titles)
+    else:
+        rows: dict[int, list[Any]] = {label: [] for label in labels}
+        for image, _, label, _ in made:
+            rows[int(label)].append(image)
+        cut = [
+            (generate.class_name(label, names), images[first : first + ACROSS])
+            for label, images in rows.items()
+            for first in range(0, len(images), ACROSS)
+        ]
+        figure = generate.draw_grid([row for _, row in cut], [name for name, _ in cut])
+    save_figure(figure, out, '--out')
+
+
+def parse_classes(text: str | None, names: Sequence[str]) -> tuple[int, ...]:
+    """'3,cat,none' -> (3, 5, -1): numbers or names of classes; empty without a text.
+
+    Raises:
+      UserError: for a word that is neither.
+    """
+    known = {'none': -1} | {name: number for number, name in enumerate(names)}
+    found = []
+    for word in [] if text is None else text.split(','):
+        word = word.strip()
+        if word.isdecimal():
+            found.append(int(word))
+        elif word in known:
+            found.append(known[word])
+        else:
+            raise UserError(f'--classes {text!r}: {nearest("class", word, known)}')
+    return tuple(dict.fromkeys(found))
+
+
+def parse_args(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse the flags; `draws` tells whether `--out` is a picture.
+
+    Raises:
+      UserError: if no run or two are named, or `--out` cannot be written.
+    """
+    from vit_jax.viz import generate
+
+    parser = Parser('sample', __doc__)
+    add = parser.add_argument
+    add('run', nargs='?', metavar='RUN', help='the run folder')
+    add_run_flags(parser, required=False)
+    words = "numbers or names, such as 3,7 or cat; 'none' for no class (default: all)"
+    add('--classes', metavar='A,B', help=words)
+    add('--count', type=positive_number, default=8, help='images of each class (default: 8)')
+    add('--seed', type=int, default=0, help='of the noise (default: 0)')
+    generate.add_sampling_flags(parser)
+    add('--batch-size', type=positive_number, default=64, help='of all devices (default: 64)')
+    add('--trajectory', action='store_true', help='draw the images predicted on the way, too')
+    add(
+        '--out',
+        required=True,
+        help='a picture (.png, .pdf, .svg or .jpg); a folder of images; or an .npz with the array '
+        'arr_0, as tools for Frechet inception distances read it',
+    )
+    add('--json', action='store_true', help='print JSON only')
+    args = parser.parse_args(argv)
+    if (args.run is None) == (args.workdir is None):
+        parser.error('name one run, as RUN or by --workdir')
+    args.workdir = args.workdir or args.run
+    args.draws = not (args.out.endswith('.npz') or is_folder(args.out))
+    if args.draws:
+        check_picture(args.out, '--out')
+    elif not is_folder(args.out):
+        check_output(args.out, '--out')
+    if args.trajectory and not args.draws:
+        raise UserError('--trajectory is drawn: give --out a picture, such as trajectory.png')
+    return args

@@ -1,0 +1,161 @@
+"""New images by a trained model of the task `generate`, in one program for all steps.
+
+An image is a function of the model, the seed, its class and its number in the class alone. Other
+devices or batches change it by the rounding of their arithmetic.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax import step
+from vit_jax.array_types import Int, UInt8
+from vit_jax.data.batches import Batch
+from vit_jax.errors import UserError
+from vit_jax.interop.trained import TrainedModel
+from vit_jax.runtime import mesh, sharding
+from vit_jax.storage import paths
+from vit_jax.tasks.generate import NO_CLASS, Task
+
+BATCH_SIZE = 64
+MOST = 2**16  # images of a class, each with an index of its own
+
+
+class Samples(NamedTuple):
+    """Images of a batch.
+
+    Attributes:
+      images: of B samples.
+      frames: the images that were predicted on the way to each.
+      labels: classes; -1 for none.
+      numbers: of the images in their class.
+    """
+
+    images: UInt8[np.ndarray, 'B H W C']
+    frames: UInt8[np.ndarray, 'B K H W C']
+    labels: Int[np.ndarray, ' B']
+    numbers: Int[np.ndarray, ' B']
+
+
+def sample(
+    trained: TrainedModel,
+    classes: Sequence[int] = (),
+    count: int = 1,
+    *,
+    seed: int = 0,
+    frames: int = 0,
+    batch_size: int = BATCH_SIZE,
+    devices: Sequence[jax.Device] | None = None,
+) -> Iterator[Samples]:
+    """Yield `count` images of each class, one class after the other, in batches.
+
+    The options of sampling are those of the task; `trained.adapted(task=...)` changes them.
+
+    Args:
+      trained: a run of the task `generate`, as of `inference.load.open_run`.
+      classes: numbers of classes; all of the model by default. -1 is for images of no class.
+      count: number of images of each class.
+      seed: of the noise.
+      frames: K, images predicted on the way that are returned too.
+      batch_size: rounded up to a multiple of the number of devices.
+      devices: all by default.
+
+    Raises:
+      UserError: for a run of another task, a class that the model does not have, too many images
+        or frames, or devices that cannot be used.
+    """
+    check_task(trained)
+    classes = check_classes(classes, trained)
+    if not 1 <= count <= MOST:
+        raise UserError(f'{count:,} images of a class: from 1 to {MOST:,} are possible')
+    if frames >= trained.task.steps:
+        raise UserError(f'{frames} images on the way need more than {trained.task.steps} steps')
+    layout = sharding.make_layout(mesh.usable_devices() if devices is None else devices)
+    labels = np.repeat(np.array(classes, np.int32), count)
+    numbers = np.tile(np.arange(count, dtype=np.int32), len(classes))
+    rows = min(batch_size, len(labels))
+    rows += -rows % layout.num_shards
+    return _batches(trained, layout, labels, numbers, rows, seed, frames)
+
+
+def check_task(trained: TrainedModel) -> None:
+    """Raise UserError for a run of another task."""
+    if not isinstance(trained.task, Task):
+        raise UserError(
+            f'{trained.path} is a run of the task {trained.config.task.name!r}, which makes no '
+            "images: give a run of 'generate'"
+        )
+
+
+def check_classes(classes: Sequence[int], trained: TrainedModel) -> Sequence[int]:
+    """The classes; all by default. Raises UserError for a class that the model does not have."""
+    num_classes = trained.model.num_classes or 0
+    if not classes:
+        return range(num_classes) if num_classes else (NO_CLASS,)
+    for label in classes:
+        if not NO_CLASS <= label < num_classes:
+            has = f'classes 0 to {num_classes - 1}' if num_classes else 'no classes'
+            raise UserError(f'there is no class {label}: the model has {has}')
+    return classes
+
+
+def _batches(
+    trained: TrainedModel,
+    layout: sharding.Layout,
+    labels: np.ndarray,
+    numbers: np.ndarray,
+    rows: int,
+    seed: int,
+    frames: int,
+) -> Iterator[Samples]:
+    """Yield the images in batches of `rows`, of which the last is padded."""
+    task, size = trained.task, (*_image_size(trained), trained.channels)
+
+    def generate(variables: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        apply = step.bind(trained.model, task, variables, batch, seed=seed)
+        noise = task.noise(apply, rows, size)
+        made = task.generate(apply, noise, batch['label'], frames)
+        shown = task.to_bytes(made.frames.reshape(-1, *size)).reshape(-1, rows, *size)
+        return task.to_bytes(made.images), jnp.moveaxis(shown, 0, 1)
+
+    compiled = layout.compile_eval(generate)
+    variables = layout.create(lambda given: given, trained.variables)
+    for first in range(0, len(labels), rows):
+        chosen = slice(first, first + rows)
+        real = len(labels[chosen])
+        padded = {
+            'label': np.resize(labels[chosen], rows),
+            'index': np.resize((labels[chosen] + 1) * MOST + numbers[chosen], rows),
+        }
+        images, shown = jax.device_get(compiled(variables, layout.put_batch(padded)))
+        yield Samples(images[:real], shown[:real], labels[chosen], numbers[chosen])
+
+
+def _image_size(trained: TrainedModel) -> tuple[int, int]:
+    if trained.image_size is None:
+        raise UserError(f'{trained.path}: the size of its images is unknown')
+    return trained.image_size
+
+
+def write_npz(path: str | os.PathLike[str], batches: Iterator[Samples]) -> None:
+    """Write images as tools for Frechet inception distances read them.
+
+    `arr_0` has the images, bytes [N H W 3], gray ones with three equal channels; `arr_1` their
+    classes [N].
+
+    Raises:
+      OSError: if the file cannot be written; leaves no partial file.
+    """
+    made = list(batches)
+    images = np.concatenate([batch.images for batch in made])
+    images = np.broadcast_to(images, (*images.shape[:3], 3)) if images.shape[-1] == 1 else images
+    content = io.BytesIO()
+    np.savez(content, images, np.concatenate([batch.labels for batch in made]))
+    paths.write_atomic(path, content.getvalue())

@@ -1,0 +1,290 @@
+"""JiT: a plain ViT on the pixels of noisy images, which learns to generate.
+
+Li and He, 2025, "Back to Basics: Let Denoising Generative Models Denoise", arXiv:2511.13720.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from vit_jax.array_types import Float, Float32, Int, Key
+from vit_jax.errors import UserError, check_choice, check_multiple
+from vit_jax.models import base
+from vit_jax.models.base import Size, check_counts, check_fields
+from vit_jax.nn.attention import recomputed
+from vit_jax.nn.blocks import SwiGlu, dense
+from vit_jax.nn.maps import AttentionMap, ParameterPictures, collect, embedding_filters
+from vit_jax.nn.multi_head import MultiHeadAttention
+from vit_jax.nn.norms import RMSNorm
+from vit_jax.nn.patches import PatchEmbed, patch_grid, unpatchify
+from vit_jax.nn.positions import sincos2d
+from vit_jax.nn.rotary import Layout, Rotary, rope
+from vit_jax.nn.stochastic import Dropout, example_keys
+
+# name: width, depth, mlp_dim, num_heads, bottleneck, context_start (table 9)
+VARIANTS = {
+    'mu': (32, 2, 84, 2, 8, 1),
+    'B': (768, 12, 2048, 12, 128, 4),
+    'L': (1024, 24, 2730, 16, 128, 8),
+    'H': (1280, 32, 3413, 16, 256, 10),
+}
+FREQUENCIES = 256  # features of a time before the MLP
+MAX_PERIOD = 10_000.0
+
+_normal = nn.initializers.normal(0.02)
+_zeros = nn.initializers.zeros
+
+
+def variant(name: str) -> dict[str, int]:
+    """Keywords of `Model` for a name such as 'B/16': a shape of VARIANTS and a patch size.
+
+    Raises:
+      UserError: if there is no such shape, or the patch size is not a positive number.
+    """
+    shape, slash, patch = name.partition('/')
+    check_choice('JiT variant', shape, VARIANTS)
+    if not slash or not re.fullmatch('[1-9][0-9]*', patch):
+        raise UserError(f'JiT variant {name!r} needs a patch size, for example {shape}/16')
+    fields = ('width', 'depth', 'mlp_dim', 'num_heads', 'bottleneck', 'context_start')
+    return {'patch_size': int(patch), **dict(zip(fields, VARIANTS[shape], strict=True))}
+
+
+class Model(base.Model):
+    """A ViT whose blocks are modulated by time and class. Images that whole patches tile.
+
+    Attributes:
+      num_classes: classes to choose from; None or 0 for generation without classes.
+      patch_size: side of a patch in pixels.
+      width: D, token width.
+      depth: number of blocks.
+      mlp_dim: hidden width of the blocks' SwiGLU; two thirds of 4 D in the paper.
+      num_heads: attention heads; divides width.
+      bottleneck: width between the two linear layers that embed a patch.
+      context_tokens: tokens of the class beside those of patches; 0 for none.
+      context_start: number of blocks before the first with these tokens.
+      dropout: rate after attention and inside of the SwiGLU, of the blocks in the middle half.
+      attention_dropout: rate of the attention weights of the same blocks.
+      norm_eps: added to the mean square in RMS norms.
+      remat: recomputation in the backward pass; see the model `vit`.
+      attention: implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
+      dtype: computation dtype. Parameters, the embedding of time, norms' statistics, softmax and
+        the last layer stay float32.
+      residual_dtype: of the residual stream; that of the computation if None.
+
+    Raises:
+      UserError: if a field has no such value, or images do not fit the patches.
+    """
+
+    num_classes: int | None = None
+    patch_size: int = 16
+    width: int = 768
+    depth: int = 12
+    mlp_dim: int = 2048
+    num_heads: int = 12
+    bottleneck: int = 128
+    context_tokens: int = 32
+    context_start: int = 4
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    norm_eps: float = 1e-6
+    remat: bool | str = False
+    attention: str = 'auto'
+    dtype: str = 'float32'
+    residual_dtype: str | None = None
+
+    weightless: ClassVar[tuple[str, ...]] = (
+        *('context_start', 'dropout', 'attention_dropout', 'norm_eps', 'remat', 'attention'),
+        *('dtype', 'residual_dtype'),
+    )
+    binding = ('context_start',)
+    head_layers = ('final',)
+
+    def __post_init__(self) -> None:
+        check_fields(self, 'attention', 'dtype', 'residual_dtype', 'remat')
+        check_fields(self, 'dropout', 'attention_dropout')
+        check_counts(self, 'bottleneck', 'depth')
+        check_multiple('width', self.width, 'num_heads', self.num_heads)
+        if self.context_tokens < 0 or not 0 <= self.context_start < self.depth:
+            raise UserError(
+                f'context_tokens={self.context_tokens}, context_start={self.context_start}: must '
+                f'be at least 0, and the start below depth={self.depth}'
+            )
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(
+        self,
+        images: Float[Array, 'B H W C'],
+        time: Float[Array, ' B'],
+        labels: Int[Array, ' B'],
+        train: bool = False,
+    ) -> dict[str, Float[Array, 'B H W C']]:
+        """Predict from noisy images: the image, the noise, or the velocity, as it is trained to.
+
+        Args:
+          images: z = t x + (1 - t) e.
+          time: t, from 0 for noise to 1 for images.
+          labels: classes; -1 for none, as for guidance (arXiv:2207.12598).
+          train: whether dropout acts.
+
+        Returns:
+          image: the prediction, float32.
+        """
+        _, height, width, channels = images.shape
+        grid, dtype = patch_grid(height, width, self.patch_size), jnp.dtype(self.dtype)
+        label = self._embed_labels(labels)
+        condition = nn.silu(TimeEmbed(self.width, name='time_embed')(time) + label)
+        x = PatchEmbed(self.patch_size, self.bottleneck, dtype, False, name='patch_embed')(images)
+        x = dense(self.width, dtype=dtype, name='embed')(x)
+        table = sincos2d(*grid, self.width, endpoint=False)
+        x = x.astype(self.residual_dtype or dtype) + table.astype(self.residual_dtype or dtype)
+        x = self._encode(x, condition, label, grid, train)
+        x = RMSNorm(self.norm_eps, name='norm')(x.astype(jnp.float32))
+        shift, scale = _modulations(condition, 2, self.width, jnp.float32, 'final_modulation')
+        values = self.patch_size**2 * channels
+        x = nn.Dense(values, kernel_init=_zeros, name='final')(x * (1 + scale) + shift)
+        return {'image': unpatchify(x, grid, self.patch_size)}
+
+    def example_keys(self, rows: int) -> Key[Array, ' B']:
+        """A key for each row from the random stream 'noise', see `nn.stochastic.example_keys`."""
+        return example_keys(self.make_rng('noise'), rows)
+
+    def attention_maps(
+        self, intermediates: Mapping[str, Any], images: Float[Array, 'B H W C'], *_: Any
+    ) -> list[AttentionMap]:
+        """Attention maps from the `intermediates` of a call with these images.
+
+        The tokens of the class come before those of the patches.
+        """
+        grid = patch_grid(images.shape[1], images.shape[2], self.patch_size)
+        return collect({'encoder': intermediates}, 'encoder', grid, grid)
+
+    def parameter_pictures(
+        self, params: Mapping[str, Any], image_size: Size | None
+    ) -> list[ParameterPictures]:
+        """The filters that embed patches."""
+        del image_size
+        return embedding_filters(params)
+
+    def layer_order(self) -> tuple[str, ...]:
+        """Patterns of the layers' parameters from the image on; the last layer comes last."""
+        first = '^(patch_embed|embed|time_embed|class_embed|context_embed)(/|$)'
+        return first, *(f'^block_{i}/' for i in range(self.depth))
+
+    def _embed_labels(self, labels: Int[Array, ' B']) -> Float[Array, 'B D']:
+        """Embeddings of classes; the last row of the table is that of no class."""
+        classes = self.num_classes or 0
+        table = self.param('class_embed', _normal, (classes + 1, self.width))
+        return table[jnp.where(labels < 0, classes, labels)]
+
+    def _encode(
+        self, x: Array, condition: Array, label: Array, grid: tuple[int, int], train: bool
+    ) -> Float[Array, 'B N D']:
+        """The tokens of the patches after all blocks."""
+
+        def apply(block: nn.Module, x: Array, condition: Array, positions: Rotary) -> Array:
+            return block(x, condition, positions, train)
+
+        apply = recomputed(apply, self.remat)
+        size = self.width // self.num_heads
+        positions = rope(Layout(grid), size)
+        for i in range(self.depth):
+            if i == self.context_start and self.context_tokens:
+                shape = (1, self.context_tokens, self.width)
+                context = label[:, None] + self.param('context_embed', _normal, shape)
+                x = jnp.concatenate([context.astype(x.dtype), x], axis=1)
+                positions = rope(Layout(grid, first=self.context_tokens), size)
+            x = apply(self._block(i), x, condition, positions)
+        return x[:, self.context_tokens :]
+
+    def _block(self, number: int) -> Block:
+        drops = in_the_middle(number, self.depth)
+        return Block(
+            self.num_heads,
+            self.mlp_dim,
+            self.dropout if drops else 0.0,
+            self.attention_dropout if drops else 0.0,
+            self.norm_eps,
+            jnp.dtype(self.dtype),
+            self.attention,
+            name=f'block_{number}',
+        )
+
+
+def in_the_middle(number: int, depth: int) -> bool:
+    """Whether a block is in the second or third quarter of all, each rounded down."""
+    return depth // 4 <= number < 3 * (depth // 4)
+
+
+class Block(nn.Module):
+    """A pre-norm block modulated by a condition: adaLN-Zero (DiT, arXiv:2212.09748, section 3.2).
+
+    Each branch f becomes x + gate * f(norm(x) * (1 + scale) + shift). The layer that makes shift,
+    scale and gate starts at zero, and the block as the identity.
+    """
+
+    num_heads: int
+    mlp_dim: int
+    dropout: float
+    attention_dropout: float
+    norm_eps: float
+    dtype: Any
+    attention_by: str
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, 'B N D'],
+        condition: Float[Array, 'B D'],
+        positions: Rotary,
+        train: bool,
+    ) -> Float[Array, 'B N D']:
+        norm = functools.partial(RMSNorm, self.norm_eps, dtype=self.dtype)
+        made = _modulations(condition, 6, x.shape[-1], self.dtype, 'modulation')
+        shift1, scale1, gate1, shift2, scale2, gate2 = made
+        y = MultiHeadAttention(
+            self.num_heads,
+            dropout=self.attention_dropout,
+            dtype=self.dtype,
+            attention=self.attention_by,
+            qk_norm=functools.partial(RMSNorm, self.norm_eps),
+            name='attention',
+        )(norm(name='norm1')(x) * (1 + scale1) + shift1, rotary=positions, train=train)
+        x = x + gate1 * Dropout(self.dropout)(y, train)
+        mlp = SwiGlu(self.mlp_dim, self.dropout, dtype=self.dtype, name='mlp')
+        return x + gate2 * mlp(norm(name='norm2')(x) * (1 + scale2) + shift2, train)
+
+
+class TimeEmbed(nn.Module):
+    """Sines and cosines of a time in [0, 1] through an MLP, in float32 (DiT)."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, time: Float[Array, ' B']) -> Float[Array, 'B D']:
+        y = nn.Dense(self.width, kernel_init=_normal, name='fc1')(time_features(time))
+        return nn.Dense(self.width, kernel_init=_normal, name='fc2')(nn.silu(y))
+
+
+def time_features(time: Float[Array, ' B']) -> Float32[Array, 'B F']:
+    """Cosines and then sines of t at frequencies from 1 to nearly 1 / MAX_PERIOD."""
+    half = FREQUENCIES // 2
+    frequencies = (MAX_PERIOD ** -(np.arange(half) / half)).astype(np.float32)
+    angles = time.astype(jnp.float32)[:, None] * frequencies
+    return jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1)
+
+
+def _modulations(
+    condition: Array, count: int, width: int, dtype: Any, name: str
+) -> list[Float[Array, 'B 1 D']]:
+    """Shifts, scales and gates of all tokens, from a layer that starts at zero."""
+    layer = nn.Dense(count * width, dtype=dtype, kernel_init=_zeros, name=name)
+    return jnp.split(layer(condition)[:, None], count, axis=-1)

@@ -1,0 +1,114 @@
+"""Visualization of generation: samples beside an image of their class, grids, trajectories."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vit_jax.array_types import UInt8
+from vit_jax.viz import base, batch
+from vit_jax.viz.batch import Panels
+from vit_jax.viz.photo import Context, Fields, Photo
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SIDE = 1.0  # inches of a sample in a grid
+
+
+class Viz(base.Viz):
+    """Samples, whose noise is that of the example's index in every evaluation of a run.
+
+    A file has no class, so that `predict` samples without one.
+    """
+
+    side = 1.2
+
+    def add_flags(self, parser: argparse.ArgumentParser) -> None:
+        """Add the number of samples, and the options of sampling."""
+        add = parser.add_argument
+        add('--samples', type=int, metavar='N', help="for each image (default: the task's, 1)")
+        add_sampling_flags(parser)
+
+    def adapt_task(self, task: Any, context: Context) -> Any:
+        """The task with the options of the flags."""
+        return with_sampling_flags(task, context.flags, 'samples')
+
+    def rows(self, prediction: Fields, photo: Photo, context: Context) -> list[dict[str, Any]]:
+        """The mean and the standard deviation of each sample's bytes."""
+        del photo, context
+        return [
+            {'sample': i, 'mean': float(sample.mean()), 'std': float(sample.std())}
+            for i, sample in enumerate(prediction['samples'])
+        ]
+
+    def panels(self, prediction: Fields, photo: Photo) -> Panels:
+        """The example, and samples of its class."""
+        samples = prediction['samples']
+        return [('image', photo.image), *((f'sample {i}', s) for i, s in enumerate(samples))]
+
+    def caption(self, fields: Fields, context: Context) -> str:
+        """The class of an example; empty if it has none."""
+        if 'label' not in fields:
+            return ''
+        return class_name(int(fields['label']), context.class_names)
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that `with_sampling_flags` reads."""
+    add = parser.add_argument
+    add('--guidance', type=float, metavar='W', help="1 for none (default: the task's)")
+    add('--steps', type=int, metavar='N', help="from noise to images (default: the task's, 50)")
+    add('--sampler', choices=('heun', 'euler'), help="default: the task's")
+
+
+def with_sampling_flags(task: Any, flags: argparse.Namespace, *others: str) -> Any:
+    """The task with the flags that are given; `others` are names of further ones."""
+    asked = {name: getattr(flags, name) for name in ('guidance', 'steps', 'sampler', *others)}
+    return dataclasses.replace(task, **{k: v for k, v in asked.items() if v is not None})
+
+
+def class_name(label: int, names: Sequence[str]) -> str:
+    """The number and the name of a class, if it has one; 'no class' for -1."""
+    if label < 0:
+        return 'no class'
+    name = names[label] if label < len(names) else str(label)
+    return f'class {label}' if name == str(label) else f'{label} {name}'
+
+
+def draw_grid(
+    samples: Sequence[Sequence[UInt8[np.ndarray, 'H W C']]], names: Sequence[str]
+) -> Figure:
+    """Draw rows of numbered samples.
+
+    Args:
+      samples: of each row.
+      names: of the rows, such as classes.
+    """
+    rows = [[(str(i), sample) for i, sample in enumerate(row)] for row in samples]
+    return batch.draw_rows(rows, names, SIDE)
+
+
+def draw_trajectories(
+    frames: Sequence[UInt8[np.ndarray, 'K H W C']],
+    samples: Sequence[UInt8[np.ndarray, 'H W C']],
+    times: Sequence[float],
+    names: Sequence[str],
+) -> Figure:
+    """Draw a row for each sample: the images predicted on the way to it, and itself.
+
+    Args:
+      frames: of each sample.
+      samples: the results.
+      times: of the frames.
+      names: of the samples.
+    """
+    rows = [
+        [*((f't = {t:.2f}', frame) for t, frame in zip(times, each, strict=True)), ('t = 1', last)]
+        for each, last in zip(frames, samples, strict=True)
+    ]
+    return batch.draw_rows(rows, names, SIDE)
