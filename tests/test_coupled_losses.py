@@ -12,12 +12,19 @@ import optax
 import pytest
 from helpers import contrastive
 
-from vit_jax import step as step_lib
 from vit_jax.config.durations import Durations
 from vit_jax.errors import UserError
 from vit_jax.nn import stochastic
 from vit_jax.ops import terms
 from vit_jax.runtime import sharding
+from vit_jax.step import (
+    Training,
+    init_state,
+    init_variables,
+    make_predict_step,
+    make_train_step,
+    step_keys,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -33,8 +40,8 @@ LAYOUTS = {
 
 def init():
     example = {k: jnp.asarray(x[:1]) for k, x in contrastive.make_batch().items()}
-    variables = step_lib.init_variables(MODEL, TASK, example, seed=0)
-    return step_lib.init_state(variables, TX, seed=0, ema=False)
+    variables = init_variables(MODEL, TASK, example, seed=0)
+    return init_state(variables, TX, seed=0, ema=False)
 
 
 @functools.cache
@@ -42,10 +49,10 @@ def expected():
     """Loss and gradients of the whole batch, differentiated in one piece."""
     state = jax.jit(init)()
     batch = {k: jnp.asarray(x) for k, x in contrastive.make_batch().items()}
-    keys = {'dropout': step_lib.step_keys(state, ('augment', 'dropout'))['dropout']}
+    keys = {'dropout': step_keys(state, ('augment', 'dropout'))['dropout']}
 
     def loss(params):
-        apply = step_lib.Training(MODEL, params, {}, keys, None, state.step)
+        apply = Training(MODEL, params, {}, keys, None, state.step)
         with stochastic.example_positions(jnp.arange(contrastive.ROWS)):
             found = TASK.loss(TASK.outputs(apply, batch), batch)
         return terms.means(found)['pairs']
@@ -58,7 +65,7 @@ def stepped(name, accum_steps):
     layout = sharding.make_layout(
         **LAYOUTS[name], devices=jax.devices()[: 1 if name == 'one' else 8]
     )
-    train_step = step_lib.make_train_step(MODEL, TASK, TX, layout, accum_steps=accum_steps)
+    train_step = make_train_step(MODEL, TASK, TX, layout, accum_steps=accum_steps)
     step = layout.compile_train(train_step, jax.eval_shape(init))
     state = layout.create(init)
     before = jax.tree.map(np.asarray, layout.to_global(state).params)
@@ -100,7 +107,7 @@ def test_predictions_compare_all_rows_of_the_batch(name):
             return {'products': z @ z.T}
 
     layout = sharding.make_layout(**LAYOUTS[name], devices=jax.devices())
-    step = step_lib.make_predict_step(MODEL, Others(), axis_name=layout.axis_name)
+    step = make_predict_step(MODEL, Others(), axis_name=layout.axis_name)
     variables = layout.create(lambda: {'params': init().params})
     batch = contrastive.make_batch()
     found, rest = layout.compile_eval(step)(variables, layout.put_batch(batch))
@@ -111,9 +118,7 @@ def test_predictions_compare_all_rows_of_the_batch(name):
 
 def test_each_call_of_the_model_draws_for_itself():
     state = jax.jit(init)()
-    apply = step_lib.Training(
-        MODEL, state.params, {}, {'dropout': jax.random.key(0)}, None, state.step
-    )
+    apply = Training(MODEL, state.params, {}, {'dropout': jax.random.key(0)}, None, state.step)
     ones = jnp.ones((8, contrastive.WIDTH))
     first, second = (apply(ones, method='embed', train=True) for _ in range(2))
     assert not np.allclose(first, second)
@@ -124,9 +129,7 @@ def test_an_average_has_no_gradient_and_needs_one_to_be_kept():
     ones = jnp.ones((2, contrastive.WIDTH))
 
     def summed(params, average):
-        apply = step_lib.Training(
-            MODEL, params, {}, {'dropout': jax.random.key(0)}, average, state.step
-        )
+        apply = Training(MODEL, params, {}, {'dropout': jax.random.key(0)}, average, state.step)
         return apply.average(ones)['z'].sum()
 
     # Even where the average is the parameters themselves.
@@ -143,7 +146,7 @@ def test_outputs_without_rows_are_refused_by_name():
         def outputs(self, apply, batch):
             return {**super().outputs(apply, batch), 'extra': jnp.ones((3, 2))}
 
-    step = step_lib.make_train_step(MODEL, Summed(), TX, accum_steps=2)
+    step = make_train_step(MODEL, Summed(), TX, accum_steps=2)
     with pytest.raises(ValueError, match=r'extra.* needs a row for each of the 32 examples'):
         jax.eval_shape(step, jax.eval_shape(init), contrastive.make_batch())
 
@@ -151,7 +154,7 @@ def test_outputs_without_rows_are_refused_by_name():
 def test_the_average_follows_its_schedule():
     schedule = {'name': 'linear', 'final': 1.0}
     step = jax.jit(
-        step_lib.make_train_step(
+        make_train_step(
             MODEL, TASK, TX, times=Durations(1, 1, 4), ema_decay=0.5, ema_schedule=schedule
         )
     )

@@ -11,7 +11,7 @@ from helpers.messages import says
 
 from vit_jax import extras
 from vit_jax.__main__ import main
-from vit_jax.config import load as config_lib
+from vit_jax.config import load
 from vit_jax.rehearsal import rehearsal
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -56,7 +56,7 @@ def bare(monkeypatch):
     ],
 )
 def test_extras_of_a_config(bare, config, overrides, needed):
-    loaded = config_lib.load(f'{ROOT}/experiments/{config}', overrides)
+    loaded = load.load(f'{ROOT}/experiments/{config}', overrides)
     assert rehearsal.needed_extras(loaded) == needed
 
 

@@ -9,10 +9,10 @@ import optax
 import pytest
 from helpers import contrastive, toys
 
-from vit_jax import step as step_lib
 from vit_jax.models import vit
 from vit_jax.optim import param_groups
 from vit_jax.runtime import sharding
+from vit_jax.step import init_state, init_variables, make_train_step
 from vit_jax.tasks import classify
 from vit_jax.tree_paths import param_paths
 
@@ -38,12 +38,10 @@ def updated(system, name, accum_steps, freeze):
 
     def init():
         example = {k: jnp.asarray(x[:1]) for k, x in batch.items()}
-        variables = step_lib.init_variables(model, task, example, seed=0)
-        return step_lib.init_state(variables, tx, seed=0, ema=False)
+        variables = init_variables(model, task, example, seed=0)
+        return init_state(variables, tx, seed=0, ema=False)
 
-    train_step = step_lib.make_train_step(
-        model, task, tx, layout, freeze=freeze, accum_steps=accum_steps
-    )
+    train_step = make_train_step(model, task, tx, layout, freeze=freeze, accum_steps=accum_steps)
     step = layout.compile_train(train_step, jax.eval_shape(init))
     state = layout.create(init)
     before = jax.tree.map(np.array, param_paths(layout.to_global(state).params))
@@ -90,12 +88,12 @@ def test_a_frozen_encoder_costs_its_forward_pass_alone(freeze, share):
     }
 
     def init(batch):
-        return step_lib.init_state(step_lib.init_variables(model, task, batch, 0), tx, 0, False)
+        return init_state(init_variables(model, task, batch, 0), tx, 0, False)
 
     state = jax.eval_shape(init, batch)
 
     def flops(freeze):
-        step = step_lib.make_train_step(model, task, tx, freeze=freeze)
+        step = make_train_step(model, task, tx, freeze=freeze)
         return jax.jit(step).lower(state, batch).compile().cost_analysis()['flops']
 
     before, after = flops(()), flops(freeze)

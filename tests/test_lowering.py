@@ -15,11 +15,11 @@ from helpers.experiments import PATHS, ROOT
 from jax import export
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
-from vit_jax.config import load as config_lib
+from vit_jax.config import load
 from vit_jax.nn.attention_choice import Devices
 from vit_jax.profiling.benchmark import real_rows
 from vit_jax.runtime import sharding, target
-from vit_jax.trainer import build as build_lib
+from vit_jax.trainer import build
 
 # JAX's platforms, and a kind of device of each.
 DEVICES = {'cuda': 'NVIDIA H100 80GB HBM3', 'tpu': 'TPU v5e', 'cpu': 'cpu'}
@@ -32,7 +32,7 @@ def systems():
     """A smoke config for every pair of a model and a task; most of `DEAR` is in others, too."""
     found = {}
     for path in PATHS:
-        config = config_lib.load(f'{ROOT / path}:smoke')
+        config = load.load(f'{ROOT / path}:smoke')
         found.setdefault((config.model.name, config.task.name), f'{path}:smoke')
     return [
         pytest.param(spec, id='-'.join(names), marks=[pytest.mark.long] * (names[0] in DEAR))
@@ -57,8 +57,8 @@ def lower(step, *args):
 @pytest.mark.slow
 @pytest.mark.parametrize('spec', [*systems(), *optimizers()])
 def test_steps_of_every_system(spec):
-    config = config_lib.load(str(ROOT / spec))
-    training = build_lib.build(config, jax.devices()[:1])
+    config = load.load(str(ROOT / spec))
+    training = build.build(config, jax.devices()[:1])
     program, kind = training.program, training.data.shapes[-1]
     batch = {k: np.zeros((kind.rows, *s.shape), s.dtype) for k, s in kind.spec.items()}
 
@@ -86,7 +86,7 @@ def exported_systems():
     cases = [pytest.param('experiments/siglip/scenes.py', clip, id='clip-siglip')]
     seen = set()
     for path in PATHS:
-        config = config_lib.load(f'{ROOT / path}:smoke')
+        config = load.load(f'{ROOT / path}:smoke')
         names = config.model.name, config.task.name
         if names not in seen:
             fields = {'dtype': 'bfloat16', **({'num_heads': 1} if names[0] == 'seq2seq' else {})}
@@ -103,10 +103,10 @@ def exported_systems():
 def test_evaluations_take_the_kernels_of_their_platform(monkeypatch, path, model):
     """They are exported for CUDA, TPUs and CPUs without one of them."""
     monkeypatch.setattr(cudnn, 'check_cudnn_version', lambda: 91200)  # there is no cuDNN here
-    config = config_lib.load(f'{ROOT / path}:smoke')
+    config = load.load(f'{ROOT / path}:smoke')
     with config.model.unlocked():
         config.model.update(model)
-    training = build_lib.build(config, jax.devices()[:1])
+    training = build.build(config, jax.devices()[:1])
     kind = training.data.shapes[-1]
     rows = {k: np.zeros((kind.rows, *s.shape), s.dtype) for k, s in kind.spec.items()}
     rows |= real_rows(kind.rows)
@@ -129,9 +129,9 @@ def test_evaluations_take_the_kernels_of_their_platform(monkeypatch, path, model
 def test_steps_under_pmap(monkeypatch):
     """`strategy=pmap`: what the step of a replica gives is taken off without its devices."""
     monkeypatch.setattr(sharding, 'first_replica', lambda tree: jax.tree.map(lambda x: x[0], tree))
-    config = config_lib.load(str(ROOT / 'experiments/vit/digits.py:smoke'))
+    config = load.load(str(ROOT / 'experiments/vit/digits.py:smoke'))
     config.parallel.strategy = 'pmap'
-    training = build_lib.build(config, jax.devices()[:1])
+    training = build.build(config, jax.devices()[:1])
     program, kind = training.program, training.data.shapes[-1]
     spec = {k: jax.ShapeDtypeStruct((kind.rows, *s.shape), s.dtype) for k, s in kind.spec.items()}
     state, variables, batch, rows = jax.tree.map(

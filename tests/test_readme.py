@@ -20,8 +20,7 @@ from PIL import Image
 
 import vit_jax
 from vit_jax import __main__
-from vit_jax.config import load as config_lib
-from vit_jax.config import reference
+from vit_jax.config import load, reference
 from vit_jax.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, UserError
 from vit_jax.interop import files
 from vit_jax.interop.families import vision_transformer
@@ -84,11 +83,11 @@ def check(words, capsys):
     with pytest.raises(SystemExit) as stop:
         __main__.main([name, *action, *own, '--help'])
     assert stop.value.code == 0
-    overrides, rest = config_lib.split_overrides(words)
+    overrides, rest = load.split_overrides(words)
     flags = {word.partition('=')[0] for word in rest if word.startswith('--')}
     assert flags <= set(re.findall(r'--[a-z][a-z-]*', capsys.readouterr().out))
     if '--config' in rest:
-        config_lib.load(rest[rest.index('--config') + 1], overrides)
+        load.load(rest[rest.index('--config') + 1], overrides)
 
 
 class Parsed(BaseException):

@@ -9,9 +9,9 @@ import optax
 import pytest
 from helpers import linear
 
-from vit_jax import step as step_lib
 from vit_jax.ops.terms import Term
 from vit_jax.runtime import sharding
+from vit_jax.step import init_state, init_variables, make_eval_step, make_train_step
 from vit_jax.tasks import classify
 
 pytestmark = pytest.mark.slow
@@ -53,15 +53,15 @@ def make_batch(k):
 
 def init():
     one = jax.tree.map(lambda x: jnp.asarray(x[:1]), make_batch(0))
-    variables = step_lib.init_variables(MODEL, Scheduled(), one, seed=0)
-    return step_lib.init_state(variables, TX, seed=0, ema=False)
+    variables = init_variables(MODEL, Scheduled(), one, seed=0)
+    return init_state(variables, TX, seed=0, ema=False)
 
 
 def compiled(task, name, accum_steps):
     """The layout, and the train step compiled for it."""
     devices = jax.devices()[: 1 if name == 'one' else 4]
     layout = sharding.make_layout(devices, **LAYOUTS[name])
-    step = step_lib.make_train_step(MODEL, task, TX, layout, accum_steps=accum_steps)
+    step = make_train_step(MODEL, task, TX, layout, accum_steps=accum_steps)
     return layout, layout.compile_train(step, jax.eval_shape(init))
 
 
@@ -84,6 +84,6 @@ def test_every_layout_and_microbatch_sees_the_step_of_the_state(task, name, accu
 
 
 def test_evaluation_is_after_training():
-    sums = jax.jit(step_lib.make_eval_step(MODEL, Scheduled()))(init().variables, make_batch(0))
+    sums = jax.jit(make_eval_step(MODEL, Scheduled()))(init().variables, make_batch(0))
     means = {name: float(total / count) for name, (total, count) in sums.items()}
     assert means['loss'] == pytest.approx(2 * means['plain'])

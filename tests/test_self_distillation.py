@@ -23,12 +23,12 @@ from PIL import Image
 
 import vit_jax
 from vit_jax import __main__ as cli
-from vit_jax import step as step_lib
 from vit_jax.config import load, objects
 from vit_jax.inference import load as inference
 from vit_jax.models import vit
 from vit_jax.ops import terms
 from vit_jax.profiling import task_flops
+from vit_jax.step import Training, init_variables
 from vit_jax.tasks import base
 from vit_jax.trainer import build
 from vit_jax.trainer.loop import Preempted
@@ -192,7 +192,7 @@ def made():
         'local_image': rng.normal(size=(6, 3, 4, 4, 1)),
     }
     batch = {name: jnp.asarray(x, jnp.float32) for name, x in batch.items()}
-    return jax.jit(lambda: step_lib.init_variables(MODEL, Task(), batch, 0))()['params'], batch
+    return jax.jit(lambda: init_variables(MODEL, Task(), batch, 0))()['params'], batch
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -212,7 +212,7 @@ def outputs():
 
     @jax.jit
     def found(params):
-        apply = step_lib.Training(model, params, {}, keys, params, jnp.int32(0))
+        apply = Training(model, params, {}, keys, params, jnp.int32(0))
         return Task().outputs(apply, batch)
 
     return found(params)

@@ -13,8 +13,15 @@ import optax
 import pytest
 from helpers import toys
 
-from vit_jax import step as step_lib
 from vit_jax.runtime import sharding
+from vit_jax.step import (
+    init_state,
+    init_variables,
+    make_eval_step,
+    make_predict_step,
+    make_train_step,
+    step_keys,
+)
 
 MODEL, TASK, TX = toys.Model(), toys.Task(), optax.sgd(1.0)
 LAYOUTS = {
@@ -32,15 +39,15 @@ def make_layout(name):
 
 def init():
     example = {k: jnp.asarray(x[:1]) for k, x in toys.make_batch().items()}
-    variables = step_lib.init_variables(MODEL, TASK, example, seed=0)
-    return step_lib.init_state(variables, TX, seed=0, ema=False)
+    variables = init_variables(MODEL, TASK, example, seed=0)
+    return init_state(variables, TX, seed=0, ema=False)
 
 
 @functools.cache
 def expected():
     """Loss, terms and gradients of the whole batch, by the formula."""
     state, batch = jax.jit(init)(), toys.make_batch()
-    keys = step_lib.step_keys(state, ('augment', *TASK.rngs))
+    keys = step_keys(state, ('augment', *TASK.rngs))
 
     def loss(params):
         x = jnp.asarray(batch['x'])
@@ -57,7 +64,7 @@ def expected():
 )
 def test_every_term_is_divided_by_its_count_over_the_global_batch(name, accum_steps):
     layout = make_layout(name)
-    train_step = step_lib.make_train_step(MODEL, TASK, TX, layout, accum_steps=accum_steps)
+    train_step = make_train_step(MODEL, TASK, TX, layout, accum_steps=accum_steps)
     step = layout.compile_train(train_step, jax.eval_shape(init))
     state = layout.create(init)
     before = jax.tree.map(np.asarray, layout.to_global(state).params)
@@ -86,8 +93,8 @@ def draws(name, order, size, seed=0):
     """What the model masked in every row, in the rows' own order; and the evaluation's sums."""
     layout = make_layout(name)
     options = {'seed': seed, 'axis_name': layout.axis_name}
-    predict = layout.compile_eval(step_lib.make_predict_step(MODEL, TASK, **options))
-    evaluate = layout.compile_eval(step_lib.make_eval_step(MODEL, TASK, **options))
+    predict = layout.compile_eval(make_predict_step(MODEL, TASK, **options))
+    evaluate = layout.compile_eval(make_eval_step(MODEL, TASK, **options))
     variables = layout.create(lambda: init().variables)
     found, total, count = {}, 0.0, 0.0
     for batch in eval_batches(order, size):
@@ -131,7 +138,7 @@ def test_another_seed_draws_anew():
 @pytest.mark.parametrize('name', ['one', 'pmap'])
 def test_without_an_index_an_example_is_its_position_in_the_global_batch(name):
     layout = make_layout(name)
-    step = step_lib.make_predict_step(MODEL, TASK, axis_name=layout.axis_name)
+    step = make_predict_step(MODEL, TASK, axis_name=layout.axis_name)
     batch = {k: x for k, x in toys.make_batch().items() if k != 'index'}
     variables = layout.create(lambda: init().variables)
     predictions, _ = layout.compile_eval(step)(variables, layout.put_batch(batch))

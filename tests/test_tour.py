@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from vit_jax.config import load as config_lib
+from vit_jax.config import load
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 NOTEBOOK = json.loads((ROOT / 'docs' / 'tour.ipynb').read_text())
@@ -39,7 +39,7 @@ def test_the_tour_runs_outside_of_the_repository(tmp_path, monkeypatch):
     exec(code(CELLS[0]), {})
     (config,) = re.findall(r"vit_jax.train\('([^']*)'", code(CELLS[1]))
     assert pathlib.Path.cwd() == tmp_path
-    assert config_lib.load(config).model.name == 'vit'
+    assert load.load(config).model.name == 'vit'
 
 
 def test_the_tour_was_executed_from_top_to_bottom():

@@ -30,7 +30,7 @@ from multiprocessing.connection import Connection
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from vit_jax.runtime import environment as environment_lib
+from vit_jax.runtime.environment import MALLOC_TUNABLES, MALLOC_VARIABLE
 
 CLASSES, LR, WEIGHT_DECAY = 1000, 1e-4, 0.01
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'torch', 'transformers', 'numpy')
@@ -58,12 +58,10 @@ def main() -> None:
         **start(
             args,
             torch_steps,
-            {environment_lib.MALLOC_VARIABLE: environment_lib.MALLOC_TUNABLES},
+            {MALLOC_VARIABLE: MALLOC_TUNABLES},
             ', kept memory',
         ),
-        **start(
-            args, jax_steps, {environment_lib.MALLOC_VARIABLE: environment_lib.MALLOC_TUNABLES}
-        ),
+        **start(args, jax_steps, {MALLOC_VARIABLE: MALLOC_TUNABLES}),
     }
     seconds = measure(steps, args.rounds)
     print_table(seconds)
@@ -75,7 +73,7 @@ def start(
     args, make_steps: Callable, environment: dict[str, str], note: str = ''
 ) -> dict[str, Step]:
     """The steps of `make_steps(args)`, run in a process that starts with `environment`."""
-    os.environ.pop(environment_lib.MALLOC_VARIABLE, None)
+    os.environ.pop(MALLOC_VARIABLE, None)
     os.environ.update(environment)
     here, there = multiprocessing.Pipe()
     spawn = multiprocessing.get_context('spawn')

@@ -78,11 +78,11 @@ def start(args: argparse.Namespace) -> dict[str, subprocess.Popen]:
 
 def start_one(args, side: str, python: str, checkout: pathlib.Path) -> subprocess.Popen:
     # Here, for the other sides import another checkout, or none.
-    from vit_jax.runtime import environment as environment_lib
+    from vit_jax.runtime.environment import MALLOC_TUNABLES, MALLOC_VARIABLE
 
     own = {'PYTHONPATH': str(checkout), 'TF_CPP_MIN_LOG_LEVEL': '3'}
     if side == 'vit_jax':
-        own |= {environment_lib.MALLOC_VARIABLE: environment_lib.MALLOC_TUNABLES}
+        own |= {MALLOC_VARIABLE: MALLOC_TUNABLES}
     environment = os.environ | own
     return subprocess.Popen(
         [python, '-P', __file__, str(args.folder.resolve()), '--serve', side],

@@ -35,7 +35,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from helpers import linear
 
-from vit_jax.config import load as config_lib
+from vit_jax.config import load
 from vit_jax.trainer.build import Training, build
 from vit_jax.trainer.train import train
 
@@ -96,7 +96,7 @@ def prepare(steps: int) -> Training:
         {'log': '50', 'eval': '1000000', 'checkpoint': '1000000', 'examples': ''}
     )
     config.evals, config.writers = ConfigDict(), ()
-    config = config_lib.from_json(config_lib.to_json(config))
+    config = load.from_json(load.to_json(config))
     training = build(config, jax.devices()[:1])
     return dataclasses.replace(training, data=Constant(training.data, steps))
 

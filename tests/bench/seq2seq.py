@@ -64,13 +64,12 @@ def train_steps(args) -> dict[str, Callable[[], None]]:
     import jax
 
     from vit_jax import step
-    from vit_jax.config import load as config_lib
-    from vit_jax.config import objects
+    from vit_jax.config import load, objects
     from vit_jax.optim import make as optim
     from vit_jax.runtime import sharding
 
     jax.config.update('jax_platforms', 'cpu')
-    config = config_lib.load(f'{EXPERIMENT}:{args.model}')
+    config = load.load(f'{EXPERIMENT}:{args.model}')
     config.model.vocab_size = VOCAB_SIZE
     model, task = objects.model_and_task(config)
     layout = sharding.make_layout()

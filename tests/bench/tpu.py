@@ -15,7 +15,7 @@ import pages
 import tpu_block
 from tpu_block import FLAX, Step
 
-from vit_jax.config import load as config_lib
+from vit_jax.config import load
 from vit_jax.profiling import preflight, topology
 from vit_jax.rehearsal import ahead_of_time
 
@@ -87,7 +87,7 @@ def step_name(overrides: str) -> str:
 
 def step_row(overrides: str, cycles: bool) -> list[str]:
     given = [f'batch_size={BATCH}', *overrides.split()]
-    config = config_lib.override(config_lib.load(CONFIG), given)
+    config = load.override(load.load(CONFIG), given)
     (report, *_), _ = preflight.preflight(
         config, topology.parse(SLICE), ahead_of_time.PROGRAM, cycles=cycles
     )

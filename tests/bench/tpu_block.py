@@ -239,14 +239,14 @@ def _flax_block(step: Step):
 def _kernel_cycles(step: Step, folder: pathlib.Path) -> int:
     from vit_jax.nn import attention_choice
     from vit_jax.nn.attention import AttentionSpec
-    from vit_jax.nn.kernels import attention as attention_lib
+    from vit_jax.nn.kernels.attention import UNROLLED
     from vit_jax.nn.kernels.heads import group_width, score_bytes
 
     tokens, width, heads, _ = BLOCKS[step.block]
     call = AttentionSpec((step.batch, tokens, width), tokens, heads, 'bfloat16', rate=step.rate)
     with attention_choice.runs_on(attention_choice.Devices(step.slice.chip.kind)):
         block = attention_choice.kernel_block('pallas', call)
-    unrolled = attention_lib.UNROLLED // score_bytes(tokens, tokens)
+    unrolled = UNROLLED // score_bytes(tokens, tokens)
     each = 0
     for way, most in (('forward', unrolled), ('backward', 0)):
         group = group_width(width, heads, 0 if block else most)

@@ -12,7 +12,7 @@ import sys
 import pages
 import tpu_recipes
 
-from vit_jax.config import load as config_lib
+from vit_jax.config import load
 from vit_jax.profiling import preflight, topology
 from vit_jax.rehearsal import ahead_of_time
 
@@ -36,7 +36,7 @@ HEADINGS = (
 def row(size: str, layout: str) -> list[str]:
     """The cells of a size in a layout."""
     words = [f'batch_size={BATCH_SIZE}', *layout.split()]
-    config = config_lib.load(f'{pages.ROOT / RECIPE}:{size},300ep,fast', words)
+    config = load.load(f'{pages.ROOT / RECIPE}:{size},300ep,fast', words)
     (report, *_), run = preflight.preflight(config, topology.parse(SLICE), ahead_of_time.PROGRAM)
     keys = ', '.join(f'`{word}`' for word in layout.split()) or 'as it is'
     return [size, f'{report.parameters / 1e6:,.0f} M', keys, *tpu_recipes.needs(report, run)]

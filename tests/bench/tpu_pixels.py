@@ -12,7 +12,7 @@ import sys
 import pages
 import tpu_recipes
 
-from vit_jax.config import load as config_lib
+from vit_jax.config import load
 from vit_jax.profiling import preflight, topology
 from vit_jax.rehearsal import ahead_of_time
 
@@ -32,7 +32,7 @@ def row(name: str) -> list[str]:
     """The cells of a size of model and images."""
     size, pixels = ROWS[name]
     words = [f'batch_size={PIXELS[pixels]}', SIZES[size]]
-    config = config_lib.load(f'{pages.ROOT / RECIPE}:{size},300ep,fast', words)
+    config = load.load(f'{pages.ROOT / RECIPE}:{size},300ep,fast', words)
     (report, *_), run = preflight.preflight(
         config, topology.parse(SLICE), ahead_of_time.PROGRAM, image_size=pixels
     )

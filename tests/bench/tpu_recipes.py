@@ -18,7 +18,7 @@ import pages
 from ml_collections import ConfigDict
 
 from vit_jax.commands import vocab
-from vit_jax.config import load as config_lib
+from vit_jax.config import load
 from vit_jax.errors import UserError
 from vit_jax.models import vit
 from vit_jax.profiling import preflight, topology
@@ -64,7 +64,7 @@ def config_of(recipe: str, folder: str) -> ConfigDict:
       UserError: if its data are not here.
     """
     name, _, size = recipe.partition(' as ')
-    config = config_lib.load(str(pages.ROOT / 'experiments' / name))
+    config = load.load(str(pages.ROOT / 'experiments' / name))
     if size:
         config.model.update(vit.variant(size))
     if name == OWN_PAIRS:

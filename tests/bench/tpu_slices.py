@@ -12,7 +12,7 @@ import sys
 
 import pages
 
-from vit_jax.config import load as config_lib
+from vit_jax.config import load
 from vit_jax.profiling import preflight, topology
 from vit_jax.rehearsal import ahead_of_time
 
@@ -31,7 +31,7 @@ HEADINGS = (
 def rows(recipe: str, slices: str) -> list[list[str]]:
     """A row for each speed of the network."""
     name, *overrides = recipe.split(' --config.')
-    config = config_lib.load(str(pages.ROOT / 'experiments' / name), overrides)
+    config = load.load(str(pages.ROOT / 'experiments' / name), overrides)
     (report,), _ = preflight.preflight(config, topology.parse(slices), ahead_of_time.PROGRAM)
     crossing = report.crossing
     assert crossing is not None

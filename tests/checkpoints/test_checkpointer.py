@@ -19,9 +19,8 @@ from helpers.digests import tree_digest
 from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from vit_jax.checkpoints import checkpointer as checkpoint_lib
 from vit_jax.checkpoints import manifest
-from vit_jax.checkpoints.checkpointer import Checkpointer, load_variables
+from vit_jax.checkpoints.checkpointer import Checkpointer, load_variables, restore_step
 from vit_jax.errors import UserError
 from vit_jax.storage import run_folder
 
@@ -110,7 +109,7 @@ def test_a_save_is_not_disturbed_by_updates_that_reuse_its_buffers(tmp_path):
         checkpointer.save(1, state, {})
         for _ in range(20):
             state = update(state)
-    _, restored, _ = checkpoint_lib.restore(tmp_path, 1, target_of(state))
+    _, restored, _ = restore_step(tmp_path, 1, target_of(state))
     assert tree_digest(restored) == before != tree_digest(state)
 
 
@@ -130,7 +129,7 @@ def test_restores_on_any_number_of_devices(tmp_path, count):
         checkpointer.save(1, sharded, {})
     target = target_of(state, NamedSharding(mesh(count), P()))
     target['params'] = target_of(state['params'], NamedSharding(mesh(count), P(None, 'data')))
-    _, restored, _ = checkpoint_lib.restore(tmp_path, 1, target)
+    _, restored, _ = restore_step(tmp_path, 1, target)
     assert tree_digest(restored) == tree_digest(state)
     assert restored['params']['kernel'].sharding == target['params']['kernel'].sharding
 
@@ -252,10 +251,10 @@ def test_damage_raises_when_told_to_be_strict(directory, damage):
 def test_an_explicit_step_must_be_intact(directory):
     data_file(directory / '16').unlink()
     with pytest.raises(UserError, match=r'checkpoints/16: variables/\S+ is missing'):
-        checkpoint_lib.restore(directory, 16, target_of(make_state()))
+        restore_step(directory, 16, target_of(make_state()))
     with pytest.raises(UserError, match=r'checkpoints/12: .*finished steps: \[8, 16\]'):
-        checkpoint_lib.restore(directory, 12, target_of(make_state()))
-    assert checkpoint_lib.restore(directory, 8, target_of(make_state()))[0] == 8
+        restore_step(directory, 12, target_of(make_state()))
+    assert restore_step(directory, 8, target_of(make_state()))[0] == 8
     with pytest.raises(UserError, match='is missing'):
         load_variables(directory, 16)
     assert load_variables(directory)[0] == 8

@@ -10,7 +10,7 @@ from helpers.finished import made_once
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from vit_jax.config import load as config_lib
+from vit_jax.config import load
 from vit_jax.data import vocabulary
 from vit_jax.trainer import train
 
@@ -63,7 +63,7 @@ def _translate(folder: pathlib.Path) -> None:
             parallel=dict(strategy='jit'),
         )
     )
-    train.train(config_lib.override(config, []), folder / 'run', devices=jax.devices()[:1])
+    train.train(load.override(config, []), folder / 'run', devices=jax.devices()[:1])
     for path in ('pairs.tsv', 'vocab.model'):  # the run folder is enough
         (folder / path).unlink()
 
@@ -72,7 +72,7 @@ def _translate(folder: pathlib.Path) -> None:
 def reversing_run(repo: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The folder of a small Transformer after a few steps on digits; do not write to it."""
     changes = ['total=2 steps', 'model.vocab_size=16', 'model.depth=1', 'data.buckets=(13,)']
-    config = config_lib.load(
+    config = load.load(
         f'{repo}/experiments/translate/synthetic.py:smoke', [*changes, 'evals.test.split=test[:1]']
     )
 

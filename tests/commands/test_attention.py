@@ -9,7 +9,7 @@ from PIL import Image
 from vit_jax import __main__ as cli
 from vit_jax.commands import attention
 from vit_jax.errors import UserError
-from vit_jax.inference import load as inference_lib
+from vit_jax.inference import load
 from vit_jax.inference.predict import predict_with_attention
 from vit_jax.viz.attention_pictures import caption, choose_stack, stack_weights
 
@@ -34,7 +34,7 @@ def test_one_picture(smoke_run, photo, tmp_path, capsys):
 
 
 def test_weights_belong_to_the_prediction(smoke_run):
-    run = inference_lib.open_run(smoke_run)
+    run = load.open_run(smoke_run)
     image = np.random.default_rng(0).integers(0, 256, (1, 8, 8, 1), dtype=np.uint8)
     outputs, maps = predict_with_attention(run, {'image': image})
     weights = stack_weights(choose_stack(maps))

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from vit_jax import __main__ as cli
-from vit_jax.config import load as config_lib
+from vit_jax.config import load
 from vit_jax.profiling.examples import row_of
 
 
@@ -68,7 +68,7 @@ def test_forward_only_without_data(linear, tmp_path, capsys):
 
 
 def test_the_data_give_the_sizes_unless_flags_do(digits):
-    config = config_lib.load(digits)
+    config = load.load(digits)
     complete, spec, _ = row_of(config)
     assert spec['image'].shape == (8, 8, 1)
     assert complete.model.num_classes == 10

@@ -16,7 +16,7 @@ from vit_jax import step
 from vit_jax.config import objects
 from vit_jax.errors import UserError
 from vit_jax.inference import colorize as chain_lib
-from vit_jax.inference import load as load_lib
+from vit_jax.inference import load
 from vit_jax.inference.colorize import check_chain
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.ops import colors
@@ -72,7 +72,7 @@ def predictor():
 def colorize(runs, predictor, monkeypatch, capsys, tmp_path):
     """The command on a photograph of these runs; what it prints."""
     monkeypatch.setattr(chain_lib, 'predictor', predictor)
-    monkeypatch.setattr(load_lib, 'open_run', lambda path, *args, **kwargs: runs[path])
+    monkeypatch.setattr(load, 'open_run', lambda path, *args, **kwargs: runs[path])
     path = tmp_path / 'photo.png'
     rng = np.random.default_rng(0)
     Image.fromarray(rng.integers(0, 256, (10, 16, 3), dtype=np.uint8)).save(path)
@@ -133,7 +133,7 @@ def test_a_run_of_another_task_is_refused(runs, monkeypatch, capsys, tmp_path, t
     config = runs['core'].config.copy_and_resolve_references()
     config.task = {'name': task}
     other = dataclasses.replace(runs['core'], config=config)
-    monkeypatch.setattr(load_lib, 'open_run', lambda *args, **kwargs: other)
+    monkeypatch.setattr(load, 'open_run', lambda *args, **kwargs: other)
     words = ['--samples', '2', '--out', str(tmp_path / 'colors'), str(tmp_path / 'a.png')]
     assert cli.main(['colorize', '--workdir', 'core', *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()

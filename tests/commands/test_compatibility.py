@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from vit_jax.__main__ import main
-from vit_jax.config import load as config_lib
+from vit_jax.config import load
 from vit_jax.errors import UserError
 from vit_jax.trainer import build
 
@@ -47,7 +47,7 @@ def test_another_kind_of_data(smoke_run, capsys):
 @pytest.mark.parametrize('transforms', ['resize(12)', 'resize((8, 6))'])
 def test_evaluations_of_another_size_are_refused_before_training(repo, transforms, one_device):
     flags = ['model.posemb=learn', f'evals.test.transforms={transforms}']
-    config = config_lib.load(f'{repo}/experiments/vit/digits.py:smoke', flags)
+    config = load.load(f'{repo}/experiments/vit/digits.py:smoke', flags)
     with pytest.raises(
         UserError, match=r'config.evals.test: digits test .* pos_embed .* 8 x 8 \(1 channel\)'
     ):
@@ -55,7 +55,7 @@ def test_evaluations_of_another_size_are_refused_before_training(repo, transform
 
 
 def test_a_model_of_any_size_takes_other_sizes(repo, one_device):
-    config = config_lib.load(
+    config = load.load(
         f'{repo}/experiments/vit/digits.py:smoke', ['evals.test.transforms=resize(12)']
     )
     assert build.build(config).evaluations['test'].data.image_size == (12, 12)

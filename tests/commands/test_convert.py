@@ -12,7 +12,7 @@ import pytest
 import vit_jax
 from vit_jax import __main__ as cli
 from vit_jax import interop
-from vit_jax.inference import load as inference_lib
+from vit_jax.inference import load
 from vit_jax.interop import files
 from vit_jax.interop.families import bit, vision_transformer
 from vit_jax.models import bit_resnet, vit
@@ -110,10 +110,10 @@ def test_mistakes_are_one_line(folder, tmp_path, capsys):
 @pytest.mark.parametrize('name', ['vit', 'bit'])
 def test_names_of_classes_come_along(folder, tmp_path, name):
     names = ('ant', 'bee', 'cat', 'dog', 'emu')
-    imported = dataclasses.replace(inference_lib.read(folder / f'{name}.npz'), class_names=names)
-    assert inference_lib.read(folder / f'{name}.npz').class_names == ()
+    imported = dataclasses.replace(load.read(folder / f'{name}.npz'), class_names=names)
+    assert load.read(folder / f'{name}.npz').class_names == ()
     interop.write(imported, tmp_path / 'folder')
-    assert inference_lib.open_model(tmp_path / 'folder').class_names == names
+    assert load.open_model(tmp_path / 'folder').class_names == names
 
 
 @pytest.mark.parametrize('name', ['out.safetensors', 'out.npz'])
@@ -124,7 +124,7 @@ def test_files_are_as_open_as_others(folder, tmp_path, name):
 
 
 def test_a_run_knows_its_classes(smoke_run):
-    assert inference_lib.read(smoke_run).class_names == tuple('0123456789')
+    assert load.read(smoke_run).class_names == tuple('0123456789')
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from PIL import Image
 
 from vit_jax import __main__ as cli
 from vit_jax.data.sources import open_source
-from vit_jax.inference import load as inference_lib
+from vit_jax.inference import load
 from vit_jax.inference.predict import predict_with_attention
 from vit_jax.interop import files
 from vit_jax.interop.families import bit, vision_transformer
@@ -57,7 +57,7 @@ def call(*words):
 
 
 def logits(path, images):
-    run = inference_lib.open_model(path)
+    run = load.open_model(path)
     inputs = images.astype(np.float32) / 127.5 - 1
     return np.asarray(jax.jit(run.model.apply)(run.variables, inputs)['logits'])
 
@@ -99,7 +99,7 @@ def test_evaluate(folder, capsys):
 def test_inspect(folder, capsys):
     assert call('inspect', '--checkpoint', folder / 'vit.npz', '--json') == 0
     small = json.loads(capsys.readouterr().out)
-    run = inference_lib.open_model(folder / 'vit.npz')
+    run = load.open_model(folder / 'vit.npz')
     assert small['total'] == sum(x.size for x in jax.tree.leaves(run.variables))
     assert small['inputs'] == [[8, 8, 1]]
     words = ['inspect', '--checkpoint', folder / 'vit.npz', '--image-size', 16, '--json']
@@ -155,7 +155,7 @@ def test_attention_of_imported_models(folder, tmp_path, capsys, name, flags, gri
 
 @pytest.mark.slow
 def test_attention_weights_are_those_of_the_resized_model(folder):
-    run = inference_lib.open_model(folder / 'vit.npz', (12, 20))
+    run = load.open_model(folder / 'vit.npz', (12, 20))
     batch = {'image': np.random.default_rng(0).integers(0, 256, (1, 12, 20, 1), np.uint8)}
     outputs, maps = predict_with_attention(run, batch)
     weights = stack_weights(choose_stack(maps))

@@ -16,7 +16,7 @@ from vit_jax import __main__ as cli
 from vit_jax.commands import predict
 from vit_jax.commands._parser import image_names
 from vit_jax.data.sources import open_source
-from vit_jax.inference import load as inference_lib
+from vit_jax.inference import load
 from vit_jax.runtime.console import Console
 
 
@@ -32,7 +32,7 @@ def files(tmp_path_factory):
 
 def probabilities(workdir, index):
     """Of a test image, straight from the model."""
-    run = inference_lib.open_run(workdir)
+    run = load.open_run(workdir)
     image = open_source('digits', 'test')[index]['image'][None].astype(np.float32)
     logits = jax.jit(run.model.apply)(run.variables, image / 127.5 - 1)['logits']
     return np.asarray(jax.nn.softmax(logits))[0]

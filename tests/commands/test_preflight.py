@@ -14,7 +14,7 @@ from test_readme import ROOT, commands_in
 from vit_jax import __main__
 from vit_jax.commands import launch
 from vit_jax.commands import preflight as command
-from vit_jax.config import load as config_lib
+from vit_jax.config import load
 from vit_jax.errors import EXIT_FAILED, UserError
 from vit_jax.nn.attention import POLICIES
 from vit_jax.profiling import compile_for, cost, preflight, roofline, topology
@@ -184,7 +184,7 @@ def test_inference_is_compiled_for_a_run_or_a_config(fake_compiler, smoke_run, c
 
 @pytest.mark.slow
 def test_the_step_of_prediction_can_be_lowered(one_device):
-    config = config_lib.load(LINEAR)
+    config = load.load(LINEAR)
     facts = cost.data_facts(config)
     made, _ = ahead_of_time.program(config, facts, jax.devices()[:1])
     assert 'predict_step' in ahead_of_time.lower(made, facts.kinds[-1], 'predict').as_text()[:200]
@@ -396,7 +396,7 @@ def test_both_messages_of_the_compiler_say_how_much_memory_there_is(message, nee
     ],
 )
 def test_a_step_is_compiled_for_tpus(slice_, override):
-    config = config_lib.load(DIGITS, [override, 'parallel.min_split_size=64'])
+    config = load.load(DIGITS, [override, 'parallel.min_split_size=64'])
     (report,), planned = preflight.preflight(config, topology.parse(slice_), ahead_of_time.PROGRAM)
     assert report.fits
     assert planned.steps == 20
@@ -419,7 +419,7 @@ def test_a_step_is_compiled_for_tpus(slice_, override):
 @pytest.mark.slow
 def test_a_step_is_compiled_for_gpus():
     overrides = ['model.dtype=bfloat16', 'parallel.fsdp=2', 'parallel.min_split_size=64']
-    config = config_lib.load(DIGITS, overrides)
+    config = load.load(DIGITS, overrides)
     (report,), planned = preflight.preflight(
         config, topology.parse('2xh100:2'), ahead_of_time.PROGRAM
     )
@@ -447,7 +447,7 @@ def test_jax_asks_for_the_version_of_cudnn_before_it_lowers_attention():
 @with_compiler
 @pytest.mark.slow
 def test_what_is_wrong_in_the_other_process_is_told_here():
-    config = config_lib.load(DIGITS, ['parallel.fsdp=3'])
+    config = load.load(DIGITS, ['parallel.fsdp=3'])
     with pytest.raises(UserError, match='must divide the 4 devices'):
         preflight.preflight(config, topology.parse('v5e:2x2'), ahead_of_time.PROGRAM)
 
@@ -485,11 +485,11 @@ def test_commands_of_the_page_run_as_they_are_printed(line, tmp_path, monkeypatc
 @pytest.mark.slow
 def test_a_warm_up_longer_than_the_run_is_no_part_of_the_step(one_device):
     """It is what `train` refuses; what does not depend on it is refused here."""
-    config = config_lib.load(LINEAR, ['total=20 steps', 'optim.schedule.warmup=100'])
+    config = load.load(LINEAR, ['total=20 steps', 'optim.schedule.warmup=100'])
     made, refusal = ahead_of_time.program(config, cost.data_facts(config), jax.devices()[:1])
     assert 'warmup of 100' in refusal and 'do not fit into 20 steps' in refusal
     assert made.abstract_state.step.shape == ()
-    config = config_lib.load(LINEAR, ['optim.schedule.name=stair'])
+    config = load.load(LINEAR, ['optim.schedule.name=stair'])
     with pytest.raises(UserError, match='stair'):
         ahead_of_time.program(config, cost.data_facts(config), jax.devices()[:1])
 

@@ -11,8 +11,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from vit_jax import __main__ as cli
 from vit_jax.commands import scaling
-from vit_jax.config import load as config_lib
-from vit_jax.config import objects
+from vit_jax.config import load, objects
 from vit_jax.errors import UserError
 from vit_jax.profiling import cost, flops
 
@@ -108,7 +107,7 @@ def test_collect_reads_a_real_run(smoke_run, capsys):
 
 
 def test_flops_of_text_are_those_of_its_buckets(repo):
-    config = config_lib.load(f'{repo}/experiments/translate/synthetic.py:smoke')
+    config = load.load(f'{repo}/experiments/translate/synthetic.py:smoke')
     config.model.vocab_size = 14
     model, _ = objects.model_and_task(config)
     kinds = [[10.5, {'source': [8], 'target': [8]}], [2.0, {'source': [13], 'target': [13]}]]

@@ -18,7 +18,7 @@ from vit_jax import __main__ as cli
 from vit_jax.commands import translate
 from vit_jax.data import vocabulary
 from vit_jax.errors import UserError
-from vit_jax.inference import load as inference_lib
+from vit_jax.inference import load
 from vit_jax.inference import text as text_lib
 from vit_jax.ops import search as decode_lib
 from vit_jax.ops.search import Search
@@ -31,7 +31,7 @@ LONG = 'A woman with a green hat plays the guitar on a bench in the snow.'
 
 @pytest.fixture(scope='module')
 def run(translating_run):
-    return inference_lib.open_run(translating_run)
+    return load.open_run(translating_run)
 
 
 @pytest.fixture
@@ -235,7 +235,7 @@ def test_the_search_is_that_of_the_task_unless_flags_say_otherwise(run):
 
 def test_sequences_of_digits(reversing_run, capsys, tmp_path):
     """Their text is that of the source, which the run needs no file for."""
-    run = inference_lib.open_run(reversing_run)
+    run = load.open_run(reversing_run)
     reader = text_lib.sentence_reader(run)
     assert reader.read('3 1 4 1 5').ids.tolist() == [7, 5, 8, 5, 9, 2]
     assert reader.read('3 ' * 13 + '1 4').cut == '3 1 4', 'the last bucket has room for 12'

@@ -6,19 +6,18 @@ from collections.abc import Callable
 import pytest
 from ml_collections import ConfigDict
 
-from vit_jax.config import defaults, schema
-from vit_jax.config import load as config_lib
+from vit_jax.config import defaults, load, schema
 from vit_jax.data.records import SourceInfo
 from vit_jax.errors import UserError
 
 
 @pytest.fixture
 def config(repo: pathlib.Path) -> ConfigDict:
-    return config_lib.load(f'{repo}/experiments/vit/digits.py')
+    return load.load(f'{repo}/experiments/vit/digits.py')
 
 
 def test_arguments_are_complete_and_suit_the_constructor(config: ConfigDict) -> None:
-    config = config_lib.override(config, ['init.from=a.npz', 'step.max_skips=3'])
+    config = load.override(config, ['init.from=a.npz', 'step.max_skips=3'])
     assert defaults.arguments(config, 'init') == {
         'from_': 'a.npz',
         'posemb': '',
@@ -60,16 +59,16 @@ def test_the_vocabulary_fills_the_size_of_the_model(config: ConfigDict) -> None:
 @pytest.mark.parametrize(
     'changed',
     [
-        lambda config: config_lib.override(config, ['optim.lr=1.0', 'init.from=a', 'seed=7']),
+        lambda config: load.override(config, ['optim.lr=1.0', 'init.from=a', 'seed=7']),
         lambda config: defaults.complete(config, info(num_classes=10)),
     ],
 )
 def test_the_config_that_is_given_stays_as_it_is(
     config: ConfigDict, changed: Callable[[ConfigDict], ConfigDict]
 ) -> None:
-    before = config_lib.to_json(config)
-    assert config_lib.to_json(changed(config)) != before
-    assert config_lib.to_json(config) == before
+    before = load.to_json(config)
+    assert load.to_json(changed(config)) != before
+    assert load.to_json(config) == before
 
 
 @pytest.mark.parametrize(
@@ -90,6 +89,6 @@ def test_the_config_that_is_given_stays_as_it_is(
     ],
 )
 def test_where_two_configs_differ(config: ConfigDict, override: str, places: list[str]) -> None:
-    stored = config_lib.from_json(config_lib.to_json(config))
+    stored = load.from_json(load.to_json(config))
     assert defaults.differences(stored, config) == []
-    assert defaults.differences(stored, config_lib.override(config, [override])) == places
+    assert defaults.differences(stored, load.override(config, [override])) == places

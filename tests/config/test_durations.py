@@ -4,8 +4,7 @@ import pathlib
 
 import pytest
 
-from vit_jax.config import durations
-from vit_jax.config import load as config_lib
+from vit_jax.config import durations, load
 from vit_jax.errors import UserError
 
 
@@ -37,9 +36,7 @@ def test_evaluations_take_at_most_a_tenth_of_the_time(examples: int, steps: int)
 
 
 def test_epochs_of_batches_that_are_not_equally_full(repo: pathlib.Path) -> None:
-    config = config_lib.load(
-        f'{repo}/experiments/vit/digits.py', ['total=3 epochs', 'batch_size=4096']
-    )
+    config = load.load(f'{repo}/experiments/vit/digits.py', ['total=3 epochs', 'batch_size=4096'])
     run = durations.from_config(config, 29_000 / 172, 29_000)
     assert run.total_steps == 3 * 172
     assert run.steps('29000 examples') == 172

@@ -7,7 +7,7 @@ import pytest
 
 from vit_jax.commands import train
 from vit_jax.commands._parser import Parser
-from vit_jax.config import load as config_lib
+from vit_jax.config import load
 from vit_jax.errors import UserError
 
 DIGITS = 'experiments/vit/digits.py'
@@ -52,7 +52,7 @@ def in_repo(repo: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_override(override: str, path: str, value: object) -> None:
-    node = config_lib.load(DIGITS, [override])
+    node = load.load(DIGITS, [override])
     for key in path.split('.'):
         node = node[key]
     assert node == value
@@ -61,7 +61,7 @@ def test_override(override: str, path: str, value: object) -> None:
 
 def test_overrides_are_found_among_other_words() -> None:
     argv = ['--config.a=1', '--workdir', 'x', '--config', 'f.py', '--config.b', '2']
-    assert config_lib.split_overrides(argv) == (
+    assert load.split_overrides(argv) == (
         ['a=1', 'b=2'],
         ['--workdir', 'x', '--config', 'f.py'],
     )
@@ -69,7 +69,7 @@ def test_overrides_are_found_among_other_words() -> None:
 
 def test_keys_of_the_optimizer_that_the_file_names() -> None:
     overrides = ['optim.clipping_threshold=None', 'optim.decay_rate=0.9']
-    config = config_lib.load(f'{DIGITS}:adafactor', overrides)
+    config = load.load(f'{DIGITS}:adafactor', overrides)
     assert config.optim.clipping_threshold is None
     assert config.optim.decay_rate == 0.9
 
@@ -95,15 +95,15 @@ def test_keys_of_the_optimizer_that_the_file_names() -> None:
 )
 def test_mistakes_are_one_line(override: str, words: str) -> None:
     with pytest.raises(UserError) as error:
-        config_lib.load(DIGITS, [override])
+        load.load(DIGITS, [override])
     assert words in str(error.value)
     assert '\n' not in str(error.value)
 
 
-@pytest.mark.parametrize('words', config_lib.OTHER_WORDS)
+@pytest.mark.parametrize('words', load.OTHER_WORDS)
 def test_words_of_other_trainers_name_keys(words: str) -> None:
-    given = re.findall(r"--config\.([\w.]+=(?:'[^']*'|[^ ,]*))", config_lib.OTHER_WORDS[words])
-    config_lib.load(f'{DIGITS}:sgd', [override.replace("'", '') for override in given])
+    given = re.findall(r"--config\.([\w.]+=(?:'[^']*'|[^ ,]*))", load.OTHER_WORDS[words])
+    load.load(f'{DIGITS}:sgd', [override.replace("'", '') for override in given])
     assert given or words.startswith(('output ', 'resume '))
 
 
@@ -127,5 +127,5 @@ def test_a_flag_may_set_what_has_another_type_in_the_file(tmp_path: pathlib.Path
         '    changed = dict(total=100, optim=dict(name="adam", lr=1))\n'
         '    return type(config)(config.to_dict() | changed)\n'
     )
-    config = config_lib.load(f'{tmp_path}/config.py', ['optim.lr=3e-4', 'total=2 epochs'])
+    config = load.load(f'{tmp_path}/config.py', ['optim.lr=3e-4', 'total=2 epochs'])
     assert (config.optim.lr, config.total) == (3e-4, '2 epochs')

@@ -7,8 +7,7 @@ from helpers.messages import says
 from ml_collections import ConfigDict
 
 from vit_jax.__main__ import main
-from vit_jax.config import defaults, objects
-from vit_jax.config import load as config_lib
+from vit_jax.config import defaults, load, objects
 from vit_jax.config.load import validate
 from vit_jax.errors import UserError
 
@@ -57,7 +56,7 @@ def in_repo(repo: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_mistakes_are_one_line(override: str, words: str) -> None:
     with pytest.raises(UserError) as error:
-        objects.model_and_task(config_lib.load(DIGITS, [override]))
+        objects.model_and_task(load.load(DIGITS, [override]))
     assert words in str(error.value)
     assert '\n' not in str(error.value)
 
@@ -67,13 +66,13 @@ def test_mistakes_are_one_line(override: str, words: str) -> None:
 )
 def test_experiments_of_the_package_go_by_their_names(name, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert config_lib.load(f'{name}:smoke') == config_lib.load(f'{DIGITS}:smoke')
+    assert load.load(f'{name}:smoke') == load.load(f'{DIGITS}:smoke')
     with pytest.raises(UserError, match="did you mean 'vit/digits'") as error:
-        config_lib.load('vit/digts')
+        load.load('vit/digts')
     assert 'list experiments' in str(error.value)
     for outside in ('../config/load', '../__main__', str(tmp_path / 'vit/digits')):
         with pytest.raises(UserError, match='no file'):
-            config_lib.load(outside)
+            load.load(outside)
 
 
 def test_a_file_of_that_name_comes_first(tmp_path, monkeypatch) -> None:
@@ -81,15 +80,15 @@ def test_a_file_of_that_name_comes_first(tmp_path, monkeypatch) -> None:
     (tmp_path / 'vit').mkdir()
     (tmp_path / 'vit' / 'digits').write_text('x = 1\n')
     with pytest.raises(UserError, match='has to end in'):
-        config_lib.load('vit/digits')
+        load.load('vit/digits')
 
 
 def test_files_that_are_no_config(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UserError, match='no file'):
-        config_lib.load('experiments/vit/digit.py')
+        load.load('experiments/vit/digit.py')
     (tmp_path / 'empty.py').write_text('x = 1\n')
     with pytest.raises(UserError, match='get_config'):
-        config_lib.load(str(tmp_path / 'empty.py'))
+        load.load(str(tmp_path / 'empty.py'))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +110,7 @@ def test_an_argument_that_a_config_does_not_take(spec, message, tmp_path, capsys
 
 
 def test_arguments_beyond_the_examples_are_for_the_file_to_check() -> None:
-    assert config_lib.load('experiments/vit/finetune.py:cifar10,B/16').model.width == 768
+    assert load.load('experiments/vit/finetune.py:cifar10,B/16').model.width == 768
 
 
 def test_a_function_without_a_parameter(tmp_path: pathlib.Path) -> None:
@@ -121,9 +120,9 @@ def test_a_function_without_a_parameter(tmp_path: pathlib.Path) -> None:
         'def get_config():\n'
         "    return digits.get_config('smoke')\n"
     )
-    assert config_lib.load(str(file)).model.width == 32
+    assert load.load(str(file)).model.width == 32
     with pytest.raises(UserError, match=r'get_config\(\) takes no argument; leave out :smoke'):
-        config_lib.load(f'{file}:smoke')
+        load.load(f'{file}:smoke')
 
 
 def test_dotted_names_reach_outside_of_the_package(
@@ -132,15 +131,15 @@ def test_dotted_names_reach_outside_of_the_package(
     (tmp_path / 'their_lab').mkdir()
     (tmp_path / 'their_lab' / 'tiny.py').write_text('from vit_jax.models.vit import Model\n')
     monkeypatch.syspath_prepend(tmp_path)
-    config = config_lib.load(DIGITS, ['model.name=their_lab.tiny'])
+    config = load.load(DIGITS, ['model.name=their_lab.tiny'])
     assert objects.model_and_task(config)[0].width == config.model.width
     with pytest.raises(UserError, match=r'their_lab\.absent'):
-        config_lib.load(DIGITS, ['model.name=their_lab.absent'])
+        load.load(DIGITS, ['model.name=their_lab.absent'])
 
 
 def test_stored_config_builds_the_same_objects() -> None:
-    config = config_lib.load(DIGITS, ['model.num_classes=10'])
-    again = config_lib.from_json(config_lib.to_json(config))
+    config = load.load(DIGITS, ['model.num_classes=10'])
+    again = load.from_json(load.to_json(config))
     assert again.to_dict() == config.to_dict()
     assert objects.model_and_task(again) == objects.model_and_task(config)
 
@@ -173,42 +172,42 @@ def test_stored_config_builds_the_same_objects() -> None:
     ],
 )
 def test_mistakes_in_a_file_are_one_line(section: str, value, words: str) -> None:
-    config = ConfigDict(config_lib.load(DIGITS).to_dict() | {section: value})
+    config = ConfigDict(load.load(DIGITS).to_dict() | {section: value})
     with pytest.raises(UserError) as error:
-        config_lib.override(config, [])
+        load.override(config, [])
     assert words in str(error.value)
 
 
 def test_all_that_is_missing_is_named_at_once() -> None:
     given = {'model': {'name': 'vit'}, 'optim': {'name': 'sgd'}, 'data': {'source': 'digits'}}
     with pytest.raises(UserError) as error:
-        config_lib.override(ConfigDict(given), [])
+        load.override(ConfigDict(given), [])
     assert says(str(error.value), 'total', 'batch_size', 'task.name', 'data.split', 'optim.lr')
 
 
 @pytest.mark.parametrize('section', ['model', 'task', 'data', 'optim'])
 def test_a_section_that_is_missing_or_no_group(section: str) -> None:
-    given = config_lib.load(DIGITS).to_dict()
+    given = load.load(DIGITS).to_dict()
     del given[section]
     with pytest.raises(UserError, match=f"config: the keys? '{section}"):
-        config_lib.override(ConfigDict(given), [])
+        load.override(ConfigDict(given), [])
     with pytest.raises(UserError, match=f'config.{section}=3: expected a group of keys'):
-        config_lib.override(ConfigDict(given | {section: 3}), [])
+        load.override(ConfigDict(given | {section: 3}), [])
 
 
 def test_a_misspelt_section_is_unknown_and_not_only_missing() -> None:
     with pytest.raises(UserError, match="unknown key 'modle'; did you mean 'model'"):
-        config_lib.override(ConfigDict({'modle': {'name': 'vit'}}), [])
+        load.override(ConfigDict({'modle': {'name': 'vit'}}), [])
 
 
 def test_lists_count_as_tuples() -> None:
     parallel = {'rules': [['kernel$', [None, 'tensor']]]}
-    validate(ConfigDict(config_lib.load(DIGITS).to_dict() | {'parallel': parallel}))
+    validate(ConfigDict(load.load(DIGITS).to_dict() | {'parallel': parallel}))
 
 
 def test_what_a_section_leaves_out_has_a_default() -> None:
     empty = {name: {} for name in ('every', 'step', 'checkpoint', 'parallel')}
-    sparse = ConfigDict(config_lib.load(DIGITS).to_dict() | empty)
+    sparse = ConfigDict(load.load(DIGITS).to_dict() | empty)
     validate(sparse)
     assert defaults.arguments(sparse, 'step') == {
         'accum_steps': 1,
@@ -219,14 +218,14 @@ def test_what_a_section_leaves_out_has_a_default() -> None:
 
 
 def test_renamed_keys_still_load(tmp_path: pathlib.Path) -> None:
-    before = config_lib.load(DIGITS).to_dict()
+    before = load.load(DIGITS).to_dict()
     before['parallel'] = {'fsdp': 2, 'small': 100}
-    stored = config_lib.from_json(config_lib.to_json(ConfigDict(before)))
+    stored = load.from_json(load.to_json(ConfigDict(before)))
     (tmp_path / 'old.py').write_text(
         f'from ml_collections import ConfigDict\ndef get_config(arg): return ConfigDict({before})'
     )
-    written = config_lib.load(f'{tmp_path}/old.py')
-    flag = config_lib.load(DIGITS, ['parallel.fsdp=2', 'parallel.small=100'])
+    written = load.load(f'{tmp_path}/old.py')
+    flag = load.load(DIGITS, ['parallel.fsdp=2', 'parallel.small=100'])
     for config in (stored, written, flag):
         assert config.parallel.min_split_size == 100
         assert config.parallel.fsdp == 2
@@ -234,7 +233,7 @@ def test_renamed_keys_still_load(tmp_path: pathlib.Path) -> None:
 
 
 def test_unknown_section_is_refused() -> None:
-    config = config_lib.load(DIGITS)
+    config = load.load(DIGITS)
     with config.unlocked():
         config.optimizer = ConfigDict()
     with pytest.raises(UserError, match="did you mean 'optim'"):

@@ -6,8 +6,7 @@ import pathlib
 import pytest
 from ml_collections import ConfigDict
 
-from vit_jax.config import load as config_lib
-from vit_jax.config import schema
+from vit_jax.config import load, schema
 
 DIGITS = 'experiments/vit/digits.py'
 KEYS = {
@@ -27,7 +26,7 @@ KEYS = {
 
 @pytest.fixture
 def config(repo: pathlib.Path) -> ConfigDict:
-    return config_lib.load(f'{repo}/{DIGITS}')
+    return load.load(f'{repo}/{DIGITS}')
 
 
 @pytest.mark.parametrize('section', KEYS)

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from vit_jax.__main__ import main
-from vit_jax.config import load as config_lib
+from vit_jax.config import load
 from vit_jax.errors import EXIT_PREEMPTED
 
 
@@ -83,8 +83,8 @@ def test_what_else_lies_in_the_folder_stays(repo, images, tmp_path):
 @pytest.mark.slow
 @pytest.mark.fault(40)
 def test_a_config_without_checkpoint_is_replaced(repo, tmp_path, capsys):
-    config = config_lib.load(f'{repo}/{LINEAR}', ['seed=5'])
-    (tmp_path / 'config.json').write_text(config_lib.to_json(config))
+    config = load.load(f'{repo}/{LINEAR}', ['seed=5'])
+    (tmp_path / 'config.json').write_text(load.to_json(config))
     assert train(repo, tmp_path, '--stop-at=1', config=LINEAR) == EXIT_PREEMPTED
     lines = [x for x in capsys.readouterr().out.splitlines() if x.startswith('replaces ')]
     assert len(lines) == 1

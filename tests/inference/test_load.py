@@ -14,7 +14,7 @@ from PIL import Image
 import vit_jax
 from vit_jax import __main__ as cli
 from vit_jax.errors import UserError
-from vit_jax.inference import load as inference_lib
+from vit_jax.inference import load
 from vit_jax.inference.predict import predictor
 from vit_jax.interop import files
 from vit_jax.interop.families import bit, vision_transformer
@@ -85,7 +85,7 @@ def test_predictions_and_models_that_name_their_device_use_the_kernel_of_a_tpu(n
     np.testing.assert_allclose(found, expected, atol=1e-4)
     assert calls == [(2, 17, 48)]
     image = np.zeros((16, 16, 3), np.uint8)
-    predictor(inference_lib.open_model(path))({'image': image}, 0)
+    predictor(load.open_model(path))({'image': image}, 0)
     assert calls[1:] == [(1, 17, 48)]
 
 
@@ -131,7 +131,7 @@ def test_bit_takes_any_size(tmp_path):
 @pytest.mark.parametrize('suffix', ['', 'checkpoints', 'checkpoints/10'])
 def test_a_run_folder(smoke_run, suffix):
     model, variables = vit_jax.load(smoke_run / suffix)
-    run = inference_lib.open_run(smoke_run, step=10 if suffix.endswith('10') else None)
+    run = load.open_run(smoke_run, step=10 if suffix.endswith('10') else None)
     assert model == run.model
     image = np.random.default_rng(0).uniform(-1, 1, (1, 8, 8, 1)).astype(np.float32)
     np.testing.assert_array_equal(
@@ -141,7 +141,7 @@ def test_a_run_folder(smoke_run, suffix):
 
 
 def test_keywords_of_a_run_are_complete(smoke_run):
-    imported = inference_lib.read(smoke_run)
+    imported = load.read(smoke_run)
     assert imported.model_config['name'] == 'vit'
     assert imported.model_config['posemb'] == 'sincos2d'
     assert imported.model_config['norm_eps'] == 1e-6
@@ -158,7 +158,7 @@ def test_a_run_from_before_some_fields_still_loads(smoke_run, tmp_path):
     for group in ('model', 'task'):
         config[group] = {key: config[group][key] for key in config[group].keys() - NEWER}
     (old / 'config.json').write_text(json.dumps(config))
-    trained, expected = inference_lib.read(old), inference_lib.read(smoke_run)
+    trained, expected = load.read(old), load.read(smoke_run)
     assert trained.model == expected.model and trained.task == expected.task
     jax.tree.map(np.testing.assert_array_equal, trained.params, expected.params)
 
@@ -217,7 +217,7 @@ def test_a_foreign_file_as_a_run(npz, tmp_path):
     from vit_jax.inference.predict import batch_of_one
 
     path, params = npz
-    run = inference_lib.open_model(path)
+    run = load.open_model(path)
     assert (run.step, run.class_names) == (None, ())
     json.dumps(run.config.to_dict())
     Image.new('RGB', (30, 50), 'white').save(tmp_path / 'white.png')
@@ -228,7 +228,7 @@ def test_a_foreign_file_as_a_run(npz, tmp_path):
     ones = np.ones((1, 16, 16, 3), np.float32)
     expected = outputs(vit.Model(**FIELDS), {'params': params}, ones)['logits']
     np.testing.assert_allclose(logits, expected, atol=1e-4)
-    assert inference_lib.open_model(path, (24, 8)).variables['params']['pos_embed'].shape[1] == 13
+    assert load.open_model(path, (24, 8)).variables['params']['pos_embed'].shape[1] == 13
 
 
 GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
@@ -236,13 +236,13 @@ GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
 
 @pytest.mark.slow
 def test_a_model_of_text_is_loaded_by_the_inputs_of_its_task():
-    trained = inference_lib.read(GOLDEN / 'run_reverse')
+    trained = load.read(GOLDEN / 'run_reverse')
     assert trained.spec.keys() == {'source', 'target'} and trained.value_range() is None
     model, variables = vit_jax.load(GOLDEN / 'run_reverse')
     ids = jax.numpy.ones((1, 5), np.int32)
     logits = outputs_of(model, variables, *trained.task.inputs({'source': ids, 'target': ids}))
     assert logits.shape == (1, 5, model.vocab_size)
-    refit = inference_lib.adapt_model(trained, image_size=(8, 8))
+    refit = load.adapt_model(trained, image_size=(8, 8))
     jax.tree.map(np.testing.assert_array_equal, refit.params, trained.params)
 
 
@@ -273,7 +273,7 @@ def outputs_of(model, variables, *inputs):
 def test_the_record_tells_what_black_and_white_become(npz, smoke_run):
     for path, channels in ((npz[0], 3), (smoke_run, 1)):
         expected = [[-1.0] * channels, [1.0] * channels]
-        np.testing.assert_allclose(inference_lib.read(path).value_range(), expected)
+        np.testing.assert_allclose(load.read(path).value_range(), expected)
     mean, std = np.array([0.1, 0.2, 0.3], np.float32), np.array([0.5, 0.4, 0.3], np.float32)
     detector = TrainedModel.from_file(
         {},

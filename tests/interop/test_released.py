@@ -8,7 +8,7 @@ from helpers.messages import says
 from helpers.released_models import count
 
 from vit_jax.__main__ import main
-from vit_jax.config import load as config_lib
+from vit_jax.config import load
 from vit_jax.errors import UserError
 from vit_jax.interop import files, hub
 from vit_jax.rehearsal import rehearsal
@@ -125,5 +125,5 @@ def test_the_hub_is_asked_for_names_beside_the_table(tmp_path):
 
 
 def test_a_rented_machine_gets_what_a_short_name_needs(repo):
-    config = config_lib.load(f'{repo}/experiments/vit/digits.py:smoke', [f'init.from={B16}'])
+    config = load.load(f'{repo}/experiments/vit/digits.py:smoke', [f'init.from={B16}'])
     assert rehearsal.needed_extras(config) == {'gcs'}

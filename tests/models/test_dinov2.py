@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers.pictures import count, images_like
 
-from vit_jax import step as step_lib
+from vit_jax import step
 from vit_jax.errors import UserError
 from vit_jax.models import vit
 from vit_jax.models.dinov2 import Model
@@ -37,7 +37,7 @@ COUNTS = {
 def shapes(model, side=224, local=96):
     spec = {'image': (1, 2, side, side, 3), 'local_image': (1, 1, local, local, 3)}
     batch = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in spec.items()}
-    init = functools.partial(step_lib.init_variables, model, Task(), seed=0)
+    init = functools.partial(step.init_variables, model, Task(), seed=0)
     return jax.eval_shape(init, batch)['params']
 
 

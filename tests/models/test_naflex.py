@@ -8,16 +8,16 @@ import numpy as np
 import optax
 import pytest
 
-from vit_jax import step as step_lib
 from vit_jax.errors import UserError
 from vit_jax.interop import adapt
 from vit_jax.models import vit
 from vit_jax.models.naflex import Model
-from vit_jax.nn import maps as maps_lib
+from vit_jax.nn.maps import AttentionMap
 from vit_jax.nn.patches import PatchDropout, patchify
 from vit_jax.nn.positions import resized
 from vit_jax.ops import resize
 from vit_jax.ops.sequences import Sequences
+from vit_jax.step import init_state, init_variables, make_train_step
 from vit_jax.tasks.classify import Task
 
 TINY = {'patch_size': 4, 'width': 16, 'depth': 2, 'mlp_dim': 24, 'num_heads': 2, 'num_classes': 3}
@@ -202,10 +202,10 @@ def test_golden_steps():
     one = jax.tree.map(lambda x: x[:1], batch)
 
     def start():
-        return step_lib.init_state(step_lib.init_variables(model, task, one, 0), tx, 0, ema=False)
+        return init_state(init_variables(model, task, one, 0), tx, 0, ema=False)
 
     state = jax.jit(start)()
-    step, losses = jax.jit(step_lib.make_train_step(model, task, tx)), []
+    step, losses = jax.jit(make_train_step(model, task, tx)), []
     for _ in range(3):
         state, metrics = step(state, batch)
         losses.append(float(metrics['loss']))
@@ -221,7 +221,7 @@ def test_attention_maps_have_no_padding():
     assert [m.query_grid for m in maps] == [(2, 3), (2, 3)]
     assert maps[0].weights.shape == (1, 2, 7, 7)
     np.testing.assert_allclose(maps[1].weights.sum(axis=-1), 1, atol=1e-6)
-    assert isinstance(maps[0], maps_lib.AttentionMap)
+    assert isinstance(maps[0], AttentionMap)
 
 
 @pytest.mark.parametrize('kernel_size', [None, 6])

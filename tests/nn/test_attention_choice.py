@@ -9,7 +9,6 @@ import optax
 import pytest
 from helpers.pictures import drawn
 
-from vit_jax import step as step_lib
 from vit_jax.errors import UserError
 from vit_jax.models import detr, mae, seq2seq, vit
 from vit_jax.nn.attention import AttentionSpec, causal_mask
@@ -18,6 +17,7 @@ from vit_jax.nn.encoder_decoder import DecoderBlock, Memory
 from vit_jax.nn.kernels import attention as attention_lib
 from vit_jax.nn.multi_head import MultiHeadAttention
 from vit_jax.runtime import sharding, target
+from vit_jax.step import init_state, make_train_step
 from vit_jax.tasks import translate
 from vit_jax.tasks.classify import Task
 
@@ -60,7 +60,7 @@ def batch():
 def init(model):
     """A state none of whose parameters is at its initial zero."""
     params = drawn(model, jax.ShapeDtypeStruct((1, 16, 16, 3), jnp.float32))
-    return step_lib.init_state({'params': params}, optax.sgd(1.0), seed=0, ema=False)
+    return init_state({'params': params}, optax.sgd(1.0), seed=0, ema=False)
 
 
 @functools.cache
@@ -68,7 +68,7 @@ def trained(model, layout_name, **options):
     """The parameters after a step."""
     devices = jax.devices()[: 1 if layout_name == 'one' else 8]
     layout = sharding.make_layout(devices, **LAYOUTS[layout_name])
-    train_step = step_lib.make_train_step(model, Task(), optax.sgd(1.0), layout, **options)
+    train_step = make_train_step(model, Task(), optax.sgd(1.0), layout, **options)
     make = functools.partial(init, model)
     step = layout.compile_train(train_step, jax.eval_shape(make))
     state, _ = step(layout.create(make), layout.put_batch(batch()))
@@ -119,10 +119,10 @@ def test_a_step_under_masks_is_the_same_under_pmap(calls, monkeypatch):
 
         def make():
             shapes = (jax.ShapeDtypeStruct(x[:1].shape, x.dtype) for x in rows.values())
-            return step_lib.init_state({'params': drawn(model, *shapes)}, tx, seed=0, ema=False)
+            return init_state({'params': drawn(model, *shapes)}, tx, seed=0, ema=False)
 
         step = layout.compile_train(
-            step_lib.make_train_step(model, translate.Task(), tx, layout),
+            make_train_step(model, translate.Task(), tx, layout),
             jax.eval_shape(make),
         )
         state, _ = step(layout.create(make), layout.put_batch(rows))

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from vit_jax.config import load as config_lib
+from vit_jax.config import load
 from vit_jax.errors import UserError
 from vit_jax.models import mae, swin, vit
 from vit_jax.nn.attention import check_remat
@@ -35,7 +35,7 @@ def test_each_policy_keeps_the_products_that_it_names(remat, widths, capsys):
 
 def test_of_configs_old_and_new():
     def remat(*overrides):
-        return config_lib.load('experiments/vit/digits.py:smoke', overrides).model.remat
+        return load.load('experiments/vit/digits.py:smoke', overrides).model.remat
 
     assert remat('model.remat=True') is True
     assert remat('model.remat=false') is False

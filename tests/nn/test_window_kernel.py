@@ -9,7 +9,6 @@ import optax
 import pytest
 from helpers.pictures import drawn
 
-from vit_jax import step as step_lib
 from vit_jax.errors import UserError
 from vit_jax.models import swin
 from vit_jax.nn import attention_choice
@@ -20,6 +19,7 @@ from vit_jax.nn.kernels import check
 from vit_jax.nn.kernels import windows as windows_lib
 from vit_jax.nn.windows import WindowAttention
 from vit_jax.runtime import sharding, target
+from vit_jax.step import init_state, make_train_step
 from vit_jax.tasks.classify import Task
 
 REAL = functools.partial(windows_lib.window_attention, interpret=True)
@@ -98,11 +98,11 @@ def trained(attention, layout_name):
 
     def make():
         params = drawn(model, jax.ShapeDtypeStruct((1, 16, 16, 3), jnp.float32))
-        return step_lib.init_state({'params': params}, tx, seed=0, ema=False)
+        return init_state({'params': params}, tx, seed=0, ema=False)
 
     devices = jax.devices()[: 1 if layout_name == 'one' else 8]
     layout = sharding.make_layout(devices, **LAYOUTS[layout_name])
-    train_step = step_lib.make_train_step(model, Task(), tx, layout)
+    train_step = make_train_step(model, Task(), tx, layout)
     step = layout.compile_train(train_step, jax.eval_shape(make))
     state, _ = step(layout.create(make), layout.put_batch(batch))
     return jax.tree.map(np.asarray, layout.to_global(state).params)

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.nn import windows as lib
-from vit_jax.nn.windows import WindowAttention, WindowMap, Windows
+from vit_jax.nn.windows import WindowAttention, WindowMap, Windows, relative_positions
 
 SHAPES = [(6, 9, 3, False), (6, 9, 3, True), (7, 5, 4, True), (4, 9, 6, True)]
 
@@ -55,7 +54,7 @@ def test_a_region_is_contiguous_in_the_map(shape):
 
 
 def test_relative_positions_follow_the_offset():
-    index, side = lib.relative_positions(3, 3), 5
+    index, side = relative_positions(3, 3), 5
     at = [(y, x) for y in range(3) for x in range(3)]
     for i, (y, x) in enumerate(at):
         for j, (v, u) in enumerate(at):

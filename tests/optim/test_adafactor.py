@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from vit_jax.config import load as config_lib
+from vit_jax.config import load
 from vit_jax.errors import UserError
 from vit_jax.optim import make as optim
 from vit_jax.tree_paths import param_paths
@@ -138,7 +138,7 @@ def test_a_fused_projection_is_factored_as_separate_ones():
 def test_every_keyword_is_reached_from_the_command_line():
     flags = ('clipping_threshold=1.0', 'clipping_threshold=None', 'beta2_cap=0.95', 'momentum=None')
     flags += ('dtype_momentum=float32', 'decay_rate=0.7', 'min_dim_size_to_factor=64', 'eps=1e-20')
-    config = config_lib.load('experiments/scaling/zhai_b16.py', [f'optim.{f}' for f in flags])
+    config = load.load('experiments/scaling/zhai_b16.py', [f'optim.{f}' for f in flags])
     assert config.optim.clipping_threshold is None and config.optim.momentum is None
     assert (config.optim.beta2_cap, config.optim.eps) == (0.95, 1e-20)
 

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from vit_jax.commands import scaling
-from vit_jax.config import defaults, objects
-from vit_jax.config import load as config_lib
+from vit_jax.config import defaults, load, objects
 from vit_jax.data.dataset import open_dataset
 from vit_jax.errors import UserError
 from vit_jax.models import bit_resnet, hybrid, vit
@@ -144,7 +143,7 @@ def test_text_is_priced_batch_by_batch(capsys, repo):
     words = ['--config', file, f'--config.{split}', '--config.total=3 epochs']
     heading, (line, *_) = rows(capsys, *words)
     assert heading[:5] == ['parameters', 'steps', 'examples', 'tokens', 'GFLOPs']
-    config = config_lib.load(file, [split])
+    config = load.load(file, [split])
     config.model.vocab_size = 14
     data = open_dataset(256, **defaults.keywords(config.data))
     epoch = data.plan.epoch

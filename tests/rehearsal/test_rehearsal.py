@@ -15,7 +15,7 @@ from PIL import Image
 from vit_jax import __main__ as cli
 from vit_jax import extras
 from vit_jax.commands.rehearse import chosen_configs, preflight_flags
-from vit_jax.config import load as config_lib
+from vit_jax.config import load
 from vit_jax.rehearsal import dry_run, kill_and_resume, rehearsal
 from vit_jax.trainer.build import build
 
@@ -24,7 +24,7 @@ DIGITS = 'experiments/vit/digits.py:smoke'
 
 def rehearse(config, folder, *words):
     """The rows by their names, without those that need devices."""
-    found = rehearsal.rehearse(config_lib.load(config, words), folder)
+    found = rehearsal.rehearse(load.load(config, words), folder)
     return {row.name: row for row in found}
 
 
@@ -56,7 +56,7 @@ def test_a_run_that_cannot_resume(tmp_path, monkeypatch):
     marker = tmp_path / 'started'
     monkeypatch.setenv(second_start.MARKER, str(marker))
     words = [f'task.name={second_start.__name__}']
-    config = config_lib.load(DIGITS, words)
+    config = load.load(DIGITS, words)
     found = {r.name: r for r in rehearsal.rehearse(config, tmp_path / 'run')}
     assert found['start'].result == 'ok'
     assert found['resumption'].result == 'failed'
@@ -178,7 +178,7 @@ def test_a_rehearsal_that_goes_on_already(tmp_path, capsys):
 
 
 def test_a_step_for_which_cpus_are_too_slow(monkeypatch):
-    training = build(config_lib.load(DIGITS, []))
+    training = build(load.load(DIGITS, []))
     facts = dry_run.facts_of(training)
     dry_run.require_suitable(training, facts)
     monkeypatch.setattr(dry_run, 'CPU_FLOPS', 1e3)
@@ -189,12 +189,12 @@ def test_a_step_for_which_cpus_are_too_slow(monkeypatch):
 
 
 def test_the_smallest_batches():
-    config = config_lib.load(DIGITS, ['step.accum_steps=2'])
+    config = load.load(DIGITS, ['step.accum_steps=2'])
     assert dry_run.smallest(config).batch_size == 2 * jax.device_count()
 
 
 def test_an_evaluation_of_one_batch():
-    training = build(config_lib.load(DIGITS, ['evals.test.batch_size=16']))
+    training = build(load.load(DIGITS, ['evals.test.batch_size=16']))
     short = dry_run.with_short_evaluations(training)
     data = short.evaluations['test'].data
     assert len(list(data.eval_batches())) == 1

@@ -13,10 +13,10 @@ from helpers import toys
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
-from vit_jax import step as step_lib
 from vit_jax.errors import UserError
 from vit_jax.profiling import hlo, roofline
 from vit_jax.runtime import mesh, sharding
+from vit_jax.step import init_state, init_variables, make_train_step
 
 ON_SLICES = {'slices': 2, 'fsdp': 2, 'min_split_size': 8}
 
@@ -135,8 +135,8 @@ def test_gradients_cross_as_matrices_so_that_little_of_them_is_padding(spec, sha
 
 def init():
     example = {k: jnp.asarray(x[:1]) for k, x in toys.make_batch().items()}
-    variables = step_lib.init_variables(toys.Model(), toys.Task(), example, seed=0)
-    return step_lib.init_state(variables, optax.sgd(1.0), seed=0, ema=False)
+    variables = init_variables(toys.Model(), toys.Task(), example, seed=0)
+    return init_state(variables, optax.sgd(1.0), seed=0, ema=False)
 
 
 @functools.cache
@@ -145,7 +145,7 @@ def exchanged():
     layout = sharding.make_layout(jax.devices()[:8], **ON_SLICES)
     args = toys.Model(), toys.Task(), optax.sgd(1.0), layout
     abstract = jax.eval_shape(init)
-    step = layout.compile_train(step_lib.make_train_step(*args, accum_steps=4), abstract)
+    step = layout.compile_train(make_train_step(*args, accum_steps=4), abstract)
     batch = sharding.abstract_batch(layout, toys.make_batch())
     lowered = step.lower(sharding.abstract_target(layout, abstract), batch)
     module = hlo.parse(lowered.compile().as_text())

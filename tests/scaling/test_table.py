@@ -6,9 +6,9 @@ from matplotlib.colors import to_rgb
 
 from vit_jax.errors import UserError
 from vit_jax.scaling import averaging, forms, plots, table
-from vit_jax.scaling import rows as rows_lib
 from vit_jax.scaling.curve_fit import Fit
 from vit_jax.scaling.report import summarize
+from vit_jax.scaling.rows import read_csv, short
 
 pytestmark = pytest.mark.slow  # as a whole
 
@@ -241,7 +241,7 @@ def test_the_legend_has_the_formula_with_its_numbers(form, theta, text):
     ('value', 'text'), [(1e6, '1M'), (2.5e9, '2.5G'), (4e18, '4e+18'), (0.25, '0.25')]
 )
 def test_short_numbers(value, text):
-    assert rows_lib.short(value) == text
+    assert short(value) == text
 
 
 def test_the_default_weights_forms_by_an_inner_holdout():
@@ -301,7 +301,7 @@ def published(shared_data):
     path = shared_data / 'scaling_laws' / 'benchmark.vision.csv'
     if not path.is_file():
         pytest.skip('no published curves in ../shared/data/scaling_laws')
-    return rows_lib.read_csv(path)
+    return read_csv(path)
 
 
 PUBLISHED = {

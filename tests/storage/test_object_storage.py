@@ -22,9 +22,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from vit_jax.__main__ import main
-from vit_jax.checkpoints import checkpointer as checkpoint_lib
-from vit_jax.checkpoints import manifest
-from vit_jax.config import load as config_lib
+from vit_jax.checkpoints import checkpointer, manifest
+from vit_jax.config import load
 from vit_jax.errors import UserError
 from vit_jax.storage import lock, paths, run_folder, servers
 from vit_jax.trainer import build
@@ -95,13 +94,13 @@ def train(folder) -> list[str]:
 @functools.cache
 def target():
     """The whole state, as it is restored."""
-    config = config_lib.load(CONFIG, [f'{k}={v}' for k, v in FLAGS.items()])
+    config = load.load(CONFIG, [f'{k}={v}' for k, v in FLAGS.items()])
     return build.build(config).program.target
 
 
 def digest(folder) -> str:
     """Of parameters, average, optimizer and counters of the last step."""
-    return tree_digest(checkpoint_lib.restore(folder / 'checkpoints', TOTAL, target()))
+    return tree_digest(checkpointer.restore_step(folder / 'checkpoints', TOTAL, target()))
 
 
 def losses(folder) -> list[tuple[int, float]]:
@@ -186,7 +185,7 @@ def test_a_damaged_step_is_passed_over(copied, local, caplog):
     (copied / 'result.json').unlink()
     arrays = next(name for name in paths.files(copied) if name.startswith('checkpoints/6/v'))
     (copied / arrays).write_bytes(b'torn')
-    assert checkpoint_lib.load_variables(copied / 'checkpoints')[0] == 4
+    assert checkpointer.load_variables(copied / 'checkpoints')[0] == 4
 
     assert main(train(copied)) == 0
     assert 'has changed since it was written' in caplog.text
@@ -309,9 +308,9 @@ def test_a_bucket_has_a_name():
 
 def test_to_s3_one_process_saves(monkeypatch):
     pytest.importorskip('s3fs')
-    monkeypatch.setattr(checkpoint_lib.jax, 'process_count', lambda: 2)
+    monkeypatch.setattr(checkpointer.jax, 'process_count', lambda: 2)
     with pytest.raises(UserError, match='several processes save to a shared folder or to gs://'):
-        checkpoint_lib.Checkpointer('s3://bucket/run/checkpoints')
+        checkpointer.Checkpointer('s3://bucket/run/checkpoints')
 
 
 @pytest.mark.long

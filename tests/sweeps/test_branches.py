@@ -10,7 +10,7 @@ from helpers.studies import make
 from optuna.trial import TrialState
 
 from vit_jax.__main__ import main
-from vit_jax.checkpoints import checkpointer as checkpoint_lib
+from vit_jax.checkpoints import checkpointer
 from vit_jax.errors import UserError
 from vit_jax.storage import run_folder
 from vit_jax.sweeps import asha, picture, study, worker
@@ -52,7 +52,7 @@ def test_a_branch_is_a_run_of_its_length_cooled_down(tmp_path, one_device):
     stored = run_folder.read_config(made.run_folder(1))
     assert stored['branch'] == {'from': str(made.run_folder(0)), 'step': 4}
     digests = [
-        tree_digest(checkpoint_lib.load_variables(made.run_folder(n) / 'checkpoints')[1])
+        tree_digest(checkpointer.load_variables(made.run_folder(n) / 'checkpoints')[1])
         for n in (1, 2)
     ]
     assert digests[0] == digests[1]

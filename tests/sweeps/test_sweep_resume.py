@@ -15,7 +15,7 @@ from helpers.runs import started, undrawn  # noqa: F401
 from optuna.trial import TrialState
 
 from vit_jax.__main__ import main
-from vit_jax.checkpoints import checkpointer as checkpoint_lib
+from vit_jax.checkpoints import checkpointer
 from vit_jax.storage import run_folder
 from vit_jax.sweeps import study
 from vit_jax.sweeps.space import Sweep, grid
@@ -37,7 +37,7 @@ def kill_after_a_checkpoint(process: subprocess.Popen, folder: pathlib.Path) -> 
 
 
 def digest(folder: pathlib.Path) -> str:
-    step, variables, _ = checkpoint_lib.load_variables(folder / 'checkpoints')
+    step, variables, _ = checkpointer.load_variables(folder / 'checkpoints')
     assert step == TOTAL
     return tree_digest(variables)
 

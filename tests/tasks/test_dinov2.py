@@ -11,13 +11,13 @@ import pytest
 from helpers.applies import Given
 from helpers.pictures import images_like
 
-from vit_jax import step as step_lib
 from vit_jax.config.durations import Durations
 from vit_jax.errors import UserError
 from vit_jax.models import dinov2
 from vit_jax.ops import terms
 from vit_jax.optim import make as optim
 from vit_jax.runtime import sharding
+from vit_jax.step import Training, init_state, init_variables, make_train_step
 from vit_jax.tasks import base
 from vit_jax.tasks.dinov2 import Task
 
@@ -137,7 +137,7 @@ def test_rows_are_coupled():
 @functools.cache
 def params():
     rng = np.random.default_rng(4)  # not initial values, which make all class tokens alike
-    shapes = jax.eval_shape(lambda: step_lib.init_variables(MODEL, Task(), BATCH, 0))['params']
+    shapes = jax.eval_shape(lambda: init_variables(MODEL, Task(), BATCH, 0))['params']
     return jax.tree.map(lambda s: jnp.asarray(rng.normal(size=s.shape) / 3, s.dtype), shapes)
 
 
@@ -149,7 +149,7 @@ def outputs(step=0, seed=0, ema=None, batch=BATCH):
 
 @jax.jit
 def _outputs(keys, ema, batch, step):
-    apply = step_lib.Training(MODEL, params(), {}, keys, ema, step)
+    apply = Training(MODEL, params(), {}, keys, ema, step)
     return Task(warmup=4).outputs(apply, batch)
 
 
@@ -193,10 +193,10 @@ def program():
     tx, _ = optim.make(params(), 4, int, name='adamw', lr=1e-2, **options)
 
     def init():
-        return step_lib.init_state({'params': params()}, tx, seed=0, ema=True)
+        return init_state({'params': params()}, tx, seed=0, ema=True)
 
     average = {'ema_decay': 0.9, 'ema_schedule': {'name': 'cosine', 'final': 1.0}}
-    step = step_lib.make_train_step(MODEL, task, tx, times=Durations(1, 1, 4), **average)
+    step = make_train_step(MODEL, task, tx, times=Durations(1, 1, 4), **average)
     return layout, init, layout.compile_train(step, jax.eval_shape(init))
 
 

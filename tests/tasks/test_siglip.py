@@ -10,12 +10,12 @@ import pytest
 from helpers.applies import Given
 from helpers.experiments import ROOT
 
-from vit_jax import step as step_lib
 from vit_jax.config import load
 from vit_jax.errors import UserError
 from vit_jax.models.siglip import Model
 from vit_jax.ops import terms
 from vit_jax.runtime import sharding
+from vit_jax.step import bind, init_state, init_variables, make_train_step
 from vit_jax.tasks.siglip import Task
 from vit_jax.trainer import build
 
@@ -41,15 +41,15 @@ def make_batch(rows=6):
 
 def init(task):
     one = jax.tree.map(lambda x: x[:1], make_batch())
-    return step_lib.init_variables(MODEL, task, one, seed=0)
+    return init_variables(MODEL, task, one, seed=0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('loss_name', ['sigmoid', pytest.param('softmax', marks=pytest.mark.long)])
 def test_golden_steps(loss_name):
     task, tx = Task(loss_name=loss_name), optax.adam(1e-2)
-    state = jax.jit(lambda: step_lib.init_state(init(task), tx, 0, ema=False))()
-    step, losses = jax.jit(step_lib.make_train_step(MODEL, task, tx)), []
+    state = jax.jit(lambda: init_state(init(task), tx, 0, ema=False))()
+    step, losses = jax.jit(make_train_step(MODEL, task, tx)), []
     for _ in range(3):
         state, metrics = step(state, make_batch())
         losses.append(float(metrics['loss']))
@@ -71,9 +71,9 @@ def temporaries(parallel, chunk):
 
     def start():
         one = jax.tree.map(lambda x: jnp.zeros((1, *x.shape[1:]), x.dtype), LARGE)
-        return step_lib.init_state(step_lib.init_variables(model, task, one, 0), tx, 0, ema=False)
+        return init_state(init_variables(model, task, one, 0), tx, 0, ema=False)
 
-    step = step_lib.make_train_step(model, task, tx, layout)
+    step = make_train_step(model, task, tx, layout)
     state, batch = jax.eval_shape(start), LARGE
     if layout.train_axis:  # of pmap, whose arrays have an axis of devices
         step = jax.pmap(step, layout.train_axis, devices=jax.devices()[:8])
@@ -136,7 +136,7 @@ def test_predictions():
 
     @functools.partial(jax.jit, static_argnums=0)
     def predict(task, batch):
-        return task.predict(step_lib.bind(MODEL, task, variables, batch), batch)
+        return task.predict(bind(MODEL, task, variables, batch), batch)
 
     batch = make_batch()
     both = predict(Task(), batch)

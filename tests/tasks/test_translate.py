@@ -10,12 +10,12 @@ import optax
 import pytest
 from helpers.applies import Given
 
-from vit_jax import step as step_lib
 from vit_jax.errors import UserError
 from vit_jax.models import rnn_seq2seq, seq2seq
 from vit_jax.ops import terms
 from vit_jax.ops.search import BOS, EOS, PAD
 from vit_jax.runtime import sharding
+from vit_jax.step import bind, init_state, init_variables, make_train_step
 from vit_jax.tasks.translate import Task, shifted_right, smoothed_loss
 
 VOCAB = 9
@@ -51,7 +51,7 @@ def log_probs(logits):
 @functools.cache
 def variables_of(name):
     """Far enough from the initial ones for the tokens to differ in probability."""
-    init = functools.partial(step_lib.init_variables, MODELS[name], Task(), seed=0)
+    init = functools.partial(init_variables, MODELS[name], Task(), seed=0)
     variables = jax.device_get(jax.jit(init)(as_arrays(BATCH)))
     rng = np.random.default_rng(0)
     return as_arrays(
@@ -141,8 +141,8 @@ def test_rows_of_padding_count_nowhere(name):
 
 def split_step(accum_steps, layout=None):
     model, tx = MODELS['post'], optax.sgd(1.0)
-    state = step_lib.init_state(dict(variables_of('post')), tx, 0, ema=False)
-    make = functools.partial(step_lib.make_train_step, model, Task(), tx)
+    state = init_state(dict(variables_of('post')), tx, 0, ema=False)
+    make = functools.partial(make_train_step, model, Task(), tx)
     return state, make(layout, accum_steps=accum_steps)
 
 
@@ -173,7 +173,7 @@ def predicted(name, task):
 
     @jax.jit
     def predict(batch):
-        return task.predict(step_lib.bind(MODELS[name], task, variables, batch), batch)
+        return task.predict(bind(MODELS[name], task, variables, batch), batch)
 
     return predict(as_arrays(BATCH))
 
@@ -191,7 +191,7 @@ def test_sequences_are_right_just_where_greedy_decoding_writes_them(name):
 
     @jax.jit
     def evaluate(batch):
-        return task.evaluate(step_lib.bind(MODELS[name], task, variables, batch), batch)
+        return task.evaluate(bind(MODELS[name], task, variables, batch), batch)
 
     total, count = evaluate(as_arrays(BATCH | {'target': target}))['sequence_accuracy']
     pairs = [(t[t > 0], w[: (t > 0).sum()]) for t, w in zip(target, tokens, strict=True)]

@@ -8,8 +8,8 @@ import pytest
 from helpers.digests import tree_digest
 
 from vit_jax.__main__ import main
-from vit_jax.checkpoints import checkpointer as checkpoint_lib
-from vit_jax.config import load as config_lib
+from vit_jax.checkpoints import checkpointer
+from vit_jax.config import load
 from vit_jax.errors import UserError
 from vit_jax.storage.run_folder import read_config, read_metrics
 from vit_jax.trainer import start, train
@@ -27,7 +27,7 @@ def make_config(repo):
     """A run on digits with dropout and an average, at a schedule without an end."""
 
     def make(total, cooldown=0, **more):
-        config = config_lib.load(str(repo / 'tests/helpers/linear.py'))
+        config = load.load(str(repo / 'tests/helpers/linear.py'))
         with config.unlocked():
             config.optim.schedule = dict(name='rsqrt', warmup='2 steps', timescale='4 steps')
             config.optim.schedule.cooldown = f'{cooldown} steps'
@@ -35,9 +35,7 @@ def make_config(repo):
             config.every = dict(log='1', eval='4', checkpoint='2')
             config.checkpoint = dict(keep_last=1, keep_every='4 steps')
         more = {k.replace('__', '.'): v for k, v in more.items()}
-        return config_lib.override(
-            config, [f'total={total}', *(f'{k}={v}' for k, v in more.items())]
-        )
+        return load.override(config, [f'total={total}', *(f'{k}={v}' for k, v in more.items())])
 
     return make
 
@@ -58,7 +56,7 @@ def test_a_branch_has_the_classes_of_its_trunk(make_config, trunk, tmp_path):
 
 
 def saved(folder):
-    step, variables, _ = checkpoint_lib.load_variables(folder / 'checkpoints')
+    step, variables, _ = checkpointer.load_variables(folder / 'checkpoints')
     return step, tree_digest(variables)
 
 
@@ -106,7 +104,7 @@ def test_what_is_not_as_in_the_trunk_is_said(make_config, trunk, tmp_path, capsy
 
 def test_another_schedule_between_the_step_and_the_cooldown_is_said(make_config, trunk):
     one = jax.devices()[:1]
-    before = config_lib.from_dict(read_config(trunk))
+    before = load.from_dict(read_config(trunk))
     assert start.changes(before, build(make_config(10, cooldown=2), one), ()) == []
     constant, stair = make_config(10), make_config(10)
     with constant.unlocked(), stair.unlocked():

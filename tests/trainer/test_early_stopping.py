@@ -8,7 +8,7 @@ from helpers.xla import use_one_device
 
 from vit_jax.__main__ import main
 from vit_jax.checkpoints import checkpointer
-from vit_jax.config import load as config_lib
+from vit_jax.config import load
 from vit_jax.errors import UserError
 from vit_jax.storage import run_folder
 from vit_jax.trainer import build, early_stopping, loop, train
@@ -33,10 +33,10 @@ def compiled_once(*arguments):
 @pytest.fixture(scope='module')
 def make_config(repo):
     def make(*overrides):
-        config = config_lib.load(str(repo / 'tests/helpers/linear.py'))
+        config = load.load(str(repo / 'tests/helpers/linear.py'))
         every = ['every.log=4', 'every.eval=2', 'every.checkpoint=5']
         given = ['total=12 steps', *every, 'checkpoint.keep_last=1', *overrides]
-        return config_lib.override(config, given)
+        return load.override(config, given)
 
     return make
 
@@ -116,7 +116,7 @@ def test_a_run_without_a_best_step_says_so(make_config, tmp_path, evaluated, cap
 
 
 def test_a_metric_that_the_data_cannot_give_is_refused_before_the_first_step(repo):
-    config = config_lib.load(
+    config = load.load(
         f'{repo}/experiments/detr/scenes.py:smoke', ['checkpoint.keep_best=ap/AP_large']
     )
     with pytest.raises(UserError, match='ap/AP_large cannot be measured on the data'):
@@ -128,7 +128,7 @@ def kept(repo, tmp_path_factory):
     """The first two steps of `smoke_run`, of which it kept the best, really evaluated."""
     folder = tmp_path_factory.mktemp('kept')
     overrides = ['every.eval=1', 'checkpoint.keep_best=test/loss']
-    config = config_lib.load(str(repo / 'experiments/vit/digits.py:smoke'), overrides)
+    config = load.load(str(repo / 'experiments/vit/digits.py:smoke'), overrides)
     with pytest.MonkeyPatch.context() as patch:
         use_one_device(patch)
         with pytest.raises(train.Preempted):

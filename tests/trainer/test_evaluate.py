@@ -11,8 +11,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from vit_jax.__main__ import main
-from vit_jax.config import load as config_lib
-from vit_jax.config import objects, schema
+from vit_jax.config import load, objects, schema
 from vit_jax.data import sources
 from vit_jax.errors import UserError
 from vit_jax.evaluators import coco_ap, panoptic_quality
@@ -235,14 +234,14 @@ def test_a_task_without_predictions():
     ],
 )
 def test_mistakes_are_seen_when_the_config_is_read(entry, message):
-    config = config_lib.load(DIGITS)
+    config = load.load(DIGITS)
     with config.unlocked():
         section = {'source': 'digits', 'split': 'test', 'fit': 'train', **entry}
         if 'evaluator' not in entry:
             del section['fit']
         config.evals.x = {k: v for k, v in section.items() if v is not None}
     with pytest.raises(UserError, match=message) as error:
-        config_lib.validate(config)
+        load.validate(config)
     assert '\n' not in str(error.value)
 
 
@@ -265,7 +264,7 @@ def evaluated_run(tmp_path_factory):
     """A finished run with evaluators."""
     folder = tmp_path_factory.mktemp('evaluators')
     (folder / 'config.py').write_text(CONFIG)
-    config = config_lib.load(str(folder / 'config.py'))
+    config = load.load(str(folder / 'config.py'))
     train.train(config, folder / 'run', devices=jax.devices()[:1])
     return folder / 'run'
 

@@ -6,8 +6,8 @@ import pytest
 from helpers.digests import tree_digest
 
 from vit_jax.__main__ import main
-from vit_jax.checkpoints import checkpointer as checkpoint_lib
-from vit_jax.config import load as config_lib
+from vit_jax.checkpoints import checkpointer
+from vit_jax.config import load
 from vit_jax.errors import UserError
 from vit_jax.trainer import build, train
 
@@ -33,17 +33,17 @@ def one_train_step(monkeypatch):
 @pytest.fixture(scope='module')
 def make_config(repo):
     def make(total, **schedule):
-        config = config_lib.load(str(repo / 'tests/helpers/linear.py'))
+        config = load.load(str(repo / 'tests/helpers/linear.py'))
         with config.unlocked():
             config.optim.schedule = dict(name='rsqrt', timescale='4', warmup='2') | schedule
             config.every = dict(log='2', eval='4', checkpoint='2')
-        return config_lib.override(config, [f'total={total} steps'])
+        return load.override(config, [f'total={total} steps'])
 
     return make
 
 
 def saved(folder):
-    step, variables, _ = checkpoint_lib.load_variables(folder / 'checkpoints')
+    step, variables, _ = checkpointer.load_variables(folder / 'checkpoints')
     return step, tree_digest(variables)
 
 

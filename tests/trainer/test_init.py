@@ -11,9 +11,9 @@ from flax import traverse_util
 from ml_collections import ConfigDict
 
 from vit_jax.__main__ import main
-from vit_jax.checkpoints import checkpointer as checkpoint_lib
+from vit_jax.checkpoints import checkpointer
 from vit_jax.checkpoints import format as checkpoint_format
-from vit_jax.config import load as config_lib
+from vit_jax.config import load
 from vit_jax.errors import UserError
 from vit_jax.interop import files
 from vit_jax.interop.families import vision_transformer
@@ -75,7 +75,7 @@ def random_npz(path, **changes):
 
 
 def saved(folder, step=None):
-    return checkpoint_lib.load_variables(folder / 'checkpoints', step)[1]['params']
+    return checkpointer.load_variables(folder / 'checkpoints', step)[1]['params']
 
 
 def assert_close(a, b, but=()):
@@ -224,11 +224,11 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one_and_needs_no_file(config, tm
 
 def test_the_flag_needs_no_section(repo, tmp_path):
     spec = f'{repo}/experiments/vit/digits.py:smoke'
-    config = config_lib.load(spec, ['init.from=a.npz'])
+    config = load.load(spec, ['init.from=a.npz'])
     assert config.init.to_dict() == {'from': 'a.npz'}
-    config = config_lib.load(spec, ['init.select=a->b', 'init.from=gs://b/a.npz:img'])
+    config = load.load(spec, ['init.select=a->b', 'init.from=gs://b/a.npz:img'])
     assert config.init.to_dict() == {'from': 'gs://b/a.npz:img', 'select': 'a->b'}
-    assert 'init' not in config_lib.load(spec)
+    assert 'init' not in load.load(spec)
     for override, message in [
         ('init.form=a.npz', "did you mean 'from'"),
         ('init=a.npz', 'set one of its keys: from, posemb'),
@@ -236,7 +236,7 @@ def test_the_flag_needs_no_section(repo, tmp_path):
         ('init.classes=a.txt', r'classes=a\.txt: .*--config\.init\.from=FILE'),
     ]:
         with pytest.raises(UserError, match=message):
-            config_lib.load(spec, [override])
+            load.load(spec, [override])
 
 
 MISTAKES = {
@@ -290,7 +290,7 @@ def test_another_gelu_is_another_model(config, tmp_path):
 @pytest.mark.parametrize('spec', ['vit/finetune.py:cifar10,mu/32', 'bit/finetune.py:pets'])
 def test_fine_tuning_asks_for_the_checkpoint(repo, tmp_path, capsys, spec):
     config = f'{repo}/experiments/{spec}'
-    names = [f'evals.{name}' for name in config_lib.load(config).evals]
+    names = [f'evals.{name}' for name in load.load(config).evals]
     sources = [f'--config.{name}.source=digits' for name in ('data', *names)]
     words = ['train', '--config', config, '--workdir', str(tmp_path / 'run'), *sources]
     assert main(words) == 2
@@ -298,4 +298,4 @@ def test_fine_tuning_asks_for_the_checkpoint(repo, tmp_path, capsys, spec):
     assert 'config.init.from: name the checkpoint to fine-tune' in captured.err
     assert captured.err.count('\n') == 1
     assert not (tmp_path / 'run').exists()
-    assert config_lib.load(config, ['init.from=']).init['from'] == ''
+    assert load.load(config, ['init.from=']).init['from'] == ''

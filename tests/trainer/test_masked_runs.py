@@ -12,7 +12,7 @@ from PIL import Image
 
 import vit_jax
 from vit_jax import __main__ as cli
-from vit_jax.config import load as config_lib
+from vit_jax.config import load
 from vit_jax.inference.load import open_run
 from vit_jax.models import vit
 from vit_jax.trainer import build, start, train
@@ -32,7 +32,7 @@ def run(folder):
 
 
 def test_fine_tuning_is_a_change_of_the_config(run, folder, repo, one_device):
-    config = config_lib.load(str(repo / f'{FILE}:smoke-finetune'))
+    config = load.load(str(repo / f'{FILE}:smoke-finetune'))
     config.init['from'] = str(folder)
     origin = start.find_origin(build.build(config))
     encoder = {name: leaf for name, leaf in run.variables['params'].items() if name != 'decoder'}
@@ -43,8 +43,8 @@ def test_fine_tuning_is_a_change_of_the_config(run, folder, repo, one_device):
 
 def test_what_is_frozen_stays_and_the_norm_before_the_head_follows(folder, repo, tmp_path):
     """A linear probe trains the head alone."""
-    config = config_lib.load(str(repo / f'{FILE}:smoke-finetune'))
-    full = config_lib.load(str(repo / f'{FILE}:probe'))
+    config = load.load(str(repo / f'{FILE}:smoke-finetune'))
+    full = load.load(str(repo / f'{FILE}:probe'))
     config.init['from'] = str(folder)
     with config.unlocked():
         config.total, config.evals, config.optim = '2 steps', {}, full.optim

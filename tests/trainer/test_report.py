@@ -5,7 +5,7 @@ import json
 import jax
 import pytest
 
-from vit_jax.config import load as config_lib
+from vit_jax.config import load
 from vit_jax.trainer import train
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('compiled_once')]
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('compiled_once')]
 
 @pytest.fixture
 def config(repo):
-    return config_lib.load(f'{repo}/tests/helpers/linear.py')
+    return load.load(f'{repo}/tests/helpers/linear.py')
 
 
 def run(config, folder, report):

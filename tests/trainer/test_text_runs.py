@@ -13,14 +13,13 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from vit_jax.__main__ import main
-from vit_jax.checkpoints import checkpointer as checkpoint_lib
-from vit_jax.config import defaults
-from vit_jax.config import load as config_lib
+from vit_jax.checkpoints import checkpointer
+from vit_jax.config import defaults, load
 from vit_jax.data import vocabulary
 from vit_jax.data.dataset import open_dataset
 from vit_jax.data.plans.buckets import BucketBatches
 from vit_jax.errors import UserError
-from vit_jax.inference import load as inference_lib
+from vit_jax.inference.load import open_run, read_config
 from vit_jax.profiling.cost import train_flops
 from vit_jax.storage.run_folder import read_metrics
 from vit_jax.trainer import build, evaluate, start, train
@@ -98,7 +97,7 @@ def get_config(**data: object) -> ConfigDict:
             parallel=dict(strategy='jit'),
         )
     )
-    return config_lib.override(config, [])
+    return load.override(config, [])
 
 
 def plan_of(config: ConfigDict) -> BucketBatches:
@@ -114,7 +113,7 @@ def result_of(folder: pathlib.Path) -> dict[str, float]:
 
 
 def variables_of(folder: pathlib.Path) -> dict:
-    return checkpoint_lib.load_variables(folder / 'checkpoints', None)[1]
+    return checkpointer.load_variables(folder / 'checkpoints', None)[1]
 
 
 @pytest.fixture(scope='module')
@@ -129,7 +128,7 @@ def whole(system: None, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Pat
 
 @pytest.mark.slow
 def test_epochs_rates_and_the_size_of_the_vocabulary(whole: pathlib.Path) -> None:
-    config = inference_lib.read_config(whole, ['my_text'])
+    config = read_config(whole, ['my_text'])
     assert config.model.vocab_size == 14
     steps = plan_of(config).steps
     lines = [m for m in read_metrics(whole) if 'train/loss' in m]
@@ -220,7 +219,7 @@ def text_config(text: dict[str, object]) -> ConfigDict:
     with config.unlocked():
         del config.evals.val.vocab  # that of config.data
         config.evals.val.split = 'train[100:]'
-    return config_lib.override(config, [])
+    return load.override(config, [])
 
 
 @pytest.mark.slow
@@ -228,10 +227,10 @@ def test_later_commands_need_no_other_vocabulary(tmp_path, text, capsys) -> None
     result = one_run(text_config(text), tmp_path / 'run')
     vocab = vocabulary.load(text['vocab'])
     pathlib.Path(text['vocab']).unlink()
-    run = inference_lib.open_run(tmp_path / 'run', allowed=['my_text'])
+    run = open_run(tmp_path / 'run', allowed=['my_text'])
     assert run.config.model.vocab_size == len(vocab)
     assert vocabulary.load(run.config.data.vocab) == vocab
-    _, _, meta = checkpoint_lib.load_variables(tmp_path / 'run' / 'checkpoints', None)
+    _, _, meta = checkpointer.load_variables(tmp_path / 'run' / 'checkpoints', None)
     assert meta['vocab'] == vocab.digest
     assert train_flops(meta, ['my_text']) > 0
     capsys.readouterr()
@@ -251,7 +250,7 @@ def translation_config(text: dict[str, object]) -> ConfigDict:
         config.evals.last = dict(config.evals.val, every='')
         config.checkpoint.keep_last = 3
         config.update(total='5 steps', every=dict(log='5', eval='2', checkpoint='1'))
-    return config_lib.override(config, [])
+    return load.override(config, [])
 
 
 @pytest.fixture(scope='module')
@@ -288,14 +287,14 @@ def test_an_evaluation_may_be_due_at_steps_of_its_own(translated, capsys) -> Non
 
 @pytest.mark.slow
 def test_the_mean_of_the_last_checkpoints(translated) -> None:
-    run = inference_lib.open_run(translated, average=2)
-    kept = [checkpoint_lib.load_variables(translated / 'checkpoints', step)[1] for step in (4, 5)]
+    run = open_run(translated, average=2)
+    kept = [checkpointer.load_variables(translated / 'checkpoints', step)[1] for step in (4, 5)]
     mean = jax.tree.map(lambda a, b: (a + b) / 2, *kept)
     jax.tree.map(np.testing.assert_array_equal, run.variables, mean)
     assert run.step == 5
-    assert inference_lib.open_run(translated, step=4, average=2).step == 4
+    assert open_run(translated, step=4, average=2).step == 4
     with pytest.raises(UserError, match=r'average of 4 checkpoints: .* has 3 up to step 5'):
-        inference_lib.open_run(translated, average=4)
+        open_run(translated, average=4)
 
 
 def test_text_is_needed_for_bleu() -> None:
@@ -342,5 +341,5 @@ SHORTER = ['total=400 steps', 'data.split=train[:30000]']
 def test_digits_are_learned(tmp_path, repo, changes: list[str], right: float) -> None:
     rarely = ['every.eval=1000', 'every.checkpoint=1000', 'evals.test.buckets=(13,)']
     path = str(repo / 'experiments/translate/synthetic.py:reverse')
-    result = one_run(config_lib.load(path, [*rarely, *changes]), tmp_path)
+    result = one_run(load.load(path, [*rarely, *changes]), tmp_path)
     assert result['test/sequence_accuracy'] >= right
