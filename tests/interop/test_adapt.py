@@ -1,6 +1,7 @@
 """Parameters made to fit another head, image size, patch size, and scanned blocks."""
 
 import functools
+import re
 
 import flax.linen as nn
 import jax
@@ -14,8 +15,8 @@ from vit_jax.errors import UserError
 from vit_jax.interop import adapt as adapting
 from vit_jax.interop.trained import TrainedModel, fields
 from vit_jax.models import base as models
-from vit_jax.models import seq2seq, vit
-from vit_jax.tree_paths import unroll
+from vit_jax.models import mae, seq2seq, swin, swin_v2, vit
+from vit_jax.tree_paths import param_paths, unroll
 
 FIELDS = dict(num_classes=4, patch_size=4, width=16, depth=3, mlp_dim=24, num_heads=2)
 
@@ -343,6 +344,35 @@ def test_another_activation_is_another_model(model, field, value):
     trained = TrainedModel.from_file({}, {'name': 'any', field: value}, None, 'a file')
     with pytest.raises(UserError, match=f"set config.model.{field}='{value}'"):
         adapting.adapt_checkpoint(trained, model, {}, None)
+
+
+SMALL: dict = {'patch_size': 4, 'width': 8}
+WITHOUT_BIASES = {
+    'swin': swin.Model(**SMALL, depths=(1,), num_heads=(2,), window=2),
+    'swin_v2': swin_v2.Model(**SMALL, depths=(1,), num_heads=(2,), window=2),
+    'mae': mae.Model(
+        **{**SMALL, 'depth': 2, 'mlp_dim': 8, 'num_heads': 2, 'decoder_width': 8, 'scan': True},
+        **{'decoder_depth': 1, 'decoder_mlp_dim': 8, 'decoder_heads': 2},
+    ),
+}
+
+
+@pytest.mark.parametrize('name', WITHOUT_BIASES)
+def test_a_model_with_biases_of_attention_starts_from_zeros(name):
+    biased = WITHOUT_BIASES[name]
+    size, noise = (16, 16), jax.ShapeDtypeStruct((1, 16), np.float32)
+    inputs = (jax.ShapeDtypeStruct((1, *size, 3), np.float32), *([noise] if name == 'mae' else []))
+    target, shapes = (
+        jax.eval_shape(model.init, jax.random.key(0), *inputs)['params']
+        for model in (biased, biased.clone(qkv_bias=False))
+    )
+    params = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), shapes)
+    trained = TrainedModel.from_file(params, {'name': name, 'qkv_bias': False}, size, 'a test')
+    made, notes = adapting.adapt_checkpoint(trained, biased, target, size)
+    assert says(notes[0], 'queries, keys and values', 'zero')
+    assert jax.tree.map(np.shape, made) == jax.tree.map(lambda x: x.shape, target)
+    zeros = [p for p, leaf in param_paths(made).items() if not leaf.any() and 'pos_embed' not in p]
+    assert zeros and all(re.search('attention/(qkv/|query_|value_)bias$', p) for p in zeros)
 
 
 SCALED = {'layer_scale': 0.1, 'no_bias': 'key|out|mlp|patch_embed|norm|head', 'registers': 2}

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from helpers import detr
+from helpers.round_trips import assert_comes_back
 
 import vit_jax
 from vit_jax import __main__ as cli
@@ -168,6 +169,7 @@ def test_exactly_one_family_knows_what_is_written_and_reads_the_same(model, form
     assert before.keys() == after.keys()
     for name, leaf in before.items():
         np.testing.assert_array_equal(leaf, after[name], err_msg=name)
+    assert_comes_back(path, 'timm_vit:' if form == 'timm' else '')
 
 
 EMBEDDING = 'embeddings.patch_embeddings.projection.weight'

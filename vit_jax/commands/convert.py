@@ -1,4 +1,7 @@
-"""Convert weights between this package, vision_transformer, big_vision, transformers and timm."""
+"""Convert weights between this package, vision_transformer, big_vision, transformers and timm.
+
+What is written in the form in which it was read comes back bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,9 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument(
         'dst',
-        help='FILE.npz for vision_transformer and big_vision (for BiT the names of the released '
-        'files); FILE.safetensors or a new folder for transformers; timm_vit:FOLDER for timm; '
-        'FAMILY:PATH for a family of your own',
+        help='FILE.npz for vision_transformer and big_vision (a run of BiT gets the names of the '
+        'released files); FILE.safetensors or a new folder for transformers; timm_vit:FOLDER for '
+        'timm; FAMILY:PATH for a family of your own',
     )
     add_allow_flag(parser)
     args = parser.parse_args(argv)
@@ -64,7 +67,7 @@ def output_files(dst: pathlib.Path) -> list[pathlib.Path]:
     """The files that writing to `dst` creates."""
     if dst.suffix == '.npz':
         return [dst]
-    from vit_jax.interop.hub import TOKENIZERS
+    from vit_jax.interop.hub import BESIDE
 
     file = dst if dst.suffix == '.safetensors' else dst / 'model.safetensors'
-    return [file, *map(file.with_name, ('config.json', 'preprocessor_config.json', *TOKENIZERS))]
+    return [file, *map(file.with_name, BESIDE)]

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -83,6 +83,7 @@ def read(
             class_names=trained.read_class_names(extra, num_classes),
             num_classes=num_classes,
             path=Path(path),
+            origin=os.fspath(path),
             positions=getattr(reader, 'POSITIONS', imported.positions),
         )
     except UserError as error:
@@ -159,6 +160,9 @@ def _require_sound(imported: TrainedModel) -> None:
 def write(imported: TrainedModel, path: str | os.PathLike[str]) -> tuple[str, ...]:
     """Write a model for another code base.
 
+    What was read from a file of the same form and did not change is written as it was: the same
+    arrays, names, precision, config.json and files beside it.
+
     Args:
       imported: the model.
       path: FILE.npz, or FILE.safetensors or a folder for transformers, or for timm if only timm
@@ -175,6 +179,14 @@ def write(imported: TrainedModel, path: str | os.PathLike[str]) -> tuple[str, ..
     family, place = families.split(path)
     is_npz = Path(place).suffix == '.npz'
     forms = ['npz'] if is_npz else ['transformers', 'timm']
+    if _is_as_read(imported, forms, family):
+        _, source = families.split(imported.origin)
+        arrays, _ = files.read_stored(source)
+        if is_npz:
+            files.write_npz(place, arrays)
+        else:
+            files.write_safetensors(place, arrays, others=files.read_beside(source))
+        return ()
     make = families.writer(imported.config.model.name, forms, family)
     flat = unroll(param_paths(imported.params))
     unrolled = dataclasses.replace(imported, params=traverse_util.unflatten_dict(flat, sep='/'))
@@ -190,3 +202,42 @@ def write(imported: TrainedModel, path: str | os.PathLike[str]) -> tuple[str, ..
             'class names are left out: an .npz file has no place for them',
         )
     return written.notes
+
+
+def _is_as_read(imported: TrainedModel, forms: Sequence[str], family: str) -> bool:
+    """Whether a model is still that of the file that it was read from, which has the form asked
+    for: one of `forms`, see `families.writer`.
+    """
+    from vit_jax.interop import families, files, texts
+
+    own, source = families.split(imported.origin)
+    if not imported.origin or texts.split_part(source)[1]:
+        return False
+    try:
+        flat, config = files.read_stored(source)
+        kind = config.get('model_type') or config.get('architecture') or ''
+        reader = families.reader(flat, own, kind)
+        form = families.form(flat, config, reader)
+        found = families.writers(imported.config.model.name, family)
+        wanted = next((name for name in forms if name in found), '')
+        if not wanted and reader.__name__.endswith(f'.{family}'):  # which writes no others' models
+            wanted = form
+        is_moved = files.EXPLICIT in config  # to a name beside config.json
+        is_form = form != '' and form == wanted and not is_moved
+        return is_form and _is_same(read(imported.origin), imported)
+    except UserError:  # it is not there any more
+        return False
+
+
+def _is_same(stored: TrainedModel, other: TrainedModel) -> bool:
+    """Whether two models would be written alike."""
+    told = [
+        (m.model_config, m.task_config, m.transforms, m.image_size, m.class_names)
+        for m in (stored, other)
+    ]
+    ours, theirs = param_paths(stored.params), param_paths(other.params)
+    return (
+        told[0] == told[1]
+        and ours.keys() == theirs.keys()
+        and all(np.array_equal(ours[name], theirs[name]) for name in ours)
+    )

@@ -263,6 +263,8 @@ def _differing(theirs: Mapping[str, Any], model: Any) -> dict[str, tuple[Any, An
 
 # Fields of a ViT for parameters that can be folded into others, and their values without these.
 _REPLACED: dict[str, Any] = {'layer_scale': None, 'no_bias': '', 'posemb_prefix': 'class'}
+# Whether the attention of a Swin or an MAE has biases.
+_QKV_BIAS = 'qkv_bias'
 # The arrays next to which the layers of `models.vit.BIASES` have their biases.
 _BIASED = {
     **{part: rf'(.*/)?block_\d+/attention/{part}/kernel' for part in ('query', 'key', 'value')},
@@ -293,6 +295,9 @@ def equivalent(trained: TrainedModel, model: Any) -> tuple[dict[str, PyTree], li
     biases = [part for part in have['no_bias'].split('|') if part not in want['no_bias'].split('|')]
     folds = have['layer_scale'] is not None and want['layer_scale'] is None
     moves = have['posemb_prefix'] != want['posemb_prefix']
+    if not trained.model_config.get(_QKV_BIAS, True) and fields(model).get(_QKV_BIAS):
+        note = 'biases of queries, keys and values: zero; the checkpoint has none'
+        return with_qkv_biases(trained.params), [note]
     if not (biases or folds or moves):
         return trained.params, []
     from vit_jax.interop import names
@@ -311,6 +316,21 @@ def equivalent(trained: TrainedModel, model: Any) -> tuple[dict[str, PyTree], li
         )
     absent = '|'.join(part for part in have['no_bias'].split('|') if part not in biases)
     return names.nested(flat, absent), notes
+
+
+def with_qkv_biases(params: Mapping[str, PyTree]) -> dict[str, PyTree]:
+    """Give attention biases of zero; in Swin v2, which has a `logit_scale`, keys have none."""
+    flat = traverse_util.flatten_dict(dict(params), sep='/')
+    for name, kernel in list(flat.items()):
+        attention, is_fused = name.removesuffix('/qkv/kernel'), name.endswith('/qkv/kernel')
+        shape = (*kernel.shape[:-4], *kernel.shape[-3:])  # of a kernel [... D 3 H K]
+        if is_fused and f'{attention}/logit_scale' in flat:
+            parts = [f'{attention}/{part}_bias' for part in ('query', 'value')]
+            flat |= dict.fromkeys(parts, np.zeros(shape[-2:], np.float32))
+        elif is_fused:
+            flat[f'{attention}/qkv/bias'] = np.zeros(shape, np.float32)
+    nested: dict[str, PyTree] = traverse_util.unflatten_dict(flat, sep='/')
+    return nested
 
 
 def for_images(

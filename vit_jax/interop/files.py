@@ -44,12 +44,22 @@ _FLOATS = ('float16', 'bfloat16', 'float32', 'float64')
 _BUFFER = re.compile(r'(ids|index|mask|tracked|step)$')
 # Keys under which configs of transformers say how weights were quantized.
 _QUANTIZED = ('quantization_config', 'compression_config')
-_EXPLICIT = 'transformers_weights'  # a key of config.json that names the file of the weights
+EXPLICIT = 'transformers_weights'  # a key of config.json that names the file of the weights
 _REPOSITORY = re.compile(r'[\w-][\w.-]*/[\w-][\w.-]*(?:@[\w./-]+)?')
 
 
 def read_arrays(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
     """The arrays of a checkpoint, all as float32, and the parsed config.json beside it.
+
+    Raises:
+      UserError: as `read_stored`, and for quantized weights.
+    """
+    flat, config = read_stored(path)
+    return _weights(flat, os.fspath(path)), config
+
+
+def read_stored(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
+    """The arrays of a checkpoint in the precision of the file, and the parsed config.json.
 
     The config also holds, if the files do: under 'preprocessor_config.json', that file, or its part
     of processor_config.json; under 'pretrained_cfg', timm's description of images; under
@@ -65,30 +75,39 @@ def read_arrays(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
       config, empty if there is none.
 
     Raises:
-      UserError: if there is no such file or part; if it is damaged, or holds pickled objects or
-        quantized weights; or if a package for reading it is missing.
+      UserError: if there is no such file or part; if it is damaged, holds pickled objects, or is
+        quantized by its config; or if a package for reading it is missing.
     """
     path = os.fspath(path)
     match = re.fullmatch(r'(.*\.npz):([^:]+)', full := hub.full_url(path))
     file, subtree = (match[1], match[2].strip('/')) if match else (full, '')
     file = local_path(file)
     if file.endswith('.npz'):
-        flat = _select(_parameters(_read_npz(file)), subtree, path)
-        return _weights(flat, file), {}
+        return _select(_parameters(_read_npz(file)), subtree, path), {}
     if file.endswith('.safetensors'):
         config = _read_configs(os.path.dirname(file))
-        return _weights(_read_safetensors(file), file), config
+        return _read_safetensors(file), config
     if file.endswith(PICKLES):
         raise UserError(
             f'{path}: pickled weights can run code and are not read; '
             'save them as .safetensors or .npz'
         )
     if Path(file).is_dir():
-        flat, config = _read_folder(file)
-        return _weights(flat, file), config
+        return _read_folder(file)
     if not Path(file).exists():
         raise UserError(f'{path}: there is no such file or folder{path_hint(path)}')
     raise UserError(f'{path}: not a checkpoint; give an .npz or .safetensors file, or a folder')
+
+
+def read_beside(path: str | os.PathLike[str]) -> dict[str, bytes]:
+    """The contents of the configs and tokenizers beside a .safetensors file or in a folder.
+
+    Raises:
+      UserError: as `read_stored`.
+    """
+    file = Path(local_path(hub.full_url(os.fspath(path))))
+    folder = file if file.is_dir() else file.parent
+    return {name: paths.read_bytes(p) for name in hub.BESIDE if (p := folder / name).is_file()}
 
 
 def write_npz(path: str | os.PathLike[str], flat: Mapping[str, np.ndarray]) -> None:
@@ -152,7 +171,7 @@ def _read_npz(path: str) -> Flat:
                 raise UserError(f'{path}: unpacks to {unpacked:,} bytes, far more than its size')
             stems = [m.filename.removesuffix('.npy') for m in members if _is_array(m.filename)]
             # With .npy, as NumPy would prefer a member whose name lacks it.
-            return {name: _numbers(path, name, archive[f'{name}.npy']) for name in stems}
+            return {name: archive[f'{name}.npy'] for name in stems}
 
 
 def _is_array(member: str) -> bool:
@@ -165,13 +184,13 @@ def _read_safetensors(path: str) -> Flat:
     _open(path).close()
     with paths.intact(path):
         try:
-            flat = package.load_file(path)
+            flat: Flat = package.load_file(path)
         except AttributeError as error:  # of a type that NumPy lacks
             raise UserError(
                 f'{path}: holds numbers of a type that is not read ({_line(error)}); '
                 'save them as float32 or bfloat16'
             ) from None
-    return {name: _numbers(path, name, array) for name, array in flat.items()}
+    return flat
 
 
 def _read_folder(folder: str) -> tuple[Flat, dict[str, Any]]:
@@ -183,10 +202,10 @@ def _read_folder(folder: str) -> tuple[Flat, dict[str, Any]]:
     """
     config = _read_configs(folder)
     held = (name for name in (WEIGHTS, INDEX, OPEN_CLIP_WEIGHTS) if Path(folder, name).is_file())
-    file = config.get(_EXPLICIT) or next(held, INDEX)
+    file = config.get(EXPLICIT) or next(held, INDEX)
     if not (isinstance(file, str) and paths.stays_inside(file) and '://' not in file):
         raise UserError(
-            f'{os.path.join(folder, _CONFIG)}: {_EXPLICIT} {file!r} is not a file of its folder'
+            f'{os.path.join(folder, _CONFIG)}: {EXPLICIT} {file!r} is not a file of its folder'
         )
     if not file.endswith('.index.json'):
         return _read_safetensors(os.path.join(folder, file)), config
@@ -267,37 +286,33 @@ def _below(flat: Flat, prefix: str) -> Flat:
     return {k.removeprefix(prefix): v for k, v in flat.items() if k.startswith(prefix)}
 
 
-def _numbers(path: str, name: str, array: np.ndarray) -> np.ndarray:
-    """An array of real numbers: floats as float32, integers as they are."""
-    if not isinstance(array, np.ndarray):  # NumPy returns bytes of other members
-        raise UserError(f'{path}: {name} is not an array; get the file again')
-    if array.dtype == np.dtype('V2'):  # as NumPy reads bfloat16, which it lacks
-        array = array.view(ml_dtypes.bfloat16)
-    if array.dtype.kind in 'iub':
-        return array
-    if array.dtype.name not in _FLOATS:
-        raise UserError(f'{path}: {name} holds {array.dtype}, not numbers of {", ".join(_FLOATS)}')
-    with np.errstate(over='ignore'):  # infinite numbers are refused later, with their names
-        return array.astype(np.float32)
-
-
 def _weights(flat: Flat, path: str) -> Flat:
     """All arrays as float32.
 
     Raises:
-      UserError: if there are integers other than tables and counters: quantized weights mean
-        nothing without their scales.
+      UserError: if a member is not an array of real numbers, or there are integers other than
+        tables and counters: quantized weights mean nothing without their scales.
     """
+    weights: Flat = {}
     for name, array in flat.items():
-        is_wide = array.dtype.itemsize >= 4 or array.dtype.kind in 'bf'
-        if array.dtype.kind == 'f' or (is_wide and (not array.ndim or _BUFFER.search(name))):
-            continue
-        raise UserError(
-            f'{path}: {brief(name)} holds {array.dtype}, but weights have to be '
-            f'{", ".join(_FLOATS)}, not quantized; take the unquantized file, or save the numbers '
-            'as float32'
-        )
-    return {name: array.astype(np.float32, copy=False) for name, array in flat.items()}
+        if not isinstance(array, np.ndarray):  # NumPy returns bytes of other members
+            raise UserError(f'{path}: {brief(name)} is not an array; get the file again')
+        if array.dtype == np.dtype('V2'):  # as NumPy reads bfloat16, which it lacks
+            array = array.view(ml_dtypes.bfloat16)
+        kind = array.dtype.kind if array.dtype.name not in _FLOATS else 'f'
+        is_wide = array.dtype.itemsize >= 4 or kind == 'b'
+        if kind not in 'iubf':
+            known = ', '.join(_FLOATS)
+            raise UserError(f'{path}: {brief(name)} holds {array.dtype}, not numbers of {known}')
+        if kind != 'f' and not (is_wide and (not array.ndim or _BUFFER.search(name))):
+            raise UserError(
+                f'{path}: {brief(name)} holds {array.dtype}, but weights have to be '
+                f'{", ".join(_FLOATS)}, not quantized; take the unquantized file, or save the '
+                'numbers as float32'
+            )
+        with np.errstate(over='ignore'):  # infinite numbers are refused later, with their names
+            weights[name] = array.astype(np.float32, copy=False)
+    return weights
 
 
 def _require_unquantized(config: Mapping[str, Any], path: str) -> None:

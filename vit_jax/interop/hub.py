@@ -37,6 +37,7 @@ CONFIGS = ('config.json', 'preprocessor_config.json', 'processor_config.json', O
 # In order of preference: of SigLIP, and of Gemma, which SigLIP 2 uses.
 TOKENIZERS = ('spiece.model', 'tokenizer.model', 'tokenizer.json')
 TOKENIZER_CONFIG = 'tokenizer_config.json'
+BESIDE = (*CONFIGS, *TOKENIZERS, TOKENIZER_CONFIG)
 WEIGHTS, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 PICKLES = ('.bin', '.pt', '.pth', '.pkl', '.pickle', '.ckpt')
 # Also addresses of model pages in a browser; other pages are plain URLs.

@@ -8,7 +8,6 @@ axis of their own here.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -81,16 +80,6 @@ def read(flat: Flat, table: names.Table, num_heads: int, source: str) -> Flat:
                 f'{source}: {original} cannot have shape {array.shape} ({num_heads} heads)'
             ) from None
     return converted
-
-
-def with_biases(flat: Flat, parts: Sequence[str] = ('query', 'key', 'value')) -> Flat:
-    """Give split projections, under our names, biases of zero if no block has any."""
-    found = dict(flat)
-    for part in parts:
-        kernels = [name for name in flat if name.endswith(f'/{part}/kernel')]
-        biases = {n[:-6] + 'bias': np.zeros(flat[n].shape[1:], np.float32) for n in kernels}
-        found |= {} if biases.keys() & flat.keys() else biases
-    return found
 
 
 def write(flat: Flat, table: names.Table) -> Flat:

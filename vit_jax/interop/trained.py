@@ -51,6 +51,8 @@ class TrainedModel:
       notes: assumptions made in reading it, a line each.
       collections: other Flax collections by name, such as `batch_stats`.
       path: the run folder, or the file.
+      origin: the file of another code base as it was named, of which `interop.write` writes again
+        what it does not hold otherwise; empty for runs and new models.
       step: the run's step; None for other files.
       num_classes: number of classes in the training data; None if unknown.
       raw_images: `channels` and `size` of the images before the transforms, see
@@ -73,6 +75,7 @@ class TrainedModel:
     class_ids: tuple[int, ...] = ()
     positions: str = 'bilinear'
     prepared_size: Size | None = None
+    origin: str = ''
 
     @classmethod
     def from_file(

@@ -18,7 +18,7 @@ from vit_jax.errors import UserError, check_multiple
 from vit_jax.models import base
 from vit_jax.models.base import Params, Resized, Size, check_fields
 from vit_jax.nn import positions
-from vit_jax.nn.blocks import Block, Encoder, dense
+from vit_jax.nn.blocks import Block, BlockOptions, Encoder, dense
 from vit_jax.nn.maps import ParameterPictures, embedding_filters, position_similarity, require_grid
 from vit_jax.nn.patches import PatchEmbed, patch_grid
 from vit_jax.nn.stochastic import example_keys
@@ -39,6 +39,7 @@ class Model(base.Model):
       mask_ratio: share of the patches hidden from the encoder.
       gelu: 'tanh' (approximate) or 'erf' (exact).
       norm_eps: added to the variance in layer norms.
+      qkv_bias: whether queries, keys and values have biases.
       scan: one scanned block instead of unrolled ones; see `Encoder`.
       remat: recomputation in the backward pass; see the model `vit`.
       attention: implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
@@ -63,6 +64,7 @@ class Model(base.Model):
     mask_ratio: float = 0.75
     gelu: str = 'erf'
     norm_eps: float = 1e-6
+    qkv_bias: bool = True
     scan: bool = False
     remat: bool | str = False
     attention: str = 'auto'
@@ -126,7 +128,8 @@ class Model(base.Model):
     def transferable(self) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Keywords of `config.model` for the encoder as a ViT, and the paths of its parameters."""
         same = ('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads', 'gelu', 'norm_eps')
-        return {'name': 'vit', **{key: getattr(self, key) for key in same}}, ENCODER
+        model = {'name': 'vit', **{key: getattr(self, key) for key in same}}
+        return model | {'no_bias': '' if self.qkv_bias else 'query|key|value'}, ENCODER
 
     def parameter_pictures(
         self, params: Mapping[str, Any], image_size: Size | None
@@ -172,6 +175,7 @@ class Model(base.Model):
             mlp_dim=mlp_dim,
             gelu=self.gelu,
             attention_by=self.attention,
+            options=BlockOptions(no_bias=() if self.qkv_bias else ('query', 'key', 'value')),
             **shared,
         )
         return functools.partial(Encoder, block, depth, scan=self.scan, remat=self.remat, **shared)

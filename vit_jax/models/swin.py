@@ -75,6 +75,7 @@ class Model(base.Model):
       num_heads: of each stage.
       window: M, side of a window in tokens.
       mlp_ratio: hidden width of the blocks' MLPs, times that of their tokens.
+      qkv_bias: whether queries, keys and values have biases; in Swin v2 keys never do.
       dropout: dropout rate after the embedding, the attention and each dense layer of an MLP.
       attention_dropout: dropout of the attention weights.
       drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
@@ -99,6 +100,7 @@ class Model(base.Model):
     num_heads: tuple[int, ...] = (3, 6, 12, 24)
     window: int = WINDOW
     mlp_ratio: float = 4.0
+    qkv_bias: bool = True
     dropout: float = 0.0
     attention_dropout: float = 0.0
     drop_path: float = 0.0
@@ -238,6 +240,7 @@ class Model(base.Model):
         return {
             'num_heads': self.num_heads[i],
             'mlp_ratio': self.mlp_ratio,
+            'qkv_bias': self.qkv_bias,
             'dropout': self.dropout,
             'attention_dropout': self.attention_dropout,
             'gelu': self.gelu,

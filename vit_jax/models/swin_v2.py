@@ -43,7 +43,7 @@ class CosineWindowAttention(WindowAttention):
 
     1 / tau = exp(`logit_scale`) [H] is at most 100. B is 16 sigmoid of an MLP, `position_bias`, of
     the log-spaced coordinates of a key relative to its query (section 3.3), so that the parameters
-    fit windows of any size. Queries and values have biases [H K], keys have none.
+    fit windows of any size. Queries and values have biases [H K] with `qkv_bias`, keys have none.
 
     Attributes:
       pretrained: side of the windows whose coordinates reach from -8 to 8; 0 for that of these.
@@ -60,7 +60,9 @@ class CosineWindowAttention(WindowAttention):
         """Queries are scaled so that the product with the keys, by sqrt(K), is the score."""
         project = self._dense((features,), (3, *heads), use_bias=False, name='qkv')
         zeros, first = nn.initializers.zeros, nn.initializers.constant(math.log(FIRST_SCALE))
-        biases = [self.param(f'{part}_bias', zeros, heads) for part in ('query', 'value')]
+        biases: list[Any] = [0.0, 0.0]
+        if self.qkv_bias:
+            biases = [self.param(f'{part}_bias', zeros, heads) for part in ('query', 'value')]
         logit_scale = self.param('logit_scale', first, heads[:1])
         scale = jnp.exp(jnp.minimum(logit_scale, math.log(MAX_SCALE))) * math.sqrt(heads[1])
 

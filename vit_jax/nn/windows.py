@@ -189,6 +189,7 @@ class WindowAttention(nn.Module):
       dtype: computation dtype; the softmax stays float32.
       attention: implementation: 'xla'; 'pallas', a TPU kernel without dropout; or 'auto',
         the kernel if it can be used.
+      qkv_bias: whether queries, keys and values have biases.
 
     Raises:
       UserError: if 'pallas' is requested for something that the kernel does not support.
@@ -201,6 +202,7 @@ class WindowAttention(nn.Module):
     kernel_init: Callable[..., Any] = nn.initializers.normal(0.02)
     dtype: Any = jnp.float32
     attention: str = 'xla'
+    qkv_bias: bool = True
 
     @nn.compact
     def __call__(self, x: Float[Array, 'B H W D'], train: bool = False) -> Float[Array, 'B H W D']:
@@ -235,7 +237,7 @@ class WindowAttention(nn.Module):
 
     def _projection(self, features: int, heads: tuple[int, int]) -> Callable[[Array], Array]:
         """A function from tokens [B ... D] to queries, keys and values [B ... 3HK]."""
-        return self._dense((features,), (3, *heads), name='qkv')
+        return self._dense((features,), (3, *heads), use_bias=self.qkv_bias, name='qkv')
 
     def _takes_kernel(self, shape: tuple[int, ...], windows: Windows, train: bool) -> bool:
         if not may_take_kernel(self):
@@ -349,6 +351,7 @@ class Block(nn.Module):
     norm_eps: float = 1e-5
     dtype: Any = jnp.float32
     attention_by: str = 'xla'
+    qkv_bias: bool = True
 
     @nn.compact
     def __call__(
@@ -370,6 +373,7 @@ class Block(nn.Module):
             self.attention_dropout,
             dtype=self.dtype,
             attention=self.attention_by,
+            qkv_bias=self.qkv_bias,
             name='attention',
             **options,
         )

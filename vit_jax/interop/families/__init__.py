@@ -17,7 +17,6 @@ in this way, by its dotted name.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -106,6 +105,32 @@ def _unknown(flat: Mapping[str, Any], family: str, kind: str) -> str:
     )
 
 
+def form(flat: Mapping[str, Any], config: Mapping[str, Any], family: ModuleType) -> str:
+    """The form of a file, of FORMS, by its names, its config.json or its family.
+
+    Empty for the names of authors that no function of WRITERS makes, and for a user's own family.
+    """
+    package, _, name = family.__name__.rpartition('.')
+    if package != __name__:
+        return ''
+    if any('/' in array for array in flat):
+        return 'npz'
+    own = {form for _, form in getattr(family, 'WRITERS', {})}
+    told = {'transformers': 'model_type' in config, 'timm': 'architecture' in config}
+    is_form = {f: name.startswith(f'{f}_') or (f in own and told[f]) for f in told}
+    return next((form for form in is_form if is_form[form]), '')
+
+
+def writers(model: str, family: str = '') -> dict[str, Callable[[TrainedModel], Written]]:
+    """The functions that make the contents of files of a model, by form; see `writer`."""
+    names = [family] if family else modules(__name__)
+    found: dict[str, Callable[[TrainedModel], Written]] = {}
+    for name in names:
+        table = getattr(find(name), 'WRITERS', {})
+        found = {form: make for (kind, form), make in table.items() if kind == model} | found
+    return found
+
+
 def writer(model: str, forms: Sequence[str], family: str = '') -> Callable[[TrainedModel], Written]:
     """The function that makes the contents of another code base's files.
 
@@ -117,13 +142,11 @@ def writer(model: str, forms: Sequence[str], family: str = '') -> Callable[[Trai
     Raises:
       UserError: if no family writes this model in these forms.
     """
+    found = writers(model, family)
+    if form := next((form for form in forms if form in found), ''):
+        return found[form]
+    hint = f' ({", ".join(FORMS[form] for form in sorted(found))} is possible)' if found else ''
     names = [family] if family else modules(__name__)
-    tables = [getattr(find(name), 'WRITERS', {}) for name in names]
-    for form, table in itertools.product(forms, tables):
-        if (model, form) in table:
-            return table[model, form]
-    others = sorted({FORMS[f] for table in tables for name, f in table if name == model})
-    hint = f' ({", ".join(others)} is possible)' if others else ''
     raise UserError(
         f'a {model!r} cannot be written as {FORMS[forms[0]]}{hint}: tried {", ".join(names)}'
     )

@@ -63,13 +63,14 @@ def assemble(
     model: dict[str, Any] = {'name': 'swin', 'gelu': gelu, 'norm_eps': NORM_EPS}
     if windows is None:
         arrays = {n: _square(a) if n.endswith(BIAS) else a for n, a in arrays.items()}
-        arrays = torch_layout.with_biases(arrays)
         model['window'] = _window(arrays, source)
     else:
-        arrays = _as_v2(torch_layout.with_biases(arrays, ('query', 'value')))
+        arrays = _as_v2(arrays)
         pretrained = tuple(windows['pretrained_windows'])[: len(heads)]
         model |= {'name': 'swin_v2', **windows, 'pretrained_windows': pretrained}
     model |= _keywords(arrays, heads, source, label)
+    if not any(re.search('/query(/|_)bias$', name) for name in arrays):
+        model['qkv_bias'] = False
     fields = {key: value for key, value in model.items() if key != 'name'}
     module = resolve('vit_jax.models', model['name'], 'Model')(**fields)
     context = f'{source}: not a whole model (shapes in our layout)'

@@ -34,6 +34,7 @@ _TASK: dict[str, Any] = {
     **{'target': 'normalized', 'value_range': (-1.0, 1.0)},
     **{'mean': (0.5,), 'std': (0.5,)},
 }
+_QKV = 'query|key|value'  # `no_bias` of an encoder
 _BLOCK = 'decoder/transformer/block_{0}'
 
 
@@ -128,7 +129,6 @@ def _joined(
     shapes = {name: decoder[theirs].shape for name, theirs in in_file.items()}
     keywords = _keywords(shapes, encoder.model_config, heads, source)
     flat = torch_layout.read(decoder, table, keywords['decoder_heads'], source)
-    flat = torch_layout.with_biases(flat)
     context = f'{source}: not a whole decoder (shapes in our layout)'
     patches = encoder.params['pos_embed'].shape[1] - 1
     require_fit(
@@ -149,6 +149,9 @@ def _keywords(
     source: str,
 ) -> dict[str, Any]:
     """Keywords of `config.model`, from the shapes of the decoder and the encoder's keywords."""
+    absent = encoder.get('no_bias', '')
+    if absent not in ('', _QKV):
+        raise UserError(f'{source}: no such model is known here: {absent} have no biases')
     blocks = {name.split('/')[2] for name in shapes if name.startswith('decoder/transformer/block')}
     width = shapes.get('decoder/mask_token', (0,))[-1]
     hidden = (shape[0] for name, shape in shapes.items() if name.endswith('/mlp/fc1/bias'))
@@ -166,6 +169,7 @@ def _keywords(
         'decoder_depth': len(blocks),
         'decoder_mlp_dim': next(hidden, 0),
         'decoder_heads': heads,
+        **({'qkv_bias': False} if absent else {}),
     }
 
 
@@ -220,6 +224,7 @@ def write_transformers(imported: TrainedModel) -> Written:
         'decoder_intermediate_size': model['decoder_mlp_dim'],
         'mask_ratio': model['mask_ratio'],
         'norm_pix_loss': task['target'] == 'normalized',
+        'qkv_bias': model.get('qkv_bias', True),
     }
     return Written(
         torch_layout.write(flat, TRANSFORMERS),

@@ -148,7 +148,7 @@ def _config(model: Mapping[str, Any], size: tuple[int, int]) -> dict[str, Any]:
         'num_heads': list(model['num_heads']),
         'window_size': model['window'],
         'mlp_ratio': model['mlp_ratio'],
-        'qkv_bias': True,
+        'qkv_bias': model.get('qkv_bias', True),
         'hidden_act': next(theirs for theirs, ours in _GELUS.items() if ours == model['gelu']),
         'layer_norm_eps': _swin.NORM_EPS,
         **({'pretrained_window_sizes': list(pretrained)} if is_v2 else {}),
