@@ -45,12 +45,14 @@ def theirs(name: str, table: names.Table) -> str:
 def parted(flat: Flat, source: str) -> Flat:
     """Split fused projections of their arrays: `attn.qkv.weight` into `attn.q.weight` and so on.
 
+    Those of torch.nn.MultiheadAttention, such as `attn.in_proj_weight`, are split too.
+
     Raises:
       UserError: if an array cannot be split.
     """
     parts: Flat = {}
     for name, array in flat.items():
-        module, _, leaf = name.rpartition('.')
+        module, _, leaf = name.replace('.in_proj_', '.in_proj.').rpartition('.')
         parent, _, fused = module.rpartition('.')
         letters = _FUSED.get(fused, '')
         if not letters:

@@ -120,7 +120,7 @@ def test_positions_of_another_size(registers, options, tmp_path):
 
 def test_what_is_refused_is_named(tmp_path):
     flat = authors(reference())
-    with pytest.raises(UserError, match='two chunks hold a block of the same number'):
+    with pytest.raises(UserError, match='two chunks hold a block with the same number'):
         read(tmp_path, chunked(flat, 2) | {'blocks.1.0.norm1.weight': np.ones(WIDTH)})
     with pytest.raises(UserError, match=r'DINOv2: the model has no part called dino_head.mlp.0'):
         read(tmp_path, flat | {'dino_head.mlp.0.weight': np.ones((2, 2), np.float32)})

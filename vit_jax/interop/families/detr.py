@@ -47,7 +47,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     notes = []
     # Leaves out the classifier of a ResNet, and the prefix `detr.` of panoptic models.
     used = {
-        name.removeprefix('detr.').replace('.in_proj_', '.in_proj.'): array
+        name.removeprefix('detr.'): array
         for name, array in flat.items()
         if not (name.startswith('fc.') or name.endswith('num_batches_tracked'))
     }

@@ -40,7 +40,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     """
     in_file = {_plain(name): name for name in flat if name != 'mask_token'}
     if len(in_file) < len(flat) - 1:
-        raise UserError(f'{_SOURCE}: two chunks hold a block of the same number')
+        raise UserError(f'{_SOURCE}: two chunks hold a block with the same number')
     parts = _timm.plain({name: flat[theirs] for name, theirs in in_file.items()}, _SOURCE)
     width = parts['patch_embed.proj.weight'].shape[0]
     params = torch_layout.read(parts, TABLE, max(width // _HEAD, 1), _SOURCE)
@@ -59,7 +59,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
 
 
 def _plain(name: str) -> str:
-    """The name without chunks, and layers of gates as timm calls them."""
+    """A name without its chunk, and with timm's names of gated layers."""
     name = _CHUNKED.sub(r'blocks.\1.', name)
     for theirs, same in _GATED.items():
         name = name.replace(theirs, same)

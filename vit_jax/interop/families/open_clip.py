@@ -1,20 +1,19 @@
 """OpenCLIP: open_clip_model.safetensors, and open_clip_config.json.
 
-Its CLIPs with a ViT and a causal tower for texts are those of transformers but for their names,
-under which they are read.
+A CLIP of a ViT and a causal text tower is one of transformers under other names, and is read under
+the names of transformers.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.interop import names, preprocessing
+from vit_jax.interop import names, preprocessing, torch_layout
 from vit_jax.interop.families import transformers_clip
 from vit_jax.interop.files import Flat
 from vit_jax.interop.hub import OPEN_CLIP
@@ -53,10 +52,10 @@ _TABLE: names.Table = (
     ('logit_scale', 'logit_scale'),
     *((a, f'text_model.{b}') for a, b in _BLOCKS),
 )
-# Kept as [in out], the transpose of what a dense layer of torch has.
+# Stored as [in out], transposed from the weight of a dense layer.
 _TRANSPOSED = ('visual.proj', 'text_projection')
 _UNUSED = ('attn_mask',)
-# Keys of both towers' configs that no model here has, and their values without effect.
+# Keys of the towers' configs for parts that no model here has, and the values that leave them out.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(('timm_model_name', 'hf_model_name', 'ls_init_value', 'block_type'), (None,)),
     **dict.fromkeys(('attentional_pool', 'no_ln_pre', 'final_ln_after_pool'), (False,)),
@@ -66,11 +65,11 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     **{'pos_embed_type': ('learnable', 'learned'), 'pool_type': ('tok', 'argmax')},
     **{'text_arch': ('clip',), 'proj_type': ('linear',), 'act_kwargs': (None, {})},
 }
-_RESIZING = {'shortest': 'center', 'squash': 'squash'}  # ours are those of timm
+_RESIZING = {'shortest': 'center', 'squash': 'squash'}  # resize_mode: timm's crop_mode
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether these are the names of an image tower beside one for texts."""
+    """Whether these are the names of an image tower and a text tower."""
     has_text = any(f'{text}token_embedding.weight' in flat for text in ('', _TEXT))
     visual = ('visual.conv1.weight', 'visual.trunk.patch_embed.proj.weight')
     return has_text and not flat.keys().isdisjoint(visual)
@@ -96,14 +95,15 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
 
 
 def translated(flat: Flat, extra: Mapping[str, Any]) -> tuple[Flat, dict[str, Any]]:
-    """Arrays and config of the same CLIP of transformers.
+    """The arrays and the config that transformers has for this CLIP.
 
     Raises:
       UserError: if a part or a key of the config is of another model.
     """
     config = _config(extra)
     parts = {name.removeprefix(_TEXT): array for name, array in flat.items()}
-    parts = _split({name: array for name, array in parts.items() if name not in _UNUSED})
+    parts = {name: array for name, array in parts.items() if name not in _UNUSED}
+    parts = torch_layout.parted(parts, _SOURCE)
     found = names.renamed({name: names.ours(name, _TABLE) for name in parts}, _SOURCE)
     arrays = {
         ours: parts[theirs].T if theirs in _TRANSPOSED else parts[theirs]
@@ -113,20 +113,8 @@ def translated(flat: Flat, extra: Mapping[str, Any]) -> tuple[Flat, dict[str, An
     return arrays, {**rest, **config}
 
 
-def _split(flat: Flat) -> Flat:
-    """Queries, keys and values from the one array that torch.nn.MultiheadAttention has."""
-    parts: Flat = {}
-    for name, array in flat.items():
-        if match := re.fullmatch(r'(.*\.attn)\.in_proj_(weight|bias)', name):
-            each = zip('qkv', np.array_split(array, 3), strict=True)
-            parts |= {f'{match[1]}.{letter}.{match[2]}': part for letter, part in each}
-        else:
-            parts[name] = array
-    return parts
-
-
 def _config(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of the same CLIP of transformers, and timm's description of its images.
+    """The config that transformers has for this CLIP, and timm's description of its images.
 
     Raises:
       UserError: if there is none, or the model has a part that such a CLIP does not have.
@@ -152,7 +140,7 @@ def _config(extra: Mapping[str, Any]) -> dict[str, Any]:
         },
         'text_config': {
             **_shared(shared, text),
-            # That of old files, which have the largest id of a text as its end, as here.
+            # As in old files of CLIP: the largest id of a text is its end.
             **{'num_attention_heads': text.get('heads', 8), 'eos_token_id': 2},
         },
         'pretrained_cfg': _images(told.get('preprocess_cfg') or {}, size),
@@ -160,7 +148,7 @@ def _config(extra: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shared(config: Mapping[str, Any], tower: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of a tower with the number that its norms add to the variance."""
+    """The config of a tower, with the epsilon of its norms."""
     return {**config, 'layer_norm_eps': (tower.get('norm_kwargs') or {}).get('eps', 1e-5)}
 
 
@@ -174,12 +162,12 @@ def _require_plain(name: str, tower: Mapping[str, Any]) -> None:
 
 
 def _images(config: Mapping[str, Any], size: Any) -> dict[str, Any]:
-    """How images are prepared, in the words of timm's files."""
+    """The preparation of images, in the keys of timm's files."""
     sides = [size, size] if isinstance(size, int) else list(size)
     found = {key: list(config[key]) for key in ('mean', 'std') if key in config}
     mode = config.get('resize_mode', 'shortest')
     found['crop_mode'] = _RESIZING.get(mode, mode)
-    if mode not in _RESIZING:  # is told with a note that they are cropped
+    if mode not in _RESIZING:  # a note will say that they are cropped
         return found | {'interpolation': mode}
     method = config.get('interpolation', 'bicubic')
     return found | {'input_size': [3, *sides], 'interpolation': method, 'crop_pct': 1.0}

@@ -110,7 +110,6 @@ def _part(flat: Flat, prefix: str) -> Flat:
 
 
 def _image_tower(flat: Flat, config: Mapping[str, Any] | None) -> TrainedModel:
-    flat = {name.replace('.in_proj_', '.in_proj.'): array for name, array in flat.items()}
     flat = torch_layout.parted(flat, SOURCE)
     size = (config or {}).get('image_size')
     if isinstance(size, list | tuple):

@@ -107,7 +107,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     kind = _CLIP if is_clip else _SIGLIP
     config = {**extra, **(extra.get('vision_config') or {})}
     config.setdefault('model_type', kind.types[0])
-    used = {name.replace('.in_proj_', '.in_proj.'): a for name, a in kind.used(flat).items()}
+    used = kind.used(flat)
     classifies = is_clip and 'classifier.weight' in used
     if 'classifier.weight' in used:  # which does not use the layers in `unused`
         unused = 'post_layernorm.' if is_clip else 'head.'
