@@ -3,6 +3,7 @@
 `vit_jax.train(config, workdir)` trains: see `vit_jax.trainer.api.train`.
 `vit_jax.load(path)` loads a model and its weights: see `vit_jax.inference.load.load`.
 `vit_jax.predict(path, images)` predicts for images: see `vit_jax.inference.predict.predict`.
+`vit_jax.embed(path, images)` computes features: see `vit_jax.inference.embed.embed`.
 `vit_jax.evaluate(path)` evaluates: see `vit_jax.trainer.api.evaluate`.
 """
 
@@ -13,13 +14,14 @@ __version__ = '0.2.0.dev0'
 
 # The public functions and their modules, imported on first use to keep `import vit_jax` fast.
 _FOUND_IN = {
+    'embed': 'vit_jax.inference.embed',
     'evaluate': 'vit_jax.trainer.api',
     'load': 'vit_jax.inference.load',
     'predict': 'vit_jax.inference.predict',
     'train': 'vit_jax.trainer.api',
 }
 
-__all__ = ['__version__', 'evaluate', 'load', 'predict', 'train']
+__all__ = ['__version__', 'embed', 'evaluate', 'load', 'predict', 'train']
 
 
 def __dir__() -> list[str]:

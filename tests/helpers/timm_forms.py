@@ -126,6 +126,8 @@ def asked(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         },
         'shapes': {key: list(value.shape) for key, value in model.state_dict().items()},
         'logits': _logits(model, side),
+        'block': _last_patch(model, side, norm=False),
+        'normed': _last_patch(model, side, norm=True),
     }
 
 
@@ -164,6 +166,19 @@ def _logits(model: Any, side: int) -> list[float]:
     tensor = torch.from_numpy(batch.transpose(0, 3, 1, 2))
     with torch.no_grad():
         found: list[float] = model(tensor.to(next(model.parameters()).dtype))[0].tolist()
+    return found
+
+
+def _last_patch(model: Any, side: int, norm: bool) -> list[float]:
+    """The last patch after the last block, by `forward_intermediates`."""
+    import torch
+
+    mean, std = (np.array(model.pretrained_cfg[key]) for key in ('mean', 'std'))
+    batch = ((images(side) + 1) / 2 - mean) / std
+    tensor = torch.from_numpy(batch.transpose(0, 3, 1, 2)).float()
+    with torch.no_grad():
+        maps = model.forward_intermediates(tensor, norm=norm, intermediates_only=True)
+    found: list[float] = maps[-1][0, :, -1, -1].tolist()
     return found
 
 

@@ -225,12 +225,31 @@ def outputs(form: Form, made: Any, images: np.ndarray, resized: bool = False) ->
         return made(pixels, **options)[form.theirs].numpy()
 
 
+def hidden_states(form: Form, made: Any, images: np.ndarray) -> list[np.ndarray]:
+    """The hidden states of transformers for images [B H W 3]."""
+    import torch
+
+    pixels = torch.from_numpy(np.asarray(images).transpose(0, 3, 1, 2))
+    asked = {'output_hidden_states': True}
+    with torch.no_grad():
+        if form.family == 'SigLIP 2':
+            found = _of_patches(made, images, **asked)
+        else:
+            found = (getattr(made, 'vision_model', made) if form.tower else made)(pixels, **asked)
+    states = [state.numpy() for state in found.hidden_states]
+    if 'num_detection_tokens' in form.fields:  # YOLOS has them at the end, and we before patches
+        count = form.fields['num_detection_tokens']
+        order = np.r_[0, -count:0, 1 : states[0].shape[1] - count]
+        states = [state[:, order] for state in states]
+    return states
+
+
 def _features(found: Any) -> Any:
     """The embedding, which newer versions return with other outputs."""
     return getattr(found, 'pooler_output', found)
 
 
-def _of_patches(made: Any, images: np.ndarray) -> Any:
+def _of_patches(made: Any, images: np.ndarray, **options: Any) -> Any:
     """The outputs of a model that takes patches instead of images."""
     import torch
 
@@ -243,4 +262,5 @@ def _of_patches(made: Any, images: np.ndarray) -> Any:
         pixel_values=patches,
         pixel_attention_mask=torch.ones(batch, count, dtype=torch.int32),
         spatial_shapes=torch.tensor([[side, side]] * batch),
+        **options,
     )

@@ -35,9 +35,27 @@ def apply(model: Any, params: Any, images: Any) -> Any:
         return _compiled(model)({'params': params}, images)
 
 
+def apply_with_states(model: Any, params: Any, images: Any, **options: Any) -> Any:
+    """Our model's outputs and hidden states, with exact matmuls."""
+    with jax.default_matmul_precision('highest'):
+        outputs, states = _compiled_states(model, tuple(options.items()))(
+            {'params': params}, images
+        )
+    return outputs, states
+
+
 @functools.cache
 def _compiled(model: Any) -> Any:
     return jax.jit(model.apply)
+
+
+@functools.cache
+def _compiled_states(model: Any, options: tuple[tuple[str, Any], ...]) -> Any:
+    def run(variables: Any, images: Any) -> Any:
+        outputs, states = model.hidden_states(variables, images, **dict(options))
+        return outputs, [state.tokens for state in states]
+
+    return jax.jit(run)
 
 
 def ours(imported: TrainedModel, images: Any) -> Any:

@@ -30,6 +30,11 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
 def add_run_flags(parser: argparse.ArgumentParser, required: bool) -> None:
     """Add the flags that choose a run and its checkpoint."""
     parser.add_argument('--workdir', required=required, metavar='DIR', help='the run folder')
+    add_checkpoint_flags(parser)
+
+
+def add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that choose the checkpoint of a run."""
     parser.add_argument(
         '--step',
         type=_step,

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import glob
+import itertools
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import PIL.Image
 
 from vit_jax.array_types import Float
-from vit_jax.data import images, listing
+from vit_jax.data import images, listing, sources
 from vit_jax.data.batches import ArraySpec, Spec
 from vit_jax.data.plans.sizes import pad_image
 from vit_jax.data.records import BrokenRecord, Record, example_rng
 from vit_jax.data.sources.table import is_image
 from vit_jax.data.transforms import Transforms, geometry, parse_transforms, without_annotations
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, modules
 from vit_jax.interop import adapt
 from vit_jax.interop.trained import Size, TrainedModel
 from vit_jax.storage import paths
@@ -141,6 +144,118 @@ def photo_reader(run: TrainedModel) -> PhotoReader:
         # For a rectangle, the transforms' center crop would see less than the largest such crop.
         ready=run.step is None and len({*(run.image_size or ())}) == 1,
     )
+
+
+class Input(NamedTuple):
+    """An image that can be read.
+
+    Attributes:
+      name: of the file or the record.
+      image: itself, or a function that reads it and raises UserError if it cannot.
+      label: its class; None if it has none.
+    """
+
+    name: str
+    image: Image | Callable[[], Image]
+    label: int | None = None
+
+
+class ImageInputs:
+    """Images as inputs of a model, by number.
+
+    Attributes:
+      names: of files and records.
+      labels: int64, if all have a class; else None.
+      column: the word for an input in tables.
+      predicted: the name of its embedding among a task's predictions.
+    """
+
+    column, predicted = 'image', 'features'
+
+    def __init__(self, trained: TrainedModel, inputs: Sequence[Input], size: Size | None = None):
+        self._reader, self._inputs, self._size = photo_reader(trained), inputs, size
+        self.names = [one.name for one in inputs]
+        labels = [one.label for one in inputs]
+        self.labels = None if None in labels else np.array(labels, np.int64)
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    @classmethod
+    def from_images(
+        cls, trained: TrainedModel, images: Sequence[Image], size: Size | None
+    ) -> ImageInputs:
+        """Images of the caller, named by their files or their numbers."""
+        names = (
+            os.fspath(image) if isinstance(image, str | os.PathLike) else f'image {i}'
+            for i, image in enumerate(images)
+        )
+        pairs = zip(names, images, strict=True)
+        return cls(trained, list(itertools.starmap(Input, pairs)), size)
+
+    @classmethod
+    def from_words(
+        cls, trained: TrainedModel, words: Iterable[str], split: str, size: Size | None
+    ) -> ImageInputs:
+        """The images that a user names, one after the other.
+
+        Args:
+          trained: the model.
+          words: files, folders and patterns as for `list_images`; .tar files; and sources such as
+            'folder:PATH' or 'tfds:cifar10', see `vit_jax.data.sources`.
+          split: of the sources.
+          size: by default the model's own.
+
+        Raises:
+          UserError: for a folder, pattern or source without images.
+        """
+        found: list[Input] = []
+        for word in words:
+            if (name := source_name(word)) is not None:
+                found += _source_inputs(sources.open_source(name, split))
+            else:
+                found += [Input(file, file) for file in list_images([word])]
+        return cls(trained, found, size)
+
+    def photo(self, number: int) -> Photo:
+        """An image as the model sees it; UserError if it cannot be read."""
+        one = self._inputs[number]
+        image = one.image() if callable(one.image) else one.image
+        return self._reader.read(image, self._size, one.name)
+
+    def read(self, number: int) -> tuple[int, Mapping[str, np.ndarray]]:
+        """The number for random draws and the arrays of an image; errors as `photo`."""
+        photo = self.photo(number)
+        return photo.number, photo.fields
+
+
+def source_name(word: str) -> str | None:
+    """The source that a word names; None for a file, a folder or a pattern."""
+    if os.path.exists(word):
+        return f'tar:{word}' if word.lower().endswith('.tar') else None
+    match = re.match(r'([a-z_][\w.]*)(:(?!//)|$)', word)
+    if match is None:
+        return None
+    own = bool(match[2]) and '.' in match[1]  # a dotted module
+    return word if own or match[1] in modules('vit_jax.data.sources') else None
+
+
+def _source_inputs(source: sources.Subset) -> Iterator[Input]:
+    labels: Sequence[int | None] = [None] * len(source)
+    if source.info.num_classes and not source.info.multilabel:
+        labels = source.labels().tolist()
+    for i, label in enumerate(labels):
+        yield Input(source.record_name(i), functools.partial(_load, source, i), label)
+
+
+def _load(source: sources.Subset, index: int) -> np.ndarray:
+    try:
+        record = source[index]
+    except BrokenRecord as error:
+        raise UserError(f'cannot read {error}') from error
+    if 'image' not in record:
+        raise UserError(f'{source.title}: its records have no image, but {", ".join(record)}')
+    return np.asarray(record['image'])
 
 
 def takes_any_size(transforms: Transforms, shape: tuple[int, int, int]) -> bool:

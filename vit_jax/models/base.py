@@ -6,13 +6,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -23,13 +25,19 @@ from vit_jax.nn.attention import check_remat
 from vit_jax.nn.attention_choice import ATTENTIONS
 from vit_jax.nn.blocks import GELUS
 from vit_jax.nn.maps import (
+    HIDDEN_STATES,
     AttentionMap,
+    HiddenState,
     ParameterPictures,
+    choose_layers,
     collect,
+    collect_blocks,
     embedding_filters,
+    keep_hidden_states,
     position_similarity,
     require_grid,
 )
+from vit_jax.nn.norms import NORMS
 from vit_jax.nn.patches import patch_grid
 from vit_jax.nn.positions import sincos2d
 from vit_jax.nn.stochastic import check_rate
@@ -104,6 +112,58 @@ class Model(nn.Module):
         del intermediates, inputs
         return []
 
+    def hidden_states(
+        self,
+        variables: Mapping[str, Any],
+        *inputs: Any,
+        layers: Sequence[int] | None = None,
+        normalized: bool = False,
+    ) -> tuple[Any, list[HiddenState]]:
+        """Apply the model, and return the tokens between its layers too.
+
+            outputs, states = model.hidden_states(variables, images, layers=[-4, -1])
+
+        Args:
+          variables: {'params': ...} and other collections, as for `apply`.
+          inputs: of the model.
+          layers: numbers as in transformers' `hidden_states`: 0 is the embedding, 1 the output of
+            the first block, -1 of the last. timm's `forward_intermediates` counts blocks from 0. By
+            default all.
+          normalized: whether the tokens go through the model's final norm, if it has one.
+
+        Returns:
+          The outputs, and a state for each layer.
+
+        Raises:
+          UserError: if the model keeps no hidden states, there is no such layer, or the norm is for
+            another width, as in the early stages of a Swin.
+        """
+        with nn.intercept_methods(keep_hidden_states):
+            outputs, kept = self.apply(variables, *inputs, mutable=[HIDDEN_STATES])
+        states = self.collect_hidden_states(kept.get(HIDDEN_STATES, {}), *inputs)
+        if not states:
+            raise UserError(f'{type(self).__module__}: this model does not return hidden states')
+        if layers is not None:
+            states = [states[layer] for layer in choose_layers(len(states), layers)]
+        if not normalized or (norm := self.final_norm_of(variables['params'])) is None:
+            return outputs, states
+        return outputs, [dataclasses.replace(state, tokens=norm(state.tokens)) for state in states]
+
+    def collect_hidden_states(self, kept: Mapping[str, Any], *inputs: Any) -> list[HiddenState]:
+        """The states of all layers; none by default.
+
+        Args:
+          kept: what `keep_hidden_states` kept in a call.
+          inputs: of that call.
+        """
+        del kept, inputs
+        return []
+
+    def final_norm_of(self, params: Mapping[str, Any]) -> Callable[[Array], Array] | None:
+        """The norm after the last block as a function of tokens [B N D]; None if there is none."""
+        del params
+        return None
+
     def parameter_pictures(
         self, params: Mapping[str, Any], image_size: Size | None
     ) -> list[ParameterPictures]:
@@ -148,6 +208,22 @@ class PatchModel(Model):
         _, height, width, _ = images.shape
         grid = patch_grid(height, width, self.stride)
         return collect(intermediates, 'encoder', grid, grid)
+
+    def collect_hidden_states(
+        self: Any, kept: Mapping[str, Any], images: Float[Array, 'B H W C'], *others: Any
+    ) -> list[HiddenState]:
+        """The states of the encoder's layers in a call with these images."""
+        del others
+        grid = patch_grid(images.shape[1], images.shape[2], self.stride)
+        around = {'prefix': self.prefix_tokens, 'class_tokens': self.class_tokens}
+        return [
+            HiddenState(name, tokens, grid, **around)
+            for name, tokens in collect_blocks(kept, 'encoder')
+        ]
+
+    def final_norm_of(self: Any, params: Mapping[str, Any]) -> Callable[[Array], Array] | None:
+        """The encoder's last norm; a norm of the mean of the tokens does not count."""
+        return bind_norm(self, self.norm, params['encoder'].get('norm'))
 
     def parameter_pictures(
         self: Any, params: Mapping[str, Any], image_size: Size | None
@@ -209,6 +285,38 @@ class EncoderDecoder(Model):
         """
         memory = self.encode(source, train)
         return {'logits': self.decode(memory, target_in, train), 'memory': memory.tokens}
+
+
+def bind_norm(
+    model: Any, name: str, params: Mapping[str, Any] | None
+) -> Callable[[Array], Array] | None:
+    """A norm of trained tokens.
+
+    Args:
+      model: with the fields `norm_eps` and `dtype`.
+      name: a key of NORMS.
+      params: of the norm; None if there is none.
+
+    Returns:
+      A function of tokens [B N D]; None without parameters.
+    """
+    if params is None:
+        return None
+    options = {} if name == 'rms' else {'use_bias': 'bias' in params}
+    norm = NORMS[name](model.norm_eps, dtype=jnp.dtype(model.dtype), parent=None, **options)
+    variables = {'params': jax.tree.map(jnp.asarray, params)}
+    width = params['scale'].shape[-1]
+
+    def apply(tokens: Array) -> Array:
+        if tokens.shape[-1] != width:
+            raise UserError(
+                f'tokens of width {tokens.shape[-1]} cannot be normalized: the norm after the last '
+                f'block has width {width}; take the last layer, or tokens without normalization'
+            )
+        normed: Any = norm.apply(variables, tokens)
+        return normed
+
+    return apply
 
 
 def check_fields(model: Any, *names: str) -> None:

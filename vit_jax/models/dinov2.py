@@ -6,7 +6,7 @@ iBOT (arXiv:2111.07832). The encoder's parameters have the names of a ViT's.
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -20,7 +20,7 @@ from vit_jax.errors import UserError
 from vit_jax.models import base, vit
 from vit_jax.models.base import Params, Resized, Size, check_counts
 from vit_jax.nn.blocks import GELUS
-from vit_jax.nn.maps import AttentionMap, ParameterPictures
+from vit_jax.nn.maps import AttentionMap, HiddenState, ParameterPictures
 from vit_jax.nn.norms import unit
 from vit_jax.nn.patches import patch_grid
 from vit_jax.nn.stochastic import example_keys
@@ -165,6 +165,16 @@ class Model(base.Model):
     ) -> list[AttentionMap]:
         """Attention maps from the `intermediates` of a call with these images."""
         return self._vit().attention_maps(intermediates, images)
+
+    def collect_hidden_states(
+        self, kept: Mapping[str, Any], images: Float[Array, 'B H W C'], *others: Any
+    ) -> list[HiddenState]:
+        """The states of the encoder's layers in a call with these images."""
+        return self._vit().collect_hidden_states(kept, images, *others)
+
+    def final_norm_of(self, params: Mapping[str, Any]) -> Callable[[Array], Array] | None:
+        """The encoder's last norm."""
+        return self._vit().final_norm_of(params)
 
     def parameter_pictures(
         self, params: Mapping[str, Any], image_size: Size | None

@@ -7,6 +7,7 @@ and one kernel may be resized to patches of any size.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ from vit_jax.array_types import Bool, Float
 from vit_jax.errors import UserError
 from vit_jax.models import base, vit
 from vit_jax.models.base import check_counts, check_fields
-from vit_jax.nn.maps import AttentionMap, ParameterPictures
+from vit_jax.nn.maps import AttentionMap, HiddenState, ParameterPictures
 from vit_jax.nn.patches import PatchDropout, PatchEmbed, patch_grid, patchify
 from vit_jax.nn.positions import learned, resized
 from vit_jax.ops.resize import pinv_matrix
@@ -108,6 +109,16 @@ class Model(vit.Model):
         size = (1, rows * self.patch_size, columns * self.patch_size, 1)
         maps = super().attention_maps(intermediates, jnp.zeros(size))
         return [m._replace(weights=jnp.asarray(m.weights)[..., :tokens, :tokens]) for m in maps]
+
+    def collect_hidden_states(
+        self, kept: Mapping[str, Any], images: Float[Array, 'B H W C'] | Sequences, *others: Any
+    ) -> list[HiddenState]:
+        """The states of the encoder's layers; of sequences without a grid, as each has its own."""
+        if not isinstance(images, Sequences):
+            return super().collect_hidden_states(kept, images)
+        size = (1, self.patch_size, self.patch_size, 1)
+        states = super().collect_hidden_states(kept, jnp.zeros(size))
+        return [dataclasses.replace(state, grid=(), real=images.real) for state in states]
 
     def parameter_pictures(
         self, params: Mapping[str, Any], image_size: base.Size | None

@@ -7,7 +7,7 @@ arXiv:2106.04560. Towers of CLIP (arXiv:2103.00020) and LiT (arXiv:2111.07991) h
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -18,7 +18,7 @@ from vit_jax.array_types import Float, Int
 from vit_jax.errors import UserError, check_choice, check_multiple
 from vit_jax.models import base, text_encoder, vit
 from vit_jax.models.base import Params, Resized, Size, check_fields
-from vit_jax.nn.maps import AttentionMap, ParameterPictures
+from vit_jax.nn.maps import AttentionMap, HiddenState, ParameterPictures
 from vit_jax.nn.norms import unit
 from vit_jax.ops.sequences import Sequences
 
@@ -163,6 +163,20 @@ class Model(base.Model):
         maps: list[AttentionMap]
         maps = self.image_tower().attention_maps(intermediates['image'], images)
         return maps
+
+    def collect_hidden_states(
+        self, kept: Mapping[str, Any], images: Float[Array, 'B H W C'] | Sequences, *texts: Any
+    ) -> list[HiddenState]:
+        """The states of the image tower's layers; `text_tower` has those of texts."""
+        del texts
+        states: list[HiddenState]
+        states = self.image_tower().collect_hidden_states(kept['image'], images)
+        return states
+
+    def final_norm_of(self, params: Mapping[str, Any]) -> Callable[[Array], Array] | None:
+        """The image tower's last norm."""
+        norm: Callable[[Array], Array] | None = self.image_tower().final_norm_of(params['image'])
+        return norm
 
     def parameter_pictures(
         self, params: Mapping[str, Any], image_size: Size | None

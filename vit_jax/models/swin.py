@@ -17,8 +17,8 @@ from jax import Array
 from vit_jax.array_types import Float
 from vit_jax.errors import UserError, check_choice
 from vit_jax.models import base
-from vit_jax.models.base import Params, Resized, Size, check_counts, check_fields
-from vit_jax.nn.maps import AttentionMap, ParameterPictures
+from vit_jax.models.base import Params, Resized, Size, bind_norm, check_counts, check_fields
+from vit_jax.nn.maps import AttentionMap, HiddenState, ParameterPictures
 from vit_jax.nn.norms import LayerNorm
 from vit_jax.nn.patches import PatchEmbed
 from vit_jax.nn.stochastic import Dropout
@@ -166,6 +166,25 @@ class Model(base.Model):
                 maps.append(AttentionMap(name, WindowMap(kept, windows), grid, grid))
             height, width = -(-height // 2), -(-width // 2)
         return maps
+
+    def collect_hidden_states(
+        self, kept: Mapping[str, Any], images: Float[Array, 'B H W C'], *others: Any
+    ) -> list[HiddenState]:
+        """The embedding and the map of each stage before its merging, as in timm."""
+        del images, others
+        names = (f'stage_{i}/block_{depth - 1}' for i, depth in enumerate(self.depths))
+        found = {'embedding': kept['tokens'][0]}
+        for name in names:
+            stage, _, block = name.partition('/')
+            found[name] = kept[stage][block]['tokens'][0]
+        return [
+            HiddenState(name, x.reshape(len(x), -1, x.shape[-1]), x.shape[1:3])
+            for name, x in found.items()
+        ]
+
+    def final_norm_of(self, params: Mapping[str, Any]) -> Callable[[Array], Array] | None:
+        """The norm after the last stage."""
+        return bind_norm(self, 'layer', params['norm'])
 
     def parameter_pictures(
         self, params: Mapping[str, Any], image_size: Size | None

@@ -6,6 +6,7 @@ Radford et al., 2021, arXiv:2103.00020, section 2.4; Zhai et al., 2023, arXiv:23
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -15,8 +16,9 @@ from jax import Array
 from vit_jax.array_types import Float, Int
 from vit_jax.errors import UserError, check_choice, check_multiple
 from vit_jax.models import base
-from vit_jax.models.base import check_counts, check_fields
+from vit_jax.models.base import bind_norm, check_counts, check_fields
 from vit_jax.nn.blocks import Block, BlockOptions, Encoder
+from vit_jax.nn.maps import HiddenState, collect_blocks
 from vit_jax.nn.positions import learned
 from vit_jax.ops.search import EOS
 
@@ -92,7 +94,7 @@ class Model(base.Model):
                 f'texts have {ids.shape[1]} ids, the model was made for {self.length}: set the '
                 "length of the transform tokenize('caption', LENGTH) and config.model.length alike"
             )
-        tokens = self._encoder()(self._embedded(ids), train)
+        tokens = self._encoder()(self._embed(ids), train)
         x = self._pooled(tokens, ids)
         outputs = {'tokens': tokens, 'pre_logits': x}
         if self.num_classes:
@@ -111,7 +113,19 @@ class Model(base.Model):
         blocks = (f'^encoder/block_{i}/' for i in range(self.depth))
         return '^(token_embed|pos_embed)(/|$)', *blocks
 
-    def _embedded(self, ids: Int[Array, 'B N']) -> Float[Array, 'B N D']:
+    def collect_hidden_states(self, kept: Mapping[str, Any], *inputs: Any) -> list[HiddenState]:
+        """The states of the encoder's layers in a call."""
+        del inputs
+        return [
+            HiddenState(name, tokens, (self.length,))
+            for name, tokens in collect_blocks(kept, 'encoder')
+        ]
+
+    def final_norm_of(self, params: Mapping[str, Any]) -> Callable[[Array], Array] | None:
+        """The encoder's last norm."""
+        return bind_norm(self, 'layer', params['encoder']['norm'])
+
+    def _embed(self, ids: Int[Array, 'B N']) -> Float[Array, 'B N D']:
         """Ids and their positions as tokens."""
         std, dtype = self.width**-0.5, jnp.dtype(self.dtype)
         embed = nn.Embed(

@@ -19,7 +19,7 @@ from vit_jax.errors import UserError, check_choice, check_multiple
 from vit_jax.models import base
 from vit_jax.models.base import check_fields, parse_choice
 from vit_jax.nn.blocks import MLPS, Block, BlockOptions, Encoder, MapHead, segment_mean
-from vit_jax.nn.norms import BatchNorm, LayerNorm, RMSNorm
+from vit_jax.nn.norms import NORMS, BatchNorm, LayerNorm
 from vit_jax.nn.patches import PatchEmbed, patch_grid
 from vit_jax.nn.positions import Relative, learned, relative, sincos2d
 from vit_jax.nn.rotary import KeySource, Layout, Rotary, rope, rope_dinov3
@@ -64,7 +64,6 @@ HEAD_NORMS = ('none', 'batch')
 POSEMBS = ('learn', 'sincos2d', 'none')
 POSEMB_PREFIXES = ('none', 'class', 'all')
 REGISTERS = nn.initializers.normal(0.02)
-NORMS: Mapping[str, Callable[..., nn.Module]] = {'layer': LayerNorm, 'rms': RMSNorm}
 # Functions of the tokens' layout, a head's width and a source of keys; options follow the `*`.
 POSITIONS: Mapping[str, Callable[..., Rotary | Relative]] = {
     **{'rope': rope, 'rope_dinov3': rope_dinov3},

@@ -241,7 +241,7 @@ class Encoder(nn.Module):
         scanned = nn.scan(
             lambda block, x, rate, *rest: (apply(block, x, rate, *rest), None),
             in_axes=(0, *[nn.broadcast] * len(rest)),
-            variable_axes={'params': 0, 'intermediates': 0},
+            variable_axes={'params': 0, 'intermediates': 0, 'hidden_states': 0},
             split_rngs={'params': True, 'dropout': True},
             length=self.depth,
         )

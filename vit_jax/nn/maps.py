@@ -1,13 +1,16 @@
-"""What pictures are made of, in one form for all models: attention weights, and parameters."""
+"""What models show of themselves, in one form for all: attention, hidden states, parameters."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import flax.linen as nn
+import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from jax import Array
 
-from vit_jax.array_types import Float
+from vit_jax.array_types import Bool, Float
 from vit_jax.errors import UserError
 from vit_jax.nn.patches import patch_grid
 
@@ -85,6 +88,99 @@ def collect(
         AttentionMap(f'{stack}/block_{i}{suffix}', weights, query_grid, key_grid)
         for i, weights in enumerate(layers)
     ]
+
+
+HIDDEN_STATES = 'hidden_states'  # the collection that `keep_hidden_states` fills
+_EMBED = '_embed'  # the method of models that returns the tokens of layer 0
+_BLOCK = re.compile(r'block_\d+|blocks')
+
+
+@struct.dataclass
+class HiddenState:
+    """The tokens after one layer, which `jax.jit` may return.
+
+    Attributes:
+      name: path of the layer, such as `encoder/block_3`; 'embedding' before the first.
+      tokens: of which the first `prefix` are not patches, and the others lie row by row.
+      grid: (rows, columns) of patches, or (tokens,) of text; empty for images of several sizes.
+      prefix: number of tokens before the patches.
+      class_tokens: number of those that are class or distillation tokens, the first ones.
+      real: true for patches of the image and false for padding; None without padding.
+    """
+
+    name: str = struct.field(pytree_node=False)
+    tokens: Float[Array, 'B N D']
+    grid: tuple[int, ...] = struct.field(pytree_node=False)
+    prefix: int = struct.field(default=0, pytree_node=False)
+    class_tokens: int = struct.field(default=0, pytree_node=False)
+    real: Bool[Array, 'B n'] | None = None
+
+    @property
+    def class_token(self) -> Float[Array, 'B D']:
+        """The first token; UserError if it is not a class token."""
+        if not self.class_tokens:
+            raise UserError("this model has no class token: take 'mean', that of its patches")
+        return self.tokens[:, 0]
+
+    @property
+    def patches(self) -> Float[Array, 'B n D']:
+        """The tokens of the patches, row by row."""
+        return self.tokens[:, self.prefix :]
+
+    @property
+    def mean(self) -> Float[Array, 'B D']:
+        """The mean of the patches in float32, without padding."""
+        patches = self.patches.astype(jnp.float32)
+        if self.real is None:
+            return patches.mean(axis=1)
+        weights = self.real[..., None].astype(jnp.float32)
+        return jnp.where(weights > 0, patches, 0).sum(axis=1) / weights.sum(axis=1)
+
+
+def keep_hidden_states(
+    method: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext
+) -> Any:
+    """Keep the outputs of embeddings and blocks: an interceptor for `nn.intercept_methods`.
+
+    They are not among Flax's `intermediates`, where attention would also keep its weights, which
+    kernels do not compute.
+    """
+    outputs = method(*args, **kwargs)
+    module, name = context.module, context.method_name
+    if name == _EMBED or (name == '__call__' and _BLOCK.fullmatch(module.name or '')):
+        module.sow(HIDDEN_STATES, 'tokens', outputs)
+    return outputs
+
+
+def collect_blocks(kept: Mapping[str, Any], stack: str) -> list[tuple[str, Array]]:
+    """The embedding and the output of each block of a model, by name.
+
+    Args:
+      kept: the collection that `keep_hidden_states` has filled.
+      stack: name of the module whose blocks are `block_0`, `block_1`, ..., or scanned `blocks`.
+    """
+    found = kept[stack]
+    if 'blocks' in found:
+        layers = list(found['blocks']['tokens'][0])
+    else:
+        layers = [found[f'block_{i}']['tokens'][0] for i in range(len(found))]
+    named = ((f'{stack}/block_{i}', tokens) for i, tokens in enumerate(layers))
+    return [('embedding', kept['tokens'][0]), *named]
+
+
+def choose_layers(count: int, layers: Sequence[int]) -> list[int]:
+    """Numbers of layers in 0 ... count - 1; negative ones count from the last.
+
+    Raises:
+      UserError: if there is no such layer.
+    """
+    for layer in layers:
+        if not -count <= layer < count:
+            raise UserError(
+                f'layer {layer} does not exist: the model has 0, the embedding, to {count - 1}, '
+                f'its last block; or -1, the last, to {-count}'
+            )
+    return [layer % count for layer in layers]
 
 
 COMPONENTS = 28  # principal components of the filters, as in figure 7 of arXiv:2010.11929

@@ -8,7 +8,7 @@ from here.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -47,6 +47,10 @@ class LayerNorm(nn.Module):
             bias = self.param('bias', self.bias_init, width, self.param_dtype)
         dtype = self.dtype or jnp.result_type(x, scale, bias)
         return layer_norm(x, scale, bias, self.epsilon, dtype)
+
+
+# Norms of tokens by the names that configs give them.
+NORMS: Mapping[str, Callable[..., nn.Module]] = {'layer': LayerNorm, 'rms': RMSNorm}
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))

@@ -8,7 +8,7 @@ import pytest
 from helpers import timm_forms
 from helpers.messages import says
 from helpers.round_trips import anew
-from helpers.transformers_vit import apply, ours
+from helpers.transformers_vit import apply, apply_with_states, normalized, ours
 
 import vit_jax
 from vit_jax import interop
@@ -22,16 +22,24 @@ GOLDEN = json.loads(timm_forms.GOLDEN.read_text())
 
 @pytest.mark.parity
 @pytest.mark.parametrize('name', GOLDEN)
-def test_logits(name, tmp_path):
+def test_logits_and_intermediates(name, tmp_path):
     row = GOLDEN[name]
     files.write_safetensors(tmp_path, timm_forms.parameters(row['shapes']), row['config'])
     imported = interop.read(tmp_path)
     size = row['config']['pretrained_cfg']['input_size'][1]
     assert imported.image_size == (size, size)
     assert imported.notes == ()
-    logits = ours(imported, timm_forms.images(size))['logits'][0]
-    scale = np.abs(row['logits']).max()
-    np.testing.assert_allclose(logits, row['logits'], atol=1e-5 * scale, rtol=0)
+    batch = normalized(imported, timm_forms.images(size))
+    outputs, states = apply_with_states(imported.model, imported.params, batch)
+    norm = imported.model.final_norm_of(imported.params)
+    normed = states[-1] if norm is None else norm(states[-1])
+    for key, found, tolerance in (
+        ('logits', outputs['logits'][0], 1e-5),
+        ('block', states[-1][0, -1], 2e-5),
+        ('normed', normed[0, -1], 2e-5),
+    ):
+        atol = tolerance * np.abs(row[key]).max()
+        np.testing.assert_allclose(found, row[key], atol=atol, rtol=0, err_msg=key)
 
 
 @pytest.mark.parity

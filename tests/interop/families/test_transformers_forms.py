@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers import transformers_forms
 from helpers.round_trips import anew
-from helpers.transformers_vit import apply
+from helpers.transformers_vit import apply, apply_with_states
 
 import vit_jax
 from vit_jax import interop
@@ -18,14 +18,18 @@ transformers = pytest.importorskip('transformers')
 
 @pytest.mark.parity
 @pytest.mark.parametrize('form', transformers_forms.FORMS, ids=lambda form: form.label)
-def test_outputs(form, tmp_path, images):
+def test_outputs_and_hidden_states(form, tmp_path, images):
     made, batch = transformers_forms.model(form), images(2, 12, 12, 3)
     made.save_pretrained(tmp_path)
     imported = interop.read(f'{tmp_path}:{form.tower}' if form.tower else tmp_path)
-    found = apply(imported.model, imported.params, batch)[form.ours]
-    expected = transformers_forms.outputs(form, made, batch)
+    outputs, states = apply_with_states(imported.model, imported.params, batch)
+    found, expected = outputs[form.ours], transformers_forms.outputs(form, made, batch)
     assert found.shape == expected.shape
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max(), rtol=0)
+    theirs = transformers_forms.hidden_states(form, made, batch)
+    assert len(states) == len(theirs)
+    for ours, other in zip(states, theirs, strict=True):
+        np.testing.assert_allclose(ours, other, atol=1e-5 * np.abs(other).max(), rtol=0)
 
 
 @pytest.mark.parity

@@ -1,0 +1,300 @@
+"""Write features of images or texts to a file, and draw what is near in them."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from vit_jax.commands._model import add_checkpoint_flags, image_size
+from vit_jax.commands._parser import Parser, check_output, check_picture, save_figure, writing
+from vit_jax.errors import EXIT_FAILED, UserError, positive_number
+
+MAX_COLORED = 12  # images of the picture of components
+QUERIES, NEIGHBORS = 8, 5  # images of the picture of neighbors
+REPORT_SECONDS = 10
+
+
+def main(argv: Sequence[str]) -> int:
+    """Compute features and write them; return EXIT_FAILED if an image was left out.
+
+    Raises:
+      UserError: for a flag that cannot be followed, or if no image can be read.
+    """
+    args = parse(argv)
+    size = image_size(args)
+    from vit_jax.inference import embed
+    from vit_jax.inference.images import ImageInputs
+    from vit_jax.runtime import compile_cache, mesh
+
+    mesh.usable_devices()
+    compile_cache.enable()
+    trained = embed.open_for_features(
+        args.checkpoint, size, step=args.step, average=args.average, allowed=args.allow
+    )
+    inputs: embed.Inputs
+    if args.texts is None:
+        inputs = ImageInputs.from_words(trained, args.inputs, args.split, size)
+    else:
+        inputs = embed.TextInputs(trained, read_texts(args.texts))
+    kinds, layers = wanted_features(args, trained)
+    wanted = embed.Wanted(kinds, layers, not args.unnormalized)
+    left_out: dict[int, UserError] = {}
+    written = None
+    if args.out is not None:
+        with writing(args.out, '--out'):
+            embedder = embed.Embedder(trained, inputs, wanted, args.batch_size)
+            written = embed.write(embedder, args.out, reporter(inputs))
+        left_out |= written.left_out
+        print(args.out)
+    if args.pca is not None:
+        left_out |= draw_components(trained, inputs, wanted, args)
+        print(args.pca)
+    if args.neighbors is not None:
+        left_out |= draw_neighbors(trained, inputs, wanted, written, args)
+        print(args.neighbors)
+    for error in left_out.values():
+        print(f'left out: {error}', file=sys.stderr)
+    if left_out:
+        count = f'{len(left_out)} of {len(inputs)} {inputs.column}s are left out'
+        print(count, file=sys.stderr)
+    return EXIT_FAILED if left_out else 0
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse the flags, and check those of outputs.
+
+    Raises:
+      UserError: for a mistake.
+    """
+    parser = Parser('embed', __doc__)
+    parser.add_argument(
+        'checkpoint',
+        metavar='CHECKPOINT',
+        help='a run folder, RUN/checkpoints/STEP, or weights of another code base: a file, a '
+        'folder, or a URL such as hf://facebook/dinov2-small',
+    )
+    parser.add_argument(
+        'inputs',
+        nargs='*',
+        metavar='IMAGES',
+        help="files, folders, quoted patterns such as 'a/**/*.jpg', .tar files of WebDataset, and "
+        "sources such as 'folder:PATH' or 'tfds:cifar10'",
+    )
+    parser.add_argument(
+        '--texts', metavar='A;B|FILE', help='embed texts: these, or lines of a .txt'
+    )
+    parser.add_argument('--out', metavar='FILE', help='write the features to .parquet or .npz')
+    parser.add_argument(
+        '--features',
+        metavar='KIND,...',
+        help="embedding, the head's input, or the vector that CLIP and SigLIP compare; class, the "
+        'class token; mean, that of the patches; patches, one by one (default: embedding, and of '
+        'a --layer class or mean)',
+    )
+    parser.add_argument(
+        '--layer',
+        metavar='I,J|I..J',
+        help='whose tokens, as -1, the last (default), 6,12 or -4..-1; 0 is before the first block',
+    )
+    parser.add_argument(
+        '--unnormalized', action='store_true', help="leave out the model's final norm"
+    )
+    parser.add_argument(
+        '--pca',
+        metavar='FILE',
+        help=f'draw the principal components of the patches of the first {MAX_COLORED} images',
+    )
+    parser.add_argument(
+        '--neighbors',
+        metavar='FILE',
+        help=f'draw the first {QUERIES} images, each with its {NEIGHBORS} nearest ones',
+    )
+    parser.add_argument('--split', default='train', help='of sources (default: train)')
+    parser.add_argument(
+        '--batch-size',
+        type=positive_number,
+        default=32,
+        metavar='N',
+        help='images at once, on all devices together (default: 32)',
+    )
+    parser.add_argument(
+        '--image-size', metavar='PIXELS|HxW', help="crop and resize to it instead of the model's"
+    )
+    add_checkpoint_flags(parser)
+    args = parser.parse_args(_joined(argv, '--layer'))
+    _check(parser, args)
+    return args
+
+
+def _joined(argv: Sequence[str], flag: str) -> list[str]:
+    """The words, with the flag's value attached to it: argparse takes -4..-1 for a flag."""
+    words = list(argv)
+    for i in range(len(words) - 1, 0, -1):
+        if words[i - 1] == flag and words[i][:1] == '-' and words[i][1:2].isdigit():
+            words[i - 1 : i + 1] = [f'{flag}={words[i]}']
+    return words
+
+
+def _check(parser: Parser, args: argparse.Namespace) -> None:
+    """Raise UserError if inputs are missing or an output cannot be written."""
+    from vit_jax.inference import embed
+    from vit_jax.storage import paths
+
+    if bool(args.inputs) == (args.texts is not None):
+        parser.error('give either images or --texts')
+    pictures = {'--pca': args.pca, '--neighbors': args.neighbors}
+    if args.out is None and not any(pictures.values()):
+        parser.error('name an output: --out FILE, --pca FILE or --neighbors FILE')
+    if args.out is not None:
+        if not args.out.lower().endswith(tuple(embed.WRITERS)):
+            formats = ' or '.join(embed.WRITERS)
+            raise UserError(f'--out {args.out!r}: the name must end in {formats}')
+        if paths.is_remote(args.out):
+            raise UserError(f'--out {args.out!r}: name a local file, and copy it afterwards')
+        check_output(args.out, '--out')
+    for flag, picture in pictures.items():
+        if picture is not None:
+            check_picture(picture, flag)
+            if args.texts is not None:
+                raise UserError(f'{flag} draws images: name some instead of --texts')
+
+
+def read_texts(words: str) -> list[str]:
+    """The texts of `--texts`: those between semicolons, or the lines of a .txt file.
+
+    Raises:
+      UserError: if the file cannot be read, or a text is empty.
+    """
+    from vit_jax.storage import paths
+
+    texts = [text.strip() for text in words.split(';')]
+    if words.lower().endswith('.txt'):
+        try:
+            texts = paths.read_bytes(paths.path(words), paths.TEXT).decode().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f'--texts {words}: {paths.reason(error)}') from error
+    empty = next((i for i, text in enumerate(texts, 1) if not text.strip()), None)
+    if not texts or empty:
+        raise UserError(f'--texts {words!r}: {f"text {empty} is empty" if texts else "no text"}')
+    return texts
+
+
+def wanted_features(
+    args: argparse.Namespace, trained: Any
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The kinds of features and the layers of the flags.
+
+    Raises:
+      UserError: for layers that cannot be read.
+    """
+    from vit_jax.inference import embed
+
+    layers = embed.LAST if args.layer is None else parse_layers(args.layer)
+    if args.features is not None:
+        return tuple(word.strip() for word in args.features.split(',')), layers
+    if args.layer is None:
+        return (embed.EMBEDDING,), layers
+    return (embed.CLASS if getattr(trained.model, 'class_tokens', 0) else embed.MEAN,), layers
+
+
+def parse_layers(text: str) -> tuple[int, ...]:
+    """'6,12' -> (6, 12), '-4..-1' -> (-4, -3, -2, -1).
+
+    Raises:
+      UserError: for anything else.
+    """
+    found: list[int] = []
+    for word in text.split(','):
+        match = re.fullmatch(r'(-?\d+)(?:\.\.(-?\d+))?', word.strip())
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+        if last < first or (first < 0) != (last < 0):
+            raise UserError(f'--layer {text!r}: write numbers as 6,12, or a range as -4..-1')
+        found += range(first, last + 1)
+    return tuple(dict.fromkeys(found))
+
+
+def reporter(inputs: Any) -> Callable[[int], None]:
+    """A function that prints the number of inputs done, every few seconds."""
+    last = time.monotonic()
+
+    def report(done: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= REPORT_SECONDS:
+            last = time.monotonic()
+            print(f'{done:,} of {len(inputs):,} {inputs.column}s', file=sys.stderr)
+
+    return report
+
+
+def draw_components(
+    trained: Any, inputs: Any, wanted: Any, args: argparse.Namespace
+) -> dict[int, UserError]:
+    """Draw the picture of `--pca`, of the last of the layers; return the images left out.
+
+    Raises:
+      UserError: if no image can be read, or the patches form no grid.
+    """
+    from vit_jax.inference import embed
+    from vit_jax.viz import features
+
+    of_patches = embed.Wanted((embed.PATCHES,), wanted.layers[-1:], wanted.normalized)
+    embedder = embed.Embedder(trained, inputs, of_patches, min(args.batch_size, MAX_COLORED))
+    found = embedder.rows(range(min(len(inputs), MAX_COLORED)))
+    _require_rows(found, 1, '--pca')
+    (patches,) = found.features.values()
+    photos = [inputs.photo(i) for i in found.numbers]
+    grids = [features.grid_of(patches.shape[1], photo.image.shape) for photo in photos]
+    save_figure(features.draw_components(photos, list(patches), grids), args.pca, '--pca')
+    return found.left_out
+
+
+def draw_neighbors(
+    trained: Any, inputs: Any, wanted: Any, written: Any, args: argparse.Namespace
+) -> dict[int, UserError]:
+    """Draw the picture of `--neighbors`; return the images left out.
+
+    Args:
+      trained, inputs, wanted: the features.
+      written: rows of the file of `--out`, whose features are read; None to compute them.
+      args: the flags.
+
+    Raises:
+      UserError: if there is no second image, or no feature of whole images.
+    """
+    from vit_jax.inference import embed
+    from vit_jax.viz import features
+
+    kind = next((kind for kind in wanted.kinds if kind != embed.PATCHES), None)
+    if kind is None:
+        raise UserError('--neighbors compares one vector of each image: add class to --features')
+    if written is None:
+        layers = wanted.layers[-1:] if kind != embed.EMBEDDING else embed.LAST
+        one = embed.Wanted((kind,), layers, wanted.normalized)
+        written = embed.Embedder(trained, inputs, one, args.batch_size).rows(
+            range(len(inputs)), reporter(inputs)
+        )
+        _require_rows(written, 2, '--neighbors')
+        (vectors,) = written.features.values()
+    else:
+        _require_rows(written, 2, '--neighbors')
+        vectors = embed.read_column(args.out, kind)
+    queries = np.arange(min(QUERIES, len(vectors)))
+    order, cosines = features.nearest_neighbors(vectors, queries, NEIGHBORS)
+    rows = {*queries.tolist(), *order.ravel().tolist()}
+    photos = {row: inputs.photo(written.numbers[row]) for row in rows}
+    near = [[photos[row] for row in line] for line in order.tolist()]
+    figure = features.draw_neighbors([photos[row] for row in queries.tolist()], near, cosines)
+    save_figure(figure, args.neighbors, '--neighbors')
+    return written.left_out
+
+
+def _require_rows(rows: Any, least: int, flag: str) -> None:
+    if len(rows.numbers) < least:
+        first = next(iter(rows.left_out.values()), 'only one is given')
+        raise UserError(f'{flag} needs {least} images that can be read: {first}')

@@ -1,0 +1,526 @@
+"""Features of images and of texts by a trained model, in memory or in a file.
+
+A file is written in parts, which lie beside it until the last one is done. So a command that was
+killed goes on where it stopped, and ends with the same file.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import io
+import json
+import os
+import pathlib
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent import futures
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import PIL.Image
+
+from vit_jax import step
+from vit_jax.data import batches, listing
+from vit_jax.data.batches import ArraySpec
+from vit_jax.errors import UserError, check_choice, visible
+from vit_jax.inference.images import Image, ImageInputs
+from vit_jax.inference.load import Path, backbone, open_model
+from vit_jax.inference.predict import text_encoder
+from vit_jax.interop.trained import Size, TrainedModel
+from vit_jax.nn.maps import HiddenState, choose_layers
+from vit_jax.runtime import compile_cache, environment, mesh, sharding
+from vit_jax.storage import paths
+from vit_jax.viz.photo import Fields
+
+EMBEDDING, CLASS, MEAN, PATCHES = KINDS = ('embedding', 'class', 'mean', 'patches')
+OF_LAYERS: Mapping[str, Callable[[HiddenState], jax.Array]] = {
+    CLASS: lambda state: state.class_token,
+    MEAN: lambda state: state.mean,
+    PATCHES: lambda state: state.patches,
+}
+LAST = (-1,)
+# A part has at most so many rows and about so many bytes: what a kill may cost.
+PART_ROWS, PART_BYTES = 1024, 2**28
+AHEAD = 2  # batches that are read while one is computed
+MANIFEST = 'manifest.json'
+Features = dict[str, np.ndarray]
+
+
+def embed(
+    path: Path,
+    images: Image | Iterable[Image] | None = None,
+    *,
+    texts: str | Iterable[str] | None = None,
+    features: str | Sequence[str] = EMBEDDING,
+    layers: int | Sequence[int] = LAST,
+    normalized: bool = True,
+    image_size: Size | None = None,
+    batch_size: int = 32,
+    **options: Any,
+) -> Features:
+    """Compute features of images, read like the model's evaluation images, or of texts.
+
+        found = vit_jax.embed('hf://facebook/dinov2-small', files, features=['class', 'patches'])
+        found['patches'].shape  # [images, patches, width]
+
+    Args:
+      path: a run folder, or a checkpoint as for `vit_jax.load`. Of a masked autoencoder and the
+        like it is the encoder that makes features.
+      images: one image or several, see `vit_jax.predict`.
+      texts: instead of images one text or several, for a CLIP or SigLIP.
+      features: 'embedding', the head's input, or the vector that a CLIP or SigLIP compares;
+        'class', the class token; 'mean', that of the patches; 'patches', each of them; or several.
+      layers: whose tokens 'class', 'mean' and 'patches' are: 0 is the embedding of the patches, 1
+        the first block's output, -1 the last one's.
+      normalized: whether tokens go through the model's final norm.
+      image_size: crop and resize to this height and width instead of the model's own.
+      batch_size: images that are computed at once, on all devices together.
+      **options: further keywords of `inference.load.open_model`, such as `step`.
+
+    Returns:
+      {name: float32 array} with a row for each image or text; without that axis for a single one.
+      'embedding', 'class' and 'mean' are [N D], 'patches' [N n D] with the patches row by row. The
+      number of a layer is appended, as in 'class_9', unless only the last one is asked for.
+
+    Raises:
+      UserError: if the model or an image cannot be read, or the model has no such features.
+    """
+    if (images is None) == (texts is None):
+        raise UserError('give either images or texts')
+    compile_cache.enable_for_python()
+    trained = open_for_features(path, image_size, **options)
+    given: Any = images if texts is None else texts
+    single = isinstance(given, str | os.PathLike | PIL.Image.Image | np.ndarray)
+    some = [given] if single else list(given)
+    inputs = (
+        TextInputs(trained, some)
+        if texts is not None
+        else ImageInputs.from_images(trained, some, image_size)
+    )
+    wanted = Wanted(
+        (features,) if isinstance(features, str) else tuple(features),
+        (layers,) if isinstance(layers, int) else tuple(layers),
+        normalized,
+    )
+    found = Embedder(trained, inputs, wanted, batch_size).rows(range(len(inputs)))
+    if found.left_out:
+        raise next(iter(found.left_out.values()))
+    return {name: x[0] for name, x in found.features.items()} if single else found.features
+
+
+def open_for_features(path: Path, image_size: Size | None = None, **options: Any) -> TrainedModel:
+    """The model, or the encoder of one that has an encoder; see `inference.load.open_model`."""
+    return backbone(open_model(path, image_size, **options))
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """The features to compute.
+
+    Attributes:
+      kinds: some of KINDS, see `embed`.
+      layers, normalized: see `embed`.
+
+    Raises:
+      UserError: for an unknown kind, or layers of the kind 'embedding' alone.
+    """
+
+    kinds: tuple[str, ...] = (EMBEDDING,)
+    layers: tuple[int, ...] = LAST
+    normalized: bool = True
+
+    def __post_init__(self) -> None:
+        for kind in self.kinds:
+            check_choice('feature', kind, KINDS)
+        if not self.kinds or (self.kinds == (EMBEDDING,) and self.layers != LAST):
+            raise UserError(f'layers have the features {", ".join(OF_LAYERS)}: name one or more')
+
+
+class TextInputs:
+    """Texts as inputs of a CLIP or SigLIP.
+
+    Raises:
+      UserError: if the model embeds no texts, its vocabulary is missing, or a text is empty.
+    """
+
+    column, predicted = 'text', 'text'
+    labels = None
+
+    def __init__(self, trained: TrainedModel, texts: Sequence[str]):
+        if 'text' not in {field.name for field in dataclasses.fields(trained.task)}:
+            raise UserError(
+                f'{trained.path}: model {trained.config.model.name!r} embeds no texts; CLIP and '
+                'SigLIP do'
+            )
+        if (encode := text_encoder(trained)) is None:
+            raise UserError(
+                f'{trained.path}: the checkpoint has no vocabulary for texts: put the tokenizer of '
+                'its authors beside it, spiece.model or tokenizer.json'
+            )
+        self._field, self._encode, self.names = trained.task.text, encode, list(texts)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def read(self, number: int) -> tuple[int, Fields]:
+        """The number and the ids of a text; UserError for an empty one."""
+        return number, {self._field: self._encode(self._field, self.names[number])}
+
+
+Inputs = ImageInputs | TextInputs
+
+
+class Rows(NamedTuple):
+    """Features of some inputs.
+
+    Attributes:
+      numbers: of the inputs that could be read.
+      features: {name: [numbers ...]}.
+      left_out: the errors of the others.
+    """
+
+    numbers: list[int]
+    features: Features
+    left_out: dict[int, UserError]
+
+
+class Embedder:
+    """Features of inputs by number, computed in batches on all devices.
+
+    Attributes:
+      batch_size: a multiple of the number of devices.
+    """
+
+    def __init__(
+        self,
+        trained: TrainedModel,
+        inputs: ImageInputs | TextInputs,
+        wanted: Wanted,
+        batch_size: int,
+    ):
+        if not len(inputs):
+            raise UserError('there is nothing to embed')
+        if isinstance(inputs, TextInputs) and wanted.kinds != (EMBEDDING,):
+            raise UserError("texts have the feature 'embedding' alone")
+        self.inputs, self._trained, self._wanted = inputs, trained, wanted
+        self._layout = sharding.make_layout(mesh.usable_devices())
+        shards = self._layout.num_shards
+        self.batch_size = -(-min(batch_size, len(inputs)) // shards) * shards
+        self._variables = self._layout.create(lambda loaded: loaded, trained.variables)
+        self._step = self._layout.compile_eval(self._compute)
+
+    def describe(self) -> dict[str, Any]:
+        """What determines the features, as JSON values."""
+        leaves = map(np.asarray, jax.tree.leaves(self._trained.variables))
+        return {
+            'model': listing.digest_of(*leaves),
+            'inputs': listing.digest_of(self.inputs.names),
+            'image size': list(self._trained.image_size or ()),
+            'transforms': self._trained.transforms,
+            'features': list(self._wanted.kinds),
+            'layers': list(self._wanted.layers),
+            'normalization': self._wanted.normalized,
+            'batch size': self.batch_size,
+        }
+
+    def rows(self, numbers: Sequence[int], at: Callable[[int], None] = lambda done: None) -> Rows:
+        """The features of the inputs with these numbers.
+
+        Args:
+          numbers: of the inputs.
+          at: called after each batch with the number of inputs done.
+
+        Raises:
+          UserError: if none can be read, or they are of several sizes and patches are wanted.
+        """
+        kept: list[int] = []
+        chunks: list[Features] = []
+        left_out: dict[int, UserError] = {}
+        for chunk in self._read_ahead(numbers):
+            read = {i: x for i, x in chunk.items() if not isinstance(x, UserError)}
+            left_out |= {i: x for i, x in chunk.items() if isinstance(x, UserError)}
+            if read:
+                kept += read
+                chunks.append(self._embed(list(read.values())))
+            at(len(kept) + len(left_out))
+        return Rows(kept, _joined(chunks), left_out)
+
+    def row_bytes(self) -> int:
+        """The bytes of one input's features; UserError if no input can be read."""
+        count = len(self.inputs)
+        first = next(
+            (x for x in map(self._read, range(count)) if not isinstance(x, UserError)), None
+        )
+        if first is None and count == 1:
+            self.inputs.read(0)
+        if first is None:
+            raise UserError(f'none of the {count} {self.inputs.column}s can be read')
+        shapes = jax.eval_shape(self._compute, self._variables, self._batch([first]))
+        return sum(x.size // self.batch_size * 4 for x in shapes.values())
+
+    def _read(self, number: int) -> tuple[int, Fields] | UserError:
+        try:
+            return self.inputs.read(number)
+        except UserError as error:
+            return error
+
+    def _read_ahead(self, numbers: Sequence[int]) -> Iterator[dict[int, Any]]:
+        """Yield batches of {number: arrays or error}, while threads read the next ones."""
+        with futures.ThreadPoolExecutor(environment.available_cores()) as pool:
+            coming: collections.deque[dict[int, futures.Future[Any]]] = collections.deque()
+            for start in range(0, len(numbers), self.batch_size):
+                chunk = numbers[start : start + self.batch_size]
+                coming.append({i: pool.submit(self._read, i) for i in chunk})
+                if len(coming) > AHEAD:
+                    yield {i: one.result() for i, one in coming.popleft().items()}
+            while coming:
+                yield {i: one.result() for i, one in coming.popleft().items()}
+
+    def _embed(self, examples: Sequence[tuple[int, Fields]]) -> Features:
+        """The features of at most `batch_size` examples, whose arrays may differ in shape."""
+        groups: dict[Any, list[int]] = {}
+        for row, (_, fields) in enumerate(examples):
+            shape = tuple((name, x.shape) for name, x in fields.items())
+            groups.setdefault(shape, []).append(row)
+        found = []
+        for rows in groups.values():
+            batch = self._layout.put_batch(self._batch([examples[row] for row in rows]))
+            made = jax.device_get(self._step(self._variables, batch))
+            found.append({name: x[: len(rows)] for name, x in made.items()})
+        order = np.argsort(np.concatenate(list(groups.values())))
+        return {name: x[order] for name, x in _joined(found).items()}
+
+    def _batch(self, examples: Sequence[tuple[int, Fields]]) -> dict[str, np.ndarray]:
+        spec = {name: ArraySpec.from_value(x) for name, x in examples[0][1].items()}
+        batch, index, mask = batches.empty_batch(spec, self.batch_size)
+        for row, (number, fields) in enumerate(examples):
+            index[row, 0], mask[row, 0] = number, 1
+            for name, x in fields.items():
+                batch[name][row] = x
+        return batch
+
+    def _compute(self, variables: Any, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        """The wanted features of a batch, by the names of their columns."""
+        model, task, wanted = self._trained.model, self._trained.task, self._wanted
+        found = {}
+        if EMBEDDING in wanted.kinds:
+            apply = step.bind(model, task, variables, batch)
+            predictions = task.predict(apply, batch) if task.predicts else {}
+            made = predictions.get(self.inputs.predicted)
+            if made is None or made.ndim != 2:
+                raise UserError(
+                    f'{self._trained.path}: the model has no embedding of a whole image: ask for '
+                    f'{" or ".join(OF_LAYERS)}'
+                )
+            found[EMBEDDING] = made
+        if kinds := [kind for kind in wanted.kinds if kind != EMBEDDING]:
+            _, states = model.hidden_states(variables, *task.inputs(batch))
+            norm = model.final_norm_of(variables['params']) if wanted.normalized else None
+            for number in choose_layers(len(states), wanted.layers):
+                state = states[number]
+                state = dataclasses.replace(state, tokens=norm(state.tokens)) if norm else state
+                ending = '' if wanted.layers == LAST else f'_{number}'
+                found |= {f'{kind}{ending}': OF_LAYERS[kind](state) for kind in kinds}
+        return {name: x.astype(np.float32) for name, x in found.items()}
+
+
+def _column_order(name: str) -> tuple[int, int]:
+    """The key by which features are sorted: kind and number of the layer."""
+    kind, _, layer = name.partition('_')
+    return KINDS.index(kind), int(layer or 0)
+
+
+def _joined(chunks: Sequence[Features]) -> Features:
+    if not chunks:
+        return {}
+    for name, first in chunks[0].items():
+        if any(chunk[name].shape[1:] != first.shape[1:] for chunk in chunks):
+            raise UserError(
+                f'{name}: the images have different numbers of patches, which form no array: give '
+                'an image size'
+            )
+    names = sorted(chunks[0], key=_column_order)  # JAX sorts them as texts
+    return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in names}
+
+
+def write(embedder: Embedder, out: str | os.PathLike[str], report: Callable[[int], None]) -> Rows:
+    """Write the features of all inputs to a file, a row for each that can be read.
+
+    Columns are `image` (or `text`), the name; `label`, if all inputs have a class; and the
+    features. Parts that an earlier call has finished, in the folder `OUT.parts`, are not computed
+    again; the folder is deleted in the end.
+
+    Args:
+      embedder: of the inputs.
+      out: a local .parquet or .npz file.
+      report: called with the number of inputs done.
+
+    Returns:
+      The inputs of the rows and those that are left out, without features.
+
+    Raises:
+      UserError: if the folder has parts of other features, no input can be read, or as
+        `Embedder.rows`.
+      OSError: if a file cannot be written.
+    """
+    file, total = paths.local(os.fspath(out)), len(embedder.inputs)
+    folder = parts_folder(file)
+    size = max(1, min(PART_ROWS, PART_BYTES // embedder.row_bytes()) // embedder.batch_size)
+    size *= embedder.batch_size
+    _begin(folder, {**embedder.describe(), 'images in a part': size})
+    parts = []
+    for start in range(0, total, size):
+        parts.append(folder / f'{start}.npz')
+        if not parts[-1].exists():
+            done = functools.partial(lambda first, rows: report(first + rows), start)
+            found = embedder.rows(range(start, min(start + size, total)), done)
+            paths.write_atomic(parts[-1], _encoded(found))
+    numbers: list[int] = []
+    left_out: dict[str, str] = {}
+    for part in parts:
+        with np.load(part) as stored:
+            numbers += stored[_NUMBERS].tolist()
+            left_out |= json.loads(str(stored[_LEFT_OUT]))
+    partial = file.with_name(f'.{file.name}.{os.getpid()}.partial')
+    try:
+        WRITERS[file.suffix.lower()](partial, _Columns(embedder.inputs, numbers, parts))
+        paths.sync(partial)
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
+    paths.remove(folder)
+    return Rows(numbers, {}, {int(i): UserError(text) for i, text in left_out.items()})
+
+
+def read_column(file: str | os.PathLike[str], kind: str) -> np.ndarray:
+    """A feature in a file that `write` has written, of the last layer if there are several."""
+    path = paths.local(os.fspath(file))
+
+    def last(names: Iterable[str]) -> str:
+        return max((name for name in names if name.partition('_')[0] == kind), key=_column_order)
+
+    if path.suffix.lower() == '.npz':
+        with np.load(path) as stored:
+            return stored[last(stored.files)]
+    from pyarrow import parquet
+
+    opened = parquet.ParquetFile(path)
+    name = last(opened.schema_arrow.names)
+    column = opened.read([name])[name]
+    width = column.type.list_size
+    return np.concatenate([x.flatten().to_numpy().reshape(-1, width) for x in column.chunks])
+
+
+def parts_folder(file: pathlib.Path) -> pathlib.Path:
+    """The folder of the parts of an unfinished file."""
+    return file.with_name(f'{file.name}.parts')
+
+
+_NUMBERS, _LEFT_OUT = '#numbers', '#left_out'  # arrays of a part beside the features
+
+
+def _begin(folder: pathlib.Path, plan: dict[str, Any]) -> None:
+    """Make the folder of parts, or check that those in it are of the same plan."""
+    manifest = folder / MANIFEST
+    if (before := paths.read_text(manifest)) is None:
+        paths.make_folder(folder)
+        paths.write_text_atomic(manifest, json.dumps(plan))
+        return
+    found = paths.parse_json(before)
+    if changed := [name for name in plan if found.get(name) != plan[name]]:
+        raise UserError(
+            f'{folder} has the beginning of other features (another {", another ".join(changed)}): '
+            'delete it to start again, or write to another file'
+        )
+
+
+def _encoded(found: Rows) -> bytes:
+    errors = json.dumps({str(i): str(error) for i, error in found.left_out.items()})
+    own = {_NUMBERS: np.array(found.numbers, np.int64), _LEFT_OUT: np.array(errors)}
+    arrays: dict[str, Any] = own | found.features
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+class _Columns:
+    """The columns of a file, in memory a part at a time.
+
+    Attributes:
+      known: those that the inputs have, [rows].
+    """
+
+    def __init__(
+        self, inputs: ImageInputs | TextInputs, numbers: list[int], parts: Sequence[pathlib.Path]
+    ):
+        self._numbers = numbers
+        self.known = {inputs.column: np.array([visible(inputs.names[i]) for i in numbers])}
+        if inputs.labels is not None:
+            self.known['label'] = inputs.labels[numbers]
+        self.parts = []
+        for part in parts:
+            with np.load(part) as stored:
+                if len(stored[_NUMBERS]):
+                    self.parts.append(part)
+                    self.features = [n for n in stored.files if n not in (_NUMBERS, _LEFT_OUT)]
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def chunks(self, name: str) -> Iterator[np.ndarray]:
+        """The values of a feature, part by part."""
+        for part in self.parts:
+            with np.load(part) as stored:
+                yield stored[name]
+
+
+def _write_npz(file: pathlib.Path, columns: _Columns) -> None:
+    """Write arrays as `numpy.savez` does, but without having any of them whole."""
+    with zipfile.ZipFile(file, 'w') as archive:
+
+        def write(name: str, dtype: np.dtype, row: tuple[int, ...], chunks: Any) -> None:
+            entry = zipfile.ZipInfo(f'{name}.npy')  # its time is always the same
+            with archive.open(entry, 'w', force_zip64=True) as opened:
+                shape, described = (len(columns), *row), np.lib.format.dtype_to_descr(dtype)
+                header = {'descr': described, 'fortran_order': False, 'shape': shape}
+                np.lib.format.write_array_header_1_0(opened, header)
+                for chunk in chunks:
+                    opened.write(np.ascontiguousarray(chunk).data)
+
+        for name, array in columns.known.items():
+            write(name, array.dtype, (), [array])
+        for name in columns.features:
+            first = next(columns.chunks(name))
+            write(name, first.dtype, first.shape[1:], columns.chunks(name))
+
+
+def _write_parquet(file: pathlib.Path, columns: _Columns) -> None:
+    """Write a row group for each part; a vector is a list of fixed size."""
+    import pyarrow
+    from pyarrow import parquet
+
+    def as_lists(array: np.ndarray) -> Any:
+        made = pyarrow.array(array.reshape(-1))
+        for length in reversed(array.shape[1:]):
+            made = pyarrow.FixedSizeListArray.from_arrays(made, length)
+        return made
+
+    writer, start = None, 0
+    try:
+        for chunks in zip(*(columns.chunks(name) for name in columns.features), strict=True):
+            rows = slice(start, start + len(chunks[0]))
+            start = rows.stop
+            known = {name: pyarrow.array(x[rows]) for name, x in columns.known.items()}
+            found = dict(zip(columns.features, map(as_lists, chunks), strict=True))
+            table = pyarrow.table(known | found)
+            writer = writer or parquet.ParquetWriter(file, table.schema)
+            writer.write_table(table)
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+WRITERS = {'.parquet': _write_parquet, '.npz': _write_npz}
