@@ -33,6 +33,7 @@ ROOMS = {
 TOP = (
     'trainer.api',
     'inference.load',
+    'inference.embed',
     'inference.predict',
     'viz.base',
     'writers.base',

@@ -82,7 +82,7 @@ def test_values_are_those_of_transformers(checkpoint, photos):
 
 
 def test_an_interrupted_file_is_continued_and_ends_the_same(
-    checkpoint, photos, tmp_path, monkeypatch, capsys
+    checkpoint, photos, tmp_path, monkeypatch, capsys, one_device
 ):
     """Parts that are done are not computed again; a bad file is named by both calls."""
     shutil.copytree(photos, tmp_path / 'in')
