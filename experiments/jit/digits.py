@@ -15,7 +15,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     smoke = arg == 'smoke'
     config = ConfigDict()
     config.seed = 0
-    config.total = '20 steps' if smoke else '300 epochs'
+    config.total = '20 steps' if smoke else '200 epochs'
     config.batch_size = 32 if smoke else 64
 
     size = dict(width=32, depth=2, mlp_dim=64) if smoke else dict(width=96, depth=6, mlp_dim=256)
@@ -27,7 +27,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.evals = dict(test=dict(source='digits', split='test', transforms='', cache=True))
 
     config.optim = dict(name='adamw', lr=1e-3, b2=0.95, weight_decay=0.0, clip_norm=1.0)
-    config.optim.schedule = dict(name='constant', warmup='5%')
+    config.optim.schedule = dict(name='constant', warmup='10%' if smoke else '15 epochs')
     config.step = dict(accum_steps=1, ema_decay=0.9 if smoke else 0.999)
     config.every = dict(log='10' if smoke else '100', eval='10' if smoke else '10 epochs')
     config.every.checkpoint = '10' if smoke else '50 epochs'

@@ -1,0 +1,309 @@
+"""Distances of generated images to real ones in the features of any model.
+
+They are metrics of the task `generate`, whose samples are compared with the evaluated images:
+
+    evaluate --workdir RUN --split test --evaluator "vit_jax.inference.frechet(features='runs/a')"
+
+FID (Heusel et al., 2017, arXiv:1706.08500) is the Frechet distance in the features of one Inception
+network. Other features give other numbers, so that each metric has their name in its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import pathlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from vit_jax import step
+from vit_jax.array_types import Float, UInt8
+from vit_jax.errors import UserError
+from vit_jax.evaluators import base
+from vit_jax.evaluators.base import Arrays, Dataset, at_least
+from vit_jax.inference.images import photo_reader
+from vit_jax.inference.load import open_model
+from vit_jax.runtime import target
+from vit_jax.storage import paths
+
+_log = logging.getLogger(__name__)
+ROWS = 64  # images that the model of the features takes at once
+BLOCK = 1024  # rows of a matrix of distances
+Images = UInt8[np.ndarray, 'B H W C']
+Features = Float[np.ndarray, 'N D']
+
+
+class Evaluator(base.Evaluator):
+    """`frechet_F`, `kernel_F`, `precision_F` and `recall_F` for features named F.
+
+    Args:
+      features: a run or a checkpoint whose task predicts `features`, such as a classifier; or a
+        TorchScript file (.pt) called as `f(images, return_features=True)` on bytes [B 3 H W], as
+        NVIDIA's Inception of 2015, whose Frechet distance is FID.
+      reference: an .npz with the mean `mu` [D] and the covariance `sigma` [D D] of the features of
+        real images, as FID tools keep them, in place of the evaluated images; leaves only
+        `frechet_F`.
+      neighbors: k, of precision and recall.
+      subsets, subset_size: of the kernel distance: the mean over random subsets.
+      seed: of the subsets.
+    """
+
+    def __init__(
+        self,
+        *,
+        features: str,
+        reference: str = '',
+        neighbors: int = 3,
+        subsets: int = 100,
+        subset_size: int = 1000,
+        seed: int = 0,
+    ):
+        at_least(1, neighbors=neighbors, subsets=subsets)
+        at_least(2, subset_size=subset_size)
+        self._extract, self._digest = extractor(features)
+        self._reference = read_statistics(reference) if reference else None
+        self.neighbors, self.subsets, self.subset_size = neighbors, subsets, subset_size
+        self.seed, self._name = seed, feature_name(features)
+        self.start()
+
+    def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
+        """Raise UserError if there are too few images for the neighbors."""
+        if (size := len(dataset.source)) <= self.neighbors:
+            raise UserError(f'neighbors={self.neighbors}, but there are {size} images')
+
+    def start(self) -> None:
+        self._real: list[Features] = []
+        self._made: list[Features] = []
+
+    def update(self, predictions: Arrays, batch: Arrays) -> None:
+        """Raise UserError if the task makes no samples."""
+        if 'samples' not in predictions:
+            raise UserError("the task makes no samples: evaluate a run of 'generate'")
+        samples = predictions['samples']
+        self._made.append(self._extract(samples.reshape(-1, *samples.shape[2:])))
+        if self._reference is None:
+            self._real.append(self._extract(predictions['image']))
+
+    def result(self) -> dict[str, float]:
+        made = np.concatenate(self._made).astype(np.float64)
+        real = np.concatenate(self._real).astype(np.float64) if self._real else made[:0]
+        self.start()  # features are large: they are not kept until the next pass
+        if not (np.isfinite(made).all() and np.isfinite(real).all()):
+            return dict.fromkeys(self.names(), math.nan)
+        fewest = len(made) if self._reference else min(len(made), len(real))
+        warn_of_few(self._name, fewest, made.shape[1])
+        if self._reference is not None:
+            require_width(self._reference, made.shape[1])
+            return {f'frechet_{self._name}': frechet(self._reference, statistics(made))}
+        found = (
+            frechet(statistics(real), statistics(made)),
+            kernel_distance(real, made, self.subsets, self.subset_size, self.seed),
+            *precision_and_recall(real, made, self.neighbors),
+        )
+        return dict(zip(self.names(), found, strict=True))
+
+    def digest(self) -> str:
+        kept = b'' if self._reference is None else self._reference.mean.tobytes()
+        return hashlib.sha256(self._digest.encode() + kept).hexdigest()[:16]
+
+    def names(self) -> tuple[str, ...]:
+        kinds = ('frechet', 'kernel', 'precision', 'recall')
+        return tuple(f'{kind}_{self._name}' for kind in kinds[: 1 if self._reference else 4])
+
+
+class Statistics(NamedTuple):
+    """Mean and covariance of features."""
+
+    mean: Float[np.ndarray, 'D']
+    covariance: Float[np.ndarray, 'D D']
+
+
+def statistics(features: Features) -> Statistics:
+    """The mean and the unbiased covariance of features, of two rows at least."""
+    return Statistics(features.mean(axis=0), np.atleast_2d(np.cov(features, rowvar=False)))
+
+
+def frechet(one: Statistics, other: Statistics) -> float:
+    """|m - m'|^2 + tr(C + C' - 2 (C C')^(1/2)), the squared distance of two normal distributions.
+
+    The trace of the root is that of (C^(1/2) C' C^(1/2))^(1/2), which is symmetric: it needs no
+    root of a matrix that rounding makes complex.
+    """
+    values, vectors = np.linalg.eigh(one.covariance)
+    root = (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T
+    squares = np.linalg.eigvalsh(root @ other.covariance @ root)
+    shift = np.square(one.mean - other.mean).sum()
+    traces = np.trace(one.covariance) + np.trace(other.covariance)
+    return float(shift + traces - 2 * np.sqrt(np.maximum(squares, 0)).sum())
+
+
+def kernel_distance(real: Features, made: Features, subsets: int, size: int, seed: int) -> float:
+    """KID: the unbiased squared MMD by (x y / D + 1)^3, mean over random subsets of `size` rows.
+
+    Binkowski et al., 2018, arXiv:1801.01401, section 4. Subsets are at most as large as the smaller
+    set.
+    """
+    size, rng = min(size, len(real), len(made)), np.random.default_rng(seed)
+    chosen = (
+        (real[rng.choice(len(real), size, replace=False)], made[rng.choice(len(made), size, False)])
+        for _ in range(subsets)
+    )
+    return float(np.mean([mmd(x, y) for x, y in chosen]))
+
+
+def mmd(x: Features, y: Features) -> float:
+    """The unbiased estimate of the squared MMD of as many rows of both."""
+    size, width = x.shape
+
+    def kernel(a: Features, b: Features) -> Any:
+        return (a @ b.T / width + 1) ** 3
+
+    own = [k.sum() - np.trace(k) for k in (kernel(x, x), kernel(y, y))]
+    return float(sum(own) / (size * (size - 1)) - 2 * kernel(x, y).mean())
+
+
+def precision_and_recall(real: Features, made: Features, k: int) -> tuple[float, float]:
+    """The share of samples near a real image, and of real images near a sample.
+
+    Kynkaanniemi et al., 2019, arXiv:1904.06991, section 2: near means not farther than that
+    neighbor's own k-th nearest neighbor of its kind.
+    """
+    return _near(made, real, k), _near(real, made, k)
+
+
+def _near(queries: Features, known: Features, k: int) -> float:
+    """The share of the queries within the ball of one of the known points."""
+    radii = np.concatenate(
+        [np.partition(block, k, axis=1)[:, k] for block in _distances(known, known)]
+    )
+    return float(np.mean(np.concatenate([(d <= radii).any(1) for d in _distances(queries, known)])))
+
+
+def _distances(a: Features, b: Features) -> Iterator[Float[np.ndarray, 'n M']]:
+    """Squared distances from some rows at a time to all of `b`."""
+    squares = np.square(b).sum(1)
+    for first in range(0, len(a), BLOCK):
+        rows = a[first : first + BLOCK]
+        found = np.square(rows).sum(1)[:, None] - 2 * rows @ b.T + squares
+        yield np.maximum(found, 0)
+
+
+def warn_of_few(name: str, count: int, width: int) -> None:
+    """Log what a Frechet distance of fewer images than features means."""
+    if count <= width:
+        _log.warning(
+            'frechet_%s: %s images for %s features: the covariance has at most rank %s, which '
+            'makes the distance too large; compare only distances of as many images, or take '
+            'kernel_%s',
+            *(name, f'{count:,}', f'{width:,}', f'{count - 1:,}', name),
+        )
+
+
+def feature_name(path: str) -> str:
+    """The name of features in metrics: the last part of a path without its ending."""
+    last = pathlib.PurePath(path.rstrip('/')).name
+    stem = last.removesuffix('.npz').removesuffix('.safetensors').removesuffix('.pt')
+    return re.sub(r'\W+', '_', stem).strip('_') or 'features'
+
+
+def read_statistics(path: str) -> Statistics:
+    """The `mu` and `sigma` of an .npz.
+
+    Raises:
+      UserError: if it cannot be read, or holds no such arrays.
+    """
+    try:
+        with paths.open_file(path) as opened, np.load(opened, allow_pickle=False) as found:
+            mean, covariance = (np.asarray(found[key], np.float64) for key in ('mu', 'sigma'))
+    except OSError as error:
+        raise UserError(f'reference {path!r} cannot be read: {error.strerror or error}') from error
+    except (KeyError, ValueError) as error:
+        raise UserError(f'reference {path!r} holds no arrays mu and sigma') from error
+    if mean.ndim != 1 or covariance.shape != 2 * mean.shape:
+        shapes = f'{list(mean.shape)} and {list(covariance.shape)}'
+        raise UserError(f'reference {path!r}: mu and sigma are {shapes}, not [D] and [D D]')
+    return Statistics(mean, covariance)
+
+
+def require_width(reference: Statistics, width: int) -> None:
+    """Raise UserError unless the reference is of as many features."""
+    if len(reference.mean) != width:
+        raise UserError(
+            f'the reference has {len(reference.mean)} features, the model {width}: take the '
+            'statistics of its own features'
+        )
+
+
+Extract = Callable[[Images], Features]
+
+
+def extractor(path: str) -> tuple[Extract, str]:
+    """A function from images, bytes of any size, to features; and a digest of its weights.
+
+    Raises:
+      UserError: if the model cannot be read, or predicts no features.
+    """
+    if path.endswith('.pt'):
+        return _by_torch(path)
+    trained = open_model(path)
+    reader = photo_reader(trained)
+    predict = target.compiled(step.make_predict_step(trained.model, trained.task))
+
+    def batch_of(images: Images) -> dict[str, np.ndarray]:
+        read = np.stack([reader.read(image).image for image in images])
+        padded = np.resize(read, (ROWS, *read.shape[1:]))
+        index, mask = np.arange(ROWS, dtype=np.int32), np.ones(ROWS, np.float32)
+        return {'image': padded, 'index': index, 'mask': mask}
+
+    black = np.zeros((1, *(trained.image_size or (32, 32)), trained.channels), np.uint8)
+    shapes, _ = jax.eval_shape(predict, trained.variables, batch_of(black))
+    if 'features' not in shapes:
+        raise UserError(
+            f'features {path!r}: the task {trained.config.task.name!r} predicts none; take a '
+            'classifier or a masked autoencoder'
+        )
+
+    def extract(images: Images) -> Features:
+        found = []
+        for first in range(0, len(images), ROWS):
+            part = images[first : first + ROWS]
+            predictions, _ = predict(trained.variables, batch_of(part))
+            found.append(np.asarray(predictions['features'])[: len(part)])
+        return np.concatenate(found)
+
+    return extract, weights_digest(trained.variables)
+
+
+def weights_digest(variables: Any) -> str:
+    """A digest of all arrays."""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(variables):
+        digest.update(np.ascontiguousarray(leaf).tobytes())
+    return digest.hexdigest()
+
+
+def _by_torch(path: str) -> tuple[Extract, str]:
+    try:
+        import torch
+    except ImportError as error:
+        raise UserError(f'features {path!r}: install torch to read it') from error
+    try:
+        model = torch.jit.load(str(paths.local(path)), map_location='cpu').eval()
+        digest = paths.sha256(paths.local(path))
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().split('\n')[0]
+        raise UserError(f'features {path!r} cannot be read: {reason}') from error
+
+    def extract(images: Images) -> Features:
+        color = np.broadcast_to(images, (*images.shape[:3], 3)).transpose(0, 3, 1, 2)
+        with torch.no_grad():
+            parts = torch.split(torch.from_numpy(np.ascontiguousarray(color)), ROWS)
+            found = [model(part, return_features=True) for part in parts]
+        return torch.cat(found).float().numpy()
+
+    return extract, digest
