@@ -47,7 +47,7 @@ CHECKED = {
         "transformers' CLIP",
         f'{TESTS}/test_transformers_clip.py',
         '1e-5',
-        ('transformers_clip',),
+        ('open_clip', 'transformers_clip'),
     ),
     'colorizer': Checked('counts by hand', 'tests/models/test_colorizer.py', ''),
     'coltran': Checked('sampling against teacher forcing', 'tests/models/test_coltran.py', '1e-5'),

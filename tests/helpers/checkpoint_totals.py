@@ -71,6 +71,8 @@ def _arguments(module: str, name: str, row: Mapping[str, Any]) -> dict[str, Any]
         found['patch_size'] = 8
     if 'proj=False' in row.get('embed_layer', ''):  # whose width is that of its stem
         found['embed_dim'] = row['embed_dim']
+    if row.get('class') == 'NaFlexVit':
+        found['pos_embed_grid_size'] = [3, 3]
     if row.get('class') == 'Eva' and row.get('global_pool') == 'map':
         found['attn_pool_num_heads'] = row['num_heads']
     return found

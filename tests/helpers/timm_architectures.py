@@ -9,6 +9,7 @@ timm itself is asked: its functions are called with a constructor that only keep
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import json
@@ -22,7 +23,15 @@ MODULES = (
 )
 # Of no use for reading: sizes, parts that have parameters of their own, initial values.
 _SHAPES = (
-    *('img_size', 'patch_size', 'depth', 'mlp_ratio', 'class_token', 'init_values'),
+    *(
+        'img_size',
+        'pos_embed_grid_size',
+        'patch_size',
+        'depth',
+        'mlp_ratio',
+        'class_token',
+        'init_values',
+    ),
     *('pre_norm', 'fc_norm', 'reg_tokens', 'num_reg_tokens', 'embed_norm_layer'),
     *('qkv_bias', 'qkv_fused', 'proj_bias', 'qk_norm', 'scale_attn_norm', 'scale_mlp_norm'),
     *('scale_mlp', 'scale_attn_inner', 'swiglu_align_to', 'use_abs_pos_emb', 'use_rel_pos_bias'),
@@ -75,11 +84,22 @@ def _arguments(name: str) -> dict[str, Any]:
             create()
         except _Built as built:
             model, keywords = built.args
-    if model.__name__ != 'NaFlexVit':
-        keywords = {k: _plain(v) for k, v in keywords.items() if k not in (*_SHAPES, *_BUILDER)}
-    else:
-        keywords = {}
+    if model.__name__ == 'NaFlexVit':
+        keywords = _configured(keywords['cfg'])
+    keywords = {k: _plain(v) for k, v in keywords.items() if k not in (*_SHAPES, *_BUILDER)}
     return {'class': model.__name__, **keywords}
+
+
+def _configured(config: Any) -> dict[str, Any]:
+    """The fields of a NaFlexViT's config that are not defaults, and those that are always read."""
+    default = type(config)()
+    always = ('embed_dim', 'num_heads', 'global_pool')
+    return {
+        field.name: value
+        for field in dataclasses.fields(config)
+        if (value := getattr(config, field.name)) != getattr(default, field.name)
+        or field.name in always
+    }
 
 
 def _registry() -> Any:

@@ -53,12 +53,14 @@ FORMS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ('RMSNorm', 'test_vit4', {}),
     ('registers', 'vit_wee_patch16_reg1_gap_256', {}),
     ('registers', 'vit_so150m_patch16_reg4_map_256', {}),
+    ('NaFlexViT', 'naflexvit_base_patch16_gap', {'pos_embed_grid_size': [3, 3]}),
+    ('NaFlexViT', 'naflexvit_base_patch16_siglip', {'pos_embed_grid_size': [3, 3]}),
 )
 # Families that are also written for timm.
 WRITTEN = (
     *('ViT', 'hybrids of R26 and R50', 'DeiT', 'DeiT, distilled', 'DeiT III', 'FlexiViT', 'SigLIP'),
     *('CLIP', 'DINOv2', 'DINOv2 with registers', 'EVA', 'RADIO', 'InternViT', 'RMSNorm'),
-    'registers',
+    *('registers', 'NaFlexViT'),
 )
 
 

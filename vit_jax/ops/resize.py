@@ -110,8 +110,8 @@ def grid(x: Float[Values, 'h w D'], size: Size, method: str) -> Float[np.ndarray
       x: the vectors of the old grid.
       size: rows and columns of the new grid.
       method: 'bilinear' (`bilinear_align_corners`), 'bicubic' (`bicubic_half_pixel`),
-        'bicubic_offset', 'antialiased' (`bicubic_antialiased`), 'linear' (`linear_half_pixel`) or
-        'geometric'.
+        'bicubic_offset', 'antialiased' (`bicubic_antialiased`), 'linear' (`linear_half_pixel`),
+        'linear_antialiased' (`bilinear_half_pixel`) or 'geometric'.
 
     Raises:
       UserError: if there is no such method.
@@ -156,6 +156,7 @@ _METHODS = {
     'bicubic_offset': bicubic_offset,
     'antialiased': bicubic_antialiased,
     'linear': linear_half_pixel,
+    'linear_antialiased': bilinear_half_pixel,
     'geometric': geometric,
 }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,9 +37,10 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     'VisionTransformerDistilled': {'global_pool': 'token'},
     'Beit': {'global_pool': 'avg'},
     'Eva': {'global_pool': 'avg'},
+    'NaFlexVit': {'global_pool': 'map', 'no_embed_class': True},
 }
+NAFLEX = 'NaFlexVit'
 _REFUSED = {
-    'NaFlexVit': 'it takes patches of images of any size (NaFlexViT)',
     'VisionTransformerRelPos': 'it has relative positions (RelPos)',
     'VisionTransformerSAM': 'it has windows and relative positions (SAM)',
 }
@@ -48,12 +50,16 @@ _PLAIN = {
     'attn_layer': (None, '', 'Attention'),
     'block_fn': (None, '', 'Block', _RES_POST),
     'mlp_layer': (None, '', 'Mlp', 'mlp', 'SwiGLU', 'GluMlp(gate_last=False)'),
-    'pos_embed': ('learn',),
+    'pos_embed': ('learn', 'learned'),
+    **dict.fromkeys(('pos_embed_ar_preserving', 'pos_embed_align_corners'), (False,)),
+    **{'pos_embed_use_grid_sample': (False,), 'patchify_channels_last': (True,)},
+    'pos_embed_interp_mode': ('bicubic', 'bilinear'),
+    'attn_gated': (False,),
     'pool_include_prefix': (False,),
     'num_kv_heads': (None,),
     'padding_same': (True,),
     'gated_attn': (False,),
-    'rope_type': (None, '', 'cat', 'dinov3'),
+    'rope_type': (None, '', 'none', 'cat', 'dinov3'),
 }
 _GELUS = {None: 'erf', 'gelu': 'erf', 'GELU': 'erf', 'gelu_tanh': 'tanh', 'quick_gelu': 'quick'}
 _SILUS = ('silu', 'SiLU', 'swish')
@@ -135,6 +141,37 @@ def norm_place(found: Arguments) -> dict[str, str]:
     """The field `norm_place`, for norms that come after the layers."""
     is_post = found.get('block_fn') == _RES_POST or found.get('use_post_norm')
     return {'norm_place': 'res_post'} if is_post else {}
+
+
+def naflex(flat: Flat, found: Arguments, source: str) -> tuple[Flat, list[Size]]:
+    """The arrays of a NaFlexViT in the shapes of a ViT's, and the images of its positions.
+
+    Raises:
+      UserError: if the patches are not squares, or it has rotary positions.
+    """
+    if found.get('rope_type') not in (None, '', 'none'):
+        raise UserError(f'{source}: no model here is a NaFlexViT with rotary positions')
+    kernel, table = flat['embeds.proj.weight'], flat.get('embeds.pos_embed')
+    if kernel.ndim == 2:  # of patches [P P C] in a row
+        channels = found.get('in_chans') or 3
+        side = math.isqrt(kernel.shape[1] // channels)
+        if side * side * channels != kernel.shape[1]:
+            raise UserError(f'{source}: embeds.proj.weight cannot have shape {kernel.shape}')
+        kernel = kernel.reshape(-1, side, side, channels).transpose(0, 3, 1, 2)
+    changed, sizes = {'embeds.proj.weight': kernel}, []
+    if table is not None and table.ndim == 4:
+        _, rows, columns, width = table.shape
+        changed['embeds.pos_embed'] = table.reshape(1, rows * columns, width)
+        sizes = [(rows * kernel.shape[2], columns * kernel.shape[3])]
+    return flat | changed, sizes
+
+
+def naflex_positions(found: Arguments) -> str:
+    """Interpolation of a NaFlexViT's positions, see `ops.resize.grid`."""
+    antialiased = found.get('pos_embed_antialias', True)
+    if found.get('pos_embed_interp_mode') == 'bilinear':
+        return 'linear_antialiased' if antialiased else 'linear'
+    return 'antialiased' if antialiased else 'bicubic'
 
 
 def final_norm(found: Arguments) -> dict[str, bool]:

@@ -1,4 +1,4 @@
-"""ViTs of timm: safetensors, and config.json.
+"""ViTs of timm, and of DINOv2's authors, whose names are alike: safetensors, and config.json.
 
 The architecture that config.json names determines the heads, the pooling, the GELU and the
 epsilons; see `_timm.arguments`. The mean and standard deviation in config.json become those of the
@@ -25,6 +25,7 @@ _POSITIONS = (('(base|huge)_patch16_radio_v3', 'bilinear'), ('flexivit|radio', '
 _SOURCE = 'timm ViT'
 _BLOCK = ('blocks.{0}', 'encoder/block_{0}')
 _RELATIVE = 'relative_position_bias_table'
+_NAFLEX = 'embeds.proj.weight'
 _MLP = ('gate', 'fc1', 'norm', 'fc2')
 _ATTENTION = (('q', 'query'), ('k', 'key'), ('v', 'value'), ('proj', 'out'))
 # The ResNet of a hybrid; timm has another name for its root if there are no stages.
@@ -76,31 +77,57 @@ TABLE: names.Table = (
     (f'{_BLOCK[0]}.attn.{_RELATIVE}', f'{_BLOCK[1]}/attention/position_bias/table'),
     (f'rel_pos_bias.{_RELATIVE}', 'position_bias/table'),
     *_RESNET,
+    # A NaFlexViT's.
+    *(
+        (f'embeds.{a}', b)
+        for a, b in (('cls_token', 'cls_token'), ('reg_token', 'register_tokens'))
+    ),
+    *((f'embeds.{a}', b) for a, b in (('pos_embed', 'pos_embed'), ('proj', 'patch_embed'))),
 )
+
+# The layout of DINOv2's authors: one layer for gates and values, and blocks in chunks, with their
+# numbers in the whole model: blocks.CHUNK.NUMBER. The files say nothing about heads and images.
+_AUTHORS = 'DINOv2'
+_DINOV2: names.Table = (('register_tokens', 'register_tokens'), *TABLE)
+_CHUNKED = re.compile(r'blocks\.\d+\.(\d+)\.')
+_GATED = {'mlp.w12.': 'mlp.fc1.', 'mlp.w3.': 'mlp.fc2.'}
+_HEAD_WIDTH, _DINOV2_EPS = 64, 1e-6
+_IMAGENET = {'mean': [0.485, 0.456, 0.406], 'std': [0.229, 0.224, 0.225]}
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
     """Whether these are the names of such a model, and not also those of pretraining."""
-    known = 'patch_embed.proj.weight' in flat or 'embeds.proj.weight' in flat
+    if _is_dinov2(flat):
+        return True
+    known = 'patch_embed.proj.weight' in flat or _NAFLEX in flat
     is_vit = known and any(name.startswith('blocks.0.') for name in flat)
     return is_vit and flat.keys().isdisjoint(('decoder_pred.weight', 'mask_token'))
 
 
+def _is_dinov2(flat: Mapping[str, np.ndarray]) -> bool:
+    """Whether the names are those of DINOv2's authors, with a token for masked patches."""
+    is_scaled = any(re.fullmatch(r'blocks\.(\d+\.)?0\.ls1\.gamma', name) for name in flat)
+    return is_scaled and {'mask_token', 'patch_embed.proj.weight'} <= flat.keys()
+
+
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """A VisionTransformer of timm.
+    """A VisionTransformer of timm, or a DinoVisionTransformer of DINOv2's authors.
 
     Raises:
       UserError: if parameters are unknown, absent or of the wrong shape, or the model has a part
         that ours does not.
     """
+    if _is_dinov2(flat):
+        return _read_dinov2(flat, extra)
     source = _SOURCE
     arguments = _timm.arguments(extra, source)
-    _require_known(flat)
+    _require_known(flat, arguments)
+    flat, own = _timm.naflex(flat, arguments, source) if _NAFLEX in flat else (flat, [])
     parts = _timm.plain(flat, source)
     in_file = names.renamed({name: torch_layout.ours(name, TABLE) for name in parts}, source)
     shapes = {name: parts[theirs].shape for name, theirs in in_file.items()}
     params = torch_layout.read(parts, TABLE, _heads(extra, arguments, shapes), source)
-    sizes = _sizes(extra, arguments)
+    sizes = [*own, *_sizes(extra, arguments)]
     norm, norm_eps = _timm.norm(arguments, source)
     positions = _timm.positions(arguments, source)
     imported = _vit.assemble(
@@ -121,15 +148,52 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         imported = imported.with_notes(_assumed(imported.model_config, extra))
     name = _timm.architecture(extra)
     found = (method for pattern, method in _POSITIONS if re.search(pattern, name))
-    imported = dataclasses.replace(imported, positions=next(found, 'antialiased'))
+    method = _timm.naflex_positions(arguments) if own else next(found, 'antialiased')
+    imported = dataclasses.replace(imported, positions=method)
     return preprocessing.with_normalization(imported, extra, preprocessing.UNKNOWN_NORMALIZATION)
 
 
-def _require_known(flat: Flat) -> None:
+def _read_dinov2(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
+    """A DinoVisionTransformer of the authors, whose `x_norm_clstoken` is our `pre_logits`."""
+    in_file = {_timm_name(name): name for name in flat if name != 'mask_token'}
+    if len(in_file) < len(flat) - 1:
+        raise UserError(f'{_AUTHORS}: two chunks hold a block with the same number')
+    parts = _timm.plain({name: flat[theirs] for name, theirs in in_file.items()}, _AUTHORS)
+    width = parts['patch_embed.proj.weight'].shape[0]
+    params = torch_layout.read(parts, _DINOV2, max(width // _HEAD_WIDTH, 1), _AUTHORS)
+    imported = _vit.assemble(
+        params,
+        _AUTHORS,
+        lambda name: in_file.get(theirs := torch_layout.theirs(name, _DINOV2), theirs),
+        gelu='erf',
+        norm_eps=_DINOV2_EPS,
+        hints=[extra[GIVEN_SIZE]] if GIVEN_SIZE in extra else [],
+        rows=1,
+    )
+    positions = 'antialiased' if 'register_tokens' in params else 'bicubic_offset'
+    imported = dataclasses.replace(imported, positions=positions)
+    return preprocessing.with_normalization(imported, {'pretrained_cfg': _IMAGENET, **extra})
+
+
+def _timm_name(name: str) -> str:
+    """A name without its chunk, and with timm's names of gated layers."""
+    name = _CHUNKED.sub(r'blocks.\1.', name)
+    for theirs, same in _GATED.items():
+        name = name.replace(theirs, same)
+    return name
+
+
+def _require_known(flat: Flat, arguments: Mapping[str, Any]) -> None:
     """Raise UserError if the file has a part of a known name that no model here has."""
     for pattern, part in _UNSUPPORTED:
         if name := next((name for name in flat if re.fullmatch(pattern, name)), None):
             raise UserError(f'{_SOURCE}: no model here has {part} ({name})')
+    if (_NAFLEX in flat) != (arguments.get('class') == _timm.NAFLEX):
+        which = 'holds' if _NAFLEX in flat else 'does not hold'
+        raise UserError(
+            f'{_SOURCE}: the file {which} the {_NAFLEX} of a NaFlexViT, unlike the architecture in '
+            'config.json'
+        )
     if {'cls_token', 'attn_pool.latent'} <= flat.keys():
         raise UserError(
             f'{_SOURCE}: no model here pools a class token by attention, as PE core does'
