@@ -1,6 +1,6 @@
 """Convert weights between this package, vision_transformer, big_vision, transformers and timm.
 
-What is written in the form in which it was read comes back bit for bit.
+A file that is written in the form in which it was read comes back bit for bit.
 """
 
 from __future__ import annotations

@@ -160,8 +160,8 @@ def _require_sound(imported: TrainedModel) -> None:
 def write(imported: TrainedModel, path: str | os.PathLike[str]) -> tuple[str, ...]:
     """Write a model for another code base.
 
-    What was read from a file of the same form and did not change is written as it was: the same
-    arrays, names, precision, config.json and files beside it.
+    A model that was read from a file of the same form and has not changed is written as it was
+    read: the same arrays, names, precision, config.json and files beside it.
 
     Args:
       imported: the model.
@@ -205,8 +205,8 @@ def write(imported: TrainedModel, path: str | os.PathLike[str]) -> tuple[str, ..
 
 
 def _is_as_read(imported: TrainedModel, forms: Sequence[str], family: str) -> bool:
-    """Whether a model is still that of the file that it was read from, which has the form asked
-    for: one of `forms`, see `families.writer`.
+    """Whether a model has not changed since it was read from a file of the wanted form: one of
+    `forms`, see `families.writer`.
     """
     from vit_jax.interop import families, files, texts
 
@@ -225,12 +225,12 @@ def _is_as_read(imported: TrainedModel, forms: Sequence[str], family: str) -> bo
         is_moved = files.EXPLICIT in config  # to a name beside config.json
         is_form = form != '' and form == wanted and not is_moved
         return is_form and _is_same(read(imported.origin), imported)
-    except UserError:  # it is not there any more
+    except UserError:  # the file is gone
         return False
 
 
 def _is_same(stored: TrainedModel, other: TrainedModel) -> bool:
-    """Whether two models would be written alike."""
+    """Whether two models would make the same files."""
     told = [
         (m.model_config, m.task_config, m.transforms, m.image_size, m.class_names)
         for m in (stored, other)

@@ -106,9 +106,9 @@ def _unknown(flat: Mapping[str, Any], family: str, kind: str) -> str:
 
 
 def form(flat: Mapping[str, Any], config: Mapping[str, Any], family: ModuleType) -> str:
-    """The form of a file, of FORMS, by its names, its config.json or its family.
+    """The form of a file, one of FORMS, by its names, its config.json or its family.
 
-    Empty for the names of authors that no function of WRITERS makes, and for a user's own family.
+    Empty for names of authors that no function of WRITERS makes, and for a user's own family.
     """
     package, _, name = family.__name__.rpartition('.')
     if package != __name__:

@@ -151,7 +151,7 @@ def _keywords(
     """Keywords of `config.model`, from the shapes of the decoder and the encoder's keywords."""
     absent = encoder.get('no_bias', '')
     if absent not in ('', _QKV):
-        raise UserError(f'{source}: no such model is known here: {absent} have no biases')
+        raise UserError(f'{source}: {absent} without biases are not supported, only all three')
     blocks = {name.split('/')[2] for name in shapes if name.startswith('decoder/transformer/block')}
     width = shapes.get('decoder/mask_token', (0,))[-1]
     hidden = (shape[0] for name, shape in shapes.items() if name.endswith('/mlp/fc1/bias'))
