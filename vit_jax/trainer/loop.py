@@ -113,12 +113,12 @@ def run_loop(training: Training, point: ResumePoint, hooks: Hooks) -> Evaluated:
     total, clock = timetable.total, hooks.clock
     max_skips = training.program.max_skips
     lr = jax.jit(timetable.lr)  # one program instead of one for each operation
-    meter = Meter(start, lr, utilization(training), max_skips, clock)
     last = evaluate_first(training, point, hooks)
     if last.verdict is Verdict.ENDED:
         return last
     batches = training.data.train_batches(start, hooks.stop_requested)
     clock.enter(times.COMPILE)
+    meter = Meter(start, lr, utilization(training), max_skips, clock)
     for step in range(start + 1, total + 1):
         try:
             state = take_step(training, state, batches, step, meter, hooks)

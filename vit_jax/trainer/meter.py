@@ -292,17 +292,18 @@ class Clock:
 
     @property
     def compile_seconds(self) -> float:
-        """Seconds of compilation so far."""
+        """Seconds of compilation so far, which `enter` and `stepped` update."""
         return self._compiled_before + sum(ended - began for began, ended in self._compiled)
 
     def _settle(self) -> None:
         """Add the time since the last call to its part, without compilation and waiting."""
         now = time.perf_counter()
         compiled = sum(ended - began for began, ended in self._compiled)
-        self._compiled_before += compiled
+        rest = max(now - self._since - compiled - self._waited, 0.0)
+        self._compiled_before += compiled + (rest if self._part == times.COMPILE else 0.0)
         self._seconds[times.COMPILE] += compiled
         self._seconds[times.DATA] += self._waited
-        self._seconds[self._part] += max(now - self._since - compiled - self._waited, 0.0)
+        self._seconds[self._part] += rest
         self._since, self._waited = now, 0.0
         self._compiled.clear()
 
