@@ -357,7 +357,11 @@ def absolute(storage: str) -> str:
 
 
 def without_password(storage: str) -> str:
-    """The storage's URL without secrets, for a file; drivers find the password themselves."""
+    """The storage's URL without secrets, for a file; drivers find the password themselves.
+
+    Raises:
+      UserError: if it is not a URL.
+    """
     if storage.startswith(JOURNAL):
         return storage
     try:

@@ -77,6 +77,9 @@ class Source:
         """All listed segments, and the image's `size`, height and width.
 
         A segment without a pixel has an empty mask, and a box of zeros.
+
+        Raises:
+          BrokenRecord: if a file cannot be read, or has a segment that is not listed.
         """
         image = self._images[index]
         size = int(image['height']), int(image['width'])

@@ -52,7 +52,7 @@ class Source:
         return self.with_ground(index)[0]
 
     def with_ground(self, index: int) -> tuple[Record, str]:
-        """A record, and the one of GROUNDS behind its digits."""
+        """A record, and its background, one of GROUNDS; IndexError past the last record."""
         if not 0 <= index < self._length:
             raise IndexError(index)
         rng = np.random.default_rng((list(SIZES).index(self._split), index))

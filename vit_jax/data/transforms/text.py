@@ -160,7 +160,7 @@ def pad_objects(count: int) -> Callable[[Record], Record]:
 
     The arrays of `records.OBJECTS` are padded with zeros, and `object_mask`, bool [count], is
     true in the rows of objects. Of more objects the first `count` are kept, which is logged the
-    first, tenth, hundredth time, and so on.
+    first, tenth, hundredth time, and so on. A record without boxes and masks is a UserError.
     """
     check_positive(count=count)
     cut = 0
@@ -189,7 +189,7 @@ def number_masks() -> Callable[[Record], Record]:
     """Join the `masks` [N, H, W] of objects into `segments`, int16 [H, W]: 1 + the row of the
     object that a pixel belongs to, the last of several, or 0 for none.
 
-    Segments take one N-th of the memory of masks in a batch.
+    Segments take one N-th of the memory of masks in a batch. A record without masks is a UserError.
     """
 
     def apply(record: Record) -> Record:
