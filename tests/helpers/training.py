@@ -15,10 +15,12 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.flatten_util import ravel_pytree
 
 from helpers import (
+    detr,
     transformers_clip,
     transformers_forms,
     transformers_siglip,
     transformers_swin,
+    transformers_swin_v2,
     transformers_texts,
     vit_mae,
 )
@@ -26,6 +28,7 @@ from vit_jax import interop
 from vit_jax.interop import names
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.ops import terms
+from vit_jax.tasks import detect
 
 STEPS, RATE, DECAY = 10, 1e-3, 0.05
 Loss = Callable[[Any], Any]
@@ -40,8 +43,8 @@ class Case(NamedTuple):
       ours: from the model that was read to the loss of its parameters.
       frozen: pattern of parameters that get no update, in either.
       without: pattern of parameters without a gradient but for rounding, which AdamW amplifies.
-      optimizers: names; standardized kernels have no gradient along themselves but for rounding, so
-        that a BiT is compared under SGD alone.
+      rounded: whether training amplifies rounding, so that torch's own results in float32 differ
+        from those in float64 by more than `Result.is_close` allows.
     """
 
     make: Callable[[], Any]
@@ -49,7 +52,7 @@ class Case(NamedTuple):
     ours: Callable[[TrainedModel], Loss]
     frozen: str = '^$'
     without: str = r'/key/bias$|kv/bias$'
-    optimizers: tuple[str, ...] = ('AdamW', 'SGD')
+    rounded: bool = False
 
 
 class Result(NamedTuple):
@@ -57,6 +60,11 @@ class Result(NamedTuple):
 
     loss: float
     params: float
+
+    def is_close(self, rounding: Result | None = None) -> bool:
+        """Whether it is small, or at most twice what float32 changes in torch's own results."""
+        loss, params = rounding or (0.0, 0.0)
+        return self.loss < max(1e-4, 2 * loss) and self.params < max(1e-3, 2 * params)
 
 
 def optimizers() -> Mapping[str, tuple[Callable[[Any], Any], optax.GradientTransformation]]:
@@ -87,14 +95,44 @@ def compare(case: Case) -> dict[str, Result]:
         with jax.default_matmul_precision('highest'):
             gradient = jax.jit(jax.value_and_grad(lambda vector: loss(unravel(vector))))
             found = {}
-            for name in case.optimizers:
-                theirs, ours = optimizers()[name]
+            for name, (theirs, ours) in optimizers().items():
                 losses, after = _train_torch(case, theirs, folder)
                 made, vector = _train(gradient, start, ours, mask)
                 relative = np.abs(np.array(made) / np.array(losses) - 1).max()
                 difference = _difference(trained, unravel(vector), after, case)
                 found[name] = Result(float(relative), difference)
     return found
+
+
+def rounding(case: Case) -> dict[str, Result]:
+    """What float32 changes in torch after the same ten steps, by optimizer."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        case.make().save_pretrained(folder)
+        start = interop.read(folder)
+        exact = case._replace(make=lambda: _in_float64(case.make()))
+        for name, (theirs, _) in optimizers().items():
+            (losses, after), (exactly, expected) = (
+                _train_torch(each, theirs, folder) for each in (case, exact)
+            )
+            relative = np.abs(np.array(losses) / np.array(exactly) - 1).max()
+            difference = _difference(start, after.params, expected, case)
+            found[name] = Result(float(relative), difference)
+    return found
+
+
+def _in_float64(model: Any) -> Any:
+    """The model, which takes its inputs in float32 all the same."""
+
+    def widened(_: Any, args: Any, kwargs: Any) -> Any:
+        def wide(x: Any) -> Any:
+            return x.double() if getattr(x, 'is_floating_point', bool)() else x
+
+        return tuple(map(wide, args)), {key: wide(value) for key, value in kwargs.items()}
+
+    made = model.double()
+    made.register_forward_pre_hook(widened, with_kwargs=True)
+    return made
 
 
 def _mask(trained: TrainedModel, frozen: str) -> Any:
@@ -208,6 +246,13 @@ def _bit() -> Any:
     return perturbed(transformers.BitForImageClassification(config))
 
 
+def _swin(helper: Any, rounded: bool = False, **fields: Any) -> Case:
+    images = _batch(3, 24, 24, 3)
+    return _regression(
+        lambda: helper.reference(**fields), images, 'logits', 'logits', rounded=rounded
+    )
+
+
 def _mae() -> Case:
     images, noise = _batch(3, 12, 12, 3), np.random.default_rng(2).random((3, 9))
     noise = noise.astype(np.float32)
@@ -271,6 +316,47 @@ def _texts(name: str, **fields: Any) -> Case:
     return Case(make, theirs, ours)
 
 
+def _detr() -> Case:
+    """With its loss of the last block; transformers' losses of the others are of other outputs.
+
+    Norms, root and first stage are frozen, as by the authors; transformers freezes all stages of a
+    ResNet of its own, against its comment.
+    """
+    batch = detr.batch()
+    targets = detect.make_targets(batch)
+
+    def make() -> Any:
+        made = detr.reference()
+        for name, parameter in made.named_parameters():
+            parameter.requires_grad_(
+                not re.search(r'backbone.*(embedder\.|stages\.0\.|normalization)', name)
+            )
+        return made
+
+    def theirs(model: Any) -> Any:
+        labels = [
+            {
+                'class_labels': _tensor(targets.labels[i][real]).long(),
+                'boxes': _tensor(targets.boxes[i][real]),
+            }
+            for i, real in enumerate(np.asarray(targets.real))
+        ]
+        return model(**detr.tensors(batch), labels=labels).loss
+
+    def ours(trained: TrainedModel) -> Loss:
+        def loss(params: Any) -> Any:
+            outputs = trained.model.apply({'params': params}, batch['image'], batch['pixel_mask'])
+            found = trained.task.loss(outputs, batch)
+            last = {name: term for name, term in found.items() if not name.startswith('aux_')}
+            return terms.total(last, terms.means(last))
+
+        return loss
+
+    # The first block of the decoder attends to zeros, so that its weights have no effect.
+    zeros = '^decoder/block_0/attention/(query/|key/|value/kernel)|/key/bias$'
+    return Case(make, theirs, ours, '^backbone/(root|stage_0)/|^backbone/.*norm', zeros)
+
+
 CASES: Mapping[str, Callable[[], Case]] = {
     'ViT': lambda: _form('ViTForImageClassification'),
     'DeiT, distilled': lambda: _form('DeiTForImageClassificationWithTeacher'),
@@ -291,11 +377,12 @@ CASES: Mapping[str, Callable[[], Case]] = {
     'SigLIP': lambda: _pairs(transformers_siglip.reference, transformers_siglip.batch()),
     'CLIP, texts': lambda: _texts('CLIPTextModelWithProjection', projection_dim=5),
     'SigLIP, texts': lambda: _texts('SiglipTextModel', projection_size=5),
-    'Swin': lambda: _regression(
-        transformers_swin.reference, _batch(3, 24, 24, 3), 'logits', 'logits'
-    ),
+    'Swin': lambda: _swin(transformers_swin),
+    'Swin, no biases': lambda: _swin(transformers_swin, qkv_bias=False),
+    'Swin v2': lambda: _swin(transformers_swin_v2, rounded=True),
     'MAE': _mae,
-    'BiT': lambda: _regression(_bit, _batch(2, 32, 32, 3), 'logits', 'logits', optimizers=('SGD',)),
+    'DETR': _detr,
+    'BiT': lambda: _regression(_bit, _batch(2, 32, 32, 3), 'logits', 'logits', rounded=True),
 }
 
 
@@ -304,6 +391,7 @@ if __name__ == '__main__':
     import time
 
     for label in sys.argv[1:] or CASES:
-        began = time.monotonic()
-        row = ' | '.join(f'{r.loss:.0e} | {r.params:.0e}' for r in compare(CASES[label]()).values())
-        print(f'| {label} | {row} | {time.monotonic() - began:.1f} s', flush=True)
+        began, case = time.monotonic(), CASES[label]()
+        for found in (compare(case), *([rounding(case)] if case.rounded else [])):
+            row = ' | '.join(f'{r.loss:.0e} | {r.params:.0e}' for r in found.values())
+            print(f'| {label} | {row} | {time.monotonic() - began:.1f} s', flush=True)
