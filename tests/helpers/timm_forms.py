@@ -96,7 +96,7 @@ def resized_logits(name: str, arguments: dict[str, Any]) -> list[float]:
 
     from vit_jax.interop import files
 
-    model, small = _made(name, arguments)
+    model, small = made(name, arguments)
     shapes = {key: list(value.shape) for key, value in model.state_dict().items()}
     colors = {key: list(model.pretrained_cfg[key]) for key in ('mean', 'std')}
     side = 2 * small.pop('img_size')
@@ -108,13 +108,13 @@ def resized_logits(name: str, arguments: dict[str, Any]) -> list[float]:
     }
     with tempfile.TemporaryDirectory() as folder:
         files.write_safetensors(folder, parameters(shapes), config)
-        made = timm.create_model(f'local-dir:{folder}', pretrained=True, img_size=side)
-    return _logits(made.eval(), side)
+        loaded = timm.create_model(f'local-dir:{folder}', pretrained=True, img_size=side)
+    return _logits(loaded.eval(), side)
 
 
 def asked(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """The row of an architecture in `golden`, with arguments beside those that make it small."""
-    model, small = _made(name, arguments)
+    model, small = made(name, arguments)
     side, config = _side(model, small), model.pretrained_cfg
     return {
         'config': {
@@ -135,11 +135,11 @@ def asked(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
 def exact_logits(name: str, arguments: dict[str, Any]) -> list[float]:
     """The logits of `asked`, computed in float64."""
-    model, small = _made(name, arguments)
+    model, small = made(name, arguments)
     return _logits(model.double(), _side(model, small))
 
 
-def _made(name: str, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def made(name: str, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """A small model with random parameters, and the arguments that it was made with."""
     import timm
     import torch

@@ -62,9 +62,9 @@ class Result(NamedTuple):
     params: float
 
     def is_close(self, rounding: Result | None = None) -> bool:
-        """Whether it is small, or at most twice what float32 changes in torch's own results."""
+        """Whether it is small, or at most three times what float32 changes in torch's results."""
         loss, params = rounding or (0.0, 0.0)
-        return self.loss < max(1e-4, 2 * loss) and self.params < max(1e-3, 2 * params)
+        return self.loss < max(1e-4, 3 * loss) and self.params < max(1e-3, 3 * params)
 
 
 def optimizers() -> Mapping[str, tuple[Callable[[Any], Any], optax.GradientTransformation]]:
@@ -97,10 +97,10 @@ def compare(case: Case) -> dict[str, Result]:
             found = {}
             for name, (theirs, ours) in optimizers().items():
                 losses, after = _train_torch(case, theirs, folder)
-                made, vector = _train(gradient, start, ours, mask)
+                made, vector = train(gradient, start, ours, mask)
                 relative = np.abs(np.array(made) / np.array(losses) - 1).max()
-                difference = _difference(trained, unravel(vector), after, case)
-                found[name] = Result(float(relative), difference)
+                params = difference(trained, unravel(vector), after, case)
+                found[name] = Result(float(relative), params)
     return found
 
 
@@ -116,8 +116,8 @@ def rounding(case: Case) -> dict[str, Result]:
                 _train_torch(each, theirs, folder) for each in (case, exact)
             )
             relative = np.abs(np.array(losses) / np.array(exactly) - 1).max()
-            difference = _difference(start, after.params, expected, case)
-            found[name] = Result(float(relative), difference)
+            params = difference(start, after.params, expected, case)
+            found[name] = Result(float(relative), params)
     return found
 
 
@@ -160,9 +160,10 @@ def _train_torch(
     return losses, interop.read(folder)
 
 
-def _train(
+def train(
     gradient: Any, start: Any, optimizer: optax.GradientTransformation, mask: Any
 ) -> tuple[list[float], Any]:
+    """Take the steps here; `mask` is 1 for parameters that are trained."""
     vector, state, losses = start, optimizer.init(start), []
     for _ in range(STEPS):
         loss, slope = gradient(vector)
@@ -172,7 +173,7 @@ def _train(
     return losses, vector
 
 
-def _difference(before: TrainedModel, ours: Any, theirs: TrainedModel, case: Case) -> float:
+def difference(before: TrainedModel, ours: Any, theirs: TrainedModel, case: Case) -> float:
     """The largest difference of an array, by the norm of its update."""
     no_bias = before.model_config.get('no_bias', '')
     old, new, other = (
@@ -185,18 +186,26 @@ def _difference(before: TrainedModel, ours: Any, theirs: TrainedModel, case: Cas
     )
 
 
-def _batch(*shape: int) -> np.ndarray:
+def target(shape: Any) -> np.ndarray:
+    """Random numbers to regress."""
+    return np.random.default_rng(1).normal(size=shape).astype(np.float32)
+
+
+def batch(*shape: int) -> np.ndarray:
+    """Random numbers of this shape."""
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
-def _tensor(array: Any) -> Any:
+def tensor(array: Any) -> Any:
+    """The array for torch."""
     import torch
 
     return torch.from_numpy(np.array(array))
 
 
-def _pixels(images: np.ndarray) -> Any:
-    return _tensor(images.transpose(0, 3, 1, 2))
+def pixels(images: np.ndarray) -> Any:
+    """Images [B H W C] for torch, [B C H W]."""
+    return tensor(images.transpose(0, 3, 1, 2))
 
 
 def _regression(
@@ -204,12 +213,9 @@ def _regression(
 ) -> Case:
     """The mean squared difference of an output to random numbers."""
 
-    def target(shape: Any) -> np.ndarray:
-        return np.random.default_rng(1).normal(size=shape).astype(np.float32)
-
     def of_torch(model: Any) -> Any:
-        output = model(_pixels(images))[theirs]
-        return (output - _tensor(target(tuple(output.shape)))).square().mean()
+        output = model(pixels(images))[theirs]
+        return (output - tensor(target(tuple(output.shape)))).square().mean()
 
     def of_ours(trained: TrainedModel) -> Loss:
         def loss(params: Any) -> Any:
@@ -232,7 +238,7 @@ def _form(name: str, **fields: Any) -> Case:
     def make() -> Any:
         return transformers_forms.model(form)
 
-    return _regression(make, _batch(3, 12, 12, 3), form.theirs, form.ours)
+    return _regression(make, batch(3, 12, 12, 3), form.theirs, form.ours)
 
 
 def _bit() -> Any:
@@ -247,14 +253,14 @@ def _bit() -> Any:
 
 
 def _swin(helper: Any, rounded: bool = False, **fields: Any) -> Case:
-    images = _batch(3, 24, 24, 3)
+    images = batch(3, 24, 24, 3)
     return _regression(
         lambda: helper.reference(**fields), images, 'logits', 'logits', rounded=rounded
     )
 
 
 def _mae() -> Case:
-    images, noise = _batch(3, 12, 12, 3), np.random.default_rng(2).random((3, 9))
+    images, noise = batch(3, 12, 12, 3), np.random.default_rng(2).random((3, 9))
     noise = noise.astype(np.float32)
 
     def ours(trained: TrainedModel) -> Loss:
@@ -269,7 +275,7 @@ def _mae() -> Case:
 
     return Case(
         lambda: vit_mae.reference(norm_pix_loss=True),
-        lambda model: model(_pixels(images), noise=_tensor(noise)).loss,
+        lambda model: model(pixels(images), noise=tensor(noise)).loss,
         ours,
         frozen='pos_embed$',
     )
@@ -277,7 +283,7 @@ def _mae() -> Case:
 
 def _pairs(make: Callable[[], Any], data: Mapping[str, np.ndarray]) -> Case:
     """A model of images and texts, by its own loss."""
-    images, ids = _batch(*data['image'].shape), data['caption']
+    images, ids = batch(*data['image'].shape), data['caption']
 
     def ours(trained: TrainedModel) -> Loss:
         def loss(params: Any) -> Any:
@@ -288,8 +294,8 @@ def _pairs(make: Callable[[], Any], data: Mapping[str, np.ndarray]) -> Case:
         return loss
 
     def theirs(model: Any) -> Any:
-        words = _tensor(ids).long()
-        return model(input_ids=words, pixel_values=_pixels(images), return_loss=True).loss
+        words = tensor(ids).long()
+        return model(input_ids=words, pixel_values=pixels(images), return_loss=True).loss
 
     return Case(make, theirs, ours)
 
@@ -299,17 +305,17 @@ def _texts(name: str, **fields: Any) -> Case:
         return transformers_texts.reference(name, fields)
 
     ids = transformers_texts.ids()
-    target = np.random.default_rng(1).normal(size=(5, 5)).astype(np.float32)
+    wanted = np.random.default_rng(1).normal(size=(5, 5)).astype(np.float32)
 
     def theirs(model: Any) -> Any:
-        found = model(input_ids=_tensor(ids).long())
+        found = model(input_ids=tensor(ids).long())
         output = found['text_embeds' if 'text_embeds' in found else 'pooler_output']
-        return (output - _tensor(target)).square().mean()
+        return (output - tensor(wanted)).square().mean()
 
     def ours(trained: TrainedModel) -> Loss:
         def loss(params: Any) -> Any:
             output = trained.model.apply({'params': params}, jnp.asarray(ids))['logits']
-            return jnp.square(output - target).mean()
+            return jnp.square(output - wanted).mean()
 
         return loss
 
@@ -322,8 +328,8 @@ def _detr() -> Case:
     Norms, root and first stage are frozen, as by the authors; transformers freezes all stages of a
     ResNet of its own, against its comment.
     """
-    batch = detr.batch()
-    targets = detect.make_targets(batch)
+    data = detr.batch()
+    targets = detect.make_targets(data)
 
     def make() -> Any:
         made = detr.reference()
@@ -336,17 +342,17 @@ def _detr() -> Case:
     def theirs(model: Any) -> Any:
         labels = [
             {
-                'class_labels': _tensor(targets.labels[i][real]).long(),
-                'boxes': _tensor(targets.boxes[i][real]),
+                'class_labels': tensor(targets.labels[i][real]).long(),
+                'boxes': tensor(targets.boxes[i][real]),
             }
             for i, real in enumerate(np.asarray(targets.real))
         ]
-        return model(**detr.tensors(batch), labels=labels).loss
+        return model(**detr.tensors(data), labels=labels).loss
 
     def ours(trained: TrainedModel) -> Loss:
         def loss(params: Any) -> Any:
-            outputs = trained.model.apply({'params': params}, batch['image'], batch['pixel_mask'])
-            found = trained.task.loss(outputs, batch)
+            outputs = trained.model.apply({'params': params}, data['image'], data['pixel_mask'])
+            found = trained.task.loss(outputs, data)
             last = {name: term for name, term in found.items() if not name.startswith('aux_')}
             return terms.total(last, terms.means(last))
 
@@ -382,7 +388,7 @@ CASES: Mapping[str, Callable[[], Case]] = {
     'Swin v2': lambda: _swin(transformers_swin_v2, rounded=True),
     'MAE': _mae,
     'DETR': _detr,
-    'BiT': lambda: _regression(_bit, _batch(2, 32, 32, 3), 'logits', 'logits', rounded=True),
+    'BiT': lambda: _regression(_bit, batch(2, 32, 32, 3), 'logits', 'logits', rounded=True),
 }
 
 
