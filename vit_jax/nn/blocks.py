@@ -155,7 +155,7 @@ class Block(nn.Module):
         def add(x: Array, layer: Callable[[Array], Array], number: int) -> Array:
             norm = self.options.norm(self.norm_eps, dtype=self.dtype, name=f'norm{number}')
             branch = layer(norm(x) if place == 'pre' else x)
-            branch = self._scaled(norm(branch) if place == 'res_post' else branch, number)
+            branch = self._scaled(norm(branch) if place == 'res_post' else branch, number, x.dtype)
             x = x + DropPath()(Dropout(self.dropout)(branch, train), drop_path, train)
             return norm(x).astype(x.dtype) if place == 'post' else x
 
@@ -177,12 +177,12 @@ class Block(nn.Module):
         mlp = self.options.mlp(self.mlp_dim, self.dropout, self.gelu, self.dtype, name='mlp')
         return add(x, lambda y: mlp(y, train), 2)
 
-    def _scaled(self, branch: Array, number: int) -> Array:
+    def _scaled(self, branch: Array, number: int, dtype: Any) -> Array:
         if self.options.layer_scale is None:
             return branch
         init = nn.initializers.constant(self.options.layer_scale)
         scale = self.param(f'layer_scale{number}', init, branch.shape[-1:])
-        return branch * scale.astype(branch.dtype)
+        return branch.astype(dtype) * scale.astype(dtype)
 
 
 class Encoder(nn.Module):
