@@ -212,7 +212,7 @@ NEEDED_EXTRAS = {
     'sweep create': 'sweep',
     'sweep work': 'sweep',
 }
-WITHOUT_FILES = ('colorize', 'colors', 'pack', 'translate', 'vocab')
+WITHOUT_FILES = ('colorize', 'colors', 'pack', 'sample', 'translate', 'vocab')
 
 
 def plain_words(line: str) -> list[str]:
