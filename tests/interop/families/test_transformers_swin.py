@@ -8,7 +8,7 @@ import pytest
 from helpers.round_trips import anew
 from helpers.transformers_models import theirs
 from helpers.transformers_swin import reference, state
-from helpers.transformers_vit import apply
+from helpers.transformers_vit import apply, apply_with_states
 
 from vit_jax import interop
 from vit_jax.errors import UserError
@@ -45,6 +45,25 @@ def test_logits_of_what_is_read(size, tmp_path, images):
         ours(imported, batch)['logits'], theirs(model, batch).logits, atol=1e-5
     )
     assert imported.image_size == (24, 24) and imported.model_config['name'] == 'swin'
+
+
+@pytest.mark.slow
+@pytest.mark.parity
+def test_hidden_states(tmp_path, images):
+    """The embedding, and the map of each stage before its merging."""
+    model, batch = reference(), images(1, 24, 24, 3)
+    files.write_safetensors(tmp_path, state(model, 5), model.config.to_dict())
+    imported = interop.read(tmp_path)
+    _, states = apply_with_states(imported.model, imported.params, batch)
+    kept = []
+    for module in (model.swin.embeddings, *(one.blocks[-1] for one in model.swin.encoder.layers)):
+        module.register_forward_hook(lambda module, inputs, output: kept.append(output))
+    theirs(model, batch)
+    assert len(states) == len(kept) == 3
+    for found, output in zip(states, kept, strict=True):
+        expected = (output[0] if isinstance(output, tuple) else output).numpy()
+        scale = np.abs(expected).max()
+        np.testing.assert_allclose(found, expected, atol=1e-5 * scale, rtol=0)
 
 
 @pytest.mark.slow
