@@ -96,8 +96,9 @@ class Parsed(BaseException):
 
 def lines_in(text: str) -> list[str]:
     """Every line of the text's blocks that gives a command, without a comment or a redirection."""
-    blocks = re.findall(r'```(?:sh)?\n(.*?)```', text, re.DOTALL)
-    lines = ''.join(blocks).replace('\\\n', ' ').splitlines()
+    blocks = re.findall(r'```([^\n`]*)\n(.*?)```', text, re.DOTALL)
+    shell = [block for language, block in blocks if language in ('', 'sh')]
+    lines = ''.join(shell).replace('\\\n', ' ').splitlines()
     found = [re.search(r'python -m vit_jax ([a-z].*)', line) for line in lines]
     return [re.split(r' (?:#|>|&&|2>)', match[1])[0].strip() for match in found if match]
 

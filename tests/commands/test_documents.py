@@ -133,6 +133,9 @@ def place(tmp_path_factory, translating_run):
     for language in ('en', 'de'):
         text = ''.join(f'sentence {i} of many words, in {language}.\n' for i in range(300))
         (folder / 'data' / f'train.{language}').write_text(text)
+    for name in ('photos', 'more/sub'):
+        (folder / name).mkdir(parents=True)
+        shutil.copy(folder / 'a.png', folder / name)
     (folder / 'in.txt').write_text('A dog runs.\n')
     model = dict(num_classes=10, **vit.variant('mu/16'))
     params = jax.jit(vit.Model(**model).init)(jax.random.key(0), jax.numpy.zeros((1, 32, 32, 3)))

@@ -19,6 +19,11 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         help='instead of a run, weights of another code base: an .npz or .safetensors file, a '
         'folder, or a URL such as hf://google/vit-base-patch16-224; also RUN/checkpoints/STEP',
     )
+    add_image_size_flag(parser)
+
+
+def add_image_size_flag(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that `image_size` reads."""
     parser.add_argument(
         '--image-size',
         metavar='PIXELS',

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.commands._model import add_checkpoint_flags, image_size
+from vit_jax.commands._model import add_checkpoint_flags, add_image_size_flag, image_size
 from vit_jax.commands._parser import Parser, check_output, check_picture, save_figure, writing
 from vit_jax.errors import EXIT_FAILED, UserError, positive_number
 
@@ -123,9 +123,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         metavar='N',
         help='images at once, on all devices together (default: 32)',
     )
-    parser.add_argument(
-        '--image-size', metavar='PIXELS|HxW', help="crop and resize to it instead of the model's"
-    )
+    add_image_size_flag(parser)
     add_checkpoint_flags(parser)
     args = parser.parse_args(_joined(argv, '--layer'))
     _check(parser, args)
