@@ -81,6 +81,7 @@ TRAINED_WITH = {
 AUGREG = 'augreg/B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0'
 EXPERIMENT_OF = {run: experiment for experiment, runs in RUNS.items() for run in runs}
 SIZES = {
+    'b16 tfds:cifar10 --split test': 'b16 folder:data/flowers',
     'tfds:cifar10': 'scenes:20',
     "'train[:90%]'": 'train',
     '--size 8000': '--size 60',
@@ -88,6 +89,7 @@ SIZES = {
     '--points 12 --curves 3': '--points 12 --curves 1',
     '--curves 40 --bootstrap 30': '--curves 2 --bootstrap 2',
     '--layer 2': '--layer 0',
+    '--layer -4..-1': '--layer -1',
     'width=512,height=384': 'width=48,height=32',
     '/scratch/': 'scratch/',
     '/data/': 'data/',
@@ -135,7 +137,8 @@ def place(tmp_path_factory, translating_run):
         (folder / 'data' / f'train.{language}').write_text(text)
     for name in ('photos', 'more/sub'):
         (folder / name).mkdir(parents=True)
-        shutil.copy(folder / 'a.png', folder / name)
+        for photo in ('a.png', 'b.png'):
+            shutil.copy(folder / photo, folder / name)
     (folder / 'in.txt').write_text('A dog runs.\n')
     model = dict(num_classes=10, **vit.variant('mu/16'))
     params = jax.jit(vit.Model(**model).init)(jax.random.key(0), jax.numpy.zeros((1, 32, 32, 3)))
@@ -145,6 +148,7 @@ def place(tmp_path_factory, translating_run):
     of_hub = {path.name: path.read_bytes() for path in (folder / 'vit_hf').iterdir()}
     with hub_server.serve(hub_server.Hub(), folder / 'hub') as hub:
         hub.add('google/vit-base-patch16-224', of_hub)
+        hub.add('facebook/dinov2-small', of_hub)
         # A file of this name comes before the bucket.
         shutil.copytree(folder / 'vit_hf', folder / AUGREG)
         yield folder
