@@ -198,7 +198,7 @@ def test_mistakes(npz, tmp_path):
     path, _ = npz
     with pytest.raises(UserError, match=r'no\.npz'):
         vit_jax.load(tmp_path / 'no.npz')
-    with pytest.raises(UserError, match='18x16: their height'):
+    with pytest.raises(UserError, match='16 x 18: their height'):
         vit_jax.load(path, image_size=(18, 16))
     params = random_params(vit.Model(**FIELDS), (8, 20))
     flat = vision_transformer.write(params, {'name': 'vit', **FIELDS})
