@@ -102,7 +102,6 @@ CHECKED = {
         f'{TESTS}/test_transformers_forms.py',
         '1e-5',
         (
-            'dinov2',
             'timm_vit',
             'transformers_beit',
             'transformers_dinov2',
