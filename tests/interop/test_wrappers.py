@@ -93,7 +93,8 @@ def test_an_average_is_taken_and_the_other_model_by_its_name(taken, other, part,
     both |= {'optimizer.state.0.exp_avg': np.ones(3, np.float32), 'epoch': np.array(3)}
     imported = read(tmp_path, both)
     require_same(imported, arrays, tmp_path)
-    assert says(imported.notes, f'read below {taken};', 'optimizer', f'FILE:{part} reads')
+    left_out = f'left out: {", ".join(sorted(["optimizer", other[:-1]]))} (FILE:{part} reads'
+    assert says(imported.notes, f'read below {taken};', left_out)
     require_same(read(tmp_path, both, f':{part}'), below('', arrays, 2), tmp_path)
 
 

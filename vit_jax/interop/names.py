@@ -344,13 +344,14 @@ def _part(prefixes: list[str]) -> str:
 
 def _left_out(flat: Flat, prefix: str, models: list[str]) -> str:
     """A line about the arrays that are not below the prefix; empty if there are none."""
-    others = [n for n in flat if not (n.startswith(prefix) or _COUNTER.search(n))]
-    if not (rest := sorted(set(map(_head, others)))):
+    unread = [other for other in models if other != prefix]
+    kept = [n for n in flat if not (n.startswith(prefix) or _COUNTER.search(n))]
+    rest = {next((x[:-1] for x in unread if n.startswith(x)), None) or _head(n) for n in kept}
+    if not rest:
         return ''
     more = f' and {len(rest) - _LISTED} more' if len(rest) > _LISTED else ''
-    unread = [_part([other, prefix]) for other in models if other != prefix]
-    hint = f' (FILE:{unread[0]} reads that one)' if unread else ''
-    return f'read below {prefix}; left out: {", ".join(rest[:_LISTED])}{more}{hint}'
+    hint = f' (FILE:{_part([unread[0], prefix])} reads that one)' if unread else ''
+    return f'read below {prefix}; left out: {", ".join(sorted(rest)[:_LISTED])}{more}{hint}'
 
 
 def _head(name: str) -> str:
