@@ -21,7 +21,7 @@ Duration = Annotated[str, _DURATION]  # as text
 Steps = Annotated[int, _DURATION]  # in steps of the run
 
 NESTING = ('views', 'choice')  # transforms that take texts of others
-WEIGHTED = re.compile(r'(.+?)\*(\d+(?:\.\d+)?)(?:\+|$)')  # a source of a mixture
+WEIGHT = re.compile(r'\*(\d+(?:\.\d+)?)(?:\+|$)')  # of a source, before the next one
 Parameters = dict[str, inspect.Parameter]
 
 
@@ -133,10 +133,11 @@ def parse_sources(text: str) -> list[tuple[str, float]]:
 
     A text without a weight for each of two or more sources is a single one of weight 1.
     """
-    found = list(WEIGHTED.finditer(text))
-    if len(found) < 2 or ''.join(match[0] for match in found) != text:
+    *parts, rest = WEIGHT.split(text)
+    names, weights = parts[::2], parts[1::2]
+    if rest or len(names) < 2 or not all(names):
         return [(text, 1.0)]
-    return [(match[1], float(match[2])) for match in found]
+    return [(name, float(weight)) for name, weight in zip(names, weights, strict=True)]
 
 
 def parse_call(text: str, where: str) -> ast.expr:
