@@ -103,7 +103,7 @@ def test_a_pattern_that_never_ends(tmp_path):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize('mib', [900, 1200])
+@pytest.mark.parametrize('mib', [900, pytest.param(1200, marks=pytest.mark.long)])
 def test_too_little_memory_is_one_line(tmp_path, repo, mib):
     """Whatever asks for it: a thread, an array or a library."""
     np.savez(tmp_path / 'a.npz', a=np.zeros(2**28, np.float32))

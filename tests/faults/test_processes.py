@@ -183,6 +183,7 @@ def test_two_processes_train_like_one(repo, alone, tmp_path, flag):
 
 
 @pytest.mark.fault(117)
+@pytest.mark.long
 def test_two_processes_whose_data_stall_save_the_same_step(repo, tmp_path):
     folder = tmp_path / 'run'
     # By one thread each, so that both have made as many batches.
@@ -244,6 +245,7 @@ print(json.dumps({
 
 
 @pytest.mark.fault(101)
+@pytest.mark.long
 def test_rows_go_to_the_devices_that_hold_them(repo):
     """Two processes whose devices interleave, come in another order, or hold the same rows."""
     address = free_address()

@@ -92,6 +92,7 @@ def uninterrupted(tmp_path_factory, run_cli) -> pathlib.Path:
 
 
 @pytest.mark.fault(2, 20)
+@pytest.mark.long
 def test_kills_in_the_middle_of_a_save_of_a_run_that_lets_no_other_in(
     tmp_path, repo, run_cli, uninterrupted, capsys
 ):

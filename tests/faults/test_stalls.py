@@ -30,7 +30,7 @@ def words(data: pathlib.Path, folder: pathlib.Path, stalls: str) -> list[str]:
 
 
 @pytest.mark.fault(116)
-@pytest.mark.parametrize('stalls', ['data', 'evals.test'])
+@pytest.mark.parametrize('stalls', ['data', pytest.param('evals.test', marks=pytest.mark.long)])
 def test_a_run_whose_data_stall_saves_its_state_and_goes_on_bit_for_bit(
     repo, run_cli, tmp_path, stalls
 ):

@@ -37,7 +37,9 @@ def one():
     return images(trained(), (3, 0), 5, seed=1, devices=jax.devices()[:1])
 
 
-@pytest.mark.parametrize(('devices', 'batch'), [(8, 16), (2, 4), (1, 3)])
+@pytest.mark.parametrize(
+    ('devices', 'batch'), [(8, 16), pytest.param(2, 4, marks=pytest.mark.long), (1, 3)]
+)
 def test_devices_and_batches_do_not_change_an_image(one, devices, batch):
     options = {'seed': 1, 'batch_size': batch, 'devices': jax.devices()[:devices]}
     found = images(trained(), (3, 0), 5, **options)

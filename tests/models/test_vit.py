@@ -484,7 +484,7 @@ def test_images_of_another_size_than_pos_embed_are_refused():
     variables = {'params': shapes(model, (8, 8))}
     with pytest.raises(UserError, match='rows for 5 tokens, but these images have 7'):
         jax.eval_shape(model.apply, variables, spec(1, 8, 12, 3))
-    with pytest.raises(UserError, match='8x10: their width is not a positive multiple of'):
+    with pytest.raises(UserError, match='10 x 8: their width is not a positive multiple of'):
         jax.eval_shape(model.apply, variables, spec(1, 8, 10, 3))
 
 

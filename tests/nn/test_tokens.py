@@ -46,7 +46,7 @@ def test_patch_projection_is_a_strided_convolution():
     [((31, 32), 'height'), ((32, 40), 'width'), ((8, 32), 'height'), ((32, 0), 'width')],
 )
 def test_images_that_patches_do_not_tile_are_refused(size, message):
-    with pytest.raises(UserError, match=rf'{size[0]}x{size[1]}: their {message} .* 16'):
+    with pytest.raises(UserError, match=rf'{size[1]} x {size[0]}: their {message} .* 16'):
         patch_grid(*size, 16)
 
 

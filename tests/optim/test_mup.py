@@ -149,6 +149,7 @@ def change(times, is_mup, lr=0.01, steps=3):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_updates_of_what_is_computed_do_not_grow_with_the_width():
     grows = [change(16, is_mup) / change(1, is_mup) for is_mup in (False, True)]
     assert grows[0] > 4  # the standard parametrization

@@ -72,6 +72,7 @@ def test_an_evaluation_that_is_broken(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_disk_that_is_too_small_for_a_checkpoint(tmp_path):
     """The megabyte that is written first fits, a state of several does not."""
     with small_disk(tmp_path / 'disk', 3 * 2**20) as disk:

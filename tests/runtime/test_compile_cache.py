@@ -98,6 +98,7 @@ def test_a_damaged_program_is_compiled_again(home):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures('one_device')
+@pytest.mark.long
 def test_a_run_resumed_with_kept_programs_is_that_of_fresh_ones(home, repo, tmp_path):
     hits = []
     jax.monitoring.register_event_listener(

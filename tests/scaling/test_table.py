@@ -177,6 +177,7 @@ def test_the_floor_of_a_mean_is_that_which_it_approaches():
     assert mean.floor == pytest.approx(mean.predict(np.array([1e60]))[0], rel=1e-3)
 
 
+@pytest.mark.long
 def test_a_mean_of_forms_is_named_in_the_legend():
     made = [
         row | {'loss': str(float(row['loss']) * (1 + 0.01 * (-1) ** i))}

@@ -89,6 +89,7 @@ def sweep_files(repo):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_every_sweep_of_the_experiments_can_be_created(repo, tmp_path, monkeypatch):
     study = pytest.importorskip('vit_jax.sweeps.study')
     monkeypatch.chdir(repo)

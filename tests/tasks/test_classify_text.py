@@ -56,6 +56,7 @@ def get_config():
 
 @pytest.mark.slow
 @pytest.mark.process
+@pytest.mark.long
 def test_a_released_tower_is_fine_tuned(run_cli, tmp_path):
     """To tell colors from captions that name them; `config.model` is the checkpoint's."""
     pytest.importorskip('transformers')
