@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from vit_jax.errors import EXIT_FAILED, UserError, positive_number
 
 MAX_COLORED = 12  # images of the picture of components
 QUERIES, NEIGHBORS = 8, 5  # images of the picture of neighbors
-REPORT_SECONDS = 10
 
 
 def main(argv: Sequence[str]) -> int:
@@ -30,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
     size = image_size(args)
     from vit_jax.inference import embed
     from vit_jax.inference.images import ImageInputs
-    from vit_jax.runtime import compile_cache, mesh
+    from vit_jax.runtime import compile_cache, console, mesh
 
     mesh.usable_devices()
     compile_cache.enable()
@@ -49,7 +47,8 @@ def main(argv: Sequence[str]) -> int:
     if args.out is not None:
         with writing(args.out, '--out'):
             embedder = embed.Embedder(trained, inputs, wanted, args.batch_size)
-            written = embed.write(embedder, args.out, reporter(inputs))
+            with console.progress(f'{inputs.column}s', len(inputs)) as advance:
+                written = embed.write(embedder, args.out, advance)
         left_out |= written.left_out
         print(args.out)
     if args.pca is not None:
@@ -217,19 +216,6 @@ def parse_layers(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def reporter(inputs: Any) -> Callable[[int], None]:
-    """A function that prints the number of inputs done, every few seconds."""
-    last = time.monotonic()
-
-    def report(done: int) -> None:
-        nonlocal last
-        if time.monotonic() - last >= REPORT_SECONDS:
-            last = time.monotonic()
-            print(f'{done:,} of {len(inputs):,} {inputs.column}s', file=sys.stderr)
-
-    return report
-
-
 def draw_components(
     trained: Any, inputs: Any, wanted: Any, args: argparse.Namespace
 ) -> dict[int, UserError]:
@@ -266,6 +252,7 @@ def draw_neighbors(
       UserError: if there is no second image, or no feature of whole images.
     """
     from vit_jax.inference import embed
+    from vit_jax.runtime import console
     from vit_jax.viz import features
 
     kind = next((kind for kind in wanted.kinds if kind != embed.PATCHES), None)
@@ -274,9 +261,9 @@ def draw_neighbors(
     if written is None:
         layers = wanted.layers[-1:] if kind != embed.EMBEDDING else embed.LAST
         one = embed.Wanted((kind,), layers, wanted.normalized)
-        written = embed.Embedder(trained, inputs, one, args.batch_size).rows(
-            range(len(inputs)), reporter(inputs)
-        )
+        embedder = embed.Embedder(trained, inputs, one, args.batch_size)
+        with console.progress('images', len(inputs)) as advance:
+            written = embedder.rows(range(len(inputs)), advance)
         _require_rows(written, 2, '--neighbors')
         (vectors,) = written.features.values()
     else:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import io
 import json
 import os
@@ -226,12 +225,14 @@ class Embedder:
             'batch size': self.batch_size,
         }
 
-    def rows(self, numbers: Sequence[int], at: Callable[[int], None] = lambda done: None) -> Rows:
+    def rows(
+        self, numbers: Sequence[int], advance: Callable[[int], object] = lambda count: None
+    ) -> Rows:
         """The features of the inputs with these numbers.
 
         Args:
           numbers: of the inputs.
-          at: called after each batch with the number of inputs done.
+          advance: called after each batch with the number of its inputs.
 
         Raises:
           UserError: if none can be read, or they are of several sizes and patches are wanted.
@@ -245,7 +246,7 @@ class Embedder:
             if read:
                 kept += read
                 chunks.append(self._embed(list(read.values())))
-            at(len(kept) + len(left_out))
+            advance(len(chunk))
         return Rows(kept, _joined(chunks), left_out)
 
     def row_bytes(self) -> int:
@@ -346,7 +347,9 @@ def _joined(chunks: Sequence[Features]) -> Features:
     return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in names}
 
 
-def write(embedder: Embedder, out: str | os.PathLike[str], report: Callable[[int], None]) -> Rows:
+def write(
+    embedder: Embedder, out: str | os.PathLike[str], advance: Callable[[int], object]
+) -> Rows:
     """Write the features of all inputs to a file, a row for each that can be read.
 
     Columns are `image` (or `text`), the name; `label`, if all inputs have a class; and the
@@ -356,7 +359,7 @@ def write(embedder: Embedder, out: str | os.PathLike[str], report: Callable[[int
     Args:
       embedder: of the inputs.
       out: a local .parquet or .npz file.
-      report: called with the number of inputs done.
+      advance: called with each number of inputs that are done.
 
     Returns:
       The inputs of the rows and those that are left out, without features.
@@ -373,11 +376,12 @@ def write(embedder: Embedder, out: str | os.PathLike[str], report: Callable[[int
     _begin(folder, {**embedder.describe(), 'images in a part': size})
     parts = []
     for start in range(0, total, size):
+        chunk = range(start, min(start + size, total))
         parts.append(folder / f'{start}.npz')
-        if not parts[-1].exists():
-            done = functools.partial(lambda first, rows: report(first + rows), start)
-            found = embedder.rows(range(start, min(start + size, total)), done)
-            paths.write_atomic(parts[-1], _encoded(found))
+        if parts[-1].exists():
+            advance(len(chunk))
+        else:
+            paths.write_atomic(parts[-1], _encoded(embedder.rows(chunk, advance)))
     numbers: list[int] = []
     left_out: dict[str, str] = {}
     for part in parts:
