@@ -35,7 +35,9 @@ def test_json(text):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('text', ODD)
+@pytest.mark.parametrize(
+    'text', [*ODD[:4], *(pytest.param(text, marks=pytest.mark.long) for text in ODD[4:])]
+)
 def test_small_files_of_a_run(smoke_run, tmp_path, capsys, text):
     """Each is one line, or is left out with a warning."""
     run = shutil.copytree(smoke_run, tmp_path / 'run')

@@ -99,6 +99,7 @@ def test_a_step_is_the_same_in_every_layout(calls, monkeypatch, layout, fields, 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_step_under_masks_is_the_same_under_pmap(calls, monkeypatch):
     """Of the Transformer, whose devices have sentences of other lengths each."""
     rng = np.random.default_rng(0)

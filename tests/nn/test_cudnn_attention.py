@@ -120,6 +120,7 @@ def test_a_layer_computes_the_same_by_cudnn(calls, fields, options, passed):
         np.testing.assert_allclose(a, b, atol=0.03 * float(jnp.abs(b).max()) + 1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_queries_and_keys_are_normed_and_rotated_before_it(calls):
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 16)), jnp.bfloat16)

@@ -331,12 +331,10 @@ SHORTER = ['total=400 steps', 'data.split=train[:30000]']
 
 @pytest.mark.parity
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ('changes', 'right'),
-    [
-        (['model.depth=1', 'data.buckets=(13,)', 'optim.lr=5e-3', *SHORTER], 0.95),
-        pytest.param([], 1.0, marks=pytest.mark.long),
-    ],
+    [(['model.depth=1', 'data.buckets=(13,)', 'optim.lr=5e-3', *SHORTER], 0.95), ([], 1.0)],
 )
 def test_digits_are_learned(tmp_path, repo, changes: list[str], right: float) -> None:
     rarely = ['every.eval=1000', 'every.checkpoint=1000', 'evals.test.buckets=(13,)']
