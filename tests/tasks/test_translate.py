@@ -153,6 +153,7 @@ def updated(accum_steps=1):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_microbatches_and_devices_count_by_their_tokens():
     params, metrics = updated()
     devices = jax.devices()[:2]

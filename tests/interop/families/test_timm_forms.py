@@ -43,7 +43,13 @@ def test_logits_and_intermediates(name, tmp_path):
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize(('family', 'name'), [form[:2] for form in timm_forms.FORMS])
+@pytest.mark.parametrize(
+    ('family', 'name'),
+    [
+        pytest.param(*form[:2], marks=[pytest.mark.long] if 'hybrids' in form[0] else [])
+        for form in timm_forms.FORMS
+    ],
+)
 def test_what_is_written(family, name, tmp_path):
     """The arrays are those of timm, bit for bit, and the model computes the same again."""
     row = GOLDEN[name]
