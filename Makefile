@@ -57,7 +57,9 @@ test-fast: .venv/.extras  ## Run the tests for daily work: no slow tests, no tra
 	.venv/bin/python $(PYTEST) -m 'not process and not slow' $(PYTEST_ARGS)
 
 test-long: .venv/.extras  ## Run the tests that `make test` skips: documented commands, expensive variants
-	.venv/bin/python $(PYTEST) -m long $(PYTEST_ARGS)
+	.venv/bin/python $(PYTEST) -m 'long and not parity' $(PYTEST_ARGS) || test $$? = $(NONE_CHOSEN)
+	TESTS_XLA=default .venv/bin/python $(PYTEST) -m 'long and parity' $(PYTEST_ARGS) \
+	  || test $$? = $(NONE_CHOSEN)
 
 lint: .venv/.extras  ## Style: ruff's rules and format
 	.venv/bin/ruff check .
