@@ -81,6 +81,12 @@ TRAINED_WITH = {
 AUGREG = 'augreg/B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0'
 EXPERIMENT_OF = {run: experiment for experiment, runs in RUNS.items() for run in runs}
 SIZES = {
+    'embed CHECKPOINT tfds:cifar10': 'embed CHECKPOINT digits',
+    '[:200 per class]': '[:2 per class]',
+    '[:500 per class]': '[:2 per class]',
+    '--image-size 112': '--image-size 32',
+    '--image-size 224': '--image-size 32',
+    '--image-size 448': '--image-size 32',
     'b16 tfds:cifar10 --split test': 'b16 folder:data/flowers',
     'tfds:cifar10': 'scenes:20',
     "'train[:90%]'": 'train',
@@ -103,6 +109,8 @@ PHOTOS = (
     'chelsea.png',
     'coffee.png',
     'old.png',
+    'astronaut.png',
+    'rocket.png',
 )
 
 
@@ -149,8 +157,9 @@ def place(tmp_path_factory, translating_run):
     with hub_server.serve(hub_server.Hub(), folder / 'hub') as hub:
         hub.add('google/vit-base-patch16-224', of_hub)
         hub.add('facebook/dinov2-small', of_hub)
-        # A file of this name comes before the bucket.
-        shutil.copytree(folder / 'vit_hf', folder / AUGREG)
+        # A file of this name comes before the bucket, and the word stands for any checkpoint.
+        for name in (AUGREG, 'CHECKPOINT'):
+            shutil.copytree(folder / 'vit_hf', folder / name)
         yield folder
 
 
