@@ -94,7 +94,7 @@ def test_gpus_have_the_memory_that_jax_allocates(fake_compiler, monkeypatch, cap
     assert step['mfu_bound'] == pytest.approx(300 / (4 * 989e12 * step['bound']))
     assert record['run']['cost'] == pytest.approx(2 * 4 * step['bound'])
     # The compiler of GPUs does not refuse a step that is too large.
-    monkeypatch.setenv(topology.MEMORY_FRACTION, '1e-8')
+    monkeypatch.setenv(topology.MEMORY_FRACTIONS[0], '1e-8')
     assert run(*words) == EXIT_FAILED
     printed = capsys.readouterr().out
     assert 'does not fit' in printed and 'at least' not in printed.partition('with ')[0]

@@ -1,6 +1,7 @@
 """Accelerators that cannot start, on machines that have their plugin."""
 
 import contextlib
+import logging
 import os
 from types import SimpleNamespace
 
@@ -160,3 +161,10 @@ def test_libtpu_without_a_tpu_is_a_compiler(monkeypatch, tmp_path):
     monkeypatch.setenv('TPU_WORKER_HOSTNAMES', 'localhost')
     with pytest.raises(UserError, match='cannot be used'):
         mesh.usable_devices()
+
+
+def test_the_compiler_alone_does_not_warn_at_every_start(caplog):
+    log = logging.getLogger('jax_plugins.xla_cuda13')
+    log.warning('cuda_plugin_extension is not found.')
+    log.warning('another warning')
+    assert caplog.messages == ['another warning']

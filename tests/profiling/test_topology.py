@@ -137,12 +137,24 @@ def test_other_numbers_of_gpus_are_refused_in_one_line(text, says):
 @pytest.mark.parametrize('name', topology.GPUS)
 def test_a_program_may_take_what_jax_allocates_of_a_gpu(name, monkeypatch):
     gpu = topology.GPUS[name]
-    monkeypatch.delenv(topology.MEMORY_FRACTION, raising=False)
+    for variable in topology.MEMORY_FRACTIONS:
+        monkeypatch.delenv(variable, raising=False)
     assert gpu.usable == 0.75 * gpu.hbm
-    monkeypatch.setenv(topology.MEMORY_FRACTION, '0.9')
-    assert gpu.usable == 0.9 * gpu.hbm
+    for variable in topology.MEMORY_FRACTIONS:
+        monkeypatch.setenv(variable, '0.9')
+        assert gpu.usable == 0.9 * gpu.hbm
+        monkeypatch.delenv(variable)
     assert gpu.peak > 1e14
     assert f'device_memory_size: {gpu.hbm}\n' in gpu.target
+
+
+@pytest.mark.parametrize('shares', [('0.9', '0.9'), ('nine tenths', ''), ('', '0'), ('nan', '')])
+def test_shares_of_the_memory_that_jax_refuses_are_refused(shares, monkeypatch):
+    for variable, share in zip(topology.MEMORY_FRACTIONS, shares, strict=True):
+        monkeypatch.setenv(variable, share)
+    with pytest.raises(UserError, match='XLA_') as error:
+        topology.require_compiler(topology.parse('h100:8'))
+    assert '\n' not in str(error.value)
 
 
 def test_the_compiler_does_not_touch_real_tpus(monkeypatch):

@@ -25,8 +25,10 @@ INSTALL_GPU = (
 )
 PJRT = 'jax-cuda13-pjrt'
 GPU_PACKAGES = (PJRT, 'nvidia-nvvm', 'nvidia-cuda-nvcc')
-# Of the card's memory for a process of JAX, unless the variable names another share.
-MEMORY_FRACTION, PREALLOCATED = 'XLA_PYTHON_CLIENT_MEM_FRACTION', 0.75
+# Of the card's memory for a process of JAX, unless a variable names another share. The second is
+# the older name.
+PREALLOCATED = 0.75
+MEMORY_FRACTIONS = ('XLA_CLIENT_MEM_FRACTION', 'XLA_PYTHON_CLIENT_MEM_FRACTION')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Gpu(Chip):
     @property
     def usable(self) -> float:
         """Bytes of memory that JAX allocates at its start."""
-        return float(os.environ.get(MEMORY_FRACTION) or PREALLOCATED) * self.hbm
+        return memory_fraction() * self.hbm
 
     @property
     def target(self) -> str:
@@ -329,12 +331,37 @@ def _sides(count: int, dims: int) -> list[tuple[int, ...]]:
     return [s for s in found if list(s) == sorted(s)]
 
 
+def memory_fraction() -> float:
+    """The share of a GPU's memory that JAX allocates, by its environment variables.
+
+    Raises:
+      UserError: for two variables, which JAX refuses too, or anything but a positive number.
+    """
+    given = [name for name in MEMORY_FRACTIONS if os.environ.get(name)]
+    if not given:
+        return PREALLOCATED
+    if len(given) > 1:
+        raise UserError(f'{given[0]} and {given[1]} are both set: unset the second, the older name')
+    text = os.environ[given[0]]
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0 < share < math.inf:
+        raise UserError(f'{given[0]}={text}: must be a positive number, as 0.92')
+    return share
+
+
 def require_compiler(topology: Topology) -> None:
-    """Raise UserError if the compiler is not installed, or not for the version of JAX."""
+    """Raise UserError if the compiler is not installed, or not for the version of JAX.
+
+    On GPUs also for a share of the memory that JAX would refuse.
+    """
     if not isinstance(topology.chip, Gpu):
         if importlib.util.find_spec('libtpu') is None:
             raise UserError(INSTALL)
         return
+    memory_fraction()
     try:
         versions = [importlib.metadata.version(name) for name in GPU_PACKAGES]
     except importlib.metadata.PackageNotFoundError as e:

@@ -36,7 +36,7 @@ from vit_jax.trainer.measure import Measurement
 STEPS = ('train', 'eval', 'predict')
 PROGRAM = ('-P', '-m', __name__)  # arguments of Python, before the folder of a request
 # For a step, as allocation leaves gaps: of the memory that JAX allocates from. This is nearly all
-# of a TPU's, and 75 % of a GPU's by default (XLA_PYTHON_CLIENT_MEM_FRACTION).
+# of a TPU's, and 75 % of a GPU's by default (XLA_CLIENT_MEM_FRACTION).
 DEVICE_SHARE = 0.9
 HOST_SHARE = 0.5  # of a host's free memory, if its CPU is the device and batches are read meanwhile
 FIRST_TRIED = 64  # examples a device

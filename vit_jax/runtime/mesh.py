@@ -49,6 +49,11 @@ _TPU_VARIABLES = (
     'TPU_ACCELERATOR_TYPE',
     'JAX_FORCE_TPU_INIT',
 )
+# This warning comes at every start where only the compiler of `preflight` is installed. Where there
+# is a GPU, `usable_devices` says that the rest is missing.
+logging.getLogger('jax_plugins.xla_cuda13').addFilter(
+    lambda record: 'cuda_plugin_extension is not found' not in record.getMessage()
+)
 
 
 def usable_devices() -> list[jax.Device]:
