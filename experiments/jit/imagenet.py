@@ -1,14 +1,15 @@
-r"""ImageNet at 256 pixels out of noise, by a plain ViT on patches of 16 pixels.
+r"""ImageNet at 256 or 512 pixels out of noise, by a plain ViT on patches of 16 or 32 pixels.
 
-    python -m vit_jax train --config experiments/jit/imagenet256.py:B/16 --workdir runs/jit_b16
+    python -m vit_jax train --config experiments/jit/imagenet.py:B/16 --workdir runs/jit_b16
     python -m vit_jax sample runs/jit_b16 --count 50 --guidance 3 --out samples.npz
 
-The argument is B/16 (the default), L/16 or H/16, and a number of epochs, 600 by default, as in
-`L/16,200ep`.
+The argument is a size and a number of epochs, 600 by default, as in `L/16,200ep`: B/16 (the
+default), L/16 or H/16 for images of 256 pixels; B/32, L/32 or H/32 for 512, where as many tokens
+stand for 3,072 values each, and the noise has twice the scale.
 
 Li and He, 2025, arXiv:2511.13720, table 9. Expected, as published after 600 epochs (table 6): an
-FID of 50,000 samples of 3.66 (B/16), 2.36 (L/16) and 1.86 (H/16). Not measured by this
-project yet. Other tools measure the FID of `samples.npz`.
+FID of 50,000 samples of 3.66 (B/16), 2.36 (L/16) and 1.86 (H/16); 4.02 (B/32), 2.53 (L/32) and 1.94
+(H/32). Not measured by this project yet. Other tools measure the FID of `samples.npz`.
 
 Differences from the authors' public code: the projections of queries, keys and values, and the two
 first layers of each SwiGLU, start as matrices of their own, not as parts of one wide Xavier matrix;
@@ -23,9 +24,16 @@ from vit_jax.config.defaults import precision
 from vit_jax.errors import UserError
 from vit_jax.models import jit
 
-# Guidance by which the published numbers were found, and dropout.
-SIZES = {'B/16': (2.9, 0.0), 'L/16': (2.4, 0.0), 'H/16': (2.2, 0.2)}
-ARGS = ('smoke', 'B/16', 'L/16,200ep', 'H/16,fast', ...)
+# Pixels, guidance by which the published numbers were found, and dropout.
+SIZES = {
+    'B/16': (256, 2.9, 0.0),
+    'L/16': (256, 2.4, 0.0),
+    'H/16': (256, 2.2, 0.2),
+    'B/32': (512, 2.9, 0.0),
+    'L/32': (512, 2.5, 0.0),
+    'H/32': (512, 2.3, 0.2),
+}
+ARGS = ('smoke', 'B/16', 'L/16,200ep', 'H/16,fast', 'B/32', 'L/32,200ep', 'H/32,fast', ...)
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -33,11 +41,12 @@ def get_config(arg: str | None = None) -> ConfigDict:
     arg, dtypes = precision(arg)
     smoke = arg == 'smoke'
     name, epochs = ('B/16', 600) if smoke else parse(arg)
-    guidance, dropout = SIZES[name]
-    config = base(smoke, epochs)
+    pixels, guidance, dropout = SIZES[name]
+    config = base(smoke, pixels, epochs)
     config.model = dict(name='jit', **jit.variant('mu/2' if smoke else name), **dtypes)
     config.model.update(dropout=dropout, num_classes=placeholder(int))
     config.task = dict(name='generate', guidance=guidance, steps=4 if smoke else 50)
+    config.task.noise_scale = pixels / 256
     return config
 
 
@@ -58,13 +67,13 @@ def parse(arg: str | None) -> tuple[str, int]:
     return name, epochs
 
 
-def base(smoke: bool, epochs: int) -> ConfigDict:
+def base(smoke: bool, pixels: int, epochs: int) -> ConfigDict:
     """The settings shared by all sizes."""
     config = ConfigDict()
     config.seed = 0
     config.total = '20 steps' if smoke else f'{epochs} epochs'
     config.batch_size = 32 if smoke else 1024
-    crop = '' if smoke else "resize_small(256, 'bicubic')|central_crop(256)"
+    crop = '' if smoke else f"resize_small({pixels}, 'bicubic')|central_crop({pixels})"
     images = dict(source='digits' if smoke else 'tfds:imagenet2012')
     config.data = dict(images, split='train', transforms='flip' if smoke else f'{crop}|flip')
     split = 'test' if smoke else 'validation'
