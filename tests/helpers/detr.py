@@ -156,7 +156,7 @@ def forward(model: Any, batch: dict[str, jax.Array]) -> tuple[Any, Any, Any]:
         layer.register_forward_hook(lambda *call: hidden.append(call[-1]))
         for layer in model.model.decoder.layers
     ]
-    output = model(**tensors(batch), output_attentions=True)
+    output = model(**tensors(batch), output_attentions=True, output_hidden_states=True)
     for hook in hooks:
         hook.remove()
     normed = model.model.decoder.layernorm(torch.stack(hidden))

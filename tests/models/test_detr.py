@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from flax.traverse_util import flatten_dict
 from helpers import detr as helper
 from helpers.pictures import drawn, images_like
@@ -13,6 +14,7 @@ from helpers.pictures import drawn, images_like
 from vit_jax.errors import UserError
 from vit_jax.models import detr
 from vit_jax.models.detr import resize_nearest
+from vit_jax.nn.maps import HIDDEN_STATES, keep_hidden_states
 from vit_jax.nn.positions import masked_sine2d
 from vit_jax.nn.resnet import ResNet, Stage, conv
 
@@ -36,13 +38,14 @@ def params(theirs):
 
 @pytest.fixture(scope='module')
 def ours(params):
-    """Outputs and attention of our model with the parameters of transformers."""
+    """Outputs, attention and states of our model with the parameters of transformers."""
     batch = helper.batch()
 
     @jax.jit
     def apply(params, image, pixel_mask):
-        variables = {'params': params}
-        return helper.MODEL.apply(variables, image, pixel_mask, mutable=['intermediates'])
+        variables, kept = {'params': params}, ['intermediates', HIDDEN_STATES]
+        with nn.intercept_methods(keep_hidden_states):  # as `hidden_states` does
+            return helper.MODEL.apply(variables, image, pixel_mask, mutable=kept)
 
     with jax.default_matmul_precision('highest'):
         return apply(params, batch['image'], batch['pixel_mask'])
@@ -65,7 +68,7 @@ def test_exact_parameter_counts(name, total):
 
 @pytest.mark.parity
 @pytest.mark.slow
-def test_outputs_equal_those_of_transformers_on_padded_images(theirs, ours):
+def test_outputs_equal_those_of_transformers_on_padded_images(theirs, params, ours):
     batch = helper.batch()
     import torch
 
@@ -83,6 +86,15 @@ def test_outputs_equal_those_of_transformers_on_padded_images(theirs, ours):
     assert len(maps) == len(expected) == 1 + 2 + 2
     for mine, other in zip(maps, expected, strict=True):
         np.testing.assert_allclose(mine.weights, other, atol=1e-5)
+    inputs = batch['image'], batch['pixel_mask']
+    states = helper.MODEL.collect_hidden_states(kept[HIDDEN_STATES], *inputs)
+    assert [state.name for state in states] == ['embedding', 'encoder/block_0']
+    for mine, other in zip(states, found.encoder_hidden_states, strict=True):
+        scale = other.abs().max()
+        np.testing.assert_allclose(mine.tokens, other, atol=1e-5 * scale, rtol=0)
+        assert mine.grid == (4, 5)
+        assert mine.real.reshape(2, 4, 5).any(2).sum(1).tolist() == [4, 3]
+    assert helper.MODEL.final_norm_of(params) is None
 
 
 @pytest.mark.parity  # for the outputs are those that transformers' are compared with

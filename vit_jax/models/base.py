@@ -304,6 +304,11 @@ def bind_norm(
         return None
     options = {} if name == 'rms' else {'use_bias': 'bias' in params}
     norm = NORMS[name](model.norm_eps, dtype=jnp.dtype(model.dtype), parent=None, **options)
+    return bind(norm, params)
+
+
+def bind(norm: nn.Module, params: Mapping[str, Any]) -> Callable[[Array], Array]:
+    """A norm without a parent, with parameters `scale` and the like, as a function of tokens."""
     variables = {'params': jax.tree.map(jnp.asarray, params)}
     width = params['scale'].shape[-1]
 

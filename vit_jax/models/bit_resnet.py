@@ -4,6 +4,7 @@ Kolesnikov et al., 2020, arXiv:1912.11370, on the blocks of He et al., 2016, arX
 """
 
 import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -13,7 +14,8 @@ from jax import Array
 from vit_jax.array_types import Float
 from vit_jax.errors import check_choice
 from vit_jax.models import base
-from vit_jax.models.base import check_counts, check_fields
+from vit_jax.models.base import bind, check_counts, check_fields
+from vit_jax.nn.maps import HiddenState, collect_stages
 from vit_jax.nn.norms import GroupNorm
 from vit_jax.nn.resnet import Stage, StdConv, block_order, check_layers
 
@@ -91,7 +93,7 @@ class Model(base.Model):
         """
         dtype = jnp.dtype(self.dtype)
         width = 64 * self.width_factor
-        x = Root(width, dtype, self.pool_padding, name='root')(images)
+        x = self._embed(images, dtype)
         for i, depth in enumerate(self.layers):
             block = functools.partial(Block, width=width * 2**i, dtype=dtype)
             x = Stage(block, depth, stride=1 if i == 0 else 2, name=f'stage_{i}')(x)
@@ -107,6 +109,22 @@ class Model(base.Model):
             )
             outputs['logits'] = head(outputs['pre_logits'])
         return outputs
+
+    def _embed(self, images: Array, dtype: Any) -> Array:
+        """The map of the root, [B h w D]."""
+        return Root(64 * self.width_factor, dtype, self.pool_padding, name='root')(images)
+
+    def collect_hidden_states(
+        self, kept: Mapping[str, Any], images: Float[Array, 'B H W C'], *others: Any
+    ) -> list[HiddenState]:
+        """The maps of the root and of each stage, as in transformers."""
+        del images, others
+        return collect_stages(kept, self.layers)
+
+    def final_norm_of(self, params: Mapping[str, Any]) -> Callable[[Array], Array] | None:
+        """The norm after the last stage, and its ReLU."""
+        norm = bind(Norm(dtype=jnp.dtype(self.dtype), parent=None), params['norm'])
+        return lambda tokens: nn.relu(norm(tokens))
 
     def layer_order(self) -> tuple[str, ...]:
         """Patterns of the layers' parameters from the image on: the root, then each block."""

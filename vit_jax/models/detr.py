@@ -5,7 +5,7 @@ Carion et al., 2020, arXiv:2005.12872.
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -16,11 +16,11 @@ from jax import Array
 from vit_jax.array_types import Bool, Float, Shaped
 from vit_jax.errors import check_choice
 from vit_jax.models import base
-from vit_jax.models.base import check_counts, check_fields
+from vit_jax.models.base import bind_norm, check_counts, check_fields
 from vit_jax.nn.attention import masked_softmax
 from vit_jax.nn.blocks import dense
 from vit_jax.nn.encoder_decoder import ACTIVATIONS, NORMS, DecoderBlock, EncoderBlock, Memory, Stack
-from vit_jax.nn.maps import AttentionMap, collect
+from vit_jax.nn.maps import AttentionMap, HiddenState, collect, collect_blocks
 from vit_jax.nn.multi_head import Heads
 from vit_jax.nn.norms import LayerNorm, group_norm
 from vit_jax.nn.positions import masked_sine2d
@@ -203,11 +203,16 @@ class Model(base.Model):
         if pixel_mask is None:
             pixel_mask = jnp.ones(images.shape[:3], bool)
         maps = self.backbone(images)
-        features = self.input_proj(maps[-1])
+        features = self._embed(maps)
         memory = self._encode(features, pixel_mask, train)
         return DetectorFeatures(
             maps, features, memory, self._decode(memory, train).astype(jnp.float32)
         )
+
+    def _embed(self, maps: list[Array]) -> Array:
+        """The cells of the last map of the ResNet as tokens, [B h w D]."""
+        features: Array = self.input_proj(maps[-1])
+        return features
 
     def heads(self, hidden: Float[Array, 'B L Q D']) -> dict[str, Float[Array, 'B ...']]:
         """The outputs of `__call__`, from the decoder's outputs."""
@@ -254,6 +259,27 @@ class Model(base.Model):
             *collect(intermediates, 'decoder', queries, queries),
             *collect(intermediates, 'decoder', queries, grid, 'cross'),
         ]
+
+    def collect_hidden_states(
+        self, kept: Mapping[str, Any], images: Array, pixel_mask: Array | None = None
+    ) -> list[HiddenState]:
+        """The cells before the encoder and after each of its blocks.
+
+        `detector_features` has the queries after each block of the decoder.
+        """
+        del images
+        states = collect_blocks(kept, 'encoder')
+        grid = states[0][1].shape[1:3]
+        cells = None if pixel_mask is None else resize_nearest(pixel_mask, grid)
+        real = None if cells is None else cells.reshape(len(cells), -1)
+        return [
+            HiddenState(name, x.reshape(len(x), -1, self.width), grid, real=real)
+            for name, x in states
+        ]
+
+    def final_norm_of(self, params: Mapping[str, Any]) -> Callable[[Array], Array] | None:
+        """The encoder's last norm, which post-norm blocks do not have."""
+        return bind_norm(self, 'layer', params['encoder'].get('norm'))
 
     def layer_order(self) -> tuple[str, ...]:
         """Patterns of the layers' parameters from the image to the end of the encoder."""

@@ -18,7 +18,7 @@ from vit_jax.array_types import Float
 from vit_jax.errors import UserError, check_choice
 from vit_jax.models import base
 from vit_jax.models.base import Params, Resized, Size, bind_norm, check_counts, check_fields
-from vit_jax.nn.maps import AttentionMap, HiddenState, ParameterPictures
+from vit_jax.nn.maps import AttentionMap, HiddenState, ParameterPictures, collect_stages
 from vit_jax.nn.norms import LayerNorm
 from vit_jax.nn.patches import PatchEmbed
 from vit_jax.nn.stochastic import Dropout
@@ -172,15 +172,7 @@ class Model(base.Model):
     ) -> list[HiddenState]:
         """The embedding and the map of each stage before its merging, as in timm."""
         del images, others
-        names = (f'stage_{i}/block_{depth - 1}' for i, depth in enumerate(self.depths))
-        found = {'embedding': kept['tokens'][0]}
-        for name in names:
-            stage, _, block = name.partition('/')
-            found[name] = kept[stage][block]['tokens'][0]
-        return [
-            HiddenState(name, x.reshape(len(x), -1, x.shape[-1]), x.shape[1:3])
-            for name, x in found.items()
-        ]
+        return collect_stages(kept, self.depths)
 
     def final_norm_of(self, params: Mapping[str, Any]) -> Callable[[Array], Array] | None:
         """The norm after the last stage."""

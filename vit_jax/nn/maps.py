@@ -168,6 +168,23 @@ def collect_blocks(kept: Mapping[str, Any], stack: str) -> list[tuple[str, Array
     return [('embedding', kept['tokens'][0]), *named]
 
 
+def collect_stages(kept: Mapping[str, Any], depths: Sequence[int]) -> list[HiddenState]:
+    """The embedding of a model of stages, and the map after the last block of each of them.
+
+    Args:
+      kept: the collection that `keep_hidden_states` has filled.
+      depths: number of blocks of each `stage_0`, `stage_1`, ...
+    """
+    found = {'embedding': kept['tokens'][0]}
+    for i, depth in enumerate(depths):
+        stage, block = f'stage_{i}', f'block_{depth - 1}'
+        found[f'{stage}/{block}'] = kept[stage][block]['tokens'][0]
+    return [
+        HiddenState(name, x.reshape(len(x), -1, x.shape[-1]), x.shape[1:3])
+        for name, x in found.items()
+    ]
+
+
 def choose_layers(count: int, layers: Sequence[int]) -> list[int]:
     """Numbers of layers in 0 ... count - 1; negative ones count from the last.
 

@@ -8,6 +8,7 @@ import pytest
 from flax import linen as nn
 from flax import traverse_util
 from helpers import timm_bit, timm_forms
+from helpers.transformers_vit import apply_with_states
 
 from vit_jax import interop
 from vit_jax.errors import UserError
@@ -185,11 +186,20 @@ def test_logits_of_hugging_face_from_its_file(images, tmp_path):
         for parameter in reference.parameters():
             if parameter.ndim == 1:
                 parameter += 0.1 * torch.randn_like(parameter)
-        theirs = reference(torch.tensor(images.transpose(0, 3, 1, 2))).logits.numpy()
+        pixels = torch.tensor(images.transpose(0, 3, 1, 2))
+        theirs = reference(pixels, output_hidden_states=True)
+        last = reference.bit(pixels).last_hidden_state.numpy()
     reference.save_pretrained(tmp_path)
     imported = bit.read(*files.read_arrays(tmp_path))
     assert imported.model_config == MODEL
-    np.testing.assert_allclose(logits(imported.params, images), theirs, atol=5e-5)
+    outputs, states = apply_with_states(build(MODEL), imported.params, images)
+    np.testing.assert_allclose(outputs['logits'], theirs.logits, atol=5e-5)
+    for ours, other in zip(states, theirs.hidden_states, strict=True):
+        as_tokens = other.flatten(2).mT.numpy()
+        atol = 1e-5 * np.abs(as_tokens).max()
+        np.testing.assert_allclose(ours, as_tokens, atol=atol, rtol=0)
+    normed = build(MODEL).final_norm_of(imported.params)(states[-1])
+    np.testing.assert_allclose(normed, last.reshape(*last.shape[:2], -1).swapaxes(1, 2), atol=5e-5)
 
 
 def test_what_is_no_bit(params):
