@@ -67,6 +67,25 @@ def test_factors_are_uniform_around_one(option, base):
     assert abs(np.mean(found) - 1) < 0.08
 
 
+def test_photometric_distortion_is_of_four_changes_in_two_orders():
+    off = dict.fromkeys(('brightness', 'contrast', 'saturation', 'hue'), 0)
+    np.testing.assert_array_equal(apply('photometric_distortion(p=0)'), IMAGE)
+    for option, strength in (('brightness', 32 / 255), ('contrast', 0.5), ('saturation', 0.5)):
+        base = {'brightness': 0, 'contrast': luminance(IMAGE).mean()}.get(option)
+        base = luminance(IMAGE)[..., None] if base is None else base
+        args = ', '.join(f'{k}=0' for k in off if k != option)
+        made = [apply(f'photometric_distortion({args})', seed=s) for s in range(120)]
+        factors = [
+            factor_of(IMAGE.astype(float), one, np.broadcast_to(base, IMAGE.shape)) for one in made
+        ]
+        changed = np.array([f for f in factors if abs(f - 1) > 0.01])
+        assert 0.3 < len(changed) / len(made) < 0.6
+        assert 0.7 * strength < np.abs(changed - 1).max() < 1.05 * strength
+    made = [apply('photometric_distortion(0, 0.5, 0, 0.05, p=1)', seed=s) for s in range(20)]
+    assert len({one.tobytes() for one in made}) == 20
+    assert apply('photometric_distortion(p=1)', IMAGE[..., :1]).shape == (12, 16, 1)
+
+
 def test_the_hue_turns():
     spec = 'color_jitter(0, 0, 0, 0.1, p=1)'
     before = [colorsys.rgb_to_hsv(*pixel) for pixel in IMAGE.reshape(-1, 3) / 255]
@@ -110,6 +129,7 @@ def test_frames_of_a_clip_change_alike():
     [
         ('color_jitter(hue=0.6)', r'hue=0.6 must be in \[0, 0.5\]'),
         ('color_jitter(-1)', 'brightness=-1 must be at least 0'),
+        ('photometric_distortion(contrast=-1)', 'contrast=-1 must be at least 0'),
         ('random_gray(1.5)', r'p=1.5 must be in \[0, 1\]'),
         ('gaussian_blur(2, 1)', 'sigma_min=2 must be positive and at most sigma_max=1'),
     ],

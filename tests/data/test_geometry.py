@@ -345,10 +345,51 @@ def test_numbered_masks_are_those_of_the_rows():
     masks = np.array([[[1, 1, 0]], [[0, 1, 0]]], bool)
     record = {'image': np.zeros((1, 3, 3), np.uint8), 'masks': masks}
     np.testing.assert_array_equal(run('number_masks', record)['segments'], [[1, 2, 0]])
-    with pytest.raises(UserError, match='put number_masks after transforms that cut'):
-        run('number_masks|random_crop(1)', record)
     with pytest.raises(UserError, match='number_masks: the record has no masks; it has image'):
         run('number_masks', {'image': record['image']})
+
+
+def test_a_pixel_of_several_masks_is_of_the_smallest():
+    masks = np.array([[[1, 0, 0]], [[1, 1, 1]], [[1, 1, 0]]], bool)
+    record = {'image': np.zeros((1, 3, 3), np.uint8), 'masks': masks}
+    numbered = run('number_masks', record)
+    np.testing.assert_array_equal(numbered['segments'], [[1, 3, 2]])
+    np.testing.assert_array_equal(run('number_masks', numbered)['segments'], [[1, 3, 2]])
+
+
+@pytest.mark.parametrize(
+    'spec', [*MOVING, 'large_scale_jitter((20, 30))', 'randaugment(3, 10, 9, 4)']
+)
+def test_segments_are_cut_as_masks_are(spec):
+    """Numbered first or last, the same pixels belong to the same objects."""
+    dropped = 0
+    for seed in SEEDS:
+        record = scene(seed)
+        record = {k: record[k] for k in ('image', 'masks', 'ids')}
+        record['masks'] &= record['masks'].cumsum(0) == 1  # disjoint, whatever their areas become
+        kept = record['masks'].any((1, 2))
+        record |= {k: record[k][kept] for k in ('masks', 'ids')}
+        first, last = (
+            run(f'number_masks|{spec}', record, seed),
+            run(f'{spec}|number_masks', record, seed),
+        )
+        np.testing.assert_array_equal(first['ids'], last['ids'])
+        assert first['segments'].dtype == np.int16
+        np.testing.assert_array_equal(first['segments'].clip(0), last['segments'].clip(0))
+        dropped += len(first['ids']) < len(record['ids'])
+    assert (dropped > 0) == ('crop' in spec or 'jitter' in spec or 'randaugment' in spec)
+
+
+def test_padding_of_segments_is_void():
+    segments = np.array([[0, 1], [-1, 2]], np.int16)
+    record = {'image': np.zeros((2, 2, 3), np.uint8), 'segments': segments, 'labels': np.arange(2)}
+    padded = geometry.pad(record, 1, 0, 0, 1)['segments']
+    np.testing.assert_array_equal(padded, [[-1, -1, -1], [0, 1, -1], [-1, 2, -1]])
+    cut = geometry.crop(record, 1, 0, 1, 2)
+    np.testing.assert_array_equal(cut['segments'], [[-1, 1]])
+    np.testing.assert_array_equal(cut['labels'], [1])
+    with pytest.raises(UserError, match=r"'segments' has shape \(2, 2\); it must be \[3, 2\]"):
+        geometry.flip({**record, 'image': np.zeros((3, 2, 3), np.uint8)})
 
 
 def test_pad_objects_says_what_it_cuts_off(caplog):

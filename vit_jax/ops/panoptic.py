@@ -16,6 +16,7 @@ from vit_jax.ops.resize import bilinear_half_pixel
 
 THRESHOLD = 0.85  # least probability of the class of a segment
 LEAST = 5  # pixels that a segment has at least
+VOID = -1  # instead of a segment's number: a pixel that nobody labeled
 
 # Maps pixels of the model's input to pixels of the segmented image.
 Place = Callable[[np.ndarray], np.ndarray]

@@ -78,7 +78,7 @@ class Viz(detect.Viz):
         (shown,) = axes.images
         picture = np.asarray(shown.get_array())
         factor = len(picture) // len(fields['segments'])
-        numbers = fields['segments'].repeat(factor, axis=0).repeat(factor, axis=1)
+        numbers = fields['segments'].clip(0).repeat(factor, axis=0).repeat(factor, axis=1)
         classes = fields['labels'][: numbers.max()].tolist()
         tints = [figures.class_color(label) for label in classes]
         shown.set_data(paint_segments(picture, numbers, tints))

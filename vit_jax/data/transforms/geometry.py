@@ -4,7 +4,8 @@
     boxes     float32 [N, 4], (x0, y0, x1, y1) in pixels, from the image's upper left corner
     masks     [N, H, W], true or not 0 where the object is
     points    float32 [P, 2], (x, y) in pixels
-    segments  int16 [H, W], 1 + the row of the object that a pixel belongs to, or 0
+    segments  int16 [H, W], 1 + the row of the object that a pixel belongs to, 0 for no object, or
+              `VOID` where that is unknown, as in padding
 
 Each function takes a record that has some of these besides `image`, and returns a new one. Along
 earlier axes of an image, such as the frames of a clip or the views of an image, all get the same
@@ -12,12 +13,12 @@ transform. Numbers, strings and one-dimensional arrays pass. UserError is raised
 would be silently wrong if it stayed unmoved: an image of another size, such as a small view;
 another array of two or more dimensions; a nested list such as polygons.
 
-If there are boxes or masks, the rows of `OBJECTS` belong to them one by one; arrays of other names
-are facts about the whole image. A cut (`crop`, `follow`) clips boxes to the image and drops the
-objects outside of it, with their rows of all `OBJECTS`; objects without boxes are judged by their
-masks. Points keep their number and order, which may name them: those outside of the image keep
-their coordinates. `areas` follow a change of scale, and are refused if objects are cut, since the
-remaining area is unknown; so are `segments`, which hold the objects' rows.
+If there are boxes, masks or segments, the rows of `OBJECTS` belong to them one by one; arrays of
+other names are facts about the whole image. A cut (`crop`, `follow`) clips boxes to the image and
+drops the objects outside of it, with their rows of all `OBJECTS`; with segments those without a
+pixel, else those without a box, or without a mask. Points keep their number and order, which may
+name them: those outside of the image keep their coordinates. `areas` follow a change of scale, and
+are refused if objects are cut, since the remaining area is unknown.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from vit_jax.array_types import Float, Shaped
 from vit_jax.data.records import OBJECTS, Record
 from vit_jax.data.transforms.pillow import Fill, Matrix, resample, transform
 from vit_jax.errors import UserError
+from vit_jax.ops.panoptic import VOID
 
 CORNERS = [[0, 1], [2, 1], [0, 3], [2, 3]]  # columns of a box
 
@@ -104,8 +106,16 @@ def _mirrored(image: Shaped[np.ndarray, 'H W C']) -> Shaped[np.ndarray, 'H W C']
     return made
 
 
-def pad(record: Record, top: int, bottom: int, left: int, right: int, fill: Fill = 0) -> Record:
-    """Add rows and columns, of the color `fill` in images and of zeros in masks."""
+def pad(
+    record: Record,
+    top: int,
+    bottom: int,
+    left: int,
+    right: int,
+    fill: Fill = 0,
+    segment: int = VOID,
+) -> Record:
+    """Add rows and columns: `fill` in images, zeros in masks, `segment` in segments."""
     check_movable(record)
     rows, columns = (top, bottom), (left, right)
     return _move(
@@ -113,6 +123,7 @@ def pad(record: Record, top: int, bottom: int, left: int, right: int, fill: Fill
         lambda image: _pad(image, rows, columns, (0, 0), fill=fill),
         lambda masks: _pad(masks, (0, 0), rows, columns),
         lambda points: points + np.array([left, top]),
+        lambda segments: _pad(segments, rows, columns, fill=segment),
     )
 
 
@@ -129,8 +140,15 @@ def follow(record: Record, matrix: Matrix) -> Record:
         lambda image: image,
         lambda masks: _each(lambda mask: transform(mask, matrix, fill=0), masks),
         lambda points: (points - [c, f]) @ inverse.T,
+        lambda segments: _follow_numbers(segments, matrix),
     )
     return _cut(moved)
+
+
+def _follow_numbers(segments: np.ndarray, matrix: Matrix) -> np.ndarray:
+    """Move a map by `matrix`; `VOID` comes in from outside."""
+    above_void = Image.fromarray((segments - VOID).astype(np.int32))
+    return np.asarray(transform(above_void, matrix, fill=0)).astype(segments.dtype) + VOID
 
 
 def _each(change: Callable[[Image.Image], Image.Image], masks: np.ndarray) -> np.ndarray:
@@ -162,7 +180,8 @@ def shrink_and_pad(record: Record, size: tuple[int, int]) -> Record:
     height, width = (max(1, round(side * scale)) for side in (height, width))
     try:
         record = resize(record, height, width)
-        record = pad(record, 0, size[0] - height, 0, size[1] - width)
+        # 0 in segments: `pixel_mask` marks the padding.
+        record = pad(record, 0, size[0] - height, 0, size[1] - width, segment=0)
     except UserError as error:
         raise UserError(f'padding images to {size[1]} x {size[0]}: {error}') from error
     mask = np.zeros(size, bool)
@@ -175,14 +194,18 @@ def _move(
     image: Callable[[np.ndarray], np.ndarray],
     masks: Callable[[Shaped[np.ndarray, 'N H W']], Shaped[np.ndarray, 'N H2 W2']],
     points: Callable[[Points], Points],
+    segments: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> Record:
-    """The record with each field moved by the function for its kind."""
+    """The record with each field moved by the function for its kind, segments by default as masks
+    are.
+    """
+    segments = segments or (lambda numbers: masks(numbers[None])[0])
     images = {name: map_frames(image, record[name]) for name in record if is_image(name)}
     moved = {**record, **images}
     if 'masks' in record:
         moved['masks'] = masks(np.asarray(record['masks']))
     if 'segments' in record:
-        moved['segments'] = masks(np.asarray(record['segments'])[None])[0]
+        moved['segments'] = segments(np.asarray(record['segments']))
     if 'points' in record:
         moved['points'] = points(np.asarray(record['points'])).astype(np.float32)
     if 'boxes' in record:
@@ -198,11 +221,36 @@ def _cut(record: Record) -> Record:
         height, width = image_size(record)
         boxes = np.clip(record['boxes'], 0, np.array([width, height] * 2, np.float32))
         record = {**record, 'boxes': boxes}
+    if 'segments' in record:
+        return keep_visible(record)
+    if 'boxes' in record:
         kept = (boxes[:, 2:] > boxes[:, :2]).all(1)
     elif 'masks' in record:
         kept = record['masks'].any((1, 2))
     else:
         return record
+    return _chosen(record, kept)
+
+
+def keep_visible(record: Record) -> Record:
+    """The record without the objects that have no pixel in `segments`, and the others numbered
+    anew; numbers without an object stay.
+    """
+    names = [name for name in OBJECTS if name in record]
+    count = len(record[names[0]]) if names else 0
+    segments = np.asarray(record['segments'])
+    pixels = np.bincount(segments[segments > 0], minlength=count + 1)
+    kept = pixels[1 : count + 1] > 0
+    if kept.all():
+        return record
+    new = np.arange(len(pixels), dtype=segments.dtype)
+    new[1 : count + 1] = np.where(kept, np.cumsum(kept), 0)
+    new[count + 1 :] -= count - kept.sum()
+    numbers = np.where(segments > 0, new[segments.clip(0)], segments)
+    return {**_chosen(record, kept), 'segments': numbers}
+
+
+def _chosen(record: Record, kept: np.ndarray) -> Record:
     rows = {name: np.asarray(record[name])[kept] for name in OBJECTS if name in record}
     return {**record, **rows}
 
@@ -238,15 +286,15 @@ def check_movable(record: Record, *, padded: bool = True, cut: bool = False) -> 
     Args:
       record: has an image.
       padded: whether rows that `pad_objects` has added may stay where they are.
-      cut: whether objects are cut; then neither these rows nor areas nor segments are allowed.
+      cut: whether objects are cut; then neither these rows nor areas are allowed.
     """
     height, width = image_size(record)
-    forms = {'boxes': (4,), 'points': (2,), 'masks': (height, width), 'segments': (width,)}
+    forms = {'boxes': (4,), 'points': (2,), 'masks': (height, width), 'segments': (height, width)}
     for name, value in record.items():
         if name in forms:
-            if np.shape(value)[1:] != forms[name]:
-                rows = height if name == 'segments' else 'N'
-                expected = ', '.join(map(str, (rows, *forms[name])))
+            rows = () if name == 'segments' else ('N',)
+            if np.shape(value)[len(rows) :] != forms[name]:
+                expected = ', '.join(map(str, (*rows, *forms[name])))
                 raise UserError(f'{name!r} has shape {np.shape(value)}; it must be [{expected}]')
         elif is_image(name):
             if np.shape(value)[-3:-1] != (height, width):
@@ -261,13 +309,11 @@ def check_movable(record: Record, *, padded: bool = True, cut: bool = False) -> 
         raise UserError('cannot move the rows that pad_objects has added; put pad_objects last')
     if cut and 'areas' in record:
         raise UserError(f"'areas' of cut objects are unknown; {_without(record, 'areas')}")
-    if cut and 'segments' in record:
-        raise UserError('segments cannot be cut; put number_masks after transforms that cut')
 
 
 def check_objects(record: Record) -> None:
     """Raise UserError unless all fields of objects have one row for each object."""
-    if 'boxes' not in record and 'masks' not in record:
+    if not {'boxes', 'masks', 'segments'} & record.keys():
         return
     counts = {name: len(record[name]) for name in OBJECTS if name in record}
     if len(set(counts.values())) > 1:

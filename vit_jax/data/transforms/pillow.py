@@ -55,7 +55,7 @@ def transform(image: Image.Image, matrix: Matrix, fill: int) -> Image.Image:
         Image.Transform.AFFINE,
         matrix,
         Image.Resampling.NEAREST,
-        fillcolor=fill if image.mode == 'L' else (fill,) * 3,
+        fillcolor=(fill,) * 3 if image.mode == 'RGB' else fill,
     )
 
 

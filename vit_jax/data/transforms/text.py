@@ -160,14 +160,15 @@ def pad_objects(count: int) -> Callable[[Record], Record]:
 
     The arrays of `records.OBJECTS` are padded with zeros, and `object_mask`, bool [count], is
     true in the rows of objects. Of more objects the first `count` are kept, which is logged the
-    first, tenth, hundredth time, and so on. A record without boxes and masks is a UserError.
+    first, tenth, hundredth time, and so on. A record without boxes, masks and segments is a
+    UserError.
     """
     check_positive(count=count)
     cut = 0
 
     def apply(record: Record) -> Record:
         nonlocal cut
-        if 'boxes' not in record and 'masks' not in record:
+        if not {'boxes', 'masks', 'segments'} & record.keys():
             raise UserError(f'the record has no boxes or masks; it has {", ".join(record)}')
         check_objects(record)
         rows = {name: np.asarray(record[name]) for name in OBJECTS if name in record}
@@ -187,17 +188,21 @@ def pad_objects(count: int) -> Callable[[Record], Record]:
 @annotation_transform
 def number_masks() -> Callable[[Record], Record]:
     """Join the `masks` [N, H, W] of objects into `segments`, int16 [H, W]: 1 + the row of the
-    object that a pixel belongs to, the last of several, or 0 for none.
+    object that a pixel belongs to, the smallest of several, or 0 for none.
 
-    Segments take one N-th of the memory of masks in a batch. A record without masks is a UserError.
+    Segments take one N-th of the memory of masks in a batch, and of the time of later transforms.
+    Records that have segments stay; a record with neither is a UserError.
     """
 
     def apply(record: Record) -> Record:
+        if 'segments' in record and 'masks' not in record:
+            return record
         if 'masks' not in record:
             raise UserError(f'the record has no masks; it has {", ".join(record)}')
-        segments = np.zeros(np.shape(record['masks'])[1:], np.int16)
-        for row, mask in enumerate(record['masks']):
-            segments[mask != 0] = row + 1
+        masks = np.asarray(record['masks']) != 0
+        segments = np.zeros(masks.shape[1:], np.int16)
+        for row in np.argsort(-masks.sum((1, 2)), kind='stable').tolist():
+            segments[masks[row]] = row + 1
         rest = {name: value for name, value in record.items() if name != 'masks'}
         return {**rest, 'segments': segments}
 
