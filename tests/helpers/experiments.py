@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 
 from vit_jax.config import load
@@ -32,6 +33,7 @@ def one_of_each_kind(*first: str) -> list[str]:
     return found
 
 
+@functools.cache
 def _kinds(spec: str) -> set[tuple[str, ...]]:
     config = load.load(str(ROOT / spec))
     model, task = config.model.name, config.task.name
