@@ -24,7 +24,7 @@ from vit_jax.trainer import build
 # JAX's platforms, and a kind of device of each.
 DEVICES = {'cuda': 'NVIDIA H100 80GB HBM3', 'tpu': 'TPU v5e', 'cpu': 'cpu'}
 PALLAS, CUDNN = 'tpu_custom_call', '__cudnn$fmha'
-WITHOUT_CUDNN = ('bit_resnet', 'swin', 'coltran', 'coltran_upsampler')
+WITHOUT_CUDNN = ('bit_resnet', 'mixer', 'swin', 'coltran', 'coltran_upsampler')
 DEAR = ('coltran', 'coltran_upsampler', 'colorizer', 'detr_panoptic', 'hybrid', 'lstm')
 
 

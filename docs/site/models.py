@@ -64,6 +64,7 @@ CHECKED = {
     ),
     'jit': Checked("the authors' code", 'tests/models/test_jit.py', '1e-5'),
     'mae': Checked("transformers' ViTMAE", f'{TESTS}/test_mae.py', '2e-5', ('mae',)),
+    'mixer': Checked("timm's MlpMixer", f'{TESTS}/test_mixer.py', '1e-5', ('mixer',)),
     'naflex': Checked('itself, one image at a time', 'tests/models/test_naflex.py', '1e-6'),
     'rnn_seq2seq': Checked('equations in NumPy', 'tests/models/test_rnn_seq2seq.py', '1e-5'),
     'seq2seq': Checked("transformers' and PyTorch's", 'tests/models/test_seq2seq.py', '1e-5'),

@@ -29,7 +29,7 @@ from vit_jax.runtime import console
 from vit_jax.storage import paths, servers
 
 MOST_BYTES = 50 * 2**30  # of downloads
-PUBLIC = ('gs://vit_models/', 'gs://big_vision/', 'gs://bit_models/')
+PUBLIC = ('gs://vit_models/', 'gs://big_vision/', 'gs://bit_models/', 'gs://mixer_models/')
 BLOCK = 16 * 2**20  # bytes of a request
 TRIES, PAUSE = 3, 1.0  # for a block; seconds between two
 _TAGS = ('etag', 'ETag', 'generation', 'LastModified', 'updated', 'mtime', 'created', 'size')

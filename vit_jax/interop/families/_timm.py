@@ -288,7 +288,7 @@ def write(trained: TrainedModel, table: names.Table) -> Written:
     if model['posemb'] == 'sincos2d':
         flat['pos_embed'] = fixed_positions(size, stride, model['width'], first)
     channels = trained.channels
-    told, notes = _images(trained.transforms, size)
+    told, notes = image_keys(trained.transforms, size)
     pool, classes = _POOLS[model['pool']], model['num_classes'] or 0
     config = {
         'architecture': architecture,
@@ -313,7 +313,7 @@ def write(trained: TrainedModel, table: names.Table) -> Written:
     return Written(_fused(_gated(arrays)), config, (*_notes(model), *notes))
 
 
-def _images(transforms: str, size: Size) -> tuple[dict[str, Any], tuple[str, ...]]:
+def image_keys(transforms: str, size: Size) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The keys of `pretrained_cfg` that make images of `size`, and notes on differences."""
     recipe, notes = preprocessing.parse_recipe(transforms), []
     if recipe and recipe.made and recipe.made != size:
