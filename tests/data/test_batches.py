@@ -20,6 +20,17 @@ def test_any_part_of_an_epoch_is_what_the_whole_has_there():
     np.testing.assert_array_equal(part, whole[positions])
 
 
+@pytest.mark.parametrize('size', [1, 7, batches.PART, batches.PART + 1, 3 * batches.PART])
+def test_epochs_follow_one_another_at_any_positions(size):
+    positions = np.random.default_rng(0).integers(0, 4 * size, 500)
+    one_by_one = [
+        batches.shuffled(np.array([at % size]), size=size, seed=3, epoch=at // size)
+        for at in positions.tolist()
+    ]
+    together = batches.shuffled_epochs(positions, size=size, seed=3)
+    np.testing.assert_array_equal(together, np.concatenate(one_by_one))
+
+
 def test_seeds_and_epochs_are_unrelated():
     orders = {
         (seed, epoch): batches.shuffled(np.arange(1000), size=1000, seed=seed, epoch=epoch)

@@ -20,6 +20,7 @@ Batch = dict[str, np.ndarray]
 INDEX_AND_MASK = {'index': np.dtype(np.int32), 'mask': np.dtype(np.float32)}
 MASKED = {'pixel_mask': 'image', 'object_mask': 'boxes'}  # masks not named NAME_mask
 BLOCKS = (100, 1000, 10_000)  # positions in which the shares of a mixture are kept
+PART = 4096  # positions of an epoch whose examples are computed at once
 ROUNDS = 6  # Luby and Rackoff (1988) need four; tiny data sets a little more,
 MIN_HALF_BITS = 3  # and a domain of at least 64, to have all orders equally often
 
@@ -236,11 +237,24 @@ def shuffled_epochs(positions: np.ndarray, *, size: int, seed: int) -> np.ndarra
       int64 [n].
     """
     epochs, within = np.divmod(positions, size)
-    examples = np.empty_like(positions)
-    for epoch in np.unique(epochs):
-        now = epochs == epoch
-        examples[now] = shuffled(within[now], size=size, seed=seed, epoch=int(epoch))
+    of_epoch = -(-size // PART)
+    parts = epochs * of_epoch + within // PART
+    examples = np.empty(len(positions), np.int64)
+    for number in np.unique(parts).tolist():
+        now = parts == number
+        epoch, part = divmod(number, of_epoch)
+        examples[now] = _part(part, size, seed, epoch)[within[now] - part * PART]
     return examples
+
+
+@functools.lru_cache(maxsize=16)
+def _part(part: int, size: int, seed: int, epoch: int) -> Int[np.ndarray, ' n']:
+    """The examples at PART positions of an epoch, or fewer at its end.
+
+    Computing thousands at once takes little longer than computing those of a small batch.
+    """
+    positions = np.arange(part * PART, min((part + 1) * PART, size))
+    return shuffled(positions, size=size, seed=seed, epoch=epoch)
 
 
 @dataclasses.dataclass(frozen=True)
