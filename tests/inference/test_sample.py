@@ -125,3 +125,23 @@ def test_mistakes_are_one_line(folder, words, said, capsys, tmp_path, monkeypatc
 def test_a_run_of_another_task_is_refused(repo, capsys):
     assert cli.main(['sample', str(repo / 'tests/golden/run_vit'), '--out', 'x.png']) == 2
     assert 'which makes no images' in capsys.readouterr().err
+
+
+def made(numbers):
+    """Gray batches of two images."""
+    for number in numbers:
+        if number is None:
+            raise RuntimeError
+        images = np.full((2, 4, 4, 1), number, np.uint8)
+        yield sample.Samples(images, images[:, :0], np.full(2, number), np.arange(2))
+
+
+def test_an_array_is_written_batch_by_batch_and_appears_whole(tmp_path):
+    sample.write_npz(tmp_path / 'a.npz', made([3, 5]), 4)
+    with np.load(tmp_path / 'a.npz') as arrays:
+        assert arrays['arr_1'].tolist() == [3, 3, 5, 5]
+        assert arrays['arr_0'].shape == (4, 4, 4, 3)
+        assert (arrays['arr_0'] == arrays['arr_1'][:, None, None, None]).all()
+    with pytest.raises(RuntimeError):
+        sample.write_npz(tmp_path / 'b.npz', made([3, None]), 4)
+    assert [path.name for path in tmp_path.iterdir()] == ['a.npz']

@@ -229,6 +229,17 @@ def test_a_sweep_keeps_its_runs_there(bucket, tmp_path, capsys):
     assert not [name for name in paths.files(folder) if name.endswith('lock')]
 
 
+def test_a_file_written_by_parts_appears_whole(bucket):
+    target = paths.path(f'{bucket}/parts/a.npz')
+    with paths.atomic_file(target) as file:
+        file.write_bytes(b'whole')
+        assert not target.exists()
+    assert target.read_bytes() == b'whole'
+    with pytest.raises(KeyError), paths.atomic_file(target) as file:
+        file.write_bytes({}['a part'])
+    assert target.read_bytes() == b'whole'
+
+
 def test_a_folder_in_use(bucket, monkeypatch):
     monkeypatch.setattr(lock, '_HEARTBEAT_SECONDS', 0.2)
     folder = paths.path(f'{bucket}/in_use')

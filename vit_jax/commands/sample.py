@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     total = len(classes) * args.count
     frames = min(FRAMES, run.task.steps - 1) if args.trajectory else 0
     times = (run.task.frame_steps(frames) / run.task.steps).tolist()
-    write = writer(args, run.class_names, times)
+    write = writer(args, total, run.class_names, times)
     if args.draws and total > MOST_DRAWN:
         raise UserError(f'--out {args.out}: {total:,} images are too many for one: name a folder')
     compile_cache.enable()
@@ -64,12 +64,19 @@ def main(argv: Sequence[str]) -> int:
 
 
 def writer(
-    args: argparse.Namespace, names: Sequence[str], times: Sequence[float]
+    args: argparse.Namespace, total: int, names: Sequence[str], times: Sequence[float]
 ) -> Callable[[Iterator[Any]], None]:
-    """The function that writes batches to `--out`, given names of classes and times of frames."""
+    """The function that writes batches to `--out`.
+
+    Args:
+      args: the flags.
+      total: number of images.
+      names: of the classes.
+      times: of frames.
+    """
     if args.draws:
         return lambda batches: write_picture(args.out, list(batches), names, times)
-    return {True: write_folder, False: write_npz}[is_folder(args.out)](args.out)
+    return write_folder(args.out) if is_folder(args.out) else write_npz(args.out, total)
 
 
 def write_folder(out: str) -> Callable[[Iterator[Any]], None]:
@@ -86,14 +93,14 @@ def write_folder(out: str) -> Callable[[Iterator[Any]], None]:
     return write
 
 
-def write_npz(out: str) -> Callable[[Iterator[Any]], None]:
+def write_npz(out: str, total: int) -> Callable[[Iterator[Any]], None]:
     """Write all samples as an array, see `inference.sample.write_npz`."""
 
     def write(batches: Iterator[Any]) -> None:
         from vit_jax.inference import sample
 
         with writing(out, '--out'):
-            sample.write_npz(out, batches)
+            sample.write_npz(out, batches, total)
 
     return write
 

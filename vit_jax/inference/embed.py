@@ -28,6 +28,7 @@ from vit_jax.errors import UserError, check_choice, visible
 from vit_jax.inference.images import Image, ImageInputs
 from vit_jax.inference.load import Path, backbone, open_model
 from vit_jax.inference.predict import text_encoder
+from vit_jax.interop import files
 from vit_jax.interop.trained import Size, TrainedModel
 from vit_jax.nn.maps import HiddenState, choose_layers
 from vit_jax.runtime import compile_cache, environment, mesh, sharding
@@ -388,13 +389,8 @@ def write(
         with np.load(part) as stored:
             numbers += stored[_NUMBERS].tolist()
             left_out |= json.loads(str(stored[_LEFT_OUT]))
-    partial = file.with_name(f'.{file.name}.{os.getpid()}.partial')
-    try:
+    with paths.atomic_file(file) as partial:
         WRITERS[file.suffix.lower()](partial, _Columns(embedder.inputs, numbers, parts))
-        paths.sync(partial)
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)
     paths.remove(folder)
     return Rows(numbers, {}, {int(i): UserError(text) for i, text in left_out.items()})
 
@@ -484,21 +480,11 @@ class _Columns:
 def _write_npz(file: pathlib.Path, columns: _Columns) -> None:
     """Write arrays as `numpy.savez` does, but without having any of them whole."""
     with zipfile.ZipFile(file, 'w') as archive:
-
-        def write(name: str, dtype: np.dtype, row: tuple[int, ...], chunks: Any) -> None:
-            entry = zipfile.ZipInfo(f'{name}.npy')  # its time is always the same
-            with archive.open(entry, 'w', force_zip64=True) as opened:
-                shape, described = (len(columns), *row), np.lib.format.dtype_to_descr(dtype)
-                header = {'descr': described, 'fortran_order': False, 'shape': shape}
-                np.lib.format.write_array_header_1_0(opened, header)
-                for chunk in chunks:
-                    opened.write(np.ascontiguousarray(chunk).data)
-
+        rows = len(columns)
         for name, array in columns.known.items():
-            write(name, array.dtype, (), [array])
+            files.write_rows(archive, name, rows, [array])
         for name in columns.features:
-            first = next(columns.chunks(name))
-            write(name, first.dtype, first.shape[1:], columns.chunks(name))
+            files.write_rows(archive, name, rows, columns.chunks(name))
 
 
 def _write_parquet(file: pathlib.Path, columns: _Columns) -> None:

@@ -6,9 +6,9 @@ devices or batches change it by the rounding of their arithmetic.
 
 from __future__ import annotations
 
-import io
 import os
-from collections.abc import Iterator, Sequence
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +19,7 @@ from vit_jax import step
 from vit_jax.array_types import Int, UInt8
 from vit_jax.data.batches import Batch
 from vit_jax.errors import UserError
+from vit_jax.interop import files
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.runtime import mesh, sharding
 from vit_jax.storage import paths
@@ -144,18 +145,27 @@ def _image_size(trained: TrainedModel) -> tuple[int, int]:
     return trained.image_size
 
 
-def write_npz(path: str | os.PathLike[str], batches: Iterator[Samples]) -> None:
-    """Write images as tools for Frechet inception distances read them.
+def write_npz(path: str | os.PathLike[str], batches: Iterable[Samples], count: int) -> None:
+    """Write images as tools for Frechet inception distances read them, one batch after the other.
 
     `arr_0` has the images, bytes [N H W 3], gray ones with three equal channels; `arr_1` their
     classes [N].
 
+    Args:
+      path: the file.
+      batches: of `sample`.
+      count: N, the number of images of all batches.
+
     Raises:
       OSError: if the file cannot be written; leaves no partial file.
     """
-    made = list(batches)
-    images = np.concatenate([batch.images for batch in made])
-    images = np.broadcast_to(images, (*images.shape[:3], 3)) if images.shape[-1] == 1 else images
-    content = io.BytesIO()
-    np.savez(content, images, np.concatenate([batch.labels for batch in made]))
-    paths.write_atomic(path, content.getvalue())
+    labels: list[np.ndarray] = []
+
+    def images() -> Iterator[np.ndarray]:
+        for batch in batches:
+            labels.append(batch.labels)
+            yield np.broadcast_to(batch.images, (*batch.images.shape[:3], 3))
+
+    with paths.atomic_file(path) as file, zipfile.ZipFile(file, 'w') as archive:
+        files.write_rows(archive, 'arr_0', count, images())
+        files.write_rows(archive, 'arr_1', count, labels)

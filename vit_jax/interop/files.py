@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import pathlib
 import re
 import stat
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -121,6 +122,28 @@ def write_npz(path: str | os.PathLike[str], flat: Mapping[str, np.ndarray]) -> N
         for name, array in flat.items():
             with archive.open(f'{name}.npy', 'w', force_zip64=True) as member:
                 np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
+
+
+def write_rows(
+    archive: zipfile.ZipFile, name: str, count: int, chunks: Iterable[np.ndarray]
+) -> None:
+    """Write an array into an .npz as `numpy.savez` does, but without having it whole.
+
+    Args:
+      archive: the .npz.
+      name: of the array.
+      count: number of its rows.
+      chunks: the rows in order; at least one chunk, which tells their dtype and shape.
+    """
+    chunks = iter(chunks)
+    first = next(chunks)
+    described, shape = np.lib.format.dtype_to_descr(first.dtype), (count, *first.shape[1:])
+    header = {'descr': described, 'fortran_order': False, 'shape': shape}
+    entry = zipfile.ZipInfo(f'{name}.npy')  # its time is always the same
+    with archive.open(entry, 'w', force_zip64=True) as opened:
+        np.lib.format.write_array_header_1_0(opened, header)
+        for chunk in itertools.chain([first], chunks):
+            opened.write(np.ascontiguousarray(chunk).data)
 
 
 def write_safetensors(

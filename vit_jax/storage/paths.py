@@ -21,6 +21,7 @@ import pathlib
 import re
 import shutil
 import stat
+import tempfile
 import uuid
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any
@@ -391,6 +392,28 @@ def write_atomic(file: str | os.PathLike[str], content: bytes) -> None:
             opened.write(content)
             opened.flush()
             os.fsync(opened.fileno())
+        partial.replace(target)
+        sync(target.parent)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_file(file: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+    """A local file to write by parts; it appears as `file` at the end, as by `write_atomic`.
+
+    Raises as `write_atomic`.
+    """
+    target = path(file)
+    if is_remote(target):
+        with tempfile.TemporaryDirectory() as folder:
+            yield pathlib.Path(folder) / target.name
+            copy(pathlib.Path(folder), target.parent)
+        return
+    partial = target.with_name(f'.{target.name}.{os.getpid()}.partial')
+    try:
+        yield partial
+        sync(partial)
         partial.replace(target)
         sync(target.parent)
     finally:
