@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 from helpers import transformers_clip, vit_mae
 from helpers.messages import says
+from helpers.object_servers import SCHEMES, serve_bucket
 from PIL import Image
 from pyarrow import parquet
 
 import vit_jax
 from vit_jax import __main__ as cli
 from vit_jax.data.sources import open_source
-from vit_jax.inference import embed
+from vit_jax.errors import UserError
+from vit_jax.inference import embed, feature_files
 from vit_jax.models import vit
-from vit_jax.storage import paths
+from vit_jax.storage import lock, paths
 from vit_jax.viz import features
 
 LAYERS = ['--features', 'class,mean,patches', '--layer', '-2..-1']
@@ -87,7 +89,7 @@ def test_an_interrupted_file_is_continued_and_ends_the_same(
     """Parts that are done are not computed again; a bad file is named by both calls."""
     shutil.copytree(photos, tmp_path / 'in')
     (tmp_path / 'in' / '2_bad.png').write_text('not a picture')
-    monkeypatch.setattr(embed, 'PART_ROWS', 4)
+    monkeypatch.setattr(feature_files, 'PART_ROWS', 4)
     computed, write = [], paths.write_atomic
 
     def write_and_stop(file, content):
@@ -119,10 +121,75 @@ def test_an_interrupted_file_is_continued_and_ends_the_same(
             patched.setattr(embed, 'Embedder', Counting)
             computed.clear()
             assert run(*words, '--out', resumed) == 1
+            assert run(*words, '--out', resumed) == 1  # it is finished
         assert computed == [[4, 5, 6, 7]]
-        assert capsys.readouterr().err == first.err
+        assert capsys.readouterr().err == 2 * first.err
         assert resumed.read_bytes() == whole.read_bytes()
+        assert run(*other) == 2
+        assert says(capsys.readouterr().err, 'holds other features (another features', 'layers')
         assert not list(tmp_path.glob('*.parts'))
+
+
+@pytest.mark.parametrize('ending', ['npz', 'parquet'])
+def test_a_file_is_of_one_model_and_of_the_images_that_it_had(
+    ending, checkpoint, photos, smoke_run, tmp_path, capsys
+):
+    image, out = tmp_path / 'a.png', tmp_path / f'a.{ending}'
+    shutil.copy(photos / '0.png', image)
+    assert run(checkpoint, image, '--out', out) == 0
+    before = out.read_bytes()
+    capsys.readouterr()
+    assert run(smoke_run, image, '--out', out) == 2
+    assert says(capsys.readouterr().err, 'another model', 'write to another file')
+    shutil.copy(photos / '1.png', image)
+    assert run(checkpoint, image, '--out', out) == 2
+    assert says(capsys.readouterr().err, '(another inputs)')
+    assert out.read_bytes() == before
+    out.write_text('of another program')
+    assert run(checkpoint, image, '--out', out) == 2
+    assert says(capsys.readouterr().err, 'is not of this command')
+
+
+def test_two_processes_do_not_write_one_file(checkpoint, photos, tmp_path, monkeypatch, capsys):
+    out = tmp_path / 'a.npz'
+    with lock.hold(feature_files.parts_folder(out)):
+        assert run(checkpoint, photos, '--out', out) == 2
+    assert says(capsys.readouterr().err, 'another process', 'pid', 'its own images')
+    monkeypatch.setattr(jax, 'process_count', lambda: 2)
+    with pytest.raises(UserError, match='by one process'):
+        vit_jax.embed(checkpoint, photos / '0.png')
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('scheme', SCHEMES)
+def test_a_file_in_a_bucket(scheme, checkpoint, photos, tmp_path, monkeypatch, capsys, one_device):
+    """Its parts lie there too, so that another machine continues."""
+    monkeypatch.setattr(feature_files, 'PART_ROWS', 4)
+    words = [checkpoint, photos, *LAYERS, '--batch-size', 2]
+    write = paths.write_atomic
+
+    def write_and_stop(file, content):
+        if file.name == '4.npz':
+            raise KeyboardInterrupt
+        write(file, content)
+
+    with serve_bucket(scheme) as bucket:
+        for ending in ('npz', 'parquet'):
+            local, remote = tmp_path / f'a.{ending}', f'{bucket}/a.{ending}'
+            assert run(*words, '--out', local) == 0
+            with monkeypatch.context() as patched:
+                patched.setattr(paths, 'write_atomic', write_and_stop)
+                assert run(*words, '--out', remote) == 130
+            assert not paths.path(remote).exists()
+            assert '0.npz' in paths.files(paths.path(f'{remote}.parts'))
+            near = tmp_path / f'{ending}.png'
+            assert run(*words, '--out', remote, '--neighbors', near) == 0
+            assert run(*words, '--out', remote) == 0
+            assert paths.path(remote).read_bytes() == local.read_bytes()
+            assert paths.files(paths.path(f'{remote}.parts')) == []
+            capsys.readouterr()
+            assert run(*words[:2], '--out', remote) == 2
+            assert says(capsys.readouterr().err, 'holds other features')
 
 
 def test_both_formats_hold_the_same(checkpoint, photos, tmp_path):
@@ -139,7 +206,7 @@ def test_both_formats_hold_the_same(checkpoint, photos, tmp_path):
                 np.array(table[name].to_pylist(), np.float32), stored[name]
             )
         for file in ('a.npz', 'a.parquet'):
-            found = embed.read_column(tmp_path / file, 'mean')
+            found = feature_files.read_column(tmp_path / file, 'mean')
             np.testing.assert_array_equal(found, stored['mean_2'])
 
 
@@ -202,7 +269,6 @@ def test_mistakes_are_one_line(checkpoint, photos, smoke_run, tmp_path, capsys):
         ([checkpoint, image, '--texts', 'a', '--out', out], 'give either images or --texts'),
         ([checkpoint, image], 'name an output'),
         ([checkpoint, image, '--out', tmp_path / 'a.json'], '.parquet or .npz'),
-        ([checkpoint, image, '--out', 'gs://b/a.npz'], 'name a local file'),
         ([checkpoint, image, '--pca', tmp_path / 'a.txt'], '--pca'),
         ([checkpoint, image, '--out', out, '--features', 'clas'], "'class'"),
         ([checkpoint, image, '--out', out, '--layer', '7'], 'layer 7 does not exist'),

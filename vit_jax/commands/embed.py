@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     """
     args = parse(argv)
     size = image_size(args)
-    from vit_jax.inference import embed
+    from vit_jax.inference import embed, feature_files
     from vit_jax.inference.images import ImageInputs
     from vit_jax.runtime import compile_cache, console, mesh
 
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
         with writing(args.out, '--out'):
             embedder = embed.Embedder(trained, inputs, wanted, args.batch_size)
             with console.progress(f'{inputs.column}s', len(inputs)) as advance:
-                written = embed.write(embedder, args.out, advance)
+                written = feature_files.write(embedder, args.out, advance)
         left_out |= written.left_out
         print(args.out)
     if args.pca is not None:
@@ -140,8 +140,7 @@ def _joined(argv: Sequence[str], flag: str) -> list[str]:
 
 def _check(parser: Parser, args: argparse.Namespace) -> None:
     """Raise UserError if inputs are missing or an output cannot be written."""
-    from vit_jax.inference import embed
-    from vit_jax.storage import paths
+    from vit_jax.inference import feature_files
 
     if bool(args.inputs) == (args.texts is not None):
         parser.error('give either images or --texts')
@@ -149,11 +148,9 @@ def _check(parser: Parser, args: argparse.Namespace) -> None:
     if args.out is None and not any(pictures.values()):
         parser.error('name an output: --out FILE, --pca FILE or --neighbors FILE')
     if args.out is not None:
-        if not args.out.lower().endswith(tuple(embed.WRITERS)):
-            formats = ' or '.join(embed.WRITERS)
+        if not args.out.lower().endswith(tuple(feature_files.WRITERS)):
+            formats = ' or '.join(feature_files.WRITERS)
             raise UserError(f'--out {args.out!r}: the name must end in {formats}')
-        if paths.is_remote(args.out):
-            raise UserError(f'--out {args.out!r}: name a local file, and copy it afterwards')
         check_output(args.out, '--out')
     for flag, picture in pictures.items():
         if picture is not None:
@@ -251,7 +248,7 @@ def draw_neighbors(
     Raises:
       UserError: if there is no second image, or no feature of whole images.
     """
-    from vit_jax.inference import embed
+    from vit_jax.inference import embed, feature_files
     from vit_jax.runtime import console
     from vit_jax.viz import features
 
@@ -268,7 +265,7 @@ def draw_neighbors(
         (vectors,) = written.features.values()
     else:
         _require_rows(written, 2, '--neighbors')
-        vectors = embed.read_column(args.out, kind)
+        vectors = feature_files.read_column(args.out, kind)
     queries = np.arange(min(QUERIES, len(vectors)))
     order, cosines = features.nearest_neighbors(vectors, queries, NEIGHBORS)
     rows = {*queries.tolist(), *order.ravel().tolist()}

@@ -1,18 +1,10 @@
-"""Features of images and of texts by a trained model, in memory or in a file.
-
-A file is written in parts, which lie beside it until the last one is done. So a command that was
-killed goes on where it stopped, and ends with the same file.
-"""
+"""Features of images and of texts by a trained model."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import io
-import json
 import os
-import pathlib
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
@@ -24,15 +16,13 @@ import PIL.Image
 from vit_jax import step
 from vit_jax.data import batches, listing
 from vit_jax.data.batches import ArraySpec
-from vit_jax.errors import UserError, check_choice, visible
+from vit_jax.errors import UserError, check_choice
 from vit_jax.inference.images import Image, ImageInputs
 from vit_jax.inference.load import Path, backbone, open_model
 from vit_jax.inference.predict import text_encoder
-from vit_jax.interop import files
 from vit_jax.interop.trained import Size, TrainedModel
 from vit_jax.nn.maps import HiddenState, choose_layers
 from vit_jax.runtime import compile_cache, environment, mesh, sharding
-from vit_jax.storage import paths
 from vit_jax.viz.photo import Fields
 
 EMBEDDING, CLASS, MEAN, PATCHES = KINDS = ('embedding', 'class', 'mean', 'patches')
@@ -42,10 +32,7 @@ OF_LAYERS: Mapping[str, Callable[[HiddenState], jax.Array]] = {
     PATCHES: lambda state: state.patches,
 }
 LAST = (-1,)
-# A part has at most so many rows and about so many bytes: what a kill may cost.
-PART_ROWS, PART_BYTES = 1024, 2**28
 AHEAD = 2  # batches that are read while one is computed
-MANIFEST = 'manifest.json'
 Features = dict[str, np.ndarray]
 
 
@@ -147,7 +134,7 @@ class TextInputs:
     """
 
     column, predicted = 'text', 'text'
-    labels = None
+    labels, contents = None, ()
 
     def __init__(self, trained: TrainedModel, texts: Sequence[str]):
         if 'text' not in {field.name for field in dataclasses.fields(trained.task)}:
@@ -203,6 +190,11 @@ class Embedder:
     ):
         if not len(inputs):
             raise UserError('there is nothing to embed')
+        if jax.process_count() > 1:
+            raise UserError(
+                'features are computed by one process, with all of its devices: give each process '
+                'of a job its own images and --out'
+            )
         if isinstance(inputs, TextInputs) and wanted.kinds != (EMBEDDING,):
             raise UserError("texts have the feature 'embedding' alone")
         self.inputs, self._trained, self._wanted = inputs, trained, wanted
@@ -217,7 +209,7 @@ class Embedder:
         leaves = map(np.asarray, jax.tree.leaves(self._trained.variables))
         return {
             'model': listing.digest_of(*leaves),
-            'inputs': listing.digest_of(self.inputs.names),
+            'inputs': listing.digest_of(self.inputs.names, self.inputs.contents),
             'image size': list(self._trained.image_size or ()),
             'transforms': self._trained.transforms,
             'features': list(self._wanted.kinds),
@@ -329,7 +321,7 @@ class Embedder:
         return {name: x.astype(np.float32) for name, x in found.items()}
 
 
-def _column_order(name: str) -> tuple[int, int]:
+def column_order(name: str) -> tuple[int, int]:
     """The key by which features are sorted: kind and number of the layer."""
     kind, _, layer = name.partition('_')
     return KINDS.index(kind), int(layer or 0)
@@ -344,173 +336,5 @@ def _joined(chunks: Sequence[Features]) -> Features:
                 f'{name}: the images have different numbers of patches, which form no array: give '
                 'an image size'
             )
-    names = sorted(chunks[0], key=_column_order)  # JAX sorts them as texts
+    names = sorted(chunks[0], key=column_order)  # JAX sorts them as texts
     return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in names}
-
-
-def write(
-    embedder: Embedder, out: str | os.PathLike[str], advance: Callable[[int], object]
-) -> Rows:
-    """Write the features of all inputs to a file, a row for each that can be read.
-
-    Columns are `image` (or `text`), the name; `label`, if all inputs have a class; and the
-    features. Parts that an earlier call has finished, in the folder `OUT.parts`, are not computed
-    again; the folder is deleted in the end.
-
-    Args:
-      embedder: of the inputs.
-      out: a local .parquet or .npz file.
-      advance: called with each number of inputs that are done.
-
-    Returns:
-      The inputs of the rows and those that are left out, without features.
-
-    Raises:
-      UserError: if the folder has parts of other features, no input can be read, or as
-        `Embedder.rows`.
-      OSError: if a file cannot be written.
-    """
-    file, total = paths.local(os.fspath(out)), len(embedder.inputs)
-    folder = parts_folder(file)
-    size = max(1, min(PART_ROWS, PART_BYTES // embedder.row_bytes()) // embedder.batch_size)
-    size *= embedder.batch_size
-    _begin(folder, {**embedder.describe(), 'images in a part': size})
-    parts = []
-    for start in range(0, total, size):
-        chunk = range(start, min(start + size, total))
-        parts.append(folder / f'{start}.npz')
-        if parts[-1].exists():
-            advance(len(chunk))
-        else:
-            paths.write_atomic(parts[-1], _encoded(embedder.rows(chunk, advance)))
-    numbers: list[int] = []
-    left_out: dict[str, str] = {}
-    for part in parts:
-        with np.load(part) as stored:
-            numbers += stored[_NUMBERS].tolist()
-            left_out |= json.loads(str(stored[_LEFT_OUT]))
-    with paths.atomic_file(file) as partial:
-        WRITERS[file.suffix.lower()](partial, _Columns(embedder.inputs, numbers, parts))
-    paths.remove(folder)
-    return Rows(numbers, {}, {int(i): UserError(text) for i, text in left_out.items()})
-
-
-def read_column(file: str | os.PathLike[str], kind: str) -> np.ndarray:
-    """A feature in a file that `write` has written, of the last layer if there are several."""
-    path = paths.local(os.fspath(file))
-
-    def last(names: Iterable[str]) -> str:
-        return max((name for name in names if name.partition('_')[0] == kind), key=_column_order)
-
-    if path.suffix.lower() == '.npz':
-        with np.load(path) as stored:
-            return stored[last(stored.files)]
-    from pyarrow import parquet
-
-    opened = parquet.ParquetFile(path)
-    name = last(opened.schema_arrow.names)
-    column = opened.read([name])[name]
-    width = column.type.list_size
-    return np.concatenate([x.flatten().to_numpy().reshape(-1, width) for x in column.chunks])
-
-
-def parts_folder(file: pathlib.Path) -> pathlib.Path:
-    """The folder of the parts of an unfinished file."""
-    return file.with_name(f'{file.name}.parts')
-
-
-_NUMBERS, _LEFT_OUT = '#numbers', '#left_out'  # arrays of a part beside the features
-
-
-def _begin(folder: pathlib.Path, plan: dict[str, Any]) -> None:
-    """Make the folder of parts, or check that those in it are of the same plan."""
-    manifest = folder / MANIFEST
-    if (before := paths.read_text(manifest)) is None:
-        paths.make_folder(folder)
-        paths.write_text_atomic(manifest, json.dumps(plan))
-        return
-    found = paths.parse_json(before)
-    if changed := [name for name in plan if found.get(name) != plan[name]]:
-        raise UserError(
-            f'{folder} has the beginning of other features (another {", another ".join(changed)}): '
-            'delete it to start again, or write to another file'
-        )
-
-
-def _encoded(found: Rows) -> bytes:
-    errors = json.dumps({str(i): str(error) for i, error in found.left_out.items()})
-    own = {_NUMBERS: np.array(found.numbers, np.int64), _LEFT_OUT: np.array(errors)}
-    arrays: dict[str, Any] = own | found.features
-    file = io.BytesIO()
-    np.savez(file, **arrays)
-    return file.getvalue()
-
-
-class _Columns:
-    """The columns of a file, in memory a part at a time.
-
-    Attributes:
-      known: those that the inputs have, [rows].
-    """
-
-    def __init__(
-        self, inputs: ImageInputs | TextInputs, numbers: list[int], parts: Sequence[pathlib.Path]
-    ):
-        self._numbers = numbers
-        self.known = {inputs.column: np.array([visible(inputs.names[i]) for i in numbers])}
-        if inputs.labels is not None:
-            self.known['label'] = inputs.labels[numbers]
-        self.parts = []
-        for part in parts:
-            with np.load(part) as stored:
-                if len(stored[_NUMBERS]):
-                    self.parts.append(part)
-                    self.features = [n for n in stored.files if n not in (_NUMBERS, _LEFT_OUT)]
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def chunks(self, name: str) -> Iterator[np.ndarray]:
-        """The values of a feature, part by part."""
-        for part in self.parts:
-            with np.load(part) as stored:
-                yield stored[name]
-
-
-def _write_npz(file: pathlib.Path, columns: _Columns) -> None:
-    """Write arrays as `numpy.savez` does, but without having any of them whole."""
-    with zipfile.ZipFile(file, 'w') as archive:
-        rows = len(columns)
-        for name, array in columns.known.items():
-            files.write_rows(archive, name, rows, [array])
-        for name in columns.features:
-            files.write_rows(archive, name, rows, columns.chunks(name))
-
-
-def _write_parquet(file: pathlib.Path, columns: _Columns) -> None:
-    """Write a row group for each part; a vector is a list of fixed size."""
-    import pyarrow
-    from pyarrow import parquet
-
-    def as_lists(array: np.ndarray) -> Any:
-        made = pyarrow.array(array.reshape(-1))
-        for length in reversed(array.shape[1:]):
-            made = pyarrow.FixedSizeListArray.from_arrays(made, length)
-        return made
-
-    writer, start = None, 0
-    try:
-        for chunks in zip(*(columns.chunks(name) for name in columns.features), strict=True):
-            rows = slice(start, start + len(chunks[0]))
-            start = rows.stop
-            known = {name: pyarrow.array(x[rows]) for name, x in columns.known.items()}
-            found = dict(zip(columns.features, map(as_lists, chunks), strict=True))
-            table = pyarrow.table(known | found)
-            writer = writer or parquet.ParquetWriter(file, table.schema)
-            writer.write_table(table)
-    finally:
-        if writer is not None:
-            writer.close()
-
-
-WRITERS = {'.parquet': _write_parquet, '.npz': _write_npz}

@@ -168,12 +168,20 @@ class ImageInputs:
       labels: int64, if all have a class; else None.
       column: the word for an input in tables.
       predicted: the name of its embedding among a task's predictions.
+      contents: digests of what the names stand for: the sizes of files, and what sources list.
     """
 
     column, predicted = 'image', 'features'
 
-    def __init__(self, trained: TrainedModel, inputs: Sequence[Input], size: Size | None = None):
+    def __init__(
+        self,
+        trained: TrainedModel,
+        inputs: Sequence[Input],
+        size: Size | None = None,
+        contents: Sequence[str] = (),
+    ):
         self._reader, self._inputs, self._size = photo_reader(trained), inputs, size
+        self.contents = tuple(contents)
         self.names = [one.name for one in inputs]
         labels = [one.label for one in inputs]
         self.labels = None if None in labels else np.array(labels, np.int64)
@@ -210,12 +218,17 @@ class ImageInputs:
           UserError: for a folder, pattern or source without images.
         """
         found: list[Input] = []
+        contents: list[str] = []
         for word in words:
             if (name := source_name(word)) is not None:
-                found += _source_inputs(sources.open_source(name, split))
+                source = sources.open_source(name, split)
+                found += _source_inputs(source)
+                contents += source.listing()
             else:
-                found += [Input(file, file) for file in list_images([word])]
-        return cls(trained, found, size)
+                files = list_images([word])
+                found += [Input(file, file) for file in files]
+                contents.append(listing.digest_of_sizes(pathlib.Path(), files))
+        return cls(trained, found, size, contents)
 
     def photo(self, number: int) -> Photo:
         """An image as the model sees it; UserError if it cannot be read."""
