@@ -38,6 +38,8 @@ MEASURED = {
     'fewshot': ('features', '+features'),
     'knn': ('features', '+features'),
     'linear_probe': ('features', '+features'),
+    'mask_ap': ('masks', 'scores'),
+    'mean_iou': ('segmentation',),
     'panoptic_quality': ('masks', 'scores'),
     'real': ('probs',),
     'retrieval': ('features', 'text'),
@@ -45,7 +47,8 @@ MEASURED = {
 }
 # A classifier that always says the same is right for 1 / 4; the background is a third of a scene.
 GUESSES = dict.fromkeys(('linear_probe', 'knn', 'fewshot'), 1 / CLASSES)
-GUESSES['panoptic_quality'] = 0.35
+GUESSES |= {'panoptic_quality': 0.35, 'mean_iou': 0.35}
+SCENES = ('coco_ap', 'mask_ap', 'mean_iou', 'panoptic_quality')
 CHANGES = [(name, array, how) for name in MEASURED for array in MEASURED[name] for how in WORST]
 
 
@@ -71,7 +74,7 @@ def vocab():
 
 def data_of(name):
     """The data set of an evaluator."""
-    if name in ('coco_ap', 'panoptic_quality'):
+    if name in SCENES:
         return SimpleNamespace(**dict(zip(('source', 'info'), scenes(), strict=True)))
     texts = [{'source': text, 'target': text} for text in TEXTS]
     return SimpleNamespace(
@@ -100,7 +103,7 @@ def predictions_of(name):
             found['boxes'][i, :count] = record['boxes'] / [width, height, width, height]
             found['scores'][i, :count], found['labels'][i, :count] = 0.9, record['labels']
         return found
-    if name == 'panoptic_quality':
+    if name in SCENES:
         return panoptic_predictions()
     some = ONE_HOT + np.random.default_rng(0).normal(0, 0.01, ONE_HOT.shape).astype(np.float32)
     found = {'features': some, '+features': some, 'probs': some[:, :CLASSES]}
@@ -116,11 +119,14 @@ def panoptic_predictions():
         'masks': np.full((SIZE, queries, *frame), -5, np.float32),
         'scores': np.zeros((SIZE, queries), np.float32),
         'labels': np.zeros((SIZE, queries), np.int32),
+        'segmentation': np.full((SIZE, *frame), -1, np.int32),
     }
     for i, record in enumerate(records):
         count = len(record['labels'])
         height, width = record['size']
-        found['masks'][i, :count, :height, :width] = np.where(record['masks'], 5, -5)
+        found['masks'][i, :count, :height, :width] = np.where(record['masks'], 50, -50)
+        classes = (record['masks'] * (1 + record['labels'])[:, None, None]).sum(0) - 1
+        found['segmentation'][i, :height, :width] = classes
         found['scores'][i, :count], found['labels'][i, :count] = 0.9, record['labels']
     things = ~np.isin(found['labels'], info.stuff)
     return found | {'things': things, 'frame': np.tile(frame, (SIZE, 1)), 'size': size}

@@ -1,10 +1,12 @@
 """Panoptic quality: by its definition, with the rules for VOID and crowds, on images of COCO."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from vit_jax.data.records import SourceInfo
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
 from vit_jax.evaluators.panoptic_quality import Counts, Evaluator, compare, quality
@@ -154,6 +156,26 @@ def test_a_listed_segment_without_a_pixel_is_missed():
     assert (found['found'], found['missed']) == ([1, 0, 0, 0], [0, 1, 0, 0])
 
 
+def test_segments_merged_by_overlap_and_void():
+    """A map of segments as truth, whose void pixels and unlabeled ones are the same."""
+
+    class Source(list):
+        title = 'a few'
+        annotations = list.__getitem__
+
+    numbers = row(1, 1, 2, -1).astype(np.int16)
+    source = Source([{'size': (10, 4), 'segments': numbers, 'labels': np.array([0, 1])}])
+    data = SimpleNamespace(source=source, info=SourceInfo(2, ('a', 'b'), stuff=(0, 1)))
+    masks = np.array([row(1, 1, 0, 0), row(1, 1, 0, 0), row(0, 0, 1, 1)])
+    one = prediction_of(masks, [0, 0, 1], (0, 1), 3, (10, 4))
+    one['scores'] = np.array([0.95, 0.9, 0.9], np.float32)
+    for overlap, expected in ((0.8, 1), (None, 1)):
+        evaluator = Evaluator(0.8, overlap)
+        evaluator.open(data)
+        evaluator.update({k: x[None] for k, x in one.items()}, {'index': np.array([0])})
+        assert evaluator.result()['PQ'] == expected
+
+
 def test_images_without_stuff_have_no_numbers_of_it():
     assert names_of(open_source('scenes:8', 'train')) == {'PQ', 'SQ', 'RQ'}
 
@@ -228,6 +250,8 @@ def by_definition(images):
 def test_mistakes():
     with pytest.raises(UserError, match=r'threshold=1: must be in \[0, 1\)'):
         Evaluator(1)
+    with pytest.raises(UserError, match=r'overlap=1.5: must be in \[0, 1\)'):
+        Evaluator(0.8, 1.5)
     with pytest.raises(UserError, match='but the task predicts no'):
         evaluated(open_source('scenes:8', 'train'), {0: {'scores': np.zeros(3)}})
     with pytest.raises(UserError, match="no 'labels' to compare with; they have size, label"):

@@ -1,5 +1,7 @@
 """Segments made of masks that overlap: whose a pixel is, what becomes one, what is dropped."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -103,3 +105,67 @@ def test_of_a_prediction_the_padding_is_cut_off():
     found = panoptic.from_prediction(prediction, lambda numbers: numbers)
     assert found.queries.tolist() == [1, 2]
     np.testing.assert_array_equal(found.numbers, [[1, 1, 2, 2]] * 6)
+
+
+# -- merging by overlap ----------------------------------------------------------------------------
+
+
+def test_a_mask_that_others_mostly_cover_is_dropped():
+    masks = bands([9, 9, 9, 9, 9], [-9, -9, -9, 9, -9], [-9, 9, 9, 9, 9])
+    rows = np.array([0.95, 0.9, 0.99]), np.arange(3), np.ones(3, bool), masks
+    found = panoptic.merge_by_overlap(*rows, threshold=0.8, overlap=0.1)
+    assert found.queries.tolist() == [0, 2]  # the second has no pixel, the first a fifth of its own
+    np.testing.assert_array_equal(found.numbers, [[1, 2, 2, 2, 2]] * 6)
+    found = panoptic.merge_by_overlap(*rows, threshold=0.8, overlap=0.3)
+    assert found.queries.tolist() == [2]
+    np.testing.assert_array_equal(found.numbers, [[0, 1, 1, 1, 1]] * 6)
+    found = panoptic.merge_by_overlap(*rows, threshold=0.995, overlap=0.3)
+    assert not len(found.queries) and not found.numbers.any()
+
+
+@pytest.mark.parity
+def test_segments_are_those_of_transformers():
+    """EoMT's processor: logits to the padded image, cropped, to the file's size, and merged."""
+    torch = pytest.importorskip('torch')
+    module = pytest.importorskip('transformers.models.eomt.image_processing_pil_eomt')
+    rng, size, stuff = np.random.default_rng(0), (45, 70), (3, 4, 5)
+    classes = rng.normal(0, 1, (4, 14, 7)).astype(np.float32)
+    classes[np.arange(4)[:, None], np.arange(14), rng.integers(0, 7, (4, 14))] += 8
+    coarse = rng.normal(-3, 4, (4, 14, 3, 3)).astype(np.float32)
+    masks = torch.nn.functional.interpolate(torch.from_numpy(coarse), (16, 16), mode='bicubic')
+    outputs = SimpleNamespace(
+        class_queries_logits=torch.from_numpy(classes), masks_queries_logits=masks
+    )
+    frame = {'shortest_edge': 64, 'longest_edge': 64}
+    processor = module.EomtImageProcessorPil()
+    expected = processor.post_process_panoptic_segmentation(
+        outputs, [size] * 4, overlap_mask_area_threshold=0.3, stuff_classes=list(stuff), size=frame
+    )
+    real = np.array([round(45 * 64 / 70), 64])
+    counts = []
+    for i in range(4):
+        probs = np.exp(classes[i]) / np.exp(classes[i]).sum(-1, keepdims=True)
+        labels = probs[:, :-1].argmax(-1)
+        prediction = {
+            'scores': np.where(probs.argmax(-1) == 6, 0, probs[:, :-1].max(-1)),
+            'labels': labels,
+            'things': ~np.isin(labels, stuff),
+            'masks': masks[i].numpy(),
+            'frame': np.array([64, 64]),
+            'size': real,
+        }
+        found = panoptic.from_prediction(prediction, lambda x: x, 0.8, 0.3, size)
+        # A share of exactly 0.3 would be kept here and dropped there.
+        wrong = (found.numbers - 1 != expected[i]['segmentation'].numpy()).mean()
+        assert wrong < 1e-3  # logits at a threshold, to rounding
+        known = [segment['label_id'] for segment in expected[i]['segments_info']]
+        assert labels[found.queries].tolist() == known
+        counts.append(len(known))
+    assert min(counts) >= 2 and max(counts) < 10, counts
+
+
+def test_the_smallest_of_several_masks_has_the_pixel():
+    masks = np.array([[[1, 1, 1, 1]], [[0, 1, 0, 0]], [[0, 1, 1, 0]]], bool)
+    np.testing.assert_array_equal(panoptic.number(masks), [[1, 2, 3, 1]])
+    truth = {'segments': np.array([[-1, 0, 2]], np.int16)}
+    np.testing.assert_array_equal(panoptic.true_numbers(truth), [[0, 0, 2]])

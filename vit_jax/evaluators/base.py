@@ -127,6 +127,17 @@ class Evaluator(abc.ABC):
         return ()
 
 
+def require_segments(dataset: Dataset) -> None:
+    """Raise UserError if the first record has no segments, or no classes of them."""
+    record = dataset.source.annotations(0)
+    needed = {'labels'} if 'segments' in record else {'masks', 'labels'}
+    if record and (missing := needed - record.keys()):
+        raise UserError(
+            f'{dataset.source.title}: the records have no {min(missing)!r} to compare with; '
+            f'they have {", ".join(record)}'
+        )
+
+
 def is_finite(arrays: Arrays, *names: str) -> bool:
     """Whether all numbers of the named arrays are finite; missing arrays count as finite."""
     return all(bool(np.isfinite(arrays[name]).all()) for name in names if name in arrays)

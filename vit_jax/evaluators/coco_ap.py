@@ -37,6 +37,8 @@ class Evaluator(base.Evaluator):
     """
 
     headline = ('AP', 'AP50', 'AP75')
+    kind = 'bbox'  # of IoU, one of pycocotools
+    needed: tuple[str, ...] = ('boxes', 'labels')  # of the truth
 
     def __init__(self) -> None:
         self._truth: Any = None
@@ -44,18 +46,21 @@ class Evaluator(base.Evaluator):
         self.start()
 
     def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
-        """Index the objects; raise UserError without boxes, or without pycocotools."""
+        """Index the objects; raise UserError without them, or without pycocotools."""
         source = dataset.source
-        # Broken records have no annotations, and are never predicted.
-        records = {i: r for i in range(len(source)) if (r := source.annotations(i))}
-        for record in records.values():
-            if missing := {'boxes', 'labels'} - record.keys():
+        objects: list[dict[str, Any]] = []
+        self._sizes = {}
+        for i in range(len(source)):
+            record = source.annotations(i)
+            if not record:  # broken, and never predicted
+                continue
+            if missing := set(self.needed) - record.keys():
                 raise UserError(
                     f'{source.title}: the records have no {min(missing)!r} to find; they have '
                     f'{", ".join(record)}'
                 )
-        self._sizes = {i: record['size'] for i, record in records.items()}
-        objects = [row for i, record in records.items() for row in _objects(i, record)]
+            self._sizes[i] = record['size']
+            objects += self.objects(i, record)
         classes = [{'id': c} for c in range(dataset.info.num_classes)]
         images = [
             {'id': i, 'height': height, 'width': width}
@@ -66,36 +71,54 @@ class Evaluator(base.Evaluator):
         )
 
     def start(self) -> None:
-        self._found: list[np.ndarray] = []
+        self._found: list[dict[str, Any]] = []
         self._seen: list[int] = []
         self._finite = True
 
     def update(self, predictions: Arrays, batch: Arrays) -> None:
         """Add a batch; raise UserError if the task predicts no `boxes`, `scores` and `labels`."""
-        if missing := {'boxes', 'scores', 'labels'} - predictions.keys():
-            raise UserError(f'boxes are evaluated, but the task predicts no {min(missing)!r}')
-        if not base.is_finite(predictions, 'boxes', 'scores'):
+        self.add(predictions, batch, 'boxes', 'boxes', 'scores', 'labels')
+
+    def add(self, predictions: Arrays, batch: Arrays, noun: str, *needed: str) -> None:
+        """Add a batch, whose predictions must be finite and have the `needed` arrays."""
+        if missing := set(needed) - predictions.keys():
+            raise UserError(f'{noun} are evaluated, but the task predicts no {min(missing)!r}')
+        if not base.is_finite(predictions, needed[0], 'scores'):
             self._finite = False
             return
-        rows = (predictions[name] for name in ('boxes', 'scores', 'labels'))
-        for index, boxes, scores, labels in zip(batch['index'].tolist(), *rows, strict=True):
-            height, width = self._sizes[index]
-            corners = boxes.astype(np.float64) * [width, height, width, height]
-            sides = corners[:, 2:] - corners[:, :2]
-            columns = (np.full(len(boxes), index), corners[:, :2], sides, scores, labels)
-            self._found.append(np.column_stack(columns))
+        for row, index in enumerate(batch['index'].tolist()):
+            one = {name: x[row] for name, x in predictions.items()}
+            self._found += self.found(index, one, self._sizes[index])
             self._seen.append(index)
+
+    def objects(self, image: int, record: dict[str, Any]) -> list[dict[str, Any]]:
+        """The true objects of an image in COCO's format."""
+        corners = np.asarray(record['boxes'], np.float64)
+        sides = corners[:, 2:] - corners[:, :2]
+        areas = record.get('areas', sides.prod(axis=1))
+        shapes = [{'bbox': box} for box in np.concatenate([corners[:, :2], sides], 1).tolist()]
+        return in_coco_format(image, record, shapes, areas)
+
+    def found(self, image: int, prediction: Arrays, size: tuple[int, int]) -> list[dict[str, Any]]:
+        """The predicted objects of an image of (height, width) in COCO's format."""
+        height, width = size
+        corners = prediction['boxes'].astype(np.float64) * [width, height, width, height]
+        boxes = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], 1)
+        rows = (boxes, prediction['scores'], prediction['labels'])
+        return [
+            {'image_id': image, 'category_id': label, 'score': score, 'bbox': box}
+            for box, score, label in zip(*(x.tolist() for x in rows), strict=True)
+        ]
 
     def result(self) -> dict[str, float]:
         if not self._finite:  # pycocotools counts NaN boxes as matches
             return dict.fromkeys(self.names(), math.nan)
-        rows = np.concatenate([np.zeros((0, 7)), *self._found])
         with _quiet():
             from pycocotools.cocoeval import COCOeval
 
-            # pycocotools accepts no empty array.
-            found = self._truth.loadRes(rows) if len(rows) else _index([], [], [])
-            measured = COCOeval(self._truth, found, 'bbox')
+            # pycocotools accepts no empty list.
+            found = self._truth.loadRes(self._found) if self._found else _index([], [], [])
+            measured = COCOeval(self._truth, found, self.kind)
             measured.params.imgIds = sorted(self._seen)
             measured.params.maxDets = [1, 10, MAX_PREDICTIONS]
             measured.evaluate()
@@ -117,22 +140,22 @@ class Evaluator(base.Evaluator):
         return tuple(name for name in METRICS if name.partition('_')[2] not in absent)
 
 
-def _objects(image: int, record: dict[str, Any]) -> list[dict[str, Any]]:
-    """The objects of an image in COCO's format."""
-    corners = np.asarray(record['boxes'], np.float64)
-    sides = corners[:, 2:] - corners[:, :2]
-    areas = record.get('areas', sides.prod(axis=1))
-    crowd = record.get('crowd', np.zeros(len(corners), bool))
-    rows = zip(corners[:, :2], sides, areas, crowd, record['labels'], strict=True)
+def in_coco_format(
+    image: int, record: dict[str, Any], shapes: list[dict[str, Any]], areas: np.ndarray
+) -> list[dict[str, Any]]:
+    """The objects of an image in COCO's format, with the keys that describe the shape of each."""
+    labels = np.asarray(record['labels'])
+    crowd = np.asarray(record.get('crowd', np.zeros(len(labels), bool)))
+    rows = (np.asarray(x).tolist() for x in (areas, crowd, labels))
     return [
         {
             'image_id': image,
-            'bbox': [*corner.tolist(), *side.tolist()],
+            **shape,
             'area': float(area),
             'iscrowd': int(many),
             'category_id': int(label),
         }
-        for corner, side, area, many, label in rows
+        for shape, area, many, label in zip(shapes, *rows, strict=True)
     ]
 
 

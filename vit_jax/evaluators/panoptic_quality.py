@@ -47,26 +47,24 @@ class Evaluator(base.Evaluator):
 
     Args:
       threshold: the minimum probability of a segment.
+      overlap: merge masks by `ops.panoptic.merge_by_overlap`, as Mask2Former and EoMT do: the least
+        share of its pixels that a mask keeps. None merges them as DETR does.
     """
 
     headline = NAMES
 
-    def __init__(self, threshold: float = panoptic.THRESHOLD):
-        if not 0 <= threshold < 1:
-            raise UserError(f'threshold={threshold}: must be in [0, 1)')
-        self.threshold = threshold
+    def __init__(self, threshold: float = panoptic.THRESHOLD, overlap: float | None = None):
+        for name, value in (('threshold', threshold), ('overlap', overlap)):
+            if value is not None and not 0 <= value < 1:
+                raise UserError(f'{name}={value}: must be in [0, 1)')
+        self.threshold, self.overlap = threshold, overlap
         self._info: Any = None
         self.start()
 
     def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
         """Raise UserError if the images have no segments."""
         self._source, self._info = dataset.source, dataset.info
-        record = dataset.source.annotations(0)
-        if record and (missing := {'masks', 'labels'} - record.keys()):
-            raise UserError(
-                f'{dataset.source.title}: the records have no {min(missing)!r} to compare with; '
-                f'they have {", ".join(record)}'
-            )
+        base.require_segments(dataset)
 
     def start(self) -> None:
         self._counts: list[Counts] = []
@@ -107,11 +105,13 @@ class Evaluator(base.Evaluator):
 
     def _compare(self, prediction: Arrays, truth: dict[str, Any]) -> Counts:
         numbers, queries = panoptic.from_prediction(
-            prediction, lambda x: panoptic.resize_numbers(x, truth['size']), self.threshold
+            prediction,
+            lambda x: panoptic.resize_numbers(x, truth['size']),
+            self.threshold,
+            self.overlap,
+            truth['size'],
         )
-        wanted = np.zeros(truth['size'], int)
-        for row, mask in enumerate(truth['masks']):
-            wanted[mask] = row + 1
+        wanted = panoptic.true_numbers(truth).astype(int)
         crowd = truth.get('crowd', np.zeros(len(truth['labels']), bool))
         return compare(
             numbers,

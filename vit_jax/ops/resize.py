@@ -58,6 +58,11 @@ def bicubic_antialiased(
     return _resize(x, size, lambda old, new: _antialiased(old, new, _keys))
 
 
+def linear_matrix(old: int, new: int) -> Float[np.ndarray, 'new old']:
+    """The factor of `linear_half_pixel` for one axis."""
+    return _bilinear(old, new)
+
+
 def linear_half_pixel(x: Float[Values, 'h w D'], size: Size) -> Float[np.ndarray, 'new_h new_w D']:
     """Linear interpolation between the centers of cells, without antialiasing.
 

@@ -15,6 +15,7 @@ from vit_jax.data.transforms.pillow import check_positive
 from vit_jax.data.transforms.registry import annotation_transform, text_transform, transform
 from vit_jax.data.vocabulary import PAD, Tokenizer, require_own_ids
 from vit_jax.errors import UserError
+from vit_jax.ops import panoptic
 
 SIDES = ('source', 'target')
 Apply = Callable[[Record], Record]
@@ -199,12 +200,8 @@ def number_masks() -> Callable[[Record], Record]:
             return record
         if 'masks' not in record:
             raise UserError(f'the record has no masks; it has {", ".join(record)}')
-        masks = np.asarray(record['masks']) != 0
-        segments = np.zeros(masks.shape[1:], np.int16)
-        for row in np.argsort(-masks.sum((1, 2)), kind='stable').tolist():
-            segments[masks[row]] = row + 1
         rest = {name: value for name, value in record.items() if name != 'masks'}
-        return {**rest, 'segments': segments}
+        return {**rest, 'segments': panoptic.number(np.asarray(record['masks']) != 0)}
 
     return apply
 

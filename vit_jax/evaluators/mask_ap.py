@@ -1,0 +1,96 @@
+"""Average precision and recall of masks, as COCO defines them, by pycocotools; see `coco_ap`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.evaluators import base, coco_ap
+from vit_jax.evaluators.base import Arrays, Dataset
+from vit_jax.extras import needed_by
+from vit_jax.ops import panoptic
+
+EXTRA = coco_ap.EXTRA
+
+
+class Evaluator(coco_ap.Evaluator):
+    """COCO's twelve numbers for masks, 0 to 1, of the classes of things.
+
+    Objects are those of the source, at the size of its images, before any transforms; these must
+    not crop. Predicted masks may overlap. Predictions on a crowd are ignored, and empty ones left
+    out.
+
+    Args:
+      weighted: whether the score of a mask is that of its class times the mean probability of its
+        pixels, as of Mask2Former (arXiv:2112.01527) and EoMT; else that of its class alone.
+    """
+
+    kind = 'segm'
+    needed = ('labels',)
+
+    def __init__(self, weighted: bool = True):
+        self._weighted = weighted
+        super().__init__()
+
+    def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
+        """Index the objects; raise UserError without masks or things, or without pycocotools."""
+        base.require_segments(dataset)
+        self._stuff = frozenset(dataset.info.stuff)
+        if len(self._stuff) == dataset.info.num_classes:
+            raise UserError(
+                f'{dataset.source.title}: all of its classes are stuff, of which an image has one '
+                "segment at most; measure evaluator='mean_iou'"
+            )
+        super().open(dataset)
+
+    def objects(self, image: int, record: dict[str, Any]) -> list[dict[str, Any]]:
+        labels = np.asarray(record['labels'])
+        masks = record.get('masks')
+        if masks is None:
+            masks = panoptic.true_numbers(record) == np.arange(1, len(labels) + 1)[:, None, None]
+        chosen = ~np.isin(labels, list(self._stuff))
+        shapes = [{'segmentation': one} for one in _encoded(np.asarray(masks)[chosen])]
+        areas = record.get('areas', np.asarray(masks).sum((1, 2)))[chosen]
+        crowd = record.get('crowd', np.zeros(len(labels), bool))[chosen]
+        return coco_ap.in_coco_format(
+            image, {'labels': labels[chosen], 'crowd': crowd}, shapes, areas
+        )
+
+    def update(self, predictions: Arrays, batch: Arrays) -> None:
+        """Add a batch; raise UserError if the task predicts no masks with scores and classes."""
+        self.add(predictions, batch, 'masks', 'masks', 'scores', 'labels', 'frame', 'size')
+
+    def found(self, image: int, prediction: Arrays, size: tuple[int, int]) -> list[dict[str, Any]]:
+        scores, labels = prediction['scores'], prediction['labels']
+        queries = prediction.get('queries', np.arange(len(scores)))
+        chosen = np.flatnonzero((scores > 0) & ~np.isin(labels, list(self._stuff)))
+        used, place = np.unique(queries[chosen], return_inverse=True)
+        logits = panoptic.mask_logits(prediction, used, size)
+        masks = logits > 0
+        pixels = masks.sum((1, 2))
+        weights = np.ones(len(used))
+        if self._weighted:
+            inside = np.where(masks, panoptic.sigmoid(logits), 0)
+            weights = inside.sum((1, 2)) / np.maximum(pixels, 1)
+        encoded = _encoded(masks)
+        return [
+            {
+                'image_id': image,
+                'category_id': int(labels[row]),
+                'score': float(scores[row] * weights[mask]),
+                'segmentation': encoded[mask],
+            }
+            for row, mask in zip(chosen.tolist(), place.tolist(), strict=True)
+            if pixels[mask]
+        ]
+
+
+def _encoded(masks: np.ndarray) -> list[dict[str, Any]]:
+    """The run-length encoding of each mask."""
+    with needed_by("COCO's AP", EXTRA):
+        from pycocotools import mask
+    if not len(masks):
+        return []
+    return mask.encode(np.asfortranarray(masks.transpose(1, 2, 0).astype(np.uint8)))
