@@ -18,7 +18,7 @@ from vit_jax import gradients
 from vit_jax.array_types import Int
 from vit_jax.errors import UserError
 from vit_jax.nn import stochastic
-from vit_jax.optim import param_groups, schedules
+from vit_jax.optim import param_groups, schedules, sharpness
 from vit_jax.optim.schedules import CONSTANT
 from vit_jax.tasks.base import Task
 
@@ -112,6 +112,8 @@ def make_train_step(
     ema_decay: float = 0.0,
     ema_schedule: Mapping[str, Any] = CONSTANT,
     max_skips: int = 0,
+    sam: Mapping[str, Any] = sharpness.OFF,
+    sam_schedule: Mapping[str, Any] = CONSTANT,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
     """Make the pure update: augment, differentiate, sum over devices, apply.
 
@@ -130,6 +132,8 @@ def make_train_step(
         `dict(name='cosine', final=1.0)` for a teacher that comes to rest.
       max_skips: if above 0, a step with a metric that is not finite changes only `step`, which
         schedules follow; the caller counts such steps in a row, as `Meter` does.
+      sam: keywords of `optim.sharpness.Sam`; with a `rho` above 0, a step computes two gradients.
+      sam_schedule: keywords of `optim.schedules.make` for rho, with `sam.rho` as its peak.
 
     Returns:
       A function (state, batch) -> (state, {name: scalar}): the mean of every term, `loss`, which is
@@ -144,6 +148,7 @@ def make_train_step(
     decay = schedules.from_strength(
         ema_schedule, ema_decay, total_steps, to_steps, 'config.step.ema_schedule'
     )
+    aware = sharpness.make(sam, sam_schedule, total_steps, to_steps)
     axis_name, add_up = (layout.train_axis, layout.add_up) if layout else (None, None)
     split = gradients.Split(accum_steps, axis_name, add_up if axis_name else None)
 
@@ -161,6 +166,7 @@ def make_train_step(
                 return task.outputs(apply, examples.batch), apply.collections
 
         differentiate = gradients.coupled if task.couples_rows else gradients.separable
+        differentiate = aware(differentiate, state.step) if aware else differentiate
         examples = gradients.Examples(batch, positions)
         trained = param_groups.trained(state.params, freeze)
         grads, metrics, collections = differentiate(
@@ -169,7 +175,8 @@ def make_train_step(
         opt_state = state.opt_state
         if max_skips:
             opt_state = param_groups.at_step(opt_state, state.step)
-        updates, opt_state = tx.update(fill_frozen(grads, state.params), opt_state, state.params)
+        grads = param_groups.fill_frozen(grads, state.params)
+        updates, opt_state = tx.update(grads, opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         ema = state.ema
         if ema is not None:
@@ -181,16 +188,6 @@ def make_train_step(
         return (keep_finite(state, after, metrics) if max_skips else after), metrics
 
     return train_step
-
-
-def fill_frozen(grads: PyTree, params: PyTree) -> PyTree:
-    """The gradients of all parameters, with zeros for frozen ones."""
-    return jax.tree.map(
-        lambda grad, param: jnp.zeros_like(param) if grad is None else grad,
-        grads,
-        params,
-        is_leaf=lambda x: x is None,
-    )
 
 
 def keep_finite(before: TrainState, after: TrainState, metrics: dict[str, jax.Array]) -> TrainState:

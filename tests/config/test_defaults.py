@@ -28,7 +28,8 @@ def test_arguments_are_complete_and_suit_the_constructor(config: ConfigDict) -> 
     assert defaults.arguments(config, 'branch') == {'from_': '', 'step': 0}
     step = defaults.arguments(config, 'step')
     constant = {'name': 'constant'}
-    assert dict(step.pop('ema_schedule')) == constant
+    assert dict(step.pop('ema_schedule')) == dict(step.pop('sam_schedule')) == constant
+    assert dict(step.pop('sam')) == {}
     assert step == {'accum_steps': 1, 'ema_decay': config.step.ema_decay, 'max_skips': 3}
 
 

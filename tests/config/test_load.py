@@ -214,6 +214,8 @@ def test_what_a_section_leaves_out_has_a_default() -> None:
         'ema_decay': 0.0,
         'ema_schedule': {'name': 'constant'},
         'max_skips': 0,
+        'sam': {},
+        'sam_schedule': {'name': 'constant'},
     }
 
 

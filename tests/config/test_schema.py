@@ -13,7 +13,8 @@ KEYS = {
     'optim.schedule': 'name warmup cooldown timescale boundaries factor init final cooldown_form',
     'optim.decay_schedule': 'name warmup cooldown timescale boundaries factor init final '
     'cooldown_form',
-    'step': 'accum_steps ema_decay ema_schedule max_skips',
+    'step': 'accum_steps ema_decay ema_schedule max_skips sam sam_schedule',
+    'step.sam': 'rho alpha',
     'every': 'log eval checkpoint examples',
     'checkpoint': 'keep_last keep_every keep_steps keep_best',
     'parallel': 'strategy fsdp tensor slices rules min_split_size',

@@ -175,9 +175,10 @@ def report(subject: InspectedModel) -> dict[str, Any]:
         model, task = objects.model_and_task(subject.config)
         one = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in subject.spec.items()}
         inputs = jax.tree.leaves(jax.eval_shape(task.inputs, one))
-        counted = task_flops.training_flops(model, task, subject.spec)
+        forward = task_flops.training_flops(model, task, subject.spec).forward
+        train = task_flops.step_flops(subject.config, model, task, subject.spec)
         result['inputs'] = [list(x.shape[1:]) for x in inputs]
-        result['flops'] = {'forward': counted.forward, 'train': counted.total}
+        result['flops'] = {'forward': forward, 'train': train}
     return result
 
 

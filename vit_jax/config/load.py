@@ -475,8 +475,9 @@ def _check_ranges(config: ConfigDict) -> None:
         if not isinstance(name, str):
             raise UserError(f'config.writers: {name!r} is not a name')
         schema.writer_class(name)
-    step = defaults.arguments(config, 'step') | {'ema_schedule': {'name': 'constant'}}
-    schema.constructor('step')(None, None, None, **step)  # a schedule needs the length of the run
+    # Schedules need the length of the run.
+    constant = {key: {'name': 'constant'} for key in ('ema_schedule', 'sam_schedule')}
+    schema.constructor('step')(None, None, None, **defaults.arguments(config, 'step') | constant)
 
 
 def _check_model(config: ConfigDict) -> None:

@@ -47,6 +47,8 @@ SECTIONS = (
     'optim.decay_schedule',
     'step',
     'step.ema_schedule',
+    'step.sam',
+    'step.sam_schedule',
     'every',
     'checkpoint',
     'parallel',
@@ -151,7 +153,7 @@ def constructor(section: str) -> Callable:
             from vit_jax.optim.make import make
 
             return make
-        case 'optim.schedule' | 'optim.decay_schedule' | 'step.ema_schedule':
+        case 'optim.schedule' | 'optim.decay_schedule' | 'step.ema_schedule' | 'step.sam_schedule':
             from vit_jax.optim import schedules
 
             return schedules.make
@@ -159,6 +161,10 @@ def constructor(section: str) -> Callable:
             from vit_jax.step import make_train_step
 
             return make_train_step
+        case 'step.sam':
+            from vit_jax.optim.sharpness import Sam
+
+            return Sam
         case 'checkpoint':
             from vit_jax.checkpoints.checkpointer import Checkpointer
 

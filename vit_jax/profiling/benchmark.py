@@ -18,7 +18,7 @@ import numpy as np
 import optax
 
 from vit_jax.optim import make as optim
-from vit_jax.optim import schedules
+from vit_jax.optim import schedules, sharpness
 from vit_jax.profiling import flops, task_flops
 from vit_jax.profiling.task_flops import Spec
 from vit_jax.runtime import mesh, sharding
@@ -123,6 +123,7 @@ def time_train(
         return metrics
 
     each = task_flops.training_flops(model, task, spec).total
+    each *= sharpness.gradients_per_step(step.get('sam', sharpness.OFF))
     return _timing(layout, batch_size, per_row, each, time_calls(call, steps))
 
 
@@ -278,7 +279,8 @@ class PreparedSteps:
         from vit_jax.config import defaults
 
         # Schedules would need the length of the run, and cost nothing.
-        return defaults.arguments(self.config, 'step') | {'ema_schedule': schedules.CONSTANT}
+        constant = dict.fromkeys(('ema_schedule', 'sam_schedule'), schedules.CONSTANT)
+        return defaults.arguments(self.config, 'step') | constant
 
     def _tx(self, params: Any) -> Any:
         constant = dict.fromkeys(('schedule', 'decay_schedule'), schedules.CONSTANT)

@@ -22,6 +22,7 @@ from vit_jax.data.plans.base import Examples
 from vit_jax.data.splits import Subset
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
+from vit_jax.optim import sharpness
 from vit_jax.profiling import benchmark, flops, task_flops
 from vit_jax.profiling.examples import Spec, row_of
 from vit_jax.tasks.base import Task
@@ -151,6 +152,7 @@ def price(
     config, each = facts.config, facts.each
     model, task = objects.model_and_task(config)
     measured = [_measure(model, task, tuple(sorted(kind.spec.items()))) for kind in facts.kinds]
+    gradients = sharpness.gradients_per_step(defaults.arguments(config, 'step')['sam'])
     spent = [(k.rows * k.share / each, f) for k, (_, f) in zip(facts.kinds, measured, strict=True)]
     return PlannedRun(
         point=point or {},
@@ -158,7 +160,7 @@ def price(
         steps=facts.steps,
         batch_size=each,
         forward=sum(n * f.forward for n, f in spent),
-        train=sum(n * f.total for n, f in spent),
+        train=gradients * sum(n * f.total for n, f in spent),
         count=count,
         tokens=facts.tokens,
     )
@@ -201,8 +203,9 @@ def train_flops(meta: Mapping[str, Any], allowed: Sequence[str] = ()) -> float |
     if not (kinds := kinds_from_checkpoint(meta)):
         return None
     require_allowed(meta['config'], allowed, 'the checkpoint')
-    model, task = objects.model_and_task(from_dict(meta['config']))
-    return sum(n * task_flops.training_flops(model, task, spec).total for n, spec in kinds)
+    config = from_dict(meta['config'])
+    model, task = objects.model_and_task(config)
+    return sum(n * task_flops.step_flops(config, model, task, spec) for n, spec in kinds)
 
 
 def _open_text(config: ConfigDict, examples: float | None, image_size: int | None) -> Dataset:

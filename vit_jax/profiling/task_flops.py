@@ -14,7 +14,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from ml_collections import ConfigDict
 
+from vit_jax.config import defaults
+from vit_jax.optim import sharpness
 from vit_jax.profiling import flops
 from vit_jax.tasks.base import Task
 
@@ -48,6 +51,12 @@ def training_flops(model: Any, task: Task, spec: Spec) -> Training:
     apply = _Counting(model, task.rngs)
     jax.eval_shape(functools.partial(task.outputs, apply), _batch_of_one(spec))
     return Training(apply.learning, apply.averaged)
+
+
+def step_flops(config: ConfigDict, model: Any, task: Task, spec: Spec) -> int:
+    """FLOPs of a training step of `config` for one example: of two gradients with `step.sam`."""
+    sam = defaults.arguments(config, 'step')['sam']
+    return sharpness.gradients_per_step(sam) * training_flops(model, task, spec).total
 
 
 def evaluation_flops(model: Any, task: Task, spec: Spec) -> int:

@@ -103,7 +103,10 @@ def describe(made: Program, facts: DataFacts, refusal: str) -> dict[str, Any]:
                 'rows': kind.rows,
                 'share': kind.share,
                 'shapes': {k: list(s.shape) for k, s in kind.spec.items()},
-                'flops': {name: kind.rows * n for name, n in _model_flops(made, kind).items()},
+                'flops': {
+                    name: kind.rows * n
+                    for name, n in _model_flops(facts.config, made, kind).items()
+                },
             }
             for kind in facts.kinds
         ],
@@ -117,9 +120,9 @@ def describe(made: Program, facts: DataFacts, refusal: str) -> dict[str, Any]:
     }
 
 
-def _model_flops(made: Program, kind: Shape) -> dict[str, int]:
+def _model_flops(config: ConfigDict, made: Program, kind: Shape) -> dict[str, int]:
     """Model FLOPs of each of STEPS for one example."""
-    train = task_flops.training_flops(made.model, made.task, kind.spec).total
+    train = task_flops.step_flops(config, made.model, made.task, kind.spec)
     once = task_flops.evaluation_flops(made.model, made.task, kind.spec)
     return {'train': train, 'eval': once, 'predict': once}
 

@@ -23,7 +23,7 @@ from vit_jax.data.records import SourceInfo
 from vit_jax.errors import UserError
 from vit_jax.inference import fine_tune
 from vit_jax.interop.trained import TrainedModel
-from vit_jax.optim import schedules
+from vit_jax.optim import schedules, sharpness
 from vit_jax.profiling import flops, task_flops
 from vit_jax.runtime import compile_cache
 from vit_jax.step import TrainState
@@ -384,6 +384,8 @@ def describe(training: Training, folder: pathlib.Path, point: ResumePoint) -> st
         compile_cache.describe(),
         *point.notes,
     ]
+    if sam := defaults.arguments(training.config, 'step')['sam']:
+        lines += sharpness.remarks(sam)
     if (before := point.hardware) != hardware:
         lines.append(
             f'so far on {before}: the examples stay the same, numbers agree up to rounding'
@@ -447,6 +449,6 @@ def utilization(training: Training) -> float | None:
     kind = mesh.devices.flat[0].device_kind
     if flops.peak_flops(kind) is None:
         return None
-    count = partial(task_flops.training_flops, program.model, program.task)
-    step = sum(s.rows * s.share * count(s.spec).total for s in training.data.shapes)
+    count = partial(task_flops.step_flops, training.config, program.model, program.task)
+    step = sum(s.rows * s.share * count(s.spec) for s in training.data.shapes)
     return flops.mfu(step, 1.0, mesh.size, kind)

@@ -31,7 +31,7 @@ from vit_jax.trainer.meter import Diverged
 # Keys that may differ between two starts of a run, as they change no example and no update.
 FREE = ('evals', 'every', 'checkpoint', 'parallel', 'writers')
 SHARED_SECONDS = 10.0  # for a file to appear on other hosts
-SCHEDULES = ('optim.schedule', 'optim.decay_schedule', 'step.ema_schedule')
+SCHEDULES = ('optim.schedule', 'optim.decay_schedule', 'step.ema_schedule', 'step.sam_schedule')
 
 
 def final_result(
