@@ -113,7 +113,16 @@ def test_outliers_hardly_count():
 
 def test_says_that_there_is_no_bend():
     found = curve_fit.fit(forms.find('shifted'), X, noisy(30 * X**-0.3, 0.02))
-    assert any('c = ' in warning for warning in found.warnings)
+    assert any(w.startswith(('no bend: c = 0', 'c is not identified')) for w in found.warnings)
+
+
+def test_what_is_not_identified_has_no_value():
+    """A curve that barely bends leaves its limit open, but not its exponent."""
+    found = curve_fit.fit(forms.find('irreducible'), X, noisy(30 * X**-0.3 + 0.001, 0.05))
+    assert found.unidentified == {'c'}
+    assert found.known['c'] is None and found.known['a'] == found.params['a']
+    exact = curve_fit.fit(forms.find('irreducible'), X, 30 * X**-0.3 + 0.1)
+    assert not exact.unidentified and exact.known == exact.params
 
 
 def test_says_that_there_are_too_few_points():

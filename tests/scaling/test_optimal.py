@@ -11,7 +11,8 @@ from helpers.messages import says
 
 from vit_jax import __main__ as cli
 from vit_jax.errors import UserError
-from vit_jax.scaling import isoflop, optimal, points
+from vit_jax.scaling import isoflop, optimal, plots_optimal, points
+from vit_jax.scaling import joint as joint_law
 
 TRUE = {'E': 1.7, 'A': 400.0, 'alpha': 0.34, 'B': 1000.0, 'beta': 0.28}
 BUDGETS = (1e18, 3e18, 1e19, 3e19, 1e20)
@@ -71,7 +72,7 @@ def test_how_far_parabolas_are_off():
 def test_the_optimum_is_that_of_the_law():
     """A minimum over N by search, also where C is no multiple of N D."""
     for cost in (points.Cost(), points.Cost(k=3.0, p=0.9, q=1.1)):
-        n, d, y = (v[0] for v in optimal.optimum(TRUE, cost, np.array([1e20])))
+        n, d, y = (v[0] for v in joint_law.optimum(TRUE, cost, np.array([1e20])))
         assert cost.k * n**cost.p * d**cost.q == pytest.approx(1e20)
         sizes = n * np.geomspace(0.9, 1.1, 201)
         losses = loss(sizes, cost.data(sizes, np.full(201, 1e20)))
@@ -126,6 +127,94 @@ def test_no_band_where_a_replicate_has_no_optimum():
     assert 'D' not in summary['joint']['target']['bands']
 
 
+def beyond(center):
+    """Runs of three budgets whose sizes lie on one side of the optimum."""
+    rows = runs(center=center, wide=2.0)
+    return [row for row in rows if float(row['C']) < 2e19]
+
+
+@pytest.mark.parametrize(('center', 'name'), [(0.1, 'largest'), (10.0, 'smallest')])
+def test_an_extreme_size_that_wins_everywhere_is_no_optimum(center, name):
+    found = analyze(beyond(center))
+    assert found.summary['frontier'] is None and found.summary['isoflop'] is None
+    said = '\n'.join(found.notes)
+    assert f'frontier: the {name} size is best at 3 of 3 budgets: their optimum lies beyond' in said
+    assert 'joint: its N* lies outside of the sizes that were run at 3 of 3 budgets' in said
+
+
+def test_two_sizes_are_no_law():
+    rows = [
+        {'N': str(n), 'C': str(c), 'loss': str(loss(n, c / 6 / n))}
+        for c in np.geomspace(1e18, 1e21, 4)
+        for n in (1e8, 1e9)
+    ]
+    with pytest.raises(UserError, match='no law of the optimum'):
+        optimal.require_law([analyze(rows, points.Columns('N', None, 'C', 'loss'))])
+    best = {1e18: 3, 1e19: 3, 1e20: 4}  # of the sizes below, at each budget
+    rows = [
+        {'N': str(n), 'C': str(c), 'loss': str(2 + 0.1 * (i - at) ** 2 / (i + 1))}
+        for c, at in best.items()
+        for i, n in enumerate(np.geomspace(1e7, 1e9, 7))
+    ]
+    found = analyze(rows, points.Columns('N', None, 'C', 'loss'))
+    assert found.frontier.n.tolist() == pytest.approx([1e8, 1e8, 10**8.333], rel=1e-2)
+    assert found.summary['frontier'] is None
+    assert any(note.startswith('no frontier law: fewer than 3 sizes') for note in found.notes)
+
+
+def test_bands_hold_their_estimate():
+    bands = optimal._bands(a=(0.5, np.array([0.6, 0.7])), b=(0.65, np.array([0.6, 0.7])))
+    assert bands['a'][0] == 0.5 and bands['a'][1] == pytest.approx(0.695)
+    assert bands['b'] == pytest.approx([0.605, 0.695])
+
+
+def test_what_is_not_identified_has_no_number():
+    """Noise of 10 % leaves exponents and optima of 15 runs open: in text, JSON and picture."""
+    rows = [row for row in runs(noise=0.1, wide=3.0) if float(row['C']) < 2e19]
+    found = analyze(rows, bootstrap=20, target=1e24)
+    for way in ('joint', 'isoflop'):
+        law = found.summary[way]
+        assert law['a'] is law['b'] is law['target']['N'] is law['target']['D'] is None
+        assert any(line.startswith(f'{way}: a and b are not identified') for line in found.notes)
+    assert found.summary['joint']['alpha'] is found.summary['joint']['A'] is None
+    axes = plots_optimal.draw_optima([found], COLUMNS).axes[0]
+    assert not [line for line in axes.lines if line.get_marker() == '*']
+    said = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert said == [f'{way}: its exponent is not identified' for way in ('joint', 'isoflop')]
+
+
+@pytest.mark.slow
+def test_ways_that_contradict_each_other_are_explained():
+    """Losses without the joint form: the star is that of the parabolas."""
+    rows = []
+    for c in np.geomspace(1e15, 1e18, 4):
+        for n in np.geomspace(1e5, 1e9, 9):
+            y = 2 + 0.1 * np.log(n / 1e6 / (c / 1e15) ** 0.5) ** 2 + 50 * c**-0.1
+            rows.append({'N': str(n), 'C': str(c), 'loss': str(y)})
+    columns = points.Columns('N', None, 'C', 'loss')
+    found = analyze(rows, columns, bootstrap=20, target=1e19)
+    (line,) = (line for line in found.notes if 'contradict' in line)
+    assert line.startswith('joint and isoflop contradict each other: a = ')
+    assert line.endswith('isoflop is shown (it assumes no form for all budgets)')
+    assert 'the runs at C = ' in line or 'no budget alone' in line
+    assert found.shown == 'isoflop'
+    axes = plots_optimal.draw_optima([found], columns).axes[0]
+    (star,) = (line for line in axes.lines if line.get_marker() == '*')
+    assert star.get_ydata()[0] == found.summary['isoflop']['target']['N']
+
+
+@pytest.mark.slow
+def test_the_budget_that_pulls_is_named():
+    rows = runs()
+    for row in rows:
+        c, n = float(row['C']), float(row['N'])
+        if c < 2e18 and n > best_size(c):
+            row['loss'] = str(1.03 * float(row['loss']))
+    found = analyze(rows, bootstrap=20, target=1e22)
+    (line,) = (line for line in found.notes if 'contradict' in line)
+    assert 'the runs at C = 1e+18 pull isoflop, which gives N* = ' in line
+
+
 def test_two_of_three_columns_suffice():
     for columns in (('N', 'D', None), ('N', None, 'C'), (None, 'D', 'C')):
         found = analyze(runs(), points.Columns(*columns, 'loss'))
@@ -141,6 +230,9 @@ def test_compute_that_is_no_multiple_of_size_and_data():
     rows = [row | {'C': repr(7 * float(row['N']) * float(row['D']))} for row in runs()]
     (found,) = points.read(rows, points.Columns('N', 'D', 'C', 'loss'))
     assert found.cost.words == 'C = 7 N D' and not found.notes
+    rows = [row | {'C': str(1e-3 * float(row['N']) * float(row['D']))} for row in runs()]
+    (found,) = points.read(rows, points.Columns('N', 'D', 'C', 'loss'))
+    assert says(found.notes, 'C is 0.001 N D', 'are N parameters, D tokens')
 
 
 def test_held_out_compute_has_no_part_in_the_fit():

@@ -315,6 +315,7 @@ def _optimal_summary(found: Sequence[Analysis], columns: Columns) -> dict[str, A
                 'points': len(one.points.y),
                 'flops': one.points.cost.words,
                 **one.summary,
+                'shown': one.shown,
                 'notes': list(one.notes),
                 'left_out': list(one.points.left_out),
             }
@@ -338,7 +339,8 @@ def _print_optimal(found: Sequence[Analysis], columns: Columns) -> None:
         name = label(one.points.by)
         print(f'{name}: {one.points.cost.words}')
         if law := one.summary['joint']:
-            print(f'{name}: ' + ', '.join(f'{k} = {law[k]:.5g}' for k in LAW))
+            known = [f'{k} = {_fitted_with_band(law, k)}' for k in LAW if law[k] is not None]
+            print(f'{name}: ' + (', '.join(known) or 'no parameter of the joint law is identified'))
         for note in (*one.notes, *one.points.left_out):
             print(f'{name}: {note}')
     if any(one.summary['isoflop'] for one in found):
@@ -360,7 +362,8 @@ def _optimal_row(way: str, one: Analysis) -> list[str]:
 
 
 def _fitted_with_band(law: dict[str, Any], name: str) -> str:
-    return _with_band(law[name], law['bands'].get(name, ()))
+    """A value and its interval; a dash for one that is not identified."""
+    return '-' if law[name] is None else _with_band(law[name], law['bands'].get(name, ()))
 
 
 def add_bootstrap_flag(parser: argparse.ArgumentParser) -> None:

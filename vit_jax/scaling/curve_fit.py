@@ -20,6 +20,7 @@ WIDEN = 1.2  # of the bootstrap's bands, tuned on four laws of `coverage.LAWS`
 DELTA = 1e-3  # Hoffmann et al. 2022, section 3.3
 _SETTLE = 5  # repeated descents from the best minimum until the search has converged
 _WIDEST = 30  # orders of magnitude; so that powers of scaled values are finite
+_EDGE = 1e-9  # distance to a limit of the search that counts as at it
 _WIDE = 0.5  # a parameter with a relative 90 % half-interval above this is not identified
 
 
@@ -51,6 +52,7 @@ class Fit:
       rmse: root mean square of log(fitted) - log(y) on those.
       replicates: [R, P], theta of each bootstrap sample; R may be 0.
       warnings: a line for each problem, such as a parameter that is not identified.
+      unidentified: names of the parameters that the points do not determine.
       noise: of log y of a point, from errors of the fit and from seeds.
       points: the fitted points, for a profile-likelihood band; None for a bootstrap band.
     """
@@ -62,6 +64,7 @@ class Fit:
     rmse: float
     replicates: np.ndarray
     warnings: tuple[str, ...]
+    unidentified: frozenset[str] = frozenset()
     noise: Noise = dataclasses.field(default_factory=Noise)
     points: profile_likelihood.FittedPoints | None = None
 
@@ -69,6 +72,12 @@ class Fit:
     def params(self) -> dict[str, float]:
         """The parameters in the units of the table."""
         return self.form.params(self.theta, *self.scales)
+
+    @property
+    def known(self) -> dict[str, float | None]:
+        """The parameters, None for those that the points do not determine."""
+        params = self.params.items()
+        return {name: None if name in self.unidentified else value for name, value in params}
 
     @property
     def bands(self) -> dict[str, list[float]]:
@@ -187,9 +196,10 @@ def fit(
     noise = pooled(weights * residuals, len(y) - len(form.names), seeds)
     draw = draws(weights * residuals, len(form.names), noise, np.random.default_rng(seed))
     replicates = _bootstrap(form, x, fitted, draw, theta, bootstrap, weights)
-    lines = diagnostics(
-        form, theta, bounds, weights * residuals, weights[:, None] * jacobian, replicates, scales
+    errors = _half_intervals(
+        theta, bounds, weights * residuals, weights[:, None] * jacobian, replicates
     )
+    lines, unidentified = diagnostics(form, theta, bounds, errors, len(y), scales)
     return Fit(
         form=form,
         theta=theta,
@@ -198,6 +208,7 @@ def fit(
         rmse=rms(residuals),
         replicates=replicates,
         warnings=(*([noise.problem] if noise.problem else []), *lines),
+        unidentified=unidentified,
         noise=noise,
         points=None
         if form.solve
@@ -318,59 +329,74 @@ def diagnostics(
     form: Form,
     theta: Theta,
     bounds: Bounds,
+    errors: np.ndarray,
+    points: int,
+    scales: tuple[np.ndarray, float],
+) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Problems of the fit.
+
+    Args:
+      form, theta, bounds, scales: of the fit.
+      errors: [P], half the 90 % interval of each parameter; inf at the upper limit of the search.
+      points: number of fitted points.
+
+    Returns:
+      A line each, and the names of the parameters that the points do not determine.
+    """
+    warnings, unknown = [], set()
+    if points < 2 * len(form.names):
+        warnings.append(
+            f'too few points: {points} for {len(form.names)} parameters; '
+            'the curve fits them whatever the law is'
+        )
+    values = form.params(theta, *scales)
+    for name, i in {**form.interpreted, **form.uninterpreted}.items():
+        line = ''
+        if bounds[i][0] < bounds[i][1] and theta[i] <= bounds[i][0] + _EDGE:
+            line = _at_zero(name, values[name])
+        elif errors[i] > _WIDE * abs(theta[i]):
+            unknown.add(name)
+            line = f'{name} is not identified: {_allowed(theta[i], errors[i], values[name])}'
+        if line and name in form.interpreted:
+            warnings.append(line)
+    unknown |= {scale for scale, exponent in form.scale_of.items() if exponent in unknown}
+    return tuple(warnings), frozenset(unknown & set(form.names))
+
+
+def _at_zero(name: str, value: float) -> str:
+    if name in ('c', 'E'):
+        return f'no bend: {name} = 0, the points show no irreducible error'
+    return f'{name} = {value:.3g}: y does not fall as x grows, so there is no law to fit'
+
+
+def _allowed(theta: float, error: float, value: float) -> str:
+    if np.isinf(error):
+        return 'the search ended at its limit'
+    low, high = (max(theta + move, 0.0) * value / theta for move in (-error, error))
+    return f'the points allow {low:.2g} to {high:.2g}'
+
+
+def _half_intervals(
+    theta: Theta,
+    bounds: Bounds,
     residuals: np.ndarray,
     jacobian: np.ndarray,
     replicates: np.ndarray,
-    scales: tuple[np.ndarray, float],
-) -> tuple[str, ...]:
-    """Problems of the fit, a line each."""
-    warnings = []
-    if len(residuals) < 2 * len(form.names):
-        warnings.append(
-            f'too few points: {len(residuals)} for {len(form.names)} parameters; '
-            'the curve fits them whatever the law is'
-        )
-    free = [i for i, (low, high) in enumerate(bounds) if low < high]
-    edge = [i for i in free if np.min(np.abs(theta[i] - np.array(bounds[i]))) < 1e-9]
-    values = form.params(theta, *scales)
-    errors = _standard_errors(theta, residuals, jacobian, [i for i in free if i not in edge])
-    for name, i in form.interpreted.items():
-        if i in edge:
-            warnings.append(_at_edge(name, values[name], bool(theta[i] <= bounds[i][0] + 1e-9)))
-        elif (error := _half_interval(theta, i, errors, replicates)) > _WIDE * abs(theta[i]):
-            warnings.append(
-                f'{name} = {values[name]:.3g} is not identified: the points allow '
-                f'+- {100 * error / max(abs(theta[i]), 1e-12):.0f} %'
-            )
-    return tuple(warnings)
-
-
-def _at_edge(name: str, value: float, lower: bool) -> str:
-    if lower and name in ('c', 'E'):
-        return f'no bend: {name} = 0, the points show no irreducible error'
-    if lower:
-        return f'{name} = {value:.3g}: y does not fall as x grows, so there is no law to fit'
-    return f'{name} = {value:.3g} is the limit of the search: the points do not determine it'
-
-
-def _standard_errors(
-    theta: Theta, residuals: np.ndarray, jacobian: np.ndarray, free: list[int]
 ) -> np.ndarray:
-    """Standard errors [P] by linearization; zero for parameters that are not fitted."""
+    """Half of the 90 % interval of each parameter [P]: the wider of linearization and bootstrap.
+
+    Infinite at the upper limit of the search, zero for parameters that are not fitted.
+    """
+    low, high = np.array(bounds).T
+    inside = (low < high) & (theta > low + _EDGE) & (theta < high - _EDGE)
+    noise = np.sum(residuals**2) / max(len(residuals) - int(inside.sum()), 1)
+    covariance = np.linalg.pinv(jacobian[:, inside].T @ jacobian[:, inside], hermitian=True)
     errors = np.zeros(len(theta))
-    noise = np.sum(residuals**2) / max(len(residuals) - len(free), 1)
-    covariance = np.linalg.pinv(jacobian[:, free].T @ jacobian[:, free], hermitian=True)
-    errors[free] = np.sqrt(np.maximum(np.diag(covariance), 0) * noise)
+    errors[inside] = 1.645 * np.sqrt(np.maximum(np.diag(covariance), 0) * noise)
+    if len(replicates):
+        errors = np.maximum(errors, np.ptp(np.quantile(replicates, BAND, axis=0), axis=0) / 2)
+    errors[(low < high) & (theta >= high - _EDGE)] = np.inf
     return errors
-
-
-def _half_interval(theta: Theta, i: int, errors: np.ndarray, replicates: np.ndarray) -> float:
-    """Half the width of the 90 % interval: the wider of linearization and bootstrap."""
-    linear = 1.645 * errors[i]
-    if not len(replicates):
-        return float(linear)
-    low, high = np.quantile(replicates[:, i], (0.05, 0.95))
-    return float(max(linear, (high - low) / 2))
 
 
 def rmse(curve: Fit, x: np.ndarray, y: np.ndarray) -> float:
@@ -387,7 +413,7 @@ def summary(curve: Fit) -> dict[str, Any]:
     """The fit as JSON values."""
     return {
         'form': curve.form.name,
-        'params': curve.params,
+        'params': curve.known,
         'bands': curve.bands,
         'n_fit': curve.n_points,
         'fit_rmse': curve.rmse,

@@ -39,6 +39,8 @@ class Form:
       params: (theta, scales of x [K], scale of y) -> {name: value}.
       interpreted: limits and exponents, {name: index in theta}; a fit warns if the points do not
         determine them.
+      uninterpreted: the other parameters but scales, likewise.
+      scale_of: {scale: its exponent}; a scale is as well determined as the exponent.
       columns: K, the number of columns of x.
       solve: (x, y) -> theta, if the paper has its own estimator; None to minimize the log-Huber
         loss.
@@ -53,6 +55,8 @@ class Form:
     bounds: Callable[[np.ndarray, np.ndarray], Bounds]
     params: Callable[[Theta, np.ndarray, float], dict[str, float]]
     interpreted: Mapping[str, int]
+    uninterpreted: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    scale_of: Mapping[str, str] = dataclasses.field(default_factory=lambda: {'a': 'b'})
     columns: int = 1
     solve: Callable[[np.ndarray, np.ndarray], Theta] | None = None
 
@@ -136,6 +140,7 @@ def _shifted_form(
         bounds=lambda x, y: _shifted_bounds(x, y, has_c, has_d),
         params=params,
         interpreted={n: 'abcd'.index(n) for n in names if n in 'bc'},
+        uninterpreted={'d': 3} if has_d else {},
         solve=solve,
     )
 
@@ -301,6 +306,7 @@ FORMS = {
             bounds=_m4_bounds,
             params=_m4_params,
             interpreted={'b': 1, 'c': 2},
+            uninterpreted={'e': 3, 'alpha': 4},
         ),
         Form(
             name='joint',
@@ -312,6 +318,7 @@ FORMS = {
             bounds=lambda x, y: _joint_bounds(x, y, MAX_EXPONENT),
             params=_joint_params,
             interpreted={'alpha': 1, 'beta': 3, 'E': 4},
+            scale_of={'A': 'alpha', 'B': 'beta'},
             columns=2,
         ),
     )

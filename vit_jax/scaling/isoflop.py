@@ -123,25 +123,48 @@ def _vertex(n: np.ndarray, curve: Polynomial) -> tuple[float, float] | None:
     return (at, float(curve(at))) if np.log(n.min()) <= at <= np.log(n.max()) else None
 
 
-def frontier(n: np.ndarray, c: np.ndarray, y: np.ndarray) -> Optima:
+def frontier(n: np.ndarray, c: np.ndarray, y: np.ndarray) -> tuple[Optima, list[str]]:
     """Hoffmann et al. 2022, approach 1: the size that is best at each budget.
 
-    With three sizes or more of five points each, the lowest of their curves, log y over log C.
-    Budgets where the smallest or the largest size wins show only that the optimum lies beyond, and
-    are left out. With fewer, the runs that are better than all runs of no more compute.
+    With three sizes or more of five points each, the lowest of their curves, log y over log C, at
+    60 budgets; otherwise the lowest of all sizes at the budgets of the runs. A budget counts if
+    three sizes or more span it. Where the smallest or the largest of these is best, the optimum
+    lies beyond, and the budget is left out.
+
+    Returns:
+      The optima, and a line on the budgets that were left out.
     """
-    sizes = clusters(np.log(n), ALIKE)
-    curves = [_curve(n, c, y, sizes == i) for i in np.unique(sizes)]
+    sizes, level = clusters(np.log(n), ALIKE), _budget_means(n, c)
+    chosen = [sizes == i for i in np.unique(sizes)]
+    curves = [_curve(n, c, y, at) for at in chosen]
     curves = [curve for curve in curves if len(curve[1]) >= _CURVE]
-    if len(curves) < 3:
-        level = _budget_means(n, c)
-        best = pareto_frontier(level, y)
-        found = [(*run, 1) for run in zip(level[best], n[best], y[best], strict=True)]
-    else:
+    if len(curves) >= 3:
         grid = np.linspace(np.log(c.min()), np.log(c.max()), _GRID)
-        found = [best for at in grid for best in _lowest(curves, at)]
-    different = {round(float(np.log(one[1])), 2) for one in found}
-    return _through(found if len(different) > 1 else [])
+    else:
+        curves, grid = [_curve(n, level, y, at) for at in chosen], np.unique(np.log(level))
+    found, beyond = [], [0, 0]
+    for at in grid:
+        there = _losses(curves, at)
+        if len(there) < 3:
+            continue
+        best = int(np.argmin([log_y for log_y, _ in there]))
+        if best in (0, len(there) - 1):
+            beyond[int(best > 0)] += 1
+        else:
+            log_y, size = there[best]
+            found.append((float(np.exp(at)), size, float(np.exp(log_y)), len(there)))
+    notes = [
+        f'frontier: the {name} size is best at {count} of {sum(beyond) + len(found)} budgets: '
+        'their optimum lies beyond, and they are left out'
+        for name, count in zip(('smallest', 'largest'), beyond, strict=True)
+        if count
+    ]
+    return _through(found if distinct(np.array([one[1] for one in found])) > 1 else []), notes
+
+
+def distinct(n: np.ndarray) -> int:
+    """The number of different sizes, which are more than 2 % apart."""
+    return len(np.unique(clusters(np.log(n), ALIKE))) if len(n) else 0
 
 
 def pareto_frontier(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -179,23 +202,16 @@ def jittered(found: Optima, width: float, rng: np.random.Generator) -> Optima:
     return dataclasses.replace(found, n=moved, exponent=float(slope), log_scale=float(scale))
 
 
-def _lowest(curves: list[_Curve], log_c: float) -> list[tuple[float, float, float, int]]:
-    """The optimum at a budget; none if an extreme size is best."""
-    there = [(np.interp(log_c, x, log_y), size) for size, x, log_y in curves if _spans(x, log_c)]
-    if len(there) < 3:
-        return []
-    best = int(np.argmin([log_y for log_y, _ in there]))
-    if best in (0, len(there) - 1):
-        return []
-    log_y, size = there[best]
-    return [(float(np.exp(log_c)), size, float(np.exp(log_y)), len(there))]
+def _losses(curves: list[_Curve], log_c: float) -> list[tuple[float, float]]:
+    """Log y and size of each curve that spans a budget, ascending in size."""
+    return [(np.interp(log_c, x, log_y), size) for size, x, log_y in curves if _spans(x, log_c)]
 
 
 def _curve(n: np.ndarray, c: np.ndarray, y: np.ndarray, chosen: np.ndarray) -> _Curve:
-    """Size, log C ascending, and log y of the points of one size."""
-    order = np.argsort(c[chosen])
-    size = float(np.exp(np.log(n[chosen]).mean()))
-    return size, np.log(c[chosen][order]), np.log(y[chosen][order])
+    """Size, log C ascending, and the mean of log y at each C, of the points of one size."""
+    different, which = np.unique(c[chosen], return_inverse=True)
+    log_y = np.bincount(which, np.log(y[chosen])) / np.bincount(which)
+    return float(np.exp(np.log(n[chosen]).mean())), np.log(different), log_y
 
 
 def _spans(x: np.ndarray, at: float) -> bool:

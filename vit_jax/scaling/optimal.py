@@ -16,7 +16,9 @@ from scipy import stats
 from threadpoolctl import threadpool_limits
 
 from vit_jax.errors import UserError
-from vit_jax.scaling import curve_fit, forms, isoflop
+from vit_jax.scaling import curve_fit, isoflop
+from vit_jax.scaling.contradictions import compare, is_determined
+from vit_jax.scaling.joint import exponents, fit_joint, optimum, outside
 from vit_jax.scaling.noise import pooled
 from vit_jax.scaling.points import Cost, Points
 
@@ -25,6 +27,8 @@ BIAS = (
     'beta differ or the sizes do not lie around the optimum'
 )
 _QUANTILES = 1000  # of the Gaussian that errors are drawn from
+_SIZES = 3  # least number of different sizes of a law of the frontier
+_WIDE = 0.5  # an exponent with a relative 90 % half-interval above this is not identified
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +55,8 @@ class Analysis:
       kept: [M], whether a run was fitted.
       joint: the joint law; None if it cannot be fitted, `notes` has the reason.
       parabolas, frontier: their exponent is None if there are too few.
-      summary: all results as JSON values.
+      summary: all results as JSON values; None for what is not identified.
+      shown: the method whose prediction is shown, if they differ: a key of `summary`, or ''.
       notes: warnings, a line each.
     """
 
@@ -61,6 +66,7 @@ class Analysis:
     parabolas: isoflop.Optima
     frontier: isoflop.Optima
     summary: dict[str, Any]
+    shown: str
     notes: tuple[str, ...]
 
 
@@ -73,22 +79,29 @@ def analyze(points: Points, options: AnalysisOptions) -> Analysis:
     )
     seen = points.take(kept)
     with threadpool_limits(1, user_api='blas'):
-        joint, notes = _joint(seen, options.bootstrap)
+        joint, notes = fit_joint(seen, options.bootstrap)
         level = _level(seen, joint, notes)
         parabolas, more = isoflop.parabolas(seen.n, seen.c, level, seen.seeds.weights)
-        frontier = isoflop.frontier(seen.n, seen.c, seen.y)
-        notes += more + _missing(parabolas, frontier)
-        summary = {
-            'joint': _joint_summary(points, kept, joint, options),
-            'isoflop': _optima_summary(
-                parabolas, seen.cost, options, _parabola_replicates(seen, level, options)
-            ),
-            'frontier': _optima_summary(
-                frontier, seen.cost, options, _frontier_replicates(seen, joint, frontier, options)
-            ),
+        frontier, beyond = isoflop.frontier(seen.n, seen.c, seen.y)
+        frontier = _of_several_sizes(frontier)
+        at = options.target or float(seen.c.max())
+        drawn = {
+            'isoflop': _parabola_replicates(seen, level, options),
+            'frontier': _frontier_replicates(seen, joint, frontier, options),
         }
-    notes = [*points.notes, *notes]
-    return Analysis(points, kept, joint, parabolas, frontier, summary, tuple(notes))
+        ways: dict[str, dict[str, Any] | None] = {
+            'joint': _joint_summary(points, kept, joint, at, notes),
+            'isoflop': _optima_summary(parabolas, seen.cost, at, drawn['isoflop'], options),
+            'frontier': _optima_summary(frontier, seen.cost, at, drawn['frontier'], options),
+        }
+        notes += more + beyond + _missing(ways, parabolas, drawn)
+        shown, against = compare(seen, level, ways, len(parabolas.c))
+    notes += against + _unidentified(ways)
+    if options.target is None:
+        ways = {
+            name: way and {k: way[k] for k in way if k != 'target'} for name, way in ways.items()
+        }
+    return Analysis(points, kept, joint, parabolas, frontier, ways, shown, (*points.notes, *notes))
 
 
 def require_law(analyses: Sequence[Analysis]) -> None:
@@ -96,26 +109,6 @@ def require_law(analyses: Sequence[Analysis]) -> None:
     if not any(any(a.summary.values()) for a in analyses):
         reasons = [note for note in analyses[0].notes if note.startswith('no ')]
         raise UserError(f'no law of the optimum can be fitted: {"; ".join(reasons)}')
-
-
-def _joint(seen: Points, bootstrap: int) -> tuple[curve_fit.Fit | None, list[str]]:
-    """The joint law, or None and the reason."""
-    for name, values in (('N', seen.n), ('D', seen.d)):
-        if len(np.unique(isoflop.clusters(np.log(values), isoflop.ALIKE))) < 3:
-            few = f'{len(np.unique(values))} value(s) of {name}'
-            return None, [f'no joint law: {few}, whose exponent needs three']
-    if len(seen.y) < 6:
-        return None, [f'no joint law: {len(seen.y)} runs for its 5 parameters']
-    try:
-        form = forms.find('joint')
-        found = curve_fit.fit(form, seen.x, seen.y, bootstrap=bootstrap, seeds=seen.seeds)
-    except UserError as e:
-        return None, [f'no joint law: {e}']
-    for name, term in (('N', 'A'), ('D', 'B')):
-        exponent = found.params['alpha' if term == 'A' else 'beta']
-        if found.params[term] < 1e-9 or not 1e-3 < exponent < forms.MAX_EXPONENT - 1e-3:
-            return None, [f'no joint law: the losses do not depend on {name} as a power of it']
-    return found, [f'joint: {line}' for line in found.warnings]
 
 
 def _level(seen: Points, joint: curve_fit.Fit | None, notes: list[str]) -> np.ndarray:
@@ -134,50 +127,86 @@ def _level(seen: Points, joint: curve_fit.Fit | None, notes: list[str]) -> np.nd
     return level
 
 
-def _missing(parabolas: isoflop.Optima, frontier: isoflop.Optima) -> list[str]:
-    notes = []
-    if parabolas.exponent is None:
-        notes.append(
-            'no isoflop law: needs two budgets with a minimum, each of three sizes or more'
-        )
+def _of_several_sizes(found: isoflop.Optima) -> isoflop.Optima:
+    """The frontier, without a law if too few sizes are best: any power law goes through two."""
+    several = isoflop.distinct(found.n) >= _SIZES
+    return found if several else dataclasses.replace(found, exponent=None)
+
+
+def _missing(
+    ways: dict[str, dict[str, Any] | None],
+    parabolas: isoflop.Optima,
+    drawn: dict[str, list[isoflop.Optima] | None],
+) -> list[str]:
+    """A line for each law that is missing, or through two budgets."""
+    reasons = {
+        'isoflop': 'needs two budgets with a minimum, each of three sizes or more',
+        'frontier': f'fewer than {_SIZES} sizes are best at a budget, others than its extreme ones',
+    }
+    if parabolas.exponent is not None and drawn['isoflop'] is not None:
+        reasons['isoflop'] = 'most redrawn runs have none'
     elif len(parabolas.c) == 2:
+        reasons['isoflop'] = 'two budgets of three runs each, through which any power law goes'
+    notes = [f'no {name} law: {reason}' for name, reason in reasons.items() if ways[name] is None]
+    if ways['isoflop'] and len(parabolas.c) == 2:
         notes.append('isoflop: two budgets, through which any power law goes')
-    if frontier.exponent is None:
-        notes.append('no frontier law: the best size does not change, or is an extreme one')
     return notes
 
 
-def _exponents(params: dict[str, float], cost: Cost) -> tuple[float, float]:
-    alpha, beta = params['alpha'], params['beta']
-    total = alpha * cost.q + beta * cost.p
-    return beta / total, alpha / total
+def _unidentified(ways: dict[str, dict[str, Any] | None]) -> list[str]:
+    """Replace values that the runs do not determine by None; a line for each."""
+    notes = []
+    for name, way in ways.items():
+        if way is None:
+            continue
+        low, high = way['bands'].get('a', (way['a'], way['a']))
+        if high - low > 2 * _WIDE * abs(way['a']):
+            notes.append(
+                f'{name}: a and b are not identified: a is within {low:.2g} and {high:.2g}'
+            )
+            way['a'] = way['b'] = None
+        target, spread = way['target'], way['target']['bands']
+        open_ = [k for k in ('N', 'D', 'loss') if k in target and not _is_known(spread, k)]
+        if set(open_) & {'N', 'D'}:
+            open_ = ['N', 'D', *(k for k in open_ if k == 'loss')]
+        for key in open_:
+            target[key] = None
+            ends = ' to '.join(f'{end:.2g}' for end in spread.get(key, ())) or 'infinite values'
+            words = f'{name}: {key} at C = {target["C"]:.3g} is not identified'
+            notes.append(f'{words}: the runs allow {ends}')
+    return notes
 
 
-def optimum(params: dict[str, float], cost: Cost, c: np.ndarray) -> tuple[np.ndarray, ...]:
-    """N* [K], D* [K] and the loss [K] at budgets C [K]; Hoffmann et al. 2022, equation 4."""
-    a, _ = _exponents(params, cost)
-    alpha, beta, q = params['alpha'], params['beta'], cost.q
-    ratio = alpha * params['A'] * q / (beta * params['B'] * cost.p)
-    scale = ratio ** (q / (alpha * q + beta * cost.p))
-    n = scale * (c / cost.k) ** a
-    d = cost.data(n, c)
-    return n, d, params['E'] + params['A'] * n**-alpha + params['B'] * d**-beta
+def _is_known(bands: dict[str, list[float]], key: str) -> bool:
+    """Whether the runs determine a value; without any replicates, it is taken as known."""
+    return is_determined(bands.get(key)) and (key in bands or not bands)
 
 
 def _joint_summary(
-    points: Points, kept: np.ndarray, joint: curve_fit.Fit | None, options: AnalysisOptions
+    points: Points,
+    kept: np.ndarray,
+    joint: curve_fit.Fit | None,
+    at: float,
+    notes: list[str],
 ) -> dict[str, Any] | None:
+    """The joint law, with its optimum at a budget; notes get a line on optima beyond the sizes."""
     if joint is None:
         return None
     cost = points.cost
+    notes += outside(points.take(kept), joint)
     drawn = [joint.form.params(theta, *joint.scales) for theta in joint.replicates]
-    a, b = _exponents(joint.params, cost)
-    both = np.array([_exponents(params, cost) for params in drawn]).reshape(-1, 2)
+    a, b = exponents(joint.params, cost)
+    both = np.array([exponents(params, cost) for params in drawn]).reshape(-1, 2)
     bands = joint.bands | _widened_bands(joint.dof, a=(a, both[:, 0]), b=(b, both[:, 1]))
     held = ~kept
     error = curve_fit.rmse(joint, points.x[held], points.y[held]) if held.any() else None
-    result: dict[str, Any] = {
-        **joint.params,
+    budget = np.array([at])
+    samples = np.array([[v[0] for v in optimum(p, cost, budget)] for p in drawn]).reshape(-1, 3)
+    best = [float(v[0]) for v in optimum(joint.params, cost, budget)]
+    values = dict(zip(('N', 'D', 'loss'), zip(best, samples.T, strict=True), strict=True))
+    target = {name: value for name, (value, _) in values.items()}
+    return {
+        **joint.known,
         'a': a,
         'b': b,
         'bands': bands,
@@ -186,15 +215,8 @@ def _joint_summary(
         'fit_rmse': joint.rmse,
         'holdout_rmse': error,
         'identified': not joint.warnings,
+        'target': {'C': at, **target, 'bands': _widened_bands(joint.dof, **values)},
     }
-    if options.target is not None:
-        at = np.array([options.target])
-        samples = np.array([[v[0] for v in optimum(p, cost, at)] for p in drawn]).reshape(-1, 3)
-        n, d, loss = (float(v[0]) for v in optimum(joint.params, cost, at))
-        values = {'N': (n, samples[:, 0]), 'D': (d, samples[:, 1]), 'loss': (loss, samples[:, 2])}
-        spread = _widened_bands(joint.dof, **values)
-        result['target'] = {'C': options.target, 'N': n, 'D': d, 'loss': loss, 'bands': spread}
-    return result
 
 
 def _widened_bands(dof: float, **drawn: tuple[float, np.ndarray]) -> dict[str, list[float]]:
@@ -206,49 +228,67 @@ def _widened_bands(dof: float, **drawn: tuple[float, np.ndarray]) -> dict[str, l
     }
 
 
-def _bands(**samples: np.ndarray) -> dict[str, list[float]]:
-    return {
-        name: [float(q) for q in np.quantile(values, curve_fit.BAND)]
-        for name, values in samples.items()
-        if len(values)
-    }
+def _bands(**drawn: tuple[float, np.ndarray]) -> dict[str, list[float]]:
+    """Percentiles of bootstrap samples, extended to the value itself."""
+    found = {}
+    for name, (value, samples) in drawn.items():
+        if len(samples):
+            low, high = np.quantile(samples, curve_fit.BAND)
+            found[name] = [float(min(low, value)), float(max(high, value))]
+    return found
 
 
 def _optima_summary(
-    found: isoflop.Optima, cost: Cost, options: AnalysisOptions, replicates: list[isoflop.Optima]
+    found: isoflop.Optima,
+    cost: Cost,
+    at: float,
+    replicates: list[isoflop.Optima] | None,
+    options: AnalysisOptions,
 ) -> dict[str, Any] | None:
-    if found.exponent is None:
+    """A law through optima at budgets; None if it is missing, or in most of the replicates.
+
+    Replicates are None if there are no runs to spare to draw them; then two budgets give no law.
+    """
+    few = len(found.c) == 2 if replicates is None else 2 * len(replicates) < options.bootstrap
+    if found.exponent is None or few:
         return None
-    slopes = np.array([one.exponent for one in replicates])
-    a = found.exponent
-    result: dict[str, Any] = {
+    drawn = replicates or []
+    slopes = np.array([one.exponent for one in drawn])
+    sizes = np.array([one.size(at) for one in drawn])
+    a, n = found.exponent, found.size(at)
+
+    def data(sizes: np.ndarray) -> np.ndarray:
+        return cost.data(sizes, np.full(len(sizes), at))
+
+    def share(slopes: np.ndarray | float) -> Any:
+        return (1 - slopes * cost.p) / cost.q
+
+    d = float(data(np.array([n]))[0])
+    return {
         'a': a,
-        'b': (1 - a * cost.p) / cost.q,
-        'bands': _bands(a=slopes, b=(1 - slopes * cost.p) / cost.q) if len(slopes) else {},
+        'b': share(a),
+        'bands': _bands(a=(a, slopes), b=(share(a), share(slopes))),
         'budgets': [
             dict(zip(('C', 'N', 'D', 'loss'), map(float, values), strict=True))
             for values in zip(
                 found.c, found.n, cost.data(found.n, found.c), found.loss, strict=True
             )
         ],
+        'target': {'C': at, 'N': n, 'D': d, 'bands': _bands(N=(n, sizes), D=(d, data(sizes)))},
     }
-    if options.target is not None:
-        n = found.size(options.target)
-        drawn = np.array([one.size(options.target) for one in replicates])
-        spread = _bands(N=drawn, D=cost.data(drawn, np.full(len(drawn), options.target)))
-        d = float(cost.data(np.array([n]), np.array([options.target]))[0])
-        result['target'] = {'C': options.target, 'N': n, 'D': d, 'bands': spread}
-    return result
 
 
 def _parabola_replicates(
     seen: Points, level: np.ndarray, options: AnalysisOptions
-) -> list[isoflop.Optima]:
-    """Parabolas through redrawn points, with errors from their residuals or from seeds."""
+) -> list[isoflop.Optima] | None:
+    """Parabolas through redrawn points, with errors from their residuals or from seeds.
+
+    None without points to spare, or seeds.
+    """
     groups = isoflop.budgets(seen.n, seen.c)
     free = sum(len(at) - 3 for at in groups)
     if not groups:
-        return []
+        return None
     inside, counts = np.concatenate(groups), seen.seeds.counts
     weights = np.sqrt(counts / counts[inside].mean())
     center = isoflop.fitted(seen.n, seen.c, level, weights)
@@ -259,7 +299,7 @@ def _parabola_replicates(
     elif free:
         pool = errors * np.sqrt(len(inside) / free)
     else:
-        return []
+        return None
 
     def solve(y: np.ndarray) -> isoflop.Optima:
         return isoflop.parabolas(seen.n, seen.c, y, weights)[0]
@@ -269,17 +309,20 @@ def _parabola_replicates(
 
 def _frontier_replicates(
     seen: Points, joint: curve_fit.Fit | None, found: isoflop.Optima, options: AnalysisOptions
-) -> list[isoflop.Optima]:
-    """Frontiers of the joint law with noise, shifted to match the measured frontier without it."""
+) -> list[isoflop.Optima] | None:
+    """Frontiers of the joint law with noise, shifted to match the measured frontier without it.
+
+    None without a joint law, or where it has no frontier.
+    """
     if joint is None or found.exponent is None:
-        return []
+        return None
     center = joint.predict(seen.x)
     pool = np.log(seen.y / center)
-    clean = isoflop.frontier(seen.n, seen.c, center)
+    clean, _ = isoflop.frontier(seen.n, seen.c, center)
     if clean.exponent is None:
-        return []
+        return None
     da, ds = found.exponent - clean.exponent, found.log_scale - clean.log_scale
-    drawn = _redrawn(center, pool, options, lambda y: isoflop.frontier(seen.n, seen.c, y))
+    drawn = _redrawn(center, pool, options, lambda y: isoflop.frontier(seen.n, seen.c, y)[0])
     width, rng = isoflop.spacing(seen.n, seen.c), np.random.default_rng(1)
     return [
         dataclasses.replace(one, exponent=one.exponent + da, log_scale=one.log_scale + ds)

@@ -14,7 +14,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from vit_jax.errors import UserError
 from vit_jax.scaling import isoflop, rows
 from vit_jax.scaling.curve_fit import half_width
-from vit_jax.scaling.optimal import Analysis, optimum
+from vit_jax.scaling.joint import optimum
+from vit_jax.scaling.optimal import Analysis
 from vit_jax.scaling.points import Columns
 from vit_jax.scaling.shape import Ray, ShapeFit, ShapeLaw, StarColumns, StarSweep
 from vit_jax.viz import figures
@@ -23,6 +24,7 @@ MAX_CURVES = 12
 CONTOURS = 12
 BUDGETS = 5  # at which the law is drawn
 _BY_LAW, _BY_PARABOLA = figures.COLORS[1], figures.COLORS[2]
+_COLORS = {'joint': _BY_LAW, 'isoflop': _BY_PARABOLA, 'frontier': 'black'}
 
 
 def draw_optima(found: Sequence[Analysis], columns: Columns) -> Figure:
@@ -50,7 +52,8 @@ def draw_optima(found: Sequence[Analysis], columns: Columns) -> Figure:
 
 def _draw_contours(axes: Axes, one: Analysis, title: str) -> None:
     points = one.points
-    target = next((law['target'] for law in one.summary.values() if law and 'target' in law), None)
+    law = one.summary[one.shown] if one.shown else None
+    target = law.get('target') if law else None
     ends = [points.c.min(), max(points.c.max(), target['C'] if target else 0.0)]
     budgets = np.geomspace(ends[0] / 1.3, ends[1] * 1.3, 60)
     low, high = points.n.min() / 1.5, points.n.max() * 1.5
@@ -60,9 +63,9 @@ def _draw_contours(axes: Axes, one: Analysis, title: str) -> None:
         _contours(axes, one, budgets, np.geomspace(low, high, 60))
         _band(axes, one, budgets)
         axes.plot(budgets, sizes, color=_BY_LAW, linewidth=1.8, label=_named(one, 'joint'))
-    marks = (('isoflop', one.parabolas, 'o', _BY_PARABOLA), ('frontier', one.frontier, '', 'black'))
-    for way, found, mark, color in marks:
-        if found.exponent is not None:
+    for way, found, mark in (('isoflop', one.parabolas, 'o'), ('frontier', one.frontier, '')):
+        color = _COLORS[way]
+        if one.summary[way] is not None:
             line = np.exp(found.log_scale) * budgets**found.exponent
             axes.plot(
                 budgets, line, color=color, linewidth=1.1, linestyle='--', label=_named(one, way)
@@ -70,9 +73,15 @@ def _draw_contours(axes: Axes, one: Analysis, title: str) -> None:
             if mark:
                 axes.plot(found.c, found.n, mark, color=color, markersize=6)
     _runs(axes, one)
-    if target:
+    if target and target['N'] is not None:
         axes.plot(
-            target['C'], target['N'], '*', color=_BY_LAW, markersize=15, markeredgecolor='white'
+            target['C'],
+            target['N'],
+            '*',
+            color=_COLORS[one.shown],
+            markersize=15,
+            markeredgecolor='white',
+            label=f'N* = {rows.short(target["N"])} by {one.shown}',
         )
     _scales(axes, title, budgets[[0, -1]], np.array([low, high]))
     axes.set_ylim(low, high)
@@ -85,6 +94,8 @@ def _draw_contours(axes: Axes, one: Analysis, title: str) -> None:
 def _named(one: Analysis, way: str) -> str:
     law = one.summary[way]
     assert law is not None
+    if law['a'] is None:
+        return f'{way}: its exponent is not identified'
     text = f'{way}: N* ~ C^{law["a"]:.3f}'
     if 'a' not in law['bands']:
         return text
@@ -108,6 +119,8 @@ def _band(axes: Axes, one: Analysis, budgets: np.ndarray) -> None:
         return
     drawn = [one.joint.form.params(theta, *one.joint.scales) for theta in one.joint.replicates]
     sizes = [optimum(params, one.points.cost, budgets)[0] for params in drawn]
+    if not (np.isfinite(sizes).all() and np.all(sizes)):
+        return  # some replicates have no optimum
     center = np.log(optimum(one.joint.params, one.points.cost, budgets)[0])
     half = half_width(np.std(np.log(sizes), axis=0), one.joint.dof)
     low, high = np.exp(center - half), np.exp(center + half)

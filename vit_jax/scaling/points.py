@@ -15,6 +15,7 @@ COUNTED = {
     'parameters': 'all parameters, embeddings and head included',
     'flops': 'exact: 3 times the forward pass, embeddings and head included',
 }
+_USUAL = (1.0, 20.0)  # C / (N D); 6 for a forward and a backward pass of dense layers
 _EXACT = 0.01  # relative deviation of C / (N D) up to which C counts as proportional to N D
 
 
@@ -154,15 +155,23 @@ def _cost(table: dict[str, np.ndarray], columns: Columns) -> tuple[Cost, list[st
         return Cost(), []
     log_n, log_d, log_c = (np.log(table[name]) for name in ('n', 'd', 'c'))
     ratio = log_c - log_n - log_d
+    mean = float(np.exp(ratio.mean()))
+    asked = []
+    if not _USUAL[0] <= mean <= _USUAL[1]:
+        asked.append(
+            f'C is {mean:.3g} N D, where 6 N D is usual: are N parameters, D tokens (images times '
+            'patches) and C FLOPs, forward and backward?'
+        )
     if np.ptp(ratio) <= 2 * _EXACT:
-        return Cost(k=float(np.exp(ratio.mean()))), []
+        return Cost(k=mean), asked
     terms = np.stack([np.ones_like(log_n), log_n, log_d], axis=1)
     (log_k, p, q), _, rank, _ = np.linalg.lstsq(terms, log_c, rcond=None)
     low, high = np.exp([ratio.min(), ratio.max()])
     note = f'C / (N D) runs from {low:.3g} to {high:.3g}'
     if rank < 3 or min(p, q) <= 0.2:
-        return Cost(k=float(np.exp(ratio.mean()))), [f'{note}; its mean is taken']
-    return Cost(float(np.exp(log_k)), float(p), float(q)), [f'{note}; a power law is taken']
+        return Cost(k=mean), [f'{note}; its mean is taken', *asked]
+    cost = Cost(float(np.exp(log_k)), float(p), float(q))
+    return cost, [f'{note}; a power law is taken', *asked]
 
 
 def _complete(table: dict[str, np.ndarray], cost: Cost) -> tuple[np.ndarray, ...]:
