@@ -107,3 +107,11 @@ def test_freed_memory_is_used_again_without_page_faults():
 @pytest.mark.slow
 def test_tunables_of_the_user_stand():
     assert run(KEEP, GLIBC_TUNABLES='')[0] > 10 * run(KEEP)[0]
+
+
+@with_glibc
+@pytest.mark.slow
+def test_a_running_process_keeps_it_too_unless_tunables_are_set():
+    now = KEEP.replace('keep_freed_memory', 'keep_freed_memory_from_now')
+    kept = run(now)[0]
+    assert kept < run(now, GLIBC_TUNABLES='')[0] / 5

@@ -77,6 +77,7 @@ def embed(
     """
     if (images is None) == (texts is None):
         raise UserError('give either images or texts')
+    environment.keep_freed_memory_from_now()
     compile_cache.enable_for_python()
     trained = open_for_features(path, image_size, **options)
     given: Any = images if texts is None else texts

@@ -18,7 +18,7 @@ from vit_jax.inference.images import Image, photo_reader
 from vit_jax.inference.load import Path, open_model
 from vit_jax.interop.trained import Size, TrainedModel
 from vit_jax.nn.maps import AttentionMap, ParameterPictures
-from vit_jax.runtime import compile_cache, target
+from vit_jax.runtime import compile_cache, environment, target
 from vit_jax.step import make_attention_step, make_predict_step
 from vit_jax.viz.attention_pictures import matches_start
 
@@ -64,6 +64,7 @@ def predict(
     Raises:
       UserError: if the model or an image cannot be read, or the task has no predictions.
     """
+    environment.keep_freed_memory_from_now()
     compile_cache.enable_for_python()
     trained = open_model(path, image_size, **options)
     reader, predict_one = photo_reader(trained), predictor(trained, seed)

@@ -12,7 +12,7 @@ from vit_jax.checkpoints.best import Step
 from vit_jax.config import load
 from vit_jax.inference.load import Path, open_model
 from vit_jax.interop.trained import Size
-from vit_jax.runtime import compile_cache
+from vit_jax.runtime import compile_cache, environment
 from vit_jax.trainer import measure
 from vit_jax.trainer import train as trainer
 
@@ -37,6 +37,7 @@ def train(
     Raises:
       UserError: for a mistake in the config, or as `vit_jax.trainer.train.train`.
     """
+    environment.keep_freed_memory_from_now()
     compile_cache.enable_for_python()
     if isinstance(config, str):
         checked = load.load(config, overrides)
@@ -71,6 +72,7 @@ def evaluate(
     Raises:
       UserError: if the model cannot be read, or does not suit the data.
     """
+    environment.keep_freed_memory_from_now()
     compile_cache.enable_for_python()
     trained = open_model(path, image_size, step=step, average=average, allowed=allowed)
     return measure.prepare(trained, image_size=image_size, **choices).run()
