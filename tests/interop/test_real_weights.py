@@ -16,10 +16,9 @@ transformers = pytest.importorskip('transformers')
 SIZE = 112
 # The dtype of the residual stream where torch casts the parameters, or autocasts.
 PLACES = {'cast': None, 'autocast': 'float32'}
-# Bounds on our error over that of torch: 1.34 and 1.42 are measured in float16, at most 1.02 in
-# bfloat16 with cast parameters.
-BOUNDS = {('bfloat16', 'cast'): 1.05, ('bfloat16', 'autocast'): 1.2}
-BOUND = 1.5
+# On our error over that of torch, the geometric mean of the images: between 0.95 and 1.03 are
+# measured, with a standard error of 0.06. A few images have a tenfold error in either program.
+BOUND = 1.12
 
 
 @pytest.fixture(scope='module')
@@ -72,8 +71,8 @@ def ours(trained, images, **fields):
 
 
 def error(found, truth):
-    """The root mean square of the differences over that of the tokens."""
-    return np.sqrt(np.square(found - truth).mean() / np.square(truth).mean())
+    """The logarithm of the root mean square of each image's differences, its mean."""
+    return np.log(np.square(found - truth).mean((1, 2))).mean() / 2
 
 
 @pytest.mark.parity
@@ -88,8 +87,7 @@ def test_float32(trained, images, truth):
 @pytest.mark.parametrize('place', PLACES)
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
 def test_half_precision(dtype, place, folder, trained, images, truth):
-    """In bfloat16 no worse than torch with parameters of that dtype; else not far from it."""
-    bound = BOUNDS.get((dtype, place), BOUND)
+    """No worse than torch in the same dtype."""
     found = ours(trained, images, dtype=dtype, residual_dtype=PLACES[place])
     other = theirs(folder, images, getattr(torch, dtype), autocast=place == 'autocast')
-    assert error(found, truth) < bound * error(other, truth)
+    assert error(found, truth) < error(other, truth) + np.log(BOUND)

@@ -17,7 +17,8 @@ from vit_jax.errors import UserError, check_choice, check_multiple
 from vit_jax.models import base
 from vit_jax.models.base import Params, Resized, Size, check_counts, check_fields
 from vit_jax.nn import positions
-from vit_jax.nn.blocks import Block, Encoder, Mlp, dense
+from vit_jax.nn.blocks import Block, Encoder, Mlp
+from vit_jax.nn.dense import Dense
 from vit_jax.nn.maps import (
     AttentionMap,
     ParameterPictures,
@@ -106,7 +107,7 @@ class Model(base.Model):
         tokens = self._encoder(dtype)(x, train)
         queries = jnp.broadcast_to(queries, tokens.shape)
         colors = self._decoder(dtype)(queries, tokens, places, train)
-        logits = dense(self.patch_out**2 * NUM_BINS, dtype=jnp.float32, name='head')(colors)
+        logits = Dense(self.patch_out**2 * NUM_BINS, dtype=jnp.float32, name='head')(colors)
         return {'tokens': tokens, 'logits': unpatchify(logits, grid, self.patch_out)}
 
     def attention_maps(

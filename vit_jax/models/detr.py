@@ -18,7 +18,7 @@ from vit_jax.errors import check_choice
 from vit_jax.models import base
 from vit_jax.models.base import bind_norm, check_counts, check_fields
 from vit_jax.nn.attention import masked_softmax
-from vit_jax.nn.blocks import dense
+from vit_jax.nn.dense import Dense
 from vit_jax.nn.encoder_decoder import ACTIVATIONS, NORMS, DecoderBlock, EncoderBlock, Memory, Stack
 from vit_jax.nn.maps import AttentionMap, HiddenState, collect, collect_blocks
 from vit_jax.nn.multi_head import Heads
@@ -150,7 +150,7 @@ class Model(base.Model):
             self.frozen_stages,
             dtype,
         )
-        self.input_proj = dense(self.width, dtype=dtype)
+        self.input_proj = Dense(self.width, dtype=dtype)
         block: dict[str, Any] = {
             'num_heads': self.num_heads,
             'mlp_dim': self.mlp_dim,
@@ -169,7 +169,7 @@ class Model(base.Model):
         self.decoder = Decoder(functools.partial(DecoderBlock, **block), self.decoder_depth)
         shape = (self.num_queries, self.width)
         self.query_embed = self.param('query_embed', nn.initializers.normal(1.0), shape)
-        self.class_embed = dense((self.num_classes or 0) + 1)
+        self.class_embed = Dense((self.num_classes or 0) + 1)
         self.bbox_embed = BoxHead(self.width)
 
     def __call__(
@@ -325,8 +325,8 @@ class BoxHead(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, '*B D']) -> Float[Array, '*B 4']:
         for i in range(2):
-            x = nn.relu(dense(self.hidden_dim, name=f'layer_{i}')(x))
-        return nn.sigmoid(dense(4, name='layer_2')(x))
+            x = nn.relu(Dense(self.hidden_dim, name=f'layer_{i}')(x))
+        return nn.sigmoid(Dense(4, name='layer_2')(x))
 
 
 class ObjectMaps(nn.Module):

@@ -20,7 +20,8 @@ from vit_jax.errors import UserError, check_choice, check_multiple
 from vit_jax.models import base
 from vit_jax.models.base import Size, check_counts, check_fields
 from vit_jax.nn.attention import recomputed
-from vit_jax.nn.blocks import SwiGlu, dense
+from vit_jax.nn.blocks import SwiGlu
+from vit_jax.nn.dense import Dense
 from vit_jax.nn.maps import AttentionMap, ParameterPictures, collect, embedding_filters
 from vit_jax.nn.multi_head import MultiHeadAttention
 from vit_jax.nn.norms import RMSNorm
@@ -143,7 +144,7 @@ class Model(base.Model):
         label = self._embed_labels(labels)
         condition = nn.silu(TimeEmbed(self.width, name='time_embed')(time) + label)
         x = PatchEmbed(self.patch_size, self.bottleneck, dtype, False, name='patch_embed')(images)
-        x = dense(self.width, dtype=dtype, name='embed')(x)
+        x = Dense(self.width, dtype=dtype, name='embed')(x)
         table = sincos2d(*grid, self.width, endpoint=False)
         x = x.astype(self.residual_dtype or dtype) + table.astype(self.residual_dtype or dtype)
         x = self._encode(x, condition, label, grid, train)

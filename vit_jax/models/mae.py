@@ -18,7 +18,8 @@ from vit_jax.errors import UserError, check_multiple
 from vit_jax.models import base
 from vit_jax.models.base import Params, Resized, Size, check_fields
 from vit_jax.nn import positions
-from vit_jax.nn.blocks import Block, BlockOptions, Encoder, dense
+from vit_jax.nn.blocks import Block, BlockOptions, Encoder
+from vit_jax.nn.dense import Dense
 from vit_jax.nn.maps import ParameterPictures, embedding_filters, position_similarity, require_grid
 from vit_jax.nn.patches import PatchEmbed, patch_grid
 from vit_jax.nn.stochastic import example_keys
@@ -259,7 +260,7 @@ class Decoder(nn.Module):
           channels: of the images.
           train: passed to the blocks.
         """
-        x = dense(self.width, dtype=self.dtype, name='embed')(tokens).astype(self.residual)
+        x = Dense(self.width, dtype=self.dtype, name='embed')(tokens).astype(self.residual)
         token = self.param('mask_token', _token_init, (1, 1, self.width)).astype(self.residual)
         hidden = places.shape[1] - (x.shape[1] - 1)
         patches = jnp.concatenate(
@@ -270,7 +271,7 @@ class Decoder(nn.Module):
         x = x + positions.fixed(self, fixed_positions(grid, self.width)).astype(self.residual)
         x = self.transformer(name='transformer')(x, train)
         values = self.patch_size**2 * channels
-        return dense(values, dtype=jnp.float32, name='head')(x[:, 1:])
+        return Dense(values, dtype=jnp.float32, name='head')(x[:, 1:])
 
 
 def fixed_positions(grid: tuple[int, int], dim: int) -> Float32[np.ndarray, 'N D']:

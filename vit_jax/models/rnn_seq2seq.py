@@ -18,7 +18,7 @@ from vit_jax.errors import check_choice
 from vit_jax.models import base
 from vit_jax.models.base import check_counts, check_fields
 from vit_jax.nn import attention
-from vit_jax.nn.blocks import dense
+from vit_jax.nn.dense import Dense
 from vit_jax.nn.encoder_decoder import Embeddings
 from vit_jax.nn.maps import AttentionMap, keep
 from vit_jax.nn.stochastic import Dropout
@@ -166,7 +166,7 @@ class LSTM(nn.Module):
     dtype: Any = jnp.float32
 
     def setup(self) -> None:
-        self.input = dense(4 * self.width, dtype=self.dtype)
+        self.input = Dense(4 * self.width, dtype=self.dtype)
         shape = (self.width, 4 * self.width)
         self.recurrent = self.param('recurrent', nn.initializers.orthogonal(), shape)
 
@@ -231,9 +231,9 @@ class Attention(nn.Module):
     dtype: Any = jnp.float32
 
     def setup(self) -> None:
-        self.key = dense(self.width, use_bias=False, dtype=self.dtype)
+        self.key = Dense(self.width, use_bias=False, dtype=self.dtype)
         if self.kind == 'additive':
-            self.query = dense(self.width, dtype=self.dtype)
+            self.query = Dense(self.width, dtype=self.dtype)
             self.v = self.param('v', nn.initializers.normal(self.width**-0.5), (self.width,))
 
     def project(self, tokens: Float[Array, 'B S H']) -> Float[Array, 'B S D']:
@@ -270,10 +270,10 @@ class Decoder(nn.Module):
 
     def setup(self) -> None:
         layers = range(self.depth)
-        self.bridge = [dense(self.width, dtype=self.dtype) for _ in layers]
+        self.bridge = [Dense(self.width, dtype=self.dtype) for _ in layers]
         self.layer = [LSTM(self.width, self.dtype) for _ in layers]
         self.cross = Attention(self.attention, self.width, self.dtype)
-        self.readout = dense(self.embed_dim, dtype=self.dtype)
+        self.readout = Dense(self.embed_dim, dtype=self.dtype)
         self.drop = Dropout(self.dropout)
 
     def start(

@@ -14,6 +14,7 @@ from jax import Array
 
 from vit_jax.array_types import Float, Int
 from vit_jax.nn.attention import HIDDEN, Segments, named, recomputed
+from vit_jax.nn.dense import XAVIER, Dense, Initializer
 from vit_jax.nn.multi_head import MultiHeadAttention
 from vit_jax.nn.norms import LayerNorm
 from vit_jax.nn.rotary import Rotary
@@ -30,9 +31,6 @@ def quick_gelu(x: Float[Array, '*B']) -> Float[Array, '*B']:
     """x sigmoid(1.702 x), the other approximation of Hendrycks and Gimpel; that of CLIP."""
     return x * jax.nn.sigmoid(1.702 * x)
 
-
-Initializer = Callable[..., Any]
-XAVIER = nn.initializers.xavier_uniform()
 
 # jax.nn.gelu computes the exact one by erfc, which takes three passes, where erf takes one.
 
@@ -81,7 +79,7 @@ class Mlp(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, '*B D'], train: bool = False) -> Float[Array, '*B D']:
         layer = functools.partial(
-            dense, dtype=self.dtype, kernel_init=self.kernel_init, use_bias=self.use_bias
+            Dense, dtype=self.dtype, kernel_init=self.kernel_init, use_bias=self.use_bias
         )
         y = named(HIDDEN, layer(self.hidden_dim, name='fc1')(x))
         y = GELUS[self.gelu](y)
@@ -249,13 +247,6 @@ class Encoder(nn.Module):
         return x
 
 
-def dense(features: int, kernel_init: Initializer = XAVIER, **kwargs: Any) -> nn.Dense:
-    """A dense layer, by default Xavier-uniform, with biases initialized close to zero."""
-    return nn.Dense(
-        features, kernel_init=kernel_init, bias_init=nn.initializers.normal(1e-6), **kwargs
-    )
-
-
 Factory = Callable[..., nn.Module]
 
 
@@ -276,7 +267,7 @@ class SwiGlu(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, '*B D'], train: bool = False) -> Float[Array, '*B D']:
-        layer = functools.partial(dense, dtype=self.dtype, use_bias=self.use_bias)
+        layer = functools.partial(Dense, dtype=self.dtype, use_bias=self.use_bias)
         gate = named(HIDDEN, layer(self.hidden_dim, name='gate')(x))
         y = nn.silu(gate) * named(HIDDEN, layer(self.hidden_dim, name='fc1')(x))
         if self.norm is not None:

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from vit_jax.array_types import Bool, Float, Int
-from vit_jax.nn.blocks import dense, erf_gelu
+from vit_jax.nn.blocks import erf_gelu
+from vit_jax.nn.dense import Dense
 from vit_jax.nn.multi_head import KeyValue, MultiHeadAttention
 from vit_jax.nn.norms import LayerNorm
 from vit_jax.nn.stochastic import Dropout
@@ -77,9 +78,9 @@ class FeedForward(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, '*B D'], train: bool = False) -> Float[Array, '*B D']:
-        y = dense(self.hidden_dim, dtype=self.dtype, name='fc1')(x)
+        y = Dense(self.hidden_dim, dtype=self.dtype, name='fc1')(x)
         y = Dropout(self.dropout)(ACTIVATIONS[self.activation](y), train)
-        return dense(x.shape[-1], dtype=self.dtype, name='fc2')(y)
+        return Dense(x.shape[-1], dtype=self.dtype, name='fc2')(y)
 
 
 class _Block(nn.Module):

@@ -33,6 +33,7 @@ from vit_jax.nn.attention_choice import (
     on_every_device,
     takes_cudnn,
 )
+from vit_jax.nn.dense import product
 from vit_jax.nn.maps import keep
 from vit_jax.nn.rotary import Rotary
 from vit_jax.nn.stochastic import Dropout
@@ -107,7 +108,8 @@ class Heads(nn.Module):
 
     def _multiply(self, x: Array, kernel: Array, bias: Array) -> Array:
         x, kernel, bias = (a.astype(self.dtype) for a in (x, kernel, bias))
-        return x @ kernel.reshape(len(kernel), -1) + bias.reshape(-1)
+        y = product(x, kernel.reshape(len(kernel), -1)) + bias.reshape(-1)
+        return y.astype(self.dtype)
 
 
 def _runs(inputs: tuple[Array | None, ...]) -> Iterator[tuple[Array, slice]]:
@@ -135,8 +137,8 @@ class MergeHeads(nn.Module):
         kernel = self.param('kernel', init, (heads, size, width))
         bias = self.param('bias', nn.initializers.zeros, (width,)) if self.use_bias else None
         x = x.swapaxes(-3, -2).reshape(*batch, tokens, width).astype(self.dtype)
-        y = named(ATTENDED, x) @ kernel.reshape(width, width).astype(self.dtype)
-        return y if bias is None else y + bias.astype(self.dtype)
+        y = product(named(ATTENDED, x), kernel.reshape(width, width).astype(self.dtype))
+        return (y if bias is None else y + bias.astype(self.dtype)).astype(self.dtype)
 
 
 class MultiHeadAttention(nn.Module):
