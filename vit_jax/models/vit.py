@@ -57,8 +57,8 @@ def variant(name: str) -> dict[str, int]:
     return {'patch_size': int(patch), **dict(zip(fields, VARIANTS[shape], strict=True))}
 
 
-POOLS = ('cls', 'gap', 'patches', 'cls_patches', 'map', 'none', 'distilled')
-WITH_CLASS_TOKEN = ('cls', 'patches', 'cls_patches', 'distilled')
+POOLS = ('cls', 'gap', 'patches', 'cls_patches', 'map', 'cls_map', 'none', 'distilled')
+WITH_CLASS_TOKEN = ('cls', 'patches', 'cls_patches', 'cls_map', 'distilled')
 MEANS = ('gap', 'patches')
 HEAD_NORMS = ('none', 'batch')
 POSEMBS = ('learn', 'sincos2d', 'none')
@@ -88,8 +88,10 @@ class Model(base.PatchModel):
       pool: the head's input. 'cls': an extra class token, as in the paper. 'gap': the mean of the
         tokens. 'patches': the mean of the patches, in a model that also has a class token.
         'cls_patches': the class token beside that mean, [B 2 D], as for DINOv2's classifiers.
-        'map': attention pooling. 'none': every token by itself. 'distilled': a class token and a
-        distillation token, with a head each (DeiT, arXiv:2012.12877, section 4).
+        'map': attention pooling; 'cls_map': of all tokens, also a class token (PE core). 'none':
+        every token by itself. 'distilled': a class token and a distillation token, with a head each
+        (DeiT, arXiv:2012.12877, section 4).
+      pool_heads, pool_mlp_dim: of attention pooling; None for those of the blocks.
       fc_norm: whether the final norm is applied to the mean of the tokens instead of to the tokens,
         as in fine-tuning of MAE (arXiv:2111.06377).
       posemb: positions that are added to the tokens: 'learn', 'sincos2d' (fixed) or 'none'.
@@ -112,7 +114,7 @@ class Model(base.PatchModel):
       norm_pre: whether the tokens are normalized before the first block too (CLIP).
       final_norm: whether the tokens are normalized after the last block (not in RADIO).
       mlp: 'mlp' (the paper's) or 'swiglu' (DINOv2, EVA-02, DINOv3), with a norm inside
-        'swiglu(norm=True)'; `mlp_dim` is the width between its layers.
+        'mlp(norm=True)' or 'swiglu(norm=True)'; `mlp_dim` is the width between its layers.
       layer_scale: initial value of a learned factor for each channel of every branch
         (arXiv:2103.17239); None for none.
       registers: tokens between the class token and the patches, which no pooling reads
@@ -122,6 +124,7 @@ class Model(base.PatchModel):
         those of `nn.rotary.rope_dinov3`, as in 'rope_dinov3(rescale=2.0)'; 'relative', a learned
         bias for each relative position, or 'relative(shared=True)', the same in all blocks (BEiT).
       qk_norm: norm of the heads of queries and keys: 'none', 'layer' or 'rms'.
+      inner_norm: whether the joined heads are normalized (EVA-02 of CLIP, BEiT-3; sub-LN).
       no_bias: layers without biases: some of 'query', 'key', 'value', 'out', 'patch_embed', 'mlp',
         'norm' and 'head', as in 'query|key|value'.
       scan: one scanned block instead of `depth` unrolled ones; see `Encoder`.
@@ -145,6 +148,8 @@ class Model(base.PatchModel):
     mlp_dim: int = 3072
     num_heads: int = 12
     pool: str = 'cls'
+    pool_heads: int | None = None
+    pool_mlp_dim: int | None = None
     fc_norm: bool = False
     posemb: str = 'learn'
     posemb_prefix: str = 'class'
@@ -166,6 +171,7 @@ class Model(base.PatchModel):
     registers: int = 0
     positions: str = 'none'
     qk_norm: str = 'none'
+    inner_norm: bool = False
     no_bias: str = ''
     scan: bool = False
     remat: bool | str = False
@@ -383,15 +389,17 @@ def block_options(model: Any, relative: Callable[[], nn.Module] | None = None) -
     """
     absent = without_bias(model.no_bias)
     make_mlp = parse_choice('mlp', model.mlp, MLPS)
+    norm = functools.partial(make_norm(model), model.norm_eps)
     qk_norm = None
     if model.qk_norm != 'none':
         qk_norm = functools.partial(make_norm(model, model.qk_norm), model.norm_eps)
     return BlockOptions(
         norm=make_norm(model),
-        mlp=make_mlp(functools.partial(make_norm(model), model.norm_eps), 'mlp' not in absent),
+        mlp=make_mlp(norm, 'mlp' not in absent),
         layer_scale=model.layer_scale,
         no_bias=tuple(name for name in PROJECTIONS if name in absent),
         qk_norm=qk_norm,
+        inner_norm=norm if model.inner_norm else None,
         relative=relative,
         norm_place=model.norm_place,
     )
@@ -443,7 +451,7 @@ def pool(
     if model.pool == 'none':
         return tokens
     cls = tokens[:, 0]
-    if first := model.prefix_tokens:
+    if (first := model.prefix_tokens) and model.pool != 'cls_map':
         tokens, segments = tokens[:, first:], None if segments is None else segments[:, first:]
     if model.pool in (*MEANS, 'cls_patches'):
         mean = tokens.mean(axis=1) if segments is None else segment_mean(tokens, segments)[:, 0]
@@ -452,7 +460,8 @@ def pool(
         norm = make_norm(model)(model.norm_eps, dtype=jnp.dtype(model.dtype), name='fc_norm')
         return norm(mean) if model.fc_norm else mean
     head = MapHead(
-        *(model.num_heads, model.mlp_dim, model.gelu, model.norm_eps),
+        *(model.pool_heads or model.num_heads, model.pool_mlp_dim or model.mlp_dim),
+        *(model.gelu, model.norm_eps),
         dtype=jnp.dtype(model.dtype),
         name='map_head',
     )

@@ -66,7 +66,7 @@ class Mlp(nn.Module):
     """Two dense layers with a GELU between them, back to the width of the input.
 
     `gelu` is 'tanh' (the approximation of Hendrycks and Gimpel, 2016, arXiv:1606.08415), 'erf'
-    (exact) or 'quick'. Parameters `fc1` and `fc2`.
+    (exact) or 'quick'. Parameters `fc1` and `fc2`, and those of `norm`, which comes before `fc2`.
     """
 
     hidden_dim: int
@@ -75,6 +75,7 @@ class Mlp(nn.Module):
     dtype: Any = jnp.float32
     kernel_init: Initializer = XAVIER
     use_bias: bool = True
+    norm: Callable[..., nn.Module] | None = None
 
     @nn.compact
     def __call__(self, x: Float[Array, '*B D'], train: bool = False) -> Float[Array, '*B D']:
@@ -84,6 +85,7 @@ class Mlp(nn.Module):
         y = named(HIDDEN, layer(self.hidden_dim, name='fc1')(x))
         y = GELUS[self.gelu](y)
         y = Dropout(self.dropout)(y, train)
+        y = y if self.norm is None else self.norm(dtype=self.dtype, name='norm')(y)
         return layer(x.shape[-1], name='fc2')(y)
 
 
@@ -97,7 +99,7 @@ class BlockOptions:
       layer_scale: initial value of a learned factor for each channel of both branches
         (arXiv:2103.17239, section 2.1), parameters `layer_scale1` and `layer_scale2` [D]; None for
         none.
-      no_bias, qk_norm, relative: see `MultiHeadAttention`.
+      no_bias, qk_norm, inner_norm, relative: see `MultiHeadAttention`.
       norm_place: 'pre': x + f(norm(x)); 'post': norm(x + f(x)), as in arXiv:1706.03762; 'res_post':
         x + norm(f(x)), as in Swin v2 (arXiv:2111.09883).
       causal: whether tokens attend only to themselves and earlier tokens.
@@ -108,6 +110,7 @@ class BlockOptions:
     layer_scale: float | None = None
     no_bias: tuple[str, ...] = ()
     qk_norm: Callable[..., nn.Module] | None = None
+    inner_norm: Callable[..., nn.Module] | None = None
     relative: Callable[[], nn.Module] | None = None
     norm_place: str = 'pre'
     causal: bool = False
@@ -164,6 +167,7 @@ class Block(nn.Module):
             attention=self.attention_by,
             no_bias=self.options.no_bias,
             qk_norm=self.options.qk_norm,
+            inner_norm=self.options.inner_norm,
             relative=self.options.relative,
             name='attention',
         )
@@ -276,10 +280,9 @@ class SwiGlu(nn.Module):
         return layer(x.shape[-1], name='fc2')(y)
 
 
-def mlp(norm_of: Factory, use_bias: bool) -> Factory:
-    """The MLP of the paper, `blocks.Mlp`; it has no norm."""
-    del norm_of
-    return functools.partial(Mlp, use_bias=use_bias)
+def mlp(norm_of: Factory, use_bias: bool, *, norm: bool = False) -> Factory:
+    """The MLP of the paper, `Mlp`; with `norm`, the hidden layer is normalized."""
+    return functools.partial(Mlp, use_bias=use_bias, norm=norm_of if norm else None)
 
 
 def swiglu(norm_of: Factory, use_bias: bool, *, norm: bool = False) -> Factory:

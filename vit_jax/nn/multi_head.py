@@ -124,10 +124,11 @@ def _runs(inputs: tuple[Array | None, ...]) -> Iterator[tuple[Array, slice]]:
 
 
 class MergeHeads(nn.Module):
-    """The output projection W^O of the concatenated heads. Kernel [H K D], bias [D] if any."""
+    """The output projection W^O of the heads, after any norm. Kernel [H K D], bias [D] if any."""
 
     dtype: Any = jnp.float32
     use_bias: bool = True
+    norm: Callable[..., nn.Module] | None = None
 
     @nn.compact
     def __call__(self, x: Float[Array, '*B H N K']) -> Float[Array, '*B N D']:
@@ -136,8 +137,9 @@ class MergeHeads(nn.Module):
         init = nn.initializers.xavier_uniform(in_axis=(0, 1), out_axis=2)
         kernel = self.param('kernel', init, (heads, size, width))
         bias = self.param('bias', nn.initializers.zeros, (width,)) if self.use_bias else None
-        x = x.swapaxes(-3, -2).reshape(*batch, tokens, width).astype(self.dtype)
-        y = product(named(ATTENDED, x), kernel.reshape(width, width).astype(self.dtype))
+        x = named(ATTENDED, x.swapaxes(-3, -2).reshape(*batch, tokens, width).astype(self.dtype))
+        x = x if self.norm is None else self.norm(dtype=self.dtype, name='norm')(x)
+        y = product(x, kernel.reshape(width, width).astype(self.dtype))
         return (y if bias is None else y + bias.astype(self.dtype)).astype(self.dtype)
 
 
@@ -160,6 +162,7 @@ class MultiHeadAttention(nn.Module):
       no_bias: projections without bias: some of 'query', 'key', 'value' and 'out'.
       qk_norm: makes the norms of the heads of queries and keys, `q_norm` and `k_norm`, given their
         dtype (Dehghani et al., 2023, arXiv:2302.05442, section 2); None for none.
+      inner_norm: makes the norm before the output projection likewise (sub-LN, arXiv:2210.06423).
       relative: makes the layer `position_bias`, which returns [1 H N N] to be added to the scores
         of self-attention; None for none.
 
@@ -175,6 +178,7 @@ class MultiHeadAttention(nn.Module):
     no_bias: tuple[str, ...] = ()
     qk_norm: Callable[..., nn.Module] | None = None
     relative: Callable[[], nn.Module] | None = None
+    inner_norm: Callable[..., nn.Module] | None = None
 
     def setup(self) -> None:
         if self.relative is not None:
@@ -185,7 +189,7 @@ class MultiHeadAttention(nn.Module):
         for name in self.kernels:
             places = tuple(i for i, letter in enumerate(name) if letter in without)
             setattr(self, name, Heads(self.num_heads, self.dtype, places))
-        self.out = MergeHeads(self.dtype, 'out' not in self.no_bias)
+        self.out = MergeHeads(self.dtype, 'out' not in self.no_bias, self.inner_norm)
 
     def __call__(
         self,

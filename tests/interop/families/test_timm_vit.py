@@ -300,9 +300,13 @@ MISTAKES = {
         'norm.weight .* is unknown|fc_norm.bias',
     ),
     'unknown': ({'blocks.0.attn.rel.weight': np.ones(4)}, {}, r'no part called blocks\.0\.attn'),
-    'inner norm': ({'blocks.0.attn.norm.weight': np.ones(WIDTH)}, {}, 'a norm inside attention'),
+    'inner norm': (
+        {'blocks.0.attn.norm.weight': np.ones(WIDTH)},
+        {},
+        r'blocks\.0\.attn\.norm\.bias .* is missing',
+    ),
     'patch norm': ({'patch_embed.norm.weight': np.ones(WIDTH)}, {}, 'a norm of the embedded patch'),
-    'pooled token': ({'attn_pool.latent': np.ones((1, 1, WIDTH))}, {}, 'as PE core does'),
+    'pooled token': ({'attn_pool.latent': np.ones((1, 1, WIDTH))}, {}, 'beside attention pooling'),
     'distilled': ({'dist_token': np.ones((1, 1, WIDTH))}, {}, r'head_dist\.bias .* is missing'),
     'absent': ({'blocks.1.mlp.fc1.bias': None}, {}, r'blocks\.1\.mlp\.fc1\.bias \(.*\) is missing'),
     'thirds': (

@@ -254,6 +254,7 @@ _FIELDS = {
     **{'pool': 'cls|gap|patches|map|distilled', 'posemb': 'learn|sincos2d', 'positions': 'none'},
     **{'norm_place': 'pre', 'head_norm': 'none', 'mlp': 'mlp|swiglu'},
     'representation_size': 'None|0',
+    **{'inner_norm': 'False', 'pool_heads': 'None', 'pool_mlp_dim': 'None'},
 }
 # Architectures by the layers of their ResNet.
 _HYBRIDS = {

@@ -199,6 +199,7 @@ _PLAIN = {
     **{'pool': 'cls', 'posemb': 'learn|sincos2d', 'positions': 'none', 'registers': '0'},
     **{'norm': 'layer', 'norm_place': 'pre', 'norm_pre': 'False', 'final_norm': 'True'},
     **{'fc_norm': 'False', 'head_norm': 'none', 'qk_norm': 'none', 'mlp': 'mlp'},
+    **{'inner_norm': 'False', 'pool_heads': 'None', 'pool_mlp_dim': 'None'},
     **{'num_classes': 'None|0', 'representation_size': 'None|0'},
 }
 HEAD = {'num_classes': r'[1-9]\d*'}

@@ -197,7 +197,8 @@ def _keywords(flat: Flat, source: str, label: Label, rows: int | None) -> dict[s
     pool = 'patches' if 'fc_norm/scale' in flat else 'cls'
     pool = pool if 'cls_token' in flat else 'gap'
     pool = 'distilled' if 'dist_token' in flat else pool
-    pool = 'map' if any(name.startswith('map_head/') for name in flat) else pool
+    if any(name.startswith('map_head/') for name in flat):
+        pool = 'cls_map' if 'cls_token' in flat else 'map'
     model: dict[str, Any] = {
         'name': 'vit',
         'num_classes': shape('head/kernel', 2)[1] if 'head/kernel' in flat else None,
@@ -223,13 +224,17 @@ def _keywords(flat: Flat, source: str, label: Label, rows: int | None) -> dict[s
         model['layer_scale'] = LAYER_SCALE
     if 'encoder/block_0/attention/q_norm/scale' in flat:
         model['qk_norm'] = 'layer'
+    if 'encoder/block_0/attention/out/norm/scale' in flat:
+        model['inner_norm'] = True
+    if pool in ('map', 'cls_map'):
+        model |= _pooling(shape, model)
     if f'encoder/block_0/attention/{_TABLE}' in flat:
         model['positions'] = 'relative'
     if _TABLE in flat:
         model['positions'] = 'relative(shared=True)'
-    if 'encoder/block_0/mlp/gate/kernel' in flat:
-        normed = 'encoder/block_0/mlp/norm/scale' in flat
-        model['mlp'] = 'swiglu(norm=True)' if normed else 'swiglu'
+    gated, normed = (f'encoder/block_0/mlp/{x}' in flat for x in ('gate/kernel', 'norm/scale'))
+    if gated or normed:
+        model['mlp'] = ('swiglu' if gated else 'mlp') + ('(norm=True)' if normed else '')
     if 'pre_logits/kernel' in flat:
         model['representation_size'] = shape('pre_logits/kernel', 2)[1]
     if 'pos_embed' in flat:
@@ -240,6 +245,18 @@ def _keywords(flat: Flat, source: str, label: Label, rows: int | None) -> dict[s
     if width % heads:
         raise UserError(f'{source}: width {width} is not a multiple of its {heads} heads')
     return model
+
+
+def _pooling(
+    shape: Callable[[str, int], tuple[int, ...]], model: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Fields of attention pooling that differ from those of the blocks."""
+    found: dict[str, Any] = {
+        'pool_heads': shape('map_head/attention/query/kernel', 3)[1],
+        'pool_mlp_dim': shape('map_head/mlp/fc1/kernel', 2)[1],
+    }
+    same = {'pool_heads': model['num_heads'], 'pool_mlp_dim': model['mlp_dim']}
+    return {key: value for key, value in found.items() if value != same[key]}
 
 
 def _expected(flat: Flat, module: Any) -> Flat:

@@ -46,12 +46,9 @@ _RESNET: names.Table = (
     (f'{_UNIT[0]}.downsample.norm', f'{_UNIT[1]}/proj_norm'),
 )
 # `global_pool`, and our equivalent pools, without and with a class token.
-_POOLS = {'token': (None, 'cls'), 'avg': ('gap', 'patches'), 'map': ('map', None)}
+_POOLS = {'token': (None, 'cls'), 'avg': ('gap', 'patches'), 'map': ('map', 'cls_map')}
 # Parts that no model here has, by the names of their arrays.
-_UNSUPPORTED = (
-    (r'blocks\.\d+\.attn\.norm\..*', 'a norm inside attention, as in EVA-02 of CLIP and BEiT-3'),
-    (r'patch_embed\.norm\..*', 'a norm of the embedded patches, as in AIMv2'),
-)
+_UNSUPPORTED = ((r'patch_embed\.norm\..*', 'a norm of the embedded patches, as in AIMv2'),)
 TABLE: names.Table = (
     ('cls_token', 'cls_token'),
     ('dist_token', 'dist_token'),
@@ -61,6 +58,7 @@ TABLE: names.Table = (
     ('norm_pre', 'norm_pre'),
     *((f'{_BLOCK[0]}.attn.{a}', f'{_BLOCK[1]}/attention/{b}') for a, b in _ATTENTION),
     *((f'{_BLOCK[0]}.attn.{a}', f'{_BLOCK[1]}/attention/{a}') for a in ('q_norm', 'k_norm')),
+    (f'{_BLOCK[0]}.attn.norm', f'{_BLOCK[1]}/attention/out/norm'),
     *((f'{_BLOCK[0]}.{norm}', f'{_BLOCK[1]}/{norm}') for norm in ('norm1', 'norm2')),
     *((f'{_BLOCK[0]}.ls{i}.gamma', f'{_BLOCK[1]}/layer_scale{i}') for i in (1, 2)),
     *((f'{_BLOCK[0]}.gamma_{i}', f'{_BLOCK[1]}/layer_scale{i}') for i in (1, 2)),
@@ -127,6 +125,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     in_file = names.renamed({name: torch_layout.ours(name, TABLE) for name in parts}, source)
     shapes = {name: parts[theirs].shape for name, theirs in in_file.items()}
     params = torch_layout.read(parts, TABLE, _heads(extra, arguments, shapes), source)
+    params = _with_pool_heads(params, arguments.get('attn_pool_num_heads'))
     sizes = [*own, *_sizes(extra, arguments)]
     norm, norm_eps = _timm.norm(arguments, source)
     positions = _timm.positions(arguments, source)
@@ -194,10 +193,32 @@ def _require_known(flat: Flat, arguments: Mapping[str, Any]) -> None:
             f'{_SOURCE}: the file {which} the {_NAFLEX} of a NaFlexViT, unlike the architecture in '
             'config.json'
         )
-    if {'cls_token', 'attn_pool.latent'} <= flat.keys():
+    if {'cls_token', 'attn_pool.latent'} <= flat.keys() and arguments.get('class') != 'Eva':
         raise UserError(
-            f'{_SOURCE}: no model here pools a class token by attention, as PE core does'
+            f'{_SOURCE}: no model here has a class token beside attention pooling of the patches'
         )
+
+
+def _with_pool_heads(params: Flat, heads: int | None) -> Flat:
+    """The parameters with attention pooling in as many heads, if it has a number of its own.
+
+    Raises:
+      UserError: if they do not divide the width.
+    """
+    if not heads:
+        return params
+    found = dict(params)
+    for name, array in params.items():
+        match = re.fullmatch(r'map_head/attention/(\w+)/(kernel|bias)', name)
+        if match is None or match.groups() == ('out', 'bias'):
+            continue
+        *before, width = array.shape
+        shape = (heads, -1, width) if match[1] == 'out' else (*before[:-1], heads, -1)
+        try:
+            found[name] = array.reshape(shape)
+        except ValueError:
+            raise UserError(f'{_SOURCE}: attn_pool_num_heads cannot be {heads}') from None
+    return found
 
 
 def _has_relative(params: Flat) -> bool:

@@ -119,9 +119,11 @@ def write(params: Mapping[str, Any], model: Mapping[str, Any]) -> Flat:
     """
     if model['name'] not in ('vit', 'hybrid'):
         raise UserError(f'{model["name"]!r} is neither a vit nor a hybrid')
+    held: dict[str, tuple[Any, ...]]
     held = {'pool': ('cls', 'gap', 'map', 'none'), 'head_norm': ('none',), 'fc_norm': (False,)}
     held |= {'positions': ('none',), 'norm': ('layer',), 'norm_place': ('pre',)}
-    held |= {'posemb': ('learn', 'sincos2d'), 'final_norm': (True,)}
+    held |= {'posemb': ('learn', 'sincos2d'), 'final_norm': (True,), 'inner_norm': (False,)}
+    held |= {'pool_heads': (None,), 'pool_mlp_dim': (None,)}
     for field, plain in held.items():
         if model.get(field, plain[0]) not in plain:
             raise UserError(f'vision_transformer files hold no ViT with {field} {model[field]!r}')
