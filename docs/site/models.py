@@ -67,6 +67,7 @@ CHECKED = {
     'mixer': Checked("timm's MlpMixer", f'{TESTS}/test_mixer.py', '1e-5', ('mixer',)),
     'naflex': Checked('itself, one image at a time', 'tests/models/test_naflex.py', '1e-6'),
     'rnn_seq2seq': Checked('equations in NumPy', 'tests/models/test_rnn_seq2seq.py', '1e-5'),
+    'sam_encoder': Checked("transformers' SAM, timm's", f'{TESTS}/test_sam.py', '1e-5', ('sam',)),
     'seq2seq': Checked("transformers' and PyTorch's", 'tests/models/test_seq2seq.py', '1e-5'),
     'siglip': Checked(
         "transformers' SigLIP",

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.nn.dense import Dense, product
+from vit_jax.nn.dense import Dense, affine
 
 DOT = 'dot_general'
 
@@ -52,6 +52,9 @@ def test_gradients_are_those_of_a_product_by_matmuls_of_float16(arrays):
     def gradients(multiply):
         return jax.grad(lambda *args: jnp.sin(multiply(*args)).sum(), argnums=(0, 1))
 
+    def product(x, kernel):
+        return affine(x, kernel, None, x.dtype)
+
     found = gradients(product)(x, kernel)
     wide = x.astype(jnp.float32), kernel.astype(jnp.float32)
     for one, other in zip(found, gradients(jnp.matmul)(*wide), strict=True):
@@ -64,5 +67,6 @@ def test_gradients_are_those_of_a_product_by_matmuls_of_float16(arrays):
 
 def test_other_dtypes_are_multiplied_as_they_are(arrays):
     for dtype in ('bfloat16', 'float32'):
-        x, kernel = (array.astype(dtype) for array in arrays[:2])
-        assert dots(product, x, kernel) == [[dtype] * 3]
+        layer = Dense(8, dtype=dtype)
+        variables = {'params': dict(zip(('kernel', 'bias'), arrays[1:], strict=True))}
+        assert dots(layer.apply, variables, arrays[0]) == [[dtype] * 3]

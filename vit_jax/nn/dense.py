@@ -19,11 +19,6 @@ Initializer = Callable[..., Any]
 XAVIER = nn.initializers.xavier_uniform()
 
 
-def product(x: Float[Array, '*B K'], kernel: Float[Array, 'K N']) -> Float[Array, '*B N']:
-    """The product to which a bias is added: of float16 in float32, else in the dtype of both."""
-    return _wide_product(x, kernel) if x.dtype == jnp.float16 else x @ kernel
-
-
 @jax.custom_vjp
 def _wide_product(x: Array, kernel: Array) -> Array:
     return jnp.matmul(x, kernel, preferred_element_type=jnp.float32)
@@ -37,6 +32,15 @@ def _wide_product_backward(kept: tuple[Array, Array], grad: Array) -> tuple[Arra
 
 
 _wide_product.defvjp(lambda *args: (_wide_product(*args), args), _wide_product_backward)
+
+
+def affine(
+    x: Float[Array, '*B K'], kernel: Float[Array, 'K N'], bias: Float[Array, 'N'] | None, dtype: Any
+) -> Float[Array, '*B N']:
+    """x W + b in a dtype; None for no bias."""
+    x, kernel = x.astype(dtype), kernel.astype(dtype)
+    y = _wide_product(x, kernel) if x.dtype == jnp.float16 else x @ kernel
+    return (y if bias is None else y + bias.astype(dtype)).astype(dtype)
 
 
 class Dense(nn.Module):
@@ -55,6 +59,4 @@ class Dense(nn.Module):
     def __call__(self, x: Float[Array, '*B K']) -> Float[Array, '*B N']:
         kernel = self.param('kernel', self.kernel_init, (x.shape[-1], self.features))
         bias = self.param('bias', self.bias_init, (self.features,)) if self.use_bias else None
-        dtype = self.dtype or jnp.result_type(x, kernel)
-        y = product(x.astype(dtype), kernel.astype(dtype))
-        return (y if bias is None else y + bias.astype(dtype)).astype(dtype)
+        return affine(x, kernel, bias, self.dtype or jnp.result_type(x, kernel))

@@ -33,7 +33,7 @@ from vit_jax.nn.attention_choice import (
     on_every_device,
     takes_cudnn,
 )
-from vit_jax.nn.dense import product
+from vit_jax.nn.dense import affine
 from vit_jax.nn.maps import keep
 from vit_jax.nn.rotary import Rotary
 from vit_jax.nn.stochastic import Dropout
@@ -85,7 +85,8 @@ class Heads(nn.Module):
             runs = _runs(inputs)
             if not shared:
                 runs = ((x, slice(i, i + 1)) for i, x in enumerate(inputs) if x is not None)
-            return tuple(self._multiply(x, kernel[:, i], bias[i]) for x, i in runs)
+            parts = ((x, kernel[:, i].reshape(width, -1), bias[i].reshape(-1)) for x, i in runs)
+            return tuple(affine(*part, self.dtype) for part in parts)
         heads: list[Array | None] = [None] * len(inputs)
         for x, places in _runs(inputs):
             heads[places] = self._project(x, kernel[:, places], bias[places])
@@ -101,15 +102,10 @@ class Heads(nn.Module):
 
     def _project(self, x: Array, kernel: Array, bias: Array) -> list[Array]:
         """The projections of one input by some of the kernels."""
-        y = self._multiply(x, kernel, bias)
+        y = affine(x, kernel.reshape(len(kernel), -1), bias.reshape(-1), self.dtype)
         # A split's gradient is one concatenation; that of indexing is a sum of padded arrays.
         parts = jnp.split(y, len(bias), axis=-1)
         return [part.reshape(*x.shape[:-1], *bias.shape[1:]).swapaxes(-3, -2) for part in parts]
-
-    def _multiply(self, x: Array, kernel: Array, bias: Array) -> Array:
-        x, kernel, bias = (a.astype(self.dtype) for a in (x, kernel, bias))
-        y = product(x, kernel.reshape(len(kernel), -1)) + bias.reshape(-1)
-        return y.astype(self.dtype)
 
 
 def _runs(inputs: tuple[Array | None, ...]) -> Iterator[tuple[Array, slice]]:
@@ -139,8 +135,7 @@ class MergeHeads(nn.Module):
         bias = self.param('bias', nn.initializers.zeros, (width,)) if self.use_bias else None
         x = named(ATTENDED, x.swapaxes(-3, -2).reshape(*batch, tokens, width).astype(self.dtype))
         x = x if self.norm is None else self.norm(dtype=self.dtype, name='norm')(x)
-        y = product(x, kernel.reshape(width, width).astype(self.dtype))
-        return (y if bias is None else y + bias.astype(self.dtype)).astype(self.dtype)
+        return affine(x, kernel.reshape(width, width), bias, self.dtype)
 
 
 class MultiHeadAttention(nn.Module):

@@ -10,7 +10,7 @@ from jax import Array
 
 from vit_jax.array_types import Bool, Float
 from vit_jax.errors import UserError
-from vit_jax.nn.dense import product
+from vit_jax.nn.dense import affine
 from vit_jax.nn.stochastic import check_rate, example_keys
 
 
@@ -77,8 +77,7 @@ class PatchEmbed(nn.Module):
         kernel = self._kernel(channels)
         bias = self.param('bias', nn.initializers.zeros, (self.width,)) if self.use_bias else None
         x = x if cut else patchify(x, self.patch_size)
-        y = product(x, kernel.reshape(-1, self.width).astype(self.dtype))
-        return (y if bias is None else y + bias.astype(self.dtype)).astype(self.dtype)
+        return affine(x, kernel.reshape(-1, self.width), bias, self.dtype)
 
     def _kernel(self, channels: int) -> Float[Array, 'p p C D']:
         shape = (self.patch_size, self.patch_size, channels, self.width)

@@ -42,7 +42,6 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 NAFLEX = 'NaFlexVit'
 _REFUSED = {
     'VisionTransformerRelPos': 'it has relative positions (RelPos)',
-    'VisionTransformerSAM': 'it has windows and relative positions (SAM)',
 }
 _RES_POST = 'ResPostBlock'
 # Arguments for parts that no model here has, and the values that leave a part out.

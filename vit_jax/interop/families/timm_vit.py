@@ -99,7 +99,8 @@ def matches(flat: Mapping[str, np.ndarray]) -> bool:
         return True
     known = 'patch_embed.proj.weight' in flat or _NAFLEX in flat
     is_vit = known and any(name.startswith('blocks.0.') for name in flat)
-    return is_vit and flat.keys().isdisjoint(('decoder_pred.weight', 'mask_token'))
+    others = ('decoder_pred.weight', 'mask_token', 'blocks.0.attn.rel_pos_h')  # of MAE and SAM
+    return is_vit and flat.keys().isdisjoint(others)
 
 
 def _is_dinov2(flat: Mapping[str, np.ndarray]) -> bool:

@@ -1,0 +1,79 @@
+"""Small image encoders of Segment Anything of timm, with timm's own outputs.
+
+timm needs torchvision, so what it computes is stored. As a command this module asks it again:
+
+    python tests/helpers/timm_sam.py > tests/golden/timm_sam.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from helpers import timm_forms
+
+GOLDEN = Path(__file__).parents[1] / 'golden' / 'timm_sam.json'
+SIDE = 24
+_SMALL = {
+    **{'embed_dim': 16, 'depth': 2, 'num_heads': 2, 'patch_size': 4, 'img_size': SIDE},
+    **{'window_size': 4, 'global_attn_indexes': [1], 'num_classes': 3},
+}
+# With positions and a neck, and without.
+FORMS = {
+    'samvit_base_patch16': {**_SMALL, 'neck_chans': 6},
+    'samvit_base_patch16_224': _SMALL,
+}
+
+
+def images(side: int) -> np.ndarray:
+    """The input [1 side side 3]."""
+    return np.random.default_rng(0).normal(size=(1, side, side, 3)).astype(np.float32)
+
+
+def golden() -> dict[str, dict[str, Any]]:
+    """By architecture: config.json, shapes, the map of the last block, the logits, and the logits
+    of images of 32 pixels.
+    """
+    import timm
+    import torch
+
+    found = {}
+    for name, arguments in FORMS.items():
+        model = timm.create_model(name, **arguments).eval()
+        shapes = {key: list(value.shape) for key, value in model.state_dict().items()}
+        arrays = timm_forms.parameters(shapes)
+        model.load_state_dict({key: torch.from_numpy(value) for key, value in arrays.items()})
+
+        def asked(side: int, call: Any) -> list[Any]:
+            with torch.no_grad():
+                out: list[Any] = call(torch.from_numpy(images(side).transpose(0, 3, 1, 2))).tolist()
+            return out
+
+        config = {
+            'architecture': name,
+            'num_classes': 3,
+            'model_args': arguments,
+            'pretrained_cfg': {
+                **{'input_size': [3, SIDE, SIDE], 'mean': [0.5] * 3, 'std': [0.5] * 3},
+            },
+        }
+        found[name] = {
+            'config': config,
+            'shapes': shapes,
+            'logits': asked(SIDE, model),
+            'resized': asked(32, model),
+            'block': asked(SIDE, _last_block(model)),
+        }
+    return found
+
+
+def _last_block(model: Any) -> Any:
+    return lambda x: model.forward_intermediates(x, intermediates_only=True)[-1]
+
+
+if __name__ == '__main__':
+    sys.stdout.write(json.dumps(golden()) + '\n')
