@@ -22,6 +22,7 @@ from vit_jax.models import (
     hybrid,
     mae,
     mixer,
+    sam_encoder,
     siglip,
     siglip_naflex,
     swin,
@@ -55,6 +56,10 @@ MODELS = {
         **{'num_classes': 3, 'patch_size': 32, 'width': 512, 'depth': 8},
         **{'tokens_mlp_dim': 4, 'channels_mlp_dim': 8},
         gelu='erf',
+    ),
+    'sam_encoder': sam_encoder.Model(
+        **{'patch_size': 4, 'width': 32, 'depth': 2, 'mlp_dim': 24, 'num_heads': 2},
+        **{'window': 3, 'global_blocks': (1,), 'neck': 8},
     ),
     'mae': mae.Model(patch_size=4, width=32, depth=2, mlp_dim=24, num_heads=2, decoder_depth=1),
     'detr': detr.MODEL,

@@ -227,7 +227,7 @@ def _keywords(flat: Flat, source: str, label: Label, rows: int | None) -> dict[s
     if 'encoder/block_0/attention/out/norm/scale' in flat:
         model['inner_norm'] = True
     if pool in ('map', 'cls_map'):
-        model |= _pooling(shape, model)
+        model |= _pooling(flat, model)
     if f'encoder/block_0/attention/{_TABLE}' in flat:
         model['positions'] = 'relative'
     if _TABLE in flat:
@@ -247,16 +247,15 @@ def _keywords(flat: Flat, source: str, label: Label, rows: int | None) -> dict[s
     return model
 
 
-def _pooling(
-    shape: Callable[[str, int], tuple[int, ...]], model: Mapping[str, Any]
-) -> dict[str, Any]:
+def _pooling(flat: Flat, model: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of attention pooling that differ from those of the blocks."""
-    found: dict[str, Any] = {
-        'pool_heads': shape('map_head/attention/query/kernel', 3)[1],
-        'pool_mlp_dim': shape('map_head/mlp/fc1/kernel', 2)[1],
-    }
-    same = {'pool_heads': model['num_heads'], 'pool_mlp_dim': model['mlp_dim']}
-    return {key: value for key, value in found.items() if value != same[key]}
+    query, fc1 = (flat.get(f'map_head/{x}/kernel') for x in ('attention/query', 'mlp/fc1'))
+    found: dict[str, Any] = {}
+    if query is not None and query.ndim == 3 and query.shape[1] != model['num_heads']:
+        found['pool_heads'] = query.shape[1]
+    if fc1 is not None and fc1.ndim == 2 and fc1.shape[1] != model['mlp_dim']:
+        found['pool_mlp_dim'] = fc1.shape[1]
+    return found
 
 
 def _expected(flat: Flat, module: Any) -> Flat:

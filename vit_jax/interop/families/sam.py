@@ -1,7 +1,7 @@
 """Image encoders of Segment Anything: the authors', those of transformers, and timm's `samvit_*`.
 
 The prompt encoder and the mask decoder of whole models are left out, with a note. The authors'
-files are pickled: save their arrays as safetensors first.
+files are pickled: save their arrays as safetensors first. Written are transformers' files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vit_jax.interop import names, preprocessing, torch_layout
 from vit_jax.interop.families import _timm
 from vit_jax.interop.families._transformers import gelu
 from vit_jax.interop.files import Flat
-from vit_jax.interop.trained import TrainedModel
+from vit_jax.interop.trained import TrainedModel, Written, fields
 from vit_jax.tree_paths import require_fit
 
 # Interpolation of positions, timm's; the others take one size.
@@ -182,3 +182,62 @@ def _expected(arrays: Flat, module: Any, size: tuple[int, int]) -> Flat:
     channels = arrays['patch_embed/kernel'].shape[2]
     images = jax.ShapeDtypeStruct((1, *size, channels), np.float32)
     return names.empty_arrays(jax.eval_shape(module.init, jax.random.key(0), images)['params'])
+
+
+_ACTIVATIONS = {'erf': 'gelu', 'tanh': 'gelu_pytorch_tanh', 'quick': 'quick_gelu'}
+
+
+def write(trained: TrainedModel) -> Written:
+    """Make the files of a SamVisionModel.
+
+    Raises:
+      UserError: if it has a head, no neck or no positions, or images that are not squares.
+    """
+    model = fields(trained.model)
+    size = trained.image_size or (0, 0)
+    lacking = {
+        'a head': model['num_classes'],
+        'no neck': model['neck'] is None,
+        'no positions': model['posemb'] == 'none',
+        f'images of {size[1]} x {size[0]} pixels': size[0] != size[1] or not size[0],
+    }
+    if reasons := [reason for reason, is_so in lacking.items() if is_so]:
+        raise UserError(f'transformers has no SAM encoder with {", ".join(reasons)}')
+    flat = names.flattened(trained.params)
+    side = size[0] // model['patch_size']
+    flat['pos_embed'] = flat['pos_embed'].reshape(1, side, side, -1)
+    arrays = {f'vision_encoder.{n}': a for n, a in _fused(flat).items()}
+    config = {
+        'model_type': 'sam_vision_model',
+        'architectures': ['SamVisionModel'],
+        'hidden_size': model['width'],
+        'num_hidden_layers': model['depth'],
+        'num_attention_heads': model['num_heads'],
+        'mlp_dim': model['mlp_dim'],
+        'output_channels': model['neck'],
+        'image_size': size[0],
+        'patch_size': model['patch_size'],
+        'num_channels': trained.channels,
+        'window_size': model['window'],
+        'global_attn_indexes': list(model['global_blocks']),
+        'hidden_act': _ACTIVATIONS[model['gelu']],
+        'layer_norm_eps': model['norm_eps'],
+    }
+    preprocessor = preprocessing.preprocessor(trained, trained.channels, size)
+    return Written(arrays, config, (), preprocessor)
+
+
+def _fused(flat: Flat) -> Flat:
+    """The arrays under names of transformers, with the projections of attention in one."""
+    fused: Flat = {}
+    parts = torch_layout.write(flat, TRANSFORMERS)
+    for name, array in parts.items():
+        if (whole := name.replace('.attn.q.', '.attn.qkv.')) != name:
+            each = (parts[name.replace('.attn.q.', f'.attn.{letter}.')] for letter in 'qkv')
+            fused[whole] = np.concatenate([*each])
+        elif not re.search(r'\.attn\.[kv]\.', name):
+            fused[name] = array
+    return fused
+
+
+WRITERS = {('sam_encoder', 'transformers'): write}
