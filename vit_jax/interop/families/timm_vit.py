@@ -188,6 +188,11 @@ def _require_known(flat: Flat, arguments: Mapping[str, Any]) -> None:
     for pattern, part in _UNSUPPORTED:
         if name := next((name for name in flat if re.fullmatch(pattern, name)), None):
             raise UserError(f'{_SOURCE}: no model here has {part} ({name})')
+    if arguments.get('class') == 'VisionTransformerSAM':
+        raise UserError(
+            f'{_SOURCE}: the file holds no attn.rel_pos_h of a SAM with windows, unlike the '
+            'architecture in config.json'
+        )
     if (_NAFLEX in flat) != (arguments.get('class') == _timm.NAFLEX):
         which = 'holds' if _NAFLEX in flat else 'does not hold'
         raise UserError(
