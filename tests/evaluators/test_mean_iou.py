@@ -138,5 +138,7 @@ def test_mistakes():
     digits = open_source('digits', 'test')
     with pytest.raises(UserError, match="no 'labels' to compare with; they have size, label"):
         Evaluator().open(SimpleNamespace(source=digits, info=digits.info))
+    with pytest.raises(UserError, match='map has 2 x 1 pixels, the image 3 x 1: enlarge the frame'):
+        measured([np.zeros((1, 3), int)], [np.zeros((1, 2), int)], sizes=[(1, 3)])
     with pytest.raises(UserError, match='the task predicts no segmentation'):
         Evaluator().update({'size': np.zeros((1, 2))}, {'index': np.array([0])})

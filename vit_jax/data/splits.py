@@ -47,6 +47,7 @@ from vit_jax.data.records import (
     with_numbers,
 )
 from vit_jax.errors import UserError, one_line
+from vit_jax.ops import panoptic
 
 log = logging.getLogger(__name__)
 
@@ -639,6 +640,8 @@ class _Renumbered:
             found['labels'] = labels
             if not kept.all():
                 found |= {name: found[name][kept] for name in OBJECTS if name in found}
+                if 'segments' in found:
+                    found['segments'] = panoptic.keep_rows(found['segments'], kept)
         if 'real_label' in record:  # a mark for each class
             found['real_label'] = self._moved(record['real_label'])
         return found

@@ -69,6 +69,11 @@ class Evaluator(base.Evaluator):
         for index, found, size in zip(
             batch['index'].tolist(), maps, predictions['size'].tolist(), strict=True
         ):
+            if any(side > pixels for side, pixels in zip(size, found.shape, strict=True)):
+                raise UserError(
+                    f'the predicted map has {found.shape[1]} x {found.shape[0]} pixels, the image '
+                    f'{size[1]} x {size[0]}: enlarge the frame of the task'
+                )
             truth = self._source.annotations(index)
             real = found[: size[0], : size[1]].astype(np.int64)
             self.matrix += count_pixels(

@@ -31,7 +31,7 @@ from vit_jax.interop.trained import TrainedModel
 # Readers of checkpoints are imported only where a config follows one, as most follow none.
 VALIDATION = ('validation', 'valid', 'val', 'dev', 'test')  # in order of preference
 HELD_OUT = ('train[:80% per class]', 'train[80%: per class]')
-HELD_OUT_OF_ALL = ('train[:80%]', 'train[80%:]')  # where images have several classes
+HELD_OUT_OF_ALL = ('train[:80%]', 'train[80%:]')  # where images have several classes or objects
 FIELD = re.compile(r'\{(size|method|transforms|alpha)\}')
 
 
@@ -253,4 +253,5 @@ def source_splits(source: str) -> tuple[str, str]:
         except UnknownSplit:
             continue
         return 'train', name
-    return HELD_OUT_OF_ALL if found.info.multilabel else HELD_OUT
+    several = found.info.multilabel or found.has_annotations
+    return HELD_OUT_OF_ALL if several else HELD_OUT

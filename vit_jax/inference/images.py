@@ -331,7 +331,7 @@ def _note(photo: Photo) -> str:
 
 
 def _pixels(image: np.ndarray) -> str:
-    height, width = image.shape[:2]
+    height, width = image.shape[-3:-1]
     return f'{width} x {height}'
 
 

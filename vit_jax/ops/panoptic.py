@@ -185,6 +185,14 @@ def number(masks: Bool[np.ndarray, 'N H W']) -> Int[np.ndarray, 'H W']:
     return numbers
 
 
+def keep_rows(
+    segments: Int[np.ndarray, 'H W'], kept: Bool[np.ndarray, ' N']
+) -> Int[np.ndarray, 'H W']:
+    """Number segments anew after objects were left out, whose pixels become VOID."""
+    new = np.concatenate([[0], np.where(kept, np.cumsum(kept), VOID)]).astype(segments.dtype)
+    return np.where(segments > 0, new[segments.clip(0)], segments)
+
+
 def true_numbers(truth: Mapping[str, Any]) -> Int[np.ndarray, 'H W']:
     """1 + the row of the true segment of each pixel, 0 for none; of `segments` or `masks`."""
     if 'segments' in truth:

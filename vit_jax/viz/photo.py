@@ -62,7 +62,12 @@ class Photo:
 
     @property
     def seen(self) -> tuple[int, int]:
-        """Height and width of `image` in pixels, without padding at the right and the bottom."""
+        """Height and width of `image` in pixels, without padding at the right and the bottom; of the
+        image that was cut into windows, if it was.
+        """
+        if 'scaled_size' in self.fields:
+            height, width = self.fields['scaled_size'].tolist()
+            return height, width
         if 'pixel_mask' not in self.fields:
             return self.image.shape[0], self.image.shape[1]
         mask = self.fields['pixel_mask']

@@ -48,9 +48,11 @@ class Source:
     Evaluations measure `annotations`: all finite boxes as they are in the file, in float64.
     """
 
+    kind = 'coco'
+
     def __init__(self, path: str, split: str):
         root = pathlib.Path(path).expanduser()
-        self._name = f'source coco:{path}'
+        self._name = f'source {self.kind}:{path}'
         self._file = find_annotations(root, split, PREFIX, self._name)
         content = read_json(self._file, self._name)
         with coco_format(self._file, self._name):

@@ -33,7 +33,7 @@ from vit_jax.array_types import Float, Shaped
 from vit_jax.data.records import OBJECTS, Record
 from vit_jax.data.transforms.pillow import Fill, Matrix, resample, transform
 from vit_jax.errors import UserError
-from vit_jax.ops.panoptic import VOID
+from vit_jax.ops.panoptic import VOID, keep_rows
 
 CORNERS = [[0, 1], [2, 1], [0, 3], [2, 3]]  # columns of a box
 
@@ -222,7 +222,7 @@ def _cut(record: Record) -> Record:
         boxes = np.clip(record['boxes'], 0, np.array([width, height] * 2, np.float32))
         record = {**record, 'boxes': boxes}
     if 'segments' in record:
-        return keep_visible(record)
+        return _keep_visible(record)
     if 'boxes' in record:
         kept = (boxes[:, 2:] > boxes[:, :2]).all(1)
     elif 'masks' in record:
@@ -232,22 +232,14 @@ def _cut(record: Record) -> Record:
     return _chosen(record, kept)
 
 
-def keep_visible(record: Record) -> Record:
-    """The record without the objects that have no pixel in `segments`, and the others numbered
-    anew; numbers without an object stay.
-    """
-    names = [name for name in OBJECTS if name in record]
-    count = len(record[names[0]]) if names else 0
+def _keep_visible(record: Record) -> Record:
+    """The record without the objects that have no pixel in `segments`, the others renumbered."""
     segments = np.asarray(record['segments'])
-    pixels = np.bincount(segments[segments > 0], minlength=count + 1)
-    kept = pixels[1 : count + 1] > 0
+    count = next((len(record[name]) for name in OBJECTS if name in record), 0)
+    kept = np.bincount(segments[segments > 0], minlength=count + 1)[1 : count + 1] > 0
     if kept.all():
         return record
-    new = np.arange(len(pixels), dtype=segments.dtype)
-    new[1 : count + 1] = np.where(kept, np.cumsum(kept), 0)
-    new[count + 1 :] -= count - kept.sum()
-    numbers = np.where(segments > 0, new[segments.clip(0)], segments)
-    return {**_chosen(record, kept), 'segments': numbers}
+    return {**_chosen(record, kept), 'segments': keep_rows(segments, kept)}
 
 
 def _chosen(record: Record, kept: np.ndarray) -> Record:

@@ -8,9 +8,18 @@ import numpy as np
 
 from vit_jax.data.records import OBJECTS, Record
 from vit_jax.data.transforms import geometry
-from vit_jax.data.transforms.geometry import image_size
-from vit_jax.data.transforms.pillow import Fill, Size, check_fill, check_method, height_width
+from vit_jax.data.transforms.geometry import check_annotations_stay, image_size
+from vit_jax.data.transforms.pillow import (
+    Fill,
+    Size,
+    check_fill,
+    check_method,
+    check_positive,
+    height_width,
+)
 from vit_jax.data.transforms.registry import transform
+from vit_jax.errors import UserError
+from vit_jax.ops import sliding
 
 ATTEMPTS = 10  # to find a window with an object
 
@@ -67,3 +76,51 @@ def large_scale_jitter(
 
 def _has_objects(record: Record) -> bool:
     return any(len(record[name]) for name in OBJECTS if name in record)
+
+
+@transform
+def sliding_windows(
+    size: int, most: int = 4, method: str = 'bilinear'
+) -> Callable[[Record], Record]:
+    """Resize the shorter side to `size`, and cut the image into squares along the longer one.
+
+    There are as few windows as cover the image, and they overlap evenly; see `ops.sliding`, which
+    puts predictions together. `image` becomes [most, size, size, C], black in windows that are not
+    used. The record gets `starts`, int32 [most], the first row or column of each window, or -1;
+    `tall`, whether windows are below each other; and `scaled_size` and `full_size`, int32 [2], the
+    height and width of the resized image and of the original.
+
+    Raises:
+      ValueError: for numbers below 1.
+    """
+    check_positive(size=size, most=most)
+    check_method(method)
+
+    def apply(record: Record) -> Record:
+        check_annotations_stay({k: value for k, value in record.items() if k != 'points'})
+        full = image_size(record)
+        height, width = (round(side * (size / min(full))) for side in full)
+        firsts = sliding.starts(max(height, width), size)
+        if len(firsts) > most:
+            raise UserError(
+                f'an image of {full[1]} x {full[0]} pixels needs {len(firsts)} windows: raise '
+                f'most={most}'
+            )
+        resized = geometry.resize(record, height, width, method)
+        image, tall = resized['image'], full[0] > full[1]
+        windows = np.zeros((most, size, size, image.shape[2]), image.dtype)
+        for window, first in zip(windows, firsts, strict=False):
+            along = slice(first, first + size)
+            window[:] = image[along] if tall else image[:, along]
+        starts = np.full(most, sliding.UNUSED, np.int32)
+        starts[: len(firsts)] = firsts
+        return {
+            **resized,
+            'image': windows,
+            'starts': starts,
+            'tall': np.array(tall),
+            'scaled_size': np.array([height, width], np.int32),
+            'full_size': np.array(full, np.int32),
+        }
+
+    return apply

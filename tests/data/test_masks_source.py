@@ -1,0 +1,245 @@
+"""Folders of images and masks: layouts, ids and colors, what is ignored and what is refused."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.data.records import BrokenRecord, UnknownSplit
+from vit_jax.data.sources import masks, open_source
+from vit_jax.errors import UserError
+
+IDS = np.array([[0, 2, 2, 1], [0, 2, 255, 255], [0, 0, 0, 0]])
+
+
+def save(path, values, **kwargs):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    dtype = np.uint16 if np.max(values) > 255 else np.uint8
+    image = Image.fromarray(np.asarray(values, dtype))
+    if 'palette' in kwargs:
+        image = Image.fromarray(np.asarray(values, np.uint8), 'P')
+        image.putpalette(kwargs['palette'])
+    image.save(path)
+
+
+def write(root, ids=IDS, names=('a.jpg', 'b.jpg'), classes='soil\nleaf\nflower\n', split=''):
+    """Images and masks in two folders; returns the source's name."""
+    for i, name in enumerate(names):
+        save(root / 'images' / split / name, np.full((3, 4, 3), 10 * i))
+        save(root / 'masks' / split / f'{name[:-4]}.png', ids)
+    if classes:
+        (root / 'classes.txt').write_text(classes)
+    return f'masks:{root}'
+
+
+def test_a_segment_for_each_class_that_is_present(tmp_path):
+    source = open_source(write(tmp_path), 'train')
+    assert source.info.class_names == ('soil', 'leaf', 'flower') and len(source) == 2
+    assert source.info.stuff == (0, 1, 2)
+    record = source[0]
+    assert record['image'].shape == (3, 4, 3) and record['segments'].dtype == np.int16
+    np.testing.assert_array_equal(record['segments'], [[1, 3, 3, 2], [1, 3, -1, -1], [1, 1, 1, 1]])
+    assert record['labels'].tolist() == [0, 1, 2]
+    found = source.annotations(0)
+    assert found.pop('size') == (3, 4) and found.keys() == record.keys() - {'image'}
+
+
+@pytest.mark.parametrize(
+    ('ids', 'segments', 'labels'),
+    [
+        (np.full((3, 4), 255), np.full((3, 4), -1), []),  # all ignored
+        (np.where(np.arange(12).reshape(3, 4) == 5, 2, 255), None, [2]),  # one pixel
+        (np.full((3, 4), 1), np.full((3, 4), 1), [1]),
+    ],
+)
+def test_masks_of_few_classes(tmp_path, ids, segments, labels):
+    record = open_source(write(tmp_path, ids), 'train')[1]
+    expected = np.where(ids == 2, 1, -1) if segments is None else segments
+    np.testing.assert_array_equal(record['segments'], expected)
+    assert record['labels'].tolist() == labels and record['labels'].dtype == np.int32
+
+
+def test_splits_are_folders_on_either_side(tmp_path):
+    write(tmp_path / 'a', split='train')
+    name = write(tmp_path / 'a', split='val', names=('c.jpg',))
+    assert [len(open_source(name, split)) for split in ('train', 'val', 'train+val')] == [2, 1, 3]
+    with pytest.raises(UnknownSplit, match="unknown split 'test'"):
+        open_source(name, 'test')
+    (tmp_path / 'b').mkdir()
+    for split in ('train', 'val'):
+        write(tmp_path / 'b' / split, classes='')
+    (tmp_path / 'b' / 'classes.txt').write_text('x\ny\nz')
+    assert len(open_source(f'masks:{tmp_path / "b"}', 'val')) == 2
+    assert len(open_source(f'masks:{tmp_path / "b"}', 'train[:50%]')) == 1
+    with pytest.raises(UserError, match="slice it without 'per class'"):
+        open_source(f'masks:{tmp_path / "b"}', 'train[:50% per class]')
+
+
+def test_ids_of_a_table(tmp_path):
+    name = write(tmp_path, np.where(IDS == 1, 1000, IDS), classes='')
+    (tmp_path / 'classes.csv').write_text('name,id\nback,0\nfront,255\nfront,1000\n,2\n')
+    source = open_source(name, 'train')
+    assert source.info.class_names == ('back', 'front')
+    np.testing.assert_array_equal(
+        source[0]['segments'], [[1, -1, -1, 2], [1, -1, 2, 2], [1, 1, 1, 1]]
+    )
+
+
+@pytest.mark.parametrize('palette', [False, True])
+def test_colors(tmp_path, palette):
+    name = write(tmp_path, classes='')
+    colors = np.array([[0, 0, 0], [255, 128, 0], [0, 0, 255]], np.uint8)
+    ids = IDS % 253  # 255 becomes 2
+    for stem in 'ab':
+        if palette:
+            save(tmp_path / f'masks/{stem}.png', ids, palette=colors.ravel().tolist())
+        else:
+            save(tmp_path / f'masks/{stem}.png', colors[ids])
+    (tmp_path / 'classes.csv').write_text('color, name\n#FF8000, leaf\n#000000,\n#0000ff, sky\n')
+    source = open_source(name, 'train')
+    assert source.info.class_names == ('leaf', 'sky')
+    np.testing.assert_array_equal(
+        source[0]['segments'], [[-1, 2, 2, 1], [-1, 2, 2, 2], [-1, -1, -1, -1]]
+    )
+    save(tmp_path / 'masks/a.png', np.where(ids[..., None] == 1, [1, 2, 3], colors[ids]))
+    save(tmp_path / 'masks/b.png', np.where(ids[..., None] == 1, [1, 2, 3], colors[ids]))
+    with pytest.raises(UserError, match=r'masks/.\.png: the color #010203 is of no class; list it'):
+        source[0]
+
+
+def test_a_palette_without_colors_of_classes_is_of_ids(tmp_path):
+    name = write(tmp_path)
+    for stem in 'ab':
+        save(tmp_path / f'masks/{stem}.png', IDS, palette=list(range(255, -1, -1)) * 3)
+    assert open_source(name, 'train')[0]['labels'].tolist() == [0, 1, 2]
+
+
+def test_the_layout_of_ade20k(tmp_path):
+    ids = np.array([[0, 1, 1], [3, 3, 0]])
+    for split in ('training', 'validation'):
+        save(tmp_path / f'images/{split}/ADE_{split}_1.jpg', np.zeros((2, 3, 3)))
+        save(tmp_path / f'annotations/{split}/ADE_{split}_1.png', ids)
+    rows = ['Idx\tRatio\tTrain\tVal\tStuff\tName']
+    rows += [
+        f'{i}\t0.1\t5\t5\t1\t{name}, other' for i, name in enumerate(('wall', 'sky', 'bed'), 1)
+    ]
+    (tmp_path / 'objectInfo150.txt').write_text('\n'.join(rows))
+    source = open_source(f'masks:{tmp_path}', 'validation')
+    assert source.info.class_names == ('wall', 'sky', 'bed')
+    np.testing.assert_array_equal(source[0]['segments'], [[-1, 1, 1], [2, 2, -1]])
+    assert source[0]['labels'].tolist() == [0, 2]
+    save(tmp_path / 'annotations/validation/ADE_validation_1.png', ids + 1)
+    with pytest.raises(UserError, match='the id 4 is of no class: there are 3, up to the id 3'):
+        source[0]
+
+
+def test_the_layout_of_cityscapes(tmp_path):
+    ids = np.array([[7, 8, 4], [33, 255, 0]])
+    stem = 'val/ulm/ulm_000000_000019'
+    save(tmp_path / f'leftImg8bit/{stem}_leftImg8bit.png', np.zeros((2, 3, 3)))
+    save(tmp_path / f'gtFine/{stem}_gtFine_labelIds.png', ids)
+    save(tmp_path / f'gtFine/{stem}_gtFine_color.png', np.zeros((2, 3, 3)))
+    source = open_source(f'masks:{tmp_path}', 'val')
+    assert len(source.info.class_names) == 19
+    assert source.info.class_names[0::18] == ('road', 'bicycle')
+    np.testing.assert_array_equal(source[0]['segments'], [[1, 2, -1], [3, -1, -1]])
+    assert source[0]['labels'].tolist() == [0, 1, 18]
+    with pytest.raises(UnknownSplit):
+        open_source(f'masks:{tmp_path}', 'train')
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+def test_a_mask_of_another_size_or_damaged_is_a_broken_record(tmp_path):
+    write(tmp_path)
+    source = masks.Source(str(tmp_path), 'train')
+    for stem in 'ab':
+        save(tmp_path / f'masks/{stem}.png', IDS[:2])
+    with pytest.raises(BrokenRecord, match=r'masks/.\.png: has 4 x 2 pixels, the image .*4 x 3'):
+        source[0]
+    for stem in 'ab':
+        (tmp_path / f'masks/{stem}.png').write_bytes(b'x')
+    with pytest.raises(BrokenRecord, match=r'masks/.\.png: cannot identify image'):
+        source.annotations(0)
+
+
+def refusal(root, **changes):
+    with pytest.raises(UserError) as error:
+        open_source(write(root, **changes), 'train')[0]
+    assert '\n' not in str(error.value)
+    return str(error.value)
+
+
+def test_ids_and_classes_that_do_not_fit(tmp_path):
+    message = refusal(tmp_path, classes='soil\nleaf')
+    assert '.png: the id 2 is of no class: there are 2, up to the id 1' in message
+    (tmp_path / 'classes.txt').unlink()
+    assert "write the classes' names to" in refusal(tmp_path, classes='')
+    assert 'has no class' in refusal(tmp_path, classes='\n \n')
+    (tmp_path / 'classes.csv').write_text('id,name\n0,a\n0,b\n')
+    assert 'which one counts' in refusal(tmp_path)
+    (tmp_path / 'classes.txt').unlink()
+    for text, words in {
+        'id,name\n0,a\n0,b\n': 'lists 0 twice',
+        'id,label\n0,a': "its first line is 'id,name' or 'name,color'",
+        'id,name\nx,a': "row 2: the id 'x' is not a number",
+        'color,name\nred,a': "row 2: the color 'red' is not of the form #ff8000",
+        'id,name\n1': 'row 2: has 1 cells of 2',
+    }.items():
+        (tmp_path / 'classes.csv').write_text(text)
+        assert words in refusal(tmp_path, classes='')
+
+
+def test_pictures_and_binary_masks_say_what_to_list(tmp_path):
+    assert 'of mode RGB, not of class ids; list the color' in refusal(
+        tmp_path / 'a', ids=np.stack([IDS] * 3, -1)
+    )
+    message = refusal(tmp_path / 'b', ids=np.where(IDS > 0, 255, 0))
+    assert 'masks of 0 and 255 alone' in message and "'255,leaf'" in message
+
+
+def test_missing_files_and_folders(tmp_path):
+    name = write(tmp_path / 'a')
+    (tmp_path / 'a/masks/b.png').rename(tmp_path / 'a/masks/b.jpg')
+    with pytest.raises(
+        UserError, match=r'b\.jpg: its mask .*masks/b\.png is missing; .*b\.jpg is no'
+    ):
+        open_source(name, 'train')
+    (tmp_path / 'a/masks/a.png').unlink()
+    with pytest.raises(UserError, match=r'\(2 of 2 have none\)'):
+        open_source(name, 'train')
+    with pytest.raises(UserError, match='there is no such folder'):
+        open_source(f'masks:{tmp_path / "x"}', 'train')
+    (tmp_path / 'b').mkdir()
+    with pytest.raises(UserError, match='has no folder images; put the images into'):
+        open_source(f'masks:{tmp_path / "b"}', 'train')
+    (tmp_path / 'b' / 'images').mkdir()
+    with pytest.raises(UserError, match=r'has no folder .*masks beside'):
+        open_source(f'masks:{tmp_path / "b"}', 'train')
+    (tmp_path / 'b' / 'labels').mkdir()
+    (tmp_path / 'b' / 'classes.txt').write_text('a')
+    with pytest.raises(UserError, match='no image below'):
+        open_source(f'masks:{tmp_path / "b"}', 'train')
+
+
+def test_the_listing_has_names_classes_and_sizes(tmp_path):
+    name = write(tmp_path)
+    before = open_source(name, 'train').listing()
+    (tmp_path / 'classes.txt').write_text('soil\nleaf\npetal\n')
+    assert open_source(name, 'train').listing().examples != before.examples
+    write(tmp_path, np.tile(IDS, (9, 9)))
+    after = open_source(name, 'train').listing()
+    assert after.examples == before.examples and after.contents != before.contents
+
+
+def test_splits_whose_classes_are_not_the_same_leave_pixels_void(tmp_path):
+    name = write(tmp_path / 'a')
+    others = open_source(write(tmp_path / 'b', classes='flower\nsoil\nleaf\n'), 'train').info
+    found = open_source(name, 'train').numbered_as(others)[0]
+    assert found['labels'].tolist() == [1, 2, 0]
+    few = open_source(
+        write(tmp_path / 'c', np.zeros((3, 4)), classes='soil\nflower\n'), 'train'
+    ).info
+    found = open_source(name, 'train').numbered_as(few)[0]
+    assert found['labels'].tolist() == [0, 1]
+    np.testing.assert_array_equal(found['segments'], [[1, 2, 2, -1], [1, 2, -1, -1], [1, 1, 1, 1]])
