@@ -93,7 +93,9 @@ def test_classes_at_the_original_size_are_pytorchs():
     scores = (
         np.random.default_rng(1).normal(size=(len(SIZES), MOST, 5, SIDE, SIDE)).astype(np.float32)
     )
-    found = segment(scores, {name: batch[name] for name in FIELDS}, (42, 36))
+    made = segment(scores, {name: batch[name] for name in FIELDS}, (42, 36))
+    assert made['size'].tolist() == list(map(list, SIZES))
+    found = made['segmentation']
     for row, size in enumerate(SIZES):
         height, width = batch['scaled_size'][row].tolist()
         total, count = np.zeros((5, height, width), np.float32), np.zeros((height, width))
@@ -116,6 +118,18 @@ def test_classes_at_the_original_size_are_pytorchs():
         assert (np.asarray(found[row])[outside] == sliding.NONE).all()
 
 
+def test_classes_of_the_pixels_of_resized_images():
+    _, batch = cut((12, 33), (20, 8))
+    scores = np.random.default_rng(2).normal(size=(2, MOST, 4, SIDE, SIDE)).astype(np.float32)
+    found = segment(scores, {name: batch[name] for name in FIELDS}, None)
+    assert found['size'].tolist() == batch['scaled_size'].tolist() == [[8, 22], [20, 8]]
+    assert found['segmentation'].shape == (2, 4 * SIDE, 4 * SIDE)
+    joined = averaged(scores, batch['starts'], batch['tall'], MOST * SIDE).argmax(1)
+    np.testing.assert_array_equal(found['segmentation'][0, :8, :22], joined[0, :, :22])
+    np.testing.assert_array_equal(found['segmentation'][1, :20, :8], joined[1, :, :20].T)
+    assert (np.asarray(found['segmentation'])[1, :, 8:] == sliding.NONE).all()
+
+
 def test_scores_that_are_not_finite_give_no_class():
     _, batch = cut((8, 16))
     for worst in (np.nan, np.inf, -np.inf):
@@ -123,9 +137,9 @@ def test_scores_that_are_not_finite_give_no_class():
         scores[0, :, 1] = 1
         scores[0, 3] = worst  # of a window that is not used
         fields = {name: batch[name] for name in FIELDS}
-        assert (np.asarray(segment(scores, fields, (8, 16))) == 1).all()
+        assert (np.asarray(segment(scores, fields, (8, 16))['segmentation']) == 1).all()
         scores[0, 1, 2, 4, 4] = worst
-        found = np.asarray(segment(scores, fields, (8, 16)))[0]
+        found = np.asarray(segment(scores, fields, (8, 16))['segmentation'])[0]
         assert found[4, 12] == sliding.NOT_FINITE and found[0, 0] in (1, sliding.NOT_FINITE)
 
 

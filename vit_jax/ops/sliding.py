@@ -103,20 +103,25 @@ def _interpolation(
 
 
 def segmentation(
-    scores: Float[Array, 'B n C S S'], batch: dict[str, Any], frame: tuple[int, int]
-) -> Int[Array, 'B H W']:
-    """The class of each pixel of the original images, of the scores of their windows.
+    scores: Float[Array, 'B n C S S'], batch: dict[str, Any], frame: tuple[int, int] | None = None
+) -> dict[str, Array]:
+    """The class of each pixel of images, of the scores of their windows.
 
     Args:
       scores: of the windows that the transform `sliding_windows` has made.
       batch: its fields `starts`, `tall`, `scaled_size` and `full_size`.
-      frame: height and width of the result, at least those of the largest original.
+      frame: interpolate scores to the sizes of the originals, of which the largest has this height
+        and width; None for classes of the pixels of the resized images.
 
     Returns:
-      int32, see `classes_at`; `full_size` of each image are real.
+      segmentation: int32 [B H W], see `classes_at`; of `frame`, or of squares that hold all windows
+        side by side.
+      size: int32 [B 2], height and width of the image in it.
     """
     scores = scores.astype(jnp.float32)
     length = scores.shape[1] * scores.shape[-1]
+    size = batch['scaled_size' if frame is None else 'full_size']
+    frame = (length, length) if frame is None else frame
     sides = min(frame), max(frame)  # of the result with the longer side last
 
     def one(row: tuple[Array, ...]) -> Array:
@@ -126,8 +131,8 @@ def segmentation(
         found = classes_at(joined, turned, whole, sides)
         return jnp.where(tall, _fitted(found.T, frame), _fitted(found, frame))
 
-    fields = (batch[name] for name in ('starts', 'tall', 'scaled_size', 'full_size'))
-    return jax.lax.map(one, (scores, *fields))
+    fields = (batch[name] for name in ('starts', 'tall', 'scaled_size'))
+    return {'segmentation': jax.lax.map(one, (scores, *fields, size)), 'size': size}
 
 
 def _fitted(classes: Int[Array, 'h w'], frame: tuple[int, int]) -> Int[Array, 'H W']:

@@ -62,8 +62,8 @@ class Photo:
 
     @property
     def seen(self) -> tuple[int, int]:
-        """Height and width of `image` in pixels, without padding at the right and the bottom; of the
-        image that was cut into windows, if it was.
+        """Height and width of `image` in pixels, without padding at the right and the bottom; of an
+        image that was cut into windows, those before.
         """
         if 'scaled_size' in self.fields:
             height, width = self.fields['scaled_size'].tolist()
