@@ -14,7 +14,14 @@ END = '<!-- end -->\n'
 Row = Sequence[str]
 
 
-def write(page: pathlib.Path, script: str, table: str, headings: Row, rows: Sequence[Row]) -> None:
+def write(
+    page: pathlib.Path,
+    script: str,
+    table: str,
+    headings: Row,
+    rows: Sequence[Row],
+    packages: Sequence[str] = ('jax', 'libtpu'),
+) -> None:
     """Replaces a table, and says with what it was made.
 
     Args:
@@ -23,9 +30,10 @@ def write(page: pathlib.Path, script: str, table: str, headings: Row, rows: Sequ
       table: its name.
       headings: of the columns.
       rows: one cell a column.
+      packages: whose versions are told.
     """
     before, _, after = _parts(page, script, table)
-    versions = ', '.join(f'{n} {metadata.version(n)}' for n in ('jax', 'libtpu'))
+    versions = ', '.join(f'{n} {metadata.version(n)}' for n in packages)
     here = f'{platform.machine()}, {os.cpu_count()} cores'
     lines = ''.join(map(_line, (headings, ['---'] * len(headings), *rows)))
     made_by = f'Made by `python {script}`; latest rows with {versions} on {here}.'

@@ -17,7 +17,7 @@ from vit_jax.commands import preflight as command
 from vit_jax.config import load
 from vit_jax.errors import EXIT_FAILED, UserError
 from vit_jax.nn.attention import POLICIES
-from vit_jax.profiling import compile_for, cost, preflight, roofline, topology
+from vit_jax.profiling import compile_for, cost, hlo, preflight, roofline, topology
 from vit_jax.rehearsal import ahead_of_time
 
 DIGITS = 'experiments/vit/digits.py:smoke'
@@ -431,6 +431,26 @@ def test_a_step_is_compiled_for_gpus():
     assert {('all-gather', 'fsdp'), ('all-reduce', 'data')} <= kinds
     # A GPU sends the gradients of its half of the parameters, in bfloat16, to the other host.
     assert 0.5 < report.crossing.host_bytes / (2 * report.parameters) < 2
+
+
+@with_gpu_compiler
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize(('attention', 'tokens'), [('auto', {196}), ('xla', {196, 200})])
+def test_on_gpus_196_tokens_need_no_copies_to_200(attention, tokens):
+    """For its own matmuls XLA pads them; cuDNN takes them as they are, in the form that qkv has."""
+    overrides = [f'model.attention={attention}', 'model.depth=1', 'batch_size=8']
+    config = load.load('experiments/vit/imagenet2012.py:fast', overrides)
+    request = {'config': config.to_dict(), 'topology': 'h100:1', 'step': 'train', 'kind': -1}
+    request |= {'examples': None, 'image_size': None}
+    module = hlo.parse(compile_for.compile_step(request, ahead_of_time.PROGRAM).module)
+    found = [op for computation in module.computations.values() for op in computation]
+    sides = {side for op in found for array in op.arrays for side in array.shape}
+    assert {side for side in sides if 196 <= side < 224} == tokens
+    fused = [op for op in module.entry if op.target.startswith('__cudnn$fmha')]
+    assert len(fused) == (2 if attention == 'auto' else 0)
+    arguments = {module.entry[name].opcode for op in fused for name in op.operands}
+    assert arguments <= {'bitcast', 'get-tuple-element'}
 
 
 def test_jax_asks_for_the_version_of_cudnn_before_it_lowers_attention():

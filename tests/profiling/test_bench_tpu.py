@@ -1,10 +1,11 @@
-"""The scripts that compile for TPUs and write tables into documents."""
+"""The scripts that compile for TPUs and GPUs and write tables into documents."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -82,3 +83,43 @@ def test_a_block_is_compiled_by_its_schedule(script):
     assert 0 < kernel.seconds < xla.seconds
     assert 0 < kernel.moved < xla.moved
     assert xla.cycles is None
+
+
+@pytest.fixture
+def gpu_recipes(script, tmp_path, monkeypatch):
+    """tests/bench/gpu_recipes.py with a page of its own; GPUs of 10 GiB, without the compiler."""
+    made = script('gpu_recipes')
+    page = tmp_path / 'gpu.md'
+    page.write_text(f'before\n<!-- h100, made by {made.SCRIPT} -->\n<!-- end -->\nafter\n')
+    monkeypatch.setattr(made, 'PAGE', page)
+    monkeypatch.setattr(script('pages').metadata, 'version', lambda name: '1.2')
+
+    def preflight(config, target, program):
+        parts, state = config.step.accum_steps, 2 * 2**30
+        rows = config.batch_size / target.chips / parts
+        held = int(rows * 2**30 / 16)
+        report = SimpleNamespace(
+            memory={'parameters': state, made.preflight.TEMPORARIES: held},
+            needed=state + held,
+            usable=10 * 2**30,
+            fits=state + held <= 10 * 2**30,
+            rematerialized=0,
+            link=1e-3,
+        )
+        run = SimpleNamespace(seconds=0.5, mfu=0.4, chip_hours=7)
+        return [report], run
+
+    monkeypatch.setattr(made.preflight, 'preflight', preflight)
+    return made
+
+
+def test_steps_that_do_not_fit_into_gpus_are_divided(gpu_recipes):
+    """Of 64 GiB, a part of 1,024 rows may hold 8: eight parts are tried next, and fit."""
+    recipe = 'vit/imagenet2012.py:fast'
+    assert not gpu_recipes.write_rows('h100', [recipe])
+    (row,) = rows_of(gpu_recipes.PAGE)
+    cells = ['10.0 in 8 parts', '500.0 (40%)', '10.0', '500.0 (40%)', '1.0', '7']
+    assert row == f'| `{recipe}` | 1,024 | {" | ".join(cells)} |'
+    assert gpu_recipes.PAGE.read_text().startswith('before\n')
+    tried = SimpleNamespace(memory={gpu_recipes.preflight.TEMPORARIES: 9}, needed=20, usable=10)
+    assert gpu_recipes.more_parts(tried, 4) == 8, 'no number of parts helps a state too large'
