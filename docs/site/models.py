@@ -59,6 +59,9 @@ CHECKED = {
         "transformers' DETR", 'tests/models/test_detr_panoptic.py', '5e-5', ('detr',)
     ),
     'dinov2': Checked("the authors' losses", 'tests/tasks/test_dinov2.py', '1e-4'),
+    'eomt': Checked(
+        "transformers' EoMT", 'tests/models/test_eomt.py', '1e-5', ('transformers_eomt',)
+    ),
     'hybrid': Checked(
         "timm's hybrids", f'{TESTS}/test_timm_forms.py', '1e-5', ('timm_vit', 'vision_transformer')
     ),

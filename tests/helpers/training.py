@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import tempfile
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from jax.flatten_util import ravel_pytree
 
 from helpers import (
     detr,
+    eomt,
     transformers_clip,
     transformers_forms,
     transformers_siglip,
@@ -363,6 +365,34 @@ def _detr() -> Case:
     return Case(make, theirs, ours, '^backbone/(root|stage_0)/|^backbone/.*norm', zeros)
 
 
+def _eomt(dinov3: bool = False) -> Case:
+    """With masked attention, and its loss of all predictions at the points that are drawn here."""
+    data = eomt.batch()
+    keys = jax.random.key_data(jax.random.split(jax.random.key(3), 2))
+    masked = jnp.ones(eomt.SHAPE['num_blocks'])
+
+    def theirs(model: Any) -> Any:
+        with eomt.GivenPoints(model, keys, 1 + len(masked)):
+            return model(**eomt.inputs(data)).loss
+
+    def ours(trained: TrainedModel) -> Loss:
+        task = dataclasses.replace(trained.task, mean=eomt.TASK.mean, std=eomt.TASK.std)
+
+        def loss(params: Any) -> Any:
+            outputs = trained.model.apply(
+                {'params': params},
+                *task.inputs(data),
+                mask_probs=masked,
+                rngs={'mask': jax.random.key(0)},
+            )
+            found = task.loss({**outputs, 'keys': keys}, data)
+            return terms.total(found, terms.means(found))
+
+        return loss
+
+    return Case(lambda: eomt.reference(dinov3), theirs, ours)
+
+
 CASES: Mapping[str, Callable[[], Case]] = {
     'ViT': lambda: _form('ViTForImageClassification'),
     'DeiT, distilled': lambda: _form('DeiTForImageClassificationWithTeacher'),
@@ -388,6 +418,8 @@ CASES: Mapping[str, Callable[[], Case]] = {
     'Swin v2': lambda: _swin(transformers_swin_v2, rounded=True),
     'MAE': _mae,
     'DETR': _detr,
+    'EoMT': _eomt,
+    'EoMT, DINOv3': lambda: _eomt(dinov3=True),
     'BiT': lambda: _regression(_bit, batch(2, 32, 32, 3), 'logits', 'logits', rounded=True),
 }
 

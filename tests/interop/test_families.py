@@ -19,6 +19,7 @@ from vit_jax.interop.trained import fields
 from vit_jax.models import (
     bit_resnet,
     clip,
+    eomt,
     hybrid,
     mae,
     mixer,
@@ -64,6 +65,9 @@ MODELS = {
     'mae': mae.Model(patch_size=4, width=32, depth=2, mlp_dim=24, num_heads=2, decoder_depth=1),
     'detr': detr.MODEL,
     'detr_panoptic': detr.PANOPTIC,
+    'eomt': eomt.Model(
+        **VIT | {'mlp_dim': 64}, posemb_prefix='none', num_queries=3, query_blocks=1
+    ),
     'siglip': siglip.Model(**TOWERS),
     'siglip_naflex': siglip_naflex.Model(**TOWERS, pos_grid=8),
     'clip': clip.Model(**TOWERS, eos=3, no_bias='patch_embed'),

@@ -185,7 +185,7 @@ class Model(base.PatchModel):
     )
     binding = (*base.Model.binding, 'norm_place')
     noted: ClassVar[tuple[str, ...]] = (*base.Model.noted, 'positions')
-    head_layers = ('pre_logits', 'head')
+    head_layers: ClassVar[tuple[str, ...]] = ('pre_logits', 'head')
 
     def __post_init__(self) -> None:
         check_choice('pool', self.pool, POOLS)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from vit_jax.array_types import Float, Int
+from vit_jax.array_types import Bool, Float, Int
 from vit_jax.nn.attention import HIDDEN, Segments, named, recomputed
 from vit_jax.nn.dense import XAVIER, Dense, Initializer
 from vit_jax.nn.multi_head import MultiHeadAttention
@@ -144,13 +144,13 @@ class Block(nn.Module):
         drop_path: float | Float[Array, ''] = 0.0,
         segments: Int[Array, 'B N'] | None = None,
         positions: Rotary | Float[Array, '1 H N N'] | None = None,
+        mask: Bool[Array, 'B 1 N N'] | None = None,
     ) -> Float[Array, 'B N D']:
         """The tokens after the block.
 
-        `segments` limits attention, see `Segments`; `positions` are rotations of queries and keys,
-        or biases of scores.
+        `segments` limits attention, see `Segments`, and so does `mask`, true where a query may
+        attend; `positions` are rotations of queries and keys, or biases of scores.
         """
-
         place = self.options.norm_place
 
         def add(x: Array, layer: Callable[[Array], Array], number: int) -> Array:
@@ -173,8 +173,8 @@ class Block(nn.Module):
         )
         together = None if segments is None else Segments(segments, segments)
         kind = 'rotary' if isinstance(positions, Rotary) else 'bias'
-        inputs: dict[str, Any] = {kind: positions, 'segments': together, 'train': train}
-        inputs['causal'] = self.options.causal
+        inputs: dict[str, Any] = {kind: positions, 'segments': together, 'mask': mask}
+        inputs |= {'causal': self.options.causal, 'train': train}
         x = add(x, lambda y: attention(y, **inputs), 1)
         mlp = self.options.mlp(self.mlp_dim, self.dropout, self.gelu, self.dtype, name='mlp')
         return add(x, lambda y: mlp(y, train), 2)

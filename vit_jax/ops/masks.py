@@ -1,14 +1,15 @@
-"""Masks of objects as pure functions: resizing, and losses over pixels."""
+"""Masks of objects as pure functions: resizing, values at points, and losses over pixels."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from vit_jax.array_types import Bool, Float, Int
+from vit_jax.array_types import Bool, Float, Int, Key
 
 
 def resize_bilinear(x: Float[Array, '*B H W'], size: Sequence[int]) -> Float[Array, '*B h w']:
@@ -19,6 +20,77 @@ def resize_bilinear(x: Float[Array, '*B H W'], size: Sequence[int]) -> Float[Arr
 def from_segments(segments: Int[Array, 'B H W'], count: int) -> Bool[Array, 'B N H W']:
     """The mask of each object n < `count`, where `segments` is n + 1."""
     return segments[:, None] == jnp.arange(1, count + 1)[:, None, None]
+
+
+class Corners(NamedTuple):
+    """The four pixels whose centers surround a point.
+
+    Attributes:
+      pixel: its index in the flattened map.
+      weight: its share in a bilinear interpolation; 0 outside of the map.
+    """
+
+    pixel: Int[Array, '*B P 4']
+    weight: Float[Array, '*B P 4']
+
+
+def corners(points: Float[Array, '*B P 2'], size: Sequence[int]) -> Corners:
+    """The pixels around points (x, y), which are shares of the sides of a map of this size.
+
+    They are those of PyTorch's `grid_sample` with `align_corners=False`.
+    """
+    height, width = size
+    places = points * jnp.array([width, height], points.dtype) - 0.5
+    low = jnp.floor(places)
+    pixels, weights = [], []
+    for i, j in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        x, y = low[..., 0] + j, low[..., 1] + i
+        inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+        share = (1 - jnp.abs(places[..., 0] - x)) * (1 - jnp.abs(places[..., 1] - y))
+        pixels.append(y.clip(0, height - 1) * width + x.clip(0, width - 1))
+        weights.append(jnp.where(inside, share, 0))
+    return Corners(jnp.stack(pixels, axis=-1).astype(jnp.int32), jnp.stack(weights, axis=-1))
+
+
+def sample(
+    maps: Float[Array, '*B K H W'], points: Float[Array, '*B P 2']
+) -> Float[Array, '*B K P']:
+    """Bilinear interpolation of K maps at the same points, 0 outside of the maps; see `corners`."""
+    at = corners(points, maps.shape[-2:])
+
+    def one(maps: Array, at: Corners) -> Array:
+        return (maps[:, at.pixel] * at.weight).sum(-1)
+
+    *batch, count = maps.shape[:-2]
+    flat = maps.reshape(-1, count, maps.shape[-2] * maps.shape[-1])
+    found = jax.vmap(one)(flat, jax.tree.map(lambda x: x.reshape(-1, *x.shape[-2:]), at))
+    return found.reshape(*batch, count, -1)
+
+
+def uncertain_points(
+    key: Key[Array, ''],
+    mask: Float[Array, 'H W'],
+    count: int,
+    oversample: float,
+    importance: float,
+) -> Float[Array, 'P 2']:
+    """Points (x, y), shares of the sides, most of them where a mask is uncertain.
+
+    A share `importance` of the `count` points are those with the logits closest to 0 among
+    `oversample * count` random points; the others are random (PointRend, Kirillov et al., 2020,
+    arXiv:1912.08193, section 4.1.2).
+
+    Args:
+      key: of the random points.
+      mask: logits.
+      count, oversample, importance: see above.
+    """
+    first, second = jax.random.split(key)
+    points = jax.random.uniform(first, (int(count * oversample), 2))
+    chosen = int(importance * count)
+    logits = sample(mask[None], points)[0]
+    near = points[jax.lax.top_k(-jnp.abs(logits), chosen)[1]]
+    return jnp.concatenate([near, jax.random.uniform(second, (count - chosen, 2))])
 
 
 def focal_loss(

@@ -173,32 +173,21 @@ class Task(base.Task):
         """
         logits, boxes = _all_blocks(outputs)
         matched, place = places >= 0, places.clip(0)
-        queries, none = logits.shape[-2], logits.shape[-1] - 1
-
-        # [B L N Q], true where query q is matched with object n.
-        pairs = places[..., None] == jnp.arange(queries)
-        labels = _each_block(targets.labels, logits)
-        classes = jnp.where(pairs.any(-2), (pairs * labels[..., None]).sum(-2), none)
-        log_probs = jax.nn.log_softmax(logits)
-        entropy = -jnp.take_along_axis(log_probs, classes[..., None], axis=-1)[..., 0]
-        weights = jnp.where(classes == none, self.none_weight, 1.0)
+        queries = logits.shape[-2]
+        classes = class_sums(logits, _each_block(targets.labels, logits), places, self.none_weight)
 
         found = jnp.take_along_axis(boxes, place[..., None], axis=-2)
         wanted = _each_block(targets.boxes, logits)
         distance = jnp.abs(found - wanted).sum(-1)
         giou = box_ops.giou(*map(box_ops.to_corners, (found, wanted)))
-        right = jnp.take_along_axis(logits.argmax(-1), place, axis=-1) == labels
-        sure = jnp.take_along_axis(jnp.isfinite(logits.max(-1)), place, axis=-1)
-        correct = jnp.where(matched, jnp.where(sure, right, jnp.nan), 0.0)
 
         # The optimal matching has min(objects, queries) pairs, so counts depend on the batch alone.
         objects = targets.real.sum(-1)
         most = jnp.minimum(objects, queries)
         return {
-            'class': (entropy * weights).sum(-1),
+            **classes,
             'box': (distance * matched).sum(-1),
             'giou': ((1 - giou) * matched).sum(-1),
-            'correct': correct.sum(-1),
             'weight': most + self.none_weight * (queries - most),
             'objects': objects.astype(jnp.float32),
             'unmatched': (objects - most).astype(jnp.float32),
@@ -218,6 +207,35 @@ class Task(base.Task):
         distance = jnp.abs(wanted - found).sum(-1)
         giou = box_ops.giou(*map(box_ops.to_corners, (wanted, found)))
         return self.box_cost * distance - self.class_cost * probs - self.giou_cost * giou
+
+
+def class_sums(
+    logits: Float[Array, '*B Q C'],
+    labels: Int[Array, '*B N'],
+    places: Int[Array, '*B N'],
+    none_weight: float,
+) -> dict[str, Float[Array, '*B']]:
+    """Sums over queries and objects: `class`, the weighted cross entropy, and `correct`, objects
+    whose query has the right class.
+
+    Args:
+      logits: of each query; the last class is "no object".
+      labels: classes of the objects.
+      places: the query of each object, -1 for none.
+      none_weight: weight of a query without object.
+    """
+    matched, place = places >= 0, places.clip(0)
+    queries, none = logits.shape[-2], logits.shape[-1] - 1
+    # [*B N Q], true where query q is matched with object n.
+    pairs = places[..., None] == jnp.arange(queries)
+    classes = jnp.where(pairs.any(-2), (pairs * labels[..., None]).sum(-2), none)
+    log_probs = jax.nn.log_softmax(logits)
+    entropy = -jnp.take_along_axis(log_probs, classes[..., None], axis=-1)[..., 0]
+    weights = jnp.where(classes == none, none_weight, 1.0)
+    right = jnp.take_along_axis(logits.argmax(-1), place, axis=-1) == labels
+    sure = jnp.take_along_axis(jnp.isfinite(logits.max(-1)), place, axis=-1)
+    correct = jnp.where(matched, jnp.where(sure, right, jnp.nan), 0.0)
+    return {'class': (entropy * weights).sum(-1), 'correct': correct.sum(-1)}
 
 
 def _all_blocks(outputs: dict) -> tuple[Float[Array, 'B L Q C'], Float[Array, 'B L Q 4']]:

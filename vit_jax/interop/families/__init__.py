@@ -36,6 +36,7 @@ BY_TYPE = {
     **dict.fromkeys(('dinov2', 'dinov2_with_registers'), 'transformers_dinov2'),
     **dict.fromkeys(('swin', 'swinv2'), 'transformers_swin'),
     **dict.fromkeys(('detr', 'table-transformer'), 'detr'),
+    **dict.fromkeys(('eomt', 'eomt_dinov3'), 'transformers_eomt'),
     **{'dinov3_vit': 'transformers_dinov3', 'yolos': 'transformers_yolos', 'bit': 'bit'},
 }
 _READER = {'matches', 'read'}

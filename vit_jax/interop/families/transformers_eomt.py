@@ -1,0 +1,293 @@
+"""EoMT of transformers, on DINOv2 or DINOv3: safetensors, and config.json (those of tue-mps)."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict
+
+from vit_jax.data.transforms import parse
+from vit_jax.errors import UserError
+from vit_jax.interop import names, preprocessing, torch_layout
+from vit_jax.interop.families import _transformers, transformers_dinov2, transformers_dinov3
+from vit_jax.interop.files import Flat
+from vit_jax.interop.trained import TrainedModel, Written, class_names_config, fields
+from vit_jax.models.eomt import ENCODER, Model
+from vit_jax.tree_paths import require_fit
+
+POSITIONS = 'bicubic'
+_SOURCE = 'transformers EoMT'
+_TYPES = ('eomt', 'eomt_dinov3')
+_BLOCK = (
+    *((norm, norm) for norm in ('norm1', 'norm2')),
+    *((f'attention.{name[0]}_proj', f'attention/{name}') for name in ('query', 'key', 'value')),
+    *((f'layer_scale{i}.lambda1', f'layer_scale{i}') for i in (1, 2)),
+)
+_MLP = (('mlp.fc1', 'mlp/fc1'), ('mlp.fc2', 'mlp/fc2'))
+_GATED = (('gate_proj', 'gate'), ('up_proj', 'fc1'), ('down_proj', 'fc2'))
+_HEADS: names.Table = (
+    ('query.weight', 'query_embed'),
+    ('class_predictor', 'class_head'),
+    ('mask_head.fc{1}', 'mask_head/fc{1}'),
+    ('upscale_block.block.{0}.conv1', 'upscaler/step_{0}'),
+    ('upscale_block.block.{0}.conv2', 'upscaler/step_{0}/depthwise'),
+    ('upscale_block.block.{0}.layernorm2d', 'upscaler/step_{0}/norm'),
+)
+_UNUSED = ('attn_mask_probs', 'criterion.empty_weight')
+_POSITIONS = 'embeddings.position_embeddings.weight'
+_DEFAULTS = {'layer_norm_eps': 1e-6, 'num_attention_heads': 16, 'rope_theta': 100.0}
+# Fields of the task by keys of config.json.
+_TASK = {
+    'none_weight': 'no_object_weight',
+    **{f'{name}_weight': f'{name}_weight' for name in ('class', 'mask', 'dice')},
+    **{'points': 'train_num_points', 'oversample': 'oversample_ratio'},
+    'importance': 'importance_sample_ratio',
+}
+# Classes of stuff, by the number of classes: COCO's and ADE20K's, in the order of the authors.
+_ADE20K = (
+    *(0, 1, 2, 3, 4, 5, 6, 9, 11, 13, 16, 17, 21, 25, 26, 28, 29, 34, 40, 46, 48, 51, 52, 54, 59),
+    *(60, 61, 63, 68, 77, 79, 84, 91, 94, 96, 99, 100, 101, 105, 106, 109, 113, 114, 117, 122, 128),
+    *(131, 140, 141, 145),
+)
+_STUFF = {133: tuple(range(80, 133)), 150: _ADE20K}
+
+
+def matches(flat: Mapping[str, np.ndarray]) -> bool:
+    """Whether these are the names of such a model."""
+    return {'query.weight', 'class_predictor.weight', 'mask_head.fc3.weight'} <= flat.keys()
+
+
+def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
+    """An EomtForUniversalSegmentation, or an EomtDinov3ForUniversalSegmentation.
+
+    Raises:
+      UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
+    """
+    config = {**_DEFAULTS, **extra}
+    heads = {name: x for name, x in flat.items() if names.ours(name, _HEADS) is not None}
+    encoder = {n: x for n, x in flat.items() if n not in heads and n not in _UNUSED}
+    trained = _read_encoder(encoder, extra, config)
+    params = trained.params | names.nested(_read_heads(heads))
+    model = {**trained.model_config, 'name': 'eomt', **_head_fields(params, flat, config)}
+    _require_heads(params, model)
+    notes: tuple[str, ...] = ()
+    if np.any(flat.get('attn_mask_probs', 0)):
+        notes += ('transformers masks its attention also after training; here none is masked',)
+    task, data = _task(extra, model['num_classes']), _data(extra, trained.image_size)
+    made = TrainedModel.from_file(
+        params, model, trained.image_size, _SOURCE, task=task, notes=notes
+    )
+    return made.with_groups(data={**made.config.data, **data})
+
+
+def _read_encoder(flat: Flat, extra: Mapping[str, Any], config: Mapping[str, Any]) -> TrainedModel:
+    """The ViT."""
+    rotary, gated = _POSITIONS not in flat, any('.mlp.gate_proj.' in name for name in flat)
+    fields, posemb = {}, 'learn'
+    if rotary:
+        theta = float((config.get('rope_parameters') or config)['rope_theta'])
+        rescale = float(config.get('pos_embed_rescale') or 1.0)
+        fields, posemb = {'positions': f'rope_dinov3({theta=}, {rescale=})'}, 'none'
+        if gated:  # whose activation would be that of the heads, too
+            raise UserError(f'{_SOURCE}: gated MLPs with rotary positions are not supported')
+    else:
+        flat = {**flat, _POSITIONS: flat[_POSITIONS][None]}
+    kind = _kind(rotary, gated)
+    return _transformers.read(kind, flat, extra, rows=0, posemb=posemb, fields=fields)
+
+
+def _kind(rotary: bool, gated: bool) -> _transformers.Kind:
+    """The ViT with rotary positions, of DINOv3, or with learned ones, of DINOv2."""
+    patches = 'embeddings.patch_embeddings' if rotary else 'embeddings.patch_embeddings.projection'
+    out = 'attention.o_proj' if rotary else 'attention.out_proj'
+    named = rotary or gated
+    mlp = tuple((f'mlp.{a}', f'mlp/{b}') for a, b in _GATED) if named else _MLP
+    table = (
+        ('embeddings.cls_token', 'cls_token'),
+        ('embeddings.register_tokens', 'register_tokens'),
+        (_POSITIONS, 'pos_embed'),
+        (patches, 'patch_embed'),
+        *_transformers.blocks('layers', *_BLOCK, (out, 'attention/out'), *mlp),
+        ('layernorm', 'encoder/norm'),
+    )
+    return _transformers.Kind(_SOURCE, _TYPES[rotary:] + _TYPES[:rotary], table, defaults=_DEFAULTS)
+
+
+def _read_heads(flat: Flat) -> Flat:
+    """Queries, class and mask heads, and the upscaling, in our layouts."""
+    found = torch_layout.read(flat, _HEADS, 1, _SOURCE)
+    return {name: _transposed(name, array) for name, array in found.items()}
+
+
+def _transposed(name: str, array: np.ndarray) -> np.ndarray:
+    """The kernel of a transposed convolution, whose inputs come first in PyTorch."""
+    doubles = re.fullmatch(r'upscaler/step_\d+/kernel', name)
+    return array.swapaxes(-1, -2) if doubles else array
+
+
+def _head_fields(
+    params: Mapping[str, Any], flat: Flat, config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Fields of the model that a ViT does not have.
+
+    Raises:
+      UserError: if the number of blocks with queries is unknown.
+    """
+    blocks = config.get('num_blocks', len(flat.get('attn_mask_probs', ())))
+    if not blocks:
+        raise UserError(f'{_SOURCE}: num_blocks is unknown; put its config.json beside the file')
+    return {
+        'num_classes': params['class_head']['bias'].size - 1,
+        'num_queries': len(params['query_embed']),
+        'query_blocks': int(blocks),
+        'upscale': len(params['upscaler']),
+    }
+
+
+def _require_heads(params: Mapping[str, Any], model: Mapping[str, Any]) -> None:
+    """Raise UserError if the heads do not fit the ViT."""
+    module = Model(**{key: value for key, value in model.items() if key != 'name'})
+    side = module.patch_size
+    patches = params['pos_embed'].shape[1] if 'pos_embed' in params else 1
+    images = jax.ShapeDtypeStruct((1, side, side * patches, 3), np.float32)
+    shapes = jax.eval_shape(module.init, jax.random.key(0), images)['params']
+    expected, found = (
+        {name: x for name, x in flatten_dict(tree, sep='/').items() if not _of_encoder(name)}
+        for tree in (shapes, params)
+    )
+    require_fit(
+        found,
+        names.empty_arrays(expected),
+        f'{_SOURCE}: not a whole model (shapes in our layout)',
+        label=lambda name: torch_layout.theirs(name, _HEADS),
+    )
+
+
+def _of_encoder(name: str) -> bool:
+    return name.partition('/')[0] in ENCODER
+
+
+def _task(extra: Mapping[str, Any], classes: int) -> dict[str, Any]:
+    """Keywords of `config.task`; its kind follows from windows and from the number of classes."""
+    told = extra.get(preprocessing.PREPROCESSOR) or {}
+    kind = (
+        'semantic'
+        if told.get('do_split_image')
+        else 'panoptic'
+        if classes in _STUFF
+        else 'instance'
+    )
+    task: dict[str, Any] = {'name': 'segment', 'kind': kind}
+    if kind == 'panoptic':
+        task['stuff'] = _STUFF[classes]
+    task |= {ours: extra[theirs] for ours, theirs in _TASK.items() if theirs in extra}
+    if (found := preprocessing.mean_and_std(extra)) is not None:
+        task |= preprocessing.of_channels(found, 3)
+    return task
+
+
+def _data(extra: Mapping[str, Any], size: tuple[int, int] | None) -> dict[str, Any]:
+    """The transforms, to images that are padded on the right and at the bottom."""
+    told = extra.get(preprocessing.PREPROCESSOR) or {}
+    sides = told.get('size') or {}
+    short = int(sides.get('shortest_edge') or (size or (640, 640))[0])
+    long = int(sides.get('longest_edge') or short)
+    method = preprocessing.config_resampling(told)
+    named = '' if method == 'bilinear' else f', {method!r}'
+    resized = f"drop_alpha|resize_small({short}{named}, max={long}, rounding='down')"
+    return {'transforms': resized, 'sizes': (size or (long, long),)}
+
+
+def write(trained: TrainedModel) -> Written:
+    """Make the files of an EomtForUniversalSegmentation, or of its form on DINOv3 if positions are
+    rotary.
+
+    Raises:
+      UserError: if transformers has no such model, or the image size is unknown.
+    """
+    model, task = fields(trained.model), fields(trained.task)
+    encoder, heads = (
+        {name: x for name, x in trained.params.items() if (name in ENCODER) == of_encoder}
+        for of_encoder in (True, False)
+    )
+    alone = dataclasses.replace(trained, params=encoder, class_names=())
+    alone = alone.with_groups(model=trained.model.transferable()[0])
+    written = _transformers.write(alone, [_form(model)])
+    arrays = {name: _transposed(name, x) for name, x in names.flattened(heads).items()}
+    weights = np.ones(model['num_classes'] + 1, np.float32)
+    weights[-1] = task.get('none_weight', 0.1)
+    unused = (np.zeros(model['query_blocks'], np.float32), weights)
+    config = {
+        **(written.config or {}),
+        **{theirs: task[ours] for ours, theirs in _TASK.items() if ours in task},
+        'num_blocks': model['query_blocks'],
+        'num_queries': model['num_queries'],
+        'num_upscale_blocks': model['upscale'],
+        'num_register_tokens': model['registers'],
+        **class_names_config(trained.class_names, model['num_classes']),
+    }
+    notes = written.notes
+    kind = task.get('kind', 'panoptic')
+    if kind == 'panoptic' and tuple(task.get('stuff', ())) != _STUFF.get(model['num_classes'], ()):
+        notes += ('the list of stuff classes is left out: the files have no place for it',)
+    return Written(
+        written.arrays
+        | torch_layout.write(arrays, _HEADS)
+        | dict(zip(_UNUSED, unused, strict=True)),
+        config,
+        notes,
+        _preprocessor(trained, written, kind),
+    )
+
+
+def _form(model: Mapping[str, Any]) -> _transformers.Form:
+    """The class of transformers for a model with these fields."""
+    rotary, gated = model['posemb'] == 'none', model['mlp'] == 'swiglu'
+    (alike, *_) = transformers_dinov3.FORMS if rotary else transformers_dinov2.FORMS
+    positions = {'posemb': 'none', 'positions': r'rope_dinov3(\(.*\))?'} if rotary else {}
+
+    def config(model: _transformers.Fields) -> dict[str, Any]:
+        found = alike.config(model)
+        if 'rope_theta' in found:
+            theta = found.pop('rope_theta')
+            found['rope_parameters'] = {'rope_type': 'default', 'rope_theta': theta}
+        return found
+
+    def named(arrays: Flat) -> Flat:
+        tables = {_POSITIONS: arrays[_POSITIONS][0]} if _POSITIONS in arrays else {}
+        return arrays | tables
+
+    return _transformers.Form(
+        _kind(rotary, gated),
+        'EomtDinov3ForUniversalSegmentation' if rotary else 'EomtForUniversalSegmentation',
+        '',
+        {'registers': '.*', **(positions or _transformers.MLPS)},
+        config=config,
+        arrays=transformers_dinov3.FORMS[0].arrays,  # an empty array where there are no registers
+        named=named,
+        no_bias=alike.no_bias if rotary else (),
+        posemb_prefix='none',
+    )
+
+
+def _preprocessor(trained: TrainedModel, written: Written, kind: str) -> dict[str, Any]:
+    """preprocessor_config.json with the sizes of the transforms, as far as they resize."""
+    found = parse.arguments_of(trained.transforms, 'resize_small')
+    side = max(trained.image_size or (640, 640))
+    short, long = (found['size'], found['max']) if found else (side, side)
+    semantic = kind == 'semantic'
+    return {
+        **(written.preprocessor or {}),
+        'image_processor_type': 'EomtImageProcessor',
+        'size': {'shortest_edge': short, 'longest_edge': None if semantic else long},
+        'do_split_image': semantic,
+        'do_pad': not semantic,
+    }
+
+
+WRITERS = {('eomt', 'transformers'): write}

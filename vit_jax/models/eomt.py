@@ -1,0 +1,354 @@
+"""EoMT: a plain ViT that segments images.
+
+Kerssies et al., 2025, "Your ViT is Secretly an Image Segmentation Model", arXiv:2503.19108.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from vit_jax.array_types import Bool, Float, Key
+from vit_jax.errors import UserError
+from vit_jax.models import vit
+from vit_jax.models.base import check_counts
+from vit_jax.models.vit import attention_positions, block_options, make_norm
+from vit_jax.nn.attention import recomputed
+from vit_jax.nn.blocks import GELUS, Block
+from vit_jax.nn.maps import AttentionMap, HiddenState, collect, collect_blocks
+from vit_jax.nn.norms import LayerNorm
+from vit_jax.nn.patches import patch_grid
+from vit_jax.nn.rotary import Rotary
+from vit_jax.nn.stochastic import example_keys
+from vit_jax.ops.masks import resize_bilinear
+
+# The ViT's part of the parameters.
+ENCODER = ('patch_embed', 'cls_token', 'register_tokens', 'pos_embed', 'norm_pre', 'encoder')
+
+# Uniform within 1 / sqrt(fan in), as torch.nn.Linear.
+_uniform = nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
+_dense = functools.partial(nn.Dense, kernel_init=_uniform)
+
+
+class Model(vit.Model):
+    """A ViT whose last blocks process learned queries beside the patches, each query a segment.
+
+    Images of any size that whole patches tile, square or not.
+
+    Attributes:
+      num_classes: of segments; one more output stands for no segment.
+      num_queries: Q, largest number of segments of an image.
+      query_blocks: L_2, number of blocks from which on there are queries: 3 for ViT-S and B, 4 for
+        L, 5 for g in the paper.
+      upscale: how many times the grid of patches is doubled for masks; with 2 and patches of 16
+        pixels a mask logit stands for 4 x 4 pixels.
+
+    The other attributes, and the errors raised, are those of the ViT, of which pooling decides only
+    whether there is a class token.
+    """
+
+    num_queries: int = 200
+    query_blocks: int = 4
+    upscale: int = 2
+
+    head_layers: ClassVar[tuple[str, ...]] = ('class_head',)
+    binding = (*vit.Model.binding, 'query_blocks')
+
+    def __post_init__(self) -> None:
+        check_counts(self, 'num_queries', 'query_blocks', 'upscale')
+        if self.query_blocks > self.depth:
+            raise UserError(f'query_blocks={self.query_blocks}: must be at most depth={self.depth}')
+        if self.scan or self.norm_place == 'post' or self.positions.startswith('relative'):
+            raise UserError(
+                "an EoMT has no scanned blocks, no norm_place 'post', and no relative positions"
+            )
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(  # type: ignore[override]  # no masked patches, no padding
+        self,
+        images: Float[Array, 'B H W C'],
+        train: bool = False,
+        *,
+        mask_probs: Float[Array, '*L'] | None = None,
+    ) -> dict[str, Float[Array, 'B ...']]:
+        """Segments of normalized images.
+
+        Args:
+          images: normalized.
+          train: whether dropout acts.
+          mask_probs: for each of the last blocks, or for all of them, the probability that a query
+            of an image attends only to patches within its own mask of the moment (section 3.3).
+            It may always attend to queries and to tokens that are no patches. None for no masks
+            and no intermediate predictions, as in inference.
+
+        Returns:
+          logits: [B Q num_classes + 1] in float32; the last class is "no segment".
+          masks: [B Q h w] in float32, logits of pixels; h and w are the numbers of rows and columns
+            of patches times 2^upscale.
+          aux_logits, aux_masks: [B L_2 Q ...], the same before each of the last blocks; only with
+            `mask_probs`.
+        """
+        dtype = jnp.dtype(self.dtype)
+        grid = patch_grid(images.shape[1], images.shape[2], self.patch_size)
+        prefix = self.prefix_tokens
+        next_key = functools.partial(self.make_rng, 'dropout') if train else None
+        encoder = Encoder(
+            functools.partial(
+                Block,
+                *(self.num_heads, self.mlp_dim, self.dropout, self.attention_dropout, self.gelu),
+                *(self.norm_eps, dtype, self.attention, block_options(self)),
+            ),
+            functools.partial(make_norm(self), self.norm_eps, dtype=dtype),
+            *(self.depth, self.drop_path, self.remat, self.final_norm, dtype),
+            name='encoder',
+        )
+        outputs = (self.num_classes or 0) + 1
+        class_head = _dense(outputs, dtype=jnp.float32, name='class_head')
+        mask_head = MaskMlp(self.gelu, dtype, name='mask_head')
+        enlarge = Upscaler(self.upscale, self.gelu, dtype, name='upscaler')
+
+        def predict(x: Array) -> dict[str, Array]:
+            x = encoder.normed(x)
+            queries, patches = x[:, prefix : prefix + self.num_queries], x[:, -math.prod(grid) :]
+            maps = enlarge(patches.reshape(len(x), *grid, -1))
+            masks = jnp.einsum(
+                'bqd,bhwd->bqhw', mask_head(queries), maps, preferred_element_type=jnp.float32
+            )
+            return {'logits': class_head(queries), 'masks': masks}
+
+        positions: Any = attention_positions(self, grid, next_key)[0]
+        first = self.depth - self.query_blocks
+        x = self._embed(images, None, train, dtype)
+        x = encoder(x, range(first), train, positions)
+        queries = self.param('query_embed', nn.initializers.normal(1.0), self._query_shape)
+        x = put_queries(x, queries, prefix)
+        positions = unmoved(positions, self.num_queries, prefix)
+        found = []
+        for i in range(self.query_blocks):
+            mask = None
+            if mask_probs is not None or self._shows_attention:
+                found.append(predict(x))
+                inside = resize_bilinear(found[-1]['masks'], grid) > 0
+                inside = inside.reshape(*inside.shape[:2], -1)
+                self.sow('intermediates', 'inside', inside)
+            if mask_probs is not None:
+                free = self._draw_free(jnp.broadcast_to(mask_probs, self.query_blocks)[i], len(x))
+                mask = query_mask(inside | free[..., None], prefix)
+            x = encoder(x, range(first + i, first + i + 1), train, positions, mask)
+        last = predict(x)
+        if mask_probs is None:
+            return last
+        aux = jax.tree.map(lambda *each: jnp.stack(each, axis=1), *found)
+        return last | {f'aux_{name}': array for name, array in aux.items()}
+
+    def example_keys(self, rows: int) -> Key[Array, ' B']:
+        """A key for each row from the random stream 'points', see `nn.stochastic.example_keys`."""
+        return example_keys(self.make_rng('points'), rows)
+
+    def attention_maps(
+        self, intermediates: Mapping[str, Any], images: Float[Array, 'B H W C']
+    ) -> list[AttentionMap]:
+        """Attention among tokens of the first blocks, `encoder/block_i`, and of the last ones,
+        `joint/block_i`, with queries after the class token and registers; and that of each query,
+        `queries/block_i/cross`, and limited to its mask of the moment, `masked/block_i/cross`.
+        """
+        grid = patch_grid(images.shape[1], images.shape[2], self.patch_size)
+        first = self.depth - self.query_blocks
+        maps = collect(intermediates, 'encoder', grid, grid)
+        rows, queries = slice(self.prefix_tokens, -math.prod(grid)), (self.num_queries,)
+        found: dict[str, list[AttentionMap]] = {'joint': [], 'masked': [], 'queries': []}
+        for i, inside in enumerate(intermediates['inside'], start=first):
+            weights = jnp.asarray(maps[i].weights)
+            found['joint'].append(AttentionMap(f'joint/block_{i}', weights, grid, grid))
+            free = weights[:, :, rows]
+            kept = free * query_mask(inside, self.prefix_tokens)[:, :, rows]
+            kept = kept / kept.sum(-1, keepdims=True)
+            for name, each in (('masked', kept), ('queries', free)):
+                found[name].append(AttentionMap(f'{name}/block_{i}/cross', each, queries, grid))
+        return [*maps[:first], *(each for maps in found.values() for each in maps)]
+
+    def collect_hidden_states(
+        self, kept: Mapping[str, Any], images: Float[Array, 'B H W C'], *others: Any
+    ) -> list[HiddenState]:
+        """The states of the encoder's layers, the last of which have queries before the patches."""
+        del others
+        grid = patch_grid(images.shape[1], images.shape[2], self.patch_size)
+        return [
+            HiddenState(name, x, grid, x.shape[1] - math.prod(grid), self.class_tokens)
+            for name, x in collect_blocks(kept, 'encoder')
+        ]
+
+    def layer_order(self) -> tuple[str, ...]:
+        """Patterns of the layers' parameters from the image to the block before the last, which
+        learns like the heads.
+        """
+        return super().layer_order()[:-1]
+
+    def transferable(self) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """Keywords of `config.model` for the encoder as a ViT, and the names of its parameters."""
+        defaults = {field.name: field.default for field in dataclasses.fields(vit.Model)}
+        fields = {key: getattr(self, key) for key in defaults if key not in _OTHER}
+        changed = {key: value for key, value in fields.items() if value != defaults[key]}
+        return {'name': 'vit', **changed}, ENCODER
+
+    @property
+    def _query_shape(self) -> tuple[int, int]:
+        return self.num_queries, self.width
+
+    @property
+    def _shows_attention(self) -> bool:
+        """Whether the call collects attention, for pictures."""
+        return not self.is_initializing() and self.is_mutable_collection('intermediates')
+
+    def _draw_free(self, prob: Float[Array, ''], rows: int) -> Bool[Array, 'B Q']:
+        """The queries that attend to all patches, each with probability 1 - `prob`."""
+
+        def draw(key: Array) -> Array:
+            return jax.random.uniform(key, (self.num_queries,)) >= prob
+
+        return jax.vmap(draw)(example_keys(self.make_rng('mask'), rows))
+
+
+# Fields of a ViT that are not those of the encoder.
+_OTHER = ('num_classes', 'parent', 'name')
+
+
+class Encoder(nn.Module):
+    """Blocks `block_0`, `block_1`, ..., and the norm `norm`, named as in `nn.blocks.Encoder`."""
+
+    make_block: Any
+    make_norm: Any
+    depth: int
+    drop_path: float
+    remat: bool | str
+    final_norm: bool
+    dtype: Any
+
+    def setup(self) -> None:
+        self.block = [self.make_block() for _ in range(self.depth)]
+        if self.final_norm:
+            self.norm = self.make_norm()
+
+    def __call__(
+        self,
+        x: Float[Array, 'B N D'],
+        blocks: Sequence[int],
+        train: bool,
+        positions: Rotary | None = None,
+        mask: Bool[Array, 'B 1 N N'] | None = None,
+    ) -> Float[Array, 'B N D']:
+        """The tokens after the blocks of these numbers."""
+
+        def apply(block: nn.Module, x: Array, positions: Any, mask: Any, rate: float) -> Array:
+            return block(x, train, rate, None, positions, mask)
+
+        for i in blocks:
+            rate = self.drop_path * i / max(self.depth - 1, 1)
+            run = recomputed(functools.partial(apply, rate=rate), self.remat)
+            x = run(self.block[i], x, positions, mask)
+        return x
+
+    def normed(self, x: Float[Array, 'B N D']) -> Float[Array, 'B N D']:
+        """The tokens after the final norm, if there is one, in the computation dtype."""
+        return self.norm(x) if self.final_norm else x.astype(self.dtype)
+
+
+class MaskMlp(nn.Module):
+    """Three dense layers of the tokens' width, `fc1` to `fc3`."""
+
+    gelu: str
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Float[Array, 'B Q D']) -> Float[Array, 'B Q D']:
+        for i in (1, 2):
+            x = GELUS[self.gelu](_dense(x.shape[-1], dtype=self.dtype, name=f'fc{i}')(x))
+        return _dense(x.shape[-1], dtype=self.dtype, name='fc3')(x)
+
+
+class Upscaler(nn.Module):
+    """Steps `step_0`, `step_1`, ... that double the sides of a map (appendix A)."""
+
+    steps: int
+    gelu: str
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Float[Array, 'B h w D']) -> Float[Array, 'B H W D']:
+        for i in range(self.steps):
+            x = Doubling(self.gelu, self.dtype, name=f'step_{i}')(x)
+        return x
+
+
+class Doubling(nn.Module):
+    """A transposed convolution of 2 x 2, GELU, a depthwise convolution of 3 x 3, layer norm."""
+
+    gelu: str
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Float[Array, 'B h w D']) -> Float[Array, 'B H W D']:
+        batch, height, width, channels = x.shape
+        # A pixel becomes four, each by a dense layer of its own. PyTorch's initializer takes the
+        # outputs for inputs.
+        kernel = self.param('kernel', _transposed, (2, 2, channels, channels))
+        bias = self.param('bias', nn.initializers.zeros, (channels,))
+        x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=self.dtype)
+        x = jnp.einsum('bhwc,ijco->bhiwjo', x, kernel)
+        x = x.reshape(batch, 2 * height, 2 * width, channels) + bias
+        x = nn.Conv(
+            channels,
+            (3, 3),
+            feature_group_count=channels,
+            use_bias=False,
+            kernel_init=_uniform,
+            dtype=self.dtype,
+            name='depthwise',
+        )(GELUS[self.gelu](x))
+        return LayerNorm(1e-6, dtype=self.dtype, name='norm')(x)
+
+
+_transposed = nn.initializers.variance_scaling(1 / 3, 'fan_out', 'uniform')
+
+
+def put_queries(
+    x: Float[Array, 'B N D'], queries: Float[Array, 'Q D'], prefix: int
+) -> Float[Array, 'B M D']:
+    """The tokens with queries after the first `prefix` ones; blocks do not depend on the order."""
+    each = jnp.broadcast_to(queries.astype(x.dtype), (len(x), *queries.shape))
+    return jnp.concatenate([x[:, :prefix], each, x[:, prefix:]], axis=1)
+
+
+def unmoved(positions: Rotary | None, count: int, prefix: int) -> Rotary | None:
+    """Rotary positions with `count` more tokens after the first `prefix`, which are not rotated."""
+    if positions is None:
+        return None
+
+    def put(table: Array, value: float) -> Array:
+        more = jnp.full((*table.shape[:-2], count, table.shape[-1]), value, table.dtype)
+        parts = [table[..., :prefix, :], more, table[..., prefix:, :]]
+        return jnp.concatenate(parts, axis=-2)
+
+    return Rotary(put(positions.cos, 1.0), put(positions.sin, 0.0), positions.neighbors)
+
+
+def query_mask(inside: Bool[Array, 'B Q N'], prefix: int) -> Bool[Array, 'B 1 M M']:
+    """True where a token may attend: queries to patches in `inside`, everything else to all.
+
+    Args:
+      inside: of each query, the patches that it may attend to.
+      prefix: number of tokens before the queries.
+    """
+    batch, queries, patches = inside.shape
+    tokens = prefix + queries + patches
+    mask = jnp.ones((batch, 1, tokens, tokens), bool)
+    return mask.at[:, 0, prefix : prefix + queries, prefix + queries :].set(inside)

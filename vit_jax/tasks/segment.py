@@ -1,0 +1,411 @@
+"""Segmentation by masks with classes: each segment is matched with one query.
+
+The losses of Mask2Former (Cheng et al., 2022, arXiv:2112.01527, section 3.3) for EoMT (Kerssies et
+al., 2025, arXiv:2503.19108, section 3.3 and appendix A).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from vit_jax.array_types import Bool, Float, Int, Key, Shaped
+from vit_jax.errors import UserError, check_choice
+from vit_jax.ops import masks as mask_ops
+from vit_jax.ops import sequences
+from vit_jax.ops.boxes import match
+from vit_jax.ops.masks import resize_bilinear
+from vit_jax.ops.panoptic import VOID
+from vit_jax.ops.sequences import Normalization
+from vit_jax.ops.terms import Term
+from vit_jax.tasks import base
+from vit_jax.tasks.base import Apply, Batch, Sums
+from vit_jax.tasks.detect import class_sums, pixel_mask
+
+KINDS = ('panoptic', 'instance', 'semantic')
+
+
+class Targets(NamedTuple):
+    """The segments of a batch.
+
+    Attributes:
+      labels: classes; arbitrary in rows without a segment.
+      real: true for rows with a segment to find.
+      segments: 1 + the row of the segment that a pixel belongs to; 0 for none, VOID for unknown.
+      counts: true for pixels that count in the loss; None if all do.
+    """
+
+    labels: Int[Array, 'B N']
+    real: Bool[Array, 'B N']
+    segments: Int[Array, 'B H W']
+    counts: Bool[Array, 'B H W'] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Task(base.Task):
+    """Masks and classes of the segments of an image.
+
+    Attributes:
+      kind: what `predict` makes of them: 'panoptic', 'instance' or 'semantic' segmentation.
+      points: number of points of an image at which masks are compared: 12,544 in the papers.
+      oversample: how many times as many random points the uncertain ones are chosen from.
+      importance: share of the points of the loss that are chosen as uncertain.
+      none_weight: weight of a query without segment in the mean over queries.
+      class_weight, mask_weight, dice_weight: weights of cross entropy, binary cross entropy of
+        masks and dice loss, in the loss and in the cost of matching a segment with a query.
+      anneal_start, anneal_end: for each of the model's last blocks, the steps between which the
+        probability of masked attention falls from 1 to 0; empty for no masked attention.
+      anneal_power: of this polynomial.
+      count_void: whether pixels without a label, and padding, count as being outside of all masks,
+        as in the authors' code; otherwise they have no loss.
+      stuff: the classes with at most one segment in an image, such as sky.
+      instances: largest number of instances of an image, of pairs of a query and a class; 0 for the
+        best class of each query.
+      mean, std: of each channel of the images that the model was trained on, in [0, 1].
+    """
+
+    kind: str = 'panoptic'
+    points: int = 12544
+    oversample: float = 3.0
+    importance: float = 0.75
+    none_weight: float = 0.1
+    class_weight: float = 2.0
+    mask_weight: float = 5.0
+    dice_weight: float = 5.0
+    anneal_start: tuple[int, ...] = ()
+    anneal_end: tuple[int, ...] = ()
+    anneal_power: float = 0.9
+    count_void: bool = True
+    stuff: tuple[int, ...] = ()
+    instances: int = 100
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+
+    rngs = ('dropout', 'mask', 'points')
+    headline = ('loss', 'accuracy')
+    inert = (*base.Task.inert, 'points', 'anneal_start', 'anneal_end', 'anneal_power')
+
+    def __post_init__(self) -> None:
+        check_choice('config.task.kind', self.kind, KINDS)
+        for field in dataclasses.fields(self):
+            if field.name.endswith('_weight'):
+                self.require(field.name, getattr(self, field.name) >= 0, 'at least 0')
+        self.require('points', self.points >= 1, 'at least 1')
+        self.require('oversample', self.oversample >= 1, 'at least 1')
+        self.require('importance', 0 <= self.importance <= 1, 'in [0, 1]')
+        self.require('instances', self.instances >= 0, 'at least 0')
+        self.require('anneal_power', self.anneal_power > 0, 'positive')
+        self.require('std', min(self.std) > 0, 'positive')
+        valid = len(self.anneal_start) == len(self.anneal_end) and all(
+            0 <= a < b for a, b in zip(self.anneal_start, self.anneal_end, strict=True)
+        )
+        self.require('anneal_end', valid, f'as many steps as {self.anneal_start}, each later')
+
+    @property
+    def normalization(self) -> Normalization:
+        return self.mean, self.std
+
+    def inputs(self, batch: Batch) -> tuple[Float[Array, 'B H W C']]:
+        """Normalized images; padding is black."""
+        return (sequences.standardize(batch['image'], self.mean, self.std),)
+
+    def outputs(self, apply: Apply, batch: Batch) -> dict[str, Any]:
+        """The model's outputs, in training also before the last blocks, with attention masked as
+        the step demands.
+
+        Returns:
+          logits, masks, and in training aux_logits, aux_masks: see `models.eomt`.
+          keys: uint32 [B 2], data of the keys of each image's random points.
+        """
+        probs: dict[str, Any] = {}
+        if apply.train:
+            probs['mask_probs'] = self.mask_probs(apply.step)
+        outputs = apply(*self.inputs(batch), **probs)
+        keys = apply(len(batch['image']), method='example_keys')
+        return {**outputs, 'keys': jax.random.key_data(keys)}
+
+    def mask_probs(self, step: Int[Array, '']) -> Float[Array, '*L']:
+        """The probability of masked attention in each of the last blocks after so many steps."""
+        if not self.anneal_start:
+            return jnp.zeros(())
+        start, end = (jnp.array(x, jnp.float32) for x in (self.anneal_start, self.anneal_end))
+        progress = (step - start) / (end - start)
+        return (1 - progress.clip(0, 1)) ** self.anneal_power
+
+    def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
+        """Class, mask and dice losses of the last prediction, and of all predictions before it.
+
+        Class losses are divided by the sum of the weights of the queries, those of masks by the
+        number of segments. Metrics are `accuracy`, over the classes of matched segments, and
+        `unmatched`, the share of segments left without a query.
+        """
+        sums = {
+            name: x.sum(0) for name, x in self._sums(outputs, make_targets(self, batch)).items()
+        }
+        terms: dict[str, Term] = {}
+        for prefix, part in (('', slice(-1, None)), ('aux_', slice(0, -1))):
+            for name, over in (('class', 'weight'), ('mask', 'objects'), ('dice', 'objects')):
+                if len(losses := sums[name][part]):
+                    weight = getattr(self, f'{name}_weight')
+                    terms[f'{prefix}{name}'] = Term(losses.sum(), sums[over], weight)
+        return {
+            **terms,
+            'accuracy': Term(sums['correct'][-1], sums['objects'], 0.0),
+            'unmatched': Term(sums['unmatched'], sums['objects'], 0.0),
+        }
+
+    def evaluate(self, apply: Apply, batch: Batch) -> Sums:
+        """The terms of `loss` for the last prediction, and `loss`: the mean of the losses of
+        images, each with its own normalizers, so that it does not depend on the batches.
+        """
+        examples = self.mask(batch)
+        found = self._sums(self.outputs(apply, batch), make_targets(self, batch))
+        found = {name: (x.T * examples).T for name, x in found.items()}
+        last = {name: found[name][:, -1] for name in ('class', 'mask', 'dice', 'correct')}
+        weight, objects = (jnp.where(n > 0, n, 1) for n in (found['weight'], found['objects']))
+        masks = self.mask_weight * last['mask'] + self.dice_weight * last['dice']
+        loss = self.class_weight * last['class'] / weight + masks / objects
+        count = found['objects'].sum()
+        return {
+            'loss': (loss.sum(), examples.sum()),
+            'class': (last['class'].sum(), found['weight'].sum()),
+            'mask': (last['mask'].sum(), count),
+            'dice': (last['dice'].sum(), count),
+            'accuracy': (last['correct'].sum(), count),
+            'unmatched': (found['unmatched'].sum(), count),
+        }
+
+    def predict(self, apply: Apply, batch: Batch) -> dict[str, Array]:
+        """Predictions of the task's `kind`.
+
+        Returns, for panoptic and instance segmentation:
+          scores: [B K], the probability of the class. Panoptic: of each query, 0 where "no segment"
+            is more probable. Instance: the `instances` most probable pairs of query and class; to
+            be multiplied by the mean probability within the mask.
+          labels: int32 [B K].
+          queries: int32 [B K], the row of `masks`; only of instances.
+          things: bool [B K], whether the class is a thing, not stuff; only of panoptic ones.
+          masks: [B Q h w], logits of the pixels of the padded image.
+          frame, size: int32 [B 2], height and width in pixels of the padded and of the real image.
+        Returns, for semantic segmentation:
+          segmentation: int32 [B H W], the class of each pixel of the padded image.
+          size: as above.
+        """
+        outputs = apply(*self.inputs(batch))
+        real = pixel_mask(batch)
+        size = jnp.stack([real[:, :, 0].sum(-1), real[:, 0].sum(-1)], -1).astype(jnp.int32)
+        if self.kind == 'semantic':
+            scores = class_scores(outputs, (real.shape[1], real.shape[2]))
+            return {'segmentation': scores.argmax(1).astype(jnp.int32), 'size': size}
+        frame = jnp.broadcast_to(jnp.array(real.shape[1:], jnp.int32), (len(real), 2))
+        choose = self._best_classes if self.kind == 'panoptic' else self._instances
+        return {
+            **choose(jax.nn.softmax(outputs['logits'])),
+            'masks': outputs['masks'],
+            'frame': frame,
+            'size': size,
+        }
+
+    def _best_classes(self, probs: Float[Array, 'B Q C']) -> dict[str, Array]:
+        labels = probs[..., :-1].argmax(-1).astype(jnp.int32)
+        none = probs.argmax(-1) == probs.shape[-1] - 1
+        return {
+            'scores': jnp.where(none, 0, probs[..., :-1].max(-1)),
+            'labels': labels,
+            'things': ~jnp.isin(labels, jnp.array(self.stuff, jnp.int32)),
+        }
+
+    def _instances(self, probs: Float[Array, 'B Q C']) -> dict[str, Array]:
+        batch, queries, classes = probs[..., :-1].shape
+        if not self.instances:
+            best = probs[..., :-1]
+            every = jnp.broadcast_to(jnp.arange(queries, dtype=jnp.int32), (batch, queries))
+            labels = best.argmax(-1).astype(jnp.int32)
+            return {'scores': best.max(-1), 'labels': labels, 'queries': every}
+        pairs = probs[..., :-1].reshape(batch, -1)
+        scores, places = jax.lax.top_k(pairs, min(self.instances, pairs.shape[-1]))
+        places = places.astype(jnp.int32)
+        return {'scores': scores, 'labels': places % classes, 'queries': places // classes}
+
+    def match(
+        self, outputs: dict, targets: Targets, points: Float[Array, 'B L P 2']
+    ) -> Int[Array, 'B L N']:
+        """The query of each segment in each prediction, the last one last; -1 for none."""
+        logits, masks = all_predictions(outputs)
+        real = jnp.broadcast_to(targets.real[:, None], (*logits.shape[:2], targets.real.shape[1]))
+        return match(self.cost(logits, masks, targets, points), real)
+
+    def cost(
+        self,
+        logits: Float[Array, 'B L Q C'],
+        masks: Float[Array, 'B L Q h w'],
+        targets: Targets,
+        points: Float[Array, 'B L P 2'],
+    ) -> Float[Array, 'B L N Q']:
+        """The cost of matching a segment with a query, masks compared at `points`."""
+        numbers = jnp.arange(1, targets.labels.shape[1] + 1)
+        wanted = jax.vmap(numbered, (0, 0, None))(targets.segments, points, numbers)
+        counts = jax.vmap(counted)(targets.counts, points)[..., None, :]
+        found = mask_ops.sample(masks, points)
+        labels = jnp.broadcast_to(
+            targets.labels[:, None, None], (*wanted.shape[:2], 1, len(numbers))
+        )
+        probs = jnp.take_along_axis(jax.nn.softmax(logits), labels, axis=-1).swapaxes(-1, -2)
+
+        def shared(x: Array) -> Array:
+            return jnp.einsum('blnp,blqp->blnq', wanted, x * counts)
+
+        def area(x: Array) -> Array:
+            return (x * counts).sum(-1)
+
+        inside = jax.nn.sigmoid(found)
+        number = counts.sum(-1).clip(1)[..., None]
+        entropy = (area(jax.nn.softplus(found))[..., None, :] - shared(found)) / number
+        sizes = area(inside)[..., None, :] + area(wanted)[..., None]
+        dice = 1 - (2 * shared(inside) + 1) / (sizes + 1)
+        return self.mask_weight * entropy - self.class_weight * probs + self.dice_weight * dice
+
+    def _sums(self, outputs: dict, targets: Targets) -> dict[str, Float[Array, 'B *L']]:
+        """Sums over each image: `class`, `mask`, `dice` and `correct` of all L predictions, the
+        last one last; and the counts `weight`, `objects` and `unmatched`.
+        """
+        logits, masks = all_predictions(outputs)
+        keys = prediction_keys(outputs['keys'], logits.shape[1])
+        draw = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (self.points, 2))))
+        places = self.match(outputs, targets, draw(keys[:, :, 0]))
+        labels = jnp.broadcast_to(targets.labels[:, None], places.shape)
+
+        def losses(prediction: tuple[Array, Array, Array]) -> dict[str, Array]:
+            return jax.vmap(self._mask_losses)(*prediction, targets.segments, targets.counts)
+
+        # One prediction after the other, since each takes a lot of memory.
+        turns = (masks, places, keys[:, :, 1])
+        per_mask = jax.lax.map(losses, jax.tree.map(lambda x: x.swapaxes(0, 1), turns))
+        # The optimal matching has min(objects, queries) pairs, so counts depend on the batch alone.
+        queries, objects = logits.shape[-2], targets.real.sum(-1)
+        most = jnp.minimum(objects, queries)
+        return {
+            **class_sums(logits, labels, places, self.none_weight),
+            **{name: x.swapaxes(0, 1) for name, x in per_mask.items()},
+            'weight': most + self.none_weight * (queries - most),
+            'objects': objects.astype(jnp.float32),
+            'unmatched': (objects - most).astype(jnp.float32),
+        }
+
+    def _mask_losses(
+        self,
+        masks: Float[Array, 'Q h w'],
+        places: Int[Array, ' N'],
+        key: Key[Array, ''],
+        segments: Int[Array, 'H W'],
+        counts: Bool[Array, 'H W'] | None,
+    ) -> dict[str, Float[Array, '']]:
+        """`mask` and `dice` of the matched masks of one image, summed."""
+        found = masks[places.clip(0)]
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(places)))
+        draw = functools.partial(
+            mask_ops.uncertain_points,
+            count=self.points,
+            oversample=self.oversample,
+            importance=self.importance,
+        )
+        points = jax.vmap(draw)(keys, jax.lax.stop_gradient(found))
+        logits = mask_ops.sample(found[:, None], points)[:, 0]
+        numbers = jnp.arange(1, len(places) + 1)
+        wanted = jax.vmap(numbered, (None, 0, 0))(segments, points, numbers[:, None])[:, 0]
+        weights = counted(counts, points)
+        entropy = (jax.nn.softplus(logits) - logits * wanted) * weights
+        probs, wanted = jax.nn.sigmoid(logits) * weights, wanted * weights
+        sizes = probs.sum(-1) + wanted.sum(-1)
+        dice = 1 - (2 * (probs * wanted).sum(-1) + 1) / (sizes + 1)
+        losses = {'mask': entropy.sum(-1) / weights.sum(-1).clip(1), 'dice': dice}
+        return {name: (x * (places >= 0)).sum() for name, x in losses.items()}
+
+
+def make_targets(task: Task, batch: Batch) -> Targets:
+    """The segments to find, without padding, crowds, and segments that no pixel belongs to.
+
+    Raises:
+      UserError: if the batch has no numbered and padded segments.
+    """
+    if missing := [name for name in ('segments', 'labels', 'object_mask') if name not in batch]:
+        raise UserError(
+            f'segmentation needs {missing[0]!r}, the data have {", ".join(batch)}: take a source '
+            "with masks, and let the transforms end in 'number_masks|pad_objects(100)'"
+        )
+    segments, real = batch['segments'], batch['object_mask']
+    if 'crowd' in batch:
+        real &= ~batch['crowd'].astype(bool)
+
+    def seen(segments: Array) -> Array:
+        empty = jnp.zeros(real.shape[1] + 1, bool)
+        return empty.at[jnp.maximum(segments, 0).reshape(-1)].set(True, mode='drop')[1:]
+
+    real &= jax.vmap(seen)(segments)
+    counts = None if task.count_void else (segments != VOID) & pixel_mask(batch)
+    return Targets(batch['labels'], real, segments, counts)
+
+
+def all_predictions(outputs: dict) -> tuple[Float[Array, 'B L Q C'], Float[Array, 'B L Q h w']]:
+    """Logits and masks of all predictions, the last one last."""
+    last = outputs['logits'][:, None], outputs['masks'][:, None]
+    if 'aux_logits' not in outputs:
+        return last
+    logits = jnp.concatenate([outputs['aux_logits'], last[0]], axis=1)
+    return logits, jnp.concatenate([outputs['aux_masks'], last[1]], axis=1)
+
+
+def prediction_keys(data: Shaped[Array, 'B 2'], count: int) -> Key[Array, 'B L 2']:
+    """Two keys for each of `count` predictions of an image: of the points of the cost, and of the
+    loss.
+    """
+
+    def split(key: Array, number: Array) -> Array:
+        return jax.random.split(jax.random.fold_in(key, number))
+
+    each = jax.vmap(jax.vmap(split, (None, 0)), (0, None))
+    return each(jax.random.wrap_key_data(data), jnp.arange(count))
+
+
+def numbered(
+    segments: Int[Array, 'H W'], points: Float[Array, '*B P 2'], numbers: Int[Array, ' K']
+) -> Float[Array, '*B K P']:
+    """Bilinear interpolation of the masks of segments, without making the masks.
+
+    Args:
+      segments: the number of the segment of each pixel.
+      points: see `ops.masks.corners`.
+      numbers: of the segments to sample.
+    """
+    at = mask_ops.corners(points, segments.shape)
+    same = segments.reshape(-1)[at.pixel][..., None, :, :] == numbers[:, None, None]
+    return (same * at.weight[..., None, :, :]).sum(-1)
+
+
+def counted(
+    counts: Bool[Array, 'H W'] | None, points: Float[Array, '*B P 2']
+) -> Float[Array, '*B P']:
+    """1 for points on pixels that count, else 0; all ones if `counts` is None."""
+    if counts is None:
+        return jnp.ones(points.shape[:-1])
+    size = jnp.array(counts.shape[::-1])
+    x, y = jnp.moveaxis(jnp.minimum((points * size).astype(jnp.int32), size - 1), -1, 0)
+    return counts[y, x].astype(jnp.float32)
+
+
+def class_scores(outputs: dict, size: tuple[int, int]) -> Float[Array, 'B C H W']:
+    """The score of each class in each pixel: the sum over queries of the class's probability times
+    the mask's (MaskFormer, Cheng et al., 2021, arXiv:2107.06278, section 3.4).
+
+    Args:
+      outputs: of the model.
+      size: height and width in pixels of the model's images.
+    """
+    classes = jax.nn.softmax(outputs['logits'])[..., :-1]
+    inside = jax.nn.sigmoid(resize_bilinear(outputs['masks'], size))
+    return jnp.einsum('bqc,bqhw->bchw', classes, inside)
