@@ -7,6 +7,7 @@ from PIL import Image
 from vit_jax.data.records import BrokenRecord, UnknownSplit
 from vit_jax.data.sources import masks, open_source
 from vit_jax.errors import UserError
+from vit_jax.inference import fine_tune
 
 IDS = np.array([[0, 2, 2, 1], [0, 2, 255, 255], [0, 0, 0, 0]])
 
@@ -39,6 +40,7 @@ def test_a_segment_for_each_class_that_is_present(tmp_path):
     assert record['image'].shape == (3, 4, 3) and record['segments'].dtype == np.int16
     np.testing.assert_array_equal(record['segments'], [[1, 3, 3, 2], [1, 3, -1, -1], [1, 1, 1, 1]])
     assert record['labels'].tolist() == [0, 1, 2]
+    assert fine_tune.source_splits(f'masks:{tmp_path}') == ('train[:80%]', 'train[80%:]')
     found = source.annotations(0)
     assert found.pop('size') == (3, 4) and found.keys() == record.keys() - {'image'}
 
@@ -70,6 +72,7 @@ def test_splits_are_folders_on_either_side(tmp_path):
     (tmp_path / 'b' / 'classes.txt').write_text('x\ny\nz')
     assert len(open_source(f'masks:{tmp_path / "b"}', 'val')) == 2
     assert len(open_source(f'masks:{tmp_path / "b"}', 'train[:50%]')) == 1
+    assert fine_tune.source_splits(f'masks:{tmp_path / "b"}') == ('train', 'val')
     with pytest.raises(UserError, match="slice it without 'per class'"):
         open_source(f'masks:{tmp_path / "b"}', 'train[:50% per class]')
 

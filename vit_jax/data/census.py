@@ -88,16 +88,23 @@ class Known:
       classes: number of classes.
       splits: {name: number of examples}.
       size: height and width in pixels of all images; None if they differ.
-      boxes: whether images have objects, instead of one class each.
+      fields: of objects, such as 'boxes'; none if images have one class each.
+      stuff: the classes with at most one segment in an image.
     """
 
     classes: int
     splits: dict[str, int]
     size: tuple[int, int] | None = None
-    boxes: bool = False
+    fields: tuple[str, ...] = ()
+    stuff: tuple[int, ...] = ()
 
 
-# The numbers of TFDS; imagenet21k is the release of fall 2011, which is not in TFDS.
+COCO = {'train2017': 118_287, 'val2017': 5_000}
+ADE20K = {'training': 20_210, 'validation': 2_000}
+CITYSCAPES = {'train': 2_975, 'val': 500, 'test': 1_525}
+BOXES, MASKS = ('boxes', 'crowd'), ('boxes', 'masks', 'crowd')
+# The numbers of TFDS; imagenet21k is the release of fall 2011, which is not in TFDS. Data sets of
+# objects have the name of their source before their own.
 DATASETS = {
     'imagenet2012': Known(1000, {'train': 1_281_167, 'validation': 50_000}),
     'imagenet21k': Known(21_843, {'train': 14_197_122}),
@@ -105,15 +112,21 @@ DATASETS = {
     'cifar100': Known(100, {'train': 50_000, 'test': 10_000}, (32, 32)),
     'oxford_iiit_pet': Known(37, {'train': 3_680, 'test': 3_669}),
     'oxford_flowers102': Known(102, {'train': 1_020, 'validation': 1_020, 'test': 6_149}),
-    'coco': Known(80, {'train2017': 118_287, 'val2017': 5_000}, boxes=True),
+    'coco:coco': Known(80, COCO, fields=BOXES),
+    'coco_masks:coco': Known(80, COCO, fields=MASKS),
+    'panoptic:coco': Known(133, COCO, fields=MASKS, stuff=tuple(range(80, 133))),
+    'masks:ADEChallengeData2016': Known(150, ADE20K, fields=('segments',), stuff=tuple(range(150))),
+    'masks:cityscapes': Known(
+        19, CITYSCAPES, (1024, 2048), fields=('segments',), stuff=tuple(range(19))
+    ),
 }
 
 
 def open_source(name: str, split: str) -> Subset:
     """Open a source like `sources.open_source`, or black images that stand in for a known data set.
 
-    Known are `tfds:NAME` of DATASETS, and `folder:PATH/NAME` or `coco:PATH/coco` if that folder
-    does not exist.
+    Known are `tfds:NAME` of DATASETS, and, if the folder does not exist, `folder:PATH/NAME`,
+    `coco:PATH/coco` and others with the name of their source.
 
     Raises:
       UserError: as `sources.open_source`.
@@ -122,9 +135,10 @@ def open_source(name: str, split: str) -> Subset:
     if kind == 'tfds':
         dataset = re.split('[/:]', path)[0]
     else:
-        absent = kind in ('folder', 'coco') and not pathlib.Path(path).expanduser().is_dir()
-        dataset = pathlib.Path(path).name if absent else ''
-    if dataset not in DATASETS or DATASETS[dataset].boxes != (kind == 'coco'):
+        folder = pathlib.Path(path).expanduser()
+        dataset = '' if folder.is_dir() else folder.name
+        dataset = dataset if kind == 'folder' else f'{kind}:{dataset}'
+    if dataset not in DATASETS:
         return sources.open_source(name, split)
     return _select(dataset, name, split)
 
@@ -141,7 +155,8 @@ class _StandIn:
         if split not in known.splits:
             raise UserError(f'source {name}: ' + nearest('split', split, known.splits))
         self._known, self._length = known, known.splits[split]
-        self.info = SourceInfo(known.classes, tuple(map(str, range(known.classes))))
+        names = tuple(map(str, range(known.classes)))
+        self.info = SourceInfo(known.classes, names, stuff=known.stuff)
 
     def __len__(self) -> int:
         return self._length
@@ -149,10 +164,18 @@ class _StandIn:
     def __getitem__(self, index: int, /) -> Record:
         image = np.zeros((*(self._known.size or ANY), 3), np.uint8)
         label = index % self._known.classes
-        if not self._known.boxes:
+        if not self._known.fields:
             return {'image': image, 'label': label}
-        boxes, labels = np.array([[0, 0, 8, 8]], np.float32), np.array([label], np.int32)
-        return {'image': image, 'boxes': boxes, 'labels': labels, 'crowd': np.zeros(1, bool)}
+        mask = np.zeros(image.shape[:2], bool)
+        mask[:8, :8] = True
+        values = {
+            'boxes': np.array([[0, 0, 8, 8]], np.float32),
+            'masks': mask[None],
+            'crowd': np.zeros(1, bool),
+            'segments': mask.astype(np.int16),
+        }
+        found = {name: values[name] for name in self._known.fields}
+        return {'image': image, **found, 'labels': np.array([label], np.int32)}
 
     def labels(self) -> np.ndarray:
         # Two bytes a label are sorted much faster than eight.
