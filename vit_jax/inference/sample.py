@@ -23,6 +23,7 @@ from vit_jax.interop import files
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.runtime import mesh, sharding
 from vit_jax.storage import paths
+from vit_jax.tasks import image_to_image
 from vit_jax.tasks.generate import NO_CLASS, Task
 
 BATCH_SIZE = 64
@@ -93,6 +94,8 @@ def check_task(trained: TrainedModel) -> None:
             f'{trained.path} is a run of the task {trained.config.task.name!r}, which makes no '
             "images: give a run of 'generate'"
         )
+    if isinstance(trained.task, image_to_image.Task):
+        raise UserError(f'{trained.path} makes images of given ones: name their files to predict')
 
 
 def check_classes(classes: Sequence[int], trained: TrainedModel) -> Sequence[int]:

@@ -126,6 +126,7 @@ class Model(base.Model):
         images: Float[Array, 'B H W C'],
         time: Float[Array, ' B'],
         labels: Int[Array, ' B'],
+        given: Float[Array, 'B H W c'] | None = None,
         train: bool = False,
     ) -> dict[str, Float[Array, 'B H W C']]:
         """Predict from noisy images: the image, the noise, or the velocity, as it is trained to.
@@ -134,6 +135,8 @@ class Model(base.Model):
           images: z = t x + (1 - t) e.
           time: t, from 0 for noise to 1 for images.
           labels: classes; -1 for none, as for guidance (arXiv:2207.12598).
+          given: further channels of the input, which are not predicted, such as gray images to be
+            colorized (arXiv:2111.05826); None for none.
           train: whether dropout acts.
 
         Returns:
@@ -143,7 +146,8 @@ class Model(base.Model):
         grid, dtype = patch_grid(height, width, self.patch_size), jnp.dtype(self.dtype)
         label = self._embed_labels(labels)
         condition = nn.silu(TimeEmbed(self.width, name='time_embed')(time) + label)
-        x = PatchEmbed(self.patch_size, self.bottleneck, dtype, False, name='patch_embed')(images)
+        seen = images if given is None else jnp.concatenate([images, given], axis=-1)
+        x = PatchEmbed(self.patch_size, self.bottleneck, dtype, False, name='patch_embed')(seen)
         x = Dense(self.width, dtype=dtype, name='embed')(x)
         table = sincos2d(*grid, self.width, endpoint=False)
         x = x.astype(self.residual_dtype or dtype) + table.astype(self.residual_dtype or dtype)

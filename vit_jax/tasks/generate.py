@@ -93,8 +93,8 @@ class Task(base.Task):
         low, high = self.interval
         self.require('interval', 0 <= low < high <= 1, 'two increasing times from 0 to 1')
 
-    def inputs(self, batch: Batch) -> tuple[Images, Times, Int[Array, ' B']]:
-        """Images without noise, their time 1, and their classes; -1 where there is none."""
+    def inputs(self, batch: Batch) -> tuple[Array, ...]:
+        """Images [B H W C] without noise, their time 1 [B], and classes [B]; -1 for none."""
         images = sequences.to_range(batch['image'], self.value_range)
         return images, jnp.ones(len(images)), self._labels(batch)
 
@@ -104,7 +104,7 @@ class Task(base.Task):
         The batch may hold the `time` [B] of its examples, and their `noise` [B H W C] before
         scaling; by default both are drawn from the random stream 'noise'.
         """
-        images, _, labels = self.inputs(batch)
+        images, _, labels, *_ = self.inputs(batch)
         time, noise, coin = self._draw(apply, images)
         time, noise = batch.get('time', time), batch.get('noise', noise) * self.noise_scale
         if apply.train:
@@ -131,7 +131,7 @@ class Task(base.Task):
           samples: bytes [B S H W C].
           image: the example, bytes [B H W C].
         """
-        images, _, labels = self.inputs(batch)
+        images, _, labels, *_ = self.inputs(batch)
         rows = len(images)
         noise = self.noise(apply, rows * self.samples, images.shape[1:])
         made = self.generate(apply, noise, jnp.repeat(labels, self.samples)).images
