@@ -1,5 +1,7 @@
 """Tables: groups, hold-outs that are never fitted to, and published curves."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
@@ -47,7 +49,8 @@ def test_one_curve_a_group():
 def test_what_is_held_out_has_no_part_in_the_fit(options):
     honest, spoilt = (table.fit_curves(rows(s), ask(**options)) for s in (1.0, 3.0))
     for a, b in zip(honest, spoilt, strict=True):
-        assert a.fit.params == b.fit.params
+        assert a.tested.params == b.tested.params
+        assert a.fit.params != b.fit.params or 'frontier' in options
     if 'frontier' not in options:
         assert spoilt[0].holdout_rmse == pytest.approx(np.log(3), rel=1e-2)
 
@@ -76,8 +79,8 @@ def test_rows_with_gaps_are_left_out_and_short_curves_named():
     options = ask()
     last = summarize(table.fit_curves(made, options), options)['curves'][-1]
     assert last['params'] is None
-    assert last['warnings'][0].startswith('0 points cannot determine')
-    assert last['warnings'][0].endswith('(1 held out)')
+    assert last['warnings'][0].startswith('1 points cannot determine')
+    assert last['notes'] == ['left out: line 51: has no x']
 
 
 @pytest.mark.parametrize(('points', 'form'), [(3, 'power'), (4, 'irreducible'), (5, 'shifted')])
@@ -134,7 +137,7 @@ def test_a_frontier_is_drawn_over_all_runs_with_a_star_at_the_target():
     options = ask(by=(), form='irreducible', frontier=True, bootstrap=5)
     (curve,) = table.fit_curves(rows(), options)
     assert len(curve.beaten) + len(curve.y) == len(rows())
-    axes = plots.draw_curves([curve], options, target=1e10).axes[0]
+    axes = plots.draw_curves([curve], dataclasses.replace(options, target=1e10)).axes[0]
     (star,) = [line for line in axes.lines if line.get_marker() == '*']
     assert star.get_ydata() == pytest.approx(curve.fit.predict(np.array([1e10])))
     assert any('irreducible' in text.get_text() for text in axes.texts)
@@ -163,7 +166,7 @@ def test_a_floor_far_below_the_prediction_is_not_drawn(floor, drawn):
     options = ask(by=(), form='irreducible', holdout=0)
     (curve,) = table.fit_curves(made, options)
     assert curve.fit.params['c'] == pytest.approx(floor, rel=1e-2)
-    axes = plots.draw_curves([curve], options, target=1e3).axes[0]
+    axes = plots.draw_curves([curve], dataclasses.replace(options, target=1e3)).axes[0]
     low = axes.get_ylim()[0]
     assert any('irreducible' in text.get_text() for text in axes.texts) == drawn
     assert low < floor if drawn else low > 1e-3
@@ -250,7 +253,7 @@ def test_the_default_weights_forms_by_an_inner_holdout():
     weights = [part.weight for part in curve.fit.parts]
     assert sum(weights) == pytest.approx(1) and weights == sorted(weights, reverse=True)
     assert curve.fit.form is curve.fit.parts[0].fit.form
-    kept = curve.x[curve.kept, 0], curve.y[curve.kept]
+    kept = curve.x[:, 0], curve.y
     for part in curve.fit.parts:
         assert part.inner_rmse == averaging.hold_out_upper(part.fit.form.name, *kept)[0]
     logs = [part.weight * np.log(part.fit.predict(X)) for part in curve.fit.parts]
@@ -367,3 +370,60 @@ def points(axes):
 
 def colors(line):
     return to_rgb(line.get_color())
+
+
+def curve_of(y, x=X[:12], **options):
+    made = [{'x': str(a), 'loss': str(b)} for a, b in zip(x, y, strict=True)]
+    (curve,) = table.fit_curves(made, ask(**{'by': ()} | options))
+    return curve
+
+
+def test_the_law_goes_through_all_points_and_the_error_is_of_a_fit_without_some():
+    curve = curve_of(np.geomspace(1, 0.3, 12), form='power')
+    assert curve.fit.n_points == 12 and curve.tested.n_points == curve.kept.sum() < 12
+    axes = plots.draw_curves([curve], ask(form='power')).axes[0]
+    assert '--' in [line.get_linestyle() for line in axes.lines]
+
+
+def test_a_target_has_a_number_with_its_interval_or_a_reason():
+    noise = np.exp(0.01 * np.random.default_rng(0).standard_normal(12))
+    options = ask(by=(), form='irreducible', bootstrap=10, target=1e10)
+    curve = curve_of((X[:12] ** -0.5 * 1e3 + 0.2) * noise, form='irreducible', bootstrap=10)
+    (one,) = summarize([curve], options)['curves']
+    low, high = one['target']['band']
+    assert low < one['target']['y'] == curve.fit.predict(np.array([1e10]))[0] < high
+    few = curve_of([1, 0.7, 0.52], X[[0, 8, 16]])
+    (one,) = summarize([few], options)['curves']
+    assert one['target'] is None
+    assert one['target_problem'] == '3 points for 2 parameters do not reach beyond them'
+    stars = plots.draw_curves([few], options).axes[0].lines
+    assert '*' not in [line.get_marker() for line in stars]
+
+
+def test_rows_without_a_logarithm_are_left_out_by_name():
+    made = rows()[:24] + [{'model': 'S', 'x': str(x), 'loss': y} for x, y in ((0, '1'), (5, 'nan'))]
+    made += [{'model': 'S', 'x': '0', 'loss': '1', 'run': f'r{i}'} for i in range(4)]
+    made += [{'model': 'T', 'x': '0', 'loss': '1'}]
+    one, none = table.fit_curves(made, ask())
+    assert len(one.y) == 24
+    assert one.notes == (
+        'left out: line 26, r0, r1 and 2 more: x is 0, which has no logarithm',
+        'left out: line 27: loss is nan, which has no logarithm',
+    )
+    assert none.fit is None and none.problem.startswith('no row can be fitted; left out: line 32')
+    assert len(plots.draw_curves([one, none], ask()).axes) == 1
+
+
+def test_a_rise_at_the_end_is_mentioned_and_noise_is_not():
+    x = np.geomspace(1, 1e3, 24)
+    y = x**-0.3 + 0.0003 * x
+    noise = np.exp(0.01 * np.random.default_rng(0).standard_normal((20, 24)))
+    said = [table._upturn(x[:, None], y * one) for one in noise]
+    assert all('y rises again by' in line for (line,) in said)
+    assert not any(table._upturn(x[:, None], (x**-0.3 + 0.5) * one) for one in noise)
+
+
+def test_of_forms_that_predict_alike_the_simplest_comes_first():
+    weights = averaging._weights({'m4': 0.0100, 'shifted': 0.0103, 'irreducible': 0.02})
+    assert list(weights) == ['shifted', 'm4', 'irreducible']
+    assert list(averaging._weights({'m4': 0.01, 'shifted': 0.012})) == ['m4', 'shifted']

@@ -36,7 +36,11 @@ def test_status_best_and_plot(finished, capsys):
 
     assert main(['sweep', 'best', 'name', '--workdir', str(finished)]) == 0
     output = capsys.readouterr().out
-    assert output.startswith(f'trial 3: {METRIC} 0.1400\n  optim.lr = 0.01\n  seed = 1\n')
+    assert output.startswith(
+        f'{METRIC} 0.1350 [0.1204, 0.1496], mean of 2 seeds: trials 3, 2\n'
+        'trial 3, its best: 0.1400\n  optim.lr = 0.01\n  seed = 1\n'
+        'next: 0.0450 [0.0304, 0.0596], mean of 2 seeds: trials 1, 0\n'
+    )
     flags = '--config.batch_size=16 --config.optim.lr=0.01 --config.seed=1'
     place = f'--workdir {finished}-0003'
     assert f'--config experiments/vit/digits.py:smoke {flags} {place}\n' in output
@@ -77,8 +81,8 @@ def test_curves_over_a_dimension_mark_the_best_mean(tmp_path, fake_training, cap
     found = picture.read_curves(study, picture.Dimensions('optim.lr', 'batch_size'))
     assert found == {
         None: {
-            4: pytest.approx({0.01: 0.54, 0.1: 0.9, 1.0: 4.5}),
-            8: pytest.approx({0.01: 0.58, 0.1: 1.3, 1.0: 8.5}),
+            size: {lr: pytest.approx([lr * size, lr * size + 1]) for lr in (0.01, 0.1, 1.0)}
+            for size in (4, 8)
         }
     }
     svg = tmp_path / 'curves.svg'
@@ -93,6 +97,26 @@ def test_curves_over_a_dimension_mark_the_best_mean(tmp_path, fake_training, cap
     ):
         assert main(['sweep', 'plot', *flags, *wrong]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_the_best_setting_is_not_that_of_the_luckiest_seed(tmp_path, fake_training):
+    """One seed of 0.2 leads; the three of 0.1 are better by more than the noise between seeds."""
+    points = [*grid({'optim.lr': [0.1], 'seed': [0, 1, 2]}), {'optim.lr': 0.2, 'seed': 0}]
+    study = make(tmp_path, points=points)
+    fake_training(lambda config, step: 0.9 + 0.02 * config.seed if config.optim.lr == 0.1 else 0.93)
+    assert main(['sweep', 'work', 'name', '--workdir', str(tmp_path)]) == 0
+    first, second = picture.settings(study)
+    assert first.mean == pytest.approx(0.92) and [t.number for t in first.trials] == [2, 1, 0]
+    assert second.mean - second.half < first.mean - first.half < second.mean
+    assert second.half == pytest.approx(first.half * 3**0.5)
+    assert picture.best(study).number == 2
+    (panel,) = picture._draw_curves(
+        study,
+        picture.Dimensions('optim.lr'),
+        picture.read_curves(study, picture.Dimensions('optim.lr')),
+    ).axes
+    (bars,) = panel.containers
+    assert bars.has_yerr and len(bars[2][0].get_segments()) == 1
 
 
 def test_nothing_to_show_yet(tmp_path, capsys):

@@ -254,6 +254,7 @@ def add_fit_flags(
     add('--form', default='auto', help=f'{FORMS}{default}')
     add('--against', metavar='FORM,FORM', default='', help='compare with these, or with all')
     add('--frontier', action='store_true', help='fit to the Pareto frontier only')
+    add('--target', type=float, metavar='X', help='predict y at this x, with an interval')
     add_bootstrap_flag(parser)
 
 
@@ -267,6 +268,7 @@ def read_options(args: argparse.Namespace) -> FitOptions:
     from vit_jax.scaling.table import FitOptions
 
     require_count(args.bootstrap, '--bootstrap')
+    require_positive(args.target, '--target')
     against = parse_names(args.against)
     share = table.holdout_share(args.holdout)
     if args.form != averaging.AUTO:
@@ -283,26 +285,41 @@ def read_options(args: argparse.Namespace) -> FitOptions:
         frontier=args.frontier,
         bootstrap=args.bootstrap,
         seed=args.seed,
+        target=args.target,
     )
 
 
 def print_table(curves: Sequence[Curve], options: FitOptions) -> None:
     """Print a row for each curve, then warnings and medians."""
-    from vit_jax.scaling import averaging
-    from vit_jax.scaling.report import summarize
+    from vit_jax.scaling.report import summarize, with_band
 
-    found = [curve.fit for curve in curves if curve.fit]
-    columns = list(dict.fromkeys(name for one in found for name in one.params))
     summary = summarize(curves, options)
+    fitted = [one for one in summary['curves'] if one['params']]
+    columns = list(dict.fromkeys(name for one in fitted for name in one['params']))
     lines = [[*options.by, 'points', *columns, 'held out', *summary['against']]]
-    for curve in curves:
-        params = curve.fit.params if curve.fit else {}
-        values = [*(params.get(n) for n in columns), curve.holdout_rmse, *curve.against.values()]
+    for curve, one in zip(curves, summary['curves'], strict=True):
+        params = [with_band(one, name) if one['params'] else '-' for name in columns]
+        values = [curve.holdout_rmse, *curve.against.values()]
         cells = ['-' if value is None else f'{value:.4g}' for value in values]
-        lines.append([*curve.by.values(), str(int(curve.kept.sum())), *cells])
+        lines.append([*curve.by.values(), str(len(curve.y)), *params, *cells])
     print(f'{options.form}: {summary["formula"]}')
     print(align(lines, left=len(options.by)))
+    if any(one['n_holdout'] for one in fitted):
+        print('parameters: of the law through all points; held out: the error without the largest')
+    print_notes(curves, options)
+    print_medians(summary)
+
+
+def print_notes(curves: Sequence[Curve], options: FitOptions) -> None:
+    """Print the predictions at the target, and the notes and warnings of each curve."""
+    from vit_jax.scaling import averaging
+    from vit_jax.scaling.table import predict_at
+
     for curve in curves:
+        if options.target is not None:
+            found, reason = predict_at(curve, options.target)
+            shown = _predicted(found) if found else f'no prediction: {reason}'
+            print(f'{curve.label}: {options.y} at {options.x[0]} = {options.target:g}: {shown}')
         if curve.seeds.several:
             print(f'{curve.label}: {curve.seeds.words}')
         for note in curve.notes:
@@ -311,7 +328,13 @@ def print_table(curves: Sequence[Curve], options: FitOptions) -> None:
             print(f'{curve.label}: {curve.fit.chosen}')
         for warning in curve.fit.warnings if curve.fit else (curve.problem,):
             print(f'{curve.label}: {warning}')
-    print_medians(summary)
+
+
+def _predicted(found: dict[str, Any]) -> str:
+    if found['band'] is None:
+        return f'{found["y"]:.4g}, without an interval'
+    low, high = found['band']
+    return f'{found["y"]:.4g} [{low:.4g}, {high:.4g}]'
 
 
 def print_medians(summary: dict[str, Any]) -> None:
@@ -332,16 +355,15 @@ def plot(argv: Sequence[str]) -> int:
     parser = Parser('scaling plot', plot.__doc__)
     add_table_flags(parser)
     parser.add_argument('--output', metavar='FILE', default='scaling.png', help='PNG, SVG or PDF')
-    parser.add_argument('--target', type=float, metavar='X', help='mark the predictions at X')
     args = parser.parse_args(argv)
     from vit_jax.scaling import plots, rows, table
 
     check_picture(args.output, '--output')
     options = read_options(args)
-    require_positive(args.target, '--target')
     curves = table.fit_curves(rows.read_csv(args.csv), options)
-    figure = plots.draw_curves(curves, options, args.target)
+    figure = plots.draw_curves(curves, options)
     print(save_figure(figure, args.output, '--output'))
+    print_notes(curves, options)
     return 0
 
 

@@ -139,14 +139,23 @@ def status(args: argparse.Namespace) -> int:
 
 
 def best(args: argparse.Namespace) -> int:
-    """Show the best trial, and the command that repeats its training."""
+    """Show the best trial of the best setting, and the command that repeats its training."""
     from vit_jax.sweeps import picture
 
     study = open_study(args)
-    trial = picture.best(study)
-    print(f'trial {trial.number}: {study.sweep.metric} {picture.value(trial)}')
+    found = picture.settings(study)
+    first, trial = found[0], found[0].trials[0]
+    if first.half is None:
+        print(f'trial {trial.number}: {study.sweep.metric} {picture.value(trial)}')
+    else:
+        print(f'{study.sweep.metric} {picture.over_seeds(first)}')
+        print(f'trial {trial.number}, its best: {picture.value(trial)}')
     for name, value in trial.params.items():
         print(f'  {name} = {value}')
+    if first.half is None and len(found) > 1:
+        print('one seed for each setting: a repetition may be worse')
+    elif len(found) > 1:
+        print(f'next: {picture.over_seeds(found[1])}')
     print(f'run folder: {trial.user_attrs["folder"]}')
     print(picture.command(study, trial))
     return 0

@@ -16,6 +16,7 @@ AUTO = 'auto'
 FORMULA = 'a mean of forms, weighted by their errors on the upper half of the fitted x'
 CANDIDATES = ('irreducible', 'shifted', 'm4')  # `power` is a special case of these
 _MIN_WEIGHT = 0.05  # of a form that is kept
+_TIE = 1.05  # ratio of inner errors that are alike
 _MIN_NOISE = 1e-4  # of log y
 _MIN_CURVES = 3  # whose noise can be shared
 _BREAK = 6.0  # inner error over noise above which the points show a break
@@ -217,18 +218,28 @@ def hold_out_upper(
 
 
 def _weights(errors: dict[str, float]) -> dict[str, float]:
-    """Weights by the inverse square of the errors, without negligible forms."""
+    """Weights by the inverse square of the errors, without negligible forms.
+
+    In their order; of forms whose errors are alike, the one with the fewest parameters first.
+    """
     if not errors:
         return {}
     raw = {name: 1 / max(error, 1e-9) ** 2 for name, error in errors.items()}
     total = sum(raw.values())
     kept = {name: value / total for name, value in raw.items() if value >= _MIN_WEIGHT * total}
-    return dict(sorted(kept.items(), key=lambda item: -item[1]))
+    tie = max(_TIE * min(errors.values()), _MIN_NOISE)
+
+    def rank(name: str) -> tuple[bool, int, float]:
+        tied = errors[name] <= tie
+        return not tied, len(forms.find(name).names) if tied else 0, -kept[name]
+
+    return {name: kept[name] for name in sorted(kept, key=rank)}
 
 
 def _few(x: np.ndarray, y: np.ndarray, seeds: Seeds | None) -> curve_fit.Fit:
     """Fit the largest form with fewer parameters than points, and add a note."""
     form = forms.with_fewer(forms.find('shifted'), len(y))
+    curve_fit.require_more(form, len(y))
     found = curve_fit.fit(form, x, y, seeds=seeds)
     note = f'{len(y)} points are too few to hold some out: fitted by {form.name}'
     return _without_band(found, f'{note}; they cannot show a break: no band')

@@ -232,6 +232,15 @@ def _check(form: Form, x: np.ndarray, y: np.ndarray) -> None:
         raise UserError('all points have the same x')
 
 
+def require_more(form: Form, points: int) -> None:
+    """Raise UserError unless there are more points than parameters: others fit any points."""
+    if points <= len(form.names):
+        raise UserError(
+            f'{points} points cannot determine the {len(form.names)} parameters of the form '
+            f'{form.name!r}; give more, or a simpler form'
+        )
+
+
 def _columns(x: np.ndarray) -> np.ndarray:
     return x[:, None] if x.ndim == 1 else x
 

@@ -19,7 +19,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from vit_jax.errors import UserError
 from vit_jax.scaling import averaging, coverage, rows
 from vit_jax.scaling.curve_fit import Fit
-from vit_jax.scaling.table import Curve, FitOptions
+from vit_jax.scaling.table import Curve, FitOptions, predict_at
 from vit_jax.viz import figures
 
 TOGETHER = 6  # curves that share one panel
@@ -35,32 +35,34 @@ LABELS = {
 }
 
 
-def draw_curves(
-    curves: Sequence[Curve], options: FitOptions, target: float | None = None
-) -> Figure:
+def draw_curves(curves: Sequence[Curve], options: FitOptions) -> Figure:
     """Draw a few curves in one panel, or many in a panel each, on logarithmic axes.
 
-    Filled points were fitted, hollow ones were held out, and right of the dotted line the curve is
-    an extrapolation. The shade is the nominal 90 % band of the bootstrap; a line below gives the
-    measured coverage of such bands. Faint points are not on the frontier. With `target`, an x, a
-    single panel has stars at the predictions, and a line at each irreducible error.
+    Lines are the laws through all points, with their nominal 90 % bands as shades; a line below
+    gives the measured coverage of such bands. Hollow points, right of the dotted line, were held
+    out of the dashed fit, whose error there is in the legend. Faint points are not on the frontier.
+    With a target, a single panel has stars at the predictions, and a line at each irreducible
+    error.
 
     Raises:
       UserError: for more curves than panels fit into a figure.
     """
     if len(curves) > MAX_PANELS:
         raise UserError(f'{len(curves)} curves are too many for one figure (at most {MAX_PANELS})')
+    curves = [curve for curve in curves if len(curve.y)]
     if len(options.x) > 1:
         return _draw_predicted(curves, options)
     if len(curves) > TOGETHER:
         return _draw_grid(curves, options)
-    return _draw_shared(curves, options, target)
+    return _draw_shared(curves, options)
 
 
 def _caveat(curves: Sequence[Curve]) -> str:
     """Sentences on the coverage of the shaded bands and on error bars; empty without any."""
     fits = [curve.fit for curve in curves if curve.fit is not None and len(curve.fit.replicates)]
     lines = [f'Shades: {coverage.caveat(map(averaging.form_name, fits))}.'] if fits else []
+    if any(curve.tested is not None for curve in curves):
+        lines.append('Dashes: the fits without the points held out, which are hollow.')
     if any(curve.seeds.several for curve in curves):
         lines.append('Bars: one standard deviation between seeds.')
     return '\n'.join(textwrap.fill(one, 110) for one in lines)
@@ -71,7 +73,8 @@ def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout=layout)
 
 
-def _draw_shared(curves: Sequence[Curve], options: FitOptions, target: float | None) -> Figure:
+def _draw_shared(curves: Sequence[Curve], options: FitOptions) -> Figure:
+    target = options.target
     figure = _figure(8, 4.6 + 0.2 * len(curves))
     axes = figure.add_subplot()
     boundaries = [_boundary(curve) for curve in curves]
@@ -183,10 +186,14 @@ def _draw_curve(
     _seed_bars(axes, curve, color)
     if curve.fit is None:
         return
-    if target is not None:
-        _draw_target(axes, curve.fit, target, color)
-    grid = np.geomspace(curve.x.min(), max(curve.x.max(), target or 0.0), 200)
+    predicted = None if target is None else predict_at(curve, target)[0]
+    if predicted:
+        _draw_target(axes, curve.fit, predicted, color)
+    ends = [curve.x.min(), curve.x.max(), *([predicted['x']] if predicted else [])]
+    grid = np.geomspace(min(ends), max(ends), 200)
     axes.plot(grid, curve.fit.predict(grid), color=color, linewidth=1.4)
+    if curve.tested is not None:
+        axes.plot(grid, curve.tested.predict(grid), '--', color=color, linewidth=0.9)
     if (band := curve.fit.predict_band(grid)) is not None:
         axes.fill_between(grid, *band, color=color, alpha=0.18, linewidth=0)
     if mark and (boundary := _boundary(curve)) is not None:
@@ -205,13 +212,20 @@ def _seed_bars(axes: Axes, curve: Curve, color: Any) -> None:
     )
 
 
-def _draw_target(axes: Axes, fit: Fit, target: float, color: Any) -> None:
-    """Draw a star at the prediction with its band, and a line at an irreducible error."""
-    at = np.array([target])
-    value = fit.predict(at)
-    if (band := fit.predict_band(at)) is not None:
-        axes.plot([target] * 2, np.concatenate(band), color=color, linewidth=2, alpha=0.6)
-    axes.plot(at, value, '*', color=color, markersize=14, markeredgecolor='white', zorder=5)
+def _draw_target(axes: Axes, fit: Fit, predicted: dict[str, Any], color: Any) -> None:
+    """Draw a star at a prediction with its interval, and a line at an irreducible error."""
+    target = predicted['x']
+    if predicted['band']:
+        axes.plot([target] * 2, predicted['band'], color=color, linewidth=2, alpha=0.6)
+    axes.plot(
+        [target],
+        [predicted['y']],
+        '*',
+        color=color,
+        markersize=14,
+        markeredgecolor='white',
+        zorder=5,
+    )
     if floor := _floor(fit, target):
         axes.axhline(floor, color=color, linewidth=0.9, linestyle='--')
         across = axes.get_yaxis_transform()
@@ -220,7 +234,9 @@ def _draw_target(axes: Axes, fit: Fit, target: float, color: Any) -> None:
 
 
 def _floor(fit: Fit, target: float) -> float:
-    """The irreducible error; 0 if it is negligible beside the prediction."""
+    """The irreducible error; 0 if it is unknown, or negligible beside the prediction."""
+    if fit.unidentified & {'c', 'E'}:
+        return 0.0
     return fit.floor if fit.floor > _VISIBLE * fit.predict(np.array([target]))[0] else 0.0
 
 
@@ -252,8 +268,12 @@ def _legend(curve: Curve) -> str:
 
 
 def formula(fit: Fit) -> str:
-    """The law with its numbers, for mathtext: `1.27 x^-0.0853` with the exponent raised."""
-    numbers = {name: _number(value) for name, value in fit.params.items()}
+    """The law with its numbers, for mathtext: `1.27 x^-0.0853` with the exponent raised.
+
+    Parameters that the points do not determine stay letters.
+    """
+    known = fit.known.items()
+    numbers = {name: name if value is None else _number(value) for name, value in known}
     names = '|'.join(sorted(numbers, key=len, reverse=True))
 
     def put(match: re.Match[str]) -> str:
@@ -304,8 +324,8 @@ def _finish(
     x = [c.x for c in curves] + [c.beaten[:, :1] for c in curves if len(c.beaten)]
     y = [c.y for c in curves] + [c.beaten[:, -1] for c in curves if len(c.beaten)]
     if target is not None:
-        x.append(np.array([[target]]))
-        laws = [c.fit for c in curves if c.fit]
+        laws = [c.fit for c in curves if c.fit and predict_at(c, target)[0]]
+        x += [np.array([[target]])] * bool(laws)
         y += [law.predict(np.array([target])) for law in laws]
         y += [np.array([floor]) for law in laws if (floor := _floor(law, target))]
     _ticks(axes, 'x', float(min(v.min() for v in x)), float(max(v.max() for v in x)), few)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 import numpy as np
-from scipy import optimize
+from scipy import interpolate, optimize
 
 from vit_jax.scaling.forms import Bounds, Form, Theta
 
@@ -57,7 +57,8 @@ def band_offsets(
     if at.shape[1] == 1 and len(at) > KNOTS:
         knots = np.geomspace(at.min(), at.max(), KNOTS)
         found = band_offsets(form, theta, points, rise, knots[:, None])
-        return np.stack([np.interp(np.log(at[:, 0]), np.log(knots), ends) for ends in found])
+        # Monotone between the knots, and without their corners (Fritsch and Carlson 1980).
+        return interpolate.PchipInterpolator(np.log(knots), found, axis=1)(np.log(at[:, 0]))
     search = _Search(form, points, rise, theta)
     return np.array([[search.distance(row[None], sign) for row in at] for sign in (-1, 1)])
 

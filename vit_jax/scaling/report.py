@@ -17,7 +17,7 @@ import numpy as np
 
 from vit_jax.scaling import averaging, coverage, curve_fit, forms, manifest
 from vit_jax.scaling.rows import label
-from vit_jax.scaling.table import Curve, FitOptions
+from vit_jax.scaling.table import Curve, FitOptions, predict_at
 
 HOLDOUT_SHARES = (
     0.5,
@@ -104,7 +104,7 @@ def summarize(curves: Sequence[Curve], options: FitOptions) -> dict[str, Any]:
         'y': options.y,
         'form': options.form,
         'formula': averaging.FORMULA if auto else forms.find(options.form).formula,
-        'curves': [_curve_summary(curve) for curve in curves],
+        'curves': [_curve_summary(curve, options) for curve in curves],
         'median_holdout_rmse': _median([curve.holdout_rmse for curve in curves]),
         'against': {name: _comparison(curves, name) for name in compared},
         'beside': {
@@ -114,8 +114,11 @@ def summarize(curves: Sequence[Curve], options: FitOptions) -> dict[str, Any]:
     }
 
 
-def _curve_summary(curve: Curve) -> dict[str, Any]:
+def _curve_summary(curve: Curve, options: FitOptions) -> dict[str, Any]:
     result: dict[str, Any] = {'by': curve.by, 'n_holdout': int((~curve.kept).sum())}
+    if options.target is not None:
+        result['target'], reason = predict_at(curve, options.target)
+        result['target_problem'] = reason
     if curve.fit is None:
         result |= {'params': None, 'identified': False, 'warnings': [curve.problem]}
     else:
@@ -202,7 +205,7 @@ def _table(summary: Mapping[str, Any]) -> Block:
     names = list(dict.fromkeys(name for curve in fitted for name in curve['params']))
     rows = [['curve', 'points', 'form', *names, 'error held out', *fitted[0]['beside']]]
     for curve in fitted:
-        cells = [_cell(curve, name) for name in names]
+        cells = [with_band(curve, name) for name in names]
         errors = [curve['holdout_rmse'], *curve['beside'].values()]
         shown = ['-' if error is None else f'{error:.4f}' for error in errors]
         rows.append([label(curve['by']), str(curve['n_fit']), _form(curve), *cells, *shown])
@@ -219,8 +222,9 @@ def _form(curve: Mapping[str, Any]) -> str:
     )
 
 
-def _cell(curve: Mapping[str, Any], name: str) -> str:
-    if name not in curve['params']:
+def with_band(curve: Mapping[str, Any], name: str) -> str:
+    """A parameter of a curve of `summarize` and its interval; a dash if it is not identified."""
+    if curve['params'].get(name) is None:
         return '-'
     value = f'{curve["params"][name]:.4g}'
     if name not in curve['bands']:
@@ -233,9 +237,10 @@ def _held_out(summary: Mapping[str, Any]) -> str:
     median = summary['median_holdout_rmse']
     end = ', of which there are none' if median is None else f'; its median is {median:.4f}'
     return (
+        'The laws go through all points; a dash stands for a parameter that they do not determine. '
         'Error held out is the root mean square of log(predicted) - log(measured) on points that '
-        f'were not fitted to{end}. Columns 2x, 4x and 8x have it for fits to x up to a half, a '
-        'quarter and an eighth of the largest.'
+        f'a fit without them predicts{end}. Columns 2x, 4x and 8x have it for fits to x up to a '
+        'half, a quarter and an eighth of the largest.'
     )
 
 

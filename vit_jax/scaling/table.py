@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -13,10 +14,15 @@ from threadpoolctl import threadpool_limits
 from vit_jax.errors import UserError
 from vit_jax.scaling import averaging, curve_fit, forms, isoflop
 from vit_jax.scaling.curve_fit import LOG_HUBER, Objective
-from vit_jax.scaling.noise import Seeds, centers, merge, point_indices
+from vit_jax.scaling.noise import Seeds, centers, merge, one_run_each, point_indices
 from vit_jax.scaling.rows import Numbered, Row, cell, label, number, ordered, without_copies
 
 ALL = 'all'
+_NAMED = 3  # rows of one reason
+_UPTURN = 6  # least number of points in which a rise is looked for
+_RISE = 0.01  # of log y that is mentioned
+_SIGNIFICANT = 6.0  # standard errors of a mean; the lowest of several is low by chance
+_WIDE_RATIO = 100.0  # of the ends of an interval of what is not identified
 OBJECTIVES = {
     'delta 0.01': Objective(delta=0.01),
     'delta 0.1': Objective(delta=0.1),
@@ -45,6 +51,7 @@ class FitOptions:
       bootstrap: replicates for the bands.
       seed: the column of seeds: rows of a curve with the same x are averaged into one point. If
         None, rows with the same `setting` are, a column of `collect`.
+      target: an x at which y is predicted; None for none.
     """
 
     x: tuple[str, ...]
@@ -58,21 +65,23 @@ class FitOptions:
     frontier: bool = False
     bootstrap: int = 100
     seed: str | None = None
+    target: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """The points of a group, and the fit to all that are not held out.
+    """The points of a group, the law through all of them, and its error on points held out.
 
     Attributes:
       by: {column: value}.
       x, y: [N, K] and [N], ascending in x.
-      kept: [N], whether a point was fitted.
+      kept: [N], False for points that are held out to measure the error.
       seeds: of the runs of each point.
       beaten: [M, K + 1], x and y of the points off the frontier; M is 0 without a frontier.
-      fit: None if there are too few points; `problem` is the reason.
+      fit: to all points; None if there are too few, `problem` is the reason.
+      tested: the fit without the points held out; None if there are none, or too few others.
       notes: lines about its rows.
-      holdout_rmse: extrapolation error; None if nothing was held out.
+      holdout_rmse: extrapolation error of `tested`.
       against: {variant: its holdout_rmse}; None for one that cannot be fitted.
       beside: {share held out: holdout_rmse}; None where the rest cannot be fitted.
     """
@@ -85,6 +94,7 @@ class Curve:
     holdout_rmse: float | None
     against: dict[str, float | None]
     seeds: Seeds
+    tested: curve_fit.Fit | None = None
     beside: dict[float, float | None] = dataclasses.field(default_factory=dict)
     beaten: np.ndarray = dataclasses.field(default_factory=lambda: np.empty((0, 2)))
     problem: str = ''
@@ -123,26 +133,38 @@ class Variant:
 def fit_curves(rows: Sequence[Row], options: FitOptions) -> list[Curve]:
     """Fit one curve to each group, in the order of its values, or of appearance if they are words.
 
-    Rows without a value of x or y are left out.
+    Rows without a positive finite x and y are left out, with a note on the curve.
 
     Raises:
-      UserError: for an unknown column or form, a value that is not a positive number, or no rows.
+      UserError: for an unknown column or form, text where a number belongs, or no usable row.
     """
     others = find_variants(options.against, options.form, len(options.x))
     for name in (options.form, *(other.form for other in others)):
         if name != averaging.AUTO and forms.find(name).columns != len(options.x):
             raise UserError(f'--form {name}: --x takes {forms.find(name).columns} column(s)')
+    if options.target is not None and len(options.x) > 1:
+        raise UserError('--target: takes one column of x; for a form of N and D: scaling optimal')
     groups: dict[tuple[str, ...], list[Numbered]] = {}
-    for line, row in enumerate(rows, start=2):
-        key = tuple(cell(row, column, '--by') for column in options.by)
-        if all(cell(row, *flag) for flag in _needed(options)):
-            groups.setdefault(key, []).append((line, row))
-    if not groups:
-        raise UserError(f'no row has values of {", ".join((*options.x, options.y))}')
+    left_out: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+    for numbered in enumerate(rows, start=2):
+        key = tuple(cell(numbered[1], column, '--by') for column in options.by)
+        group = groups.setdefault(key, [])
+        if problem := _problem(numbered, options):
+            left_out.setdefault(key, []).append((_name(numbered), problem))
+        else:
+            group.append(numbered)
+    if not any(groups.values()):
+        raise UserError(f'no row can be fitted; {_left_out(left_out[next(iter(groups))])[0]}')
     # For arrays of a few points, more threads would only wait for each other.
     with threadpool_limits(1, user_api='blas'):
         curves = [
-            _curve(dict(zip(options.by, key, strict=True)), groups[key], options, others)
+            _curve(
+                dict(zip(options.by, key, strict=True)),
+                groups[key],
+                options,
+                others,
+                _left_out(left_out.get(key, [])),
+            )
             for key in ordered(groups)
         ]
     fits = averaging.share_noise([curve.fit for curve in curves])
@@ -152,6 +174,24 @@ def fit_curves(rows: Sequence[Row], options: FitOptions) -> list[Curve]:
 def _needed(options: FitOptions) -> list[tuple[str, str]]:
     """The columns in which a row needs a value, and the flags that name them."""
     return [*((x, '--x') for x in options.x), (options.y, '--y')]
+
+
+def _name(numbered: Numbered) -> str:
+    """The run of a row, or its line."""
+    return numbered[1].get('run') or f'line {numbered[0]}'
+
+
+def _left_out(rows: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """A line for each reason, with the names of the rows, or the first of many."""
+    names: dict[str, list[str]] = {}
+    for name, problem in rows:
+        names.setdefault(problem, []).append(name)
+    return tuple(
+        f'left out: {", ".join(found[:_NAMED])}'
+        + (f' and {len(found) - _NAMED} more' if len(found) > _NAMED else '')
+        + f': {problem}'
+        for problem, found in names.items()
+    )
 
 
 def _problem(numbered: Numbered, options: FitOptions) -> str:
@@ -170,11 +210,17 @@ def _curve(
     group: list[Numbered],
     options: FitOptions,
     others: Sequence[Variant],
+    left_out: tuple[str, ...],
 ) -> Curve:
-    for numbered in group:
-        if problem := _problem(numbered, options):
-            raise UserError(f'line {numbered[0]}: {problem}')
+    against: dict[str, float | None] = dict.fromkeys([other.name for other in others])
+    if not group:
+        none, nowhere = np.empty(0), np.empty((0, len(options.x)))
+        problem = f'no row can be fitted; {left_out[0]}'
+        return Curve(
+            by, nowhere, none, none > 0, None, None, against, one_run_each(0), problem=problem
+        )
     group, notes = without_copies(group, options.x, options.y)
+    notes = (*left_out, *notes)
     x = np.array([[number(row, column, '--x') for column in options.x] for row in group])
     y = np.array([number(row, options.y, '--y') for row in group])
     x, y, kept, seeds = _merged(x, y, _kept(x, group, options), group, options)
@@ -185,13 +231,15 @@ def _curve(
         x, y, kept, seeds = x[chosen], y[chosen], kept[chosen], seeds.take(chosen)
     order = np.lexsort((y, *x.T[::-1]))
     x, y, kept, seeds = x[order], y[order], kept[order], seeds.take(order)
+    notes = (*notes, *_upturn(x, y))
     try:
-        found = _fit(options.form, x[kept], y[kept], options.bootstrap, seeds=seeds.take(kept))
+        law = _fit(options.form, x, y, options.bootstrap, seeds=seeds)
     except UserError as e:
-        problem = str(e) if kept.all() else f'{e} ({(~kept).sum()} held out)'
-        against = dict.fromkeys([other.name for other in others])
-        return Curve(by, x, y, kept, None, None, against, seeds, problem=problem, notes=notes)
-    error = curve_fit.rmse(found, x[~kept], y[~kept]) if (~kept).any() else None
+        return Curve(
+            by, x, y, kept, None, None, against, seeds, beaten=beaten, problem=str(e), notes=notes
+        )
+    tested, more = _tested(options.form, x, y, kept, seeds, law)
+    error = curve_fit.rmse(tested, x[~kept], y[~kept]) if tested else None
     measure = functools.partial(_extrapolation, x=x, y=y, seeds=seeds)
     against = {other.name: measure(other.fit, kept=kept) for other in others}
     fit = functools.partial(_fit, options.form)
@@ -199,7 +247,65 @@ def _curve(
         share: measure(fit, kept=x[:, -1] <= (1 - share) * x[:, -1].max())
         for share in options.beside
     }
-    return Curve(by, x, y, kept, found, error, against, seeds, beside, beaten, notes=notes)
+    return Curve(
+        by, x, y, kept, law, error, against, seeds, tested, beside, beaten, notes=(*notes, *more)
+    )
+
+
+def _tested(
+    form: str, x: np.ndarray, y: np.ndarray, kept: np.ndarray, seeds: Seeds, law: curve_fit.Fit
+) -> tuple[curve_fit.Fit | None, tuple[str, ...]]:
+    """The fit without the points held out, and a line if it is missing or of another form."""
+    if kept.all():
+        return None, ()
+    try:
+        found = _fit(form, x[kept], y[kept], seeds=seeds.take(kept))
+    except UserError as e:
+        return None, (f'no error held out: {e} ({(~kept).sum()} held out)',)
+    if form == averaging.AUTO or found.form is law.form:
+        return found, ()
+    return found, (f'error held out: that of {found.form.name}, for the {kept.sum()} points left',)
+
+
+def _upturn(x: np.ndarray, y: np.ndarray) -> tuple[str, ...]:
+    """A line if y rises again at the largest x, compared with its noise.
+
+    Second differences of log y tell the noise; means of a sixth of the points are compared.
+    """
+    if x.shape[1] > 1 or len(y) < _UPTURN:
+        return ()
+    log_y, width = np.log(y), max(2, len(y) // _UPTURN)
+    means = np.convolve(log_y, np.ones(width) / width, 'valid')
+    lowest = int(np.argmin(means))
+    rise = float(means[-1] - means[lowest])
+    noise = float(np.median(np.abs(np.diff(log_y, 2)))) / (0.6745 * np.sqrt(6))
+    if rise <= max(_RISE, _SIGNIFICANT * noise / np.sqrt(width)):
+        return ()
+    return (
+        f'y rises again by {100 * np.expm1(rise):.2g} % beyond x = {x[lowest + width - 1, 0]:.3g}: '
+        'no form here does; leave those rows out, or give the best y up to each x',
+    )
+
+
+def predict_at(curve: Curve, target: float) -> tuple[dict[str, Any] | None, str]:
+    """Predict y at an x outside or inside of the points of a curve.
+
+    Returns:
+      x, y and the 90 % interval `band`, None without a bootstrap; or None, and the reason.
+    """
+    fit = curve.fit
+    if fit is None:
+        return None, curve.problem
+    ends, at = curve.x[:, 0], np.array([target])
+    parts = fit.parts if isinstance(fit, averaging.MeanFit) else ()
+    parameters = min(len(part.form.names) for part in [fit, *(one.fit for one in parts)])
+    if len(ends) < 2 * parameters and not ends.min() <= target <= ends.max():
+        return None, f'{len(ends)} points for {parameters} parameters do not reach beyond them'
+    found = fit.predict_band(at)
+    band = None if found is None else [float(end[0]) for end in found]
+    if band is not None and band[1] > _WIDE_RATIO * band[0]:
+        return None, f'not identified: the points allow {band[0]:.2g} to {band[1]:.2g}'
+    return {'x': target, 'y': float(fit.predict(at)[0]), 'band': band}, ''
 
 
 def _merged(
@@ -250,8 +356,10 @@ def _fit(
     form = forms.find(name)
     taken = forms.with_fewer(form, len(y))
     try:
+        curve_fit.require_more(taken, len(y))
         found = curve_fit.fit(taken, x, y, bootstrap=bootstrap, seeds=seeds)
     except UserError:
+        curve_fit.require_more(form, len(y))
         return curve_fit.fit(form, x, y)  # raises the error for the requested form
     if taken is form:
         return found
@@ -323,7 +431,7 @@ def usable(rows: Sequence[Row], options: FitOptions) -> tuple[list[Row], list[st
     found, skipped = [], []
     for line, row in enumerate(rows, start=2):
         if problem := _problem((line, row), options):
-            skipped.append(f'{row.get("run", f"line {line}")}: {problem}')
+            skipped.append(f'{_name((line, row))}: {problem}')
         else:
             found.append(row)
     return found, skipped

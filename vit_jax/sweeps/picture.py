@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from optuna.trial import FrozenTrial, TrialState
+from scipy import stats
 
 from vit_jax.errors import UserError, nearest
 from vit_jax.scaling import runs
@@ -27,7 +28,7 @@ from vit_jax.viz import figures
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
 MARKS = {TrialState.COMPLETE: 'o', TrialState.PRUNED: 'x'}
 
-Curve = Mapping[float, float]  # x -> mean metric
+Curve = Mapping[float, Sequence[float]]  # x -> the metric of each seed
 
 
 def counts(study: Study) -> dict[str, int]:
@@ -130,18 +131,70 @@ def shorten(value: Any) -> str:
     return f'{value:.4g}' if isinstance(value, float) else str(value)
 
 
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """Complete trials that differ in the seed alone.
+
+    Attributes:
+      trials: the best first.
+      mean: of their final values.
+      half: half the 90 % interval of the mean, by the noise between seeds of all settings; None if
+        no setting has several seeds.
+    """
+
+    trials: tuple[FrozenTrial, ...]
+    mean: float
+    half: float | None
+
+
+def settings(study: Study) -> list[Setting]:
+    """The settings of a study, by the worse end of the interval of each; the first is the best.
+
+    The worse end is no luck: the best of many single seeds is better than its setting.
+
+    Raises:
+      UserError: if no trial is complete.
+    """
+    sign = -1 if study.sweep.direction == 'maximize' else 1
+    groups: dict[str, list[FrozenTrial]] = collections.defaultdict(list)
+    for trial in complete_trials(study):
+        point = asha.resolved(trial.params, study.run_folder)
+        groups[runs.setting(vary(study.base, point).to_dict())].append(trial)
+    if not groups:
+        but = ' but trunks' if study.trials(TrialState.COMPLETE) else ''
+        raise UserError(f'no trial of the study {study.name!r}{but} is complete')
+    values = [np.array([trial.values[0] for trial in group]) for group in groups.values()]
+    free = sum(len(one) - 1 for one in values)
+    squares = sum(float(np.sum((one - one.mean()) ** 2)) for one in values)
+    noise = stats.t.ppf(0.95, free) * np.sqrt(squares / free) if free else 0.0
+    found = [
+        Setting(
+            tuple(sorted(group, key=lambda trial: sign * trial.values[0])),
+            float(one.mean()),
+            float(noise / np.sqrt(len(one))) if free else None,
+        )
+        for group, one in zip(groups.values(), values, strict=True)
+    ]
+    return sorted(found, key=lambda one: sign * one.mean + (one.half or 0.0))
+
+
+def over_seeds(found: Setting) -> str:
+    """The mean of a setting with its 90 % interval, and its trials."""
+    half = found.half or 0.0
+    count, trials = len(found.trials), ', '.join(str(one.number) for one in found.trials)
+    return (
+        f'{found.mean:.4f} [{found.mean - half:.4f}, {found.mean + half:.4f}], mean of {count} '
+        f'seed{"s" * (count > 1)}: trial{"s" * (count > 1)} {trials}'
+    )
+
+
 def best(study: Study) -> FrozenTrial:
-    """The complete trial with the best final value; the first of equal ones.
+    """The best complete trial of the best of `settings`; the first of equal ones.
 
     Raises:
       UserError: if there is none.
     """
-    found = complete_trials(study)
-    if not found:
-        but = ' but trunks' if study.trials(TrialState.COMPLETE) else ''
-        raise UserError(f'no trial of the study {study.name!r}{but} is complete')
-    sign = -1 if study.sweep.direction == 'maximize' else 1
-    return min(found, key=lambda trial: sign * trial.values[0])
+    return settings(study)[0].trials[0]
 
 
 def complete_trials(study: Study) -> list[FrozenTrial]:
@@ -307,6 +360,8 @@ class Dimensions:
 def plot_curves(study: Study, shown: Dimensions, path: str | pathlib.Path) -> pathlib.Path:
     """Draw the mean final metric of complete trials over `x`, with the best point of each curve.
 
+    Bars are one standard deviation between seeds, or between other dimensions that are not shown.
+
     Raises:
       UserError: for an unknown dimension, one with values that are not positive numbers, or if no
         trial is complete.
@@ -316,7 +371,7 @@ def plot_curves(study: Study, shown: Dimensions, path: str | pathlib.Path) -> pa
 
 
 def read_curves(study: Study, shown: Dimensions) -> dict[Any, dict[Any, Curve]]:
-    """The curves of each panel: the mean metric by x; raise UserError as `plot_curves`."""
+    """The curves of each panel: metrics by x; raise UserError as `plot_curves`."""
     known = study.sweep.dimensions()
     for name in (shown.x, shown.by, shown.panel):
         if name is not None and name not in known:
@@ -331,10 +386,7 @@ def read_curves(study: Study, shown: Dimensions) -> dict[Any, dict[Any, Curve]]:
     if not found:
         raise UserError(f'no trial of the study {study.name!r} is complete')
     return {
-        panel: {
-            name: {x: statistics.fmean(values) for x, values in sorted(points.items())}
-            for name, points in curves.items()
-        }
+        panel: {name: dict(sorted(points.items())) for name, points in curves.items()}
         for panel, curves in found.items()
     }
 
@@ -355,7 +407,8 @@ def _curves_panel(axes: Axes, study: Study, shown: Dimensions, curves: Mapping[A
     best = max if study.sweep.direction == 'maximize' else min
     axes.set_xscale('log')
     for i, (value, curve) in enumerate(curves.items()):
-        top = best(curve, key=curve.__getitem__)
+        means = {x: statistics.fmean(values) for x, values in curve.items()}
+        top = best(means, key=means.__getitem__)
         name = (
             ''
             if shown.by is None
@@ -363,8 +416,11 @@ def _curves_panel(axes: Axes, study: Study, shown: Dimensions, curves: Mapping[A
         )
         color = figures.COLORS[i % len(figures.COLORS)]
         label = f'{name}best at {top:g}'
-        axes.plot([*curve], [*curve.values()], 'o-', color=color, markersize=4, label=label)
-        axes.plot([top], [curve[top]], 'o', color=color, markersize=10)
+        axes.plot([*means], [*means.values()], 'o-', color=color, markersize=4, label=label)
+        axes.plot([top], [means[top]], 'o', color=color, markersize=10)
+        bars = {x: statistics.stdev(values) for x, values in curve.items() if len(values) > 1}
+        at = [means[x] for x in bars]
+        axes.errorbar([*bars], at, [*bars.values()], fmt='none', ecolor=color, capsize=2.5)
     xs = sorted({x for curve in curves.values() for x in curve})
     axes.set_xticks(xs, [f'{x:g}' for x in xs])
     axes.minorticks_off()
