@@ -355,13 +355,18 @@ def plot(argv: Sequence[str]) -> int:
     parser = Parser('scaling plot', plot.__doc__)
     add_table_flags(parser)
     parser.add_argument('--output', metavar='FILE', default='scaling.png', help='PNG, SVG or PDF')
+    overlay = 'published points, with the same columns; their column curve names curves'
+    parser.add_argument('--overlay', metavar='FILE', help=overlay)
     args = parser.parse_args(argv)
     from vit_jax.scaling import plots, rows, table
 
     check_picture(args.output, '--output')
     options = read_options(args)
     curves = table.fit_curves(rows.read_csv(args.csv), options)
-    figure = plots.draw_curves(curves, options)
+    published = []
+    if args.overlay:
+        published = table.published_curves(rows.read_csv(args.overlay, '--overlay'), options)
+    figure = plots.draw_curves(curves, options, published)
     print(save_figure(figure, args.output, '--output'))
     print_notes(curves, options)
     return 0

@@ -239,7 +239,7 @@ def _weights(errors: dict[str, float]) -> dict[str, float]:
 def _few(x: np.ndarray, y: np.ndarray, seeds: Seeds | None) -> curve_fit.Fit:
     """Fit the largest form with fewer parameters than points, and add a note."""
     form = forms.with_fewer(forms.find('shifted'), len(y))
-    curve_fit.require_more(form, len(y))
+    curve_fit.require_more(form, len(y), seeds)
     found = curve_fit.fit(form, x, y, seeds=seeds)
     note = f'{len(y)} points are too few to hold some out: fitted by {form.name}'
     return _without_band(found, f'{note}; they cannot show a break: no band')

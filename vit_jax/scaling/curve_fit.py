@@ -232,9 +232,12 @@ def _check(form: Form, x: np.ndarray, y: np.ndarray) -> None:
         raise UserError('all points have the same x')
 
 
-def require_more(form: Form, points: int) -> None:
-    """Raise UserError unless there are more points than parameters: others fit any points."""
-    if points <= len(form.names):
+def require_more(form: Form, points: int, seeds: Seeds | None) -> None:
+    """Raise UserError unless there are more points than parameters, or seeds that tell the noise.
+
+    Otherwise the curve goes through any points.
+    """
+    if points <= len(form.names) and not (seeds and seeds.several and points == len(form.names)):
         raise UserError(
             f'{points} points cannot determine the {len(form.names)} parameters of the form '
             f'{form.name!r}; give more, or a simpler form'

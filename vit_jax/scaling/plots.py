@@ -35,26 +35,30 @@ LABELS = {
 }
 
 
-def draw_curves(curves: Sequence[Curve], options: FitOptions) -> Figure:
+def draw_curves(
+    curves: Sequence[Curve], options: FitOptions, published: Sequence[Curve] = ()
+) -> Figure:
     """Draw a few curves in one panel, or many in a panel each, on logarithmic axes.
 
     Lines are the laws through all points, with their nominal 90 % bands as shades; a line below
     gives the measured coverage of such bands. Hollow points, right of the dotted line, were held
     out of the dashed fit, whose error there is in the legend. Faint points are not on the frontier.
     With a target, a single panel has stars at the predictions, and a line at each irreducible
-    error.
+    error. Diamonds are published points, with their laws.
 
     Raises:
-      UserError: for more curves than panels fit into a figure.
+      UserError: for more curves than panels fit into a figure, or published points beside many.
     """
     if len(curves) > MAX_PANELS:
         raise UserError(f'{len(curves)} curves are too many for one figure (at most {MAX_PANELS})')
     curves = [curve for curve in curves if len(curve.y)]
+    if published and (len(options.x) > 1 or len(curves) > TOGETHER):
+        raise UserError(f'--overlay: takes one column of x and at most {TOGETHER} curves')
     if len(options.x) > 1:
         return _draw_predicted(curves, options)
     if len(curves) > TOGETHER:
         return _draw_grid(curves, options)
-    return _draw_shared(curves, options)
+    return _draw_shared(curves, options, published)
 
 
 def _caveat(curves: Sequence[Curve]) -> str:
@@ -73,15 +77,19 @@ def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout=layout)
 
 
-def _draw_shared(curves: Sequence[Curve], options: FitOptions) -> Figure:
+def _draw_shared(
+    curves: Sequence[Curve], options: FitOptions, published: Sequence[Curve]
+) -> Figure:
     target = options.target
-    figure = _figure(8, 4.6 + 0.2 * len(curves))
+    figure = _figure(8, 4.6 + 0.2 * (len(curves) + len(published)))
     axes = figure.add_subplot()
     boundaries = [_boundary(curve) for curve in curves]
     shared = len(set(boundaries)) == 1
     for curve, color in zip(curves, _colors(curves), strict=True):
         _draw_curve(axes, curve, color, 4.5, _legend(curve), mark=not shared, target=target)
-    _finish(axes, _title(options), curves, few=False, target=target)
+    for i, curve in enumerate(published, start=len(curves)):
+        _draw_published(axes, curve, figures.COLORS[i % len(figures.COLORS)])
+    _finish(axes, _title(options), [*curves, *published], few=False, target=target)
     axes.set_xlabel(axis_label(options.x[0]), color=figures.FAINT, fontsize=9)
     axes.set_ylabel(axis_label(options.y), color=figures.FAINT, fontsize=9)
     if shared and boundaries[0] is not None:
@@ -143,8 +151,7 @@ def _draw_grid(curves: Sequence[Curve], options: FitOptions) -> Figure:
         _draw_curve(axes, curve, figures.COLORS[0], size=2.5, label=None)
         title = textwrap.fill(curve.label, _TITLE_LETTERS, max_lines=3, placeholder=' ...')
         _finish(axes, title, [curve], few=True)
-        if curve.holdout_rmse is not None:
-            _note(axes, f'{curve.holdout_rmse:.3f}')
+        _note(axes, curve)
     figure.supxlabel(_caveat(curves), x=0.01, ha='left', fontsize=7, color=figures.FAINT)
     return figure
 
@@ -198,6 +205,16 @@ def _draw_curve(
         axes.fill_between(grid, *band, color=color, alpha=0.18, linewidth=0)
     if mark and (boundary := _boundary(curve)) is not None:
         axes.axvline(boundary, color=color, linewidth=0.8, linestyle=':')
+
+
+def _draw_published(axes: Axes, curve: Curve, color: Any) -> None:
+    """Draw published points and the law through them."""
+    style = {'linestyle': '', 'marker': 'D', 'markersize': 4, 'markerfacecolor': 'none'}
+    label = f'{_legend(curve)} (published)'
+    axes.plot(curve.x[:, 0], curve.y, color=color, label=label, **style)
+    if curve.fit is not None:
+        grid = np.geomspace(curve.x.min(), curve.x.max(), 100)
+        axes.plot(grid, curve.fit.predict(grid), '-.', color=color, linewidth=0.9)
 
 
 def _seed_bars(axes: Axes, curve: Curve, color: Any) -> None:
@@ -263,7 +280,7 @@ def _legend(curve: Curve) -> str:
     error = '' if curve.holdout_rmse is None else f'; error held out {curve.holdout_rmse:.4f}'
     if isinstance(curve.fit, averaging.MeanFit) and len(curve.fit.parts) > 1:
         mixed = ', '.join(f'{part.fit.form.name} {part.weight:.2f}' for part in curve.fit.parts)
-        return f'{label}: mean of {mixed}{error}'
+        return f'{label}: mean of {mixed}; ${formula(curve.fit)}${error}'
     return f'{label}: ${formula(curve.fit)}${error}'
 
 
@@ -308,10 +325,17 @@ def _add_legend(figure: Figure, note: str = '') -> None:
         figures.set_formula(text)
 
 
-def _note(axes: Axes, text: str) -> None:
-    axes.text(
-        0.96, 0.9, text, transform=axes.transAxes, ha='right', fontsize=7, color=figures.FAINT
-    )
+def _note(axes: Axes, curve: Curve) -> None:
+    """Write the law and the error held out below the axes."""
+    lines = []
+    if isinstance(curve.fit, averaging.MeanFit) and len(curve.fit.parts) > 1:
+        lines.append(f'mean of {len(curve.fit.parts)} forms')
+    elif curve.fit is not None:
+        lines.append(f'${formula(curve.fit)}$')
+    if curve.holdout_rmse is not None:
+        lines.append(f'held out {curve.holdout_rmse:.3f}')
+    text = axes.set_xlabel('\n'.join(lines), loc='left', fontsize=6.5, color=figures.FAINT)
+    figures.set_formula(text)
 
 
 def _finish(
@@ -335,5 +359,6 @@ def _finish(
 def _ticks(axes: Axes, which: str, low: float, high: float, few: bool = False) -> None:
     axis = axes.xaxis if which == 'x' else axes.yaxis
     # Three digits do not distinguish neighboring ticks of a narrow range.
-    words = rows.short if high > 1.3 * low or high >= 1000 else '{:.4g}'.format
+    wide = high > 1.3 * low or high >= 1000
+    words = rows.words_up_to(high) if wide else '{:.4g}'.format
     figures.log_ticks(axis, low, high, few=few, words=words)

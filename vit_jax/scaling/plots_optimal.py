@@ -74,6 +74,9 @@ def _draw_contours(axes: Axes, one: Analysis, title: str) -> None:
                 axes.plot(found.c, found.n, mark, color=color, markersize=6)
     _runs(axes, one)
     if target and target['N'] is not None:
+        if 'N' in target['bands']:
+            ends = target['bands']['N']
+            axes.plot([target['C']] * 2, ends, color=_COLORS[one.shown], linewidth=2, alpha=0.6)
         axes.plot(
             target['C'],
             target['N'],
@@ -160,7 +163,7 @@ def _draw_budget(axes: Axes, one: Analysis, at: np.ndarray, color: str) -> None:
     parabola = isoflop.parabola(points.n[at], points.y[at], points.seeds.weights[at])
     axes.plot(n, parabola(np.log(n)), '--', color=color, linewidth=0.9)
     axes.annotate(
-        f'C = {budget:.2g}',
+        f'C = {rows.words_up_to(points.c.max())(budget)}',
         (n[-1], float(parabola(np.log(n[-1])))),
         xytext=(6, -2),
         textcoords='offset points',
@@ -173,8 +176,9 @@ def _scales(axes: Axes, title: str, x: np.ndarray, y: np.ndarray) -> None:
     axes.set_xscale('log')
     axes.set_yscale('log')
     figures.style(axes, title)
-    figures.log_ticks(axes.xaxis, float(x.min()), float(x.max()), few=False, words=rows.short)
-    figures.log_ticks(axes.yaxis, float(y.min()), float(y.max()), few=False, words=rows.short)
+    for axis, values in ((axes.xaxis, x), (axes.yaxis, y)):
+        low, high = float(values.min()), float(values.max())
+        figures.log_ticks(axis, low, high, few=False, words=rows.words_up_to(high))
 
 
 def draw_shape(
@@ -198,7 +202,7 @@ def draw_shape(
         ends = [ray.x.min(), ray.x.max(), *([law.best(target)] if law and target else [])]
         for axis, values in ((axes.xaxis, np.array(ends)), (axes.yaxis, ray.y)):
             low, high = float(values.min()), float(values.max())
-            figures.log_ticks(axis, low, high, few=True, words=rows.short)
+            figures.log_ticks(axis, low, high, few=True, words=rows.words_up_to(high))
         axes.set_xlabel(noun, color=figures.FAINT, fontsize=9)
         if i == 0:
             axes.set_ylabel(columns.y, color=figures.FAINT, fontsize=9)

@@ -6,11 +6,12 @@ import csv
 import io
 import pathlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from vit_jax.errors import UserError, nearest
 from vit_jax.storage import paths
 
+_RAISED = str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹')
 Row = dict[str, str]
 Numbered = tuple[int, Row]  # line in the file, row
 
@@ -36,8 +37,25 @@ def short(value: float) -> str:
     return f'{value:.3g}'
 
 
-def read_csv(path: str | pathlib.Path) -> list[Row]:
+def power(value: float) -> str:
+    """4.6e11 -> 4.6·10¹¹, 1e20 -> 10²⁰."""
+    mantissa, _, exponent = f'{value:.2e}'.partition('e')
+    raised = str(int(exponent)).translate(_RAISED)
+    digits = mantissa.rstrip('0').rstrip('.')
+    return f'10{raised}' if digits == '1' else f'{digits}·10{raised}'
+
+
+def words_up_to(largest: float) -> Callable[[float], str]:
+    """The notation of all numbers of an axis: `short`, or powers of ten if it reaches 10¹²."""
+    return short if largest < 1e12 else power
+
+
+def read_csv(path: str | pathlib.Path, flag: str = '--csv') -> list[Row]:
     """The rows of a CSV file with a header; spaces after commas are ignored.
+
+    Args:
+      path: of the file.
+      flag: that named it.
 
     Raises:
       UserError: if it cannot be read, has no rows, or has more cells in a row than in the header.
@@ -49,9 +67,9 @@ def read_csv(path: str | pathlib.Path) -> list[Row]:
         rows, header = list(reader), reader.fieldnames or []
     except (OSError, UnicodeDecodeError, csv.Error) as e:
         reason = e.strerror if isinstance(e, OSError) else e
-        raise UserError(f'--csv {str(path)!r} cannot be read: {reason}') from e
+        raise UserError(f'{flag} {str(path)!r} cannot be read: {reason}') from e
     if problem := _malformed(rows, header):
-        raise UserError(f'--csv {str(path)!r} {problem}')
+        raise UserError(f'{flag} {str(path)!r} {problem}')
     return rows
 
 

@@ -171,6 +171,20 @@ def fit_curves(rows: Sequence[Row], options: FitOptions) -> list[Curve]:
     return [dataclasses.replace(c, fit=fit) for c, fit in zip(curves, fits, strict=True)]
 
 
+def published_curves(rows: Sequence[Row], options: FitOptions) -> list[Curve]:
+    """The curves of a published table, with the columns and the form of one's own.
+
+    The column `curve`, if there is one, names the curves.
+
+    Raises:
+      UserError: as `fit_curves`.
+    """
+    by = ('curve',) if 'curve' in rows[0] else ()
+    return fit_curves(
+        rows, FitOptions(options.x, options.y, by, holdout=0.0, form=options.form, bootstrap=0)
+    )
+
+
 def _needed(options: FitOptions) -> list[tuple[str, str]]:
     """The columns in which a row needs a value, and the flags that name them."""
     return [*((x, '--x') for x in options.x), (options.y, '--y')]
@@ -356,10 +370,10 @@ def _fit(
     form = forms.find(name)
     taken = forms.with_fewer(form, len(y))
     try:
-        curve_fit.require_more(taken, len(y))
+        curve_fit.require_more(taken, len(y), seeds)
         found = curve_fit.fit(taken, x, y, bootstrap=bootstrap, seeds=seeds)
     except UserError:
-        curve_fit.require_more(form, len(y))
+        curve_fit.require_more(form, len(y), seeds)
         return curve_fit.fit(form, x, y)  # raises the error for the requested form
     if taken is form:
         return found

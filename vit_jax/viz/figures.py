@@ -192,6 +192,8 @@ def log_ticks(
         subs = (1.0, 3.0) if decades > 0.6 else (1.0, 2.0, 3.0, 5.0, 7.0)
     else:
         subs = (1.0, 2.0, 5.0) if decades > 0.7 else tuple(map(float, range(1, 10)))
+        if decades < 0.5:
+            subs = (1.0, 1.2, 1.5, *subs[1:])
     axis.set_major_locator(LogLocator(subs=subs, numticks=12))
     axis.set_major_formatter(FuncFormatter(lambda value, _: words(value)))
     axis.set_minor_locator(NullLocator())
