@@ -209,7 +209,12 @@ def _draw_curve(
 
 def _draw_published(axes: Axes, curve: Curve, color: Any) -> None:
     """Draw published points and the law through them."""
-    style = {'linestyle': '', 'marker': 'D', 'markersize': 4, 'markerfacecolor': 'none'}
+    style: dict[str, Any] = {
+        'linestyle': '',
+        'marker': 'D',
+        'markersize': 4,
+        'markerfacecolor': 'none',
+    }
     label = f'{_legend(curve)} (published)'
     axes.plot(curve.x[:, 0], curve.y, color=color, label=label, **style)
     if curve.fit is not None:
