@@ -41,7 +41,7 @@ class Viz(detect.Viz):
         Raises:
           UserError: as `segments`.
         """
-        numbers, queries = segments(prediction, photo, context)
+        (numbers, queries), prediction = self.found(prediction, photo, context)
         found = [
             _row(number, numbers == number, int(query), prediction, context)
             for number, query in enumerate(queries, start=1)
@@ -59,8 +59,8 @@ class Viz(detect.Viz):
     ) -> Figure:
         """Draw the files with colored segments, each with its class and score."""
         figure, cells = detect.image_grid(photos)
-        for axes, prediction, photo in zip(cells, predictions, photos, strict=True):
-            numbers, queries = segments(prediction, photo, context)
+        for axes, made, photo in zip(cells, predictions, photos, strict=True):
+            (numbers, queries), prediction = self.found(made, photo, context)
             picture = figures.as_picture(photo.original, SIDE)
             factor = len(picture) // len(numbers)
             numbers = numbers.repeat(factor, axis=0).repeat(factor, axis=1)
@@ -72,6 +72,12 @@ class Viz(detect.Viz):
             names = [f'{context.class_name(label)} {score:.2f}' for label, score in scored]
             write_labels(axes, numbers, names, tints, numbers.shape[1] / detect.INSIDE)
         return figure
+
+    def found(
+        self, prediction: Fields, photo: Photo, context: Context
+    ) -> tuple[panoptic.Segments, Fields]:
+        """The segments of the file, and their `labels`, `scores` and `things`."""
+        return segments(prediction, photo, context), prediction
 
     def mark(self, axes: Axes, fields: Fields, context: Context) -> None:
         """Draw the segments of an example in color, each with its class at the thickest point."""
