@@ -58,6 +58,8 @@ FORMS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ('registers', 'vit_so150m_patch16_reg4_map_256', {}),
     ('NaFlexViT', 'naflexvit_base_patch16_gap', {'pos_embed_grid_size': [3, 3]}),
     ('NaFlexViT', 'naflexvit_base_patch16_siglip', {'pos_embed_grid_size': [3, 3]}),
+    ('NaFlexViT', 'naflexvit_base_patch16_par_gap', {'pos_embed_grid_size': [3, 3]}),
+    ('NaFlexViT', 'naflexvit_base_patch16_radio_v3', {'pos_embed_grid_size': [3, 3]}),
 )
 # Families that are also written for timm.
 WRITTEN = (

@@ -162,3 +162,22 @@ def test_biases_by_offset_are_those_of_timm():
     row = [31.622774, 31.622776, 33.242805, 36.482872, 41.569218]
     np.testing.assert_allclose(larger[4, :5], row, rtol=1e-5)
     np.testing.assert_allclose(smaller[0], [14.696939, 18.520260, 22.627417], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ('method', 'options'),
+    [
+        ('linear_cropped', {'mode': 'bilinear'}),
+        ('bilinear_cropped', {'mode': 'bilinear', 'align_corners': True}),
+        ('antialiased_cropped', {'mode': 'bicubic', 'antialias': True}),
+    ],
+)
+def test_a_grid_that_keeps_its_aspect_ratio_is_that_of_timm(method, options):
+    """As in timm's NaFlexVit with pos_embed_ar_preserving."""
+    torch = pytest.importorskip('torch')
+    table = np.random.default_rng(0).normal(size=(3, 3, 4)).astype(np.float32)
+    wide = torch.nn.functional.interpolate(
+        torch.from_numpy(table.transpose(2, 0, 1))[None], size=(5, 5), **options
+    )
+    expected = wide[0, :, :2, :5].numpy().transpose(1, 2, 0)
+    np.testing.assert_allclose(resize.grid(table, (2, 5), method), expected, atol=1e-5)

@@ -116,14 +116,19 @@ def grid(x: Float[Values, 'h w D'], size: Size, method: str) -> Float[np.ndarray
       size: rows and columns of the new grid.
       method: 'bilinear' (`bilinear_align_corners`), 'bicubic' (`bicubic_half_pixel`),
         'bicubic_offset', 'antialiased' (`bicubic_antialiased`), 'linear' (`linear_half_pixel`),
-        'linear_antialiased' (`bilinear_half_pixel`) or 'geometric'.
+        'linear_antialiased' (`bilinear_half_pixel`) or 'geometric'. With '_cropped' behind it, the
+        grid is resized to a square of the longer side, whose first rows and columns are taken, so
+        that cells keep their aspect ratio.
 
     Raises:
       UserError: if there is no such method.
     """
-    if method not in _METHODS:
-        raise UserError(nearest('method to resize position embeddings', method, _METHODS))
-    return _METHODS[method](x, size)
+    plain = method.removesuffix(CROPPED)
+    if plain not in _METHODS:
+        raise UserError(nearest('method to resize position embeddings', plain, _METHODS))
+    if plain == method:
+        return _METHODS[plain](x, size)
+    return _METHODS[plain](x, (max(size), max(size)))[: size[0], : size[1]]
 
 
 def position_embedding(
@@ -155,6 +160,7 @@ def position_embedding(
     return np.concatenate([prefix, resized.reshape(-1, resized.shape[-1])])[None]
 
 
+CROPPED = '_cropped'
 _METHODS = {
     'bilinear': bilinear_align_corners,
     'bicubic': bicubic_half_pixel,

@@ -27,6 +27,7 @@ from vit_jax.interop.families._transformers import (
 )
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import Size, TrainedModel, Written, fields
+from vit_jax.ops import resize
 
 Arguments = Mapping[str, Any]
 
@@ -50,7 +51,6 @@ _PLAIN = {
     'block_fn': (None, '', 'Block', _RES_POST),
     'mlp_layer': (None, '', 'Mlp', 'mlp', 'SwiGLU', 'GluMlp(gate_last=False)'),
     'pos_embed': ('learn', 'learned'),
-    **dict.fromkeys(('pos_embed_ar_preserving', 'pos_embed_align_corners'), (False,)),
     **{'pos_embed_use_grid_sample': (False,), 'patchify_channels_last': (True,)},
     'pos_embed_interp_mode': ('bicubic', 'bilinear'),
     'attn_gated': (False,),
@@ -150,6 +150,8 @@ def naflex(flat: Flat, found: Arguments, source: str) -> tuple[Flat, list[Size]]
     """
     if found.get('rope_type') not in (None, '', 'none'):
         raise UserError(f'{source}: no model here is a NaFlexViT with rotary positions')
+    if found.get('pos_embed_align_corners') and found.get('pos_embed_interp_mode') != 'bilinear':
+        raise UserError(f'{source}: pos_embed_align_corners is supported for bilinear positions')
     kernel, table = flat['embeds.proj.weight'], flat.get('embeds.pos_embed')
     if kernel.ndim == 2:  # of patches [P P C] in a row
         channels = found.get('in_chans') or 3
@@ -168,9 +170,12 @@ def naflex(flat: Flat, found: Arguments, source: str) -> tuple[Flat, list[Size]]
 def naflex_positions(found: Arguments) -> str:
     """Interpolation of a NaFlexViT's positions, see `ops.resize.grid`."""
     antialiased = found.get('pos_embed_antialias', True)
+    ending = resize.CROPPED if found.get('pos_embed_ar_preserving') else ''
+    if found.get('pos_embed_align_corners'):
+        return f'bilinear{ending}'
     if found.get('pos_embed_interp_mode') == 'bilinear':
-        return 'linear_antialiased' if antialiased else 'linear'
-    return 'antialiased' if antialiased else 'bicubic'
+        return ('linear_antialiased' if antialiased else 'linear') + ending
+    return ('antialiased' if antialiased else 'bicubic') + ending
 
 
 def final_norm(found: Arguments) -> dict[str, bool]:
