@@ -108,7 +108,12 @@ def load(spec):
     return config_lib.load(str(ROOT / spec))
 
 
+TEACHER = str(ROOT / 'experiments' / 'distill' / 'smoke_teacher.npz')
+
+
 def build(config):
+    if config.task.get('teacher') == '':  # which the user has to name
+        config.task.teacher = TEACHER
     devices = jax.devices()[: config.parallel.fsdp * config.parallel.tensor]
     return build_lib.build(config, devices)
 

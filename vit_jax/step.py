@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import flax.linen as nn
@@ -36,6 +37,8 @@ class TrainState:
       opt_state: the optimizer's state.
       collections: other Flax collections by name, such as `batch_stats`.
       ema: exponential moving average of `params`, or None.
+      frozen: variables of the task's frozen models by name, which no step changes and no checkpoint
+        holds; None without any.
       key: data of the run's base key, uint32 [2]; the keys of a step are folded from it, so
         that a resumed run has the same randomness as an uninterrupted one.
     """
@@ -46,6 +49,7 @@ class TrainState:
     collections: dict[str, PyTree]
     ema: PyTree | None
     key: PyTree
+    frozen: PyTree | None = None
 
     @property
     def variables(self) -> dict[str, PyTree]:
@@ -162,6 +166,7 @@ def make_train_step(
         def forward(trained, collections, examples):
             params = gradients.merge(trained, state.params)
             apply = Training(model, params, collections, keys, state.ema, state.step)
+            apply.frozen = task.bind_frozen(state.frozen) if state.frozen else NO_MODELS
             with stochastic.example_positions(examples.positions):
                 return task.outputs(apply, examples.batch), apply.collections
 
@@ -184,7 +189,9 @@ def make_train_step(
             ema = optax.incremental_update(params, ema, 1 - rest)
         norms = {'grad_norm': grads, 'update_norm': updates, 'param_norm': params}
         metrics |= {name: optax.tree.norm(tree) for name, tree in norms.items()}
-        after = TrainState(state.step + 1, params, opt_state, collections, ema, state.key)
+        after = TrainState(
+            state.step + 1, params, opt_state, collections, ema, state.key, state.frozen
+        )
         return (keep_finite(state, after, metrics) if max_skips else after), metrics
 
     return train_step
@@ -305,6 +312,7 @@ def make_attention_step(
 
 Keys = dict[str, jax.Array]
 AFTER_TRAINING: Any = np.int32(2**30)  # adding to this step does not overflow
+NO_MODELS: Mapping[str, Callable[..., Any]] = MappingProxyType({})
 
 
 class Training:
@@ -313,9 +321,11 @@ class Training:
     Attributes:
       collections: variables other than parameters, after the calls so far.
       step: number of steps taken; skipped ones count.
+      frozen: the task's frozen models as functions.
     """
 
     train = True
+    frozen = NO_MODELS
 
     def __init__(
         self,
@@ -364,7 +374,7 @@ class Evaluation:
     Further keywords of a call go to `Module.apply`; `mutable=['intermediates']` also returns those.
     """
 
-    train, step = False, AFTER_TRAINING
+    train, step, frozen = False, AFTER_TRAINING, NO_MODELS
 
     def __init__(self, model: Any, variables: PyTree, keys: Keys, positions: Int[Array, ' b']):
         self._model, self._variables = model, variables
@@ -381,7 +391,7 @@ class Evaluation:
 class Initial:
     """The module during initialization: its calls create its variables."""
 
-    train, step = False, AFTER_TRAINING
+    train, step, frozen = False, AFTER_TRAINING, NO_MODELS
 
     def __init__(self, module: Any):
         self._module = module

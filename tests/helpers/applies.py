@@ -6,7 +6,7 @@ from vit_jax.step import AFTER_TRAINING
 class Given:
     """`tasks.base.Apply` of a function of the inputs."""
 
-    train, step = False, AFTER_TRAINING
+    train, step, frozen = False, AFTER_TRAINING, {}
 
     def __init__(self, function):
         self.function = function

@@ -35,6 +35,7 @@ Items = dict[str, dict[str, PyTree]]  # item -> field of the state -> arrays
 
 ITEMS_OF_INFERENCE = (VARIABLES, META)
 _FIELDS_OF_VARIABLES = ('params', 'collections', 'ema')
+_NOT_SAVED = ('frozen',)  # of other checkpoints
 
 
 def handler() -> ocp.CompositeCheckpointHandler:
@@ -131,12 +132,14 @@ def _require_memory(directory: Path, arrays: PyTree) -> None:
 
 
 def _split(state: PyTree) -> Items:
-    """Split the fields of a state (a dataclass or dict) into those for inference and the rest.
+    """Split the saved fields of a state (a dataclass or dict): those for inference and the rest.
 
     Items without arrays are left out.
     """
     items: Items = {VARIABLES: {}, TRAINING: {}}
     for name, child in _fields(state)[0].items():
+        if name in _NOT_SAVED:
+            continue
         items[VARIABLES if name in _FIELDS_OF_VARIABLES else TRAINING][name] = child
     return {item: fields for item, fields in items.items() if jax.tree.leaves(fields)}
 

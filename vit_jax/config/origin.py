@@ -119,6 +119,9 @@ def dotted_names(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _names(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield 'model.name', _text(_group(config, 'model'), 'name')
     yield 'task.name', _text(_group(config, 'task'), 'name')
+    for key, value in _group(config, 'task').items():  # a teacher of a family of one's own
+        if key == 'teacher':
+            yield 'task.teacher', split_family(value if isinstance(value, str) else '')[0]
     yield 'init.from', split_family(_text(_group(config, 'init'), 'from'))[0]
     writers = config.get('writers')
     for writer in writers if isinstance(writers, (list, tuple)) else ():

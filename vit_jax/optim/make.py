@@ -36,7 +36,6 @@ from vit_jax.signatures import Duration, Parameters, keyword_only, parameters
 from vit_jax.tree_paths import map_paths, param_paths
 
 PyTree = Any
-STANDARD_PARAMETRIZATION = 'standard'
 Strength = float | Callable[[Any], Any]  # of weight decay, or its schedule
 # Optimizers that need the loss, a random key or a constant learning rate.
 _UNSUPPORTED = {'fromage', 'lbfgs', 'noisy_sgd', 'optimistic_adam', 'rprop', 'sm3'}
@@ -53,7 +52,7 @@ def make(
     *,
     name: str,
     lr: float,
-    parametrization: str = STANDARD_PARAMETRIZATION,
+    parametrization: str = mup.STANDARD,
     schedule: Mapping[str, Any] = CONSTANT,
     weight_decay: float = 0.0,
     decay_schedule: Mapping[str, Any] = CONSTANT,

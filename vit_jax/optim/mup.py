@@ -26,13 +26,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from vit_jax.errors import UserError
+from vit_jax import signatures
+from vit_jax.errors import UserError, nearest
 from vit_jax.optim.muon import TO_HEADS, is_stacked, kernel_axes
 from vit_jax.tree_paths import param_paths, path_name
 
@@ -41,6 +42,7 @@ Shape = tuple[int, ...]
 Kinds = Sequence[tuple[str, str]]  # a pattern of paths, and the kind
 
 KINDS = ('vector', 'hidden', 'output', 'embedding', 'tied')
+KEY, STANDARD = 'config.optim.parametrization', 'standard'
 # Optimizers whose updates do not depend on the scale of the gradients.
 OPTIMIZERS = (
     *('adabelief', 'adam', 'adamax', 'adamaxw', 'adamw', 'adan', 'amsgrad', 'lion', 'nadam'),
@@ -168,3 +170,28 @@ def _query_factors(path: str, shape: Shape, narrow: Shape) -> np.ndarray | None:
     parts = np.ones((len(shape) - 3) * (1,) + (len(match[1]), 1, 1), np.float32)
     parts[..., match[1].index('q'), 0, 0] = (narrow[-1] / shape[-1]) ** 0.5
     return parts
+
+
+def base_fields(text: str, known: Iterable[str]) -> dict[str, Any] | None:
+    """The fields of the base model that `mup(...)` gives; None for 'standard'.
+
+    Args:
+      text: of the config.
+      known: the fields that models of this kind have.
+
+    Raises:
+      UserError: for another text, or an unknown field.
+    """
+    if text == STANDARD:
+        return None
+    call = signatures.parse_call(text, KEY)
+    args, widths = signatures.arguments(call)
+    if signatures.function_name(call) != 'mup' or args or not widths:
+        raise UserError(
+            f"{KEY}={text!r}: write 'standard', or 'mup(width=64, ...)' with the widths of the "
+            'model that the hyperparameters were tuned on'
+        )
+    for key in widths:
+        if key not in known:
+            raise UserError(f'{KEY}: ' + nearest('field of config.model', key, known))
+    return widths

@@ -22,6 +22,7 @@ from vit_jax.data.plans.base import Examples
 from vit_jax.data.splits import Subset
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
+from vit_jax.inference import frozen
 from vit_jax.optim import sharpness
 from vit_jax.profiling import benchmark, flops, task_flops
 from vit_jax.profiling.examples import Spec, row_of
@@ -151,6 +152,7 @@ def price(
     facts = data_facts(config, examples, image_size)
     config, each = facts.config, facts.each
     model, task = objects.model_and_task(config)
+    task = frozen.attach(task).task
     measured = [_measure(model, task, tuple(sorted(kind.spec.items()))) for kind in facts.kinds]
     gradients = sharpness.gradients_per_step(defaults.arguments(config, 'step')['sam'])
     spent = [(k.rows * k.share / each, f) for k, (_, f) in zip(facts.kinds, measured, strict=True)]
@@ -205,6 +207,7 @@ def train_flops(meta: Mapping[str, Any], allowed: Sequence[str] = ()) -> float |
     require_allowed(meta['config'], allowed, 'the checkpoint')
     config = from_dict(meta['config'])
     model, task = objects.model_and_task(config)
+    task = frozen.attach(task, allowed).task
     return sum(n * task_flops.step_flops(config, model, task, spec) for n, spec in kinds)
 
 

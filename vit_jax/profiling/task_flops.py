@@ -8,7 +8,7 @@ microbatches or under pmap.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from vit_jax.config import defaults
 from vit_jax.optim import sharpness
 from vit_jax.profiling import flops
-from vit_jax.tasks.base import Task
+from vit_jax.tasks.base import FrozenModel, Task
 
 Spec = Mapping[str, Any]  # shape and dtype of one example's arrays
 
@@ -29,7 +29,8 @@ class Training(NamedTuple):
 
     Attributes:
       learning: of calls with a gradient.
-      averaged: of calls at the running average of the parameters, without a gradient.
+      averaged: of calls without a gradient: at the running average of the parameters, and of frozen
+        models, such as a teacher.
     """
 
     learning: int
@@ -48,7 +49,7 @@ class Training(NamedTuple):
 
 def training_flops(model: Any, task: Task, spec: Spec) -> Training:
     """FLOPs of `task.outputs` for one example, before `task.augment`."""
-    apply = _Counting(model, task.rngs)
+    apply = _Counting(model, task.rngs, task.frozen_models)
     jax.eval_shape(functools.partial(task.outputs, apply), _batch_of_one(spec))
     return Training(apply.learning, apply.averaged)
 
@@ -75,10 +76,13 @@ class _Counting:
     train = True
     step: Any = np.int32(0)
 
-    def __init__(self, model: Any, rngs: tuple[str, ...]):
+    def __init__(self, model: Any, rngs: tuple[str, ...], frozen: Mapping[str, FrozenModel]):
         self.learning = self.averaged = 0
         self._model = model
         self._keys = dict.fromkeys(('params', *rngs), jax.random.key(0))
+        self.frozen: Mapping[str, Callable[..., Any]] = {
+            name: functools.partial(self._call, m.module) for name, m in frozen.items()
+        }
 
     def __call__(self, *inputs: Any, method: str | None = None, **options: Any) -> Any:
         options = {'train': True} | options if method is None else {'method': method} | options
@@ -92,8 +96,16 @@ class _Counting:
         self.averaged += count
         return outputs
 
-    def _traced(self, inputs: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, int]:
-        call = functools.partial(self._model.init_with_output, self._keys, *inputs, **options)
+    def _call(self, module: Any, *inputs: Any) -> Any:
+        outputs, count = self._traced(inputs, {}, module)
+        self.averaged += count
+        return outputs
+
+    def _traced(
+        self, inputs: tuple[Any, ...], options: dict[str, Any], module: Any = None
+    ) -> tuple[Any, int]:
+        module = module or self._model
+        call = functools.partial(module.init_with_output, self._keys, *inputs, **options)
         jaxpr, (shapes, _) = jax.make_jaxpr(call, return_shape=True)()
         outputs = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
         return outputs, flops.jaxpr_flops(jaxpr)

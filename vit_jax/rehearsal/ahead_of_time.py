@@ -112,7 +112,7 @@ def describe(made: Program, facts: DataFacts, refusal: str) -> dict[str, Any]:
         ],
         'state': {
             name: sum(map(_bytes_on_a_chip, jax.tree.leaves(getattr(made.target, name))))
-            for name in ('params', 'opt_state', 'ema', 'collections')
+            for name in ('params', 'opt_state', 'ema', 'collections', 'frozen')
         },
         'unit': made.layout.num_shards * defaults.arguments(facts.config, 'step')['accum_steps'],
         'mesh': dict(made.layout.mesh.shape),

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.config import load, schema
 from vit_jax.errors import UserError
-from vit_jax.optim.make import STANDARD_PARAMETRIZATION
+from vit_jax.optim import mup
 from vit_jax.runtime import mesh
 from vit_jax.signatures import parameters
 from vit_jax.trainer import build
@@ -48,15 +48,15 @@ def check(
     Raises:
       UserError: if the parametrization is the standard one, or a model cannot be built.
     """
-    text = config.optim.get('parametrization', STANDARD_PARAMETRIZATION)
-    base = build.base_fields(text, parameters(schema.model_class(config)))
+    text = config.optim.get('parametrization', mup.STANDARD)
+    base = mup.base_fields(text, parameters(schema.model_class(config)))
     if base is None:
         raise UserError(
             'config.optim.parametrization: name the widths of the base model, as '
             "'mup(width=64, mlp_dim=256, num_heads=1)'"
         )
     found = []
-    for name, parametrized in (('standard', STANDARD_PARAMETRIZATION), ('mup', text)):
+    for name, parametrized in (('standard', mup.STANDARD), ('mup', text)):
         for times in multiples:
             widths = {key: value * times for key, value in base.items()}
             sums: dict[str, float] = {}

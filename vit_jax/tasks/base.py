@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any, ClassVar, Protocol, runtime_checkable
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +33,8 @@ class Apply(Protocol):
 
     Attributes:
       train: whether the step trains.
+      frozen: by their names, the frozen models as functions of their inputs, without gradient and
+        in evaluation mode; empty outside of training.
       step: the number of steps taken, int32, for schedules of the task's own. In evaluation and
         at initialization, where it is not known, it is `apply.AFTER_TRAINING`, so that schedules
         have their last value. `loss` sees it if it is among the outputs.
@@ -38,6 +42,7 @@ class Apply(Protocol):
 
     train: bool
     step: Int[Array, '']
+    frozen: Mapping[str, Callable[..., Any]]
 
     def __call__(self, *inputs: Any, method: str | None = None, **options: Any) -> Any: ...
 
@@ -50,6 +55,26 @@ class Apply(Protocol):
           UserError: in training, if the run keeps no average.
         """
         ...
+
+
+class FrozenModel(NamedTuple):
+    """A model that a task reads and never trains.
+
+    Attributes:
+      module: the Linen module.
+      size: height and width of its images; None if they may have any.
+      value_range: of its images, unless they are normalized.
+      normalization: mean and standard deviation of its images in [0, 1].
+    """
+
+    module: Any
+    size: tuple[int, int] | None = None
+    value_range: tuple[float, float] | None = None
+    normalization: Normalization | None = None
+
+    def call(self, variables: Any, *inputs: Any) -> Any:
+        """The outputs in evaluation mode, without gradient."""
+        return jax.lax.stop_gradient(self.module.apply(variables, *inputs))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +118,27 @@ class Task(abc.ABC):
         """
         del num_classes, shares
         return self
+
+    @property
+    def frozen(self) -> Mapping[str, str]:
+        """Checkpoints of the models that the task reads and never trains, by fields of the task."""
+        return {}
+
+    @property
+    def frozen_models(self) -> Mapping[str, FrozenModel]:
+        """The models of `frozen`, if they were read."""
+        return getattr(self, '_frozen_models', {})
+
+    def with_frozen(self, models: Mapping[str, FrozenModel]) -> Task:
+        """The task with the models of `frozen`."""
+        task = dataclasses.replace(self)
+        object.__setattr__(task, '_frozen_models', models)
+        return task
+
+    def bind_frozen(self, variables: Mapping[str, Any] | None) -> dict[str, Callable[..., Any]]:
+        """The frozen models as functions of their inputs."""
+        held = variables or {}
+        return {k: functools.partial(m.call, held[k]) for k, m in self.frozen_models.items()}
 
     @property
     def weighs_classes(self) -> bool:

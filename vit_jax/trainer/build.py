@@ -6,7 +6,7 @@ The config is read only here; later code takes the objects made of it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +15,17 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from vit_jax import signatures
 from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.config import defaults, durations, objects, schema
+from vit_jax.config.origin import dotted_names
 from vit_jax.data import vocabulary
 from vit_jax.data.batches import Shape
 from vit_jax.data.dataset import Dataset
-from vit_jax.errors import UserError, nearest
+from vit_jax.errors import UserError
 from vit_jax.interop import adapt
 from vit_jax.interop.trained import TrainedModel, fields
 from vit_jax.optim import make as optim
 from vit_jax.optim import mup
-from vit_jax.optim.make import STANDARD_PARAMETRIZATION
 from vit_jax.runtime import sharding
 from vit_jax.signatures import in_steps
 from vit_jax.step import TrainState, init_state, init_with_output, make_train_step
@@ -36,6 +35,7 @@ from vit_jax.trainer.compatibility import abstract_variables
 from vit_jax.trainer.early_stopping import Judge, make_judge
 
 if TYPE_CHECKING:
+    from vit_jax.inference.frozen import Frozen
     from vit_jax.trainer.examples import Examples
 
 
@@ -51,6 +51,7 @@ class Program:
       train_step: (state, batch) -> (state, metrics), compiled at its first call.
       eval_steps: the steps of evaluations.
       max_skips: steps in a row that may be skipped because they are not finite.
+      frozen: the models that the task reads and never trains, if there are any.
     """
 
     model: Any
@@ -61,6 +62,7 @@ class Program:
     train_step: Callable
     eval_steps: evaluate.EvalSteps
     max_skips: int
+    frozen: Frozen | None = None
 
     @property
     def hardware(self) -> str:
@@ -134,6 +136,8 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
     shares = data.source.class_shares()
     program, lr = make_program(config, data.shapes, layout, times, data.info.num_classes, shares)
     vocabulary.require_ids(data.vocab, program.model, 'config.data.vocab')
+    if program.frozen:
+        program.frozen.require_classes(data.info.class_names)
     every = durations.Every(**defaults.arguments(config, 'every'))
     keep = defaults.arguments(config, 'checkpoint')
     trained = TrainedModel(
@@ -216,6 +220,8 @@ def make_program(
     model, task = objects.model_and_task(config)
     if num_classes:
         task = task.for_data(num_classes, shares)
+    frozen = read_frozen(config, task) if task.frozen else None
+    task = frozen.task if frozen else task
     step = defaults.arguments(config, 'step')
     for shape in shapes:
         _check_rows(config, task, layout, shape.rows, step['accum_steps'])
@@ -241,12 +247,14 @@ def make_program(
         **config.optim.to_dict(),
     )
 
-    def init(params: Mapping[str, Any] | None = None) -> TrainState:
+    def init(params: Mapping[str, Any] | None = None, held: Any = None) -> TrainState:
         variables = run_once(example)[1]
         if factors is not None:
             variables = {**variables, 'params': mup.scaled(variables['params'], factors)}
         variables = adapt.overlay(variables, {'params': params or {}})
-        return init_state(variables, tx, config.seed, ema=step['ema_decay'] > 0)
+        held = frozen.zeros if frozen and held is None else held
+        state = init_state(variables, tx, config.seed, ema=step['ema_decay'] > 0)
+        return dataclasses.replace(state, frozen=held)
 
     abstract_state = jax.eval_shape(init)
     train_step = make_train_step(
@@ -267,8 +275,16 @@ def make_program(
         train_step=layout.compile_train(train_step, abstract_state),
         eval_steps=evaluate.compile_steps(model, task, layout, config.seed),
         max_skips=step['max_skips'],
+        frozen=frozen,
     )
     return program, lr
+
+
+def read_frozen(config: ConfigDict, task: Task) -> Frozen:
+    """Read the models that the task never trains; their reader is imported only if needed."""
+    from vit_jax.inference import frozen
+
+    return frozen.attach(task, [name for _, name in dotted_names(config)])
 
 
 def _check_classes(config: ConfigDict, data: Dataset) -> None:
@@ -304,9 +320,6 @@ def _check_rows(
     )
 
 
-_KEY = 'config.optim.parametrization'
-
-
 def mup_factors(
     config: ConfigDict, model: Any, params: Any, params_of: Callable[[Any], Any]
 ) -> Mapping[str, mup.Factors] | None:
@@ -321,33 +334,8 @@ def mup_factors(
     Raises:
       UserError: for another text, or a base model that differs in more than widths.
     """
-    text = defaults.arguments(config, 'optim').get('parametrization', STANDARD_PARAMETRIZATION)
-    if (widths := base_fields(text, fields(model))) is None:
+    text = defaults.arguments(config, 'optim').get('parametrization', mup.STANDARD)
+    if (widths := mup.base_fields(text, fields(model))) is None:
         return None
     base = params_of(model.clone(parent=None, **widths))
     return mup.factors(params, base, model.mup_kinds)
-
-
-def base_fields(text: str, known: Iterable[str]) -> dict[str, Any] | None:
-    """The fields of the base model that `mup(...)` gives; None for 'standard'.
-
-    Args:
-      text: of the config.
-      known: the fields that models of this kind have.
-
-    Raises:
-      UserError: for another text, or an unknown field.
-    """
-    if text == STANDARD_PARAMETRIZATION:
-        return None
-    call = signatures.parse_call(text, _KEY)
-    args, widths = signatures.arguments(call)
-    if signatures.function_name(call) != 'mup' or args or not widths:
-        raise UserError(
-            f"{_KEY}={text!r}: write 'standard', or 'mup(width=64, ...)' with the widths of the "
-            'model that the hyperparameters were tuned on'
-        )
-    for key in widths:
-        if key not in known:
-            raise UserError(f'{_KEY}: ' + nearest('field of config.model', key, known))
-    return widths

@@ -29,7 +29,7 @@ from vit_jax.runtime import compile_cache
 from vit_jax.step import TrainState
 from vit_jax.storage import paths, run_folder
 from vit_jax.trainer import compatibility
-from vit_jax.trainer.build import Training
+from vit_jax.trainer.build import Program, Training
 from vit_jax.trainer.early_stopping import Bests
 from vit_jax.trainer.workdir import FREE, SCHEDULES
 
@@ -80,11 +80,13 @@ def restore(
         compatibility.require_same_function(meta.get('config'), training.config)
         compatibility.require_same_classes(meta.get('class_names', ()), training.data.info)
         compatibility.require_same_count(meta.get('num_examples'), training.data)
+        if program.frozen:
+            program.frozen.require_same(meta.get('frozen', {}))
         if training.program.task.weighs_classes:
             compatibility.require_same_class_counts(meta.get('class_counts'), training.data)
         notes = compatibility.require_same_listing(meta.get('listing'), training.data)
         return ResumePoint(
-            program.layout.from_global(saved),
+            _placed(program, saved),
             step,
             meta.get('hardware', program.hardware),
             meta.get('unevaluated', False),
@@ -96,8 +98,18 @@ def restore(
     bests = training.judge.begin({})
     if origin.state is not None:
         return ResumePoint(origin.state, origin.step, origin.hardware, bests=bests)
-    state = program.layout.create(program.init, origin.params)
+    held = (program.frozen.variables,) if program.frozen else ()
+    state = program.layout.create(program.init, origin.params, *held)
     return ResumePoint(state, 0, program.hardware, bests=bests)
+
+
+def _placed(program: Program, saved: TrainState) -> TrainState:
+    """A restored state on the devices, with the frozen models, which it does not hold."""
+    state = program.layout.from_global(dataclasses.replace(saved, frozen=None))
+    if program.frozen is None:
+        return state
+    held = program.layout.create(lambda x: x, program.frozen.variables)
+    return dataclasses.replace(state, frozen=held)
 
 
 def check_stop(stop_at: int | None, start: int) -> None:
@@ -221,7 +233,7 @@ def branch(training: Training) -> Origin:
     compatibility.require_same_classes(named, training.data.info, 'config.branch')
     history = tuple(line for line in run_folder.read_metrics(trunk) if line['step'] <= step)
     return Origin(
-        state=program.layout.from_global(state),
+        state=_placed(program, state),
         step=step,
         hardware=meta.get('hardware', program.hardware),
         history=history,

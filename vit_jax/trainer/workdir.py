@@ -322,12 +322,14 @@ def save(
         'data': {'step': step},
         'hardware': program.hardware,
         'versions': environment.versions(),
+        'frozen': dict(program.frozen.digests) if program.frozen else {},
         'unevaluated': unevaluated,
         BESTS: {key: dataclasses.asdict(best) for key, best in bests.items()},
         'broken': list(training.data.source.broken.items()),
         **training.data.facts(),
     }
-    checkpointer.save(step, program.layout.to_global(state), meta)
+    saved = dataclasses.replace(state, frozen=None)
+    checkpointer.save(step, program.layout.to_global(saved), meta)
 
 
 def write_config(training: Training, folder: pathlib.Path) -> None:

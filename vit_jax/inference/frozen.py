@@ -1,0 +1,98 @@
+"""Models that a task reads and never trains, such as a teacher.
+
+A task names their checkpoints (`Task.frozen`), which are read as by `vit_jax.load`. Their variables
+are part of a run's state without being saved: a checkpoint of the run keeps their digest, and a run
+resumes only with the same ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.tasks.base import FrozenModel, Task
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    """The frozen models of a task.
+
+    Attributes:
+      task: that calls them.
+      variables: of each by its name, as numpy arrays.
+      digests: of the variables.
+      class_names: of each model's outputs; empty if unknown.
+    """
+
+    task: Task
+    variables: dict[str, PyTree] = dataclasses.field(default_factory=dict)
+    digests: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    class_names: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def zeros(self) -> PyTree:
+        """Variables of the same shapes, to be traced."""
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self.variables)
+
+    def require_same(self, saved: Mapping[str, str] | None) -> None:
+        """Raise UserError if the models are not those of a saved run, by their digests."""
+        for name, digest in self.digests.items():
+            if saved is not None and saved.get(name) != digest:
+                raise UserError(
+                    f'config.task.{name}={self.task.frozen[name]}: its weights are not those that '
+                    'the run was saved with: bring the file back, or train in another --workdir'
+                )
+
+    def require_classes(self, known: Sequence[str]) -> None:
+        """Raise UserError if a classifier has classes of other names than the data."""
+        for name, classes in self.class_names.items():
+            wrong = [pair for pair in zip(classes, known, strict=False) if pair[0] != pair[1]]
+            if classes and known and wrong:
+                theirs, ours = wrong[0]
+                raise UserError(
+                    f'config.task.{name}={self.task.frozen[name]}: its class '
+                    f'{classes.index(theirs)} is {theirs!r}, and that of the data is {ours!r}'
+                )
+
+
+def attach(task: Task, allowed: Sequence[str] = ()) -> Frozen:
+    """Read the models that a task names, and give them to it.
+
+    Args:
+      task: of the config.
+      allowed: modules of the user that the configs of their runs may name.
+
+    Raises:
+      UserError: as `vit_jax.load`, or if a model takes no images.
+    """
+    if not (named := task.frozen):
+        return Frozen(task)
+    from vit_jax.inference import load  # here, as most tasks have none
+    from vit_jax.inference.frechet import weights_digest
+
+    models, variables, names = {}, {}, {}
+    for name, path in named.items():
+        if not path:
+            raise UserError(f'config.task.{name}: name a checkpoint, as --config.task.{name}=RUN')
+        try:
+            stored = load.backbone(load.read(path, allowed=allowed))
+            trained = load.adapt_model(stored)
+            span = getattr(trained.task, 'value_range', None)
+            if not trained.takes_images or (span is None and trained.task.normalization is None):
+                raise UserError(f'a {trained.config.model.name} of this task takes no plain images')
+        except UserError as error:
+            raise UserError(f'config.task.{name}={path}: {error}') from error
+        size = trained.prepared_size or trained.image_size
+        models[name] = FrozenModel(trained.model, size, span, trained.task.normalization)
+        variables[name] = jax.tree.map(np.asarray, dict(trained.variables))
+        names[name] = trained.class_names
+    digests = {name: weights_digest(held)[:32] for name, held in variables.items()}
+    return Frozen(task.with_frozen(models), variables, digests, names)
