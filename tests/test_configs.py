@@ -112,8 +112,9 @@ TEACHER = str(ROOT / 'experiments' / 'distill' / 'smoke_teacher.npz')
 
 
 def build(config):
-    if config.task.get('teacher') == '':  # which the user has to name
-        config.task.teacher = TEACHER
+    if config.task.name == 'distill' and not config.task.get('teacher'):  # the user names one
+        with config.task.unlocked():
+            config.task.teacher = TEACHER
     devices = jax.devices()[: config.parallel.fsdp * config.parallel.tensor]
     return build_lib.build(config, devices)
 
