@@ -91,7 +91,7 @@ class _Given:
 
     def __init__(self, apply: Apply, given: Images):
         self._apply, self._given = apply, given
-        self.train, self.step = apply.train, apply.step
+        self.train, self.step, self.frozen = apply.train, apply.step, apply.frozen
 
     def __call__(self, *inputs: Any, method: str | None = None, **options: Any) -> Any:
         if method is not None:
