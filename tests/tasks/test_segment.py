@@ -9,6 +9,7 @@ import pytest
 from helpers import eomt as helper
 from helpers.applies import Given
 
+from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
 from vit_jax.ops import masks as mask_ops
 from vit_jax.ops import terms
@@ -205,6 +206,44 @@ def test_semantic_predictions_are_those_of_transformers(batch):
     np.testing.assert_array_equal(ours['segmentation'], np.stack(expected))
     assert len(np.unique(ours['segmentation'])) > 1
     np.testing.assert_array_equal(ours['size'], sizes)
+
+
+@pytest.mark.slow
+def test_predictions_in_windows_are_those_of_transformers():
+    """Of a wide and a tall image in three windows each, at the sizes of the files."""
+    theirs, outputs = processor()
+    side, most = helper.SIDE, 4
+    sizes = [(2 * side, 5 * side), (5 * side, 2 * side)]
+    make = parse_transforms(f'sliding_windows({side}, most={most})')
+    rows = [make({'image': np.zeros((*size, 3), np.uint8)}, None) for size in sizes]
+    batch = {name: jnp.asarray(np.stack([row[name] for row in rows])) for name in rows[0]}
+    last = {k: x for k, x in outputs_of(np.random.default_rng(1), 2 * most).items() if k[0] in 'lm'}
+    used = np.flatnonzero(batch['starts'].ravel() >= 0)
+    given = outputs({name: x[used] for name, x in last.items()})
+    starts = np.asarray(batch['starts']).ravel()[used]
+    given.patch_offsets = [(i // 3, start, start + side) for i, start in enumerate(starts.tolist())]
+    size = {'shortest_edge': side, 'longest_edge': None}
+    expected = theirs.post_process_semantic_segmentation(given, sizes, size=size)
+    task = dataclasses.replace(TASK, kind='semantic', frame=(5 * side, 5 * side))
+    ours = jax.jit(lambda batch: task.predict(Given(lambda *_: last), batch))(batch)
+    np.testing.assert_array_equal(ours['size'], sizes)
+    for found, (height, width), one in zip(ours['segmentation'], sizes, expected, strict=True):
+        wrong = np.asarray(found)[:height, :width] != one.numpy()
+        assert wrong.mean() < 1e-3  # classes that are equally likely, to rounding
+    assert len(np.unique(ours['segmentation'])) > 2
+    small = dataclasses.replace(task, frame=None).predict(Given(lambda *_: last), batch)
+    np.testing.assert_array_equal(small['size'], batch['scaled_size'])
+
+
+def test_pixels_without_finite_scores_have_no_class():
+    last = {
+        'logits': jnp.zeros((2, 3, 4)),
+        'masks': jnp.zeros((2, 3, 8, 8)).at[0, 1, 7].set(jnp.nan),
+    }
+    task = dataclasses.replace(TASK, kind='semantic')
+    found = task.predict(Given(lambda *_: last), {'image': jnp.zeros((2, 32, 32, 3), jnp.uint8)})
+    assert (np.asarray(found['segmentation'])[0, -1] == -2).all()
+    assert (np.asarray(found['segmentation'])[1] == 0).all()
 
 
 @pytest.mark.slow

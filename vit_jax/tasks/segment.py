@@ -17,7 +17,7 @@ from jax import Array
 from vit_jax.array_types import Bool, Float, Int, Key, Shaped
 from vit_jax.errors import UserError, check_choice
 from vit_jax.ops import masks as mask_ops
-from vit_jax.ops import sequences
+from vit_jax.ops import sequences, sliding
 from vit_jax.ops.boxes import match
 from vit_jax.ops.masks import resize_bilinear
 from vit_jax.ops.panoptic import VOID
@@ -66,6 +66,9 @@ class Task(base.Task):
       stuff: the classes with at most one segment in an image, such as sky.
       instances: largest number of instances of an image, of pairs of a query and a class; 0 for the
         best class of each query.
+      frame: height and width in pixels of the largest image that is predicted in windows, see the
+        transform `sliding_windows`: scores of classes are interpolated to the size of the file. By
+        default its pixels take the class of the nearest one of the resized image.
       mean, std: of each channel of the images that the model was trained on, in [0, 1].
     """
 
@@ -83,6 +86,7 @@ class Task(base.Task):
     count_void: bool = True
     stuff: tuple[int, ...] = ()
     instances: int = 100
+    frame: tuple[int, int] | None = None
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
 
@@ -193,15 +197,15 @@ class Task(base.Task):
           masks: [B Q h w], logits of the pixels of the padded image.
           frame, size: int32 [B 2], height and width in pixels of the padded and of the real image.
         Returns, for semantic segmentation:
-          segmentation: int32 [B H W], the class of each pixel of the padded image.
-          size: as above.
+          segmentation: int32 [B H W], the class of each pixel of the padded image, or, of images in
+            windows, of the original or of the resized image, see `frame`.
+          size: int32 [B 2], height and width in pixels of the real image in it.
         """
+        if self.kind == 'semantic':
+            return self._classes_of_pixels(apply, batch)
         outputs = apply(*self.inputs(batch))
         real = pixel_mask(batch)
         size = jnp.stack([real[:, :, 0].sum(-1), real[:, 0].sum(-1)], -1).astype(jnp.int32)
-        if self.kind == 'semantic':
-            scores = class_scores(outputs, (real.shape[1], real.shape[2]))
-            return {'segmentation': scores.argmax(1).astype(jnp.int32), 'size': size}
         frame = jnp.broadcast_to(jnp.array(real.shape[1:], jnp.int32), (len(real), 2))
         choose = self._best_classes if self.kind == 'panoptic' else self._instances
         return {
@@ -210,6 +214,21 @@ class Task(base.Task):
             'frame': frame,
             'size': size,
         }
+
+    def _classes_of_pixels(self, apply: Apply, batch: Batch) -> dict[str, Array]:
+        image = batch['image']  # [B H W C], or windows [B n S S C] of the transform sliding_windows
+        flat = image.reshape(-1, *image.shape[-3:])
+        outputs = apply(*self.inputs({**batch, 'image': flat}))
+        scores = class_scores(outputs, flat.shape[1:3])
+        if image.ndim == 5:
+            scores = scores.reshape(*image.shape[:2], *scores.shape[1:])
+            return sliding.segmentation(scores, batch, self.frame)
+        real = pixel_mask(batch)
+        size = jnp.stack([real[:, :, 0].sum(-1), real[:, 0].sum(-1)], -1).astype(jnp.int32)
+        found = jnp.where(
+            jnp.isfinite(scores).all(1), scores.argmax(1).astype(jnp.int32), sliding.NOT_FINITE
+        )
+        return {'segmentation': found, 'size': size}
 
     def _best_classes(self, probs: Float[Array, 'B Q C']) -> dict[str, Array]:
         labels = probs[..., :-1].argmax(-1).astype(jnp.int32)
