@@ -8,7 +8,10 @@ The argument is `gray`, the default, or `small` for images whose sides are a qua
 scenes of digits at 48 pixels. `gray,cifar10` and `small,cifar10` learn from CIFAR-10 at 32 pixels,
 and `small,digits` from handwritten digits of 8 pixels, of which 2 x 2 pixels are given.
 
-Expected: samples that fit what is given, and differ where it leaves a choice. Not measured yet.
+Expected: samples that fit what is given, and differ where it leaves a choice, with a PSNR above
+that of what is given. Measured with `small,digits`: 12.1 dB and 8.9 dB on the first 300 test
+digits, after 1.5 minutes of CPU time of an Intel Xeon; the samples are in docs/generation.md. The
+others are not measured yet: `small` is still blurred after 20,000 images.
 """
 
 from ml_collections import ConfigDict

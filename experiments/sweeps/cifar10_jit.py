@@ -1,0 +1,46 @@
+r"""What a ViT on large patches of noisy images should predict: 18 small runs on CIFAR-10.
+
+    python -m vit_jax train --config experiments/vit/cifar10.py --workdir runs/cifar10 \
+        --config.model.patch_size=8 --config.total='1 epoch'
+    python -m vit_jax sweep create experiments/sweeps/cifar10_jit.py --study jit_predictions
+    python -m vit_jax sweep work jit_predictions
+
+A run takes 400 steps of 128 images, and 1,000 samples without guidance, one of the class of each of
+1,000 test images, are compared with these in the features of the classifier. Expected: the least
+Frechet distances by `x`, above all at patches of 16 pixels (arXiv:2511.13720, table 2). Measured
+for seed 0 alone, on an Intel Xeon: 14.6 by x, 35.9 by v and 103.3 by epsilon at 16 pixels; 16.3 by
+x at 8 pixels. A run takes 1.5 minutes of CPU time
+at 16 pixels and 2.2 at 8; the classifier has an accuracy of 0.427.
+"""
+
+from vit_jax.sweeps.space import Sweep, grid
+
+CONFIG = 'experiments/jit/cifar10.py'
+ARGS = ('smoke',)
+
+
+def get_sweep(arg: str | None = None) -> Sweep:
+    """`arg`: nothing, or `smoke` for a few steps of tiny models on digits, without features."""
+    seeds = {'seed': [0] if arg == 'smoke' else [0, 1, 2]}
+    patches = {'model.patch_size': [4] if arg == 'smoke' else [16, 8]}
+    points = grid({**seeds, **patches, 'task.prediction': ['x', 'epsilon', 'v']})
+    if arg == 'smoke':
+        return Sweep(f'{CONFIG}:smoke', 'test/loss', 'minimize', points)
+    overrides = {
+        'total': '400 steps',
+        'model.width': 96,
+        'model.depth': 3,
+        'model.mlp_dim': 256,
+        'model.context_tokens': 0,
+        'model.context_start': 0,
+        'optim.lr': 1e-3,
+        'step.ema_decay': 0.98,
+        'task.guidance': 1.0,
+        'task.steps': 25,
+        'evals.test.evaluator': 'vit_jax.inference.frechet',
+        'evals.test.features': 'runs/cifar10',
+        'evals.test.split': 'test[:1000]',
+        'every.eval': '400 steps',
+        'every.examples': '',
+    }
+    return Sweep(f'{CONFIG}:x/8', 'test/frechet_cifar10', 'minimize', points, overrides=overrides)
