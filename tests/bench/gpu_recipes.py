@@ -55,7 +55,7 @@ class Found:
     @property
     def memory(self) -> str:
         """GiB of a GPU."""
-        gib = f'{self.report.needed / 2**30:.1f}'
+        gib = f'{self.report.needed / 2**30:,.1f}'
         parts = f' in {self.parts} parts' if self.parts > 1 else ''
         return gib + parts if self.report.fits else f'**no**, {gib}{parts}'
 
