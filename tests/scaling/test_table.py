@@ -441,7 +441,7 @@ def test_of_forms_that_predict_alike_the_simplest_comes_first():
 
 def test_published_points_are_drawn_with_their_law(repo):
     options = ask(x=('flops',), y='1-test/accuracy', by=(), form='power', holdout=0)
-    paper = read_csv(repo / 'docs' / 'published_vit.csv')
+    paper = read_csv(repo / 'docs' / 'scaling_published_vit.csv')
     published = table.published_curves(paper, options)
     assert [(one.label, len(one.y)) for one in published] == [('ViT', 6), ('BiT', 7), ('hybrid', 5)]
     own = [{'flops': f'1e{i}', 'test/accuracy': f'0.{i - 13}'} for i in range(16, 22)]
