@@ -37,8 +37,7 @@ class TrainState:
       opt_state: the optimizer's state.
       collections: other Flax collections by name, such as `batch_stats`.
       ema: exponential moving average of `params`, or None.
-      frozen: variables of the task's frozen models by name, which no step changes and no checkpoint
-        holds; None without any.
+      frozen: variables of the task's frozen models, unchanged and not saved; None without any.
       key: data of the run's base key, uint32 [2]; the keys of a step are folded from it, so
         that a resumed run has the same randomness as an uninterrupted one.
     """

@@ -42,6 +42,10 @@ class Frozen:
         """Variables of the same shapes, to be traced."""
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self.variables)
 
+    def join(self, state: Any, layout: Any) -> Any:
+        """A run's state with these variables, placed on the devices of a layout."""
+        return dataclasses.replace(state, frozen=layout.create(lambda x: x, self.variables))
+
     def require_same(self, saved: Mapping[str, str] | None) -> None:
         """Raise UserError if the models are not those of a saved run, by their digests."""
         for name, digest in self.digests.items():

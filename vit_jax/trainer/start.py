@@ -106,10 +106,7 @@ def restore(
 def _placed(program: Program, saved: TrainState) -> TrainState:
     """A restored state on the devices, with the frozen models, which it does not hold."""
     state = program.layout.from_global(dataclasses.replace(saved, frozen=None))
-    if program.frozen is None:
-        return state
-    held = program.layout.create(lambda x: x, program.frozen.variables)
-    return dataclasses.replace(state, frozen=held)
+    return program.frozen.join(state, program.layout) if program.frozen else state
 
 
 def check_stop(stop_at: int | None, start: int) -> None:
