@@ -66,7 +66,8 @@ MODELS = {
     'detr': detr.MODEL,
     'detr_panoptic': detr.PANOPTIC,
     'eomt': eomt.Model(
-        **VIT | {'mlp_dim': 64}, posemb_prefix='none', num_queries=3, query_blocks=1
+        **VIT | {'mlp_dim': 64, 'layer_scale': 0.1, 'posemb_prefix': 'none'},
+        **{'num_queries': 3, 'query_blocks': 1},
     ),
     'siglip': siglip.Model(**TOWERS),
     'siglip_naflex': siglip_naflex.Model(**TOWERS, pos_grid=8),

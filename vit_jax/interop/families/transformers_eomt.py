@@ -34,9 +34,9 @@ _HEADS: names.Table = (
     ('query.weight', 'query_embed'),
     ('class_predictor', 'class_head'),
     ('mask_head.fc{1}', 'mask_head/fc{1}'),
-    ('upscale_block.block.{0}.conv1', 'upscaler/step_{0}'),
     ('upscale_block.block.{0}.conv2', 'upscaler/step_{0}/depthwise'),
     ('upscale_block.block.{0}.layernorm2d', 'upscaler/step_{0}/norm'),
+    ('upscale_block.block.{0}.conv1', 'upscaler/step_{0}'),
 )
 _UNUSED = ('attn_mask_probs', 'criterion.empty_weight')
 _POSITIONS = 'embeddings.position_embeddings.weight'
