@@ -76,7 +76,7 @@ def stepped(name, accum_steps):
 
 @pytest.mark.parametrize(
     ('name', 'accum_steps'),
-    [('one', 1), ('jit', 4), ('fsdp', 2), ('pmap', 1), ('pmap', 2), ('slices', 2)]
+    [('one', 1), ('jit', 4), ('fsdp', 2), ('pmap', 1), ('pmap', 2)]
     + [
         pytest.param(*case, marks=pytest.mark.long)
         for case in [
@@ -87,6 +87,7 @@ def stepped(name, accum_steps):
             ('fsdp', 1),
             ('fsdp', 4),
             ('pmap', 4),
+            ('slices', 2),
         ]
     ],
 )

@@ -137,6 +137,7 @@ def test_examples_of_the_run(run):
     assert {'test/examples', 'test/attention'} <= set(events.Tags()['images'])
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures('one_device')
 def test_benchmark_and_inspect(config, tmp_path, capsys):
     words = ['--config', config, '--steps', '2', '--json', str(tmp_path / 'numbers.json')]

@@ -75,6 +75,7 @@ def test_files_of_every_mode_keep_size_and_luminance(run, files, folder, capsys)
     assert 'psnr' in rows[str(files['color'])]
 
 
+@pytest.mark.long
 def test_a_picture_of_all(run, files, folder, capsys):
     picture = folder / 'all.png'
     argv = ['predict', '--workdir', run, '--out', picture, files['L'], files['color']]

@@ -60,7 +60,7 @@ def test_fit_as_a_table(points, tmp_path, capsys):
     assert json.loads(file.read_text())['against']['power']['better_on'] == 2
 
 
-@pytest.mark.parametrize('suffix', ['png', 'svg'])
+@pytest.mark.parametrize('suffix', ['png', pytest.param('svg', marks=pytest.mark.long)])
 def test_plot(points, tmp_path, capsys, suffix):
     path = tmp_path / f'curves.{suffix}'
     run(capsys, 'plot', '--csv', points, *COLUMNS, '--by', 'model', '--output', path)

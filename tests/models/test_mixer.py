@@ -1,6 +1,7 @@
 """MLP-Mixer: exact parameter counts, mixing along each axis alone, pictures, other sizes."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import precision
@@ -67,6 +68,7 @@ def test_a_branch_mixes_along_one_axis(branch):
     params = drawn(block, x)
     other = {'token_mixing': 'channel_mixing', 'channel_mixing': 'token_mixing'}[branch]
     params[other] = jax.tree.map(np.zeros_like, params[other])
+    params = jax.tree.map(jnp.asarray, params)
     jacobian = jax.jit(jax.jacrev(lambda x: block.apply({'params': params}, x)[0]))(x)[:, :, 0]
     reached = np.abs(jacobian) > 0
     patch, channel = 2, 5

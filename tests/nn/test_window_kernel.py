@@ -109,9 +109,8 @@ def trained(attention, layout_name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ('layout', 'rows'), [('slices', 2), pytest.param('pmap', 2, marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(('layout', 'rows'), [(layout, 2) for layout in ('slices', 'pmap')])
 def test_a_step_is_the_same_in_every_layout(calls, monkeypatch, layout, rows):
     expected = trained('xla', 'one')
     assert not calls

@@ -45,7 +45,14 @@ def test_one_curve_a_group():
     assert result['against']['m2']['of'] == 2
 
 
-@pytest.mark.parametrize('options', [{}, {'holdout_column': 'fit'}, {'frontier': True}])
+@pytest.mark.parametrize(
+    'options',
+    [
+        pytest.param({}, marks=pytest.mark.long),
+        pytest.param({'holdout_column': 'fit'}, marks=pytest.mark.long),
+        {'frontier': True},
+    ],
+)
 def test_what_is_held_out_has_no_part_in_the_fit(options):
     honest, spoilt = (table.fit_curves(rows(s), ask(**options)) for s in (1.0, 3.0))
     for a, b in zip(honest, spoilt, strict=True):

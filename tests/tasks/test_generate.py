@@ -257,6 +257,7 @@ def test_a_perfect_model_leads_every_noise_to_its_image(prediction, sampler):
         np.testing.assert_allclose(made.frames, np.broadcast_to(image, (3, *BATCH['noise'].shape)))
 
 
+@pytest.mark.long
 def test_frames_are_the_images_predicted_on_the_way():
     task, labels = Task(steps=5, sampler='euler'), jnp.asarray(BATCH['label'])
     made = generate(task, labels, 4)

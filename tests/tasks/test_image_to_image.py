@@ -73,6 +73,7 @@ def padded():
     return {**params, 'patch_embed': {'kernel': kernel}}
 
 
+@pytest.mark.long
 def test_a_model_that_leaves_out_what_is_given_is_that_of_the_authors_code():
     """The loss of images without classes, as the model without further channels has it."""
 
