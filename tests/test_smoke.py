@@ -24,12 +24,13 @@ DIGITS = 'experiments/vit/digits.py'
 # Other tests take the runs of these as well, and each run is trained once.
 SHARED = ('vit/digits_naflex.py', 'mae/cifar10.py', 'detr/scenes.py')
 # Compiled for long: `make test` evaluates old runs of them, and lowers and traces their steps; it
-# also learns without labels, and restores and distills in other tests.
+# also learns without labels, generates, restores and distills in other tests.
 DEAR = (
     'experiments/colorization/coltran_core.py',
     'experiments/detr/scenes_panoptic.py',
     'experiments/dinov2/cifar10.py',
     'experiments/distill/cifar10.py',
+    'experiments/jit/cifar10.py',
     'experiments/jit/restore.py',
 )
 KINDS = one_of_each_kind(DIGITS, *(f'experiments/{path}' for path in SHARED))

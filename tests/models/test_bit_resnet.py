@@ -123,7 +123,7 @@ def hf_state(params):
 @pytest.mark.parametrize(
     ('fields', 'batch', 'size'),
     [
-        ({'layers': (1, 1, 1)}, 2, (32, 32)),
+        pytest.param({'layers': (1, 1, 1)}, 2, (32, 32), marks=pytest.mark.long),
         (TINY, 2, (33, 50)),
         pytest.param(TINY, 1, (17, 7), marks=pytest.mark.long),
         ({'layers': (1,), 'width_factor': 2}, 1, (31, 24)),

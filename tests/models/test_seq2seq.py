@@ -175,7 +175,7 @@ def torch_state(params):
 
 @pytest.mark.slow
 @pytest.mark.parity
-@pytest.mark.parametrize('norm', ['post', 'pre'])
+@pytest.mark.parametrize('norm', ['post', pytest.param('pre', marks=pytest.mark.long)])
 def test_parity_with_torch(norm):
     torch = pytest.importorskip('torch')
     model = Model(**TINY | {'depth': 1}, norm=norm, norm_eps=1e-5)

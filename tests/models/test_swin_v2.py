@@ -82,6 +82,7 @@ def test_scores_are_cosines_whose_scale_is_at_most_100():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_blocks_start_as_the_identity_and_learn():
     """The norms at the end of the branches start at zero; their gradients do not."""
     model, images = Model(num_classes=3, **TINY), images_like(1, 13, 22, 3)

@@ -365,6 +365,7 @@ def test_m4_extrapolates_the_imagenet_curves(published):
     assert result['median_holdout_rmse'] <= 0.035
 
 
+@pytest.mark.long
 def test_families_share_a_color_and_sizes_are_its_shades():
     made = [
         row | {'family': family, 'parameters': size}

@@ -125,10 +125,7 @@ def stepped(name):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     'name',
-    [
-        'pmap',
-        *(pytest.param(n, marks=pytest.mark.long) for n in ('accumulation', 'fsdp', 'slices')),
-    ],
+    [pytest.param(n, marks=pytest.mark.long) for n in ('pmap', 'accumulation', 'fsdp', 'slices')],
 )
 def test_any_layout_trains_like_one_device(name, one):
     (expected, numbers), (state, found) = one, stepped(name)

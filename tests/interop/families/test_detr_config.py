@@ -67,6 +67,7 @@ def test_outputs(name, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parity
+@pytest.mark.long
 def test_a_table_transformer_is_a_detr_with_norms_before(tmp_path):
     model = saved(tmp_path, 'TableTransformer', model_type='table-transformer')
     assert_same_outputs(model, tmp_path)

@@ -103,6 +103,7 @@ def test_predictions_and_loss(form, model, tmp_path, images):
 
 @pytest.mark.slow
 @pytest.mark.parity
+@pytest.mark.long
 def test_another_size_and_plain_pixels(tmp_path, images):
     shallow = {'num_hidden_layers': 1, 'decoder_num_hidden_layers': 1}
     options = {'mask_ratio': 0.5, 'layer_norm_eps': 1e-3, 'qkv_bias': False}

@@ -54,7 +54,7 @@ def test_old_files_pool_at_the_largest_id_even_of_added_words(added, tmp_path):
     [
         ('CLIP', END, {}),
         ('CLIP', OLD_END, {'hidden_act': 'gelu', 'layer_norm_eps': 1e-3}),
-        ('MetaClip2', OLD_END, {}),
+        pytest.param('MetaClip2', OLD_END, {}, marks=pytest.mark.long),
     ],
 )
 def test_logits_and_loss_are_those_of_transformers_there_and_back(name, eos, fields, tmp_path):

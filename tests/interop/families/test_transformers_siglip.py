@@ -49,7 +49,10 @@ def ours(trained, data):
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize('fields', [{}, {'hidden_act': 'gelu', 'layer_norm_eps': 1e-3}])
+@pytest.mark.parametrize(
+    'fields',
+    [{}, pytest.param({'hidden_act': 'gelu', 'layer_norm_eps': 1e-3}, marks=pytest.mark.long)],
+)
 def test_logits_and_loss_are_those_of_transformers(fields, tmp_path):
     model, data = reference(**fields), batch()
     model.save_pretrained(tmp_path)
