@@ -116,7 +116,7 @@ def test_an_interrupted_file_is_continued_and_ends_the_same(
         capsys.readouterr()
         other = [checkpoint, tmp_path / 'in', '--batch-size', 2, '--out', resumed]
         assert run(*other) == 2
-        assert says(capsys.readouterr().err, 'another features', 'resumed', 'delete it')
+        assert says(capsys.readouterr().err, 'not the same features', 'resumed', 'delete it')
         with monkeypatch.context() as patched:
             patched.setattr(embed, 'Embedder', Counting)
             computed.clear()
@@ -126,7 +126,9 @@ def test_an_interrupted_file_is_continued_and_ends_the_same(
         assert capsys.readouterr().err == 2 * first.err
         assert resumed.read_bytes() == whole.read_bytes()
         assert run(*other) == 2
-        assert says(capsys.readouterr().err, 'holds other features (another features', 'layers')
+        assert says(
+            capsys.readouterr().err, 'holds other features (not the same features', 'layers'
+        )
         assert not list(tmp_path.glob('*.parts'))
 
 
@@ -140,10 +142,10 @@ def test_a_file_is_of_one_model_and_of_the_images_that_it_had(
     before = out.read_bytes()
     capsys.readouterr()
     assert run(smoke_run, image, '--out', out) == 2
-    assert says(capsys.readouterr().err, 'another model', 'write to another file')
+    assert says(capsys.readouterr().err, 'not the same model', 'write to another file')
     shutil.copy(photos / '1.png', image)
     assert run(checkpoint, image, '--out', out) == 2
-    assert says(capsys.readouterr().err, '(another inputs)')
+    assert says(capsys.readouterr().err, '(not the same inputs)')
     assert out.read_bytes() == before
     out.write_text('of another program')
     assert run(checkpoint, image, '--out', out) == 2

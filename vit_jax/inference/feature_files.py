@@ -92,7 +92,7 @@ def _finished(file: pathlib.Path, plan: Mapping[str, Any]) -> dict[str, str] | N
         raise UserError(f'{file} exists and is not of this command: write to another file')
     if changed := [name for name in plan if found.get(name) != plan[name]]:
         raise UserError(
-            f'{file} holds other features (another {", another ".join(changed)}): delete it, or '
+            f'{file} holds other features (not the same {", ".join(changed)}): delete it, or '
             'write to another file'
         )
     left_out: dict[str, str] | None = found.get(_PLAN_LEFT_OUT)
@@ -212,7 +212,7 @@ def _begin(folder: pathlib.Path, plan: dict[str, Any]) -> None:
     found = paths.parse_json(before)
     if changed := [name for name in plan if found.get(name) != plan[name]]:
         raise UserError(
-            f'{folder} has the beginning of other features (another {", another ".join(changed)}): '
+            f'{folder} has the beginning of other features (not the same {", ".join(changed)}): '
             'delete it to start again, or write to another file'
         )
 

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.config import defaults
@@ -74,10 +73,10 @@ class _Counting:
     """A `tasks.base.Apply` that counts FLOPs: each call is traced by itself and returns zeros."""
 
     train = True
-    step: Any = np.int32(0)
 
     def __init__(self, model: Any, rngs: tuple[str, ...], frozen: Mapping[str, FrozenModel]):
         self.learning = self.averaged = 0
+        self.step = jnp.zeros((), jnp.int32)
         self._model = model
         self._keys = dict.fromkeys(('params', *rngs), jax.random.key(0))
         self.frozen: Mapping[str, Callable[..., Any]] = {
