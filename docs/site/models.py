@@ -42,7 +42,9 @@ class Checked:
 
 
 CHECKED = {
-    'bit_resnet': Checked("transformers' BiT", 'tests/models/test_bit_resnet.py', '5e-5', ('bit',)),
+    'bit_resnet': Checked(
+        "transformers' BiT", 'tests/models/test_bit_resnet.py', '5e-5', ('bit', 'timm_bit')
+    ),
     'clip': Checked(
         "transformers' CLIP",
         f'{TESTS}/test_transformers_clip.py',
@@ -54,9 +56,14 @@ CHECKED = {
     'coltran_upsampler': Checked(
         'each channel against all at once', 'tests/models/test_coltran_upsampler.py', '1e-5'
     ),
-    'detr': Checked("transformers' DETR", 'tests/models/test_detr.py', '1e-5', ('detr',)),
+    'detr': Checked(
+        "transformers' DETR", 'tests/models/test_detr.py', '1e-5', ('authors_detr', 'detr')
+    ),
     'detr_panoptic': Checked(
-        "transformers' DETR", 'tests/models/test_detr_panoptic.py', '5e-5', ('detr',)
+        "transformers' DETR",
+        'tests/models/test_detr_panoptic.py',
+        '5e-5',
+        ('authors_detr', 'detr'),
     ),
     'dinov2': Checked("the authors' losses", 'tests/tasks/test_dinov2.py', '1e-4'),
     'eomt': Checked(
@@ -66,7 +73,7 @@ CHECKED = {
         "timm's hybrids", f'{TESTS}/test_timm_forms.py', '1e-5', ('timm_vit', 'vision_transformer')
     ),
     'jit': Checked("the authors' code", 'tests/models/test_jit.py', '1e-5'),
-    'mae': Checked("transformers' ViTMAE", f'{TESTS}/test_mae.py', '2e-5', ('mae',)),
+    'mae': Checked("transformers' ViTMAE", f'{TESTS}/test_mae.py', '2e-5', ('authors_mae', 'mae')),
     'mixer': Checked("timm's MlpMixer", f'{TESTS}/test_mixer.py', '1e-5', ('mixer',)),
     'naflex': Checked('itself, one image at a time', 'tests/models/test_naflex.py', '1e-6'),
     'projected': Checked('counts by hand', 'tests/tasks/test_distill.py', ''),

@@ -78,8 +78,8 @@ def _timm(name: str, folder: pathlib.Path) -> None:
     files.write_safetensors(folder, arrays, config)
 
 
-def _written(name: str, place: str) -> Callable[[pathlib.Path], None]:
-    return lambda folder: interop.write(trained(name), folder / place) and None
+def _written(name: str, place: str, family: str = '') -> Callable[[pathlib.Path], None]:
+    return lambda folder: interop.write(trained(name), f'{family}{folder / place}') and None
 
 
 def _big_vision(folder: pathlib.Path) -> None:
@@ -100,6 +100,9 @@ FORMS: dict[str, Callable[[pathlib.Path], None]] = {
     **{f'{name} npz': _written(name, 'model.npz') for name in ('vit', 'bit_resnet')},
     'big_vision': _big_vision,
     **{f'{name} transformers': _written(name, '.') for name in SIZES},
+    **{f'{name} authors': _written(name, '.', f'authors_{name}:') for name in ('mae', 'detr')},
+    'detr_panoptic authors': _written('detr_panoptic', '.', 'authors_detr:'),
+    'bit_resnet timm': _written('bit_resnet', '.', 'timm_bit:'),
     'vit timm': lambda folder: _timm('vit', folder),
     'swin timm': lambda folder: _timm('swin', folder),
 }

@@ -34,36 +34,46 @@ def images(side: int) -> np.ndarray:
     return np.random.default_rng(0).normal(size=(1, side, side, 3)).astype(np.float32)
 
 
+def made(name: str) -> Any:
+    """A model of one of FORMS with random parameters."""
+    import timm
+    import torch
+
+    model = timm.create_model(name, **FORMS[name]).eval()
+    shapes = {key: list(value.shape) for key, value in model.state_dict().items()}
+    arrays = timm_forms.parameters(shapes)
+    model.load_state_dict({key: torch.from_numpy(value) for key, value in arrays.items()})
+    return model
+
+
+def config(name: str) -> dict[str, Any]:
+    """Its config.json."""
+    return {
+        'architecture': name,
+        'num_classes': 3,
+        'model_args': FORMS[name],
+        'pretrained_cfg': {'input_size': [3, SIDE, SIDE], 'mean': [0.5] * 3, 'std': [0.5] * 3},
+    }
+
+
 def golden() -> dict[str, dict[str, Any]]:
     """By architecture: config.json, shapes, the map of the last block, the logits, and the logits
     of images of 32 pixels.
     """
-    import timm
     import torch
 
     found = {}
-    for name, arguments in FORMS.items():
-        model = timm.create_model(name, **arguments).eval()
-        shapes = {key: list(value.shape) for key, value in model.state_dict().items()}
-        arrays = timm_forms.parameters(shapes)
-        model.load_state_dict({key: torch.from_numpy(value) for key, value in arrays.items()})
+    for name in FORMS:
+        model = made(name)
 
         def asked(side: int, call: Any) -> list[Any]:
             with torch.no_grad():
                 out: list[Any] = call(torch.from_numpy(images(side).transpose(0, 3, 1, 2))).tolist()
             return out
 
-        config = {
-            'architecture': name,
-            'num_classes': 3,
-            'model_args': arguments,
-            'pretrained_cfg': {
-                **{'input_size': [3, SIDE, SIDE], 'mean': [0.5] * 3, 'std': [0.5] * 3},
-            },
-        }
         found[name] = {
-            'config': config,
-            'shapes': shapes,
+            'config': config(name),
+            'shapes': {key: list(value.shape) for key, value in model.state_dict().items()},
             'logits': asked(SIDE, model),
             'resized': asked(32, model),
             'block': asked(SIDE, _last_block(model)),

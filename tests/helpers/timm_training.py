@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from helpers import timm_forms, timm_mixer, training
+from helpers import timm_forms, timm_mixer, timm_sam, training
 from helpers.training import Result
 from vit_jax import interop
 from vit_jax.interop import files, names
@@ -29,9 +29,11 @@ from vit_jax.interop.trained import TrainedModel
 
 GOLDEN = timm_forms.GOLDEN.with_name('timm_training.json')
 HYBRID, MIXER = 'vit_small_r26_s32_224', timm_mixer.CONFIG['architecture']
+SAM = 'samvit_base_patch16'
 FORMS = (
     *(HYBRID, 'beit_base_patch16_224', 'deit3_small_patch16_224', 'eva02_base_patch14_224'),
-    MIXER,
+    *('eva02_base_patch16_clip_224', 'beit3_base_patch16_224', 'vit_pe_core_base_patch16_224'),
+    *(SAM, MIXER),
 )
 _PRODUCTS, _SIDE = 8, 64  # of the hybrid's images
 # Without a gradient but for rounding: queries and layer norms subtract what these add.
@@ -133,6 +135,8 @@ def _made(name: str) -> tuple[Any, dict[str, Any]]:
 
     if name == MIXER:
         return timm_mixer.made(), timm_mixer.CONFIG
+    if name == SAM:
+        return timm_sam.made(name), timm_sam.config(name)
     if name != HYBRID:
         row = json.loads(timm_forms.GOLDEN.read_text())[name]
         return timm_forms.made(name, {})[0], row['config']

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -243,15 +243,21 @@ def _form(name: str, **fields: Any) -> Case:
     return _regression(make, batch(3, 12, 12, 3), form.theirs, form.ours)
 
 
-def _bit() -> Any:
-    import transformers
+def _bit(depths: Sequence[int]) -> Case:
+    def make() -> Any:
+        import transformers
 
-    from helpers.transformers_models import perturbed
+        from helpers.transformers_models import perturbed
 
-    config = transformers.BitConfig(
-        layer_type='preactivation', depths=[1, 1], hidden_sizes=[256, 512], num_labels=5
-    )
-    return perturbed(transformers.BitForImageClassification(config))
+        config = transformers.BitConfig(
+            layer_type='preactivation',
+            depths=list(depths),
+            hidden_sizes=[256 * 2**stage for stage in range(len(depths))],
+            num_labels=5,
+        )
+        return perturbed(transformers.BitForImageClassification(config))
+
+    return _regression(make, batch(2, 32, 32, 3), 'logits', 'logits', rounded=True)
 
 
 def _swin(helper: Any, rounded: bool = False, **fields: Any) -> Case:
@@ -420,7 +426,8 @@ CASES: Mapping[str, Callable[[], Case]] = {
     'DETR': _detr,
     'EoMT': _eomt,
     'EoMT, DINOv3': lambda: _eomt(dinov3=True),
-    'BiT': lambda: _regression(_bit, batch(2, 32, 32, 3), 'logits', 'logits', rounded=True),
+    'BiT': lambda: _bit((1, 1)),
+    'BiT, R50x1': lambda: _bit((3, 4, 6, 3)),
 }
 
 

@@ -16,8 +16,12 @@ from vit_jax.tree_paths import param_paths
 
 TIMM = json.loads(timm_forms.GOLDEN.read_text())
 FEW = ('DINOv2', 'CLIP, texts', 'beit_base_patch16_224')
-# Forms that no function of WRITERS makes; their family is named for them.
-READ_ONLY = {'swin timm': 'timm_swin:'}
+# Forms whose family has to be named.
+NAMED = {
+    **{'swin timm': 'timm_swin:', 'vit timm': 'timm_vit:', 'bit_resnet timm': 'timm_bit:'},
+    **{'mae authors': 'authors_mae:', 'detr authors': 'authors_detr:'},
+    'detr_panoptic authors': 'authors_detr:',
+}
 
 
 def mostly_long(names):
@@ -32,8 +36,7 @@ def mostly_long(names):
     ],
 )
 def test_released_forms(form, tmp_path):
-    prefix = READ_ONLY.get(form, 'timm_vit:' if 'timm' in form else '')
-    assert_comes_back(released.write(form, tmp_path / 'made'), prefix)
+    assert_comes_back(released.write(form, tmp_path / 'made'), NAMED.get(form, ''))
 
 
 @pytest.mark.parametrize('name', mostly_long(TIMM))

@@ -29,8 +29,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         'dst',
         help='FILE.npz for vision_transformer and big_vision (a run of BiT gets the names of the '
-        'released files); FILE.safetensors or a new folder for transformers; timm_vit:FOLDER for '
-        'timm; FAMILY:PATH for a family of your own',
+        'released files); FILE.safetensors or a new folder for transformers; FAMILY:PATH for the '
+        'names of another family, as timm_vit:FOLDER, open_clip:FOLDER or authors_detr:FILE',
     )
     add_allow_flag(parser)
     args = parser.parse_args(argv)
@@ -67,7 +67,7 @@ def output_files(dst: pathlib.Path) -> list[pathlib.Path]:
     """The files that writing to `dst` creates."""
     if dst.suffix == '.npz':
         return [dst]
-    from vit_jax.interop.hub import BESIDE
+    from vit_jax.interop.hub import BESIDE, OPEN_CLIP_WEIGHTS, WEIGHTS
 
-    file = dst if dst.suffix == '.safetensors' else dst / 'model.safetensors'
-    return [file, *map(file.with_name, BESIDE)]
+    files = [dst] if dst.suffix == '.safetensors' else [dst / WEIGHTS, dst / OPEN_CLIP_WEIGHTS]
+    return [*files, *map(files[0].with_name, BESIDE)]

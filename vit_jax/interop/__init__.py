@@ -165,8 +165,9 @@ def write(imported: TrainedModel, path: str | os.PathLike[str]) -> tuple[str, ..
 
     Args:
       imported: the model.
-      path: FILE.npz, or FILE.safetensors or a folder for transformers, or for timm if only timm
-        has the model; a family may be named in front of it, such as `timm_vit:`, see `families`.
+      path: FILE.npz, or FILE.safetensors or a folder for transformers, or for timm or the authors'
+        code if only these have the model; a family may be named in front of it, such as
+        `timm_vit:`, see `families`.
 
     Returns:
       A line for each property of the model that the files cannot represent.
@@ -174,28 +175,20 @@ def write(imported: TrainedModel, path: str | os.PathLike[str]) -> tuple[str, ..
     Raises:
       UserError: if no family writes such a model in this form, or the file cannot be written.
     """
-    from vit_jax.interop import families, files, texts
+    from vit_jax.interop import families, texts
 
     family, place = families.split(path)
     is_npz = Path(place).suffix == '.npz'
-    forms = ['npz'] if is_npz else ['transformers', 'timm']
-    if _is_as_read(imported, forms, family):
-        _, source = families.split(imported.origin)
-        arrays, _ = files.read_stored(source)
-        if is_npz:
-            files.write_npz(place, arrays)
-        else:
-            files.write_safetensors(place, arrays, others=files.read_beside(source))
+    forms = ['npz'] if is_npz else ['transformers', 'timm', 'authors']
+    if (stored := _as_read(imported, forms, family)) is not None:
+        _write(stored, place)
         return ()
     make = families.writer(imported.config.model.name, forms, family)
     flat = unroll(param_paths(imported.params))
     unrolled = dataclasses.replace(imported, params=traverse_util.unflatten_dict(flat, sep='/'))
     written = _with_transforms(Written(*make(unrolled)), imported.transforms)
-    if is_npz:
-        files.write_npz(place, written.arrays)
-    else:
-        others = texts.tokenizer_files(imported)
-        files.write_safetensors(place, written.arrays, written.config, written.preprocessor, others)
+    others = {} if is_npz else texts.tokenizer_files(imported)
+    _write(written._replace(others={**written.others, **others}), place)
     if is_npz and imported.class_names:
         return (
             *written.notes,
@@ -204,15 +197,29 @@ def write(imported: TrainedModel, path: str | os.PathLike[str]) -> tuple[str, ..
     return written.notes
 
 
-def _is_as_read(imported: TrainedModel, forms: Sequence[str], family: str) -> bool:
-    """Whether a model has not changed since it was read from a file of the wanted form: one of
-    `forms`, see `families.writer`.
+def _write(written: Written, place: str) -> None:
+    from vit_jax.interop import files
+
+    if place.endswith('.npz'):
+        files.write_npz(place, written.arrays)
+    else:
+        files.write_safetensors(
+            *(place, written.arrays, written.config, written.preprocessor),
+            others=written.others,
+            weights=written.weights,
+        )
+
+
+def _as_read(imported: TrainedModel, forms: Sequence[str], family: str) -> Written | None:
+    """What was read from a file of the wanted form, one of `forms`, see `families.writer`.
+
+    None if there is no such file, or the model has changed since.
     """
     from vit_jax.interop import families, files, texts
 
     own, source = families.split(imported.origin)
     if not imported.origin or texts.split_part(source)[1]:
-        return False
+        return None
     try:
         flat, config = files.read_stored(source)
         kind = config.get('model_type') or config.get('architecture') or ''
@@ -224,9 +231,12 @@ def _is_as_read(imported: TrainedModel, forms: Sequence[str], family: str) -> bo
             wanted = form
         is_moved = files.EXPLICIT in config  # to a name beside config.json
         is_form = form != '' and form == wanted and not is_moved
-        return is_form and _is_same(read(imported.origin), imported)
+        if not (is_form and _is_same(read(imported.origin), imported)):
+            return None
+        others = {} if form == 'npz' else files.read_beside(source)
+        return Written(flat, others=others, weights=getattr(reader, 'WEIGHTS', ''))
     except UserError:  # the file is gone
-        return False
+        return None
 
 
 def _is_same(stored: TrainedModel, other: TrainedModel) -> bool:

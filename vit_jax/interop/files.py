@@ -152,21 +152,23 @@ def write_safetensors(
     config: Mapping[str, Any] | None = None,
     preprocessor: Mapping[str, Any] | None = None,
     others: Mapping[str, bytes] | None = None,
+    weights: str = '',
 ) -> None:
-    """Write a .safetensors file, or a folder with model.safetensors, and the configs beside it.
+    """Write a .safetensors file, or a folder with one, and the configs beside it.
 
     Args:
       path: the file or folder.
       flat: the arrays.
       config, preprocessor: contents of config.json and preprocessor_config.json.
       others: contents of further files, by their names.
+      weights: name of the file in a folder, if it is not `hub.WEIGHTS`.
 
     Raises:
       UserError: if it cannot be written.
     """
     file = Path(path)
     if file.suffix != '.safetensors':
-        file = file / WEIGHTS
+        file = file / (weights or WEIGHTS)
     # The format stores raw memory, so a transposed view would come back untransposed.
     arrays = {name: np.asarray(array, order='C') for name, array in flat.items()}
     for name, content in ((_CONFIG, config), (_PREPROCESSOR, preprocessor)):

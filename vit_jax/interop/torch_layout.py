@@ -8,6 +8,7 @@ axis of their own here.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -63,6 +64,30 @@ def parted(flat: Flat, source: str) -> Flat:
             each = zip(letters, np.split(array, len(letters)), strict=True)
             parts |= {f'{parent}.{letter}.{leaf}': part for letter, part in each}
     return parts
+
+
+def fused(parts: Flat, modules: Mapping[str, str]) -> Flat:
+    """The inverse of `parted`.
+
+    Args:
+      parts: arrays by PyTorch's names.
+      modules: the fused projection of each module of attention, as {'attn': 'qkv'}.
+    """
+    whole: Flat = {}
+    pattern = re.compile(rf'((?:.*\.)?({"|".join(modules)}))\.([qkv])\.(\w+)')
+    for name, array in parts.items():
+        if not (match := pattern.fullmatch(name)):
+            whole[name] = array
+            continue
+        parent, module, letter, leaf = match.groups()
+        letters = _FUSED[modules[module]]
+        if letter not in letters:
+            whole[name] = array
+        elif letter == letters[0]:
+            each = [parts[f'{parent}.{one}.{leaf}'] for one in letters]
+            joined = f'{parent}.{modules[module]}.{leaf}'.replace('.in_proj.', '.in_proj_')
+            whole[joined] = np.concatenate(each)
+    return whole
 
 
 def read(flat: Flat, table: names.Table, num_heads: int, source: str) -> Flat:

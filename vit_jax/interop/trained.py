@@ -8,6 +8,7 @@ import functools
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -225,12 +226,16 @@ class Written(NamedTuple):
       config: of config.json; None if the form has none.
       notes: a line for each property of the model that the files cannot represent.
       preprocessor: of preprocessor_config.json; None if the form has none.
+      others: contents of further files, by their names.
+      weights: name of the weights in a folder, if it is not `hub.WEIGHTS`.
     """
 
     arrays: dict[str, np.ndarray]
     config: dict[str, Any] | None = None
     notes: tuple[str, ...] = ()
     preprocessor: dict[str, Any] | None = None
+    others: Mapping[str, bytes] = MappingProxyType({})
+    weights: str = ''
 
 
 def fields(instance: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from vit_jax import interop
 from vit_jax.errors import UserError
 from vit_jax.interop import files
 from vit_jax.interop.families import bit
+from vit_jax.interop.families import timm_bit as timm_bit_family
 from vit_jax.models import bit_resnet
 
 MODEL = {'name': 'bit_resnet', 'num_classes': 5, 'layers': (2, 1), 'width_factor': 1}
@@ -254,6 +255,19 @@ def test_logits_of_timm(tmp_path):
     batch = timm_forms.images(timm_bit.SIDE)
     found = jax.jit(imported.model.apply)({'params': imported.params}, batch)['logits'][0]
     np.testing.assert_allclose(found, logits, atol=1e-5 * np.abs(logits).max(), rtol=0)
+
+
+def test_the_names_of_timm_are_written(tmp_path):
+    timm_files(tmp_path)
+    imported = interop.read(tmp_path)
+    made = timm_bit_family.write(imported)
+    arrays, config = files.read_arrays(tmp_path)
+    assert made.arrays.keys() == arrays.keys()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(made.arrays[name], array)
+    colors = {key: config['pretrained_cfg'][key] for key in ('mean', 'std')}
+    assert colors.items() <= made.config['pretrained_cfg'].items()
+    assert any('timm has no resnetv2_11x1_bit' in note for note in made.notes)
 
 
 def test_the_stored_logits_are_those_of_timm():

@@ -13,8 +13,8 @@ from helpers.round_trips import anew
 from vit_jax import interop
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
-from vit_jax.interop import adapt
-from vit_jax.interop.families import detr
+from vit_jax.interop import adapt, families
+from vit_jax.interop.families import authors_detr, detr
 
 COLORS = {'mean': (0.485, 0.456, 0.406), 'std': (0.229, 0.224, 0.225)}
 write = detr.WRITERS['detr', 'transformers']
@@ -112,8 +112,7 @@ FORMS = {
 @pytest.mark.parametrize('form', FORMS.values(), ids=FORMS)
 def test_every_naming_is_read(form, flat, expected):
     theirs = form(flat)
-    assert detr.matches(theirs)
-    imported = detr.read(theirs, EXTRA)
+    imported = families.reader(theirs).read(theirs, EXTRA)
     assert_same(imported.params, expected)
     assert imported.model == helper.MODEL.clone(dropout=0.1)
     assert imported.task_config == {'name': 'detect'}
@@ -148,8 +147,7 @@ def test_every_naming_of_masks_is_read(form):
     pytest.importorskip('transformers')
     model = helper.panoptic_reference()
     flat = form({name: tensor.numpy() for name, tensor in model.state_dict().items()})
-    assert detr.matches(flat)
-    imported = detr.read(flat, {})
+    imported = families.reader(flat).read(flat, {})
     assert_same(imported.params, helper.panoptic_params(model))
     assert imported.model == helper.PANOPTIC.clone(dropout=0.1)
     assert imported.task_config == {'name': 'segment_panoptic', 'stuff': ()}
@@ -242,6 +240,25 @@ def test_transformers_makes_the_images_that_a_run_gets(flat, resize):
         np.testing.assert_allclose(theirs.transpose(1, 2, 0), ours, atol=1e-5)
     again = detr.read(flat, {**EXTRA, 'preprocessor_config.json': told})
     assert again.transforms == f'drop_alpha|{resize}'
+
+
+@pytest.mark.parametrize('is_panoptic', [False, True])
+def test_the_names_of_the_authors_are_written(flat, is_panoptic):
+    """Those of their files but for the counters of batch norms, in the same shapes."""
+    if is_panoptic:
+        reference = helper.panoptic_reference()
+        flat = {name: tensor.numpy() for name, tensor in reference.state_dict().items()}
+    theirs = (panoptic_of_authors if is_panoptic else of_authors)(flat)
+    imported = authors_detr.read(theirs, {} if is_panoptic else EXTRA)
+    made = authors_detr.write(imported)
+    shapes = {n: a.shape for n, a in theirs.items() if not n.endswith('num_batches_tracked')}
+    assert {name: array.shape for name, array in made.arrays.items()} == shapes
+    again = authors_detr.read(made.arrays, made.config)
+    assert_same(again.params, imported.params)
+    assert again.model_config == {**imported.model_config, 'dropout': 0.1}
+    dilated = imported.with_groups(model={**imported.model_config, 'dilate': True})
+    with pytest.raises(UserError, match='cannot have dilate True'):
+        authors_detr.write(dilated)
 
 
 def test_images_that_transformers_resizes_otherwise_are_said(flat):

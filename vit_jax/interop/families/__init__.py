@@ -7,7 +7,9 @@ A family has two functions, and a table if it can write files for others:
 - `read(flat, extra) -> TrainedModel`: makes the model from arrays by name (see
   `files.read_arrays`) and the parsed config.json (empty if there is none).
 - `WRITERS`: {(name of the model, form): function}. The function makes a `Written` from a
-  `TrainedModel`; the form is 'npz', 'transformers' or 'timm' (safetensors and config.json).
+  `TrainedModel`; the form is 'npz', or safetensors with the names of 'transformers', 'timm' or the
+  model's 'authors'.
+- `WEIGHTS`: the name of the weights in a folder, if it is not `hub.WEIGHTS`.
 - `POSITIONS`: the interpolation with which its code base resizes position embeddings, if it is not
   'bilinear'; see `ops.resize.grid`.
 
@@ -44,6 +46,7 @@ FORMS = {
     'npz': 'an .npz file',
     'transformers': '.safetensors for transformers',
     'timm': '.safetensors for timm',
+    'authors': '.safetensors for the code of its authors',
 }
 
 
@@ -109,7 +112,7 @@ def _unknown(flat: Mapping[str, Any], family: str, kind: str) -> str:
 def form(flat: Mapping[str, Any], config: Mapping[str, Any], family: ModuleType) -> str:
     """The form of a file, one of FORMS, by its names, its config.json or its family.
 
-    Empty for names of authors that no function of WRITERS makes, and for a user's own family.
+    Empty for names that no function of WRITERS makes, and for a user's own family.
     """
     package, _, name = family.__name__.rpartition('.')
     if package != __name__:
@@ -118,6 +121,7 @@ def form(flat: Mapping[str, Any], config: Mapping[str, Any], family: ModuleType)
         return 'npz'
     own = {form for _, form in getattr(family, 'WRITERS', {})}
     told = {'transformers': 'model_type' in config, 'timm': 'architecture' in config}
+    told['authors'] = own == {'authors'}
     is_form = {f: name.startswith(f'{f}_') or (f in own and told[f]) for f in told}
     return next((form for form in is_form if is_form[form]), '')
 

@@ -21,6 +21,8 @@ _NORM_EPS = 1e-5
 _MASK_STRIDE = 4
 ANY_LENGTH = 1_000_000  # pixels: transformers needs a limit for the longer side
 _PANOPTIC = 'detr_panoptic'
+# Ends of the names of biases of the ResNet's norms, in transformers and in torchvision.
+_NORM_BIASES = ('normalization.bias', *(f'bn{i}.bias' for i in (1, 2, 3)), 'downsample.1.bias')
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Model)}
 
 
@@ -35,11 +37,12 @@ def transformers(imported: TrainedModel) -> Written:
     _require_theirs(model)
     panoptic = model['name'] == _PANOPTIC
     channels = imported.params['backbone']['root']['conv']['kernel'].shape[2]
-    arrays, resizing = _arrays(imported.params), _resizing(imported.transforms)
+    arrays = with_statistics(torch_layout.write(names.flattened(imported.params), TABLE))
+    resize = resizing(imported.transforms)
     notes = []
-    if resizing is None:
+    if resize is None:
         notes.append('without resize_small(...), preprocessor_config.json keeps the size of images')
-    elif resizing.pop('rounding') != 'down':
+    elif resize.pop('rounding') != 'down':
         notes.append(
             'transformers rounds the longer side of images down, this model rounds to the nearest'
         )
@@ -54,7 +57,7 @@ def transformers(imported: TrainedModel) -> Written:
         _config(model, channels)
         | trained.class_names_config(imported.class_names, model['num_classes']),
         tuple(notes),
-        _preprocessor(imported, channels, resizing),
+        preprocessor(imported, channels, resize),
     )
 
 
@@ -138,20 +141,17 @@ def _config(model: dict[str, Any], channels: int) -> dict[str, Any]:
     }
 
 
-def _arrays(params: dict[str, Any]) -> Flat:
-    """Arrays with transformers' names and layouts.
-
-    A `FrozenNorm` becomes a batch norm with mean 0 and standard deviation 1.
-    """
-    arrays = torch_layout.write(names.flattened(params), TABLE)
-    variance = np.float32(1) - np.float32(BN_EPS)
-    for name in [name for name in arrays if name.endswith('normalization.bias')]:
-        norm, zeros = name.removesuffix('.bias'), np.zeros_like(arrays[name])
-        arrays |= {f'{norm}.running_mean': zeros, f'{norm}.running_var': zeros + variance}
-    return arrays
+def with_statistics(arrays: Flat) -> Flat:
+    """Turn `FrozenNorm`s of the ResNet into batch norms with mean 0 and standard deviation 1."""
+    found, variance = dict(arrays), np.float32(1) - np.float32(BN_EPS)
+    for name, array in arrays.items():
+        if name.endswith(_NORM_BIASES):
+            norm, zeros = name.removesuffix('.bias'), np.zeros_like(array)
+            found |= {f'{norm}.running_mean': zeros, f'{norm}.running_var': zeros + variance}
+    return found
 
 
-def _resizing(transforms: str) -> dict[str, Any] | None:
+def resizing(transforms: str) -> dict[str, Any] | None:
     """The keys of transformers for resizing images, and `rounding`, for which it has no key; None
     if images are not resized.
     """
@@ -166,17 +166,18 @@ def _resizing(transforms: str) -> dict[str, Any] | None:
     }
 
 
-def _preprocessor(
-    imported: TrainedModel, channels: int, resizing: dict[str, Any] | None
+def preprocessor(
+    imported: TrainedModel, channels: int, resize: dict[str, Any] | None
 ) -> dict[str, Any]:
+    """The keys of preprocessor_config.json; `resize` is made by `resizing`."""
     panoptic = imported.config.task.name == 'segment_panoptic'
     return {
         **preprocessing.preprocessor(imported, channels, (0, 0)),
         'image_processor_type': 'DetrImageProcessor',
         'format': 'coco_panoptic' if panoptic else 'coco_detection',
-        'do_resize': resizing is not None,
+        'do_resize': resize is not None,
         'size': {'shortest_edge': 800, 'longest_edge': 1333},
-        **(resizing or {}),
+        **(resize or {}),
         'do_pad': True,
     }
 
@@ -226,13 +227,18 @@ def _transformers_resnet(prefix: str) -> names.Table:
 
 
 def _attention(theirs: str, ours: str) -> tuple[tuple[str, str], ...]:
-    """Names in transformers, and in PyTorch's layer after its fused projections are split."""
+    """Names in transformers."""
     return (
         *((f'{theirs}.{part[0]}_proj', f'{ours}/{part}') for part in _PARTS),
-        *((f'{theirs}.{part[0]}', f'{ours}/{part}') for part in _PARTS),
         (f'{theirs}.out_proj', f'{ours}/out'),
         (f'{theirs}.o_proj', f'{ours}/out'),
     )
+
+
+def _torch_attention(theirs: str, ours: str) -> tuple[tuple[str, str], ...]:
+    """Names in PyTorch's layer after its fused projections are split."""
+    parts = ((f'{theirs}.{part[0]}', f'{ours}/{part}') for part in _PARTS)
+    return (*parts, (f'{theirs}.out_proj', f'{ours}/out'))
 
 
 _TRANSFORMERS_BLOCK = (
@@ -243,7 +249,7 @@ _TRANSFORMERS_BLOCK = (
     ('final_layer_norm', 'mlp_norm'),
     *((f'{prefix}fc{i}', f'mlp/fc{i}') for prefix in ('', 'mlp.') for i in (1, 2)),
 )
-_AUTHORS_BLOCK = (*_attention('self_attn', 'attention'), ('norm1', 'attention_norm'))
+_AUTHORS_BLOCK = (*_torch_attention('self_attn', 'attention'), ('norm1', 'attention_norm'))
 _AUTHORS_MLP = (('linear1', 'mlp/fc1'), ('linear2', 'mlp/fc2'))
 
 # Names of the authors and on the hub, then those of transformers 5.
@@ -268,6 +274,32 @@ _MASK_HEAD: names.Table = (
     ('mask_head.output_conv', 'mask_head/out'),
 )
 
+_AUTHORS_RESNET = _resnet('backbone.0.body.')
+_AUTHORS: names.Table = (
+    *_below(
+        'transformer.encoder.layers.{0}',
+        'encoder/block_{0}',
+        (*_AUTHORS_BLOCK, *_AUTHORS_MLP, ('norm2', 'mlp_norm')),
+    ),
+    *_below(
+        'transformer.decoder.layers.{0}',
+        'decoder/block_{0}',
+        (
+            *_AUTHORS_BLOCK,
+            *_torch_attention('multihead_attn', 'cross'),
+            ('norm2', 'cross_norm'),
+            *_AUTHORS_MLP,
+            ('norm3', 'mlp_norm'),
+        ),
+    ),
+    ('transformer.encoder.norm', 'encoder/norm'),
+    ('transformer.decoder.norm', 'decoder/norm'),
+    ('input_proj', 'input_proj'),
+    ('query_embed.weight', 'query_embed'),
+    ('class_embed', 'class_embed'),
+    ('bbox_embed.layers.{0}', 'bbox_embed/layer_{0}'),
+)
+
 # If several rows have the same right side, the first is written: names of transformers 4.
 TABLE: names.Table = (
     *_MASK_HEAD,
@@ -276,7 +308,7 @@ TABLE: names.Table = (
         for prefix in ('model.backbone.conv_encoder.model.', 'model.backbone.model.')
         for row in (*_transformers_resnet(prefix), *_resnet(prefix))
     ),
-    *_resnet('backbone.0.body.'),
+    *_AUTHORS_RESNET,
     *_resnet(''),
     *(
         row
@@ -291,29 +323,10 @@ TABLE: names.Table = (
     ('model.query_position_embeddings.weight', 'query_embed'),
     ('class_labels_classifier', 'class_embed'),
     ('bbox_predictor.layers.{0}', 'bbox_embed/layer_{0}'),
-    *_below(
-        'transformer.encoder.layers.{0}',
-        'encoder/block_{0}',
-        (*_AUTHORS_BLOCK, *_AUTHORS_MLP, ('norm2', 'mlp_norm')),
-    ),
-    *_below(
-        'transformer.decoder.layers.{0}',
-        'decoder/block_{0}',
-        (
-            *_AUTHORS_BLOCK,
-            *_attention('multihead_attn', 'cross'),
-            ('norm2', 'cross_norm'),
-            *_AUTHORS_MLP,
-            ('norm3', 'mlp_norm'),
-        ),
-    ),
-    ('transformer.encoder.norm', 'encoder/norm'),
-    ('transformer.decoder.norm', 'decoder/norm'),
-    ('input_proj', 'input_proj'),
-    ('query_embed.weight', 'query_embed'),
-    ('class_embed', 'class_embed'),
-    ('bbox_embed.layers.{0}', 'bbox_embed/layer_{0}'),
+    *_AUTHORS,
 )
+# The names of the authors alone.
+AUTHORS: names.Table = (*_MASK_HEAD, *_AUTHORS_RESNET, *_AUTHORS)
 
 
 _SOURCE = 'DETR'

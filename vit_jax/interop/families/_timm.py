@@ -271,8 +271,7 @@ _EPS, _CLIP_EPS = 1e-6, 1e-5
 _POOLS = {'cls': 'token', 'distilled': 'token', 'gap': 'avg', 'patches': 'avg', 'map': 'map'}
 _ACT_LAYERS = {'erf': 'gelu', 'tanh': 'gelu_tanh', 'quick': 'quick_gelu'}
 _QKV = ('query', 'key', 'value')
-# Projections that timm keeps in one array.
-_FUSED = (('attn', 'qkv'), ('attn_pool', 'kv'))
+FUSED = {'attn': 'qkv', 'attn_pool': 'kv'}  # projections that timm keeps in one array
 
 
 def write(trained: TrainedModel, table: names.Table) -> Written:
@@ -315,7 +314,7 @@ def write(trained: TrainedModel, table: names.Table) -> Written:
     arrays = torch_layout.write(_tokens(flat, model, first), table)
     if not model.get('layers', True):  # timm does not call a root alone a stem
         arrays = {name.replace('.stem.', '.'): array for name, array in arrays.items()}
-    return Written(_fused(_gated(arrays)), config, (*_notes(model), *notes))
+    return Written(torch_layout.fused(_gated(arrays), FUSED), config, (*_notes(model), *notes))
 
 
 def image_keys(transforms: str, size: Size) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -421,21 +420,6 @@ def _gated(arrays: Flat) -> Flat:
         if (gate := name.replace('.mlp.fc1.', '.mlp.gate.')) != name and gate in arrays:
             joined[name] = np.concatenate([arrays[gate], array])
         elif '.mlp.gate.' not in name:
-            joined[name] = array
-    return joined
-
-
-def _fused(arrays: Flat) -> Flat:
-    """Join the projections of attention."""
-    joined: Flat = {}
-    for name, array in arrays.items():
-        for module, letters in _FUSED:
-            if match := re.fullmatch(rf'((?:.*\.)?{module})\.([{letters}])\.(\w+)', name):
-                parent, _, leaf = match.groups()
-                parts = [arrays[f'{parent}.{letter}.{leaf}'] for letter in letters]
-                joined[f'{parent}.{letters}.{leaf}'] = np.concatenate(parts)
-                break
-        else:
             joined[name] = array
     return joined
 

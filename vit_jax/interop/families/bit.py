@@ -1,4 +1,7 @@
-"""BiT (Kolesnikov et al., 2020, arXiv:1912.11370): .npz, big_vision, Hugging Face and timm."""
+"""BiT (Kolesnikov et al., 2020, arXiv:1912.11370): .npz, big_vision and Hugging Face.
+
+The names of timm are read here, for `timm_bit`.
+"""
 
 from __future__ import annotations
 
@@ -70,8 +73,9 @@ def _torch(root: str, layer: str, norm: str, head: str) -> names.Table:
 _HUGGING_FACE = _torch(
     *('bit.embedder.convolution', 'bit.encoder.stages.{0}.layers.{0}', 'bit.norm', 'classifier.1')
 )
-_TIMM = _torch('stem.conv', 'stages.{0}.blocks.{0}', 'norm', 'head.fc')
-_SIZE = (224, 224)  # written for transformers if the model takes images of any size
+TIMM = _torch('stem.conv', 'stages.{0}.blocks.{0}', 'norm', 'head.fc')
+TIMM_NORM = 'stages.0.blocks.0.norm3.weight'
+SIZE = (224, 224)  # written for others if the model takes images of any size
 _RELEASED_SOURCE, _HF_SOURCE = 'BiT npz', 'Hugging Face BiT'
 _BIG_VISION_SOURCE, _TIMM_SOURCE = 'big_vision BiT npz', 'timm BiT'
 _NO_CONFIG = (
@@ -87,7 +91,7 @@ _FORMS: dict[str, tuple[names.Table, str]] = {
     _RELEASED_SOURCE: (_RELEASED, 'resnet/group_norm/gamma'),
     _BIG_VISION_SOURCE: (_BIG_VISION, 'norm-pre-head/scale'),
     _HF_SOURCE: (_HUGGING_FACE, 'bit.norm.weight'),
-    _TIMM_SOURCE: (_TIMM, 'stages.0.blocks.0.norm3.weight'),
+    _TIMM_SOURCE: (TIMM, TIMM_NORM),
 }
 _ARCHITECTURE = re.compile(r'resnetv2_\d+x\d_bit')
 _KNOWN = {'num_classes', 'in_chans', 'global_pool'}  # what timm's model_args may set
@@ -103,8 +107,8 @@ _REQUIRED = {
 
 
 def matches(flat: Mapping[str, Any]) -> bool:
-    """Whether these are the names of a BiT."""
-    return _form(_prefixed(flat)) is not None
+    """Whether these are the names of a BiT, but not timm's."""
+    return _form(_prefixed(flat)) not in (None, _TIMM_SOURCE)
 
 
 def read(flat: Mapping[str, np.ndarray], extra: Mapping[str, Any]) -> TrainedModel:
@@ -159,11 +163,7 @@ def write_transformers(trained: TrainedModel) -> Written:
     Raises:
       UserError: if a parameter is not one of a BiT.
     """
-    flat = {
-        name: _permuted(array, (3, 2, 0, 1))
-        for name, array in _written(trained.params, _HUGGING_FACE).items()
-    }
-    model = trained.model_config
+    flat, model = write_torch(trained.params, _HUGGING_FACE), trained.model_config
     width, layers = model.get('width_factor', 1), model['layers']
     channels = flat['bit.embedder.convolution.weight'].shape[1]
     config = {
@@ -178,8 +178,17 @@ def write_transformers(trained: TrainedModel) -> Written:
         'depths': list(layers),
         **class_names_config(trained.class_names, model.get('num_classes')),
     }
-    preprocessor = preprocessing.preprocessor(trained, channels, trained.image_size or _SIZE)
-    return Written(flat, config, _losses(trained), preprocessor)
+    preprocessor = preprocessing.preprocessor(trained, channels, trained.image_size or SIZE)
+    return Written(flat, config, losses(trained), preprocessor)
+
+
+def write_torch(params: Mapping[str, Any], table: names.Table) -> Flat:
+    """Arrays under PyTorch's names of a table and in its layouts.
+
+    Raises:
+      UserError: if a parameter is not one of a BiT.
+    """
+    return {name: _permuted(array, (3, 2, 0, 1)) for name, array in _written(params, table).items()}
 
 
 def _form(flat: Mapping[str, Any]) -> str | None:
@@ -267,10 +276,10 @@ def _written(params: Mapping[str, Any], table: names.Table) -> Flat:
 
 def _npz(imported: TrainedModel) -> Written:
     _, notes = adapt.for_images(imported, preprocessing.RANGE)
-    return Written(write_npz(imported.params), notes=(*_losses(imported), *notes))
+    return Written(write_npz(imported.params), notes=(*losses(imported), *notes))
 
 
-def _losses(imported: TrainedModel) -> tuple[str, ...]:
+def losses(imported: TrainedModel) -> tuple[str, ...]:
     """Properties of the model that a file cannot represent."""
     return (_POOL_BORDER,) if imported.model_config.get('pool_padding') == 'nothing' else ()
 

@@ -1,4 +1,4 @@
-"""DETR: safetensors with the names of its authors, or with those of transformers.
+"""DETR of transformers: safetensors, and config.json. `authors_detr` has the names of its authors.
 
 transformers has two sets of names: those of version 4, also of files on the hub, and those of
 version 5. A ResNet alone, with torchvision's and timm's names, is read for
@@ -29,14 +29,13 @@ _COCO, _COCO_PANOPTIC, _STUFF = 91, 250, tuple(range(91, 250))
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
-    """Whether these are the names of a DETR, or of a ResNet with bottlenecks."""
-    heads = ('class_labels_classifier.weight', 'class_embed.weight')
-    detr = any(f'{prefix}{head}' in flat for prefix in ('', 'detr.') for head in heads)
+    """Whether these are the names of a DETR of transformers, or of a ResNet with bottlenecks."""
+    detr = any(f'{prefix}class_labels_classifier.weight' in flat for prefix in ('', 'detr.'))
     return detr or {'conv1.weight', 'bn1.running_mean', 'layer1.0.conv3.weight'} <= flat.keys()
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """A detector, a panoptic model, or the backbone of one.
+    """A detector, a panoptic model, or the backbone of one, in any naming.
 
     Raises:
       UserError: if parameters are unknown, absent or of the wrong shape, or config.json is of

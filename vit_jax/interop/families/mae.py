@@ -1,8 +1,8 @@
-"""Masked autoencoders with their decoders, of transformers and of the paper's authors.
+"""Masked autoencoders of transformers with their decoders: safetensors, and config.json.
 
 The names of ViTMAEForPreTraining in transformers 4 and 5 are read, with config.json; those of
-version 4 are written, which both read. The authors' names are those of timm with a decoder. An
-encoder alone is a ViT: `transformers_vit` and `timm_vit` read it.
+version 4 are written, which both read. `authors_mae` has the authors' names. An encoder alone is a
+ViT: `transformers_vit` and `timm_vit` read it.
 
 Images and targets are normalized by the same mean and standard deviation.
 """
@@ -19,16 +19,14 @@ from flax.traverse_util import flatten_dict
 
 from vit_jax.errors import UserError
 from vit_jax.interop import names, preprocessing, torch_layout
-from vit_jax.interop.families import _transformers, timm_vit, transformers_vit
+from vit_jax.interop.families import _transformers, transformers_vit
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel, Written
 from vit_jax.models.mae import ENCODER, Model
 from vit_jax.tree_paths import require_fit
 
 _DECODER = 'decoder/'
-# The authors' normalization of images in [0, 1], and their decoder's heads by its width.
-_IMAGENET = {'mean': [0.485, 0.456, 0.406], 'std': [0.229, 0.224, 0.225]}
-_HEADS = {512: 16}
+HEADS = {512: 16}  # of the authors' decoder, by its width
 # Defaults of a task's keywords that files do not have.
 _TASK: dict[str, Any] = {
     **{'target': 'normalized', 'value_range': (-1.0, 1.0)},
@@ -38,7 +36,7 @@ _QKV = 'query|key|value'  # `no_bias` of an encoder
 _BLOCK = 'decoder/transformer/block_{0}'
 
 
-def _blocks(table: names.Table, theirs: str, decoders: str) -> names.Table:
+def blocks(table: names.Table, theirs: str, decoders: str) -> names.Table:
     """The rows of an encoder's blocks, whose names begin with `theirs`, for a decoder."""
     return tuple(
         (a.replace(theirs, decoders), b.replace('encoder/block_{0}', _BLOCK))
@@ -47,41 +45,32 @@ def _blocks(table: names.Table, theirs: str, decoders: str) -> names.Table:
     )
 
 
-_PARTS = ('decoder_embed', 'embed'), ('decoder_norm', 'transformer/norm'), ('decoder_pred', 'head')
+PARTS = ('decoder_embed', 'embed'), ('decoder_norm', 'transformer/norm'), ('decoder_pred', 'head')
 TRANSFORMERS: names.Table = (
     *((f'vit.{a}', b) for a, b in _transformers.VIT_TABLE),
     ('decoder.mask_token', 'decoder/mask_token'),
     ('decoder.decoder_pos_embed', 'decoder/pos_embed'),
-    *((f'decoder.{a}', _DECODER + b) for a, b in _PARTS),
-    *_blocks(_transformers.VIT_TABLE, 'encoder.layer.', 'decoder.decoder_layers.'),
-    *_blocks(_transformers.VIT_TABLE, 'layers.', 'decoder.decoder_layers.'),
+    *((f'decoder.{a}', _DECODER + b) for a, b in PARTS),
+    *blocks(_transformers.VIT_TABLE, 'encoder.layer.', 'decoder.decoder_layers.'),
+    *blocks(_transformers.VIT_TABLE, 'layers.', 'decoder.decoder_layers.'),
     # Names that version 5 writes.
-    *_blocks(_transformers.VIT_TABLE, 'encoder.layer.', 'decoder.decoder_encoder.layer.'),
-)
-AUTHORS: names.Table = (
-    *timm_vit.TABLE,
-    ('mask_token', 'decoder/mask_token'),
-    ('decoder_pos_embed', 'decoder/pos_embed'),
-    *((a, _DECODER + b) for a, b in _PARTS),
-    *_blocks(timm_vit.TABLE, 'blocks.', 'decoder_blocks.'),
+    *blocks(_transformers.VIT_TABLE, 'encoder.layer.', 'decoder.decoder_encoder.layer.'),
 )
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
     """Whether these are the names of an encoder with a decoder."""
-    return 'decoder.decoder_pred.weight' in flat or 'decoder_pred.weight' in flat
+    return 'decoder.decoder_pred.weight' in flat
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """A ViTMAEForPreTraining, or a model of the authors.
+    """A ViTMAEForPreTraining.
 
     Raises:
       UserError: if parameters are unknown, absent or of the wrong shape, or do not fit the config.
     """
-    if 'decoder_pred.weight' in flat:
-        return _read_authors(flat, extra)
-    encoder, decoder = _halves(flat, 'decoder.')
-    imported = _joined(
+    encoder, decoder = halves(flat, 'decoder.')
+    imported = joined(
         transformers_vit.read(encoder, extra),
         decoder,
         TRANSFORMERS,
@@ -89,33 +78,17 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         'transformers ViTMAE',
     )
     model = imported.model_config | {'mask_ratio': float(extra.get('mask_ratio', 0.75))}
-    task = _task(extra, normalized=extra.get('norm_pix_loss', False))
+    task = task_fields(extra, normalized=extra.get('norm_pix_loss', False))
     return imported.with_groups(model=model, task=task)
 
 
-def _read_authors(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """Read the authors' files, with defaults for the normalization and the target."""
-    source = "MAE in its authors' names"
-    encoder, decoder = _halves(flat, ('decoder_', 'mask_token'))
-    if preprocessing.mean_and_std(extra) is None:
-        extra = {**extra, preprocessing.GIVEN_NORMALIZATION: _IMAGENET}
-    decoder = torch_layout.parted(decoder, source)
-    heads = extra.get('decoder_num_attention_heads')
-    imported = _joined(timm_vit.read(encoder, extra), decoder, AUTHORS, heads, source)
-    note = (
-        'assumed to predict normalized patches of images with the mean and standard deviation of '
-        'ImageNet; reconstructions of a model of plain pixels (mae_visualize_*) are wrong'
-    )
-    return imported.with_groups(task=_task(extra, normalized=True)).with_notes(note)
-
-
-def _halves(flat: Flat, prefixes: str | tuple[str, ...]) -> tuple[Flat, Flat]:
+def halves(flat: Flat, prefixes: str | tuple[str, ...]) -> tuple[Flat, Flat]:
     """The arrays of the encoder, and those of the decoder, whose names begin with `prefixes`."""
     decoder = {name: array for name, array in flat.items() if name.startswith(prefixes)}
     return {name: array for name, array in flat.items() if name not in decoder}, decoder
 
 
-def _joined(
+def joined(
     encoder: TrainedModel, decoder: Flat, table: names.Table, heads: int | None, source: str
 ) -> TrainedModel:
     """Join an encoder with the arrays of a decoder, which have the names of the file.
@@ -138,8 +111,8 @@ def _joined(
         label=lambda name: in_file.get(name) or torch_layout.theirs(name, table),
     )
     params = encoder.params | names.nested(flat)
-    joined = dataclasses.replace(encoder, params=params, source=source)
-    return joined.with_groups(model=keywords)
+    whole = dataclasses.replace(encoder, params=params, source=source)
+    return whole.with_groups(model=keywords)
 
 
 def _keywords(
@@ -155,7 +128,7 @@ def _keywords(
     blocks = {name.split('/')[2] for name in shapes if name.startswith('decoder/transformer/block')}
     width = shapes.get('decoder/mask_token', (0,))[-1]
     hidden = (shape[0] for name, shape in shapes.items() if name.endswith('/mlp/fc1/bias'))
-    heads = heads or _HEADS.get(width)
+    heads = heads or HEADS.get(width)
     if not heads or width % heads:
         raise UserError(
             f'{source}: unknown number of attention heads of a decoder of width {width}; '
@@ -183,7 +156,7 @@ def _expected(keywords: Mapping[str, Any], patches: int, channels: int) -> Flat:
     return names.split({name: np.broadcast_to(np.float32(0), x.shape) for name, x in leaves})
 
 
-def _task(extra: Mapping[str, Any], normalized: bool) -> dict[str, Any]:
+def task_fields(extra: Mapping[str, Any], normalized: bool) -> dict[str, Any]:
     """Keywords of `config.task`."""
     target = 'normalized' if normalized else 'pixels'
     task: dict[str, Any] = {'name': 'reconstruct', 'target': target}
@@ -193,6 +166,19 @@ def _task(extra: Mapping[str, Any], normalized: bool) -> dict[str, Any]:
     return task
 
 
+def is_normalized(imported: TrainedModel) -> bool:
+    """Whether the target is normalized patches."""
+    target: str = {**_TASK, **imported.task_config}['target']
+    return target == 'normalized'
+
+
+def flattened(imported: TrainedModel) -> Flat:
+    """The parameters of encoder and decoder by our names, with split projections."""
+    flat = names.flattened(imported.params)
+    parts = (*ENCODER, 'decoder')
+    return {name: array for name, array in flat.items() if name.partition('/')[0] in parts}
+
+
 def write_transformers(imported: TrainedModel) -> Written:
     """Make arrays, config.json and preprocessor_config.json of a ViTMAEForPreTraining.
 
@@ -200,12 +186,7 @@ def write_transformers(imported: TrainedModel) -> Written:
       UserError: if the image size is unknown and the positions do not form a square.
     """
     model, task = imported.model_config, {**_TASK, **imported.task_config}
-    flat = {
-        name: array
-        for name, array in names.flattened(imported.params).items()
-        if name.partition('/')[0] in (*ENCODER, 'decoder')
-    }
-    notes = []
+    flat, notes = flattened(imported), []
     if task['value_range'] is not None and {*task['mean'], *task['std']} != {0.5}:
         notes.append(
             'the files have no place for the mean and standard deviation of the target: in '
@@ -223,7 +204,7 @@ def write_transformers(imported: TrainedModel) -> Written:
         'decoder_num_attention_heads': model['decoder_heads'],
         'decoder_intermediate_size': model['decoder_mlp_dim'],
         'mask_ratio': model['mask_ratio'],
-        'norm_pix_loss': task['target'] == 'normalized',
+        'norm_pix_loss': is_normalized(imported),
         'qkv_bias': model.get('qkv_bias', True),
     }
     return Written(

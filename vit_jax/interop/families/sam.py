@@ -206,7 +206,8 @@ def write(trained: TrainedModel) -> Written:
     flat = names.flattened(trained.params)
     side = size[0] // model['patch_size']
     flat['pos_embed'] = flat['pos_embed'].reshape(1, side, side, -1)
-    arrays = {f'vision_encoder.{n}': a for n, a in _fused(flat).items()}
+    parts = torch_layout.fused(torch_layout.write(flat, TRANSFORMERS), {'attn': 'qkv'})
+    arrays = {f'vision_encoder.{n}': array for n, array in parts.items()}
     config = {
         'model_type': 'sam_vision_model',
         'architectures': ['SamVisionModel'],
@@ -225,19 +226,6 @@ def write(trained: TrainedModel) -> Written:
     }
     preprocessor = preprocessing.preprocessor(trained, trained.channels, size)
     return Written(arrays, config, (), preprocessor)
-
-
-def _fused(flat: Flat) -> Flat:
-    """The arrays under names of transformers, with the projections of attention in one."""
-    fused: Flat = {}
-    parts = torch_layout.write(flat, TRANSFORMERS)
-    for name, array in parts.items():
-        if (whole := name.replace('.attn.q.', '.attn.qkv.')) != name:
-            each = (parts[name.replace('.attn.q.', f'.attn.{letter}.')] for letter in 'qkv')
-            fused[whole] = np.concatenate([*each])
-        elif not re.search(r'\.attn\.[kv]\.', name):
-            fused[name] = array
-    return fused
 
 
 WRITERS = {('sam_encoder', 'transformers'): write}

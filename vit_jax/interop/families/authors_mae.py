@@ -1,0 +1,85 @@
+"""Masked autoencoders in their authors' names (github.com/facebookresearch/mae): safetensors.
+
+The names are those of timm with a decoder. The authors' files are pickled: save their arrays as
+safetensors first. Heads, norms and targets are those of the released models, unless a config.json
+beside the file, as `convert` writes it, names others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.interop import names, preprocessing, torch_layout
+from vit_jax.interop.families import _timm, mae, timm_vit
+from vit_jax.interop.families._transformers import square
+from vit_jax.interop.files import Flat
+from vit_jax.interop.trained import TrainedModel, Written, fields
+
+_SOURCE = "MAE in its authors' names"
+_IMAGENET = {'mean': [0.485, 0.456, 0.406], 'std': [0.229, 0.224, 0.225]}
+TABLE: names.Table = (
+    *timm_vit.TABLE,
+    ('mask_token', 'decoder/mask_token'),
+    ('decoder_pos_embed', 'decoder/pos_embed'),
+    *((a, f'decoder/{b}') for a, b in mae.PARTS),
+    *mae.blocks(timm_vit.TABLE, 'blocks.', 'decoder_blocks.'),
+)
+_MODEL = {'gelu': 'erf', 'norm_eps': 1e-6, 'qkv_bias': True}  # in the authors' code
+_TARGET = (
+    'assumed to predict normalized patches of images with the mean and standard deviation of '
+    'ImageNet; reconstructions of a model of plain pixels (mae_visualize_*) are wrong'
+)
+
+
+def matches(flat: Mapping[str, np.ndarray]) -> bool:
+    """Whether these are the names of an encoder with a decoder."""
+    return 'decoder_pred.weight' in flat
+
+
+def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
+    """A MaskedAutoencoderViT.
+
+    Raises:
+      UserError: if parameters are unknown, absent or of the wrong shape.
+    """
+    encoder, decoder = mae.halves(flat, ('decoder_', 'mask_token'))
+    if preprocessing.mean_and_std(extra) is None:
+        extra = {**extra, preprocessing.GIVEN_NORMALIZATION: _IMAGENET}
+    decoder = torch_layout.parted(decoder, _SOURCE)
+    heads = extra.get('decoder_num_attention_heads')
+    imported = mae.joined(timm_vit.read(encoder, extra), decoder, TABLE, heads, _SOURCE)
+    normalized = extra.get('norm_pix_loss')
+    imported = imported.with_groups(task=mae.task_fields(extra, normalized is not False))
+    return imported.with_notes(_TARGET) if normalized is None else imported
+
+
+def write(trained: TrainedModel) -> Written:
+    """Make the arrays of a MaskedAutoencoderViT, and a config.json for `read`.
+
+    Raises:
+      UserError: if the authors' code has no such model, or the image size is unknown and the
+        positions do not form a square.
+    """
+    model, flat = fields(trained.model), mae.flattened(trained)
+    if lacking := [f'{key} {model[key]!r}' for key in _MODEL if model[key] != _MODEL[key]]:
+        raise UserError(f"the authors' code has no MAE with {', '.join(lacking)}")
+    size = trained.image_size or square(flat, model['patch_size'])
+    channels = flat['patch_embed/kernel'].shape[2]
+    config = {
+        'model_args': {'embed_dim': model['width'], 'num_heads': model['num_heads']},
+        'decoder_num_attention_heads': model['decoder_heads'],
+        'norm_pix_loss': mae.is_normalized(trained),
+        'pretrained_cfg': {
+            'input_size': [channels, *size],
+            **preprocessing.normalization(trained, channels),
+        },
+    }
+    arrays = torch_layout.fused(torch_layout.write(flat, TABLE), _timm.FUSED)
+    return Written(arrays, config)
+
+
+WRITERS = {('mae', 'authors'): write}
