@@ -115,6 +115,7 @@ CHECKED = {
         f'{TESTS}/test_transformers_forms.py',
         '1e-5',
         (
+            'authors_dinov3',
             'timm_vit',
             'transformers_beit',
             'transformers_dinov2',

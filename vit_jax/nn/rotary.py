@@ -22,6 +22,7 @@ from vit_jax.errors import UserError, check_choice
 
 ORDERS = ('yx', 'xy')
 NORMALIZED = ('separate', 'max', 'min')
+PERIODS = ('float32', 'bfloat16')
 KeySource = Callable[[], Key[Array, '']]
 
 
@@ -123,6 +124,7 @@ def rope_dinov3(
     shift: float = 0.0,
     jitter: float = 1.0,
     rescale: float = 1.0,
+    periods: str = 'float32',
 ) -> Rotary:
     """Positions from -1 to 1 on any grid, changed at random in training: DINOv3, arXiv:2508.10104.
 
@@ -138,11 +140,13 @@ def rope_dinov3(
       shift: largest shift of each axis.
       jitter: largest factor of each axis, log-uniform.
       rescale: largest factor of both axes together, log-uniform.
+      periods: dtype to which the periods are rounded; 'bfloat16' in the authors' files.
 
     Raises:
       UserError: if a head's width is not a multiple of 4, or an argument has no such value.
     """
     check_choice('normalize', normalize, NORMALIZED)
+    check_choice('periods', periods, PERIODS)
     if shift < 0 or min(jitter, rescale) < 1:
         raise UserError('positions: shift must be at least 0, jitter and rescale at least 1')
     sides = {'separate': layout.grid, 'max': 2 * (max(layout.grid),)}
@@ -154,10 +158,16 @@ def rope_dinov3(
     places: Any = _places(*axes)
     if next_key is not None and (shift or jitter > 1 or rescale > 1):
         places = _changed(jnp.asarray(places, jnp.float32), next_key(), shift, jitter, rescale)
-    angles = _angles(2 * math.pi * places, size, theta, 'yx')
+    angles = _angles(2 * math.pi * places, size, theta, 'yx', periods)
     xp = jnp if isinstance(angles, jax.Array) else np
     prefix = layout.first + layout.registers
     return _rotary(xp.pad(angles, ((prefix, 0), (0, 0))), neighbors=False)
+
+
+def rising_periods(size: int, theta: float, dtype: str = 'float32') -> Float[np.ndarray, 'k']:
+    """The K / 4 periods of heads of width K, from 1 to nearly theta, rounded to bfloat16 if so."""
+    found: np.ndarray = theta ** (np.arange(size // 4) * 4 / size)
+    return found if dtype == 'float32' else found.astype(jnp.dtype(dtype)).astype(np.float64)
 
 
 def _changed(places: Array, key: Array, shift: float, jitter: float, rescale: float) -> Array:
@@ -175,11 +185,11 @@ def _places(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     return np.stack(np.meshgrid(rows, columns, indexing='ij'), axis=-1).reshape(-1, 2)
 
 
-def _angles(places: Any, size: int, theta: float, order: str) -> Any:
+def _angles(places: Any, size: int, theta: float, order: str, periods: str = 'float32') -> Any:
     """Angles [N K/2] of places [N 2]."""
     if size % 4:
         raise UserError(f'rotary positions need heads that are a multiple of 4 wide, not {size}')
-    frequencies = theta ** -(np.arange(size // 4) * 4 / size)
+    frequencies = 1 / rising_periods(size, theta, periods)
     places = places if order == 'yx' else places[:, ::-1]
     return (places[:, :, None] * frequencies).reshape(len(places), -1)
 

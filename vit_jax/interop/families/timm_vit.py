@@ -87,6 +87,7 @@ TABLE: names.Table = (
 # numbers in the whole model: blocks.CHUNK.NUMBER. The files say nothing about heads and images.
 _AUTHORS = 'DINOv2'
 _DINOV2: names.Table = (('register_tokens', 'register_tokens'), *TABLE)
+_DINOV3 = 'rope_embed.periods'  # of DINOv3's authors, whose names are alike
 _CHUNKED = re.compile(r'blocks\.\d+\.(\d+)\.')
 _GATED = {'mlp.w12.': 'mlp.fc1.', 'mlp.w3.': 'mlp.fc2.'}
 _HEAD_WIDTH, _DINOV2_EPS = 64, 1e-6
@@ -99,14 +100,15 @@ def matches(flat: Mapping[str, np.ndarray]) -> bool:
         return True
     known = 'patch_embed.proj.weight' in flat or _NAFLEX in flat
     is_vit = known and any(name.startswith('blocks.0.') for name in flat)
-    others = ('decoder_pred.weight', 'mask_token', 'blocks.0.attn.rel_pos_h')  # of MAE and SAM
+    others = ('decoder_pred.weight', 'mask_token', 'blocks.0.attn.rel_pos_h', _DINOV3)
     return is_vit and flat.keys().isdisjoint(others)
 
 
 def _is_dinov2(flat: Mapping[str, np.ndarray]) -> bool:
     """Whether the names are those of DINOv2's authors, with a token for masked patches."""
     is_scaled = any(re.fullmatch(r'blocks\.(\d+\.)?0\.ls1\.gamma', name) for name in flat)
-    return is_scaled and {'mask_token', 'patch_embed.proj.weight'} <= flat.keys()
+    is_dinov2 = is_scaled and _DINOV3 not in flat
+    return is_dinov2 and {'mask_token', 'patch_embed.proj.weight'} <= flat.keys()
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
