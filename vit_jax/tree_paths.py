@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -96,3 +97,11 @@ def _fault(have: Any, want: Any, dtypes: bool) -> str:
         return f'has shape {tuple(have.shape)} instead of {tuple(want.shape)}'
     old, new = np.dtype(have.dtype), np.dtype(want.dtype)
     return f'is {old} instead of {new}' if dtypes and old != new else ''
+
+
+def weights_digest(variables: Any) -> str:
+    """A digest of all arrays."""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(variables):
+        digest.update(np.ascontiguousarray(leaf).tobytes())
+    return digest.hexdigest()

@@ -12,6 +12,7 @@ Model, image size and resizing then come from the checkpoint, any file or run th
 reads; `auto,384` uses larger images. The classes come from the data. It evaluates on their
 validation split, or on a held-out fifth of each class, and trains 1,000 steps of 32 images; for
 tens of thousands of images use `--config.total='20 epochs'`. Tune the learning rate as below.
+`auto,lora` trains low-rank adapters of queries and values by AdamW instead (`config.lora`).
 
 Otherwise the argument is a dataset (imagenet2012, cifar10, cifar100, pets, flowers) and the
 checkpoint's model: B/16, L/32, R50+B/16, R26+S/32, ... `config.init.from` is a file of another code
@@ -133,11 +134,13 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
 
 def own_images(arg: str) -> ConfigDict:
-    """`arg`: `auto`, or `auto,384` for images of 384 pixels."""
-    _, _, size = arg.partition(',')
+    """`arg`: `auto`, or `auto,384` for images of 384 pixels; with `lora`, as `auto,lora`."""
+    words = arg.split(',')[1:]
+    size = ''.join(word for word in words if word != 'lora')
     if size and not size.isdecimal():
         raise UserError(
-            f'finetune.py:{arg}: {size!r} is not a size in pixels; write auto or auto,384'
+            f'finetune.py:{arg}: {size!r} is not a size in pixels; write auto or auto,384, and '
+            'lora after another comma'
         )
     config = ConfigDict()
     config.total, config.batch_size = '1000 steps', 32
@@ -153,6 +156,9 @@ def own_images(arg: str) -> ConfigDict:
     )
     config.evals = dict(val=dict(split=placeholder(str), transforms=seen))
     config.optim = dict(name='sgd', momentum=0.9, lr=0.003, clip_norm=1.0)
+    if 'lora' in words:
+        config.lora = dict(rank=8, alpha=16.0)
+        config.optim = dict(name='adamw', lr=1e-3, weight_decay=0.0, clip_norm=1.0)
     config.optim.schedule = dict(name='cosine', warmup='10%')
     config.every = dict(log='2%')
     return config

@@ -12,7 +12,7 @@ from vit_jax.checkpoints import checkpointer
 from vit_jax.config import load
 from vit_jax.errors import UserError
 from vit_jax.storage.run_folder import read_config, read_metrics
-from vit_jax.trainer import start, train
+from vit_jax.trainer import branch, train
 from vit_jax.trainer.build import build
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('compiled_once')]
@@ -105,14 +105,14 @@ def test_what_is_not_as_in_the_trunk_is_said(make_config, trunk, tmp_path, capsy
 def test_another_schedule_between_the_step_and_the_cooldown_is_said(make_config, trunk):
     one = jax.devices()[:1]
     before = load.from_dict(read_config(trunk))
-    assert start.changes(before, build(make_config(10, cooldown=2), one), ()) == []
+    assert branch.changes(before, build(make_config(10, cooldown=2), one), ()) == []
     constant, stair = make_config(10), make_config(10)
     with constant.unlocked(), stair.unlocked():
         constant.optim.schedule = dict(name='constant', warmup='2 steps')
         stair.optim.schedule = dict(name='stair', warmup='2 steps', boundaries=('6 steps',))
-    (line,) = start.changes(before, build(constant, one), ())
+    (line,) = branch.changes(before, build(constant, one), ())
     assert "--config.optim.schedule.name=rsqrt --config.optim.schedule.timescale='4 steps'" in line
-    (line,) = start.changes(build(constant, one).config, build(stair, one), ())
+    (line,) = branch.changes(build(constant, one).config, build(stair, one), ())
     assert 'the learning rate of step 7 is 0.003, not 0.0003' in line
     assert '--config.optim.schedule.name=constant' in line
 

@@ -30,7 +30,8 @@ def main(argv: Sequence[str]) -> int:
         'dst',
         help='FILE.npz for vision_transformer and big_vision (a run of BiT gets the names of the '
         'released files); FILE.safetensors or a new folder for transformers; FAMILY:PATH for the '
-        'names of another family, as timm_vit:FOLDER, open_clip:FOLDER or authors_detr:FILE',
+        'names of another family, as timm_vit:FOLDER, open_clip:FOLDER or authors_detr:FILE; '
+        'peft:FOLDER for the adapters of a run of config.lora',
     )
     add_allow_flag(parser)
     args = parser.parse_args(argv)

@@ -54,6 +54,7 @@ SECTIONS = (
     'parallel',
     'init',
     'branch',
+    'lora',
     'early_stop',
 )
 # Sizes of a model that a config may leave None, to be filled in from the data.
@@ -83,6 +84,7 @@ class Config:
       parallel: the layout of arrays on the devices.
       init: the checkpoint for initializing the parameters, instead of random initialization.
       branch: the run whose state is continued.
+      lora: low-rank adapters, which are trained instead of the whole model.
       early_stop: condition for ending the run before its total.
       writers: receivers of the metrics besides the run folder: `tensorboard`, `wandb`, `mlflow`, or
         dotted names of your own modules, see `vit_jax.writers`.
@@ -102,6 +104,7 @@ class Config:
     parallel: Group = dataclasses.field(default_factory=dict)
     init: Group = dataclasses.field(default_factory=dict)
     branch: Group = dataclasses.field(default_factory=dict)
+    lora: Group = dataclasses.field(default_factory=dict)
     early_stop: Group = dataclasses.field(default_factory=dict)
     writers: tuple[str, ...] = ('tensorboard',)
 
@@ -165,6 +168,10 @@ def constructor(section: str) -> Callable:
             from vit_jax.optim.sharpness import Sam
 
             return Sam
+        case 'lora':
+            from vit_jax.optim.lora import Lora
+
+            return Lora
         case 'checkpoint':
             from vit_jax.checkpoints.checkpointer import Checkpointer
 

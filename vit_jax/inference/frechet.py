@@ -30,6 +30,7 @@ from vit_jax.inference.images import photo_reader
 from vit_jax.inference.load import open_model
 from vit_jax.runtime import target
 from vit_jax.storage import paths
+from vit_jax.tree_paths import weights_digest
 
 _log = logging.getLogger(__name__)
 ROWS = 64  # images that the model of the features takes at once
@@ -277,14 +278,6 @@ def extractor(path: str) -> tuple[Extract, str]:
         return np.concatenate(found)
 
     return extract, weights_digest(trained.variables)
-
-
-def weights_digest(variables: Any) -> str:
-    """A digest of all arrays."""
-    digest = hashlib.sha256()
-    for leaf in jax.tree.leaves(variables):
-        digest.update(np.ascontiguousarray(leaf).tobytes())
-    return digest.hexdigest()
 
 
 def _by_torch(path: str) -> tuple[Extract, str]:

@@ -1,4 +1,4 @@
-"""Models that a task reads and never trains, such as a teacher.
+"""Variables that a run reads and never trains: a teacher, or what adapters adapt.
 
 A task names their checkpoints (`Task.frozen`), which are read as by `vit_jax.load`. Their variables
 are part of a run's state without being saved: a checkpoint of the run keeps their digest, and a run
@@ -16,26 +16,30 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.errors import UserError
+from vit_jax.inference.adapted import BASE, base_digest, overlaid
 from vit_jax.tasks.base import FrozenModel, Task
+from vit_jax.tree_paths import weights_digest
 
 PyTree = Any
 
 
 @dataclasses.dataclass(frozen=True)
 class Frozen:
-    """The frozen models of a task.
+    """The frozen models of a task, and parameters of the run that are never trained.
 
     Attributes:
       task: that calls them.
       variables: of each by its name, as numpy arrays.
       digests: of the variables.
       class_names: of each model's outputs; empty if unknown.
+      base: the parameters that the adapters of `config.lora` leave unchanged; empty without.
     """
 
     task: Task
     variables: dict[str, PyTree] = dataclasses.field(default_factory=dict)
     digests: Mapping[str, str] = dataclasses.field(default_factory=dict)
     class_names: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    base: PyTree = dataclasses.field(default_factory=dict)
 
     @property
     def zeros(self) -> PyTree:
@@ -44,14 +48,24 @@ class Frozen:
 
     def join(self, state: Any, layout: Any) -> Any:
         """A run's state with these variables, placed on the devices of a layout."""
-        return dataclasses.replace(state, frozen=layout.create(lambda x: x, self.variables))
+        held = layout.create(lambda x: x, {'frozen': self.variables, 'params': self.base})
+        params = overlaid(held['params'], state.params) if self.base else state.params
+        return dataclasses.replace(state, params=params, frozen=held['frozen'] or None)
+
+    def with_base(self, base: PyTree) -> Frozen:
+        """These, and the parameters that the adapters of the run leave unchanged."""
+        return dataclasses.replace(
+            self, base=base, digests={**self.digests, BASE: base_digest(base)}
+        )
 
     def require_same(self, saved: Mapping[str, str] | None) -> None:
         """Raise UserError if the models are not those of a saved run, by their digests."""
         for name, digest in self.digests.items():
             if saved is not None and saved.get(name) != digest:
+                key = 'config.init.from' if name == BASE else f'config.task.{name}'
+                file = '' if name == BASE else f'={self.task.frozen[name]}'
                 raise UserError(
-                    f'config.task.{name}={self.task.frozen[name]}: its weights are not those that '
+                    f'{key}{file}: its weights are not those that '
                     'the run was saved with: bring the file back, or train in another --workdir'
                 )
 
@@ -80,7 +94,6 @@ def attach(task: Task, allowed: Sequence[str] = ()) -> Frozen:
     if not (named := task.frozen):
         return Frozen(task)
     from vit_jax.inference import load  # here, as most tasks have none
-    from vit_jax.inference.frechet import weights_digest
 
     models, variables, names = {}, {}, {}
     for name, path in named.items():

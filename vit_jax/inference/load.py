@@ -354,7 +354,17 @@ def _read_run(
         raw_images=meta.get('image', {}),
         spec=kinds[-1][1] if kinds else {},
     )
-    return trained.adapted(model=trained.model)  # with defaults of missing keywords
+    trained = trained.adapted(model=trained.model)  # with defaults of missing keywords
+    if not config.get('lora', {}).get('rank'):
+        return trained
+    from vit_jax.inference import adapted  # here, as few runs have adapters
+
+    if average > 1:
+        raise UserError(
+            f'{folder.parent}: adapters (config.lora) are not averaged over checkpoints'
+        )
+    imported = read(config.init['from'], allowed=allowed)
+    return adapted.complete(trained, imported, meta)
 
 
 def _require_unedited(

@@ -24,6 +24,8 @@ from vit_jax.errors import UserError
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, Written
 from vit_jax.tree_paths import param_paths, unroll
 
+ADAPTERS = 'adapter_config.json'  # of a folder of peft
+
 
 def read(
     path: str | os.PathLike[str],
@@ -50,7 +52,12 @@ def read(
 
     note, (family, place) = '', families.split(path)
     file, part = texts.split_part(place)
-    flat, extra = files.read_arrays(file)
+    if os.path.isfile(os.path.join(file, ADAPTERS)):
+        from vit_jax.interop import peft
+
+        flat, extra = peft.read_merged(file)
+    else:
+        flat, extra = files.read_arrays(file)
     if (mean is None) != (std is None):
         raise UserError('give mean and std together, or neither')
     if mean is not None:
@@ -178,6 +185,10 @@ def write(imported: TrainedModel, path: str | os.PathLike[str]) -> tuple[str, ..
     from vit_jax.interop import families, texts
 
     family, place = families.split(path)
+    if family == 'peft':
+        from vit_jax.interop import peft
+
+        return peft.write(imported, place)
     is_npz = Path(place).suffix == '.npz'
     forms = ['npz'] if is_npz else ['transformers', 'timm', 'authors']
     if (stored := _as_read(imported, forms, family)) is not None:

@@ -32,7 +32,7 @@ from vit_jax.storage import cache, paths, servers
 Flat = dict[str, np.ndarray]  # name -> array
 TOKENIZER = 'file of the tokenizer'  # key in the config
 
-_CONFIG = 'config.json'
+CONFIG = 'config.json'
 _PREPROCESSOR, _PROCESSOR = 'preprocessor_config.json', 'processor_config.json'
 # Prefixes of the parameters in a training state; the first one found is used.
 _PARAMS = ('params/', 'opt/target/', 'optimizer/target/')
@@ -171,7 +171,7 @@ def write_safetensors(
         file = file / (weights or WEIGHTS)
     # The format stores raw memory, so a transposed view would come back untransposed.
     arrays = {name: np.asarray(array, order='C') for name, array in flat.items()}
-    for name, content in ((_CONFIG, config), (_PREPROCESSOR, preprocessor)):
+    for name, content in ((CONFIG, config), (_PREPROCESSOR, preprocessor)):
         if content is not None:
             with _replacing(file.with_name(name)) as temporary:
                 temporary.write_text(json.dumps(content, indent=2, sort_keys=True) + '\n')
@@ -230,7 +230,7 @@ def _read_folder(folder: str) -> tuple[Flat, dict[str, Any]]:
     file = config.get(EXPLICIT) or next(held, INDEX)
     if not (isinstance(file, str) and paths.stays_inside(file) and '://' not in file):
         raise UserError(
-            f'{os.path.join(folder, _CONFIG)}: {EXPLICIT} {file!r} is not a file of its folder'
+            f'{os.path.join(folder, CONFIG)}: {EXPLICIT} {file!r} is not a file of its folder'
         )
     if not file.endswith('.index.json'):
         return _read_safetensors(os.path.join(folder, file)), config
@@ -256,8 +256,8 @@ def brief(name: str) -> str:
 
 
 def _read_configs(folder: str) -> dict[str, Any]:
-    config = _read_json(os.path.join(folder, _CONFIG)) or {}
-    _require_unquantized(config, os.path.join(folder, _CONFIG))
+    config = _read_json(os.path.join(folder, CONFIG)) or {}
+    _require_unquantized(config, os.path.join(folder, CONFIG))
     if 'pretrained_cfg' not in config and {'mean', 'std'} <= config.keys():
         config = config | {'pretrained_cfg': config}  # timm had it at the top once
     # As in transformers, which since version 5 keeps all processors of a model in one file.

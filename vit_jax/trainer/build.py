@@ -36,6 +36,7 @@ from vit_jax.trainer.early_stopping import Judge, make_judge
 
 if TYPE_CHECKING:
     from vit_jax.inference.frozen import Frozen
+    from vit_jax.optim.lora import Adapters
     from vit_jax.trainer.examples import Examples
 
 
@@ -51,7 +52,8 @@ class Program:
       train_step: (state, batch) -> (state, metrics), compiled at its first call.
       eval_steps: the steps of evaluations.
       max_skips: steps in a row that may be skipped because they are not finite.
-      frozen: the models that the task reads and never trains, if there are any.
+      frozen: variables that are read and never trained, if there are any.
+      adapters: of `config.lora`, if it has a rank.
     """
 
     model: Any
@@ -63,6 +65,7 @@ class Program:
     eval_steps: evaluate.EvalSteps
     max_skips: int
     frozen: Frozen | None = None
+    adapters: Adapters | None = None
 
     @property
     def hardware(self) -> str:
@@ -238,13 +241,16 @@ def make_program(
     run_once = run_once_of(model)
     params = abstract_variables(run_once, task, spec)['params']
     factors = mup_factors(config, model, params, params_of)
+    optimizer, adapters, called = config.optim.to_dict(), None, model
+    if config.get('lora', {}).get('rank'):
+        adapters, params, optimizer, called = adapt_model(config, model, params, optimizer)
     tx, lr = optim.make(
         params,
         times.total_steps,
         times.steps,
         model.layer_order(),
         factors,
-        **config.optim.to_dict(),
+        **optimizer,
     )
 
     def init(params: Mapping[str, Any] | None = None, held: Any = None) -> TrainState:
@@ -253,17 +259,18 @@ def make_program(
             variables = {**variables, 'params': mup.scaled(variables['params'], factors)}
         variables = adapt.overlay(variables, {'params': params or {}})
         held = frozen.zeros if frozen and held is None else held
+        variables = adapters.extend(variables, config.seed) if adapters else variables
         state = init_state(variables, tx, config.seed, ema=step['ema_decay'] > 0)
-        return dataclasses.replace(state, frozen=held)
+        return dataclasses.replace(state, frozen=held or None)
 
     abstract_state = jax.eval_shape(init)
     train_step = make_train_step(
-        model,
+        called,
         task,
         tx,
         layout,
         times,
-        freeze=defaults.arguments(config, 'optim')['freeze'],
+        freeze=optimizer.get('freeze', ()),
         **step,
     )
     program = Program(
@@ -273,9 +280,10 @@ def make_program(
         init=init,
         abstract_state=abstract_state,
         train_step=layout.compile_train(train_step, abstract_state),
-        eval_steps=evaluate.compile_steps(model, task, layout, config.seed),
+        eval_steps=evaluate.compile_steps(called, task, layout, config.seed),
         max_skips=step['max_skips'],
         frozen=frozen,
+        adapters=adapters,
     )
     return program, lr
 
@@ -285,6 +293,15 @@ def read_frozen(config: ConfigDict, task: Task) -> Frozen:
     from vit_jax.inference import frozen
 
     return frozen.attach(task, [name for _, name in dotted_names(config)])
+
+
+def adapt_model(config: ConfigDict, model: Any, params: Any, optimizer: dict[str, Any]) -> Any:
+    """The adapters of `config.lora`, shapes with them, keys of the optimizer, and what to call."""
+    from vit_jax.optim import lora  # here, as few runs have any
+
+    adapters, params = lora.make(config, defaults.arguments(config, 'lora'), model, params)
+    freeze = (*optimizer.get('freeze', ()), adapters.pattern)
+    return adapters, params, {**optimizer, 'freeze': freeze}, adapters.wrap(model)
 
 
 def _check_classes(config: ConfigDict, data: Dataset) -> None:

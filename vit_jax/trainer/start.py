@@ -5,19 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax.checkpoints.checkpointer import Checkpointer, restore_step
+from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.config import defaults, durations
 from vit_jax.config.load import from_dict
-from vit_jax.config.origin import Branch, Init, dotted_names
+from vit_jax.config.origin import Init, dotted_names
 from vit_jax.data import splits
 from vit_jax.data.records import SourceInfo
 from vit_jax.errors import UserError
@@ -29,9 +28,12 @@ from vit_jax.runtime import compile_cache
 from vit_jax.step import TrainState
 from vit_jax.storage import paths, run_folder
 from vit_jax.trainer import compatibility
-from vit_jax.trainer.build import Program, Training
+from vit_jax.trainer.branch import Origin, branch, placed
+from vit_jax.trainer.build import Training
 from vit_jax.trainer.early_stopping import Bests
-from vit_jax.trainer.workdir import FREE, SCHEDULES
+
+if TYPE_CHECKING:
+    from vit_jax.optim.lora import Adapters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +76,8 @@ def restore(
       strict: as for `Checkpointer.restore_latest`.
     """
     program = training.program
-    found = checkpointer.restore_latest(program.target, strict=strict)
+    target = program.adapters.own(program.target) if program.adapters else program.target
+    found = checkpointer.restore_latest(target, strict=strict)
     if found is not None:
         step, saved, meta = found
         compatibility.require_same_function(meta.get('config'), training.config)
@@ -86,7 +89,7 @@ def restore(
             compatibility.require_same_class_counts(meta.get('class_counts'), training.data)
         notes = compatibility.require_same_listing(meta.get('listing'), training.data)
         return ResumePoint(
-            _placed(program, saved),
+            placed(program, saved),
             step,
             meta.get('hardware', program.hardware),
             meta.get('unevaluated', False),
@@ -103,12 +106,6 @@ def restore(
     return ResumePoint(state, 0, program.hardware, bests=bests)
 
 
-def _placed(program: Program, saved: TrainState) -> TrainState:
-    """A restored state on the devices, with the frozen models, which it does not hold."""
-    state = program.layout.from_global(dataclasses.replace(saved, frozen=None))
-    return program.frozen.join(state, program.layout) if program.frozen else state
-
-
 def check_stop(stop_at: int | None, start: int) -> None:
     """Raise UserError if the run is already past `--stop-at`."""
     if stop_at is not None and stop_at <= start:
@@ -118,30 +115,7 @@ def check_stop(stop_at: int | None, start: int) -> None:
         )
 
 
-# What a branch is there to change.
-BRANCHED = (*FREE, *SCHEDULES, 'total', 'early_stop', 'init', 'branch')
 COLORS = {1: 'gray', 3: 'color'}  # kinds of images by channels
-
-
-@dataclasses.dataclass(frozen=True)
-class Origin:
-    """The state or parameters that a new run starts from.
-
-    Attributes:
-      params: nested arrays; missing ones are initialized.
-      state: complete, of the run that this one branches from; None without a branch.
-      step: of `state`.
-      hardware: the devices on which `state` was saved.
-      history: the metrics of the run that this one branches from, up to `step`.
-      notes: its source and the changes that make it fit, a line each.
-    """
-
-    params: Any = dataclasses.field(default_factory=dict)
-    state: TrainState | None = None
-    step: int = 0
-    hardware: str = ''
-    history: tuple[dict[str, Any], ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 def find_origin(
@@ -169,6 +143,7 @@ def find_origin(
 
     own = [name for _, name in dotted_names(training.config)]
     imported = known or load.read(path, allowed=[*allowed, *own])
+    adapters, target = training.program.adapters, training.program.abstract_state.params
     if init.classes:
         chosen = trained.read_classes(init.classes)
         imported = trained.take_classes(imported, training.program.model, chosen)
@@ -176,7 +151,7 @@ def find_origin(
         params, notes = adapt.adapt_checkpoint(
             imported,
             training.program.model,
-            training.program.abstract_state.params,
+            adapters.without(target) if adapters else target,
             training.data.image_size,
             init.posemb,
             init.select,
@@ -188,6 +163,31 @@ def find_origin(
     return Origin(params, notes=(f'from {path} ({imported.source})', *notes))
 
 
+def hold_base(
+    training: Training,
+    adapters: Adapters,
+    allowed: Sequence[str] = (),
+    known: TrainedModel | None = None,
+) -> Training:
+    """The training with the parameters that its adapters adapt; arguments as `find_origin`."""
+    from vit_jax.inference import adapted, frozen, load  # here, as few runs have adapters
+
+    config, program = training.config, training.program
+    own = [*allowed, *(name for _, name in dotted_names(config))]
+    base = adapted.read_base(
+        known or load.read(fine_tune.init_path(config), allowed=own),
+        config,
+        adapters,
+        (program.model, program.task),
+        program.abstract_state.params,
+        training.data.image_size,
+    )
+    found = program.frozen or frozen.Frozen(program.task)
+    return dataclasses.replace(
+        training, program=dataclasses.replace(program, frozen=found.with_base(base))
+    )
+
+
 def _channels(checkpoint: TrainedModel, training: Training) -> str:
     """A hint for a checkpoint of gray images and data in color, or vice versa; else empty."""
     image = training.data.spec.get('image')
@@ -196,118 +196,6 @@ def _channels(checkpoint: TrainedModel, training: Training) -> str:
         return ''
     words = [COLORS.get(count, f'{count}-channel') for count in (theirs, ours)]
     return '; the checkpoint is of {} images, and the data have {} images'.format(*words)
-
-
-def branch(training: Training) -> Origin:
-    """The complete state of another run at a kept step, to be continued with another schedule.
-
-    With a later cooldown it is bit for bit what a run with that cooldown would have come to: one
-    long run at a schedule that does not depend on its end gives a finished model of every length
-    (Zhai et al. 2022, "Scaling Vision Transformers", section 3.4).
-
-    Raises:
-      UserError: if there is no such run or checkpoint, or its state does not fit.
-    """
-    from vit_jax.inference import load
-
-    section, program = Branch(**defaults.arguments(training.config, 'branch')), training.program
-    trunk, step = paths.absolute(section.from_), section.step
-    if step < 1:
-        raise UserError('config.branch.step: name the kept step to branch off, from 1 on')
-    if step >= training.timetable.total:
-        raise UserError(
-            f'config.branch.step={step}: the run ends at step {training.timetable.total}; give a '
-            'later config.total'
-        )
-    try:
-        before = load.stored_config(trunk)
-        _, state, meta = restore_step(trunk / run_folder.CHECKPOINTS, step, program.target)
-    except UserError as e:
-        raise UserError(f'config.branch: {e}') from e
-    if 'config' in meta:  # the file may have been edited
-        before = from_dict(meta['config'])
-    named = meta.get('class_names', ())
-    compatibility.require_same_classes(named, training.data.info, 'config.branch')
-    history = tuple(line for line in run_folder.read_metrics(trunk) if line['step'] <= step)
-    return Origin(
-        state=_placed(program, state),
-        step=step,
-        hardware=meta.get('hardware', program.hardware),
-        history=history,
-        notes=(
-            f'branches off {trunk} after step {step}',
-            *changes(before, training, history),
-            *_other_data(before, meta.get('listing'), training),
-        ),
-    )
-
-
-def changes(
-    before: ConfigDict, training: Training, history: tuple[dict[str, Any], ...]
-) -> list[str]:
-    """A line for each thing that makes a branch something else than that run cooled down."""
-    changed = defaults.differences(before, training.config)
-    lines = [f'there, config.{name} is another' for name in changed if name not in BRANCHED]
-    return [*lines, *_other_rate(before, training, history)]
-
-
-def _other_rate(
-    before: ConfigDict, training: Training, history: tuple[dict[str, Any], ...]
-) -> list[str]:
-    """A line for the first step before the cooldown at which the trunk's learning rate differs."""
-    rates = {line['step']: line['train/lr'] for line in history if 'train/lr' in line}
-    rates |= _later_rates(before, training, max(rates, default=0))
-    now = np.asarray(training.timetable.lr(np.array([*rates]) - 1))
-    differ = np.flatnonzero(~np.isclose([*rates.values()], now, rtol=1e-5, atol=0))
-    if not differ.size:
-        return []
-    step, rate = [*rates.items()][differ[0]]
-    here = training.config.optim.to_dict().get('schedule', {})
-    shape = _without_cooldown(before)
-    flags = [
-        f'--config.optim.schedule.{key}={shlex.quote(str(value))}'
-        for key, value in shape.items()
-        if value != here.get(key)
-    ]
-    remedy = (
-        f"for the trunk's schedule, {' '.join(flags)}"
-        if flags
-        else 'give the warm-up in steps, and no shape that depends on config.total'
-    )
-    first = f'there, the learning rate of step {step} is {rate:g}, not {now[differ[0]]:g}'
-    return [f'{first}: {remedy}']
-
-
-def _later_rates(before: ConfigDict, training: Training, start: int) -> dict[int, float]:
-    """The trunk's learning rate of each step from `start` to the cooldown of the branch."""
-    size, epoch = training.data.plan.examples_per_step, training.data.num_examples
-    times, here = (durations.from_config(c, size, epoch) for c in (before, training.config))
-    schedule = training.config.optim.to_dict().get('schedule', {})
-    cooldown = here.steps(schedule.get('cooldown', 0), 'config.optim.schedule.cooldown')
-    steps = np.arange(start, min(times.total_steps, here.total_steps - cooldown))
-    rate = schedules.from_config(
-        _without_cooldown(before), before.optim.lr, times.total_steps, times.steps
-    )
-    return dict(zip((steps + 1).tolist(), np.asarray(rate(steps)).tolist(), strict=True))
-
-
-def _without_cooldown(config: ConfigDict) -> dict[str, Any]:
-    """The keys of a config's schedule that shape it before its cooldown."""
-    schedule = dict(config.optim.to_dict().get('schedule', schedules.CONSTANT))
-    ends = schedule.get('name') in ('linear', 'cosine')  # at `final`, without a cooldown too
-    unused = ('cooldown', 'cooldown_form', *(() if ends else ('final',)))
-    return {key: value for key, value in schedule.items() if key not in unused}
-
-
-def _other_data(
-    before: ConfigDict, listing: Mapping[str, str] | None, training: Training
-) -> list[str]:
-    """A line if the same data had other examples, as far as the checkpoint's listing knows."""
-    if listing is None or 'data' in defaults.differences(before, training.config):
-        return []
-    if listing == training.data.listing._asdict():
-        return []
-    return [f'there, {training.data.source.title} had examples of other names, labels or sizes']
 
 
 def write_history(folder: pathlib.Path, origin: Origin) -> None:
@@ -395,6 +283,8 @@ def describe(training: Training, folder: pathlib.Path, point: ResumePoint) -> st
     ]
     if sam := defaults.arguments(training.config, 'step')['sam']:
         lines += sharpness.remarks(sam)
+    if adapters := training.program.adapters:
+        lines += adapters.remarks(training.program.abstract_state.params)
     if (before := point.hardware) != hardware:
         lines.append(
             f'so far on {before}: the examples stay the same, numbers agree up to rounding'

@@ -56,6 +56,7 @@ from vit_jax.trainer.start import (
     extension_note,
     find_origin,
     forget_result,
+    hold_base,
     restore,
     write_history,
 )
@@ -134,6 +135,8 @@ def train(
     training = prepare(config, folder, devices, anew)
     if adapt:
         training = adapt(training)
+    if adapters := training.program.adapters:
+        training = hold_base(training, adapters, allowed, completed.checkpoint)
     new = not workdir.has_checkpoint(folder)
     origin = find_origin(training, allowed, completed.checkpoint) if new else None
     existed = folder.is_dir()

@@ -329,6 +329,7 @@ def save(
         **training.data.facts(),
     }
     saved = dataclasses.replace(state, frozen=None)
+    saved = program.adapters.own(saved) if program.adapters else saved
     checkpointer.save(step, program.layout.to_global(saved), meta)
 
 

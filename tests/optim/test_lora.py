@@ -1,0 +1,146 @@
+"""Low-rank adapters: what they compute, what trains, and that devices and microbatches agree."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from ml_collections import ConfigDict
+
+from vit_jax.errors import UserError
+from vit_jax.models import vit
+from vit_jax.optim import lora, param_groups
+from vit_jax.runtime import sharding
+from vit_jax.step import init_state, make_train_step
+from vit_jax.tasks import classify
+from vit_jax.tree_paths import param_paths
+
+FIELDS = dict(patch_size=4, width=16, depth=2, num_heads=2, mlp_dim=24, num_classes=3)
+IMAGES = jnp.asarray(np.random.default_rng(0).normal(size=(8, 8, 8, 3)), jnp.float32)
+CONFIG = ConfigDict({'init': {'from': 'x'}, 'optim': {'name': 'sgd'}})
+
+
+def drawn(shapes, seed=0):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape) * 0.1, x.dtype), shapes)
+
+
+def made(options, **fields):
+    """A model, its adapters, and random parameters with them."""
+    model = vit.Model(**FIELDS | fields)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), IMAGES)['params']
+    adapters, shapes = lora.make(CONFIG, options, model, shapes)
+    return model, adapters, drawn(shapes)
+
+
+def test_adapters_change_nothing_at_first():
+    model, adapters, params = made({'rank': 2, 'dora': True, 'layers': ('kernel$',)})
+    plain = adapters.without(params)
+    first = adapters.extend({'params': plain}, 0)
+    outputs = [
+        m.apply(v, IMAGES) for m, v in ((model, {'params': plain}), (adapters.wrap(model), first))
+    ]
+    np.testing.assert_allclose(outputs[0]['logits'], outputs[1]['logits'], atol=1e-6)
+    a = param_paths(first['params'])['encoder/block_0/mlp/fc1/lora/kernel/a']
+    assert 0.2 < np.abs(a).max() <= 0.25  # 1 / sqrt(16)
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_a_merged_kernel_is_the_sum_of_the_paper(scan):
+    _, _, params = made(
+        {'rank': 2, 'alpha': 6.0, 'layers': ('value/kernel', 'out/kernel')}, scan=scan
+    )
+    blocks = params['encoder']['blocks' if scan else 'block_1']
+    module = jax.tree.map(lambda x: x[1] if scan else x, blocks)['attention']
+    found = lora.merge(params, 3.0)['encoder']['blocks' if scan else 'block_1']['attention']
+    qkv, out = (
+        found[name]['kernel'][1] if scan else found[name]['kernel'] for name in ('qkv', 'out')
+    )
+    np.testing.assert_array_equal(qkv[:, :2], module['qkv']['kernel'][:, :2])
+    a, b = (np.asarray(module['qkv']['lora']['value'][leaf]) for leaf in 'ab')
+    expected = module['qkv']['kernel'][:, 2] + 3 * np.einsum('dr,rhk->dhk', a, b)
+    np.testing.assert_allclose(qkv[:, 2], expected, atol=1e-6)
+    a, b = (np.asarray(module['out']['lora']['kernel'][leaf]) for leaf in 'ab')
+    expected = module['out']['kernel'] + 3 * np.einsum('hkr,rd->hkd', a, b)
+    np.testing.assert_allclose(out, expected, atol=1e-6)
+
+
+def test_only_adapters_the_head_and_what_is_named_train():
+    _, adapters, params = made({'rank': 2, 'train': ('encoder/norm',)})
+    own, base = (param_paths(tree) for tree in adapters.split(params))
+    tops = {path for path in own if '/lora/' not in path}
+    assert tops == {'head/kernel', 'head/bias', 'encoder/norm/scale', 'encoder/norm/bias'}
+    assert len(own) == 4 + 2 * 2 * 2
+    assert own.keys() | base.keys() == param_paths(params).keys()
+    assert not own.keys() & base.keys()
+
+
+LAYOUTS = {
+    'accumulation': (1, {}, 2),
+    'pmap': (4, {'strategy': 'pmap'}, 2),
+    'fsdp': (4, {'fsdp': 4, 'min_split_size': 64}, 1),
+}
+
+
+def stepped(name):
+    """Parameters before and after a step."""
+    devices, parallel, microbatches = LAYOUTS.get(name, (1, {}, 1))
+    model, adapters, params = made({'rank': 2, 'alpha': 4.0, 'dora': True})
+    layout = sharding.make_layout(devices=jax.devices()[:devices], **parallel)
+    tx = param_groups.frozen(optax.sgd(0.5), (adapters.pattern,))
+
+    def init(params):
+        return init_state({'params': params}, tx, seed=0, ema=False)
+
+    step = make_train_step(
+        *(adapters.wrap(model), classify.Task(), tx, layout),
+        freeze=(adapters.pattern,),
+        accum_steps=microbatches,
+    )
+    step = layout.compile_train(step, jax.eval_shape(init, params))
+    state = layout.create(init, jax.tree.map(np.asarray, params))
+    images = (np.asarray(IMAGES) * 40 + 128).astype(np.uint8)
+    batch = {'image': images, 'label': np.arange(8, dtype=np.int32) % 3}
+    state, _ = step(state, layout.put_batch(batch))
+    return adapters, *(param_paths(x) for x in (params, layout.to_global(state).params))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', [pytest.param(n, marks=pytest.mark.long) for n in LAYOUTS])
+def test_devices_and_microbatches_make_the_same_step(name):
+    _, _, expected = stepped('one')
+    _, _, found = stepped(name)
+    for path, leaf in expected.items():
+        np.testing.assert_allclose(found[path], leaf, atol=1e-6, err_msg=path)
+
+
+@pytest.mark.slow
+def test_a_step_changes_what_trains_and_nothing_else():
+    adapters, before, after = stepped('one')
+    changed = {path for path in before if (before[path] != after[path]).any()}
+    assert changed == before.keys() - adapters.held
+
+
+@pytest.mark.parametrize(
+    ('options', 'changes', 'message'),
+    [
+        ({'rank': 2, 'layers': ('fc3',)}, {}, "'fc3' matches no kernel; one is"),
+        (
+            {'rank': 2, 'layers': ('fc1',), 'train': ('fc3',)},
+            {},
+            r"config.lora.train: 'fc3' matches no parameter",
+        ),
+        ({'rank': 2, 'layers': ('(',)}, {}, 'is not a regex'),
+        ({'rank': 2, 'layers': 'fc1'}, {}, r"write a tuple, \('fc1',\)"),
+        ({'rank': 2, 'alpha': -1.0}, {}, 'config.lora.alpha=-1.0: must be positive'),
+        ({'rank': -1}, {}, 'config.lora.rank=-1'),
+        ({'rank': 2}, {'init': {'from': ''}}, 'adapters need a checkpoint'),
+        ({'rank': 2}, {'step': {'ema_decay': 0.9}}, 'adapters are not averaged'),
+        ({'rank': 2}, {'optim': {'parametrization': 'mup(width=8)'}}, 'adapters have no muP'),
+    ],
+)
+def test_a_mistake_is_named(options, changes, message):
+    model = vit.Model(**FIELDS)
+    shapes = {'block_0': {'mlp': {'fc1': {'kernel': jax.ShapeDtypeStruct((16, 24), jnp.float32)}}}}
+    with pytest.raises(UserError, match=message):
+        lora.make(ConfigDict(CONFIG.to_dict() | changes), options, model, shapes)

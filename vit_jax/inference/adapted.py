@@ -1,0 +1,112 @@
+"""Runs of adapters (`config.lora`): the checkpoint that they adapt, and complete models of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import traverse_util
+from ml_collections import ConfigDict
+
+from vit_jax.config import defaults
+from vit_jax.config.load import from_dict
+from vit_jax.config.origin import Init
+from vit_jax.errors import UserError
+from vit_jax.interop import adapt
+from vit_jax.interop.trained import Size, TrainedModel
+from vit_jax.optim import lora
+from vit_jax.step import init_variables
+from vit_jax.tree_paths import param_paths, weights_digest
+
+PyTree = Any
+BASE = 'init.from'  # the name of the adapted checkpoint among a run's digests
+
+
+def read_base(
+    imported: TrainedModel,
+    config: ConfigDict,
+    adapters: lora.Adapters,
+    program: tuple[Any, Any],
+    params: PyTree,
+    image_size: Size | None,
+) -> PyTree:
+    """The parameters that the adapters of a run leave unchanged, from its checkpoint.
+
+    Args:
+      imported: the checkpoint of `config.init.from`.
+      config: of the run.
+      adapters: of the run.
+      program: model and task of the config.
+      params: shapes of all parameters.
+      image_size: height and width of the run's images.
+
+    Raises:
+      UserError: if the checkpoint does not fit, or lacks some of them.
+    """
+    init = Init(**defaults.arguments(config, 'init'))
+    model, task = program
+    target = adapters.without(params)
+    try:
+        found, _ = adapt.adapt_checkpoint(
+            imported, model, target, image_size, init.posemb, init.select, None, task
+        )
+    except UserError as error:
+        raise UserError(f'config.init.from={init.from_}: {error}') from error
+    base = adapters.split(found)[1]
+    if missing := sorted(adapters.held - param_paths(base).keys()):
+        raise UserError(
+            f'config.init.from={init.from_}: lacks {missing[0]}, which would start anew without '
+            'being trained: name it in config.lora.train'
+        )
+    return base
+
+
+def base_digest(base: PyTree) -> str:
+    """The digest of such parameters that a run keeps."""
+    return weights_digest(base)[:32]
+
+
+def overlaid(base: PyTree, own: PyTree) -> PyTree:
+    """The union of two nested dicts of parameters."""
+    flat = [traverse_util.flatten_dict(dict(tree), sep='/') for tree in (base, own)]
+    return traverse_util.unflatten_dict({**flat[0], **flat[1]}, sep='/')
+
+
+def complete(run: TrainedModel, imported: TrainedModel, meta: Mapping[str, Any]) -> TrainedModel:
+    """The complete model of a run of adapters, which are merged into their kernels.
+
+    Args:
+      run: with the trained parameters alone.
+      imported: the checkpoint of its `config.init.from`.
+      meta: of the run's checkpoint.
+
+    Raises:
+      UserError: if they adapt another checkpoint.
+    """
+    config = run.config
+    given = defaults.arguments(from_dict(dict(meta['config'])), 'lora')
+
+    def init() -> PyTree:
+        example = {name: jnp.zeros((1, *s.shape), s.dtype) for name, s in run.spec.items()}
+        return init_variables(run.model, run.task, example, 0)['params']
+
+    adapters, params = lora.make(config, given, run.model, jax.eval_shape(init))
+    program = (run.model, run.task)
+    base = read_base(imported, config, adapters, program, params, run.image_size)
+    require_same_base(config, base_digest(base), meta['frozen'].get(BASE))
+    merged = lora.merge(overlaid(base, run.params), adapters.options.scale)
+    plain = run.with_groups(lora={})
+    return dataclasses.replace(plain, params=jax.tree.map(np.asarray, merged))
+
+
+def require_same_base(config: ConfigDict, digest: str, saved: str | None) -> None:
+    """Raise UserError if a run was saved with another checkpoint than the one of its config."""
+    if saved != digest:
+        raise UserError(
+            f'config.init.from={config.init["from"]}: its weights are not those that the run was '
+            'saved with: bring the file back, or train in another --workdir'
+        )

@@ -1,0 +1,170 @@
+"""The origin of a run, and one that continues the whole state of another with another schedule."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from vit_jax.checkpoints.checkpointer import restore_step
+from vit_jax.config import defaults, durations
+from vit_jax.config.load import from_dict
+from vit_jax.config.origin import Branch
+from vit_jax.errors import UserError
+from vit_jax.optim import schedules
+from vit_jax.step import TrainState
+from vit_jax.storage import paths, run_folder
+from vit_jax.trainer import compatibility
+from vit_jax.trainer.build import Program, Training
+from vit_jax.trainer.workdir import FREE, SCHEDULES
+
+# What a branch is there to change.
+BRANCHED = (*FREE, *SCHEDULES, 'total', 'early_stop', 'init', 'branch')
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """The state or parameters that a new run starts from.
+
+    Attributes:
+      params: nested arrays; missing ones are initialized.
+      state: complete, of the run that this one branches from; None without a branch.
+      step: of `state`.
+      hardware: the devices on which `state` was saved.
+      history: the metrics of the run that this one branches from, up to `step`.
+      notes: its source and the changes that make it fit, a line each.
+    """
+
+    params: Any = dataclasses.field(default_factory=dict)
+    state: TrainState | None = None
+    step: int = 0
+    hardware: str = ''
+    history: tuple[dict[str, Any], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def placed(program: Program, saved: TrainState) -> TrainState:
+    """A restored state on the devices, with what it does not hold: variables never trained."""
+    state = program.layout.from_global(dataclasses.replace(saved, frozen=None))
+    return program.frozen.join(state, program.layout) if program.frozen else state
+
+
+def branch(training: Training) -> Origin:
+    """The complete state of another run at a kept step, to be continued with another schedule.
+
+    With a later cooldown it is bit for bit what a run with that cooldown would have come to: one
+    long run at a schedule that does not depend on its end gives a finished model of every length
+    (Zhai et al. 2022, "Scaling Vision Transformers", section 3.4).
+
+    Raises:
+      UserError: if there is no such run or checkpoint, or its state does not fit.
+    """
+    section, program = Branch(**defaults.arguments(training.config, 'branch')), training.program
+    target = program.target
+    from vit_jax.inference import load  # here, as few runs branch off
+
+    trunk, step = paths.absolute(section.from_), section.step
+    if step < 1:
+        raise UserError('config.branch.step: name the kept step to branch off, from 1 on')
+    if step >= training.timetable.total:
+        raise UserError(
+            f'config.branch.step={step}: the run ends at step {training.timetable.total}; give a '
+            'later config.total'
+        )
+    try:
+        before = load.stored_config(trunk)
+        _, state, meta = restore_step(
+            trunk / run_folder.CHECKPOINTS,
+            step,
+            program.adapters.own(target) if program.adapters else target,
+        )
+    except UserError as e:
+        raise UserError(f'config.branch: {e}') from e
+    if 'config' in meta:  # the file may have been edited
+        before = from_dict(meta['config'])
+    named = meta.get('class_names', ())
+    compatibility.require_same_classes(named, training.data.info, 'config.branch')
+    history = tuple(line for line in run_folder.read_metrics(trunk) if line['step'] <= step)
+    return Origin(
+        state=placed(program, state),
+        step=step,
+        hardware=meta.get('hardware', program.hardware),
+        history=history,
+        notes=(
+            f'branches off {trunk} after step {step}',
+            *changes(before, training, history),
+            *_other_data(before, meta.get('listing'), training),
+        ),
+    )
+
+
+def changes(
+    before: ConfigDict, training: Training, history: tuple[dict[str, Any], ...]
+) -> list[str]:
+    """A line for each thing that makes a branch something else than that run cooled down."""
+    changed = defaults.differences(before, training.config)
+    lines = [f'there, config.{name} is another' for name in changed if name not in BRANCHED]
+    return [*lines, *_other_rate(before, training, history)]
+
+
+def _other_rate(
+    before: ConfigDict, training: Training, history: tuple[dict[str, Any], ...]
+) -> list[str]:
+    """A line for the first step before the cooldown at which the trunk's learning rate differs."""
+    rates = {line['step']: line['train/lr'] for line in history if 'train/lr' in line}
+    rates |= _later_rates(before, training, max(rates, default=0))
+    now = np.asarray(training.timetable.lr(np.array([*rates]) - 1))
+    differ = np.flatnonzero(~np.isclose([*rates.values()], now, rtol=1e-5, atol=0))
+    if not differ.size:
+        return []
+    step, rate = [*rates.items()][differ[0]]
+    here = training.config.optim.to_dict().get('schedule', {})
+    shape = _without_cooldown(before)
+    flags = [
+        f'--config.optim.schedule.{key}={shlex.quote(str(value))}'
+        for key, value in shape.items()
+        if value != here.get(key)
+    ]
+    remedy = (
+        f"for the trunk's schedule, {' '.join(flags)}"
+        if flags
+        else 'give the warm-up in steps, and no shape that depends on config.total'
+    )
+    first = f'there, the learning rate of step {step} is {rate:g}, not {now[differ[0]]:g}'
+    return [f'{first}: {remedy}']
+
+
+def _later_rates(before: ConfigDict, training: Training, start: int) -> dict[int, float]:
+    """The trunk's learning rate of each step from `start` to the cooldown of the branch."""
+    size, epoch = training.data.plan.examples_per_step, training.data.num_examples
+    times, here = (durations.from_config(c, size, epoch) for c in (before, training.config))
+    schedule = training.config.optim.to_dict().get('schedule', {})
+    cooldown = here.steps(schedule.get('cooldown', 0), 'config.optim.schedule.cooldown')
+    steps = np.arange(start, min(times.total_steps, here.total_steps - cooldown))
+    rate = schedules.from_config(
+        _without_cooldown(before), before.optim.lr, times.total_steps, times.steps
+    )
+    return dict(zip((steps + 1).tolist(), np.asarray(rate(steps)).tolist(), strict=True))
+
+
+def _without_cooldown(config: ConfigDict) -> dict[str, Any]:
+    """The keys of a config's schedule that shape it before its cooldown."""
+    schedule = dict(config.optim.to_dict().get('schedule', schedules.CONSTANT))
+    ends = schedule.get('name') in ('linear', 'cosine')  # at `final`, without a cooldown too
+    unused = ('cooldown', 'cooldown_form', *(() if ends else ('final',)))
+    return {key: value for key, value in schedule.items() if key not in unused}
+
+
+def _other_data(
+    before: ConfigDict, listing: Mapping[str, str] | None, training: Training
+) -> list[str]:
+    """A line if the same data had other examples, as far as the checkpoint's listing knows."""
+    if listing is None or 'data' in defaults.differences(before, training.config):
+        return []
+    if listing == training.data.listing._asdict():
+        return []
+    return [f'there, {training.data.source.title} had examples of other names, labels or sizes']
