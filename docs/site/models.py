@@ -76,6 +76,9 @@ CHECKED = {
     'mae': Checked("transformers' ViTMAE", f'{TESTS}/test_mae.py', '2e-5', ('authors_mae', 'mae')),
     'mixer': Checked("timm's MlpMixer", f'{TESTS}/test_mixer.py', '1e-5', ('mixer',)),
     'naflex': Checked('itself, one image at a time', 'tests/models/test_naflex.py', '1e-6'),
+    'open_clip': Checked(
+        "timm's and transformers' towers", f'{TESTS}/test_open_clip.py', '1e-5', ('open_clip',)
+    ),
     'projected': Checked('counts by hand', 'tests/tasks/test_distill.py', ''),
     'rnn_seq2seq': Checked('equations in NumPy', 'tests/models/test_rnn_seq2seq.py', '1e-5'),
     'sam_encoder': Checked("transformers' SAM, timm's", f'{TESTS}/test_sam.py', '1e-5', ('sam',)),

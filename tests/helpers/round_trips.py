@@ -14,6 +14,7 @@ from vit_jax import __main__ as cli
 from vit_jax.interop import files, hub
 from vit_jax.interop.trained import TrainedModel
 
+CONFIGS = ('config.json', hub.OPEN_CLIP)
 UNKNOWN = {'of_another_version': {'b': [1, None], 'a': 0.1}}
 
 
@@ -37,9 +38,10 @@ def halved(place: pathlib.Path) -> None:
         np.savez(place, **halves)
         return
     package = pytest.importorskip('safetensors.numpy')
-    package.save_file(halves, place / 'model.safetensors', metadata={'format': 'pt'})
-    config = json.loads((place / 'config.json').read_text())
-    (place / 'config.json').write_text(json.dumps(UNKNOWN | config))
+    (weights,) = place.glob('*.safetensors')
+    package.save_file(halves, weights, metadata={'format': 'pt'})
+    for config in (place / name for name in CONFIGS if (place / name).exists()):
+        config.write_text(json.dumps(UNKNOWN | json.loads(config.read_text())))
 
 
 def assert_comes_back(place: pathlib.Path, prefix: str = '') -> None:
@@ -60,7 +62,6 @@ def assert_same(place: pathlib.Path, again: pathlib.Path) -> None:
         assert array.tobytes() == written[name].tobytes(), name
     if place.is_dir():
         beside = [name for name in hub.BESIDE if (place / name).exists()]
-        assert 'config.json' in beside
-        assert {path.name for path in again.iterdir()} == {'model.safetensors', *beside}
+        assert {path.name for path in again.iterdir()} == {path.name for path in place.iterdir()}
         for name in beside:
             assert (place / name).read_bytes() == (again / name).read_bytes()

@@ -47,6 +47,7 @@ class Case(NamedTuple):
       without: pattern of parameters without a gradient but for rounding, which AdamW amplifies.
       rounded: whether training amplifies rounding, so that torch's own results in float32 differ
         from those in float64 by more than `Result.is_close` allows.
+      rate: of the optimizers.
     """
 
     make: Callable[[], Any]
@@ -55,6 +56,7 @@ class Case(NamedTuple):
     frozen: str = '^$'
     without: str = r'/key/bias$|kv/bias$'
     rounded: bool = False
+    rate: float = RATE
 
 
 class Result(NamedTuple):
@@ -69,19 +71,21 @@ class Result(NamedTuple):
         return self.loss < max(1e-4, 3 * loss) and self.params < max(1e-3, 3 * params)
 
 
-def optimizers() -> Mapping[str, tuple[Callable[[Any], Any], optax.GradientTransformation]]:
+def optimizers(
+    rate: float = RATE,
+) -> Mapping[str, tuple[Callable[[Any], Any], optax.GradientTransformation]]:
     """Each optimizer in torch, given its parameters, and here."""
     import torch
 
     adamw, sgd = torch.optim.AdamW, torch.optim.SGD
     return {
         'AdamW': (
-            lambda parameters: adamw(parameters, lr=RATE, weight_decay=DECAY),
-            optax.adamw(RATE, weight_decay=DECAY),
+            lambda parameters: adamw(parameters, lr=rate, weight_decay=DECAY),
+            optax.adamw(rate, weight_decay=DECAY),
         ),
         'SGD': (
-            lambda parameters: sgd(parameters, lr=RATE, momentum=0.9),
-            optax.sgd(RATE, momentum=0.9),
+            lambda parameters: sgd(parameters, lr=rate, momentum=0.9),
+            optax.sgd(rate, momentum=0.9),
         ),
     }
 
@@ -97,7 +101,7 @@ def compare(case: Case) -> dict[str, Result]:
         with jax.default_matmul_precision('highest'):
             gradient = jax.jit(jax.value_and_grad(lambda vector: loss(unravel(vector))))
             found = {}
-            for name, (theirs, ours) in optimizers().items():
+            for name, (theirs, ours) in optimizers(case.rate).items():
                 losses, after = _train_torch(case, theirs, folder)
                 made, vector = train(gradient, start, ours, mask)
                 relative = np.abs(np.array(made) / np.array(losses) - 1).max()
@@ -113,7 +117,7 @@ def rounding(case: Case) -> dict[str, Result]:
         case.make().save_pretrained(folder)
         start = interop.read(folder)
         exact = case._replace(make=lambda: _in_float64(case.make()))
-        for name, (theirs, _) in optimizers().items():
+        for name, (theirs, _) in optimizers(case.rate).items():
             (losses, after), (exactly, expected) = (
                 _train_torch(each, theirs, folder) for each in (case, exact)
             )
@@ -243,7 +247,7 @@ def _form(name: str, **fields: Any) -> Case:
     return _regression(make, batch(3, 12, 12, 3), form.theirs, form.ours)
 
 
-def _bit(depths: Sequence[int]) -> Case:
+def _bit(depths: Sequence[int], **more: Any) -> Case:
     def make() -> Any:
         import transformers
 
@@ -257,7 +261,7 @@ def _bit(depths: Sequence[int]) -> Case:
         )
         return perturbed(transformers.BitForImageClassification(config))
 
-    return _regression(make, batch(2, 32, 32, 3), 'logits', 'logits', rounded=True)
+    return _regression(make, batch(2, 32, 32, 3), 'logits', 'logits', rounded=True, **more)
 
 
 def _swin(helper: Any, rounded: bool = False, **fields: Any) -> Case:
@@ -427,8 +431,9 @@ CASES: Mapping[str, Callable[[], Case]] = {
     'EoMT': _eomt,
     'EoMT, DINOv3': lambda: _eomt(dinov3=True),
     'BiT': lambda: _bit((1, 1)),
-    'BiT, R50x1': lambda: _bit((3, 4, 6, 3)),
 }
+# Too dear for tests. At the others' rate, rounding makes torch's losses differ by their own size.
+DEAR: Mapping[str, Callable[[], Case]] = {'BiT, R50x1': lambda: _bit((3, 4, 6, 3), rate=1e-5)}
 
 
 if __name__ == '__main__':
@@ -436,7 +441,7 @@ if __name__ == '__main__':
     import time
 
     for label in sys.argv[1:] or CASES:
-        began, case = time.monotonic(), CASES[label]()
+        began, case = time.monotonic(), {**CASES, **DEAR}[label]()
         for found in (compare(case), *([rounding(case)] if case.rounded else [])):
             row = ' | '.join(f'{r.loss:.0e} | {r.params:.0e}' for r in found.values())
             print(f'| {label} | {row} | {time.monotonic() - began:.1f} s', flush=True)

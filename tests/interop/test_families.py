@@ -40,8 +40,13 @@ TOWERS = {
     **{'text_num_heads': 4, 'embed_dim': 32},
 }
 WORDS = {'vocab_size': 9, 'length': 4, 'width': 16, 'depth': 2, 'mlp_dim': 8, 'num_heads': 4}
+# Models by name, or by name and form.
 MODELS = {
     'vit': vit.Model(**VIT),
+    'vit authors': vit.Model(
+        **VIT | {'num_classes': None, 'posemb': 'none', 'positions': 'rope_dinov3(rescale=2.0)'},
+        **{'layer_scale': 1e-5, 'gelu': 'erf', 'norm_eps': 1e-5, 'no_bias': 'key'},
+    ),
     'hybrid': hybrid.Model(**VIT | {'patch_size': 1}, layers=()),
     'bit_resnet': bit_resnet.Model(num_classes=3, layers=(1, 1)),
     'swin': swin.Model(
@@ -71,7 +76,7 @@ MODELS = {
     ),
     'siglip': siglip.Model(**TOWERS),
     'siglip_naflex': siglip_naflex.Model(**TOWERS, pos_grid=8),
-    'clip': clip.Model(**TOWERS, eos=3, no_bias='patch_embed'),
+    'clip': clip.Model(**TOWERS, eos=8, no_bias='patch_embed'),
     'text_encoder': text_encoder.Model(num_classes=3, **WORDS),
 }
 # Of models that take more than images, or none.
@@ -81,6 +86,7 @@ INPUTS = dict.fromkeys(('siglip', 'siglip_naflex', 'clip'), (IMAGES, TEXTS))
 INPUTS['text_encoder'] = (TEXTS,)
 # Of models whose files do not tell the size of images, what they are read for.
 SIZES = {
+    'vit authors': (224, 224),
     'bit_resnet': None,
     'text_encoder': None,
     'detr': (800, 1333),
@@ -129,14 +135,15 @@ def own(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def imported(name):
+def imported(name, form=''):
     """A random model, as if it had been read."""
-    model = MODELS[name]
+    key = f'{name} {form}' if f'{name} {form}' in MODELS else name
+    model = MODELS[key]
     inputs = INPUTS.get(name, (IMAGES,))
     shapes = jax.eval_shape(model.init, jax.random.key(0), *inputs)['params']
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
-    size = SIZES.get(name, (32, 32))
+    size = SIZES.get(key, (32, 32))
     return interop.TrainedModel.from_file(params, {'name': name, **fields(model)}, size, 'a test')
 
 
@@ -167,14 +174,14 @@ def written_forms():
 def test_each_model_and_form_is_written_by_one_family():
     forms = [key for *key, _ in written_forms()]
     assert len(forms) == len({*map(tuple, forms)})
-    assert {model for model, _ in forms} == set(MODELS)
+    assert {model for model, _ in forms} == {name.partition(' ')[0] for name in MODELS}
     assert {form for _, form in forms} == set(families.FORMS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(('model', 'form', 'family'), written_forms())
 def test_exactly_one_family_knows_what_is_written_and_reads_the_same(model, form, family, tmp_path):
-    original = imported(model)
+    original = imported(model, form)
     path = tmp_path / ('a.npz' if form == 'npz' else 'folder')
     family = f'{family}:' if form in ('timm', 'authors') else ''  # others before these
     interop.write(original, f'{family}{path}')

@@ -66,8 +66,7 @@ def read(
         extra[GIVEN_SIZE] = image_size
     try:
         if part in TOWERS:
-            flat, extra = _by_names_of_transformers(flat, extra)
-            flat, extra = texts.take_tower(flat, extra, part)
+            flat, extra = _take_tower(flat, extra, part)
         elif part:
             flat = names.part_of(flat, part)
         kind = extra.get('model_type') or extra.get('architecture') or ''
@@ -104,13 +103,15 @@ def read(
         ) from error
 
 
-def _by_names_of_transformers(
-    flat: dict[str, np.ndarray], extra: dict[str, Any]
+def _take_tower(
+    flat: dict[str, np.ndarray], extra: dict[str, Any], tower: str
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The two towers of OpenCLIP as transformers keeps them; others as they are."""
+    """The arrays and the config of one of two towers, those of OpenCLIP by names of others."""
+    from vit_jax.interop import texts
     from vit_jax.interop.families import open_clip
 
-    return open_clip.translated(flat, extra) if open_clip.matches(flat) else (flat, extra)
+    take = open_clip.tower if open_clip.matches(flat) else texts.take_tower
+    return take(flat, extra, tower)
 
 
 def _preprocessed(imported: TrainedModel, extra: Mapping[str, Any]) -> TrainedModel:

@@ -18,6 +18,7 @@ from vit_jax.models.text_encoder import LARGEST
 FIELD = 'caption'
 _SIGLIP = "canonicalize('{field}')|tokenize('{field}', {length}, pad='eos')"
 _SIGLIP2 = "lower('{field}')|tokenize('{field}', {length}, pad='pad')"
+_UNREAD = 'its tokenizer is not read: OpenCLIP changes texts before it in ways of its own'
 _CLIP = "tokenize('{field}', {length})"
 # The classes of transformers that read the files.
 _CLASSES = dict(
@@ -35,6 +36,8 @@ def with_tokenizer(imported: TrainedModel, extra: Mapping[str, Any]) -> TrainedM
     SigLIP pads texts by repeating the end token; SigLIP 2 pads with the id 0, and was trained on
     lower case. CLIP's tokenizer itself lowers the case, and its padding has no effect.
     """
+    if imported.config.model.name == 'open_clip' and not _ends(imported):
+        return imported.with_notes(_UNREAD)
     file, (length,) = extra[TOKENIZER], imported.spec[FIELD].shape
     steps = _SIGLIP if Path(file).name == TOKENIZERS[0] else _SIGLIP2
     steps = _CLIP if _ends(imported) else steps

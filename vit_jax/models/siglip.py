@@ -92,6 +92,7 @@ class Model(base.Model):
 
     image_method = 'embed_images'
     tower: ClassVar[type[Any]] = vit.Model
+    pools: ClassVar[tuple[str, ...]] = POOLS
     # Of the heads of both towers, and of the logits.
     biases: ClassVar[bool] = True
 
@@ -101,7 +102,7 @@ class Model(base.Model):
     )
 
     def __post_init__(self) -> None:
-        check_choice('pool', self.pool, POOLS)
+        check_choice('pool', self.pool, self.pools)
         check_fields(self, 'gelu', 'attention', 'dtype', 'remat', 'dropout')
         check_multiple('width', self.width, 'num_heads', self.num_heads)
         check_multiple('text_width', self.text_width, 'text_num_heads', self.text_num_heads)
@@ -118,7 +119,8 @@ class Model(base.Model):
         self.image = self.tower(**self._image_fields)
         self.text = text_encoder.Model(**self._text_fields)
         if self.project:
-            self.image_head = nn.Dense(self.embed_dim, self.biases, jnp.dtype(self.dtype))
+            biased = self.has_bias('image')
+            self.image_head = nn.Dense(self.embed_dim, biased, jnp.dtype(self.dtype))
         start = nn.initializers.constant(math.log(self.init_scale))
         self.log_scale = self.param('log_scale', start, ())
         self.bias = self._bias()
@@ -202,8 +204,13 @@ class Model(base.Model):
         """The tower for texts by itself, without parameters."""
         return text_encoder.Model(**self._text_fields, parent=None)
 
+    def has_bias(self, part: str) -> bool:
+        """Whether the head of the 'image' or the 'text' tower, or the 'logits', have a bias."""
+        del part
+        return self.biases
+
     def _bias(self) -> Float[Array, '']:
-        if not self.biases:
+        if not self.has_bias('logits'):
             return jnp.zeros(())
         return self.param('bias', nn.initializers.constant(self.init_bias), ())
 
@@ -224,5 +231,5 @@ class Model(base.Model):
         names = ('width', 'depth', 'mlp_dim', 'num_heads')
         own = {name: getattr(self, f'text_{name}') for name in names}
         sizes = {'vocab_size': self.vocab_size, 'length': self.length}
-        heads = {'num_classes': self.embed_dim, 'head_bias': self.biases}
+        heads = {'num_classes': self.embed_dim, 'head_bias': self.has_bias('text')}
         return own | sizes | self._options | heads

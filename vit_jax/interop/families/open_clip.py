@@ -1,24 +1,29 @@
 """OpenCLIP: open_clip_model.safetensors, and open_clip_config.json.
 
 A CLIP of a ViT and a causal text tower is one of transformers under other names, and is read under
-the names of transformers.
+the names of transformers, as is a text tower. An image tower of timm is read as timm's.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from vit_jax.config.origin import TOWERS
 from vit_jax.errors import UserError
-from vit_jax.interop import names, preprocessing, torch_layout
-from vit_jax.interop.families import transformers_clip
+from vit_jax.interop import names, preprocessing, texts, torch_layout
+from vit_jax.interop.families import _text, _timm, timm_vit, transformers_clip
 from vit_jax.interop.files import Flat
-from vit_jax.interop.hub import OPEN_CLIP
-from vit_jax.interop.trained import TrainedModel
+from vit_jax.interop.hub import OPEN_CLIP, OPEN_CLIP_WEIGHTS
+from vit_jax.interop.trained import TrainedModel, Written, fields
+from vit_jax.models import siglip, vit
+from vit_jax.models.text_encoder import LARGEST
 
+WEIGHTS = OPEN_CLIP_WEIGHTS
 POSITIONS = 'antialiased'
 _SOURCE = 'OpenCLIP'
 _VISUAL, _TEXT = 'visual.', 'text.'  # the second only with `custom_text`
@@ -55,38 +60,53 @@ _TABLE: names.Table = (
 # Stored as [in out], transposed from the weight of a dense layer.
 _TRANSPOSED = ('visual.proj', 'text_projection')
 _UNUSED = ('attn_mask',)
+_TRUNK, _SCALE, _BIAS = 'visual.trunk.', 'logit_scale', 'logit_bias'
 # Keys of the towers' configs for parts that no model here has, and the values that leave them out.
-_PLAIN: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(('timm_model_name', 'hf_model_name', 'ls_init_value', 'block_type'), (None,)),
+_PARTS: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(('hf_model_name', 'ls_init_value', 'block_type'), (None,)),
     **dict.fromkeys(('attentional_pool', 'no_ln_pre', 'final_ln_after_pool'), (False,)),
-    **dict.fromkeys(('embed_cls', 'no_causal_mask', 'proj_bias', 'qk_norm'), (False,)),
-    **dict.fromkeys(('scaled_cosine_attn', 'scale_heads', 'scale_attn_inner'), (False,)),
-    **dict.fromkeys(('scale_attn', 'scale_fc'), (False,)),
-    **{'pos_embed_type': ('learnable', 'learned'), 'pool_type': ('tok', 'argmax')},
-    **{'text_arch': ('clip',), 'proj_type': ('linear',), 'act_kwargs': (None, {})},
+    **dict.fromkeys(('embed_cls', 'qk_norm', 'scaled_cosine_attn', 'scale_heads'), (False,)),
+    **dict.fromkeys(('scale_attn_inner', 'scale_attn', 'scale_fc'), (False,)),
+    **{'pos_embed_type': ('learnable', 'learned'), 'text_arch': ('clip',)},
+    'proj_type': ('linear',),
 }
+# Those of a tower beside one of transformers' names.
+_PLAIN = _PARTS | {
+    **dict.fromkeys(('no_causal_mask', 'proj_bias'), (False,)),
+    **{'pool_type': ('tok', 'argmax'), 'act_kwargs': (None, {})},
+}
+# Those of a text tower beside an image tower of timm.
+_WORDS = _PARTS | {'pool_type': ('argmax', 'last')}
+_ACTIVATIONS = {'none': 'gelu', 'tanh': 'gelu_pytorch_tanh'}  # act_kwargs.approximate
 _RESIZING = {'shortest': 'center', 'squash': 'squash'}  # resize_mode: timm's crop_mode
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
     """Whether these are the names of an image tower and a text tower."""
-    has_text = any(f'{text}token_embedding.weight' in flat for text in ('', _TEXT))
-    visual = ('visual.conv1.weight', 'visual.trunk.patch_embed.proj.weight')
-    return has_text and not flat.keys().isdisjoint(visual)
+    words = (f'{text}token_embedding.weight' for text in ('', _TEXT))
+    has_text = any(map(flat.__contains__, words)) or _has(flat, 'text.transformer.')
+    return has_text and ('visual.conv1.weight' in flat or _has(flat, _TRUNK))
+
+
+def _has(flat: Mapping[str, np.ndarray], prefix: str) -> bool:
+    return any(name.startswith(prefix) for name in flat)
 
 
 def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
-    """A CLIP or CustomTextCLIP, as the model `clip`.
+    """A CLIP or CustomTextCLIP, as the model `clip`, or `open_clip` if its image tower is timm's.
 
     Raises:
-      UserError: if parameters are unknown, absent or of the wrong shape, or it has a part that
-        none of transformers' CLIPs has.
+      UserError: if parameters are unknown, absent or of the wrong shape, or it has a part that no
+        model here has.
     """
-    arrays, config = translated(flat, extra)
-    try:
-        imported = transformers_clip.read(arrays, config)
-    except UserError as error:
-        raise UserError(f'{_SOURCE}, by the names of transformers: {error}') from None
+    if _has(flat, _TRUNK):
+        imported, config = _read_towers(flat, extra), _trunk_config(extra)
+    else:
+        arrays, config = translated(flat, extra)
+        try:
+            imported = transformers_clip.read(arrays, config)
+        except UserError as error:
+            raise UserError(f'{_SOURCE}, by the names of transformers: {error}') from None
     recipe = preprocessing.read_recipe(config, imported.image_size)
     text = recipe.text if recipe else ''
     notes = preprocessing.transform_notes(config, text)
@@ -94,40 +114,202 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     return dataclasses.replace(imported.with_notes(*notes), source=_SOURCE)
 
 
-def translated(flat: Flat, extra: Mapping[str, Any]) -> tuple[Flat, dict[str, Any]]:
-    """The arrays and the config that transformers has for this CLIP.
+def tower(flat: Flat, extra: Mapping[str, Any], part: str) -> tuple[Flat, dict[str, Any]]:
+    """The arrays and the config of one tower, 'vision' or 'text', by names of transformers or timm.
 
     Raises:
-      UserError: if a part or a key of the config is of another model.
+      UserError: if the tower has a part that no model here has.
     """
-    config = _config(extra)
-    parts = {name.removeprefix(_TEXT): array for name, array in flat.items()}
-    parts = {name: array for name, array in parts.items() if name not in _UNUSED}
-    parts = torch_layout.parted(parts, _SOURCE)
-    found = names.renamed({name: names.ours(name, _TABLE) for name in parts}, _SOURCE)
-    arrays = {
-        ours: parts[theirs].T if theirs in _TRANSPOSED else parts[theirs]
-        for ours, theirs in found.items()
-    }
-    rest = {key: value for key, value in extra.items() if not key.endswith('_config')}
-    return arrays, {**rest, **config}
+    if not _has(flat, _TRUNK):
+        return texts.take_tower(*translated(flat, extra, (part,)), part)
+    if part == 'vision':
+        return _trunk(flat, extra), _trunk_config(extra)
+    kind, arrays, config = _words(flat, _model(extra))
+    usual = _text.CLIP if kind.model['causal'] else _text.SIGLIP
+    if not usual.model.items() <= kind.model.items():
+        raise UserError(f'{_SOURCE}: this text tower is read only beside its image tower')
+    own = 'clip' if usual is _text.CLIP else 'siglip'
+    return arrays, {**config, 'model_type': f'{own}_text_model'}
 
 
-def _config(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """The config that transformers has for this CLIP, and timm's description of its images.
+def _read_towers(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
+    """A CLIP with an image tower of timm.
 
     Raises:
-      UserError: if there is none, or the model has a part that such a CLIP does not have.
+      UserError: as `read`.
+    """
+    model = _model(extra)
+    kind, arrays, config = _words(flat, model)
+    words_params, words = _text.read(kind, arrays, config, _SOURCE, _TEXT)
+    image = timm_vit.read(_trunk(flat, extra), _trunk_config(extra))
+    tower, params = image.model_config, dict(image.params)
+    head = params.pop('head', None)
+    embed_dim = tower['num_classes'] or tower['width']
+    if words['num_classes'] != embed_dim:
+        raise UserError(
+            f'{_SOURCE}: texts have {words["num_classes"]} features, images {embed_dim}'
+        )
+    absent = [
+        *(['image'] if head is None or 'bias' not in head else []),
+        *([] if words['head_bias'] else ['text']),
+        *([] if _BIAS in flat else ['logits']),
+    ]
+    shape = ('width', 'depth', 'mlp_dim', 'num_heads')
+    fields = {
+        'name': 'open_clip',
+        **{key: tower[key] for key in ('patch_size', *shape, 'pool')},
+        **{f'text_{key}': words[key] for key in shape},
+        **{
+            key: words[key] for key in ('vocab_size', 'length', 'causal', 'eos', 'gelu', 'norm_eps')
+        },
+        **{'embed_dim': embed_dim, 'project': head is not None, 'no_bias': '|'.join(absent)},
+        'image_options': _options(tower, words),
+    }
+    params = {
+        'image': params,
+        **({'image_head': head} if head is not None else {}),
+        'text': words_params,
+        'log_scale': flat[_SCALE].reshape(()),
+        **({'bias': flat[_BIAS].reshape(())} if _BIAS in flat else {}),
+    }
+    loss = 'sigmoid' if _BIAS in flat else 'softmax'
+    imported = TrainedModel.from_file(
+        params,
+        fields,
+        image.image_size,
+        _SOURCE,
+        task={**image.task_config, 'name': 'siglip', 'loss_name': loss},
+        notes=image.notes,
+    )
+    return _text.with_spec(imported)
+
+
+def _options(tower: Mapping[str, Any], words: Mapping[str, Any]) -> str:
+    """The field `image_options`: what differs from a plain ViT and is no field of its own."""
+    own = siglip.Model.__dataclass_fields__
+    plain = {f.name: f.default for f in dataclasses.fields(vit.Model)}
+    plain |= {key: words[key] for key in ('gelu', 'norm_eps')}
+    known = {'name', 'num_classes', *own} - {'gelu', 'norm_eps'}
+    options = {k: v for k, v in tower.items() if k not in known and v != plain[k]}
+    return f'vit({", ".join(f"{key}={value!r}" for key, value in options.items())})'
+
+
+def _model(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """`model_cfg` of the config.
+
+    Raises:
+      UserError: if there is no config, or the model has a part that no model here has.
     """
     told = extra.get(OPEN_CLIP)
     if told is None:
         raise UserError(
             f'{_SOURCE}: heads and GELU are unknown without {OPEN_CLIP}: put it beside the file'
         )
-    model = told['model_cfg']
+    model: dict[str, Any] = told['model_cfg']
+    if 'multimodal_cfg' in model:
+        raise UserError(f'{_SOURCE}: no model here has the decoder of captions of multimodal_cfg')
+    return model
+
+
+def _trunk(flat: Flat, extra: Mapping[str, Any]) -> Flat:
+    """The arrays of an image tower of timm.
+
+    Raises:
+      UserError: if it is no ViT, or has layers after those of timm.
+    """
+    vision = _model(extra)['vision_cfg']
+    name = str(vision.get('timm_model_name'))
+    if _timm.architectures().get(name, {}).get('class') not in ('VisionTransformer', 'Eva'):
+        raise UserError(
+            f'{_SOURCE}: no model here is like vision_cfg.timm_model_name {name!r}, not a ViT of '
+            'timm'
+        )
+    if (proj := vision.get('timm_proj', 'linear')) not in (None, '', 'none'):
+        raise UserError(f'{_SOURCE}: no model here has vision_cfg.timm_proj {proj!r}')
+    return {n.removeprefix(_TRUNK): a for n, a in flat.items() if n.startswith(_TRUNK)}
+
+
+def _trunk_config(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.json that timm has for the image tower."""
+    told, rest = extra[OPEN_CLIP], {k: v for k, v in extra.items() if not k.endswith('_config')}
+    vision = told['model_cfg']['vision_cfg']
+    pool = vision.get('timm_pool', 'avg')
+    return {
+        **{key: value for key, value in rest.items() if key not in ('model_type', OPEN_CLIP)},
+        'architecture': vision['timm_model_name'],
+        **({'global_pool': pool} if pool else {}),
+        'pretrained_cfg': _images(told.get('preprocess_cfg') or {}, vision.get('image_size', 224)),
+    }
+
+
+def _words(flat: Flat, model: Mapping[str, Any]) -> tuple[_text.Kind, Flat, dict[str, Any]]:
+    """The kind of a text tower, its arrays and its config, by the names of transformers.
+
+    Raises:
+      UserError: if it has a part that no model here has.
+    """
+    text = model['text_cfg']
+    _require_plain('text_cfg', text, _WORDS)
+    causal, last = not text.get('no_causal_mask', False), text.get('pool_type') == 'last'
+    if causal and last:
+        raise UserError(f"{_SOURCE}: no model here has text_cfg.pool_type 'last' of causal texts")
+    usual = _text.CLIP if causal else _text.SIGLIP
+    own = {'causal': causal, 'eos': None if last else LARGEST}
+    own['head_bias'] = bool(text.get('proj_bias', False))
+    table = (
+        *((f'text_projection.{leaf}', f'{usual.head}.{leaf}') for leaf in ('weight', 'bias')),
+        ('text_projection', f'{usual.head}.weight'),
+        *((a, b.removeprefix('text_model.')) for a, b in _TABLE if b.startswith('text_model.')),
+    )
+    others = ('visual.', _SCALE, _BIAS)
+    parts = {n.removeprefix(_TEXT): a for n, a in flat.items() if not n.startswith(others)}
+    arrays = _renamed(parts, table)
+    act = (text.get('act_kwargs') or {}).get('approximate', 'none')
+    config = {
+        'hidden_act': 'quick_gelu' if model.get('quick_gelu') else _ACTIVATIONS[act],
+        # As in old files of CLIP: the largest id of a text is its end.
+        **{'num_attention_heads': text.get('heads', 8), 'eos_token_id': 2},
+    }
+    return dataclasses.replace(usual, model=own), arrays, _shared(config, text)
+
+
+def translated(
+    flat: Flat, extra: Mapping[str, Any], towers: Sequence[str] = TOWERS
+) -> tuple[Flat, dict[str, Any]]:
+    """The arrays and the config that transformers has for this CLIP, or for some of its towers.
+
+    Raises:
+      UserError: if a part or a key of the config is of another model.
+    """
+    config = _config(extra, towers)
+    parts = {name.removeprefix(_TEXT): array for name, array in flat.items()}
+    if 'text' not in towers:
+        parts = {name: array for name, array in parts.items() if name.startswith(_VISUAL)}
+    rest = {key: value for key, value in extra.items() if not key.endswith('_config')}
+    return _renamed(parts, _TABLE), {**rest, **config}
+
+
+def _renamed(parts: Flat, table: names.Table) -> Flat:
+    """Arrays by the names of a table, in the layouts of transformers."""
+    parts = {name: array for name, array in parts.items() if name not in _UNUSED}
+    parts = torch_layout.parted(parts, _SOURCE)
+    found = names.renamed({name: names.ours(name, table) for name in parts}, _SOURCE)
+    return {
+        ours: parts[theirs].T if theirs in _TRANSPOSED else parts[theirs]
+        for ours, theirs in found.items()
+    }
+
+
+def _config(extra: Mapping[str, Any], towers: Sequence[str]) -> dict[str, Any]:
+    """The config that transformers has for this CLIP, and timm's description of its images.
+
+    Raises:
+      UserError: if there is none, or a tower has a part that such a CLIP does not have.
+    """
+    model, told = _model(extra), extra[OPEN_CLIP]
     vision, text = model['vision_cfg'], model['text_cfg']
-    for name, part in (('vision_cfg', vision), ('text_cfg', text)):
-        _require_plain(name, part)
+    for part in towers:
+        _require_plain(f'{part}_cfg', model[f'{part}_cfg'], _PLAIN)
     heads = vision['width'] // vision.get('head_width', 64)
     shared = {'hidden_act': 'quick_gelu' if model.get('quick_gelu') else 'gelu'}
     size = vision.get('image_size', 224)
@@ -152,11 +334,14 @@ def _shared(config: Mapping[str, Any], tower: Mapping[str, Any]) -> dict[str, An
     return {**config, 'layer_norm_eps': (tower.get('norm_kwargs') or {}).get('eps', 1e-5)}
 
 
-def _require_plain(name: str, tower: Mapping[str, Any]) -> None:
-    """Raise UserError if a tower has a part that such a CLIP does not have."""
-    for key, values in _PLAIN.items():
+def _require_plain(
+    name: str, tower: Mapping[str, Any], plain: Mapping[str, tuple[Any, ...]]
+) -> None:
+    """Raise UserError if a tower has a part that no model here has."""
+    for key, values in plain.items():
         if key in tower and tower[key] not in values:
-            raise UserError(f'{_SOURCE}: no model here has {name}.{key} {tower[key]!r}')
+            hint = '; FILE:vision reads its image tower' if key == 'hf_model_name' else ''
+            raise UserError(f'{_SOURCE}: no model here has {name}.{key} {tower[key]!r}{hint}')
     if not isinstance(tower.get('layers', 12), int):
         raise UserError(f'{_SOURCE}: no model here has the ResNet of {name}.layers')
 
@@ -171,3 +356,65 @@ def _images(config: Mapping[str, Any], size: Any) -> dict[str, Any]:
         return found | {'interpolation': mode}
     method = config.get('interpolation', 'bicubic')
     return found | {'input_size': [3, *sides], 'interpolation': method, 'crop_pct': 1.0}
+
+
+# The names of a CLIP whose text tower is not `custom_text`.
+_WRITTEN: names.Table = tuple(row for row in _TABLE if row[0] != 'text_projection.weight')
+_QUICK = {'quick': True, 'erf': False}  # `quick_gelu`
+
+
+def write(trained: TrainedModel) -> Written:
+    """Make the files of a CLIP.
+
+    Raises:
+      UserError: if OpenCLIP has no such model, or the image size is unknown.
+    """
+    model = fields(trained.model)
+    if model['gelu'] not in _QUICK:
+        raise UserError(f'no CLIP with gelu {model["gelu"]!r} is written for OpenCLIP')
+    if model['eos'] not in (LARGEST, model['vocab_size'] - 1):
+        raise UserError(
+            f"OpenCLIP's texts end with the largest id, not with {model['eos']}: not written"
+        )
+    made = transformers_clip.write(trained)
+    renamed = {str(names.theirs(name, _WRITTEN)): array for name, array in made.arrays.items()}
+    arrays = torch_layout.fused(
+        {n: array.T if n in _TRANSPOSED else array for n, array in renamed.items()},
+        {'attn': 'in_proj'},
+    )
+    assert made.config is not None
+    size = made.config['vision_config']['image_size']
+    norm = {'norm_kwargs': {'eps': model['norm_eps']}} if model['norm_eps'] != 1e-5 else {}
+    config = {
+        'model_cfg': {
+            'embed_dim': model['embed_dim'],
+            'quick_gelu': _QUICK[model['gelu']],
+            'vision_cfg': {
+                **{'image_size': size, 'patch_size': model['patch_size'], **norm},
+                **{'layers': model['depth'], 'width': model['width']},
+                'head_width': model['width'] // model['num_heads'],
+                'mlp_ratio': model['mlp_dim'] / model['width'],
+            },
+            'text_cfg': {
+                **{'context_length': model['length'], 'vocab_size': model['vocab_size'], **norm},
+                **{'layers': model['text_depth'], 'width': model['text_width']},
+                'heads': model['text_num_heads'],
+                'mlp_ratio': model['text_mlp_dim'] / model['text_width'],
+            },
+        },
+        'preprocess_cfg': preprocessing.normalization(trained, trained.channels),
+    }
+    told, notes = _timm.image_keys(trained.transforms, trained.image_size or (0, 0))
+    modes = {theirs: ours for ours, theirs in _RESIZING.items()}
+    if told.get('crop_mode') in modes and told.get('crop_pct') == 1.0:
+        config['preprocess_cfg'] |= {
+            'interpolation': told['interpolation'],
+            'resize_mode': modes[told['crop_mode']],
+        }
+    elif trained.transforms:
+        notes = (*notes, f'OpenCLIP cannot prepare images as here: {trained.transforms}')
+    text = json.dumps(config, indent=2, sort_keys=True) + '\n'
+    return Written(arrays, None, notes, None, {OPEN_CLIP: text.encode()}, WEIGHTS)
+
+
+WRITERS = {('clip', 'authors'): write}

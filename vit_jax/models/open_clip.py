@@ -1,0 +1,81 @@
+"""Towers of OpenCLIP: the model `siglip` with any ViT for images, and texts as in CLIP or SigLIP.
+
+Cherti et al., 2023, arXiv:2212.07143; the towers are those of EVA-02 CLIP (arXiv:2303.11331),
+Perception Encoder (arXiv:2504.13181) and SigLIP (arXiv:2303.15343), for example.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vit_jax import signatures
+from vit_jax.errors import UserError, check_choice
+from vit_jax.models import siglip, vit
+from vit_jax.models.clip import variant as variant
+from vit_jax.models.text_encoder import check_eos
+
+HEADS = ('image', 'text', 'logits')
+
+
+class Model(siglip.Model):
+    """The model `siglip` whose image tower has the options of a ViT of its own.
+
+    Attributes:
+      pool: of the image tower, as of the model `vit`.
+      image_options: of the image tower beyond its shape, as of the model `vit`: 'vit(norm_eps=1e-6,
+        mlp="swiglu")', for example.
+      causal, eos: of the text tower, see the model `text_encoder`.
+      no_bias: heads without biases: some of 'image', 'text' and 'logits', as in 'text|logits'.
+      gelu, norm_eps: of the text tower, and of the image tower unless `image_options` has others.
+
+    Raises:
+      UserError: as `siglip`, or if an option is none of a ViT.
+    """
+
+    pool: str = 'cls'
+    project: bool = True
+    image_options: str = 'vit()'
+    causal: bool = True
+    eos: int | str | None = 'largest'
+    no_bias: str = 'text|logits'
+    init_scale: float = 1 / 0.07
+    gelu: str = 'erf'
+    norm_eps: float = 1e-5
+
+    pools = vit.POOLS
+    weightless = (*siglip.Model.weightless, 'causal', 'eos')
+    binding = (*siglip.Model.binding, 'eos')
+
+    def __post_init__(self) -> None:
+        check_eos(self.eos, self.vocab_size)
+        for part in filter(None, self.no_bias.split('|')):
+            check_choice('part of no_bias', part, HEADS)
+        self._options_of_images()
+        super().__post_init__()
+
+    def has_bias(self, part: str) -> bool:
+        """Whether a head, or the logits, have a bias."""
+        return part not in self.no_bias.split('|')
+
+    @property
+    def end_of_text(self) -> int | None:
+        """As in `text_encoder`."""
+        return self.eos if isinstance(self.eos, int) else None
+
+    def _options_of_images(self) -> dict[str, Any]:
+        node = signatures.parse_call(self.image_options, 'image_options')
+        if signatures.function_name(node) != 'vit':
+            raise UserError(f'image_options={self.image_options!r}: write it as vit(...)')
+        _, options = signatures.arguments(node)
+        known = vit.Model.__dataclass_fields__
+        for name in options:
+            check_choice('option of the image tower', name, tuple(known))
+        return options
+
+    @property
+    def _image_fields(self) -> dict[str, Any]:
+        return super()._image_fields | self._options_of_images()
+
+    @property
+    def _text_fields(self) -> dict[str, Any]:
+        return super()._text_fields | {'causal': self.causal, 'eos': self.eos}
