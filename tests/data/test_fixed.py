@@ -585,7 +585,10 @@ def test_evaluation_pads_everything_to_the_last_size_in_any_batch():
 
 
 def test_import_is_light():
-    program = 'import sys, vit_jax.data.dataset, vit_jax.data.sources; print(*sys.modules)'
+    program = (
+        'import sys, vit_jax.data.dataset, vit_jax.data.sources; '
+        'from vit_jax.data.transforms import registry; registry.plain(); print(*sys.modules)'
+    )
     done = subprocess.run(
         [sys.executable, '-c', program], capture_output=True, text=True, env=os.environ
     )

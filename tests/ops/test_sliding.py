@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.data.transforms import parse_transforms
+from vit_jax.data.transforms import parse_transforms, segmentation
 from vit_jax.errors import UserError
 from vit_jax.ops import sliding
 
@@ -24,7 +24,7 @@ def cut(*sizes, seed=0):
 
 def test_the_fewest_windows_overlap_evenly():
     for length in range(SIDE, 60):
-        found = sliding.starts(length, SIDE)
+        found = segmentation.window_starts(length, SIDE)
         assert len(found) == -(-length // SIDE)
         assert (found[0], found[-1]) == (0, length - SIDE)
         steps = np.diff(found)

@@ -17,13 +17,6 @@ from jax import Array
 from vit_jax.array_types import Bool, Float, Int
 
 NONE, NOT_FINITE = -1, -2  # instead of a class
-UNUSED = -1  # instead of the first pixel of a window
-
-
-def starts(length: int, side: int) -> list[int]:
-    """The first pixels of the windows of `side` pixels that cover `length` pixels."""
-    count = -(-length // side)
-    return [i * (length - side) // max(count - 1, 1) for i in range(count)]
 
 
 def average(
@@ -33,7 +26,7 @@ def average(
 
     Args:
       scores: of the pixels of each window.
-      first: pixel of each window along the longer side; UNUSED for none.
+      first: pixel of each window along the longer side; -1 where there is no window.
       tall: whether the image is higher than wide; then its rows become the last axis.
       length: pixels of the result, at least those of the longer side; 0 where there is no window.
     """
@@ -42,7 +35,7 @@ def average(
     total = jnp.zeros((*scores.shape[1:3], length), scores.dtype)
     count = jnp.zeros(length, scores.dtype)
     for window, start in zip(scores, first, strict=True):
-        used = start != UNUSED
+        used = start >= 0
         at = jnp.where(used, start, 0)
         part = jax.lax.dynamic_slice_in_dim(total, at, side, axis=2)
         part += jnp.where(used, window, 0)

@@ -19,7 +19,6 @@ from vit_jax.data.transforms.pillow import (
 )
 from vit_jax.data.transforms.registry import transform
 from vit_jax.errors import UserError
-from vit_jax.ops import sliding
 
 ATTEMPTS = 10  # to find a window with an object
 
@@ -100,7 +99,7 @@ def sliding_windows(
         check_annotations_stay({k: value for k, value in record.items() if k != 'points'})
         full = image_size(record)
         height, width = (round(side * (size / min(full))) for side in full)
-        firsts = sliding.starts(max(height, width), size)
+        firsts = window_starts(max(height, width), size)
         if len(firsts) > most:
             raise UserError(
                 f'an image of {full[1]} x {full[0]} pixels needs {len(firsts)} windows: raise '
@@ -112,7 +111,7 @@ def sliding_windows(
         for window, first in zip(windows, firsts, strict=False):
             along = slice(first, first + size)
             window[:] = image[along] if tall else image[:, along]
-        starts = np.full(most, sliding.UNUSED, np.int32)
+        starts = np.full(most, -1, np.int32)
         starts[: len(firsts)] = firsts
         return {
             **resized,
@@ -124,3 +123,9 @@ def sliding_windows(
         }
 
     return apply
+
+
+def window_starts(length: int, side: int) -> list[int]:
+    """The first pixels of the windows of `side` pixels that cover `length` pixels."""
+    count = -(-length // side)
+    return [i * (length - side) // max(count - 1, 1) for i in range(count)]
