@@ -218,7 +218,7 @@ def shuffled(positions: np.ndarray, *, size: int, seed: int, epoch: int) -> np.n
       int64 indices of the shape of `positions`.
     """
     half = max(MIN_HALF_BITS, ((size - 1).bit_length() + 1) // 2)
-    keys = _round_keys(seed, epoch)
+    keys = [_word(seed, epoch, number) for number in range(ROUNDS)]
     index = _feistel(np.asarray(positions, np.uint64).reshape(-1), half, keys)
     while (outside := index >= size).any():
         index[outside] = _feistel(index[outside], half, keys)
@@ -333,12 +333,7 @@ def _mixed_block(
     return members, ranks
 
 
-@functools.lru_cache
-def _round_keys(seed: int, epoch: int) -> tuple[np.ndarray, ...]:
-    return tuple(_word(seed, epoch, r) for r in range(ROUNDS))
-
-
-def _feistel(x: np.ndarray, half: int, keys: tuple[np.ndarray, ...]) -> np.ndarray:
+def _feistel(x: np.ndarray, half: int, keys: Sequence[np.ndarray]) -> np.ndarray:
     mask = np.uint64((1 << half) - 1)
     left, right = x >> np.uint64(half), x & mask
     for key in keys:
