@@ -179,7 +179,8 @@ def make_train_step(
         opt_state = state.opt_state
         if max_skips:
             opt_state = param_groups.at_step(opt_state, state.step)
-        grads = param_groups.fill_frozen(grads, state.params)
+        if freeze:  # the optimizer takes a gradient of every parameter
+            grads = gradients.merge(grads, jax.tree.map(jnp.zeros_like, state.params))
         updates, opt_state = tx.update(grads, opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         ema = state.ema

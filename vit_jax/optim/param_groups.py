@@ -99,16 +99,6 @@ def trained(params: PyTree, patterns: Sequence[str]) -> PyTree:
     )
 
 
-def fill_frozen(grads: PyTree, params: PyTree) -> PyTree:
-    """The gradients of all parameters, with zeros for frozen ones."""
-    return jax.tree.map(
-        lambda grad, param: jnp.zeros_like(param) if grad is None else grad,
-        grads,
-        params,
-        is_leaf=lambda x: x is None,
-    )
-
-
 def _is_frozen(path: str, patterns: Sequence[str]) -> bool:
     return any(re.search(pattern, path) for pattern in patterns)
 
