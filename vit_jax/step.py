@@ -151,7 +151,7 @@ def make_train_step(
     decay = schedules.from_strength(
         ema_schedule, ema_decay, total_steps, to_steps, 'config.step.ema_schedule'
     )
-    aware = sharpness.make(sam, sam_schedule, total_steps, to_steps)
+    aware = sharpness.make(sam, sam_schedule, total_steps, to_steps) if sam else None
     axis_name, add_up = (layout.train_axis, layout.add_up) if layout else (None, None)
     split = gradients.Split(accum_steps, axis_name, add_up if axis_name else None)
 

@@ -172,18 +172,16 @@ def _query_factors(path: str, shape: Shape, narrow: Shape) -> np.ndarray | None:
     return parts
 
 
-def base_fields(text: str, known: Iterable[str]) -> dict[str, Any] | None:
-    """The fields of the base model that `mup(...)` gives; None for 'standard'.
+def base_fields(text: str, known: Iterable[str]) -> dict[str, Any]:
+    """The fields of the base model that `mup(...)` gives.
 
     Args:
       text: of the config.
       known: the fields that models of this kind have.
 
     Raises:
-      UserError: for another text, or an unknown field.
+      UserError: for a text that is no `mup(...)`, or an unknown field.
     """
-    if text == STANDARD:
-        return None
     call = signatures.parse_call(text, KEY)
     args, widths = signatures.arguments(call)
     if signatures.function_name(call) != 'mup' or args or not widths:

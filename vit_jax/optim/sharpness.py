@@ -71,9 +71,8 @@ def make(
     schedule: Mapping[str, Any],
     total_steps: int,
     to_steps: Callable[[str], int],
-) -> Callable[[Differentiate, jax.Array], Differentiate] | None:
-    """A function that makes `gradients.separable` or `coupled` sharpness-aware at a step; None
-    without options.
+) -> Callable[[Differentiate, jax.Array], Differentiate]:
+    """A function that makes `gradients.separable` or `coupled` sharpness-aware at a step.
 
     Args:
       options: keywords of `Sam`.
@@ -84,8 +83,6 @@ def make(
     Raises:
       UserError: for a value outside its range.
     """
-    if not options:
-        return None
     sam = Sam(**options)
     where = 'config.step.sam_schedule'
     strength = schedules.from_strength(schedule, sam.rho, total_steps, to_steps, where)

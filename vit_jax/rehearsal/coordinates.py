@@ -49,12 +49,12 @@ def check(
       UserError: if the parametrization is the standard one, or a model cannot be built.
     """
     text = config.optim.get('parametrization', mup.STANDARD)
-    base = mup.base_fields(text, parameters(schema.model_class(config)))
-    if base is None:
+    if text == mup.STANDARD:
         raise UserError(
             'config.optim.parametrization: name the widths of the base model, as '
             "'mup(width=64, mlp_dim=256, num_heads=1)'"
         )
+    base = mup.base_fields(text, parameters(schema.model_class(config)))
     found = []
     for name, parametrized in (('standard', mup.STANDARD), ('mup', text)):
         for times in multiples:

@@ -352,7 +352,8 @@ def mup_factors(
       UserError: for another text, or a base model that differs in more than widths.
     """
     text = defaults.arguments(config, 'optim').get('parametrization', mup.STANDARD)
-    if (widths := mup.base_fields(text, fields(model))) is None:
+    if text == mup.STANDARD:
         return None
+    widths = mup.base_fields(text, fields(model))
     base = params_of(model.clone(parent=None, **widths))
     return mup.factors(params, base, model.mup_kinds)
