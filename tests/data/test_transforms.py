@@ -414,9 +414,11 @@ def test_former_names_of_marks_are_kept_for_outside_modules():
     from vit_jax.data.transforms import of_annotations, of_texts
 
     factory = of_texts(lambda: None)
-    assert registry.is_text_transform(factory) and registry.is_annotation_transform(factory)
+    assert registry.is_marked(factory, registry.TEXTS)
+    assert registry.is_marked(factory, registry.ANNOTATIONS)
     factory = of_annotations(lambda: None)
-    assert registry.is_annotation_transform(factory) and not registry.is_text_transform(factory)
+    assert registry.is_marked(factory, registry.ANNOTATIONS)
+    assert not registry.is_marked(factory, registry.TEXTS)
 
 
 @pytest.mark.parametrize('spec', ["os.system('touch {}')", "pathlib.Path('{}').touch()"])

@@ -139,7 +139,9 @@ def make(
         *before,
         _optimizer(name, rate, decay, decay_mask, decay_mults, kwargs),
         *after,
-        scale_by_path(lambda path: first_match(lr_mults, path, 1.0)),
+        optax.identity()
+        if not lr_mults
+        else scale_by_path(lambda path: first_match(lr_mults, path, 1.0)),
         optax.identity()
         if layer_decay is None
         else scale_by_path(layer_scale(params, layer_decay, layers)),

@@ -144,7 +144,7 @@ def without_annotations(spec: str) -> str:
       UserError: if the text is malformed, or a name is wrong.
     """
     nodes = signatures.parse_transforms(spec)
-    kept = [node for node in nodes if not registry.is_annotation_transform(_factory(node))]
+    kept = [node for node in nodes if not registry.is_marked(_factory(node), registry.ANNOTATIONS)]
     return '|'.join(map(ast.unparse, kept))
 
 
@@ -156,7 +156,7 @@ def only_text_transforms(spec: str) -> str:
     """
     nodes = signatures.parse_transforms(spec)
     return '|'.join(
-        ast.unparse(node) for node in nodes if registry.is_text_transform(_factory(node))
+        ast.unparse(node) for node in nodes if registry.is_marked(_factory(node), registry.TEXTS)
     )
 
 
@@ -178,8 +178,9 @@ def arguments_of(spec: str, name: str) -> dict[str, Any] | None:
 
 
 def _crops_first(factories: Sequence[Callable[..., Any]]) -> bool:
-    resizes = bool(factories) and registry.does_resize_on_demand(factories[0])
-    return any(map(registry.does_crop_at_once, factories[resizes : resizes + 1]))
+    resizes = any(registry.is_marked(f, registry.RESIZES_ON_DEMAND) for f in factories[:1])
+    first = factories[resizes : resizes + 1]
+    return any(registry.is_marked(f, registry.CROPS_AT_ONCE) for f in first)
 
 
 def _factory(node: ast.expr) -> Callable[..., Any]:

@@ -13,12 +13,17 @@ from vit_jax.errors import UserError, nearest
 Factory = TypeVar('Factory', bound=Callable[..., Callable[..., Any]])
 
 PACKAGE = __name__.rpartition('.')[0]
-_MARK = '_is_vit_jax_transform'
-_ANNOTATIONS = '_is_of_annotations'
-_TEXTS = '_is_of_texts'
-_CROPS = '_crops_at_once'
-_RESIZES = '_resizes_on_demand'
+TRANSFORM = '_is_vit_jax_transform'
+ANNOTATIONS = '_is_of_annotations'
+TEXTS = '_is_of_texts'
+CROPS_AT_ONCE = '_crops_at_once'
+RESIZES_ON_DEMAND = '_resizes_on_demand'
 _PIXELS = '_arguments_in_pixels'
+
+
+def is_marked(factory: Any, mark: str) -> bool:
+    """Whether a function has a mark: TRANSFORM, ANNOTATIONS, TEXTS, ..."""
+    return callable(factory) and getattr(factory, mark, False) is True
 
 
 def transform(factory: Factory) -> Factory:
@@ -26,30 +31,20 @@ def transform(factory: Factory) -> Factory:
 
     A stored config is untrusted text, so no other functions are called.
     """
-    setattr(factory, _MARK, True)
+    setattr(factory, TRANSFORM, True)
     return factory
 
 
 def annotation_transform(factory: Factory) -> Factory:
     """Mark a transform of annotations, such as labels; it is left out for images without them."""
-    setattr(factory, _ANNOTATIONS, True)
+    setattr(factory, ANNOTATIONS, True)
     return factory
-
-
-def is_annotation_transform(factory: Callable[..., Any]) -> bool:
-    """Whether a transform is left out for images without annotations."""
-    return getattr(factory, _ANNOTATIONS, False) is True
 
 
 def text_transform(factory: Factory) -> Factory:
     """Mark a transform of texts only, which also applies to texts given by flags."""
-    setattr(factory, _TEXTS, True)
+    setattr(factory, TEXTS, True)
     return annotation_transform(factory)
-
-
-def is_text_transform(factory: Callable[..., Any]) -> bool:
-    """Whether a transform takes only the texts of a record."""
-    return getattr(factory, _TEXTS, False) is True
 
 
 def crops_at_once(factory: Factory) -> Factory:
@@ -57,13 +52,8 @@ def crops_at_once(factory: Factory) -> Factory:
 
     If it comes first, only that window of a file is decoded.
     """
-    setattr(factory, _CROPS, True)
+    setattr(factory, CROPS_AT_ONCE, True)
     return factory
-
-
-def does_crop_at_once(factory: Callable[..., Any]) -> bool:
-    """Whether a transform takes only one window of the image."""
-    return getattr(factory, _CROPS, False) is True
 
 
 def resizes_on_demand(factory: Factory) -> Factory:
@@ -71,13 +61,8 @@ def resizes_on_demand(factory: Factory) -> Factory:
 
     If it comes first and a crop second, only what the crop needs is decoded and resized.
     """
-    setattr(factory, _RESIZES, True)
+    setattr(factory, RESIZES_ON_DEMAND, True)
     return factory
-
-
-def does_resize_on_demand(factory: Callable[..., Any]) -> bool:
-    """Whether a transform turns an image on demand into another."""
-    return getattr(factory, _RESIZES, False) is True
 
 
 def in_pixels(**shares: float) -> Callable[[Factory], Factory]:
@@ -114,7 +99,7 @@ def find(name: str) -> Callable[..., Any]:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise UserError(f'cannot import {name!r}: {error}') from error
-    if not _is_marked(found):
+    if not is_marked(found, TRANSFORM):
         raise UserError(
             f'{name!r} is not a transform; write @transform (of {PACKAGE}) above its definition'
         )
@@ -133,12 +118,8 @@ def plain() -> Mapping[str, Callable[..., Any]]:
     found: dict[str, Callable[..., Any]] = {}
     for module in modules:
         for name, value in vars(module).items():
-            if _is_marked(value) and value.__module__ == module.__name__:
+            if is_marked(value, TRANSFORM) and value.__module__ == module.__name__:
                 if name in found:
                     raise ValueError(f'{found[name].__module__} and {module.__name__}: two {name}')
                 found[name] = value
     return found
-
-
-def _is_marked(value: Any) -> bool:
-    return callable(value) and getattr(value, _MARK, False) is True
