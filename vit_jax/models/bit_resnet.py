@@ -15,6 +15,7 @@ from vit_jax.array_types import Float
 from vit_jax.errors import check_choice
 from vit_jax.models import base
 from vit_jax.models.base import bind, check_counts, check_fields
+from vit_jax.nn.dense import class_head
 from vit_jax.nn.maps import HiddenState, collect_stages
 from vit_jax.nn.norms import GroupNorm
 from vit_jax.nn.resnet import Stage, StdConv, block_order, check_layers
@@ -100,13 +101,7 @@ class Model(base.Model):
         features = nn.relu(Norm(dtype=dtype, name='norm')(x))
         outputs = {'features': features, 'pre_logits': features.mean(axis=(1, 2))}
         if self.num_classes:
-            head = nn.Dense(
-                self.num_classes,
-                dtype=jnp.float32,
-                kernel_init=nn.initializers.zeros,
-                bias_init=nn.initializers.constant(self.head_bias),
-                name='head',
-            )
+            head = class_head(self.num_classes, self.head_bias, name='head')
             outputs['logits'] = head(outputs['pre_logits'])
         return outputs
 

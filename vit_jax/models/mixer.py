@@ -21,6 +21,7 @@ from vit_jax.errors import UserError, check_choice
 from vit_jax.models import base
 from vit_jax.models.base import Params, Resized, Size, bind_norm, check_counts, check_fields
 from vit_jax.nn.blocks import Encoder, Mlp
+from vit_jax.nn.dense import class_head
 from vit_jax.nn.maps import (
     HiddenState,
     ParameterPictures,
@@ -139,13 +140,7 @@ class Model(base.Model):
         tokens = encoder(self._embed(images, train, dtype), train)
         outputs = {'tokens': tokens, 'pre_logits': tokens.mean(axis=1)}
         if self.num_classes:
-            head = nn.Dense(
-                self.num_classes,
-                dtype=jnp.float32,
-                kernel_init=nn.initializers.zeros,
-                bias_init=nn.initializers.constant(self.head_bias),
-                name='head',
-            )
+            head = class_head(self.num_classes, self.head_bias, name='head')
             outputs['logits'] = head(outputs['pre_logits'])
         return outputs
 

@@ -22,6 +22,7 @@ from vit_jax.models import base
 from vit_jax.models.base import Params, Resized, Size, check_counts, check_fields, resize_positions
 from vit_jax.nn.attention import recomputed
 from vit_jax.nn.blocks import Mlp
+from vit_jax.nn.dense import class_head
 from vit_jax.nn.maps import AttentionMap, HiddenState
 from vit_jax.nn.multi_head import KeyValue, MultiHeadAttention
 from vit_jax.nn.norms import LayerNorm
@@ -119,13 +120,7 @@ class Model(base.Model):
         features = self._neck(x, dtype)
         outputs = {'features': features, 'pre_logits': features.mean(axis=(1, 2))}
         if self.num_classes:
-            head = nn.Dense(
-                self.num_classes,
-                dtype=jnp.float32,
-                kernel_init=nn.initializers.zeros,
-                bias_init=nn.initializers.constant(self.head_bias),
-                name='head',
-            )
+            head = class_head(self.num_classes, self.head_bias, name='head')
             outputs['logits'] = head(outputs['pre_logits'])
         return outputs
 

@@ -19,6 +19,7 @@ from vit_jax.errors import UserError, check_choice, check_multiple
 from vit_jax.models import base
 from vit_jax.models.base import check_fields, parse_choice
 from vit_jax.nn.blocks import MLPS, Block, BlockOptions, Encoder, MapHead, segment_mean
+from vit_jax.nn.dense import class_head
 from vit_jax.nn.norms import NORMS, BatchNorm, LayerNorm
 from vit_jax.nn.patches import PatchEmbed, patch_grid
 from vit_jax.nn.positions import Relative, learned, relative, sincos2d
@@ -480,12 +481,9 @@ def scores(
       train: whether a batch norm takes the statistics of this batch.
     """
     dense = functools.partial(
-        nn.Dense,
-        model.num_classes,
+        class_head,
+        *(model.num_classes, model.head_bias),
         use_bias='head' not in without_bias(model.no_bias),
-        dtype=jnp.float32,
-        kernel_init=nn.initializers.zeros,
-        bias_init=nn.initializers.constant(model.head_bias),
     )
     if model.pool == 'distilled':
         both = DistilledHead(dense, name='head')(tokens[:, :2])
