@@ -31,7 +31,7 @@ from vit_jax.nn.maps import (
 )
 from vit_jax.nn.norms import LayerNorm
 from vit_jax.nn.patches import PatchEmbed, patch_grid
-from vit_jax.nn.stochastic import Dropout, DropPath
+from vit_jax.nn.stochastic import Dropout, add_branch
 
 # name: width C, depth, tokens_mlp_dim D_S, channels_mlp_dim D_C (table 1)
 VARIANTS = {
@@ -245,11 +245,9 @@ class Block(nn.Module):
             kernel_init=nn.initializers.lecun_normal(),
         )
 
-        def add(x: Array, branch: Array) -> Array:
-            return x + DropPath()(Dropout(self.dropout)(branch, train), drop_path, train)
-
         y = norm(name='norm1')(x).swapaxes(1, 2)
-        y = mlp(self.tokens_mlp_dim, name='token_mixing')(y, train)
-        x = add(x, y.swapaxes(1, 2))
+        y = mlp(self.tokens_mlp_dim, name='token_mixing')(y, train).swapaxes(1, 2)
+        x = add_branch(x, y, self.dropout, drop_path, train)
         y = norm(name='norm2')(x)
-        return add(x, mlp(self.channels_mlp_dim, name='channel_mixing')(y, train))
+        y = mlp(self.channels_mlp_dim, name='channel_mixing')(y, train)
+        return add_branch(x, y, self.dropout, drop_path, train)

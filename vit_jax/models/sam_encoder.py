@@ -28,7 +28,7 @@ from vit_jax.nn.multi_head import KeyValue, MultiHeadAttention
 from vit_jax.nn.norms import LayerNorm
 from vit_jax.nn.patches import PatchEmbed, patch_grid
 from vit_jax.nn.positions import learned
-from vit_jax.nn.stochastic import Dropout, DropPath
+from vit_jax.nn.stochastic import Dropout, DropPath, add_branch
 from vit_jax.nn.windows import Windows
 from vit_jax.ops import resize
 
@@ -241,8 +241,8 @@ class Block(nn.Module):
         y = windows.restore(windows.join_tokens(y)) if windows else y.reshape(x.shape)
         x = x + DropPath()(y, drop_path, train)
         mlp = Mlp(self.mlp_dim, self.dropout, self.gelu, self.dtype, name='mlp')
-        y = Dropout(self.dropout)(mlp(norm(name='norm2')(x), train), train)
-        return x + DropPath()(y, drop_path, train)
+        y = mlp(norm(name='norm2')(x), train)
+        return add_branch(x, y, self.dropout, drop_path, train)
 
 
 class Attention(MultiHeadAttention):

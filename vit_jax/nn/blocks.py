@@ -18,7 +18,7 @@ from vit_jax.nn.dense import XAVIER, Dense, Initializer
 from vit_jax.nn.multi_head import MultiHeadAttention
 from vit_jax.nn.norms import LayerNorm
 from vit_jax.nn.rotary import Rotary
-from vit_jax.nn.stochastic import Dropout, DropPath
+from vit_jax.nn.stochastic import Dropout, add_branch
 
 
 def erf_gelu(x: Float[Array, '*B']) -> Float[Array, '*B']:
@@ -157,7 +157,7 @@ class Block(nn.Module):
             norm = self.options.norm(self.norm_eps, dtype=self.dtype, name=f'norm{number}')
             branch = layer(norm(x) if place == 'pre' else x)
             branch = self._scaled(norm(branch) if place == 'res_post' else branch, number, x.dtype)
-            x = x + DropPath()(Dropout(self.dropout)(branch, train), drop_path, train)
+            x = add_branch(x, branch, self.dropout, drop_path, train)
             return norm(x).astype(x.dtype) if place == 'post' else x
 
         attention = MultiHeadAttention(

@@ -102,6 +102,17 @@ class DropPath(nn.Module):
         return x * scale.reshape(-1, *[1] * (x.ndim - 1))
 
 
+def add_branch(
+    x: Float[Array, 'B *rest'],
+    branch: Float[Array, 'B *rest'],
+    dropout: float,
+    drop_path: float | Float[Array, ''],
+    train: bool,
+) -> Float[Array, 'B *rest']:
+    """Add the branch of a residual block, after dropout and stochastic depth; in its `__call__`."""
+    return x + DropPath()(Dropout(dropout)(branch, train), drop_path, train)
+
+
 def check_rate(what: str, rate: float) -> None:
     """Raise UserError unless 0 <= rate < 1."""
     if not 0.0 <= rate < 1.0:

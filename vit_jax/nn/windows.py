@@ -30,7 +30,7 @@ from vit_jax.nn.blocks import Mlp
 from vit_jax.nn.maps import keep
 from vit_jax.nn.norms import LayerNorm
 from vit_jax.nn.positions import relative_positions
-from vit_jax.nn.stochastic import Dropout, DropPath
+from vit_jax.nn.stochastic import Dropout, add_branch
 
 # The initialization of all kernels, as in the authors' code.
 INIT = nn.initializers.normal(0.02)
@@ -357,13 +357,12 @@ class Block(nn.Module):
     def __call__(
         self, x: Float[Array, 'B H W D'], train: bool = False, drop_path: float = 0.0
     ) -> Float[Array, 'B H W D']:
-        def add(branch: Array) -> Array:
-            return x + DropPath()(Dropout(self.dropout)(branch, train), drop_path, train)
-
         norm = LayerNorm(self.norm_eps, dtype=self.dtype, name='norm1')
-        x = add(self._attention(WindowAttention)(norm(x), train))
+        y = self._attention(WindowAttention)(norm(x), train)
+        x = add_branch(x, y, self.dropout, drop_path, train)
         norm = LayerNorm(self.norm_eps, dtype=self.dtype, name='norm2')
-        return add(self._mlp(x.shape[-1])(norm(x), train))
+        y = self._mlp(x.shape[-1])(norm(x), train)
+        return add_branch(x, y, self.dropout, drop_path, train)
 
     def _attention(self, kind: Callable[..., nn.Module], **options: Any) -> nn.Module:
         return kind(
