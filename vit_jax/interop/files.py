@@ -16,6 +16,7 @@ from typing import IO, Any
 
 import ml_dtypes
 import numpy as np
+import safetensors.numpy as safetensors
 
 from vit_jax.errors import UserError, with_secrets
 from vit_jax.interop import hub
@@ -180,7 +181,7 @@ def write_safetensors(
             temporary.write_bytes(data)
     # Last, so that arrays never lie there without their config.
     with _replacing(file) as temporary:
-        _safetensors().save_file(arrays, temporary, metadata={'format': 'pt'})
+        safetensors.save_file(arrays, temporary, metadata={'format': 'pt'})
 
 
 def _read_npz(path: str) -> Flat:
@@ -205,11 +206,10 @@ def _is_array(member: str) -> bool:
 
 
 def _read_safetensors(path: str) -> Flat:
-    package = _safetensors()
     _open(path).close()
     with paths.intact(path):
         try:
-            flat: Flat = package.load_file(path)
+            flat: Flat = safetensors.load_file(path)
         except AttributeError as error:  # of a type that NumPy lacks
             raise UserError(
                 f'{path}: holds numbers of a type that is not read ({_line(error)}); '
@@ -405,17 +405,6 @@ def _replacing(path: Path) -> Iterator[Path]:
 
 def _line(error: Exception) -> str:
     return ' '.join(str(error).split()) or type(error).__name__
-
-
-def _safetensors() -> Any:
-    """The package, an extra, which knows bfloat16 only if ml_dtypes is imported."""
-    try:
-        import safetensors.numpy
-    except ImportError:
-        raise UserError(
-            'safetensors reads and writes .safetensors files: pip install safetensors'
-        ) from None
-    return safetensors.numpy
 
 
 def local_path(path: str) -> str:
