@@ -156,7 +156,11 @@ class Block(nn.Module):
         def add(x: Array, layer: Callable[[Array], Array], number: int) -> Array:
             norm = self.options.norm(self.norm_eps, dtype=self.dtype, name=f'norm{number}')
             branch = layer(norm(x) if place == 'pre' else x)
-            branch = self._scaled(norm(branch) if place == 'res_post' else branch, number, x.dtype)
+            branch = norm(branch) if place == 'res_post' else branch
+            if (initial := self.options.layer_scale) is not None:
+                init = nn.initializers.constant(initial)
+                scale = self.param(f'layer_scale{number}', init, branch.shape[-1:])
+                branch = branch.astype(x.dtype) * scale.astype(x.dtype)
             x = add_branch(x, branch, self.dropout, drop_path, train)
             return norm(x).astype(x.dtype) if place == 'post' else x
 
@@ -178,13 +182,6 @@ class Block(nn.Module):
         x = add(x, lambda y: attention(y, **inputs), 1)
         mlp = self.options.mlp(self.mlp_dim, self.dropout, self.gelu, self.dtype, name='mlp')
         return add(x, lambda y: mlp(y, train), 2)
-
-    def _scaled(self, branch: Array, number: int, dtype: Any) -> Array:
-        if self.options.layer_scale is None:
-            return branch
-        init = nn.initializers.constant(self.options.layer_scale)
-        scale = self.param(f'layer_scale{number}', init, branch.shape[-1:])
-        return branch.astype(dtype) * scale.astype(dtype)
 
 
 class Encoder(nn.Module):
