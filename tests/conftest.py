@@ -15,7 +15,7 @@ import pytest
 from absl import flags
 from helpers import finished, forked
 from helpers.faults import pytest_itemcollected, pytest_terminal_summary  # noqa: F401
-from helpers.xla import use_one_device, xla_flags
+from helpers.xla import share_contexts, use_one_device, xla_flags
 from jaxtyping import install_import_hook
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
@@ -149,6 +149,15 @@ def undrawn_pictures() -> Iterator[dict[str, Callable]]:
                 drawn[name] = getattr(owner, method)
                 patch.setattr(owner, method, lambda self, *shown: None)
         yield drawn
+
+
+@pytest.fixture(scope='session', autouse=True)
+def contexts_of_many_programs() -> Iterator[None]:
+    """Lowers programs of this process in contexts of MLIR that many of them share."""
+    with pytest.MonkeyPatch.context() as patch:
+        if 'jax' in sys.modules:
+            share_contexts(patch)
+        yield
 
 
 @pytest.fixture

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -57,3 +59,26 @@ def use_devices(patch: pytest.MonkeyPatch, count: int) -> None:
 
     devices = jax.devices()[:count]
     patch.setattr(jax, 'devices', lambda *args: devices)
+
+
+PROGRAMS_PER_CONTEXT = 100
+
+
+def share_contexts(patch: pytest.MonkeyPatch) -> None:
+    """Lets programs that are lowered one after the other share their context of MLIR.
+
+    Making one loads all dialects, which takes longer than lowering a small program. A context keeps
+    the constants and names of its programs, so a new one is made from time to time.
+    """
+    from jax._src.interpreters import mlir  # whose flags conftest sets before
+
+    make, lock, numbers = mlir.make_ir_context, threading.Lock(), itertools.count()
+    held: list[object] = []
+
+    def shared() -> object:
+        with lock:
+            if next(numbers) % PROGRAMS_PER_CONTEXT == 0:
+                held[:] = [make()]
+            return held[0]
+
+    patch.setattr(mlir, 'make_ir_context', shared)
