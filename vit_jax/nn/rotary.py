@@ -22,7 +22,7 @@ from vit_jax.errors import UserError, check_choice
 
 ORDERS = ('yx', 'xy')
 NORMALIZED = ('separate', 'max', 'min')
-PERIODS = ('float32', 'bfloat16')
+PERIODS = ('float32', 'bfloat16', 'float16')
 KeySource = Callable[[], Key[Array, '']]
 
 
@@ -165,7 +165,7 @@ def rope_dinov3(
 
 
 def rising_periods(size: int, theta: float, dtype: str = 'float32') -> Float[np.ndarray, 'k']:
-    """The K / 4 periods of heads of width K, from 1 to nearly theta, rounded to bfloat16 if so."""
+    """The K / 4 periods of heads of width K, from 1 to nearly theta, as `dtype` rounds them."""
     found: np.ndarray = theta ** (np.arange(size // 4) * 4 / size)
     return found if dtype == 'float32' else found.astype(jnp.dtype(dtype)).astype(np.float64)
 
