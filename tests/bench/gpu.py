@@ -6,16 +6,18 @@ Three tables; `--parts attention` makes one of them:
 
 - attention: the largest relative difference between cuDNN's and XLA's, forward and gradients, and
   the time of both, for the kinds of layers that models have.
-- systems: step time, MFU and memory of B/16, Swin-T, DETR-R50 and SigLIP by the command
-  `benchmark`, on all visible GPUs, and the compiler's bound by `preflight` on one GPU, where that
-  compiles.
-- vits: ViT training and inference. Synthetic bytes that already lie on the device, 1,000 classes,
-  bfloat16 computation over float32 parameters; a training step is forward, backward, clipping and
-  AdamW. The other side is timm's ViT, or that of transformers where there is no timm: autocast to
-  bfloat16, `scaled_dot_product_attention`, `torch.compile`, fused AdamW.
+- systems: step time, MFU and memory of training B/16, Swin-T, DETR-R50 and SigLIP by the command
+  `benchmark`, on all visible GPUs; the compiler's bound by `preflight` on one GPU, where that
+  compiles; and the same step in PyTorch on one GPU, by timm or transformers.
+- vits: ViT training and inference: timm's ViT, or that of transformers where there is no timm.
 
-Every measurement has a process of its own, so that none holds the memory of another. ViTs need jax,
-flax and optax, but none of the packages that read data. On a CPU
+Synthetic bytes that already lie on the device, 1,000 classes, bfloat16 computation over float32
+parameters, but for DETR, whose recipe computes in float32; a training step is forward, backward,
+clipping and AdamW. PyTorch takes autocast to bfloat16, TF32 for what is float32,
+`scaled_dot_product_attention`, `torch.compile` and fused AdamW.
+
+Every system and ViT has a process of its own, so that none holds the memory of another. ViTs need
+jax, flax and optax, but none of the packages that read data. On a CPU
     python tests/bench/gpu.py --parts vits --models mu/16 --image-size 32 --batch-size 4 --steps 2 \
         --eager
 checks the script itself.
@@ -24,7 +26,6 @@ checks the script itself.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import json
 import os
@@ -36,7 +37,7 @@ import time
 
 import numpy as np
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[n]) for n in (0, 2)]
 
 PARTS = ('attention', 'systems', 'vits')
 STEPS = ('forward', 'train')
@@ -53,7 +54,7 @@ ATTENTIONS = {
     'CLIP, text': ((256, 77, 512), 77, 8, {'causal': True}),
     'bias of relative positions': ((64, 197, 768), 197, 12, {'bias_rows': 1}),
 }
-# Recipes, images on a GPU, and flags for data that are not here.
+# Recipes, images on a GPU, and flags for data that have no known sizes.
 SYSTEMS = {
     'B/16': ('vit/imagenet2012.py:B/16,300ep,fast', 256, ()),
     'Swin-T': ('swin/imagenet.py:T', 128, ()),
@@ -69,16 +70,20 @@ SYSTEMS = {
     ),
 }
 WARMUP = 3
-CLASSES, LABEL_SMOOTHING, LR, WEIGHT_DECAY, CLIP_NORM = 1000, 0.1, 1e-3, 0.05, 1.0
+LR, WEIGHT_DECAY, CLIP_NORM = 1e-3, 0.05, 1.0
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--parts', nargs='+', default=PARTS, choices=PARTS)
-    parser.add_argument('--models', nargs='+', default=['S/16', 'B/16', 'L/16'])
-    parser.add_argument('--libraries', nargs='+', default=['jax', 'torch'], choices=MEASURES)
+    parser.add_argument('--systems', nargs='+', default=list(SYSTEMS), choices=SYSTEMS)
+    parser.add_argument('--models', nargs='+', default=['S/16', 'B/16', 'L/16'], help='ViTs')
+    parser.add_argument(
+        '--libraries', nargs='+', default=['jax', 'torch'], choices=('jax', 'torch')
+    )
     parser.add_argument('--batch-size', type=int, default=256, help='of ViTs')
     parser.add_argument('--image-size', type=int, default=224, help='of ViTs')
+    parser.add_argument('--batch-of-systems', type=int, help='on each GPU, instead of their own')
     parser.add_argument('--steps', type=int, default=30)
     parser.add_argument('--eager', action='store_true', help='PyTorch without torch.compile')
     parser.add_argument('--json', help='write all numbers to a file')
@@ -86,8 +91,7 @@ def main():
     args = parser.parse_args()
     if args.one:
         library, model, step = args.one
-        measure = measure_attention if library == 'attention' else MEASURES[library]
-        print(json.dumps(measure(model, step, args)))
+        print(json.dumps(MEASURES[library](model, step, args)))
         return
     tables = {'attention': attention_table, 'systems': systems_table, 'vits': vits_table}
     results = {part: list(tables[part](args)) for part in args.parts}
@@ -152,30 +156,38 @@ def measure_attention(name, step, args):
 
 
 def systems_table(args):
-    print_row('system', 'batch', 'device', 'ms', 'images/s', 'at most', 'MFU', 'GiB')
-    print_row(*['---'] * 8)
-    for name in SYSTEMS:
-        found = measure_system(name, args)
-        if 'error' in found:
-            cells = [found['error'], *['-'] * 6]
-        else:
-            r, bound = found['train'], found['images_per_sec_bound']
-            cells = [
-                f'{r["batch_size"]:,}',
-                f'{found["num_devices"]} x {found["device_kind"]}',
-                f'{1e3 * r["step_sec"]:.1f}',
-                f'{r["images_per_sec"]:,.0f}',
-                f'{bound:,.0f}' if bound else '-',
-                '-' if r['mfu'] is None else f'{r["mfu"]:.1%}',
-                '-' if r['peak_bytes'] is None else f'{r["peak_bytes"] / 2**30:.1f}',
-            ]
-        print_row(name, *cells)
-        yield found
+    print_row('system', 'batch', 'device', 'ms', 'images/s', 'at most', 'MFU', 'GiB', 'PyTorch ms')
+    print_row(*['---'] * 9)
+    for name in args.systems:
+        found = measure_system(name, args) if 'jax' in args.libraries else {}
+        if 'torch' in args.libraries:
+            found['torch'] = measure_apart('torch system', name, 'train')
+        print_row(name, *system_cells(found))
+        yield {'system': name, **found}
+
+
+def system_cells(found):
+    torch = found.get('torch', {'error': '-'})
+    beside = torch['error'] if 'error' in torch else f'{1e3 * torch["step_sec"]:.1f}'
+    if 'train' not in found:
+        return [found.get('error', '-'), *['-'] * 6, beside]
+    r, bound = found['train'], found['images_per_sec_bound']
+    return [
+        f'{r["batch_size"]:,}',
+        f'{found["num_devices"]} x {found["device_kind"]}',
+        f'{1e3 * r["step_sec"]:.1f}',
+        f'{r["images_per_sec"]:,.0f}',
+        f'{bound:,.0f}' if bound else '-',
+        '-' if r['mfu'] is None else f'{r["mfu"]:.1%}',
+        '-' if r['peak_bytes'] is None else f'{r["peak_bytes"] / 2**30:.1f}',
+        beside,
+    ]
 
 
 def measure_system(name, args):
     """The numbers of `benchmark`, and the images per second at the bound of `preflight`."""
     recipe, images, flags = SYSTEMS[name]
+    images = args.batch_of_systems or images
     config = ('--config', f'experiments/{recipe}', *flags)
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / 'timing.json'
@@ -183,10 +195,10 @@ def measure_system(name, args):
         options = ('--json', str(path), '--steps', str(args.steps))
         done = vit_jax('benchmark', *config, size, *options)
         if done.returncode:
-            return {'system': name, 'error': last_line(done.stderr)}
+            return {'error': last_line(done.stderr)}
         found = json.loads(path.read_text())
     kind = found['device_kind']
-    return {'system': name, **found, **bound_of(config, images, kind, found['num_devices'])}
+    return {**found, **bound_of(config, images, kind, found['num_devices'])}
 
 
 def bound_of(config, images, kind, devices):
@@ -268,6 +280,8 @@ def measure_jax(name, step, args):
     """This package: the steps that `train` and `evaluate` compile."""
     import dataclasses
 
+    from torch_systems import CLASSES, LABEL_SMOOTHING
+
     from vit_jax.models import vit
     from vit_jax.optim import make as optim
     from vit_jax.profiling import benchmark
@@ -294,88 +308,60 @@ def measure_jax(name, step, args):
 
 
 def measure_torch(name, step, args):
-    """The same model, batch and step in PyTorch."""
+    """The same ViT, batch and step in PyTorch."""
+    import torch_systems
+
+    device = torch_device()
+    sizes = args.batch_size, args.image_size
+    implementation, model, loss = torch_systems.vit(name, *sizes, device)
+    first, seconds = torch_seconds(
+        torch_step(model.to(device), loss, step, args), args.steps, device
+    )
+    total, mfu = utilization(name, step, args, float(np.median(seconds)), torch_kind(device))
+    timing = torch_timing(args.batch_size, first, seconds, device, implementation)
+    return timing | {'flops_per_sec': total / timing['step_sec'], 'mfu': mfu}
+
+
+def measure_torch_system(name, step, args):
+    """A training step of a system in PyTorch, on as many images as on one GPU here."""
+    import torch_systems
+
+    device, images = torch_device(), args.batch_of_systems or SYSTEMS[name][1]
+    implementation, model, loss = torch_systems.SYSTEMS[name](images, device)
+    first, seconds = torch_seconds(
+        torch_step(model.to(device), loss, step, args), args.steps, device
+    )
+    return torch_timing(images, first, seconds, device, implementation)
+
+
+def torch_device():
     import torch
 
-    device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
     torch.set_float32_matmul_precision('high')
-    rng = np.random.default_rng(0)
-    shape = args.batch_size, 3, args.image_size, args.image_size
-    images = torch.from_numpy(rng.integers(0, 256, shape, np.uint8)).to(device)
-    labels = torch.from_numpy(rng.integers(0, CLASSES, args.batch_size)).to(device)
-    implementation, model = torch_vit(name, args.image_size)
-    model = model.to(device)
+    torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
+    return torch.device('cuda' if torch.cuda.is_available() else 'cpu')
 
-    def loss(images, labels):
-        with torch.autocast(device.type, torch.bfloat16):
-            logits = model(images.float() / 127.5 - 1)
-        smoothing = LABEL_SMOOTHING if model.training else 0.0
-        return torch.nn.functional.cross_entropy(logits.float(), labels, label_smoothing=smoothing)
+
+def torch_step(model, loss, step, args):
+    """A function without arguments that takes a step with a module's loss."""
+    import torch
 
     compiled = loss if args.eager else torch.compile(loss)
     if step == 'forward':
         model.eval()
-        call = torch.no_grad()(lambda: compiled(images, labels))
-    else:
-        fused = device.type == 'cuda'
-        adamw = torch.optim.AdamW(model.parameters(), LR, weight_decay=WEIGHT_DECAY, fused=fused)
+        return torch.no_grad()(compiled)
+    model.train()
+    learned = [p for p in model.parameters() if p.requires_grad]
+    fused = next(model.parameters()).is_cuda
+    adamw = torch.optim.AdamW(learned, LR, weight_decay=WEIGHT_DECAY, fused=fused)
 
-        def call():
-            adamw.zero_grad()
-            compiled(images, labels).backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
-            adamw.step()
+    def call():
+        adamw.zero_grad()
+        compiled().backward()
+        torch.nn.utils.clip_grad_norm_(learned, CLIP_NORM)
+        adamw.step()
 
-    first, seconds = torch_seconds(call, args.steps, device)
-    return summary(name, step, args, first, seconds, device) | {
-        'implementation': f'{implementation}, torch {torch.__version__}'
-    }
-
-
-def torch_vit(name, image_size):
-    """The implementation's name, and a module from images to logits."""
-    import torch
-
-    from vit_jax.models import vit
-
-    v = vit.variant(name)
-    with contextlib.suppress(ImportError):
-        import timm
-        from timm.models.vision_transformer import VisionTransformer
-
-        return f'timm {timm.__version__}', VisionTransformer(
-            img_size=image_size,
-            patch_size=v['patch_size'],
-            num_classes=CLASSES,
-            embed_dim=v['width'],
-            depth=v['depth'],
-            num_heads=v['num_heads'],
-            mlp_ratio=v['mlp_dim'] / v['width'],
-        )
-    import transformers
-
-    config = transformers.ViTConfig(
-        hidden_size=v['width'],
-        num_hidden_layers=v['depth'],
-        num_attention_heads=v['num_heads'],
-        intermediate_size=v['mlp_dim'],
-        image_size=image_size,
-        patch_size=v['patch_size'],
-        num_labels=CLASSES,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        attn_implementation='sdpa',
-    )
-
-    class Logits(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.vit = transformers.ViTForImageClassification(config)
-
-        def forward(self, images):
-            return self.vit(images).logits
-
-    return f'transformers {transformers.__version__}', Logits()
+    return call
 
 
 def torch_seconds(call, steps, device):
@@ -407,32 +393,35 @@ def torch_seconds(call, steps, device):
     return first, np.array([a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(events)])
 
 
-def summary(name, step, args, first, seconds, device):
-    """The fields of `vit_jax.profiling.benchmark.Timing`."""
+def torch_timing(images, first, seconds, device, implementation):
+    """Fields of `vit_jax.profiling.benchmark.Timing`, and what was timed."""
     import torch
 
     median, p10, p90 = (float(np.quantile(seconds, q)) for q in (0.5, 0.1, 0.9))
-    cuda = device.type == 'cuda'
-    kind = torch.cuda.get_device_name() if cuda else 'cpu'
-    total, mfu = utilization(name, step, args, median, kind)
     return {
-        'batch_size': args.batch_size,
+        'batch_size': images,
         'compile_sec': max(first - median, 0.0),
         'step_sec': median,
         'step_sec_p10': p10,
         'step_sec_p90': p90,
-        'images_per_sec': args.batch_size / median,
-        'flops_per_sec': total / median,
-        'mfu': mfu,
-        'peak_bytes': torch.cuda.max_memory_allocated() if cuda else None,
-        'device_kind': kind,
+        'images_per_sec': images / median,
+        'peak_bytes': torch.cuda.max_memory_allocated() if device.type == 'cuda' else None,
+        'device_kind': torch_kind(device),
+        'implementation': f'{implementation}, torch {torch.__version__}',
     }
+
+
+def torch_kind(device):
+    import torch
+
+    return torch.cuda.get_device_name() if device.type == 'cuda' else 'cpu'
 
 
 def utilization(name, step, args, seconds, kind):
     """FLOPs of the step and MFU: the same count for both libraries."""
     os.environ['JAX_PLATFORMS'] = 'cpu'  # only shapes are looked at
     import jax
+    from torch_systems import CLASSES
 
     from vit_jax.models import vit
     from vit_jax.profiling import flops
@@ -444,7 +433,12 @@ def utilization(name, step, args, seconds, kind):
     return total, flops.mfu(total, seconds, 1, kind)
 
 
-MEASURES = {'jax': measure_jax, 'torch': measure_torch}
+MEASURES = {
+    'attention': measure_attention,
+    'jax': measure_jax,
+    'torch': measure_torch,
+    'torch system': measure_torch_system,
+}
 
 
 if __name__ == '__main__':

@@ -14,18 +14,15 @@ from vit_jax import step
 from vit_jax.config import defaults, durations, objects
 from vit_jax.config.load import from_dict, from_json, to_json
 from vit_jax.config.origin import require_allowed
-from vit_jax.data import census, vocabulary
 from vit_jax.data.batches import Shape, kinds_from_checkpoint
-from vit_jax.data.dataset import DataConfig, Dataset, open_dataset
+from vit_jax.data.dataset import Dataset, open_dataset
 from vit_jax.data.plans import Plan
-from vit_jax.data.plans.base import Examples
 from vit_jax.data.splits import Subset
-from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
 from vit_jax.inference import frozen
 from vit_jax.optim import sharpness
 from vit_jax.profiling import benchmark, flops, task_flops
-from vit_jax.profiling.examples import Spec, row_of
+from vit_jax.profiling.examples import Spec, open_source, plan_of, row_of
 from vit_jax.tasks.base import Task
 
 CORE = 'TPU v3'  # the papers count its core-days; JAX calls such a core a device
@@ -241,11 +238,7 @@ def _image_spec(config: ConfigDict, image_size: int | None) -> tuple[ConfigDict,
 
 
 def _plan_of(section: ConfigDict, batch_size: int) -> Plan:
-    """The plan of a data section, with a stand-in for a known source."""
-    keys = DataConfig(**defaults.keywords(section))
-    vocab = vocabulary.load(keys.vocab) if keys.vocab else None
-    examples = Examples(_open_source(section), parse_transforms(keys.transforms, vocab))
-    return keys.make_plan(examples, batch_size=batch_size)
+    return plan_of(section, batch_size, _open_source(section))
 
 
 def _epoch_size(config: ConfigDict, examples: float | None) -> int:
@@ -257,12 +250,10 @@ def _epoch_size(config: ConfigDict, examples: float | None) -> int:
 
 
 def _open_source(section: ConfigDict) -> Subset:
-    """The source of a data section, or a stand-in for a known one."""
     try:
-        source = census.open_source(section.source, section.split)
+        return open_source(section)
     except UserError as e:
         raise UserError(f'{e}; or give --examples and --image-size to run without data') from e
-    return source.only_classes(section.classes) if 'classes' in section else source
 
 
 @functools.cache

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from ml_collections import ConfigDict
 
-from vit_jax.config import defaults
 from vit_jax.optim import sharpness
 from vit_jax.profiling import flops
 from vit_jax.tasks.base import FrozenModel, Task
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
 
 Spec = Mapping[str, Any]  # shape and dtype of one example's arrays
 
@@ -55,6 +56,8 @@ def training_flops(model: Any, task: Task, spec: Spec) -> Training:
 
 def step_flops(config: ConfigDict, model: Any, task: Task, spec: Spec) -> int:
     """FLOPs of a training step of `config` for one example: of two gradients with `step.sam`."""
+    from vit_jax.config import defaults  # `benchmark` runs without it
+
     sam = defaults.arguments(config, 'step')['sam']
     return sharpness.gradients_per_step(sam) * training_flops(model, task, spec).total
 
