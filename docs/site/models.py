@@ -107,6 +107,7 @@ CHECKED = {
         '1e-5',
         ('timm_swin', 'transformers_swin'),
     ),
+    'swin_v2_cr': Checked("timm's", f'{TESTS}/test_timm_swin_cr.py', '1e-5', ('timm_swin_cr',)),
     'text_encoder': Checked(
         "transformers' CLIP and SigLIP",
         f'{TESTS}/test_transformers_text_tower.py',

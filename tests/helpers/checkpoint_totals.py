@@ -28,7 +28,10 @@ from vit_jax.interop import files
 from vit_jax.interop.families import _timm
 
 LIMIT = 1e-5  # of the largest output; more if timm itself is that far from its own float64
-MODULES = (*timm_architectures.MODULES, 'swin_transformer', 'swin_transformer_v2', 'resnetv2')
+MODULES = (
+    *(*timm_architectures.MODULES, 'swin_transformer', 'swin_transformer_v2'),
+    *('swin_transformer_v2_cr', 'resnetv2'),
+)
 _SIZE = ('embed_dim', 'num_heads')
 _CLASSES = {'num_classes': 3}
 # Arguments that make an architecture small, by its module; those of others are of `timm_forms`.
@@ -37,6 +40,7 @@ _SMALL: dict[str, dict[str, Any]] = {
     'vision_transformer_hybrid': {'patch_size': 1, 'img_size': 64},
     'swin_transformer': _SWIN,
     'swin_transformer_v2': _SWIN,
+    'swin_transformer_v2_cr': _SWIN,
     'resnetv2': _CLASSES,
 }
 

@@ -5,7 +5,7 @@ Liu et al., 2022, arXiv:2111.09883.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -59,12 +59,11 @@ class CosineWindowAttention(WindowAttention):
     def _projection(self, features: int, heads: tuple[int, int]) -> Callable[[Array], Array]:
         """Queries are scaled so that the product with the keys, by sqrt(K), is the score."""
         project = self._dense((features,), (3, *heads), use_bias=False, name='qkv')
-        zeros, first = nn.initializers.zeros, nn.initializers.constant(math.log(FIRST_SCALE))
+        zeros = nn.initializers.zeros
         biases: list[Any] = [0.0, 0.0]
         if self.qkv_bias:
             biases = [self.param(f'{part}_bias', zeros, heads) for part in ('query', 'value')]
-        logit_scale = self.param('logit_scale', first, heads[:1])
-        scale = jnp.exp(jnp.minimum(logit_scale, math.log(MAX_SCALE))) * math.sqrt(heads[1])
+        scale = self._scale(heads)
 
         def parts(x: Array) -> Array:
             qkv = project(x).reshape(*x.shape[:-1], 3, *heads).astype(jnp.float32)
@@ -73,6 +72,12 @@ class CosineWindowAttention(WindowAttention):
             return jnp.stack(found, axis=-3).reshape(*x.shape[:-1], -1).astype(self.dtype)
 
         return parts
+
+    def _scale(self, heads: tuple[int, int]) -> Float[Array, ' H']:
+        """The factor of each head's queries: 1 / tau, times sqrt(K)."""
+        first = nn.initializers.constant(math.log(FIRST_SCALE))
+        logit_scale = self.param('logit_scale', first, heads[:1])
+        return jnp.exp(jnp.minimum(logit_scale, math.log(MAX_SCALE))) * math.sqrt(heads[1])
 
     def _relative_bias(self, windows: Windows) -> Float[Array, 'H N N']:
         coordinates = log_coordinates(windows.side, self.pretrained or windows.side)
@@ -183,7 +188,7 @@ class Model(swin.Model):
     pretrained_windows: tuple[int, ...] = ()
     image_size: int | None = None
 
-    merging = PostNormMerging
+    merging: ClassVar[Callable[..., nn.Module]] = PostNormMerging
     weightless = (*swin.Model.weightless, 'pretrained_windows', 'image_size')
 
     def __post_init__(self) -> None:

@@ -178,7 +178,8 @@ def collect_stages(kept: Mapping[str, Any], depths: Sequence[int]) -> list[Hidde
     found = {'embedding': kept['tokens'][0]}
     for i, depth in enumerate(depths):
         stage, block = f'stage_{i}', f'block_{depth - 1}'
-        found[f'{stage}/{block}'] = kept[stage][block]['tokens'][0]
+        # The last is the block's own, after that of a class that it extends.
+        found[f'{stage}/{block}'] = kept[stage][block]['tokens'][-1]
     return [
         HiddenState(name, x.reshape(len(x), -1, x.shape[-1]), x.shape[1:3])
         for name, x in found.items()

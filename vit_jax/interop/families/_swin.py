@@ -44,7 +44,8 @@ def assemble(
       gelu: the form of GELU, which shapes do not determine.
       image_size: height and width that the model was made for. If None, the user's, or else the
         size whose last feature map is one window.
-      windows: fields of a Swin v2 that shapes do not determine; None for a Swin.
+      windows: fields of a Swin v2 that shapes do not determine; those of a `swin_v2_cr` with its
+        name; None for a Swin.
 
     Raises:
       UserError: if parameters are unknown, absent, superfluous or of another shape; it names them.
@@ -64,6 +65,8 @@ def assemble(
     if windows is None:
         arrays = {n: _square(a) if n.endswith(BIAS) else a for n, a in arrays.items()}
         model['window'] = _window(arrays, source)
+    elif 'name' in windows:
+        model |= windows
     else:
         arrays = _as_v2(arrays)
         pretrained = tuple(windows['pretrained_windows'])[: len(heads)]

@@ -78,18 +78,18 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
             raise UserError(f'{source}: not supported: {reason} ({name})')
     used = {name: array for name, array in flat.items() if not name.endswith(_UNUSED)}
     parts = torch_layout.parted(used, source)
-    size, windows = _size(extra), None
+    size, windows = images_of(extra), None
     if 'layers.0.blocks.0.attn.logit_scale' in flat:
         named = _named(extra, source)
         size = size or (named['image_size'],) * 2
         windows = named | {'image_size': size[0]}
     imported = _swin.assemble(parts, table, source, extra, image_size=size, windows=windows)
     if table is TIMM:
-        _require_like(imported, extra)
+        require_like(imported, extra)
     return preprocessing.with_normalization(imported, extra, preprocessing.UNKNOWN_NORMALIZATION)
 
 
-def _require_like(imported: TrainedModel, extra: Mapping[str, Any]) -> None:
+def require_like(imported: TrainedModel, extra: Mapping[str, Any]) -> None:
     """Raise UserError if timm computes something else with these arrays."""
     arguments = extra.get('model_args') or {}
     pool = arguments.get('global_pool', extra.get('global_pool', 'avg'))
@@ -136,7 +136,7 @@ def _named(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     }
 
 
-def _size(config: Mapping[str, Any]) -> _swin.Size | None:
+def images_of(config: Mapping[str, Any]) -> _swin.Size | None:
     """Height and width of the images, if config.json has them."""
     side = (config.get('model_args') or {}).get('img_size')
     if side is not None:

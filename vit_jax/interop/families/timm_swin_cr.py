@@ -1,0 +1,105 @@
+"""Swins v2 CR of timm, `swinv2_cr_*`: safetensors, and config.json.
+
+Patches are merged at the beginning of a stage, and the norm after the last block is the model's
+final one. In training, timm drops an eighth of the hidden units of the position biases' MLP, which
+is not done here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.interop import names, preprocessing, torch_layout
+from vit_jax.interop.families import _swin, timm_swin
+from vit_jax.interop.files import Flat
+from vit_jax.interop.trained import TrainedModel
+
+_SOURCE = 'timm Swin v2 CR'
+_STAGE, _RATIO = 'stages.{0}', 8  # of the grid of patches to a window
+_ROWS = (
+    *((f'norm{i}', f'norm{i}') for i in (1, 2, 3)),
+    *((f'attn.{a}', f'attention/{b}') for a, b in (('q', 'query'), ('k', 'key'), ('v', 'value'))),
+    ('attn.proj', 'attention/out'),
+    ('attn.logit_scale', _swin.SCALE),
+    *((f'attn.meta_mlp.fc{i}', f'{_swin.BIAS}/fc{i}') for i in (1, 2)),
+    *((f'mlp.fc{i}', f'mlp/fc{i}') for i in (1, 2)),
+)
+TABLE: names.Table = (
+    ('patch_embed.proj', 'patch_embed'),
+    ('patch_embed.norm', 'embed_norm'),
+    *((f'{_STAGE}.blocks.{{0}}.{a}', f'{_swin.BLOCK}/{b}') for a, b in _ROWS),
+    *((f'stages.{{1}}.downsample.{x}', f'stage_{{0}}/merge/{x}') for x in ('norm', 'reduction')),
+    ('norm', 'norm'),
+    ('head.fc', 'head'),
+)
+_BLOCK = re.compile(r'stages\.(\d+)\.blocks\.(\d+)\.')
+_EXTRA = re.compile(r'stages\.(\d+)\.blocks\.(\d+)\.norm3\.weight')
+
+
+def matches(flat: Mapping[str, np.ndarray]) -> bool:
+    """Whether these are the names of such a model."""
+    return 'stages.0.blocks.0.attn.meta_mlp.fc1.weight' in flat
+
+
+def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
+    """A SwinTransformerV2Cr.
+
+    Raises:
+      UserError: if parameters are unknown, absent or of the wrong shape, or the model has a part
+        that ours does not.
+    """
+    last = max((int(m[1]), int(m[2])) for n in flat if (m := _BLOCK.match(n)))
+    end = f'stages.{last[0]}.blocks.{last[1]}.norm3.'
+    used = {f'norm.{n.removeprefix(end)}' if n.startswith(end) else n: a for n, a in flat.items()}
+    extras = sorted((int(m[1]), int(m[2])) for n in used if (m := _EXTRA.fullmatch(n)))
+    size = _image_size(extra)
+    kernel = used.get('patch_embed.proj.weight', np.zeros((1, 1, 1, 1)))
+    windows = {
+        'name': 'swin_v2_cr',
+        'window': _window(extra, size[0] // max(kernel.shape[-1], 1)),
+        'extra_norms': tuple(extras),
+    }
+    parts = torch_layout.parted(used, _SOURCE)
+    imported = _swin.assemble(parts, TABLE, _SOURCE, extra, image_size=size, windows=windows)
+    timm_swin.require_like(imported, extra)
+    return preprocessing.with_normalization(imported, extra, preprocessing.UNKNOWN_NORMALIZATION)
+
+
+def _image_size(config: Mapping[str, Any]) -> _swin.Size:
+    """Height and width of the images, of config.json or in the name of the architecture.
+
+    Raises:
+      UserError: if neither has them, or they are no square.
+    """
+    name = str(config.get('architecture') or '').partition('.')[0]
+    number = re.fullmatch(r'swinv2_cr_\w+_(\d+)', name)
+    found = timm_swin.images_of(config) or ((int(number[1]),) * 2 if number else None)
+    if found is None or found[0] != found[1]:
+        raise UserError(
+            f'{_SOURCE}: images have to be squares of a known size; put config.json with one of '
+            "timm's architectures, or model_args with img_size, beside the file"
+        )
+    return found[0], found[1]
+
+
+def _window(config: Mapping[str, Any], grid: int) -> int:
+    """The side of the windows: an eighth of that of the grid, unless model_args have another.
+
+    Raises:
+      UserError: if stages differ, or windows are no squares.
+    """
+    said = config.get('model_args') or {}
+    window, ratio = said.get('window_size'), said.get('window_ratio') or _RATIO
+    if isinstance(window, list | tuple) and len({*map(str, window)}) == 1:
+        window = window[0]
+    for key, value in (('window_size', window or 1), ('window_ratio', ratio)):
+        if not isinstance(value, int):
+            raise UserError(
+                f'{_SOURCE}: {key} {said[key]} is not supported: one number for all stages'
+            )
+    return window or max(1, grid // ratio)
