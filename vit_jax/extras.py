@@ -17,6 +17,7 @@ from vit_jax.errors import UserError
 PACKAGES = {
     'beam': 'apache_beam',
     'detection': 'pycocotools',
+    'export': 'flatbuffers',
     'gcs': 'gcsfs',
     'hub': 'huggingface_hub',
     'mlflow': 'mlflow',

@@ -7,9 +7,9 @@ equation 5) gives each output a magnitude m of its own and the direction of that
 
 Adapters are leaves of the tree of parameters beside their kernel, `fc1/lora/kernel/a`. A fused
 projection of attention, `qkv`, has one for each of its parts: `qkv/lora/query/a`. The kernel is
-replaced before the model is called, so that no model knows of them. It costs a step as many FLOPs
-as training every parameter, and saves the optimizer's state, gradients that are exchanged, and
-nearly all of a checkpoint.
+replaced before the model is called, so that no model knows of them. A step needs the gradient of
+each adapted kernel, which is as large as the kernel, but no other; the optimizer's state, what
+devices exchange and the checkpoints are small.
 """
 
 from __future__ import annotations

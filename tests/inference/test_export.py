@@ -1,0 +1,98 @@
+"""Exported programs: the same predictions, without this package's code, for any number of rows."""
+
+import pathlib
+
+import jax
+import jax.export
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import vit_jax
+from vit_jax.__main__ import main
+from vit_jax.errors import UserError
+from vit_jax.inference import export
+
+pytest.importorskip('flatbuffers', reason="pip install 'vit_jax[export]'")
+GOLDEN = pathlib.Path(__file__).resolve().parents[1] / 'golden'
+RUN = GOLDEN / 'run_vit'
+
+
+def images_for(about, count=3):
+    shape = about['inputs']['image'][0][1:]
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, 256, shape, dtype=np.uint8) for _ in range(count)]
+
+
+@pytest.fixture(scope='module')
+def written(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('export') / 'out'
+    assert main(['export', str(RUN), str(folder)]) == 0
+    return folder
+
+
+def test_predictions_are_those_of_the_run(written):
+    exported = export.load_exported(written)
+    images = images_for(exported.about)
+    expected = vit_jax.predict(RUN, images)
+    for found, wanted in zip(exported.predict(images), expected, strict=True):
+        assert found.keys() == wanted.keys()
+        np.testing.assert_allclose(found['probs'], wanted['probs'], atol=1e-6)
+    assert len(exported.class_names) == expected[0]['probs'].size
+
+
+def test_plain_jax_runs_it(written):
+    program = jax.export.deserialize(bytearray((written / export.PROGRAM).read_bytes()))
+    weights = load_file(written / export.WEIGHTS)
+    shape = export.load_exported(written).about['inputs']['image'][0][1:]
+    one, five = (np.zeros((rows, *shape), np.uint8) for rows in (1, 5))
+    whole = program.call(weights, {'image': five})['probs']
+    assert whole.shape[0] == 5
+    np.testing.assert_allclose(whole[:1], program.call(weights, {'image': one})['probs'], atol=1e-6)
+    assert program.platforms == export.PLATFORMS
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize('name', ['swin', 'detr', 'mixer', 'siglip', 'eomt'])
+def test_predictions_of_other_models(name, tmp_path):
+    run = GOLDEN / f'run_{name}'
+    about = export.export(run, tmp_path / 'out')
+    images = images_for(about, 2)
+    exported, expected = export.load_exported(tmp_path / 'out'), vit_jax.predict(run, images)
+    for found, wanted in zip(exported.predict(images), expected, strict=True):
+        for key, value in wanted.items():
+            np.testing.assert_allclose(found[key], value, atol=1e-5, err_msg=key)
+
+
+def test_int8_kernels_are_near():
+    rng = np.random.default_rng(0)
+    shapes = {'mlp/fc1/kernel': (8, 4), 'encoder/blocks/attention/qkv/kernel': (2, 8, 3, 2, 4)}
+    weights = {f'params/{k}': rng.normal(size=s).astype(np.float32) for k, s in shapes.items()}
+    weights['params/mlp/fc1/bias'] = np.ones(4, np.float32)
+    stored = export.quantized(weights)
+    assert stored['params/encoder/blocks/attention/qkv/kernel:scale'].shape == (2, 1, 3, 2, 4)
+    for name, found in export.restored(stored).items():
+        if name.endswith('kernel'):
+            assert stored[name].dtype == np.int8
+            half = stored[f'{name}:scale'] * 0.5001
+            assert (np.abs(found - weights[name]) <= half).all()
+        else:
+            np.testing.assert_array_equal(found, weights[name])
+
+
+@pytest.mark.parametrize(
+    ('run', 'message'),
+    [('run_reverse', 'was not trained on images'), ('gone', 'no such file or folder')],
+)
+def test_a_mistake_leaves_no_folder(run, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        export.export(GOLDEN / run, tmp_path / 'out')
+    assert not list(tmp_path.iterdir())
+
+
+def test_folders_are_neither_replaced_nor_taken_for_models(tmp_path):
+    with pytest.raises(UserError, match='already exists'):
+        export.export(RUN, tmp_path)
+    with pytest.raises(UserError, match=r'no exported model: it has no model\.stablehlo'):
+        export.load_exported(tmp_path)

@@ -1,0 +1,279 @@
+"""Trained models as programs that need only JAX: StableHLO by `jax.export`, with their weights.
+
+A folder holds model.stablehlo, the serialized program of a batch of any size for several kinds of
+devices; weights.safetensors; and model.json, which tells inputs, outputs, the preparation of images
+and the names of classes. Plain JAX runs it:
+
+    program = jax.export.deserialize(open('out/model.stablehlo', 'rb').read())
+    weights = safetensors.numpy.load_file('out/weights.safetensors')
+    outputs = program.call(weights, {'image': images})  # uint8, as model.json says
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from flax import traverse_util
+
+from vit_jax import __version__, extras
+from vit_jax.data.transforms import parse_transforms, without_annotations
+from vit_jax.errors import UserError
+from vit_jax.inference.images import Image, PhotoReader, photo_reader
+from vit_jax.inference.load import Path, open_model
+from vit_jax.interop.trained import Size, TrainedModel, fields
+from vit_jax.optim.lora import is_kernel
+from vit_jax.optim.muon import is_stacked, kernel_axes
+from vit_jax.runtime import mesh
+from vit_jax.step import make_predict_step
+from vit_jax.storage import paths
+
+PROGRAM, WEIGHTS, ABOUT = 'model.stablehlo', 'weights.safetensors', 'model.json'
+PLATFORMS = ('cpu', 'cuda', 'tpu')
+SCALE = ':scale'  # after the name of a kernel of int8
+Weights = dict[str, np.ndarray]
+
+
+def export(
+    path: Path,
+    folder: Path,
+    image_size: Size | None = None,
+    *,
+    int8: bool = False,
+    platforms: Sequence[str] = PLATFORMS,
+    **options: Any,
+) -> dict[str, Any]:
+    """Write a model as a program of its task's predictions, and return what model.json says.
+
+    Args:
+      path: a run folder, or a checkpoint as for `vit_jax.load`.
+      folder: to write; it must not exist.
+      image_size: height and width of images instead of the model's own.
+      int8: store kernels as int8 with a scale for each output; they are computed with as before.
+      platforms: that the program runs on.
+      **options: further keywords of `inference.load.open_model`, such as `step`.
+
+    Raises:
+      UserError: if the model cannot be read, takes no images or predicts nothing, or the folder
+        exists or cannot be written.
+    """
+    target = pathlib.Path(paths.absolute(folder))
+    require_extra()
+    if target.exists():
+        raise UserError(f'{folder} already exists: choose another name or remove it')
+    mesh.usable_devices()
+    trained = open_model(path, image_size, **options)
+    if not trained.task.predicts:
+        raise UserError(f'task {trained.config.task.name!r} has no predictions to export')
+    reader, example = photo_reader(trained), example_of(trained, image_size)
+    flat = traverse_util.flatten_dict(dict(trained.variables), sep='/')
+    weights = {name: np.asarray(x) for name, x in flat.items()}
+    weights = quantized(weights) if int8 else weights
+    program = exported_program(trained, weights, example, platforms)
+    about = describe(trained, reader, example, program) | {
+        'image_size': image_size,
+        'int8': int8,
+    }
+    try:
+        write(target, program, weights, about)
+    except OSError as error:
+        raise UserError(f'{folder}: cannot be written: {error.strerror or error}') from None
+    return about
+
+
+def require_extra() -> None:
+    """Raise UserError if the package is missing by which JAX stores programs."""
+    if not extras.is_installed('export'):
+        raise extras.missing('the form of an exported program', 'export')
+
+
+def example_of(trained: TrainedModel, image_size: Size | None = None) -> dict[str, np.ndarray]:
+    """The arrays of one black image, as the model takes them."""
+    size = trained.image_size or trained.raw_images.get('size')
+    if size is None:
+        raise UserError(f'{trained.source}: its image size is unknown: give --image-size')
+    black = np.zeros((*size, trained.channels), np.uint8)
+    fields_of = photo_reader(trained).read(black, image_size).fields
+    return {name: np.asarray(value) for name, value in fields_of.items()}
+
+
+def exported_program(
+    trained: TrainedModel,
+    weights: Mapping[str, np.ndarray],
+    example: Mapping[str, np.ndarray],
+    platforms: Sequence[str] = PLATFORMS,
+) -> jax.export.Exported:
+    """The program (weights, batch) -> predictions, for a batch of any number of rows.
+
+    Each row is computed by itself, so that the model's code never sees the size of the batch.
+    Random draws of a task are the same for all rows.
+
+    Args:
+      trained: the model.
+      weights: by name, some of them perhaps `quantized`.
+      example: arrays of one row.
+      platforms: that the program runs on.
+    """
+    kept = fields(trained.model)
+    model = trained.model.clone(attention='xla') if 'attention' in kept else trained.model
+    step = make_predict_step(model, trained.task)
+
+    def predict(weights: Mapping[str, jax.Array], batch: Mapping[str, jax.Array]) -> Any:
+        variables = traverse_util.unflatten_dict(restored(weights), sep='/')
+
+        def one(row: Mapping[str, jax.Array]) -> Any:
+            rows = {name: x[None] for name, x in row.items()}
+            rows |= {'index': jnp.zeros(1, jnp.int32), 'mask': jnp.ones(1, jnp.float32)}
+            return jax.tree.map(lambda x: x[0], step(variables, rows)[0])
+
+        return jax.vmap(one)(dict(batch))
+
+    (rows,) = jax.export.symbolic_shape('batch')
+    batch = {k: jax.ShapeDtypeStruct((rows, *x.shape), x.dtype) for k, x in example.items()}
+    shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in weights.items()}
+    return jax.export.export(jax.jit(predict), platforms=tuple(platforms))(shapes, batch)
+
+
+def quantized(weights: Mapping[str, np.ndarray]) -> Weights:
+    """The weights with kernels as int8: round(W / s), with s = max |W| / 127 of each output."""
+    found: Weights = {}
+    for name, x in weights.items():
+        if not (name.startswith('params/') and is_kernel(name, x)):
+            found[name] = x
+            continue
+        stacked = is_stacked(name, x)
+        inputs, _ = kernel_axes(name, x.ndim - stacked)
+        axes = tuple(i + stacked for i in inputs)
+        scale = np.abs(x).max(axis=axes, keepdims=True).astype(np.float32) / 127
+        scale = np.where(scale > 0, scale, 1).astype(np.float32)
+        found[name] = np.round(x / scale).astype(np.int8)
+        found[f'{name}{SCALE}'] = scale
+    return found
+
+
+def restored(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of `quantized`, up to rounding."""
+    return {
+        name: x if (scale := weights.get(f'{name}{SCALE}')) is None else x.astype('float32') * scale
+        for name, x in weights.items()
+        if not name.endswith(SCALE)
+    }
+
+
+def describe(
+    trained: TrainedModel,
+    reader: PhotoReader,
+    example: Mapping[str, np.ndarray],
+    program: jax.export.Exported,
+) -> dict[str, Any]:
+    """The contents of model.json."""
+    outputs = jax.tree.unflatten(program.out_tree, program.out_avals)
+    transforms = without_annotations(trained.data_config.get('transforms', ''))
+    kept = ('channels', 'size', 'padded', 'squeezed', 'ready')
+    return {
+        'model': trained.model_config['name'],
+        'task': trained.task_config['name'],
+        'source': trained.source,
+        'versions': {'vit_jax': __version__, 'jax': jax.__version__},
+        'platforms': list(program.platforms),
+        'inputs': {k: [['batch', *x.shape], x.dtype.name] for k, x in example.items()},
+        'outputs': {k: [[str(n) for n in x.shape], x.dtype.name] for k, x in outputs.items()},
+        'class_names': list(trained.class_names),
+        'preparation': {
+            'transforms': transforms,
+            **{name: getattr(reader, name) for name in kept},
+        },
+    }
+
+
+def write(
+    folder: pathlib.Path,
+    program: jax.export.Exported,
+    weights: Mapping[str, np.ndarray],
+    about: Mapping[str, Any],
+) -> None:
+    """Write the three files, all or none of them."""
+    from safetensors.numpy import save_file
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = pathlib.Path(tempfile.mkdtemp(prefix=f'.{folder.name}-', dir=folder.parent))
+    try:
+        (temporary / PROGRAM).write_bytes(program.serialize())
+        save_file({k: np.asarray(x, order='C') for k, x in weights.items()}, temporary / WEIGHTS)
+        (temporary / ABOUT).write_text(json.dumps(about, indent=2) + '\n')
+        temporary.chmod(0o755)
+        (temporary / WEIGHTS).chmod(0o644)
+        os.rename(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportedModel:
+    """A program that was written by `export`.
+
+    Attributes:
+      about: what model.json says.
+      program: of `jax.export`.
+      weights: by name.
+    """
+
+    about: Mapping[str, Any]
+    program: jax.export.Exported
+    weights: Weights
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """One for each class; empty if unknown."""
+        return tuple(self.about['class_names'])
+
+    def __call__(self, **batch: Any) -> dict[str, jax.Array]:
+        """Predictions for arrays of any number of rows, as `about['inputs']` says."""
+        return self.program.call(self.weights, {k: jnp.asarray(x) for k, x in batch.items()})
+
+    def predict(self, images: Iterable[Image]) -> list[dict[str, np.ndarray]]:
+        """Predict for images as `vit_jax.predict` does.
+
+        Raises:
+          UserError: if an image cannot be read.
+        """
+        told: dict[str, Any] = dict(self.about['preparation'])
+        told = {k: tuple(v) if isinstance(v, list) else v for k, v in told.items()}
+        told['transforms'] = parse_transforms(told['transforms'])
+        reader = PhotoReader(**told)
+        size = self.about['image_size'] and tuple(self.about['image_size'])
+        photos = [reader.read(x, size, f'image {i}').fields for i, x in enumerate(images)]
+        batch = {k: np.stack([np.asarray(fields[k]) for fields in photos]) for k in photos[0]}
+        found = jax.device_get(self(**batch))
+        return [{k: x[i] for k, x in found.items()} for i in range(len(photos))]
+
+
+def load_exported(folder: Path) -> ExportedModel:
+    """Read what `export` wrote.
+
+    Raises:
+      UserError: if a file is missing or damaged.
+    """
+    from safetensors.numpy import load_file
+
+    require_extra()
+    place = pathlib.Path(paths.absolute(folder))
+    if missing := [name for name in (PROGRAM, WEIGHTS, ABOUT) if not (place / name).is_file()]:
+        raise UserError(f'{folder}: no exported model: it has no {missing[0]}')
+    try:
+        about = json.loads((place / ABOUT).read_text())
+        program = jax.export.deserialize(bytearray((place / PROGRAM).read_bytes()))
+        return ExportedModel(about, program, load_file(place / WEIGHTS))
+    except Exception as error:
+        line = str(error).partition('\n')[0]
+        raise UserError(f'{folder}: the exported model cannot be read: {line}') from error
