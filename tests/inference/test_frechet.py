@@ -139,10 +139,14 @@ def test_statistics_of_a_file_take_the_place_of_the_images(features, tmp_path):
 
 
 def test_what_is_not_finite_makes_every_metric_nan(features, monkeypatch):
-    evaluator = Evaluator(features=features)
+    evaluator = Evaluator(features=features, subset_size=12)
+    evaluator.update({'samples': IMAGES[:5, None], 'image': IMAGES[:5], 'finite': np.zeros(5)}, {})
+    evaluator.update({'samples': IMAGES[5:, None], 'image': IMAGES[5:], 'finite': np.ones(7)}, {})
+    lost = [evaluator.result()]
+    assert np.isfinite([*measured(evaluator).values()]).all()
     monkeypatch.setattr(evaluator, '_extract', lambda images: np.full((len(images), 4), np.nan))
-    found = measured(evaluator)
-    assert set(found) == set(evaluator.names()) and np.isnan(list(found.values())).all()
+    for found in (*lost, measured(evaluator)):
+        assert set(found) == set(evaluator.names()) and np.isnan(list(found.values())).all()
 
 
 def test_mistakes(features, tmp_path):

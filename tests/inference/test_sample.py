@@ -1,5 +1,6 @@
 """Sampling: the same image on any devices and in any batch, classes, files, mistakes."""
 
+import dataclasses
 import json
 
 import jax
@@ -74,6 +75,13 @@ def test_mistakes_of_calls():
     other = trained().with_groups(task={'name': 'classify'})
     with pytest.raises(UserError, match="a run of the task 'classify', which makes no images"):
         sample.sample(other)
+
+
+def test_a_model_that_has_diverged_makes_no_images():
+    run = trained(steps=1)
+    run = dataclasses.replace(run, params=jax.tree.map(lambda x: x * np.nan, run.params))
+    with pytest.raises(UserError, match=r'samples hold NaN .* earlier checkpoint by --step'):
+        next(sample.sample(run, (1,), devices=jax.devices()[:1]))
 
 
 @pytest.fixture(scope='module')

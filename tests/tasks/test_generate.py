@@ -281,6 +281,8 @@ def test_samples_depend_on_the_example_and_not_on_its_place():
     assert (every['samples'][:, 0] != every['samples'][:, 1]).any()
     bytes_ = np.round((np.asarray(DRAWN['image']) + 1) * 127.5)
     np.testing.assert_array_equal(every['image'], bytes_)
+    diverged = jax.tree.map(lambda x: x * np.nan, variables)
+    assert every['finite'].all() and not predict(diverged, batch)[0]['finite'].any()
 
 
 def test_mistakes():

@@ -116,6 +116,8 @@ def test_the_evaluator_has_the_numbers_of_the_colors():
         'true_colorfulness': colors.colorfulness(floats[1]).mean(),
     }
     assert found == pytest.approx({k: float(v) for k, v in expected.items()}, rel=1e-5)
+    evaluator.update({**made, 'finite': np.array([[True, False]])}, {})
+    assert np.isnan(list(evaluator.result().values())).all()
     with pytest.raises(UserError, match="restores no images: evaluate a run of 'image_to_image'"):
         evaluator.update({'samples': samples}, {})
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from vit_jax.array_types import Float, UInt8
@@ -24,12 +26,14 @@ class Evaluator(base.Evaluator):
 
     def start(self) -> None:
         self._found: list[Float[np.ndarray, 'B 4']] = []
+        self._finite = True
 
     def update(self, predictions: Arrays, batch: Arrays) -> None:
         """Raise UserError if the task is given nothing of an image."""
         if 'samples' not in predictions or 'given' not in predictions:
             raise UserError("the task restores no images: evaluate a run of 'image_to_image'")
         samples, true = predictions['samples'], predictions['image']
+        self._finite &= bool(np.all(predictions.get('finite', True)))
         measured = (
             psnr(samples, true[:, None]).mean(1),
             psnr(predictions['given'], true),
@@ -40,6 +44,8 @@ class Evaluator(base.Evaluator):
 
     def result(self) -> dict[str, float]:
         means = np.concatenate(self._found).mean(0)
+        if not self._finite:
+            means[:] = math.nan
         self.start()
         return dict(zip(self.names(), means.tolist(), strict=True))
 

@@ -80,12 +80,14 @@ class Evaluator(base.Evaluator):
     def start(self) -> None:
         self._real: list[Features] = []
         self._made: list[Features] = []
+        self._finite = True
 
     def update(self, predictions: Arrays, batch: Arrays) -> None:
         """Raise UserError if the task makes no samples."""
         if 'samples' not in predictions:
             raise UserError("the task makes no samples: evaluate a run of 'generate'")
         samples = predictions['samples']
+        self._finite &= bool(np.all(predictions.get('finite', True)))
         self._made.append(self._extract(samples.reshape(-1, *samples.shape[2:])))
         if self._reference is None:
             self._real.append(self._extract(predictions['image']))
@@ -93,8 +95,9 @@ class Evaluator(base.Evaluator):
     def result(self) -> dict[str, float]:
         made = np.concatenate(self._made).astype(np.float64)
         real = np.concatenate(self._real).astype(np.float64) if self._real else made[:0]
+        finite = self._finite and np.isfinite(made).all() and np.isfinite(real).all()
         self.start()  # features are large: they are not kept until the next pass
-        if not (np.isfinite(made).all() and np.isfinite(real).all()):
+        if not finite:
             return dict.fromkeys(self.names(), math.nan)
         fewest = len(made) if self._reference else min(len(made), len(real))
         warn_of_few(self._name, fewest, made.shape[1])

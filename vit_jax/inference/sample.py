@@ -71,7 +71,7 @@ def sample(
 
     Raises:
       UserError: for a run of another task, a class that the model does not have, too many images
-        or frames, or devices that cannot be used.
+        or frames, or devices that cannot be used; while images are made, if they are not finite.
     """
     check_task(trained)
     classes = check_classes(classes, trained)
@@ -122,12 +122,13 @@ def _batches(
     """Yield the images in batches of `rows`, of which the last is padded."""
     task, size = trained.task, (*_image_size(trained), trained.channels)
 
-    def generate(variables: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    def generate(variables: Any, batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array]:
         apply = step.bind(trained.model, task, variables, batch, seed=seed)
         noise = task.noise(apply, rows, size)
         made = task.generate(apply, noise, batch['label'], frames)
         shown = task.to_bytes(made.frames.reshape(-1, *size)).reshape(-1, rows, *size)
-        return task.to_bytes(made.images), jnp.moveaxis(shown, 0, 1)
+        finite = jnp.isfinite(made.images).all((1, 2, 3))
+        return task.to_bytes(made.images), jnp.moveaxis(shown, 0, 1), finite
 
     compiled = layout.compile_eval(generate)
     variables = layout.create(lambda given: given, trained.variables)
@@ -138,7 +139,12 @@ def _batches(
             'label': np.resize(labels[chosen], rows),
             'index': np.resize((labels[chosen] + 1) * MOST + numbers[chosen], rows),
         }
-        images, shown = jax.device_get(compiled(variables, layout.put_batch(padded)))
+        images, shown, finite = jax.device_get(compiled(variables, layout.put_batch(padded)))
+        if not finite.all():
+            raise UserError(
+                f'{trained.path}: samples hold NaN or infinite numbers, as of a model that has '
+                'diverged: take an earlier checkpoint by --step'
+            )
         yield Samples(images[:real], shown[:real], labels[chosen], numbers[chosen])
 
 

@@ -129,6 +129,7 @@ class Task(base.Task):
 
         Returns:
           samples: bytes [B S H W C].
+          finite: whether all numbers of a sample were finite before they became bytes, [B S].
           image: the example, bytes [B H W C].
         """
         images, _, labels, *_ = self.inputs(batch)
@@ -137,6 +138,7 @@ class Task(base.Task):
         made = self.generate(apply, noise, jnp.repeat(labels, self.samples)).images
         return {
             'samples': self.to_bytes(made).reshape(rows, self.samples, *images.shape[1:]),
+            'finite': jnp.isfinite(made).all((1, 2, 3)).reshape(rows, self.samples),
             'image': self.to_bytes(images),
         }
 

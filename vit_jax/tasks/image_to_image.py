@@ -54,7 +54,7 @@ class Task(generate.Task):
         """New images that fit what is given.
 
         Returns:
-          samples, image: see `generate`.
+          samples, finite, image: see `generate`.
           given: bytes [B H W c].
         """
         given = self.inputs(batch)[3]
