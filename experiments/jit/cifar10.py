@@ -9,8 +9,8 @@ The argument is a prediction and a patch size, `x/4` by default; the loss is tha
 all. Patches of 8 and 16 pixels have 192 and 768 values, the latter six times the width of tokens.
 Expected, as published at 256 pixels (arXiv:2511.13720, table 2): `x/16` makes images where
 `epsilon/16` and `v/16` fail. Measured for smaller and shorter runs alone, in
-`experiments/sweeps/cifar10_jit.py`: `x` is best at patches of 8 and of 16 pixels. The features of the Frechet distance are those of a classifier,
-a run of `experiments/vit/cifar10.py`.
+`experiments/sweeps/cifar10_jit.py`: `x` is best at patches of 8 and of 16 pixels. The features of
+the Frechet distance are those of a classifier, a run of `experiments/vit/cifar10.py`.
 """
 
 from ml_collections import ConfigDict
