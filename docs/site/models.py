@@ -130,6 +130,9 @@ CHECKED = {
             'vision_transformer',
         ),
     ),
+    'vit_factorized': Checked(
+        "timm's NaFlexViT", f'{TESTS}/test_timm_forms.py', '1e-5', ('timm_vit',)
+    ),
 }
 
 

@@ -60,6 +60,11 @@ FORMS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ('NaFlexViT', 'naflexvit_base_patch16_siglip', {'pos_embed_grid_size': [3, 3]}),
     ('NaFlexViT', 'naflexvit_base_patch16_par_gap', {'pos_embed_grid_size': [3, 3]}),
     ('NaFlexViT', 'naflexvit_base_patch16_radio_v3', {'pos_embed_grid_size': [3, 3]}),
+    (
+        'NaFlexViT, factorized positions',
+        'naflexvit_base_patch16_parfac_gap',
+        {'pos_embed_grid_size': [3, 3]},
+    ),
 )
 # Families that are also written for timm.
 WRITTEN = (

@@ -27,6 +27,7 @@ from vit_jax.interop.families._transformers import (
 )
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import Size, TrainedModel, Written, fields
+from vit_jax.models.vit_factorized import TABLES
 from vit_jax.ops import resize
 
 Arguments = Mapping[str, Any]
@@ -50,7 +51,7 @@ _PLAIN = {
     'attn_layer': (None, '', 'Attention'),
     'block_fn': (None, '', 'Block', _RES_POST),
     'mlp_layer': (None, '', 'Mlp', 'mlp', 'SwiGLU', 'GluMlp(gate_last=False)'),
-    'pos_embed': ('learn', 'learned'),
+    'pos_embed': ('learn', 'learned', 'factorized'),
     **{'pos_embed_use_grid_sample': (False,), 'patchify_channels_last': (True,)},
     'pos_embed_interp_mode': ('bicubic', 'bilinear'),
     'attn_gated': (False,),
@@ -160,6 +161,11 @@ def naflex(flat: Flat, found: Arguments, source: str) -> tuple[Flat, list[Size]]
             raise UserError(f'{source}: embeds.proj.weight cannot have shape {kernel.shape}')
         kernel = kernel.reshape(-1, side, side, channels).transpose(0, 3, 1, 2)
     changed, sizes = {'embeds.proj.weight': kernel}, []
+    tables = [flat.get(f'embeds.{name}') for name in TABLES]
+    if all(one is not None and one.ndim == 3 for one in tables):
+        sides = zip(tables, kernel.shape[2:], strict=True)
+        rows, columns = (one.shape[1] * side for one, side in sides if one is not None)
+        sizes = [(rows, columns)]
     if table is not None and table.ndim == 4:
         _, rows, columns, width = table.shape
         changed['embeds.pos_embed'] = table.reshape(1, rows * columns, width)
@@ -171,6 +177,8 @@ def naflex_positions(found: Arguments) -> str:
     """Interpolation of a NaFlexViT's positions, see `ops.resize.grid`."""
     antialiased = found.get('pos_embed_antialias', True)
     ending = resize.CROPPED if found.get('pos_embed_ar_preserving') else ''
+    if found.get('pos_embed') == 'factorized':
+        return f'linear{ending}'
     if found.get('pos_embed_align_corners'):
         return f'bilinear{ending}'
     if found.get('pos_embed_interp_mode') == 'bilinear':

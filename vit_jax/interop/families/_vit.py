@@ -18,6 +18,7 @@ from vit_jax.interop import adapt, names
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.models.vit import BIASES, VARIANTS
+from vit_jax.models.vit_factorized import TABLES
 from vit_jax.tree_paths import require_fit
 
 Label = Callable[[str], str]
@@ -262,6 +263,8 @@ def _expected(flat: Flat, module: Any) -> Flat:
     """The shapes of the module's parameters for images with as many patches as those of `flat`."""
     tokens = flat['pos_embed'].shape[1] if 'pos_embed' in flat else 2
     grid = (1, max(tokens - module.positioned_tokens, 1))
+    if set(TABLES) <= flat.keys():
+        grid = (flat[TABLES[0]].shape[1], flat[TABLES[1]].shape[1])
     for name, array in flat.items():
         if name.endswith(_TABLE):
             grid = ((array.shape[0] + 1) // 2, (array.shape[1] + 1) // 2)

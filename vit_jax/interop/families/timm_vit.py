@@ -19,6 +19,7 @@ from vit_jax.interop import names, preprocessing, torch_layout
 from vit_jax.interop.families import _timm, _vit
 from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, Written
+from vit_jax.models.vit_factorized import TABLES
 
 # Interpolation of positions by architecture; 'antialiased' for all others.
 _POSITIONS = (('(base|huge)_patch16_radio_v3', 'bilinear'), ('flexivit|radio', 'linear'))
@@ -81,7 +82,10 @@ TABLE: names.Table = (
         for a, b in (('cls_token', 'cls_token'), ('reg_token', 'register_tokens'))
     ),
     *((f'embeds.{a}', b) for a, b in (('pos_embed', 'pos_embed'), ('proj', 'patch_embed'))),
+    *((f'embeds.{name}', name) for name in TABLES),
 )
+
+_FACTORIZED = {'name': 'vit_factorized', 'posemb': 'learn', 'posemb_prefix': 'none'}
 
 # The layout of DINOv2's authors: one layer for gates and values, and blocks in chunks, with their
 # numbers in the whole model: blocks.CHUNK.NUMBER. The files say nothing about heads and images.
@@ -132,6 +136,8 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     sizes = [*own, *_sizes(extra, arguments)]
     norm, norm_eps = _timm.norm(arguments, source)
     positions = _timm.positions(arguments, source)
+    factorized = set(TABLES) <= params.keys()
+    absent = factorized or positions != 'none' or _has_relative(params)
     imported = _vit.assemble(
         params,
         source,
@@ -140,8 +146,10 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         norm_eps=norm_eps,
         hints=[*sizes, extra[GIVEN_SIZE]] if GIVEN_SIZE in extra else sizes,
         rows=_prefix_rows(params, arguments, sizes),
-        posemb='none' if positions != 'none' or _has_relative(params) else 'learn',
+        posemb='none' if absent else 'learn',
+        image_size=own[0] if factorized else None,
         fields=_fields(params, norm, positions)
+        | (_FACTORIZED if factorized else {})
         | _timm.norm_place(arguments)
         | _timm.final_norm(arguments),
     )
