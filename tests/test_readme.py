@@ -208,6 +208,7 @@ FLAGS_IN_CORE = {
     r'(?:attention|benchmark|data|evaluate|rehearse|report|scaling (?:plan|report)) ': ['--help'],
 }
 NEEDED_EXTRAS = {
+    'export': 'export',
     'launch sky': 'gcs',
     'preflight': 'preflight',
     'sweep create': 'sweep',

@@ -1,6 +1,8 @@
 """Distillation: the teacher's targets, its images, and runs with a model that is never trained."""
 
 import dataclasses
+import json
+import re
 import shutil
 
 import jax
@@ -11,6 +13,7 @@ from helpers.experiments import ROOT
 from helpers.pictures import count, images_like, shapes, spec
 
 import vit_jax
+from vit_jax.__main__ import main
 from vit_jax.checkpoints import checkpointer
 from vit_jax.config import load
 from vit_jax.errors import UserError
@@ -95,6 +98,20 @@ def test_each_token_of_deit_has_its_teacher():
     assert (terms['labels'].weight, terms['distill'].weight) == (0.5, 0.5)
     without = task.loss({k: outputs[k] for k in outputs if k != 'teacher'}, batch)
     assert without.keys() == {'labels', 'accuracy'}
+
+
+@pytest.mark.slow
+def test_its_cost_is_inspected_and_timed(capsys):
+    """A frozen teacher counts forward once."""
+    words = ['--config', f'{FILE}:smoke', *(f'--config.{text}' for text in SMALL)]
+    assert main(['inspect', *words, '--json']) == 0
+    counted = json.loads(capsys.readouterr().out)['flops']
+    trained = open_model(TEACHER)
+    teacher = flops.forward_flops(trained.model, jnp.zeros((1, 8, 8, 1)))
+    student = counted['forward'] - teacher
+    assert counted['train'] == 3 * student + teacher
+    assert main(['benchmark', *words, '--steps', '2']) == 0
+    assert re.search(r'\btrain\b', capsys.readouterr().out)
 
 
 def built(name='one', *given):

@@ -12,6 +12,7 @@ from vit_jax.commands._parser import Parser, add_allow_flag, align
 from vit_jax.commands.benchmark import add_size_flags
 from vit_jax.config import objects
 from vit_jax.config.load import parse_config_args
+from vit_jax.config.origin import dotted_names
 from vit_jax.errors import EXIT_FAILED, UserError
 from vit_jax.tree_paths import path_name
 
@@ -76,7 +77,8 @@ def main(argv: Sequence[str]) -> int:
             load.read_config(args.workdir, args.allow)
         path = args.workdir if args.checkpoint is None else args.checkpoint
         subject = from_checkpoint(path, args.image_size, args.channels, args.allow)
-    result = report(subject)
+    own = [] if config is None else [name for _, name in dotted_names(config)]
+    result = report(subject, [*args.allow, *own])
     print(json.dumps(result)) if args.json else print_tables(result, args.unfold)
     return 0
 
@@ -157,7 +159,7 @@ def from_checkpoint(
     return InspectedModel(config, trained.variables, spec, note)
 
 
-def report(subject: InspectedModel) -> dict[str, Any]:
+def report(subject: InspectedModel, allowed: Sequence[str] = ()) -> dict[str, Any]:
     """The output as JSON values."""
     import jax
 
@@ -170,9 +172,14 @@ def report(subject: InspectedModel) -> dict[str, Any]:
     }
     result['total'] = sum(row['count'] for row in result['parameters'])
     if subject.spec:
+        from vit_jax.inference import frozen
         from vit_jax.profiling import task_flops
 
         model, task = objects.model_and_task(subject.config)
+        try:
+            task = frozen.attach(task, allowed).task
+        except UserError as e:
+            return result | {'note': str(e)}
         one = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in subject.spec.items()}
         inputs = jax.tree.leaves(jax.eval_shape(task.inputs, one))
         forward = task_flops.training_flops(model, task, subject.spec).forward

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from vit_jax.errors import UserError
 from vit_jax.optim import make as optim
 from vit_jax.optim import schedules, sharpness
 from vit_jax.profiling import flops, task_flops
@@ -93,13 +94,14 @@ def time_train(
     steps: int = 20,
     seed: int = 0,
     freeze: Sequence[str] = (),
+    frozen: Any = None,
     ema_decay: float = 0.0,
     **step: Any,
 ) -> Timing:
     """Time the train step; `tx` makes the optimizer from the parameters' shapes.
 
-    A row of the batch holds `per_row` examples on average; `freeze` and `step` are further
-    arguments of `step.make_train_step`.
+    A row of the batch holds `per_row` examples on average; `frozen` are variables of the task's
+    frozen models; `freeze` and `step` are further arguments of `step.make_train_step`.
     """
     batch = synthetic_batch(spec, batch_size, seed)
     one = blank_example(spec)
@@ -109,13 +111,16 @@ def time_train(
 
     optimizer = tx(jax.eval_shape(initial)['params'])
 
-    def init() -> TrainState:
-        return init_state(initial(), optimizer, seed, ema=ema_decay > 0)
+    def init(held: Any = None) -> TrainState:
+        state = init_state(initial(), optimizer, seed, ema=ema_decay > 0)
+        return dataclasses.replace(state, frozen=held)
+
+    held = (frozen,) if frozen else ()
 
     options = {'freeze': freeze, 'ema_decay': ema_decay, **step}
     train_step = make_train_step(model, task, optimizer, layout, **options)
-    compiled = layout.compile_train(train_step, jax.eval_shape(init))
-    on_device, state = layout.put_batch(batch), layout.create(init)
+    compiled = layout.compile_train(train_step, jax.eval_shape(init, *held))
+    on_device, state = layout.put_batch(batch), layout.create(init, *held)
 
     def call() -> Any:
         nonlocal state
@@ -241,6 +246,7 @@ class PreparedSteps:
       rows: of a batch.
       model, task: of the config.
       layout: of its devices.
+      frozen: variables of the task's frozen models; empty without any.
     """
 
     config: ConfigDict
@@ -248,6 +254,7 @@ class PreparedSteps:
     model: Any
     task: Task
     layout: sharding.Layout
+    frozen: Any = None
 
     def forward(self, spec: Spec, per_row: float = 1, steps: int = 20) -> Timing:
         """Time the eval step, see `benchmark.time_forward`."""
@@ -272,6 +279,7 @@ class PreparedSteps:
             batch_size=self.rows,
             per_row=per_row,
             steps=steps,
+            frozen=self.frozen,
             **self._step(),
         )
 
@@ -295,8 +303,14 @@ def prepare(config: ConfigDict, rows: int) -> PreparedSteps:
       UserError: for a mistake in the config, or a batch that its devices cannot share.
     """
     from vit_jax.config import defaults, objects
+    from vit_jax.config.origin import dotted_names
+    from vit_jax.inference import frozen
 
+    if config.get('lora', {}).get('rank'):
+        raise UserError('config.lora: benchmark times no adapters; preflight counts them')
     model, task = objects.model_and_task(config)
+    held = frozen.attach(task, [name for _, name in dotted_names(config)])
+    task = held.task
     devices = mesh.usable_devices()
     layout = sharding.make_layout(devices, **defaults.arguments(config, 'parallel'))
     sharding.check_batch(
@@ -306,4 +320,4 @@ def prepare(config: ConfigDict, rows: int) -> PreparedSteps:
         multiple=task.multiple,
         reason=task.multiple_reason,
     )
-    return PreparedSteps(config, rows, model, task, layout)
+    return PreparedSteps(config, rows, model, task, layout, held.variables)
