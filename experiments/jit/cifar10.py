@@ -3,7 +3,7 @@ r"""CIFAR-10 out of noise, and what the model should predict: the image, the noi
     python -m vit_jax train --config experiments/jit/cifar10.py --workdir runs/jit_cifar10
     python -m vit_jax sample runs/jit_cifar10 --count 10 --guidance 2 --out cifar10.png
     python -m vit_jax evaluate --workdir runs/jit_cifar10 --split test \
-        --evaluator "vit_jax.inference.frechet(features='runs/cifar10')"
+        --evaluator "frechet(features='runs/cifar10')"
 
 The argument is a prediction and a patch size, `x/4` by default; the loss is that of the velocity in
 all. Patches of 8 and 16 pixels have 192 and 768 values, the latter six times the width of tokens.

@@ -41,7 +41,7 @@ def get_sweep(arg: str | None = None) -> Sweep:
         'step.ema_decay': 0.98,
         'task.guidance': 1.0,
         'task.steps': 25,
-        'evals.test.evaluator': 'vit_jax.inference.frechet',
+        'evals.test.evaluator': 'frechet',
         'evals.test.features': 'runs/cifar10',
         'evals.test.split': 'test[:1000]',
         'every.eval': '400 steps',

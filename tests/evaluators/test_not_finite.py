@@ -45,7 +45,7 @@ MEASURED = {
     'retrieval': ('features', 'text'),
     'zero_shot': ('features', '+text'),
 }
-BYTES = {'restoration'}  # measures bytes, which are always finite
+BYTES = {'frechet', 'restoration'}  # measure bytes, and the `finite` of `generate`
 # A classifier that always says the same is right for 1 / 4; the background is a third of a scene.
 GUESSES = dict.fromkeys(('linear_probe', 'knn', 'fewshot'), 1 / CLASSES)
 GUESSES |= {'panoptic_quality': 0.35, 'mean_iou': 0.35}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import abc
 import math
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from vit_jax.array_types import Bool, Float, Int
+from vit_jax.array_types import Bool, Float, Int, UInt8
 from vit_jax.errors import UserError
 
 Arrays = dict[str, np.ndarray]
@@ -41,12 +42,29 @@ class Dataset(Protocol):
         ...
 
 
+class OtherModel(NamedTuple):
+    """A trained model beside the evaluated one, such as a classifier of the images that it makes.
+
+    Attributes:
+      predict: images, bytes of any size -> the arrays of its task's `predict`.
+      names: of these arrays.
+      task: the name of its task.
+      digest: of its weights.
+    """
+
+    predict: Callable[[UInt8[np.ndarray, 'B H W C']], Arrays]
+    names: tuple[str, ...]
+    task: str
+    digest: str
+
+
 class Evaluator(abc.ABC):
     """Base class of all evaluators. One object serves every pass over its data.
 
-    `open` is called once, then for each pass `start`, `fit` for every batch of the fit split if the
-    evaluator learns, `update` for every batch of the evaluated split, and `result`. Batches hold
-    the real examples of all processes, each exactly once and without padding.
+    `read_models` and `open` are called once, then for each pass `start`, `fit` for every batch of
+    the fit split if the evaluator learns, `update` for every batch of the evaluated split, and
+    `result`. Batches hold the real examples of all processes, each exactly once and without
+    padding.
 
     If a prediction is not finite, all metrics are NaN; an answer that ties with another one is
     wrong. `is_finite` and `ranks` help with both.
@@ -61,6 +79,16 @@ class Evaluator(abc.ABC):
     learns: bool = False
     signature: str = ''
     headline: tuple[str, ...] = ()
+
+    def read_models(self, read: Callable[[str], OtherModel]) -> None:  # noqa: B027, a default
+        """Read the models that the metrics need besides the evaluated one.
+
+        Args:
+          read: a run or a checkpoint by its path, as by `vit_jax.load`.
+
+        Raises:
+          UserError: if a model cannot be read, takes no images or does not suit.
+        """
 
     def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:  # noqa: B027, a default
         """Check the data and index the ground truth.

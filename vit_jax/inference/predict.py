@@ -14,16 +14,19 @@ from vit_jax.data import batches, vocabulary
 from vit_jax.data.records import example_rng
 from vit_jax.data.transforms import only_text_transforms, parse_transforms
 from vit_jax.errors import UserError, nearest
+from vit_jax.evaluators.base import OtherModel
 from vit_jax.inference.images import Image, photo_reader
 from vit_jax.inference.load import Path, open_model
 from vit_jax.interop.trained import Size, TrainedModel
 from vit_jax.nn.maps import AttentionMap, ParameterPictures
 from vit_jax.runtime import compile_cache, environment, target
 from vit_jax.step import make_attention_step, make_predict_step
+from vit_jax.tree_paths import weights_digest
 from vit_jax.viz.attention_pictures import matches_start
 
 Example = Mapping[str, np.ndarray]  # the arrays of one example
 Prediction = dict[str, np.ndarray]
+ROWS = 64  # images that another model of an evaluator takes at once
 
 
 @overload
@@ -95,6 +98,37 @@ def predictor(trained: TrainedModel, seed: int = 0) -> Callable[[Example, int], 
         return {name: np.asarray(value[0]) for name, value in predictions.items()}
 
     return predict_one
+
+
+def other_model(path: Path) -> OtherModel:
+    """A model that an evaluator needs besides the evaluated one; images are read as by `predict`.
+
+    Raises:
+      UserError: if it cannot be read, takes no images, or has no predictions.
+    """
+    trained = open_model(path)
+    reader, name = photo_reader(trained), trained.config.task.name
+    if not trained.task.predicts:
+        raise UserError(f'task {name!r} has no predictions')
+    compiled = target.compiled(make_predict_step(trained.model, trained.task))
+
+    def batch_of(images: np.ndarray) -> dict[str, np.ndarray]:
+        read = np.stack([reader.read(image).image for image in images])
+        padded = np.resize(read, (ROWS, *read.shape[1:]))
+        index, mask = np.arange(ROWS, dtype=np.int32), np.ones(ROWS, np.float32)
+        return {'image': padded, 'index': index, 'mask': mask}
+
+    def predict(images: np.ndarray) -> Prediction:
+        parts = [images[first : first + ROWS] for first in range(0, len(images), ROWS)]
+        made = [(compiled(trained.variables, batch_of(part))[0], len(part)) for part in parts]
+        return {
+            key: np.concatenate([np.asarray(found[key])[:count] for found, count in made])
+            for key in made[0][0]
+        }
+
+    black = np.zeros((1, *(trained.image_size or (32, 32)), trained.channels), np.uint8)
+    shapes, _ = jax.eval_shape(compiled, trained.variables, batch_of(black))
+    return OtherModel(predict, tuple(shapes), name, weights_digest(trained.variables))
 
 
 def batch_of_one(

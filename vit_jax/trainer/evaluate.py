@@ -22,7 +22,7 @@ from vit_jax.data.batches import Batch, Process
 from vit_jax.data.dataset import DataConfig, Dataset, open_dataset
 from vit_jax.data.transforms import only_text_transforms
 from vit_jax.errors import UserError, forbid_exit
-from vit_jax.evaluators.base import Evaluator
+from vit_jax.evaluators.base import Evaluator, OtherModel
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.nn.maps import AttentionMap
 from vit_jax.runtime import sharding
@@ -330,11 +330,18 @@ def _open_eval(
         if (others := evaluator.fit_data(data)) is not None:
             texts = only_text_transforms(config.data.get('transforms', ''))
             fit = open_once(section, **{'transforms': texts} | others)
+        evaluator.read_models(_other_model)
         evaluator.open(data, fit)
     except UserError as e:
         title = f', {fit.source.title}' if fit else ''
         raise UserError(f'{where}{title}: {e}') from e
     return Evaluation(data, evaluator, fit, headline)
+
+
+def _other_model(path: str) -> OtherModel:
+    from vit_jax.inference.predict import other_model  # here, as few evaluators need one
+
+    return other_model(path)
 
 
 def _check_ids(where: str, data: Dataset, vocab_size: int | None) -> None:

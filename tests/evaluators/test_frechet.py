@@ -9,8 +9,10 @@ import scipy.linalg
 
 from vit_jax import __main__ as cli
 from vit_jax.errors import UserError
-from vit_jax.inference import frechet
-from vit_jax.inference.frechet import Evaluator, Statistics, statistics
+from vit_jax.evaluators import frechet
+from vit_jax.evaluators.base import OtherModel
+from vit_jax.evaluators.frechet import Statistics, statistics
+from vit_jax.inference.predict import other_model
 
 REAL = np.random.default_rng(0).normal(size=(60, 8))
 # The generator goes on, as it did for torch-fidelity.
@@ -73,15 +75,24 @@ def test_distances_are_computed_in_blocks(monkeypatch):
     assert frechet.precision_and_recall(REAL, MADE, 3) == whole
 
 
-@pytest.fixture
-def features(monkeypatch):
-    """Features that need no model: the first four pixels."""
+def read(path):
+    """A model whose features are the first four pixels."""
+    found = OtherModel(
+        lambda images: {'features': images[:, 0, :4, 0].astype(np.float32)},
+        ('features', 'probs'),
+        'classify',
+        path,
+    )
+    return found if path == FEATURES else found._replace(names=('samples',), task='generate')
 
-    def extractor(path):
-        return lambda images: images[:, 0, :4, 0].astype(np.float32), path
 
-    monkeypatch.setattr(frechet, 'extractor', extractor)
-    return 'runs/classifier'
+FEATURES = 'runs/classifier'
+
+
+def opened(features=FEATURES, **options):
+    evaluator = frechet.Evaluator(features=features, **options)
+    evaluator.read_models(read)
+    return evaluator
 
 
 def measured(evaluator, samples=IMAGES[::-1, None]):
@@ -91,8 +102,8 @@ def measured(evaluator, samples=IMAGES[::-1, None]):
     return evaluator.result()
 
 
-def test_metrics_have_the_name_of_the_features(features):
-    evaluator = Evaluator(features=features, subset_size=12)
+def test_metrics_have_the_name_of_the_features():
+    evaluator = opened(subset_size=12)
     assert (
         evaluator.names()
         == tuple(measured(evaluator))
@@ -116,9 +127,9 @@ def test_names(path, name):
     assert frechet.feature_name(path) == name
 
 
-def test_it_says_what_too_few_images_mean(features, caplog):
+def test_it_says_what_too_few_images_mean(caplog):
     with caplog.at_level(logging.WARNING):
-        evaluator = Evaluator(features=features)
+        evaluator = opened()
         measured(evaluator)
         assert not caplog.records
         evaluator.update({'samples': IMAGES[:4, None], 'image': IMAGES[:6]}, {})
@@ -127,19 +138,19 @@ def test_it_says_what_too_few_images_mean(features, caplog):
     assert '4 images for 4 features: the covariance has at most rank 3' in record.getMessage()
 
 
-def test_statistics_of_a_file_take_the_place_of_the_images(features, tmp_path):
+def test_statistics_of_a_file_take_the_place_of_the_images(tmp_path):
     pixels = IMAGES[:, 0, :4, 0].astype(float)
     file = str(tmp_path / 'stats.npz')
     np.savez(file, mu=pixels.mean(0) + 2, sigma=np.cov(pixels, rowvar=False))
-    found = measured(Evaluator(features=features, reference=file))
+    found = measured(opened(reference=file))
     assert found == {'frechet_classifier': pytest.approx(16, rel=1e-5)}
     np.savez(file, mu=np.zeros(5), sigma=np.eye(5))
     with pytest.raises(UserError, match='the reference has 5 features, the model 4'):
-        measured(Evaluator(features=features, reference=file))
+        measured(opened(reference=file))
 
 
-def test_what_is_not_finite_makes_every_metric_nan(features, monkeypatch):
-    evaluator = Evaluator(features=features, subset_size=12)
+def test_what_is_not_finite_makes_every_metric_nan(monkeypatch):
+    evaluator = opened(subset_size=12)
     evaluator.update({'samples': IMAGES[:5, None], 'image': IMAGES[:5], 'finite': np.zeros(5)}, {})
     evaluator.update({'samples': IMAGES[5:, None], 'image': IMAGES[5:], 'finite': np.ones(7)}, {})
     lost = [evaluator.result()]
@@ -149,19 +160,19 @@ def test_what_is_not_finite_makes_every_metric_nan(features, monkeypatch):
         assert set(found) == set(evaluator.names()) and np.isnan(list(found.values())).all()
 
 
-def test_mistakes(features, tmp_path):
+def test_mistakes(tmp_path):
     with pytest.raises(UserError, match='neighbors=0: must be at least 1'):
-        Evaluator(features=features, neighbors=0)
+        opened(neighbors=0)
     with pytest.raises(UserError, match='the task makes no samples'):
-        Evaluator(features=features).update({'features': IMAGES}, {})
+        opened().update({'features': IMAGES}, {})
     with pytest.raises(UserError, match='cannot be read: No such file'):
-        Evaluator(features=features, reference='none.npz')
+        opened(reference='none.npz')
     np.savez(tmp_path / 'a.npz', mu=np.zeros(2))
     with pytest.raises(UserError, match='holds no arrays mu and sigma'):
-        Evaluator(features=features, reference=str(tmp_path / 'a.npz'))
+        opened(reference=str(tmp_path / 'a.npz'))
     np.savez(tmp_path / 'a.npz', mu=np.zeros(2), sigma=np.eye(3))
     with pytest.raises(UserError, match=r'are \[2\] and \[3, 3\], not \[D\] and \[D D\]'):
-        Evaluator(features=features, reference=str(tmp_path / 'a.npz'))
+        opened(reference=str(tmp_path / 'a.npz'))
 
 
 def test_torchscript_is_called_as_nvidias_inception(tmp_path):
@@ -174,13 +185,13 @@ def test_torchscript_is_called_as_nvidias_inception(tmp_path):
 
     file = tmp_path / 'inception-2015-12-05.pt'
     torch.jit.script(Inception()).save(str(file))
-    extract, digest = frechet.extractor(str(file))
+    extract, digest = frechet.torchscript(str(file))
     means = IMAGES.mean((1, 2)).repeat(3, axis=1)
     np.testing.assert_allclose(extract(IMAGES), means, rtol=1e-5)
     assert len(digest) == 64
     (tmp_path / 'b.pt').write_text('no model')
     with pytest.raises(UserError, match=r'b\.pt.*cannot be read'):
-        frechet.extractor(str(tmp_path / 'b.pt'))
+        opened(str(tmp_path / 'b.pt'))
 
 
 @pytest.mark.slow
@@ -188,7 +199,7 @@ def test_a_run_is_measured_in_the_features_of_another(repo, capsys, one_device):
     """Eight samples of each of twenty images, in the 16 features of a classifier of digits."""
     golden = repo / 'tests' / 'golden'
     words = ['evaluate', '--workdir', str(golden / 'run_jit'), '--split', 'test[:20]', '--json']
-    measure = f"vit_jax.inference.frechet(features='{golden / 'run_digits'}', subset_size=20)"
+    measure = f"frechet(features='{golden / 'run_digits'}', subset_size=20)"
     assert cli.main([*words, '--evaluator', measure]) == 0
     found = json.loads(capsys.readouterr().out)
     values = {key.partition('/')[2]: value for key, value in found.items() if '/' in key}
@@ -198,15 +209,14 @@ def test_a_run_is_measured_in_the_features_of_another(repo, capsys, one_device):
 
 @pytest.mark.slow
 def test_features_of_a_run_do_not_depend_on_other_images(repo):
-    extract, digest = frechet.extractor(str(repo / 'tests' / 'golden' / 'run_digits'))
-    every = extract(IMAGES)
-    assert every.shape == (12, 16)
-    np.testing.assert_allclose(extract(IMAGES[3:5]), every[3:5], atol=1e-5)
-    other = frechet.extractor(str(repo / 'tests' / 'golden' / 'run_vit'))[1]
-    assert len(digest) == 64 and digest != other
+    model = other_model(repo / 'tests' / 'golden' / 'run_digits')
+    every = model.predict(IMAGES)['features']
+    assert every.shape == (12, 16) and {'features', 'probs'} <= {*model.names}
+    np.testing.assert_allclose(model.predict(IMAGES[3:5])['features'], every[3:5], atol=1e-5)
+    other = other_model(repo / 'tests' / 'golden' / 'run_vit').digest
+    assert len(model.digest) == 64 and model.digest != other
 
 
-@pytest.mark.slow
-def test_a_model_without_features_is_refused(repo):
-    with pytest.raises(UserError, match="the task 'generate' predicts none"):
-        frechet.extractor(str(repo / 'tests' / 'golden' / 'run_jit'))
+def test_a_model_without_features_is_refused():
+    with pytest.raises(UserError, match="the task 'generate' predicts none; take a classifier"):
+        opened('runs/jit')

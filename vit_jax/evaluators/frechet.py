@@ -2,7 +2,7 @@
 
 They are metrics of the task `generate`, whose samples are compared with the evaluated images:
 
-    evaluate --workdir RUN --split test --evaluator "vit_jax.inference.frechet(features='runs/a')"
+    evaluate --workdir RUN --split test --evaluator "frechet(features='runs/a')"
 
 FID (Heusel et al., 2017, arXiv:1706.08500) is the Frechet distance in the features of one Inception
 network. Other features give other numbers, so that each metric has their name in its own.
@@ -18,25 +18,20 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
-from vit_jax import step
 from vit_jax.array_types import Float, UInt8
 from vit_jax.errors import UserError
 from vit_jax.evaluators import base
-from vit_jax.evaluators.base import Arrays, Dataset, at_least
-from vit_jax.inference.images import photo_reader
-from vit_jax.inference.load import open_model
-from vit_jax.runtime import target
+from vit_jax.evaluators.base import Arrays, Dataset, OtherModel, at_least
 from vit_jax.storage import paths
-from vit_jax.tree_paths import weights_digest
 
 _log = logging.getLogger(__name__)
-ROWS = 64  # images that the model of the features takes at once
+ROWS = 64  # images that a TorchScript takes at once
 BLOCK = 1024  # rows of a matrix of distances
 Images = UInt8[np.ndarray, 'B H W C']
 Features = Float[np.ndarray, 'N D']
+Extract = Callable[[Images], Features]
 
 
 class Evaluator(base.Evaluator):
@@ -66,11 +61,26 @@ class Evaluator(base.Evaluator):
     ):
         at_least(1, neighbors=neighbors, subsets=subsets)
         at_least(2, subset_size=subset_size)
-        self._extract, self._digest = extractor(features)
         self._reference = read_statistics(reference) if reference else None
         self.neighbors, self.subsets, self.subset_size = neighbors, subsets, subset_size
-        self.seed, self._name = seed, feature_name(features)
+        self.seed, self._features, self._name = seed, features, feature_name(features)
+        self._digest = ''
         self.start()
+
+    def read_models(self, read: Callable[[str], OtherModel]) -> None:
+        """Read the model of the features; raise UserError if it predicts none."""
+        self._extract: Extract
+        if self._features.endswith('.pt'):
+            self._extract, self._digest = torchscript(self._features)
+            return
+        model = read(self._features)
+        if 'features' not in model.names:
+            raise UserError(
+                f'features {self._features!r}: the task {model.task!r} predicts none; take a '
+                'classifier or a masked autoencoder'
+            )
+        self._extract = lambda images: model.predict(images)['features']
+        self._digest = model.digest
 
     def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
         """Raise UserError if there are too few images for the neighbors."""
@@ -243,47 +253,12 @@ def require_width(reference: Statistics, width: int) -> None:
         )
 
 
-Extract = Callable[[Images], Features]
-
-
-def extractor(path: str) -> tuple[Extract, str]:
-    """A function from images, bytes of any size, to features; and a digest of its weights.
+def torchscript(path: str) -> tuple[Extract, str]:
+    """A function from images to features, and a digest of its file.
 
     Raises:
-      UserError: if the model cannot be read, or predicts no features.
+      UserError: without torch, or if the file cannot be read.
     """
-    if path.endswith('.pt'):
-        return _by_torch(path)
-    trained = open_model(path)
-    reader = photo_reader(trained)
-    predict = target.compiled(step.make_predict_step(trained.model, trained.task))
-
-    def batch_of(images: Images) -> dict[str, np.ndarray]:
-        read = np.stack([reader.read(image).image for image in images])
-        padded = np.resize(read, (ROWS, *read.shape[1:]))
-        index, mask = np.arange(ROWS, dtype=np.int32), np.ones(ROWS, np.float32)
-        return {'image': padded, 'index': index, 'mask': mask}
-
-    black = np.zeros((1, *(trained.image_size or (32, 32)), trained.channels), np.uint8)
-    shapes, _ = jax.eval_shape(predict, trained.variables, batch_of(black))
-    if 'features' not in shapes:
-        raise UserError(
-            f'features {path!r}: the task {trained.config.task.name!r} predicts none; take a '
-            'classifier or a masked autoencoder'
-        )
-
-    def extract(images: Images) -> Features:
-        found = []
-        for first in range(0, len(images), ROWS):
-            part = images[first : first + ROWS]
-            predictions, _ = predict(trained.variables, batch_of(part))
-            found.append(np.asarray(predictions['features'])[: len(part)])
-        return np.concatenate(found)
-
-    return extract, weights_digest(trained.variables)
-
-
-def _by_torch(path: str) -> tuple[Extract, str]:
     try:
         import torch
     except ImportError as error:
