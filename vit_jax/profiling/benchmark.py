@@ -303,14 +303,17 @@ def prepare(config: ConfigDict, rows: int) -> PreparedSteps:
       UserError: for a mistake in the config, or a batch that its devices cannot share.
     """
     from vit_jax.config import defaults, objects
-    from vit_jax.config.origin import dotted_names
-    from vit_jax.inference import frozen
 
     if config.get('lora', {}).get('rank'):
         raise UserError('config.lora: benchmark times no adapters; preflight counts them')
     model, task = objects.model_and_task(config)
-    held = frozen.attach(task, [name for _, name in dotted_names(config)])
-    task = held.task
+    variables: Any = None
+    if task.frozen:
+        from vit_jax.config.origin import dotted_names
+        from vit_jax.inference import frozen
+
+        held = frozen.attach(task, [name for _, name in dotted_names(config)])
+        task, variables = held.task, held.variables
     devices = mesh.usable_devices()
     layout = sharding.make_layout(devices, **defaults.arguments(config, 'parallel'))
     sharding.check_batch(
@@ -320,4 +323,4 @@ def prepare(config: ConfigDict, rows: int) -> PreparedSteps:
         multiple=task.multiple,
         reason=task.multiple_reason,
     )
-    return PreparedSteps(config, rows, model, task, layout, held.variables)
+    return PreparedSteps(config, rows, model, task, layout, variables)
