@@ -37,8 +37,9 @@ gc.set_threshold(100_000, 20, 50)
 # Grain's worker processes read absl flags, which only absl's own main would parse.
 flags.FLAGS.mark_as_parsed()
 
-# Where arrays are computed with, annotated shapes are checked at every call, also while tracing.
-CHECKED = ('nn', 'ops', 'models', 'tasks', 'viz', 'scaling')
+# Where shapes are annotated, they are checked at every call, also while tracing. Not in `scaling`,
+# which annotates none: its fits make 100,000 calls, whose checks took longer than all else.
+CHECKED = ('nn', 'ops', 'models', 'tasks', 'viz')
 install_import_hook([f'vit_jax.{name}' for name in CHECKED], 'helpers.typechecker.check')
 
 # Files of many seconds, the longest first: xdist hands out files in this order, so that no worker

@@ -63,7 +63,8 @@ def test_fit_as_a_table(points, tmp_path, capsys):
 @pytest.mark.parametrize('suffix', ['png', pytest.param('svg', marks=pytest.mark.long)])
 def test_plot(points, tmp_path, capsys, suffix):
     path = tmp_path / f'curves.{suffix}'
-    run(capsys, 'plot', '--csv', points, *COLUMNS, '--by', 'model', '--output', path)
+    words = ['--csv', points, *COLUMNS, '--by', 'model', '--form', 'shifted', '--output', path]
+    run(capsys, 'plot', *words)
     assert path.read_bytes()[:5] in (b'\x89PNG\r', b'<?xml')
 
 
@@ -146,7 +147,7 @@ def test_report_writes_everything(tmp_path, capsys):
     assert '| 2x | 4x | 8x |' in page and 'inner error' in page
     # A run that is not at its end has not cooled down: it is no point of the curve.
     (tmp_path / 'runs' / '11' / 'result.json').unlink()
-    words = ['report', tmp_path / 'runs', '--output', out, '--bootstrap', 0]
+    words = ['report', tmp_path / 'runs', '--output', out, '--bootstrap', 0, '--form', 'power']
     assert '11 of 12 runs' in run(capsys, *words)
     page = (out / 'scaling.md').read_text()
     assert '11 runs, 1 left out as not finished' in page
