@@ -23,15 +23,17 @@ from vit_jax.trainer import build
 DIGITS = 'experiments/vit/digits.py'
 # Other tests take the runs of these as well, and each run is trained once.
 SHARED = ('vit/digits_naflex.py', 'mae/cifar10.py', 'detr/scenes.py')
-# Compiled for long: `make test` evaluates old runs of them, and lowers and traces their steps; it
-# also learns without labels, generates, restores and distills in other tests.
+# Compiled for long: `make test` evaluates old runs of them, and lowers and traces their steps; in
+# other tests it learns without labels, generates, restores, distills, colorizes and translates.
 DEAR = (
+    'experiments/colorization/cifar10.py',
     'experiments/colorization/coltran_core.py',
     'experiments/detr/scenes_panoptic.py',
     'experiments/dinov2/cifar10.py',
     'experiments/distill/cifar10.py',
     'experiments/jit/cifar10.py',
     'experiments/jit/restore.py',
+    'experiments/translate/multi30k.py',
 )
 KINDS = one_of_each_kind(DIGITS, *(f'experiments/{path}' for path in SHARED))
 TRAINED = [path for path in KINDS if path not in DEAR]
