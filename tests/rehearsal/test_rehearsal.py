@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 import sys
+import types
 
 import jax
 import numpy as np
 import pytest
 from helpers import broken_evaluation, second_start
+from helpers import forked as forked_lib
 from helpers.mounts import small_disk
 from PIL import Image
 
@@ -33,7 +35,32 @@ def no_steps(monkeypatch):
     monkeypatch.setattr(kill_and_resume.DryRun, 'rows', lambda self: iter(()))
 
 
+@pytest.fixture
+def forked(monkeypatch):
+    """Dry runs are forked where all is imported; another test below starts one."""
+
+    def start(words, env, **pipes):
+        assert words[1:3] == ['-m', dry_run.__name__]
+        return forked_lib.start(words[3:], os.environ, DRY_RUN, **pipes)
+
+    started = types.SimpleNamespace(**vars(subprocess) | {'Popen': start})
+    monkeypatch.setattr(kill_and_resume, 'subprocess', started)
+
+
+# What the module does as a program.
+DRY_RUN = """
+import os, sys
+from vit_jax.rehearsal import dry_run
+
+code = dry_run.main()
+sys.stdout.flush()
+sys.stderr.flush()
+os._exit(code)
+"""
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures('forked')
 def test_a_run_that_works(tmp_path, capsys):
     workdir = tmp_path / 'runs' / 'digits'
     assert cli.main(['rehearse', '--config', DIGITS, '--workdir', str(workdir), '--json']) == 0
@@ -52,6 +79,7 @@ def test_a_run_that_works(tmp_path, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('forked')
 def test_a_run_that_cannot_resume(tmp_path, monkeypatch):
     marker = tmp_path / 'started'
     monkeypatch.setenv(second_start.MARKER, str(marker))
@@ -65,6 +93,7 @@ def test_a_run_that_cannot_resume(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('forked')
 def test_an_evaluation_that_is_broken(tmp_path):
     found = rehearse(DIGITS, tmp_path / 'run', f'task.name={broken_evaluation.__name__}')
     assert (found['start'].result, found['start'].note) == ('failed', broken_evaluation.REASON)
