@@ -38,7 +38,8 @@ def write(trained: TrainedModel) -> Written:
     arrays = bit.write_torch(trained.params, bit.TIMM)
     if (head := 'head.fc.weight') in arrays:  # a convolution there
         arrays[head] = arrays[head][..., None, None]
-    model, size = trained.model_config, trained.image_size or bit.SIZE
+    model = trained.model_config
+    size = trained.image_size or trained.prepared_size or bit.SIZE
     layers, width = tuple(model['layers']), model.get('width_factor', 1)
     channels, classes = arrays['stem.conv.weight'].shape[1], model.get('num_classes') or 0
     told, notes = _timm.image_keys(trained.transforms, size)
