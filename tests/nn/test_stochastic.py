@@ -1,5 +1,8 @@
 """Dropout and stochastic depth: masks that belong to the example."""
 
+import contextlib
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -21,15 +24,26 @@ def drop_path(x, rngs=RNGS):
     return DropPath().apply({}, x, 0.4, True, rngs=rngs)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def applied(layer, x, positions=None, rngs=RNGS):
+    """The layer's result, for examples at these positions, by one program."""
+    with contextlib.nullcontext() if positions is None else example_positions(positions):
+        return layer(x, rngs)
+
+
+def result(layer, shape, positions=None, **rngs):
+    """The layer's result for ones of a shape, as an array of the host."""
+    positions = None if positions is None else np.array(positions)
+    return np.asarray(applied(layer, np.ones(shape, np.float32), positions, **rngs))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('layer', [dropout, drop_path])
 def test_masks_do_not_depend_on_how_the_batch_is_split(layer):
-    x = jnp.ones((BATCH, TOKENS, WIDTH))
-    whole = layer(x)
+    whole = result(layer, (BATCH, TOKENS, WIDTH))
     for positions in ([0, 1, 2, 3], [4, 5, 6, 7], [6, 1]):
-        with example_positions(jnp.array(positions)):
-            part = layer(x[jnp.array(positions)])
-        np.testing.assert_array_equal(part, whole[jnp.array(positions)])
+        part = result(layer, (len(positions), TOKENS, WIDTH), positions)
+        np.testing.assert_array_equal(part, whole[positions])
 
 
 @pytest.mark.parametrize('layer', [dropout, drop_path])
@@ -39,16 +53,17 @@ def test_masks_of_a_batch_that_is_spread_over_devices(layer):
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
     spread = jax.jit(layer, in_shardings=sharding, out_shardings=sharding)(x)
     assert len(spread.sharding.device_set) == 4
-    np.testing.assert_array_equal(spread, layer(x))
+    np.testing.assert_array_equal(spread, result(layer, x.shape))
 
 
 @pytest.mark.parametrize('layer', [dropout, drop_path])
 def test_masks_differ_between_examples_and_between_keys(layer):
-    x = jnp.ones((64, TOKENS, WIDTH))
-    kept = layer(x) != 0
+    shape = (64, TOKENS, WIDTH)
+    kept = result(layer, shape) != 0
     assert kept.any(axis=(1, 2)).sum() > 0 and not kept.all()
     assert (kept != kept[:1]).any()
-    assert (layer(x, {'dropout': jax.random.key(4)}) != layer(x)).any()
+    other = result(layer, shape, rngs={'dropout': jax.random.key(4)})
+    assert ((other != 0) != kept).any()
 
 
 def test_positions_are_forgotten_after_the_context():
@@ -69,15 +84,13 @@ def test_positions_of_another_batch_are_refused():
 def test_views_that_are_folded_into_the_batch_draw_for_themselves(layer):
     """Row r of B * V is view r % V of example r // V, wherever the example is computed."""
     views = 6
-    x = jnp.ones((BATCH * views, TOKENS, WIDTH))
-    with example_positions(jnp.arange(BATCH)):
-        whole = layer(x).reshape(BATCH, views, TOKENS, WIDTH)
+    whole = result(layer, (BATCH * views, TOKENS, WIDTH), range(BATCH))
+    whole = whole.reshape(BATCH, views, TOKENS, WIDTH)
     assert (whole[:, 0] != whole[:, 1]).any()
     assert (whole[0] != whole[1]).any()
     for positions in ([4, 5, 6, 7], [6, 1]):
-        with example_positions(jnp.array(positions)):
-            part = layer(x[: len(positions) * views])
-        expected = whole[jnp.array(positions)].reshape(part.shape)
+        part = result(layer, (len(positions) * views, TOKENS, WIDTH), positions)
+        expected = whole[positions].reshape(part.shape)
         np.testing.assert_array_equal(part, expected)
 
 
@@ -90,7 +103,7 @@ def test_a_row_of_several_examples_draws_as_its_first():
 
 
 def test_dropout_keeps_the_expectation_and_its_rate():
-    y = np.asarray(dropout(jnp.ones((BATCH, 100, 100))))
+    y = result(dropout, (BATCH, 100, 100))
     np.testing.assert_allclose(y.max(), 1 / 0.6, rtol=1e-6)
     # 80,000 draws: the standard error of the mean is 0.0029.
     assert y.mean() == pytest.approx(1.0, abs=0.012)
@@ -98,7 +111,7 @@ def test_dropout_keeps_the_expectation_and_its_rate():
 
 
 def test_drop_path_drops_whole_examples_and_keeps_the_expectation():
-    y = np.asarray(drop_path(jnp.ones((20_000, 3))))
+    y = result(drop_path, (20_000, 3))
     assert set(np.unique(y[:, 0])) == {np.float32(0), np.float32(1) / np.float32(0.6)}
     np.testing.assert_array_equal(y, np.repeat(y[:, :1], 3, axis=1))
     assert y.mean() == pytest.approx(1.0, abs=0.023)  # four standard errors
