@@ -34,6 +34,7 @@ def drawn(layer, *inputs, seed=1):
 
 def sequences(x):
     """(row, number, tokens) of each sequence, as a row of its own."""
+    x = np.asarray(x)
     return [
         (row, number, x[row : row + 1, SEGMENTS[row] == number])
         for row in range(2)
@@ -47,6 +48,7 @@ def test_sequences_that_share_a_row_are_encoded_as_alone(fields):
     encoder, x = Encoder(BLOCK, 2, **fields), random(2, TOKENS, WIDTH)
     variables = drawn(encoder, x)
     packed = jax.jit(lambda x: encoder.apply(variables, x, segments=jnp.asarray(SEGMENTS)))(x)
+    packed = np.asarray(packed)
     for row, number, alone in sequences(x):
         expected = jax.jit(lambda x: encoder.apply(variables, x))(alone)
         found = packed[row : row + 1, SEGMENTS[row] == number]
@@ -58,7 +60,8 @@ def test_sequences_that_share_a_row_are_pooled_as_alone():
     variables = drawn(head, x)
     apply = jax.jit(head.apply, static_argnames='num_segments')
     vectors = apply(variables, x, segments=jnp.asarray(SEGMENTS), num_segments=3)
-    means = segment_mean(x, jnp.asarray(SEGMENTS), 3)
+    means = jax.jit(segment_mean, static_argnums=2)(x, jnp.asarray(SEGMENTS), 3)
+    vectors, means = np.asarray(vectors), np.asarray(means)
     assert vectors.shape == means.shape == (2, 3, WIDTH)
     for row, number, alone in sequences(x):
         expected = apply(variables, alone)[0]

@@ -8,6 +8,8 @@ import pytest
 from vit_jax.ops import self_distillation as ops
 
 GRID = (8, 10)
+crop_masks = jax.jit(ops.crop_masks, static_argnums=(1, 2, 3, 4))
+block_mask = jax.jit(ops.block_mask, static_argnums=1)
 COUNTS = np.array([0, 1, 3, 8, 20, 40], np.int32)
 
 
@@ -66,13 +68,13 @@ def test_crops_and_ratios_are_drawn_evenly(crops):
 
 
 def test_a_mask_belongs_to_its_key(crops):
-    again = ops.crop_masks(jax.random.split(jax.random.key(1), 100)[7], GRID, 3, 2, (0.1, 0.5))
+    again = crop_masks(jax.random.split(jax.random.key(1), 100)[7], GRID, 3, 2, (0.1, 0.5))
     np.testing.assert_array_equal(again.hidden, crops.hidden[7])
     assert (crops.hidden[7] != crops.hidden[8]).any()
 
 
 def test_a_grid_too_small_for_a_block_hides_nothing():
-    found = ops.crop_masks(jax.random.key(0), (1, 1), 2, 1, (0.1, 0.5))
+    found = crop_masks(jax.random.key(0), (1, 1), 2, 1, (0.1, 0.5))
     assert not found.hidden.any() and found.places.shape == (0,)
-    mask = ops.block_mask(jax.random.key(0), (2, 2), jnp.int32(2))
+    mask = block_mask(jax.random.key(0), (2, 2), jnp.int32(2))
     assert mask.sum() <= 2
