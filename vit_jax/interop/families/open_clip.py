@@ -221,8 +221,8 @@ def _trunk(flat: Flat, extra: Mapping[str, Any]) -> Flat:
     name = str(vision.get('timm_model_name'))
     if _timm.architectures().get(name, {}).get('class') not in ('VisionTransformer', 'Eva'):
         raise UserError(
-            f'{_SOURCE}: no model here is like vision_cfg.timm_model_name {name!r}, not a ViT of '
-            'timm'
+            f'{_SOURCE}: no model here is like vision_cfg.timm_model_name {name!r}: of timm '
+            'only a VisionTransformer or an Eva is read'
         )
     if (proj := vision.get('timm_proj', 'linear')) not in (None, '', 'none'):
         raise UserError(f'{_SOURCE}: no model here has vision_cfg.timm_proj {proj!r}')
