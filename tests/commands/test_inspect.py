@@ -94,7 +94,7 @@ def test_a_checkpoint_without_its_data_still_has_parameters(smoke_run, monkeypat
     def gone(*args, **keywords):
         raise inspect.UserError('no such data')
 
-    monkeypatch.setattr('vit_jax.profiling.examples.open_dataset', gone)
+    monkeypatch.setattr('vit_jax.data.census.open_source', gone)
     result = run(capsys, '--workdir', smoke_run)
     assert result['total'] == 17_418
     assert 'flops' not in result
