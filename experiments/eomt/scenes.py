@@ -26,7 +26,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     smoke, pretrained = arg == 'smoke', arg == 'vit_s14'
     config = ConfigDict()
     config.seed = 0
-    epochs = 2 if pretrained else 12
+    epochs = 2 if pretrained else 8
     config.total = '20 steps' if smoke else f'{epochs} epochs'
     config.batch_size = 8 if smoke else BATCH
     steps = 20 if smoke else epochs * COUNT // BATCH
@@ -37,13 +37,13 @@ def get_config(arg: str | None = None) -> ConfigDict:
     elif pretrained:
         config.model.update(vit.variant('S/14'), patch_size=8, layer_scale=1e-5, gelu='erf')
     else:
-        config.model.update(patch_size=8, width=128, depth=6, mlp_dim=384, num_heads=4)
+        config.model.update(patch_size=8, width=192, depth=6, mlp_dim=576, num_heads=6)
         config.model.update(pool='gap', posemb='sincos2d')
     blocks = 1 if smoke else 2
     config.model.update(query_blocks=blocks)
 
     # Masked attention ends block by block, between the sixth and the five sixths of training.
-    config.task = dict(name='segment', stuff=TEXTURES, points=64 if smoke else 512)
+    config.task = dict(name='segment', stuff=TEXTURES, points=64 if smoke else 256)
     ends = [steps * (1 + 4 * i / blocks) / 6 for i in range(blocks + 1)]
     config.task.anneal_start = tuple(int(step) for step in ends[:-1])
     config.task.anneal_end = tuple(int(step) for step in ends[1:])
@@ -56,7 +56,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     data.update(transforms=f'{keep}|resize_small({side}, max={side})|pad_objects(7)')
     config.data = dict(data, split='train')
     test = dict(data, split='test[:16]' if smoke else 'test')
-    quality = dict(test, evaluator='panoptic_quality', threshold=0.6, overlap=0.6)
+    quality = dict(test, evaluator='panoptic_quality', threshold=0.35, overlap=0.6)
     config.evals = dict(test=test, quality=quality)
 
     config.optim = dict(name='adamw', lr=1e-4 if pretrained else 1e-3, weight_decay=0.05)

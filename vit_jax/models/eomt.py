@@ -305,16 +305,60 @@ class Doubling(nn.Module):
         x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=self.dtype)
         x = jnp.einsum('bhwc,ijco->bhiwjo', x, kernel)
         x = x.reshape(batch, 2 * height, 2 * width, channels) + bias
-        x = nn.Conv(
-            channels,
-            (3, 3),
-            feature_group_count=channels,
-            use_bias=False,
-            kernel_init=_uniform,
-            dtype=self.dtype,
-            name='depthwise',
-        )(GELUS[self.gelu](x))
+        x = Depthwise(self.dtype, name='depthwise')(GELUS[self.gelu](x))
         return LayerNorm(1e-6, dtype=self.dtype, name='norm')(x)
+
+
+class Depthwise(nn.Module):
+    """A convolution of 3 x 3 of each channel by itself, without bias; pixels outside are 0.
+
+    On CPUs it is computed from shifted maps, since XLA takes five times as long for the convolution
+    and ten times as long for its derivative; results and gradients are the same.
+    """
+
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Float[Array, 'B H W C']) -> Float[Array, 'B H W C']:
+        kernel = self.param('kernel', _uniform, (3, 3, 1, x.shape[-1]))
+        x, kernel = nn.dtypes.promote_dtype(x, kernel, dtype=self.dtype)
+        return jax.lax.platform_dependent(x, kernel, cpu=_sum_of_shifts, default=_convolve)
+
+
+def _convolve(x: Array, kernel: Array) -> Array:
+    return jax.lax.conv_general_dilated(
+        *(x, kernel, (1, 1), 'SAME'),
+        dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
+        feature_group_count=x.shape[-1],
+    )
+
+
+@jax.custom_vjp
+def _sum_of_shifts(x: Array, kernel: Array) -> Array:
+    height, width = x.shape[1:3]
+    x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    return sum(
+        x[:, i : i + height, j : j + width] * kernel[i, j, 0] for i in range(3) for j in range(3)
+    )
+
+
+def _shift_back(kept: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
+    """The gradients of map and kernel; image by image, so that sums run along channels."""
+    x, kernel = kept
+    height, width = x.shape[1:3]
+    padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+
+    def add(sums: list[Array], image: tuple[Array, Array]) -> tuple[list[Array], None]:
+        x, grad = image
+        moved = (x[i : i + height, j : j + width] for i in range(3) for j in range(3))
+        return [total + each * grad for total, each in zip(sums, moved, strict=True)], None
+
+    sums = jax.lax.scan(add, [jnp.zeros_like(x[0])] * 9, (padded, grad))[0]
+    of_kernel = jnp.stack([each.sum((0, 1)) for each in sums]).reshape(kernel.shape)
+    return _sum_of_shifts(grad, kernel[::-1, ::-1]), of_kernel
+
+
+_sum_of_shifts.defvjp(lambda x, kernel: (_sum_of_shifts(x, kernel), (x, kernel)), _shift_back)
 
 
 _transposed = nn.initializers.variance_scaling(1 / 3, 'fan_out', 'uniform')
