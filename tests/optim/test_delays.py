@@ -14,7 +14,7 @@ PARAMS = {'body': jnp.ones(3), 'head': {'prototypes': jnp.ones(2), 'fc': jnp.one
 def run(steps, **config):
     """The parameters after each step of AdamW on gradients that differ from step to step."""
     options = {'name': 'adamw', 'lr': 0.1, 'weight_decay': 0.1, 'decay_mask': ''} | config
-    to_steps = {'10%': 2, '0': 0}.__getitem__
+    to_steps = {'10%': 2, '0': 0, '5': 5}.__getitem__
     tx, _ = optim.make(PARAMS, 20, to_steps, **options)
 
     @jax.jit
@@ -45,8 +45,30 @@ def test_delayed_parameters_stay_and_then_learn_as_if_their_rate_had_been_zero()
     np.testing.assert_allclose(third, free + decay, rtol=1e-4)
 
 
+def test_two_stages_of_warm_up_are_those_of_eomt():
+    """The rates of TwoStageWarmupPolySchedule of its authors, restated."""
+    schedule = {'name': 'polynomial', 'warmup': '10%'}
+    options = {'name': 'sgd', 'weight_decay': 0.0, 'schedule': schedule}
+    found = run(20, **options, lr_delays=(('body', '10%', '5'),))
+    before, rates = {'body': 1.0, 'fc': 1.0}, []
+    for k, params in enumerate(found):
+        now = {'body': params['body'][0], 'fc': params['head']['fc'][0]}
+        rates.append([(before[name] - now[name]) / np.sin(k + 1.0) for name in ('fc', 'body')])
+        before = now
+
+    def rate(step, delay, warmup):
+        first = delay + warmup
+        if step < first:
+            return max(step - delay, 0) / warmup
+        return (1 - (step - first) / (20 - first)) ** 0.9
+
+    wanted = [[0.1 * rate(k, 0, 2), 0.1 * rate(k, 2, 5)] for k in range(20)]
+    np.testing.assert_allclose(rates, wanted, rtol=1e-4, atol=2e-6)
+
+
 def test_mistakes():
     with pytest.raises(UserError, match=r"config.optim.lr_delays: 'heads' matches no parameter"):
         run(1, lr_delays=(('heads', '10%'),))
-    with pytest.raises(UserError, match=r'config.optim.lr_delays=.* write'):
-        run(1, lr_delays=('prototypes',))
+    for rules in ('prototypes',), (('prototypes', '0', '0', '0'),):
+        with pytest.raises(UserError, match=r'config.optim.lr_delays=.* write'):
+            run(1, lr_delays=rules)

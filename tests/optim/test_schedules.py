@@ -33,6 +33,13 @@ def test_linear_and_cosine_reach_final_at_the_end():
     np.testing.assert_allclose(cosine, expected, rtol=1e-6)
 
 
+def test_polynomial_falls_with_a_power_of_the_steps_left():
+    got = values('polynomial', [20, 60, 100, 1000], warmup=20, final=0.4, power=2.0)
+    np.testing.assert_allclose(got, [2.0, 0.4 + 1.6 / 4, 0.4, 0.4], rtol=1e-6)
+    with pytest.raises(UserError, match='power=0 must be positive'):
+        schedules.make(1.0, 10, name='polynomial', power=0)
+
+
 def test_constant_stays():
     np.testing.assert_array_equal(values('constant', [0, 1, 50, 99, 100, 1000]), 2.0)
 

@@ -21,6 +21,7 @@ from vit_jax.optim import mup, schedules
 from vit_jax.optim.muon import muon
 from vit_jax.optim.param_groups import (
     Rules,
+    check_delays,
     check_number,
     check_patterns,
     check_rules,
@@ -59,7 +60,7 @@ def make(
     decay_mask: str = 'kernel$',
     decay_mults: Rules = (),
     lr_mults: Rules = (),
-    lr_delays: Sequence[tuple[str, Duration]] = (),
+    lr_delays: Sequence[tuple[str, Duration] | tuple[str, Duration, Duration]] = (),
     freeze: Sequence[str] = (),
     layer_decay: float | None = None,
     clip_norm: float | None = None,
@@ -98,6 +99,9 @@ def make(
       lr_mults: pairs of a pattern and a multiplier of the learning rate.
       lr_delays: pairs of a pattern and a duration until which the parameters stay as they are, such
         as `(('/prototypes/', '1 epochs'),)`. The optimizer follows their gradients all the same.
+        With a third entry, such as `(('^encoder/', '500 steps', '1000 steps'),)`, the learning rate
+        then warms up for so long and follows `schedule` in the steps that are left. The first
+        pattern that matches a path counts.
       freeze: patterns of the parameters that stay as they are. They have no
         optimizer state, and their gradients are not computed.
       layer_decay: see `param_groups.layer_scale`.
@@ -116,7 +120,7 @@ def make(
     check_rules('decay_mults', decay_mults, paths)
     check_rules('lr_mults', lr_mults, paths)
     delays = rules_in_steps(lr_delays, to_steps)
-    check_rules('lr_delays', delays, paths)
+    check_delays(delays, paths)
     check_patterns('freeze', freeze, paths)
     check_patterns('decay_mask', [decay_mask] if weight_decay else [], paths)
 
@@ -146,7 +150,25 @@ def make(
         if layer_decay is None
         else scale_by_path(layer_scale(params, layer_decay, layers)),
     )
-    return frozen(delayed(tx, delays), freeze), rate
+    waits = []
+    for (pattern, *durations), (_, first, *_) in zip(lr_delays, delays, strict=True):
+        own = None
+        if len(durations) > 1:
+            spec = {**schedule, 'warmup': durations[1]}
+            late = schedules.from_config(spec, lr, max(total_steps - first, 1), to_steps)
+            own = _ratio(late, first, rate)
+        waits.append((pattern, first, own))
+    return frozen(delayed(tx, waits), freeze), rate
+
+
+def _ratio(late: optax.Schedule, first: int, rate: optax.Schedule) -> optax.Schedule:
+    """What updates at the learning rate `rate` are multiplied by to have `late` from `first` on."""
+
+    def ratio(step: Any) -> Any:
+        usual = rate(step)
+        return jnp.where(usual > 0, late(step - first) / usual, 0)
+
+    return ratio
 
 
 def _optimizer(

@@ -103,18 +103,29 @@ def _is_frozen(path: str, patterns: Sequence[str]) -> bool:
     return any(re.search(pattern, path) for pattern in patterns)
 
 
-def delayed(tx: optax.GradientTransformation, delays: Rules) -> optax.GradientTransformation:
+Delay = tuple[str, int, optax.Schedule | None]
+
+
+def delayed(tx: optax.GradientTransformation, delays: Sequence[Delay]) -> Any:
     """`tx`, with no update of a parameter before the step that a rule gives it.
 
     The optimizer's own state follows the gradients from the first step, as with a learning rate of
     zero: DINOv2 (arXiv:2304.07193) keeps its last layer fixed so in the first epoch.
+
+    Args:
+      delays: a pattern, the first step with an update, and, or None, what updates are multiplied by
+        as a function of the step. The first pattern that matches counts.
     """
     if not delays:
         return tx
 
     def update(updates: PyTree, count: jax.Array, _: PyTree = None) -> tuple[PyTree, jax.Array]:
         def started(path: Any, update: jax.Array) -> jax.Array:
-            return jnp.where(count < first_match(delays, path_name(path), 0), 0, update)
+            rules = (rule for rule in delays if re.search(rule[0], path_name(path)))
+            _, first, factor = next(rules, ('', 0, None))
+            if factor is not None:
+                update *= factor(count).astype(update.dtype)
+            return jnp.where(count < first, 0, update)
 
         updates = jax.tree_util.tree_map_with_path(started, updates)
         return updates, optax.safe_increment(count)
@@ -157,10 +168,23 @@ def at_step(state: PyTree, step: jax.Array) -> PyTree:
 
 
 def rules_in_steps(
-    delays: Sequence[tuple[str, str]], to_steps: Callable[[str], int]
-) -> Sequence[tuple[str, float]]:
-    """Rules with each duration in steps; entries that are not pairs are left to `check_rules`."""
-    return [(pair[0], to_steps(str(pair[1]))) if len(pair) == 2 else pair for pair in delays]
+    delays: Sequence[Sequence[str]], to_steps: Callable[[str], int]
+) -> Sequence[Sequence[Any]]:
+    """Rules with each duration in steps; entries that are no tuples are left to `check_delays`."""
+    return [
+        rule if isinstance(rule, str) else (*rule[:1], *(to_steps(str(x)) for x in rule[1:]))
+        for rule in delays
+    ]
+
+
+def check_delays(delays: Sequence[Sequence[Any]], paths: Iterable[str]) -> None:
+    """Raise UserError unless all patterns match a path, with one or two durations each."""
+    if not all(isinstance(rule, tuple | list) and len(rule) in (2, 3) for rule in delays):
+        raise UserError(
+            f'config.optim.lr_delays={delays!r}: write ((pattern, delay), ...), or '
+            '((pattern, delay, warm-up), ...)'
+        )
+    check_patterns('lr_delays', [rule[0] for rule in delays], paths)
 
 
 def check_number(key: str, value: Any, holds: Callable[[float], bool], must: str) -> None:

@@ -69,6 +69,7 @@ def make(
     timescale: Steps = 10_000,
     boundaries: Sequence[Steps] = (),
     factor: float = 0.1,
+    power: float = 0.9,
     init: float = 0.0,
     final: float = 0.0,
 ) -> optax.Schedule:
@@ -81,7 +82,7 @@ def make(
     Args:
       peak: the highest learning rate.
       total_steps: length of training.
-      name: `constant`; `linear` or `cosine`, which reach `final` at
+      name: `constant`; `linear`, `cosine` or `polynomial`, which reach `final` at
         `total_steps`; `stair`, multiplied by `factor` from each of `boundaries`
         on (He et al. 2016, section 3.4); or `rsqrt`, the reciprocal square root
         peak * sqrt(timescale / (timescale + steps since the warm-up)), which
@@ -97,6 +98,9 @@ def make(
       timescale: timescale of `rsqrt`, in steps.
       boundaries: of `stair`, in steps from the start of training, rising.
       factor: of `stair`, in (0, 1].
+      power: of `polynomial`, in which the distance from `final` shrinks as the
+        share of the steps that are left, to this power (Chen et al. 2018,
+        arXiv:1606.00915, section 4.1).
       init: learning rate at step 0, if there is a warm-up.
       final: learning rate at `total_steps`, if anything decays to it.
 
@@ -107,16 +111,18 @@ def make(
         raise UserError(nearest('schedule', name, SHAPES))
     check_choice('cooldown_form', cooldown_form, COOLDOWNS)
     _validate(total_steps, warmup, cooldown, timescale)
+    if not power > 0:
+        raise UserError(f'schedule {name!r}: power={power} must be positive')
     for what, rate in (('lr', peak), ('init', init), ('final', final)):
         if not math.isfinite(rate) or rate < 0:
             raise UserError(f'schedule {name!r}: {what}={rate} must be finite and at least 0')
-    if final and not cooldown and name not in ('linear', 'cosine'):
+    if final and not cooldown and name not in ('linear', 'cosine', 'polynomial'):
         raise UserError(f'schedule {name!r} reaches final={final} only with a cooldown; set one')
     if name == 'stair':
         _validate_stair(boundaries, factor, warmup, total_steps)
     shape, cooldown_start = SHAPES[name], total_steps - cooldown
     steps = tuple(boundary - warmup for boundary in boundaries)
-    spec = _Spec(peak, final, max(total_steps - warmup, 1), timescale, steps, factor)
+    spec = _Spec(peak, final, max(total_steps - warmup, 1), timescale, steps, factor, power)
 
     def schedule(step: Any) -> Any:
         t = jnp.clip(jnp.asarray(step, jnp.float32), 0, total_steps)
@@ -140,6 +146,7 @@ class _Spec:
     timescale: int
     boundaries: tuple[int, ...]
     factor: float
+    power: float
 
 
 def _constant(elapsed: Any, spec: _Spec) -> Any:
@@ -158,6 +165,12 @@ def _cosine(elapsed: Any, spec: _Spec) -> Any:
     return spec.final + (spec.peak - spec.final) * falling
 
 
+def _polynomial(elapsed: Any, spec: _Spec) -> Any:
+    """Fall from the peak to `final` as a power of the share of steps that are left."""
+    left = jnp.clip(1 - elapsed / spec.length, 0, 1)
+    return spec.final + (spec.peak - spec.final) * left**spec.power
+
+
 def _rsqrt(elapsed: Any, spec: _Spec) -> Any:
     """Fall as the reciprocal square root of the steps since the warm-up, without an end."""
     return spec.peak * jnp.sqrt(spec.timescale / (spec.timescale + elapsed))
@@ -173,6 +186,7 @@ SHAPES = {
     'constant': _constant,
     'linear': _linear,
     'cosine': _cosine,
+    'polynomial': _polynomial,
     'rsqrt': _rsqrt,
     'stair': _stair,
 }
