@@ -67,7 +67,7 @@ class BoxStandIn(StandIn):
     """In place of images with boxes and masks."""
 
     def __len__(self):
-        return 200
+        return 2_000
 
     def __getitem__(self, index):
         boxes = np.array([[2, 3, 30, 40]], np.float32)
@@ -89,7 +89,7 @@ def any_source(monkeypatch, vocab):
 
     def open_or_stand_in(name, split):
         stand_in = TextStandIn if name.startswith(TEXT) else StandIn
-        stand_in = BoxStandIn if name.startswith(('coco:', 'panoptic:')) else stand_in
+        stand_in = BoxStandIn if name.startswith(('coco:', 'panoptic:', 'masks:')) else stand_in
         stand_in = CaptionStandIn if name.startswith('tar:') else stand_in
         try:
             return open_source(name, split)

@@ -8,7 +8,11 @@ In one stage, from scratch, where detr/scenes_panoptic.py needs three. `:vit_s14
 DINOv2 ViT-S/14, at ten times the cost of an image.
 
 Expected: PQ of at least 0.647 on the 500 test images, that of panoptic DETR. Neither has been run
-to its end.
+to its end. Width, rate and thresholds are from trials of 5,000 steps in a loop of their own on one
+H100, judged on 400 images of digits that were held out from training, one seed each: at width 128,
+PQ was 0.456, 0.539 and 0.480 at rates of 5e-4, 1e-3 and 2e-3; twice the images gave 0.544, and
+patches of 4 pixels 0.541. With images also scaled at random it was 0.475 at width 128 and 0.580 at
+192 (things 0.417, stuff 0.988), so that digits, not masks, are what is left to learn.
 """
 
 from ml_collections import ConfigDict

@@ -61,6 +61,7 @@ RUNS = {
     'detr/scenes.py:smoke': ('scenes',),
     'detr/scenes_panoptic.py:smoke': ('scenes_panoptic',),
     'eomt/scenes.py:smoke': ('eomt',),
+    'eomt/finetune.py:smoke': ('leaves',),
     'jit/digits.py:smoke': ('jit_digits',),
     'jit/restore.py:smoke': ('jit_small_digits', 'jit_gray'),
     'mae/cifar10.py:smoke': ('mae_cifar10', 'mae_smoke', 'mae_half'),

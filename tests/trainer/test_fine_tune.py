@@ -205,3 +205,38 @@ def test_a_run(auto, smoke_run):
     assert [config.model.get(key) for key in kept] == [before.get(key) for key in kept]
     assert config.model.num_classes is None
     assert config.evals.val.transforms == 'resize_small(8)|central_crop((8, 8))'
+
+
+def own_masks(repo, checkpoint, *overrides):
+    given = ['data.source=scenes_panoptic:20', 'data.split=train', 'evals.val.split=test[:4]']
+    path = f'{repo}/experiments/eomt/finetune.py:auto'
+    return config_lib.load(path, [*given, f'init.from={checkpoint}', *overrides])
+
+
+def test_an_eomt_is_made_of_a_vit(repo, place):
+    """The encoder, its fields and its normalization are the checkpoint's, the rest starts anew."""
+    config = own_masks(repo, place / 'vit.npz', 'model.query_blocks=1', 'model.dtype=float32')
+    completed = fine_tune.complete(config)
+    made = completed.config
+    assert completed.notes[0] == 'config.model: eomt, made of the vit of the checkpoint'
+    model = {'name': 'eomt', 'width': 16, 'patch_size': 8, 'depth': 1}
+    assert made.model.to_dict().items() >= model.items()
+    assert made.init.select == 'patch_embed,cls_token,pos_embed,encoder'
+    assert made.task.mean == made.task.std == (0.5,) * 3
+    assert 'sliding_windows(32)' in made.evals.val.transforms
+    training = build(made, jax.devices()[:1])
+    origin = find_origin(training, known=completed.checkpoint)
+    kernel = completed.checkpoint.params['encoder']['block_0']['mlp']['fc1']['kernel']
+    np.testing.assert_array_equal(
+        origin.params['encoder']['block_0']['mlp']['fc1']['kernel'], kernel
+    )
+    assert 'query_embed' not in origin.params
+
+
+def test_what_no_eomt_is_made_of(repo, place):
+    for changes, message in (
+        (['init.into=eoomt'], "unknown model name 'eoomt'; did you mean 'eomt'"),
+        (['init.into=swin'], 'config.init.into=swin: it cannot be made of a vit'),
+    ):
+        with pytest.raises(UserError, match=message):
+            fine_tune.complete(own_masks(repo, place / 'vit.npz', *changes))

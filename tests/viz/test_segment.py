@@ -6,6 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
+from vit_jax.tasks import segment
 from vit_jax.viz import segment as viz
 from vit_jax.viz.photo import Context, Photo
 
@@ -56,6 +57,21 @@ def test_a_segment_for_each_class_of_pixels():
     classes[:6, :16] = 1
     found = rows({'segmentation': classes, 'size': np.array([12, 16])})
     assert found == [('sky', 12 * 32, [0, 0, 32, 12]), ('road', 12 * 32, [0, 12, 32, 12])]
+
+
+def test_the_picture_of_classes_names_them_without_a_score():
+    pytest.importorskip('matplotlib')
+    context = Context(('car', 'sky', 'road'), argparse.Namespace(threshold=0.8))
+    classes = np.full((16, 20), 2)
+    classes[:6, :16] = 1
+    made = {'segmentation': classes, 'size': np.array([12, 16])}
+    figure = viz.Viz().draw([made], [photo()], context)
+    assert {text.get_text() for text in figure.axes[0].texts} == {'sky', 'road'}
+
+
+def test_files_may_be_larger_than_the_images_of_the_data():
+    task = viz.Viz().adapt_task(segment.Task(kind='semantic', frame=(8, 8)), Context())
+    assert task == segment.Task(kind='semantic')
 
 
 def test_the_picture_names_what_is_found():

@@ -54,6 +54,8 @@ class Init:
         'bicubic' (transformers) or 'antialiased' bicubic (timm); if empty, as in the checkpoint's
         code base.
       select: the parts to load, see `vit_jax.interop.adapt.select_params`; empty for all.
+      into: with `config.model.name=None`, the model to make of the checkpoint's ViT, as 'eomt'. It
+        keeps the ViT's fields and parameters and adds its own. By default the checkpoint's model.
       classes: a file with the checkpoint's class for each class of the run, one number a line, from
         0, which selects rows of its head. If empty, a head with as many classes is kept, and any
         other starts anew.
@@ -62,6 +64,7 @@ class Init:
     from_: str | None = ''
     posemb: str = ''
     select: str = ''
+    into: str = ''
     classes: str = ''
 
     def __post_init__(self) -> None:

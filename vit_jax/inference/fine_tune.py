@@ -1,6 +1,7 @@
 """Completion of configs from the checkpoint of `config.init.from` and from the splits of the data.
 
 `config.model.name=None` means the checkpoint's model; other keys of `config.model` replace its own.
+With `config.init.into` it means this model, made of the checkpoint's ViT.
 In transforms, `{size}` and `{method}` stand for the checkpoint's image size and resampling,
 `{transforms}` for its evaluation transforms, and `{alpha}` for `drop_alpha|` if these contain it.
 If `config.data.split` and the splits of `config.evals` are None, evaluation uses a validation
@@ -19,14 +20,14 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.config import defaults
+from vit_jax.config import defaults, objects, schema
 from vit_jax.config.load import override
 from vit_jax.config.origin import Init
 from vit_jax.data import sources
 from vit_jax.data.records import UnknownSplit
 from vit_jax.data.transforms import parse_transforms, without_annotations
 from vit_jax.errors import UserError
-from vit_jax.interop.trained import TrainedModel
+from vit_jax.interop.trained import TrainedModel, pixel_scale
 
 # Readers of checkpoints are imported only where a config follows one, as most follow none.
 VALIDATION = ('validation', 'valid', 'val', 'dev', 'test')  # in order of preference
@@ -168,6 +169,8 @@ def _follow_model(config: ConfigDict, checkpoint: TrainedModel) -> str:
     from vit_jax.inference import load
 
     part = load.backbone(checkpoint)
+    if into := defaults.arguments(config, 'init')['into']:
+        return _follow_into(config, checkpoint, part, into)
     if part.config.task.name != config.task.name:
         raise UserError(
             f'a {part.config.model.name} for the task {part.config.task.name!r}, but config.task '
@@ -181,6 +184,38 @@ def _follow_model(config: ConfigDict, checkpoint: TrainedModel) -> str:
     if part is not checkpoint and not defaults.arguments(config, 'init')['select']:
         config.init.select = ','.join(part.params)
     return f'config.model: the {part.config.model.name} of the checkpoint'
+
+
+def _follow_into(
+    config: ConfigDict, checkpoint: TrainedModel, part: TrainedModel, into: str
+) -> str:
+    """Give a config the model `into`, made of a checkpoint's backbone, or the checkpoint's own."""
+    from vit_jax.interop import preprocessing
+
+    given = {key: value for key, value in config.model.items() if value is not None}
+    anew = {'num_classes': None, 'name': into}
+    if checkpoint.config.model.name == into:
+        config.model = {**checkpoint.model_config, **given, **anew}
+        _normalize_as(config, checkpoint.task_config)
+        return f'config.model: the {into} of the checkpoint'
+    name, old = part.config.model.name, type(part.model)
+    config.model = {**given, **anew}
+    cls = schema.model_class(config)
+    if not issubclass(cls, old):
+        raise UserError(f'config.init.into={into}: it cannot be made of a {name}')
+    known = schema.constructor_keys(cls)
+    config.model = {k: v for k, v in part.model_config.items() if k in known} | given | anew
+    parts = (objects.make_model(_with_classes(config)).transferable() or (None, ()))[1]
+    if not defaults.arguments(config, 'init')['select']:
+        config.init.select = ','.join(each for each in parts if each in part.params)
+    if (scale := pixel_scale(part.task)) is not None:
+        _normalize_as(config, preprocessing.of_channels(scale, part.channels))
+    return f'config.model: {into}, made of the {name} of the checkpoint'
+
+
+def _with_classes(config: ConfigDict) -> ConfigDict:
+    """The config's model, for an arbitrary number of classes."""
+    return ConfigDict({'model': {**config.model.to_dict(), 'num_classes': 1}})
 
 
 def _normalize_as(config: ConfigDict, task: Mapping[str, Any]) -> None:

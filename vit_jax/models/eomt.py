@@ -189,9 +189,11 @@ class Model(vit.Model):
 
     def layer_order(self) -> tuple[str, ...]:
         """Patterns of the layers' parameters from the image to the block before the last, which
-        learns like the heads.
+        learns like the heads; the image's embedding learns like the first block, as in the authors'
+        code.
         """
-        return super().layer_order()[:-1]
+        embedding, *blocks = super().layer_order()[:-1]
+        return ('|'.join((embedding, *blocks[:1])), *blocks[1:])
 
     def transferable(self) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Keywords of `config.model` for the encoder as a ViT, and the names of its parameters."""
@@ -337,9 +339,8 @@ def _convolve(x: Array, kernel: Array) -> Array:
 def _sum_of_shifts(x: Array, kernel: Array) -> Array:
     height, width = x.shape[1:3]
     x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    return sum(
-        x[:, i : i + height, j : j + width] * kernel[i, j, 0] for i in range(3) for j in range(3)
-    )
+    moved = (x[:, i : i + height, j : j + width] for i in range(3) for j in range(3))
+    return functools.reduce(jnp.add, map(jnp.multiply, moved, kernel.reshape(9, -1)))
 
 
 def _shift_back(kept: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:

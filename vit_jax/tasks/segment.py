@@ -115,8 +115,9 @@ class Task(base.Task):
         return self.mean, self.std
 
     def inputs(self, batch: Batch) -> tuple[Float[Array, 'B H W C']]:
-        """Normalized images; padding is black."""
-        return (sequences.standardize(batch['image'], self.mean, self.std),)
+        """Normalized images, or windows of the transform `sliding_windows`; padding is black."""
+        image = batch['image'].reshape(-1, *batch['image'].shape[-3:])
+        return (sequences.standardize(image, self.mean, self.std),)
 
     def outputs(self, apply: Apply, batch: Batch) -> dict[str, Any]:
         """The model's outputs, in training also before the last blocks, with attention masked as
@@ -217,9 +218,8 @@ class Task(base.Task):
 
     def _classes_of_pixels(self, apply: Apply, batch: Batch) -> dict[str, Array]:
         image = batch['image']  # [B H W C], or windows [B n S S C] of the transform sliding_windows
-        flat = image.reshape(-1, *image.shape[-3:])
-        outputs = apply(*self.inputs({**batch, 'image': flat}))
-        scores = class_scores(outputs, flat.shape[1:3])
+        outputs = apply(*self.inputs(batch))
+        scores = class_scores(outputs, image.shape[-3:-1])
         if image.ndim == 5:
             scores = scores.reshape(*image.shape[:2], *scores.shape[1:])
             return sliding.segmentation(scores, batch, self.frame)

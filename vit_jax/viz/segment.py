@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import numpy as np
 
 from vit_jax.ops import panoptic
@@ -17,6 +20,16 @@ class Viz(segment_panoptic.Viz):
     """Segments, instances or classes in colors, by the task's kind."""
 
     threshold = 0.8
+
+    def adapt_task(self, task: Any, context: Context) -> Any:
+        """The task, without the size of the largest image of the data, as files may be larger."""
+        return dataclasses.replace(task, frame=None)
+
+    def labels(self, prediction: Fields, queries: np.ndarray, context: Context) -> list[str]:
+        """The label of each segment in the picture: its class, and its score if it has one."""
+        if 'segmentation' in prediction:
+            return [context.class_name(label) for label in prediction['labels'][queries].tolist()]
+        return super().labels(prediction, queries, context)
 
     def note(self, prediction: Fields, context: Context) -> str:
         """The line for an image without segments."""
@@ -48,7 +61,7 @@ def _classes(prediction: Fields, photo: Photo) -> tuple[Segments, Fields]:
     labels = np.unique(classes[classes >= 0])
     numbers = np.where(classes >= 0, np.searchsorted(labels, classes) + 1, 0)
     every = np.arange(len(labels))
-    told = {'labels': labels, 'scores': np.ones(len(labels)), 'things': every < 0}
+    told = {**prediction, 'labels': labels, 'scores': np.ones(len(labels)), 'things': every < 0}
     return Segments(numbers, every), told
 
 

@@ -68,10 +68,15 @@ class Viz(detect.Viz):
             tints = [figures.class_color(label) for label in classes]
             heading = self._heading(photo, len(queries), context)
             figures.show_image(axes, paint_segments(picture, numbers, tints), heading, size=9)
-            scored = zip(classes, prediction['scores'][queries], strict=True)
-            names = [f'{context.class_name(label)} {score:.2f}' for label, score in scored]
+            names = self.labels(prediction, queries, context)
             write_labels(axes, numbers, names, tints, numbers.shape[1] / detect.INSIDE)
         return figure
+
+    def labels(self, prediction: Fields, queries: np.ndarray, context: Context) -> list[str]:
+        """The label of each segment in the picture: its class and score."""
+        labels, scores = (prediction[name][queries].tolist() for name in ('labels', 'scores'))
+        scored = zip(labels, scores, strict=True)
+        return [f'{context.class_name(label)} {score:.2f}' for label, score in scored]
 
     def found(
         self, prediction: Fields, photo: Photo, context: Context

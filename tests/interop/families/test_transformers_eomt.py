@@ -92,6 +92,30 @@ def test_kind_of_segmentation(told, classes, kind, stuff):
     assert task['kind'] == kind and len(task.get('stuff', ())) == stuff
 
 
+def test_windows_are_those_of_the_processor_of_transformers():
+    from transformers.models.eomt.image_processing_pil_eomt import EomtImageProcessorPil
+
+    from vit_jax.data.transforms import parse_transforms
+    from vit_jax.interop.families import transformers_eomt
+
+    told = PREPROCESSOR | {'do_split_image': True}
+    told['size'] = {'shortest_edge': 32, 'longest_edge': None}
+    data = transformers_eomt._data({'preprocessor_config.json': told}, None)
+    assert data == {'transforms': "drop_alpha|sliding_windows(32, rounding='down')"}
+    theirs = EomtImageProcessorPil(**told | {'do_normalize': False, 'do_rescale': False})
+    rng = np.random.default_rng(0)
+    for size in ((100, 77), (77, 101), (64, 64), (50, 131)):
+        image = rng.integers(0, 256, (*size, 3), np.uint8)
+        expected = theirs(images=image, return_tensors='np')
+        found = parse_transforms(data['transforms'])({'image': image}, rng)
+        used = found['starts'] >= 0
+        assert [start for _, start, _ in expected['patch_offsets']] == found['starts'][
+            used
+        ].tolist()
+        windows = found['image'][used].transpose(0, 3, 1, 2)
+        np.testing.assert_array_equal(windows, expected['pixel_values'])
+
+
 @pytest.mark.long
 def test_files_that_are_no_whole_model(tmp_path):
     saved(tmp_path)

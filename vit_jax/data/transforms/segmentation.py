@@ -18,7 +18,8 @@ from vit_jax.data.transforms.pillow import (
     height_width,
 )
 from vit_jax.data.transforms.registry import transform
-from vit_jax.errors import UserError
+from vit_jax.data.transforms.windows import scaled, scaled_down
+from vit_jax.errors import UserError, check_choice
 
 ATTEMPTS = 10  # to find a window with an object
 
@@ -79,9 +80,11 @@ def _has_objects(record: Record) -> bool:
 
 @transform
 def sliding_windows(
-    size: int, most: int = 4, method: str = 'bilinear'
+    size: int, most: int = 4, method: str = 'bilinear', rounding: str = 'nearest'
 ) -> Callable[[Record], Record]:
     """Resize the shorter side to `size`, and cut the image into squares along the longer one.
+
+    The longer side is rounded to the nearest pixel as in EoMT's code, or 'down' as in transformers.
 
     There are as few windows as cover the image, and they overlap evenly; see `ops.sliding`, which
     puts predictions together. `image` becomes [most, size, size, C], black in windows that are not
@@ -94,11 +97,13 @@ def sliding_windows(
     """
     check_positive(size=size, most=most)
     check_method(method)
+    check_choice('rounding', rounding, ('nearest', 'down'))
+    scale = scaled_down if rounding == 'down' else scaled
 
     def apply(record: Record) -> Record:
         check_annotations_stay({k: value for k, value in record.items() if k != 'points'})
         full = image_size(record)
-        height, width = (round(side * (size / min(full))) for side in full)
+        height, width = scale(full, size, None)
         firsts = window_starts(max(height, width), size)
         if len(firsts) > most:
             raise UserError(

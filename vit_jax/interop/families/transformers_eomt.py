@@ -192,13 +192,16 @@ def _task(extra: Mapping[str, Any], classes: int) -> dict[str, Any]:
 
 
 def _data(extra: Mapping[str, Any], size: tuple[int, int] | None) -> dict[str, Any]:
-    """The transforms, to images that are padded on the right and at the bottom."""
+    """The transforms: to images that are padded on the right and at the bottom, or to windows."""
     told = extra.get(preprocessing.PREPROCESSOR) or {}
     sides = told.get('size') or {}
     short = int(sides.get('shortest_edge') or (size or (640, 640))[0])
     long = int(sides.get('longest_edge') or short)
     method = preprocessing.config_resampling(told)
     named = '' if method == 'bilinear' else f', {method!r}'
+    if told.get('do_split_image'):
+        named = '' if method == 'bilinear' else f', method={method!r}'
+        return {'transforms': f"drop_alpha|sliding_windows({short}{named}, rounding='down')"}
     resized = f"drop_alpha|resize_small({short}{named}, max={long}, rounding='down')"
     return {'transforms': resized, 'sizes': (size or (long, long),)}
 
@@ -277,10 +280,12 @@ def _form(model: Mapping[str, Any]) -> _transformers.Form:
 
 def _preprocessor(trained: TrainedModel, written: Written, kind: str) -> dict[str, Any]:
     """preprocessor_config.json with the sizes of the transforms, as far as they resize."""
-    found = parse.arguments_of(trained.transforms, 'resize_small')
-    side = max(trained.image_size or (640, 640))
-    short, long = (found['size'], found['max']) if found else (side, side)
     semantic = kind == 'semantic'
+    found = parse.arguments_of(
+        trained.transforms, 'sliding_windows' if semantic else 'resize_small'
+    )
+    side = max(trained.image_size or (640, 640))
+    short, long = (found['size'], found.get('max')) if found else (side, side)
     return {
         **(written.preprocessor or {}),
         'image_processor_type': 'EomtImageProcessor',
