@@ -78,4 +78,5 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.optim.lr_delays = ((f'^({parts})(/|$)', '5%', '10%'),)
     config.step = dict(accum_steps=1, ema_decay=0.0)
     config.every = dict(log='10' if smoke else '2%', eval='20' if smoke else '10%')
+    config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
     return config
