@@ -6,10 +6,10 @@ r"""CIFAR-10 at 112 pixels from a share of the labels, by a trained ViT-S/14 of 
 `finetune` or `scratch`, and the share of the labels: 50, 500 or 4,500 training images per class.
 Training from scratch takes the same model, images and steps, so that both cost the same: 2.9
 GFLOPs per image forward. `config.init.from` is any ViT-S/14 with a class token that
-`vit_jax.load` reads. The steps are few, for a CPU: 100, or 200 from 10 % of the labels on, of 32 images, about 3 CPU
-seconds each on an Intel Xeon. On a GPU take more, as `--config.total='20 epochs'`. Learning rates
-are tuned on `val`, 50 other training images per class, never on `test`, the first 100 of each
-class.
+`vit_jax.load` reads. The steps of 32 images are few, for a CPU: 100, or 200 from 10 % of the labels
+on, about 3 CPU seconds each on an Intel Xeon. On a GPU take more, as `--config.total='20 epochs'`.
+Learning rates are tuned on `val`, 50 other training images per class, never on `test`, the first
+100 of each class.
 
 Frozen features need no run; `embed` computes them once, or `evaluate` for its evaluators:
 

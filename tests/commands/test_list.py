@@ -29,7 +29,7 @@ def test_text_and_json_have_the_same_names(capsys, kind):
 
 def test_words_choose_names(capsys):
     names = [one['name'] for one in json.loads(run(capsys, 'models', 'vit', 'detr', '--json'))]
-    assert names == ['detr', 'detr_panoptic', 'vit']
+    assert names == ['detr', 'detr_panoptic', 'vit', 'vit_factorized']
     assert json.loads(run(capsys, 'variants', 'nothing', '--json')) == []
 
 

@@ -23,6 +23,7 @@ def test_arguments_are_complete_and_suit_the_constructor(config: ConfigDict) -> 
         'posemb': '',
         'select': '',
         'classes': '',
+        'into': '',
     }
     assert schema.constructor('init')(**defaults.arguments(config, 'init')).from_ == 'a.npz'
     assert defaults.arguments(config, 'branch') == {'from_': '', 'step': 0}

@@ -10,8 +10,9 @@ from vit_jax.config import load, schema
 
 DIGITS = 'experiments/vit/digits.py'
 KEYS = {
-    'optim.schedule': 'name warmup cooldown timescale boundaries factor init final cooldown_form',
-    'optim.decay_schedule': 'name warmup cooldown timescale boundaries factor init final '
+    'optim.schedule': 'name warmup cooldown timescale boundaries factor power init final '
+    'cooldown_form',
+    'optim.decay_schedule': 'name warmup cooldown timescale boundaries factor power init final '
     'cooldown_form',
     'step': 'accum_steps ema_decay ema_schedule max_skips sam sam_schedule',
     'step.sam': 'rho alpha',
@@ -20,7 +21,7 @@ KEYS = {
     'parallel': 'strategy fsdp tensor slices rules min_split_size',
     'data': 'source split classes transforms vocab buckets sizes workers threads cache '
     'stall_seconds count plan',
-    'init': 'from posemb select classes',
+    'init': 'from posemb select classes into',
     'branch': 'from step',
 }
 

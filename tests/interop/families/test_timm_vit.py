@@ -222,7 +222,6 @@ def test_which_gelu(config, gelu, tmp_path):
         ('vit_relpos_base_patch16_224', 'relative positions'),
         ('samvit_base_patch16', 'windows'),
         ('naflexvit_base_patch16_gap', 'does not hold the embeds.proj.weight of a NaFlexViT'),
-        ('naflexvit_base_patch16_parfac_gap', "pos_embed is 'factorized'"),
     ],
 )
 def test_architectures_that_have_the_same_names(architecture, words, tmp_path):
