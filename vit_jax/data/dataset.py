@@ -28,7 +28,7 @@ from vit_jax.data.batches import (
     as_facts,
     empty_batch,
 )
-from vit_jax.data.plans import Plan, base
+from vit_jax.data.plans import Plan, base, fixed
 from vit_jax.data.plans.base import Examples
 from vit_jax.data.read_ahead import STALL_SECONDS, Loading, read_ahead
 from vit_jax.data.records import (
@@ -78,8 +78,8 @@ class Dataset:
         Raises:
           UserError: for a cache together with reading processes, which cannot share it.
         """
-        loading = loading.resolved(len(plan.examples), plan.examples.is_filling)
-        if loading.workers and plan.examples.is_filling:
+        loading = loading.resolved(len(plan.examples), bool(plan.examples.lacking))
+        if loading.workers and plan.examples.lacking:
             raise UserError(
                 f'cache=True with workers={loading.workers}: processes do not share a cache; set '
                 'one of them to 0'
@@ -386,6 +386,14 @@ class Loader:
             )
         mine = self.process.rows(len(indices))
         batch, index, mask = empty_batch(spec, len(mine), slots)
+        full = examples.lacking == 0 and type(self.plan) is fixed.Plan
+        if full and (stacked := examples.stacked) is not None and stacked.spec == spec:
+            real = np.flatnonzero(indices[mine] != base.NONE)
+            numbers = indices[mine][real]
+            made = stacked.rows(numbers, seed, draws[mine][real, 0])
+            for name, rows in (made | {'index': numbers, 'mask': 1}).items():
+                batch[name][real] = rows
+            return batch
         coming = (i for i in indices[mine].ravel().tolist() if i != base.NONE)
         examples.expect(itertools.islice(coming, AHEAD * index.shape[1]))
         for row, at in enumerate(mine):

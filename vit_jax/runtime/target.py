@@ -22,27 +22,17 @@ Function = Callable[[], float]
 
 def from_devices(devices: np.ndarray, **fields: Any) -> Devices:
     """Describe the devices of a mesh; `fields` are further fields of `Devices`."""
-    return Devices(device_kind(devices), measure=_measure_on(devices), **fields)
+    measure, device = None, local_accelerator(devices.flat)
+    if device is not None:
+        several = len({d.process_index for d in devices.flat}) > 1
+        measure = functools.partial(largest_over_processes, device, several)
+    return Devices(devices.flat[0].device_kind, measure=measure, **fields)
 
 
 def from_device(device: jax.Device | None = None) -> Devices:
     """Describe one device, by default the one that JAX computes on."""
     (one,) = (device,) if device is not None else jnp.zeros(()).devices()
     return from_devices(np.array([one]))
-
-
-def device_kind(devices: np.ndarray) -> str:
-    """JAX's name of the devices' kind."""
-    return devices.flat[0].device_kind
-
-
-def _measure_on(devices: np.ndarray) -> Callable[[Callable[[], float]], float] | None:
-    """See `Devices.measure`."""
-    device = local_accelerator(devices.flat)
-    if device is None:
-        return None
-    several = len({d.process_index for d in devices.flat}) > 1
-    return functools.partial(largest_over_processes, device, several)
 
 
 def traced_for(devices: Devices, step: Callable) -> Callable:

@@ -15,6 +15,7 @@ from vit_jax.data import batches, images
 from vit_jax.data.batches import ArraySpec, Batch, Shape, Spec
 from vit_jax.data.records import BrokenRecord, Record, SourceInfo, example_rng, with_numbers
 from vit_jax.data.splits import Subset
+from vit_jax.data.stacked import Stacked, stack
 from vit_jax.data.transforms import Transforms
 from vit_jax.data.vocabulary import Tokenizer
 from vit_jax.errors import UserError
@@ -59,9 +60,15 @@ class Examples:
         return self.transforms.vocab
 
     @property
-    def is_filling(self) -> bool:
-        """Whether a cache lacks some of the examples."""
-        return self._cache and len(self._kept) < len(self)
+    def lacking(self) -> int | None:
+        """How many examples a cache still lacks; None without a cache."""
+        return len(self) - len(self._kept) if self._cache else None
+
+    @functools.cached_property
+    def stacked(self) -> Stacked | None:
+        """All examples of a full cache as arrays, if they are small and of one shape."""
+        records = [self._kept[index] for index in range(len(self))]
+        return stack(records, self.transforms, self.source.info.vocab_size)
 
     def read(self, index: int, seed: int = 0, draw: int = 0) -> Record:
         """Transform an example with the random numbers of (seed, draw).

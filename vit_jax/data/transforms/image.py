@@ -234,8 +234,8 @@ def flip() -> RandomApply:
     """Mirror left and right with probability 1/2."""
 
     def apply(record: Record, rng: np.random.Generator) -> Record:
-        mirrored = geometry.flip(record)  # refuses a record whatever the draw
-        return mirrored if rng.random() < 0.5 else record
+        geometry.check_movable(record, padded=False)  # whatever the draw
+        return geometry.flip(record) if rng.random() < 0.5 else record
 
     return apply
 
