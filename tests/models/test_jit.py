@@ -12,6 +12,7 @@ from helpers.pictures import count
 
 from vit_jax.errors import UserError
 from vit_jax.models.jit import Model, in_the_middle, variant
+from vit_jax.viz.attention_pictures import choose_stack, stack_weights
 
 # Of LTH14/JiT for 1,000 classes, without its table of fixed positions.
 COUNTS = {
@@ -93,15 +94,22 @@ def test_recomputation_changes_no_gradient():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), kept, recomputed)
 
 
-def test_maps_of_attention_have_the_context_before_the_patches():
+def test_all_blocks_have_maps_of_patches_and_those_with_context_its_tokens():
     inputs = jit_numbers.batch()
     arrays = tuple(inputs[name] for name in ('image', 'time', 'label'))
     variables = {'params': jit_numbers.params()}
     _, sown = _compiled()(variables, *arrays, mutable=('intermediates',))
     maps = MODEL.attention_maps(sown['intermediates'], *arrays)
-    assert [one.weights.shape[-1] for one in maps] == [16, 19, 19]
-    assert {one.query_grid for one in maps} == {(4, 4)}
-    np.testing.assert_allclose(np.asarray(maps[1].weights).sum(-1), 1, atol=1e-5)
+    context, patches = (
+        stack_weights(choose_stack(maps, 'context')),
+        stack_weights(choose_stack(maps)),
+    )
+    assert context.shape == (2, 2, 3, 19) and patches.shape == (3, 2, 16, 16)
+    for weights in (context, patches):
+        np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
+    kept = np.asarray(sown['intermediates']['block_2']['attention']['attention'][0][0])
+    np.testing.assert_array_equal(context[1], kept[:, :3])
+    assert np.ptp(patches[2] / kept[:, 3:, 3:], axis=-1).max() < 1e-5  # each row by one factor
 
 
 def test_dropout_acts_in_the_middle_half_of_the_blocks():

@@ -6,6 +6,7 @@ Li and He, 2025, "Back to Basics: Let Denoising Generative Models Denoise", arXi
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -165,12 +166,23 @@ class Model(base.Model):
     def attention_maps(
         self, intermediates: Mapping[str, Any], images: Float[Array, 'B H W C'], *_: Any
     ) -> list[AttentionMap]:
-        """Attention maps from the `intermediates` of a call with these images.
+        """Attention among patches, `encoder/block_i`, and of the class to patches.
 
-        The tokens of the class come before those of the patches.
+        In blocks with tokens of the class, the weights of a patch are divided by their sum over
+        patches, so that all blocks have maps of one size. `context/block_i/cross` has a query for
+        each token of the class; its keys are these tokens and then the patches.
         """
         grid = patch_grid(images.shape[1], images.shape[2], self.patch_size)
-        return collect({'encoder': intermediates}, 'encoder', grid, grid)
+        patches, context = [], []
+        for name, weights, *_grids in collect({'encoder': intermediates}, 'encoder', grid, grid):
+            kept = jnp.asarray(weights)
+            first = kept.shape[-1] - math.prod(grid)
+            free = kept[:, :, first:, first:]
+            patches.append(AttentionMap(name, free / free.sum(-1, keepdims=True), grid, grid))
+            if first:
+                name = f'{name.replace("encoder", "context")}/cross'
+                context.append(AttentionMap(name, kept[:, :, :first], (first,), grid))
+        return [*context, *patches]
 
     def parameter_pictures(
         self, params: Mapping[str, Any], image_size: Size | None
