@@ -12,6 +12,7 @@ from PIL import Image
 from vit_jax import __main__ as cli
 from vit_jax.errors import UserError
 from vit_jax.inference import sample
+from vit_jax.inference.predict import predictor
 from vit_jax.interop.trained import TrainedModel
 
 pytestmark = pytest.mark.slow
@@ -80,8 +81,13 @@ def test_mistakes_of_calls():
 def test_a_model_that_has_diverged_makes_no_images():
     run = trained(steps=1)
     run = dataclasses.replace(run, params=jax.tree.map(lambda x: x * np.nan, run.params))
-    with pytest.raises(UserError, match=r'samples hold NaN .* earlier checkpoint by --step'):
-        next(sample.sample(run, (1,), devices=jax.devices()[:1]))
+    image = {'image': np.zeros((8, 8, 3), np.uint8)}
+    for make in (
+        lambda: next(sample.sample(run, (1,), devices=jax.devices()[:1])),
+        lambda: predictor(run)(image, 0),
+    ):
+        with pytest.raises(UserError, match=r'samples hold NaN .* earlier checkpoint by --step'):
+            make()
 
 
 @pytest.fixture(scope='module')

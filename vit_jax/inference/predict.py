@@ -65,7 +65,8 @@ def predict(
       and `boxes` for a DETR. A list of them for several images.
 
     Raises:
-      UserError: if the model or an image cannot be read, or the task has no predictions.
+      UserError: if the model or an image cannot be read, the task has no predictions, or samples
+        are not finite.
     """
     environment.keep_freed_memory_from_now()
     compile_cache.enable_for_python()
@@ -84,7 +85,8 @@ def predict(
 def predictor(trained: TrainedModel, seed: int = 0) -> Callable[[Example, int], Prediction]:
     """A compiled function (example, number) -> {name: array} for this example.
 
-    The task's random draws depend only on the seed and the number.
+    The task's random draws depend only on the seed and the number. The function raises UserError if
+    samples are not finite.
 
     Raises:
       UserError: if the task has no predictions.
@@ -95,9 +97,19 @@ def predictor(trained: TrainedModel, seed: int = 0) -> Callable[[Example, int], 
 
     def predict_one(example: Example, index: int) -> Prediction:
         predictions, _ = compiled(trained.variables, batch_of_one(example, index))
+        require_finite(trained, predictions.get('finite', True))
         return {name: np.asarray(value[0]) for name, value in predictions.items()}
 
     return predict_one
+
+
+def require_finite(trained: TrainedModel, finite: Any) -> None:
+    """Raise UserError unless all samples are `finite`, an array of truth values."""
+    if not np.all(finite):
+        raise UserError(
+            f'{trained.path}: samples hold NaN or infinite numbers, as of a model that has '
+            'diverged: take an earlier checkpoint by --step'
+        )
 
 
 def other_model(path: Path) -> OtherModel:

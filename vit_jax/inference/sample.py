@@ -19,6 +19,7 @@ from vit_jax import step
 from vit_jax.array_types import Int, UInt8
 from vit_jax.data.batches import Batch
 from vit_jax.errors import UserError
+from vit_jax.inference.predict import require_finite
 from vit_jax.interop import files
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.runtime import mesh, sharding
@@ -140,11 +141,7 @@ def _batches(
             'index': np.resize((labels[chosen] + 1) * MOST + numbers[chosen], rows),
         }
         images, shown, finite = jax.device_get(compiled(variables, layout.put_batch(padded)))
-        if not finite.all():
-            raise UserError(
-                f'{trained.path}: samples hold NaN or infinite numbers, as of a model that has '
-                'diverged: take an earlier checkpoint by --step'
-            )
+        require_finite(trained, finite)
         yield Samples(images[:real], shown[:real], labels[chosen], numbers[chosen])
 
 
