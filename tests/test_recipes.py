@@ -36,7 +36,7 @@ def load(spec, *overrides):
         ('scaling/vit_compute.py:bit', 21_843, -10.0, 11.0),
         ('scaling/vit_data_size.py:vit', 21_843, -10.0, 11.0),
         ('scaling/vit_data_size.py:bit', 21_843, -10.0, 11.0),
-        ('scaling/zhai_b16.py', 21_843, -10.0, 11.0),
+        ('scaling/zhai.py', 21_843, -10.0, 11.0),
     ],
 )
 def test_the_first_loss_of_sigmoid_pre_training(spec, classes, bias, expected):
@@ -103,7 +103,7 @@ def test_levels_of_augreg(spec, mixup, randaugment):
         'vit/imagenet21k.py:L/16',
         'vit/finetune.py:cifar10,R50+B/16',
         'vit/finetune.py:pets,B/32,transfer',
-        'scaling/zhai_b16.py:',
+        'scaling/zhai.py:',
         'scaling/vit_compute.py:hybrid',
         'scaling/vit_data_size.py:vit',
         'mae/imagenet.py:B/16',

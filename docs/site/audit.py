@@ -65,7 +65,7 @@ ROWS = (
     Row('BV/proj/flexivit/timing.py', DIFFERS, 'vit/imagenet2012.py:flexi,B/16', '`benchmark`'),
     Row('BV/proj/image_text/siglip_lit_coco.py', DIFFERS, 'siglip/own.py:lit',
         'your own data, vocabulary and text tower'),
-    Row('BV/proj/scaling_laws/train_vit_g.py', DIFFERS, 'scaling/zhai_b16.py',
+    Row('BV/proj/scaling_laws/train_vit_g.py', DIFFERS, 'scaling/zhai.py',
         'ImageNet-21k instead of JFT-3B, which is not public'),
     Row('BV/proj/cappa/pretrain.py', MISSING, '', 'a decoder of captions with parallel prediction'),
     Row('BV/proj/clippo/*.py', MISSING, '', 'texts drawn as images'),

@@ -20,7 +20,7 @@ base, such as storage.googleapis.com/vit_models/imagenet21k/ViT-B_16.npz, or a r
 one; the head is reinitialized and the position embedding resized. An empty value,
 `--config.init.from=`, trains from scratch, which is seldom useful. For runs that pool without a
 class token, name the pooling as the third word: `finetune.py:imagenet2012,B/16,map` for those of
-zhai_b16.py; `gap` and `--config.model.posemb=sincos2d` for those of imagenet2012.py.
+zhai.py; `gap` and `--config.model.posemb=sincos2d` for those of imagenet2012.py.
 
 Dosovitskiy et al., 2021, arXiv:2010.11929, appendix B.1.1 and table 4: batch 512, no weight decay,
 gradients clipped to norm 1; the learning rate is tuned on `dev`, a part of the training images,

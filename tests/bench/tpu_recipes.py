@@ -20,7 +20,6 @@ from ml_collections import ConfigDict
 from vit_jax.commands import vocab
 from vit_jax.config import load
 from vit_jax.errors import UserError
-from vit_jax.models import vit
 from vit_jax.profiling import preflight, topology
 from vit_jax.rehearsal import ahead_of_time
 
@@ -28,7 +27,6 @@ PAGE = pages.ROOT / 'docs' / 'tpu.md'
 TABLE = PAGE, 'tests/bench/tpu_recipes.py', 'recipes'
 WMT14 = 'translate/wmt14.py'
 OWN_PAIRS = 'siglip/own.py'  # data of one's own, so that steps and hours are not known
-# `as` names a ViT that is put in the place of the recipe's.
 RECIPES = (
     ('vit/imagenet2012.py', 'v5e:2x4'),
     ('vit/imagenet2012.py:fast', 'v5e:2x4'),
@@ -42,7 +40,7 @@ RECIPES = (
     ('scaling/vit_compute.py:R50+B/16,fast', 'v4:2x2x4'),
     ('scaling/vit_compute.py:L/16,fast', 'v4:2x4x4'),
     ('scaling/vit_compute.py:H/14,fast', 'v5p:2x4x4'),
-    ('scaling/zhai_b16.py:fast as G/14', 'v5p:4x4x4'),
+    ('scaling/zhai.py:G/14,fast', 'v5p:4x4x4'),
     ('mae/imagenet.py:B/16,1600ep,fast', 'v5e:8x8'),
     ('dinov2/imagenet.py:L/16,fast', 'v5p:2x4x4'),
     (OWN_PAIRS, 'v5e:4x4'),
@@ -63,14 +61,11 @@ def config_of(recipe: str, folder: str) -> ConfigDict:
     Raises:
       UserError: if its data are not here.
     """
-    name, _, size = recipe.partition(' as ')
-    config = load.load(str(pages.ROOT / 'experiments' / name))
-    if size:
-        config.model.update(vit.variant(size))
-    if name == OWN_PAIRS:
+    config = load.load(str(pages.ROOT / 'experiments' / recipe))
+    if recipe == OWN_PAIRS:
         config.data.update(source='scenes_captions', vocab='bytes')
         config.model.vocab_size = 32_000
-    return as_multi30k(config, folder) if name == WMT14 else config
+    return as_multi30k(config, folder) if recipe == WMT14 else config
 
 
 def as_multi30k(config: ConfigDict, folder: str) -> ConfigDict:

@@ -138,7 +138,7 @@ def test_a_fused_projection_is_factored_as_separate_ones():
 def test_every_keyword_is_reached_from_the_command_line():
     flags = ('clipping_threshold=1.0', 'clipping_threshold=None', 'beta2_cap=0.95', 'momentum=None')
     flags += ('dtype_momentum=float32', 'decay_rate=0.7', 'min_dim_size_to_factor=64', 'eps=1e-20')
-    config = load.load('experiments/scaling/zhai_b16.py', [f'optim.{f}' for f in flags])
+    config = load.load('experiments/scaling/zhai.py', [f'optim.{f}' for f in flags])
     assert config.optim.clipping_threshold is None and config.optim.momentum is None
     assert (config.optim.beta2_cap, config.optim.eps) == (0.95, 1e-20)
 

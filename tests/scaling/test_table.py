@@ -464,3 +464,21 @@ def test_published_points_are_drawn_with_their_law(repo):
     assert axes.get_xlim()[1] > 4262e18
     with pytest.raises(UserError, match='--overlay: takes one column of x and at most 6 curves'):
         plots.draw_curves(curves * 7, options, published)
+
+
+def test_of_many_published_points_the_frontier_is_drawn(repo):
+    paper = read_csv(repo / 'docs' / 'scaling_published_zhai.csv')
+    options = ask(x=('flops',), y='1-fewshot/10_shot', by=(), form='power', bootstrap=0)
+    published = table.published_curves(paper, options)
+    assert sum(len(one.y) for one in published) == 262  # of 265, three without a 10-shot accuracy
+    with pytest.raises(UserError, match='38 published curves, at most 12: give fewer'):
+        plots.draw_curves([], options, published)
+    (frontier,) = table.published_curves(paper, dataclasses.replace(options, frontier=True))
+    assert (
+        frontier.y[-1] == pytest.approx(1 - 0.849) and len(frontier.y) + len(frontier.beaten) == 262
+    )
+    axes = plots.draw_curves([], options, [frontier]).axes[0]
+    assert [len(line.get_xdata()) for line in axes.lines[:2]] == [
+        len(frontier.beaten),
+        len(frontier.y),
+    ]

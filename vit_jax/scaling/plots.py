@@ -24,6 +24,7 @@ from vit_jax.viz import figures
 
 TOGETHER = 6  # curves that share one panel
 MAX_PANELS = 80
+MAX_PUBLISHED = 12  # curves beside one's own
 _TITLE_LETTERS = 28  # in a line of the title of a small panel
 # A floor below this share of the prediction would stretch the axis far below all points.
 _VISIBLE = 0.01
@@ -47,13 +48,19 @@ def draw_curves(
     error. Diamonds are published points, with their laws.
 
     Raises:
-      UserError: for more curves than panels fit into a figure, or published points beside many.
+      UserError: for more curves than panels fit into a figure, or published points beside many, or
+        too many of them.
     """
     if len(curves) > MAX_PANELS:
         raise UserError(f'{len(curves)} curves are too many for one figure (at most {MAX_PANELS})')
     curves = [curve for curve in curves if len(curve.y)]
     if published and (len(options.x) > 1 or len(curves) > TOGETHER):
         raise UserError(f'--overlay: takes one column of x and at most {TOGETHER} curves')
+    if len(published) > MAX_PUBLISHED:
+        raise UserError(
+            f'--overlay: {len(published)} published curves, at most {MAX_PUBLISHED}: give fewer '
+            'rows, or --frontier for one curve'
+        )
     if len(options.x) > 1:
         return _draw_predicted(curves, options)
     if len(curves) > TOGETHER:
@@ -216,6 +223,8 @@ def _draw_published(axes: Axes, curve: Curve, color: Any) -> None:
         'markerfacecolor': 'none',
     }
     label = f'{_legend(curve)} (published)'
+    if len(curve.beaten):
+        axes.plot(*curve.beaten.T, color=color, alpha=0.3, **style)
     axes.plot(curve.x[:, 0], curve.y, color=color, label=label, **style)
     if curve.fit is not None:
         grid = np.geomspace(curve.x.min(), curve.x.max(), 100)

@@ -174,14 +174,15 @@ def fit_curves(rows: Sequence[Row], options: FitOptions) -> list[Curve]:
 def published_curves(rows: Sequence[Row], options: FitOptions) -> list[Curve]:
     """The curves of a published table, with the columns and the form of one's own.
 
-    The column `curve`, if there is one, names the curves.
+    The column `curve`, if there is one, names the curves. On a frontier, all points are one.
 
     Raises:
       UserError: as `fit_curves`.
     """
-    by = ('curve',) if 'curve' in rows[0] else ()
+    by = ('curve',) if 'curve' in rows[0] and not options.frontier else ()
+    alone = dataclasses.replace(options, by=by, holdout_column=None, holdout=0.0, bootstrap=0)
     return fit_curves(
-        rows, FitOptions(options.x, options.y, by, holdout=0.0, form=options.form, bootstrap=0)
+        rows, dataclasses.replace(alone, beside=(), against=(), seed=None, target=None)
     )
 
 
