@@ -1,6 +1,7 @@
 """Checkpoints under every fault that a disk, a kill or a user can cause."""
 
 import contextlib
+import hashlib
 import json
 import logging
 import os
@@ -205,6 +206,30 @@ def test_one_flipped_bit_in_any_file_is_found_and_named(directory):
         assert path.relative_to(directory / '16').as_posix() in str(damaged[16])
         flip_bit(path)
     assert manifest.newest_intact(directory) == (16, {})
+
+
+def rewrite_manifest(step: pathlib.Path, digest) -> None:
+    """Replace the digests of a manifest by `digest(bytes)`."""
+    path = step / run_folder.MANIFEST
+    content = json.loads(path.read_text())
+    for name in content['files']:
+        data = (step / name).read_bytes()
+        content['files'][name] = f'{digest(data)}, {len(data)} bytes'
+    path.write_text(json.dumps(content))
+
+
+def test_manifests_of_older_runs_are_verified_too(directory):
+    rewrite_manifest(directory / '16', lambda data: f'sha256 {hashlib.sha256(data).hexdigest()}')
+    manifest.verify(directory / '16')
+    flip_bit(data_file(directory / '16'))
+    with pytest.raises(run_folder.Damaged, match='has changed since it was written: sha256 '):
+        manifest.verify(directory / '16')
+
+
+def test_a_digest_of_another_kind_is_named(directory):
+    rewrite_manifest(directory / '16', lambda data: 'md6 0')
+    with pytest.raises(run_folder.Damaged, match="'md6', is none of xxh3_128, sha256"):
+        manifest.verify(directory / '16')
 
 
 def data_file(step: pathlib.Path) -> pathlib.Path:

@@ -42,7 +42,7 @@ def test_a_damaged_step_and_one_without_its_mark_are_told(run, capsys):
     (run / 'checkpoints' / '20' / 'commit_success.txt').unlink()
     assert main(['inspect', '--verify', str(run), '--json']) == 1
     steps = json.loads(capsys.readouterr().out)['steps']
-    assert steps['10'].startswith(f'damaged: {file} has changed since it was written: sha256 ')
+    assert steps['10'].startswith(f'damaged: {file} has changed since it was written: xxh3_128 ')
     assert steps['20'].startswith('unfinished: no manifest.json or no commit_success.txt')
     assert run_folder.steps(run) == [10]  # nothing was moved
 
