@@ -50,12 +50,14 @@ class OtherModel(NamedTuple):
       names: of these arrays.
       task: the name of its task.
       digest: of its weights.
+      class_names: of a classifier; empty if unknown.
     """
 
     predict: Callable[[UInt8[np.ndarray, 'B H W C']], Arrays]
     names: tuple[str, ...]
     task: str
     digest: str
+    class_names: tuple[str, ...] = ()
 
 
 class Evaluator(abc.ABC):

@@ -21,7 +21,7 @@ from vit_jax.array_types import Float, UInt8
 from vit_jax.data.records import example_rng
 from vit_jax.errors import UserError
 from vit_jax.evaluators import base
-from vit_jax.evaluators.base import Arrays, Dataset
+from vit_jax.evaluators.base import Arrays, Dataset, OtherModel
 from vit_jax.inference import kept_accuracy
 from vit_jax.inference.colorize import check_size, check_task
 from vit_jax.inference.images import photo_reader
@@ -39,7 +39,7 @@ class Evaluator(base.Evaluator):
 
     Args:
       upsamplers: run folders of the task `coltran_upsampler`, in the order of the chain.
-      classifier: the run folder of a classifier of color images; '' for none.
+      classifier: see `kept_accuracy`; '' for none.
     """
 
     def __init__(self, upsamplers: Sequence[str] = (), classifier: str = ''):
@@ -49,6 +49,11 @@ class Evaluator(base.Evaluator):
         self._chain = [upsampler(run) for run in runs]
         self._kept = kept_accuracy.Evaluator(classifier) if classifier else None
         self.start()
+
+    def read_models(self, read: Callable[[str], OtherModel]) -> None:
+        """Read the classifier; raise UserError if it does not predict classes."""
+        if self._kept is not None:
+            self._kept.read_models(read)
 
     def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
         """Raise UserError if the classifier has other classes than the data."""
@@ -66,10 +71,8 @@ class Evaluator(base.Evaluator):
         """Raise UserError if the task has no samples, or the images differ in size."""
         if 'samples' not in predictions:
             raise UserError('drawn_colors measures the samples of the task coltran')
-        originals = [np.asarray(self._source[i]['image']) for i in batch['index'].tolist()]
-        if len({image.shape for image in originals}) > 1:
-            raise UserError('drawn_colors measures images of one size, but these differ')
-        made, truth = predictions['samples'][:, 0], np.stack(originals)
+        made = predictions['samples'][:, 0]
+        truth = kept_accuracy.stack_images(self._source, batch['index'])
         for upsample in self._chain:
             made = upsample(truth, made)
         image, numbers = _measure(truth, made)

@@ -11,22 +11,19 @@ from __future__ import annotations
 import collections
 import logging
 import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from vit_jax import step
-from vit_jax.array_types import Float, UInt8
+from vit_jax.array_types import Int, UInt8
 from vit_jax.data import splits
 from vit_jax.data.records import SourceInfo
 from vit_jax.errors import UserError
 from vit_jax.evaluators import base
-from vit_jax.evaluators.base import Arrays, Dataset
-from vit_jax.inference.load import open_run
+from vit_jax.evaluators.base import Arrays, Dataset, OtherModel
 from vit_jax.ops import colors
-from vit_jax.runtime import target
 
 _log = logging.getLogger(__name__)
-Images = UInt8[np.ndarray, 'B H W 3']
 KINDS = ('colorized', 'grey', 'original')
 
 
@@ -34,25 +31,28 @@ class Evaluator(base.Evaluator):
     """`accuracy_colorized`, `accuracy_grey` and `accuracy_original`.
 
     Args:
-      classifier: the run folder of a classifier of color images, with the classes of the data.
+      classifier: a run or a checkpoint of a classifier of color images, with the classes of the
+        data; it reads images of any size as files.
     """
 
     def __init__(self, classifier: str):
-        self._run = open_run(classifier)
-        if not self._run.task.predicts or not self._run.class_names:
-            raise UserError(f'classifier {classifier!r} does not predict classes')
-        self._predict = target.compiled(step.make_predict_step(self._run.model, self._run.task))
-        self._rows = 0  # of the largest batch so far; smaller ones are padded
+        self._path = classifier
         self.start()
+
+    def read_models(self, read: Callable[[str], OtherModel]) -> None:
+        """Read the classifier; raise UserError if it does not predict classes with names."""
+        self._model = read(self._path)
+        if 'probs' not in self._model.names or not self._model.class_names:
+            raise UserError(f'classifier {self._path!r} does not predict classes')
 
     def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
         """Raise UserError if the classes of the data and the classifier differ."""
-        names, found = self._run.class_names, dataset.info
+        names, found = self._model.class_names, dataset.info
         known = SourceInfo(len(names), names)
         numbers = splits.class_numbers(found, known, 'the data')
         if numbers is None or splits.ABSENT in numbers:
             raise UserError(
-                f'the classifier {self._run.path} has {known.num_classes} '
+                f'the classifier {self._path} has {known.num_classes} '
                 f'classes{splits.in_brackets(known, found)}, which are not the '
                 f'{found.num_classes}{splits.in_brackets(found, known)} of the data'
             )
@@ -67,17 +67,16 @@ class Evaluator(base.Evaluator):
         self._finite = True
 
     def update(self, predictions: Arrays, batch: Arrays) -> None:
-        """Raise UserError if labels or images are missing, or image sizes differ."""
+        """Raise UserError if labels or images are missing, or the originals differ in size."""
         if 'image' not in predictions or 'label' not in batch:
             raise UserError('a classifier needs the images that the task predicts, and labels')
         self._finite &= base.is_finite(predictions, 'ab')
         colorized, label = predictions['image'], self._numbers[batch['label']]
         gray = np.asarray(colors.to_bytes(colors.to_gray(colorized / np.float32(255))))
-        original = [self._source[i]['image'] for i in batch['index'].tolist()]
-        images = (colorized, gray.repeat(3, axis=-1), np.stack([*map(np.asarray, original)]))
-        self._check_sizes(colorized.shape[1:3], images[-1].shape[1:3])
+        originals = stack_images(self._source, batch['index'])
+        images = (colorized, gray.repeat(3, axis=-1), originals)
         for kind, image in zip(KINDS, images, strict=True):
-            probs = self._classify(image)
+            probs = self._model.predict(image)['probs']
             self._finite &= bool(np.isfinite(probs).all())
             right = label[:, None] == np.arange(probs.shape[1])
             self._right[kind] += int((base.ranks(probs, right) == 0).sum())
@@ -88,24 +87,18 @@ class Evaluator(base.Evaluator):
             return dict.fromkeys(self.names(), math.nan)
         return {f'accuracy_{kind}': self._right[kind] / max(self._seen, 1) for kind in KINDS}
 
+    def digest(self) -> str:
+        return self._model.digest
+
     def names(self) -> tuple[str, ...]:
         return tuple(f'accuracy_{kind}' for kind in KINDS)
 
-    def _check_sizes(self, made: tuple[int, ...], raw: tuple[int, ...]) -> None:
-        size = tuple(self._run.image_size or made)
-        if not made == raw == size:
-            sizes = (' x '.join(map(str, reversed(sides))) for sides in (made, raw, size))
-            raise UserError(
-                'colorized images of {} pixels, originals of {} and a classifier for {} do not '
-                'match: measure without transforms that resize'.format(*sizes)
-            )
 
-    def _classify(self, images: Images) -> Float[np.ndarray, 'B C']:
-        """The probabilities of the classes of each image."""
-        count = len(images)
-        self._rows = max(self._rows, count)
-        padded = np.pad(images, ((0, self._rows - count), (0, 0), (0, 0), (0, 0)))
-        index = np.arange(self._rows, dtype=np.int32)
-        batch = {'image': padded, 'index': index, 'mask': np.ones(self._rows, np.float32)}
-        predictions, _ = self._predict(self._run.variables, batch)
-        return np.asarray(predictions['probs'])[:count]
+def stack_images(
+    source: Sequence[Arrays], index: Int[np.ndarray, ' B']
+) -> UInt8[np.ndarray, 'B H W 3']:
+    """The images of a source with these numbers; UserError if their sizes differ."""
+    images = [np.asarray(source[i]['image']) for i in index.tolist()]
+    if len({image.shape for image in images}) > 1:
+        raise UserError('colors are measured on images of one size, but these differ')
+    return np.stack(images)

@@ -140,7 +140,8 @@ def other_model(path: Path) -> OtherModel:
 
     black = np.zeros((1, *(trained.image_size or (32, 32)), trained.channels), np.uint8)
     shapes, _ = jax.eval_shape(compiled, trained.variables, batch_of(black))
-    return OtherModel(predict, tuple(shapes), name, weights_digest(trained.variables))
+    digest = weights_digest(trained.variables)
+    return OtherModel(predict, tuple(shapes), name, digest, trained.class_names)
 
 
 def batch_of_one(
