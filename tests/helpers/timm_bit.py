@@ -36,13 +36,10 @@ def golden() -> dict[str, Any]:
     # The arguments of its BiTs, but for the sizes.
     conv = functools.partial(StdConv2d, eps=1e-8)
     sizes = {'layers': (2, 1), 'channels': (256, 512), 'num_classes': 3}
-    model = ResNetV2(**sizes, stem_type='fixed', conv_layer=conv).eval()
-    shapes = {key: list(value.shape) for key, value in model.state_dict().items()}
-    arrays = timm_forms.parameters(shapes)
-    model.load_state_dict({key: torch.from_numpy(value) for key, value in arrays.items()})
+    model = timm_forms.drawn(ResNetV2(**sizes, stem_type='fixed', conv_layer=conv))
     batch = torch.from_numpy(timm_forms.images(SIDE).transpose(0, 3, 1, 2))
     with torch.no_grad():
-        return {'shapes': shapes, 'logits': model(batch)[0].tolist()}
+        return {'shapes': timm_forms.shapes(model), 'logits': model(batch)[0].tolist()}
 
 
 if __name__ == '__main__':

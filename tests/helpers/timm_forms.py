@@ -74,10 +74,10 @@ WRITTEN = (
 )
 
 
-def parameters(shapes: dict[str, list[int]]) -> dict[str, np.ndarray]:
+def parameters(sizes: dict[str, list[int]]) -> dict[str, np.ndarray]:
     """Random numbers for arrays of these shapes, none of which is zero, one or like another."""
     found = {}
-    for name, shape in shapes.items():
+    for name, shape in sizes.items():
         rng = np.random.default_rng(zlib.crc32(name.encode()))
         is_scale = len(shape) == 1 and bool(re.search(r'(norm\w*|bn\d|norm\.\d)\.weight$', name))
         positive = name.endswith('running_var')
@@ -107,7 +107,6 @@ def resized_logits(name: str, arguments: dict[str, Any]) -> list[float]:
     from vit_jax.interop import files
 
     model, small = made(name, arguments)
-    shapes = {key: list(value.shape) for key, value in model.state_dict().items()}
     colors = {key: list(model.pretrained_cfg[key]) for key in ('mean', 'std')}
     side = 2 * small.pop('img_size')
     config = {
@@ -117,7 +116,7 @@ def resized_logits(name: str, arguments: dict[str, Any]) -> list[float]:
         'pretrained_cfg': colors | {'num_classes': _CLASSES},
     }
     with tempfile.TemporaryDirectory() as folder:
-        files.write_safetensors(folder, parameters(shapes), config)
+        files.write_safetensors(folder, parameters(shapes(model)), config)
         loaded = timm.create_model(f'local-dir:{folder}', pretrained=True, img_size=side)
     return _logits(loaded.eval(), side)
 
@@ -136,7 +135,7 @@ def asked(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
                 'input_size': [3, side, side],
             },
         },
-        'shapes': {key: list(value.shape) for key, value in model.state_dict().items()},
+        'shapes': shapes(model),
         'logits': _logits(model, side),
         'block': _last_patch(model, side, norm=False),
         'normed': _last_patch(model, side, norm=True),
@@ -152,17 +151,37 @@ def exact_logits(name: str, arguments: dict[str, Any]) -> list[float]:
 def made(name: str, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """A small model with random parameters, and the arguments that it was made with."""
     import timm
-    import torch
 
     from vit_jax.interop.families import _timm
 
     row = _timm.architectures().get(name)
     small = (_small(row['num_heads']) if row else {}) | arguments
-    model = timm.create_model(name, **small).eval()
-    shapes = {key: list(value.shape) for key, value in model.state_dict().items()}
-    arrays = parameters(shapes)
+    return drawn(timm.create_model(name, **small)), small
+
+
+def drawn(model: Any) -> Any:
+    """The model with random parameters, in evaluation."""
+    import torch
+
+    arrays = parameters(shapes(model))
     model.load_state_dict({key: torch.from_numpy(value) for key, value in arrays.items()})
-    return model, small
+    return model.eval()
+
+
+def shapes(model: Any) -> dict[str, list[int]]:
+    """The shapes of a model's parameters and statistics, by name."""
+    return {key: list(value.shape) for key, value in model.state_dict().items()}
+
+
+def plain_config(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """A config.json for images with values in [-1, 1], whose `img_size` is among the arguments."""
+    side = arguments['img_size']
+    return {
+        'architecture': name,
+        'num_classes': arguments['num_classes'],
+        'model_args': arguments,
+        'pretrained_cfg': {'input_size': [3, side, side], 'mean': [0.5] * 3, 'std': [0.5] * 3},
+    }
 
 
 def _side(model: Any, small: dict[str, Any]) -> int:

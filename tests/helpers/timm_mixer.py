@@ -27,15 +27,10 @@ CONFIG = {
 
 def made() -> Any:
     """A model of two blocks with random parameters."""
-    import torch
     from timm.models.mlp_mixer import MlpMixer
 
     sizes = {'img_size': SIDE, 'patch_size': 4, 'num_blocks': 2, 'embed_dim': 8, 'num_classes': 3}
-    model = MlpMixer(**sizes).eval()
-    shapes = {key: list(value.shape) for key, value in model.state_dict().items()}
-    arrays = timm_forms.parameters(shapes)
-    model.load_state_dict({key: torch.from_numpy(value) for key, value in arrays.items()})
-    return model
+    return timm_forms.drawn(MlpMixer(**sizes))
 
 
 def golden() -> dict[str, Any]:
@@ -48,13 +43,10 @@ def golden() -> dict[str, Any]:
     with torch.no_grad():
         blocks = model.forward_intermediates(batch, norm=True, intermediates_only=True)
         return {
-            'shapes': {key: list(value.shape) for key, value in model.state_dict().items()},
+            'shapes': timm_forms.shapes(model),
             'logits': model(batch)[0].tolist(),
             'blocks': [block[0, :, 1, 2].tolist() for block in blocks],
-            'S/32': {
-                key: list(value.shape)
-                for key, value in timm.create_model('mixer_s32_224').state_dict().items()
-            },
+            'S/32': timm_forms.shapes(timm.create_model('mixer_s32_224')),
         }
 
 

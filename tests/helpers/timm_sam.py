@@ -37,23 +37,13 @@ def images(side: int) -> np.ndarray:
 def made(name: str) -> Any:
     """A model of one of FORMS with random parameters."""
     import timm
-    import torch
 
-    model = timm.create_model(name, **FORMS[name]).eval()
-    shapes = {key: list(value.shape) for key, value in model.state_dict().items()}
-    arrays = timm_forms.parameters(shapes)
-    model.load_state_dict({key: torch.from_numpy(value) for key, value in arrays.items()})
-    return model
+    return timm_forms.drawn(timm.create_model(name, **FORMS[name]))
 
 
 def config(name: str) -> dict[str, Any]:
     """Its config.json."""
-    return {
-        'architecture': name,
-        'num_classes': 3,
-        'model_args': FORMS[name],
-        'pretrained_cfg': {'input_size': [3, SIDE, SIDE], 'mean': [0.5] * 3, 'std': [0.5] * 3},
-    }
+    return timm_forms.plain_config(name, FORMS[name])
 
 
 def golden() -> dict[str, dict[str, Any]]:
@@ -73,7 +63,7 @@ def golden() -> dict[str, dict[str, Any]]:
 
         found[name] = {
             'config': config(name),
-            'shapes': {key: list(value.shape) for key, value in model.state_dict().items()},
+            'shapes': timm_forms.shapes(model),
             'logits': asked(SIDE, model),
             'resized': asked(32, model),
             'block': asked(SIDE, _last_block(model)),

@@ -28,41 +28,21 @@ FORMS = {
 }
 
 
-def made(name: str) -> Any:
-    """A model of one of FORMS with random parameters."""
-    import timm
-    import torch
-
-    model = timm.create_model(name, **FORMS[name]).eval()
-    arrays = timm_forms.parameters({key: list(x.shape) for key, x in model.state_dict().items()})
-    model.load_state_dict({key: torch.from_numpy(value) for key, value in arrays.items()})
-    return model
-
-
-def config(name: str) -> dict[str, Any]:
-    """Its config.json."""
-    return {
-        'architecture': name,
-        'num_classes': 3,
-        'model_args': FORMS[name],
-        'pretrained_cfg': {'input_size': [3, SIDE, SIDE], 'mean': [0.5] * 3, 'std': [0.5] * 3},
-    }
-
-
 def golden() -> dict[str, dict[str, Any]]:
     """By architecture: config.json, shapes, the logits, and the last cell of each stage's map."""
+    import timm
     import torch
 
     found = {}
     for name in FORMS:
-        model = made(name)
+        model = timm_forms.drawn(timm.create_model(name, **FORMS[name]))
         batch = torch.from_numpy(timm_forms.images(SIDE).transpose(0, 3, 1, 2))
         with torch.no_grad():
             maps = model.forward_intermediates(batch, intermediates_only=True)
             logits = model(batch)[0].tolist()
         found[name] = {
-            'config': config(name),
-            'shapes': {key: list(value.shape) for key, value in model.state_dict().items()},
+            'config': timm_forms.plain_config(name, FORMS[name]),
+            'shapes': timm_forms.shapes(model),
             'logits': logits,
             'stages': [stage[0, :, -1, -1].tolist() for stage in maps],
         }

@@ -87,9 +87,8 @@ def products(before: TrainedModel, after: Any) -> Updates:
 def asked(name: str) -> dict[str, Any]:
     """The row of an architecture: its files, and the results of each optimizer."""
     made, config = _made(name)
-    shapes = {key: list(value.shape) for key, value in made.state_dict().items()}
     images = training.batch(2, *config['pretrained_cfg']['input_size'][1:], 3)
-    row: dict[str, Any] = {'config': config, 'shapes': shapes}
+    row: dict[str, Any] = {'config': config, 'shapes': timm_forms.shapes(made)}
     before = _read(made, config)
     for optimizer, (make, _) in training.optimizers().items():
         (losses, after), (exact, expected) = (
@@ -131,8 +130,6 @@ def _read(model: Any, config: Mapping[str, Any]) -> TrainedModel:
 
 def _made(name: str) -> tuple[Any, dict[str, Any]]:
     """A small model and its config.json; the hybrid has two stages of one block."""
-    import torch
-
     if name == MIXER:
         return timm_mixer.made(), timm_mixer.CONFIG
     if name == SAM:
@@ -144,16 +141,13 @@ def _made(name: str) -> tuple[Any, dict[str, Any]]:
 
     sizes = {'embed_dim': 24, 'depth': 1, 'num_heads': 6, 'img_size': _SIDE, 'num_classes': 3}
     backbone = hybrids._resnetv2((1, 1), channels=(256, 512))
-    model = hybrids._create_vision_transformer_hybrid(name, backbone=backbone, **sizes).eval()
-    shapes = {key: list(value.shape) for key, value in model.state_dict().items()}
-    arrays = timm_forms.parameters(shapes)
-    model.load_state_dict({key: torch.from_numpy(value) for key, value in arrays.items()})
+    made = hybrids._create_vision_transformer_hybrid(name, backbone=backbone, **sizes)
     config = {
         'architecture': name,
         'model_args': {'embed_dim': 24},
         'pretrained_cfg': {'mean': [0.5] * 3, 'std': [0.5] * 3, 'input_size': [3, _SIDE, _SIDE]},
     }
-    return model, config
+    return timm_forms.drawn(made), config
 
 
 if __name__ == '__main__':
