@@ -1,12 +1,15 @@
 """`benchmark`: a table and JSON of a config's steps."""
 
 import json
+import re
 
 import jax
 import pytest
 
 from vit_jax import __main__ as cli
 from vit_jax.config import load
+from vit_jax.optim import lora
+from vit_jax.profiling import benchmark
 from vit_jax.profiling.examples import row_of
 
 
@@ -65,6 +68,27 @@ def test_forward_only_without_data(linear, tmp_path, capsys):
     record = json.loads(out.read_text())
     assert 'train' not in record
     assert record['config']['model']['num_classes'] == 1000
+
+
+@pytest.mark.slow
+def test_adapters_are_timed(digits, capsys, monkeypatch):
+    made, make = [], benchmark.make_train_step
+
+    def spy(model, *args, freeze, **keywords):
+        made.append((model, freeze))
+        return make(model, *args, freeze=freeze, **keywords)
+
+    monkeypatch.setattr(benchmark, 'make_train_step', spy)
+    words = [f'--config.{text}' for text in ('init.from=x.npz', 'lora.rank=2', 'step.ema_decay=0')]
+    assert cli.main(['benchmark', '--config', digits, '--steps', '1', *words]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]] == [
+        'forward',
+        'train',
+    ]
+    (model, (held,)) = made[0]
+    assert isinstance(model, lora.Adapted)
+    assert re.search(held, 'encoder/block_0/mlp/fc1/kernel')
+    assert not re.search(held, 'encoder/block_0/attention/qkv/lora/query/a')
 
 
 def test_the_data_give_the_sizes_unless_flags_do(digits):

@@ -61,6 +61,19 @@ def test_a_config(config, capsys):
 
 
 @pytest.mark.slow
+def test_adapters_are_listed_and_what_they_train(config, capsys):
+    words = ['--config', f'{config}:mu/16', '--image-size', '32', '--config.init.from=x.npz']
+    before, after = (run(capsys, *words, *more) for more in ([], ['--config.lora.rank=4']))
+    paths = {row['path']: row['shape'] for row in after['parameters']}
+    assert paths['encoder/block_0/attention/qkv/lora/value/b'] == [4, 2, 16]
+    count = 2 * 4 * (32 + 32)  # of queries and values
+    assert after['total'] == before['total'] + count
+    assert after['remarks'] == [
+        f'LoRA of rank 4: {count + 33 * 1000:,} parameters are trained and saved'
+    ]
+    assert after['flops'] == before['flops']
+
+
 def test_blocks_are_listed_in_their_order(config, capsys):
     words = ['--config', f'{config}:Ti/16', '--image-size', 32, '--channels', 1]
     paths = [row['path'] for row in run(capsys, *words)['parameters']]

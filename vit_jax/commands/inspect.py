@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands._parser import Parser, add_allow_flag, align
 from vit_jax.commands.benchmark import add_size_flags
-from vit_jax.config import objects
+from vit_jax.config import defaults, objects
 from vit_jax.config.load import parse_config_args
 from vit_jax.config.origin import dotted_names
 from vit_jax.errors import EXIT_FAILED, UserError
@@ -29,12 +29,14 @@ class InspectedModel:
       variables: collections of arrays, or of their shapes.
       spec: of one example; empty if unknown.
       note: why FLOPs cannot be counted; empty if they can.
+      remarks: lines about the parameters.
     """
 
     config: Any
     variables: Mapping[str, Any]
     spec: Mapping[str, Any]
     note: str = ''
+    remarks: Sequence[str] = ()
 
 
 def main(argv: Sequence[str]) -> int:
@@ -128,6 +130,7 @@ def from_config(config: Any, image_size: int | None, channels: int | None) -> In
 
     from vit_jax import step
     from vit_jax.inference import fine_tune
+    from vit_jax.optim import lora
     from vit_jax.profiling import benchmark
     from vit_jax.profiling.examples import row_of
 
@@ -135,7 +138,11 @@ def from_config(config: Any, image_size: int | None, channels: int | None) -> In
     model, task = objects.model_and_task(config)
     one = benchmark.blank_example(spec)
     variables = jax.eval_shape(lambda: step.init_variables(model, task, one, 0))
-    return InspectedModel(config, variables, spec)
+    given, remarks = defaults.arguments(config, 'lora'), []
+    if given.get('rank'):
+        adapters, params = lora.make(config, given, model, variables['params'])
+        variables, remarks = {**variables, 'params': params}, adapters.remarks(params)
+    return InspectedModel(config, variables, spec, remarks=remarks)
 
 
 def from_checkpoint(
@@ -169,6 +176,7 @@ def report(subject: InspectedModel, allowed: Sequence[str] = ()) -> dict[str, An
         'parameters': tables.pop('params'),
         'collections': tables,
         'note': subject.note,
+        'remarks': list(subject.remarks),
     }
     result['total'] = sum(row['count'] for row in result['parameters'])
     if subject.spec:
@@ -230,6 +238,8 @@ def print_tables(result: Mapping[str, Any], unfold: bool) -> None:
         console.print(table)
         console.print()
     console.print(f'{result["model"]}: {result["total"]:,} parameters')
+    for line in result['remarks']:
+        console.print(line)
     if 'flops' in result:
         sizes = ', '.join(str(list(shape)) for shape in result['inputs'])
         forward, train = (result['flops'][k] / 1e9 for k in ('forward', 'train'))

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from vit_jax.errors import UserError
 from vit_jax.optim import make as optim
 from vit_jax.optim import schedules, sharpness
 from vit_jax.profiling import flops, task_flops
@@ -29,6 +28,8 @@ from vit_jax.tasks.base import Task
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
+
+    from vit_jax.optim.lora import Adapters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,15 +68,17 @@ def time_forward(
     per_row: float = 1,
     steps: int = 20,
     seed: int = 0,
+    adapters: Adapters | None = None,
 ) -> Timing:
     """Time the eval step: the model's forward pass, and the sums of its metrics.
 
-    A row of the batch holds `per_row` examples on average.
+    A row of the batch holds `per_row` examples on average; `adapters` are those of a run of
+    `config.lora`, which are merged in each step.
     """
     batch = real_rows(batch_size) | synthetic_batch(spec, batch_size, seed)
-    one = blank_example(spec)
-    variables = layout.create(lambda: init_variables(model, task, one, seed))
-    compiled = layout.compile_eval(make_eval_step(model, task, axis_name=layout.axis_name))
+    variables = layout.create(lambda: _initial(model, task, spec, seed, adapters))
+    called = adapters.wrap(model) if adapters else model
+    compiled = layout.compile_eval(make_eval_step(called, task, axis_name=layout.axis_name))
     on_device = layout.put_batch(batch)
     each = task_flops.evaluation_flops(model, task, spec)
     seconds = time_calls(lambda: compiled(variables, on_device), steps)
@@ -95,19 +98,20 @@ def time_train(
     seed: int = 0,
     freeze: Sequence[str] = (),
     frozen: Any = None,
+    adapters: Adapters | None = None,
     ema_decay: float = 0.0,
     **step: Any,
 ) -> Timing:
     """Time the train step; `tx` makes the optimizer from the parameters' shapes.
 
     A row of the batch holds `per_row` examples on average; `frozen` are variables of the task's
-    frozen models; `freeze` and `step` are further arguments of `step.make_train_step`.
+    frozen models, `adapters` those of a run of `config.lora`; `freeze` and `step` are further
+    arguments of `step.make_train_step`.
     """
     batch = synthetic_batch(spec, batch_size, seed)
-    one = blank_example(spec)
 
     def initial() -> Any:
-        return init_variables(model, task, one, seed)
+        return _initial(model, task, spec, seed, adapters)
 
     optimizer = tx(jax.eval_shape(initial)['params'])
 
@@ -118,7 +122,8 @@ def time_train(
     held = (frozen,) if frozen else ()
 
     options = {'freeze': freeze, 'ema_decay': ema_decay, **step}
-    train_step = make_train_step(model, task, optimizer, layout, **options)
+    called = adapters.wrap(model) if adapters else model
+    train_step = make_train_step(called, task, optimizer, layout, **options)
     compiled = layout.compile_train(train_step, jax.eval_shape(init, *held))
     on_device, state = layout.put_batch(batch), layout.create(init, *held)
 
@@ -130,6 +135,12 @@ def time_train(
     each = task_flops.training_flops(model, task, spec).total
     each *= sharpness.gradients_per_step(step.get('sam', sharpness.OFF))
     return _timing(layout, batch_size, per_row, each, time_calls(call, steps))
+
+
+def _initial(model: Any, task: Task, spec: Spec, seed: int, adapters: Adapters | None) -> Any:
+    """Initial variables, those of adapters among them."""
+    variables = init_variables(model, task, blank_example(spec), seed)
+    return adapters.extend(variables, seed) if adapters else variables
 
 
 def time_calls(call: Callable[[], Any], steps: int, warmup: int = 3) -> np.ndarray:
@@ -266,22 +277,43 @@ class PreparedSteps:
             batch_size=self.rows,
             per_row=per_row,
             steps=steps,
+            adapters=self._adapters(spec),
         )
 
     def train(self, spec: Spec, per_row: float = 1, steps: int = 20) -> Timing:
         """Time the train step, see `benchmark.time_train`."""
+        adapters = self._adapters(spec)
+        freeze = (*self.config.optim.get('freeze', ()), *([adapters.pattern] if adapters else ()))
+
+        def tx(params: Any) -> Any:
+            constant = dict.fromkeys(('schedule', 'decay_schedule'), schedules.CONSTANT)
+            options = self.config.optim.to_dict() | constant | {'lr_delays': (), 'freeze': freeze}
+            return optim.make(params, 1, int, self.model.layer_order(), **options)[0]
+
         return time_train(
             self.model,
             self.task,
-            self._tx,
+            tx,
             self.layout,
             spec,
             batch_size=self.rows,
             per_row=per_row,
             steps=steps,
+            freeze=freeze,
             frozen=self.frozen,
+            adapters=adapters,
             **self._step(),
         )
+
+    def _adapters(self, spec: Spec) -> Adapters | None:
+        if not self.config.get('lora', {}).get('rank'):
+            return None
+        from vit_jax.config import defaults
+        from vit_jax.optim import lora
+
+        given = defaults.arguments(self.config, 'lora')
+        shapes = jax.eval_shape(lambda: _initial(self.model, self.task, spec, 0, None))
+        return lora.make(self.config, given, self.model, shapes['params'])[0]
 
     def _step(self) -> dict[str, Any]:
         from vit_jax.config import defaults
@@ -289,11 +321,6 @@ class PreparedSteps:
         # Schedules would need the length of the run, and cost nothing.
         constant = dict.fromkeys(('ema_schedule', 'sam_schedule'), schedules.CONSTANT)
         return defaults.arguments(self.config, 'step') | constant
-
-    def _tx(self, params: Any) -> Any:
-        constant = dict.fromkeys(('schedule', 'decay_schedule'), schedules.CONSTANT)
-        options = self.config.optim.to_dict() | constant | {'lr_delays': ()}
-        return optim.make(params, 1, int, self.model.layer_order(), **options)[0]
 
 
 def prepare(config: ConfigDict, rows: int) -> PreparedSteps:
@@ -304,8 +331,6 @@ def prepare(config: ConfigDict, rows: int) -> PreparedSteps:
     """
     from vit_jax.config import defaults, objects
 
-    if config.get('lora', {}).get('rank'):
-        raise UserError('config.lora: benchmark times no adapters; preflight counts them')
     model, task = objects.model_and_task(config)
     variables: Any = None
     if task.frozen:
