@@ -57,9 +57,20 @@ def test_a_view_is_what_its_transforms_make_of_the_image():
     np.testing.assert_array_equal(made['image'], record['image'])
 
 
+def test_views_of_views_are_the_same_crops_in_another_size():
+    record = {'image': picture(24, 30, 3)}
+    large = "views('large_image', 2, 'inception_crop(12, 40)|flip')"
+    made = run(f"{large}|views('image', 2, 'resize(6)', of='large_image')", record)
+    np.testing.assert_array_equal(made['large_image'], run(large, record)['large_image'])
+    for view, crop in zip(made['image'], made['large_image'], strict=True):
+        np.testing.assert_array_equal(view, run('resize(6)', {'image': crop})['image'])
+
+
 @pytest.mark.parametrize(
     ('spec', 'record', 'message'),
     [
+        ("views('image', 2, 'flip', of='large_image')", {}, "of='large_image': make 2 views of"),
+        ("views('image', 2, 'flip', of='large')", {}, "of='large' must be 'image', or end in"),
         ("views('image', 2, 'flip')", {'boxes': np.zeros((2, 4))}, "the image but not 'boxes'"),
         (f'{CROPS.format(GLOBAL)}|flip', {}, "'local_image' has shape .* put the transform"),
         ("views('other_image', 2, 'flip')|randaugment", {}, "cannot move 'other_image' along"),

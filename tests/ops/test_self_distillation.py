@@ -1,4 +1,4 @@
-"""Sinkhorn-Knopp, cross entropy and KoLeo, against PyTorch and by what they are for."""
+"""Losses of self-distillation, against PyTorch and by what they are for."""
 
 import jax
 import jax.numpy as jnp
@@ -63,3 +63,24 @@ def test_koleo_spreads_features_whatever_their_length():
     np.testing.assert_allclose(koleo(lengths * FEATURES, np.ones(8)), expected, rtol=1e-4)
     step = jax.grad(lambda x: koleo(x, np.ones(8)).sum())(jnp.asarray(FEATURES))
     assert koleo(FEATURES - 0.05 * step, np.ones(8)).sum() < expected.sum()
+
+
+GRAM = jax.jit(ops.gram, static_argnums=(2, 3))
+# By `GramLoss` of facebookresearch/dinov3 (6876159), image by image.
+GRAM_LOSSES = {
+    ('kept', True): [0.1688168, 0.2615518, 0.1569509],
+    ('cut', True): [0.0551772, 0.0859264, 0.0693452],
+    ('cut_of_teacher', True): [0.1260227, 0.1727655, 0.1640400],
+    ('kept', False): [11.809967, 11.542901, 11.602350],
+    ('cut', False): [7.4311433, 5.7881498, 6.1804094],
+    ('cut_of_teacher', False): [10.2726488, 7.8095336, 11.7747879],
+}
+
+
+def test_the_gram_loss_is_that_of_the_authors_code():
+    rng = np.random.default_rng(7)
+    student, teacher = (rng.normal(size=(3, 9, 8)).astype(np.float32) for _ in range(2))
+    for options, expected in GRAM_LOSSES.items():
+        np.testing.assert_allclose(GRAM(student, teacher, *options), expected, rtol=1e-5)
+    turned = student @ np.linalg.qr(rng.normal(size=(8, 8)))[0].astype(np.float32)
+    np.testing.assert_allclose(GRAM(turned, student, 'kept', True), 0, atol=1e-10)

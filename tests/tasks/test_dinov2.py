@@ -13,13 +13,15 @@ from helpers.pictures import images_like
 
 from vit_jax.config.durations import Durations
 from vit_jax.errors import UserError
-from vit_jax.models import dinov2
-from vit_jax.ops import terms
+from vit_jax.models import dinov2, vit
+from vit_jax.ops import resize, self_distillation, terms
 from vit_jax.optim import make as optim
 from vit_jax.runtime import sharding
 from vit_jax.step import Training, init_state, init_variables, make_train_step
 from vit_jax.tasks import base
-from vit_jax.tasks.dinov2 import Task
+from vit_jax.tasks import dinov2 as dinov2_task
+from vit_jax.tasks.base import FrozenModel
+from vit_jax.tasks.dinov2 import GRAM, Task, fold, unfold
 
 B, G, L, K, N, D = 6, 2, 3, 16, 9, 8
 MODEL = dinov2.Model(
@@ -247,6 +249,66 @@ def test_the_last_layer_waits_and_the_teacher_follows():
         assert 0 < distance(state.params, state.ema) < distance(state.params, zeros)
 
 
+VIT = {'patch_size': 2, 'width': 8, 'depth': 1, 'mlp_dim': 16, 'num_heads': 2}
+ANCHORED = Task(gram=2.0).with_frozen({GRAM: FrozenModel(vit.Model(**VIT), None, (-1.0, 1.0))})
+
+
+def student(weights):
+    keys = {name: jax.random.key(0) for name in Task.rngs}
+    return Training(MODEL, weights, {}, keys, weights, jnp.int32(0))
+
+
+@jax.jit
+def anchored(weights, encoder, batch):
+    """Outputs of a student that has a Gram teacher."""
+    apply = student(weights)
+    apply.frozen = ANCHORED.bind_frozen({GRAM: {'params': encoder}})
+    return ANCHORED.outputs(apply, batch)
+
+
+@jax.jit
+def moved(weights):
+    """The Gram loss between crops with and without hidden patches."""
+    apply, crops = student(weights), fold(BATCH['image'])
+    masks = apply(BATCH['image'], method='block_masks', masked=1, ratios=(0.1, 0.5))
+    hidden, whole = apply(crops, hidden=fold(masks.hidden)), apply(crops)
+    return unfold(self_distillation.gram(hidden['patches'], whole['patches']), B)
+
+
+def encoder():
+    return {name: params()[name] for name in dinov2.ENCODER}
+
+
+@pytest.mark.slow
+def test_the_anchor_pulls_only_where_similarities_changed():
+    """Its teacher is the student: similarities differ where a crop has hidden patches alone."""
+    found, each = anchored(params(), encoder(), BATCH), np.asarray(moved(params()))
+    np.testing.assert_array_equal((each > 1e-6).sum(1), 1)
+    np.testing.assert_allclose(found['gram'], each.mean(1), rtol=1e-4)
+    made, mask = [], {'mask': jnp.asarray([1.0, 1.0, 1.0, 1.0, 0.0, 0.0])}
+    jax.eval_shape(lambda outputs: made.append(ANCHORED.loss(outputs, mask)), found)
+    assert made[0]['gram'].weight == 2.0
+    mean = np.asarray(found['gram'])[:4].mean()
+    assert float(_means(ANCHORED, found, mask)['gram']) == pytest.approx(mean, rel=1e-5)
+
+
+def test_the_anchor_sees_the_same_crops_in_twice_the_size():
+    large = jax.ShapeDtypeStruct((B, 2, 16, 16, 3), jnp.float32)
+    resized, _ = MODEL.resize_params(jax.device_get(encoder()), (8, 8), (16, 16))
+    made = jax.eval_shape(anchored, params(), resized, {**BATCH, 'large_image': large})
+    assert made['gram'].shape == (B,)
+    few = jax.ShapeDtypeStruct((B, 1, 16, 16, 3), jnp.float32)
+    with pytest.raises(UserError, match='large_image and image need as many views'):
+        jax.eval_shape(anchored, params(), resized, {**BATCH, 'large_image': few})
+
+
+def test_features_are_resized_as_by_pytorch():
+    features = np.asarray(images_like(2, 24, 3))
+    maps = [resize.bicubic_half_pixel(x.reshape(6, 4, 3), (3, 2)) for x in features]
+    found = jax.jit(dinov2_task.resized, static_argnums=(1, 2))(features, (6, 4), (3, 2))
+    np.testing.assert_allclose(found, np.reshape(maps, (2, 6, 3)), atol=1e-5)
+
+
 def test_evaluation_is_of_whole_images():
     scores = np.random.default_rng(3).normal(size=(2, K)).astype(np.float32)
     tokens = images_like(2, 1 + N, D)
@@ -273,6 +335,9 @@ def test_evaluation_is_of_whole_images():
         ({'sinkhorn': 0}, 'config.task.sinkhorn=0: must be at least 1'),
         ({'mask_ratios': (0.5, 0.1)}, r'mask_ratios=\(0.5, 0.1\): must be in order within'),
         ({'masked': 3}, 'config.task.masked=3: there are 2 global crops'),
+        ({'gram': -1.0}, 'config.task.gram=-1.0: must be at least 0'),
+        ({'gram_negatives': 'dropped'}, "unknown config.task.gram_negatives 'dropped'"),
+        ({'std': (0.2,)}, 'config.task.std=.*: must be positive, and given with mean'),
     ],
 )
 def test_mistakes(keywords, message):

@@ -101,13 +101,14 @@ def attach(task: Task, allowed: Sequence[str] = ()) -> Frozen:
             raise UserError(f'config.task.{name}: name a checkpoint, as --config.task.{name}=RUN')
         try:
             stored = load.backbone(load.read(path, allowed=allowed))
-            trained = load.adapt_model(stored)
+            given = task.frozen_sizes.get(name)
+            trained = load.adapt_model(stored, given)
             span = getattr(trained.task, 'value_range', None)
             if not trained.takes_images or (span is None and trained.task.normalization is None):
                 raise UserError(f'a {trained.config.model.name} of this task takes no plain images')
         except UserError as error:
             raise UserError(f'config.task.{name}={path}: {error}') from error
-        size = trained.prepared_size or trained.image_size
+        size = given or trained.prepared_size or trained.image_size
         models[name] = FrozenModel(trained.model, size, span, trained.task.normalization)
         variables[name] = jax.tree.map(np.asarray, dict(trained.variables))
         names[name] = trained.class_names

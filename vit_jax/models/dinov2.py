@@ -12,7 +12,6 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from vit_jax.array_types import Bool, Float, Int
@@ -222,7 +221,7 @@ class Backbone(vit.Model):
             )
         _, height, width, _ = images.shape
         grid = patch_grid(height, width, self.patch_size)
-        rows, columns = (bicubic_matrix(side, new) for new in grid)
+        rows, columns = (resize.bicubic_matrix(side, new) for new in grid)
         patches = table[0, 1:].reshape(side, side, -1)
         patches = jnp.einsum('ai,bj,ijd->abd', rows, columns, patches, precision='highest')
         return jnp.concatenate([table[:, :1], patches.reshape(1, tokens - 1, -1)], axis=1)
@@ -266,9 +265,3 @@ class Prototypes(nn.Module):
         dtype = jnp.dtype(self.dtype)
         weights = (unit(kernel, axis=0) * scale).astype(dtype)
         return jnp.matmul(x.astype(dtype), weights, preferred_element_type=jnp.float32)
-
-
-@functools.cache
-def bicubic_matrix(old: int, new: int) -> Float[np.ndarray, 'new old']:
-    """The matrix by which `ops.resize.bicubic_half_pixel` resizes one axis."""
-    return resize.bicubic_half_pixel(np.eye(old, dtype=np.float32)[:, None], (new, 1))[:, 0]

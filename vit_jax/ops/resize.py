@@ -63,6 +63,11 @@ def linear_matrix(old: int, new: int) -> Float[np.ndarray, 'new old']:
     return _bilinear(old, new)
 
 
+def bicubic_matrix(old: int, new: int) -> Float[np.ndarray, 'new old']:
+    """The factor of `bicubic_half_pixel` for one axis, in float32."""
+    return _bicubic(old, new).astype(np.float32)
+
+
 def linear_half_pixel(x: Float[Values, 'h w D'], size: Size) -> Float[np.ndarray, 'new_h new_w D']:
     """Linear interpolation between the centers of cells, without antialiasing.
 

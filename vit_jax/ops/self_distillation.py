@@ -1,7 +1,8 @@
 """Self-distillation: balanced targets, cross entropy, spread of features, and masks of patches.
 
-The losses are those of DINOv2, arXiv:2304.07193, section 4; they compare the rows of a batch. Masks
-are made of rectangular blocks at random: BEiT, arXiv:2106.08254, algorithm 1.
+The losses are those of DINOv2, arXiv:2304.07193, section 4, which compare the rows of a batch, and
+the Gram anchoring of DINOv3, arXiv:2508.10104, section 4. Masks are made of rectangular blocks at
+random: BEiT, arXiv:2106.08254, algorithm 1.
 """
 
 from __future__ import annotations
@@ -64,9 +65,44 @@ def koleo(
     return -jnp.log(_length(x - x[nearest] + eps, eps) + eps)
 
 
-def _length(x: Float[Array, 'N D'], least: float) -> Float[Array, ' N']:
-    """The length of each row, or `least`, which has a derivative of 0 where the root has none."""
+def _length(x: Float[Array, '*N D'], least: float) -> Float[Array, '*N']:
+    """The length of a vector, or `least`, which has a derivative of 0 where the root has none."""
     return jnp.sqrt(jnp.maximum(jnp.square(x).sum(-1), least**2))
+
+
+NEGATIVES = ('kept', 'cut', 'cut_of_teacher')
+
+
+def gram(
+    student: Float[Array, '*B N D'],
+    teacher: Float[Array, '*B N E'],
+    negatives: str = 'kept',
+    normalized: bool = True,
+) -> Float[Array, '*B']:
+    """The mean squared difference of two Gram matrices of an image's patches.
+
+    Simeoni et al., 2025, arXiv:2508.10104, section 4.2, equation 2: the student may move its
+    features as long as their similarities to one another stay. The equation has the sum over the
+    N^2 pairs of patches; like the authors' code, this is the mean, so that a weight holds for any
+    number of patches.
+
+    Args:
+      student, teacher: features of the same patches; their widths may differ.
+      negatives: what similarities below 0 count as: 'kept' as they are, 'cut' as 0, or
+        'cut_of_teacher', where only the teacher's count as 0.
+      normalized: whether similarities are cosines, as in the paper, or dot products.
+    """
+    ours, theirs = (_similarities(x.astype(jnp.float32), normalized) for x in (student, teacher))
+    if negatives == 'cut':
+        ours = jnp.maximum(ours, 0)
+    if negatives != 'kept':
+        theirs = jnp.maximum(theirs, 0)
+    return jnp.square(ours - theirs).mean((-2, -1))
+
+
+def _similarities(x: Float[Array, '*B N D'], normalized: bool) -> Float[Array, '*B N N']:
+    x = x / _length(x, 1e-12)[..., None] if normalized else x
+    return jnp.einsum('...nd,...md->...nm', x, x, precision='highest')
 
 
 MIN_BLOCK = 4  # patches of a block, unless fewer are missing

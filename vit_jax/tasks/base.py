@@ -72,6 +72,17 @@ class FrozenModel(NamedTuple):
     value_range: tuple[float, float] | None = None
     normalization: Normalization | None = None
 
+    def view(self, images: Float[Array, 'B H W C']) -> Float[Array, 'B h w C']:
+        """Images in [0, 1] as the model takes them: of its size, in its range or normalized."""
+        if self.size and images.shape[1:3] != self.size:
+            shape = (len(images), *self.size, images.shape[-1])
+            images = jax.image.resize(images, shape, 'bilinear')
+        if self.normalization:
+            mean, std = self.normalization
+            return (images - jnp.asarray(mean)) / jnp.asarray(std)
+        low, high = self.value_range or (-1.0, 1.0)
+        return low + (high - low) * images
+
     def call(self, variables: Any, *inputs: Any) -> Any:
         """The outputs in evaluation mode, without gradient."""
         return jax.lax.stop_gradient(self.module.apply(variables, *inputs))
@@ -122,6 +133,13 @@ class Task(abc.ABC):
     @property
     def frozen(self) -> Mapping[str, str]:
         """Checkpoints of the models that the task reads and never trains, by fields of the task."""
+        return {}
+
+    @property
+    def frozen_sizes(self) -> Mapping[str, tuple[int, int]]:
+        """Height and width of the images that models of `frozen` get; by default those of their
+        own.
+        """
         return {}
 
     @property

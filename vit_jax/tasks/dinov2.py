@@ -1,11 +1,14 @@
 """Self-distillation with an average teacher, several crops, and hidden patches: DINOv2.
 
-Oquab et al., 2023, arXiv:2304.07193, section 4.
+Oquab et al., 2023, arXiv:2304.07193, section 4. Gram anchoring, of DINOv3: Simeoni et al., 2025,
+arXiv:2508.10104, section 4.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -15,14 +18,17 @@ from jax import Array
 from jax.scipy.special import entr
 
 from vit_jax.array_types import Float
-from vit_jax.errors import UserError
-from vit_jax.ops import self_distillation, sequences
+from vit_jax.errors import UserError, check_choice
+from vit_jax.ops import resize, self_distillation, sequences
+from vit_jax.ops.sequences import Normalization
 from vit_jax.ops.terms import Term
 from vit_jax.tasks import base
 from vit_jax.tasks.base import Apply, Batch, Sums
 
 GLOBAL = ('image', 'second_image')
 LOCAL = 'local_image'
+LARGE = 'large_image'
+GRAM = 'gram_teacher'
 SHOWN = 3  # prototypes of an image in `predict`
 
 
@@ -34,6 +40,11 @@ class Task(base.Task):
     `second_image`, if the data have it, further ones with other transforms; `local_image` local
     crops of another size. In evaluation, `image` holds whole images.
 
+    Where features of patches become worse while those of whole images become better, as in long
+    training or on few images, `gram` anchors the similarities of an image's patches to those of a
+    model that is not trained, such as an earlier self. It may see the same global crops at twice
+    the size, in `large_image` [B G 2H 2W C], for smoother similarities (DINOv3, section 4.3).
+
     Attributes:
       student_temp: temperature of the student's softmax.
       teacher_temp: of the teacher's.
@@ -44,7 +55,12 @@ class Task(base.Task):
       koleo: weight of the term that spreads features.
       masked: global crops of an image that have hidden patches.
       mask_ratios: range of the share of hidden patches in these.
+      gram: weight of the Gram loss, see `ops.self_distillation.gram`; 0 for none.
+      gram_teacher: the checkpoint whose similarities it keeps, a ViT that `vit_jax.load` reads.
+      gram_size: height and width of the images that it sees; 0 for those of its checkpoint.
+      gram_negatives: what similarities below 0 count as: 'kept', 'cut' or 'cut_of_teacher'.
       value_range: range to which bytes 0..255 are scaled for the model.
+      mean, std: normalization of each channel of images in [0, 1]; empty for `value_range`.
       patches: whether `predict` returns the tokens of patches too, as its pictures need.
     """
 
@@ -57,20 +73,46 @@ class Task(base.Task):
     koleo: float = 0.1
     masked: int = 1
     mask_ratios: tuple[float, float] = (0.1, 0.5)
+    gram: float = 0.0
+    gram_teacher: str = ''
+    gram_size: int = 0
+    gram_negatives: str = 'kept'
     value_range: tuple[float, float] = (-1.0, 1.0)
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
     patches: bool = False
 
     rngs = ('dropout', 'mask')
     couples_rows = True
+    inert = (*base.Task.inert, 'gram_teacher')
 
     def __post_init__(self) -> None:
         for key in ('student_temp', 'teacher_temp', 'first_teacher_temp'):
             self.require(key, getattr(self, key) > 0, 'positive')
-        for least, keys in ((1, ('warmup', 'sinkhorn', 'masked')), (0, ('ibot', 'koleo'))):
+        weights = ('ibot', 'koleo', 'gram', 'gram_size')
+        for least, keys in ((1, ('warmup', 'sinkhorn', 'masked')), (0, weights)):
             for key in keys:
                 self.require(key, getattr(self, key) >= least, f'at least {least}')
         low, high = self.mask_ratios
         self.require('mask_ratios', 0 <= low <= high < 1, 'in order within [0, 1)')
+        check_choice('config.task.gram_negatives', self.gram_negatives, self_distillation.NEGATIVES)
+        is_whole = len(self.std) == len(self.mean) and min(self.std, default=1) > 0
+        self.require('std', is_whole, 'positive, and given with mean for as many channels')
+
+    @property
+    def normalization(self) -> Normalization | None:
+        """Mean and standard deviation of images, if they are given."""
+        return (self.mean, self.std) if self.std else None
+
+    @property
+    def frozen(self) -> Mapping[str, str]:
+        """The checkpoint whose similarities are kept, if any are."""
+        return {GRAM: self.gram_teacher} if self.gram else {}
+
+    @property
+    def frozen_sizes(self) -> Mapping[str, tuple[int, int]]:
+        """The size of its images, if it is given."""
+        return {GRAM: (self.gram_size, self.gram_size)} if self.gram_size else {}
 
     def inputs(self, batch: Batch) -> tuple[Float[Array, 'B H W C']]:
         """Whole images, or the first global crops."""
@@ -85,9 +127,11 @@ class Task(base.Task):
           patch_weights: [B M], 1 / the number of hidden patches of the crop, 0 for padding.
           features: [B G D], the student's class tokens of global crops.
           teacher_temp: the teacher's temperature at this step.
+          gram: [B], the mean of the Gram loss over global crops; in training, if it has a weight.
 
         Raises:
-          UserError: if local crops were cut from global ones.
+          UserError: if local crops were cut from global ones, or the Gram teacher is missing or has
+            other patches.
         """
         if LOCAL in batch and batch[LOCAL].ndim != 5:
             raise UserError(
@@ -102,10 +146,16 @@ class Task(base.Task):
         student = apply(folded, hidden=hidden, places=masks.places)
         scores = [unfold(student['scores'], rows)]
         if LOCAL in batch:
-            local = sequences.to_range(fold(batch[LOCAL]), self.value_range)
+            local = self._scaled(fold(batch[LOCAL]))
             scores.append(unfold(apply(local)['scores'], rows))
         temp = optax.linear_schedule(self.first_teacher_temp, self.teacher_temp, self.warmup)
+        anchored = {}
+        if self.gram and apply.train:
+            size = folded.shape[1], folded.shape[2]
+            losses = self._gram_losses(apply, batch, size, student['patches'])
+            anchored = {'gram': unfold(losses, rows).mean(1)}
         return {
+            **anchored,
             'teacher': unfold(teacher['scores'], rows),
             'student': jnp.concatenate(scores, axis=1),
             'teacher_patches': teacher['patch_scores'],
@@ -130,7 +180,11 @@ class Task(base.Task):
         count = mask.sum()
         single = entr(targets).sum(-1).mean(1)
         usage = jnp.einsum('bgk,b->k', targets, mask) / (count * targets.shape[1])
+        anchored = {}
+        if 'gram' in outputs:
+            anchored = {'gram': Term((outputs['gram'] * mask).sum(), count, self.gram)}
         return {
+            **anchored,
             'dino': Term((self._crop_losses(targets, outputs) * mask).sum(), count),
             'ibot': Term((self._patch_losses(outputs, mask) * mask).sum(), count, self.ibot),
             'koleo': Term((self._spread(outputs, mask) * mask).sum(), count, self.koleo),
@@ -173,7 +227,45 @@ class Task(base.Task):
         """The global crops, scaled; a whole image is one."""
         found = [batch[name] for name in GLOBAL if name in batch]
         crops = [x if x.ndim == 5 else x[:, None] for x in found]
-        return sequences.to_range(jnp.concatenate(crops, axis=1), self.value_range)
+        return self._scaled(jnp.concatenate(crops, axis=1))
+
+    def _scaled(self, images: Array) -> Array:
+        return sequences.to_range(images, self.value_range, self.normalization)
+
+    def _gram_losses(
+        self, apply: Apply, batch: Batch, size: tuple[int, int], patches: Float[Array, 'R N D']
+    ) -> Float[Array, ' R']:
+        """The Gram loss of each global crop.
+
+        Args:
+          apply: with the Gram teacher.
+          batch: with global crops as bytes.
+          size: height and width of the student's crops.
+          patches: the student's, of all global crops.
+        """
+        if GRAM not in apply.frozen:
+            raise UserError('config.task.gram_teacher: it is read in training runs alone')
+        model, side = self.frozen_models[GRAM], math.isqrt(math.prod(size) // patches.shape[1])
+        crops = fold(batch[LARGE] if LARGE in batch else self._global(batch))
+        if len(crops) != len(patches):
+            raise UserError(f'config.data.transforms: {LARGE} and image need as many views')
+        view = model.view(self._unscaled(crops))
+        made, stride = apply.frozen[GRAM](view), model.module.stride
+        if 'tokens' not in made or not stride:
+            raise UserError(
+                f'config.task.gram_teacher={self.gram_teacher}: a '
+                f'{type(model.module).__module__.rpartition(".")[2]} makes no tokens of patches'
+            )
+        old = (view.shape[1] // stride, view.shape[2] // stride)
+        found = made['tokens'][:, -math.prod(old) :]
+        found = resized(found, old, (size[0] // side, size[1] // side))
+        return self_distillation.gram(patches, found, self.gram_negatives)
+
+    def _unscaled(self, images: Array) -> Float[Array, '*B C']:
+        """Bytes or scaled images in [0, 1]."""
+        low, high = self.value_range
+        mean, std = self.normalization or ((-low / (high - low),), (1 / (high - low),))
+        return self._scaled(images) * jnp.asarray(std) + jnp.asarray(mean)
 
     def _check_crops(self, crops: int) -> None:
         if crops < 2:
@@ -215,6 +307,18 @@ class Task(base.Task):
         """The sum over global crops of the KoLeo term among crops of different images."""
         crops = outputs['features'].swapaxes(0, 1)
         return jax.vmap(self_distillation.koleo, (0, None))(crops, mask).sum(0)
+
+
+def resized(
+    patches: Float[Array, 'R n D'], old: tuple[int, int], new: tuple[int, int]
+) -> Float[Array, 'R N D']:
+    """Features on another grid, by PyTorch's bicubic interpolation without antialiasing."""
+    if old == new:
+        return patches
+    rows, columns = (resize.bicubic_matrix(*pair) for pair in zip(old, new, strict=True))
+    maps = patches.astype(jnp.float32).reshape(len(patches), *old, -1)
+    maps = jnp.einsum('ai,bj,rijd->rabd', rows, columns, maps, precision='highest')
+    return maps.reshape(len(patches), math.prod(new), -1)
 
 
 def fold(x: Array) -> Array:

@@ -106,13 +106,7 @@ class Task(classify.Task):
             raise UserError('task distill needs images of one size, not sequences of patches')
         low, high = self.value_range
         mean, std = self.normalization or ((-low / (high - low),), (1 / (high - low),))
-        x = images * jnp.asarray(std) + jnp.asarray(mean)  # in [0, 1]
-        if model.size and x.shape[1:3] != model.size:
-            x = jax.image.resize(x, (len(x), *model.size, x.shape[-1]), 'bilinear')
-        if model.normalization:
-            return (x - jnp.asarray(model.normalization[0])) / jnp.asarray(model.normalization[1])
-        low, high = model.value_range or (-1.0, 1.0)
-        return low + (high - low) * x
+        return model.view(images * jnp.asarray(std) + jnp.asarray(mean))
 
     def loss(self, outputs: dict, batch: Batch) -> dict[str, Term]:
         """Means over the examples: `labels`, in training `distill`, and the metrics `accuracy` and

@@ -17,6 +17,7 @@ from vit_jax.data.transforms.geometry import check_annotations_stay, is_image
 from vit_jax.data.transforms.parse import parse_transforms
 from vit_jax.data.transforms.pillow import check_positive, from_pillow, require_bytes, to_pillow
 from vit_jax.data.transforms.registry import transform
+from vit_jax.errors import UserError
 
 Pixels = UInt8[np.ndarray, 'H W C']
 Apply = Callable[[Pixels, np.random.Generator], Pixels]
@@ -246,24 +247,31 @@ def choice(
 
 @transform
 def views(
-    name: str, count: int, transforms: str
+    name: str, count: int, transforms: str, of: str = ''
 ) -> Callable[[Record, np.random.Generator], Record]:
     """Make views of the image, [count, H, W, C], each with its own draws.
 
     Two global and eight local crops (Caron et al. 2021, arXiv:2104.14294, section 3.1) are
     `views('local_image', 8, 'inception_crop(96, 5, 40)|flip')`, and then
-    `views('image', 2, 'inception_crop(224, 40)|flip')`, which replaces the image.
+    `views('image', 2, 'inception_crop(224, 40)|flip')`, which replaces the image. The same crops at
+    two sizes are `views('large_image', 2, 'inception_crop(448, 40)|flip')`, and then
+    `views('image', 2, 'resize(224)', of='large_image')`.
 
     Args:
       name: of the field for the views, 'image' or 'NAME_image'.
       count: number of views.
       transforms: applied to the image for each view.
+      of: a field of as many views, each of which is transformed instead of the image.
 
     Raises:
-      ValueError: if `name` is not a field for images, or `transforms` is not text.
+      ValueError: if `name` or `of` is not a field for images, or `transforms` is not text.
+      UserError: if there are no such views.
     """
-    if not isinstance(name, str) or not is_image(name):
-        raise ValueError(f"{name=} must be 'image', or end in '_image' as 'local_image' does")
+    for key, field in {'name': name, 'of': of or name}.items():
+        if not isinstance(field, str) or not is_image(field):
+            raise ValueError(
+                f"{key}={field!r} must be 'image', or end in '_image' as 'local_image' does"
+            )
     check_positive(count=count)
     if not isinstance(transforms, str):
         raise ValueError(f"{transforms=} must be a text, for example 'inception_crop(96)|flip'")
@@ -272,7 +280,14 @@ def views(
     def apply(record: Record, rng: np.random.Generator) -> Record:
         if name == 'image':
             check_annotations_stay(record)
-        image = {'image': record['image']}
-        return {**record, name: np.stack([make(image, rng)['image'] for _ in range(count)])}
+        images = _views_of(record, of, count) if of else [record['image']] * count
+        return {**record, name: np.stack([make({'image': x}, rng)['image'] for x in images])}
 
     return apply
+
+
+def _views_of(record: Record, field: str, count: int) -> np.ndarray:
+    found: np.ndarray | None = record.get(field)
+    if found is None or found.ndim != 4 or len(found) != count:
+        raise UserError(f'views: of={field!r}: make {count} views of that name first')
+    return found
