@@ -303,6 +303,18 @@ def test_values_at_points_are_those_of_torch():
     np.testing.assert_allclose(jax.jit(mask_ops.sample)(maps, points), expected, atol=1e-5)
 
 
+def test_both_ways_to_values_at_points_agree():
+    rng = np.random.default_rng(0)
+    maps = rng.normal(size=(2, 3, 5, 7)).astype(np.float32)
+    points = jnp.asarray(rng.uniform(-0.1, 1.1, size=(2, 50, 2)), jnp.float32)
+
+    def with_gradient(sample):
+        return jax.value_and_grad(lambda maps: (sample(maps, points) ** 2).sum())(maps)
+
+    ways = map(with_gradient, (mask_ops.sample_by_gather, mask_ops.sample_by_product))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), *ways)
+
+
 @pytest.mark.slow
 def test_points_are_where_a_mask_is_uncertain():
     mask = jnp.asarray(np.linspace(-8, 8, 16)[None].repeat(16, 0), jnp.float32)

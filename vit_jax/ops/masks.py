@@ -23,15 +23,15 @@ def from_segments(segments: Int[Array, 'B H W'], count: int) -> Bool[Array, 'B N
 
 
 class Corners(NamedTuple):
-    """The four pixels whose centers surround a point.
+    """The four pixels whose centers surround a point, first, as TPUs pad short last axes.
 
     Attributes:
       pixel: its index in the flattened map.
       weight: its share in a bilinear interpolation; 0 outside of the map.
     """
 
-    pixel: Int[Array, '*B P 4']
-    weight: Float[Array, '*B P 4']
+    pixel: Int[Array, '4 *B P']
+    weight: Float[Array, '4 *B P']
 
 
 def corners(points: Float[Array, '*B P 2'], size: Sequence[int]) -> Corners:
@@ -49,22 +49,45 @@ def corners(points: Float[Array, '*B P 2'], size: Sequence[int]) -> Corners:
         share = (1 - jnp.abs(places[..., 0] - x)) * (1 - jnp.abs(places[..., 1] - y))
         pixels.append(y.clip(0, height - 1) * width + x.clip(0, width - 1))
         weights.append(jnp.where(inside, share, 0))
-    return Corners(jnp.stack(pixels, axis=-1).astype(jnp.int32), jnp.stack(weights, axis=-1))
+    return Corners(jnp.stack(pixels).astype(jnp.int32), jnp.stack(weights))
 
 
 def sample(
     maps: Float[Array, '*B K H W'], points: Float[Array, '*B P 2']
 ) -> Float[Array, '*B K P']:
-    """Bilinear interpolation of K maps at the same points, 0 outside of the maps; see `corners`."""
+    """Bilinear interpolation of K maps at the same points, 0 outside of the maps; see `corners`.
+
+    TPUs take numbers out of memory one by one slowly. Of several maps they take the numbers of a
+    pixel together; a single map they multiply by the weights of its rows and columns.
+    """
+    if maps.shape[-3] > 1:
+        return sample_by_gather(maps, points)
+    return jax.lax.platform_dependent(maps, points, tpu=sample_by_product, default=sample_by_gather)
+
+
+def sample_by_gather(maps: Array, points: Array) -> Array:
+    """Compute `sample` from the pixels around each point."""
     at = corners(points, maps.shape[-2:])
 
     def one(maps: Array, at: Corners) -> Array:
-        return (maps[:, at.pixel] * at.weight).sum(-1)
+        return (maps[at.pixel] * at.weight[..., None]).sum(0).T
 
     *batch, count = maps.shape[:-2]
-    flat = maps.reshape(-1, count, maps.shape[-2] * maps.shape[-1])
-    found = jax.vmap(one)(flat, jax.tree.map(lambda x: x.reshape(-1, *x.shape[-2:]), at))
-    return found.reshape(*batch, count, -1)
+    flat = maps.reshape(-1, count, maps.shape[-2] * maps.shape[-1]).swapaxes(1, 2)
+    each = jax.tree.map(lambda x: x.reshape(4, -1, x.shape[-1]), at)
+    return jax.vmap(one, (0, 1))(flat, each).reshape(*batch, count, -1)
+
+
+def sample_by_product(maps: Array, points: Array) -> Array:
+    """Compute `sample` from all pixels, whose weights are 0 but around a point."""
+    height, width = maps.shape[-2:]
+    x, y = (points[..., i] * side - 0.5 for i, side in enumerate((width, height)))
+
+    def weights(place: Array, side: int) -> Array:
+        return jnp.maximum(1 - jnp.abs(place[..., None] - jnp.arange(side)), 0)
+
+    of_columns = jnp.einsum('...khw,...pw->...khp', maps, weights(x, width), precision='high')
+    return jnp.einsum('...khp,...ph->...kp', of_columns, weights(y, height), precision='high')
 
 
 def uncertain_points(
@@ -89,7 +112,8 @@ def uncertain_points(
     points = jax.random.uniform(first, (int(count * oversample), 2))
     chosen = int(importance * count)
     logits = sample(mask[None], points)[0]
-    near = points[jax.lax.top_k(-jnp.abs(logits), chosen)[1]]
+    nearest = jax.lax.top_k(-jnp.abs(logits), chosen)[1]
+    near = jnp.stack([points[:, 0][nearest], points[:, 1][nearest]], axis=-1)
     return jnp.concatenate([near, jax.random.uniform(second, (count - chosen, 2))])
 
 

@@ -28,6 +28,7 @@ from vit_jax.tasks.base import Apply, Batch, Sums
 from vit_jax.tasks.detect import class_sums, pixel_mask
 
 KINDS = ('panoptic', 'instance', 'semantic')
+AT_ONCE = 10  # masks compared with their segments together, at 12,544 points each
 
 
 class Targets(NamedTuple):
@@ -325,25 +326,31 @@ class Task(base.Task):
         counts: Bool[Array, 'H W'] | None,
     ) -> dict[str, Float[Array, '']]:
         """`mask` and `dice` of the matched masks of one image, summed."""
-        found = masks[places.clip(0)]
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(places)))
-        draw = functools.partial(
+        uncertain = functools.partial(
             mask_ops.uncertain_points,
             count=self.points,
             oversample=self.oversample,
             importance=self.importance,
         )
-        points = jax.vmap(draw)(keys, jax.lax.stop_gradient(found))
-        logits = mask_ops.sample(found[:, None], points)[:, 0]
+
+        @jax.checkpoint  # keep the points, not all that is computed from them
+        def losses(of: tuple[Array, Array, Array]) -> dict[str, Array]:
+            mask, points, number = of
+            logits = mask_ops.sample(mask[None], points)[0]
+            wanted = numbered(segments, points, number[None])[0]
+            weights = counted(counts, points)
+            entropy = (jax.nn.softplus(logits) - logits * wanted) * weights
+            probs, wanted = jax.nn.sigmoid(logits) * weights, wanted * weights
+            dice = 1 - (2 * (probs * wanted).sum() + 1) / (probs.sum() + wanted.sum() + 1)
+            return {'mask': entropy.sum() / weights.sum().clip(1), 'dice': dice}
+
+        found = masks[places.clip(0)]
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(places)))
+        hidden = jax.lax.stop_gradient(found)
+        points = jax.lax.map(lambda of: uncertain(*of), (keys, hidden), batch_size=AT_ONCE)
         numbers = jnp.arange(1, len(places) + 1)
-        wanted = jax.vmap(numbered, (None, 0, 0))(segments, points, numbers[:, None])[:, 0]
-        weights = counted(counts, points)
-        entropy = (jax.nn.softplus(logits) - logits * wanted) * weights
-        probs, wanted = jax.nn.sigmoid(logits) * weights, wanted * weights
-        sizes = probs.sum(-1) + wanted.sum(-1)
-        dice = 1 - (2 * (probs * wanted).sum(-1) + 1) / (sizes + 1)
-        losses = {'mask': entropy.sum(-1) / weights.sum(-1).clip(1), 'dice': dice}
-        return {name: (x * (places >= 0)).sum() for name, x in losses.items()}
+        each = jax.lax.map(losses, (found, points, numbers), batch_size=AT_ONCE)
+        return {name: (x * (places >= 0)).sum() for name, x in each.items()}
 
 
 def make_targets(task: Task, batch: Batch) -> Targets:
@@ -402,8 +409,8 @@ def numbered(
       numbers: of the segments to sample.
     """
     at = mask_ops.corners(points, segments.shape)
-    same = segments.reshape(-1)[at.pixel][..., None, :, :] == numbers[:, None, None]
-    return (same * at.weight[..., None, :, :]).sum(-1)
+    same = segments.reshape(-1)[at.pixel][..., None, :] == numbers[:, None]
+    return (same * at.weight[..., None, :]).sum(0)
 
 
 def counted(
