@@ -47,6 +47,7 @@ UNKNOWN_NORMALIZATION = (
     'the mean and standard deviation of its images are unknown '
     '(no preprocessor_config.json, no pretrained_cfg in config.json): assumed to be 0.5 and 0.5'
 )
+IMAGENET = {'mean': [0.485, 0.456, 0.406], 'std': [0.229, 0.224, 0.225]}
 _HALF = np.full(1, 0.5)
 RANGE = _HALF, _HALF  # mean and standard deviation of images in [0, 1] that make them [-1, 1]
 _PIXEL = 1 / 255

@@ -48,7 +48,6 @@ _GATED = tuple((a, b) for a, b in TABLE if not re.search(r'mlp\.fc', a))
 # Of pretraining alone: the token of masked patches, and the norm of class tokens of small crops.
 _UNUSED = ('mask_token', 'local_cls_norm.')
 _EPS, _RESCALE, _SIZE = 1e-5, 2.0, (224, 224)  # of all released models
-_IMAGENET = {'mean': [0.485, 0.456, 0.406], 'std': [0.229, 0.224, 0.225]}
 _COLORS = (
     'assumed to take images with the mean and standard deviation of ImageNet; models of satellite '
     'images (SAT-493M) have others: give mean and std'
@@ -92,7 +91,8 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     )
     if preprocessing.mean_and_std(extra) is None:
         imported = imported.with_notes(_COLORS)
-    return preprocessing.with_normalization(imported, {'pretrained_cfg': _IMAGENET, **extra})
+    usual = {'pretrained_cfg': preprocessing.IMAGENET}
+    return preprocessing.with_normalization(imported, usual | dict(extra))
 
 
 def _require_keys(name: str, mask: np.ndarray) -> None:

@@ -20,7 +20,6 @@ from vit_jax.interop.files import Flat
 from vit_jax.interop.trained import TrainedModel, Written, fields
 
 _SOURCE = "MAE in its authors' names"
-_IMAGENET = {'mean': [0.485, 0.456, 0.406], 'std': [0.229, 0.224, 0.225]}
 TABLE: names.Table = (
     *timm_vit.TABLE,
     ('mask_token', 'decoder/mask_token'),
@@ -48,7 +47,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     """
     encoder, decoder = mae.halves(flat, ('decoder_', 'mask_token'))
     if preprocessing.mean_and_std(extra) is None:
-        extra = {**extra, preprocessing.GIVEN_NORMALIZATION: _IMAGENET}
+        extra = {**extra, preprocessing.GIVEN_NORMALIZATION: preprocessing.IMAGENET}
     decoder = torch_layout.parted(decoder, _SOURCE)
     heads = extra.get('decoder_num_attention_heads')
     imported = mae.joined(timm_vit.read(encoder, extra), decoder, TABLE, heads, _SOURCE)

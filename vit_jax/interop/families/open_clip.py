@@ -70,13 +70,13 @@ _PARTS: dict[str, tuple[Any, ...]] = {
     **{'pos_embed_type': ('learnable', 'learned'), 'text_arch': ('clip',)},
     'proj_type': ('linear',),
 }
-# Those of a tower beside one of transformers' names.
+# Those of a tower that is read by the names of transformers.
 _PLAIN = _PARTS | {
     **dict.fromkeys(('no_causal_mask', 'proj_bias'), (False,)),
     **{'pool_type': ('tok', 'argmax'), 'act_kwargs': (None, {})},
 }
 # Those of a text tower beside an image tower of timm.
-_WORDS = _PARTS | {'pool_type': ('argmax', 'last')}
+_TEXT_PARTS = _PARTS | {'pool_type': ('argmax', 'last')}
 _ACTIVATIONS = {'none': 'gelu', 'tanh': 'gelu_pytorch_tanh'}  # act_kwargs.approximate
 _RESIZING = {'shortest': 'center', 'squash': 'squash'}  # resize_mode: timm's crop_mode
 
@@ -124,7 +124,7 @@ def tower(flat: Flat, extra: Mapping[str, Any], part: str) -> tuple[Flat, dict[s
         return texts.take_tower(*translated(flat, extra, (part,)), part)
     if part == 'vision':
         return _trunk(flat, extra), _trunk_config(extra)
-    kind, arrays, config = _words(flat, _model(extra))
+    kind, arrays, config = _text_tower(flat, _model(extra))
     usual = _text.CLIP if kind.model['causal'] else _text.SIGLIP
     if not usual.model.items() <= kind.model.items():
         raise UserError(f'{_SOURCE}: this text tower is read only beside its image tower')
@@ -139,7 +139,7 @@ def _read_towers(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
       UserError: as `read`.
     """
     model = _model(extra)
-    kind, arrays, config = _words(flat, model)
+    kind, arrays, config = _text_tower(flat, model)
     words_params, words = _text.read(kind, arrays, config, _SOURCE, _TEXT)
     image = timm_vit.read(_trunk(flat, extra), _trunk_config(extra))
     tower, params = image.model_config, dict(image.params)
@@ -242,14 +242,14 @@ def _trunk_config(extra: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _words(flat: Flat, model: Mapping[str, Any]) -> tuple[_text.Kind, Flat, dict[str, Any]]:
+def _text_tower(flat: Flat, model: Mapping[str, Any]) -> tuple[_text.Kind, Flat, dict[str, Any]]:
     """The kind of a text tower, its arrays and its config, by the names of transformers.
 
     Raises:
       UserError: if it has a part that no model here has.
     """
     text = model['text_cfg']
-    _require_plain('text_cfg', text, _WORDS)
+    _require_plain('text_cfg', text, _TEXT_PARTS)
     causal, last = not text.get('no_causal_mask', False), text.get('pool_type') == 'last'
     if causal and last:
         raise UserError(f"{_SOURCE}: no model here has text_cfg.pool_type 'last' of causal texts")
@@ -265,12 +265,27 @@ def _words(flat: Flat, model: Mapping[str, Any]) -> tuple[_text.Kind, Flat, dict
     parts = {n.removeprefix(_TEXT): a for n, a in flat.items() if not n.startswith(others)}
     arrays = _renamed(parts, table)
     act = (text.get('act_kwargs') or {}).get('approximate', 'none')
-    config = {
-        'hidden_act': 'quick_gelu' if model.get('quick_gelu') else _ACTIVATIONS[act],
+    config = _text_config(model, _ACTIVATIONS[act])
+    return dataclasses.replace(usual, model=own), arrays, config
+
+
+def _text_config(model: Mapping[str, Any], gelu: str = 'gelu') -> dict[str, Any]:
+    """The config that transformers has for the text tower of a `model_cfg`."""
+    text = model['text_cfg']
+    return {
+        **_activation_and_epsilon(model, text, gelu),
         # As in old files of CLIP: the largest id of a text is its end.
         **{'num_attention_heads': text.get('heads', 8), 'eos_token_id': 2},
     }
-    return dataclasses.replace(usual, model=own), arrays, _shared(config, text)
+
+
+def _activation_and_epsilon(
+    model: Mapping[str, Any], tower: Mapping[str, Any], gelu: str = 'gelu'
+) -> dict[str, Any]:
+    return {
+        'hidden_act': 'quick_gelu' if model.get('quick_gelu') else gelu,
+        'layer_norm_eps': (tower.get('norm_kwargs') or {}).get('eps', 1e-5),
+    }
 
 
 def translated(
@@ -307,31 +322,21 @@ def _config(extra: Mapping[str, Any], towers: Sequence[str]) -> dict[str, Any]:
       UserError: if there is none, or a tower has a part that such a CLIP does not have.
     """
     model, told = _model(extra), extra[OPEN_CLIP]
-    vision, text = model['vision_cfg'], model['text_cfg']
+    vision = model['vision_cfg']
     for part in towers:
         _require_plain(f'{part}_cfg', model[f'{part}_cfg'], _PLAIN)
     heads = vision['width'] // vision.get('head_width', 64)
-    shared = {'hidden_act': 'quick_gelu' if model.get('quick_gelu') else 'gelu'}
     size = vision.get('image_size', 224)
     return {
         'model_type': 'clip',
         'vision_config': {
-            **_shared(shared, vision),
+            **_activation_and_epsilon(model, vision),
             **{'num_attention_heads': heads, 'image_size': size},
             'patch_size': vision.get('patch_size', 16),
         },
-        'text_config': {
-            **_shared(shared, text),
-            # As in old files of CLIP: the largest id of a text is its end.
-            **{'num_attention_heads': text.get('heads', 8), 'eos_token_id': 2},
-        },
+        'text_config': _text_config(model),
         'pretrained_cfg': _images(told.get('preprocess_cfg') or {}, size),
     }
-
-
-def _shared(config: Mapping[str, Any], tower: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of a tower, with the epsilon of its norms."""
-    return {**config, 'layer_norm_eps': (tower.get('norm_kwargs') or {}).get('eps', 1e-5)}
 
 
 def _require_plain(
@@ -383,38 +388,47 @@ def write(trained: TrainedModel) -> Written:
         {'attn': 'in_proj'},
     )
     assert made.config is not None
-    size = made.config['vision_config']['image_size']
-    norm = {'norm_kwargs': {'eps': model['norm_eps']}} if model['norm_eps'] != 1e-5 else {}
+    preparation, notes = _preparation(trained)
     config = {
-        'model_cfg': {
-            'embed_dim': model['embed_dim'],
-            'quick_gelu': _QUICK[model['gelu']],
-            'vision_cfg': {
-                **{'image_size': size, 'patch_size': model['patch_size'], **norm},
-                **{'layers': model['depth'], 'width': model['width']},
-                'head_width': model['width'] // model['num_heads'],
-                'mlp_ratio': model['mlp_dim'] / model['width'],
-            },
-            'text_cfg': {
-                **{'context_length': model['length'], 'vocab_size': model['vocab_size'], **norm},
-                **{'layers': model['text_depth'], 'width': model['text_width']},
-                'heads': model['text_num_heads'],
-                'mlp_ratio': model['text_mlp_dim'] / model['text_width'],
-            },
-        },
-        'preprocess_cfg': preprocessing.normalization(trained, trained.channels),
+        'model_cfg': _model_config(model, made.config['vision_config']['image_size']),
+        'preprocess_cfg': preparation,
     }
+    text = json.dumps(config, indent=2, sort_keys=True) + '\n'
+    return Written(arrays, None, notes, None, {OPEN_CLIP: text.encode()}, WEIGHTS)
+
+
+def _model_config(model: Mapping[str, Any], size: Any) -> dict[str, Any]:
+    """`model_cfg` of a CLIP with these fields, for images of this size."""
+    norm = {'norm_kwargs': {'eps': model['norm_eps']}} if model['norm_eps'] != 1e-5 else {}
+    return {
+        'embed_dim': model['embed_dim'],
+        'quick_gelu': _QUICK[model['gelu']],
+        'vision_cfg': {
+            **{'image_size': size, 'patch_size': model['patch_size'], **norm},
+            **{'layers': model['depth'], 'width': model['width']},
+            'head_width': model['width'] // model['num_heads'],
+            'mlp_ratio': model['mlp_dim'] / model['width'],
+        },
+        'text_cfg': {
+            **{'context_length': model['length'], 'vocab_size': model['vocab_size'], **norm},
+            **{'layers': model['text_depth'], 'width': model['text_width']},
+            'heads': model['text_num_heads'],
+            'mlp_ratio': model['text_mlp_dim'] / model['text_width'],
+        },
+    }
+
+
+def _preparation(trained: TrainedModel) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """`preprocess_cfg`, and notes on what it cannot say of the transforms."""
+    config = preprocessing.normalization(trained, trained.channels)
     told, notes = _timm.image_keys(trained.transforms, trained.image_size or (0, 0))
     modes = {theirs: ours for ours, theirs in _RESIZING.items()}
     if told.get('crop_mode') in modes and told.get('crop_pct') == 1.0:
-        config['preprocess_cfg'] |= {
-            'interpolation': told['interpolation'],
-            'resize_mode': modes[told['crop_mode']],
-        }
-    elif trained.transforms:
+        mode = modes[told['crop_mode']]
+        return {**config, 'interpolation': told['interpolation'], 'resize_mode': mode}, (*notes,)
+    if trained.transforms:
         notes = (*notes, f'OpenCLIP cannot prepare images as here: {trained.transforms}')
-    text = json.dumps(config, indent=2, sort_keys=True) + '\n'
-    return Written(arrays, None, notes, None, {OPEN_CLIP: text.encode()}, WEIGHTS)
+    return {**config}, (*notes,)
 
 
 WRITERS = {('clip', 'authors'): write}

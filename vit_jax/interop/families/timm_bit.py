@@ -11,7 +11,7 @@ from vit_jax.interop import preprocessing
 from vit_jax.interop.families import _timm, bit
 from vit_jax.interop.trained import TrainedModel, Written
 
-# Those of timm, by the blocks of their stages and their width.
+# The BiTs of timm: blocks of the stages, and the factor of the width.
 _ARCHITECTURES = {
     *(((3, 4, 6, 3), width) for width in (1, 3)),
     *(((3, 4, 23, 3), width) for width in (1, 3)),
@@ -42,7 +42,7 @@ def write(trained: TrainedModel) -> Written:
     size = trained.image_size or trained.prepared_size or bit.SIZE
     layers, width = tuple(model['layers']), model.get('width_factor', 1)
     channels, classes = arrays['stem.conv.weight'].shape[1], model.get('num_classes') or 0
-    told, notes = _timm.image_keys(trained.transforms, size)
+    preparation, notes = _timm.image_keys(trained.transforms, size)
     # The first number counts convolutions, three in each block, the root and the head.
     name = f'resnetv2_{3 * sum(layers) + 2}x{width}_bit'
     if (layers, width) not in _ARCHITECTURES:
@@ -57,7 +57,7 @@ def write(trained: TrainedModel) -> Written:
         'pretrained_cfg': {
             **{'num_classes': classes, 'input_size': [channels, *size]},
             **preprocessing.normalization(trained, channels),
-            **told,
+            **preparation,
         },
     }
     if trained.class_names:

@@ -95,7 +95,6 @@ _DINOV3 = 'rope_embed.periods'  # of DINOv3's authors, whose names are alike
 _CHUNKED = re.compile(r'blocks\.\d+\.(\d+)\.')
 _GATED = {'mlp.w12.': 'mlp.fc1.', 'mlp.w3.': 'mlp.fc2.'}
 _HEAD_WIDTH, _DINOV2_EPS = 64, 1e-6
-_IMAGENET = {'mean': [0.485, 0.456, 0.406], 'std': [0.229, 0.224, 0.225]}
 
 
 def matches(flat: Mapping[str, np.ndarray]) -> bool:
@@ -182,7 +181,8 @@ def _read_dinov2(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     )
     positions = 'antialiased' if 'register_tokens' in params else 'bicubic_offset'
     imported = dataclasses.replace(imported, positions=positions)
-    return preprocessing.with_normalization(imported, {'pretrained_cfg': _IMAGENET, **extra})
+    usual = {'pretrained_cfg': preprocessing.IMAGENET}
+    return preprocessing.with_normalization(imported, usual | dict(extra))
 
 
 def _timm_name(name: str) -> str:
