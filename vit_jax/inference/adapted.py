@@ -97,16 +97,17 @@ def complete(run: TrainedModel, imported: TrainedModel, meta: Mapping[str, Any])
     adapters, params = lora.make(config, given, run.model, jax.eval_shape(init))
     program = (run.model, run.task)
     base = read_base(imported, config, adapters, program, params, run.image_size)
-    require_same_base(config, base_digest(base), meta['frozen'].get(BASE))
+    key = f'config.init.from={config.init["from"]}'
+    require_same(key, base_digest(base), meta['frozen'].get(BASE))
     merged = lora.merge(overlaid(base, run.params), adapters.options.scale)
     plain = run.with_groups(lora={})
     return dataclasses.replace(plain, params=jax.tree.map(np.asarray, merged))
 
 
-def require_same_base(config: ConfigDict, digest: str, saved: str | None) -> None:
-    """Raise UserError if a run was saved with another checkpoint than the one of its config."""
+def require_same(key: str, digest: str, saved: str | None) -> None:
+    """Raise UserError if the checkpoint of a config's `key` is not that of a saved run."""
     if saved != digest:
         raise UserError(
-            f'config.init.from={config.init["from"]}: its weights are not those that the run was '
-            'saved with: bring the file back, or train in another --workdir'
+            f'{key}: its weights are not those that the run was saved with: bring the file back, '
+            'or train in another --workdir'
         )

@@ -211,6 +211,7 @@ def write(
         (temporary / PROGRAM).write_bytes(program.serialize())
         save_file({k: np.asarray(x, order='C') for k, x in weights.items()}, temporary / WEIGHTS)
         (temporary / ABOUT).write_text(json.dumps(about, indent=2) + '\n')
+        # mkdtemp and safetensors leave them to their owner alone.
         temporary.chmod(0o755)
         (temporary / WEIGHTS).chmod(0o644)
         os.rename(temporary, folder)
@@ -247,12 +248,14 @@ class ExportedModel:
         Raises:
           UserError: if an image cannot be read.
         """
-        told: dict[str, Any] = dict(self.about['preparation'])
-        told = {k: tuple(v) if isinstance(v, list) else v for k, v in told.items()}
-        told['transforms'] = parse_transforms(told['transforms'])
-        reader = PhotoReader(**told)
+        options: dict[str, Any] = dict(self.about['preparation'])
+        options = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
+        options['transforms'] = parse_transforms(options['transforms'])
+        reader = PhotoReader(**options)
         size = self.about['image_size'] and tuple(self.about['image_size'])
         photos = [reader.read(x, size, f'image {i}').fields for i, x in enumerate(images)]
+        if not photos:
+            return []
         batch = {k: np.stack([np.asarray(fields[k]) for fields in photos]) for k in photos[0]}
         found = jax.device_get(self(**batch))
         return [{k: x[i] for k, x in found.items()} for i in range(len(photos))]

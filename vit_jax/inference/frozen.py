@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.inference.adapted import BASE, base_digest, overlaid
+from vit_jax.inference.adapted import BASE, base_digest, overlaid, require_same
 from vit_jax.tasks.base import FrozenModel, Task
 from vit_jax.tree_paths import weights_digest
 
@@ -60,14 +60,11 @@ class Frozen:
 
     def require_same(self, saved: Mapping[str, str] | None) -> None:
         """Raise UserError if the models are not those of a saved run, by their digests."""
+        if saved is None:
+            return
         for name, digest in self.digests.items():
-            if saved is not None and saved.get(name) != digest:
-                key = 'config.init.from' if name == BASE else f'config.task.{name}'
-                file = '' if name == BASE else f'={self.task.frozen[name]}'
-                raise UserError(
-                    f'{key}{file}: its weights are not those that '
-                    'the run was saved with: bring the file back, or train in another --workdir'
-                )
+            own = f'config.task.{name}={self.task.frozen[name]}' if name != BASE else ''
+            require_same(own or 'config.init.from', digest, saved.get(name))
 
     def require_classes(self, known: Sequence[str]) -> None:
         """Raise UserError if a classifier has classes of other names than the data."""

@@ -151,10 +151,10 @@ def add(params: PyTree, options: Lora, key: jax.Array) -> PyTree:
             made = _initial(part, kernel, options, drawn)
             flat |= {f'{place}/{leaf}': value for leaf, value in made.items()}
     if unused:
-        paths = (name for path, x in param_paths(params).items() if is_kernel(path, x)
-                 for name, _ in parts(path, x))  # fmt: skip
+        kernels = (pair for pair in param_paths(params).items() if is_kernel(*pair))
+        example = next((parts(*pair)[0][0] for pair in kernels), '')
         raise UserError(
-            f'config.lora.layers: {min(unused)!r} matches no kernel; one is {next(paths, "")!r}'
+            f'config.lora.layers: {min(unused)!r} matches no kernel; one is {example!r}'
         )
     return traverse_util.unflatten_dict(flat, sep='/')
 
@@ -206,7 +206,7 @@ def _adapted(path: str, kernel: Any, adapters: Mapping[str, Any], scale: float) 
     """A kernel with its adapters."""
     found = [part for _, part in parts(path, kernel)]
     made = [
-        _one(part, part.take(kernel), adapters[part.name], scale)
+        _adapted_part(part, part.take(kernel), adapters[part.name], scale)
         if part.name in adapters
         else part.take(kernel)
         for part in found
@@ -216,7 +216,7 @@ def _adapted(path: str, kernel: Any, adapters: Mapping[str, Any], scale: float) 
     return jnp.stack(made, axis=len(found[0].stack) + len(found[0].inputs))
 
 
-def _one(part: Part, matrix: Any, adapter: Mapping[str, Any], scale: float) -> jax.Array:
+def _adapted_part(part: Part, matrix: Any, adapter: Mapping[str, Any], scale: float) -> jax.Array:
     a, b = adapter['a'], adapter['b']
     a = a.reshape(*part.stack, -1, a.shape[-1])
     b = b.reshape(*part.stack, a.shape[-1], -1)

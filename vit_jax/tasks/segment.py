@@ -19,7 +19,6 @@ from vit_jax.errors import UserError, check_choice
 from vit_jax.ops import masks as mask_ops
 from vit_jax.ops import sequences, sliding
 from vit_jax.ops.boxes import match
-from vit_jax.ops.masks import resize_bilinear
 from vit_jax.ops.panoptic import VOID
 from vit_jax.ops.sequences import Normalization
 from vit_jax.ops.terms import Term
@@ -206,14 +205,13 @@ class Task(base.Task):
         if self.kind == 'semantic':
             return self._classes_of_pixels(apply, batch)
         outputs = apply(*self.inputs(batch))
-        real = pixel_mask(batch)
-        size = jnp.stack([real[:, :, 0].sum(-1), real[:, 0].sum(-1)], -1).astype(jnp.int32)
-        frame = jnp.broadcast_to(jnp.array(real.shape[1:], jnp.int32), (len(real), 2))
+        size = image_sizes(batch)
+        frame = jnp.array(batch['image'].shape[1:3], jnp.int32)
         choose = self._best_classes if self.kind == 'panoptic' else self._instances
         return {
             **choose(jax.nn.softmax(outputs['logits'])),
             'masks': outputs['masks'],
-            'frame': frame,
+            'frame': jnp.broadcast_to(frame, size.shape),
             'size': size,
         }
 
@@ -224,12 +222,10 @@ class Task(base.Task):
         if image.ndim == 5:
             scores = scores.reshape(*image.shape[:2], *scores.shape[1:])
             return sliding.segmentation(scores, batch, self.frame)
-        real = pixel_mask(batch)
-        size = jnp.stack([real[:, :, 0].sum(-1), real[:, 0].sum(-1)], -1).astype(jnp.int32)
         found = jnp.where(
             jnp.isfinite(scores).all(1), scores.argmax(1).astype(jnp.int32), sliding.NOT_FINITE
         )
-        return {'segmentation': found, 'size': size}
+        return {'segmentation': found, 'size': image_sizes(batch)}
 
     def _best_classes(self, probs: Float[Array, 'B Q C']) -> dict[str, Array]:
         labels = probs[..., :-1].argmax(-1).astype(jnp.int32)
@@ -241,16 +237,16 @@ class Task(base.Task):
         }
 
     def _instances(self, probs: Float[Array, 'B Q C']) -> dict[str, Array]:
-        batch, queries, classes = probs[..., :-1].shape
+        probs = probs[..., :-1]
+        batch, queries, classes = probs.shape
         if not self.instances:
-            best = probs[..., :-1]
             every = jnp.broadcast_to(jnp.arange(queries, dtype=jnp.int32), (batch, queries))
-            labels = best.argmax(-1).astype(jnp.int32)
-            return {'scores': best.max(-1), 'labels': labels, 'queries': every}
-        pairs = probs[..., :-1].reshape(batch, -1)
-        scores, places = jax.lax.top_k(pairs, min(self.instances, pairs.shape[-1]))
-        places = places.astype(jnp.int32)
-        return {'scores': scores, 'labels': places % classes, 'queries': places // classes}
+            labels = probs.argmax(-1).astype(jnp.int32)
+            return {'scores': probs.max(-1), 'labels': labels, 'queries': every}
+        pairs = probs.reshape(batch, -1)
+        scores, best = jax.lax.top_k(pairs, min(self.instances, pairs.shape[-1]))
+        best = best.astype(jnp.int32)
+        return {'scores': scores, 'labels': best % classes, 'queries': best // classes}
 
     def match(
         self, outputs: dict, targets: Targets, points: Float[Array, 'B L P 2']
@@ -377,6 +373,12 @@ def make_targets(task: Task, batch: Batch) -> Targets:
     return Targets(batch['labels'], real, segments, counts)
 
 
+def image_sizes(batch: Batch) -> Int[Array, 'B 2']:
+    """Height and width in pixels of the images without padding."""
+    real = pixel_mask(batch)
+    return jnp.stack([real[:, :, 0].sum(-1), real[:, 0].sum(-1)], -1).astype(jnp.int32)
+
+
 def all_predictions(outputs: dict) -> tuple[Float[Array, 'B L Q C'], Float[Array, 'B L Q h w']]:
     """Logits and masks of all predictions, the last one last."""
     last = outputs['logits'][:, None], outputs['masks'][:, None]
@@ -433,5 +435,5 @@ def class_scores(outputs: dict, size: tuple[int, int]) -> Float[Array, 'B C H W'
       size: height and width in pixels of the model's images.
     """
     classes = jax.nn.softmax(outputs['logits'])[..., :-1]
-    inside = jax.nn.sigmoid(resize_bilinear(outputs['masks'], size))
+    inside = jax.nn.sigmoid(mask_ops.resize_bilinear(outputs['masks'], size))
     return jnp.einsum('bqc,bqhw->bchw', classes, inside)
