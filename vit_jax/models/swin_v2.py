@@ -57,7 +57,10 @@ class CosineWindowAttention(WindowAttention):
         return windows_on(height, width, self.window, self.shifted, self.fixed)
 
     def _projection(self, features: int, heads: tuple[int, int]) -> Callable[[Array], Array]:
-        """Queries are scaled so that the product with the keys, by sqrt(K), is the score."""
+        """Make unit queries, times the factor of the scores, and unit keys.
+
+        Attention divides products by sqrt(K), so that the factor contains it.
+        """
         project = self._dense((features,), (3, *heads), use_bias=False, name='qkv')
         zeros = nn.initializers.zeros
         biases: list[Any] = [0.0, 0.0]

@@ -1,6 +1,6 @@
-"""Swin v2 as timm's `swinv2_cr_*` have it, which its authors' description left room for.
+"""Swin v2 as in timm's `swinv2_cr_*`, another reading of the paper than `swin_v2`.
 
-Liu et al., 2022, arXiv:2111.09883. Unlike `swin_v2`, keys have biases, position biases are not
+Liu et al., 2022, arXiv:2111.09883. Here keys have biases, position biases are not
 bounded, coordinates are not scaled to a window, patches are merged as in Swin, and the residual
 stream is normalized after some blocks, as the paper has it for the largest models.
 """
@@ -34,7 +34,7 @@ class LogWindowAttention(CosineWindowAttention):
     """
 
     def _projection(self, features: int, heads: tuple[int, int]) -> Callable[[Array], Array]:
-        """Queries are scaled so that the product with the keys, by sqrt(K), is the score."""
+        """See `CosineWindowAttention`; the biases are those of one dense layer."""
         project = self._dense((features,), (3, *heads), use_bias=self.qkv_bias, name='qkv')
         scale = self._scale(heads)
 
@@ -65,7 +65,11 @@ class _Biases(nn.Module):
 
 
 class NormedBlock(PostNormBlock):
-    """A `PostNormBlock` with `LogWindowAttention`; `extra_norm`: and a norm of the sum, `norm3`."""
+    """A `PostNormBlock` with `LogWindowAttention`.
+
+    Attributes:
+      extra_norm: whether the residual stream after it is normalized, by `norm3`.
+    """
 
     extra_norm: bool = False
 
