@@ -5,6 +5,7 @@
 #   PYTEST_ARGS  more arguments for pytest, such as '-k resume'
 #   WORKERS      parallel tests; each takes up to 3 GiB
 #   WORKDIR      the run folder of `make train`
+#   BENCHMARK    the folder of published curves for `make coverage`
 
 SHELL := /bin/bash
 
@@ -23,7 +24,7 @@ PYTEST := -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # pytest's exit code if PYTEST_ARGS select no test of one half.
 NONE_CHOSEN := 5
 
-.PHONY: help train test test-fast test-long lint types check faults soak smoke test-newest docs site checkpoints gallery preflight test-tpu test-gpu-compile bench-cpu clean
+.PHONY: help train test test-fast test-long lint types check faults soak smoke test-newest docs site checkpoints gallery preflight test-tpu test-gpu-compile coverage bench-cpu clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -137,6 +138,13 @@ test-tpu: .venv-tpu/.done  ## Run the commands of docs/tpu.md through the TPU co
 test-gpu-compile: .venv-gpu/.done  ## Compile the published recipes for 8 H100s, without a GPU
 	JAX_PLATFORMS=cpu .venv-gpu/bin/python -m pytest tests/commands/test_preflight.py -k gpus $(PYTEST_ARGS)
 	JAX_PLATFORMS=cpu .venv-gpu/bin/python tests/bench/gpu_recipes.py
+
+coverage: .venv/.core  ## Measure bands on synthetic laws and, in $BENCHMARK, published curves: docs/predictions.md
+	.venv/bin/python -m vit_jax scaling coverage --form auto --points 12 --curves 12 --bootstrap 1 --seed 260727
+	for table in $(BENCHMARK:%=%/benchmark.*.csv); do \
+	  .venv/bin/python -m vit_jax scaling fit --csv $$table --x 'Seen Examples' --y Loss --by Domain,Model,Task \
+	    --holdout-column Training --bootstrap 1 || exit; \
+	done
 
 bench-cpu: .venv/.extras  ## Time ViT-B/16 on this CPU against the PyTorch reference
 	.venv/bin/python tests/bench/cpu.py

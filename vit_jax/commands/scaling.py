@@ -341,6 +341,12 @@ def print_medians(summary: dict[str, Any]) -> None:
     """Print the curves' median extrapolation error, and the comparison with other forms."""
     if summary['median_holdout_rmse'] is not None:
         print(f'median RMSE of log error, held out: {summary["median_holdout_rmse"]:.4f}')
+    held = summary['bands_hold_last']
+    if held['of']:
+        print(
+            '90 % bands of the fits without the points held out hold the last of these in '
+            f'{held["held"]} of {held["of"]} curves'
+        )
     for name, other in summary['against'].items():
         if other['of']:
             share = other['better_on'] / other['of']
@@ -459,7 +465,7 @@ def coverage(argv: Sequence[str]) -> int:
         f'{args.curves} laws of the form {args.form}, {args.points} points, noise {args.noise:g}'
     )
     if args.form == 'auto':
-        drawn = f'{args.curves} laws of each kind, {args.points} points each'
+        drawn = f'{args.curves} laws of each kind, {args.points} points or more each'
     print(f'{drawn}: share of true values in the 90 % bands')
     width = max(map(len, found)) + 2
     for name, share in found.items():

@@ -10,7 +10,7 @@ from scipy import stats
 
 from vit_jax.errors import UserError
 from vit_jax.scaling import curve_fit, forms
-from vit_jax.scaling.noise import Seeds, common
+from vit_jax.scaling.noise import Seeds, common, neighbor_correlation
 
 AUTO = 'auto'
 FORMULA = 'a mean of forms, weighted by their errors on the upper half of the fitted x'
@@ -20,6 +20,8 @@ _TIE = 1.05  # ratio of inner errors that are alike
 _MIN_NOISE = 1e-4  # of log y
 _MIN_CURVES = 3  # whose noise can be shared
 _BREAK = 6.0  # inner error over noise above which the points show a break
+_OUTLIER = 3.0  # robust standard deviations up to which the last point moves the law
+_CORRELATED = 0.9  # upper limit on the correlation of neighboring errors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,29 +43,50 @@ class WeightedFit:
 class MeanFit(curve_fit.Fit):
     """The geometric mean of several fits; form, parameters and warnings are those of the first.
 
+    It is moved towards the point of the largest x, see `fit_average`.
+
     Attributes:
       parts: in the order of their weights.
+      largest: the largest fitted x.
+      correlation: of the errors of neighboring points, from 0 to 0.9.
+      shift: how far the log of the curve is moved at the largest x and beyond.
     """
 
     parts: tuple[WeightedFit, ...] = ()
+    largest: float = 1.0
+    correlation: float = 0.0
+    shift: float = 0.0
 
     @property
     def floor(self) -> float:
         """The mean of the forms' irreducible errors; 0 if one of them has none."""
-        return float(np.prod([part.fit.floor**part.weight for part in self.parts]))
+        floors = [part.fit.floor**part.weight for part in self.parts]
+        return float(np.prod(floors) * np.exp(self.shift))
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """The mean curve [N] at x [N] or [N, 1]."""
         logs = [part.weight * np.log(part.fit.predict(x)) for part in self.parts]
-        return np.exp(np.sum(logs, axis=0))
+        return np.exp(np.sum(logs, axis=0) + self.shift * self._nearness(x))
+
+    def _nearness(self, x: np.ndarray) -> np.ndarray:
+        """The part [N] of the shift at x: 1 from the largest fitted x on."""
+        return np.minimum(np.asarray(x, float).reshape(len(x)) / self.largest, 1.0)
 
     def band_offsets(self, x: np.ndarray) -> np.ndarray:
-        """Distances [2, N] to the ends of the band, from the forms' bands and spread."""
+        """Distances [2, N] to the ends of the band.
+
+        From the forms' bands, their spread, and the noise of the point towards which the curve is
+        moved. As the correlation r of neighboring errors shows that the forms miss the points, the
+        band is wider by 1 + r.
+        """
         logs = np.log([part.fit.predict(x) for part in self.parts])
         weights = np.array([part.weight for part in self.parts])
         between = np.sqrt(weights @ (logs - weights @ logs) ** 2)
         inside = np.sum([part.weight * part.fit.band_offsets(x) for part in self.parts], axis=0)
-        return np.hypot(inside, stats.t.ppf(curve_fit.BAND[1], self.dof) * between)
+        last = np.sqrt(self.correlation) * self.noise.std * self._nearness(x)
+        quantile = stats.t.ppf(curve_fit.BAND[1], self.dof)
+        apart = quantile * np.hypot(between, last)
+        return (1 + self.correlation) * np.hypot(inside, apart)
 
     @property
     def dof(self) -> float:
@@ -92,7 +115,9 @@ def fit_average(
 
     Weights are proportional to the inverse square of the error on the upper half in x, predicted
     from the lower half. On published image curves a mean extrapolates better than the form with the
-    smallest inner error (docs/scaling.md). Two columns of x are fitted by `joint`.
+    smallest inner error (docs/scaling.md). Where errors of neighbors are correlated by r, the mean
+    is moved to the point of the largest x by the square root of r of its error there: such errors
+    last. Two columns of x are fitted by `joint`.
 
     Args:
       x, y: [N] or [N, K], and [N].
@@ -121,6 +146,7 @@ def fit_average(
     first = parts[0].fit
     fields = {field.name: getattr(first, field.name) for field in dataclasses.fields(first)}
     mean = MeanFit(**fields, parts=parts)
+    mean = _anchored(mean, x, y)
     residuals = np.log(mean.predict(x)) - np.log(y)
     mean = dataclasses.replace(mean, rmse=curve_fit.rms(residuals))
     noise = min(noise for _, noise in inner.values())
@@ -132,6 +158,18 @@ def fit_average(
         'the points show a break: the law of their lower half in x misses the upper half by '
         f'{excess:.0f} times the noise; no band',
     )
+
+
+def _anchored(mean: MeanFit, x: np.ndarray, y: np.ndarray) -> MeanFit:
+    """The mean, moved by the part of its error at the largest x that lasts beyond it."""
+    at = x[:, 0] if x.ndim == 2 else x
+    order = np.argsort(at)
+    errors = (np.log(y) - np.log(mean.predict(x)))[order]
+    used = sum(part.weight * len(part.fit.form.names) for part in mean.parts)
+    r = float(np.clip(neighbor_correlation(errors, used), 0.0, _CORRELATED))
+    most = _OUTLIER * 1.4826 * float(np.median(np.abs(errors - np.median(errors))))
+    shift = float(np.sqrt(r) * np.clip(errors[-1], -most, most))
+    return dataclasses.replace(mean, largest=float(at[order[-1]]), correlation=r, shift=shift)
 
 
 def share_noise(fits: Sequence[curve_fit.Fit | None]) -> list[curve_fit.Fit | None]:

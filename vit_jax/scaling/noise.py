@@ -183,6 +183,22 @@ def common(variances: np.ndarray, dof: np.ndarray) -> tuple[float, float]:
     return float(np.exp(logs.mean() + special.digamma(half)) / half), 2 * half
 
 
+def neighbor_correlation(errors: np.ndarray, used: float) -> float:
+    """The correlation of neighboring errors [N] of log y, ascending in x.
+
+    Errors of a fit with P parameters to N points are less correlated than the noise, by about
+    P / N, which is added; 0 without errors.
+
+    Args:
+      errors: of the fit.
+      used: P.
+    """
+    if errors.std() < 1e-12:
+        return 0.0
+    r = np.corrcoef(errors[1:], errors[:-1])[0, 1] + used / len(errors)
+    return float(np.nan_to_num(r))
+
+
 def draws(
     errors: np.ndarray, used: int, noise: Noise, rng: np.random.Generator
 ) -> Callable[[], np.ndarray]:

@@ -9,6 +9,7 @@ import numpy as np
 from scipy import interpolate, optimize
 
 from vit_jax.scaling.forms import Bounds, Form, Theta
+from vit_jax.scaling.noise import neighbor_correlation
 
 KNOTS = 8  # x values at which a band is computed; it is interpolated between them
 _STEPS = 10  # of the search for an end of a band
@@ -66,16 +67,12 @@ def band_offsets(
 def inflation(form: Form, theta: Theta, points: FittedPoints) -> float:
     """Inflation of the variance of a mean by correlated errors of neighbors, at least 1.
 
-    For an AR(1) process it is (1 + r) / (1 - r). Errors of a fit with P parameters to N points are
-    less correlated than the noise, by about P / N.
+    For an AR(1) process it is (1 + r) / (1 - r).
     """
     if points.x.shape[1] > 1:
         return 1.0
     errors = points.weights * (points.log_y - form.log_value(theta, points.x)[0])
-    if errors.std() < 1e-12:
-        return 1.0
-    r = float(np.corrcoef(errors[1:], errors[:-1])[0, 1]) + len(form.names) / len(errors)
-    r = float(np.clip(np.nan_to_num(r), 0.0, _CORRELATED))
+    r = float(np.clip(neighbor_correlation(errors, len(form.names)), 0.0, _CORRELATED))
     return (1 + r) / (1 - r)
 
 

@@ -99,6 +99,7 @@ def summarize(curves: Sequence[Curve], options: FitOptions) -> dict[str, Any]:
     """All curves and their median extrapolation error as JSON values."""
     auto = options.form == averaging.AUTO
     compared = list(dict.fromkeys(name for curve in curves for name in curve.against))
+    held = [found for curve in curves if (found := coverage.holds_last(curve)) is not None]
     return {
         'x': list(options.x),
         'y': options.y,
@@ -106,6 +107,7 @@ def summarize(curves: Sequence[Curve], options: FitOptions) -> dict[str, Any]:
         'formula': averaging.FORMULA if auto else forms.find(options.form).formula,
         'curves': [_curve_summary(curve, options) for curve in curves],
         'median_holdout_rmse': _median([curve.holdout_rmse for curve in curves]),
+        'bands_hold_last': {'held': sum(held), 'of': len(held)},
         'against': {name: _comparison(curves, name) for name in compared},
         'beside': {
             f'{1 / (1 - share):g}x': _median([curve.beside.get(share) for curve in curves])

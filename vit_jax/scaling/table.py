@@ -168,7 +168,11 @@ def fit_curves(rows: Sequence[Row], options: FitOptions) -> list[Curve]:
             for key in ordered(groups)
         ]
     fits = averaging.share_noise([curve.fit for curve in curves])
-    return [dataclasses.replace(c, fit=fit) for c, fit in zip(curves, fits, strict=True)]
+    tested = averaging.share_noise([curve.tested for curve in curves])
+    return [
+        dataclasses.replace(curve, fit=law, tested=other)
+        for curve, law, other in zip(curves, fits, tested, strict=True)
+    ]
 
 
 def published_curves(rows: Sequence[Row], options: FitOptions) -> list[Curve]:
@@ -253,7 +257,7 @@ def _curve(
         return Curve(
             by, x, y, kept, None, None, against, seeds, beaten=beaten, problem=str(e), notes=notes
         )
-    tested, more = _tested(options.form, x, y, kept, seeds, law)
+    tested, more = _tested(options, x, y, kept, seeds, law)
     error = curve_fit.rmse(tested, x[~kept], y[~kept]) if tested else None
     measure = functools.partial(_extrapolation, x=x, y=y, seeds=seeds)
     against = {other.name: measure(other.fit, kept=kept) for other in others}
@@ -268,13 +272,20 @@ def _curve(
 
 
 def _tested(
-    form: str, x: np.ndarray, y: np.ndarray, kept: np.ndarray, seeds: Seeds, law: curve_fit.Fit
+    options: FitOptions,
+    x: np.ndarray,
+    y: np.ndarray,
+    kept: np.ndarray,
+    seeds: Seeds,
+    law: curve_fit.Fit,
 ) -> tuple[curve_fit.Fit | None, tuple[str, ...]]:
     """The fit without the points held out, and a line if it is missing or of another form."""
+    form = options.form
     if kept.all():
         return None, ()
     try:
-        found = _fit(form, x[kept], y[kept], seeds=seeds.take(kept))
+        # One replicate, as the profile likelihood needs no more for a band.
+        found = _fit(form, x[kept], y[kept], min(options.bootstrap, 1), seeds=seeds.take(kept))
     except UserError as e:
         return None, (f'no error held out: {e} ({(~kept).sum()} held out)',)
     if form == averaging.AUTO or found.form is law.form:
