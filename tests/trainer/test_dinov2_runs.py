@@ -130,7 +130,8 @@ def test_an_anchored_run_resumes_exactly_and_goes_on_at_twice_the_size(tmp_path)
     assert metrics(tmp_path / 'whole')[-2]['train/gram'] > 0
     larger = LARGER.replace('(16)', '(32)').replace('(8)', '(16)')
     overrides = [*ANCHORED, f'data.transforms={larger}', f'init.from={tmp_path}/whole']
-    vit_jax.train(load.load(OWN, [*overrides, 'init.select=']), tmp_path / 'high')
+    overrides += ['init.select=', 'evals.minival.transforms=resize(16)']
+    vit_jax.train(load.load(OWN, overrides), tmp_path / 'high')
 
 
 @pytest.mark.long
