@@ -56,6 +56,8 @@ COMMANDS = sorted({command for path in SOURCES for command in commands_in(path.r
 def task_of(args):
     """The task of a run or a checkpoint that is not there, by its name."""
     named = args.workdir or args.checkpoint or ''
+    if 'cappa' in named:
+        return 'caption'
     return 'siglip' if re.search('siglip|openai/clip', named) else 'classify'
 
 

@@ -302,8 +302,8 @@ def make_attention_step(
     """
 
     def attention_step(variables: dict[str, PyTree], batch: Batch):
-        inputs = task.inputs(batch)
         apply = bind(model, task, variables, batch, seed=seed, axis_name=axis_name)
+        inputs = task.attention_inputs(apply, batch)
         outputs, sown = apply(*inputs, mutable=['intermediates'])
         return outputs, sown.get('intermediates', {}), inputs
 

@@ -45,6 +45,7 @@ CHECKED = {
     'bit_resnet': Checked(
         "transformers' BiT", 'tests/models/test_bit_resnet.py', '5e-5', ('bit', 'timm_bit')
     ),
+    'cappa': Checked("big_vision's CapPa", 'tests/models/test_cappa.py', '1e-5'),
     'clip': Checked(
         "transformers' CLIP",
         f'{TESTS}/test_transformers_clip.py',

@@ -67,6 +67,7 @@ RUNS = {
     'mae/cifar10.py:smoke': ('mae_cifar10', 'mae_smoke', 'mae_half'),
     'dinov2/cifar10.py:smoke': ('dinov2_cifar10',),
     'dinov2/own.py:smoke': ('own',),
+    'cappa/scenes.py:smoke': ('cappa',),
     'siglip/scenes.py:smoke': ('siglip',),
     'swin/cifar10.py:smoke': ('gallery/swin',),
     'translate/synthetic.py:smoke': ('reverse', 'gallery/reverse'),

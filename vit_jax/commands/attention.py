@@ -127,7 +127,8 @@ def draw_image(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
 
     photo = photo_reader(run).read(args.inputs[0], image_size(args))
     outputs, maps = predict_with_attention(run, batch_of_one(photo.fields))
-    viz, context = predictions.find(run.config.task.name), Context(run.class_names)
+    viz = predictions.find(run.config.task.name)
+    context = Context(run.class_names, vocab=run.vocab)
     return attention_pictures.draw_on_photo(photo, outputs, maps, viz, context, selected_maps(args))
 
 

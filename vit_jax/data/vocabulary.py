@@ -162,7 +162,7 @@ def require_ids(vocab: Tokenizer | None, model: Any, where: str) -> None:
             f'the vocabulary ends texts with {end}: take the vocabulary of the model, or set '
             f'config.model.eos={end} to train'
         )
-    if model.translates:
+    if model.generates_text:
         try:
             require_own_ids(vocab)
         except ValueError as error:

@@ -31,12 +31,14 @@ class Evaluator(base.Evaluator):
     Args:
       edges: number of words of the longest source in each class but the last; (10, 20) gives
         `bleu_1_10`, `bleu_11_20` and `bleu_21_up`. Classes without sentences are left out.
+      reference: the text of the data to compare with: 'target' of a pair of sentences, 'caption' of
+        an image.
     """
 
-    def __init__(self, edges: tuple[int, ...] = ()):
+    def __init__(self, edges: tuple[int, ...] = (), reference: str = 'target'):
         if list(edges) != sorted({e for e in edges if e > 0}):
             raise UserError(f'edges={edges}: give increasing numbers of words, such as (10, 20)')
-        self.edges = tuple(edges)
+        self.edges, self.reference = tuple(edges), reference
         self._texts: Sequence[dict[str, str]] = ()
         self._vocab: Any = None
         self.start()
@@ -47,7 +49,7 @@ class Evaluator(base.Evaluator):
         self._texts = [dataset.text(i) for i in range(len(dataset.source))]
         if not any(self._texts):
             raise UserError(f'{dataset.source.title} is not text that config.data.vocab can encode')
-        targets = [text.get('target', '') for text in self._texts]
+        targets = [text.get(self.reference, '') for text in self._texts]
         self._lower = all(target == target.lower() for target in targets)
         metric = _sacrebleu().BLEU(lowercase=self._lower, references=[targets])
         self.signature = str(metric.get_signature())
@@ -86,7 +88,7 @@ class Evaluator(base.Evaluator):
 
     def _pairs(self, examples: Sequence[int]) -> tuple[list[str], list[list[str]]]:
         """Translations, and the single set of references."""
-        references = [self._texts[i]['target'] for i in examples]
+        references = [self._texts[i][self.reference] for i in examples]
         return [self._translations[i] for i in examples], [references]
 
     def _by_length(self, examples: Sequence[int]) -> dict[str, list[int]]:

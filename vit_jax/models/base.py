@@ -67,7 +67,9 @@ class Model(nn.Module):
       mup_kinds: pairs of a pattern of parameters and a kind of `optim.mup`, where shapes do not
         determine the kind.
       image_method: the method that takes images first.
-      translates: whether it generates sequences, as `EncoderDecoder`.
+      translates: whether it maps sequences to sequences, as `EncoderDecoder`.
+      generates_text: whether it generates texts, by searches that need the special ids of
+        `vit_jax vocab`.
     """
 
     head_layers: ClassVar[tuple[str, ...]] = ('head',)
@@ -81,6 +83,7 @@ class Model(nn.Module):
     mup_kinds: ClassVar[tuple[tuple[str, str], ...]] = ()
     image_method: ClassVar[str] = '__call__'
     translates: ClassVar[bool] = False
+    generates_text: ClassVar[bool] = False
 
     @property
     def stride(self) -> int | None:
@@ -267,7 +270,7 @@ class PatchModel(Model):
 class EncoderDecoder(Model):
     """Defaults of a model from sequences to sequences, with the methods of `vit_jax.ops.search`."""
 
-    translates = True
+    translates = generates_text = True
 
     def __call__(
         self, source: Int[Array, 'B S'], target_in: Int[Array, 'B T'], train: bool = False

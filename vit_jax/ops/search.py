@@ -102,18 +102,34 @@ def decode(
     Raises:
       UserError: if a number of `search` is out of its range.
     """
+    room = source.shape[1] + search.extra_len
+    room = room if search.max_len is None else min(room, search.max_len)
+    lengths = (source != PAD).sum(axis=1)
+    limits = jnp.where(lengths > 0, lengths + search.extra_len, 0)
+    return generate(apply, apply(source, method='encode'), search, room, limits, keys)
+
+
+def generate(
+    apply: Callable[..., Any],
+    memory: Any,
+    search: Search,
+    max_len: int,
+    max_lens: Int[Array, 'B'] | None = None,
+    keys: Key[Array, 'B'] | None = None,
+) -> Decoded:
+    """`decode` for what the model's `encode` returns, of any source, such as images.
+
+    Args:
+      apply, search, keys: as in `decode`; the lengths of `search` have no effect.
+      memory: the encoded source.
+      max_len, max_lens: as in `greedy`.
+    """
 
     def step(cache: Cache, tokens: Array, position: Array) -> tuple[Array, Cache]:
         return apply(cache, tokens, position, method='decode_step')
 
-    room = source.shape[1] + search.extra_len
-    room = room if search.max_len is None else min(room, search.max_len)
-    lengths = (source != PAD).sum(axis=1)
-    limits: dict[str, Any] = {
-        'max_len': room,
-        'max_lens': jnp.where(lengths > 0, lengths + search.extra_len, 0),
-    }
-    cache = apply(apply(source, method='encode'), room, method='init_cache')
+    limits: dict[str, Any] = {'max_len': max_len, 'max_lens': max_lens}
+    cache = apply(memory, max_len, method='init_cache')
     if search.method == 'greedy':
         return greedy(step, cache, **limits)
     if search.method == 'sample':

@@ -187,6 +187,14 @@ class Task(abc.ABC):
         """The model's arguments, here the images alone."""
         return (batch['image'],)
 
+    def attention_inputs(self, apply: Apply, batch: Batch) -> tuple[Any, ...]:
+        """The model's arguments when its attention is drawn; by default those of `inputs`.
+
+        A task that generates the sequence whose attention is of interest does so here.
+        """
+        del apply
+        return self.inputs(batch)
+
     def mask(self, batch: Batch) -> Float[Array, 'B *n']:
         """1 for a real example and 0 for padding, [B n] where a row holds up to n examples.
 

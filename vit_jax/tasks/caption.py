@@ -1,0 +1,176 @@
+"""Captions of images: a model learns to predict them, and writes them.
+
+Tschannen et al., 2023, arXiv:2306.07915: in training, a share of the captions is predicted in
+parallel, all tokens from the image alone, and the others token by token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from vit_jax.array_types import Float, Int
+from vit_jax.errors import UserError
+from vit_jax.nn.stochastic import example_keys
+from vit_jax.ops import sequences
+from vit_jax.ops.search import PAD, Decoded, Search, generate
+from vit_jax.ops.sequences import Normalization
+from vit_jax.ops.terms import Term, hits
+from vit_jax.tasks import base
+from vit_jax.tasks.base import Apply, Batch, Sums
+from vit_jax.tasks.translate import shifted_right, token_loss, token_sums
+
+
+@dataclasses.dataclass(frozen=True)
+class Task(base.Task):
+    """Cross entropy of the tokens of a caption, padding left out.
+
+    Attributes:
+      parallel: share of the captions that training predicts in parallel, drawn for each example and
+        step: 0.75 for CapPa, 0 for Cap.
+      caption: the field of the data that holds the ids of the captions, with eos and then padding.
+      search: how captions are written, 'beam' or 'greedy'.
+      beams, alpha: see `vit_jax.ops.search.Search`.
+      value_range: range to which bytes 0..255 are scaled for the model.
+      mean, std: normalization of each channel of images in [0, 1]; empty for `value_range`.
+      prompts: ids of the texts that predictions choose from, instead of writing captions.
+    """
+
+    parallel: float = 0.75
+    caption: str = 'caption'
+    search: str = 'beam'
+    beams: int = 4
+    alpha: float = 0.6
+    value_range: tuple[float, float] = (-1.0, 1.0)
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    prompts: tuple[tuple[int, ...], ...] = ()
+
+    rngs = ('dropout',)
+    inert = (*base.Task.inert, 'parallel')
+
+    def __post_init__(self) -> None:
+        self.require('parallel', 0 <= self.parallel <= 1, 'in [0, 1]')
+        self.require('search', self.search in ('beam', 'greedy'), "'beam' or 'greedy'")
+        self.require('beams', self.beams >= 1, 'at least 1')
+        self.require('alpha', self.alpha >= 0, 'at least 0')
+        is_whole = len(self.std) == len(self.mean) and min(self.std, default=1) > 0
+        self.require('std', is_whole, 'positive, and given with mean for as many channels')
+
+    @property
+    def normalization(self) -> Normalization | None:
+        return (self.mean, self.std) if self.std else None
+
+    @property
+    def decoding(self) -> Search:
+        """The search by which `predict` writes captions."""
+        return Search(self.search, self.beams, self.alpha)
+
+    def augment(self, key: jax.Array, batch: Batch) -> Batch:
+        """The batch, and which of its captions are predicted in `parallel` [B]."""
+        if not self.parallel:
+            return batch
+        keys = example_keys(key, len(batch['image']))
+        drawn = jax.vmap(lambda key: jax.random.bernoulli(key, self.parallel))(keys)
+        return batch | {'parallel': drawn}
+
+    def inputs(self, batch: Batch) -> tuple[Array, ...]:
+        """Scaled images; their captions shifted right, and `parallel`, if the batch has these."""
+        images = sequences.to_range(batch['image'], self.value_range, self.normalization)
+        if self.caption not in batch:
+            return (images,)
+        drawn = (batch['parallel'],) if 'parallel' in batch else ()
+        return images, shifted_right(batch[self.caption]), *drawn
+
+    def attention_inputs(self, apply: Apply, batch: Batch) -> tuple[Array, ...]:
+        """The images, and their captions or, without any, those that greedy search writes."""
+        if self.caption in batch:
+            return self.inputs(batch)
+        (images,) = self.inputs(batch)
+        found = _write(apply, apply(images, method='encode'), Search('greedy'), self.mask(batch))
+        return images, shifted_right(found.tokens[:, 0])
+
+    def loss(self, outputs: dict[str, Array], batch: Batch) -> dict[str, Term]:
+        """The mean over captions of a caption's mean loss a token, in nats.
+
+        Also, as metrics, that of the captions predicted in parallel and of the others.
+
+        Raises:
+          UserError: if the batch has no ids of captions.
+        """
+        ids, mask = self._ids(batch), self.mask(batch)
+        losses = caption_losses(outputs['logits'], ids) * mask
+        terms = {'loss': Term(losses.sum(), mask.sum())}
+        if 'parallel' in batch:
+            for name, chosen in (('parallel', batch['parallel']), ('causal', ~batch['parallel'])):
+                total, count = jnp.sum(losses * chosen), jnp.sum(mask * chosen)
+                terms[f'{name}_loss'] = Term(total, count, weight=0.0)
+        return terms
+
+    def evaluate(self, apply: Apply, batch: Batch) -> Sums:
+        """The `loss` of causal prediction, and how much of the captions is predicted correctly.
+
+        `token_accuracy` is that of tokens, each given the true ones before. `caption_accuracy` is
+        the share of captions all of whose tokens are correct; exactly these are what greedy search
+        writes.
+        """
+        logits, ids = self.outputs(apply, batch)['logits'], self._ids(batch)
+        mask, count = self.mask(batch), (ids != PAD).sum()
+        right = jnp.where(ids == PAD, 1.0, hits(logits, ids)).min(-1)
+        return {
+            'loss': (jnp.sum(caption_losses(logits, ids) * mask), mask.sum()),
+            'token_accuracy': (token_sums(logits, ids)['token_accuracy'], count),
+            'caption_accuracy': (jnp.sum(right * mask), mask.sum()),
+        }
+
+    def predict(self, apply: Apply, batch: Batch) -> dict[str, Array]:
+        """Captions, or the likelihood of `prompts`.
+
+        Returns:
+          features: the mean of the image's tokens [B D].
+          tokens: the best caption [B T], padded with 0, if there are no `prompts`.
+          score: its log-likelihood over the length penalty [B].
+          likelihood: the log-likelihood of each of `prompts` [B P].
+        """
+        memory = apply(self.inputs(batch)[0], method='encode')
+        made = {'features': memory.tokens.mean(1).astype(jnp.float32)}
+        if self.prompts:
+            return made | {'likelihood': self._likelihood(apply, memory)}
+        found = _write(apply, memory, self.decoding, self.mask(batch))
+        return made | {'tokens': found.tokens[:, 0], 'score': found.scores[:, 0]}
+
+    def _ids(self, batch: Batch) -> Int[Array, 'B T']:
+        if self.caption not in batch:
+            raise UserError(
+                f'task caption needs captions, but the examples have {", ".join(sorted(batch))}: '
+                f"add tokenize('{self.caption}', 64) to the transforms"
+            )
+        return batch[self.caption]
+
+    def _likelihood(self, apply: Apply, memory: Any) -> Float[Array, 'B P']:
+        """The log-likelihood of each prompt for each image, prompt by prompt to save memory."""
+        rows = len(memory.tokens)
+
+        def score(prompt: Int[Array, ' T']) -> Float[Array, ' B']:
+            ids = jnp.broadcast_to(prompt, (rows, len(prompt)))
+            logits = apply(memory, shifted_right(ids), method='decode')
+            return -jnp.sum(token_loss(logits, ids) * (ids != PAD), axis=-1)
+
+        return jax.lax.map(score, jnp.array(self.prompts, jnp.int32)).T
+
+
+def caption_losses(logits: Float[Array, 'B T V'], ids: Int[Array, 'B T']) -> Float[Array, ' B']:
+    """The mean over the tokens of each caption of -log p, in nats; 0 for padding alone."""
+    real = ids != PAD
+    return jnp.sum(token_loss(logits, ids) * real, axis=1) / jnp.maximum(real.sum(axis=1), 1)
+
+
+def _write(apply: Apply, memory: Any, search: Search, mask: Float[Array, ' B']) -> Decoded:
+    """The captions of encoded images; none for padding."""
+    room = apply(method='max_tokens')
+    limits = jnp.where(mask > 0, room, 0)
+    return generate(apply, memory, search, room, limits)
