@@ -14,7 +14,9 @@ tokens masked. Its data, WebLI, are private; there, Adafactor with a rate of 1e-
 A caption of two digits may begin with either, and the order is random: at most 0.65 of the captions
 of `test` can be written word for word. Images of `single` have one digit and one caption.
 
-Expected: caption_accuracy of at least 0.20 on `single`. Not yet measured to its end.
+Expected: caption_accuracy of at least 0.20 on `single`. Measured: 0.248 of 500, with 0.812 of the
+tokens right; colors are nearly always right, digits are not. On `test` 0.066, BLEU 21.7; a linear
+probe of the digits 0.446. It took 2.6 minutes of CPU time of an Intel Xeon. `:cap` is not measured.
 """
 
 from ml_collections import ConfigDict

@@ -1,4 +1,4 @@
-"""Captions below images, texts by their likelihood, and the words of attention maps."""
+"""Captions above images, texts by their likelihood, and the words of attention maps."""
 
 import argparse
 import pathlib
@@ -24,12 +24,12 @@ def context(*words):
     return Context(flags=flags, vocab=VOCAB, encode=lambda field, text: VOCAB.encode(text))
 
 
-def test_a_caption_is_a_row_and_is_drawn_below_its_image():
+def test_a_caption_is_a_row_and_is_drawn_above_its_image():
     viz, prediction = Viz(), {'tokens': IDS, 'score': np.float32(-1.5)}
     assert viz.adapt_task(task := Task(), context()) is task
     assert viz.rows(prediction, PHOTO, context()) == [{'caption': 'a cat', 'score': -1.5}]
     (axes,) = viz.draw([prediction], [PHOTO], context()).axes
-    assert axes.get_title() == 'a.png' and [t.get_text() for t in axes.texts] == ['a cat']
+    assert axes.get_title() == 'a.png\na cat'
 
 
 def test_texts_are_ordered_by_their_likelihood():
@@ -42,7 +42,7 @@ def test_texts_are_ordered_by_their_likelihood():
     assert first['probability'] == pytest.approx(0.5)
     assert second['log_likelihood'] == pytest.approx(np.log(0.2))
     (axes,) = viz.draw([prediction], [PHOTO], given).axes
-    assert [t.get_text() for t in axes.texts] == ['dog']
+    assert axes.get_title() == 'a.png\ndog'
 
 
 def test_queries_are_the_predicted_tokens_up_to_the_end():

@@ -10,13 +10,11 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.ops.search import EOS
-from vit_jax.viz import batch, figures, siglip
+from vit_jax.viz import batch, siglip
 from vit_jax.viz.photo import Context, Fields, Photo
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-SIZE = 9  # points of a caption
 
 
 class Viz(siglip.Viz):
@@ -64,15 +62,11 @@ class Viz(siglip.Viz):
     def draw(
         self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
     ) -> Figure:
-        """The images, their names above and their captions below."""
+        """The images, with their names and captions above."""
         found = [self.rows(p, x, context)[0] for p, x in zip(predictions, photos, strict=True)]
-        captions = [str(row.get('caption', row.get('text'))) for row in found]
-        figure = batch.draw_images([x.image for x in photos], [x.path.name for x in photos])
-        for axes, text in zip(figure.axes, captions, strict=False):
-            style: dict[str, Any] = {'ha': 'center', 'va': 'top', 'fontsize': SIZE}
-            shown = figures.wrap(text, batch.SIDE, SIZE)
-            axes.text(0.5, -0.03, shown, transform=axes.transAxes, color=figures.INK, **style)
-        return figure
+        captions = [row.get('caption', row.get('text')) for row in found]
+        titles = [f'{x.path.name}\n{text}' for x, text in zip(photos, captions, strict=True)]
+        return batch.draw_images([photo.image for photo in photos], titles)
 
     def queries(self, outputs: Mapping[str, Any], context: Context) -> dict[int, str] | None:
         """The places of the first caption up to its end, with the tokens predicted there."""
