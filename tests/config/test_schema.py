@@ -54,4 +54,4 @@ def test_keys_of_an_entry_depend_on_its_evaluator() -> None:
     entry = data | {'evaluator', 'every', 'batch_size'}
     assert set(schema.entry_parameters(plain)) == entry
     assert set(schema.entry_parameters(learning)) == entry | {'fit', 'k', 'temperature'}
-    assert set(schema.entry_parameters({'evaluator': 'bleu'})) == entry | {'edges'}
+    assert set(schema.entry_parameters({'evaluator': 'bleu'})) == entry | {'edges', 'reference'}

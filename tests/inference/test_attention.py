@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
@@ -45,7 +44,7 @@ class Model(models.Model):
 
 @pytest.fixture
 def run():
-    task = SimpleNamespace(rngs=(), inputs=lambda batch: (jnp.asarray(batch['image']),))
+    task = SimpleNamespace(rngs=(), attention_inputs=lambda apply, batch: (batch['image'],))
     names = {'model': SimpleNamespace(name='toy'), 'task': SimpleNamespace(name='classify')}
     return SimpleNamespace(
         model=Model(),
@@ -56,6 +55,7 @@ def run():
         raw_images={'channels': 1, 'size': (8, 8)},
         data_config={},
         class_names=(),
+        vocab=None,
     )
 
 

@@ -26,7 +26,12 @@ def from_devices(devices: np.ndarray, **fields: Any) -> Devices:
     if device is not None:
         several = len({d.process_index for d in devices.flat}) > 1
         measure = functools.partial(largest_over_processes, device, several)
-    return Devices(devices.flat[0].device_kind, measure=measure, **fields)
+    return Devices(device_kind(devices), measure=measure, **fields)
+
+
+def device_kind(devices: np.ndarray) -> str:
+    """JAX's name of the devices' kind."""
+    return devices.flat[0].device_kind
 
 
 def from_device(device: jax.Device | None = None) -> Devices:
