@@ -83,6 +83,12 @@ def test_batches_do_not_show_how_they_are_made(transforms, monkeypatch):
             np.testing.assert_array_equal(made[name], array, err_msg=name)
 
 
+def test_a_process_may_have_padding_alone():
+    plan = make('fixed', kept('pad_and_crop(2)|flip'), batch_size=22, multiple=2)
+    batch = Loader(plan, Process((1,), 2)).eval_batch(1)  # one example, of the other process
+    assert len(batch['mask']) == 11 and not any(array.any() for array in batch.values())
+
+
 def test_a_batch_does_not_change_the_examples():
     examples = kept('pad_and_crop(2)|flip')
     before = {name: array.copy() for name, array in examples.stacked.arrays.items()}

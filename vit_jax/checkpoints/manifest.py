@@ -1,8 +1,8 @@
 """Integrity of saved steps: manifests, verification, pruning, and cleaning up after crashes.
 
-The manifest of a step lists a digest of every file, XXH3 of 128 bits: it finds damage, which nobody
-means, at the speed of memory. Manifests of older runs have sha256. Plain files only: no JAX, no
-Orbax.
+The manifest of a step lists the XXH3 digest of every file, of 128 bits. It detects damage, not
+tampering, and is ten times as fast as sha256, which older manifests have. Plain files only: no JAX,
+no Orbax.
 """
 
 from __future__ import annotations

@@ -94,8 +94,9 @@ class Stacked:
         rows = {name: array[numbers] for name, array in self.arrays.items()}
         if self.moves:
             rngs = (example_rng(seed, draw) for draw in draws.tolist())
-            drawn = np.array([[move.draw(rng) for move in self.moves] for rng in rngs])
-            for move, column in zip(self.moves, drawn.T, strict=True):
+            drawn = np.array([[move.draw(rng) for move in self.moves] for rng in rngs], np.int64)
+            columns = drawn.reshape(-1, len(self.moves)).T  # also of no rows
+            for move, column in zip(self.moves, columns, strict=True):
                 rows['image'] = move.apply(rows['image'], column)
         return rows
 
