@@ -16,8 +16,10 @@ parameters, but for DETR, whose recipe computes in float32; a training step is f
 clipping and AdamW. PyTorch takes autocast to bfloat16, TF32 for what is float32,
 `scaled_dot_product_attention`, `torch.compile` and fused AdamW.
 
-Every system and ViT has a process of its own, so that none holds the memory of another. ViTs need
-jax, flax and optax, but none of the packages that read data. On a CPU
+Every system and ViT has a process of its own, so that none holds the memory of another. XLA tunes
+a step for minutes when it compiles it for the first time: JAX_COMPILATION_CACHE_DIR keeps what it
+found, and `--json` what was measured, should the rest be cut off. ViTs need jax, flax and optax,
+but none of the packages that read data. On a CPU
     python tests/bench/gpu.py --parts vits --models mu/16 --image-size 32 --batch-size 4 --steps 2 \
         --eager
 checks the script itself.
@@ -94,9 +96,13 @@ def main():
         print(json.dumps(MEASURES[library](model, step, args)))
         return
     tables = {'attention': attention_table, 'systems': systems_table, 'vits': vits_table}
-    results = {part: list(tables[part](args)) for part in args.parts}
-    if args.json:
-        pathlib.Path(args.json).write_text(json.dumps(results, indent=2) + '\n')
+    results = {}
+    for part in args.parts:
+        results[part] = []
+        for found in tables[part](args):
+            results[part].append(found)
+            if args.json:  # what was measured stays if the rest is cut off
+                pathlib.Path(args.json).write_text(json.dumps(results, indent=2) + '\n')
 
 
 def attention_table(args):

@@ -42,6 +42,7 @@ def calls(monkeypatch):
         return REAL(projected, num_heads, mask, segments, bias, causal, implementation='xla')
 
     monkeypatch.setattr(cudnn, 'fused_attention', called)
+    monkeypatch.setattr(attention_choice, 'FEWEST_KEYS_OF_CUDNN', 2)
     attention_choice._warn_once.cache_clear()
     return found
 
@@ -160,6 +161,14 @@ def test_what_cudnn_cannot_do_is_left_to_xla_with_one_line_or_refused(
         assert '\n' not in str(caught.value)
 
 
+def test_short_sequences_are_left_to_xla_unless_it_is_named(caplog):
+    with runs_on(GPU), caplog.at_level(logging.WARNING):
+        few, many = (SPEC._replace(keys=keys) for keys in (50, 64))
+        assert not takes_cudnn('auto', few)
+        assert takes_cudnn('cudnn', few) and takes_cudnn('auto', many)
+    assert not caplog.records
+
+
 def test_each_device_has_its_own_kernel(calls, caplog):
     x = jnp.zeros((2, 8, 32), jnp.bfloat16)
     layer = functools.partial(MultiHeadAttention, 2, dtype=jnp.bfloat16)
@@ -179,7 +188,7 @@ def test_it_is_compared_before_it_is_trusted(calls, monkeypatch, caplog):
     spec = SPEC._replace(shape=(2, 12, 32), keys=12)
     with runs_on(here), caplog.at_level(logging.WARNING):
         assert takes_cudnn('auto', spec)
-        assert 'differs from the attention of XLA by up to 0' in caplog.records[0].message
+        assert 'an attention kernel is used: within 0.' in caplog.records[0].message
 
         def failing(*args):
             raise RuntimeError('cuDNN is not detected.')

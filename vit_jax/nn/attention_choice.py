@@ -44,6 +44,9 @@ BLOCKS = (128, 256, 384, 512)
 OVERHEAD = 100
 # What cuDNN computes. Hopper takes heads of 256, but JAX asks a GPU that may not be here.
 CUDNN_DTYPES, WIDEST_HEAD = ('bfloat16', 'float16'), 128
+# An H100 computes attention to 50 tokens and its gradients in 0.31 ms by XLA's, 0.39 ms by cuDNN's;
+# to 196 tokens in 3.1 and 1.4 ms (docs/benchmarks.md).
+FEWEST_KEYS_OF_CUDNN = 64
 # The share of VMEM for the kernel; the compiler keeps other arrays in the rest.
 SHARE = 0.75
 
@@ -118,6 +121,8 @@ def takes_cudnn(attention: str, spec: AttentionSpec) -> bool:
     """
     devices = _devices.get()
     if devices is None or not _is_cudnn(attention, devices):
+        return False
+    if attention == 'auto' and spec.keys < FEWEST_KEYS_OF_CUDNN:
         return False
     why, failure = '', ''
     if not devices.kind.startswith('NVIDIA'):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import traceback
@@ -172,7 +173,8 @@ def prepare() -> None:
 
     Closed ones (`>&-`) lead to the null device: otherwise the next opened file would take their
     number, and receive what libraries write there. Characters that the locale lacks are escaped,
-    and so are control characters in a traceback.
+    and so are control characters in a traceback. Warnings of the log are printed without the level
+    and the module's name, which Orbax would put before them.
     """
     for number, name in enumerate(('stdin', 'stdout', 'stderr')):
         try:
@@ -185,6 +187,8 @@ def prepare() -> None:
         if number and stream.encoding.lower() != 'utf-8':
             stream.reconfigure(errors='backslashreplace')
     sys.excepthook = _print_traceback
+    if logging.lastResort and not logging.getLogger().handlers:
+        logging.getLogger().addHandler(logging.lastResort)
 
 
 def _print_traceback(*error: Any) -> None:
