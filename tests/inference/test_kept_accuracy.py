@@ -61,6 +61,18 @@ def test_three_accuracies(evaluator):
     assert evaluator.result()['accuracy_original'] == 0
 
 
+def test_of_several_samples_the_first_is_judged(evaluator):
+    images = np.stack([record['image'] for record in SOURCE])
+    samples = np.stack([images[::-1], images], axis=1)
+    samples[1, 0] = images[0]
+    finite = np.ones((5, 2), bool)
+    evaluator.update({'image': images, 'samples': samples, 'finite': finite}, batch(range(5)))
+    assert evaluator.result()['accuracy_colorized'] == 4 / 5
+    finite[0, 0] = False
+    evaluator.update({'image': images, 'samples': samples, 'finite': finite}, batch(range(5)))
+    assert np.isnan(evaluator.result()['accuracy_original'])
+
+
 def test_classes_of_the_same_names_are_matched_by_name(evaluator, caplog):
     flags = Source(SOURCE)
     flags.title = 'flags'

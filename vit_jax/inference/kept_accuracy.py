@@ -1,7 +1,7 @@
 """Accuracy of a classifier of color images on colorized images.
 
 Zhang et al., 2016, arXiv:1603.08511, section 3.1, beside its accuracy on the gray and the original
-images. It is an evaluator of the task `colorize`:
+images. It is an evaluator of the task `colorize`, and of `image_to_image`, by its first samples:
 
     evaluate --workdir COLORIZER --evaluator "vit_jax.inference.kept_accuracy(classifier='RUN')"
 """
@@ -71,10 +71,13 @@ class Evaluator(base.Evaluator):
         if 'image' not in predictions or 'label' not in batch:
             raise UserError('a classifier needs the images that the task predicts, and labels')
         self._finite &= base.is_finite(predictions, 'ab')
-        colorized, label = predictions['image'], self._numbers[batch['label']]
-        gray = np.asarray(colors.to_bytes(colors.to_gray(colorized / np.float32(255))))
+        self._finite &= bool(np.all(predictions.get('finite', True)))
+        made, label = predictions['image'], self._numbers[batch['label']]
+        if 'samples' in predictions:
+            made = predictions['samples'][:, 0]
         originals = stack_images(self._source, batch['index'])
-        images = (colorized, gray.repeat(3, axis=-1), originals)
+        gray = np.asarray(colors.to_bytes(colors.to_gray(originals / np.float32(255))))
+        images = (made, gray.repeat(3, axis=-1), originals)
         for kind, image in zip(KINDS, images, strict=True):
             probs = self._model.predict(image)['probs']
             self._finite &= bool(np.isfinite(probs).all())
