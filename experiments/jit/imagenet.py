@@ -11,8 +11,13 @@ Li and He, 2025, arXiv:2511.13720, table 9. Expected, as published after 600 epo
 FID of 50,000 samples of 3.66 (B/16), 2.36 (L/16) and 1.86 (H/16); 4.02 (B/32), 2.53 (L/32) and 1.94
 (H/32). Not measured by this project yet. Other tools measure the FID of `samples.npz`.
 
-By `preflight`, a step of B/16,fast takes 3.6 of 16 GiB and at least 17.5 ms on v5e:8x8, 18.3 of
-59.3 GiB and at least 43.1 ms on h100:8; 600 epochs take at least 233 and 72 chip-hours.
+By `preflight`, a step of 1,024 images with `fast` takes, and 600 epochs at least:
+
+    size    GiB of 16    ms  chip-hours on v5e:8x8    GiB of 59.3   ms  chip-hours on h100:8
+    B/16          3.6  17.5    233                           18.3   43     72
+    B/32          4.1  21.7    290                           19.0   44     73
+    L/16         11.1  57.3    765                           52.0  143    239
+    H/16          9.2   100  1,335  in fsdp=8                36.8  300    501  in accum_steps=4
 
 Differences from the authors' public code: the projections of queries, keys and values, and the two
 first layers of each SwiGLU, start as matrices of their own, not as parts of one wide Xavier matrix;
