@@ -7,7 +7,6 @@ al., 2025, arXiv:2503.19108, section 3.3 and appendix A).
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -297,7 +296,7 @@ class Task(base.Task):
         labels = jnp.broadcast_to(targets.labels[:, None], places.shape)
 
         def losses(prediction: tuple[Array, Array, Array]) -> dict[str, Array]:
-            return jax.vmap(self._mask_losses)(*prediction, targets.segments, targets.counts)
+            return self._mask_losses(*prediction, targets)
 
         # One prediction after the other, since each takes a lot of memory.
         turns = (masks, places, keys[:, :, 1])
@@ -315,23 +314,45 @@ class Task(base.Task):
 
     def _mask_losses(
         self,
+        masks: Float[Array, 'B Q h w'],
+        places: Int[Array, 'B N'],
+        keys: Key[Array, ' B'],
+        targets: Targets,
+    ) -> dict[str, Float[Array, ' B']]:
+        """`mask` and `dice` of the matched masks of each image, summed.
+
+        AT_ONCE masks of every image are computed together, and none if all of them are padding.
+        """
+        rows, count = places.shape
+        places = jnp.pad(places, ((0, 0), (0, -count % AT_ONCE)), constant_values=-1)
+        numbers = 1 + jnp.arange(places.shape[1]).reshape(-1, AT_ONCE)
+
+        def some(of: tuple[Array, Array]) -> dict[str, Array]:
+            places, numbers = of
+
+            def found() -> dict[str, Array]:
+                each = jax.vmap(self._losses_of, (0, 0, None, 0, 0, 0))
+                return each(masks, places, numbers, keys, targets.segments, targets.counts)
+
+            none = {'mask': jnp.zeros(rows), 'dice': jnp.zeros(rows)}
+            return jax.lax.cond((places >= 0).any(), found, lambda: none)
+
+        parts = places.reshape(rows, *numbers.shape).swapaxes(0, 1)
+        return {name: x.sum(0) for name, x in jax.lax.map(some, (parts, numbers)).items()}
+
+    def _losses_of(
+        self,
         masks: Float[Array, 'Q h w'],
-        places: Int[Array, ' N'],
+        places: Int[Array, ' K'],
+        numbers: Int[Array, ' K'],
         key: Key[Array, ''],
         segments: Int[Array, 'H W'],
         counts: Bool[Array, 'H W'] | None,
     ) -> dict[str, Float[Array, '']]:
-        """`mask` and `dice` of the matched masks of one image, summed."""
-        uncertain = functools.partial(
-            mask_ops.uncertain_points,
-            count=self.points,
-            oversample=self.oversample,
-            importance=self.importance,
-        )
+        """`mask` and `dice` of some segments of one image, summed; `places` are their queries."""
 
         @jax.checkpoint  # keep the points, not all that is computed from them
-        def losses(of: tuple[Array, Array, Array]) -> dict[str, Array]:
-            mask, points, number = of
+        def losses(mask: Array, points: Array, number: Array) -> dict[str, Array]:
             logits = mask_ops.sample(mask[None], points)[0]
             wanted = numbered(segments, points, number[None])[0]
             weights = counted(counts, points)
@@ -340,12 +361,15 @@ class Task(base.Task):
             dice = 1 - (2 * (probs * wanted).sum() + 1) / (probs.sum() + wanted.sum() + 1)
             return {'mask': entropy.sum() / weights.sum().clip(1), 'dice': dice}
 
+        def uncertain(number: Array, mask: Array) -> Array:
+            draw = jax.random.fold_in(key, number - 1)
+            return mask_ops.uncertain_points(
+                draw, mask, self.points, self.oversample, self.importance
+            )
+
         found = masks[places.clip(0)]
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(places)))
-        hidden = jax.lax.stop_gradient(found)
-        points = jax.lax.map(lambda of: uncertain(*of), (keys, hidden), batch_size=AT_ONCE)
-        numbers = jnp.arange(1, len(places) + 1)
-        each = jax.lax.map(losses, (found, points, numbers), batch_size=AT_ONCE)
+        points = jax.vmap(uncertain)(numbers, jax.lax.stop_gradient(found))
+        each = jax.vmap(losses)(found, points, numbers)
         return {name: (x * (places >= 0)).sum() for name, x in each.items()}
 
 
