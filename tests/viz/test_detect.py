@@ -71,6 +71,11 @@ def test_queries_that_have_found_something():
     logits = np.array([[[9.0, 0, 0], [0, 0, 9.0], [0, 1.0, 0], [0, 9.0, 0]], np.zeros((4, 3))])
     assert detect.Viz().queries({'logits': logits}, Context(('car',))) == {0: 'car', 3: 'class 1'}
     assert detect.Viz().queries({'logits': logits[1:]}, Context(('car',))) is None
+    many = np.zeros((1, 200, 3))
+    many[0, [7, 150], 0] = 0.5
+    found = detect.Viz().queries({'logits': many}, Context(('car',)))
+    assert list(found) == [*range(39), 150]
+    assert set(found.values()) == {''}
 
 
 def test_a_frame_and_a_label_for_every_object():

@@ -36,3 +36,8 @@ def test_a_large_file_is_averaged_and_padding_is_black():
 def test_where_pixels_come_from_nobody_knows_the_models_are_enlarged():
     image = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
     np.testing.assert_array_equal(photo(image, None).view(4), image.repeat(2, 0).repeat(2, 1))
+
+
+def test_of_windows_the_first_is_seen():
+    seen = photo(np.zeros((4, 40, 40, 3), np.uint8), np.array([[1.0, 0, 0], [0, 1, 0]]))
+    np.testing.assert_array_equal(seen.view(40), FILE[:, :40])

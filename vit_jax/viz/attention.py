@@ -110,7 +110,8 @@ def draw_queries(
     large = {'input': image, f'mean of all queries{_flat(mean)}': overlay(image, mean)}
     names = dict.fromkeys(range(len(maps)), '') if names is None else names
     each = {f'query {i}: {name}' if name else f'query {i}': maps[i] for i, name in names.items()}
-    heading = f'Queries of {words} (each map is scaled to its own maximum)'
+    some = 'Queries' if len(names) == len(maps) else f'{len(names)} of {len(maps)} queries'
+    heading = f'{some} of {words} (each map is scaled to its own maximum)'
     return _draw_page(title, large, {heading: _overlays(image, each)}, None, seen)
 
 

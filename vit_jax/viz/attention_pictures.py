@@ -76,7 +76,9 @@ def draw_on_photo(
     picture = viz.seen(view)
     if figures.has_colors(view) and not figures.has_colors(picture):
         note += ', seen in gray'
-    factor = picture.shape[0] // photo.image.shape[0]
+    if photo.image.ndim > 3:
+        note += ', its first window'
+    factor = picture.shape[0] // photo.image.shape[-3]
     options: dict[str, Any] = {
         'layer': choice.layer,
         'title': f'{caption(photo.path.name, outputs, context.class_names)} ({note})',

@@ -22,6 +22,7 @@ MAX_ACROSS = 3  # images in a row
 WIDTH = 5.0  # inches of an image with its margins
 INSIDE = WIDTH - figures.MARGIN
 THRESHOLD = 0.7  # least score of a shown object
+MOST_QUERIES = 40  # whose attention is drawn
 
 
 class Object(NamedTuple):
@@ -102,13 +103,21 @@ class Viz(base.Viz):
         return order[prediction['scores'][order] >= context.flags.threshold]
 
     def queries(self, outputs: Mapping[str, Any], context: Context) -> dict[int, str] | None:
-        """The queries that detect objects in the first image, with their classes; or None."""
+        """The queries that detect objects in the first image, with their classes.
+
+        If there are none: all, or the most probable MOST_QUERIES without a class.
+        """
         logits = np.asarray(outputs['logits'][0], np.float64)
         exps = np.exp(logits - logits.max(axis=-1, keepdims=True))
         probs = (exps / exps.sum(axis=-1, keepdims=True))[:, :-1]
-        sure = np.flatnonzero(probs.max(axis=-1) >= THRESHOLD)
-        names = {int(i): context.class_name(int(probs[i].argmax())) for i in sure}
-        return names or None
+        scores = probs.max(axis=-1)
+        best = np.sort(np.argsort(-scores, kind='stable')[:MOST_QUERIES]).tolist()
+        names = {
+            i: context.class_name(int(probs[i].argmax())) for i in best if scores[i] >= THRESHOLD
+        }
+        if names or len(best) == len(scores):
+            return names or None
+        return dict.fromkeys(best, '')
 
     def draw(
         self, predictions: Sequence[Fields], photos: Sequence[Photo], context: Context
@@ -136,7 +145,9 @@ class Viz(base.Viz):
 
     def caption(self, fields: Fields, context: Context) -> str:
         """The number of objects in an example of the data."""
-        count = int(np.sum(fields.get('object_mask', 0)))
+        if 'object_mask' not in fields:
+            return ''
+        count = int(np.sum(fields['object_mask']))
         return f'{count} object' + 's' * (count != 1)
 
     def mark(self, axes: Axes, fields: Fields, context: Context) -> None:

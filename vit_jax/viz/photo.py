@@ -52,7 +52,7 @@ class Photo:
 
     @property
     def image(self) -> np.ndarray:
-        """The model's input image [H, W, C]."""
+        """The model's input image [H, W, C], or its windows [n, S, S, C]."""
         return self.fields['image']
 
     @property
@@ -77,9 +77,9 @@ class Photo:
         """The model's view at the file's resolution, its shorter side at least `side`.
 
         Height and width are a multiple of the model's. If the transforms do not track the positions
-        of pixels, it is the model's image, enlarged.
+        of pixels, it is the model's image, enlarged. Of windows it is the first.
         """
-        height, width = self.image.shape[:2]
+        height, width = self.image.shape[-3:-1]
         factor = max(1, -(-side // min(height, width)))
         if self.affine is None:
             return figures.as_picture(self.image, side)
