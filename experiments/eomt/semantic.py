@@ -19,6 +19,10 @@ them; those of Cityscapes have the images' own size.
 
 Expected (published in the authors' model zoo): mIoU 58.4 (ADE20K, L) and 84.2 (Cityscapes, L). Not
 measured.
+
+By `preflight`, a step of ADE20K's L takes 5.6 of 16 GiB and at least 42 ms on v5e:4x4, 8.0 of 59.3
+GiB and at least 28 ms on h100:8; Cityscapes' 11.1 GiB and 208 ms, 20.5 GiB and 81 ms. The trainings
+take at least 7 and 2 chip-hours, and 18 and 4.
 """
 
 from typing import NamedTuple
