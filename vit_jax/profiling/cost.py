@@ -205,7 +205,9 @@ def train_flops(meta: Mapping[str, Any], allowed: Sequence[str] = ()) -> float |
     config = from_dict(meta['config'])
     model, task = objects.model_and_task(config)
     task = frozen.attach(task, allowed).task
-    return sum(n * task_flops.step_flops(config, model, task, spec) for n, spec in kinds)
+    gradients = sharpness.gradients_per_step(defaults.arguments(config, 'step')['sam'])
+    measured = ((n, _measure(model, task, tuple(sorted(spec.items())))[1]) for n, spec in kinds)
+    return gradients * sum(n * flops.total for n, flops in measured)
 
 
 def _open_text(config: ConfigDict, examples: float | None, image_size: int | None) -> Dataset:
