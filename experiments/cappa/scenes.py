@@ -16,7 +16,9 @@ of `test` can be written word for word. Images of `single` have one digit and on
 
 Expected: caption_accuracy of at least 0.20 on `single`. Measured: 0.248 of 500, with 0.812 of the
 tokens right; colors are nearly always right, digits are not. On `test` 0.066, BLEU 21.7; a linear
-probe of the digits 0.446. It took 2.6 minutes of CPU time of an Intel Xeon. `:cap` is not measured.
+probe of the digits 0.446. It took 2.6 minutes of CPU time of an Intel Xeon. `:cap` writes more
+captions right, 0.356 and on `test` 0.100 with BLEU 26.1, at the same probe, 0.442; 1.5 minutes. One
+seed each.
 """
 
 from ml_collections import ConfigDict
