@@ -14,8 +14,8 @@ warm up in 500 steps, then the encoder in 1,000, then both rates decay polynomia
 Expected (published in the authors' model zoo, panoptic val, 640 pixels): PQ 46.7 (S) and 51.6 (B)
 after 24 epochs, 44.7 and 50.6 after 12; 56.0 (L) and 57.0 (g) after 12. Not measured.
 
-By `preflight`, a step of L takes 6.8 of 16 GiB and at least 67 ms on v5e:4x4, 10.1 of 59.3 GiB and
-at least 38 ms on h100:8; 12 epochs take at least 26 and 7 chip-hours.
+By `preflight`, a step of L takes 6.9 of 16 GiB and at least 68 ms on v5e:4x4, 10.2 of 59.3 GiB and
+at least 39 ms on h100:8, with 100 segments an image; 12 epochs take at least 27 and 8 chip-hours.
 """
 
 from ml_collections import ConfigDict

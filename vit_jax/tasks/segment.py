@@ -326,30 +326,34 @@ class Task(base.Task):
         rows, count = places.shape
         places = jnp.pad(places, ((0, 0), (0, -count % AT_ONCE)), constant_values=-1)
         numbers = 1 + jnp.arange(places.shape[1]).reshape(-1, AT_ONCE)
+        matched = jax.vmap(lambda mask, place: mask[place.clip(0)])(masks, places)
 
-        def some(of: tuple[Array, Array]) -> dict[str, Array]:
-            places, numbers = of
+        def some(of: tuple[Array, Array, Array]) -> dict[str, Array]:
+            matched, real, numbers = of
 
-            def found() -> dict[str, Array]:
+            def losses() -> dict[str, Array]:
                 each = jax.vmap(self._losses_of, (0, 0, None, 0, 0, 0))
-                return each(masks, places, numbers, keys, targets.segments, targets.counts)
+                return each(matched, real, numbers, keys, targets.segments, targets.counts)
 
             none = {'mask': jnp.zeros(rows), 'dice': jnp.zeros(rows)}
-            return jax.lax.cond((places >= 0).any(), found, lambda: none)
+            return jax.lax.cond(real.any(), losses, lambda: none)
 
-        parts = places.reshape(rows, *numbers.shape).swapaxes(0, 1)
-        return {name: x.sum(0) for name, x in jax.lax.map(some, (parts, numbers)).items()}
+        def divided(x: Array) -> Array:
+            return x.reshape(rows, *numbers.shape, *x.shape[2:]).swapaxes(0, 1)
+
+        each = jax.lax.map(some, (divided(matched), divided(places >= 0), numbers))
+        return {name: x.sum(0) for name, x in each.items()}
 
     def _losses_of(
         self,
-        masks: Float[Array, 'Q h w'],
-        places: Int[Array, ' K'],
+        masks: Float[Array, 'K h w'],
+        real: Bool[Array, ' K'],
         numbers: Int[Array, ' K'],
         key: Key[Array, ''],
         segments: Int[Array, 'H W'],
         counts: Bool[Array, 'H W'] | None,
     ) -> dict[str, Float[Array, '']]:
-        """`mask` and `dice` of some segments of one image, summed; `places` are their queries."""
+        """`mask` and `dice` of some matched masks of one image, summed over the real ones."""
 
         @jax.checkpoint  # keep the points, not all that is computed from them
         def losses(mask: Array, points: Array, number: Array) -> dict[str, Array]:
@@ -367,10 +371,9 @@ class Task(base.Task):
                 draw, mask, self.points, self.oversample, self.importance
             )
 
-        found = masks[places.clip(0)]
-        points = jax.vmap(uncertain)(numbers, jax.lax.stop_gradient(found))
-        each = jax.vmap(losses)(found, points, numbers)
-        return {name: (x * (places >= 0)).sum() for name, x in each.items()}
+        points = jax.vmap(uncertain)(numbers, jax.lax.stop_gradient(masks))
+        each = jax.vmap(losses)(masks, points, numbers)
+        return {name: (x * real).sum() for name, x in each.items()}
 
 
 def make_targets(task: Task, batch: Batch) -> Targets:
