@@ -9,7 +9,11 @@ fine-tuned BiT. `soft` (the default) follows its probabilities at temperature 2,
 probable class and the labels by a token each (DeiT), `features` the direction of its representation
 and the labels; `alone` has no teacher and as many steps. Requires `cifar10` prepared by TFDS.
 
-Expected: `soft` beats `alone` in test accuracy. Not measured by this project yet.
+Expected: `soft` beats `alone` in test accuracy after many epochs (published for hundreds and more,
+arXiv:2106.05237). The whole recipe is not measured. In one epoch a teacher does not help: after
+1,600 steps of 32 images `alone` has 0.455, and `soft` 0.453 with a fine-tuned ViT-S/14 of 0.862
+accuracy as teacher (`transfer/cifar10_dinov2.py:finetune,10%`), for 25 minutes of CPU time instead
+of one; after 400 steps 0.337 and 0.320 against 0.327 and 0.299, two seeds.
 """
 
 import pathlib

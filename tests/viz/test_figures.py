@@ -70,6 +70,7 @@ def test_names_are_no_tex_but_formulas_are(tmp_path):
     axes.plot([1, 2], label='_$x_{$')
     axes.plot([1, 2], label='cost $5 or $6')
     axes.plot([1, 2])
+    axes.errorbar([0, 1], [1, 2], [1, 1], fmt='none', capsize=2)
     axes.set_title('\x1b[31m$\\nosuch$')
     axes.set_xticks([0, 1], ['$^$', 'b'])
     figures.legend(axes)

@@ -59,7 +59,7 @@ METRIC_WORDS = {
 }
 # Units of metrics; metrics of one unit share an axis.
 UNITS = ('accuracy', 'loss', 'perplexity', 'bleu', 'chrf', 'psnr', 'shot', 'ap', 'ar', 'pq')
-_UNLABELED = re.compile(r'_(child|container)\d+')
+_UNLABELED = re.compile(r'_(child|container)\d+|_nolegend_')
 _formulas: weakref.WeakSet[Text] = weakref.WeakSet()
 _reported: set[int] = set()  # characters that no font has
 Box = tuple[float, float, float, float]  # x, y, width, height
