@@ -79,10 +79,11 @@ class Photo:
         Height and width are a multiple of the model's. If the transforms do not track the positions
         of pixels, it is the model's image, enlarged. Of windows it is the first.
         """
-        height, width = self.image.shape[-3:-1]
+        image = self.image[0] if self.image.ndim > 3 else self.image
+        height, width = image.shape[:2]
         factor = max(1, -(-side // min(height, width)))
         if self.affine is None:
-            return figures.as_picture(self.image, side)
+            return figures.as_picture(image, side)
         inverse = np.linalg.inv(self.affine[:, :2])
         spacing = float(np.sqrt(abs(np.linalg.det(inverse)))) / factor  # pixels of the file
         reduced = max(1, int(spacing + 1e-6))  # rounding must not make 3 of 4
