@@ -53,6 +53,7 @@ RUNS = {
     'vit/digits_naflex.py:smoke': ('naflex_digits',),
     'vit/cifar10.py:smoke': ('cifar10', 'classifier', 'cifar10_b16'),
     'vit/finetune.py:auto': ('flowers',),
+    'vit/finetune.py:auto,lora': ('flowers_lora',),
     'colorization/cifar10.py:smoke': ('colorize',),
     'colorization/coltran_core.py:smoke': ('core',),
     'colorization/coltran_upsamplers.py:color,smoke': ('color',),
@@ -72,14 +73,16 @@ RUNS = {
     'swin/cifar10.py:smoke': ('gallery/swin',),
     'translate/synthetic.py:smoke': ('reverse', 'gallery/reverse'),
 }
+FLOWERS = [
+    *('--config.data.source=folder:data/flowers', '--config.init.from=ViT-B_16.npz'),
+    *('--config.total=2', '--config.batch_size=4'),
+]
 # What the documents tell to train them with.
 TRAINED_WITH = {
     'a': ['--config.checkpoint.keep_best=test/accuracy'],
     'cifar10_b16': ['--config.model.pool=cls'],
-    'flowers': [
-        *('--config.data.source=folder:data/flowers', '--config.init.from=ViT-B_16.npz'),
-        *('--config.total=2', '--config.batch_size=4'),
-    ],
+    'flowers': FLOWERS,
+    'flowers_lora': FLOWERS,
     'spatial': [
         f'--config.{section}.transforms=keep("image")|resize(32)'
         for section in ('data', 'evals.test')
