@@ -42,6 +42,7 @@ NOT_HERE = {
     r'--csv isoflop\.csv': 'a minimum within the sizes at every budget',
     r'bleu': 'the BLEU of an hour',
     r'--y 1-test/accuracy --by config': 'runs of several lengths',
+    r'fewshot/10_shot': 'few-shot accuracies of ImageNet',
     r'scaling (shape|optimal --csv runs)': 'runs of several shapes and lengths',
     r'runs/multi30k --average': 'the pairs of Multi30k',
     r'kept_accuracy|drawn_colors': 'color images with labels',
