@@ -113,7 +113,7 @@ def outputs(layer, x, devices, **options):
 def test_a_layer_computes_the_same_by_cudnn(calls, fields, options, passed):
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 7, 16)), jnp.bfloat16)
     make = functools.partial(MultiHeadAttention, 2, dtype=jnp.bfloat16, **fields)
-    found = outputs(make(attention='auto'), x, GPU, **options)
+    found = outputs(make(attention='cudnn' if 'bias' in options else 'auto'), x, GPU, **options)
     assert calls == [([(2, 7, 16)] * 3, passed)]
     expected = outputs(make(attention='xla'), x, GPU, **options)
     assert len(calls) == 1
@@ -161,11 +161,13 @@ def test_what_cudnn_cannot_do_is_left_to_xla_with_one_line_or_refused(
         assert '\n' not in str(caught.value)
 
 
-def test_short_sequences_are_left_to_xla_unless_it_is_named(caplog):
+def test_short_sequences_and_biases_are_left_to_xla_unless_cudnn_is_named(caplog):
     with runs_on(GPU), caplog.at_level(logging.WARNING):
         few, many = (SPEC._replace(keys=keys) for keys in (50, 64))
-        assert not takes_cudnn('auto', few)
-        assert takes_cudnn('cudnn', few) and takes_cudnn('auto', many)
+        assert takes_cudnn('auto', many)
+        for left in (few, many._replace(bias_rows=1)):
+            assert not takes_cudnn('auto', left)
+            assert takes_cudnn('cudnn', left)
     assert not caplog.records
 
 
@@ -247,7 +249,7 @@ def test_every_device_attends_within_its_own_rows(calls, monkeypatch):
     expected = ran('xla')
     assert not calls
     monkeypatch.setattr(target, 'device_kind', lambda devices: GPU.kind)
-    found = ran('auto')
+    found = ran('cudnn')
     assert calls == [([(2, 6, 16)] * 3, {'bias'})]
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, atol=0.01 * float(jnp.abs(b).max()) + 1e-3)
