@@ -454,20 +454,42 @@ def test_the_default_law_goes_on_from_an_error_that_lasts():
     apart = dataclasses.replace(found, shift=0.0, correlation=0.0)
     last = float(np.log(y[-1] / apart.predict(x[-1:])[0]))
     assert found.correlation > 0.5
-    assert found.shift == pytest.approx(np.sqrt(found.correlation) * last)
+    assert found.shift == pytest.approx(last)
     moved = found.predict(np.array([10.0, 100.0, 1e3])) / apart.predict(
         np.array([10.0, 100.0, 1e3])
     )
     assert np.log(moved) == pytest.approx([found.shift / 10, found.shift, found.shift])
     assert found.floor == pytest.approx(np.exp(found.shift) * apart.floor)
     end = np.array([400.0])
-    assert (found.band_offsets(end) > (1 + found.correlation) * apart.band_offsets(end)).all()
+    wider = (1 + found.correlation) * apart.band_offsets(end)
+    assert found.band_offsets(end) == pytest.approx(wider)
+
+
+def test_where_the_forms_miss_the_points_laws_of_the_last_ones_take_over():
+    x, ends = np.geomspace(1, 100, 25), np.array([200.0, 400.0])
+    bent = 0.3 + x**-0.5 + 0.15 * np.exp(-(np.log(x / 3) ** 2))
+    found = averaging.fit_average(x, bent, bootstrap=1)
+    alone = dataclasses.replace(found, late=(), late_share=0.0)
+    assert {part.span for part in found.late} == {16.0, 8.0} and found.late_share == 0.9
+    assert sum(part.weight for part in found.late) == pytest.approx(1)
+    for part in found.late:
+        assert part.fit.n_points == (x >= 100 / part.span).sum()
+        held = averaging.hold_out_upper(part.fit.form.name, x, bent, span=part.span)
+        assert part.inner_rmse == held[0]
+    errors = [np.log(fit.predict(ends) / (0.3 + ends**-0.5)) for fit in (found, alone)]
+    assert (np.abs(errors[0]) < 0.7 * np.abs(errors[1])).all()
+    early = x[x <= 100 / 8]
+    shift = np.exp(found.shift * early / 100)
+    assert found.predict(early) / shift == pytest.approx(alone.predict(early) / shift)
+    assert '90% of the last 16x and 8x' in found.chosen
+    noisy = bent * np.exp(0.3 * np.random.default_rng(0).standard_normal(25))
+    assert averaging.fit_average(x, noisy).late == ()
 
 
 def test_of_forms_that_predict_alike_the_simplest_comes_first():
-    weights = averaging._weights({'m4': 0.0100, 'shifted': 0.0103, 'irreducible': 0.02})
-    assert list(weights) == ['shifted', 'm4', 'irreducible']
-    assert list(averaging._weights({'m4': 0.01, 'shifted': 0.012})) == ['m4', 'shifted']
+    ranked = averaging._ranked({'m4': 0.0100, 'shifted': 0.0103, 'irreducible': 0.02})
+    assert ranked == ['shifted', 'm4', 'irreducible']
+    assert averaging._ranked({'shifted': 0.012, 'm4': 0.01}) == ['m4', 'shifted']
 
 
 def test_published_points_are_drawn_with_their_law(repo):

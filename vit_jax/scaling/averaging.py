@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+import itertools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from scipy import stats
@@ -22,6 +25,10 @@ _MIN_CURVES = 3  # whose noise can be shared
 _BREAK = 6.0  # inner error over noise above which the points show a break
 _OUTLIER = 3.0  # robust standard deviations up to which the last point moves the law
 _CORRELATED = 0.9  # upper limit on the correlation of neighboring errors
+_SPANS = (16.0, 8.0)  # ratios of the largest x to the smallest that late laws are fitted to
+_LATE = (0.4, 0.6)  # correlations from which late laws count, and from which they count most
+_MOST_LATE = 0.9  # of the mean
+Key = TypeVar('Key', bound=Hashable)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,44 +36,65 @@ class WeightedFit:
     """One form of the mean.
 
     Attributes:
-      fit: to all points.
+      fit: to all points, or to those of the last `span`.
       weight: the weights of all parts sum to 1.
       inner_rmse: error of log y on the upper half of x, fitted to the lower half.
+      span: ratio of the largest x to the smallest fitted; inf for all points.
     """
 
     fit: curve_fit.Fit
     weight: float
     inner_rmse: float
+    span: float = np.inf
 
 
 @dataclasses.dataclass(frozen=True)
 class MeanFit(curve_fit.Fit):
     """The geometric mean of several fits; form, parameters and warnings are those of the first.
 
-    It is moved towards the point of the largest x, see `fit_average`.
+    It passes into a mean of late laws and is moved towards the point of the largest x, see
+    `fit_average`.
 
     Attributes:
-      parts: in the order of their weights.
+      parts: fits to all points, in the order of their weights.
       largest: the largest fitted x.
       correlation: of the errors of neighboring points, from 0 to 0.9.
+      late: fits to the points of large x.
+      late_share: the share of `late` at the largest x and beyond.
       shift: how far the log of the curve is moved at the largest x and beyond.
     """
 
     parts: tuple[WeightedFit, ...] = ()
     largest: float = 1.0
     correlation: float = 0.0
+    late: tuple[WeightedFit, ...] = ()
+    late_share: float = 0.0
     shift: float = 0.0
 
     @property
     def floor(self) -> float:
         """The mean of the forms' irreducible errors; 0 if one of them has none."""
-        floors = [part.fit.floor**part.weight for part in self.parts]
+        weights = self._weights_at(np.array([self.largest]))[:, 0]
+        floors = [part.fit.floor**w for part, w in zip(self._all_parts, weights, strict=True)]
         return float(np.prod(floors) * np.exp(self.shift))
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """The mean curve [N] at x [N] or [N, 1]."""
-        logs = [part.weight * np.log(part.fit.predict(x)) for part in self.parts]
-        return np.exp(np.sum(logs, axis=0) + self.shift * self._nearness(x))
+        logs = np.log([part.fit.predict(x) for part in self._all_parts])
+        mean = np.sum(self._weights_at(x) * logs, axis=0)
+        return np.exp(mean + self.shift * self._nearness(x))
+
+    @property
+    def _all_parts(self) -> tuple[WeightedFit, ...]:
+        return *self.parts, *self.late
+
+    def _weights_at(self, x: np.ndarray) -> np.ndarray:
+        """The weights [P, N] of all parts at x; those of late laws rise over the shortest span."""
+        weights = np.array([part.weight for part in self._all_parts])
+        is_late = np.arange(len(weights)) >= len(self.parts)
+        rise = 1 + np.log(self._nearness(x)) / np.log(min(_SPANS))
+        share = self.late_share * np.maximum(rise, 0.0)
+        return weights[:, None] * np.where(is_late[:, None], share, 1 - share)
 
     def _nearness(self, x: np.ndarray) -> np.ndarray:
         """The part [N] of the shift at x: 1 from the largest fitted x on."""
@@ -79,11 +107,13 @@ class MeanFit(curve_fit.Fit):
         moved. As the correlation r of neighboring errors shows that the forms miss the points, the
         band is wider by 1 + r.
         """
-        logs = np.log([part.fit.predict(x) for part in self.parts])
-        weights = np.array([part.weight for part in self.parts])
-        between = np.sqrt(weights @ (logs - weights @ logs) ** 2)
-        inside = np.sum([part.weight * part.fit.band_offsets(x) for part in self.parts], axis=0)
-        last = np.sqrt(self.correlation) * self.noise.std * self._nearness(x)
+        parts, weights = self._all_parts, self._weights_at(x)
+        logs = np.log([part.fit.predict(x) for part in parts])
+        center = np.sum(weights * logs, axis=0)
+        between = np.sqrt(np.sum(weights * (logs - center) ** 2, axis=0))
+        offsets = np.array([part.fit.band_offsets(x) for part in parts])
+        inside = np.sum(weights[:, None] * offsets, axis=0)
+        last = self.noise.std * self._nearness(x)
         quantile = stats.t.ppf(curve_fit.BAND[1], self.dof)
         apart = quantile * np.hypot(between, last)
         return (1 + self.correlation) * np.hypot(inside, apart)
@@ -97,10 +127,18 @@ class MeanFit(curve_fit.Fit):
     @property
     def chosen(self) -> str:
         """The forms with their weights and inner errors as text."""
-        return ', '.join(
+        texts = [
             f'{part.fit.form.name} {part.weight:.2f} (inner error {part.inner_rmse:.4f})'
             for part in self.parts
-        )
+        ]
+        return ', '.join([*texts, *([self.late_words] if self.late else [])])
+
+    @property
+    def late_words(self) -> str:
+        """The share of late laws as text; empty without any."""
+        spans = sorted({part.span for part in self.late}, reverse=True)
+        names = ' and '.join(f'{span:g}x' for span in spans)
+        return f'{self.late_share:.0%} of the last {names}' if self.late else ''
 
 
 def fit_average(
@@ -115,9 +153,10 @@ def fit_average(
 
     Weights are proportional to the inverse square of the error on the upper half in x, predicted
     from the lower half. On published image curves a mean extrapolates better than the form with the
-    smallest inner error (docs/scaling.md). Where errors of neighbors are correlated by r, the mean
-    is moved to the point of the largest x by the square root of r of its error there: such errors
-    last. Two columns of x are fitted by `joint`.
+    smallest inner error (docs/scaling.md). It is moved to the point of the largest x. Where errors
+    of neighbors are correlated, the forms miss the points, and the mean passes into one, likewise
+    weighted, of fits to the points within a factor of 16 and of 8 of the largest x.
+    Two columns of x are fitted by `joint`.
 
     Args:
       x, y: [N] or [N, K], and [N].
@@ -131,22 +170,14 @@ def fit_average(
     tried = {name: hold_out_upper(name, x, y, seeds) for name in CANDIDATES}
     inner = {name: held for name, held in tried.items() if held is not None}
     errors = {name: error for name, (error, _) in inner.items()}
-    found = []
-    for name, weight in _weights(errors).items():
-        try:
-            form = forms.find(name)
-            one = curve_fit.fit(form, x, y, bootstrap=bootstrap, seed=seed, seeds=seeds)
-        except UserError:
-            continue
-        found.append(WeightedFit(one, weight, errors[name]))
-    if not found:
+    fitted = functools.partial(_fitted, x, y, bootstrap=bootstrap, seed=seed, seeds=seeds)
+    parts = fitted({(name, np.inf): errors[name] for name in _ranked(errors)})
+    if not parts:
         return _few(x, y, seeds)
-    total = sum(part.weight for part in found)
-    parts = tuple(dataclasses.replace(part, weight=part.weight / total) for part in found)
     first = parts[0].fit
     fields = {field.name: getattr(first, field.name) for field in dataclasses.fields(first)}
-    mean = MeanFit(**fields, parts=parts)
-    mean = _anchored(mean, x, y)
+    mean = _correlated(MeanFit(**fields, parts=parts), x, y)
+    mean = _moved(_with_late_laws(mean, x, y, seeds, fitted), x, y)
     residuals = np.log(mean.predict(x)) - np.log(y)
     mean = dataclasses.replace(mean, rmse=curve_fit.rms(residuals))
     noise = min(noise for _, noise in inner.values())
@@ -160,16 +191,66 @@ def fit_average(
     )
 
 
-def _anchored(mean: MeanFit, x: np.ndarray, y: np.ndarray) -> MeanFit:
-    """The mean, moved by the part of its error at the largest x that lasts beyond it."""
-    at = x[:, 0] if x.ndim == 2 else x
-    order = np.argsort(at)
-    errors = (np.log(y) - np.log(mean.predict(x)))[order]
+def _fitted(
+    x: np.ndarray,
+    y: np.ndarray,
+    errors: Mapping[tuple[str, float], float],
+    *,
+    bootstrap: int,
+    seed: int,
+    seeds: Seeds | None,
+) -> tuple[WeightedFit, ...]:
+    """Fit each form to the points of its span, for {(form, span): inner error}, in this order.
+
+    Forms of negligible weight, and those of which no fit is found, are left out.
+    """
+    found, at = [], _first_column(x)
+    for (name, span), weight in _weights(errors).items():
+        last = at >= at.max() / span
+        some = seeds.take(last) if seeds else None
+        try:
+            form = forms.find(name)
+            one = curve_fit.fit(form, x[last], y[last], bootstrap=bootstrap, seed=seed, seeds=some)
+        except UserError:
+            continue
+        found.append(WeightedFit(one, weight, errors[name, span], span))
+    total = sum(part.weight for part in found)
+    return tuple(dataclasses.replace(part, weight=part.weight / total) for part in found)
+
+
+def _errors(mean: MeanFit, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Errors [N] of the log of the mean, in the order of x."""
+    return (np.log(y) - np.log(mean.predict(x)))[np.argsort(_first_column(x))]
+
+
+def _correlated(mean: MeanFit, x: np.ndarray, y: np.ndarray) -> MeanFit:
+    """The mean with the correlation of the errors of neighboring points."""
     used = sum(part.weight * len(part.fit.form.names) for part in mean.parts)
-    r = float(np.clip(neighbor_correlation(errors, used), 0.0, _CORRELATED))
+    mean = dataclasses.replace(mean, largest=float(_first_column(x).max()))
+    r = np.clip(neighbor_correlation(_errors(mean, x, y), used), 0.0, _CORRELATED)
+    return dataclasses.replace(mean, correlation=float(r))
+
+
+def _with_late_laws(
+    mean: MeanFit, x: np.ndarray, y: np.ndarray, seeds: Seeds | None, fitted: Callable[..., Any]
+) -> MeanFit:
+    """The mean with fits to the last points, if its errors are correlated."""
+    begin, end = _LATE
+    share = _MOST_LATE * float(np.clip((mean.correlation - begin) / (end - begin), 0.0, 1.0))
+    spans = [span for span in _SPANS if _first_column(x).min() < mean.largest / span]
+    errors = {}
+    for span, name in itertools.product(spans if share else (), CANDIDATES):
+        if held := hold_out_upper(name, x, y, seeds, span):
+            errors[name, span] = held[0]
+    late = fitted(errors)
+    return dataclasses.replace(mean, late=late, late_share=share if late else 0.0)
+
+
+def _moved(mean: MeanFit, x: np.ndarray, y: np.ndarray) -> MeanFit:
+    """The mean, moved to the point of the largest x, if that is no outlier."""
+    errors = _errors(mean, x, y)
     most = _OUTLIER * 1.4826 * float(np.median(np.abs(errors - np.median(errors))))
-    shift = float(np.sqrt(r) * np.clip(errors[-1], -most, most))
-    return dataclasses.replace(mean, largest=float(at[order[-1]]), correlation=r, shift=shift)
+    return dataclasses.replace(mean, shift=float(np.clip(errors[-1], -most, most)))
 
 
 def share_noise(fits: Sequence[curve_fit.Fit | None]) -> list[curve_fit.Fit | None]:
@@ -210,11 +291,14 @@ def _free(fit: curve_fit.Fit) -> int:
 def _with_shared_noise(fit: curve_fit.Fit, variance: float, worth: float) -> curve_fit.Fit:
     """The fit, or each part of a mean, with a common variance that counts as so many points."""
     if isinstance(fit, MeanFit):
-        parts = tuple(
-            dataclasses.replace(part, fit=_with_shared_noise(part.fit, variance, worth))
-            for part in fit.parts
+        parts, late = (
+            tuple(
+                dataclasses.replace(part, fit=_with_shared_noise(part.fit, variance, worth))
+                for part in some
+            )
+            for some in (fit.parts, fit.late)
         )
-        return dataclasses.replace(fit, parts=parts, noise=parts[0].fit.noise)
+        return dataclasses.replace(fit, parts=parts, late=late, noise=parts[0].fit.noise)
     total = _free(fit) * fit.noise.std**2 + worth * variance
     std = float(np.sqrt(total / (_free(fit) + worth)))
     noise = dataclasses.replace(fit.noise, std=std, shared=worth)
@@ -232,9 +316,18 @@ def form_name(fit: curve_fit.Fit) -> str:
 
 
 def hold_out_upper(
-    name: str, x: np.ndarray, y: np.ndarray, seeds: Seeds | None = None
+    name: str,
+    x: np.ndarray,
+    y: np.ndarray,
+    seeds: Seeds | None = None,
+    span: float = np.inf,
 ) -> tuple[float, float] | None:
     """Fit a form below half of the largest x, and measure its error above.
+
+    Args:
+      name: of a form.
+      x, y, seeds: as in `fit_average`.
+      span: ratio of the largest x below to the smallest that is fitted.
 
     Returns:
       The error of log y above, and the noise below; None if the points are too few.
@@ -242,36 +335,42 @@ def hold_out_upper(
     form = forms.find(name)
     if len(y) <= len(form.names):
         return None
-    x = x[:, 0] if x.ndim == 2 else x
-    below = x <= x.max() / 2
+    x = _first_column(x)
+    upper = x > x.max() / 2
+    if upper.all():
+        return None
+    below = ~upper & (x >= x[~upper].max() / span)
     free = int(below.sum()) - len(form.names)
-    if free <= 0 or below.all():
+    if free <= 0:
         return None
     try:
         seen = None if seeds is None else seeds.take(below)
         found = curve_fit.fit(form, x[below], y[below], seeds=seen)
     except UserError:
         return None
-    return curve_fit.rmse(found, x[~below], y[~below]), found.rmse * np.sqrt(below.sum() / free)
+    return curve_fit.rmse(found, x[upper], y[upper]), found.rmse * np.sqrt(below.sum() / free)
 
 
-def _weights(errors: dict[str, float]) -> dict[str, float]:
-    """Weights by the inverse square of the errors, without negligible forms.
+def _first_column(x: np.ndarray) -> np.ndarray:
+    return x[:, 0] if x.ndim == 2 else x
 
-    In their order; of forms whose errors are alike, the one with the fewest parameters first.
-    """
-    if not errors:
-        return {}
-    raw = {name: 1 / max(error, 1e-9) ** 2 for name, error in errors.items()}
+
+def _weights(errors: Mapping[Key, float]) -> dict[Key, float]:
+    """Weights by the inverse square of the errors, without negligible ones."""
+    raw = {key: 1 / max(error, 1e-9) ** 2 for key, error in errors.items()}
     total = sum(raw.values())
-    kept = {name: value / total for name, value in raw.items() if value >= _MIN_WEIGHT * total}
-    tie = max(_TIE * min(errors.values()), _MIN_NOISE)
+    return {key: value / total for key, value in raw.items() if value >= _MIN_WEIGHT * total}
+
+
+def _ranked(errors: Mapping[str, float]) -> list[str]:
+    """Names of forms by their errors; of those alike, the one with the fewest parameters first."""
+    tie = max(_TIE * min(errors.values(), default=0.0), _MIN_NOISE)
 
     def rank(name: str) -> tuple[bool, int, float]:
         tied = errors[name] <= tie
-        return not tied, len(forms.find(name).names) if tied else 0, -kept[name]
+        return not tied, len(forms.find(name).names) if tied else 0, errors[name]
 
-    return {name: kept[name] for name in sorted(kept, key=rank)}
+    return sorted(errors, key=rank)
 
 
 def _few(x: np.ndarray, y: np.ndarray, seeds: Seeds | None) -> curve_fit.Fit:

@@ -294,6 +294,7 @@ def _legend(curve: Curve) -> str:
     error = '' if curve.holdout_rmse is None else f'; error held out {curve.holdout_rmse:.4f}'
     if isinstance(curve.fit, averaging.MeanFit) and len(curve.fit.parts) > 1:
         mixed = ', '.join(f'{part.fit.form.name} {part.weight:.2f}' for part in curve.fit.parts)
+        mixed += f', {curve.fit.late_words}' if curve.fit.late else ''
         return f'{label}: mean of {mixed}; ${formula(curve.fit)}${error}'
     return f'{label}: ${formula(curve.fit)}${error}'
 

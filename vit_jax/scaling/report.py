@@ -130,6 +130,19 @@ def _curve_summary(curve: Curve, options: FitOptions) -> dict[str, Any]:
             part.fit.form.name: {'weight': part.weight, 'inner_rmse': part.inner_rmse}
             for part in curve.fit.parts
         }
+        result['late'] = {
+            'share': curve.fit.late_share,
+            'text': curve.fit.late_words,
+            'laws': [
+                {
+                    'form': part.fit.form.name,
+                    'span': part.span,
+                    'weight': part.weight,
+                    'inner_rmse': part.inner_rmse,
+                }
+                for part in curve.fit.late
+            ],
+        }
     if curve.seeds.several:
         result['seeds'] = {
             'runs': int(curve.seeds.counts.sum()),
@@ -218,10 +231,11 @@ def _form(curve: Mapping[str, Any]) -> str:
     """The form; for a mean, each form with its weight and inner error."""
     if 'forms' not in curve:
         return str(curve['form'])
-    return ', '.join(
+    texts = [
         f'{name} {part["weight"]:.2f} (inner error {part["inner_rmse"]:.4f})'
         for name, part in curve['forms'].items()
-    )
+    ]
+    return ', '.join([*texts, curve['late']['text']] if curve['late']['text'] else texts)
 
 
 def with_band(curve: Mapping[str, Any], name: str) -> str:
