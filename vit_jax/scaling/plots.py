@@ -26,6 +26,7 @@ TOGETHER = 6  # curves that share one panel
 MAX_PANELS = 80
 MAX_PUBLISHED = 12  # curves beside one's own
 _TITLE_LETTERS = 28  # in a line of the title of a small panel
+_LEGEND_LETTERS = 115  # in a line of the legend, with those of mathtext's commands
 # A floor below this share of the prediction would stretch the axis far below all points.
 _VISIBLE = 0.01
 LABELS = {
@@ -295,7 +296,8 @@ def _legend(curve: Curve) -> str:
     if isinstance(curve.fit, averaging.MeanFit) and len(curve.fit.parts) > 1:
         mixed = ', '.join(f'{part.fit.form.name} {part.weight:.2f}' for part in curve.fit.parts)
         mixed += f', {curve.fit.late_words}' if curve.fit.late else ''
-        return f'{label}: mean of {mixed}; ${formula(curve.fit)}${error}'
+        first, second = f'{label}: mean of {mixed};', f'${formula(curve.fit)}${error}'
+        return first + (' ' if len(first + second) < _LEGEND_LETTERS else '\n') + second
     return f'{label}: ${formula(curve.fit)}${error}'
 
 
