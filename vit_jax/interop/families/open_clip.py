@@ -154,17 +154,8 @@ def _read_towers(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         *([] if words['head_bias'] else ['text']),
         *([] if _BIAS in flat else ['logits']),
     ]
-    shape = ('width', 'depth', 'mlp_dim', 'num_heads')
-    fields = {
-        'name': 'open_clip',
-        **{key: tower[key] for key in ('patch_size', *shape, 'pool')},
-        **{f'text_{key}': words[key] for key in shape},
-        **{
-            key: words[key] for key in ('vocab_size', 'length', 'causal', 'eos', 'gelu', 'norm_eps')
-        },
-        **{'embed_dim': embed_dim, 'project': head is not None, 'no_bias': '|'.join(absent)},
-        'image_options': _options(tower, words),
-    }
+    fields = _fields(tower, words)
+    fields |= {'embed_dim': embed_dim, 'project': head is not None, 'no_bias': '|'.join(absent)}
     params = {
         'image': params,
         **({'image_head': head} if head is not None else {}),
@@ -182,6 +173,19 @@ def _read_towers(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
         notes=image.notes,
     )
     return _text.with_spec(imported)
+
+
+def _fields(tower: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the model that either tower alone determines."""
+    shape = ('width', 'depth', 'mlp_dim', 'num_heads')
+    texts = ('vocab_size', 'length', 'causal', 'eos', 'gelu', 'norm_eps')
+    return {
+        'name': 'open_clip',
+        **{key: tower[key] for key in ('patch_size', *shape, 'pool')},
+        **{f'text_{key}': words[key] for key in shape},
+        **{key: words[key] for key in texts},
+        'image_options': _options(tower, words),
+    }
 
 
 def _options(tower: Mapping[str, Any], words: Mapping[str, Any]) -> str:
