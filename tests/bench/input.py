@@ -1,15 +1,16 @@
-"""Images that one CPU core reads, decodes and transforms in a second, beside tf.data and OpenCV.
+"""Images that one CPU core reads, decodes, transforms and batches in a second, beside tf.data.
 
     python tests/bench/input.py FOLDER --tensorflow ~/tf/bin/python --against ../before --rounds 5
 
-FOLDER holds JPEG files, of ImageNet for numbers that can be compared. Rates are images by seconds
-of CPU time, of all threads of a process, so that another load on the machine changes them little.
-Each side has a process of its own: this package, with the malloc that its commands ask for; that
-of another checkout, `--against`; tf.data with the functions that big_vision's pipelines call, in an
-environment that has TensorFlow, `--tensorflow`; and simplejpeg with OpenCV, bare calls without a
-pipeline, if there is OpenCV. They take turns in every round, in reversed order in every other one.
+FOLDER holds JPEG files, of ImageNet for numbers that can be compared. Each side is a whole pipeline
+as its users set it up, shuffled, endless and in batches, in a process of its own that is bound to
+one core: this package's training batches, with the malloc that its commands ask for; those of
+another checkout, `--against`; tf.data with the functions that big_vision's pipelines call, a
+private pool of one thread and autotuned prefetching, in an environment that has TensorFlow,
+`--tensorflow`; and simplejpeg with OpenCV, bare calls whose images are stacked, if there is OpenCV.
+They take turns in every round, in reversed order in every other one. Rates are images by seconds of
+CPU time, of all threads of a process, so that another load on the machine changes them little.
 
-decode      a file to RGB bytes
 crop        a random window resized to 224 x 224, and flipped or not
 recipe      that and RandAugment as in `experiments/vit/imagenet2012.py`
 evaluation  the shorter side resized to 256, and the middle cropped
@@ -19,8 +20,11 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
+import functools
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import os
 import pathlib
@@ -31,18 +35,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+
+import numpy as np
 
 PACKAGES = ('simplejpeg', 'pillow', 'numpy', 'scipy', 'opencv-python-headless', 'tensorflow-cpu')
 TRANSFORMS = {
-    'decode': '',
     'crop': 'inception_crop_tf(224)|flip',
     'recipe': "inception_crop_tf(224)|flip|randaugment(2, 10, variant='big_vision')",
     'evaluation': 'resize_small_tf(256)|central_crop(224)',
 }
 TASKS = tuple(TRANSFORMS)
-# Reads and transforms every file once.
-Pass = Callable[[], Iterable]
+BATCH = 25
+AHEAD = 6  # batches that may lie ready when a measurement begins
+Pipelines = dict[str, Callable[[], Iterator[np.ndarray]]]
 
 
 def main() -> None:
@@ -51,6 +57,7 @@ def main() -> None:
     parser.add_argument('--tensorflow', metavar='PYTHON', help='an interpreter with TensorFlow')
     parser.add_argument('--against', type=pathlib.Path, help='another checkout of this project')
     parser.add_argument('--rounds', type=int, default=5)
+    parser.add_argument('--batches', type=int, default=20, help='of 25 images, a round')
     parser.add_argument('--tasks', nargs='+', choices=TASKS, default=TASKS)
     parser.add_argument('--json', type=pathlib.Path, help='write all numbers to a file')
     parser.add_argument('--serve', choices=SIDES, help=argparse.SUPPRESS)
@@ -84,8 +91,9 @@ def start_one(args, side: str, python: str, checkout: pathlib.Path) -> subproces
     if side == 'vit_jax':
         own |= {MALLOC_VARIABLE: MALLOC_TUNABLES}
     environment = os.environ | own
+    words = [str(args.folder.resolve()), '--batches', str(args.batches)]
     return subprocess.Popen(
-        [python, '-P', __file__, str(args.folder.resolve()), '--serve', side],
+        [python, '-P', __file__, *words, '--serve', side],
         env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -99,9 +107,9 @@ def measure(sides: dict[str, subprocess.Popen], args) -> dict[str, dict[str, lis
     for task in args.tasks:
         for number in range(-1, args.rounds):  # the first is a warm-up
             for side in list(sides)[:: -1 if number % 2 else 1]:
-                rate = ask(sides[side], task)
-                if rate and number >= 0:
-                    rates[task].setdefault(side, []).append(rate)
+                found = ask(sides[side], task)
+                if found and number >= 0:
+                    rates[task].setdefault(side, []).append(found)
     for process in sides.values():
         process.stdin.close()
         process.wait()
@@ -153,44 +161,54 @@ def cpu() -> str:
 
 def serve(args: argparse.Namespace) -> None:
     """Answer each task on standard input by its rate, 0 for one that this side has not."""
+    if hasattr(os, 'sched_setaffinity'):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
     files = sorted(map(str, args.folder.iterdir()))
-    passes = SIDES[args.serve](args.folder, files)
+    pipelines = SIDES[args.serve](args.folder, files)
     for line in sys.stdin:
-        one = passes.get(line.strip())
-        print(len(files) / seconds(one) if one else 0, flush=True)
+        task = line.strip()
+        print(rate(pipelines[task], args.batches) if task in pipelines else 0, flush=True)
 
 
-def seconds(one: Pass) -> float:
-    """CPU seconds of a pass."""
+def rate(pipeline: Callable[[], Iterator[np.ndarray]], batches: int) -> float:
+    """Images a CPU second, after the batches that lie ready at first."""
+    made = pipeline()
+    for _ in range(AHEAD):
+        next(made)
     start = time.process_time()
-    for image in one():
-        if image.shape[-1] != 3:
-            raise SystemExit(f'an image of shape {image.shape}')
-    return time.process_time() - start
+    for _ in range(batches):
+        images = next(made)
+        if images.shape != (BATCH, 224, 224, 3):
+            raise SystemExit(f'a batch of shape {images.shape}')
+    spent = time.process_time() - start
+    if hasattr(made, 'close'):
+        made.close()
+    return batches * BATCH / spent
 
 
-def of_vit_jax(folder: pathlib.Path, files: list[str]) -> dict[str, Pass]:
-    from vit_jax.data.plans.base import Examples
-    from vit_jax.data.sources import open_source
-    from vit_jax.data.transforms import parse_transforms
+def of_vit_jax(folder: pathlib.Path, files: list[str]) -> Pipelines:
+    from vit_jax.data.dataset import open_dataset
 
     classes = pathlib.Path(tempfile.mkdtemp())  # the source wants a folder for every class
     atexit.register(shutil.rmtree, classes)
     (classes / 'all').symlink_to(folder)
-    source = open_source(f'folder:{classes}', 'train')
 
-    def pass_of(spec: str) -> Pass:
-        examples = Examples(source, parse_transforms(spec))
-        return lambda: (examples.read(i, 0, i)['image'] for i in range(len(examples)))
+    def batches_of(transforms: str) -> Iterator[np.ndarray]:
+        data = open_dataset(
+            BATCH, source=f'folder:{classes}', split='train', transforms=transforms, threads=1
+        )
+        with contextlib.closing(data.train_batches()) as batches:
+            for batch in batches:
+                yield batch['image']
 
-    return {task: pass_of(spec) for task, spec in TRANSFORMS.items()}
+    return {task: functools.partial(batches_of, spec) for task, spec in TRANSFORMS.items()}
 
 
-def of_tf_data(folder: pathlib.Path, files: list[str]) -> dict[str, Pass]:
+def of_tf_data(folder: pathlib.Path, files: list[str]) -> Pipelines:
     import tensorflow as tf
 
-    def decode(path):
-        return tf.io.decode_jpeg(tf.io.read_file(path), channels=3)
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
 
     def to_bytes(image):
         return tf.cast(image, tf.uint8)
@@ -206,24 +224,26 @@ def of_tf_data(folder: pathlib.Path, files: list[str]) -> dict[str, Pass]:
         return tf.image.random_flip_left_right(to_bytes(tf.image.resize(image, (224, 224))))
 
     def evaluation(path):
-        image = decode(path)
+        image = tf.io.decode_jpeg(tf.io.read_file(path), channels=3)
         size = tf.cast(tf.shape(image)[:2], tf.float32)
         size = tf.cast(tf.round(size * 256 / tf.reduce_min(size)), tf.int32)
         image = to_bytes(tf.image.resize(image, size, method='area'))
         y, x = (size[0] - 224) // 2, (size[1] - 224) // 2
         return image[y : y + 224, x : x + 224]
 
-    def pass_of(function) -> Pass:
-        data = tf.data.Dataset.from_tensor_slices(files).map(function, num_parallel_calls=1)
-        return data.as_numpy_iterator
+    def batches_of(function) -> Iterator[np.ndarray]:
+        options = tf.data.Options()
+        options.threading.private_threadpool_size = 1
+        data = tf.data.Dataset.from_tensor_slices(files).shuffle(len(files)).repeat()
+        data = data.map(function, num_parallel_calls=tf.data.AUTOTUNE).batch(BATCH)
+        return data.prefetch(tf.data.AUTOTUNE).with_options(options).as_numpy_iterator()
 
-    steps = {'decode': decode, 'crop': crop, 'evaluation': evaluation}
-    return {task: pass_of(function) for task, function in steps.items()}
+    steps = {'crop': crop, 'evaluation': evaluation}
+    return {task: functools.partial(batches_of, function) for task, function in steps.items()}
 
 
-def of_opencv(folder: pathlib.Path, files: list[str]) -> dict[str, Pass]:
+def of_opencv(folder: pathlib.Path, files: list[str]) -> Pipelines:
     import cv2
-    import numpy as np
     import simplejpeg
 
     from vit_jax.data.transforms.windows import distorted_window
@@ -248,8 +268,13 @@ def of_opencv(folder: pathlib.Path, files: list[str]) -> dict[str, Pass]:
         y, x = (h - 224) // 2, (w - 224) // 2
         return image[y : y + 224, x : x + 224]
 
-    steps = {'decode': decode, 'crop': crop, 'evaluation': evaluation}
-    return {task: lambda step=step: map(step, files) for task, step in steps.items()}
+    def batches_of(step) -> Iterator[np.ndarray]:
+        images = map(step, itertools.cycle(files))
+        while True:
+            yield np.stack(list(itertools.islice(images, BATCH)))
+
+    steps = {'crop': crop, 'evaluation': evaluation}
+    return {task: functools.partial(batches_of, step) for task, step in steps.items()}
 
 
 SIDES = {'vit_jax': of_vit_jax, 'tf.data': of_tf_data, 'simplejpeg + cv2': of_opencv}
