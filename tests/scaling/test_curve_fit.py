@@ -7,7 +7,8 @@ import pytest
 from scipy import optimize
 
 from vit_jax.errors import UserError
-from vit_jax.scaling import averaging, curve_fit, forms, isoflop, noise
+from vit_jax.scaling import averaging, curve_fit, forms, isoflop, joint, noise
+from vit_jax.scaling.points import Cost
 
 pytestmark = pytest.mark.slow  # as a whole
 
@@ -103,6 +104,26 @@ def test_the_joint_law_of_model_and_data():
     found = curve_fit.fit(forms.find('joint'), np.stack([n, d], axis=1), noisy(y, 0.002))
     for name, rel in {'E': 0.05, 'alpha': 0.1, 'beta': 0.1}.items():
         assert found.params[name] == pytest.approx(expected[name], rel=rel)
+
+
+def test_bands_of_an_optimum_hold_where_large_runs_are_noisier():
+    """Five sizes at each of four budgets; at the last, size and data weigh alike."""
+    budget, ratio = (m.ravel() for m in np.meshgrid(4.0 ** np.arange(4), 2.0 ** np.arange(-2, 3)))
+    x = np.stack([np.sqrt(budget) * ratio, np.sqrt(budget) / ratio], axis=1)
+    law = {'E': 0.4, 'A': 0.3, 'alpha': 0.34, 'B': 0.3, 'beta': 0.28}
+    clean = law['E'] + law['A'] * x[:, 0] ** -law['alpha'] + law['B'] * x[:, 1] ** -law['beta']
+    errors = 0.003 * budget**0.55 * np.random.default_rng(6).standard_normal((24, 20))
+
+    def best(params):
+        return joint.optimum(params, Cost(1.0), np.array([64.0]))[0][0]
+
+    held = []
+    for i, error in enumerate(errors):
+        found = curve_fit.fit(forms.find('joint'), x, clean * np.exp(error), bootstrap=40, seed=i)
+        drawn = [best(found.form.params(theta, *found.scales)) for theta in found.replicates]
+        low, high = curve_fit.widened(best(found.params), np.array(drawn), found.dof)
+        held.append(low <= best(law) <= high)
+    assert np.mean(held) > 0.8
 
 
 def test_outliers_hardly_count():

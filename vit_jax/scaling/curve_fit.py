@@ -13,7 +13,7 @@ from scipy import optimize, stats
 from vit_jax.errors import UserError
 from vit_jax.scaling import profile_likelihood
 from vit_jax.scaling.forms import Bounds, Form, Theta
-from vit_jax.scaling.noise import Noise, Seeds, draws, one_run_each, pooled
+from vit_jax.scaling.noise import Noise, Seeds, draws, one_run_each, pooled, wild_draws
 
 BAND = (0.05, 0.95)
 WIDEN = 1.2  # of the bootstrap's bands, tuned on four laws of `coverage.LAWS`
@@ -194,7 +194,11 @@ def fit(
     fitted, jacobian = form.log_value(theta, x)
     residuals = np.log(y) - fitted
     noise = pooled(weights * residuals, len(y) - len(form.names), seeds)
-    draw = draws(weights * residuals, len(form.names), noise, np.random.default_rng(seed))
+    rng = np.random.default_rng(seed)
+    if form.columns > 1 and not noise.measured:
+        draw = wild_draws(weights * residuals, weights[:, None] * jacobian, rng)
+    else:
+        draw = draws(weights * residuals, len(form.names), noise, rng)
     replicates = _bootstrap(form, x, fitted, draw, theta, bootstrap, weights)
     errors = _half_intervals(
         theta, bounds, weights * residuals, weights[:, None] * jacobian, replicates

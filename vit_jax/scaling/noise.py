@@ -225,3 +225,23 @@ def draws(
         return pool[chosen] - pool.mean()
 
     return draw
+
+
+def wild_draws(
+    errors: np.ndarray, jacobian: np.ndarray, rng: np.random.Generator
+) -> Callable[[], np.ndarray]:
+    """A function that draws errors [N]: those of the fit with random signs (Wu 1986).
+
+    Each stays at its point, so that small runs may be noisier than large ones, or less noisy. As a
+    fit is drawn to points of leverage h, errors grow by 1 / (1 - h); as absolute errors let a curve
+    with p parameters go through p of n points, by sqrt(n / (n - p)) too.
+
+    Args:
+      errors: [N], weighted errors of the fit.
+      jacobian: [N, p], of the fitted values, likewise weighted.
+      rng: source of the draws.
+    """
+    n, p = jacobian.shape
+    leverage = np.sum(np.linalg.qr(jacobian)[0] ** 2, axis=1)
+    grown = errors / np.maximum(1 - leverage, 0.1) * np.sqrt(n / max(n - p, 1))
+    return lambda: grown * rng.choice((-1.0, 1.0), n)
