@@ -36,7 +36,7 @@ help:  ## List the targets
 	  '(Debian: apt-get install python3-venv) or give PYTHON=/path/to/python3' >&2; exit 1; }
 	"$(PYTHON)" -m venv .venv
 
-.venv/.core: pyproject.toml constraints.txt | .venv/bin/python
+.venv/.core: pyproject.toml constraints.txt vit_jax/data/_native.c | .venv/bin/python
 	.venv/bin/python -m pip install -q -c constraints.txt -e .
 	@touch $@
 

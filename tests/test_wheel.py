@@ -70,4 +70,4 @@ def test_the_wheel_trains_an_experiment_by_its_name(dist, tmp_path):
     assert said.startswith('vit: 17,418 parameters')
     assert (tmp_path / 'run' / 'result.json').is_file()
     listed = run('vit_jax', 'list', 'experiments', cwd=tmp_path, PYTHONPATH=str(tmp_path / 'site'))
-    assert listed.startswith('bit/finetune:')
+    assert '\nbit/finetune:' in listed

@@ -1,15 +1,13 @@
 """A crop that comes first decodes its window alone, to the bytes of a crop of the whole image."""
 
-import contextlib
-import importlib.metadata
 import io
 import pathlib
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
-from vit_jax.data import images
+from vit_jax.data import images, native
 from vit_jax.data.plans.base import Examples
 from vit_jax.data.records import BrokenRecord, example_rng
 from vit_jax.data.sources import open_source
@@ -25,24 +23,13 @@ KINDS = {
 }
 
 
-@pytest.fixture(params=['simplejpeg', 'libjpeg-turbo 3'])
-def library(request, monkeypatch):
-    """The decoder of windows, and the one of whole images that takes its place without it."""
-    if request.param == 'simplejpeg':
-        monkeypatch.setattr(images, 'decoder', lambda: None)
-        return
-    if images.decoder() is None:
-        decoder = of_the_wheel()
-        monkeypatch.setattr(images, 'decoder', lambda: decoder)
-
-
-def of_the_wheel():
-    """A decoder of the library that the package `turbojpeg` brings."""
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        for file in importlib.metadata.files('turbojpeg') or []:
-            if file.match('libturbojpeg*'):
-                return images.Decoder(images.open_library(str(file.locate())))
-    pytest.skip('libjpeg-turbo 3 (libturbojpeg) is not installed')
+@pytest.fixture(params=['compiled', 'without'])
+def loops(request, monkeypatch):
+    """The compiled loops, and what takes their place without a C compiler."""
+    if request.param == 'without':
+        monkeypatch.setattr(native, '_compiled', lambda: None)
+    elif not native.has_windows():
+        pytest.skip('vit_jax/data/_native.c was not compiled, or Pillow has no libjpeg of its own')
 
 
 def photo(height=93, width=131):
@@ -64,16 +51,20 @@ def on_demand(data, **options):
 
 @pytest.mark.parametrize('mode', ['RGB', 'L'])
 @pytest.mark.parametrize('kind', KINDS)
-def test_a_window_has_the_bytes_of_the_whole_image(library, kind, mode):
+def test_a_window_has_the_bytes_of_the_whole_image(loops, kind, mode):
     data = encode(photo().convert(mode), **KINDS[kind])
     for channels in (3, 1):
         whole = images.decode_image(data, name='photo.jpg', channels=channels)
         image, rng = on_demand(data, channels=channels), np.random.default_rng(1)
         assert image.shape == whole.shape
-        for _ in range(20):
+        for _ in range(60):
             (y, bottom), (x, right) = (np.sort(rng.choice(n + 1, 2, False)) for n in (93, 131))
             found = image[y:bottom, x:right]
             np.testing.assert_array_equal(found, whole[y:bottom, x:right])
+            if native.has_windows() and isinstance(image, images.Encoded):  # and not by the whole
+                window = np.s_[y:bottom, x:right]
+                alone = native.decode_window(data, whole.shape[:2], window, channels)
+                np.testing.assert_array_equal(alone, found)
         np.testing.assert_array_equal(image[:, :], whole)
         np.testing.assert_array_equal(image[:, ::-1, 0], whole[:, ::-1, 0])
         np.testing.assert_array_equal(np.asarray(image), whole)
@@ -88,7 +79,7 @@ SPECS = (
 
 
 @pytest.mark.parametrize('spec', SPECS)
-def test_transforms_that_begin_with_a_crop_make_the_same_of_both(library, spec):
+def test_transforms_that_begin_with_a_crop_make_the_same_of_both(loops, spec):
     data, transforms = encode(photo()), parse_transforms(spec)
     assert transforms.crop_first
     for draw in range(5):
@@ -116,12 +107,30 @@ def test_other_transforms_get_the_pixels(spec):
 def test_files_that_pillow_decodes_are_decoded_at_once():
     upside_down = Image.Exif()
     upside_down[0x0112] = 3
+    turned = b'<x:xmpmeta tiff:Orientation="6"></x:xmpmeta>'
     for data in (
         encode(photo(), 'PNG'),
         encode(photo().convert('CMYK')),
         encode(photo(), exif=upside_down),
+        encode(photo(), xmp=turned),
     ):
-        assert isinstance(on_demand(data), np.ndarray)
+        found = on_demand(data)
+        assert isinstance(found, np.ndarray)
+        with Image.open(io.BytesIO(data)) as image:
+            expected = ImageOps.exif_transpose(image).convert('RGB')
+        np.testing.assert_array_equal(found, np.asarray(expected))
+
+
+def test_segments_before_the_image_leave_it_as_it_is():
+    data = encode(photo(), comment=b'a comment', icc_profile=bytes(300), dpi=(72, 72))
+    plain = images.decode_image(encode(photo()), name='photo.jpg')
+    upright = Image.Exif()
+    upright[0x010E] = 'a description'
+    described = encode(photo(), exif=upright)
+    filled = data[:2] + b'\xff' + data[2:]  # bytes of filling may precede any marker
+    for file in (data, described, filled):
+        assert isinstance(on_demand(file), images.Encoded)
+        np.testing.assert_array_equal(images.decode_image(file, name='photo.jpg'), plain)
 
 
 @pytest.fixture
@@ -135,7 +144,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_a_damaged_file_is_counted_and_replaced(library, folder):
+def test_a_damaged_file_is_counted_and_replaced(loops, folder):
     source = open_source(f'folder:{folder}', 'train')
     (index,) = (i for i in range(12) if pathlib.Path(source.record_name(i)).stem == '11')
     examples = Examples(source, parse_transforms('central_crop(90)'))

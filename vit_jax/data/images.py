@@ -3,15 +3,10 @@
     with images.decoding(on_demand=True):
         image = images.decode_image(data, name=name)
     image.shape                 # of the header
-    image[10:234, 20:244]       # decodes this window if `Decoder` can, else the whole image
+    image[10:234, 20:244]       # decodes this window if `native` can, else the whole image
 
 Transforms that begin with a crop get such an image from any source. Transparency is laid over
 white, or, within `decoding(drop_alpha=True)`, left out as in most other code.
-
-Windows of JPEG files need libjpeg-turbo 3 and have the bytes that they have in the whole image. A
-decoder has to read all that precedes a window, but it transforms only the blocks in it, and stops
-below it. Conda, Homebrew and some distributions have version 3 of the library (`libturbojpeg`); no
-wheel has a release of it.
 """
 
 from __future__ import annotations
@@ -19,13 +14,8 @@ from __future__ import annotations
 import abc
 import contextlib
 import contextvars
-import ctypes
-import functools
 import io
 import pathlib
-import sys
-import threading
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,6 +23,7 @@ import numpy as np
 import simplejpeg
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
+from vit_jax.data import native
 from vit_jax.data.records import BrokenRecord, Record
 from vit_jax.errors import UserError
 from vit_jax.storage import paths
@@ -40,15 +31,9 @@ from vit_jax.storage import paths
 # Named one by one: each further decoder is code that runs on untrusted bytes.
 FORMATS = ('JPEG', 'PNG', 'WEBP')
 MAX_PIXELS = 2**26  # 192 MiB as RGB; a 50 KB PNG can announce more than a gigabyte
+SEGMENT, METADATA, IMAGE_FOLLOWS = 0xFF, 0xE1, 0xDA  # of a JPEG file: markers APP1 and SOS
 _is_on_demand = contextvars.ContextVar('on_demand', default=False)
 _is_dropping_alpha = contextvars.ContextVar('dropping_alpha', default=False)
-LIBRARIES = ('libturbojpeg.so.0', 'libturbojpeg.0.dylib', 'libturbojpeg.dylib', 'turbojpeg.dll')
-PIXEL_FORMATS = {3: 0, 1: 6}  # RGB and gray, by channels
-# Columns of a block (MCU), by the subsampling of colors: 444, 422, 420, gray, 440, 411, 441.
-BLOCK_COLUMNS = (8, 16, 16, 8, 8, 32, 8)
-MARGIN_ROWS = 2  # above and below a window, which the colors of its edge are blended with
-_DECOMPRESS, _SUBSAMPLING, _WIDTH, _HEIGHT = 1, 4, 5, 6  # constants of turbojpeg.h
-_local = threading.local()
 
 
 class OnDemand(abc.ABC):
@@ -115,11 +100,11 @@ class Encoded(OnDemand):
 
     def window(self, y: int, x: int, height: int, width: int) -> np.ndarray:
         """Decode a window; BrokenRecord if the file is damaged above its lower edge."""
-        turbo, where = decoder(), np.s_[y : y + height, x : x + width]
-        if turbo is None:
+        where = np.s_[y : y + height, x : x + width]
+        if not native.has_windows() or not height or not width:
             return self.whole()[where]
         try:
-            return turbo.window(self._data, y, x, height, width, self.shape[2])
+            return native.decode_window(self._data, self.shape[:2], where, self.shape[2])
         except ValueError:  # damage, which the next line names, or a file that simplejpeg can read
             return self.whole()[where]
 
@@ -156,15 +141,20 @@ def decode_image(data: bytes, *, name: str, channels: int = 3) -> np.ndarray:
         truncated, or have more than `MAX_PIXELS` pixels. A JPEG file is damaged if libjpeg has a
         warning about it, such as of bytes that belong to no block.
     """
-    with _named(name, data), Image.open(io.BytesIO(data), formats=FORMATS) as image:
-        if image.width * image.height > MAX_PIXELS:
-            raise ValueError(
-                f'{image.width} x {image.height} pixels, more than {MAX_PIXELS:,} are refused'
-            )
-        if not _is_plain_jpeg(image, data, channels):
-            return _by_pillow(image, channels)
-        encoded = Encoded(data, name, (image.height, image.width, channels))
+    with _named(name, data):
+        size = _size_of_plain_jpeg(data, channels)
+        if size is None:
+            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+                _check_size(image.height, image.width)
+                return _by_pillow(image, channels)
+        _check_size(*size)
+    encoded = Encoded(data, name, (*size, channels))
     return encoded if _is_on_demand.get() else encoded.whole()  # type: ignore[return-value]
+
+
+def _check_size(height: int, width: int) -> None:
+    if width * height > MAX_PIXELS:
+        raise ValueError(f'{width} x {height} pixels, more than {MAX_PIXELS:,} are refused')
 
 
 def convert_image(image: Image.Image | np.ndarray, channels: int = 3) -> np.ndarray:
@@ -218,15 +208,34 @@ def _by_pillow(image: Image.Image, channels: int) -> np.ndarray:
     return _to_array(image, channels)
 
 
-def _is_plain_jpeg(image: Image.Image, data: bytes, channels: int) -> bool:
-    """Whether libjpeg-turbo decodes the file to the same image as Pillow."""
-    modes = ('RGB', 'L') if channels == 3 else ('L',)
-    if image.format != 'JPEG' or image.mode not in modes or _orientation(image) != 1:
-        return False
+def _size_of_plain_jpeg(data: bytes, channels: int) -> tuple[int, int] | None:
+    """(height, width) of a JPEG that libjpeg-turbo decodes to the same image as Pillow, else None.
+
+    Opening the file by Pillow, as is done if there may be an orientation, takes ten times as long.
+    """
     try:
-        return simplejpeg.decode_jpeg_header(data)[:2] == (image.height, image.width)
-    except ValueError:
-        return False
+        height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
+        if colors not in (('YCbCr', 'RGB', 'Gray') if channels == 3 else ('Gray',)):
+            return None
+        if _has_metadata(data):
+            with Image.open(io.BytesIO(data), formats=('JPEG',)) as image:
+                if image.format != 'JPEG' or _orientation(image) != 1:
+                    return None
+    except (ValueError, UnidentifiedImageError):
+        return None
+    return height, width
+
+
+def _has_metadata(data: bytes) -> bool:
+    """Whether a JPEG has a segment of Exif or XMP, which may turn the image."""
+    start = 2
+    while len(segment := data[start : start + 4]) == 4 and segment[0] == SEGMENT:
+        if segment[1] == IMAGE_FOLLOWS:
+            return False
+        if segment[1] in (METADATA, SEGMENT):
+            break
+        start += 2 + int.from_bytes(segment[2:])
+    return True  # or this is not understood, and left to Pillow
 
 
 def _orientation(image: Image.Image) -> int:
@@ -295,95 +304,3 @@ def as_png(record: Record) -> Record:
     gray = image.shape[-1] == 1
     Image.fromarray(image[..., 0] if gray else image).save(file, 'PNG')
     return record | {'image': file.getvalue()} | ({'channels': 1} if gray else {})
-
-
-class _Region(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int) for name in 'xywh']
-
-
-_FUNCTIONS = {
-    'tj3Init': [ctypes.c_int],
-    'tj3Destroy': [ctypes.c_void_p],
-    'tj3DecompressHeader': [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t],
-    'tj3Get': [ctypes.c_void_p, ctypes.c_int],
-    'tj3SetCroppingRegion': [ctypes.c_void_p, _Region],
-    'tj3Decompress8': [
-        *(ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t),
-        *(ctypes.c_void_p, ctypes.c_int, ctypes.c_int),
-    ],
-    'tj3GetErrorStr': [ctypes.c_void_p],
-}
-
-
-def decoder() -> Decoder | None:
-    """This thread's decoder; None if the library is not installed, or is older than version 3."""
-    if not hasattr(_local, 'decoder'):
-        turbo = _library()
-        _local.decoder = None if turbo is None else Decoder(turbo)
-    return _local.decoder
-
-
-class Decoder:
-    """A decoder of the library, for one thread."""
-
-    def __init__(self, turbo: ctypes.CDLL):
-        self._turbo, self._handle = turbo, turbo.tj3Init(_DECOMPRESS)
-        weakref.finalize(self, turbo.tj3Destroy, self._handle)
-
-    def window(
-        self, data: bytes, y: int, x: int, height: int, width: int, channels: int
-    ) -> np.ndarray:
-        """Decode a window of a JPEG file, uint8 [height, width, channels].
-
-        Args:
-          data: the whole file.
-          y, x: the upper left corner.
-          height, width: of the window, inside of the image.
-          channels: 3 for RGB, 1 for the luminance.
-
-        Raises:
-          ValueError: if the library refuses the file, or warns of damage down to the window's end.
-        """
-        turbo, handle = self._turbo, self._handle
-        self._check(turbo.tj3DecompressHeader(handle, data, len(data)))
-        rows, columns = turbo.tj3Get(handle, _HEIGHT), turbo.tj3Get(handle, _WIDTH)
-        if not 0 <= (colors := turbo.tj3Get(handle, _SUBSAMPLING)) < len(BLOCK_COLUMNS):
-            raise ValueError('unusual subsampling of colors')
-        block = BLOCK_COLUMNS[colors]
-        top, bottom = max(0, y - MARGIN_ROWS), min(rows, y + height + MARGIN_ROWS)
-        left, right = max(0, x // block - 1) * block, min(columns, x + width + block)
-        region = _Region(left, top, right - left, bottom - top)
-        self._check(turbo.tj3SetCroppingRegion(handle, region))
-        found = np.empty((region.h, region.w, channels), np.uint8)
-        memory, kind = found.ctypes.data, PIXEL_FORMATS[channels]
-        self._check(turbo.tj3Decompress8(handle, data, len(data), memory, 0, kind))
-        return found[y - top :, x - left :][:height, :width]
-
-    def _check(self, result: int) -> None:
-        if result:
-            raise ValueError(self._turbo.tj3GetErrorStr(self._handle).decode(errors='replace'))
-
-
-@functools.cache
-def _library() -> ctypes.CDLL | None:
-    for name in (*(f'{sys.prefix}/lib/{name}' for name in LIBRARIES), *LIBRARIES):
-        try:
-            return open_library(name)
-        except (OSError, AttributeError):
-            continue
-    return None
-
-
-def open_library(name: str) -> ctypes.CDLL:
-    """The library of a file, for `Decoder`.
-
-    Raises:
-      OSError: if it cannot be opened.
-      AttributeError: if it is older than version 3.
-    """
-    turbo = ctypes.CDLL(name)
-    for name, arguments in _FUNCTIONS.items():
-        getattr(turbo, name).argtypes = arguments
-    turbo.tj3Init.restype, turbo.tj3Destroy.restype = ctypes.c_void_p, None
-    turbo.tj3GetErrorStr.restype = ctypes.c_char_p
-    return turbo

@@ -156,10 +156,16 @@ class Subset:
 
     def expect(self, indices: Iterable[int]) -> None:
         """Start reading examples that are needed soon, if their storage is slow."""
+        if not self._has_slow_storage:
+            return
         for index in indices:
             source, original = self._locate(index)
             if isinstance(source, Expects):
                 source.expect([original])
+
+    @functools.cached_property
+    def _has_slow_storage(self) -> bool:
+        return any(isinstance(source, Expects) for source, _ in self._parts)
 
     def labels(self) -> np.ndarray:
         return np.concatenate([source.labels()[indices] for source, indices in self._parts])

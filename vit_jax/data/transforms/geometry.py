@@ -52,7 +52,6 @@ def resize(record: Record, height: int, width: int, method: Method = 'bilinear')
     old_height, old_width = image_size(record)
     if (old_height, old_width) == (height, width):
         return record
-    rows, columns = _nearest(old_height, height), _nearest(old_width, width)
     scale = np.array([width / old_width, height / old_height])
     moved = _move(
         record,
@@ -61,7 +60,7 @@ def resize(record: Record, height: int, width: int, method: Method = 'bilinear')
             if isinstance(method, str)
             else method(image, height, width)
         ),
-        lambda masks: masks[:, rows[:, None], columns],
+        lambda masks: masks[:, _nearest(old_height, height)[:, None], _nearest(old_width, width)],
         lambda points: points * scale,
     )
     if 'areas' in record:

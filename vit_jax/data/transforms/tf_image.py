@@ -6,7 +6,7 @@ resampling: without antialiasing, and with values rounded down. Boxes, masks and
 faster and less exact transform.
 
 Pixels are squares with centers at halves, as in `tf.image.resize` of TensorFlow 2. Rows, then
-columns, are multiplied by a sparse matrix of weights, which SciPy does without Python's lock.
+columns, are multiplied by a sparse matrix of weights, by `native` or SciPy, without Python's lock.
 Resizing an image on demand gives another, so that a crop after it reads only what it needs.
 """
 
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.array_types import Float, Int, UInt8
+from vit_jax.data import native
 from vit_jax.data.images import OnDemand
 from vit_jax.data.records import Record
 from vit_jax.data.transforms import geometry
@@ -117,7 +118,10 @@ class Resized(OnDemand):
         """Read the pixels under the window, and weight rows, then columns."""
         down, rows = _matrix(self._taps, self._image.shape[0], self.shape[0], y, y + height)
         across, columns = _matrix(self._taps, self._image.shape[1], self.shape[1], x, x + width)
-        flat = np.ascontiguousarray(self._image[rows, columns], np.float32)
+        image = self._image[rows, columns]
+        if native.has_resampling():
+            return native.resample(image, down, across, SLACK)
+        flat = np.ascontiguousarray(image, np.float32)
         short = down @ flat.reshape(len(flat), -1)
         turned = np.ascontiguousarray(short.T).reshape(flat.shape[1], -1)
         small = across @ turned
@@ -145,10 +149,11 @@ def _matrix(
 
     index, weight = (each[start:stop] for each in taps(old, new))
     low, high = int(index.min()), int(index.max()) + 1
-    starts = np.arange(stop - start + 1) * index.shape[1]
+    starts = np.arange(stop - start + 1, dtype=np.int32) * index.shape[1]
+    columns = (index - low).astype(np.int32).ravel()
     values = weight.astype(np.float32).ravel()
     shape = (stop - start, high - low)
-    return sparse.csr_matrix((values, (index - low).ravel(), starts), shape=shape), slice(low, high)
+    return sparse.csr_matrix((values, columns, starts), shape=shape), slice(low, high)
 
 
 def _neighbors(old: int, new: int) -> Taps:
