@@ -16,7 +16,7 @@ from vit_jax.models import detr
 from vit_jax.models.detr import resize_nearest
 from vit_jax.nn.maps import HIDDEN_STATES, keep_hidden_states
 from vit_jax.nn.positions import masked_sine2d
-from vit_jax.nn.resnet import ResNet, Stage, conv
+from vit_jax.nn.resnet import Conv, ResNet, Stage
 
 # All parameters but those of frozen norms, which the authors count as buffers (measured by
 # their code), and of these the kernels that do not learn in their recipe.
@@ -148,7 +148,7 @@ def test_the_grid_is_that_of_the_feature_map():
 def test_a_dilated_stage_convolves_as_densely_as_if_it_had_no_stride():
     """Every second cell of a dilated block is what the same block gives with its stride."""
     x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 12, 12, 8)), jnp.float32)
-    layer = conv(4, 3, dilation=2)
+    layer = Conv(4, 3, dilation=2)
     variables = {'params': drawn(layer, x)}
     torch = pytest.importorskip('torch')
     wanted = torch.nn.functional.conv2d(

@@ -24,11 +24,28 @@ def test_pooling_and_its_gradient_are_those_of_flax(size):
 
 
 @pytest.mark.parametrize('stride', [1, 2])
-def test_a_pointwise_convolution_is_one_of_flax(stride):
+@pytest.mark.parametrize('size', [1, 3])
+def test_a_convolution_is_one_of_flax(size, stride):
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 7, 6, 3)), jnp.float32)
-    layer = resnet.conv(5, 1, stride)
-    theirs = nn.Conv(5, (1, 1), stride, 0, use_bias=False, kernel_init=resnet.KERNEL)
+    layer = resnet.Conv(5, size, stride)
+    options = {'use_bias': False, 'kernel_init': resnet.KERNEL}
+    theirs = nn.Conv(5, (size, size), stride, size // 2, **options)
     variables = theirs.init(jax.random.key(0), x)
     own = layer.init(jax.random.key(0), x)
     jax.tree.map(np.testing.assert_array_equal, own, variables)
-    np.testing.assert_allclose(layer.apply(own, x), theirs.apply(own, x), atol=1e-5)
+    expected = theirs.apply(own, x)
+    np.testing.assert_allclose(layer.apply(own, x), expected, atol=1e-5)
+    scale = jnp.asarray([-1.0, 0.0, 0.5, 2.0, 3.0])
+    for rows in (x[:1, :2, :2], jnp.tile(x, (4, 1, 1, 1))):  # scaled after, and before
+        found = layer.apply(own, rows, scale)
+        assert found.dtype == x.dtype
+        np.testing.assert_allclose(found, theirs.apply(own, rows) * scale, atol=1e-5)
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_the_gradient_of_relu_is_that_of_flax(dtype):
+    x = jnp.asarray([-2.0, -0.0, 0.0, 1e-30, 3.0, jnp.inf], dtype)
+    expected, back = jax.vjp(nn.relu, x)
+    found, own_back = jax.jit(lambda x: jax.vjp(resnet.relu_by_result, x))(x)
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(own_back(x + 1)[0], back(x + 1)[0])

@@ -132,7 +132,7 @@ class Model(base.Model):
         check_counts(self, 'num_queries', 'depth', 'decoder_depth')
         check_choice('norm', self.norm, NORMS)
         check_choice('activation', self.activation, ACTIVATIONS)
-        check_choice('backbone_norm', self.backbone_norm, tuple(BACKBONE_NORMS))
+        check_choice('backbone_norm', self.backbone_norm, BACKBONE_NORMS)
         super().__post_init__()
 
     @property

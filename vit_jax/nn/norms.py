@@ -111,19 +111,18 @@ class BatchNorm(nn.BatchNorm):
 
 
 class FrozenNorm(nn.Module):
-    """x * scale + bias, without a gradient: a batch norm whose statistics are folded into both.
+    """Scale and bias [C] without a gradient: a batch norm whose statistics are folded into both.
 
-    scale = gamma / sqrt(var + eps), bias = beta - mean * scale.
+    scale = gamma / sqrt(var + eps), bias = beta - mean * scale. `resnet.normed_conv` applies them.
     """
 
-    dtype: Any = jnp.float32
+    features: int
 
     @nn.compact
-    def __call__(self, x: Float[Array, '*B C']) -> Float[Array, '*B C']:
-        scale = self.param('scale', nn.initializers.ones, x.shape[-1:])
-        bias = self.param('bias', nn.initializers.zeros, x.shape[-1:])
-        scale, bias = (jax.lax.stop_gradient(p).astype(self.dtype) for p in (scale, bias))
-        return x * scale + bias
+    def __call__(self) -> tuple[Float[Array, ' C'], Float[Array, ' C']]:
+        scale = self.param('scale', nn.initializers.ones, (self.features,))
+        bias = self.param('bias', nn.initializers.zeros, (self.features,))
+        return jax.lax.stop_gradient(scale), jax.lax.stop_gradient(bias)
 
 
 def group_norm(channels: int, most: int, **kwargs: Any) -> GroupNorm:
