@@ -60,7 +60,7 @@ def row_of(config: ConfigDict, image_size: int | None = None, channels: int | No
     if image_size is None and channels is None:
         plan = _open_text(config).plan if config.data.get('buckets') else _open_images(config)
         completed = defaults.complete(config, plan.info)
-        return Row(completed, {**plan.spec, **index_and_mask()}, plan.examples_per_row)
+        return Row(completed, {**plan.spec, **index_and_mask(plan.slots)}, plan.examples_per_row)
     if config.data.get('buckets'):
         raise UserError('--image-size and --channels apply to images, and this config to text')
     size, channels = image_size or 224, channels or 3
