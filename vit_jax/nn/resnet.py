@@ -175,7 +175,7 @@ def relu_by_result(x: Float[Array, '*B']) -> Float[Array, '*B']:
 relu_by_result.defjvps(lambda dx, y, _: jnp.where(jax.lax.optimization_barrier(y) > 0, dx, 0))
 
 # By norm. The results of group norms are not kept, but computed again.
-RELUS = {'frozen': relu_by_result, 'group': nn.relu}
+RELUS: dict[str, Callable[[Array], Array]] = {'frozen': relu_by_result, 'group': nn.relu}
 NORMS = tuple(RELUS)
 
 
