@@ -64,6 +64,9 @@ def results(attention, layout, *shape, num_heads=2, dim=16, dtype=jnp.float32):
         ((5, 7, 3, True), 8, {}, (1, 6, 9, 48)),
         ((8, 8, 4, True), 1, {'num_heads': 4, 'dim': 128}, (8, 4, 16, 384)),
         ((2, 4, 3, True), 8, {}, (1, 2, 4, 48)),
+        # Windows whose rows are padded to tiles: of 7 tokens to 8, but of 3 not to 8.
+        ((14, 21, 7, True), 1, {}, (8, 6, 56, 48)),
+        ((9, 14, 7, False), 8, {}, (1, 4, 56, 48)),
     ],
 )
 def test_a_layer_is_the_same(calls, monkeypatch, shape, devices, fields, windows):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -34,6 +35,8 @@ from vit_jax.nn.stochastic import Dropout, add_branch
 
 # The initialization of all kernels, as in the authors' code.
 INIT = nn.initializers.normal(0.02)
+TILE_ROWS = 8  # of a tile of a TPU's arrays
+UNSEEN = -1e30  # added to the scores of tokens that nothing attends to
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,19 +84,39 @@ class Windows:
             x = jnp.roll(x, (self.shift, self.shift), (1, 2))
         return x[:, : self.height, : self.width]
 
-    def cut_tokens(self, x: Float[Array, 'B h w D']) -> Float[Array, 'B W N D']:
-        """The tokens of each window, from the map after `place`."""
+    def cut_tokens(self, x: Float[Array, 'B h w D'], padding: int = 0) -> Float[Array, 'B W N D']:
+        """The tokens of each window, from the map after `place`.
+
+        Every row of a window ends with `padding` tokens of zeros.
+        """
         batch, _, _, width = x.shape
         (rows, columns), side = self.grid, self.side
-        x = x.reshape(batch, rows, side, columns, side, width).swapaxes(2, 3)
-        return x.reshape(batch, rows * columns, side * side, width)
+        x = pad_end(x.reshape(batch, rows, side, columns, side, width), 4, padding).swapaxes(2, 3)
+        return x.reshape(batch, rows * columns, side * (side + padding), width)
 
-    def join_tokens(self, x: Float[Array, 'B W N D']) -> Float[Array, 'B h w D']:
+    def join_tokens(self, x: Float[Array, 'B W N D'], padding: int = 0) -> Float[Array, 'B h w D']:
         """The inverse of `cut_tokens`."""
         batch, _, _, width = x.shape
         (rows, columns), side = self.grid, self.side
-        x = x.reshape(batch, rows, columns, side, side, width).swapaxes(2, 3)
-        return x.reshape(batch, rows * side, columns * side, width)
+        x = x.reshape(batch, rows, columns, side, side + padding, width)[..., :side, :]
+        return x.swapaxes(2, 3).reshape(batch, rows * side, columns * side, width)
+
+    @property
+    def tile_padding(self) -> int:
+        """Tokens to add to each row of a window, so that it is a tile of a TPU's arrays.
+
+        Then XLA need not copy maps to windows and back: 7 x 8 tokens lie in memory as 49 do, which
+        take 56 rows there. 0 if windows take more rows by it.
+        """
+        added = -self.side % TILE_ROWS
+        fits = self.side * (self.side + added) <= self.side**2 + -(self.side**2) % TILE_ROWS
+        return added if fits else 0
+
+    def pad_bias(self, bias: Float[Array, 'H N N'], padding: int) -> Float[Array, 'H M M']:
+        """A bias of the scores of tokens from `cut_tokens`, which do not attend to padding."""
+        side, heads = self.side, len(bias)
+        bias = pad_end(bias.reshape(heads, side, side, side, side), 4, padding, UNSEEN)
+        return pad_end(bias, 2, padding).reshape(heads, *(side * (side + padding),) * 2)
 
     def cut(self, x: Float[Array, 'B h w H K']) -> Float[Array, 'B W H N K']:
         """The heads of each window, from those of the map after `place`."""
@@ -122,11 +145,12 @@ class Windows:
         )
         return self.cut_plain(np.roll(numbers, (-self.shift, -self.shift), (0, 1)))
 
-    def regions(self) -> Int[np.ndarray, 'W N']:
+    def regions(self, padding: int = 0) -> Int[np.ndarray, 'W N']:
         """A number for each part of a window whose tokens are neighbors in the map itself.
 
-        Shifted maps wrap around. Rows then fall into three parts: before the last window, still in
-        order within it, and wrapped around from the top; so do columns.
+        Rows of windows are padded as by `cut_tokens`. Shifted maps wrap around. Rows of the map
+        then fall into three parts: before the last window, still in order within it, and wrapped
+        around from the top; so do columns.
         """
 
         def parts(count: int) -> np.ndarray:
@@ -134,7 +158,8 @@ class Windows:
             return (at >= at.size - self.side).astype(int) + (at >= at.size - self.shift)
 
         rows, columns = (parts(count) for count in self.grid)
-        return self.cut_plain(3 * rows[:, None] + columns)
+        found = self.cut_plain(3 * rows[:, None] + columns).reshape(-1, self.side, self.side)
+        return np.pad(found, ((0, 0), (0, 0), (0, padding))).reshape(len(found), -1)
 
     def cut_plain(self, x: np.ndarray) -> np.ndarray:
         """Cut [h w] into windows, [W N]."""
@@ -212,10 +237,14 @@ class WindowAttention(nn.Module):
         project = self._projection(features, heads)
         merge = self._dense(heads, (features,), name='out')
         if self._takes_kernel(x.shape, windows, train):
-            tokens = windows.cut_tokens(windows.place(x))
-            regions = jnp.asarray(windows.regions()) if windows.shift else None
-            found = attend_in_windows(project(tokens), self._relative_bias(windows), regions)
-            return windows.restore(windows.join_tokens(merge(named(ATTENDED, found))))
+            padding = windows.tile_padding
+            tokens = windows.cut_tokens(windows.place(x), padding)
+            bias = windows.pad_bias(self._relative_bias(windows), padding)
+            regions = jnp.asarray(windows.regions(padding)) if windows.shift else None
+            found = merge(named(ATTENDED, attend_in_windows(project(tokens), bias, regions)))
+            # Without the barriers XLA copies the sums of the matmul to the map, in float32.
+            found = windows.join_tokens(jax.lax.optimization_barrier(found), padding)
+            return jax.lax.optimization_barrier(windows.restore(found))
         qkv = project(windows.place(x))
         qkv = qkv.reshape(*qkv.shape[:-1], 3, *heads)
         # One transposition to windows and heads, instead of one to windows before the matmul.
@@ -245,7 +274,8 @@ class WindowAttention(nn.Module):
         obstacle = (
             'does not support dropout of weights in windows' if train and self.dropout else ''
         )
-        tokens = (shape[0], math.prod(windows.grid), windows.side**2, shape[-1])
+        count = windows.side * (windows.side + windows.tile_padding)
+        tokens = (shape[0], math.prod(windows.grid), count, shape[-1])
         dtype = jnp.dtype(self.dtype).name
         spec = WindowSpec(tokens, self.num_heads, dtype, windows.shift > 0)
         return window_kernel(self.attention, spec, obstacle)
@@ -409,6 +439,12 @@ def merge_neighbors(x: Float[Array, 'B H W D']) -> Float[Array, 'B h w _']:
 def reduction(features: int, dtype: Any) -> nn.Dense:
     """The linear layer of the merging."""
     return nn.Dense(features, use_bias=False, kernel_init=INIT, dtype=dtype, name='reduction')
+
+
+def pad_end(x: Array, axis: int, count: int, value: float = 0.0) -> Array:
+    """Pad the end of an axis by `count` values."""
+    widths = [(0, count if i == axis else 0) for i in range(x.ndim)]
+    return jnp.pad(x, widths, constant_values=value) if count else x
 
 
 def pad_to_multiple(x: Float[Array, 'B H W C'], multiple: int) -> Float[Array, 'B h w C']:
