@@ -86,6 +86,7 @@ def main():
     parser.add_argument('--batch-size', type=int, default=256, help='of ViTs')
     parser.add_argument('--image-size', type=int, default=224, help='of ViTs')
     parser.add_argument('--batch-of-systems', type=int, help='on each GPU, instead of their own')
+    parser.add_argument('--no-bound', action='store_true', help='save the minutes of preflights')
     parser.add_argument('--steps', type=int, default=30)
     parser.add_argument('--eager', action='store_true', help='PyTorch without torch.compile')
     parser.add_argument('--json', help='write all numbers to a file')
@@ -198,11 +199,13 @@ def measure_system(name, args):
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / 'timing.json'
         size = f'--config.batch_size={images * visible_gpus()}'
-        options = ('--json', str(path), '--steps', str(args.steps))
+        options = ('--train-only', '--json', str(path), '--steps', str(args.steps))
         done = vit_jax('benchmark', *config, size, *options)
         if done.returncode:
             return {'error': last_line(done.stderr)}
         found = json.loads(path.read_text())
+    if args.no_bound:
+        return {**found, 'images_per_sec_bound': None}
     kind = found['device_kind']
     return {**found, **bound_of(config, images, kind, found['num_devices'])}
 

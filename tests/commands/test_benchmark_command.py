@@ -71,6 +71,18 @@ def test_forward_only_without_data(linear, tmp_path, capsys):
 
 
 @pytest.mark.slow
+def test_train_only(linear, tmp_path, capsys):
+    out = tmp_path / 'out.json'
+    command = ['benchmark', '--config', linear, '--train-only', '--steps', '2']
+    assert cli.main([*command, '--config.batch_size=16', '--json', str(out)]) == 0
+    record = json.loads(out.read_text())
+    assert 'forward' not in record and record['train']['batch_size'] == 16
+    capsys.readouterr()
+    assert cli.main([*command, '--forward-only']) == 2
+    assert 'not allowed with' in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_adapters_are_timed(digits, capsys, monkeypatch):
     made, make = [], benchmark.make_train_step
 

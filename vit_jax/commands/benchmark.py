@@ -23,7 +23,9 @@ def main(argv: Sequence[str]) -> int:
       UserError: without `--config`.
     """
     parser = Parser('benchmark', __doc__)
-    parser.add_argument('--forward-only', action='store_true', help='skip the training step')
+    steps = parser.add_mutually_exclusive_group()
+    steps.add_argument('--forward-only', action='store_true', help='skip the training step')
+    steps.add_argument('--train-only', action='store_true', help='skip the forward step')
     parser.add_argument('--steps', type=positive_number, default=20, help='to time (default: 20)')
     parser.add_argument('--json', metavar='PATH', help='write all numbers to this file')
     add_size_flags(parser)
@@ -42,8 +44,10 @@ def main(argv: Sequence[str]) -> int:
     row = row_of(config, args.image_size, args.channels)
     config, spec, per_row = row
     ready = benchmark.prepare(config, rows := batch_rows(config))
-    with console.status('compiling the forward step, and timing it'):
-        results = {'forward': ready.forward(spec, per_row, args.steps)}
+    results = {}
+    if not args.train_only:
+        with console.status('compiling the forward step, and timing it'):
+            results['forward'] = ready.forward(spec, per_row, args.steps)
     if not args.forward_only:
         with console.status('compiling the train step, and timing it'):
             results['train'] = ready.train(spec, per_row, args.steps)

@@ -28,7 +28,7 @@ _CORRELATED = 0.9  # upper limit on the correlation of neighboring errors
 _SPANS = (16.0, 8.0)  # ratios of the largest x to the smallest that late laws are fitted to
 _LATE = (0.4, 0.6)  # correlations from which late laws count, and from which they count most
 _MOST_LATE = 0.9  # of the mean
-Key = TypeVar('Key', bound=Hashable)
+_Key = TypeVar('_Key', bound=Hashable)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -355,7 +355,7 @@ def _first_column(x: np.ndarray) -> np.ndarray:
     return x[:, 0] if x.ndim == 2 else x
 
 
-def _weights(errors: Mapping[Key, float]) -> dict[Key, float]:
+def _weights(errors: Mapping[_Key, float]) -> dict[_Key, float]:
     """Weights by the inverse square of the errors, without negligible ones."""
     raw = {key: 1 / max(error, 1e-9) ** 2 for key, error in errors.items()}
     total = sum(raw.values())
