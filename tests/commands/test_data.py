@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from vit_jax import __main__ as cli
-from vit_jax.data import sources
+from vit_jax.data import native, sources
 
 
 def run(capsys, *words):
@@ -74,7 +74,7 @@ def test_mistakes_are_told(repo, capsys):
 
 
 @pytest.mark.slow
-def test_stages_of_an_example_are_timed(repo, folder, tmp_path, capsys):
+def test_stages_of_an_example_are_timed(repo, folder, tmp_path, capsys, monkeypatch):
     config = [
         f'--config={repo}/experiments/vit/digits.py',
         f'--config.data.source=folder:{folder}',
@@ -88,6 +88,10 @@ def test_stages_of_an_example_are_timed(repo, folder, tmp_path, capsys):
     assert [line.split('  ')[0] for line in lines[:7]] == stages
     assert re.fullmatch(r'[\d,]+ examples/s on one core; this process may use \d+', lines[7])
     assert picture.stat().st_size > 5000
+    for compiled in (True, False):
+        monkeypatch.setattr(native, 'has_windows', lambda has=compiled: has)
+        said = run(capsys, *config, '--bench').splitlines()[8:]
+        assert [line.split(':')[0] for line in said] == ['JPEG files are decoded whole'][compiled:]
     found = json.loads(run(capsys, *config, '--bench', '--json'))
     assert list(found['stages_sec']) == stages[1:]
     assert found['per_core_per_sec'] == pytest.approx(1 / sum(found['stages_sec'].values()))

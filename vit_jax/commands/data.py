@@ -72,6 +72,7 @@ def time_stages(data: Any, layout: Any, args: argparse.Namespace) -> int:
     """Print the time of each stage of the pipeline for one example; draw it with `--out`."""
     import jax
 
+    from vit_jax.data import native
     from vit_jax.profiling import pipeline
     from vit_jax.runtime import environment
     from vit_jax.viz import batch
@@ -93,6 +94,8 @@ def time_stages(data: Any, layout: Any, args: argparse.Namespace) -> int:
     rows += [[name, f'{sec * 1e3:.3f}', f'{sec / total:.0%}'] for name, sec in seconds.items()]
     print(align(rows, left=1))
     print(f'{1 / total:,.0f} examples/s on one core; this process may use {available}')
+    if data.plan.examples.transforms.crop_first and not native.has_windows():
+        print('JPEG files are decoded whole: with gcc or clang, install the package once more')
     if path is not None:
         print(path)
     return 0

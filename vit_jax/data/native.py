@@ -130,7 +130,7 @@ def _compiled() -> Any:
         return None
     try:
         code = ctypes.CDLL(found.origin)
-    except OSError:  # of another system or libc
+    except OSError:  # of another system
         return None
     for name, arguments in _SIGNATURES.items():
         getattr(code, name).argtypes = arguments
