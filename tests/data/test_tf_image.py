@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from vit_jax.data import native
 from vit_jax.data.records import example_rng
 from vit_jax.data.transforms import parse_transforms, tf_image
 from vit_jax.data.transforms.windows import distorted_window, random_window
@@ -61,6 +62,23 @@ def test_one_color_stays_what_it_is(method, value):
     image = np.full((375, 500, 1), value, np.uint8)
     for size in ((256, 341), (224, 224), (448, 600)):
         np.testing.assert_array_equal(tf_image.METHODS[method](image, *size), value)
+
+
+@pytest.mark.parametrize('method', tf_image.METHODS)
+@pytest.mark.parametrize('channels', [1, 2, 3, 4, 5])
+def test_compiled_loops_give_the_same_bytes(monkeypatch, method, channels):
+    if not native.can_resample(picture()):
+        pytest.skip('vit_jax/data/_native.c was not compiled')
+    resize = tf_image.METHODS[method]
+    image = picture(33, 57, channels)
+    kinds = image, image[3:30, 5:40], image[:, ::-1], image.swapaxes(0, 1)
+    found = [resize(kind, *size) for kind in kinds for size in SIZES]
+    assert native.can_resample(image) == (channels <= 4)
+    assert not native.can_resample(picture().astype(np.float32))
+    monkeypatch.setattr(native, '_compiled', lambda: None)
+    expected = [resize(kind, *size) for kind in kinds for size in SIZES]
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_the_transforms_resize_by_them():

@@ -4,7 +4,7 @@
     native.resample(image, down, across, slack)
 
 Installing the package compiles `_native.c` if there is a C compiler, and goes on without it if not.
-The images are the same either way, bit by bit; callers ask `has_windows` and `has_resampling`, and
+The images are the same either way, bit by bit; callers ask `has_windows` and `can_resample`, and
 have a slower way.
 
 Windows are decoded by the libjpeg-turbo that Pillow's wheels for Linux and macOS bring. A decoder
@@ -26,8 +26,9 @@ import simplejpeg
 
 from vit_jax.array_types import UInt8
 
-# Columns of a block (MCU), by the subsampling of colors.
+# Columns of a block (MCU), by the subsampling of colors; widest ones begin other blocks, too.
 BLOCK_COLUMNS = {'444': 8, '422': 16, '420': 16, 'Gray': 8, '440': 8, '411': 32, '441': 8}
+WIDEST_BLOCK = 32
 MARGIN = 2  # pixels around a window, which the colors of its edge are blended with
 LANES = 4  # the most channels of an image that is resampled
 # In the order of `Library` in _native.c.
@@ -64,12 +65,12 @@ class _Weights(ctypes.Structure):
 
 def has_windows() -> bool:
     """Whether `decode_window` works here."""
-    return has_resampling() and _libjpeg() is not None
+    return _compiled() is not None and _libjpeg() is not None
 
 
-def has_resampling() -> bool:
-    """Whether `resample` works here."""
-    return _compiled() is not None
+def can_resample(image: np.ndarray) -> bool:
+    """Whether `resample` works here, and takes this image [H W C]."""
+    return _compiled() is not None and image.dtype == np.uint8 and image.shape[2] <= LANES
 
 
 def decode_window(
@@ -87,7 +88,7 @@ def decode_window(
       ValueError: if libjpeg refuses the file, or warns of damage down to the window's end.
     """
     rows, columns = window
-    block = BLOCK_COLUMNS[simplejpeg.decode_jpeg_header(data)[3]]
+    block = BLOCK_COLUMNS.get(simplejpeg.decode_jpeg_header(data)[3], WIDEST_BLOCK)
     top, left = max(0, rows.start - MARGIN), max(0, columns.start - MARGIN) // block * block
     right = min(size[1], columns.stop + MARGIN)
     found = np.empty((rows.stop - top, right - left, channels), np.uint8)
@@ -105,7 +106,7 @@ def resample(
     """Multiply rows, then columns, by weights; add `slack` and round down.
 
     Args:
-      image: of up to `LANES` channels.
+      image: one that `can_resample`.
       down, across: sparse matrices [H2, H] and [W2, W] in CSR format, float32 with int32 indices.
       slack: added before rounding down.
     """

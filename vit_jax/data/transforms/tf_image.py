@@ -119,7 +119,7 @@ class Resized(OnDemand):
         down, rows = _matrix(self._taps, self._image.shape[0], self.shape[0], y, y + height)
         across, columns = _matrix(self._taps, self._image.shape[1], self.shape[1], x, x + width)
         image = self._image[rows, columns]
-        if native.has_resampling():
+        if native.can_resample(image):
             return native.resample(image, down, across, SLACK)
         flat = np.ascontiguousarray(image, np.float32)
         short = down @ flat.reshape(len(flat), -1)
