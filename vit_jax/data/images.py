@@ -23,7 +23,6 @@ import numpy as np
 import simplejpeg
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from vit_jax.data import native
 from vit_jax.data.records import BrokenRecord, Record
 from vit_jax.errors import UserError
 from vit_jax.storage import paths
@@ -100,6 +99,8 @@ class Encoded(OnDemand):
 
     def window(self, y: int, x: int, height: int, width: int) -> np.ndarray:
         """Decode a window; BrokenRecord if the file is damaged above its lower edge."""
+        from vit_jax.data import native  # only JPEG files need it
+
         where = np.s_[y : y + height, x : x + width]
         if not native.has_windows() or not height or not width:
             return self.whole()[where]

@@ -100,6 +100,7 @@ class Subset:
         self._unreported: dict[int, str] = {}
         self._parts = parts
         self._index = ShardIndex(len(indices) for _, indices in parts)
+        self._has_slow_storage = any(isinstance(source, Expects) for source, _ in parts)
 
     @functools.cached_property
     def info(self) -> SourceInfo:
@@ -162,10 +163,6 @@ class Subset:
             source, original = self._locate(index)
             if isinstance(source, Expects):
                 source.expect([original])
-
-    @functools.cached_property
-    def _has_slow_storage(self) -> bool:
-        return any(isinstance(source, Expects) for source, _ in self._parts)
 
     def labels(self) -> np.ndarray:
         return np.concatenate([source.labels()[indices] for source, indices in self._parts])

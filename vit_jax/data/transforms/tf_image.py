@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from vit_jax.array_types import Float, Int, UInt8
-from vit_jax.data import native
 from vit_jax.data.images import OnDemand
 from vit_jax.data.records import Record
 from vit_jax.data.transforms import geometry
@@ -116,6 +115,8 @@ class Resized(OnDemand):
 
     def window(self, y: int, x: int, height: int, width: int) -> Bytes:
         """Read the pixels under the window, and weight rows, then columns."""
+        from vit_jax.data import native  # only these transforms need it
+
         down, rows = _matrix(self._taps, self._image.shape[0], self.shape[0], y, y + height)
         across, columns = _matrix(self._taps, self._image.shape[1], self.shape[1], x, x + width)
         image = self._image[rows, columns]
