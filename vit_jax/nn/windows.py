@@ -105,8 +105,8 @@ class Windows:
     def tile_padding(self) -> int:
         """Tokens to add to each row of a window, so that it is a tile of a TPU's arrays.
 
-        Then XLA need not copy maps to windows and back: 7 x 8 tokens lie in memory as 49 do, which
-        take 56 rows there. 0 if windows take more rows by it.
+        Then XLA copies a map to windows, and back, once instead of twice: 49 tokens take as many
+        rows of memory as 7 x 8 do. 0 if windows take more rows by it.
         """
         added = -self.side % TILE_ROWS
         fits = self.side * (self.side + added) <= self.side**2 + -(self.side**2) % TILE_ROWS
