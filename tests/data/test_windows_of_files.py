@@ -1,13 +1,15 @@
 """A crop that comes first decodes its window alone, to the bytes of a crop of the whole image."""
 
+import contextlib
 import io
+import itertools
 import pathlib
 
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from vit_jax.data import images, native
+from vit_jax.data import dataset, images, native
 from vit_jax.data.plans.base import Examples
 from vit_jax.data.records import BrokenRecord, example_rng
 from vit_jax.data.sources import open_source
@@ -152,3 +154,39 @@ def test_a_damaged_file_is_counted_and_replaced(loops, folder):
         examples.read(index)
     assert list(source.broken) == [index] and '11.jpg' in source.broken[index]
     assert examples.first_readable(index)[0] == (index + 1) % 12
+
+
+def test_files_are_read_one_after_the_other_before_they_are_decoded(folder):
+    (folder / 'kind' / '03.jpg').write_bytes(encode(photo(), 'PNG'))  # by its content
+    (folder / 'kind' / '07.jpg').write_bytes(b'')
+    source = open_source(f'folder:{folder}', 'train')
+    number = {pathlib.Path(source.record_name(i)).stem: i for i in range(12)}
+    examples = Examples(source, parse_transforms('inception_crop_tf(24)'))
+    for names, found in (
+        (['01', '02', '05'], ['01', '02', '05']),
+        (['01', '03', '02'], ['01', '03']),  # a PNG is decoded at once
+        (['02', '07', '01'], ['02']),
+    ):
+        opened = examples.opened([number[name] for name in names])
+        assert list(opened) == [number[name] for name in found]
+    first = opened[number['02']]
+    assert isinstance(first['image'], images.Encoded)
+    for record in (None, first):  # from its file, or as it was read
+        made = examples.first_readable(number['02'], 0, 5, record)[1]['image']
+        np.testing.assert_array_equal(made, examples.read(number['02'], 0, 5)['image'])
+    assert not Examples(source, parse_transforms('flip')).opened(range(12))
+    assert not Examples(source, parse_transforms('central_crop(9)'), cache=True).opened(range(12))
+
+
+def test_batches_are_the_same_however_many_files_are_read_together(folder, monkeypatch):
+    def batches(together):
+        monkeypatch.setattr(dataset, 'TOGETHER', together)
+        data = dataset.open_dataset(
+            10, source=f'folder:{folder}', split='train', transforms='inception_crop_tf(24)'
+        )
+        with contextlib.closing(data.train_batches()) as made:
+            return list(itertools.islice(made, 3))
+
+    for one, other in zip(batches(1), batches(4), strict=True):
+        for name, rows in one.items():
+            np.testing.assert_array_equal(rows, other[name])

@@ -17,9 +17,8 @@
 
 enum { VERSION = 62, SIZE = 632 };  /* of libjpeg's interface, and of its structure there */
 enum { GRAYSCALE = 1, RGB = 2 };  /* color spaces */
-enum { DONE = 0, REFUSED = 1, DAMAGED = 2 };
 enum { AT_ONCE = 16 };  /* rows that are asked for, of which libjpeg decodes one or two */
-enum { LANES = 4 };  /* the most channels of an image */
+enum { LANES = 4 };  /* the most channels of an image that is resampled */
 
 typedef struct Decoder Decoder;
 
@@ -58,25 +57,29 @@ static void fail(Decoder *decoder) { longjmp(decoder->errors->failed, 1); }
 
 static void count_warning(Decoder *decoder, int level) { decoder->errors->warnings += level < 0; }
 
-static void decode(const Library *jpeg, Decoder *decoder, unsigned y, unsigned x, unsigned height,
-                   unsigned width, int channels, uint8_t *window) {
+/* Decode rows, and those columns that make up whole blocks with the ones asked for. */
+static int decode(const Library *jpeg, Decoder *decoder, unsigned y, unsigned x, unsigned height,
+                  unsigned width, unsigned spare, int channels, uint8_t *rows) {
   unsigned left = x, columns = width;
   jpeg->start(decoder);
   jpeg->crop(decoder, &left, &columns);
-  if (left != x || columns != width) fail(decoder);
+  if (columns > width + spare) fail(decoder);
   if (y) jpeg->skip(decoder, y);
   for (unsigned now = 0; now < height;) {
-    uint8_t *rows[AT_ONCE];
+    uint8_t *next[AT_ONCE];
     unsigned count = height - now < AT_ONCE ? height - now : AT_ONCE;
-    for (unsigned k = 0; k < count; k++) rows[k] = window + (size_t)(now + k) * width * channels;
-    unsigned done = jpeg->read(decoder, rows, count);
+    for (unsigned k = 0; k < count; k++) next[k] = rows + (size_t)(now + k) * columns * channels;
+    unsigned done = jpeg->read(decoder, next, count);
     if (!done) fail(decoder);
     now += done;
   }
+  return (int)left;
 }
 
+/* Return the first column that was decoded: x, or up to `spare` columns before it; -1 for a file
+   that is damaged. `rows` has room for `width + spare` columns. */
 int decode_window(const Library *jpeg, const uint8_t *data, size_t length, int y, int x, int height,
-                  int width, int channels, uint8_t *window) {
+                  int width, int spare, int channels, uint8_t *rows) {
   Decoder decoder;
   Errors errors;
   memset(&decoder, 0, sizeof decoder);
@@ -85,51 +88,60 @@ int decode_window(const Library *jpeg, const uint8_t *data, size_t length, int y
   errors.error_exit = fail;
   errors.emit_message = count_warning;
   errors.warnings = 0;
-  volatile int outcome = REFUSED;
+  volatile int left = -1;
   if (!setjmp(errors.failed)) {
     jpeg->create(&decoder, VERSION, SIZE);
     jpeg->read_from(&decoder, data, (unsigned long)length);
     jpeg->read_header(&decoder, 1);
     decoder.out_color_space = channels == 1 ? GRAYSCALE : RGB;
     if (y + height <= (int)decoder.image_height && x + width <= (int)decoder.image_width) {
-      decode(jpeg, &decoder, y, x, height, width, channels, window);
-      outcome = errors.warnings ? DAMAGED : DONE;
+      int found = decode(jpeg, &decoder, y, x, height, width, spare, channels, rows);
+      if (!errors.warnings) left = found;
     }
   }
   jpeg->destroy(&decoder);
-  return outcome;
+  return left;
 }
 
-/* A sparse matrix of weights by its rows (CSR). */
+/* The old rows or columns that each new one is a sum of, and their weights: [count, taps]. */
 typedef struct {
-  const int32_t *starts, *columns;
+  const int32_t *from;
   const float *weights;
-  int rows;
+  int count, taps;
 } Weights;
 
 typedef float Pixel __attribute__((vector_size(LANES * sizeof(float))));
-typedef int32_t Integers __attribute__((vector_size(LANES * sizeof(int32_t))));
 
+static inline __attribute__((always_inline)) void weigh_columns(
+    const float *restrict row, int channels, const Weights *across, int taps, float *restrict out) {
+  const int32_t *from = across->from;
+  const float *weights = across->weights;
+  for (int j = 0; j < across->count; j++, out += channels) {
+    Pixel sum = {0}, one;
+    for (int k = 0; k < taps; k++) {
+      memcpy(&one, row + *from++ * channels, sizeof one);
+      sum += *weights++ * one;
+    }
+    memcpy(out, &sum, sizeof sum);
+  }
+}
+
+/* `sums` has room for a row of the image and one of the result, each with LANES values more. */
 VECTORIZED
 void resample(const uint8_t *restrict image, ptrdiff_t stride, int width, int channels,
               const Weights *down, const Weights *across, float slack, float *restrict sums,
               uint8_t *restrict out) {
-  int values = width * channels;
-  for (int i = 0; i < down->rows; i++) {
-    memset(sums, 0, sizeof(float) * (values + LANES));
-    for (int k = down->starts[i]; k < down->starts[i + 1]; k++) {
-      const uint8_t *restrict row = image + down->columns[k] * stride;
+  int old = width * channels, new = across->count * channels;
+  float *made = sums + old + LANES;
+  for (int i = 0; i < down->count; i++, out += new) {
+    memset(sums, 0, sizeof(float) * (old + LANES));
+    for (int k = i * down->taps; k < (i + 1) * down->taps; k++) {
+      const uint8_t *restrict row = image + down->from[k] * stride;
       float weight = down->weights[k];
-      for (int j = 0; j < values; j++) sums[j] += weight * (float)row[j];
+      for (int j = 0; j < old; j++) sums[j] += weight * (float)row[j];
     }
-    for (int j = 0; j < across->rows; j++) {
-      Pixel sum = {0}, one;
-      for (int k = across->starts[j]; k < across->starts[j + 1]; k++) {
-        memcpy(&one, sums + across->columns[k] * channels, sizeof one);
-        sum += across->weights[k] * one;
-      }
-      Integers whole = __builtin_convertvector(sum + slack, Integers);
-      for (int c = 0; c < channels; c++) *out++ = (uint8_t)whole[c];
-    }
+    if (across->taps == 2) weigh_columns(sums, channels, across, 2, made);  /* unrolled */
+    else weigh_columns(sums, channels, across, across->taps, made);
+    for (int j = 0; j < new; j++) out[j] = (uint8_t)(int32_t)(made[j] + slack);
   }
 }

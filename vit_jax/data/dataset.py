@@ -45,6 +45,7 @@ from vit_jax.errors import UserError
 from vit_jax.runtime.watchdog import Stopping, no_stop
 from vit_jax.storage import paths, run_folder
 
+TOGETHER = 16  # rows whose files are read before any of them is decoded
 AHEAD = 64  # rows whose examples are requested before they are needed
 
 
@@ -398,21 +399,30 @@ class Loader:
         examples.expect(itertools.islice(coming, AHEAD * index.shape[1]))
         for row, at in enumerate(mine):
             examples.expect(itertools.islice(coming, index.shape[1]))
+            if row % TOGETHER == 0:
+                next_ones = indices[mine[row : row + TOGETHER]].ravel().tolist()
+                opened = examples.opened(i for i in next_ones if i != base.NONE)
             wanted = zip(np.atleast_1d(indices[at]).tolist(), draws[at].tolist(), strict=True)
-            read = [self._read(i, seed, draw, replace) for i, draw in wanted if i != base.NONE]
+            read = [
+                self._read(i, seed, draw, replace, opened.get(i))
+                for i, draw in wanted
+                if i != base.NONE
+            ]
             if found := [one for one in read if one is not None]:
                 numbers, records = zip(*found, strict=True)
                 index[row, : len(found)], mask[row, : len(found)] = numbers, 1
                 self._fill({name: batch[name][row, ...] for name in spec}, spec, numbers, records)
         return batch
 
-    def _read(self, index: int, seed: int, draw: int, replace: bool) -> tuple[int, Record] | None:
+    def _read(
+        self, index: int, seed: int, draw: int, replace: bool, opened: Record | None
+    ) -> tuple[int, Record] | None:
         """An example and its index; None for a broken one that is not replaced."""
         if replace:
-            index, record = self.plan.examples.first_readable(index, seed, draw)
+            index, record = self.plan.examples.first_readable(index, seed, draw, opened)
         else:
             try:
-                record = self.plan.examples.read(index, seed, draw)
+                record = self.plan.examples.read(index, seed, draw, opened)
             except BrokenRecord:
                 return None
         try:
@@ -464,6 +474,8 @@ def checked(key: str, value: Any, array: np.ndarray, vocab_size: int) -> Any:
     known = isinstance(value, np.ndarray) and value.dtype == array.dtype != np.int32
     if known and value.shape == array.shape:  # as most are; the rest takes ten times as long
         return value
+    if type(value) is int and array.shape == () and abs(value) < 2**31 and array.dtype == np.int32:
+        return value  # a class
     # Assignment would broadcast one channel to three.
     if np.shape(value) != array.shape:
         if array.ndim == 1:

@@ -17,18 +17,16 @@ import contextlib
 import ctypes
 import functools
 import importlib.util
+import math
 import pathlib
 from typing import Any
 
 import numpy as np
 import PIL
-import simplejpeg
 
-from vit_jax.array_types import UInt8
+from vit_jax.array_types import Float, Int, UInt8
 
-# Columns of a block (MCU), by the subsampling of colors; widest ones begin other blocks, too.
-BLOCK_COLUMNS = {'444': 8, '422': 16, '420': 16, 'Gray': 8, '440': 8, '411': 32, '441': 8}
-WIDEST_BLOCK = 32
+BLOCK = 32  # the most columns of a block (MCU), which are decoded together
 MARGIN = 2  # pixels around a window, which the colors of its edge are blended with
 LANES = 4  # the most channels of an image that is resampled
 # In the order of `Library` in _native.c.
@@ -38,29 +36,35 @@ FUNCTIONS = (
     'jpeg_destroy_decompress',
 )
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
+
+
+class Weights(ctypes.Structure):
+    """Weights of an image's rows or columns, of which each new one is a sum.
+
+    This is `Weights` of _native.c.
+
+    Attributes:
+      arrays: the old rows or columns of each new one, int32 [N, K], and their weights, float32
+        [N, K].
+    """
+
+    _fields_ = (('from', _POINTER), ('weights', _POINTER), ('count', _INT), ('taps', _INT))
+
+    def __init__(self, old: Int[np.ndarray, 'N K'], weights: Float[np.ndarray, 'N K']):
+        self.arrays = (
+            np.ascontiguousarray(old, np.int32),
+            np.ascontiguousarray(weights, np.float32),
+        )
+        super().__init__(*(array.ctypes.data for array in self.arrays), *old.shape)
+
+
 _SIGNATURES = {
-    'decode_window': [_POINTER, ctypes.c_char_p, ctypes.c_size_t, *[_INT] * 5, _POINTER],
+    'decode_window': [_POINTER, ctypes.c_char_p, ctypes.c_size_t, *[_INT] * 6, _POINTER],
     'resample': [
         *(_POINTER, ctypes.c_ssize_t, _INT, _INT),
-        *(_POINTER, _POINTER, ctypes.c_float, _POINTER, _POINTER),
+        *(ctypes.POINTER(Weights), ctypes.POINTER(Weights), ctypes.c_float, _POINTER, _POINTER),
     ],
 }
-
-
-class _Weights(ctypes.Structure):
-    """`Weights` of _native.c."""
-
-    _fields_ = (
-        ('starts', _POINTER),
-        ('columns', _POINTER),
-        ('weights', _POINTER),
-        ('rows', _INT),
-    )
-
-    @classmethod
-    def of(cls, matrix: Any) -> _Weights:
-        arrays = matrix.indptr, matrix.indices, matrix.data
-        return cls(*(array.ctypes.data for array in arrays), matrix.shape[0])
 
 
 def has_windows() -> bool:
@@ -88,37 +92,38 @@ def decode_window(
       ValueError: if libjpeg refuses the file, or warns of damage down to the window's end.
     """
     rows, columns = window
-    block = BLOCK_COLUMNS.get(simplejpeg.decode_jpeg_header(data)[3], WIDEST_BLOCK)
-    top, left = max(0, rows.start - MARGIN), max(0, columns.start - MARGIN) // block * block
-    right = min(size[1], columns.stop + MARGIN)
-    found = np.empty((rows.stop - top, right - left, channels), np.uint8)
-    outcome = _compiled().decode_window(
-        _libjpeg(), data, len(data), top, left, *found.shape, found.ctypes.data
+    top, start = max(0, rows.start - MARGIN), max(0, columns.start - MARGIN)
+    height, width = rows.stop - top, min(size[1], columns.stop + MARGIN) - start
+    room = np.empty(height * (width + BLOCK) * channels, np.uint8)
+    left = _compiled().decode_window(
+        *(_libjpeg(), data, len(data), top, start, height, width, BLOCK, channels),
+        room.ctypes.data,
     )
-    if outcome:
+    if left < 0:
         raise ValueError('libjpeg refuses the file, or finds damage')
+    shape = height, start + width - left, channels
+    found = room[: math.prod(shape)].reshape(shape)
     return found[rows.start - top :, columns.start - left : columns.stop - left]
 
 
 def resample(
-    image: UInt8[np.ndarray, 'H W C'], down: Any, across: Any, slack: float
+    image: UInt8[np.ndarray, 'H W C'], down: Weights, across: Weights, slack: float
 ) -> UInt8[np.ndarray, 'H2 W2 C']:
     """Multiply rows, then columns, by weights; add `slack` and round down.
 
     Args:
       image: one that `can_resample`.
-      down, across: sparse matrices [H2, H] and [W2, W] in CSR format, float32 with int32 indices.
+      down, across: weights of its H rows and W columns.
       slack: added before rounding down.
     """
     _, width, channels = image.shape
     if image.strides[1:] != (channels, 1):
         image = np.ascontiguousarray(image)
-    made = np.empty((down.shape[0], across.shape[0], channels), np.uint8)
-    sums = np.empty(width * channels + LANES, np.float32)
-    weights = [ctypes.byref(_Weights.of(matrix)) for matrix in (down, across)]
+    made = np.empty((down.count, across.count, channels), np.uint8)
+    sums = np.empty((width + across.count) * channels + 2 * LANES, np.float32)
     _compiled().resample(
         *(image.ctypes.data, image.strides[0], width, channels),
-        *(*weights, slack, sums.ctypes.data, made.ctypes.data),
+        *(down, across, slack, sums.ctypes.data, made.ctypes.data),
     )
     return made
 

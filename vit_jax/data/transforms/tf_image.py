@@ -117,15 +117,16 @@ class Resized(OnDemand):
         """Read the pixels under the window, and weight rows, then columns."""
         from vit_jax.data import native  # only these transforms need it
 
-        down, rows = _matrix(self._taps, self._image.shape[0], self.shape[0], y, y + height)
-        across, columns = _matrix(self._taps, self._image.shape[1], self.shape[1], x, x + width)
+        vertical = self._taps, self._image.shape[0], self.shape[0], y, y + height
+        horizontal = self._taps, self._image.shape[1], self.shape[1], x, x + width
+        (rows, down), (columns, across) = _weights(*vertical), _weights(*horizontal)
         image = self._image[rows, columns]
         if native.can_resample(image):
             return native.resample(image, down, across, SLACK)
         flat = np.ascontiguousarray(image, np.float32)
-        short = down @ flat.reshape(len(flat), -1)
+        short = _matrix(*vertical) @ flat.reshape(len(flat), -1)
         turned = np.ascontiguousarray(short.T).reshape(flat.shape[1], -1)
-        small = across @ turned
+        small = _matrix(*horizontal) @ turned
         small += np.float32(SLACK)
         made = small.astype(np.uint8).reshape(-1, height).T
         return np.ascontiguousarray(made).reshape(height, width, -1)
@@ -138,23 +139,27 @@ def _resized(image: Image, height: int, width: int, taps: Callable[[int, int], T
 
 
 @functools.lru_cache(maxsize=4096)  # of some kilobytes each
-def _matrix(
+def _weights(
     taps: Callable[[int, int], Taps], old: int, new: int, start: int, stop: int
-) -> tuple[Any, slice]:
-    """Weights of the rows `start` to `stop` among `new` ones, computed from `old` ones.
-
-    Returns:
-      Sparse weights, float32 [stop - start, M], and the slice of the M old rows that they need.
-    """
-    from scipy import sparse  # takes a tenth of a second
+) -> tuple[slice, Any]:
+    """The old rows that the rows `start` to `stop` among `new` ones need, and their weights."""
+    from vit_jax.data import native
 
     index, weight = (each[start:stop] for each in taps(old, new))
     low, high = int(index.min()), int(index.max()) + 1
-    starts = np.arange(stop - start + 1, dtype=np.int32) * index.shape[1]
-    columns = (index - low).astype(np.int32).ravel()
-    values = weight.astype(np.float32).ravel()
-    shape = (stop - start, high - low)
-    return sparse.csr_matrix((values, columns, starts), shape=shape), slice(low, high)
+    return slice(low, high), native.Weights(index - low, weight)
+
+
+@functools.lru_cache(maxsize=4096)
+def _matrix(taps: Callable[[int, int], Taps], old: int, new: int, start: int, stop: int) -> Any:
+    """`_weights` as a sparse matrix, for images that `native` does not resample."""
+    from scipy import sparse  # takes a tenth of a second
+
+    rows, found = _weights(taps, old, new, start, stop)
+    index, weight = found.arrays
+    starts = np.arange(len(index) + 1, dtype=np.int32) * index.shape[1]
+    shape = len(index), rows.stop - rows.start
+    return sparse.csr_matrix((weight.ravel(), index.ravel(), starts), shape=shape)
 
 
 def _neighbors(old: int, new: int) -> Taps:
