@@ -1,14 +1,17 @@
 """Batches by array are those that are made example by example, or they are not made by array."""
 
+import contextlib
+import threading
+
 import numpy as np
 import pytest
 
-from vit_jax.data import stacked
+from vit_jax.data import dataset, stacked
 from vit_jax.data.batches import Process
 from vit_jax.data.dataset import Loader
 from vit_jax.data.plans import make
 from vit_jax.data.plans.base import Examples
-from vit_jax.data.records import BrokenRecord, SourceInfo
+from vit_jax.data.records import BrokenRecord, SourceInfo, example_rng
 from vit_jax.data.splits import Subset
 from vit_jax.data.transforms import parse_transforms
 from vit_jax.errors import UserError
@@ -83,6 +86,31 @@ def test_batches_do_not_show_how_they_are_made(transforms, monkeypatch):
             np.testing.assert_array_equal(made[name], array, err_msg=name)
 
 
+@pytest.mark.parametrize('pad', [1, 4, 2**30])  # of the last, NumPy redraws half of the numbers
+def test_random_bits_become_the_numbers_that_a_generator_draws(pad):
+    for move in (stacked.PadAndCrop(pad), stacked.Flip()):
+        bits = [example_rng(7, draw).bit_generator.random_raw() for draw in range(1000)]
+        found = move.drawn(np.array(bits, np.uint64))
+        expected = [move.draw(example_rng(7, draw)) for draw in range(1000)]
+        known = found != stacked.AGAIN
+        np.testing.assert_array_equal(found[known], np.array(expected)[known])
+        share = 1 - (1 - 2**32 % (2 * pad + 1) / 2**32) ** 2 if pad > 4 else 0
+        assert np.mean(~known) == pytest.approx(share * (move != stacked.Flip()), abs=0.05)
+
+
+def test_numbers_that_take_more_bits_are_drawn_one_by_one(monkeypatch):
+    transforms = kept('pad_and_crop(2)|flip').stacked
+    draws = np.arange(SIZE)
+    expected = transforms.rows(draws, 3, draws)['image']
+    found = stacked.PadAndCrop.drawn
+    monkeypatch.setattr(
+        stacked.PadAndCrop,
+        'drawn',
+        lambda self, bits: np.where(draws % 3 == 0, stacked.AGAIN, found(self, bits)),
+    )
+    np.testing.assert_array_equal(transforms.rows(draws, 3, draws)['image'], expected)
+
+
 def test_a_process_may_have_padding_alone():
     plan = make('fixed', kept('pad_and_crop(2)|flip'), batch_size=22, multiple=2)
     batch = Loader(plan, Process((1,), 2)).eval_batch(1)  # one example, of the other process
@@ -133,6 +161,25 @@ def test_a_cache_that_is_not_full_is_read():
     examples = Examples(source, parse_transforms(''), cache=True)
     loader = Loader(make('fixed', examples, batch_size=8), Process())
     first = loader.train_batch(0)
-    assert 0 < examples.lacking < SIZE
+    assert examples.stacked is None
     np.testing.assert_array_equal(loader.train_batch(0)['image'], first['image'])
-    assert Examples(source, parse_transforms('')).lacking is None
+
+
+def readers():
+    return [one for one in threading.enumerate() if one.name == 'data-reader' and one.is_alive()]
+
+
+@pytest.mark.parametrize('small', [True, False])
+def test_small_batches_are_made_without_threads_once_all_examples_are_kept(small, monkeypatch):
+    monkeypatch.setattr(dataset, 'SMALL', 8 * 200 if small else 8)
+    source = Subset('numbered train', [(Source(), np.arange(SIZE))])
+    plan = make('fixed', Examples(source, parse_transforms('flip'), cache=True), batch_size=8)
+    before, alone = len(readers()), Loader(plan, Process())
+    with contextlib.closing(dataset.Dataset(plan).train_batches(2)) as batches:
+        for k in range(2, 14):
+            for name, rows in next(batches).items():
+                np.testing.assert_array_equal(rows, alone.train_batch(k)[name])
+            if k == 2 or not small:
+                assert len(readers()) == before + 1
+        assert len(readers()) == before + (not small)
+    assert len(list(dataset.Dataset(plan).eval_batches())) == plan.eval_steps == 3

@@ -13,7 +13,7 @@ import itertools
 import math
 import pathlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,7 @@ from vit_jax.runtime.watchdog import Stopping, no_stop
 from vit_jax.storage import paths, run_folder
 
 TOGETHER = 16  # rows whose files are read before any of them is decoded
+SMALL = 2**18  # bytes of a batch that a thread hands over in more time than it takes to make
 AHEAD = 64  # rows whose examples are requested before they are needed
 
 
@@ -79,8 +80,8 @@ class Dataset:
         Raises:
           UserError: for a cache together with reading processes, which cannot share it.
         """
-        loading = loading.resolved(len(plan.examples), bool(plan.examples.lacking))
-        if loading.workers and plan.examples.lacking:
+        loading = loading.resolved(len(plan.examples), plan.examples.cache)
+        if loading.workers and plan.examples.cache:
             raise UserError(
                 f'cache=True with workers={loading.workers}: processes do not share a cache; set '
                 'one of them to 0'
@@ -138,7 +139,7 @@ class Dataset:
         for shape in self.shapes:
             self._process.rows(shape.rows)
         make = Loader(self.plan, self._process).train_batch
-        return read_ahead(make, start_step, sys.maxsize, self.loading, self.source, stopping)
+        return self._made(make, start_step, sys.maxsize, stopping)
 
     def eval_batches(self, stopping: Stopping = no_stop) -> Iterator[Batch]:
         """Every example once, the same number of batches on every process.
@@ -146,8 +147,30 @@ class Dataset:
         Raises `Interrupted` if none is ready and `stopping` requests a stop.
         """
         make = Loader(self.plan, self._process).eval_batch
-        steps = self.plan.eval_steps
-        return read_ahead(make, 0, steps, self.loading, self.source, stopping)
+        return self._made(make, 0, self.plan.eval_steps, stopping)
+
+    def _made(
+        self, make: Callable[[int], Batch], start: int, stop: int, stopping: Stopping
+    ) -> Iterator[Batch]:
+        """Yield make(start), ..., make(stop - 1).
+
+        Threads or processes read ahead, until batches are made of arrays in memory and are so small
+        that a thread takes longer to hand one over.
+        """
+        rows = self.batch_size // self._process.count
+        by_array = type(self.plan) is fixed.Plan
+        made: Iterator[Batch] | None = None
+        with contextlib.ExitStack() as threads:
+            for k in range(start, stop):
+                stacked = self.plan.examples.stacked if by_array else None
+                if stacked is not None and stacked.nbytes * rows <= SMALL:
+                    threads.close()
+                    yield make(k)
+                    continue
+                if made is None:
+                    made = read_ahead(make, k, stop, self.loading, self.source, stopping)
+                    threads.callback(made.close)
+                yield next(made)
 
     def count(self, batch: Batch) -> dict[str, int]:
         """Counts over a global training batch, of which this process has the rows `batch`."""
@@ -387,19 +410,20 @@ class Loader:
             )
         mine = self.process.rows(len(indices))
         batch, index, mask = empty_batch(spec, len(mine), slots)
-        full = examples.lacking == 0 and type(self.plan) is fixed.Plan
-        if full and (stacked := examples.stacked) is not None and stacked.spec == spec:
+        stacked = examples.stacked if type(self.plan) is fixed.Plan else None
+        if stacked is not None and stacked.spec == spec:
             real = np.flatnonzero(indices[mine] != base.NONE)
             numbers = indices[mine][real]
             made = stacked.rows(numbers, seed, draws[mine][real, 0])
             for name, rows in (made | {'index': numbers, 'mask': 1}).items():
                 batch[name][real] = rows
             return batch
+        opened: dict[int, Record] = {}
         coming = (i for i in indices[mine].ravel().tolist() if i != base.NONE)
         examples.expect(itertools.islice(coming, AHEAD * index.shape[1]))
         for row, at in enumerate(mine):
             examples.expect(itertools.islice(coming, index.shape[1]))
-            if row % TOGETHER == 0:
+            if row % TOGETHER == 0 and examples.transforms.crop_first:
                 next_ones = indices[mine[row : row + TOGETHER]].ravel().tolist()
                 opened = examples.opened(i for i in next_ones if i != base.NONE)
             wanted = zip(np.atleast_1d(indices[at]).tolist(), draws[at].tolist(), strict=True)

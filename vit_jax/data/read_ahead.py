@@ -90,7 +90,7 @@ def read_ahead(
     loading: Loading,
     source: Subset,
     stopping: Stopping = no_stop,
-) -> Iterator[T]:
+) -> Watched[T]:
     """Yield make(start), ..., make(stop - 1), making several at a time.
 
     Args:

@@ -273,6 +273,7 @@ def example_rng(seed: int, example: int) -> np.random.Generator:
     if not hasattr(_local, 'rng'):
         _local.rng = np.random.Generator(np.random.Philox(key=0))
         _local.state = _local.rng.bit_generator.state
-    _local.state['state']['key'][:] = seed, example
+    key = _local.state['state']['key']
+    key[0], key[1] = seed, example  # in a third of the time of an assignment to all of it
     _local.rng.bit_generator.state = _local.state
     return _local.rng

@@ -30,6 +30,7 @@ class Examples:
     Attributes:
       source: the examples before the transforms.
       transforms: applied to each of them.
+      cache: whether they are kept in memory.
     """
 
     def __init__(self, source: Subset, transforms: Transforms, cache: bool = False):
@@ -41,12 +42,13 @@ class Examples:
           cache: keep examples in memory, so that each is decoded once; after the transforms, if
             none of them draws random numbers.
         """
-        self.source, self.transforms = source, transforms
-        self._cache = cache
+        self.source, self.transforms, self.cache = source, transforms, cache
+        self._size = len(source)
         self._kept: dict[int, Record | BrokenRecord] = {}
+        self._stacked: tuple[Stacked | None, ...] = ()  # empty until the cache is full
 
     def __len__(self) -> int:
-        return len(self.source)
+        return self._size
 
     @property
     def info(self) -> SourceInfo:
@@ -60,15 +62,14 @@ class Examples:
         return self.transforms.vocab
 
     @property
-    def lacking(self) -> int | None:
-        """How many examples a cache still lacks; None without a cache."""
-        return len(self) - len(self._kept) if self._cache else None
-
-    @functools.cached_property
     def stacked(self) -> Stacked | None:
-        """All examples of a full cache as arrays, if they are small and of one shape."""
-        records = [self._kept[index] for index in range(len(self))]
-        return stack(records, self.transforms, self.source.info.vocab_size)
+        """All examples as arrays, if they are small and of one shape; None until all are kept."""
+        if not self.cache or len(self._kept) < self._size:
+            return None
+        if not self._stacked:
+            records = [self._kept[index] for index in range(self._size)]
+            self._stacked = (stack(records, self.transforms, self.source.info.vocab_size),)
+        return self._stacked[0]
 
     def opened(self, indices: Iterable[int]) -> dict[int, Record]:
         """Read files of examples that are needed next, to be decoded by `read`.
@@ -79,11 +80,12 @@ class Examples:
         Args:
           indices: in the order in which they are needed. It is followed up to one that is broken,
             or whose image was decoded at once and takes more memory than its file.
+
+        Returns:
+          Records by their indices; none if a cache keeps decoded images.
         """
         found: dict[int, Record] = {}
-        if self._cache or not self.transforms.crop_first:
-            return found
-        for index in indices:
+        for index in () if self.cache else indices:
             try:
                 found[index] = self._decoded(index, on_demand=True)
             except BrokenRecord:
@@ -106,7 +108,7 @@ class Examples:
           BrokenRecord: if it cannot be read.
           UserError: if a transform refuses it; the message names the record.
         """
-        if not self._cache:
+        if not self.cache:
             if record is None:
                 record = self._decoded(index, self.transforms.crop_first)
             return self._transformed(index, record, seed, draw)
