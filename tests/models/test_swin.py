@@ -128,27 +128,6 @@ def test_maps_of_any_size(size):
         np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
 
 
-def test_merging_joins_neighbors_column_by_column():
-    x = np.arange(16, dtype=np.float32).reshape(1, 4, 4, 1)
-
-    @jax.jit
-    def joined(x):
-        found = []
-
-        def keep(next_fun, args, kwargs, context):
-            if context.module.name == 'norm':
-                found.append(args[0])
-            return next_fun(*args, **kwargs)
-
-        with nn.intercept_methods(keep):
-            windows.PatchMerging().init(jax.random.key(0), x)
-        return found
-
-    (found,) = jax.device_get(joined(x))
-    np.testing.assert_array_equal(found[0, 0, 0], [0, 4, 1, 5])
-    np.testing.assert_array_equal(found[0, 1, 1], [10, 14, 11, 15])
-
-
 @pytest.mark.slow
 def test_recomputing_blocks_changes_nothing():
     images = images_like(4, 8, 8, 3)

@@ -5,7 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.nn.windows import WindowAttention, WindowMap, Windows, relative_positions
+from vit_jax.nn.windows import (
+    PatchMerging,
+    WindowAttention,
+    WindowMap,
+    Windows,
+    _convolve,
+    relative_positions,
+)
 
 SHAPES = [(6, 9, 3, False), (6, 9, 3, True), (7, 5, 4, True), (4, 9, 6, True)]
 
@@ -110,3 +117,28 @@ def test_the_layer_is_the_formula(shape):
 def _pairs(operation, axis):
     """[query key]"""
     return operation(axis[:, None], axis)
+
+
+@pytest.mark.parametrize('size', [(6, 10), (7, 9)])
+def test_neighbors_are_normalized_and_merged_as_by_a_norm_and_a_linear_layer_of_them(size):
+    """Also by the convolution that TPUs take."""
+    x = 3 + jax.random.normal(jax.random.key(0), (2, *size, 4))
+    module = PatchMerging()
+    params = module.init(jax.random.key(1), x)['params']
+    keys = jax.random.split(jax.random.key(2), 2)
+    params['norm'] = {
+        name: value + 0.3 * jax.random.normal(key, value.shape)
+        for key, (name, value) in zip(keys, params['norm'].items(), strict=True)
+    }
+    padded = np.pad(x, ((0, 0), (0, size[0] % 2), (0, size[1] % 2), (0, 0)))
+    parts = [padded[:, i::2, j::2] for j in (0, 1) for i in (0, 1)]
+    merged = np.concatenate(parts, -1)
+    normed = (merged - merged.mean(-1, keepdims=True)) / np.sqrt(
+        merged.var(-1, keepdims=True) + 1e-5
+    )
+    scale, bias = params['norm']['scale'], params['norm']['bias']
+    kernel = params['reduction']['kernel']
+    expected = (normed * scale + bias) @ kernel
+    np.testing.assert_allclose(module.apply({'params': params}, x), expected, atol=1e-5)
+    made = _convolve(jnp.asarray(padded), kernel)
+    np.testing.assert_allclose(made, merged @ kernel, atol=1e-5)

@@ -234,9 +234,10 @@ class Model(base.Model):
             x = pad_to_multiple(images - beyond, patch) + beyond
         batch, height, width, _ = x.shape
         x = PatchEmbed(patch, self.width, dtype, name='patch_embed')(x)
+        x = x.reshape(batch, height // patch, width // patch, -1)
         residual = jnp.dtype(self.residual_dtype or dtype)
         x = LayerNorm(self.norm_eps, dtype=residual, name='embed_norm')(x)
-        return Dropout(self.dropout)(x.reshape(batch, height // patch, width // patch, -1), train)
+        return Dropout(self.dropout)(x, train)
 
     def _windows(self, i: int, j: int, height: int, width: int) -> Windows:
         """The windows of a stage's block on its map."""

@@ -23,12 +23,12 @@ from vit_jax.nn.stochastic import Dropout, DropPath
 from vit_jax.nn.windows import (
     INIT,
     Block,
+    Reduction,
     WindowAttention,
     Windows,
     gather_biases,
     is_shifted,
-    merge_neighbors,
-    reduction,
+    pad_to_multiple,
 )
 
 MAX_SCALE = 100.0  # 1 / the smallest temperature
@@ -136,7 +136,7 @@ class PostNormMerging(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, 'B H W D']) -> Float[Array, 'B h w _']:
-        x = reduction(2 * x.shape[-1], self.dtype)(merge_neighbors(x))
+        x = Reduction(self.dtype, name='reduction')(pad_to_multiple(x, 2))
         return LayerNorm(self.norm_eps, dtype=self.dtype, name='norm')(x)
 
 

@@ -238,6 +238,7 @@ class WindowAttention(nn.Module):
         merge = self._dense(heads, (features,), name='out')
         if self._takes_kernel(x.shape, windows, train):
             padding = windows.tile_padding
+            x = jax.lax.optimization_barrier(x)  # XLA would copy its gradient to the map in float32
             tokens = windows.cut_tokens(windows.place(x), padding)
             bias = windows.pad_bias(self._relative_bias(windows), padding)
             regions = jnp.asarray(windows.regions(padding)) if windows.shift else None
@@ -424,21 +425,78 @@ class PatchMerging(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, 'B H W D']) -> Float[Array, 'B h w _']:
-        x = LayerNorm(self.norm_eps, dtype=self.dtype, name='norm')(merge_neighbors(x))
-        return reduction(x.shape[-1] // 2, self.dtype)(x)
+        x = pad_to_multiple(x, 2)
+        x, scale, bias = NeighborNorm(self.norm_eps, self.dtype, name='norm')(x)
+        return Reduction(self.dtype, name='reduction')(x, scale, bias)
 
 
-def merge_neighbors(x: Float[Array, 'B H W D']) -> Float[Array, 'B h w _']:
+class NeighborNorm(nn.Module):
+    """Layer norm of the 4D values of 2 x 2 neighbors, which stay where they are.
+
+    On TPUs, neighbors in axes of their own take 2.7 times the memory, and here in float32.
+    """
+
+    epsilon: float
+    dtype: Any
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, 'B H W D']
+    ) -> tuple[Float[Array, 'B H W D'], Float[Array, ' C'], Float[Array, ' C']]:
+        """The map without the norm's scale and bias, and these, [4D]."""
+        scale = self.param('scale', nn.initializers.ones, (4 * x.shape[-1],))
+        bias = self.param('bias', nn.initializers.zeros, (4 * x.shape[-1],))
+        x = x.astype(jnp.float32)
+        centered = x - _over_neighbors(x.mean(-1))[..., None]
+        variance = _over_neighbors((centered * centered).mean(-1))[..., None]
+        return (centered * jax.lax.rsqrt(variance + self.epsilon)).astype(self.dtype), scale, bias
+
+
+def _over_neighbors(x: Float[Array, 'B H W']) -> Float[Array, 'B H W']:
+    """The mean of each token's 2 x 2 neighbors."""
+    batch, height, width = x.shape
+    mean = x.reshape(batch, height // 2, 2, width // 2, 2).mean((2, 4))
+    return mean.repeat(2, 1).repeat(2, 2)
+
+
+class Reduction(nn.Module):
+    """Merge 2 x 2 neighbors of a map to one token by a matrix [4D 2D], without bias."""
+
+    dtype: Any
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, 'B H W D'],
+        scale: Float[Array, ' C'] | None = None,
+        bias: Float[Array, ' C'] | None = None,
+    ) -> Float[Array, 'B h w _']:
+        """Merge neighbors, [4D], or their products with `scale` plus `bias`."""
+        width = x.shape[-1]
+        kernel = self.param('kernel', INIT, (4 * width, 2 * width))
+        scaled = kernel if scale is None else scale[:, None] * kernel
+        y = jax.lax.platform_dependent(
+            *(x.astype(self.dtype), scaled.astype(self.dtype)),
+            tpu=_convolve,
+            default=lambda x, kernel: _merge_neighbors(x) @ kernel,
+        )
+        return y if bias is None else y + (bias[:, None] * kernel).sum(0).astype(self.dtype)
+
+
+def _merge_neighbors(x: Float[Array, 'B H W D']) -> Float[Array, 'B h w _']:
     """The 2 x 2 neighbors of the map as one token of width 4D."""
-    x = pad_to_multiple(x, 2)
     batch, height, width, features = x.shape
     x = x.reshape(batch, height // 2, 2, width // 2, 2, features)
     return x.transpose(0, 1, 3, 4, 2, 5).reshape(batch, height // 2, width // 2, 4 * features)
 
 
-def reduction(features: int, dtype: Any) -> nn.Dense:
-    """The linear layer of the merging."""
-    return nn.Dense(features, use_bias=False, kernel_init=INIT, dtype=dtype, name='reduction')
+def _convolve(x: Float[Array, 'B H W D'], kernel: Float[Array, '_ E']) -> Float[Array, 'B h w E']:
+    """Multiply the 2 x 2 neighbors by a matrix [4D E]; CPUs take longer for its gradient."""
+    by_column = kernel.reshape(2, 2, x.shape[-1], -1)
+    return jax.lax.conv_general_dilated(
+        *(x, by_column.swapaxes(0, 1), (2, 2), 'VALID'),
+        dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
+    )
 
 
 def pad_end(x: Array, axis: int, count: int, value: float = 0.0) -> Array:
