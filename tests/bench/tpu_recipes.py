@@ -55,11 +55,15 @@ HEADINGS = (
 )
 
 
+class NoData(UserError):
+    """A recipe's data are not here."""
+
+
 def config_of(recipe: str, folder: str) -> ConfigDict:
     """The config of a row; a vocabulary that it needs is made in `folder`.
 
     Raises:
-      UserError: if its data are not here.
+      NoData: if its data are not here.
     """
     config = load.load(str(pages.ROOT / 'experiments' / recipe))
     if recipe == OWN_PAIRS:
@@ -71,6 +75,8 @@ def config_of(recipe: str, folder: str) -> ConfigDict:
 def as_multi30k(config: ConfigDict, folder: str) -> ConfigDict:
     """A config of WMT 2014 with other sentences, and as many pieces as if they were its own."""
     there = os.environ.get('MULTI30K_DIR', str(pages.ROOT / 'data' / 'multi30k'))
+    if not os.path.isdir(there):
+        raise NoData(f'no folder {there}: download Multi30k there, or set MULTI30K_DIR')
     source, made = f'text:{there}/train.en,train.de', f'{folder}/wmt14.model'
     vocab.main([source, '--size', '8000', '--kind', 'bpe', '--output', made])
     config.data.update(source=source, split='train', vocab=made, transforms='tokenize')
