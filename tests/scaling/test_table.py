@@ -461,8 +461,7 @@ def test_the_default_law_goes_on_from_an_error_that_lasts():
     assert np.log(moved) == pytest.approx([found.shift / 10, found.shift, found.shift])
     assert found.floor == pytest.approx(np.exp(found.shift) * apart.floor)
     end = np.array([400.0])
-    wider = (1 + found.correlation) * apart.band_offsets(end)
-    assert found.band_offsets(end) == pytest.approx(wider)
+    assert found.band_offsets(end) == pytest.approx(apart.band_offsets(end))
 
 
 def test_where_the_forms_miss_the_points_laws_of_the_last_ones_take_over():

@@ -28,6 +28,7 @@ _CORRELATED = 0.9  # upper limit on the correlation of neighboring errors
 _SPANS = (16.0, 8.0)  # ratios of the largest x to the smallest that late laws are fitted to
 _LATE = (0.4, 0.6)  # correlations from which late laws count, and from which they count most
 _MOST_LATE = 0.9  # of the mean
+_WIDER = 1.1  # factor of bands
 _Key = TypeVar('_Key', bound=Hashable)
 
 
@@ -104,8 +105,7 @@ class MeanFit(curve_fit.Fit):
         """Distances [2, N] to the ends of the band.
 
         From the forms' bands, their spread, and the noise of the point towards which the curve is
-        moved. As the correlation r of neighboring errors shows that the forms miss the points, the
-        band is wider by 1 + r.
+        moved; wider by a tenth, as no form is true.
         """
         parts, weights = self._all_parts, self._weights_at(x)
         logs = np.log([part.fit.predict(x) for part in parts])
@@ -116,7 +116,7 @@ class MeanFit(curve_fit.Fit):
         last = self.noise.std * self._nearness(x)
         quantile = stats.t.ppf(curve_fit.BAND[1], self.dof)
         apart = quantile * np.hypot(between, last)
-        return (1 + self.correlation) * np.hypot(inside, apart)
+        return _WIDER * np.hypot(inside, apart)
 
     @property
     def dof(self) -> float:
