@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
+from scipy import stats
 
 from vit_jax.errors import UserError
 from vit_jax.scaling import averaging, forms, plots, table
@@ -451,17 +452,27 @@ def test_the_default_law_goes_on_from_an_error_that_lasts():
     x = np.geomspace(1, 100, 25)
     y = (0.3 + x**-0.5) * np.exp(0.01 * np.sin(2.5 * np.log(x)))
     found = averaging.fit_average(x, y)
-    apart = dataclasses.replace(found, shift=0.0, correlation=0.0)
+    apart = dataclasses.replace(found, shift=0.0)
     last = float(np.log(y[-1] / apart.predict(x[-1:])[0]))
-    assert found.correlation > 0.5
+    assert found.late_share > 0
     assert found.shift == pytest.approx(last)
     moved = found.predict(np.array([10.0, 100.0, 1e3])) / apart.predict(
         np.array([10.0, 100.0, 1e3])
     )
     assert np.log(moved) == pytest.approx([found.shift / 10, found.shift, found.shift])
     assert found.floor == pytest.approx(np.exp(found.shift) * apart.floor)
+
+
+def test_the_band_of_a_mean_of_one_form_is_that_of_the_form_and_of_the_last_point_and_a_tenth():
+    x = np.geomspace(1, 100, 25)
+    noise = np.exp(0.01 * np.random.default_rng(0).standard_normal(25))
+    found = averaging.fit_average(x, (0.3 + x**-0.5) * noise)
+    (first, *_) = found.parts
+    one = dataclasses.replace(found, parts=(dataclasses.replace(first, weight=1.0),), late=())
     end = np.array([400.0])
-    assert found.band_offsets(end) == pytest.approx(apart.band_offsets(end))
+    last = stats.t.ppf(0.95, one.dof) * one.noise.std
+    expected = 1.1 * np.hypot(first.fit.band_offsets(end), last)
+    assert one.band_offsets(end) == pytest.approx(expected)
 
 
 def test_where_the_forms_miss_the_points_laws_of_the_last_ones_take_over():

@@ -24,7 +24,6 @@ _MIN_NOISE = 1e-4  # of log y
 _MIN_CURVES = 3  # whose noise can be shared
 _BREAK = 6.0  # inner error over noise above which the points show a break
 _OUTLIER = 3.0  # robust standard deviations up to which the last point moves the law
-_CORRELATED = 0.9  # upper limit on the correlation of neighboring errors
 _SPANS = (16.0, 8.0)  # ratios of the largest x to the smallest that late laws are fitted to
 _LATE = (0.4, 0.6)  # correlations from which late laws count, and from which they count most
 _MOST_LATE = 0.9  # of the mean
@@ -59,7 +58,6 @@ class MeanFit(curve_fit.Fit):
     Attributes:
       parts: fits to all points, in the order of their weights.
       largest: the largest fitted x.
-      correlation: of the errors of neighboring points, from 0 to 0.9.
       late: fits to the points of large x.
       late_share: the share of `late` at the largest x and beyond.
       shift: how far the log of the curve is moved at the largest x and beyond.
@@ -67,7 +65,6 @@ class MeanFit(curve_fit.Fit):
 
     parts: tuple[WeightedFit, ...] = ()
     largest: float = 1.0
-    correlation: float = 0.0
     late: tuple[WeightedFit, ...] = ()
     late_share: float = 0.0
     shift: float = 0.0
@@ -105,7 +102,7 @@ class MeanFit(curve_fit.Fit):
         """Distances [2, N] to the ends of the band.
 
         From the forms' bands, their spread, and the noise of the point towards which the curve is
-        moved; wider by a tenth, as no form is true.
+        moved; wider by a tenth, a factor chosen by coverage (docs/predictions.md).
         """
         parts, weights = self._all_parts, self._weights_at(x)
         logs = np.log([part.fit.predict(x) for part in parts])
@@ -121,8 +118,12 @@ class MeanFit(curve_fit.Fit):
     @property
     def dof(self) -> float:
         """Degrees of freedom, at least 2: points less mean number of parameters, and of seeds."""
-        used = sum(part.weight * len(part.fit.form.names) for part in self.parts)
-        return max(self.n_points - used + self.noise.dof, 2)
+        return max(self.n_points - self.used + self.noise.dof, 2)
+
+    @property
+    def used(self) -> float:
+        """The mean number of parameters of the forms."""
+        return sum(part.weight * len(part.fit.form.names) for part in self.parts)
 
     @property
     def chosen(self) -> str:
@@ -176,7 +177,7 @@ def fit_average(
         return _few(x, y, seeds)
     first = parts[0].fit
     fields = {field.name: getattr(first, field.name) for field in dataclasses.fields(first)}
-    mean = _correlated(MeanFit(**fields, parts=parts), x, y)
+    mean = MeanFit(**fields, parts=parts, largest=float(_first_column(x).max()))
     mean = _moved(_with_late_laws(mean, x, y, seeds, fitted), x, y)
     residuals = np.log(mean.predict(x)) - np.log(y)
     mean = dataclasses.replace(mean, rmse=curve_fit.rms(residuals))
@@ -223,20 +224,12 @@ def _errors(mean: MeanFit, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return (np.log(y) - np.log(mean.predict(x)))[np.argsort(_first_column(x))]
 
 
-def _correlated(mean: MeanFit, x: np.ndarray, y: np.ndarray) -> MeanFit:
-    """The mean with the correlation of the errors of neighboring points."""
-    used = sum(part.weight * len(part.fit.form.names) for part in mean.parts)
-    mean = dataclasses.replace(mean, largest=float(_first_column(x).max()))
-    r = np.clip(neighbor_correlation(_errors(mean, x, y), used), 0.0, _CORRELATED)
-    return dataclasses.replace(mean, correlation=float(r))
-
-
 def _with_late_laws(
     mean: MeanFit, x: np.ndarray, y: np.ndarray, seeds: Seeds | None, fitted: Callable[..., Any]
 ) -> MeanFit:
     """The mean with fits to the last points, if its errors are correlated."""
-    begin, end = _LATE
-    share = _MOST_LATE * float(np.clip((mean.correlation - begin) / (end - begin), 0.0, 1.0))
+    correlation = neighbor_correlation(_errors(mean, x, y), mean.used)
+    share = _MOST_LATE * float(np.interp(correlation, _LATE, (0.0, 1.0)))
     spans = [span for span in _SPANS if _first_column(x).min() < mean.largest / span]
     errors = {}
     for span, name in itertools.product(spans if share else (), CANDIDATES):
