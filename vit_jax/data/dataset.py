@@ -45,8 +45,8 @@ from vit_jax.errors import UserError
 from vit_jax.runtime.watchdog import Stopping, no_stop
 from vit_jax.storage import paths, run_folder
 
-TOGETHER = 16  # rows whose files are read before any of them is decoded
-SMALL = 2**18  # bytes of a batch that a thread hands over in more time than it takes to make
+TOGETHER = 16  # examples whose files are read before any of them is decoded
+SMALL = 2**18  # bytes of a batch that is made in less time than a thread takes to hand it over
 AHEAD = 64  # rows whose examples are requested before they are needed
 
 
@@ -139,7 +139,7 @@ class Dataset:
         for shape in self.shapes:
             self._process.rows(shape.rows)
         make = Loader(self.plan, self._process).train_batch
-        return self._made(make, start_step, sys.maxsize, stopping)
+        return self._batches(make, start_step, sys.maxsize, stopping)
 
     def eval_batches(self, stopping: Stopping = no_stop) -> Iterator[Batch]:
         """Every example once, the same number of batches on every process.
@@ -147,30 +147,28 @@ class Dataset:
         Raises `Interrupted` if none is ready and `stopping` requests a stop.
         """
         make = Loader(self.plan, self._process).eval_batch
-        return self._made(make, 0, self.plan.eval_steps, stopping)
+        return self._batches(make, 0, self.plan.eval_steps, stopping)
 
-    def _made(
+    def _batches(
         self, make: Callable[[int], Batch], start: int, stop: int, stopping: Stopping
     ) -> Iterator[Batch]:
-        """Yield make(start), ..., make(stop - 1).
+        """Yield make(start), ..., make(stop - 1), by threads or processes while that is faster."""
+        k = start
+        if not self._is_small:
+            ahead = read_ahead(make, start, stop, self.loading, self.source, stopping)
+            with contextlib.closing(ahead):
+                while k < stop and not self._is_small:
+                    yield next(ahead)
+                    k += 1
+        for number in range(k, stop):
+            yield make(number)
 
-        Threads or processes read ahead, until batches are made of arrays in memory and are so small
-        that a thread takes longer to hand one over.
-        """
+    @property
+    def _is_small(self) -> bool:
+        """Whether a batch is made from memory, faster than a thread would hand it over."""
+        stacked = self.plan.examples.stacked if type(self.plan) is fixed.Plan else None
         rows = self.batch_size // self._process.count
-        by_array = type(self.plan) is fixed.Plan
-        made: Iterator[Batch] | None = None
-        with contextlib.ExitStack() as threads:
-            for k in range(start, stop):
-                stacked = self.plan.examples.stacked if by_array else None
-                if stacked is not None and stacked.nbytes * rows <= SMALL:
-                    threads.close()
-                    yield make(k)
-                    continue
-                if made is None:
-                    made = read_ahead(make, k, stop, self.loading, self.source, stopping)
-                    threads.callback(made.close)
-                yield next(made)
+        return stacked is not None and stacked.nbytes * rows <= SMALL
 
     def count(self, batch: Batch) -> dict[str, int]:
         """Counts over a global training batch, of which this process has the rows `batch`."""
@@ -419,12 +417,13 @@ class Loader:
                 batch[name][real] = rows
             return batch
         opened: dict[int, Record] = {}
+        together = max(1, TOGETHER // index.shape[1])
         coming = (i for i in indices[mine].ravel().tolist() if i != base.NONE)
         examples.expect(itertools.islice(coming, AHEAD * index.shape[1]))
         for row, at in enumerate(mine):
             examples.expect(itertools.islice(coming, index.shape[1]))
-            if row % TOGETHER == 0 and examples.transforms.crop_first:
-                next_ones = indices[mine[row : row + TOGETHER]].ravel().tolist()
+            if row % together == 0 and examples.transforms.crop_first:
+                next_ones = indices[mine[row : row + together]].ravel().tolist()
                 opened = examples.opened(i for i in next_ones if i != base.NONE)
             wanted = zip(np.atleast_1d(indices[at]).tolist(), draws[at].tolist(), strict=True)
             read = [
@@ -439,14 +438,17 @@ class Loader:
         return batch
 
     def _read(
-        self, index: int, seed: int, draw: int, replace: bool, opened: Record | None
+        self, index: int, seed: int, draw: int, replace: bool, record: Record | None
     ) -> tuple[int, Record] | None:
-        """An example and its index; None for a broken one that is not replaced."""
+        """An example and its index; None for a broken one that is not replaced.
+
+        `record` is the example before its transforms, if it has been read.
+        """
         if replace:
-            index, record = self.plan.examples.first_readable(index, seed, draw, opened)
+            index, record = self.plan.examples.first_readable(index, seed, draw, record)
         else:
             try:
-                record = self.plan.examples.read(index, seed, draw, opened)
+                record = self.plan.examples.read(index, seed, draw, record)
             except BrokenRecord:
                 return None
         try:

@@ -212,7 +212,7 @@ def obstacle(folder: str | os.PathLike[str]) -> str:
 
 def open_file(
     path: str | os.PathLike[str], most: int | None = None, buffering: int = -1
-) -> io.BufferedReader:
+) -> io.BufferedReader | io.FileIO:
     """Open a file named by a user, a data set or a run for reading, without blocking.
 
     Args:
