@@ -53,6 +53,7 @@ def resize(record: Record, height: int, width: int, method: Method = 'bilinear')
     if (old_height, old_width) == (height, width):
         return record
     scale = np.array([width / old_width, height / old_height])
+    rows, columns = _nearest(old_height, height)[:, None], _nearest(old_width, width)
     moved = _move(
         record,
         lambda image: (
@@ -60,7 +61,7 @@ def resize(record: Record, height: int, width: int, method: Method = 'bilinear')
             if isinstance(method, str)
             else method(image, height, width)
         ),
-        lambda masks: masks[:, _nearest(old_height, height)[:, None], _nearest(old_width, width)],
+        lambda masks: masks[:, rows, columns],
         lambda points: points * scale,
     )
     if 'areas' in record:
