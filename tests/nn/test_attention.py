@@ -1,5 +1,6 @@
 """Attention: the equation, masks, biases, dtypes."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -134,3 +135,24 @@ def test_a_query_that_may_look_nowhere_gets_the_mean():
     np.testing.assert_allclose(
         out, np.broadcast_to(value.mean(2, keepdims=True), out.shape), atol=1e-6
     )
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_the_gradient_of_a_bias_is_a_sum_of_gradients_in_the_dtype_of_queries(dtype):
+    keys = jax.random.split(jax.random.key(0), 3)
+    query, key, probe = (jax.random.normal(k, (64, 2, 5, 8)) for k in keys)
+    bias = jnp.linspace(-1, 1, 50).reshape(2, 5, 5)
+
+    def gradient(cast):
+        def total(bias):
+            weights = attention_weights(query.astype(cast), key.astype(cast), bias=bias)
+            return (weights * probe[..., :5]).sum()
+
+        return jax.jit(jax.grad(total))
+
+    found = gradient(jnp.dtype(dtype))
+    expected = gradient(jnp.float32)(bias)
+    scale = float(jnp.abs(expected).max())
+    atol = 1e-6 if dtype == 'float32' else 0.02
+    np.testing.assert_allclose(found(bias) / scale, expected / scale, atol=atol)
+    assert ('optimization_barrier' in found.lower(bias).as_text()) == (dtype != 'float32')

@@ -20,6 +20,7 @@ keeps its input; `remat` selects the other values that it keeps:
     'nothing'  nothing; also written True
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -45,7 +46,11 @@ def attention_weights(
     `mask` is true where a query may attend to a key.
     """
     scores = _scores(query, key) / math.sqrt(query.shape[-1])
-    return masked_softmax(scores if bias is None else scores + bias, mask)
+    if bias is not None:
+        scores = scores + bias
+        if query.dtype != scores.dtype:
+            scores = _round_gradient(scores, query.dtype)
+    return masked_softmax(scores, mask)
 
 
 @jax.custom_vjp
@@ -62,6 +67,25 @@ def _scores_backward(kept: tuple[Array, Array], grad: Array) -> tuple[Array, Arr
 
 
 _scores.defvjp(lambda query, key: (_scores(query, key), (query, key)), _scores_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _round_gradient(scores: Array, dtype: Any) -> Array:
+    """The scores [*B N M]; their gradient is rounded to `dtype`.
+
+    Queries and keys take it rounded. The sum that is the bias's gradient would have XLA keep it in
+    float32 as well, the largest array of attention in windows.
+    """
+    del dtype
+    return scores
+
+
+def _rounded(dtype: Any, _: None, grad: Array) -> tuple[Array]:
+    # Without the barrier XLA leaves the rounding out.
+    return (jax.lax.optimization_barrier(grad.astype(dtype)).astype(grad.dtype),)
+
+
+_round_gradient.defvjp(lambda scores, dtype: (scores, None), _rounded)
 
 
 def masked_softmax(
