@@ -16,11 +16,18 @@ _OF_FLAX = re.compile(r',?\s*parent: [^=]*=\s*<[^>]*>,\s*name: str \| None = Non
 
 def setup(app: Any) -> dict[str, bool]:
     """Register the extension."""
+    app.connect('autodoc-skip-member', skip_foreign)
     app.connect('autodoc-process-docstring', convert, priority=400)  # before Napoleon at 500
     app.connect('autodoc-process-docstring', check, priority=900)
     app.connect('autodoc-process-signature', shorten)
     app.connect('doctree-read', name_attributes)
     return {'parallel_read_safe': True}
+
+
+def skip_foreign(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
+    """Leave out functions of other packages: the default of a field, with JAX's own docstring."""
+    package = str(getattr(obj, '__module__', '')).partition('.')[0]
+    return True if callable(obj) and package in ('jax', 'flax') else None
 
 
 def convert(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
