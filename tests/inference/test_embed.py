@@ -232,6 +232,7 @@ def test_sources_and_tars(checkpoint, photos, smoke_run, tmp_path):
 
 
 def test_texts_of_a_clip(tmp_path, monkeypatch, capsys):
+    pytest.importorskip('transformers')
     model = transformers_clip.reference()
     folder = transformers_clip.save(model, tmp_path / 'clip')
     ids = transformers_clip.batch()['caption']
@@ -254,6 +255,7 @@ def test_texts_of_a_clip(tmp_path, monkeypatch, capsys):
 
 def test_the_encoder_of_an_autoencoder_has_features(photos, tmp_path):
     """They are the tokens of the ViT that `vit_jax.load` returns."""
+    pytest.importorskip('transformers')
     vit_mae.reference().save_pretrained(tmp_path)
     image = photos / '0.png'
     found = vit_jax.embed(tmp_path, image, features='patches')['patches']

@@ -30,7 +30,7 @@ from vit_jax.data.batches import (
 )
 from vit_jax.data.plans import Plan, base, fixed
 from vit_jax.data.plans.base import Examples
-from vit_jax.data.read_ahead import STALL_SECONDS, Loading, read_ahead
+from vit_jax.data.read_ahead import STALL_SECONDS, Loading, Watched, read_ahead
 from vit_jax.data.records import (
     BrokenRecord,
     Listing,
@@ -152,23 +152,28 @@ class Dataset:
     def _batches(
         self, make: Callable[[int], Batch], start: int, stop: int, stopping: Stopping
     ) -> Iterator[Batch]:
-        """Yield make(start), ..., make(stop - 1), by threads or processes while that is faster."""
-        k = start
-        if not self._is_small:
-            ahead = read_ahead(make, start, stop, self.loading, self.source, stopping)
-            with contextlib.closing(ahead):
-                while k < stop and not self._is_small:
-                    yield next(ahead)
-                    k += 1
+        """Yield make(start), ..., make(stop - 1).
+
+        Threads or processes read ahead, until a batch is made from memory faster than a thread
+        would hand it over.
+        """
+        k, rows = start, self.batch_size // self._process.count
+        by_array = type(self.plan) is fixed.Plan
+        ahead: Watched[Batch] | None = None
+        try:
+            while k < stop:
+                stacked = self.plan.examples.stacked if by_array else None
+                if stacked is not None and stacked.nbytes * rows <= SMALL:
+                    break
+                if ahead is None:
+                    ahead = read_ahead(make, k, stop, self.loading, self.source, stopping)
+                yield next(ahead)
+                k += 1
+        finally:
+            if ahead is not None:
+                ahead.close()
         for number in range(k, stop):
             yield make(number)
-
-    @property
-    def _is_small(self) -> bool:
-        """Whether a batch is made from memory, faster than a thread would hand it over."""
-        stacked = self.plan.examples.stacked if type(self.plan) is fixed.Plan else None
-        rows = self.batch_size // self._process.count
-        return stacked is not None and stacked.nbytes * rows <= SMALL
 
     def count(self, batch: Batch) -> dict[str, int]:
         """Counts over a global training batch, of which this process has the rows `batch`."""

@@ -100,8 +100,9 @@ def _peer_devices_missing(why: Exception) -> bool:
 
 def _refusal(meant: str, said: Sequence[str], why: Exception | None) -> str:
     reasons = [text for text in (*said, str(why or '')) if text.strip()]
-    if 'tpu' not in meant:  # most machines have none
-        reasons = [text for text in reasons if "backend 'tpu'" not in text]
+    for other in ('tpu', 'proxy'):  # JAX tries them too, and most machines have neither
+        if other not in meant:
+            reasons = [text for text in reasons if f"backend '{other}'" not in text]
     first = reasons[0].strip().splitlines()[0] if reasons else 'no such device is visible'
     reason = first.split(' (set JAX_PLATFORMS')[0][:300]
     fix = 'fix that'
