@@ -42,7 +42,10 @@ def handler() -> ocp.CompositeCheckpointHandler:
     """Orbax's handler for the items of a step."""
     import orbax.checkpoint as ocp
 
-    arrays = {VARIABLES: ocp.PyTreeCheckpointHandler(), TRAINING: ocp.PyTreeCheckpointHandler()}
+    # Compressing makes trained weights 6 % smaller, and takes half of the CPU time of a save.
+    arrays = {
+        name: ocp.PyTreeCheckpointHandler(use_compression=False) for name in (VARIABLES, TRAINING)
+    }
     return ocp.CompositeCheckpointHandler(**arrays, **{META: ocp.JsonCheckpointHandler()})
 
 
