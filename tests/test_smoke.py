@@ -31,6 +31,7 @@ DEAR = (
     'experiments/detr/scenes_panoptic.py',
     'experiments/dinov2/cifar10.py',
     'experiments/distill/cifar10.py',
+    'experiments/eomt/finetune.py',
     'experiments/jit/cifar10.py',
     'experiments/jit/restore.py',
     'experiments/translate/multi30k.py',

@@ -1,9 +1,12 @@
-"""Writes that end after their save has failed print nothing; all other code does."""
+"""Writes that end after their save has failed print nothing and leave nothing; other code does."""
 
 import subprocess
 import sys
 
 import pytest
+
+from vit_jax.checkpoints import manifest
+from vit_jax.storage import paths
 
 LATE = """
 import asyncio, concurrent.futures, gc, logging
@@ -56,3 +59,20 @@ def test_only_late_writes_are_hidden(repo, late, other, said):
 def stderr_of(repo, call):
     words = [sys.executable, '-c', f'{LATE}\n{call}\ngc.collect()']
     return subprocess.run(words, cwd=repo, capture_output=True, text=True, check=True).stderr
+
+
+@pytest.mark.fault(18)
+def test_a_failed_save_is_removed_although_threads_still_write(tmp_path, monkeypatch):
+    folder, writes, remove = tmp_path / '7.orbax-checkpoint-tmp', [2, 1, 0], paths.remove
+    (folder / 'variables').mkdir(parents=True)
+
+    def removed_while_written(path):
+        remove(path)
+        if left := writes.pop(0):
+            (path / 'variables').mkdir(parents=True)
+            if left == 1:
+                raise OSError('Directory not empty')
+
+    monkeypatch.setattr(paths, 'remove', removed_while_written)
+    manifest.discard(tmp_path, 7)
+    assert not writes and not list(tmp_path.iterdir())

@@ -16,9 +16,8 @@ from vit_jax.trainer.profile import Window
 @pytest.mark.slow
 @pytest.mark.usefixtures('one_device')
 def test_a_trace_of_the_steps_and_a_table_of_their_time(repo, tmp_path, capsys):
-    words = ['train', '--config', f'{repo}/experiments/vit/digits.py:smoke', '--workdir']
-    words += [str(tmp_path), '--config.total=6 steps', '--config.every.eval=']
-    words += ['--config.task.mixup=0', '--profile']
+    words = ['train', '--config', f'{repo}/tests/helpers/linear.py', '--workdir', str(tmp_path)]
+    words += ['--config.total=6 steps', '--config.every.eval=', '--profile']
     assert main([*words, '4:5', '--stop-at', '5']) == 75
     said = capsys.readouterr().out
     assert 'profile of the steps 4 to 5' in said

@@ -23,7 +23,7 @@ from vit_jax.storage.run_folder import REJECTED, Damaged, Unfinished
 
 # The first one is written.
 _DIGESTS: dict[str, Callable] = {'xxh3_128': xxhash.xxh3_128, 'sha256': hashlib.sha256}
-_DISCARDS = 5  # attempts to remove what threads are still writing
+_ATTEMPTS = 5  # to remove what threads are still writing
 _RESTART = 'restart-'  # prefix of folders in `rejected/` with the steps before a --restart
 
 # Orbax appends this to the name of a step that it is writing.
@@ -147,7 +147,7 @@ def _delete(directory: Path) -> None:
 
 def discard(root: Path, step: int) -> None:
     """Remove the files of a failed save; its threads or other processes may still be writing."""
-    for attempt in range(_DISCARDS):
+    for attempt in range(_ATTEMPTS):
         left = list(_uncommitted(root, f'{step}{_UNFINISHED}'))
         if not left:
             return
