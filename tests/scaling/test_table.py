@@ -463,7 +463,7 @@ def test_the_default_law_goes_on_from_an_error_that_lasts():
     assert found.floor == pytest.approx(np.exp(found.shift) * apart.floor)
 
 
-def test_the_band_of_a_mean_of_one_form_is_that_of_the_form_and_of_the_last_point_and_a_tenth():
+def test_the_band_of_a_mean_of_one_form_has_the_noise_of_the_last_point_and_a_drift_beyond_it():
     x = np.geomspace(1, 100, 25)
     noise = np.exp(0.01 * np.random.default_rng(0).standard_normal(25))
     found = averaging.fit_average(x, (0.3 + x**-0.5) * noise)
@@ -471,8 +471,20 @@ def test_the_band_of_a_mean_of_one_form_is_that_of_the_form_and_of_the_last_poin
     one = dataclasses.replace(found, parts=(dataclasses.replace(first, weight=1.0),), late=())
     end = np.array([400.0])
     last = stats.t.ppf(0.95, one.dof) * one.noise.std
-    expected = 1.1 * np.hypot(first.fit.band_offsets(end), last)
+    part, drift = 0.6 * first.fit.band_offsets(end), 0.025 * np.log(4)
+    expected = one.widening * np.sqrt(part**2 + last**2 + drift**2) * [[1.2], [1]]
     assert one.band_offsets(end) == pytest.approx(expected)
+
+
+def test_bands_are_wider_where_noise_grows_or_neighbors_err_alike():
+    even = np.array([1, -1.0] * 8)
+    assert averaging._widening(even, 3) == 1
+    growing = even * np.repeat([0.5, 1, 2], [5, 5, 6])
+    assert averaging._widening(growing, 3) == pytest.approx(
+        2 / np.sqrt(np.mean(growing**2)), rel=0.2
+    )
+    assert averaging._widening(np.repeat([1, -1.0], 8), 0) == pytest.approx(1.43, abs=0.05)
+    assert averaging._widening(np.zeros(4), 3) == 1
 
 
 def test_where_the_forms_miss_the_points_laws_of_the_last_ones_take_over():

@@ -27,7 +27,9 @@ _OUTLIER = 3.0  # robust standard deviations up to which the last point moves th
 _SPANS = (16.0, 8.0)  # ratios of the largest x to the smallest that late laws are fitted to
 _LATE = (0.4, 0.6)  # correlations from which late laws count, and from which they count most
 _MOST_LATE = 0.9  # of the mean
-_WIDER = 1.1  # factor of bands
+_FORMS = 0.6  # factor of the forms' bands and spread, in the band of a mean
+_DRIFT = 0.025  # of log y, by which laws miss for each factor of e beyond the largest x
+_LOWER = 1.2  # factor of the distance to the lower end of a band
 _Key = TypeVar('_Key', bound=Hashable)
 
 
@@ -61,6 +63,7 @@ class MeanFit(curve_fit.Fit):
       late: fits to the points of large x.
       late_share: the share of `late` at the largest x and beyond.
       shift: how far the log of the curve is moved at the largest x and beyond.
+      widening: factor of the band, see `_widening`.
     """
 
     parts: tuple[WeightedFit, ...] = ()
@@ -68,6 +71,7 @@ class MeanFit(curve_fit.Fit):
     late: tuple[WeightedFit, ...] = ()
     late_share: float = 0.0
     shift: float = 0.0
+    widening: float = 1.0
 
     @property
     def floor(self) -> float:
@@ -101,8 +105,9 @@ class MeanFit(curve_fit.Fit):
     def band_offsets(self, x: np.ndarray) -> np.ndarray:
         """Distances [2, N] to the ends of the band.
 
-        From the forms' bands, their spread, and the noise of the point towards which the curve is
-        moved; wider by a tenth, a factor chosen by coverage (docs/predictions.md).
+        From the forms' bands, their spread, the noise of the point towards which the curve is
+        moved, and a drift beyond it; wider below, where most misses were. The factors were chosen
+        by coverage (docs/predictions.md).
         """
         parts, weights = self._all_parts, self._weights_at(x)
         logs = np.log([part.fit.predict(x) for part in parts])
@@ -112,8 +117,10 @@ class MeanFit(curve_fit.Fit):
         inside = np.sum(weights[:, None] * offsets, axis=0)
         last = self.noise.std * self._nearness(x)
         quantile = stats.t.ppf(curve_fit.BAND[1], self.dof)
-        apart = quantile * np.hypot(between, last)
-        return _WIDER * np.hypot(inside, apart)
+        apart = quantile * np.hypot(_FORMS * between, last)
+        beyond = _DRIFT * np.log(np.maximum(_first_column(x) / self.largest, 1.0))
+        found = self.widening * np.hypot(np.hypot(_FORMS * inside, apart), beyond)
+        return found * np.array([[_LOWER], [1.0]])
 
     @property
     def dof(self) -> float:
@@ -179,8 +186,9 @@ def fit_average(
     fields = {field.name: getattr(first, field.name) for field in dataclasses.fields(first)}
     mean = MeanFit(**fields, parts=parts, largest=float(_first_column(x).max()))
     mean = _moved(_with_late_laws(mean, x, y, seeds, fitted), x, y)
-    residuals = np.log(mean.predict(x)) - np.log(y)
-    mean = dataclasses.replace(mean, rmse=curve_fit.rms(residuals))
+    residuals = _errors(mean, x, y)
+    widening = _widening(residuals, mean.used)
+    mean = dataclasses.replace(mean, rmse=curve_fit.rms(residuals), widening=widening)
     noise = min(noise for _, noise in inner.values())
     excess = min(errors.values()) / max(noise, _MIN_NOISE)
     if excess <= _BREAK:
@@ -244,6 +252,20 @@ def _moved(mean: MeanFit, x: np.ndarray, y: np.ndarray) -> MeanFit:
     errors = _errors(mean, x, y)
     most = _OUTLIER * 1.4826 * float(np.median(np.abs(errors - np.median(errors))))
     return dataclasses.replace(mean, shift=float(np.clip(errors[-1], -most, most)))
+
+
+def _widening(errors: np.ndarray, used: float) -> float:
+    """Factor of the band of a mean with these errors [N], in the order of x, at least 1.
+
+    The last third of the errors may be larger than all are, and neighbors may be correlated.
+
+    Args:
+      errors: of the mean.
+      used: its mean number of parameters.
+    """
+    last, correlation = errors[-max(len(errors) // 3, 3) :], neighbor_correlation(errors, used)
+    growth = curve_fit.rms(last) / max(curve_fit.rms(errors), 1e-12)
+    return float(max(growth, 1.0) * (1 + np.clip(correlation, 0.0, 1.0) / 2))
 
 
 def share_noise(fits: Sequence[curve_fit.Fit | None]) -> list[curve_fit.Fit | None]:
