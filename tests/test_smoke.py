@@ -30,6 +30,7 @@ DEAR = (
     'experiments/colorization/coltran_core.py',
     'experiments/detr/scenes_panoptic.py',
     'experiments/dinov2/cifar10.py',
+    'experiments/dinov2/own.py',
     'experiments/distill/cifar10.py',
     'experiments/eomt/finetune.py',
     'experiments/jit/cifar10.py',
