@@ -480,9 +480,7 @@ def test_bands_are_wider_where_noise_grows_or_neighbors_err_alike():
     even = np.array([1, -1.0] * 8)
     assert averaging._widening(even, 3) == 1
     growing = even * np.repeat([0.5, 1, 2], [5, 5, 6])
-    assert averaging._widening(growing, 3) == pytest.approx(
-        2 / np.sqrt(np.mean(growing**2)), rel=0.2
-    )
+    assert averaging._widening(growing, 3) == pytest.approx(2 / np.sqrt(np.mean(growing**2)))
     assert averaging._widening(np.repeat([1, -1.0], 8), 0) == pytest.approx(1.43, abs=0.05)
     assert averaging._widening(np.zeros(4), 3) == 1
 
