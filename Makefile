@@ -140,7 +140,7 @@ test-gpu-compile: .venv-gpu/.done  ## Compile the published recipes for 8 H100s,
 	JAX_PLATFORMS=cpu .venv-gpu/bin/python tests/bench/gpu_recipes.py
 
 coverage: .venv/.core  ## Measure bands on synthetic laws and, in $BENCHMARK, published curves: docs/predictions.md
-	.venv/bin/python -m vit_jax scaling coverage --form auto --points 12 --curves 200 --bootstrap 1 --seed 271128
+	.venv/bin/python -m vit_jax scaling coverage --form auto --points 12 --curves 250 --bootstrap 1 --seed 271129
 	for table in $(BENCHMARK:%=%/benchmark.*.csv); do \
 	  .venv/bin/python -m vit_jax scaling fit --csv $$table --x 'Seen Examples' --y Loss --by Domain,Model,Task \
 	    --holdout-column Training --bootstrap 1 || exit; \

@@ -60,7 +60,8 @@ def print_rows(size: int, rounds: int, folder: str | None) -> None:
     }
     ours = next(iter(lowest.values()))
     for name, row in lowest.items():
-        cells = [f'{value:.3f} ({own / value:.2f})' for own, value in zip(ours, row, strict=True)]
+        shown = [*(f'{sec:.3f}' for sec in row[:-1]), f'{row[-1]:.0f}']
+        cells = [f'{x} ({ours[i] / row[i]:.2f})' for i, x in enumerate(shown)]
         print(f'| {size} | {name} | {" | ".join(cells)} |', flush=True)
 
 

@@ -27,9 +27,10 @@ _OUTLIER = 3.0  # robust standard deviations up to which the last point moves th
 _SPANS = (16.0, 8.0)  # ratios of the largest x to the smallest that late laws are fitted to
 _LATE = (0.4, 0.6)  # correlations from which late laws count, and from which they count most
 _MOST_LATE = 0.9  # of the mean
-_FORMS = 0.6  # factor of the forms' bands and spread, in the band of a mean
-_DRIFT = 0.025  # of log y, by which laws miss for each factor of e beyond the largest x
-_LOWER = 1.2  # factor of the distance to the lower end of a band
+_INSIDE = 0.3  # factor of the forms' bands, in the band of a mean
+_BETWEEN = 1.5  # factor of their spread
+_DRIFT = 0.042  # of log y, by which laws miss for each factor of e beyond the largest x
+_LOWER = 1.5  # factor of the distance to the lower end of a band
 _Key = TypeVar('_Key', bound=Hashable)
 
 
@@ -63,7 +64,7 @@ class MeanFit(curve_fit.Fit):
       late: fits to the points of large x.
       late_share: the share of `late` at the largest x and beyond.
       shift: how far the log of the curve is moved at the largest x and beyond.
-      widening: factor of the band, see `_widening`.
+      growth: of the errors among the last points, see `_growth`; a factor of the band.
     """
 
     parts: tuple[WeightedFit, ...] = ()
@@ -71,7 +72,7 @@ class MeanFit(curve_fit.Fit):
     late: tuple[WeightedFit, ...] = ()
     late_share: float = 0.0
     shift: float = 0.0
-    widening: float = 1.0
+    growth: float = 1.0
 
     @property
     def floor(self) -> float:
@@ -91,11 +92,15 @@ class MeanFit(curve_fit.Fit):
         return *self.parts, *self.late
 
     def _weights_at(self, x: np.ndarray) -> np.ndarray:
-        """The weights [P, N] of all parts at x; those of late laws rise over the shortest span."""
+        """The weights [P, N] of all parts at x; those of late laws rise over the shortest span.
+
+        They rise as the quintic smoothstep of log x: even its square root, to which the spread of
+        the parts is proportional where the rise begins, has no corner there.
+        """
         weights = np.array([part.weight for part in self._all_parts])
         is_late = np.arange(len(weights)) >= len(self.parts)
-        rise = 1 + np.log(self._nearness(x)) / np.log(min(_SPANS))
-        share = self.late_share * np.maximum(rise, 0.0)
+        rise = np.maximum(1 + np.log(self._nearness(x)) / np.log(min(_SPANS)), 0.0)
+        share = self.late_share * rise**3 * (10 - 15 * rise + 6 * rise**2)
         return weights[:, None] * np.where(is_late[:, None], share, 1 - share)
 
     def _nearness(self, x: np.ndarray) -> np.ndarray:
@@ -117,18 +122,18 @@ class MeanFit(curve_fit.Fit):
         inside = np.sum(weights[:, None] * offsets, axis=0)
         last = self.noise.std * self._nearness(x)
         quantile = stats.t.ppf(curve_fit.BAND[1], self.dof)
-        apart = quantile * np.hypot(_FORMS * between, last)
+        apart = quantile * np.hypot(_BETWEEN * between, last)
         beyond = _DRIFT * np.log(np.maximum(_first_column(x) / self.largest, 1.0))
-        found = self.widening * np.hypot(np.hypot(_FORMS * inside, apart), beyond)
+        found = self.growth * np.hypot(np.hypot(_INSIDE * inside, apart), beyond)
         return found * np.array([[_LOWER], [1.0]])
 
     @property
     def dof(self) -> float:
         """Degrees of freedom, at least 2: points less mean number of parameters, and of seeds."""
-        return max(self.n_points - self.used + self.noise.dof, 2)
+        return max(self.n_points - self._used + self.noise.dof, 2)
 
     @property
-    def used(self) -> float:
+    def _used(self) -> float:
         """The mean number of parameters of the forms."""
         return sum(part.weight * len(part.fit.form.names) for part in self.parts)
 
@@ -187,8 +192,7 @@ def fit_average(
     mean = MeanFit(**fields, parts=parts, largest=float(_first_column(x).max()))
     mean = _moved(_with_late_laws(mean, x, y, seeds, fitted), x, y)
     residuals = _errors(mean, x, y)
-    widening = _widening(residuals, mean.used)
-    mean = dataclasses.replace(mean, rmse=curve_fit.rms(residuals), widening=widening)
+    mean = dataclasses.replace(mean, rmse=curve_fit.rms(residuals), growth=_growth(residuals))
     noise = min(noise for _, noise in inner.values())
     excess = min(errors.values()) / max(noise, _MIN_NOISE)
     if excess <= _BREAK:
@@ -236,7 +240,7 @@ def _with_late_laws(
     mean: MeanFit, x: np.ndarray, y: np.ndarray, seeds: Seeds | None, fitted: Callable[..., Any]
 ) -> MeanFit:
     """The mean with fits to the last points, if its errors are correlated."""
-    correlation = neighbor_correlation(_errors(mean, x, y), mean.used)
+    correlation = neighbor_correlation(_errors(mean, x, y), mean._used)
     share = _MOST_LATE * float(np.interp(correlation, _LATE, (0.0, 1.0)))
     spans = [span for span in _SPANS if _first_column(x).min() < mean.largest / span]
     errors = {}
@@ -254,18 +258,10 @@ def _moved(mean: MeanFit, x: np.ndarray, y: np.ndarray) -> MeanFit:
     return dataclasses.replace(mean, shift=float(np.clip(errors[-1], -most, most)))
 
 
-def _widening(errors: np.ndarray, used: float) -> float:
-    """Factor of the band of a mean with these errors [N], in the order of x, at least 1.
-
-    The last third of the errors may be larger than all are, and neighbors may be correlated.
-
-    Args:
-      errors: of the mean.
-      used: its mean number of parameters.
-    """
-    last, correlation = errors[-max(len(errors) // 3, 3) :], neighbor_correlation(errors, used)
-    growth = curve_fit.rms(last) / max(curve_fit.rms(errors), 1e-12)
-    return float(max(growth, 1.0) * (1 + np.clip(correlation, 0.0, 1.0) / 2))
+def _growth(errors: np.ndarray) -> float:
+    """The last third of errors [N], in the order of x, over all of them; at least 1."""
+    last = errors[-max(len(errors) // 3, 3) :]
+    return max(curve_fit.rms(last) / max(curve_fit.rms(errors), 1e-12), 1.0)
 
 
 def share_noise(fits: Sequence[curve_fit.Fit | None]) -> list[curve_fit.Fit | None]:
