@@ -501,6 +501,10 @@ def test_where_the_forms_miss_the_points_laws_of_the_last_ones_take_over():
     early = x[x <= 100 / 8]
     shift = np.exp(found.shift * early / 100)
     assert found.predict(early) / shift == pytest.approx(alone.predict(early) / shift)
+    share = found._weights_at(np.geomspace(100 / 8, 100, 200))[len(found.parts) :].sum(axis=0)
+    rises = np.diff(np.sqrt(share))  # the spread of the laws rises alike: no corner in the band
+    assert share[[0, -1]] == pytest.approx([0, 0.9])
+    assert (rises > 0).all() and max(rises[0], rises[-1]) < 0.2 * rises.max()
     assert '90% of the last 16x and 8x' in found.chosen
     noisy = bent * np.exp(0.3 * np.random.default_rng(0).standard_normal(25))
     assert averaging.fit_average(x, noisy).late == ()
