@@ -51,4 +51,6 @@ def params() -> Any:
         drawn[path] = (0.2 * rng.normal(size=leaf.shape)).astype(np.float32)
         if path.endswith('scale'):
             drawn[path] += 1
-    return traverse_util.unflatten_dict({k: jnp.asarray(v) for k, v in drawn.items()}, sep='/')
+    with jax.ensure_compile_time_eval():  # the first caller may be traced; tracers cannot be kept
+        arrays = {k: jnp.asarray(v) for k, v in drawn.items()}
+    return traverse_util.unflatten_dict(arrays, sep='/')
