@@ -99,12 +99,17 @@ class MeanFit(curve_fit.Fit):
         """
         weights = np.array([part.weight for part in self._all_parts])
         is_late = np.arange(len(weights)) >= len(self.parts)
-        rise = np.maximum(1 + np.log(self._nearness(x)) / np.log(min(_SPANS)), 0.0)
+        rise = np.maximum(1 + np.log(self._reached(x)) / np.log(min(_SPANS)), 0.0)
         share = self.late_share * rise**3 * (10 - 15 * rise + 6 * rise**2)
         return weights[:, None] * np.where(is_late[:, None], share, 1 - share)
 
     def _nearness(self, x: np.ndarray) -> np.ndarray:
-        """The part [N] of the shift at x: 1 from the largest fitted x on."""
+        """The part [N] of the shift at x: it rises to 1 at the largest fitted x, smoothly."""
+        reached = self._reached(x)
+        return reached**2 * (3 - 2 * reached)
+
+    def _reached(self, x: np.ndarray) -> np.ndarray:
+        """x [N] over the largest fitted one, at most 1."""
         return np.minimum(np.asarray(x, float).reshape(len(x)) / self.largest, 1.0)
 
     def band_offsets(self, x: np.ndarray) -> np.ndarray:
