@@ -8,7 +8,7 @@ from matplotlib.colors import to_rgb
 from scipy import stats
 
 from vit_jax.errors import UserError
-from vit_jax.scaling import averaging, forms, plots, table
+from vit_jax.scaling import averaging, curve_fit, forms, plots, table
 from vit_jax.scaling.curve_fit import Fit
 from vit_jax.scaling.report import summarize
 from vit_jax.scaling.rows import power, read_csv, short, words_up_to
@@ -473,6 +473,21 @@ def test_the_band_of_a_mean_of_one_form_has_the_noise_of_the_last_point_and_a_dr
     part, drift = 0.3 * first.fit.band_offsets(end), 0.042 * np.log(4)
     expected = one.growth * np.sqrt(part**2 + last**2 + drift**2) * [[1.5], [1]]
     assert one.band_offsets(end) == pytest.approx(expected)
+
+
+def test_the_band_of_a_mean_of_two_forms_has_their_spread():
+    x, end = np.geomspace(1, 100, 25), np.array([400.0])
+    noise = np.exp(0.01 * np.random.default_rng(0).standard_normal(25))
+    found = averaging.fit_average(x, (0.3 + x**-0.5) * noise)
+    fits = [curve_fit.fit(forms.find(name), x, found.predict(x)) for name in ('power', 'm4')]
+    parts = tuple(averaging.WeightedFit(fit, 0.5, 0.01, np.inf) for fit in fits)
+    two = dataclasses.replace(found, parts=parts, late=())
+    spread = abs(np.log(fits[0].predict(end) / fits[1].predict(end))) / 2
+    inside = np.mean([fit.band_offsets(end) for fit in fits], axis=0)
+    apart = stats.t.ppf(0.95, two.dof) * np.hypot(1.5 * spread, two.noise.std)
+    expected = two.growth * np.sqrt((0.3 * inside) ** 2 + apart**2 + (0.042 * np.log(4)) ** 2)
+    assert spread > two.noise.std
+    assert two.band_offsets(end) == pytest.approx(expected * [[1.5], [1]])
 
 
 def test_bands_are_wider_where_noise_grows():

@@ -264,7 +264,7 @@ def _moved(mean: MeanFit, x: np.ndarray, y: np.ndarray) -> MeanFit:
 
 
 def _growth(errors: np.ndarray) -> float:
-    """The last third of errors [N], in the order of x, over all of them; at least 1."""
+    """The root mean square of the last third of errors [N] over that of all; at least 1."""
     last = errors[-max(len(errors) // 3, 3) :]
     return max(curve_fit.rms(last) / max(curve_fit.rms(errors), 1e-12), 1.0)
 
