@@ -307,3 +307,30 @@ def test_an_exploding_run_stops_and_saves_no_state_that_is_not_finite(tmp_path, 
         for item in ('variables', 'training'):
             leaves = jax.tree.leaves(read_item(tmp_path / 'checkpoints' / str(step) / item))
             assert all(np.isfinite(leaf).all() for leaf in leaves)
+
+
+@pytest.mark.fault(138)
+@pytest.mark.parametrize(
+    ('name', 'other'),
+    [
+        ('jax_threefry_partitionable', False),
+        ('jax_default_prng_impl', 'rbg'),
+        ('jax_enable_x64', True),
+        ('jax_default_matmul_precision', 'bfloat16'),
+    ],
+)
+def test_a_setting_that_numbers_depend_on_is_named(tmp_path, capsys, one_device, name, other):
+    before = getattr(jax.config, name)
+    words = linear(tmp_path / 'run', '--config.total=2 steps')
+    assert main([*words, '--stop-at=1']) == EXIT_PREEMPTED
+    branch = [f'--config.branch.from={tmp_path / "run"}', '--config.branch.step=1']
+    try:
+        jax.config.update(name, other)
+        for again in (words, [*linear(tmp_path / 'branch', '--config.total=2 steps'), *branch]):
+            assert main(again) == 2
+            (line,) = capsys.readouterr().err.splitlines()
+            assert f'{name} is {other!r}' in line and repr(before) in line
+    finally:
+        jax.config.update(name, before)
+    assert steps(tmp_path / 'run') == [1]
+    assert main(words) == 0

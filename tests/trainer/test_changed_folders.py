@@ -14,6 +14,7 @@ from vit_jax.__main__ import main
 from vit_jax.checkpoints import format as checkpoint_format
 from vit_jax.data.dataset import Dataset
 from vit_jax.storage import lock, run_folder
+from vit_jax.trainer import train as training
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('compiled_once', 'one_device')]
 
@@ -186,3 +187,23 @@ def test_a_save_that_is_deleted_while_it_is_written_is_made_again_at_once(
     assert line.endswith('checkpoints/10 was deleted while it was written')
     assert run_folder.steps(tmp_path) in ([11, 20], [12, 20])
     require_same(tmp_path, whole_run)
+
+
+@pytest.mark.fault(20)
+@pytest.mark.parametrize(('flag', 'code'), [('seed=0', 0), ('optim.lr=1e-4', 2)])
+def test_a_run_that_used_the_folder_before_it_was_locked_is_found(
+    tmp_path, monkeypatch, capsys, flag, code
+):
+    """The second run lists its data while the first one trains."""
+    build, left = training.build, {}
+
+    def build_slowly(*args):
+        monkeypatch.setattr(training, 'build', build)
+        assert main(linear(tmp_path, f'--config.{flag}', '--config.total=2 steps')) == 0
+        left.update({file: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()})
+        return build(*args)
+
+    monkeypatch.setattr(training, 'build', build_slowly)
+    assert main(linear(tmp_path, '--config.total=2 steps')) == code
+    assert {file: file.read_bytes() for file in left} == left
+    assert ('config.optim' in capsys.readouterr().err) == bool(code)

@@ -31,6 +31,7 @@ from vit_jax.signatures import Steps
 from vit_jax.storage import paths, run_folder
 
 PyTree = Any
+CheckMeta = Callable[[dict[str, Any]], None]  # raises UserError for a step that does not suit
 _log = logging.getLogger(__name__)
 
 
@@ -177,7 +178,7 @@ class Checkpointer:
             self._close_handle()
 
     def restore_latest(
-        self, target: PyTree, *, strict: bool = False
+        self, target: PyTree, *, strict: bool = False, check: CheckMeta = lambda meta: None
     ) -> tuple[int, PyTree, dict[str, Any]] | None:
         """Restore the newest intact step; None if no save was ever finished.
 
@@ -188,6 +189,7 @@ class Checkpointer:
           target: the state with a sharded `jax.ShapeDtypeStruct` for each array; the run that
             saved it may have had another device layout.
           strict: raise if a newer step is damaged, instead of restoring an older one.
+          check: called with the step's `meta` before its arrays are read; may raise.
 
         Returns:
           The step, the state, and the `meta` given to `save`.
@@ -198,7 +200,7 @@ class Checkpointer:
         """
         self.wait()
         step = on_process_0(lambda: self._select(strict))
-        return None if step < 0 else _read(self.directory, step, target)
+        return None if step < 0 else _read(self.directory, step, target, check)
 
     def _list_files(self) -> None:
         """Write the manifest on process 0, after all processes have written and before the commit.
@@ -258,7 +260,7 @@ class Checkpointer:
 
 
 def restore_step(
-    directory: str | Path, step: int, target: PyTree
+    directory: str | Path, step: int, target: PyTree, check: CheckMeta = lambda meta: None
 ) -> tuple[int, PyTree, dict[str, Any]]:
     """Restore a kept step of any run's `checkpoints`, as `Checkpointer.restore_latest` does.
 
@@ -269,10 +271,13 @@ def restore_step(
     """
     directory = paths.absolute(directory)
     on_process_0(lambda: _require_intact(directory, step))
-    return _read(directory, step, target)
+    return _read(directory, step, target, check)
 
 
-def _read(directory: Path, step: int, target: PyTree) -> tuple[int, PyTree, dict[str, Any]]:
+def _read(
+    directory: Path, step: int, target: PyTree, check: CheckMeta
+) -> tuple[int, PyTree, dict[str, Any]]:
+    check(run_folder.read_meta(directory / str(step)))
     with checkpoint_format.readable_path(directory / str(step)) as folder:
         state, meta = checkpoint_format.read(folder, target)
     return step, state, meta

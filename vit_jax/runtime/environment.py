@@ -13,12 +13,18 @@ import platform
 import sys
 import types
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
+from typing import Any
 
 import vit_jax
 
 CGROUPS = pathlib.Path('/sys/fs/cgroup')
 OWN_CGROUPS = pathlib.Path('/proc/self/cgroup')
 MEMINFO = pathlib.Path('/proc/meminfo')
+NUMERIC_SETTINGS = (
+    *('jax_threefry_partitionable', 'jax_default_prng_impl', 'jax_random_seed_offset'),
+    *('jax_enable_x64', 'jax_default_matmul_precision'),
+)
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'numpy')
 MALLOC_VARIABLE = 'GLIBC_TUNABLES'
 # Huge pages, in one arena that grows only by brk and never returns freed memory.
@@ -100,6 +106,13 @@ def package_versions() -> Mapping[str, str]:
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages."""
     return {'python': platform.python_version(), **package_versions()}
+
+
+def numeric_settings() -> dict[str, Any]:
+    """JAX's settings that random numbers, dtypes and the precision of products depend on."""
+    import jax
+
+    return dict(zip(NUMERIC_SETTINGS, attrgetter(*NUMERIC_SETTINGS)(jax.config), strict=True))
 
 
 def keep_freed_memory() -> None:

@@ -204,8 +204,8 @@ def _take(file: int, path: Path, silent_seconds: float) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise _in_use(path, _owner(file)) from error
-    owner, seen = _owner(file), os.fstat(file).st_mtime_ns
+        raise _in_use(path, parse_owner(os.pread(file, 4096, 0))) from error
+    owner, seen = parse_owner(os.pread(file, 4096, 0)), os.fstat(file).st_mtime_ns
     if owner.get('host', socket.gethostname()) != socket.gethostname():
         wait_for_silence(
             owner,
@@ -224,11 +224,6 @@ def _record() -> dict[str, Any]:
         'pid': os.getpid(),
         'since': datetime.datetime.now().astimezone().isoformat(timespec='seconds'),
     }
-
-
-def _owner(file: int) -> dict[str, Any]:
-    """The record in the lock file; empty after a run that ended normally."""
-    return parse_owner(os.pread(file, 4096, 0))
 
 
 def _in_use(path: Path, owner: dict[str, Any]) -> InUse:

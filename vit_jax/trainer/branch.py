@@ -81,6 +81,7 @@ def branch(training: Training) -> Origin:
             trunk / run_folder.CHECKPOINTS,
             step,
             program.adapters.own(target) if program.adapters else target,
+            compatibility.require_same_numerics,
         )
     except UserError as e:
         raise UserError(f'config.branch: {e}') from e

@@ -19,6 +19,7 @@ from vit_jax.data.dataset import Dataset
 from vit_jax.data.records import SourceInfo
 from vit_jax.errors import UserError
 from vit_jax.interop.trained import TrainedModel
+from vit_jax.runtime import environment
 from vit_jax.step import init_variables
 from vit_jax.tasks.base import Task
 from vit_jax.tree_paths import param_paths
@@ -145,6 +146,24 @@ def require_same_function(saved: Mapping[str, Any] | None, config: ConfigDict) -
             f'config.{key} is {now!r}, and was {before!r} when the run was saved: set it back, or '
             'train in another --workdir'
         )
+
+
+def require_same_numerics(meta: Mapping[str, Any]) -> None:
+    """Check that JAX has the settings that a checkpoint was made with, if its `meta` has them.
+
+    With others, the resumed run would have other random numbers, dtypes or products.
+
+    Raises:
+      UserError: names the setting and both values.
+    """
+    saved = meta.get('numerics', {})
+    for name, now in environment.numeric_settings().items():
+        before = saved.get(name, now)
+        if before != now:
+            raise UserError(
+                f'{name} is {now!r}, and was {before!r} when the run was saved: set the '
+                f'environment variable {name.upper()} back, or train in another --workdir'
+            )
 
 
 def require_same_count(saved: int | None, data: Dataset) -> None:

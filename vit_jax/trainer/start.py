@@ -77,7 +77,9 @@ def restore(
     """
     program = training.program
     target = program.adapters.own(program.target) if program.adapters else program.target
-    found = checkpointer.restore_latest(target, strict=strict)
+    found = checkpointer.restore_latest(
+        target, strict=strict, check=compatibility.require_same_numerics
+    )
     if found is not None:
         step, saved, meta = found
         compatibility.require_same_function(meta.get('config'), training.config)

@@ -148,6 +148,10 @@ def train(
         Watchdog(step_timeout) as watchdog,
         Checkpointer(folder / run_folder.CHECKPOINTS, **training.retention) as checkpointer,
     ):
+        # Again, as another run may have been here since. Nothing was written so far.
+        workdir.check_data(training, folder)
+        if (result := workdir.final_result(config, folder, extend)) is not None:
+            return result
         with clock.during(times.RESTORE):
             point = restore(training, checkpointer, origin, allowed, strict)
         check_stop(stop_at, point.step)
@@ -270,6 +274,7 @@ def start_facts(
         '--extend': extend,
         'the code of vit_jax': _code(),
         **environment.package_versions(),
+        **environment.numeric_settings(),
     }
 
 

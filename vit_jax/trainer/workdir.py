@@ -322,6 +322,7 @@ def save(
         'data': {'step': step},
         'hardware': program.hardware,
         'versions': environment.versions(),
+        'numerics': environment.numeric_settings(),
         'frozen': dict(program.frozen.digests) if program.frozen else {},
         'unevaluated': unevaluated,
         BESTS: {key: dataclasses.asdict(best) for key, best in bests.items()},
