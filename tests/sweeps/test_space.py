@@ -29,6 +29,18 @@ def test_a_star_varies_one_dimension_at_a_time():
     ]
 
 
+def test_false_is_another_value_than_0():
+    assert [p['a'] for p in star({'a': 0}, {'a': [0.5, False, 0]})] == [0, 0.5, False]
+    search = Sweep(**BASE, space={'a': choice(0, 0.5, False)}, points=[{'a': False}], trials=9)
+    values = ['optim.x=0', 'optim.x=0.5', 'optim.x=False']
+    assert [*space.overrides({'optim.x': search.points[0]['a']})] == values[2:]
+    corners = [space.overrides({'optim.x': p['a']})[0] for p in space.corners(search)]
+    assert corners == values
+    points = Sweep(**BASE, points=grid({'a': [True, 1, 2]}))
+    assert points.dimensions() == {'a': choice('True', 1, 2)}
+    assert Sweep(**BASE, points=grid({'a': [True, False]})).points == [{'a': True}, {'a': False}]
+
+
 def test_a_search_starts_with_its_points():
     sweep = Sweep(**BASE, space={'a': uniform(0.0, 1.0)}, points=[{'a': 0.5}], trials=3)
     assert sweep.queue() == [{'a': 0.5}, {}, {}]

@@ -31,10 +31,14 @@ class Choice:
     """One of some values.
 
     Attributes:
-      values: numbers, strings or bools.
+      values: numbers, strings or bools; a bool beside the number that it equals becomes text,
+        since storages tell neither 0 from False nor 1 from True.
     """
 
     values: tuple[Any, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, 'values', tuple(distinct(self.values)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +117,7 @@ class Sweep:
             raise UserError(
                 f'sweep: trials={self.trials} is less than the {len(self.points)} points'
             )
+        object.__setattr__(self, 'points', _distinct_points(self.points, self.space))
         _check_points(self.points, self.space)
         for name, dimension in self.space.items():
             _check_dimension(name, dimension)
@@ -132,6 +137,27 @@ class Sweep:
             name: Choice(tuple(dict.fromkeys(point[name] for point in self.points)))
             for name in self.points[0]
         }
+
+
+def distinct(values: Sequence[Any], others: Sequence[Any] = ()) -> list[Any]:
+    """The values, with a bool as text where it equals a number of `values` or `others`."""
+    numbers = [v for v in (*values, *others) if not isinstance(v, bool | str)]
+    texts = [v for v in others if isinstance(v, str)]
+    return [
+        str(v) if isinstance(v, bool) and (v in numbers or str(v) in texts) else v for v in values
+    ]
+
+
+def _distinct_points(points: Sequence[Point], space: Mapping[str, Dimension]) -> list[Point]:
+    """The points, with bools as text as in `Choice`."""
+    changed = [dict(point) for point in points]
+    for name in changed[0] if changed else ():
+        rows = [point for point in changed if name in point]
+        dimension = space.get(name)
+        others = dimension.values if isinstance(dimension, Choice) else ()
+        for point, value in zip(rows, distinct([p[name] for p in rows], others), strict=True):
+            point[name] = value
+    return changed
 
 
 def _check_points(points: Sequence[Point], space: Mapping[str, Dimension]) -> None:
@@ -203,8 +229,15 @@ def star(center: Point, rays: Mapping[str, Iterable[Any]]) -> list[Point]:
     for name in rays:
         if name not in center:
             raise UserError('sweep: ' + nearest('dimension of the center', name, center))
-    points = [{**center, name: value} for name, values in rays.items() for value in values]
-    return [dict(center), *(point for point in points if point != center)]
+    return [
+        dict(center),
+        *(
+            {**center, name: value}
+            for name, values in rays.items()
+            for value in values
+            if value != center[name] or isinstance(value, bool) != isinstance(center[name], bool)
+        ),
+    ]
 
 
 def load(spec: str, command: str = 'sweep create') -> Sweep:
