@@ -82,6 +82,24 @@ def test_slices_are_replicas_and_machines_are_pods(tpu, slices, machines, chips,
     assert environ.get('MEGASCALE_NUM_SLICES') == ('1' if slices == 1 else None)
 
 
+def expanded(text, environ):
+    """What a container gets of a field: `$$` is `$`, `$(NAME)` the variable's value if known."""
+    pattern = r'\$\$|\$\((\w+)\)'
+    return re.sub(pattern, lambda m: environ.get(m[1], m[0]) if m[1] else '$', text)
+
+
+@pytest.mark.parametrize('text', ['a$$b$(HOSTNAME)', '$(TPU_NAME)', 'a$', '$$$(A)', "$A'${B}$("])
+def test_dollar_signs_reach_the_container_unchanged(text):
+    jobset = manifests.jobset(
+        manifests.GkeJob([*TRAIN, text], 'a', 'v6e-16', image='image', env={'PGPASSWORD': text})
+    )
+    (container,) = pod_of(jobset)['containers']
+    environ = {variable['name']: variable['value'] for variable in container['env']}
+    variables = {'HOSTNAME': 'pod', 'TPU_NAME': 'tpu', 'A': 'a'}
+    assert expanded(environ['PGPASSWORD'], variables) == text
+    assert [expanded(word, variables) for word in container['command'][3:-1]] == [*TRAIN, text]
+
+
 @pytest.mark.parametrize(
     ('message', 'action'),
     [

@@ -1,5 +1,6 @@
 """`launch`: what it prints, what it hands over, and mistakes in one line."""
 
+import os
 import pathlib
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from helpers.messages import says
 from vit_jax import __main__ as cli
 from vit_jax.commands import rehearse
 from vit_jax.errors import UserError
+from vit_jax.launch import slurm
 from vit_jax.rehearsal import kill_and_resume
 
 GS = '--workdir=gs://a'
@@ -50,6 +52,23 @@ def test_a_job_finds_the_modules_of_its_folder_as_its_user_does(tmp_path, monkey
     subprocess.run(words, cwd=tmp_path, check=True, timeout=120)
     found = (tmp_path / 'env').read_text()
     assert f'PYTHONPATH={REPO}\n' in found and 'PYTHONSAFEPATH' not in found
+
+
+def test_a_job_does_not_inherit_the_allocation_it_is_submitted_from(tmp_path, monkeypatch):
+    """A job of two CPUs was bound to the one core of the allocation."""
+    monkeypatch.setenv('PATH', program(tmp_path, 'sbatch', f'env > {tmp_path}/env; echo 41'))
+    job = {'SLURM_JOB_ID': '7', 'SLURM_CPU_BIND': 'mask_cpu:0x1', 'SLURMD_NODENAME': 'n1'}
+    job |= {'SRUN_CPUS_PER_TASK': '1', 'SBATCH_CPU_BIND': 'quiet', 'CUDA_VISIBLE_DEVICES': '3'}
+    mpi = {'OMPI_COMM_WORLD_SIZE': '2', 'PMIX_RANK': '1', 'PMI_SIZE': '2', 'PRTE_LAUNCHED': '1'}
+    users = {'SLURM_CONF': '/a/slurm.conf', 'SBATCH_ACCOUNT': 'lab', 'OMPI_MCA_btl': 'tcp'}
+    for name, value in {**job, **mpi, **users}.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(['launch', 'slurm', '--', *TRAIN]) == 0
+    inherited = dict(line.split('=', 1) for line in (tmp_path / 'env').read_text().splitlines())
+    assert not {*job, *mpi} & inherited.keys()
+    assert users.items() <= inherited.items()
+    monkeypatch.delenv('SLURM_JOB_ID')
+    assert slurm.outside_allocation(os.environ)['CUDA_VISIBLE_DEVICES'] == '3'  # the user's own
 
 
 def test_skypilot_gets_the_task_that_dry_run_prints(tmp_path, monkeypatch, capsys, repo):

@@ -6,7 +6,7 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from vit_jax import extras
 from vit_jax.errors import UserError
@@ -65,18 +65,19 @@ def require_bucket(launcher: str, words: Sequence[str]) -> None:
         )
 
 
-def submit(words: Sequence[str], given: str, hint: str) -> str:
+def submit(words: Sequence[str], given: str, hint: str, environ: Mapping[str, str] = {}) -> str:
     """Run a program that submits a job and return what it prints.
 
     Args:
       words: of the command line.
       given: its standard input.
       hint: what to do without the program.
+      environ: its environment variables; those of this process if empty.
 
     Raises:
       UserError: if it is not installed, or refuses the job.
     """
-    environ = dict(os.environ)
+    environ = dict(environ or os.environ)
     if not sys.flags.safe_path:
         environ.pop('PYTHONSAFEPATH', None)  # set by this program; a job inherits the rest
     try:

@@ -239,8 +239,8 @@ def _pod(job: GkeJob) -> dict[str, Any]:
             {
                 'name': CONTAINER,
                 'image': job.image,
-                'command': ['python', '-m', 'vit_jax', *words],
-                'env': [{'name': name, 'value': value} for name, value in environ.items()],
+                'command': ['python', '-m', 'vit_jax', *map(_verbatim, words)],
+                'env': [{'name': k, 'value': _verbatim(v)} for k, v in environ.items()],
                 'ports': [{'containerPort': port} for port in PORTS],
                 'resources': {'limits': {'google.com/tpu': cloud_tpu.chips(job.tpu) // hosts}},
                 'volumeMounts': mounts,
@@ -249,6 +249,11 @@ def _pod(job: GkeJob) -> dict[str, Any]:
         'volumes': volumes,
     }
     return {**({'metadata': fuse} if fuse else {}), 'spec': spec}
+
+
+def _verbatim(text: str) -> str:
+    """The text for a field in which Kubernetes expands `$(NAME)`, and reads `$$` as `$`."""
+    return text.replace('$', '$$')
 
 
 def _nodes(job: GkeJob) -> dict[str, str]:

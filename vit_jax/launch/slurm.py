@@ -8,9 +8,10 @@ file next to the output.
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from vit_jax.errors import EXIT_PREEMPTED, UserError
 from vit_jax.launch import command
@@ -54,6 +55,8 @@ BODY = """\
 ended=
 trap 'ended=1' TERM
 export PYTHONUNBUFFERED=1
+# Of an allocation that the job was submitted from.
+unset "${{!SLURM_CPU_BIND@}}" "${{!SLURM_MEM_BIND@}}"
 # srun does not inherit it.
 [ -n "${{SLURM_CPUS_PER_TASK:-}}" ] && export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 
@@ -105,8 +108,30 @@ def submit(script: str) -> str:
       UserError: without sbatch, or if it refuses.
     """
     hint = 'run this on a login node of the cluster, or with --dry-run'
-    printed = command.submit(['sbatch', '--parsable'], script, hint)
+    printed = command.submit(['sbatch', '--parsable'], script, hint, outside_allocation(os.environ))
     return printed.strip().partition(';')[0]  # the name of the cluster may follow
+
+
+def outside_allocation(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what Slurm and MPI set for a job or step.
+
+    sbatch passes its environment on: the new job would get the CPU binding, the GPUs and the
+    process numbers of the allocation that it is submitted from.
+    """
+    within = 'SLURM_JOB_ID' in environ
+    return {
+        name: value
+        for name, value in environ.items()
+        if not (_OF_JOBS.match(name) or (within and name in _DEVICES))
+    }
+
+
+# Variables of jobs and steps (sbatch(1), srun(1)), and not those that name the cluster to use.
+_OF_JOBS = re.compile(
+    r'SLURMD?_(?!CONF$|CONF_SERVER$|CLUSTERS$|JWT$)|SRUN_|SBATCH_(CPU|MEM)_BIND'
+    r'|OMPI_(COMM_WORLD_|MCA_orte_)|PMIX?_|PRTE_'
+)
+_DEVICES = ('CUDA_VISIBLE_DEVICES', 'GPU_DEVICE_ORDINAL', 'ROCR_VISIBLE_DEVICES')
 
 
 def _options(job: SlurmJob) -> list[str]:
