@@ -25,12 +25,16 @@ HIDDEN = '***'
 URLS = 'VIT_JAX_URLS'  # environment variable: URLs with their secrets, separated by spaces
 _URL = re.compile(r'[A-Za-z][A-Za-z\d+.-]*://\S+')
 # A database's password may hold a slash, and its user is shown; on the web either may be a secret.
+_DATABASE = r'(?:postgres|mysql|mariadb|mssql|oracle|redis|mongo)[\w+.-]*://'
 _LOGIN = re.compile(
-    r'(?P<user>(?:postgres|mysql|mariadb|mssql|oracle|redis|mongo)[\w+.-]*://[^\s/:@]*:)[^\s@]*@'
+    rf'(?P<public>{_DATABASE}[^\s/:@]*@)'
+    rf'|(?P<user>{_DATABASE}[^\s/:@]*:)[^\s@]*@'
     r'|(?P<web>://)[^\s/?#]+@'
 )
+# Not secret: the path of a file, and the methods of authentication that libpq accepts.
 _FIELD = re.compile(
-    r"""([?&;#][\w.%-]*(?:pass|pwd|token|secret|sig|credential|key|auth)[\w.%-]*=)[^&;#\s'"<>]+""",
+    r"""([?&;#](?!passfile=|ssl_?key=|require_auth=)"""
+    r"""[\w.%-]*(?:pass|pwd|token|secret|sig|credential|key|auth)[\w.%-]*=)[^&;#\s'"<>]+""",
     re.IGNORECASE,
 )
 _TOKEN = re.compile(r'\bhf_\w{20,}|(?<=Bearer )[^\s\'"]+')
@@ -50,6 +54,12 @@ class UserError(Exception):
 
     def __init__(self, message: str = '') -> None:
         super().__init__(one_line(without_secrets(message)))
+
+
+class Unavailable(UserError):
+    """What time may mend, such as a server that does not answer: launchers start again."""
+
+    exit_code = EXIT_FAILED
 
 
 class ExitByUserCode(UserError):
@@ -197,12 +207,16 @@ def without_secrets(text: str) -> str:
     Idempotent.
     """
     if '://' in text:
-        text = _LOGIN.sub(lambda match: f'{match["user"] or match["web"]}{HIDDEN}@', text)
+        text = _LOGIN.sub(_hide_login, text)
         text = _FIELD.sub(rf'\1{HIDDEN}', text)
     for name in _VARIABLES:
         if len(secret := os.environ.get(name, '').strip()) >= 8:
             text = text.replace(secret, HIDDEN)
     return _TOKEN.sub(HIDDEN, text)
+
+
+def _hide_login(match: re.Match[str]) -> str:
+    return match['public'] or f'{match["user"] or match["web"]}{HIDDEN}@'
 
 
 def hide_secrets(value: Any) -> Any:

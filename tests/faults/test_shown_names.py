@@ -127,6 +127,8 @@ def test_a_run_with_dollar_signs_in_its_name_draws_its_curves(repo, images, tmp_
         ("'https://token@host:80/x@y'", "'https://***@host:80/x@y'"),
         ('http://u:p@ss@host/', 'http://***@host/'),
         ('postgresql+psycopg://me:p/w@host/db', 'postgresql+psycopg://me:***@host/db'),
+        ('postgresql://me@host/db?passfile=/a/b', 'postgresql://me@host/db?passfile=/a/b'),
+        ('mysql://me@host, https://me@host', 'mysql://me@host, https://***@host'),
         ('s3://b/a?X-Amz-Signature=1f&x=2&token=3', 's3://b/a?X-Amz-Signature=***&x=2&token=***'),
         ('https://b.net/a?sv=1&sig=a%2Fb', 'https://b.net/a?sv=1&sig=***'),
         ('Illegal header value Bearer abc\n', 'Illegal header value Bearer ***\n'),

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import pwd
+import re
 import shutil
 import socket
 import subprocess
@@ -73,9 +74,9 @@ def server():
 
     options = f'-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off'
     try:
-        run('initdb', '-U', 'someone', '--auth=trust', '-E', 'UTF8')
+        run('initdb', '-U', 'somebody', '--auth=trust', '-E', 'UTF8')
         run('pg_ctl', '-w', '-l', f'{folder}/log', '-o', options, 'start')
-        yield f'postgresql+psycopg://someone@127.0.0.1:{port}'
+        yield f'postgresql+psycopg://somebody@127.0.0.1:{port}'
     finally:
         with contextlib.suppress(subprocess.CalledProcessError):
             run('pg_ctl', '-m', 'immediate', 'stop')
@@ -85,7 +86,7 @@ def server():
 @pytest.fixture
 def postgres(server, request):
     """The URL of an empty database."""
-    psycopg, name = pytest.importorskip('psycopg'), request.node.name
+    psycopg, name = pytest.importorskip('psycopg'), re.sub(r'\W', '_', request.node.name)
     with psycopg.connect(f'{server}/postgres'.replace('+psycopg', ''), autocommit=True) as db:
         db.execute(f'CREATE DATABASE {name}')
     return f'{server}/{name}'
@@ -143,6 +144,37 @@ def test_postgres_a_trial_of_a_killed_worker_is_taken_up(tmp_path, repo, postgre
     assert made.trials()[1].intermediate_values == {1: 0.1, 2: 0.2}
 
 
+@pytest.mark.slow
+@pytest.mark.fault(110)
+@pytest.mark.parametrize('password', ['', 'somebody'])
+def test_a_url_with_its_user_is_found_again(tmp_path, repo, postgres, monkeypatch, password):
+    """PGPASSWORD may be the user's name, too, which is then not stored as stars."""
+    monkeypatch.setenv(URLS, '')
+    monkeypatch.setenv('PGPASSWORD', password)
+    url = f'{postgres}?require_auth=none'
+    words = [f'{repo}/experiments/sweeps/digits.py:smoke', '--study', 'a', '--storage', url]
+    assert main(['sweep', 'create', *words, '--workdir', str(tmp_path)]) == 0
+    assert json.loads((tmp_path / study.MARKER).read_text())['storage'] == url
+    monkeypatch.setenv(URLS, '')
+    assert main(['sweep', 'status', 'a', '--workdir', str(tmp_path)]) == 0
+
+
+@pytest.mark.slow
+def test_a_server_without_the_role_or_database_is_a_mistake(tmp_path, server, capsys):
+    for url in (f'{server}/nowhere', f'{server}/postgres'.replace('somebody', 'nobody')):
+        words = ['a', '--storage', url, '--workdir', str(tmp_path)]
+        assert main(['sweep', 'status', *words]) == 2
+        assert 'does not exist' in capsys.readouterr().err
+
+
+@pytest.mark.fault(139)
+def test_a_worker_whose_storage_does_not_answer_may_start_again(tmp_path, free_port, capsys):
+    url = f'postgresql+psycopg://me@127.0.0.1:{free_port}/db'
+    assert main(['sweep', 'work', 'a', '--storage', url, '--workdir', str(tmp_path)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert url in line and 'sqlite' not in line
+
+
 def test_a_password_is_not_written_down():
     url = 'postgresql+psycopg://someone:secret@host/sweeps'
     assert study.without_password(url) == 'postgresql+psycopg://someone@host/sweeps'
@@ -169,9 +201,10 @@ def test_a_password_is_not_printed(tmp_path, repo, capsys, monkeypatch, url, act
         'create': ['create', f'{repo}/experiments/sweeps/digits.py', '--study', 'a'],
         'status': ['status', 'a'],
     }[action]
-    assert main(['sweep', *words, '--storage', url, '--workdir', str(tmp_path)]) == 2
+    expected = 1 if url.startswith('postgresql') else 2  # nothing answers there
+    assert main(['sweep', *words, '--storage', url, '--workdir', str(tmp_path)]) == expected
     (line,) = capsys.readouterr().err.splitlines()
-    assert 'cannot be opened' in line or '--storage needs' in line
+    assert any(words in line for words in ('cannot be opened', 'not answer', '--storage needs'))
     assert ':SE' not in line
 
 

@@ -20,6 +20,7 @@ import json
 import logging
 import os
 import pathlib
+import re
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +35,15 @@ from optuna.storages.journal import JournalFileBackend
 from vit_jax.config.load import from_json, override, to_json
 from vit_jax.config.load import load as load_config
 from vit_jax.config.origin import require_allowed
-from vit_jax.errors import HIDDEN, UserError, hide_secrets, nearest, with_secrets, without_secrets
+from vit_jax.errors import (
+    HIDDEN,
+    Unavailable,
+    UserError,
+    hide_secrets,
+    nearest,
+    with_secrets,
+    without_secrets,
+)
 from vit_jax.storage import paths, run_folder
 from vit_jax.sweeps import asha, search, space
 from vit_jax.trainer import early_stopping
@@ -42,6 +51,12 @@ from vit_jax.trainer import early_stopping
 ROOT = pathlib.Path('runs')
 MARKER = 'sweep.json'
 JOURNAL = 'journal:'
+# Answers of servers and of SQLite that repeat until a person changes something.
+_REFUSED = re.compile(
+    'authentication failed|no password|access denied|permission denied|not permitted|pg_hba'
+    '|does not exist|unknown database|unable to open|readonly|malformed|not a database',
+    re.IGNORECASE,
+)
 # Types of the attributes of a trial.
 _KINDS = {
     'run': int,
@@ -336,8 +351,20 @@ def open_storage(storage: str, new: bool = False) -> BaseStorage:
             f'--storage needs {e.name or "a package"} ({paths.first_line(e)}): pip install '
             "'vit_jax[postgres]', or the driver of your database"
         ) from e
+    except (sqlalchemy.exc.OperationalError, sqlalchemy.exc.TimeoutError) as e:
+        if time_may_mend(e):
+            raise Unavailable(
+                f'--storage {storage} does not answer ({paths.first_line(e)}): once its server '
+                'does, start the same command again'
+            ) from e
+        raise _unopened(storage, e) from e
     except (sqlalchemy.exc.SQLAlchemyError, OSError, ValueError) as e:
         raise _unopened(storage, e) from e
+
+
+def time_may_mend(error: Exception) -> bool:
+    """Whether an error of a database's connection may pass, as while its server restarts."""
+    return _REFUSED.search(str(error)) is None
 
 
 def _unopened(storage: str, error: Exception) -> UserError:
@@ -365,7 +392,8 @@ def without_password(storage: str) -> str:
     if storage.startswith(JOURNAL):
         return storage
     try:
-        url = sqlalchemy.make_url(storage)._replace(password=None)
+        # The text of a hidden secret must never reach a file that is read back.
+        url = sqlalchemy.make_url(with_secrets(storage))._replace(password=None)
     except (sqlalchemy.exc.ArgumentError, ValueError) as e:  # for an invalid port
         raise _unopened(storage, e) from e
     secret = [name for name in url.query if HIDDEN in without_secrets(f'x://x?{name}=x')]
