@@ -17,7 +17,7 @@ def caption(number, image, text):
 
 
 CAPTIONS = [
-    caption(3, 20, 'a gray field'),
+    caption('3', '20', 'a gray field'),
     caption(2, 10, ' a dark field\n'),
     caption(1, 20, 'fog'),
     caption(4, 20, ' '),

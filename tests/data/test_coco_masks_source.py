@@ -68,15 +68,23 @@ def test_polygons_and_run_lengths(tmp_path):
     assert source.info.class_names == ('cat', 'dog')
 
 
+@pytest.mark.fault(56)
 @pytest.mark.parametrize(
     ('shape', 'message'),
     [
         ({'size': [20, 31], 'counts': [620]}, 'the mask has 31 x 20 pixels, the image 30 x 20'),
         ({'size': [20, 30], 'counts': [100, 501]}, 'the run lengths do not add up to 600 pixels'),
         ({'size': [20, 30], 'counts': [700, -100]}, 'the run lengths do not add up to 600 pixels'),
-        ({'size': [20, 30], 'counts': [0.5]}, 'the run lengths do not add up to 600 pixels'),
+        ({'size': [20, 30], 'counts': [0.5]}, 'the run lengths are not whole numbers'),
+        ({'size': [20, 30], 'counts': ''}, 'the compressed run lengths'),
+        ({'size': [20, 30], 'counts': 'ÿ'}, 'the compressed run lengths'),
+        ({'size': [20, 30], 'counts': 'o' * 40 + '0'}, 'the compressed run lengths'),
         ([[1, 2, 3, 4, 5, 6, 7]], 'a polygon is not a list of x, y, x, y'),
         ([['x', 2, 3, 4, 5, 6]], 'could not convert string to float'),
+        ([[{'x': 1, 'y': 2}] * 4], 'a polygon is not a list of x, y, x, y'),
+        ([[0, 0, 5e8, 0, 5e8, 5e8, 0, 5e8]], 'a polygon'),  # crashed the process
+        ([[1e300, 0, 1e300, 1, 1e300, 2]], 'a polygon'),
+        ([[0, 0, 1e5, 0] * 20], 'a polygon'),  # gigabytes
     ],
 )
 def test_malformed_masks_are_broken_records(tmp_path, shape, message):
@@ -85,10 +93,37 @@ def test_malformed_masks_are_broken_records(tmp_path, shape, message):
         source[0]
 
 
-@pytest.mark.parametrize('shape', [None, [], {}, 'x', [1, 2, 3, 4, 5, 6]])
+@pytest.mark.fault(56)
+@pytest.mark.parametrize('mask', [SQUARE, DISK, ~DISK, np.ones(SIZE, bool)])
+def test_cut_run_lengths_are_broken_records(tmp_path, mask):
+    """pycocotools leaves the pixels that no run covers as they are in memory."""
+    shape = compressed(mask)
+    source = open_source(write(tmp_path, [shape] * 2), 'val')
+    np.testing.assert_array_equal(source[0]['masks'], [mask] * 2)
+    for length in range(1, len(shape['counts'])):
+        cut = {**shape, 'counts': shape['counts'][:length]}
+        with pytest.raises(BrokenRecord, match='annotation 10: '):
+            coco_masks.Source(write(tmp_path, [cut]).partition(':')[2], 'val')[0]
+
+
+@pytest.mark.parametrize('shape', [{}, {'size': [20, 30]}, 'x', [None], [{'counts': [600]}]])
 def test_annotations_without_masks_are_refused(tmp_path, shape):
-    with pytest.raises(UserError, match='annotation 10 has no polygons or run lengths'):
+    with pytest.raises(UserError, match=r'annotation 10 has no|no mask'):
         open_source(write(tmp_path, [shape]), 'val')
+
+
+def test_other_writings_of_masks(tmp_path, caplog):
+    """Lists of run lengths, a polygon without its list, runs as floats, and objects without any."""
+    floats = {'size': [20.0, 30.0], 'counts': [float(x) for x in run_lengths(SQUARE)['counts']]}
+    shapes = [[compressed(DISK), run_lengths(SQUARE)], TRIANGLE[0], floats, [], None, [[]]]
+    found = open_source(write(tmp_path, shapes), 'val').annotations(0)
+    polygon = mask_utils.decode(mask_utils.frPyObjects(TRIANGLE[:1], *SIZE))[..., 0]
+    empty = np.zeros(SIZE, bool)
+    expected = [DISK | SQUARE, polygon, SQUARE, empty, empty, empty]
+    np.testing.assert_array_equal(found['masks'], expected)
+    assert '3 of 6' in caplog.text
+    with pytest.raises(UserError, match='coco:PATH'):
+        open_source(write(tmp_path, [[], None]), 'val')
 
 
 def test_evaluations_measure_the_file(tmp_path):

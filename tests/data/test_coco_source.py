@@ -183,6 +183,56 @@ def test_broken_files_are_one_line(tmp_path, changes, message):
     assert '\n' not in str(caught.value)
 
 
+def test_texts_and_nulls_are_read_as_the_numbers_that_they_mean(tmp_path):
+    images = [{**one, 'id': str(one['id']), 'height': f'{one["height"]}'} for one in IMAGES]
+    categories = [{'id': str(i), 'name': f'c{i}'} for i in (10, 9, 7, 3)]  # 3, 7, 9, 10 in order
+    rows = [
+        annotation('1', 20.0, '10', ['1', '2', '10', '5'], area=None, iscrowd='0'),
+        annotation(2, '10', 3, [0, 0, 10, 20], area='33.5', iscrowd='1'),
+    ]
+    source = open_source(write(tmp_path, rows, images=images, categories=categories), 'val')
+    assert source.info.class_names == ('c3', 'c7', 'c9', 'c10')
+    assert source.info.class_ids == (3, 7, 9, 10)
+    crowd, box, _ = (source.annotations(i) for i in range(3))
+    assert (crowd['crowd'].tolist(), crowd['areas'].tolist()) == ([True], [33.5])
+    assert (box['crowd'].tolist(), box['areas'].tolist()) == ([False], [50])
+    assert (box['labels'].tolist(), box['size']) == ([3], (30, 40))
+    assert source[1]['image'].shape == (30, 40, 3)
+
+
+def test_images_may_have_texts_for_ids(tmp_path):
+    images = [{**one, 'id': f'photo-{one["id"]}'} for one in IMAGES]
+    rows = [{**one, 'image_id': f'photo-{one["image_id"]}'} for one in ANNOTATIONS]
+    source = open_source(write(tmp_path, rows, images=images), 'val')
+    assert [len(source[i]['ids']) for i in range(3)] == [1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ('change', 'named'),
+    [
+        ({'area': 'large'}, "area 'large'"),
+        ({'area': float('nan')}, 'area nan'),
+        ({'iscrowd': 'no'}, "iscrowd is 'no'"),
+        ({'id': 'a1'}, "id 'a1'"),
+        ({'id': None}, "'id'"),
+        ({'category_id': True}, 'category_id True'),
+    ],
+)
+def test_other_values_are_refused_by_annotation_and_key(tmp_path, change, named):
+    rows = [ANNOTATIONS[0], {**ANNOTATIONS[1], **change}]
+    with pytest.raises(UserError) as caught:
+        open_source(write(tmp_path, rows), 'val')
+    message = str(caught.value)
+    assert named in message and 'instances_val.json' in message and '\n' not in message
+    assert 'annotation 2' in message or 'id' in change
+
+
+def test_images_without_pixels_are_refused(tmp_path):
+    images = [*IMAGES[:2], {**IMAGES[2], 'height': 0}]
+    with pytest.raises(UserError, match='image 30'):
+        open_source(write(tmp_path, images=images), 'val')
+
+
 def test_what_is_not_there_is_told(tmp_path):
     name = write(tmp_path)
     with pytest.raises(UserError, match="unknown split 'vla'; did you mean 'val'"):

@@ -1,5 +1,8 @@
 """Folders of images and masks: layouts, ids and colors, what is ignored and what is refused."""
 
+import struct
+import zlib
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -193,8 +196,45 @@ def test_ids_and_classes_that_do_not_fit(tmp_path):
         assert words in refusal(tmp_path, classes='')
 
 
+@pytest.mark.parametrize(('bits', 'color_type'), [(1, 0), (2, 0), (4, 0), (8, 0), (2, 3), (4, 3)])
+def test_ids_of_few_bits_are_as_they_are_in_the_file(tmp_path, bits, color_type):
+    """Pillow scales gray values of 2 and 4 bits to bytes."""
+    ids = IDS % 2 if bits == 1 else np.minimum(IDS, 2)
+    source = open_source(write(tmp_path, np.minimum(IDS, 2)), 'train')
+    path = tmp_path / 'masks' / 'a.png'
+    path.write_bytes(png(ids, bits, color_type))
+    index = next(i for i in range(2) if source.record_name(i).endswith('a.jpg'))
+    record = source[index]
+    np.testing.assert_array_equal(record['labels'][record['segments'] - 1], ids)
+
+
+def png(values, bits, color_type):
+    """A PNG file of gray values (color type 0), or of indices of a palette (3)."""
+
+    def chunk(kind, data):
+        return (
+            struct.pack('>I', len(data)) + kind + data + struct.pack('>I', zlib.crc32(kind + data))
+        )
+
+    height, width = values.shape
+    shifts = np.arange(bits - 1, -1, -1)
+    rows = np.packbits((values[..., None] >> shifts & 1).reshape(height, -1), axis=1)
+    lines = b''.join(b'\0' + row.tobytes() for row in rows)
+    header = struct.pack('>IIBBBBB', width, height, bits, color_type, 0, 0, 0)
+    palette = chunk(b'PLTE', bytes(range(12))) if color_type == 3 else b''
+    parts = chunk(b'IHDR', header) + palette + chunk(b'IDAT', zlib.compress(lines))
+    return b'\x89PNG\r\n\x1a\n' + parts + chunk(b'IEND', b'')
+
+
+def test_endings_in_capitals(tmp_path):
+    name = write(tmp_path)
+    (tmp_path / 'masks' / 'a.png').rename(tmp_path / 'masks' / 'a.PNG')
+    source = open_source(name, 'train')
+    assert [source[i]['labels'].tolist() for i in range(2)] == [[0, 1, 2]] * 2
+
+
 def test_pictures_and_binary_masks_say_what_to_list(tmp_path):
-    assert 'of mode RGB, not of class ids; list the color' in refusal(
+    assert 'not of class ids; list the color' in refusal(
         tmp_path / 'a', ids=np.stack([IDS] * 3, -1)
     )
     message = refusal(tmp_path / 'b', ids=np.where(IDS > 0, 255, 0))

@@ -86,13 +86,37 @@ def test_pictures_that_are_not_as_listed_are_broken(tmp_path):
     ('changes', 'message'),
     [
         ({'images': [*IMAGES, {**IMAGES[0], 'id': 9}]}, 'image 9 has no annotation'),
-        ({'segments': [{'id': 5, 'category_id': 3}]}, 'segment 5 is of the unknown category 3'),
+        (
+            {'segments': [{'id': 5, 'category_id': 3}]},
+            'segment 5 of image 8 is of the unknown category 3',
+        ),
         ({'categories': [{'id': 1, 'name': 'person'}]}, "there is no 'isthing'"),
+        ({'categories': [CATEGORIES[0] | {'isthing': 'no'}]}, "category 200: isthing is 'no'"),
+        ({'segments': [{'id': 'x', 'category_id': 1}]}, "image 8: the id 'x'"),
     ],
 )
 def test_broken_files_are_one_line(tmp_path, changes, message):
     with pytest.raises(UserError, match=message):
         open_source(write(tmp_path, **changes), 'val')
+
+
+def test_texts_for_numbers_and_transparent_or_indexed_colors(tmp_path):
+    """Transparent pixels keep their numbers: 0 is of no segment."""
+    segments = [{k: str(v) for k, v in one.items()} for one in SEGMENTS]
+    categories = [one | {'isthing': str(one['isthing'])} for one in CATEGORIES]
+    images = [IMAGES[0] | {'id': '8'}]
+    name = write(tmp_path, segments=segments, categories=categories, images=images)
+    source = open_source(name, 'val')
+    expected = source.annotations(0)
+    assert source.info.stuff == (1,) and expected['crowd'].tolist() == [False, False, True]
+    path = tmp_path / 'annotations' / 'panoptic_val' / 'a.png'
+    opaque = Image.open(path)
+    colors = np.asarray(opaque)
+    alpha = np.where(NUMBERS > 0, 255, 0).astype(np.uint8)
+    for other in (Image.fromarray(np.dstack([colors, alpha])), opaque.quantize(4)):
+        other.save(path)
+        found = source.annotations(0)
+        assert all(np.array_equal(found[key], value) for key, value in expected.items())
 
 
 def test_segments_without_pictures_are_told(tmp_path):

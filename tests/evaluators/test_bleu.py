@@ -74,6 +74,23 @@ def test_the_corpus_is_that_of_sacrebleu(vocab):
     assert 'case:mixed' in evaluator.signature and 'tok:13a' in evaluator.signature
 
 
+def test_all_captions_of_an_image_are_its_references(vocab):
+    """An image with two captions counts once."""
+    texts = [{'caption': t, 'image_id': i} for t, i in zip(TARGETS, 'aabc', strict=True)]
+    evaluator = bleu.Evaluator(reference='caption')
+    evaluator.open(Dataset(texts, vocab))
+    evaluator.start()
+    written = [TARGETS[1], TARGETS[1], *WRITTEN[2:]]
+    see(evaluator, vocab, written)
+    references = [TARGETS[0], *TARGETS[2:]], [TARGETS[1], None, None]
+    expected = sacrebleu.BLEU().corpus_score(written[1:], references).score
+    assert evaluator.result() == {
+        'bleu': pytest.approx(expected, abs=1e-9),
+        'chrf': pytest.approx(sacrebleu.corpus_chrf(written[1:], references).score, abs=1e-9),
+    }
+    assert 'nrefs:var' in evaluator.signature
+
+
 def test_lower_case_is_said(vocab):
     evaluator = evaluated(vocab, targets=[t.lower() for t in TARGETS])
     assert 'case:lc' in evaluator.signature

@@ -8,6 +8,7 @@ import resource
 import shutil
 import struct
 import subprocess
+import time
 import zlib
 
 import numpy as np
@@ -19,6 +20,7 @@ from helpers.xla import xla_flags
 from PIL import Image
 
 from vit_jax.__main__ import main
+from vit_jax.data import images
 from vit_jax.storage import run_folder
 
 CONFIG = 'tests/helpers/linear.py'
@@ -187,6 +189,39 @@ def test_a_bomb_is_refused_before_it_is_decoded(smoke_run, tmp_path, capsys, sid
     (line,) = capsys.readouterr().err.splitlines()
     assert 'pixels' in line
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 * 1024  # KiB
+
+
+def progressive(side: int, scans: int, metadata: bytes = b'') -> bytes:
+    """A gray progressive JPEG with zero coefficients, and scans of a few bytes."""
+
+    def segment(kind: int, body: bytes) -> bytes:
+        return bytes([0xFF, kind]) + struct.pack('>H', 2 + len(body)) + body
+
+    def scan(first: int, last: int, size: int) -> bytes:
+        return segment(0xDA, bytes([1, 1, 0, first, last, 0])) + bytes(size)
+
+    blocks = (side // 8) ** 2
+    codes = [bytes([kind, 1, *[0] * 15, value]) for kind, value in ((0, 0), (0x10, 0xE0))]
+    frame = struct.pack('>BHHBBBB', 8, side, side, 1, 1, 0x11, 0)
+    head = segment(0xE2, metadata) + segment(0xDB, bytes([0, *[1] * 64])) + segment(0xC2, frame)
+    head += b''.join(segment(0xC4, code) for code in codes)
+    run = -(-blocks // 2**14) * 15 // 8 + 1
+    body = b''.join(scan(1 + i % 63, 1 + i % 63, run) for i in range(scans - 1))
+    return b'\xff\xd8' + head + scan(0, 0, -(-blocks // 8)) + body + b'\xff\xd9'
+
+
+@pytest.mark.fault(35)
+def test_a_jpeg_of_thousands_of_scans_is_refused(smoke_run, tmp_path, capsys):
+    """Each scan takes time for all pixels: 20,000 of them on 8,192^2 pixels took minutes."""
+    scans = b'\xff\xda' * images.MAX_SCANS  # in metadata, and behind the image, they are none
+    good = progressive(64, images.MAX_SCANS, metadata=scans) + scans
+    assert images.decode_image(good, name='good').shape == (64, 64, 3)
+    (tmp_path / 'many.jpg').write_bytes(progressive(8192, 20_000))
+    start = time.process_time()
+    assert main(['predict', '--workdir', str(smoke_run), str(tmp_path / 'many.jpg')]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert 'many.jpg' in line and 'scans' in line
+    assert time.process_time() - start < 60
 
 
 # The folder of modules comes before the command.

@@ -221,7 +221,9 @@ class Dataset:
         return self.plan.examples.read(index, draw=index)
 
     def text(self, index: int) -> Record:
-        """The texts of an example before the transforms encode them; empty if there are none."""
+        """The texts of an example before the transforms encode them, and its `image_id` as text if
+        it has one; empty if there are none.
+        """
         return self.plan.examples.text(index)
 
     def check(self, folder: pathlib.Path) -> None:

@@ -16,6 +16,7 @@ import contextlib
 import contextvars
 import io
 import pathlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,13 +25,18 @@ import simplejpeg
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from vit_jax.data.records import BrokenRecord, Record
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, one_line
 from vit_jax.storage import paths
 
 # Named one by one: each further decoder is code that runs on untrusted bytes.
 FORMATS = ('JPEG', 'PNG', 'WEBP')
 MAX_PIXELS = 2**26  # 192 MiB as RGB; a 50 KB PNG can announce more than a gigabyte
+MAX_SCANS = 100  # of a JPEG; encoders write about ten, and each takes time for all pixels
 SEGMENT, METADATA, IMAGE_FOLLOWS = 0xFF, 0xE1, 0xDA  # of a JPEG file: markers APP1 and SOS
+START_OF_IMAGE, END_OF_IMAGE = b'\xff\xd8', b'\xff\xd9'
+_SCAN = bytes([SEGMENT, IMAGE_FOLLOWS])
+# 255 with another byte than these is a marker with a length.
+_MARKER = re.compile(rb'\xff[^\x00\x01\xd0-\xd7\xff]')
 _is_on_demand = contextvars.ContextVar('on_demand', default=False)
 _is_dropping_alpha = contextvars.ContextVar('dropping_alpha', default=False)
 
@@ -139,10 +145,11 @@ def decode_image(data: bytes, *, name: str, channels: int = 3) -> np.ndarray:
 
     Raises:
       BrokenRecord: if the bytes are not an image of these formats, are damaged or
-        truncated, or have more than `MAX_PIXELS` pixels. A JPEG file is damaged if libjpeg has a
-        warning about it, such as of bytes that belong to no block.
+        truncated, or have more than `MAX_PIXELS` pixels or `MAX_SCANS` scans. A JPEG file is
+        damaged if libjpeg has a warning about it, such as of bytes that belong to no block.
     """
     with _named(name, data):
+        _check_scans(data)
         size = _size_of_plain_jpeg(data, channels)
         if size is None:
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
@@ -156,6 +163,25 @@ def decode_image(data: bytes, *, name: str, channels: int = 3) -> np.ndarray:
 def _check_size(height: int, width: int) -> None:
     if width * height > MAX_PIXELS:
         raise ValueError(f'{width} x {height} pixels, more than {MAX_PIXELS:,} are refused')
+
+
+def _check_scans(data: bytes) -> None:
+    """Raise ValueError if a JPEG has more than MAX_SCANS scans."""
+    # What metadata holds, or follows the image, such as a video, may look like scans.
+    if data[:2] == START_OF_IMAGE and data.count(_SCAN) > MAX_SCANS and _has_many_scans(data):
+        raise ValueError(f'more than {MAX_SCANS} scans are refused')
+
+
+def _has_many_scans(jpeg: bytes) -> bool:
+    """Whether the first image of a JPEG has more than MAX_SCANS scans, found marker by marker."""
+    scans, place = 0, 2
+    while scans <= MAX_SCANS and (marker := _MARKER.search(jpeg, place)):
+        place = marker.end()
+        if marker[0] == END_OF_IMAGE:
+            return False
+        scans += marker[0] == _SCAN
+        place += int.from_bytes(jpeg[place : place + 2])
+    return scans > MAX_SCANS
 
 
 def convert_image(image: Image.Image | np.ndarray, channels: int = 3) -> np.ndarray:
@@ -277,6 +303,37 @@ def _to_array(image: Image.Image, channels: int) -> np.ndarray:
 
 def _to_bytes(sixteen_bits: np.ndarray) -> np.ndarray:
     return np.round(sixteen_bits / 257).astype(np.uint8)
+
+
+def read_values(path: pathlib.Path, *, colors: bool) -> np.ndarray:
+    """The values of the pixels of a PNG file as they are, such as the numbers of classes.
+
+    Args:
+      path: of the file.
+      colors: read the colors of any file, under any transparency; else gray values and indices of
+        palettes, which are not scaled to bytes.
+
+    Returns:
+      int64 [H W 3] of colors, else [H W], or [H W C] of a file that has colors.
+
+    Raises:
+      BrokenRecord: if the file cannot be read, or has more than `MAX_PIXELS` pixels.
+    """
+    data = read_file(path)
+    try:
+        with Image.open(io.BytesIO(data), formats=('PNG',)) as image:
+            _check_size(image.height, image.width)
+            scale = 1 if colors or image.mode != 'L' else _gray_scale(data)
+            values = np.asarray(image.convert('RGB') if colors else image)
+    except Exception as error:  # Pillow raises OSError, ValueError, SyntaxError, struct.error ...
+        raise BrokenRecord(f'{path}: {one_line(str(error))}') from error
+    return values.astype(np.int64) // scale
+
+
+def _gray_scale(png: bytes) -> int:
+    """The factor by which Pillow scales gray values of 2 and 4 bits to bytes; 1 for others."""
+    depth = png[24]  # of the header, which comes first
+    return 255 // (2**depth - 1) if depth in (2, 4) else 1
 
 
 def decoded(record: Record, name: str) -> Record:

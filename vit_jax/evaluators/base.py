@@ -38,7 +38,9 @@ class Dataset(Protocol):
     def vocab(self) -> Any: ...
 
     def text(self, index: int, /) -> dict[str, str]:
-        """The strings of an example before they became ids; empty where there are none."""
+        """The strings of an example before they became ids, and its `image_id`, as a string, if it
+        has one; empty where there are none.
+        """
         ...
 
 

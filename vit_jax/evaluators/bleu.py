@@ -8,8 +8,9 @@ Popović 2015.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vit_jax.errors import UserError
@@ -26,7 +27,9 @@ class Evaluator(base.Evaluator):
     NaN if the task predicts a `score` that is not finite.
 
     The references are the texts of the target before they are encoded. If they are all in lower
-    case, as after the transform `lower`, the signature says `case:lc`.
+    case, as after the transform `lower`, the signature says `case:lc`. Examples with the same
+    `image_id`, if the data have it, are one image: it counts once, and the captions of all of them
+    are its references.
 
     Args:
       edges: number of words of the longest source in each class but the last; (10, 20) gives
@@ -51,7 +54,12 @@ class Evaluator(base.Evaluator):
             raise UserError(f'{dataset.source.title} is not text that config.data.vocab can encode')
         targets = [text.get(self.reference, '') for text in self._texts]
         self._lower = all(target == target.lower() for target in targets)
-        metric = _sacrebleu().BLEU(lowercase=self._lower, references=[targets])
+        self._images = [text.get('image_id', f'example {i}') for i, text in enumerate(self._texts)]
+        self._references: dict[str, list[str]] = {}
+        for image, target in zip(self._images, targets, strict=True):
+            self._references.setdefault(image, []).append(target)
+        references = self._streams(self._references)
+        metric = _sacrebleu().BLEU(lowercase=self._lower, references=references)
         self.signature = str(metric.get_signature())
 
     def names(self) -> tuple[str, ...]:
@@ -86,10 +94,17 @@ class Evaluator(base.Evaluator):
         hypotheses, references = self._pairs(examples)
         return _sacrebleu().BLEU(lowercase=self._lower).corpus_score(hypotheses, references).score
 
-    def _pairs(self, examples: Sequence[int]) -> tuple[list[str], list[list[str]]]:
-        """Translations, and the single set of references."""
-        references = [self._texts[i][self.reference] for i in examples]
-        return [self._translations[i] for i in examples], [references]
+    def _pairs(self, examples: Sequence[int]) -> tuple[list[str], list[list[str | None]]]:
+        """The translation of each image, and its references as `_streams`."""
+        first = {self._images[i]: self._translations[i] for i in reversed(examples)}
+        return list(first.values()), self._streams(first)
+
+    def _streams(self, images: Iterable[str]) -> list[list[str | None]]:
+        """The first references of all images, their second ones and so on; None where one has
+        fewer.
+        """
+        rows = itertools.zip_longest(*(self._references[image] for image in images))
+        return [list(row) for row in rows]
 
     def _by_length(self, examples: Sequence[int]) -> dict[str, list[int]]:
         """The examples of each class of lengths."""

@@ -140,18 +140,21 @@ class Examples:
                 index, record = (index + 1) % len(self), None
 
     def text(self, index: int) -> Record:
-        """The texts of an example before the transforms encode them; empty if there are none."""
+        """The texts of an example before the transforms encode them, and its `image_id` as text if
+        it has one; empty if there are none.
+        """
         if self.vocab is None:
             return {}
         try:
             record = self.source[index]
         except BrokenRecord:
             return {}
+        image = {'image_id': str(record['image_id'])} if 'image_id' in record else {}
         texts: Record = {}
         for step in self.transforms.steps:
             texts = {k: value for k, value in record.items() if isinstance(value, str)} or texts
             record = step(record, example_rng(0, index))
-        return texts
+        return texts and texts | image
 
     def remarks(self) -> tuple[str, ...]:
         """A line for each transform whose arguments in pixels do not suit the images' size."""

@@ -14,6 +14,7 @@ import contextlib
 import logging
 import math
 import pathlib
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -56,14 +57,14 @@ class Source:
         self._file = find_annotations(root, split, PREFIX, self._name)
         content = read_json(self._file, self._name)
         with coco_format(self._file, self._name):
-            categories = sorted(content['categories'], key=lambda c: c['id'])
-            self._images = sorted(content['images'], key=lambda image: image['id'])
+            categories = list_categories(content)
+            self._images = list_images(content)
             annotations = content.get('annotations') or []
             self._objects, self._is_bare = self._sort_objects(annotations, categories)
             if self._is_bare:
                 log.warning('%s: %s', self._file, NO_ANNOTATIONS)
             names = tuple(str(c['name']) for c in categories)
-            ids = tuple(int(c['id']) for c in categories)
+            ids = tuple(c['id'] for c in categories)
             self.info = SourceInfo(len(categories), names, class_ids=ids)
             self._folder = image_folder(root, split, self._images, self._name)
 
@@ -82,7 +83,7 @@ class Source:
 
     def _size(self, index: int) -> tuple[int, int]:
         image = self._images[index]
-        return int(image['height']), int(image['width'])
+        return image['height'], image['width']
 
     def _annotated(self, index: int) -> Record:
         return self._objects.get(self._images[index]['id'], {})
@@ -113,27 +114,25 @@ class Source:
         """
         sizes = {image['id']: (image['height'], image['width']) for image in self._images}
         labels = {category['id']: i for i, category in enumerate(categories)}
-        if len(labels) < len(categories) or len(sizes) < len(self._images):
-            raise ValueError('two categories, or two images, have the same id')
         rows: dict[Any, list[tuple[Any, ...]]] = {image: [] for image in sizes}
         repairs: collections.Counter[str] = collections.Counter()
         is_bare = True
         for one in annotations:
-            if one['image_id'] not in sizes or one['category_id'] not in labels:
-                kind = 'image' if one['image_id'] not in sizes else 'category'
-                raise ValueError(
-                    f'annotation {one["id"]} is of the unknown {kind} {one[f"{kind}_id"]}'
-                )
+            name = f'annotation {read_number(one, "id", "an annotation")}'
+            image, category = (read_id(one, f'{key}_id', name) for key in ('image', 'category'))
+            if image not in sizes or category not in labels:
+                unknown = f'image {image}' if image not in sizes else f'category {category}'
+                raise ValueError(f'{name} is of the unknown {unknown}')
             x, y, w, h = bbox = _bbox(one)
             if not all(map(math.isfinite, bbox)):
                 repairs['boxes left out that are not finite'] += 1
                 continue
             box = x, y, x + w, y + h
-            clipped, repair = _clipped(box, sizes[one['image_id']])
+            clipped, repair = _clipped(box, sizes[image])
             repairs[repair] += 1
             is_bare = is_bare and clipped is None
-            area, crowd = one.get('area', w * h), bool(one.get('iscrowd', 0))
-            rows[one['image_id']].append((box, labels[one['category_id']], crowd, area, one['id']))
+            area, crowd = _area(one, w * h, name), read_flag(one, 'iscrowd', name)
+            rows[image].append((box, labels[category], crowd, area, read_number(one, 'id', name)))
         del repairs['']
         if repairs:
             found = ', '.join(f'{count} {what}' for what, count in sorted(repairs.items()))
@@ -152,6 +151,17 @@ def _bbox(annotation: dict[str, Any]) -> list[float]:
         name = f'annotation {annotation["id"]}'
         raise ValueError(f'{name}: the bbox {bbox!r} is not four numbers') from error
     return [x, y, width, height]
+
+
+def _area(annotation: dict[str, Any], of_box: float, name: str) -> float:
+    """The area of an annotation, that of its box if it has none; ValueError if it is no area."""
+    area = annotation.get('area')
+    if area is None:
+        return of_box
+    with contextlib.suppress(TypeError, ValueError):
+        if 0 <= float(area) < math.inf:
+            return float(area)
+    raise ValueError(f'{name}: the area {area!r} is not a number from 0 on')
 
 
 def _clipped(
@@ -220,6 +230,71 @@ def read_json(file: pathlib.Path, name: str) -> dict[str, Any]:
     return content
 
 
+def list_images(content: dict[str, Any], *, sized: bool = True) -> list[dict[str, Any]]:
+    """The images of a file by their ids: numbers before texts.
+
+    Args:
+      content: of the file.
+      sized: whether images must have a size.
+
+    Raises:
+      ValueError: for an image without an id or a size, or two of the same id.
+    """
+    listed = _by_id(content['images'], 'images')
+    for image in listed if sized else ():
+        name = f'image {image["id"]}'
+        image |= {side: read_number(image, side, name) for side in ('height', 'width')}
+        if min(image['height'], image['width']) <= 0:
+            raise ValueError(f'{name}: has {image["width"]} x {image["height"]} pixels')
+    return listed
+
+
+def list_categories(content: dict[str, Any]) -> list[dict[str, Any]]:
+    """The categories of a file by their ids; ValueError without numbers as ids."""
+    listed = _by_id(content['categories'], 'categories')
+    for category in listed:
+        read_number(category, 'id', f'category {category["id"]}')
+    return listed
+
+
+def _by_id(rows: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    listed = [{**row, 'id': read_id(row, 'id', f'one of the {kind}')} for row in rows]
+    if len({row['id'] for row in listed}) < len(listed):
+        raise ValueError(f'two {kind} have the same id')
+    return sorted(listed, key=lambda row: (isinstance(row['id'], str), row['id']))
+
+
+def read_id(row: dict[str, Any], key: str, name: str) -> int | str:
+    """The id of a row at `key`, a text of digits as its number; ValueError if there is none."""
+    value = row.get(key)
+    if isinstance(value, str):
+        return int(value) if re.fullmatch(r'-?[0-9]+', value) else value
+    return read_number(row, key, name)
+
+
+def read_number(row: dict[str, Any], key: str, name: str) -> int:
+    """The whole number of a row at `key`, which may be a text; ValueError if there is none."""
+    value = row.get(key)
+    if type(value) is int:
+        return value
+    if value is None:
+        raise ValueError(f'{name}: there is no {key!r}')
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        if not isinstance(value, bool) and (number := int(value)) == float(value):
+            return number
+    raise ValueError(f'{name}: the {key} {value!r} is not a whole number')
+
+
+def read_flag(row: dict[str, Any], key: str, name: str) -> bool:
+    """Whether `key` of a row is 1; False if it is absent or null; ValueError if it is neither."""
+    value = row.get(key)
+    if value in (None, 0, 1):
+        return bool(value)
+    if value in ('0', '1'):
+        return value == '1'
+    raise ValueError(f'{name}: {key} is {value!r}, neither 0 nor 1')
+
+
 @contextlib.contextmanager
 def coco_format(file: pathlib.Path, name: str) -> Iterator[None]:
     """Turn errors of a file that is not in the format into a UserError of one line."""
@@ -261,9 +336,14 @@ def require_inside(listed: Iterable[dict[str, Any]]) -> None:
 def read_image(path: pathlib.Path, size: tuple[int, int]) -> np.ndarray:
     """Read an image, uint8 [H, W, 3]; BrokenRecord if it is missing or has another size."""
     image = images.decode_image(images.read_file(path), name=str(path))
+    require_size(path, image, size)
+    return image
+
+
+def require_size(path: pathlib.Path, image: np.ndarray, size: tuple[int, int]) -> None:
+    """Raise BrokenRecord unless an image [H W C] has the size of its annotations."""
     if image.shape[:2] != size:
         raise BrokenRecord(
             f'{path}: has {image.shape[1]} x {image.shape[0]} pixels, {size[1]} x {size[0]} by its '
             'annotations'
         )
-    return image

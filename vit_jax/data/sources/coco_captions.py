@@ -35,7 +35,7 @@ class Source:
         file = self._file = coco.find_annotations(root, split, PREFIX, self._name)
         content = coco.read_json(file, self._name)
         with coco.coco_format(file, self._name):
-            self._images = sorted(content['images'], key=lambda image: image['id'])
+            self._images = coco.list_images(content, sized=False)
             self._captions = _captions(content['annotations'], self._images)
             if lost := len(content['annotations']) - len(self._captions):
                 log.warning('%s: %d empty captions left out', file, lost)
@@ -78,14 +78,16 @@ def _captions(
 ) -> list[tuple[int, str]]:
     """Numbers of images with their captions, in the order of images, then of captions."""
     numbers = {image['id']: number for number, image in enumerate(listed)}
-    if len(numbers) < len(listed):
-        raise ValueError('two images have the same id')
-    found = []
+    captions = []
     for one in annotations:
-        if one['image_id'] not in numbers:
-            raise ValueError(f'caption {one["id"]} is of the unknown image {one["image_id"]}')
+        caption_id = coco.read_id(one, 'id', 'one caption')
+        name = f'caption {caption_id}'
+        image = coco.read_id(one, 'image_id', name)
+        if image not in numbers:
+            raise ValueError(f'{name} is of the unknown image {image}')
         if not isinstance(one['caption'], str):
-            raise ValueError(f'caption {one["id"]} is not a text')
-        if one['caption'].strip():
-            found.append((numbers[one['image_id']], one['id'], one['caption'].strip()))
-    return [(number, caption) for number, _, caption in sorted(found)]
+            raise ValueError(f'{name} is not a text')
+        if caption := one['caption'].strip():
+            order = isinstance(caption_id, str), caption_id
+            captions.append((numbers[image], order, caption))
+    return [(number, caption) for number, _, caption in sorted(captions)]

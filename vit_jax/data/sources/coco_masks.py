@@ -6,16 +6,24 @@ Masks are polygons or run lengths, Lin et al., 2014, arXiv:1405.0312; pycocotool
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
+from vit_jax.data import images
 from vit_jax.data.records import BrokenRecord, Record
 from vit_jax.data.sources import coco
 from vit_jax.extras import needed_by
 
+log = logging.getLogger(__name__)
+
 EXTRA = 'detection'
+READ_BOXES = 'coco:PATH reads boxes alone'
+POLYGON = 'a polygon is not a list of x, y, x, y, ...'
+MOST = 2**20  # pixels around a polygon: pycocotools takes 160 bytes for each
+LONGEST = 8  # characters of a compressed run length
 
 
 class Source(coco.Source):
@@ -52,7 +60,7 @@ class Source(coco.Source):
         for mask, number in zip(masks, ids.tolist(), strict=True):
             try:
                 mask[:] = _decoded(self._shapes[number], size)
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, OverflowError) as error:
                 raise BrokenRecord(f'{self._file}: annotation {number}: {error}') from error
         return masks
 
@@ -60,47 +68,111 @@ class Source(coco.Source):
         self, annotations: Iterable[dict[str, Any]], categories: list[dict[str, Any]]
     ) -> tuple[dict[Any, Record], bool]:
         annotations = list(annotations)
-        self._shapes = {one['id']: _checked(one) for one in annotations}
+        self._shapes = {
+            coco.read_number(one, 'id', 'an annotation'): _checked(one) for one in annotations
+        }
         if len(self._shapes) < len(annotations):
             raise ValueError('two annotations have the same id')
+        if maskless := sum(not shape for shape in self._shapes.values()):
+            if maskless == len(annotations):
+                raise ValueError(f'no annotation has a mask; {READ_BOXES}')
+            log.warning(
+                '%s: %d of %d objects have no mask: left out of records, missed in evaluations',
+                self._file,
+                maskless,
+                len(annotations),
+            )
         return super()._sort_objects(annotations, categories)
 
 
-def _checked(annotation: dict[str, Any]) -> Any:
-    """The polygons, or the size and the run lengths of an annotation; ValueError without these."""
+def _checked(annotation: dict[str, Any]) -> list[Any]:
+    """The polygons and run lengths of an annotation, empty without any; ValueError for others."""
     shape = annotation.get('segmentation')
-    if isinstance(shape, dict) and {'size', 'counts'} <= shape.keys():
-        return shape
-    if isinstance(shape, list) and shape and all(isinstance(one, list) for one in shape):
-        return shape
+    shapes = [shape] if isinstance(shape, dict) else shape or []
+    if isinstance(shapes, list):
+        shapes = [shapes] if all(isinstance(x, int | float) for x in shapes) else shapes
+        if all(isinstance(one, list) or _is_run_lengths(one) for one in shapes):
+            return [one for one in shapes if one]
     raise ValueError(
-        f'annotation {annotation["id"]} has no polygons or run lengths in its segmentation; coco:'
-        'PATH reads boxes alone'
+        f'annotation {annotation["id"]} has no polygons or run lengths in its segmentation; '
+        f'{READ_BOXES}'
     )
 
 
-def _decoded(shape: Any, size: tuple[int, int]) -> np.ndarray:
-    """The mask of polygons or run lengths, uint8 [H W]; ValueError if they are malformed.
+def _is_run_lengths(shape: Any) -> bool:
+    return isinstance(shape, dict) and {'size', 'counts'} <= shape.keys()
 
-    All is checked here: pycocotools reads four numbers as a box, and takes other memory for runs
-    that are longer than the image.
+
+def _decoded(shapes: list[Any], size: tuple[int, int]) -> np.ndarray:
+    """The mask of polygons and run lengths, bool [H W]; ValueError if they are malformed.
+
+    All is checked here: pycocotools reads four numbers as a box, crashes on coordinates that exceed
+    its integers, and leaves pixels that no run covers as they are in memory.
     """
-    from pycocotools import mask
+    if size[0] * size[1] > images.MAX_PIXELS:
+        raise ValueError(f'the image has more than {images.MAX_PIXELS:,} pixels')
+    mask = np.zeros(size, bool)
+    for shape in shapes:
+        if isinstance(shape, dict):
+            mask |= _from_run_lengths(shape, size)
+    polygons = [_checked_polygon(one) for one in shapes if isinstance(one, list)]
+    polygons = [one for one in polygons if len(one) >= 6]  # fewer numbers have no area
+    if polygons:
+        from pycocotools import mask as coco_mask
 
-    if isinstance(shape, list):
-        polygons = [np.asarray(one, np.float64) for one in shape]
-        if any(one.ndim != 1 or len(one) % 2 or not np.isfinite(one).all() for one in polygons):
-            raise ValueError('a polygon is not a list of x, y, x, y, ...')
-        polygons = [one.tolist() for one in polygons if len(one) >= 6]  # fewer have no area
-        if not polygons:
-            return np.zeros(size, np.uint8)
-        return mask.decode(mask.merge(mask.frPyObjects(polygons, *size)))
-    if tuple(shape['size']) != size:
-        height, width = shape['size']
+        runs = coco_mask.merge(coco_mask.frPyObjects(polygons, *size))
+        mask |= coco_mask.decode(runs).astype(bool)
+    return mask
+
+
+def _checked_polygon(polygon: list[Any]) -> list[float]:
+    """The numbers of a polygon; ValueError if they are no points, or too far away."""
+    try:
+        numbers = np.asarray(polygon, np.float64)
+    except TypeError as error:
+        raise ValueError(POLYGON) from error
+    if numbers.ndim != 1 or len(numbers) % 2 or not np.isfinite(numbers).all():
+        raise ValueError(POLYGON)
+    points = numbers.reshape(-1, 2)
+    around = np.abs(points - np.roll(points, 1, 0)).max(1, initial=0).sum()
+    if np.abs(points).max(initial=0) > MOST or around > MOST:
+        raise ValueError(f'a polygon has coordinates or a perimeter of more than {MOST:,} pixels')
+    return numbers.tolist()
+
+
+def _from_run_lengths(shape: dict[str, Any], size: tuple[int, int]) -> np.ndarray:
+    """The mask of run lengths down the columns, bool [H W]; ValueError if they are malformed."""
+    height, width = map(int, shape['size'])
+    if (height, width) != size:
         raise ValueError(f'the mask has {width} x {height} pixels, the image {size[1]} x {size[0]}')
-    if isinstance(shape['counts'], str | bytes):
-        return mask.decode(shape)
-    counts = np.asarray(shape['counts'])
-    if counts.dtype.kind != 'i' or (counts < 0).any() or counts.sum() != size[0] * size[1]:
+    counts = shape['counts']
+    runs = _uncompressed(counts) if isinstance(counts, str) else np.asarray(counts, np.float64)
+    if runs.ndim != 1 or (runs != np.floor(runs)).any():
+        raise ValueError('the run lengths are not whole numbers')
+    if (runs < 0).any() or runs.sum() != size[0] * size[1]:
         raise ValueError(f'the run lengths do not add up to {size[0] * size[1]} pixels')
-    return mask.decode(mask.frPyObjects(shape, *size))
+    flat = np.repeat(np.arange(len(runs)) % 2 == 1, runs.astype(np.int64))
+    return flat.reshape(size[::-1]).T
+
+
+def _uncompressed(counts: str) -> np.ndarray:
+    """Run lengths, int64 [N], of the text in which pycocotools writes them.
+
+    A number has 5 bits a character, the lowest first; a sixth says that it goes on, and the last
+    character's fifth is its sign. From the fourth on, they are differences to the last but one.
+    """
+    codes = np.frombuffer(counts.encode(), np.uint8).astype(np.int64) - 48
+    goes_on = codes & 32 > 0
+    if not len(codes) or (codes < 0).any() or (codes > 63).any() or goes_on[-1]:
+        raise ValueError('the compressed run lengths are cut off, or not run lengths')
+    ends = np.flatnonzero(~goes_on)
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    digits = ends - starts + 1
+    if digits.max() > LONGEST:
+        raise ValueError('the compressed run lengths are too large')
+    places = np.arange(len(codes)) - np.repeat(starts, digits)
+    runs = np.add.reduceat((codes & 31) << 5 * places, starts)
+    runs -= np.where(codes[ends] & 16, 1 << 5 * digits, 0)
+    runs[1::2] = np.cumsum(runs[1::2])
+    runs[2::2] = np.cumsum(runs[2::2])
+    return runs

@@ -22,19 +22,17 @@ The files of a split have a fixed shuffled order.
 from __future__ import annotations
 
 import csv
-import io
 import pathlib
 import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from vit_jax.data import batches, images, listing
 from vit_jax.data.records import BrokenRecord, Listing, Record, SourceInfo, UnknownSplit
 from vit_jax.data.sources.table import is_image, warn_once
-from vit_jax.errors import UserError, one_line
+from vit_jax.errors import UserError
 from vit_jax.ops.panoptic import VOID
 from vit_jax.storage import paths
 
@@ -249,19 +247,27 @@ def _pairs(
     if not names:
         raise UserError(f'{title}: no image below {folder}')
     there = set(listing.files_below(masks)) if masks.is_dir() else set()
+    pngs = {_with_png(name): name for name in there}  # 0.PNG is the mask of 0.jpg too
     stems = [name.rpartition('.')[0].removesuffix(suffixes[0]) for name in names]
-    pairs = [(name, f'{s}{suffixes[1]}.png') for name, s in zip(names, stems, strict=True)]
+    wanted = [f'{stem}{suffixes[1]}.png' for stem in stems]
+    pairs = [(name, pngs.get(mask, mask)) for name, mask in zip(names, wanted, strict=True)]
     if missing := [pair for pair in pairs if pair[1] not in there]:
         name, mask = missing[0]
         stem = mask.removesuffix('.png')
         other = next((one for one in there if one.rpartition('.')[0] == stem), None)
-        hint = f'; {masks / other} is no PNG' if other else ''
+        hint = f'; {masks / other} is not a PNG file' if other else ''
         more = f' ({len(missing):,} of {len(names):,} have none)' if len(missing) > 1 else ''
         raise UserError(f'{folder / name}: its mask {masks / mask} is missing{hint}{more}')
     listed = {mask for _, mask in pairs}
-    if others := sum(one.endswith(f'{suffixes[1]}.png') for one in there - listed):
+    if others := sum(_with_png(one).endswith(f'{suffixes[1]}.png') for one in there - listed):
         warn_once(f'{masks}: {others} masks left out that have no image in {folder}')
     return pairs
+
+
+def _with_png(name: str) -> str:
+    """The name of a file with its ending in lower case if that is `.png`."""
+    stem, dot, ending = name.rpartition('.')
+    return f'{stem}{dot}png' if ending.lower() == 'png' else name
 
 
 def _read_values(path: pathlib.Path, colored: bool) -> np.ndarray:
@@ -271,23 +277,15 @@ def _read_values(path: pathlib.Path, colored: bool) -> np.ndarray:
       BrokenRecord: if the file cannot be read.
       UserError: if it has colors instead of ids.
     """
-    data = images.read_file(path)
-    try:
-        with Image.open(io.BytesIO(data), formats=('PNG',)) as image:
-            if image.width * image.height > images.MAX_PIXELS:
-                raise ValueError(f'more than {images.MAX_PIXELS:,} pixels')
-            mode = image.mode
-            values = np.asarray(image.convert('RGB') if colored else image)
-    except Exception as error:  # Pillow raises OSError, ValueError, SyntaxError, struct.error ...
-        raise BrokenRecord(f'{path}: {one_line(str(error))}') from error
+    values = images.read_values(path, colors=colored)
     if colored:
-        return values.astype(np.int64) @ [65536, 256, 1]
+        return values @ [65536, 256, 1]
     if values.ndim != 2:
         raise UserError(
-            f'{path}: is a picture of mode {mode}, not of class ids; list the color of each class '
+            f'{path}: is a picture in colors, not of class ids; list the color of each class '
             "in classes.csv: 'name,color', 'leaf,#00ff00'"
         )
-    return values.astype(np.int64)
+    return values
 
 
 def _class_table(classes: Classes) -> np.ndarray:

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import logging
 import pathlib
+from typing import Any
 
 import numpy as np
 
-from vit_jax.data import listing
+from vit_jax.data import images, listing
 from vit_jax.data.records import BrokenRecord, Listing, Record, SourceInfo, count_labels
 from vit_jax.data.sources import coco
 from vit_jax.errors import UserError
@@ -40,21 +41,24 @@ class Source:
         file = self._file = coco.find_annotations(root, split, PREFIX, name)
         content = coco.read_json(file, name)
         with coco.coco_format(file, name):
-            categories = sorted(content['categories'], key=lambda c: c['id'])
+            categories = coco.list_categories(content)
             self._labels = {category['id']: i for i, category in enumerate(categories)}
             names = tuple(str(category['name']) for category in categories)
-            stuff = tuple(i for i, category in enumerate(categories) if not category['isthing'])
+            stuff = tuple(i for i, category in enumerate(categories) if not _is_thing(category))
             self.info = SourceInfo(
                 len(categories), names, stuff=stuff, class_ids=tuple(self._labels)
             )
-            self._images = sorted(content['images'], key=lambda image: image['id'])
+            self._images = coco.list_images(content)
             self._folder = coco.image_folder(root, split, self._images, name)
             listed = content.get('annotations') or []
-            self._segments = {one['image_id']: one for one in listed}
+            self._segments = {
+                coco.read_id(one, 'image_id', 'one annotation'): self._checked(one)
+                for one in listed
+            }
             coco.require_inside(self._segments.values())
             self._is_bare = not any(one['segments_info'] for one in listed)
             if not self._is_bare:
-                self._check()
+                self._require_annotations()
         if self._is_bare:
             log.warning('%s: %s', file, coco.NO_ANNOTATIONS)
         self._pngs = file.with_suffix('')
@@ -82,12 +86,14 @@ class Source:
           BrokenRecord: if a file cannot be read, or has a segment that is not listed.
         """
         image = self._images[index]
-        size = int(image['height']), int(image['width'])
+        size = image['height'], image['width']
         if self._is_bare:
             return {'size': size}
         listed = self._segments[image['id']]
         path = self._pngs / listed['file_name']
-        numbers = coco.read_image(path, size).astype(np.int64) @ [1, 256, 256**2]
+        colors = images.read_values(path, colors=True)
+        coco.require_size(path, colors, size)
+        numbers = colors @ [1, 256, 256**2]
         segments = listed['segments_info']
         found, areas = np.unique(numbers, return_counts=True)
         if unknown := set(found.tolist()) - {0, *(segment['id'] for segment in segments)}:
@@ -101,7 +107,7 @@ class Source:
             'masks': masks,
             'boxes': boxes_around(masks),
             'labels': np.array([self._labels[s['category_id']] for s in segments], np.int32),
-            'crowd': np.array([bool(s.get('iscrowd', 0)) for s in segments], bool),
+            'crowd': np.array([s['iscrowd'] for s in segments], bool),
             'areas': np.array([area.get(s['id'], 0) for s in segments], np.float32),
             'ids': np.array([s['id'] for s in segments], np.int64),
         }
@@ -128,17 +134,33 @@ class Source:
     def record_name(self, index: int, /) -> str:
         return str(self._folder / self._images[index]['file_name'])
 
-    def _check(self) -> None:
-        """Raise ValueError unless every image has segments of known categories."""
+    def _checked(self, annotation: dict[str, Any]) -> dict[str, Any]:
+        """An image's annotation with numbers for ids; ValueError for an unknown category."""
+        image = annotation['image_id']
+        segments = []
+        for one in annotation['segments_info']:
+            number = coco.read_number(one, 'id', f'a segment of image {image}')
+            name = f'segment {number} of image {image}'
+            category = coco.read_number(one, 'category_id', name)
+            if category not in self._labels:
+                raise ValueError(f'{name} is of the unknown category {category}')
+            crowd = coco.read_flag(one, 'iscrowd', name)
+            segments.append({'id': number, 'category_id': category, 'iscrowd': crowd})
+        return {'file_name': annotation['file_name'], 'segments_info': segments}
+
+    def _require_annotations(self) -> None:
+        """Raise ValueError unless every image has an annotation."""
         for image in self._images:
             if image['id'] not in self._segments:
                 raise ValueError(f'image {image["id"]} has no annotation')
-            for segment in self._segments[image['id']]['segments_info']:
-                if segment['category_id'] not in self._labels:
-                    raise ValueError(
-                        f'segment {segment["id"]} is of the unknown category '
-                        f'{segment["category_id"]}'
-                    )
+
+
+def _is_thing(category: dict[str, Any]) -> bool:
+    """Whether a category is of things; ValueError if it does not say."""
+    name = f'category {category["id"]}'
+    if category.get('isthing') is None:
+        raise ValueError(f"{name}: there is no 'isthing', 1 for things and 0 for stuff")
+    return coco.read_flag(category, 'isthing', name)
 
 
 def boxes_around(masks: np.ndarray) -> np.ndarray:
