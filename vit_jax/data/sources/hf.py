@@ -3,24 +3,25 @@
     hf:/data/flowers            written by `save_to_disk`, or a download of the repository
     hf:ORG/NAME[/CONFIG]        the same in the caches of `huggingface_hub` and `datasets`
 
-Splits are read from file names, such as `train-00000-of-00005.parquet`, or from folders.
-Arrow files are mapped into memory. Parquet has no random access: its rows are copied to Arrow once,
-in the user's cache folder.
+Splits are read from file names, such as `train-00000-of-00005.parquet`, or from folders; a split
+whose files are incomplete or of several writings is refused. Arrow files are mapped into memory,
+see `vit_jax.data.arrow`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import pathlib
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.data import images, listing
+from vit_jax.data import arrow, images, listing
 from vit_jax.data.records import (
     BrokenRecord,
     Listing,
@@ -30,20 +31,55 @@ from vit_jax.data.records import (
     UnknownSplit,
     count_labels,
 )
-from vit_jax.errors import UserError
-from vit_jax.runtime.console import progress
-from vit_jax.storage import cache, paths
+from vit_jax.errors import UserError, one_line
+from vit_jax.storage import paths
 
 SUFFIXES = ('.parquet', '.arrow')
-PART = re.compile(r'-\d+-of-\d+.*')
+PART = re.compile(r'-(?P<part>\d+)-of-(?P<count>\d+).*')
+IMAGES = ('image', 'img')
 LABELS = ('label', 'labels', 'fine_label')
-BATCH = 1000  # rows copied at a time
+MOST_CLASSES = 10**6  # without names
+
+
+class Columns(NamedTuple):
+    """The columns that become fields of records, and the names of the classes.
+
+    Attributes:
+      image: the column of images.
+      label: the column of classes; empty if there is none.
+      texts: the columns of texts.
+      classes: names of the classes; empty if the file has none.
+    """
+
+    image: str
+    label: str
+    texts: tuple[str, ...]
+    classes: tuple[str, ...]
+
+
+class Part(NamedTuple):
+    """A file of a split; only the number differs from the others of one writing.
+
+    Attributes:
+      folder: that holds it.
+      stem: its name before the number.
+      suffix: of its name.
+      total: the number of files; 0 if the name does not have it.
+      number: of the file.
+    """
+
+    folder: pathlib.Path
+    stem: str
+    suffix: str
+    total: int
+    number: int
 
 
 class Source:
-    """Records of the first column of images, the class if any, and texts under their own names.
+    """Records of the column of images, the class if any, and texts under their own names.
 
-    The class is a column of `ClassLabel`, or of integers named `label`.
+    The class is a column of `ClassLabel`, or of integers named `label`. Of several columns of
+    images or classes, the one with a usual name is read: `image` or `label`.
     """
 
     def __init__(self, path: str, split: str):
@@ -54,19 +90,22 @@ class Source:
             raise UnknownSplit.from_splits(self._title, split, splits)
         self._split, self._root = split, root
         self._listed = [str(file.relative_to(root)) for file in splits[split]]
-        self._files = [random_access(file, self._title) for file in splits[split]]
-        schema = self._batches[0].schema
-        self._image, self._label, self._texts, names = columns(schema, self._title)
+        self._files = [arrow.random_access(file, self._title) for file in splits[split]]
+        if not len(self):
+            raise UserError(f'{self._title}: the split {self._split!r} has no rows')
+        self._image, self._label, self._texts, names = self._read_columns()
+        self._require_bytes()
         if self._label and not names:
-            names = tuple(map(str, range(int(self._read_labels().max()) + 1)))
+            names = tuple(map(str, range(self._count_classes())))
         self.info = SourceInfo(len(names), names)
 
     @functools.cached_property
+    def _batches_of_files(self) -> list[list[Any]]:
+        return [arrow.open_batches(file, self._title) for file in self._files]
+
+    @functools.cached_property
     def _batches(self) -> list[Any]:
-        found = [batch for file in self._files for batch in open_arrow(file, self._title)]
-        if not sum(batch.num_rows for batch in found):
-            raise UserError(f'{self._title}: the split {self._split!r} has no rows')
-        return found
+        return [batch for batches in self._batches_of_files for batch in batches]
 
     @functools.cached_property
     def _shard_index(self) -> ShardIndex:
@@ -74,7 +113,49 @@ class Source:
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker process maps the files itself; a copy of the batches would hold all their rows.
-        return {k: v for k, v in self.__dict__.items() if k not in ('_batches', '_shard_index')}
+        mapped = ('_batches_of_files', '_batches', '_shard_index')
+        return {k: v for k, v in self.__dict__.items() if k not in mapped}
+
+    def _read_columns(self) -> Columns:
+        """The columns of the files; UserError if these differ."""
+        pairs = zip(self._listed, self._batches_of_files, strict=True)
+        filled = [(name, batches[0].schema) for name, batches in pairs if batches]
+        first_name, first_schema = filled[0]
+        first = columns(first_schema, self._title)
+        for name, schema in filled[1:]:
+            other = columns(schema, f'{self._title}: {name}')
+            for field, a, b in zip(Columns._fields, first, other, strict=True):
+                if a != b and (field != 'texts' or set(a) != set(b)):
+                    raise UserError(
+                        f'{self._title}: {first_name} and {name} differ in {field}: {_listed(a)} '
+                        f'and {_listed(b)}; write all files with the same features'
+                    )
+        return first
+
+    def _require_bytes(self) -> None:
+        """Raise UserError if all images are named by paths, without their bytes."""
+        for batch in self._batches:
+            column = batch.column(self._image)
+            files = column.field('bytes') if column.type.num_fields else column
+            if files.null_count < len(files):
+                return
+        raise UserError(
+            f'{self._title}: its column {self._image!r} has no bytes of images, at most their '
+            'paths: write the data by `save_to_disk` or `push_to_hub`, which store the files'
+        )
+
+    def _count_classes(self) -> int:
+        """The number of classes without names: the largest number and one."""
+        labels = self._read_labels()
+        wrong = np.flatnonzero((labels < 0) | (labels >= MOST_CLASSES))
+        if wrong.size:
+            row = int(wrong[0])
+            raise UserError(
+                f'{self.record_name(row)}: its {self._label!r}, {labels[row]}, is not a class: '
+                f'classes without names are integers from 0 to {MOST_CLASSES - 1:,}; rename the '
+                'column, or number its values'
+            )
+        return int(labels.max()) + 1
 
     def __len__(self) -> int:
         return len(self._shard_index)
@@ -88,7 +169,9 @@ class Source:
         value = batch.column(self._image)[row].as_py()
         data = value.get('bytes') if isinstance(value, dict) else value
         if not data:
-            raise BrokenRecord(f'{name}: {self._image!r} holds no bytes')
+            path = value.get('path') if isinstance(value, dict) else None
+            beside = f', only the path {one_line(str(path))!r}' if path else ''
+            raise BrokenRecord(f'{name}: {self._image!r} holds no bytes{beside}')
         record: Record = {'image': data}
         if self._label:
             record['label'] = batch.column(self._label)[row].as_py()
@@ -100,11 +183,12 @@ class Source:
         return self._read_labels()
 
     def _read_labels(self) -> np.ndarray:
-        parts = [b.column(self._label).to_numpy(zero_copy_only=False) for b in self._batches]
-        labels = np.concatenate(parts)
-        if labels.dtype.kind != 'i':  # a missing one makes them floating-point numbers
-            raise UserError(f'{self._title}: a row has no {self._label!r}')
-        return labels.astype(np.int64)
+        parts = [batch.column(self._label) for batch in self._batches]
+        if (part := next((i for i, part in enumerate(parts) if part.null_count), None)) is not None:
+            before = sum(map(len, parts[:part]))
+            row = before + parts[part].to_pylist().index(None)
+            raise UserError(f'{self.record_name(row)}: has no {self._label!r}')
+        return np.concatenate([part.to_numpy().astype(np.int64) for part in parts])
 
     def class_counts(self, indices: np.ndarray, /) -> np.ndarray | None:
         with contextlib.suppress(UserError):  # a row without a class
@@ -158,14 +242,18 @@ def find_splits(root: pathlib.Path, title: str) -> dict[str, list[pathlib.Path]]
     """The files of each split, sorted by name.
 
     Raises:
-      UserError: if there are none, or they belong to several configs.
+      UserError: if there are none, they belong to several configs, or the files of a split are not
+        all those of one writing.
     """
     splits: dict[str, list[pathlib.Path]] = {}
     configs = set()
-    for file in sorted(root.rglob('*')):
-        inside = file.relative_to(root)
-        hidden = any(part.startswith('.') for part in inside.parts)
-        if file.suffix in SUFFIXES and not hidden and not file.name.startswith('cache-'):
+    found = (file for file in sorted(root.rglob('*')) if file.suffix in SUFFIXES)
+    for folder, files in itertools.groupby(found, key=lambda file: file.parent):
+        saved = _saved_names(folder, title)
+        for file in files:
+            inside = file.relative_to(root)
+            if _is_unfinished(inside) or (saved and file.name not in saved):
+                continue
             config, split = config_and_split(inside)
             configs.add(config)
             splits.setdefault(split, []).append(file)
@@ -174,109 +262,144 @@ def find_splits(root: pathlib.Path, title: str) -> dict[str, list[pathlib.Path]]
         raise UserError(f'{title}: has several configs, {names}: name one as {title[7:]}/CONFIG')
     if not splits:
         raise UserError(f'{title}: {root} holds no file of {" or ".join(SUFFIXES)}')
+    for files_of_split in splits.values():
+        _require_parts([file.relative_to(root) for file in files_of_split], title)
     return splits
+
+
+def _is_unfinished(inside: pathlib.Path) -> bool:
+    """Whether a file is hidden, being prepared, or a result that `datasets` keeps."""
+    hidden = any(part.startswith('.') or part.endswith('.incomplete') for part in inside.parts)
+    return hidden or inside.name.startswith('cache-')
+
+
+def _saved_names(folder: pathlib.Path, title: str) -> tuple[str, ...]:
+    """The files that the last `save_to_disk` wrote into a folder; none if it wrote no list."""
+    state = folder / 'state.json'
+    if not state.is_file():
+        return ()
+    try:
+        content = paths.parse_json(paths.read_bytes(state))
+        names = tuple(str(entry['filename']) for entry in content['_data_files'])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f'{title}: {state} cannot be read: {paths.first_line(error)}') from error
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        raise UserError(
+            f'{title}: {len(missing)} of {len(names)} files of {folder} are missing, the first is '
+            f'{one_line(missing[0])}: copy or save the data again'
+        )
+    return names
+
+
+def _require_parts(files: list[pathlib.Path], title: str) -> None:
+    """Raise UserError unless a split's files are all those of one writing, by their names."""
+    parts = [_part(file) for file in files]
+    first, numbers = parts[0], [part.number for part in parts]
+    for file, part in zip(files, parts, strict=True):
+        if part._replace(number=first.number) != first:
+            raise UserError(
+                f'{title}: {files[0]} and {file} are files of one split from different writings: '
+                'remove those of the older one'
+            )
+        if parts.count(part) > 1:
+            raise UserError(
+                f'{title}: {file} has the number of another file of its split: remove the older one'
+            )
+    expected = range(first.total) if first.total else range(min(numbers), max(numbers) + 1)
+    missing = sorted(set(expected) - set(numbers))
+    if missing and (first.total or expected[0] <= 1):
+        raise UserError(
+            f'{title}: {len(missing)} of the {len(expected)} files of the split of {files[0]} are '
+            f'missing, the first is number {missing[0]} of {expected[0]} to {expected[-1]}: '
+            'download or write them again'
+        )
+
+
+def _part(file: pathlib.Path) -> Part:
+    if match := PART.search(file.stem):
+        stem, number, count = PART.sub('', file.stem), int(match['part']), int(match['count'])
+        return Part(file.parent, stem, file.suffix, count, number)
+    if file.stem.isdecimal():  # the hub's own conversion to Parquet
+        return Part(file.parent, '', file.suffix, 0, int(file.stem))
+    return Part(file.parent, file.stem, file.suffix, 0, 0)
 
 
 def config_and_split(file: pathlib.Path) -> tuple[pathlib.Path, str]:
     """The folder of a file's config, and the file's split."""
     stem, folder = PART.sub('', file.stem), file.parent
-    if stem == 'data' or stem.isdigit():  # save_to_disk; the hub's own conversion to Parquet
+    if stem == 'data' or stem.isdecimal():  # save_to_disk; the hub's own conversion to Parquet
         return (folder.parent, folder.name) if folder.name else (folder, 'train')
     if file.suffix == '.arrow':  # NAME-SPLIT.arrow of the cache of `datasets`
         stem = stem.rpartition('-')[2]
     return (folder.parent if folder.name == 'data' else folder), stem
 
 
-def random_access(file: pathlib.Path, title: str) -> pathlib.Path:
-    """The rows of a file as Arrow: the file itself, or a copy in the user's cache folder.
-
-    Raises:
-      UserError: if the file cannot be read, or the copy cannot be written.
-    """
-    try:
-        paths.open_file(file).close()
-    except OSError as error:
-        raise UserError(f'{title}: {file} cannot be read: {error.strerror}') from error
-    if file.suffix == '.arrow':
-        return file
-    target = cache.folder('arrow') / f'{cache.key([file])}.arrow'
-    return cache.made_once(target, lambda path: copy_to_arrow(file, path, title))
-
-
-def copy_to_arrow(file: pathlib.Path, target: pathlib.Path, title: str) -> None:
-    """Write the rows of a Parquet file as a stream of Arrow.
-
-    Raises:
-      OSError: if they cannot be written.
-      UserError: if the file is damaged.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    def read(step: Callable[[], Any]) -> Any:
-        try:
-            return step()
-        except (pa.ArrowException, OSError, EOFError) as error:
-            raise UserError(f'{title}: {file} cannot be read: {_reason(error)}') from error
-
-    with (
-        read(lambda: pq.ParquetFile(file)) as rows,
-        target.open('wb') as opened,
-        pa.ipc.new_stream(opened, rows.schema_arrow) as stream,
-        progress(f'copying {file.name} to Arrow', rows.metadata.num_rows) as advance,
-    ):
-        batches = rows.iter_batches(batch_size=BATCH)
-        while (batch := read(lambda: next(batches, None))) is not None:
-            stream.write(batch)
-            advance(batch.num_rows)
-
-
-def open_arrow(file: pathlib.Path, title: str) -> list[Any]:
-    """The record batches of a file, mapped into memory.
-
-    Raises:
-      UserError: if it is damaged.
-    """
-    import pyarrow as pa
-
-    try:
-        return list(pa.ipc.open_stream(pa.memory_map(str(file))))
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f'{title}: {file} cannot be read: {_reason(error)}') from error
-
-
-def columns(schema: Any, title: str) -> tuple[str, str, tuple[str, ...], tuple[str, ...]]:
+def columns(schema: Any, title: str) -> Columns:
     """Choose columns by the features that `datasets` stores, or else by their types.
 
-    Returns:
-      The names of the image, of the class or '', and of the texts; and the names of the classes.
-
     Raises:
-      UserError: if there is no image.
+      UserError: if there is no image, several columns may be the image or the class, or the class
+        is not a column of integers.
     """
     import pyarrow.types as kinds
 
     features = _features(schema.metadata or {})
-    found = {name: schema.field(name).type for name in schema.names}
+    found = dict(zip(schema.names, schema.types, strict=True))
     noted = {name: _kind(features.get(name)) for name in found}
-    pictures = [n for n in found if noted[n] == 'Image'] or [
-        n for n, kind in found.items() if kinds.is_struct(kind) or kinds.is_binary(kind)
-    ]
+    pictures = [name for name, kind in found.items() if _holds_files(kind)]
     if not pictures:
-        raise UserError(f'{title}: none of its columns is an image: {", ".join(found)}')
-    classes = [n for n in found if noted[n] == 'ClassLabel'] or [
-        n for n, kind in found.items() if n in LABELS and kinds.is_integer(kind)
+        raise UserError(f'{title}: none of its columns is an image: {_listed(found)}')
+    image = _choose([n for n in pictures if noted[n] == 'Image'] or pictures, IMAGES, title)
+    classes = [
+        name
+        for name, kind in found.items()
+        if kinds.is_integer(kind) and (noted[name] == 'ClassLabel' or name in LABELS)
     ]
-    label = min(classes, key=lambda n: (n not in LABELS, classes.index(n)), default='')
+    label = _choose(classes, LABELS, title) if classes else ''
+    texts = [name for name, kind in found.items() if _is_text(kind)]
     for name in LABELS:
-        if name not in classes and name in found and kinds.is_floating(found[name]):
+        unread = name in found and (name == 'label' or name not in texts)
+        if unread and not classes and not kinds.is_nested(found[name]):
             raise UserError(
                 f'{title}: its column {name!r} holds {found[name]}, but classes are integers: '
                 'cast or rename it'
             )
     names = (features.get(label) or {}).get('names') or ()
-    texts = tuple(n for n, kind in found.items() if kinds.is_string(kind) and n != label)
-    return pictures[0], label, texts, tuple(map(str, names))
+    others = tuple(name for name in texts if name not in ('image', 'label'))
+    return Columns(image, label, others, tuple(map(str, names)))
+
+
+def _choose(candidates: list[str], usual: tuple[str, ...], title: str) -> str:
+    """The only candidate, or the one with the first usual name; UserError if there is none."""
+    named = [name for name in usual if name in candidates]
+    if not named and len(candidates) > 1:
+        raise UserError(
+            f'{title}: each of its columns {_listed(candidates)} may be the {usual[0]}: rename '
+            f'one to {usual[0]!r}, or remove the others'
+        )
+    return (named or candidates)[0]
+
+
+def _holds_files(kind: Any) -> bool:
+    """Whether values of an Arrow type may be images' files, or structs with their bytes."""
+    import pyarrow.types as kinds
+
+    if kinds.is_struct(kind):
+        at = kind.get_field_index('bytes')
+        return at >= 0 and (_holds_files(kind.field(at).type) or kinds.is_null(kind.field(at).type))
+    return kinds.is_binary(kind) or kinds.is_large_binary(kind) or kinds.is_binary_view(kind)
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow.types as kinds
+
+    return kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind)
+
+
+def _listed(names: str | Iterable[str]) -> str:
+    """The names, or a single one, in quotes."""
+    quoted = map(repr, filter(None, [names] if isinstance(names, str) else names))
+    return one_line(', '.join(quoted))[:200] or 'none'
 
 
 def _features(metadata: dict[bytes, bytes]) -> dict[str, Any]:
@@ -288,7 +411,3 @@ def _features(metadata: dict[bytes, bytes]) -> dict[str, Any]:
 
 def _kind(feature: Any) -> str:
     return str(feature.get('_type', '')) if isinstance(feature, dict) else ''
-
-
-def _reason(error: Exception) -> str:
-    return ' '.join(str(error).split())[:200] or type(error).__name__
