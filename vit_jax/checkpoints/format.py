@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import json
 import math
 import os
 import shutil
@@ -22,7 +23,7 @@ from etils.epath import gpath
 
 from vit_jax.checkpoints import manifest
 from vit_jax.errors import UserError
-from vit_jax.storage import paths, run_folder
+from vit_jax.storage import lock, paths, run_folder
 from vit_jax.storage.paths import first_line
 from vit_jax.storage.run_folder import META, TRAINING, VARIABLES
 from vit_jax.tree_paths import path_name, require_fit
@@ -35,6 +36,7 @@ Items = dict[str, dict[str, PyTree]]  # item -> field of the state -> arrays
 
 ITEMS_OF_INFERENCE = (VARIABLES, META)
 _FIELDS_OF_VARIABLES = ('params', 'collections', 'ema')
+_HEADER = b'/.zarray'
 _NOT_SAVED = ('frozen',)  # of other checkpoints
 
 
@@ -84,14 +86,33 @@ def shapes(state: PyTree) -> Items:
 
 
 def require_written(directory: Path, saved: Items) -> None:
-    """Open every array that Orbax has written, also in an uncommitted step.
+    """Check the arrays that Orbax has written, also in an uncommitted step.
+
+    Opening each array leaves 6 KB in TensorStore, 3 MB for every save of a ViT-B: their headers
+    hold the same shapes and dtypes.
 
     Raises:
-      UserError: if an array cannot be opened, or differs from the `shapes` of the saved state.
+      UserError: if an array is not readable, or differs from the `shapes` of the saved state.
     """
-    with _reader(directory) as reader:
-        stored = _stored(reader, directory)
-    require_fit(_arrays(stored), _arrays(saved), 'it is not the state that was saved', dtypes=True)
+    with _reading(directory):
+        headers = {name: _headers(directory / name) for name in saved}
+    require_fit(_arrays(headers), _arrays(saved), 'it is not the state that was saved', dtypes=True)
+
+
+def _headers(item: Path) -> dict[str, jax.ShapeDtypeStruct]:
+    """The shapes and dtypes of the arrays that the item's store holds, by their Zarr headers."""
+    import tensorstore
+
+    local = {'driver': 'file', 'path': f'{os.fspath(item)}/'}
+    base = lock.store_spec(item) if paths.is_remote(item) else local
+    store = tensorstore.KvStore.open({'driver': 'ocdbt', 'base': base}).result()
+    names = [name for name in store.list().result() if name.endswith(_HEADER)]
+    contents = [store.read(name) for name in names]
+    headers = [json.loads(content.result().value) for content in contents]
+    return {
+        name.removesuffix(_HEADER).decode(): jax.ShapeDtypeStruct(x['shape'], x['dtype'])
+        for name, x in zip(names, headers, strict=True)
+    }
 
 
 def read_variables(directory: Path) -> tuple[dict[str, PyTree], dict[str, Any]]:
@@ -116,12 +137,17 @@ def _reader(directory: Path) -> Iterator[ocp.Checkpointer]:
     """Orbax's reader of a step; its errors become one line."""
     import orbax.checkpoint as ocp
 
-    with ocp.Checkpointer(handler()) as reader:
-        try:
-            yield reader
-        except (OSError, ValueError, KeyError, MemoryError) as error:  # TensorStore's: ValueError
-            reason = first_line(error).partition(' [tensorstore_spec')[0]
-            raise UserError(f'the arrays of {directory} cannot be read: {reason}') from error
+    with ocp.Checkpointer(handler()) as reader, _reading(directory):
+        yield reader
+
+
+@contextlib.contextmanager
+def _reading(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError, MemoryError) as error:  # TensorStore's: ValueError
+        reason = first_line(error).partition(' [tensorstore_spec')[0]
+        raise UserError(f'the arrays of {directory} cannot be read: {reason}') from error
 
 
 def _require_memory(directory: Path, arrays: PyTree) -> None:
@@ -182,9 +208,9 @@ def _fields(state: PyTree) -> tuple[dict[str, PyTree], Any]:
 
 
 def _arrays(items: Items) -> dict[str, Any]:
-    """The arrays by their paths in the state."""
+    """The arrays by their paths in the state, or by Orbax's names for these."""
     leaves = jax.tree_util.tree_leaves_with_path(items)
-    return {path_name(keys[1:]): leaf for keys, leaf in leaves}
+    return {path_name(keys[1:]).replace('.', '/'): leaf for keys, leaf in leaves}
 
 
 class LiteralPath(gpath.PosixGPath):

@@ -288,15 +288,21 @@ def open_store(folder: pathlib.Path) -> Any:
     """Open a remote folder with TensorStore, which supports conditional writes."""
     import tensorstore
 
+    return tensorstore.KvStore.open(store_spec(folder)).result()
+
+
+def store_spec(folder: pathlib.Path) -> dict[str, Any]:
+    """TensorStore's specification of a remote folder."""
     scheme, _, rest = os.fspath(folder).partition('://')
     bucket, _, prefix = rest.partition('/')
     driver = {'gs': 'gcs', 's3': 's3'}[scheme]
-    spec = {'driver': driver, 'bucket': bucket, 'path': f'{prefix}/' if prefix else ''}
+    spec: dict[str, Any] = {'driver': driver, 'bucket': bucket}
+    spec['path'] = f'{prefix}/' if prefix else ''
     # TensorStore reads all environment variables for S3 except the endpoint's.
     endpoint = os.environ.get('AWS_ENDPOINT_URL_S3') or os.environ.get('AWS_ENDPOINT_URL')
     if scheme == 's3' and endpoint:
         spec |= {'endpoint': endpoint, 'aws_region': os.environ.get('AWS_REGION', 'us-east-1')}
-    return tensorstore.KvStore.open(spec).result()
+    return spec
 
 
 class Lease:
