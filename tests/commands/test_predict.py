@@ -101,18 +101,21 @@ def test_mistakes_are_one_line(smoke_run, files, capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_folder_with_a_broken_file_is_written_as_a_table(smoke_run, files, capsys, tmp_path):
+def test_a_folder_with_a_broken_file_is_written_as_a_table(
+    smoke_run, files, capsys, tmp_path, caplog
+):
     broken = tmp_path / 'in' / 'sub' / 'broken.png'
     broken.parent.mkdir(parents=True)
     broken.write_text('not a picture')
     for i in (0, 1):
         shutil.copy(files[i], tmp_path / 'in' / f'{i}.png')
+    (tmp_path / 'in' / 'scan.bmp').touch()
     argv = ['predict', '--workdir', str(smoke_run), '--top', '2', str(tmp_path / 'in')]
     assert cli.main([*argv, str(files[0].parent / '2.*'), '--table', str(tmp_path / 'a.csv')]) == 1
     captured = capsys.readouterr()
     assert captured.out == f'{tmp_path / "a.csv"}\n'
     named, counted = captured.err.splitlines()
-    assert says(named, broken) and says(counted, '1 of 4')
+    assert 'scan.bmp' in caplog.text and says(named, broken) and says(counted, '1 of 4')
     with open(tmp_path / 'a.csv', newline='') as opened:
         rows = list(csv.DictReader(opened))
     names = [tmp_path / 'in' / '0.png', tmp_path / 'in' / '1.png', files[2]]
@@ -147,6 +150,35 @@ def test_files_of_equal_names_get_a_picture_each(smoke_run, files, capsys, tmp_p
     assert 'x.png would overwrite an input file' in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ('words', 'name'),
+    [
+        (['predict', '--workdir', 'RUN', 'FILE', '--out', 'FILE'], 'a.png'),
+        (['predict', '--workdir', 'RUN', 'FOLDER', '--out', 'LINK'], 'a.png'),
+        (['predict', '--workdir', 'RUN', 'FILE', '--table', 'FILE'], 'a.csv'),
+        (['attention', '--workdir', 'RUN', 'FILE', '--out', 'FILE'], 'a.png'),
+        (['colorize', '--workdir', 'RUN', 'FILE', '--out', 'FILE'], 'a.png'),
+        (['embed', 'RUN', 'FOLDER', '--pca', 'FILE'], 'a.png'),
+        (['embed', 'RUN', 'FILE', '--pca', 'b.png', '--neighbors', './b.png'], 'a.png'),
+        (['colors', 'table:FILE', '--out', 'FILE'], 'a.csv'),
+        (['translate', '--workdir', 'RUN', '--file', 'FILE', '--output', 'FILE'], 'a.txt'),
+    ],
+)
+def test_inputs_are_not_overwritten(smoke_run, tmp_path, capsys, monkeypatch, words, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'in').mkdir()
+    file = tmp_path / 'in' / name
+    file.write_bytes(b'the only copy')
+    (tmp_path / 'link.png').symlink_to(file)
+    places = {'RUN': smoke_run, 'FILE': file, 'FOLDER': tmp_path / 'in', 'LINK': 'link.png'}
+    for place, path in places.items():
+        words = [word.replace(place, str(path)) for word in words]
+    assert cli.main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words[-2] in line
+    assert file.read_bytes() == b'the only copy' and (tmp_path / 'link.png').is_symlink()
+
+
 def test_names_of_pictures():
     assert image_names(['a/x.jpg', 'b/y.jpg']) == ['x.png', 'y.png']
     assert image_names(['a/x.jpg', 'a/b/x.jpg', 'a/c/y.jpg']) == ['x.png', 'b/x.png', 'c/y.png']
@@ -171,6 +203,12 @@ def test_a_table_holds_boxes_and_images_without_any(tmp_path):
     predict.write_table(str(tmp_path / 'a.parquet'), results)
     boxes = parquet.read_table(tmp_path / 'a.parquet')['bbox'].to_pylist()
     assert boxes == [[1.5, 2.0, 3.0, 4.0], None]
+    row = {'class': '=HYPERLINK("evil")', '@x': '-1+1', 'score': -0.5}
+    predict.write_table(str(tmp_path / 'c.csv'), [{'image': '+a.png', 'predictions': [row]}])
+    assert list(csv.reader((tmp_path / 'c.csv').read_text().splitlines())) == [
+        ['image', 'class', "'@x", 'score'],
+        ["'+a.png", '\'=HYPERLINK("evil")', "'-1+1", '-0.5'],
+    ]
     predict.write_table(str(tmp_path / 'b.csv'), results[1:], ('class', 'score'))
     assert (tmp_path / 'b.csv').read_text() == 'image,class,score\n"b, c.png",,\n'
 

@@ -28,7 +28,7 @@ def run_on(source, split='train', transforms='', task='classify'):
     return TrainedModel({}, config, (8, 8), '', step=0, raw_images=image)
 
 
-def test_files_of_folders_and_patterns(tmp_path):
+def test_files_of_folders_and_patterns(tmp_path, caplog):
     for name in ('b.PNG', 'a.jpg', 'notes.txt', '.hidden.png', 'sub/c.webp', '[1].png'):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
@@ -38,6 +38,8 @@ def test_files_of_folders_and_patterns(tmp_path):
     names = [name.removeprefix(f'{tmp_path}/') for name in found]
     expected = ['[1].png', 'a.jpg', 'b.PNG', 'sub/c.webp', 'sub/c.webp', '[1].png', 'missing.png']
     assert names == expected
+    (warning,) = caplog.messages
+    assert str(tmp_path) in warning and '1 files' in warning and 'notes.txt' in warning
     (tmp_path / 'empty').mkdir()
     for word in (tmp_path / 'empty', tmp_path / '*.txt'):
         with pytest.raises(UserError, match=re.escape(str(word))):

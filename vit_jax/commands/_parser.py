@@ -152,25 +152,52 @@ def overview(
     return shown
 
 
-def check_output(path: str | os.PathLike[str], flag: str) -> None:
-    """Raise UserError, which names the flag, if its file cannot be written.
+def check_output(
+    path: str | os.PathLike[str], flag: str, inputs: Iterable[str | None] = ()
+) -> None:
+    """Raise UserError, which names the flag, if its file cannot be written, or is an input.
 
     Commands call it before they compute anything.
+
+    Args:
+      path: of the file.
+      flag: that names it.
+      inputs: words that name what the command reads: files, folders of images, sources such as
+        'table:FILE', and others, which are not looked at.
     """
     from vit_jax.storage import paths, run_folder
 
     file = paths.path(path)
     reason = 'it is a folder' if file.is_dir() else run_folder.reserved(file)
+    if isinstance(file, pathlib.Path) and file.exists() and any(_reads(w, file) for w in inputs):
+        reason = reason or 'the command reads it: choose another name'
     if reason := reason or paths.obstacle(file.parent):
         raise UserError(f'{flag} {str(path)!r} cannot be written: {reason}')
 
 
-def check_picture(path: str | pathlib.Path, flag: str) -> None:
-    """Raise UserError, which names the flag, for an unsupported format or an unwritable file."""
+def _reads(word: str | None, file: pathlib.Path) -> bool:
+    """Whether a word of the command line names a file, or a folder of images with the file."""
+    from vit_jax.data.sources.table import is_image
+
+    named = {word, word.partition(':')[2]} - {''} if word else set()
+    for path in map(os.path.expanduser, named):
+        with contextlib.suppress(OSError, ValueError):  # of words that are no path
+            if os.path.samefile(path, file):
+                return True
+            if is_image(file.name) and pathlib.Path(path).resolve() in file.resolve().parents:
+                return True
+    return False
+
+
+def check_picture(path: str | pathlib.Path, flag: str, inputs: Iterable[str | None] = ()) -> None:
+    """Raise UserError, which names the flag, for an unsupported format or an unwritable file.
+
+    Arguments as of `check_output`.
+    """
     from vit_jax.viz import figures
 
     figures.check_format(path, flag)
-    check_output(path, flag)
+    check_output(path, flag, inputs)
 
 
 @contextlib.contextmanager

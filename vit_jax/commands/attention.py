@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error('the following arguments are required: input')
     from vit_jax.runtime import compile_cache
 
-    check_picture(args.out, '--out')
+    check_picture(args.out, '--out', [*args.inputs, args.checkpoint])
     run = open_model(parser, args)
     compile_cache.enable()
     if args.parameters is not None:

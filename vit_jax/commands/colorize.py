@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
 
     folder = args.out is not None and is_folder(args.out)
     if args.out is not None and not folder:
-        check_picture(args.out, '--out')
+        check_picture(args.out, '--out', args.image)
     mesh.usable_devices()
     core = open_run(args.workdir, **run_options(args))
     check_task(core, 'coltran', '--workdir')

@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
     )
     args = parser.parse_args(argv)
     out = pathlib.Path(args.out).expanduser()
-    check_output(out, '--out')
+    check_output(out, '--out', [args.source])
     from vit_jax.data import sources
     from vit_jax.ops import colors
     from vit_jax.tasks import colorize

@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     from vit_jax.trainer.evaluate import open_data
 
     if args.out is not None:
-        check_picture(args.out, '--out')
+        check_picture(args.out, '--out', [config.data.source])
     config = fine_tune.complete(config).config
     layout = sharding.make_layout()
     data = open_data(config.data, config.batch_size, layout, seed=config.seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -147,14 +148,17 @@ def _check(parser: Parser, args: argparse.Namespace) -> None:
     pictures = {'--pca': args.pca, '--neighbors': args.neighbors}
     if args.out is None and not any(pictures.values()):
         parser.error('name an output: --out FILE, --pca FILE or --neighbors FILE')
+    if args.pca and args.neighbors and os.path.abspath(args.pca) == os.path.abspath(args.neighbors):
+        parser.error('--pca and --neighbors name the same file')
+    read = [*args.inputs, args.texts, args.checkpoint]
     if args.out is not None:
         if not args.out.lower().endswith(tuple(feature_files.WRITERS)):
             formats = ' or '.join(feature_files.WRITERS)
             raise UserError(f'--out {args.out!r}: the name must end in {formats}')
-        check_output(args.out, '--out')
+        check_output(args.out, '--out', read)
     for flag, picture in pictures.items():
         if picture is not None:
-            check_picture(picture, flag)
+            check_picture(picture, flag, read)
             if args.texts is not None:
                 raise UserError(f'{flag} draws images: name some instead of --texts')
 

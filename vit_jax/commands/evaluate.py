@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     check_model_flags(parser, args)
     if args.report is not None:
-        check_picture(args.report, '--report')
+        check_picture(args.report, '--report', [args.source, args.checkpoint])
     if args.checkpoint is not None and None in (args.source, args.split):
         raise UserError('--checkpoint has no data of its own: give --source and --split')
     from vit_jax.rehearsal import ahead_of_time

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 HELP_FLAGS = {'-h', '--help'}
 TABLES = ('.csv', '.parquet')
+FORMULAS = ('=', '+', '-', '@', '\t', '\r')  # first characters, in spreadsheets
 MAX_DRAWN = 100  # images in one picture
 
 
@@ -152,6 +153,11 @@ def refuse_misspelled_model_flag(parser: Parser, words: Sequence[str]) -> None:
             parser.error(nearest('flag', flag, ('--workdir', '--checkpoint')))
 
 
+def files_read(args: argparse.Namespace) -> list[str | None]:
+    """What the command reads, for `check_output`."""
+    return [*args.image, args.annotations, args.checkpoint]
+
+
 def check_out_flag(args: argparse.Namespace) -> None:
     """Raise UserError if the picture or folder of `--out` cannot be written."""
     if args.out is None:
@@ -164,7 +170,7 @@ def check_out_flag(args: argparse.Namespace) -> None:
             f'--out {args.out!r}: {len(args.image)} images, at most {MAX_DRAWN} fit into one '
             'picture: name a folder, for a picture of each'
         )
-    check_picture(args.out, '--out')
+    check_picture(args.out, '--out', files_read(args))
 
 
 def check_table_flag(args: argparse.Namespace) -> None:
@@ -173,7 +179,7 @@ def check_table_flag(args: argparse.Namespace) -> None:
         return
     if not args.table.lower().endswith(TABLES):
         raise UserError(f'--table {args.table!r}: the name must end in {" or ".join(TABLES)}')
-    check_output(args.table, '--table')
+    check_output(args.table, '--table', files_read(args))
 
 
 def coco_image_ids(args: argparse.Namespace, viz: Any) -> list[int]:
@@ -188,7 +194,7 @@ def coco_image_ids(args: argparse.Namespace, viz: Any) -> list[int]:
         return []
     if not viz.coco:
         raise UserError('--coco applies to tasks that detect objects, such as detect')
-    check_output(args.coco, '--coco')
+    check_output(args.coco, '--coco', files_read(args))
     if args.annotations is not None:
         listed = _read_image_ids(args.annotations)
         return [_listed_id(listed, file, args.annotations) for file in args.image]
@@ -330,8 +336,8 @@ def write_table(
 ) -> None:
     """Write a CSV or Parquet file with a row per prediction.
 
-    An image without predictions has one row with empty cells. Lists, such as boxes, are JSON in
-    CSV.
+    An image without predictions has one row with empty cells. In CSV, lists such as boxes are JSON,
+    and text that begins like a formula gets an apostrophe.
 
     Args:
       path: of the file; its suffix is the format.
@@ -374,10 +380,17 @@ def _parquet_bytes(cells: Mapping[str, list[Any]]) -> bytes:
 def _csv_bytes(cells: Mapping[str, list[Any]]) -> bytes:
     file = io.StringIO(newline='')
     writer = csv.writer(file, lineterminator='\n')
-    writer.writerow(cells)
+    writer.writerow(map(_harmless, cells))
     for row in zip(*cells.values(), strict=True):
-        writer.writerow(json.dumps(x) if isinstance(x, list | dict) else x for x in row)
+        writer.writerow(map(_harmless, row))
     return file.getvalue().encode()
+
+
+def _harmless(value: Any) -> Any:
+    """A value for CSV, with an apostrophe before text that spreadsheets would run as a formula."""
+    if isinstance(value, str) and value.startswith(FORMULAS):
+        return f"'{value}"
+    return json.dumps(value) if isinstance(value, list | dict) else value
 
 
 def title(result: dict[str, Any]) -> Any:

@@ -101,7 +101,7 @@ def check_flags(parser: Parser, args: argparse.Namespace) -> None:
                 flag = name.replace('_', '-')
                 parser.error(f'--{flag} applies to {other}{"" if other == "sample" else " search"}')
     if args.output is not None:
-        check_output(args.output, '--output')
+        check_output(args.output, '--output', [args.file])
 
 
 def chosen_method(args: argparse.Namespace) -> str:

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import glob
 import itertools
+import logging
 import os
 import pathlib
 import re
@@ -20,7 +21,7 @@ from vit_jax.data import images, listing, sources
 from vit_jax.data.batches import ArraySpec, Spec
 from vit_jax.data.plans.sizes import pad_image
 from vit_jax.data.records import BrokenRecord, Record, example_rng
-from vit_jax.data.sources.table import is_image
+from vit_jax.data.sources.table import IMAGES, is_image
 from vit_jax.data.transforms import Transforms, geometry, parse_transforms, without_annotations
 from vit_jax.errors import UserError, modules
 from vit_jax.interop import adapt
@@ -28,6 +29,8 @@ from vit_jax.interop.trained import Size, TrainedModel
 from vit_jax.storage import paths
 from vit_jax.viz import predictions
 from vit_jax.viz.photo import Photo
+
+log = logging.getLogger(__name__)
 
 RESNET_SIZE = (224, 224)
 Image = str | os.PathLike[str] | PIL.Image.Image | np.ndarray  # a file's path, or pixels
@@ -47,13 +50,21 @@ def list_images(words: Iterable[str]) -> list[str]:
     for word in words:
         path, count = pathlib.Path(word), len(found)
         if path.is_dir():
-            found += [str(path / name) for name in listing.files_below(path) if is_image(name)]
+            named = [str(path / name) for name in listing.files_below(path)]
         elif glob.has_magic(word) and not path.exists():
-            found += sorted(filter(is_image, glob.glob(word, recursive=True)))
+            named = sorted(filter(os.path.isfile, glob.glob(word, recursive=True)))
         else:
             found.append(word)
+            continue
+        found += filter(is_image, named)
         if len(found) == count:
             raise UserError(f'no JPEG, PNG or WebP file in {word!r}: check the name')
+        if others := len(named) - (len(found) - count):
+            first = next(name for name in named if not is_image(name))
+            log.warning(
+                '%s: %d files left out that are not %s, such as %s',
+                *(word, others, ', '.join(IMAGES), pathlib.Path(first).name),
+            )
     return found
 
 
