@@ -16,6 +16,8 @@ PACKAGE = pathlib.Path(__file__).resolve().parents[1] / 'vit_jax'
 # By module, with the reason in a comment there.
 USED = {
     'commands/_parser.py': {'._option_string_actions'},  # the flags of a parser
+    # Reading processes do not run the user's script.
+    'data/read_ahead.py': {'set spawn.get_preparation_data'},
     # The processes of a job meet before JAX connects them, and keep the client.
     'runtime/processes.py': {
         'from jax._src.distributed',

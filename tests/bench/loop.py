@@ -59,8 +59,8 @@ class Timed:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._data, name)
 
-    def train_batches(self, start: int, stopping: object = None) -> Iterator[Any]:
-        del start, stopping
+    def train_batches(self, start: int, *_: object) -> Iterator[Any]:
+        del start
         with contextlib.closing(self._data.train_batches(0)) as made:
             yield from self._clocked(itertools.repeat(next(made)) if self._constant else made)
 

@@ -1,11 +1,14 @@
 """The iterator that reads ahead, and says where it hangs."""
 
 import itertools
+import subprocess
+import sys
 import threading
 
 import pytest
 
-from vit_jax.data.read_ahead import MANY, Loading, Watched
+from vit_jax.data.dataset import open_dataset
+from vit_jax.data.read_ahead import CHEAP, WORTHWHILE, Loading, Watched, Work
 from vit_jax.runtime import environment, watchdog
 from vit_jax.runtime.watchdog import Interrupted, Stalled
 
@@ -126,24 +129,67 @@ def test_reads_at_most_two_ahead():
 
 
 @pytest.mark.parametrize(
-    ('available', 'examples', 'given', 'words'),
+    ('available', 'given', 'work', 'words'),
     [
-        (1, MANY, {}, '1 thread'),
-        (4, MANY, {}, '4 threads'),
-        (8, MANY, {}, '2 processes of 4 threads'),
-        (64, MANY - 1, {}, '16 threads'),
-        (64, MANY, {}, '16 processes of 4 threads'),
-        (10, MANY, {}, '3 processes of 3 threads'),
-        (64, MANY, {'cached': True}, '16 threads'),
-        (64, MANY, {'workers': 0, 'threads': 3}, '3 threads'),
-        (64, 1, {'workers': 16}, '16 processes of 4 threads'),
-        (4, MANY, {'workers': 16}, '16 processes of 1 thread'),
-        (64, MANY, {'threads': 2}, '16 processes of 2 threads'),
+        (1, {}, {}, '1 thread'),
+        (3, {}, {}, '3 threads'),
+        (4, {}, {}, '3 processes of 1 thread'),
+        (16, {}, {}, '15 processes of 1 thread'),
+        (64, {}, {'examples': WORTHWHILE / 2e-3 - 1}, '8 threads'),
+        (64, {}, {'seconds': CHEAP / 2}, '8 threads'),
+        (64, {}, {'batch_bytes': 10**9}, '19 processes of 1 thread (the memory'),
+        (64, {}, {'batch_bytes': 5 * 10**8, 'shared': 10**10}, '5 processes of 1 thread (/dev/shm'),
+        (64, {}, {'batch_bytes': 4 * 10**7, 'shared': 2**26}, '8 threads (/dev/shm'),
+        (64, {}, {'listing_bytes': None}, '8 threads (processes cannot'),
+        (64, {'workers': 0, 'threads': 3}, {}, '3 threads'),
+        (64, {'workers': 16}, {'examples': 1}, '16 processes of 4 threads'),
+        (4, {'workers': 16}, {}, '16 processes of 1 thread'),
+        (64, {'threads': 2}, {}, '31 processes of 2 threads'),
     ],
 )
-def test_threads_and_processes_are_those_of_the_cores_unless_given(
-    monkeypatch, available, examples, given, words
+def test_threads_and_processes_suit_the_cores_and_the_work_unless_given(
+    monkeypatch, available, given, work, words
 ):
+    shared = work.pop('shared', None)
     monkeypatch.setattr(environment, 'available_cores', lambda: available)
-    cached = given.pop('cached', False)
-    assert str(Loading(**given).resolved(examples, cached)) == words
+    monkeypatch.setattr(environment, 'available_memory', lambda: 256 * 10**9)
+    monkeypatch.setattr(environment, 'shared_memory', lambda: shared)
+    least = {'seconds': 2e-3, 'examples': 5e3, 'batch_bytes': 1000, 'listing_bytes': 1000}
+    assert str(Loading(**given).resolved(lambda: Work(**least | work))).startswith(words)
+    if 'workers' not in given:
+        assert Loading(**given).resolved().workers == 0, 'processes share no cache'
+
+
+def test_processes_are_chosen_by_the_measured_time_of_an_example(monkeypatch):
+    monkeypatch.setattr(environment, 'available_cores', lambda: 8)
+    digits = {'source': 'digits', 'split': 'train', 'batch_size': 64}
+    slow = open_dataset(**digits, transforms='resize(512)')
+    assert slow.reading().workers
+    assert not slow.reading(batches=1).workers
+    assert not open_dataset(**digits, transforms='resize(512)', cache=True).reading().workers
+    assert not open_dataset(**digits).reading().workers
+
+
+SCRIPT = """
+import sys
+from vit_jax.data.dataset import open_dataset
+
+print('runs')
+
+def double(record):
+    return record | {'image': 2 * record['image']}
+
+data = open_dataset(8, source='digits', split='test', workers=1)
+steps = (lambda record, rng: double(record),)
+object.__setattr__(data.plan.examples.transforms, 'steps', steps)
+print(next(data.eval_batches())['image'].max())
+"""
+
+
+def test_a_script_without_a_guard_is_not_run_again_in_its_reading_processes(tmp_path, repo):
+    """Its own functions reach them all the same."""
+    (script := tmp_path / 'script.py').write_text(SCRIPT)
+    options = {'capture_output': True, 'text': True, 'timeout': 100, 'check': True}
+    done = subprocess.run([sys.executable, str(script)], cwd=repo, **options)
+    before, after = done.stdout.split()
+    assert (before, int(after) > 255 // 16) == ('runs', True)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from vit_jax.runtime import environment
+from vit_jax.runtime import environment, processes
 
 
 @pytest.fixture
@@ -52,6 +52,17 @@ def test_a_group_of_version_1(groups):
     named = {'cpu/job/cpu.cfs_quota_us': '600000', 'cpu/job/cpu.cfs_period_us': '100000'}
     groups('7:memory:/job\n4:cpu,cpuacct:/job\n0::/\n', named)
     assert environment.available_cores() == 6
+
+
+def test_processes_of_a_job_on_one_host_share_its_cores(groups, monkeypatch):
+    monkeypatch.setattr(environment, 'host_id', lambda: 'a')
+    every = [['a', [*range(64)]], ['b', [*range(64)]], ['a', [*range(32)]], ['a', [*range(64)]]]
+    monkeypatch.setattr(environment, '_others', [])
+    monkeypatch.setattr(processes, 'gather', lambda own: list(every))
+    processes.share_cores()
+    assert environment.available_cores() == 27, '32 of three processes, 32 of two'
+    groups('0::/pod\n', {'pod/cpu.max': '1200000 100000\n'})
+    assert environment.available_cores() == 4
 
 
 def test_slurm_limits_a_task_but_does_not_add_cores(groups, monkeypatch):

@@ -36,7 +36,7 @@ def test_every_second_is_in_one_part(tmp_path, now):
     now.seconds += 3
     clock.stepped(1)
     now.seconds += 4
-    clock.waited(1.5)
+    clock.waited += 1.5
     clock.stepped(2)
     with clock.during(times.EVALUATION):
         now.seconds += 5

@@ -77,13 +77,13 @@ def test_an_evaluation_that_is_cut_short_is_made_up_for(
     assert run_folder.read_result(tmp_path) == run_folder.read_result(whole_run)
 
 
-def stall(data, start, stopping):
+def stall(data, *_):
     """Batches for which a run waits until it is told to stop."""
     yield from ()
     raise Interrupted
 
 
-def fail(data, start, stopping):
+def fail(data, *_):
     """Batches of which the first ends the run at once, as a kill does."""
     yield from ()
     raise UserError('killed')

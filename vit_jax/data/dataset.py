@@ -12,10 +12,13 @@ import functools
 import itertools
 import math
 import pathlib
+import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import cloudpickle
 import numpy as np
 
 from vit_jax.data import plans, sources, vocabulary
@@ -30,7 +33,7 @@ from vit_jax.data.batches import (
 )
 from vit_jax.data.plans import Plan, base, fixed
 from vit_jax.data.plans.base import Examples
-from vit_jax.data.read_ahead import STALL_SECONDS, Loading, Watched, read_ahead
+from vit_jax.data.read_ahead import STALL_SECONDS, Loading, Watched, Work, read_ahead
 from vit_jax.data.records import (
     BrokenRecord,
     Listing,
@@ -61,7 +64,7 @@ class Dataset:
       plan: assigns examples to batches.
       source: the examples before the transforms; it counts broken records.
       batch_size: of a global batch, in examples, or in tokens if the plan counts these.
-      loading: the threads and processes that make batches.
+      loading: the threads and processes that make batches, as far as they are given.
     """
 
     def __init__(
@@ -80,7 +83,6 @@ class Dataset:
         Raises:
           UserError: for a cache together with reading processes, which cannot share it.
         """
-        loading = loading.resolved(len(plan.examples), plan.examples.cache)
         if loading.workers and plan.examples.cache:
             raise UserError(
                 f'cache=True with workers={loading.workers}: processes do not share a cache; set '
@@ -131,15 +133,17 @@ class Dataset:
         """Examples of an epoch of training."""
         return len(self.plan.members)
 
-    def train_batches(self, start_step: int = 0, stopping: Stopping = no_stop) -> Iterator[Batch]:
-        """Shuffled batches without end, beginning with the batch of `start_step`.
+    def train_batches(
+        self, start_step: int = 0, stopping: Stopping = no_stop, stop_step: int = sys.maxsize
+    ) -> Iterator[Batch]:
+        """Shuffled batches, those of the steps from `start_step` to the one before `stop_step`.
 
         Raises `Interrupted` if none is ready and `stopping` requests a stop.
         """
         for shape in self.shapes:
             self._process.rows(shape.rows)
         make = Loader(self.plan, self._process).train_batch
-        return self._batches(make, start_step, sys.maxsize, stopping)
+        return self._batches(make, start_step, stop_step, stopping)
 
     def eval_batches(self, stopping: Stopping = no_stop) -> Iterator[Batch]:
         """Every example once, the same number of batches on every process.
@@ -148,6 +152,36 @@ class Dataset:
         """
         make = Loader(self.plan, self._process).eval_batch
         return self._batches(make, 0, self.plan.eval_steps, stopping)
+
+    def reading(self, batches: int = sys.maxsize) -> Loading:
+        """The threads and processes that make this number of batches."""
+        cached = self.plan.examples.cache
+        return self.loading.resolved(None if cached else lambda: self._work(batches))
+
+    def _work(self, batches: int) -> Work:
+        """The work of making batches here; an estimate."""
+        parts, here = self._process.count, len(self._process.parts)
+        row = sum(math.prod(one.shape) * one.dtype.itemsize for one in self.spec.values())
+        rows = min(self.batch_size, len(self.plan.rows)) * here / parts
+        examples = self.plan.examples_per_row * rows * batches
+        return Work(self._seconds, examples, int(row * rows), self._listing_bytes)
+
+    @functools.cached_property
+    def _seconds(self) -> float:
+        """CPU seconds of an example, without those of waiting for its file."""
+        spent, last = [], len(self.plan.examples) - 1
+        for index in (0, 0, last // 2, last):  # the first one takes longer
+            began = time.thread_time()
+            self.plan.examples.first_readable(index, self.plan.seed, index)
+            spent.append(time.thread_time() - began)
+        return statistics.median(spent[1:])
+
+    @functools.cached_property
+    def _listing_bytes(self) -> int | None:
+        try:
+            return len(cloudpickle.dumps(self.plan))
+        except Exception:  # of any type
+            return None
 
     def _batches(
         self, make: Callable[[int], Batch], start: int, stop: int, stopping: Stopping
@@ -166,7 +200,8 @@ class Dataset:
                 if stacked is not None and stacked.nbytes * rows <= SMALL:
                     break
                 if ahead is None:
-                    ahead = read_ahead(make, k, stop, self.loading, self.source, stopping)
+                    loading = self.reading(stop - k)
+                    ahead = read_ahead(make, k, stop, loading, self.source, stopping)
                 yield next(ahead)
                 k += 1
         finally:
@@ -260,10 +295,11 @@ class DataConfig:
       sizes: heights and widths in pixels that images of different sizes are padded to.
       plan: a plan of your own instead of `buckets` and `sizes`, such as
         'my_lab.packing(length=256)'; see `vit_jax.data.plans`.
-      workers: reading processes; 0 reads in threads. By default 0, or one for every four CPU cores
-        if there are more and the data have at least 100,000 examples.
-      threads: batches made at the same time, in each process; by default one a CPU core of its
-        share, at most 16.
+      workers: reading processes; 0 reads in threads. By default one for every CPU core but one, if
+        there are at least four and the CPU time that examples take, which is measured, is worth
+        their start; else 0.
+      threads: batches made at the same time, in each process; by default one in each of several
+        processes, and one a CPU core, at most 8, where there are none.
       cache: keep examples in memory; after the transforms, if none of them is random.
       stall_seconds: fail if a batch takes longer; 0 for no limit.
     """

@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from multiprocessing import resource_tracker
+from multiprocessing import resource_tracker, spawn
 from typing import Any, Generic, TypeVar
 
 from vit_jax.data.splits import Subset
@@ -28,14 +28,62 @@ T = TypeVar('T')
 Ready = queue.Queue[tuple[Any, BaseException | None]]
 _END = object()
 STALL_SECONDS = 1800.0
-CORES_A_WORKER = 4  # a thread holds Python's lock for up to 30 % of an example's time
-MANY = 100_000
+MIN_CORES = 4  # below, processes take the cores from the loop
+MAX_THREADS = 8  # of one process: more wait for Python's lock, which the loop needs as well
+CHEAP = 1e-4  # CPU seconds of an example of which threads make enough
+WORTHWHILE = 10.0  # CPU seconds of making all examples, of which starting processes is a part
+WORKER_MEMORY = 200e6  # bytes of a process besides its batches and its copy of the data's listing
+HELD, SHARED = 6, 3  # batches that a process has in memory, and those of them in shared memory
+HELD_BY_LOOP = 4
+MEMORY_SHARE = 0.5  # of the available memory that the processes may take
 _NO_ROOM = (
     'data.workers: /dev/shm is too small for batches: enlarge it (docker run --shm-size=8g), or '
     'set workers to 0'
 )
+_LITTLE_MEMORY = 'the memory has no room for more processes'
+_LITTLE_SHARED = (
+    '/dev/shm has no room for more processes: enlarge it, as by docker run --shm-size=8g'
+)
 CLOSE_SECONDS = 10.0  # time limit for worker processes to end
+_OF_GRAIN = 'grain-process-prefetch'  # the names of its processes begin with it
 _POLL_SECONDS = 0.2  # between two checks for a requested stop
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What it takes to make the batches of a run.
+
+    Attributes:
+      seconds: of CPU time for an example.
+      examples: to make.
+      batch_bytes: of a batch.
+      listing_bytes: of the data's listing, of which each process has a copy; None if it cannot be
+        sent to another process.
+    """
+
+    seconds: float
+    examples: float
+    batch_bytes: int
+    listing_bytes: int | None
+
+    def processes(self, wanted: int) -> tuple[int, str]:
+        """The number of processes to start, 0 for threads; and why there are fewer than wanted."""
+        if self.seconds < CHEAP or self.seconds * self.examples < WORTHWHILE:
+            return 0, ''
+        if self.listing_bytes is None:
+            return 0, 'processes cannot make the batches, as the data cannot be pickled'
+        each = HELD * self.batch_bytes + WORKER_MEMORY + 3 * self.listing_bytes
+        limits = [(wanted, '')]
+        if (memory := environment.available_memory()) is not None:
+            limits.append((self._fit(memory * MEMORY_SHARE, each), _LITTLE_MEMORY))
+        if (shared := environment.shared_memory()) is not None:
+            limits.append((self._fit(shared, SHARED * self.batch_bytes), _LITTLE_SHARED))
+        return min(limits)
+
+    def _fit(self, free: float, each: float) -> int:
+        """The processes for which there is room, if one takes `each` bytes; 0 for a single one."""
+        found = int(max(0.0, free - HELD_BY_LOOP * self.batch_bytes) // max(each, 1))
+        return found if found > 1 else 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,12 +91,13 @@ class Loading:
     """Options of making batches ahead of time; they do not change the batches.
 
     Attributes:
-      workers: reading processes; 0 reads in threads of this process. By default 0, or one for every
-        four CPU cores if there are more and the data are of at least `MANY` examples: threads of
-        one process wait for each other, and processes take seconds to start.
+      workers: reading processes; 0 reads in threads of this process, which wait for each other and
+        for the loop. By default 0, or one for every CPU core but one if that is worth its start,
+        see `resolved`.
       threads: batches made at the same time, in each process; as many are held ready. By default
-        one a CPU core of this process's share, at most 16. 0 reads on demand only.
+        one a CPU core of this process's share, at most `MAX_THREADS`. 0 reads on demand only.
       stall_seconds: raises `Stalled` if a batch takes longer; 0 for no limit.
+      note: the reason for fewer processes than wanted.
 
     Raises:
       UserError: if a number is negative.
@@ -57,25 +106,31 @@ class Loading:
     workers: int | None = None
     threads: int | None = None
     stall_seconds: float = STALL_SECONDS
+    note: str = ''
 
-    def resolved(self, examples: int, cached: bool = False) -> Loading:
+    def resolved(self, measure: Callable[[], Work] | None = None) -> Loading:
         """Choose the numbers that are not given, by the CPU cores that this process may use.
 
         Args:
-          examples: number of examples to read.
-          cached: whether they are kept in memory, which processes do not share.
+          measure: the work of making the batches; None if processes cannot make them.
         """
-        found, workers, threads = environment.available_cores(), self.workers, self.threads
+        cores, note = environment.available_cores(), ''
+        workers, threads = self.workers, self.threads
         if workers is None:
-            many = found > CORES_A_WORKER and examples >= MANY and not cached
-            workers = -(-found // CORES_A_WORKER) if many else 0
+            workers, wanted = 0, max(1, (cores - 1) // (threads or 1))
+            if measure is not None and cores >= MIN_CORES:
+                workers, note = measure().processes(wanted)
+            threads = 1 if workers and threads is None else threads
         if threads is None:
-            threads = min(16, max(1, found // max(1, workers)))
-        return dataclasses.replace(self, workers=workers, threads=threads)
+            threads = min(MAX_THREADS, max(1, cores // max(1, workers)))
+        return dataclasses.replace(self, workers=workers, threads=threads, note=note)
 
     def __str__(self) -> str:
         threads = f'{self.threads} thread{"s" * (self.threads != 1)}'
-        return f'{self.workers} processes of {threads}' if self.workers else threads
+        chosen = threads
+        if self.workers:
+            chosen = f'{self.workers} process{"es" * (self.workers != 1)} of {threads}'
+        return f'{chosen} ({self.note})' if self.note else chosen
 
     def __post_init__(self) -> None:
         for name in ('workers', 'threads', 'stall_seconds'):
@@ -111,6 +166,7 @@ def read_ahead(
     batches = grain.MapDataset.range(start, stop).map(maker).to_iter_dataset(options)
     if loading.workers:
         _start_tracker()
+        spawn.get_preparation_data = _without_main
         if not flags.FLAGS.is_parsed():  # Grain hands absl's flags on to its workers
             flags.FLAGS.mark_as_parsed()
         processes = grain.MultiprocessingOptions(num_workers=loading.workers)
@@ -226,6 +282,19 @@ def _start_tracker() -> None:
         resource_tracker.ensure_running()
     finally:
         sys.warnoptions[:] = before
+
+
+def _without_main(name: str, prepare: Callable = spawn.get_preparation_data) -> dict[str, Any]:
+    """What Python tells a new process; Grain's do not run the user's script once more.
+
+    What a script without `if __name__ == '__main__'` starts would be started again in each of
+    them. Its own functions reach them by value, so that they never need it.
+    """
+    told = prepare(name)
+    if name.startswith(_OF_GRAIN):
+        for key in ('init_main_from_name', 'init_main_from_path'):
+            told.pop(key, None)
+    return told
 
 
 def _live_with_parent(worker: int, workers: int) -> None:

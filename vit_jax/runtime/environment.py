@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import ctypes
 import functools
@@ -10,9 +11,10 @@ import math
 import os
 import pathlib
 import platform
+import socket
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -25,6 +27,8 @@ NUMERIC_SETTINGS = (
     *('jax_threefry_partitionable', 'jax_default_prng_impl', 'jax_random_seed_offset'),
     *('jax_enable_x64', 'jax_default_matmul_precision'),
 )
+BOOT_ID = pathlib.Path('/proc/sys/kernel/random/boot_id')
+SHARED = pathlib.Path('/dev/shm')
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'numpy')
 MALLOC_VARIABLE = 'GLIBC_TUNABLES'
 # Huge pages, in one arena that grows only by brk and never returns freed memory.
@@ -41,22 +45,39 @@ MALLOC_TUNABLES = ':'.join(
 MALLOPT = {'M_ARENA_MAX': (-8, 1), 'M_MMAP_MAX': (-4, 0), 'M_TRIM_THRESHOLD': (-1, -1)}
 
 
+_others: list[list[int]] = []  # the cores of the other processes of this job on this host
+
+
 def available_cores() -> int:
     """Number of cores, at least 1, within affinity, control groups' quotas and Slurm's limit.
 
     A quota of 2.5 cores counts as 3. Slurm's limit is `SLURM_CPUS_PER_TASK`, for clusters that do
-    not bind tasks to cores.
+    not bind tasks to cores. Processes of the job on the same host share its cores and quotas, once
+    they know of each other, see `share_cores`.
     """
-    limits = [_affinity(), *_quotas()]
+    taken = collections.Counter(core for cores in _others for core in cores)
+    limits = [sum(1 / (1 + taken[core]) for core in affinity())]
+    limits += [quota / (1 + len(_others)) for quota in _quotas()]
     if (cores := os.environ.get('SLURM_CPUS_PER_TASK', '')).isdecimal():
         limits.append(int(cores))
-    return max(1, math.ceil(min(limits)))
+    return max(1, math.ceil(round(min(limits), 6)))
 
 
-def _affinity() -> int:
+def share_cores(others: Sequence[list[int]]) -> None:
+    """Divide the cores with the other processes of the job on this host, given those of each."""
+    _others[:] = others
+
+
+def affinity() -> list[int]:
+    """The numbers of the cores that this process may run on."""
     if hasattr(os, 'sched_getaffinity'):  # Linux has it
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def host_id() -> str:
+    """A name of this machine, or of this container of it."""
+    return f'{socket.gethostname()} {read_or_empty(BOOT_ID).strip()}'
 
 
 def _quotas() -> Iterator[float]:
@@ -147,6 +168,14 @@ def keep_freed_memory_from_now() -> None:
 def available_memory() -> int | None:
     """Bytes that are free or can be freed, within the limits of control groups; None if unknown."""
     return min([*_meminfo(), *_limits()], default=None)
+
+
+def shared_memory() -> int | None:
+    """Bytes that are free in /dev/shm, which containers often keep small; None if it is missing."""
+    with contextlib.suppress(OSError):
+        there = os.statvfs(SHARED)
+        return there.f_bavail * there.f_frsize
+    return None
 
 
 def _meminfo() -> Iterator[int]:

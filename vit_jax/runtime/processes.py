@@ -23,7 +23,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from vit_jax.errors import EXIT_FAILED, UserError, one_line
-from vit_jax.runtime import rendezvous
+from vit_jax.runtime import environment, rendezvous
 from vit_jax.runtime.watchdog import Stalled
 
 BARRIER_SECONDS = 120.0  # for all processes to reach a barrier or to fail
@@ -209,6 +209,14 @@ def gather(value: Any) -> list[Any]:
     padded = np.frombuffer(text.ljust(int(sizes.max())), np.uint8)
     rows = multihost_utils.process_allgather(padded).astype(np.uint8)
     return [json.loads(row[:n].tobytes()) for row, n in zip(rows, sizes, strict=True) if n]
+
+
+def share_cores() -> None:
+    """Divide the cores of this host with the other processes of the job that run on it."""
+    here = [environment.host_id(), environment.affinity()]
+    every = gather(here)
+    every.remove(here)
+    environment.share_cores([cores for host, cores in every if host == here[0]])
 
 
 def on_process_0(act: Callable[[], int | None]) -> int:

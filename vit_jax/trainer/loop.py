@@ -116,7 +116,7 @@ def run_loop(training: Training, point: ResumePoint, hooks: Hooks) -> Evaluated:
     last = evaluate_first(training, point, hooks)
     if last.verdict is Verdict.ENDED:
         return last
-    batches = training.data.train_batches(start, hooks.stop_requested)
+    batches = training.data.train_batches(start, hooks.stop_requested, total)
     clock.enter(times.COMPILE)
     meter = Meter(start, lr, utilization(training), max_skips, clock)
     for step in range(start + 1, total + 1):

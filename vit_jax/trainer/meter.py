@@ -105,7 +105,7 @@ class Meter:
             idle = max(0.0, ended - max(began, finished.result())) if finished.done() else 0.0
         if self._last is not None:
             self.starved += idle
-        self.clock.waited(idle)
+        self.clock.waited += idle
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -195,6 +195,9 @@ class Clock:
 
     Args:
       began: Unix time at which the process began; now by default.
+
+    Attributes:
+      waited: seconds of the part that goes on in which the devices waited for data.
     """
 
     def __init__(self, began: float | None = None):
@@ -205,7 +208,7 @@ class Clock:
         self._seconds: dict[str, float] = collections.defaultdict(float)
         self._compiled: list[tuple[float, float]] = []
         self._compiled_before = 0.0
-        self._waited = 0.0
+        self.waited = 0.0
         self._owner = threading.get_ident()
         self._began, self._written, self._due = self._since, now, float('inf')
         self._often = MIN_INTERVAL
@@ -258,10 +261,6 @@ class Clock:
         finally:
             self.enter(before)
 
-    def waited(self, seconds: float) -> None:
-        """Count seconds that have just passed as waiting for data."""
-        self._waited += seconds
-
     def stepped(self, step: int) -> None:
         """Note that a step was started; the first one was compiled for it."""
         self.step = step
@@ -299,12 +298,12 @@ class Clock:
         """Add the time since the last call to its part, without compilation and waiting."""
         now = time.perf_counter()
         compiled = sum(ended - began for began, ended in self._compiled)
-        rest = max(now - self._since - compiled - self._waited, 0.0)
+        rest = max(now - self._since - compiled - self.waited, 0.0)
         self._compiled_before += compiled + (rest if self._part == times.COMPILE else 0.0)
         self._seconds[times.COMPILE] += compiled
-        self._seconds[times.DATA] += self._waited
+        self._seconds[times.DATA] += self.waited
         self._seconds[self._part] += rest
-        self._since, self._waited = now, 0.0
+        self._since, self.waited = now, 0.0
         self._compiled.clear()
 
     def _heard(self, event: str, duration_secs: float, **_: Any) -> None:

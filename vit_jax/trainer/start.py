@@ -274,7 +274,7 @@ def describe(training: Training, folder: pathlib.Path, point: ResumePoint) -> st
         f'{training.config.model.name}: {count:,} parameters, {data.num_examples:,} examples, '
         f'{training.timetable.total:,} steps of {data.batch_size} {data.unit} on {hardware}',
         *_classes(training),
-        f'batches are made by {data.loading}',
+        f'batches are made by {data.reading(training.timetable.total - start)}',
         *data.plan.notes,
         *data.plan.examples.remarks(),
         *_evaluates(training),

@@ -185,6 +185,7 @@ def prepare(
     run_folder.require_writable(folder)
     training = build(config, devices)
     if jax.process_count() > 1:
+        processes.share_cores()
         processes.require_same_facts(data_facts(training))
     workdir.check_data(training, folder)
     if anew:
