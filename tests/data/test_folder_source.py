@@ -204,6 +204,23 @@ def test_classes_that_are_numbers_are_in_the_order_of_numbers(tmp_path):
     np.testing.assert_array_equal(source.labels(), values(source))
 
 
+@pytest.mark.parametrize('place', ['daisy/all', 'all', 'daisy/daisy'])
+@pytest.mark.parametrize('target', ['.', '..'])
+def test_a_link_to_a_folder_that_holds_it_adds_no_images(flowers, place, target):
+    (flowers / place).symlink_to(target)
+    source = open_source(f'folder:{flowers}', 'train')
+    assert source.info.class_names == ('daisy', 'rose')
+    assert sorted(values(source)) == [*range(20), *range(100, 120)]
+
+
+def test_a_link_to_all_splits_is_no_split(tmp_path):
+    for split in ('train', 'val'):
+        for k, name in enumerate(('cat', 'dog')):
+            write(tmp_path / split / name, 'a.png', k)
+    (tmp_path / 'latest').symlink_to('.')
+    assert open_source(f'folder:{tmp_path}', 'train').info.class_names == ('cat', 'dog')
+
+
 @pytest.fixture
 def pets(tmp_path):
     for k, name in enumerate(('big_cat_1', 'big_cat_2', 'dog_1', 'dog_2')):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import pickle
 
 import numpy as np
@@ -208,6 +209,15 @@ def test_a_damaged_file_is_named_in_one_line(tmp_path, cache_folder, kind, damag
         open_source(f'hf:{tmp_path / "rows"}', 'train')
     assert '\n' not in str(error.value)
     assert not list(cache_folder.rglob('*.*')), 'nothing half-written'
+
+
+@pytest.mark.fault(87)
+def test_a_parquet_file_that_is_replaced_at_a_fixed_time_is_copied_anew(tmp_path):
+    file = tmp_path / 'rows' / 'train.parquet'
+    for labels in ([0, 0, 1, 1], [1, 1, 0, 0]):
+        write_columns(file, {'image': pa.array(PNGS), 'label': pa.array(labels)})
+        os.utime(file, (0, 0))
+        assert open_source(f'hf:{tmp_path}/rows', 'train').labels().tolist() == labels
 
 
 @pytest.mark.fault(87)

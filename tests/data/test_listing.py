@@ -51,6 +51,36 @@ def test_a_new_file_is_seen(files, change):
     assert listing.files_below(files) == NAMES
 
 
+@pytest.mark.fault(87)
+def test_a_list_is_made_anew_where_archives_fix_all_times(files):
+    """As of `tar --mtime`, or a layer of a container unpacked again."""
+    listing.files_below(files)
+    (files / 'b' / '1').rename(files / 'b' / '9')
+    settle(files)
+    assert listing.files_below(files) == ['b/2', 'b/9', 'b/deep/3', 'top']
+    shutil.copytree(files / 'b', files / 'copy')
+    (files / 'copy' / '9').rename(files / 'copy' / '8')
+    shutil.rmtree(files / 'b')
+    (files / 'copy').rename(files / 'b')
+    settle(files)
+    assert listing.files_below(files) == ['b/2', 'b/8', 'b/deep/3', 'top']
+
+
+@pytest.mark.parametrize('target', ['..', '.', '../..', '../../..'])
+def test_a_link_to_a_folder_that_holds_it_is_left_out(files, target, caplog):
+    (files / 'b' / 'deep' / 'link').symlink_to(target)
+    assert listing.files_below(files) == NAMES
+    assert 'b/deep/link' in caplog.text
+
+
+def test_links_to_other_folders_are_followed_once(files):
+    (files / 'a' / 'link').symlink_to('../b')
+    (files / 'b' / 'link').symlink_to('../a')
+    names = ['1', '2', 'deep/3']
+    expected = {*NAMES, *(f'a/link/{name}' for name in names)}
+    assert set(listing.files_below(files)) == expected
+
+
 def test_a_folder_that_has_just_changed_is_not_kept(files, tmp_path):
     (files / 'b' / 'new').touch()
     listing.files_below(files)

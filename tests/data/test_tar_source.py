@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import tarfile
 
 import pytest
@@ -129,6 +130,18 @@ def test_a_shard_is_indexed_once(shards, cache_folder, monkeypatch):
         assert values(open_source(f'tar:{shards}', 'train')) == list(range(9))
     write(shards / 'train-001.tar', labeled(range(20, 30)))
     assert values(open_source(f'tar:{shards}', 'train')) == [*range(5), *range(20, 30)]
+
+
+@pytest.mark.fault(87)
+def test_a_shard_that_is_replaced_at_a_fixed_time_is_indexed_anew(shards):
+    shard = shards / 'train-001.tar'
+    for labels in ([0, 1, 2, 0], [2, 1, 0, 2]):
+        members = {}
+        for value, label in zip(range(5, 9), labels, strict=True):
+            members |= {f'{value}.png': png(value), f'{value}.cls': b'%d' % label}
+        write(shard, members)
+        os.utime(shard, (0, 0))
+        assert open_source(f'tar:{shards}', 'train[5:]').labels().tolist() == labels
 
 
 @pytest.mark.fault(87)

@@ -1,13 +1,14 @@
 """Lists of the files below a folder, kept in the user's cache folder if they are long; digests.
 
 A folder of a million files takes minutes to list over a network. A kept list is valid while no
-folder's modification time changes: adding, removing or renaming a file changes it.
+folder's state changes (`cache.state_of`), as it does when a file is added, removed or renamed.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -37,10 +38,45 @@ def files_below(folder: pathlib.Path) -> list[str]:
         return names
     began = time.time_ns()
     with _progress(folder) as seen:
-        names, times = _walk(folder, seen)
-    if len(names) > MANY and max(times.values()) < began - SETTLED_NS:
-        _keep(kept, names, times)
+        names, states = _list(folder, seen)
+    newest = max(modified for _, modified, *_ in states.values())
+    if len(names) > MANY and newest < began - SETTLED_NS:
+        _keep(kept, names, states)
     return names
+
+
+def walk(root: str) -> Iterator[tuple[str, list[str]]]:
+    """The folders below one, and itself, with the names of their files; hidden ones are left out.
+
+    Links are followed, except to a folder that holds them: they would repeat all of its files under
+    other classes, or never end.
+    """
+    chains = {root: (os.path.realpath(root),)}
+    for folder, inside, files in os.walk(root, followlinks=True):
+        chain = chains.pop(folder)
+        inside[:] = [name for name in inside if not name.startswith('.')]
+        for name in tuple(inside):
+            path = os.path.join(folder, name)
+            if not os.path.islink(path):
+                chains[path] = (*chain[:-1], os.path.join(chain[-1], name))
+            elif leads_upwards(path, chain):
+                inside.remove(name)
+                warn_once(f'{path}: a link to a folder that holds it, left out')
+            else:
+                chains[path] = (*chain, os.path.realpath(path))
+        yield folder, [name for name in files if not name.startswith('.')]
+
+
+def leads_upwards(link: str, chain: Iterable[str]) -> bool:
+    """Whether a link points to one of these real paths or to a folder above one."""
+    target = os.path.join(os.path.realpath(link), '')
+    return any(os.path.join(path, '').startswith(target) for path in chain)
+
+
+@functools.cache
+def warn_once(text: str) -> None:
+    """Log a warning unless this process already has: a run opens its source several times."""
+    log.warning('%s', text)
 
 
 def digest_of(*parts: bytes | np.ndarray | str | Iterable[str]) -> str:
@@ -89,13 +125,13 @@ def _recall(kept: pathlib.Path, folder: pathlib.Path) -> list[str] | None:
     """The kept names, unless a folder has changed since."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         content = json.loads(kept.read_bytes())
-        if all((folder / k).stat().st_mtime_ns == t for k, t in content['folders'].items()):
+        if all(cache.state_of(folder / k) == state for k, state in content['folders'].items()):
             return list(content['files'])
     return None
 
 
-def _keep(kept: pathlib.Path, names: list[str], times: dict[str, int]) -> None:
-    content = json.dumps({'folders': times, 'files': names}).encode()
+def _keep(kept: pathlib.Path, names: list[str], states: dict[str, list[int]]) -> None:
+    content = json.dumps({'folders': states, 'files': names}).encode()
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
         paths.write_atomic(kept, content)
@@ -103,19 +139,20 @@ def _keep(kept: pathlib.Path, names: list[str], times: dict[str, int]) -> None:
         log.warning('%s: the list of files is not kept (%s)', kept.parent, paths.first_line(error))
 
 
-def _walk(folder: pathlib.Path, seen: Callable[[int], None]) -> tuple[list[str], dict[str, int]]:
-    """The sorted names of the files, and the modification time of each folder."""
+def _list(
+    folder: pathlib.Path, seen: Callable[[int], None]
+) -> tuple[list[str], dict[str, list[int]]]:
+    """The sorted names of the files, and the state of each folder."""
     names: list[str] = []
-    times: dict[str, int] = {}
+    states: dict[str, list[int]] = {}
     root = os.fspath(folder)
-    for parent, folders, files in os.walk(root, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith('.')]
+    for parent, files in walk(root):
         inside = os.path.relpath(parent, root)
         prefix = '' if inside == os.curdir else f'{inside}/'
-        times[prefix] = os.stat(parent).st_mtime_ns
-        names += [prefix + name for name in files if not name.startswith('.')]
+        states[prefix] = cache.state_of(folder / prefix)
+        names += [prefix + name for name in files]
         seen(len(names))
-    return sorted(names), times
+    return sorted(names), states
 
 
 @contextlib.contextmanager

@@ -49,12 +49,21 @@ def folder(kind: str) -> pathlib.Path:
 
 
 def key(files: Sequence[pathlib.Path]) -> str:
-    """A cache key for data made from files, which changes with their paths, sizes and times."""
+    """A cache key for data made from files, which changes with their paths and states."""
     digest = hashlib.sha256()
     for file in files:
-        stat = file.stat()
-        digest.update(f'{file.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\n'.encode())
+        state = '\0'.join(map(str, state_of(file)))
+        digest.update(f'{file.resolve()}\0{state}\n'.encode())
     return digest.hexdigest()[:32]
+
+
+def state_of(path: pathlib.Path) -> list[int]:
+    """What changes with a file or folder: size, times of modification and change, and inode.
+
+    Archives and images of containers may fix all modification times.
+    """
+    stat = path.stat()
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 
 def made_once(file: pathlib.Path, make: Callable[[pathlib.Path], None]) -> pathlib.Path:

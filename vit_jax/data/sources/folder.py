@@ -33,7 +33,6 @@ from vit_jax.data.sources.table import (
     in_utf8,
     is_image,
     sorted_names,
-    warn_once,
 )
 from vit_jax.errors import UserError, nearest, one_line
 
@@ -100,7 +99,9 @@ def _by_pattern(path: str, split: str, title: str) -> Files:
     if len(matches) < len(names):
         other = next(name for name in names if not regex.fullmatch(name))
         count = len(names) - len(matches)
-        warn_once(f'{title}: {count} images left out that do not match, such as {in_utf8(other)!r}')
+        listing.warn_once(
+            f'{title}: {count} images left out that do not match, such as {in_utf8(other)!r}'
+        )
     splits = [match['split'] if 'split' in fields else 'train' for match in matches]
     if split not in splits:
         raise UnknownSplit.from_splits(title, split, sorted(set(splits)))
@@ -145,7 +146,7 @@ def _list(root: pathlib.Path, folder: pathlib.Path) -> tuple[dict[str, list[str]
             others += name in by_class
     kinds = ', '.join(IMAGES)
     if others:
-        warn_once(f'{folder}: {others} files left out that are not {kinds}')
+        listing.warn_once(f'{folder}: {others} files left out that are not {kinds}')
     if not any(by_class.values()):
         raise UserError(f'source folder:{root}: no image ({kinds}) below {folder}')
     return by_class, beside
@@ -162,9 +163,11 @@ def _report(
     parents = {root, *splits.values()}
     if found := sorted(empty | {name for parent in parents for name in _no_classes(parent)}):
         names = ', '.join(map(in_utf8, found))
-        warn_once(f'{root}: folders left out that hold no image or belong to a system: {names}')
+        listing.warn_once(
+            f'{root}: folders left out that hold no image or belong to a system: {names}'
+        )
     if beside:
-        warn_once(f'{folder}: {beside} images left out that lie in no folder of a class')
+        listing.warn_once(f'{folder}: {beside} images left out that lie in no folder of a class')
 
 
 def _without_images(by_class: dict[str, list[str]], others: Sequence[pathlib.Path]) -> set[str]:
@@ -176,11 +179,7 @@ def _without_images(by_class: dict[str, list[str]], others: Sequence[pathlib.Pat
 
 def _holds_image(folder: pathlib.Path) -> bool:
     """Whether an image lies at any depth; stops at the first."""
-    for _, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith('.')]
-        if any(map(is_image, files)):
-            return True
-    return False
+    return any(any(map(is_image, files)) for _, files in listing.walk(os.fspath(folder)))
 
 
 def _find_splits(root: pathlib.Path) -> dict[str, pathlib.Path]:
@@ -226,5 +225,12 @@ def _is_of_system(name: str) -> bool:
 
 
 def _all_folders(folder: pathlib.Path) -> list[str]:
+    """The folders in a folder, without links that lead to it or above."""
+    here = (os.path.realpath(folder),)
     with os.scandir(folder) as entries:
-        return [entry.name for entry in entries if entry.is_dir()]
+        return [
+            entry.name
+            for entry in entries
+            if entry.is_dir()
+            and not (entry.is_symlink() and listing.leads_upwards(entry.path, here))
+        ]

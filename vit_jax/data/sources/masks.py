@@ -31,7 +31,7 @@ import numpy as np
 
 from vit_jax.data import batches, images, listing
 from vit_jax.data.records import BrokenRecord, Listing, Record, SourceInfo, UnknownSplit
-from vit_jax.data.sources.table import is_image, warn_once
+from vit_jax.data.sources.table import is_image
 from vit_jax.errors import UserError
 from vit_jax.ops.panoptic import VOID
 from vit_jax.storage import paths
@@ -260,7 +260,7 @@ def _pairs(
         raise UserError(f'{folder / name}: its mask {masks / mask} is missing{hint}{more}')
     listed = {mask for _, mask in pairs}
     if others := sum(_with_png(one).endswith(f'{suffixes[1]}.png') for one in there - listed):
-        warn_once(f'{masks}: {others} masks left out that have no image in {folder}')
+        listing.warn_once(f'{masks}: {others} masks left out that have no image in {folder}')
     return pairs
 
 

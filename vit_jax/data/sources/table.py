@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import collections
 import csv
-import functools
 import io
 import itertools
-import logging
 import math
 import os
 import pathlib
@@ -32,8 +30,6 @@ from vit_jax.data import batches, images, listing
 from vit_jax.data.records import Listing, Record, SourceInfo, UnknownSplit, count_labels
 from vit_jax.errors import UserError, one_line
 from vit_jax.storage import paths
-
-log = logging.getLogger(__name__)
 
 TABLES = ('.csv', '.parquet')
 IMAGES = ('.jpg', '.jpeg', '.png', '.webp')
@@ -342,13 +338,7 @@ def _require_files(rows: _Rows, names: Sequence[str], folder: pathlib.Path) -> N
             f'{more if len(missing) > 1 else ""}',
         )
     if others := sum(is_image(name) for name in there - listed):
-        warn_once(f'{rows.table}: {others} images left out that it does not list')
-
-
-@functools.cache
-def warn_once(text: str) -> None:
-    """Log a warning unless this process already has: a run opens its source several times."""
-    log.warning('%s', text)
+        listing.warn_once(f'{rows.table}: {others} images left out that it does not list')
 
 
 def _hint(name: str, there: Iterable[str]) -> str:
