@@ -51,7 +51,7 @@ def walk(root: str) -> Iterator[tuple[str, list[str]]]:
     Links are followed, except to a folder that holds them: they would repeat all of its files under
     other classes, or never end.
     """
-    chains = {root: (os.path.realpath(root),)}
+    chains: dict[str, tuple[str, ...]] = {root: (os.path.realpath(root),)}
     for folder, inside, files in os.walk(root, followlinks=True):
         chain = chains.pop(folder)
         inside[:] = [name for name in inside if not name.startswith('.')]
