@@ -1,5 +1,6 @@
 """Fits: known parameters come back, gradients are right, and problems are reported."""
 
+import csv
 import functools
 
 import numpy as np
@@ -39,6 +40,7 @@ def test_gradients_agree_with_differences(name):
     theta = {
         'm4': [-0.5, 0.6, 0.2, 1.9, 0.7],
         'joint': [-0.5, 0.4, -0.8, 0.6, 0.3],
+        'repeated': [-0.5, 0.4, -0.8, 0.6, 0.3, 8.0, 4.0],
     }.get(name, [-0.3, 0.5, 0.2, 0.4])
     for row in x[:, None]:
         value, slope = (functools.partial(entry, form, row, i) for i in (0, 1))
@@ -221,3 +223,17 @@ def test_curves_that_differ_in_their_noise_share_little_of_it():
 def test_two_curves_or_noise_from_seeds_stay_as_they_are():
     two = few_points([0.3] * 2)
     assert averaging.share_noise(two) == two
+
+
+def test_the_law_of_repeats_has_the_published_constants(shared_data):
+    """Muennighoff et al. 2023: R_D = 15.39; without repeats it is the joint law."""
+    with (shared_data / 'scaling_laws' / 'repeats_published.csv').open() as file:
+        rows = list(csv.DictReader(file))
+    names = ('params', 'tokens', 'unique_tokens', 'epochs', 'loss')
+    *x, epochs, y = np.array([[float(row[name]) for name in names] for row in rows]).T
+    x, few = np.stack(x, axis=1), epochs <= 5
+    law = curve_fit.fit(forms.find('repeated'), x[few], y[few])
+    joint = curve_fit.fit(forms.find('joint'), x[few, :2], y[few])
+    assert 12 < law.params['R_D'] < 19
+    far = epochs > 5
+    assert curve_fit.rmse(law, x[far], y[far]) < 0.7 * curve_fit.rmse(joint, x[far, :2], y[far])

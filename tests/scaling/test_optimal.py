@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 
 import numpy as np
@@ -184,7 +185,7 @@ def test_what_is_not_identified_has_no_number():
 
 
 @pytest.mark.slow
-def test_ways_that_contradict_each_other_are_explained():
+def test_a_law_that_is_not_identified_contradicts_nothing():
     """Losses without the joint form: the star is that of the parabolas."""
     rows = []
     for c in np.geomspace(1e15, 1e18, 4):
@@ -193,10 +194,8 @@ def test_ways_that_contradict_each_other_are_explained():
             rows.append({'N': str(n), 'C': str(c), 'loss': str(y)})
     columns = points.Columns('N', None, 'C', 'loss')
     found = analyze(rows, columns, bootstrap=20, target=1e19)
-    (line,) = (line for line in found.notes if 'contradict' in line)
-    assert line.startswith('joint and isoflop contradict each other: a = ')
-    assert line.endswith('isoflop is shown (it assumes no form for all budgets)')
-    assert 'the runs at C = ' in line or 'no budget alone' in line
+    assert found.summary['joint']['a'] is None
+    assert not [line for line in found.notes if 'contradict' in line]
     assert found.shown == 'isoflop'
     axes = plots_optimal.draw_optima([found], columns).axes[0]
     (star,) = (line for line in axes.lines if line.get_marker() == '*')
@@ -213,6 +212,66 @@ def test_the_budget_that_pulls_is_named():
     found = analyze(rows, bootstrap=20, target=1e22)
     (line,) = (line for line in found.notes if 'contradict' in line)
     assert 'the runs at C = 1e+18 pull isoflop, which gives N* = ' in line
+    assert line.startswith('joint and isoflop contradict each other: a = ')
+    assert f'{found.shown} is shown' in line
+
+
+@pytest.mark.parametrize(
+    ('factor', 'said', 'banded'), [(4, False, True), (100, True, True), (1e5, True, False)]
+)
+def test_far_targets_are_named_and_very_far_ones_have_no_band(factor, said, banded):
+    found = analyze(runs(noise=0.003), bootstrap=20, target=factor * BUDGETS[-1])
+    law = found.summary['joint']
+    assert any(f'{factor:.3g} times the largest' in line for line in found.notes) == said
+    assert ('N' in law['target']['bands']) == banded and law['target']['N'] is not None
+
+
+def test_bands_beyond_the_runs_grow_by_the_drift():
+    """The drift is added in quadrature to the bootstrap's band, in logs; not within the runs."""
+
+    def width(factor):
+        law = analyze(runs(0.003), bootstrap=20, target=factor * BUDGETS[-1]).summary['isoflop']
+        return np.diff(np.log(law['target']['bands']['N']))[0] / 2
+
+    inside, beyond = width(1), width(30)
+    assert inside < 0.2
+    assert beyond > 1.645 * optimal.DRIFT['isoflop'] * np.log(30)
+
+
+@pytest.mark.parametrize('exponent', [1.0, 0.6])
+def test_runs_whose_data_follow_from_their_size_have_no_law(exponent):
+    rows = []
+    for n in np.geomspace(5e6, 8e8, 14):
+        d = 20 * n**exponent * 1e8 ** (1 - exponent)
+        rows.append({'N': repr(float(n)), 'D': repr(float(d)), 'loss': repr(float(loss(n, d)))})
+    found = analyze(rows, bootstrap=20, target=1e22)
+    assert found.summary['joint'] is None
+    assert any('all runs have D = ' in line for line in found.notes)
+
+
+def repeated(unique, noise=0.0):
+    """A grid of sizes, data and unique data; losses by the law of repeats with R_D = 15.4."""
+    rng, rows = np.random.default_rng(0), []
+    for n, d, most in itertools.product((1e7, 3e7, 1e8, 3e8), (1e9, 3e9, 1e10, 3e10), unique):
+        u = min(d, most)
+        worth = u + u * 15.4 * (1 - np.exp((1 - d / u) / 15.4))
+        y = loss(n, worth) * np.exp(noise * rng.standard_normal())
+        rows.append({'N': n, 'D': d, 'data_size': most, 'examples_seen': d, 'loss': y})
+    return [{name: repr(float(value)) for name, value in row.items()} for row in rows]
+
+
+def test_repeated_data_are_no_seeds_but_moved_to_new_data():
+    found = analyze(repeated((1e8, 1e9, 1e11), 1e-4), bootstrap=10)
+    law = found.summary['joint']
+    assert {name: law[name] for name in TRUE} == pytest.approx(TRUE, rel=0.1)
+    (line,) = (line for line in found.notes if 'repeated' in line)
+    assert 'R_D = 15' in line and '300 times' in line
+
+
+def test_repeats_without_other_data_are_named():
+    found = analyze(repeated((1e8,)), bootstrap=0)
+    assert any('repeated up to 300 times' in line for line in found.notes)
+    assert found.points.unique.max() == 1e8
 
 
 def test_two_of_three_columns_suffice():

@@ -271,7 +271,7 @@ def optimal(argv: Sequence[str]) -> int:
     from vit_jax.scaling.optimal import AnalysisOptions, analyze, require_law
 
     check_fit_flags(args)
-    columns = points.Columns(args.n, args.d, args.c, args.y, parse_names(args.by))
+    columns = points.Columns(args.n, args.d, args.c, args.y, parse_names(args.by), args.unique)
     factor = table.holdout_factor(args.holdout) if args.holdout else 0.0
     options = AnalysisOptions(args.target, factor, args.bootstrap)
     curves = points.read(rows.read_csv(args.csv), columns)
@@ -294,6 +294,8 @@ def _optimal_parser() -> Parser:
     add('--d', metavar='COL', help='data size: tokens, or images times patches')
     add('--c', metavar='COL', help='training FLOPs (default: 6 N D)')
     add('--y', metavar='COL', required=True, help='a loss; 1-COL for one minus an accuracy')
+    unique = 'data without repeats, in the unit of D (default: from examples_seen and data_size)'
+    add('--unique', metavar='COL', help=unique)
     add('--by', metavar='COL,COL', default='', help='columns that distinguish the curves')
     add('--target', type=float, metavar='C', help='predict the optimum for this budget')
     add('--holdout', metavar='4x', help='hold out C above a quarter of the largest')

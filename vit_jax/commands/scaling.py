@@ -331,10 +331,11 @@ def print_notes(curves: Sequence[Curve], options: FitOptions) -> None:
 
 
 def _predicted(found: dict[str, Any]) -> str:
+    note = f'; {found["note"]}' if found['note'] else ''
     if found['band'] is None:
-        return f'{found["y"]:.4g}, without an interval'
+        return f'{found["y"]:.4g}, without an interval{note}'
     low, high = found['band']
-    return f'{found["y"]:.4g} [{low:.4g}, {high:.4g}]'
+    return f'{found["y"]:.4g} [{low:.4g}, {high:.4g}]{note}'
 
 
 def print_medians(summary: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from vit_jax.scaling.points import Points
 _GROUPS = 4  # of runs that share no budget
 _PULL = 0.25  # least share of a gap that is attributed to a budget
 _MINIMA = 3  # least number of minima of parabolas that are preferred to another method
+_WIDE = 0.5  # an exponent with a relative 90 % half-interval above this is not identified
 _WIDE_RATIO = 100.0  # of the ends of an interval of what is not determined
 Ways = Mapping[str, dict[str, Any] | None]
 
@@ -49,7 +50,8 @@ def compare(seen: Points, level: np.ndarray, ways: Ways, minima: int) -> tuple[s
         trusted = name == 'isoflop' and minima >= _MINIMA
         clean = name == 'joint' and not pairs and laws[name]['identified']
         outlier = against[name] == max(len(laws) - 1, 1)
-        vague = not is_determined(laws[name]['target']['bands'].get('N'))
+        determined = is_determined(laws[name]['target']['bands'].get('N'))
+        vague = has_vague_exponent(laws[name]) or not determined
         return vague, outlier, name == 'frontier', against[name], not clean, not trusted
 
     shown = min(laws, key=rank, default='')
@@ -66,13 +68,22 @@ def compare(seen: Points, level: np.ndarray, ways: Ways, minima: int) -> tuple[s
 
 
 def _disjoint(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two laws exclude each other; what is not identified excludes nothing."""
+    if has_vague_exponent(one) or has_vague_exponent(other):
+        return False
     both = [(one['bands'], other['bands'], 'a')]
     both.append((one['target']['bands'], other['target']['bands'], 'N'))
     return any(
         left[key][1] < right[key][0] or right[key][1] < left[key][0]
         for left, right, key in both
-        if key in left and key in right
+        if key in left and key in right and is_determined(left[key]) and is_determined(right[key])
     )
+
+
+def has_vague_exponent(law: dict[str, Any]) -> bool:
+    """Whether the runs do not determine the exponent a of a law."""
+    low, high = law['bands'].get('a', (law['a'], law['a']))
+    return high - low > 2 * _WIDE * abs(law['a'])
 
 
 def is_determined(band: list[float] | None) -> bool:

@@ -18,6 +18,7 @@ from vit_jax.scaling.noise import Noise, Seeds, draws, one_run_each, pooled, wil
 BAND = (0.05, 0.95)
 WIDEN = 1.2  # of the bootstrap's bands, tuned on four laws of `coverage.LAWS`
 DELTA = 1e-3  # Hoffmann et al. 2022, section 3.3
+FARTHEST = 1000.0  # times the largest fitted x; beyond it, predictions have no band
 _SETTLE = 5  # repeated descents from the best minimum until the search has converged
 _WIDEST = 30  # orders of magnitude; so that powers of scaled values are finite
 _EDGE = 1e-9  # distance to a limit of the search that counts as at it
@@ -183,7 +184,7 @@ def fit(
     x, y = x[order], y[order]
     seeds = one_run_each(len(y)) if seeds is None else seeds.take(order)
     weights = seeds.weights
-    scales = np.exp(np.log(x).mean(axis=0)), float(np.exp(np.log(y).mean()))
+    scales = form.scales(x, y)
     x, y = x / scales[0], y / scales[1]
     bounds = form.bounds(x, y)
     if form.solve:
@@ -413,6 +414,16 @@ def _half_intervals(
         errors = np.maximum(errors, np.ptp(np.quantile(replicates, BAND, axis=0), axis=0) / 2)
     errors[(low < high) & (theta >= high - _EDGE)] = np.inf
     return errors
+
+
+def distance_note(what: str, ratio: float, measured: float) -> str:
+    """A line on a prediction at `ratio` times the largest fitted x; '' up to `measured`."""
+    if ratio <= measured:
+        return ''
+    far = f'{what} is {ratio:.3g} times the largest one fitted'
+    if ratio > FARTHEST:
+        return f'{far}: too far for a band; run larger ones'
+    return f'{far}: how often bands hold was measured up to {measured:.0f} times'
 
 
 def rmse(curve: Fit, x: np.ndarray, y: np.ndarray) -> float:

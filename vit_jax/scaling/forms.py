@@ -22,6 +22,7 @@ MIN_TERM = 1e-12
 MAX_EXPONENT = 5.0
 MAX_SHIFT = 100.0  # times the largest x
 MIN_ALPHA = 1e-2
+MAX_DECAY = 1e3  # constant of repeats, which are as good as new ones up to about it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Form:
       columns: K, the number of columns of x.
       solve: (x, y) -> theta, if the paper has its own estimator; None to minimize the log-Huber
         loss.
+      scaled_by: [K], for each column of x the one whose mean scales it, where columns share a
+        unit; None for its own.
     """
 
     name: str
@@ -59,6 +62,14 @@ class Form:
     scale_of: Mapping[str, str] = dataclasses.field(default_factory=lambda: {'a': 'b'})
     columns: int = 1
     solve: Callable[[np.ndarray, np.ndarray], Theta] | None = None
+    scaled_by: tuple[int, ...] | None = None
+
+    def scales(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, float]:
+        """The units of a fit: geometric means of x [K] and of y."""
+        means = np.exp(np.log(x).mean(axis=0))
+        if self.scaled_by is not None:
+            means = means[list(self.scaled_by)]
+        return means, float(np.exp(np.log(y).mean()))
 
 
 def find(name: str) -> Form:
@@ -288,6 +299,69 @@ def _joint_params(theta: Theta, x_scale: np.ndarray, y_scale: float) -> dict[str
     return {name: float(number) for name, number in named.items()}
 
 
+def _repeated_value(theta: Theta, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Log of the data-constrained law [M] at x [M, 3], and its gradient [M, 7].
+
+    Muennighoff et al. 2023, equations 5 to 7: repeats of data, and parameters beyond those that the
+    unique data are best for, lose their value exponentially.
+    """
+    log_a, alpha, log_b, beta, e, r_data, r_model = theta
+    size, data = x[:, 0], x[:, 1]
+    unique = np.minimum(x[:, 2], data)
+    best = (np.log(alpha) + log_a - np.log(beta) - log_b + beta * np.log(unique)) / alpha
+    base = np.minimum(np.exp(np.clip(best, -700, 700)), size)
+    useful_data, _, slope_data = _useful(data, unique, r_data)
+    useful_size, slope_base, slope_model = _useful(size, base, r_model)
+    model = np.exp(log_a - alpha * np.log(useful_size))
+    rest = np.exp(log_b - beta * np.log(useful_data))
+    # How the term of the model moves with log base, which moves with the parameters.
+    moved = np.where(base < size, -alpha * model * slope_base / useful_size, 0.0)
+    gradient = np.stack(
+        [
+            model + moved / alpha,
+            -model * np.log(useful_size) + moved * (1 / alpha - best) / alpha,
+            rest - moved / alpha,
+            -rest * np.log(useful_data) + moved * (np.log(unique) - 1 / beta) / alpha,
+            np.ones_like(size),
+            -beta * rest * slope_data / useful_data,
+            -alpha * model * slope_model / useful_size,
+        ],
+        axis=1,
+    )
+    y = e + model + rest
+    return np.log(y), gradient / y[:, None]
+
+
+def _useful(
+    total: np.ndarray, unique: np.ndarray, decay: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What a total with repeats is worth, and its slopes in log unique and in the decay."""
+    repeats = total / unique - 1
+    left = np.exp(-repeats / decay)
+    worth = unique * (1 + decay * (1 - left))
+    return worth, worth - total * left, unique * (1 - left - repeats / decay * left)
+
+
+def _repeated_starts(x: np.ndarray, y: np.ndarray) -> list[Theta]:
+    """Joint laws of the runs with few repeats, or of all, with several decay constants."""
+    fresh = x[:, 1] <= 2 * x[:, 2]
+    if fresh.sum() < 8 or min(len(np.unique(x[fresh, i])) for i in (0, 1)) < 3:
+        fresh[:] = True
+    laws = _joint_starts(x[fresh, :2], y[fresh])[:2]
+    return [np.append(law, decays) for law in laws for decays in ((15.0, 5.0), (5.0, 15.0))]
+
+
+def _repeated_bounds(x: np.ndarray, y: np.ndarray) -> Bounds:
+    term, exponent = (-50.0, 50.0), (1e-3, MAX_EXPONENT)
+    decay = (0.05, MAX_DECAY)
+    return [term, exponent, term, exponent, (0.0, float(y.max())), decay, decay]
+
+
+def _repeated_params(theta: Theta, x_scale: np.ndarray, y_scale: float) -> dict[str, float]:
+    decays = {'R_D': float(theta[5]), 'R_N': float(theta[6])}
+    return _joint_params(theta[:5], x_scale, y_scale) | decays
+
+
 _REVISITING = 'Alabdulmohsin et al. 2022, section 3'
 FORMS = {
     form.name: form
@@ -320,6 +394,21 @@ FORMS = {
             interpreted={'alpha': 1, 'beta': 3, 'E': 4},
             scale_of={'A': 'alpha', 'B': 'beta'},
             columns=2,
+        ),
+        Form(
+            name='repeated',
+            formula="E + A N'^-alpha + B D'^-beta, D' = U + U R_D (1 - exp((1 - D / U) / R_D))",
+            names=('E', 'A', 'alpha', 'B', 'beta', 'R_D', 'R_N'),
+            source='Muennighoff et al. 2023, equations 5 to 7',
+            log_value=_repeated_value,
+            starts=_repeated_starts,
+            bounds=_repeated_bounds,
+            params=_repeated_params,
+            interpreted={'alpha': 1, 'beta': 3, 'E': 4},
+            uninterpreted={'R_D': 5, 'R_N': 6},
+            scale_of={'A': 'alpha', 'B': 'beta'},
+            columns=3,
+            scaled_by=(0, 1, 1),
         ),
     )
 }

@@ -10,6 +10,8 @@ from vit_jax.errors import UserError
 from vit_jax.scaling import curve_fit, forms, isoflop
 from vit_jax.scaling.points import Cost, Points
 
+_TIED = 1.2  # factor by which D must vary at equal N, to tell the two terms apart
+
 
 def fit_joint(seen: Points, bootstrap: int) -> tuple[curve_fit.Fit | None, list[str]]:
     """The joint law, or None and the reason."""
@@ -19,6 +21,8 @@ def fit_joint(seen: Points, bootstrap: int) -> tuple[curve_fit.Fit | None, list[
             return None, [f'no joint law: {few}, whose exponent needs three']
     if len(seen.y) < 6:
         return None, [f'no joint law: {len(seen.y)} runs for its 5 parameters']
+    if tied := _proportional(seen):
+        return None, [f'no joint law: {tied}']
     try:
         form = forms.find('joint')
         found = curve_fit.fit(form, seen.x, seen.y, bootstrap=bootstrap, seeds=seen.seeds)
@@ -29,6 +33,17 @@ def fit_joint(seen: Points, bootstrap: int) -> tuple[curve_fit.Fit | None, list[
         if found.params[term] < 1e-9 or not 1e-3 < exponent < forms.MAX_EXPONENT - 1e-3:
             return None, [f'no joint law: the losses do not depend on {name} as a power of it']
     return found, [f'joint: {line}' for line in found.warnings]
+
+
+def _proportional(seen: Points) -> str:
+    """The reason if D follows from N, so that no fit can tell their terms apart."""
+    slope, start = np.polyfit(np.log(seen.n), np.log(seen.d), 1)
+    if np.ptp(np.log(seen.d) - slope * np.log(seen.n) - start) > np.log(_TIED):
+        return ''
+    law = f'D = {np.exp(start):.3g} N^{slope:.3g}'
+    if np.ptp(np.log(seen.d / seen.n)) <= np.log(_TIED):
+        law = f'D = {np.exp(np.log(seen.d / seen.n).mean()):.3g} N'
+    return f'all runs have {law}, so neither the split of a budget nor the loss there is identified'
 
 
 def exponents(params: Mapping[str, float], cost: Cost) -> tuple[float, float]:

@@ -3,6 +3,9 @@
 Hoffmann et al. 2022, section 3: the frontier of curves, parabolas at equal compute, and the joint
 law L = E + A N^-alpha + B D^-beta. Parabolas are biased even without noise where alpha and beta
 differ or the sizes do not lie around the optimum; the joint law is not.
+
+No law holds exactly beyond the runs. On published isoFLOP studies the optimum drifts away from the
+prediction of every method as the budget grows, so bands at larger budgets have a drift term.
 """
 
 from __future__ import annotations
@@ -17,10 +20,11 @@ from threadpoolctl import threadpool_limits
 
 from vit_jax.errors import UserError
 from vit_jax.scaling import curve_fit, isoflop
-from vit_jax.scaling.contradictions import compare, is_determined
+from vit_jax.scaling.contradictions import compare, has_vague_exponent, is_determined
 from vit_jax.scaling.joint import exponents, fit_joint, optimum, outside
 from vit_jax.scaling.noise import pooled
 from vit_jax.scaling.points import Cost, Points
+from vit_jax.scaling.repeats import to_new_data
 
 BIAS = (
     'parabolas are biased even without noise, N* by 3 to 19 % on synthetic laws, where alpha and '
@@ -28,7 +32,13 @@ BIAS = (
 )
 _QUANTILES = 1000  # of the Gaussian that errors are drawn from
 _SIZES = 3  # least number of different sizes of a law of the frontier
-_WIDE = 0.5  # an exponent with a relative 90 % half-interval above this is not identified
+_VAGUE_LOSS = 1.5  # ratio of the ends of a 90 % interval of a loss that is not identified
+MEASURED = 30.0  # budgets over the largest fitted one up to which bands were measured
+_PAST = 1.05  # a budget above this times the largest fitted one lies beyond the runs
+# Standard deviation of ln N*, and of ln loss, per factor of e in compute beyond the largest fitted
+# budget: tests/bench/optimal_bands.py, on the isoFLOP studies of Chinchilla, Llama 3 and Marin.
+DRIFT = {'joint': 0.30, 'isoflop': 0.20, 'frontier': 0.20}
+LOSS_DRIFT = 0.012
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +89,7 @@ def analyze(points: Points, options: AnalysisOptions) -> Analysis:
     )
     seen = points.take(kept)
     with threadpool_limits(1, user_api='blas'):
+        seen, _, repeats = to_new_data(seen, options.bootstrap)
         joint, notes = fit_joint(seen, options.bootstrap)
         level = _level(seen, joint, notes)
         parabolas, more = isoflop.parabolas(seen.n, seen.c, level, seen.seeds.weights)
@@ -96,7 +107,8 @@ def analyze(points: Points, options: AnalysisOptions) -> Analysis:
         }
         notes += more + beyond + _missing(ways, parabolas, drawn)
         shown, against = compare(seen, level, ways, len(parabolas.c))
-    notes += against + _unidentified(ways)
+    notes += [*repeats, *against, *_unidentified(ways, beyond=at > _PAST * seen.c.max())]
+    notes += _add_drift(ways, seen.cost, at / seen.c.max())
     if options.target is None:
         ways = {
             name: way and {k: way[k] for k in way if k != 'target'} for name, way in ways.items()
@@ -153,14 +165,20 @@ def _missing(
     return notes
 
 
-def _unidentified(ways: dict[str, dict[str, Any] | None]) -> list[str]:
-    """Replace values that the runs do not determine by None; a line for each."""
+def _unidentified(ways: dict[str, dict[str, Any] | None], beyond: bool) -> list[str]:
+    """Replace values that the runs do not determine by None; a line for each.
+
+    Args:
+      ways: {method: its law}.
+      beyond: whether the target lies beyond the runs, where N* needs the exponent.
+    """
     notes = []
     for name, way in ways.items():
         if way is None:
             continue
         low, high = way['bands'].get('a', (way['a'], way['a']))
-        if high - low > 2 * _WIDE * abs(way['a']):
+        vague = has_vague_exponent(way)
+        if vague:
             notes.append(
                 f'{name}: a and b are not identified: a is within {low:.2g} and {high:.2g}'
             )
@@ -169,17 +187,57 @@ def _unidentified(ways: dict[str, dict[str, Any] | None]) -> list[str]:
         open_ = [k for k in ('N', 'D', 'loss') if k in target and not _is_known(spread, k)]
         if set(open_) & {'N', 'D'}:
             open_ = ['N', 'D', *(k for k in open_ if k == 'loss')]
+        elif vague and beyond:
+            notes.append(
+                f'{name}: no N* at C = {target["C"]:.3g}, beyond the runs: it needs the exponent'
+            )
+            target['N'] = target['D'] = None
         for key in open_:
             target[key] = None
             ends = ' to '.join(f'{end:.2g}' for end in spread.get(key, ())) or 'infinite values'
-            words = f'{name}: {key} at C = {target["C"]:.3g} is not identified'
-            notes.append(f'{words}: the runs allow {ends}')
+            start = f'{name}: {key} at C = {target["C"]:.3g} is not identified'
+            notes.append(f'{start}: the runs allow {ends}')
     return notes
+
+
+def drift_half_width(std: float, ratio: np.ndarray | float) -> np.ndarray:
+    """Half of a 90 % band of the drift at budgets `ratio` times the largest fitted one, in logs."""
+    return stats.norm.ppf(curve_fit.BAND[1]) * std * np.log(np.maximum(ratio, 1.0))
+
+
+def _add_drift(ways: dict[str, dict[str, Any] | None], cost: Cost, ratio: float) -> list[str]:
+    """Widen the bands at the target by the drift; return a line on a target that is far away."""
+    for name, way in ways.items():
+        if way is None:
+            continue
+        bands, target = way['target']['bands'], way['target']
+        if ratio > curve_fit.FARTHEST:
+            bands.clear()
+        stds = {'N': DRIFT[name], 'D': DRIFT[name] * cost.p / cost.q, 'loss': LOSS_DRIFT}
+        for key in bands:
+            if target[key] is not None:
+                drift = float(drift_half_width(stds[key], ratio))
+                bands[key] = _widen_logs(target[key], bands[key], drift)
+    note = curve_fit.distance_note('the target budget', ratio, MEASURED)
+    return [note] if note and any(ways.values()) else []
+
+
+def _widen_logs(value: float, band: list[float], drift: float) -> list[float]:
+    """A band [low, high] with an independent error of half-width `drift`, in logs, added."""
+    low, high = band
+    down = np.log(value / low) if low > 0 else np.inf
+    return [
+        float(value * np.exp(-np.hypot(down, drift))),
+        float(value * np.exp(np.hypot(np.log(high / value), drift))),
+    ]
 
 
 def _is_known(bands: dict[str, list[float]], key: str) -> bool:
     """Whether the runs determine a value; without any replicates, it is taken as known."""
-    return is_determined(bands.get(key)) and (key in bands or not bands)
+    band = bands.get(key)
+    if key == 'loss' and band is not None and band[1] > _VAGUE_LOSS * band[0]:
+        return False
+    return is_determined(band) and (key in bands or not bands)
 
 
 def _joint_summary(

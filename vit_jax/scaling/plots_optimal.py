@@ -13,9 +13,9 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from vit_jax.errors import UserError
 from vit_jax.scaling import isoflop, rows
-from vit_jax.scaling.curve_fit import half_width
+from vit_jax.scaling.curve_fit import FARTHEST, half_width
 from vit_jax.scaling.joint import optimum
-from vit_jax.scaling.optimal import Analysis
+from vit_jax.scaling.optimal import DRIFT, Analysis, drift_half_width
 from vit_jax.scaling.points import Columns
 from vit_jax.scaling.shape import Ray, ShapeFit, ShapeLaw, StarColumns, StarSweep
 from vit_jax.viz import figures
@@ -125,7 +125,10 @@ def _band(axes: Axes, one: Analysis, budgets: np.ndarray) -> None:
     if not (np.isfinite(sizes).all() and np.all(sizes)):
         return  # some replicates have no optimum
     center = np.log(optimum(one.joint.params, one.points.cost, budgets)[0])
-    half = half_width(np.std(np.log(sizes), axis=0), one.joint.dof)
+    sampling = half_width(np.std(np.log(sizes), axis=0), one.joint.dof)
+    ratio = budgets / one.points.c[one.kept].max()
+    half = np.hypot(sampling, drift_half_width(DRIFT['joint'], ratio))
+    half[ratio > FARTHEST] = np.nan
     low, high = np.exp(center - half), np.exp(center + half)
     axes.fill_between(budgets, low, high, color=_BY_LAW, alpha=0.2, linewidth=0)
 

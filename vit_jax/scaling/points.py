@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -15,6 +15,7 @@ COUNTED = {
     'parameters': 'all parameters, embeddings and head included',
     'flops': 'exact: 3 times the forward pass, embeddings and head included',
 }
+SEEN, SIZE = 'examples_seen', 'data_size'  # columns of `collect`
 _USUAL = (1.0, 20.0)  # C / (N D); 6 for a forward and a backward pass of dense layers
 _EXACT = 0.01  # relative deviation of C / (N D) up to which C counts as proportional to N D
 
@@ -22,6 +23,9 @@ _EXACT = 0.01  # relative deviation of C / (N D) up to which C counts as proport
 @dataclasses.dataclass(frozen=True)
 class Columns:
     """Names of the columns; one of n, d and c may be None and then follows from C = 6 N D.
+
+    `unique` has the amount of different data, in the unit of D; without it, the columns
+    `examples_seen` and `data_size` of `collect` say how often data were repeated, if present.
 
     Raises:
       UserError: if two of them are None.
@@ -32,6 +36,7 @@ class Columns:
     c: str | None
     y: str
     by: tuple[str, ...] = ()
+    unique: str | None = None
 
     def __post_init__(self) -> None:
         if sum(name is not None for name in (self.n, self.d, self.c)) < 2:
@@ -40,6 +45,7 @@ class Columns:
     def flags(self) -> list[tuple[str, str]]:
         """The columns in which a row needs a value, and their flags."""
         named = [(self.n, '--n'), (self.d, '--d'), (self.c, '--c'), (self.y, '--y')]
+        named.insert(-1, (self.unique, '--unique'))
         return [(column, flag) for column, flag in named if column is not None]
 
 
@@ -71,6 +77,7 @@ class Points:
     Attributes:
       by: {column: value} that distinguishes the curve.
       n, d, c, y: [M], all positive.
+      unique: [M], data without repeats in the unit of D, at most D.
       seeds: of the runs of each point.
       cost: C as a function of N and D.
       left_out: a line for each row that was left out.
@@ -82,6 +89,7 @@ class Points:
     d: np.ndarray
     c: np.ndarray
     y: np.ndarray
+    unique: np.ndarray
     seeds: Seeds
     cost: Cost
     left_out: tuple[str, ...]
@@ -94,7 +102,7 @@ class Points:
 
     def take(self, chosen: np.ndarray) -> Points:
         """The chosen points, by a mask [M] or indices."""
-        kept = {name: getattr(self, name)[chosen] for name in ('n', 'd', 'c', 'y')}
+        kept = {name: getattr(self, name)[chosen] for name in ('n', 'd', 'c', 'y', 'unique')}
         return dataclasses.replace(self, **kept, seeds=self.seeds.take(chosen))
 
 
@@ -130,9 +138,10 @@ def _points(by: dict[str, str], group: Sequence[Numbered], columns: Columns) -> 
     cost, notes = _cost(table, columns)
     settings = [row.get(SETTING, '') for _, row in usable]
     n, d, c, y = _complete(table, cost)
-    (n, d, c, y), seeds, more = _merged(n, d, c, y, settings)
+    unique = d / _epochs(usable, table, d)
+    (n, d, c, unique, y), seeds, more = _merged(np.stack([n, d, c, unique], axis=1), y, settings)
     order = np.lexsort((n, c))
-    found = Points(by, n, d, c, y, seeds, cost, tuple(left_out), (*copies, *notes, *more))
+    found = Points(by, n, d, c, y, unique, seeds, cost, tuple(left_out), (*copies, *notes, *more))
     return found.take(order)
 
 
@@ -185,27 +194,51 @@ def _complete(table: dict[str, np.ndarray], cost: Cost) -> tuple[np.ndarray, ...
     return n, d, cost.k * n * d if c is None else c, table['y']
 
 
+def _epochs(
+    usable: Sequence[Numbered], table: Mapping[str, np.ndarray], d: np.ndarray
+) -> np.ndarray:
+    """How often each run saw its data [M], at least 1; 1 where the table does not say."""
+    if 'unique' in table:
+        return np.maximum(d / table['unique'], 1.0)
+    counts = [(row.get(SEEN), row.get(SIZE)) for _, row in usable]
+    if not counts or not all(seen and size for seen, size in counts):
+        return np.ones(len(d))
+    seen, size = (
+        np.array([number(numbered, column, '--csv') for numbered in usable])
+        for column in (SEEN, SIZE)
+    )
+    with np.errstate(divide='ignore', invalid='ignore'):
+        return np.nan_to_num(np.maximum(seen / size, 1.0), nan=1.0, posinf=1.0)
+
+
 def _merged(
-    n: np.ndarray, d: np.ndarray, c: np.ndarray, y: np.ndarray, settings: Sequence[str]
+    x: np.ndarray, y: np.ndarray, settings: Sequence[str]
 ) -> tuple[tuple[np.ndarray, ...], Seeds, list[str]]:
-    """One point for each setting, or (N, D, C) without one: geometric means over its rows.
+    """One point for each setting, or row of x without one: geometric means over its runs.
+
+    Args:
+      x: [M, 4], N, D, C and unique data.
+      y: [M], losses.
+      settings: [M], names; '' where there is none.
 
     Returns:
-      N, D, C and the loss of each point; the seeds of its runs; a line on rows that were merged.
+      N, D, C, unique data and the loss of each point; the seeds of its runs; a line on rows that
+      were merged.
     """
-    x = np.stack([n, d, c], axis=1)
     which = group_indices([name or tuple(at) for name, at in zip(settings, x, strict=True)])
     log_y, seeds = merge(np.log(y), which)
     if not seeds.several:
-        return (n, d, c, y), seeds, []
-    n, d, c = centers(x, which).T
+        return (*x.T, y), seeds, []
+    merged = centers(x, which)
+    if not seeds.noise:
+        return (*merged.T, np.exp(log_y)), seeds, []
     at = int(np.argmax(seeds.counts))
     note = (
-        f'{int((seeds.counts > 1).sum())} point(s) with several rows, as N = {n[at]:.4g}, '
-        f'D = {d[at]:.4g}: the mean of their log losses is weighted by their number; they differ '
-        f'by {100 * seeds.noise:.2g} %'
+        f'{int((seeds.counts > 1).sum())} point(s) with several rows, as N = {merged[at, 0]:.4g}, '
+        f'D = {merged[at, 1]:.4g}: the mean of their log losses is weighted by their number; they '
+        f'differ by {100 * seeds.noise:.2g} %'
     )
-    return (n, d, c, np.exp(log_y)), seeds, [note]
+    return (*merged.T, np.exp(log_y)), seeds, [note]
 
 
 def conventions(columns: Columns) -> str:

@@ -23,6 +23,8 @@ _UPTURN = 6  # least number of points in which a rise is looked for
 _RISE = 0.01  # of log y that is mentioned
 _SIGNIFICANT = 6.0  # standard errors of a mean; the lowest of several is low by chance
 _WIDE_RATIO = 100.0  # of the ends of an interval of what is not identified
+_MEASURED = 10.0  # times the largest fitted x up to which bands were measured: docs/predictions.md
+_FLAT = 1e-6  # relative fall of a curve that is none
 OBJECTIVES = {
     'delta 0.01': Objective(delta=0.01),
     'delta 0.1': Objective(delta=0.1),
@@ -317,7 +319,8 @@ def predict_at(curve: Curve, target: float) -> tuple[dict[str, Any] | None, str]
     """Predict y at an x outside or inside of the points of a curve.
 
     Returns:
-      x, y and the 90 % interval `band`, None without a bootstrap; or None, and the reason.
+      x, y, the 90 % interval `band`, None without a bootstrap or too far away, and a `note` on the
+      distance; or None, and the reason.
     """
     fit = curve.fit
     if fit is None:
@@ -325,13 +328,20 @@ def predict_at(curve: Curve, target: float) -> tuple[dict[str, Any] | None, str]
     ends, at = curve.x[:, 0], np.array([target])
     parts = fit.parts if isinstance(fit, averaging.MeanFit) else ()
     parameters = min(len(part.form.names) for part in [fit, *(one.fit for one in parts)])
+    first, last = fit.predict(np.array([ends.min(), ends.max()]))
+    if last >= first * (1 - _FLAT):
+        return None, 'y does not fall as x grows, so there is no law to fit'
     if len(ends) < 2 * parameters and not ends.min() <= target <= ends.max():
         return None, f'{len(ends)} points for {parameters} parameters do not reach beyond them'
     found = fit.predict_band(at)
     band = None if found is None else [float(end[0]) for end in found]
+    ratio = target / float(ends.max())
+    if ratio > curve_fit.FARTHEST:
+        band = None
     if band is not None and band[1] > _WIDE_RATIO * band[0]:
         return None, f'not identified: the points allow {band[0]:.2g} to {band[1]:.2g}'
-    return {'x': target, 'y': float(fit.predict(at)[0]), 'band': band}, ''
+    note = curve_fit.distance_note('x', ratio, _MEASURED)
+    return {'x': target, 'y': float(fit.predict(at)[0]), 'band': band, 'note': note}, ''
 
 
 def _merged(
