@@ -54,7 +54,7 @@ def test_plain_jax_runs_it(written):
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.parametrize('name', ['swin', 'detr', 'mixer', 'siglip', 'eomt'])
+@pytest.mark.parametrize('name', ['swin', 'detr', 'mixer', 'siglip', 'eomt', 'jit'])
 def test_predictions_of_other_models(name, tmp_path):
     run = GOLDEN / f'run_{name}'
     about = export.export(run, tmp_path / 'out')
@@ -83,7 +83,11 @@ def test_int8_kernels_are_near():
 
 @pytest.mark.parametrize(
     ('run', 'message'),
-    [('run_reverse', 'was not trained on images'), ('gone', 'no such file or folder')],
+    [
+        ('run_reverse', 'was not trained on images'),
+        ('run_siglip_naflex', 'images of any shape.*: give --image-size'),
+        ('gone', 'no such file or folder'),
+    ],
 )
 def test_a_mistake_leaves_no_folder(run, message, tmp_path):
     with pytest.raises(UserError, match=message):

@@ -290,7 +290,11 @@ def test_mistakes_are_one_line(own, tmp_path):
         match=r"a 'swin' cannot be written as an .npz file \(.safetensors for transformers is pos",
     ):
         interop.write(imported('swin'), tmp_path / 'a.npz')
-    with pytest.raises(UserError, match=f'cannot be written as an .npz file: tried {own}'):
+    with pytest.raises(
+        UserError, match=r"a 'swin' .*for transformers is possible without .*: timm_swin reads"
+    ):
+        interop.write(imported('swin'), f'timm_swin:{tmp_path}/b')
+    with pytest.raises(UserError, match=f'cannot be written as an .npz file .*: tried {own}'):
         interop.write(imported('bit_resnet'), f'{own}:{tmp_path}/b.npz')
 
 

@@ -10,6 +10,7 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict
 from helpers import detr as helper
 from helpers.pictures import drawn, images_like
+from helpers.typechecker import unchecked
 
 from vit_jax.errors import UserError
 from vit_jax.models import detr
@@ -132,6 +133,9 @@ def test_a_mask_gets_the_pixels_that_torch_takes():
     for size in ((5, 3), (42, 25), (140, 171)):
         wanted = torch.nn.functional.interpolate(torch.from_numpy(mask)[None].float(), size)[0]
         np.testing.assert_array_equal(resize(mask, size), wanted.bool())
+    with unchecked():
+        constant = jax.jit(lambda: resize_nearest(mask, (140, 171)))()
+    np.testing.assert_array_equal(constant, wanted.bool())
 
 
 def test_the_grid_is_that_of_the_feature_map():

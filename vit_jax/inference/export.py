@@ -12,12 +12,13 @@ and the names of classes. Plain JAX runs it:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -40,6 +41,7 @@ from vit_jax.storage import paths
 
 PROGRAM, WEIGHTS, ABOUT = 'model.stablehlo', 'weights.safetensors', 'model.json'
 PLATFORMS = ('cpu', 'cuda', 'tpu')
+INDEX = 'index'  # the number of a row
 SCALE = ':scale'  # after the name of a kernel of int8
 Weights = dict[str, np.ndarray]
 
@@ -80,7 +82,7 @@ def export(
     weights = {name: np.asarray(x) for name, x in flat.items()}
     weights = quantized(weights) if int8 else weights
     program = exported_program(trained, weights, example, platforms)
-    about = describe(trained, reader, example, program) | {
+    about = describe(trained, reader, program) | {
         'image_size': image_size,
         'int8': int8,
     }
@@ -98,13 +100,33 @@ def require_extra() -> None:
 
 
 def example_of(trained: TrainedModel, image_size: Size | None = None) -> dict[str, np.ndarray]:
-    """The arrays of one black image, as the model takes them."""
+    """The arrays of one black image, as the model takes them.
+
+    Raises:
+      UserError: if the size of the images is unknown, or their shapes differ.
+    """
     size = trained.image_size or trained.raw_images.get('size')
     if size is None:
         raise UserError(f'{trained.source}: its image size is unknown: give --image-size')
-    black = np.zeros((*size, trained.channels), np.uint8)
-    fields_of = photo_reader(trained).read(black, image_size).fields
-    return {name: np.asarray(value) for name, value in fields_of.items()}
+    reader, (height, width) = photo_reader(trained), size
+    examples = [
+        {
+            name: np.asarray(value)
+            for name, value in reader.read(np.zeros(shape, np.uint8), image_size).fields.items()
+        }
+        for shape in (
+            (height, width, trained.channels),
+            (height, 2 * width, trained.channels),
+            (2 * height, width, trained.channels),
+        )
+    ]
+    shapes = [{name: x.shape for name, x in example.items()} for example in examples]
+    if shapes.count(shapes[0]) < len(shapes):
+        raise UserError(
+            f'{trained.source}: it takes images of any shape, but a program those of one: give '
+            '--image-size, to which images are cropped and resized'
+        )
+    return examples[0]
 
 
 def exported_program(
@@ -116,7 +138,8 @@ def exported_program(
     """The program (weights, batch) -> predictions, for a batch of any number of rows.
 
     Each row is computed by itself, so that the model's code never sees the size of the batch.
-    Random draws of a task are the same for all rows.
+    Where a task draws random numbers, the batch has a number for each row, INDEX, on which they
+    depend as in `predict`.
 
     Args:
       trained: the model.
@@ -128,20 +151,32 @@ def exported_program(
     model = trained.model.clone(attention='xla') if 'attention' in kept else trained.model
     step = make_predict_step(model, trained.task)
 
-    def predict(weights: Mapping[str, jax.Array], batch: Mapping[str, jax.Array]) -> Any:
+    def predict_one(weights: Mapping[str, jax.Array], row: Mapping[str, jax.Array]) -> Any:
         variables = traverse_util.unflatten_dict(restored(weights), sep='/')
+        rows = {INDEX: jnp.zeros(1, jnp.int32), 'mask': jnp.ones(1, jnp.float32)}
+        rows |= {name: x[None] for name, x in row.items()}
+        return jax.tree.map(lambda x: x[0], step(variables, rows)[0])
 
-        def one(row: Mapping[str, jax.Array]) -> Any:
-            rows = {name: x[None] for name, x in row.items()}
-            rows |= {'index': jnp.zeros(1, jnp.int32), 'mask': jnp.ones(1, jnp.float32)}
-            return jax.tree.map(lambda x: x[0], step(variables, rows)[0])
-
-        return jax.vmap(one)(dict(batch))
+    def predict(weights: Mapping[str, jax.Array], batch: Mapping[str, jax.Array]) -> Any:
+        return jax.vmap(functools.partial(predict_one, weights))(dict(batch))
 
     (rows,) = jax.export.symbolic_shape('batch')
-    batch = {k: jax.ShapeDtypeStruct((rows, *x.shape), x.dtype) for k, x in example.items()}
     shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in weights.items()}
+    row = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in example.items()}
+    if _depends_on(INDEX, predict_one, shapes, row | {INDEX: jax.ShapeDtypeStruct((), jnp.int32)}):
+        row[INDEX] = jax.ShapeDtypeStruct((), jnp.int32)
+    batch = {name: jax.ShapeDtypeStruct((rows, *x.shape), x.dtype) for name, x in row.items()}
     return jax.export.export(jax.jit(predict), platforms=tuple(platforms))(shapes, batch)
+
+
+def _depends_on(name: str, function: Callable[..., Any], weights: Any, row: Any) -> bool:
+    """Whether the outputs of a function (weights, row) depend on an array of the row."""
+    probe = jax.export.export(jax.jit(function), platforms=['cpu'])(weights, row)
+    leaves = jax.tree_util.tree_flatten_with_path((weights, row))[0]
+    place = [path for path, _ in leaves].index(
+        (jax.tree_util.SequenceKey(1), jax.tree_util.DictKey(name))
+    )
+    return place in probe.module_kept_var_idx
 
 
 def quantized(weights: Mapping[str, np.ndarray]) -> Weights:
@@ -173,10 +208,10 @@ def restored(weights: Mapping[str, Any]) -> dict[str, Any]:
 def describe(
     trained: TrainedModel,
     reader: PhotoReader,
-    example: Mapping[str, np.ndarray],
     program: jax.export.Exported,
 ) -> dict[str, Any]:
     """The contents of model.json."""
+    (_, inputs), _ = jax.tree.unflatten(program.in_tree, program.in_avals)
     outputs = jax.tree.unflatten(program.out_tree, program.out_avals)
     transforms = without_annotations(trained.data_config.get('transforms', ''))
     kept = ('channels', 'size', 'padded', 'squeezed', 'ready')
@@ -186,7 +221,7 @@ def describe(
         'source': trained.source,
         'versions': {'vit_jax': __version__, 'jax': jax.__version__},
         'platforms': list(program.platforms),
-        'inputs': {k: [['batch', *x.shape], x.dtype.name] for k, x in example.items()},
+        'inputs': {k: [[str(x.shape[0]), *x.shape[1:]], x.dtype.name] for k, x in inputs.items()},
         'outputs': {k: [[str(n) for n in x.shape], x.dtype.name] for k, x in outputs.items()},
         'class_names': list(trained.class_names),
         'preparation': {
@@ -239,7 +274,12 @@ class ExportedModel:
         return tuple(self.about['class_names'])
 
     def __call__(self, **batch: Any) -> dict[str, jax.Array]:
-        """Predictions for arrays of any number of rows, as `about['inputs']` says."""
+        """Predictions for arrays of any number of rows, as `about['inputs']` says.
+
+        Rows are numbered from 0 where random draws depend on numbers and none are given.
+        """
+        if INDEX in self.about['inputs'] and INDEX not in batch:
+            batch[INDEX] = np.arange(len(next(iter(batch.values()))), dtype=np.int32)
         return self.program.call(self.weights, {k: jnp.asarray(x) for k, x in batch.items()})
 
     def predict(self, images: Iterable[Image]) -> list[dict[str, np.ndarray]]:
@@ -253,10 +293,11 @@ class ExportedModel:
         options['transforms'] = parse_transforms(options['transforms'])
         reader = PhotoReader(**options)
         size = self.about['image_size'] and tuple(self.about['image_size'])
-        photos = [reader.read(x, size, f'image {i}').fields for i, x in enumerate(images)]
+        photos = [reader.read(x, size, f'image {i}') for i, x in enumerate(images)]
         if not photos:
             return []
-        batch = {k: np.stack([np.asarray(fields[k]) for fields in photos]) for k in photos[0]}
+        rows = [{**photo.fields, INDEX: np.int32(photo.number)} for photo in photos]
+        batch = {k: np.stack([np.asarray(row[k]) for row in rows]) for k in self.about['inputs']}
         found = jax.device_get(self(**batch))
         return [{k: x[i] for k, x in found.items()} for i in range(len(photos))]
 

@@ -280,7 +280,10 @@ def backbone(trained: TrainedModel) -> TrainedModel:
         return trained
     keywords, parts = found
     part = dataclasses.replace(
-        trained, params={name: trained.params[name] for name in parts}, collections={}
+        trained,
+        params={name: trained.params[name] for name in parts},
+        collections={},
+        spec={},  # of images alone
     )
     task: dict[str, Any] = {'name': 'classify'}
     if trained.task.normalization is not None:

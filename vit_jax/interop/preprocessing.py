@@ -503,6 +503,12 @@ def mean_and_std(extra: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray] | No
     return mean / scale, std / scale
 
 
+def or_imagenet(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """The `extra` with the mean and standard deviation of ImageNet if it has none."""
+    given = {} if mean_and_std(extra) is not None else {GIVEN_NORMALIZATION: IMAGENET}
+    return {**extra, **given}
+
+
 def _numbers(name: str, value: Any) -> np.ndarray:
     """Finite numbers [C], a single one as [1].
 

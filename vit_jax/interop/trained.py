@@ -173,7 +173,7 @@ class TrainedModel:
         """
         if 'channels' in self.raw_images:
             return self.raw_images['channels']
-        first = self.model.layer_order()[:1]
+        first = [self.model.first_layer] if self.model.first_layer else self.model.layer_order()[:1]
         kernels = (
             leaf
             for path, leaf in param_paths(self.params).items()

@@ -66,6 +66,8 @@ class Model(nn.Module):
       inert: fields that change the outputs of a trained model by rounding at most.
       mup_kinds: pairs of a pattern of parameters and a kind of `optim.mup`, where shapes do not
         determine the kind.
+      first_layer: a pattern of the parameters that see the image, if it is not the first of
+        `layer_order`.
       image_method: the method that takes images first.
       translates: whether it maps sequences to sequences, as `EncoderDecoder`.
       generates_text: whether it generates texts, by searches that need the special ids of
@@ -81,6 +83,7 @@ class Model(nn.Module):
         *('dropout', 'attention_dropout', 'drop_path', 'patch_dropout', 'init_scale', 'init_bias'),
     )
     mup_kinds: ClassVar[tuple[tuple[str, str], ...]] = ()
+    first_layer: ClassVar[str] = ''
     image_method: ClassVar[str] = '__call__'
     translates: ClassVar[bool] = False
     generates_text: ClassVar[bool] = False

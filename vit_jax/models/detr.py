@@ -434,4 +434,4 @@ def resize_nearest(x: Shaped[Array, 'B H W *C'], size: Sequence[int]) -> Shaped[
     rows, columns = (
         jnp.arange(new) * old // new for old, new in zip(x.shape[1:3], size, strict=True)
     )
-    return x[:, rows[:, None], columns]
+    return jnp.asarray(x)[:, rows[:, None], columns]

@@ -31,7 +31,10 @@ from vit_jax.nn.stochastic import example_keys
 from vit_jax.ops.masks import resize_bilinear
 
 # The ViT's part of the parameters.
-ENCODER = ('patch_embed', 'cls_token', 'register_tokens', 'pos_embed', 'norm_pre', 'encoder')
+ENCODER = (
+    *('patch_embed', 'cls_token', 'dist_token', 'register_tokens', 'pos_embed', 'norm_pre'),
+    'encoder',
+)
 
 # Uniform within 1 / sqrt(fan in), as torch.nn.Linear.
 _uniform = nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
@@ -60,6 +63,7 @@ class Model(vit.Model):
     upscale: int = 2
 
     head_layers: ClassVar[tuple[str, ...]] = ('class_head',)
+    first_layer = '^patch_embed/'
     binding = (*vit.Model.binding, 'query_blocks')
 
     def __post_init__(self) -> None:
@@ -199,8 +203,9 @@ class Model(vit.Model):
         """Keywords of `config.model` for the encoder as a ViT, and the names of its parameters."""
         defaults = {field.name: field.default for field in dataclasses.fields(vit.Model)}
         fields = {key: getattr(self, key) for key in defaults if key not in _OTHER}
+        fields['pool'] = _POOLS.get(self.pool, self.pool)
         changed = {key: value for key, value in fields.items() if value != defaults[key]}
-        return {'name': 'vit', **changed}, ENCODER
+        return {'name': 'vit', **changed}, vit.parameter_names(**changed)
 
     @property
     def _query_shape(self) -> tuple[int, int]:
@@ -221,7 +226,12 @@ class Model(vit.Model):
 
 
 # Fields of a ViT that are not those of the encoder.
-_OTHER = ('num_classes', 'parent', 'name')
+_OTHER = (
+    *('num_classes', 'representation_size', 'head_norm', 'fc_norm', 'pool_heads', 'pool_mlp_dim'),
+    *('parent', 'name'),
+)
+# Poolings with as many class tokens and without parameters.
+_POOLS = {'map': 'gap', 'cls_map': 'cls'}
 
 
 class Encoder(nn.Module):

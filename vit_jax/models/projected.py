@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -50,6 +49,4 @@ class Model(vit.Model):
         """Keywords of `config.model` for the ViT alone, and the names of its parameters."""
         names = {field.name for field in dataclasses.fields(vit.Model)} - {'parent', 'name'}
         keywords = {name: getattr(self, name) for name in names}
-        image = jax.ShapeDtypeStruct((1, self.stride, self.stride, 3), jnp.float32)
-        shapes = jax.eval_shape(vit.Model(**keywords, parent=None).init, jax.random.key(0), image)
-        return {'name': 'vit', **keywords}, tuple(shapes['params'])
+        return {'name': 'vit', **keywords}, vit.parameter_names(**keywords)

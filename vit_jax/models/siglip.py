@@ -90,6 +90,7 @@ class Model(base.Model):
     attention: str = 'auto'
     dtype: str = 'float32'
 
+    first_layer = '^image/patch_embed/'
     image_method = 'embed_images'
     tower: ClassVar[type[Any]] = vit.Model
     pools: ClassVar[tuple[str, ...]] = POOLS

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -348,6 +349,13 @@ class Model(base.PatchModel):
         blocks = (f'^encoder/block_{i}/' for i in range(self.depth))
         tokens = 'cls_token|dist_token|register_tokens|mask_token'
         return f'^(patch_embed|{tokens}|pos_embed|position_bias|norm_pre)(/|$)', *blocks
+
+
+def parameter_names(**fields: Any) -> tuple[str, ...]:
+    """The names of the parameters, or of the groups of them, of a ViT with these fields."""
+    model = Model(**fields | {'depth': 1, 'attention': 'xla'}, parent=None)
+    image = jax.ShapeDtypeStruct((1, model.stride, model.stride, 3), jnp.float32)
+    return tuple(jax.eval_shape(model.init, jax.random.key(0), image)['params'])
 
 
 def attention_positions(

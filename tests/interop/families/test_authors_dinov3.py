@@ -122,6 +122,16 @@ def test_what_is_read_is_written_again(gated, flat, tmp_path):
         np.testing.assert_array_equal(array, 0 * flat[name] if unused else masked * flat[name])
 
 
+def test_mean_and_std_are_kept_beside_the_arrays(flat, tmp_path):
+    colors = {'mean': (0.43, 0.411, 0.296), 'std': (0.213, 0.156, 0.143)}
+    imported = read(tmp_path, flat)
+    of_satellites = imported.with_groups(task=imported.task_config | colors)
+    interop.write(of_satellites, f'authors_dinov3:{tmp_path}/new/new.safetensors')
+    again = interop.read(tmp_path / 'new' / 'new.safetensors')
+    assert again.task_config == of_satellites.task_config
+    assert not any('ImageNet' in note for note in again.notes)
+
+
 @pytest.mark.parametrize(
     ('change', 'message'),
     [

@@ -11,7 +11,9 @@ from safetensors.numpy import load_file, save_file
 
 from vit_jax import interop
 from vit_jax.errors import UserError
+from vit_jax.inference import load
 from vit_jax.interop import names
+from vit_jax.models.eomt import ENCODER
 
 pytest.importorskip('transformers')
 
@@ -42,6 +44,8 @@ def test_files_are_read_and_written_bit_for_bit(tmp_path, dinov3):
     assert task['kind'] == 'instance' and task['points'] == helper.POINTS
     assert trained.task.normalization == ((0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
     assert trained.data_config.sizes == ((32, 32),)
+    assert trained.channels == 3
+    assert load.backbone(trained).params.keys() == trained.params.keys() & set(ENCODER)
     (tmp_path / 'ours').mkdir()
     interop.write(trained, tmp_path / 'ours' / 'model.safetensors')
     before, after = (load_file(tmp_path / who / 'model.safetensors') for who in ('theirs', 'ours'))

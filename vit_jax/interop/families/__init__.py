@@ -150,8 +150,12 @@ def writer(model: str, forms: Sequence[str], family: str = '') -> Callable[[Trai
     found = writers(model, family)
     if form := next((form for form in forms if form in found), ''):
         return found[form]
-    hint = f' ({", ".join(FORMS[form] for form in sorted(found))} is possible)' if found else ''
-    names = [family] if family else modules(__name__)
-    raise UserError(
-        f'a {model!r} cannot be written as {FORMS[forms[0]]}{hint}: tried {", ".join(names)}'
-    )
+    possible = found or writers(model)
+    words = ', '.join(FORMS[form] for form in sorted(possible))
+    alone = '' if found or not family else ' without a family'
+    hint = f' ({words} is possible{alone})' if possible else ''
+    reason = f'tried {family or ", ".join(modules(__name__))}'
+    if family and not getattr(find(family), 'WRITERS', {}):
+        reason = f'{family} reads such files, and writes again only those that it read, unchanged'
+    file = FORMS['npz'] if 'npz' in forms else '.safetensors'
+    raise UserError(f'a {model!r} cannot be written as {file}{hint}: {reason}')

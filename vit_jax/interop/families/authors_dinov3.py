@@ -91,8 +91,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     )
     if preprocessing.mean_and_std(extra) is None:
         imported = imported.with_notes(_COLORS)
-    usual = {'pretrained_cfg': preprocessing.IMAGENET}
-    return preprocessing.with_normalization(imported, usual | dict(extra))
+    return preprocessing.with_normalization(imported, preprocessing.or_imagenet(extra))
 
 
 def _require_keys(name: str, mask: np.ndarray) -> None:
@@ -132,7 +131,8 @@ _FIELDS = {
 
 
 def write(trained: TrainedModel) -> Written:
-    """Make the arrays of a DinoVisionTransformer, which have no config.
+    """Make the arrays of a DinoVisionTransformer, which have no config, and for `read` the
+    normalization of images beside them.
 
     Raises:
       UserError: if the authors have no such model.
@@ -154,7 +154,9 @@ def write(trained: TrainedModel) -> Written:
     periods = rising_periods(model['width'] // model['num_heads'], **rope)
     arrays |= {_PERIODS: periods.astype(np.float32)}
     arrays |= {'mask_token': np.zeros((1, model['width']), np.float32)}
-    return Written(arrays)
+    channels = arrays['patch_embed.proj.weight'].shape[1]
+    preprocessor = preprocessing.preprocessor(trained, channels, trained.image_size or _SIZE)
+    return Written(arrays, preprocessor=preprocessor)
 
 
 WRITERS = {('vit', 'authors'): write}

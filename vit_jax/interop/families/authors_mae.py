@@ -46,8 +46,7 @@ def read(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
       UserError: if parameters are unknown, absent or of the wrong shape.
     """
     encoder, decoder = mae.halves(flat, ('decoder_', 'mask_token'))
-    if preprocessing.mean_and_std(extra) is None:
-        extra = {**extra, preprocessing.GIVEN_NORMALIZATION: preprocessing.IMAGENET}
+    extra = preprocessing.or_imagenet(extra)
     decoder = torch_layout.parted(decoder, _SOURCE)
     heads = extra.get('decoder_num_attention_heads')
     imported = mae.joined(timm_vit.read(encoder, extra), decoder, TABLE, heads, _SOURCE)

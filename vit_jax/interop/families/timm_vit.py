@@ -181,8 +181,7 @@ def _read_dinov2(flat: Flat, extra: Mapping[str, Any]) -> TrainedModel:
     )
     positions = 'antialiased' if 'register_tokens' in params else 'bicubic_offset'
     imported = dataclasses.replace(imported, positions=positions)
-    usual = {'pretrained_cfg': preprocessing.IMAGENET}
-    return preprocessing.with_normalization(imported, usual | dict(extra))
+    return preprocessing.with_normalization(imported, preprocessing.or_imagenet(extra))
 
 
 def _timm_name(name: str) -> str:
