@@ -1,5 +1,7 @@
 """A run's folder: one owner, atomic files."""
 
+import contextlib
+import errno
 import json
 import os
 import pathlib
@@ -104,9 +106,102 @@ def test_the_owner_shows_that_it_lives(tmp_path, monkeypatch):
         assert (tmp_path / lock.LOCK).stat().st_mtime > 0
 
 
-def test_an_unreadable_record_does_not_block(tmp_path):
-    (tmp_path / lock.LOCK).write_text('{"host": "else')
-    assert take(tmp_path)['pid'] == os.getpid()
+@pytest.mark.parametrize(
+    'text',
+    ['{"host": "else', '{}', '[]', '{"host": 5}', '{"host": "x", "pid": 99999999999999999999}'],
+)
+def test_an_unreadable_record_does_not_block(tmp_path, text):
+    (tmp_path / lock.LOCK).write_text(text)
+    assert lock.holder(tmp_path) is None
+    assert take(tmp_path, silent_seconds=0.1)['pid'] == os.getpid()
+
+
+def test_a_process_id_that_was_given_to_another_process_is_no_owner(tmp_path):
+    with lock.lock(tmp_path):
+        owner = record(tmp_path)
+        assert lock.holder(tmp_path) == owner
+        assert lock.is_held(tmp_path)
+    for change in ({'pid': os.getppid()}, {'started': 1}):
+        (tmp_path / lock.LOCK).write_text(json.dumps(owner | change))
+        assert lock.holder(tmp_path) is None
+        assert not lock.is_held(tmp_path)
+
+
+@pytest.mark.parametrize('change', [{'host': 'elsewhere'}, {'boot': 'before'}])
+def test_an_owner_elsewhere_is_shown_while_it_renews_its_lock(tmp_path, change):
+    with lock.lock(tmp_path):
+        owner = record(tmp_path) | change
+    (tmp_path / lock.LOCK).write_text(json.dumps(owner))
+    assert lock.holder(tmp_path) == owner
+    os.utime(tmp_path / lock.LOCK, (0, 0))
+    assert lock.holder(tmp_path) is None
+
+
+@pytest.fixture
+def host(monkeypatch):
+    """`host(NAME)`: this process is on that host, whose locks no other one sees."""
+    monkeypatch.setattr(lock.fcntl, 'flock', lambda *args: None)
+
+    def use(name: str) -> None:
+        monkeypatch.setattr(socket, 'gethostname', lambda: name)
+
+    return use
+
+
+@pytest.mark.slow
+@pytest.mark.fault(20)
+def test_an_owner_that_sleeps_finds_the_folder_taken_over(tmp_path, monkeypatch, host):
+    """On a file system that does not share locks between hosts."""
+    host('a')
+    with lock.lock(tmp_path) as first:
+        host('b')  # before the first heartbeat of a
+        monkeypatch.setattr(lock, '_HEARTBEAT_SECONDS', 0.05)
+        with lock.lock(tmp_path, silent_seconds=0.2) as second:
+            with pytest.raises(lock.Taken, match='host b'):
+                first()
+            second()
+            host('c')
+            with pytest.raises(lock.InUse, match='host b'):
+                take(tmp_path, silent_seconds=2)
+            assert record(tmp_path)['host'] == 'b'
+    assert (tmp_path / lock.LOCK).read_text() == ''
+    assert [path.name for path in tmp_path.iterdir()] == [lock.LOCK]
+
+
+def test_one_who_lost_the_folder_leaves_the_record_of_the_next(tmp_path, host):
+    host('a')
+    with lock.lock(tmp_path) as first, contextlib.ExitStack() as later:
+        host('b')
+        (tmp_path / lock.LOCK).write_text('')  # both saw a folder that was free
+        later.enter_context(lock.lock(tmp_path))
+        with pytest.raises(lock.Taken):
+            first()
+        owner = record(tmp_path)
+        kept = later.pop_all()
+    assert record(tmp_path) == owner
+    kept.close()
+
+
+@pytest.mark.fault(20)
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
+    def unsupported(*args):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(lock.fcntl, 'flock', unsupported)
+    with pytest.raises(UserError, match=f'{tmp_path}.*flock'):
+        take(tmp_path)
+
+
+def test_colleagues_of_a_group_may_use_the_lock(tmp_path):
+    before = os.umask(0o002)
+    try:
+        take(tmp_path / 'new')
+        (tmp_path / 'old').mkdir()
+        leave_record_of_another_host(tmp_path / 'old').chmod(0o600)
+        take(tmp_path / 'old', silent_seconds=0.1)
+    finally:
+        os.umask(before)
+    assert {(tmp_path / x / lock.LOCK).stat().st_mode & 0o777 for x in ('new', 'old')} == {0o664}
 
 
 def test_asking_leaves_no_trace(tmp_path):

@@ -101,11 +101,17 @@ def test_a_damaged_record_blocks_only_while_it_changes(store):
 
 
 def test_a_suspended_owner_ends(store, tmp_path, monkeypatch, capsys):
-    ended = threading.Event()
-    monkeypatch.setattr(lock.os, '_exit', lambda code: ended.set())
+    ended, codes = threading.Event(), []
+
+    def end(code: int) -> None:
+        codes.append(code)
+        ended.set()
+
+    monkeypatch.setattr(lock.os, '_exit', end)
     with contextlib.ExitStack() as held:
         suspended = take(store)
         take(store, 'there')
         lock.keep_renewed(held, suspended, tmp_path, seconds=0.05)
         assert ended.wait(10)
+    assert codes[0] == 2  # as on disks
     assert f'another run has taken over {tmp_path}' in capsys.readouterr().err

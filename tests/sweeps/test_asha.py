@@ -1,6 +1,9 @@
 """ASHA: trials pause at rungs, the best go on, on any worker, and nothing is lost by a kill."""
 
 import dataclasses
+import json
+import os
+import socket
 
 import pytest
 
@@ -12,6 +15,7 @@ from optuna.trial import TrialState
 
 from vit_jax.checkpoints.checkpointer import load_variables
 from vit_jax.errors import UserError
+from vit_jax.storage import lock
 from vit_jax.sweeps import picture, study, worker
 from vit_jax.sweeps.space import Sweep, grid
 from vit_jax.trainer import train
@@ -118,6 +122,23 @@ def test_a_worker_waits_for_what_another_is_at(tmp_path, monkeypatch, fake_train
     assert len(waited) == 2
     worker.work(made)
     assert steps_of(made) == [9, 1, 1]
+
+
+@pytest.mark.fault(48)
+def test_a_killed_worker_whose_process_id_lives_is_not_waited_for(
+    tmp_path, monkeypatch, fake_training
+):
+    """As pid 1 of another container; the record is that of an earlier version."""
+    made = of_seeds(tmp_path, 3)
+    with worker.claimed(made) as trial:
+        worker.suggest(made, trial)
+        trial.report(-5.0, 1)
+    claim = made.claim_folder(trial.number) / lock.LOCK
+    claim.write_text(json.dumps({'host': socket.gethostname(), 'pid': os.getppid()}))
+    monkeypatch.setattr(worker.time, 'sleep', lambda seconds: pytest.fail('it waits'))
+    fake_training(better_before, STEPS)
+    worker.work(made)
+    assert steps_of(made) == [1, 9, 1]
 
 
 def test_ties_do_not_add_to_those_that_go_on(tmp_path, fake_training):

@@ -8,6 +8,8 @@ from helpers.studies import ids, make
 from optuna.trial import TrialState
 
 from vit_jax.__main__ import main
+from vit_jax.storage import lock
+from vit_jax.sweeps import worker
 from vit_jax.sweeps.space import grid
 
 POINTS = grid({'seed': [1, 2]})
@@ -126,6 +128,20 @@ def test_what_is_tampered_with_after_a_worker_has_begun_is_one_line(
     assert "error: the study 'name' cannot be read" in the_line(capsys)
     states = [trial.state for trial in make_again(tmp_path).get_trials()]
     assert states == [TrialState.COMPLETE, TrialState.RUNNING]
+
+
+@pytest.mark.fault(78)
+@pytest.mark.parametrize('content', ['{}', '[]', '{"host": 1}', '{"pid": 99999999999999999999}'])
+def test_a_damaged_claim_is_taken_up(tmp_path, fake_training, capsys, content):
+    made = make(tmp_path, points=POINTS)
+    with worker.claimed(made) as trial:
+        worker.suggest(made, trial)
+    (made.claim_folder(trial.number) / lock.LOCK).write_text(content)
+    assert sweep('status', tmp_path) == 0
+    assert 'interrupted 1' in capsys.readouterr().out
+    fake_training(lambda config, step: 1.0)
+    assert sweep('work', tmp_path) == 0
+    assert {trial.state for trial in made.trials()} == {TrialState.COMPLETE}
 
 
 def make_again(folder):

@@ -22,17 +22,22 @@ from pathlib import Path
 from typing import Any
 
 from vit_jax.errors import UserError
+from vit_jax.runtime import environment
 from vit_jax.runtime.processes import on_process_0
 from vit_jax.storage import paths
 
 LOCK = 'lock'
-EXIT_LOST = 1  # after a takeover of the lease
+EXIT_LOST = 2  # after a takeover of the lease, as for `Taken`
 
 _HEARTBEAT_SECONDS = 5.0
 _SILENT_SECONDS = 20.0
+_BOOT, _PID_NAMESPACE = '/proc/sys/kernel/random/boot_id', '/proc/self/ns/pid'
+_WITHOUT_FLOCK = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL)
+_PIDS = 2**31
+_KINDS = {'host': str, 'pid': int, 'since': str, 'boot': str, 'started': int, 'token': str}
 
 Check = Callable[[], None]  # raises Taken if the folder is no longer this run's
-Record = dict[str, Any]  # the owner's host, pid and since
+Record = dict[str, Any]  # describes the owner, see `_record`
 Refused = Callable[[Record], Exception]
 
 _log = logging.getLogger(__name__)
@@ -52,9 +57,11 @@ def lock(path: str | Path, silent_seconds: float = _SILENT_SECONDS) -> Iterator[
 
     The lock is the kernel's advisory lock on `path/lock`, which ends with its process however that
     dies. The file names the owner, and its time stamp is renewed every few seconds: for network
-    file systems that do not share locks between hosts, an owner on another host counts as dead when
-    its time stamp has not changed for `silent_seconds`. No clocks are compared. A deleted file is
-    made again. In object storage the lock is a `Lease`, whose owners all count as on another host.
+    file systems that do not share locks between hosts, an owner on another host, in another
+    container or before a reboot counts as dead when its time stamp has not changed for
+    `silent_seconds`. Its file is then replaced, so that it notices when it wakes. No clocks are
+    compared. A deleted file is made again. In object storage the lock is a `Lease`, whose owners
+    all count as on another host.
 
     Yields:
       A check for process 0 to make before it writes to the folder.
@@ -77,28 +84,49 @@ def hold(path: str | Path) -> Iterator[None]:
         yield
 
 
-def holder(path: str | Path) -> dict[str, Any] | None:
-    """The owner of the folder, as `host`, `pid` and `since`; None if nobody holds it.
+def is_held(path: str | Path) -> bool:
+    """Whether another process holds the folder; asks the lock itself, as `hold` does."""
+    try:
+        with hold(path):
+            return False
+    except InUse:
+        return True
+
+
+def holder(path: str | Path) -> Record | None:
+    """The owner of the folder, see `_record`; None if nobody holds it.
 
     For display: the lock is not touched, so that concurrent attempts to take it do not fail. An
-    owner on this host is alive if its process is, one on another host if its time stamp is recent.
+    owner on this host is alive if its process is, any other if its time stamp is recent.
     """
     file = paths.path(path) / LOCK
     try:
-        owner, renewed = paths.parse_json(paths.read_text(file) or ''), paths.modified(file)
-    except (OSError, ValueError):
+        text, renewed = paths.read_text(file, errors='replace'), paths.modified(file)
+    except OSError:
         return None
-    if owner['host'] == socket.gethostname():
-        return owner if _is_alive(owner['pid']) else None
+    if not (owner := parse_owner((text or '').encode())).get('host'):
+        return None
+    if _is_here(owner):
+        return owner if _is_alive(owner) else None
     return owner if time.time() - renewed < _SILENT_SECONDS else None
 
 
-def _is_alive(pid: int) -> bool:
+def _is_here(owner: Record) -> bool:
+    """Whether this kernel runs the owner, and its process ids are those of this process."""
+    here = _record()
+    return all(owner.get(name, here[name]) == here[name] for name in ('host', 'boot'))
+
+
+def _is_alive(owner: Record) -> bool:
+    """Whether the owner's process runs, and its id was not given to another one since."""
     try:
-        os.kill(pid, 0)
-    except OSError as error:
-        return isinstance(error, PermissionError)
-    return True
+        os.kill(pid := owner.get('pid', _PIDS - 1), 0)
+    except PermissionError:
+        pass
+    except OSError:
+        return False
+    started, now = owner.get('started'), _start_time(pid)
+    return not started or now is None or now == started
 
 
 def _hold(held: contextlib.ExitStack, path: Path, silent_seconds: float) -> Check:
@@ -130,7 +158,7 @@ class _KernelLock:
 
     def __init__(self, path: Path, silent_seconds: float):
         self._path, self._silent_seconds = path, silent_seconds
-        self._checking = threading.Lock()
+        self._checking, self._record = threading.Lock(), _record()
         self._file = self._open(os.O_CREAT)
 
     def check(self) -> None:
@@ -142,12 +170,10 @@ class _KernelLock:
         """
         with self._checking:
             try:
-                found = os.lstat(self._path / LOCK)
+                if not self._is_ours():
+                    raise self._taken()
             except FileNotFoundError:
                 self._make_again()
-            else:
-                if not os.path.samestat(os.fstat(self._file), found):
-                    raise self._taken()
 
     def renew(self) -> None:
         """Show that the owner is alive, and raise as `check` does."""
@@ -155,17 +181,48 @@ class _KernelLock:
         os.utime(self._file)
 
     def release(self) -> None:
-        os.ftruncate(self._file, 0)
+        """Empty the file, unless another run has taken the folder."""
+        with contextlib.suppress(OSError):
+            if self._is_ours():
+                os.ftruncate(self._file, 0)
         os.close(self._file)
+
+    def _is_ours(self) -> bool:
+        """Whether the file is the one that was opened, and no other owner has written into it.
+
+        Opening it renews what a client of a network file system knows about it.
+        """
+        try:
+            file = os.open(self._path / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                return False
+            raise
+        try:
+            if not os.path.samestat(os.fstat(file), os.fstat(self._file)):
+                return False
+            owner = parse_owner(os.pread(file, 4096, 0))
+        except OSError as error:
+            if error.errno == errno.ESTALE:  # deleted on another host
+                return False
+            raise
+        finally:
+            os.close(file)
+        return not owner or owner.get('token') == self._record['token']
 
     def _open(self, flags: int) -> int:
         name = self._path / LOCK
         with contextlib.ExitStack() as opened:
             file = _open_no_link(name, flags)
             opened.callback(os.close, file)
-            _take(file, self._path, self._silent_seconds)
+            owner = _lock_file(file, self._path, self._silent_seconds)
             if not os.path.samestat(os.fstat(file), os.lstat(name)):
                 raise InUse(f'the workdir {self._path} was in use until now: start again')
+            content = json.dumps(self._record).encode()
+            if not _is_here(owner):
+                return _replace(name, content)
+            os.ftruncate(file, 0)
+            os.pwrite(file, content, 0)
             opened.pop_all()
         return file
 
@@ -188,7 +245,7 @@ class _KernelLock:
 def _open_no_link(name: Path, flags: int) -> int:
     """Open a file whose content will be replaced; refuse links and special files."""
     try:
-        file = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | flags, 0o644)
+        file = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | flags, 0o666)
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
@@ -200,30 +257,68 @@ def _open_no_link(name: Path, flags: int) -> int:
     raise UserError(f'{name} is a link, or no file, and would be overwritten: remove it')
 
 
-def _take(file: int, path: Path, silent_seconds: float) -> None:
+def _lock_file(file: int, path: Path, silent_seconds: float) -> Record:
+    """Lock the file of a folder; return the record of its last owner, which is dead."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise _in_use(path, parse_owner(os.pread(file, 4096, 0))) from error
+    except OSError as error:
+        if error.errno in _WITHOUT_FLOCK:
+            raise UserError(
+                f'the workdir {path} is on a file system without flock ({error.strerror}): mount '
+                'it with locks (Lustre: -o flock), or choose another --workdir'
+            ) from error
+        raise
     owner, seen = parse_owner(os.pread(file, 4096, 0)), os.fstat(file).st_mtime_ns
-    if owner.get('host', socket.gethostname()) != socket.gethostname():
+    if not _is_here(owner):
         wait_for_silence(
             owner,
             silent_seconds,
             lambda: os.fstat(file).st_mtime_ns != seen,
             partial(_in_use, path),
         )
-    os.ftruncate(file, 0)
-    os.pwrite(file, json.dumps(_record()).encode(), 0)
+    return owner
 
 
-def _record() -> dict[str, Any]:
-    """The record that describes this process."""
+def _replace(name: Path, content: bytes) -> int:
+    """Replace a lock file by a new one with this content; return that, open and locked."""
+    with contextlib.ExitStack() as opened:
+        temporary = name.with_name(f'.{name.name}.{uuid.uuid4().hex}')
+        file = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        opened.callback(os.close, file)
+        opened.callback(temporary.unlink, missing_ok=True)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.pwrite(file, content, 0)
+        os.replace(temporary, name)
+        opened.pop_all()
+    return file
+
+
+def _record() -> Record:
+    """The record that describes this process.
+
+    `boot` changes with every start of the machine and differs between containers, `started` tells
+    processes of one id apart, and `token` all owners.
+    """
+    namespace = ''
+    with contextlib.suppress(OSError):
+        namespace = os.readlink(_PID_NAMESPACE)
     return {
         'host': socket.gethostname(),
         'pid': os.getpid(),
         'since': datetime.datetime.now().astimezone().isoformat(timespec='seconds'),
+        'boot': f'{environment.read_or_empty(pathlib.Path(_BOOT)).strip()} {namespace}'.strip(),
+        'started': _start_time(os.getpid()) or 0,
+        'token': uuid.uuid4().hex,
     }
+
+
+def _start_time(pid: int) -> int | None:
+    """The time when a process began, in ticks since the start of the machine; None if unknown."""
+    stat = environment.read_or_empty(pathlib.Path(f'/proc/{pid}/stat'))
+    fields = stat.rpartition(')')[2].split()  # the name before it may hold spaces
+    return int(fields[19]) if len(fields) > 19 else None
 
 
 def _in_use(path: Path, owner: dict[str, Any]) -> InUse:
@@ -245,12 +340,15 @@ def describe(owner: Record) -> str:
 
 
 def parse_owner(content: bytes | None) -> Record:
-    """The owner's record in a file or object; empty if there is none."""
+    """The owner's record in a file or object; empty if there is none that a run has written."""
     try:
-        owner = json.loads(content or b'')
+        owner = paths.parse_json(content or b'')
     except ValueError:
         return {}
-    return owner if isinstance(owner, dict) else {}
+    if not isinstance(owner, dict):
+        return {}
+    sound = all(isinstance(owner.get(name, kind()), kind) for name, kind in _KINDS.items())
+    return owner if sound and 0 <= owner.get('pid', 0) < _PIDS else {}
 
 
 def wait_for_silence(

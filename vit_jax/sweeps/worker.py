@@ -282,10 +282,10 @@ def more_to_come(study: Study) -> bool:
     trials, waiting = study.trials(), study.trials(TrialState.WAITING)
     if any(asha.waits_for_trunk(frozen, trials, study.run_folder) for frozen in waiting):
         return True
-    rule, running = asha.from_sweep(study.sweep), study.trials(TrialState.RUNNING)
-    if rule is None:
+    if (rule := asha.from_sweep(study.sweep)) is None:
         return False
-    if any(lock.holder(study.claim_folder(frozen.number)) for frozen in running):
+    running = sorted(study.trials(TrialState.RUNNING), key=rule.is_paused)  # few paused are held
+    if any(lock.is_held(study.claim_folder(frozen.number)) for frozen in running):
         return True
     for frozen in running:
         with contextlib.suppress(lock.InUse), lock.hold(study.claim_folder(frozen.number)):
