@@ -61,7 +61,7 @@ def saved(folder):
 
 
 def without_times(folder):
-    timed = ('sec', 'mfu', 'input_bound', 'memory')
+    timed = ('sec', 'mfu', 'input_bound', 'lock_bound', 'memory')
     return [
         {k: v for k, v in line.items() if not any(word in k for word in timed)}
         for line in read_metrics(folder)

@@ -31,6 +31,7 @@ TRAIN = {
     'train/images_per_sec': 10.0,
     'train/step_sec': 0.1,
     'train/input_bound': 0.0,
+    'train/lock_bound': 0.0,
 }
 
 
@@ -186,16 +187,35 @@ def test_waiting_for_data_is_input_bound_only_while_the_devices_are_idle() -> No
     assert busy['train/data_wait_sec'] >= 0.2
 
 
+@pytest.mark.parametrize(('apart', 'is_over', 'counts'), [(1, 1, 1), (0, 1, 0), (1, 0, 0)])
+def test_a_late_start_of_a_step_is_input_bound_if_the_devices_are_idle(
+    apart: bool, is_over: bool, counts: bool
+) -> None:
+    """A sleep stands for the wait for Python's lock, in which this thread does not run either."""
+    m, step = Meter(0, lambda step: 0.1, None, apart=bool(apart)), Running()
+    m.add(1, {'loss': step}, {})
+    if is_over:
+        step.finish()
+    with m.starting():
+        time.sleep(0.2)
+    step.finish()
+    logged = m.log()
+    assert (logged['train/lock_bound'] * logged['train/step_sec'] >= 0.2) == counts
+    assert logged['train/lock_bound'] == logged['train/input_bound']
+
+
 def test_a_run_that_waits_for_data_says_so_and_advises_once(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture
 ) -> None:
     writer = Writer(tmp_path, 10, 0, 'images')
-    for step, share in ((1, 0.9), (2, 0.05), (3, 0.25), (4, 0.25)):
+    for step, share, locked in ((1, 0.9, 0), (2, 0.05, 0), (3, 0.25, 0), (4, 0.25, 0.14)):
         writer.progress(step)
-        writer.show_train(step, {**TRAIN, 'train/input_bound': share})
+        shares = {'train/input_bound': share, 'train/lock_bound': locked}
+        writer.show_train(step, {**TRAIN, **shares})
     writer.close()
     said = capsys.readouterr().out
     assert said.count('25% waiting for data') == 2
+    assert said.count('14% for the threads') == 1
     assert '5% waiting' not in said.replace('25% waiting', '')
     assert said.count('set config.data.workers') == 1
     assert said.index('step 3/10') < said.index('set config.data.workers') < said.index('step 4/10')

@@ -21,7 +21,7 @@ LOST, BETWEEN, UNKNOWN = 'lost', 'between', 'unknown'
 RECORDED = (START, COMPILE, RESTORE, DATA, STEPS, EVALUATION, SAVING)
 MEANING = {
     STEPS: 'training steps that count',
-    DATA: 'devices waiting for data',
+    DATA: 'devices waiting for data, or for the threads that make them',
     EVALUATION: 'evaluations',
     SAVING: 'saving, and ending a process',
     START: 'imports, opening data and folders',

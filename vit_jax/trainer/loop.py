@@ -118,7 +118,8 @@ def run_loop(training: Training, point: ResumePoint, hooks: Hooks) -> Evaluated:
         return last
     batches = training.data.train_batches(start, hooks.stop_requested, total)
     clock.enter(times.COMPILE)
-    meter = Meter(start, lr, utilization(training), max_skips, clock)
+    apart = training.program.layout.mesh.devices.flat[0].platform != 'cpu'
+    meter = Meter(start, lr, utilization(training), max_skips, clock, apart)
     for step in range(start + 1, total + 1):
         try:
             state = take_step(training, state, batches, step, meter, hooks)
@@ -214,7 +215,8 @@ def take_step(
     with meter.waiting(), meter.part(WAITING_FOR_DATA):
         batch = next(batches)
     # TensorBoard identifies the steps of a trace by their annotation.
-    with StepTraceAnnotation('train', step_num=step), meter.part(STARTING_THE_STEP):
+    annotation = StepTraceAnnotation('train', step_num=step)
+    with annotation, meter.part(STARTING_THE_STEP), meter.starting():
         state, metrics = program.train_step(state, program.layout.put_batch(batch))
     hooks.clock.stepped(step)
     with meter.part(WAITING_FOR_DEVICES):
@@ -294,7 +296,8 @@ def show(
 ) -> None:
     """Write results, and examples if due; `ends` if no further results follow."""
     writer = hooks.writer
-    writer.write(step, {**results, **signatures(training, names)})
+    signatures = {f'{name}/signature': training.evaluations[name].signature for name in names}
+    writer.write(step, {**results, **{name: text for name, text in signatures.items() if text}})
     headlines = {name: training.evaluations[name].headline for name in names}
     writer.show_eval(step, evaluate.line(headlines, results))
     writer.draw()
@@ -356,12 +359,6 @@ def evaluate_due(
     for one in now.values():
         share_broken_records(one.data)
     return results
-
-
-def signatures(training: Training, names: Sequence[str]) -> dict[str, str]:
-    """The signatures of evaluation protocols that have one, {'test/signature': ...}."""
-    every = {name: training.evaluations[name].signature for name in names}
-    return {f'{name}/signature': signature for name, signature in every.items() if signature}
 
 
 def share_broken_records(data: Dataset) -> None:

@@ -53,6 +53,7 @@ class Meter:
       max_skips: steps in a row that may be not finite, see `step.make_train_step`; they are left
         out of the means.
       clock: records the seconds in which the devices had nothing to do but wait for data.
+      apart: whether the devices compute on other cores than this process, as all but CPUs do.
 
     Attributes:
       parts: seconds of each part of the steps so far.
@@ -65,7 +66,9 @@ class Meter:
         utilization: float | None = None,
         max_skips: int = 0,
         clock: Clock | None = None,
+        apart: bool = False,
     ):
+        self._apart, self._started, self._shortest = apart, 0.0, math.inf
         self.step, self.schedule, self.utilization = start, schedule, utilization
         self.max_skips, self.skips_in_a_row = max_skips, 0
         self.clock = clock or Clock()
@@ -77,7 +80,7 @@ class Meter:
 
     def _restart(self) -> None:
         self.began, self.data_wait, self.pause, self.steps = time.perf_counter(), 0.0, 0.0, 0
-        self.starved = 0.0
+        self.starved, self.locked = 0.0, 0.0
         self._compiled = self.clock.compile_seconds
         self.done: list[dict[str, float]] = []
         self.skipped = 0
@@ -95,22 +98,49 @@ class Meter:
     def waiting(self) -> Iterator[None]:
         """Count the time inside as waiting for data, and as starved if the devices are idle."""
         began, finished = time.perf_counter(), None  # when the newest step has finished
-        if self._last is not None and not all(x.is_ready() for x in self._last.values()):
+        if self._last is not None and not self._is_idle():
             finished = self._waiter.submit(_finish_time, [self._last])
         yield
         ended = time.perf_counter()
         self.data_wait += ended - began
         idle = ended - began
         if finished is not None:
-            idle = max(0.0, ended - max(began, finished.result())) if finished.done() else 0.0
+            when = math.inf
+            if finished.done():
+                when = finished.result()
+                self._shortest = min(self._shortest, when - self._started)
+            elif self._is_idle():  # the other thread waits for Python's lock
+                when = self._started + self._shortest
+            idle = max(0.0, ended - max(began, when))
         if self._last is not None:
             self.starved += idle
         self.clock.waited += idle
 
     @contextlib.contextmanager
+    def starting(self) -> Iterator[None]:
+        """Count waits inside for Python's lock or a core, while devices are idle, as starved.
+
+        Threads that make batches hold them: this one starts the step late. On CPUs such waits
+        cannot be told from those for the step itself.
+        """
+        counts = self._apart and self._last is not None and self._is_idle()
+        began, spent = time.perf_counter(), time.thread_time()
+        compiled = self.clock.compile_seconds
+        yield
+        self._started = time.perf_counter()
+        if counts and self.clock.compile_seconds == compiled:
+            held = max(0.0, self._started - began - (time.thread_time() - spent))
+            self.locked, self.starved = self.locked + held, self.starved + held
+            self.clock.waited += held
+
+    def _is_idle(self) -> bool:
+        """Whether the newest step has finished, whose metrics are all made together."""
+        return self._last is None or next(iter(self._last.values())).is_ready()
+
+    @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Leave the time inside, of an evaluation or a save, out of the rates."""
-        self._collect(0)
+        self.check_finite()
         began, compiled = time.perf_counter(), self.clock.compile_seconds
         yield
         self.pause += time.perf_counter() - began
@@ -129,9 +159,10 @@ class Meter:
         self.running.append((step, metrics))
         self._last = metrics
         jax.copy_to_host_async(metrics)
-        self._collect(2)
+        self.check_finite(keep=2)
 
-    def _collect(self, keep: int) -> None:
+    def check_finite(self, keep: int = 0) -> None:
+        """Wait until at most `keep` steps run; raise Diverged if too many are not finite."""
         while len(self.running) > keep:
             step, metrics = self.running.pop(0)
             values = {k: float(np.asarray(v)) for k, v in metrics.items()}  # float(v) takes longer
@@ -148,16 +179,12 @@ class Meter:
                     'last checkpoint stands. Lower config.optim.lr, clip or warm up longer'
                 )
 
-    def check_finite(self) -> None:
-        """Wait for all steps; raise Diverged if too many of them are not finite."""
-        self._collect(0)
-
     def log(self) -> dict[str, float]:
         """Means over the steps since the last call, and the interval's rates without compilation.
 
         The means are missing if all steps were skipped.
         """
-        self._collect(0)
+        self.check_finite()
         idle = self.pause + self.clock.compile_seconds - self._compiled
         elapsed = max(time.perf_counter() - self.began - idle, 1e-9)
         names = self.done[0] if self.done else ()
@@ -170,6 +197,7 @@ class Meter:
             'step_sec': elapsed / self.steps,
             'data_wait_sec': self.data_wait,
             'input_bound': self.starved / elapsed,
+            'lock_bound': self.locked / elapsed,
         }
         if self.utilization is not None:
             means['mfu'] = self.utilization * self.steps / elapsed

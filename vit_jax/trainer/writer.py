@@ -199,6 +199,8 @@ class Writer:
         starved = metrics['train/input_bound']
         if starved >= INPUT_BOUND:
             summary += f'  {starved:.0%} waiting for data'
+            if (locked := metrics['train/lock_bound']) >= INPUT_BOUND:
+                summary += f', {locked:.0%} for the threads that make them'
         warm = not self.first_interval
         pace = self._pace(step, metrics['train/step_sec'])
         speed = None if pace is None else 1 / pace
@@ -210,7 +212,7 @@ class Writer:
             self.advised = True
             self.say(
                 f'the devices waited for data {starved:.0%} of the time: set config.data.workers '
-                'or more threads; `python -m vit_jax data` times the pipeline alone (docs/data.md)'
+                'to more; `python -m vit_jax data` times the pipeline alone (docs/data.md)'
             )
 
     def show_eval(self, step: int, words: str) -> None:
