@@ -1,6 +1,7 @@
 """Being told to go becomes a flag that is read between two steps."""
 
 import signal
+from concurrent import futures
 
 import pytest
 
@@ -26,6 +27,20 @@ def test_a_signal_becomes_a_flag_and_then_sigterm_no_longer_kills(handlers, numb
     signal.raise_signal(signal.SIGTERM)
     signal.raise_signal(signal.SIGHUP)
     assert signal.getsignal(signal.SIGINT) == handlers[signal.SIGINT]
+
+
+def test_another_thread_leaves_signals_alone(handlers):
+    """`vit_jax.train` may run in one, where Python refuses handlers."""
+
+    def run():
+        with Preemption() as preemption:
+            assert handlers == {number: signal.getsignal(number) for number in handlers}
+            preemption.request()
+            return preemption.reached()
+
+    with futures.ThreadPoolExecutor(1) as threads:
+        assert threads.submit(run).result()
+    assert handlers == {number: signal.getsignal(number) for number in handlers}
 
 
 @pytest.mark.usefixtures('handlers')

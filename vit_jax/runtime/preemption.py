@@ -32,10 +32,11 @@ _FINAL = (signal.SIGTERM, signal.SIGHUP)  # may be repeated while the state is s
 class Preemption:
     """Turns SIGTERM, SIGINT and SIGHUP into a flag that the loop reads between two steps.
 
-    A context manager for the main thread. Further SIGTERMs and SIGHUPs are ignored, also after its
-    end, so that the save and the exit are finished; a second SIGINT (Ctrl-C) stops at once, and
-    ends the process after a few seconds if something hangs. If SIGHUP is ignored, as under nohup,
-    it stays ignored.
+    A context manager. Python lets only the main thread handle signals: in another one, only
+    `request` sets the flag, and signals do what the program has decided. Further SIGTERMs and
+    SIGHUPs are ignored, also after its end, so that the save and the exit are finished; a second
+    SIGINT (Ctrl-C) stops at once, and ends the process after a few seconds if something hangs. If
+    SIGHUP is ignored, as under nohup, it stays ignored.
 
     With several processes, a signal to any of them makes all of them agree on a later step;
     SIGTERM is then left to `jax.distributed`, which watches for it.
@@ -45,11 +46,14 @@ class Preemption:
 
     def __init__(self) -> None:
         self._flag = self._agreed = False
+        self._outer: Any = None
         self._previous: dict[int, Any] = {}
         self._called = self._tried = 0
         self._ended = contextlib.ExitStack()
 
     def __enter__(self) -> Preemption:
+        if threading.current_thread() is not threading.main_thread():
+            return self
         self._outer = getattr(signal.getsignal(signal.SIGINT), '__self__', None)
         if isinstance(self._outer, Preemption):
             self._flag, self._agreed = self._outer._flag, self._outer._agreed
