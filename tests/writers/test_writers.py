@@ -5,6 +5,7 @@ import io
 import json
 import os
 import sys
+import urllib.error
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -16,9 +17,11 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import EventA
 from vit_jax.config.load import load
 from vit_jax.config.origin import require_allowed
 from vit_jax.errors import UserError
+from vit_jax.storage import servers
 from vit_jax.storage.run_folder import read_metrics
+from vit_jax.trainer import services
 from vit_jax.trainer.writer import Writer
-from vit_jax.writers import base
+from vit_jax.writers import base, mlflow
 
 STARTS = ((0, (1, 2, 3, 4)), (2, (3,)), (2, (3, 4, 5, 6)))  # the second is killed early
 CONFIG = {'seed': 0, 'model': {'name': 'vit', 'width': 64}}
@@ -55,17 +58,19 @@ def fake_wandb(monkeypatch):
     module.init, module.Settings, module.Image = init, dict, np.asarray
     module.Table = lambda columns, data: (columns, data)
     monkeypatch.setitem(sys.modules, 'wandb', module)
+    monkeypatch.setattr('vit_jax.storage.servers.require_web_server', lambda *_: None)
     return told
 
 
 @pytest.fixture
 def fake_mlflow(monkeypatch):
     """Records what MLflow is told."""
-    told = SimpleNamespace(created=[], params={}, metrics=[], states=[], files={})
+    told = SimpleNamespace(created=[], params={}, metrics=[], states=[], files={}, error=None)
 
     class Client:
         def get_experiment_by_name(self, name):
-            return None
+            if told.error:
+                raise told.error
 
         def create_experiment(self, name):
             return name
@@ -75,6 +80,8 @@ def fake_mlflow(monkeypatch):
             return SimpleNamespace(info=SimpleNamespace(run_id=f'run{len(told.created)}'))
 
         def log_batch(self, run, metrics=(), params=()):
+            if told.error:
+                raise told.error
             assert len(params) <= 100
             told.params.update(params)
             told.metrics += [(run, key, step, value) for key, value, _, step in metrics]
@@ -92,7 +99,7 @@ def fake_mlflow(monkeypatch):
             told.states.append((run, 'FINISHED'))
 
     module = ModuleType('mlflow')
-    module.MlflowClient = Client
+    module.MlflowClient, module.get_tracking_uri = Client, lambda: ''
     module.entities = SimpleNamespace(
         Param=lambda key, value: (key, value),
         Metric=collections.namedtuple('Metric', 'key value timestamp step'),
@@ -131,7 +138,7 @@ def show(folder, *names):
             writer.show(step, 'test/examples', picture)
             writer.show(step, 'test/texts', ROWS)
         assert not writer.trouble
-        assert set(writer.writers) == set(names)
+        assert {service.name for service in writer.services} == set(names)
         writer.bar.stop()
 
 
@@ -177,7 +184,7 @@ def test_a_writer_need_not_show_anything(tmp_path, fake_wandb):
             told.append((step, values))
 
     writer = Writer(tmp_path, 6, 0, 'images', {'writers': ('wandb',)})
-    writer.writers['wandb'] = Told(base.begin(tmp_path, tmp_path, 0, {}, []))
+    writer.services[0].writer = Told(base.begin(tmp_path, tmp_path, 0, {}, []))
     writer.show(1, 'test/examples', Figure())
     writer.show(1, 'test/texts', ROWS)
     writer.write(1, {'a': 1.0})
@@ -215,6 +222,75 @@ def test_a_service_that_fails_is_left_out_and_the_run_goes_on(tmp_path, fake_wan
     assert said.count("writer 'wandb' is left out from here on: ZeroDivisionError") == 1
     assert not writer.trouble
     assert [line['step'] for line in read_metrics(tmp_path)] == [1, 2, 3]
+
+
+class Busy(Exception):
+    """An answer of MLflow's server."""
+
+    error_code = 'TEMPORARILY_UNAVAILABLE'
+
+
+@pytest.mark.fault(140)
+@pytest.mark.parametrize('error', [ConnectionRefusedError('no'), Busy(), OSError('requests')])
+@pytest.mark.parametrize('silent_from', [0, 3])
+def test_a_service_that_does_not_answer_gets_what_it_missed(
+    tmp_path, fake_mlflow, monkeypatch, capsys, error, silent_from
+):
+    monkeypatch.setattr(services, 'FIRST_PAUSE', 0.0)
+    fake_mlflow.error = None if silent_from else error
+    writer = Writer(tmp_path, 6, 0, 'images', CONFIG | {'writers': ('mlflow',)})
+    for step in range(1, 7):
+        fake_mlflow.error = error if silent_from <= step < 5 else None
+        writer.write(step, {'a': float(step)})
+    writer.close()
+    assert fake_mlflow.metrics == [('run1', 'a', step, float(step)) for step in range(1, 7)]
+    said = capsys.readouterr().out
+    assert said.count("writer 'mlflow' does not answer") == 1
+    assert said.count("writer 'mlflow' answers again") == 1
+    assert not writer.trouble
+
+
+@pytest.mark.fault(140)
+def test_a_service_that_stays_away_is_told_at_the_end(tmp_path, fake_mlflow, capsys):
+    fake_mlflow.error = ConnectionRefusedError('no')
+    writer = Writer(tmp_path, 6, 0, 'images', CONFIG | {'writers': ('mlflow',)})
+    for step in (1, 2):
+        writer.write(step, {'a': 1.0})
+    writer.close()
+    assert '2 lines of metrics were not sent' in capsys.readouterr().out
+    assert [line['step'] for line in read_metrics(tmp_path)] == [1, 2]
+
+
+@pytest.mark.fault(140)
+@pytest.mark.parametrize('error', [ValueError('a'), FileNotFoundError(2, 'b'), OSError(28, 'c')])
+def test_another_mistake_at_the_start_of_a_writer_is_no_silence(tmp_path, fake_mlflow, error):
+    fake_mlflow.error = error
+    with pytest.raises((UserError, OSError)):
+        Writer(tmp_path, 6, 0, 'images', CONFIG | {'writers': ('mlflow',)})
+
+
+@pytest.mark.parametrize('status', [401, 403, 404, 429, 500, 503])
+def test_answers_of_web_servers_that_may_pass(status):
+    error = urllib.error.HTTPError('http://a', status, '', None, None)
+    assert servers.is_network_error(error) == (status in (429, 500, 503))
+    outer = ValueError()
+    outer.__context__ = error
+    assert servers.is_network_error(outer) == (status in (429, 500, 503))
+
+
+@pytest.mark.parametrize(
+    ('name', 'escaped'),
+    [
+        ('val/IoU_traffic sign (back)', 'val/IoU_traffic sign _28_back_29_'),
+        ('val/IoU_käse: 日本', 'val/IoU_käse: 日本'),
+        ('a//b/../c', 'a/_/b/__/c'),
+        ('a&b"%+?', 'a_26_b_22__25__2b__3f_'),
+    ],
+)
+def test_mlflow_gets_names_that_it_accepts(name, escaped):
+    assert mlflow.escape(name) == escaped
+    long = mlflow.escape(f'{name}{"x" * 300}')
+    assert len(long) == 250 and long != mlflow.escape(f'{name}{"x" * 301}')
 
 
 @pytest.mark.parametrize('name', ['wandb', 'mlflow'])
@@ -271,22 +347,36 @@ def test_wandb_itself_keeps_pictures_and_tables(tmp_path, monkeypatch):
 
 
 def test_mlflow_itself_keeps_pictures_and_tables(tmp_path, monkeypatch):
-    mlflow = pytest.importorskip('mlflow')
+    package = pytest.importorskip('mlflow')
     monkeypatch.setenv('MLFLOW_TRACKING_URI', os.fspath(tmp_path / 'store'))
     monkeypatch.setenv('MLFLOW_ALLOW_FILE_STORE', 'true')
     show(tmp_path, 'mlflow')
-    client = mlflow.MlflowClient()
+    client = package.MlflowClient()
     (name,) = json.loads((tmp_path / 'writers.json').read_text())['ids'].values()
     kept = {name: [f.path for f in client.list_artifacts(name, 'test/examples')]}
     assert sorted(kept[name]) == [f'test/examples/{step}.png' for step in (2, 4, 6)]
 
 
+def test_mlflow_itself_takes_any_name(tmp_path, monkeypatch):
+    client = pytest.importorskip('mlflow').MlflowClient
+    monkeypatch.setenv('MLFLOW_TRACKING_URI', os.fspath(tmp_path / 'store'))
+    monkeypatch.setenv('MLFLOW_ALLOW_FILE_STORE', 'true')
+    config = {'writers': ('mlflow',), 'evals': {'my eval (1)': {'source': ''}}}
+    writer = Writer(tmp_path, 6, 0, 'images', config)
+    for name in ('person (a), b', 'c++', 'n&m', '日本', 'x' * 300):
+        writer.write(1, {f'val/IoU_{name}': 0.5, 'val/nan': float('nan')})
+    assert not any(service.failed for service in writer.services) and writer.services
+    writer.close()
+    (run,) = json.loads((tmp_path / 'writers.json').read_text())['ids'].values()
+    assert len(client().get_run(run).data.metrics) == 6
+
+
 def test_mlflow_itself(tmp_path, monkeypatch):
-    mlflow = pytest.importorskip('mlflow')
+    package = pytest.importorskip('mlflow')
     monkeypatch.setenv('MLFLOW_TRACKING_URI', os.fspath(tmp_path / 'store'))
     monkeypatch.setenv('MLFLOW_ALLOW_FILE_STORE', 'true')
     train(tmp_path / 'run', 'mlflow')
-    client = mlflow.MlflowClient()
+    client = package.MlflowClient()
     (name,) = json.loads((tmp_path / 'run/writers.json').read_text())['ids'].values()
     history = client.get_metric_history(name, 'train/loss')
     assert [(m.step, m.value) for m in history] == [(step, step / 2) for step in range(1, 7)]

@@ -5,6 +5,7 @@ Without a network, gcsfs would retry each request for half a minute.
 
 from __future__ import annotations
 
+import errno
 import functools
 import logging
 import os
@@ -13,16 +14,36 @@ import time
 import urllib.parse
 import urllib.request
 
-from vit_jax.errors import UserError
+from vit_jax.errors import Unavailable
 
 GOOGLE = 'https://storage.googleapis.com'
 TRIES = 3
 SECONDS = 10.0  # for a connection
 PAUSE = 1.0  # between two tries
+TEMPORARY = (408, 425, 429)  # HTTP's client errors that time may mend
+NETWORK = (errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH)
 
 
-class Unreachable(UserError):
+class Unreachable(Unavailable):
     """A server does not answer."""
+
+
+def is_network_error(error: BaseException) -> bool:
+    """Whether an error, or one that it was raised from, is of the network or a busy server.
+
+    Libraries of the web derive theirs from OSError, without a number.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        status = getattr(cause, 'code', getattr(getattr(cause, 'response', None), 'status_code', 0))
+        if isinstance(status, int) and status >= 400:
+            return status in TEMPORARY or status >= 500
+        if isinstance(cause, Unreachable | ConnectionError | TimeoutError | socket.gaierror):
+            return True
+        if isinstance(cause, OSError) and not isinstance(cause, ValueError):  # such as a wrong URL
+            return cause.errno is None or cause.errno in NETWORK
+        cause = cause.__cause__ or cause.__context__
+    return False
 
 
 def quiet_gcsfs() -> None:
@@ -43,27 +64,48 @@ def require_answer(scheme: str) -> None:
         connect(os.environ.get('STORAGE_EMULATOR_HOST') or GOOGLE, 'gs://')
 
 
+def require_web_server(address: str, what: str) -> None:
+    """Check that a server accepts connections; files, and servers behind a proxy, are not checked.
+
+    Args:
+      address: of the server, or of files.
+      what: its name, for the message.
+
+    Raises:
+      Unreachable: if it does not within a few seconds.
+    """
+    if address.startswith(('http://', 'https://')) and not urllib.request.getproxies():
+        require_connection(address, what, tries=2, seconds=5.0)
+
+
 @functools.cache
 def connect(url: str, what: str) -> None:
-    """Check once that a server accepts connections.
+    """Check as `require_connection`, once for each server that accepts."""
+    require_connection(url, what)
+
+
+def require_connection(url: str, what: str, tries: int = TRIES, seconds: float = SECONDS) -> None:
+    """Check that a server accepts connections.
 
     Args:
       url: address of the server.
       what: its name, for the message.
+      tries: number of attempts.
+      seconds: to wait for a connection.
 
     Raises:
       Unreachable: if it does not within a few seconds.
     """
     parts = urllib.parse.urlsplit(url if '://' in url else f'http://{url}')
     host, port = parts.hostname or '', parts.port or (443 if parts.scheme == 'https' else 80)
-    for attempt in range(TRIES):
+    for attempt in range(tries):
         try:
-            socket.create_connection((host, port), SECONDS).close()
+            socket.create_connection((host, port), seconds).close()
         except OSError as error:
             reason = error.strerror or str(error)
         else:
             return
-        if attempt < TRIES - 1:
+        if attempt < tries - 1:
             time.sleep(PAUSE)
     raise Unreachable(
         f'{what} cannot be reached: nothing answers at {host}:{port} ({reason}); is this machine '

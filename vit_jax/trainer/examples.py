@@ -19,7 +19,8 @@ from vit_jax.data.batches import Batch, Process
 from vit_jax.inference.example_set import ExampleSet, make_example_set
 from vit_jax.runtime import processes
 from vit_jax.trainer.evaluate import EvalSteps, Evaluation, PyTree
-from vit_jax.trainer.writer import Writer, in_a_line
+from vit_jax.trainer.services import in_a_line
+from vit_jax.trainer.writer import Writer
 from vit_jax.viz import predictions
 from vit_jax.viz.base import Viz
 

@@ -16,11 +16,11 @@ from rich.progress import BarColumn, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
 from vit_jax.config import schema
-from vit_jax.errors import UserError
 from vit_jax.runtime.console import Console, Progress
 from vit_jax.storage import lock, run_folder
 from vit_jax.storage.paths import write_atomic, write_text_atomic
 from vit_jax.storage.run_folder import Mirror
+from vit_jax.trainer.services import Service
 from vit_jax.viz import figures
 from vit_jax.writers import base
 
@@ -101,7 +101,7 @@ class Writer:
         config = dict(config or {})
         start = base.begin(workdir, self.mirror.folder, start_step, config, before)
         names = config.get('writers', schema.Config.writers)
-        self.writers = {name: _open(name, start) for name in names}
+        self.services = [Service(name, start, self.say) for name in names]
         self.bar = Progress(
             TextColumn('step {task.completed}/{task.total}'),
             BarColumn(),
@@ -153,7 +153,7 @@ class Writer:
         with self._watched(run_folder.METRICS):
             self.lines.write()
             numbers = {k: v for k, v in metrics.items() if not isinstance(v, str)}
-            self._pass_on(lambda writer: writer.scalars(step, numbers))
+            self._pass_on(lambda service: service.scalars(step, numbers))
         self.mirror.publish()
 
     def show(self, step: int, name: str, shown: Figure | Texts) -> None:
@@ -162,19 +162,15 @@ class Writer:
             return
         call = _showing(step, name, shown)
         with self._watched('what the writers show'):
-            self._pass_on(call)
+            self._pass_on(lambda service: service.show(call))
         self.mirror.publish()
 
-    def _pass_on(self, call: Callable[[base.Writer], None]) -> None:
-        """Call every writer; drop one that fails, since it must not end the run."""
-        for name, writer in list(self.writers.items()):
-            try:
-                call(writer)
-            except OSError:
-                raise
-            except Exception as error:
-                del self.writers[name]
-                self.say(f'writer {name!r} is left out from here on: {in_a_line(error)}')
+    def _pass_on(self, call: Callable[[Service], None]) -> None:
+        """Call every service; drop one that fails for good."""
+        for service in list(self.services):
+            call(service)
+            if service.failed:
+                self.services.remove(service)
 
     @contextlib.contextmanager
     def _watched(self, name: str) -> Iterator[None]:
@@ -244,11 +240,9 @@ class Writer:
         # Lines that could not be written before are tried again.
         with contextlib.suppress(OSError, lock.Taken):
             self.lines.close()
-        for name, writer in self.writers.items():
-            try:
-                writer.close()
-            except Exception as error:
-                self.say(f'writer {name!r} could not be closed: {in_a_line(error)}')
+        for service in self.services:
+            with contextlib.suppress(OSError):
+                service.close()
         last()
         self.mirror.close()
 
@@ -266,21 +260,6 @@ def _showing(step: int, name: str, shown: Figure | Texts) -> Callable[[base.Writ
         return lambda writer: writer.texts(step, name, shown)
     pixels = figures.pixels(shown)
     return lambda writer: writer.image(step, name, pixels)
-
-
-def _open(name: str, run: base.Run) -> base.Writer:
-    """A writer of `config.writers`; UserError if it does not start."""
-    try:
-        return schema.writer_class(name)(run)
-    except (UserError, OSError):
-        raise
-    except Exception as error:
-        raise UserError(f'config.writers: {name!r} does not start: {in_a_line(error)}') from error
-
-
-def in_a_line(error: Exception) -> str:
-    """The type and message of an error, without line breaks."""
-    return f'{type(error).__name__}: {" ".join(str(error).split())}'
 
 
 class Lines:

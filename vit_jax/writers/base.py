@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.array_types import UInt8
-from vit_jax.storage import paths, run_folder
+from vit_jax.storage import paths, run_folder, servers
 
 _IDS, _WRITTEN = 'ids', 'told'  # keys of the file
 
@@ -68,8 +68,9 @@ class Run:
 class Writer(abc.ABC):
     """Base class of all writers.
 
-    An `OSError` of a method ends the run cleanly, like a full disk. After any other exception the
-    run goes on without the writer, since its folder holds the same numbers.
+    An `OSError` of a file ends the run cleanly, like a full disk. If the service does not answer
+    (`may_pass`), the run goes on, tries it again and sends the numbers that it has missed. After
+    any other exception the run goes on without the writer, since its folder holds the numbers.
 
     Args:
       run: the start of the run; a writer is made on process 0 alone.
@@ -84,6 +85,19 @@ class Writer(abc.ABC):
 
         Raises:
           UserError: without the package, the credentials, or an answer of the server.
+        """
+
+    @classmethod
+    def may_pass(cls, error: Exception) -> bool:
+        """Whether the error says that the service does not answer, which time may mend."""
+        return servers.is_network_error(error)
+
+    @classmethod  # noqa: B027, a default
+    def require_answer(cls) -> None:
+        """Check within seconds that the service answers, before it is tried again.
+
+        Raises:
+          Unreachable: if it does not.
         """
 
     @abc.abstractmethod

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -19,6 +21,12 @@ EXTRA = 'mlflow'
 EXPERIMENT = 'vit_jax'  # unless MLFLOW_EXPERIMENT_NAME names another
 MAX_PARAMS = 100  # in a call
 MAX_LENGTH = 500  # characters of a value, in any version of MLflow
+MAX_NAME = 250  # characters
+# MLflow would try for minutes; a run sends again later what the server has missed.
+QUICK = {'MLFLOW_HTTP_REQUEST_MAX_RETRIES': '2', 'MLFLOW_HTTP_REQUEST_TIMEOUT': '30'}
+BUSY = ('TEMPORARILY_UNAVAILABLE', 'REQUEST_LIMIT_EXCEEDED', 'DEADLINE_EXCEEDED')
+SERVER_ERROR = re.compile('error code (408|425|429|5[0-9][0-9])')
+REFUSED = re.compile(r'[^/\w.\- :]')  # in names
 
 
 class Writer(base.Writer):
@@ -34,8 +42,11 @@ class Writer(base.Writer):
     """
 
     def __init__(self, run: Run):
+        for name, default in QUICK.items():
+            os.environ.setdefault(name, default)
         with needed_by("config.writers: 'mlflow'", EXTRA):
             import mlflow
+        self.require_answer()
         self._run, self._entities = run, mlflow.entities
         self._client = mlflow.MlflowClient()
         self._id = run.identity('mlflow', self._create)
@@ -45,9 +56,20 @@ class Writer(base.Writer):
     def require_access(cls) -> None:
         """Check that the server, if there is one, accepts connections."""
         with needed_by("config.writers: 'mlflow'", EXTRA):
-            import mlflow
-        if (address := mlflow.get_tracking_uri()).startswith(('http://', 'https://')):
-            servers.connect(address, "config.writers: 'mlflow'")
+            cls.require_answer()
+
+    @classmethod
+    def require_answer(cls) -> None:
+        """Check that the server, if there is one, accepts connections."""
+        import mlflow
+
+        servers.require_web_server(mlflow.get_tracking_uri(), "config.writers: 'mlflow'")
+
+    @classmethod
+    def may_pass(cls, error: Exception) -> bool:
+        """Whether the server does not answer, or answers that it cannot at the moment."""
+        busy = getattr(error, 'error_code', '') in BUSY or SERVER_ERROR.search(str(error))
+        return bool(busy) or super().may_pass(error)
 
     def _create(self) -> str:
         """Create the run in MLflow; return its id."""
@@ -55,7 +77,8 @@ class Writer(base.Writer):
         found = self._client.get_experiment_by_name(name)
         experiment = found.experiment_id if found else self._client.create_experiment(name)
         made = self._client.create_run(experiment, run_name=self._run.folder.name).info.run_id
-        flat = [self._entities.Param(k, str(v)[:MAX_LENGTH]) for k, v in _flat(self._run.config)]
+        param, config = self._entities.Param, self._run.config
+        flat = [param(escape(name), str(value)[:MAX_LENGTH]) for name, value in _flat(config)]
         for first in range(0, len(flat), MAX_PARAMS):
             self._client.log_batch(made, params=flat[first : first + MAX_PARAMS])
         return made
@@ -63,20 +86,34 @@ class Writer(base.Writer):
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Write the {name: value} that no earlier start has written."""
         now, unwritten = int(time.time() * 1000), self._run.unwritten(step, values)
-        found = [self._entities.Metric(name, value, now, step) for name, value in unwritten.items()]
-        if found:
+        metric = self._entities.Metric
+        if found := [metric(escape(name), value, now, step) for name, value in unwritten.items()]:
             self._client.log_batch(self._id, metrics=found)
 
     def image(self, step: int, name: str, pixels: UInt8[np.ndarray, 'Y X 3']) -> None:
         """Keep a picture of a step as an artifact, NAME/STEP.png."""
-        self._client.log_image(self._id, pixels, artifact_file=f'{name}/{step}.png')
+        self._client.log_image(self._id, pixels, artifact_file=f'{escape(name)}/{step}.png')
 
     def texts(self, step: int, name: str, rows: Sequence[Mapping[str, str]]) -> None:
         """Keep a table of a step as an artifact, NAME/STEP.md."""
-        self._client.log_text(self._id, markdown(rows), artifact_file=f'{name}/{step}.md')
+        self._client.log_text(self._id, markdown(rows), artifact_file=f'{escape(name)}/{step}.md')
 
     def close(self) -> None:
         self._client.set_terminated(self._id)
+
+
+def escape(name: str) -> str:
+    """The name with the code of each character that MLflow refuses: `_28_` for `(`.
+
+    Names that are too long end in a digest.
+    """
+    name = REFUSED.sub(lambda match: f'_{ord(match[0]):x}_', name)
+    parts = [part.replace('.', '_') if part.strip('.') == '' else part for part in name.split('/')]
+    name = '/'.join(part or '_' for part in parts)
+    if len(name) <= MAX_NAME:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+    return f'{name[: MAX_NAME - len(digest) - 1]}_{digest}'
 
 
 def _flat(config: Mapping[str, Any], place: str = '') -> Iterator[tuple[str, Any]]:

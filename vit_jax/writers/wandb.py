@@ -11,11 +11,15 @@ import numpy as np
 from vit_jax.array_types import UInt8
 from vit_jax.errors import UserError
 from vit_jax.extras import needed_by
+from vit_jax.storage import servers
 from vit_jax.writers import base
 from vit_jax.writers.base import Run
 
 EXTRA = 'wandb'
 PROJECT = 'vit_jax'  # unless WANDB_PROJECT names another
+
+
+ADDRESS = 'https://api.wandb.ai'  # unless WANDB_BASE_URL names another
 
 
 class Writer(base.Writer):
@@ -33,6 +37,7 @@ class Writer(base.Writer):
     def __init__(self, run: Run):
         with needed_by("config.writers: 'wandb'", EXTRA):
             import wandb
+        self.require_answer()
         self._run, self._wandb = run, wandb
         self._there = wandb.init(
             project=os.environ.get('WANDB_PROJECT', PROJECT),
@@ -53,11 +58,25 @@ class Writer(base.Writer):
         """
         with needed_by("config.writers: 'wandb'", EXTRA):
             import wandb
-        if os.environ.get('WANDB_MODE', 'online') == 'online' and not wandb.api.api_key:
+        if _is_online() and not wandb.api.api_key:
             raise UserError(
                 "config.writers: 'wandb' has no API key: run `wandb login`, or set WANDB_API_KEY "
                 'or WANDB_MODE=offline'
             )
+
+    @classmethod
+    def require_answer(cls) -> None:
+        """Check that the server accepts connections, unless the run stays on this machine."""
+        if _is_online():
+            address = os.environ.get('WANDB_BASE_URL', ADDRESS)
+            servers.require_web_server(address, "config.writers: 'wandb'")
+
+    @classmethod
+    def may_pass(cls, error: Exception) -> bool:
+        """Whether the server does not answer; a refused key does not pass."""
+        kinds = [kind.__name__ for kind in type(error).__mro__]
+        silent = 'CommError' in kinds and 'AuthenticationError' not in kinds
+        return silent or super().may_pass(error)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Write the {name: value} that no earlier start has written."""
@@ -78,3 +97,7 @@ class Writer(base.Writer):
 
     def close(self) -> None:
         self._there.finish()
+
+
+def _is_online() -> bool:
+    return os.environ.get('WANDB_MODE', 'online') == 'online'
