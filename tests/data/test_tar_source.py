@@ -20,12 +20,16 @@ def png(value):
 
 
 def write(file, members):
-    """Write a shard of {name: bytes}."""
+    """Write a shard of {name: bytes}, or of such pairs; a target in place of bytes makes a link."""
     with tarfile.open(file, 'w') as tar:
-        for name, content in members.items():
+        for name, content in members.items() if isinstance(members, dict) else members:
             member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
+            if isinstance(content, bytes):
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+            else:
+                member.type, member.linkname = content
+                tar.addfile(member)
 
 
 def labeled(values):
@@ -87,6 +91,105 @@ def test_names_of_classes_stand_beside_the_shards(shards):
     (shards / 'classnames.txt').write_text('daisy\nrose\n')
     with pytest.raises(UserError, match=r'classnames.txt names 2 classes, but a label is 2'):
         open_source(f'tar:{shards}', 'train')
+
+
+@pytest.mark.parametrize(
+    ('content', 'names'),
+    [
+        ('\ufeffdaisy\r\nrose\r\ntulip\r\n\r\n\n', ('daisy', 'rose', 'tulip')),
+        ('daisy\u2028\nrose\x0b\ntulip', ('daisy\u2028', 'rose\x0b', 'tulip')),
+        ('daisy\n\ntulip\nviolet\n', 'line 2'),
+        ('Gänse\nrose\ntulip\n'.encode('latin-1'), 'UTF-8'),
+    ],
+)
+def test_marks_and_empty_lines_are_no_classes(shards, content, names):
+    file = shards / 'classnames.txt'
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    if isinstance(names, tuple):
+        assert open_source(f'tar:{shards}', 'train').info.class_names == names
+        return
+    with pytest.raises(UserError, match=rf'classnames\.txt.*{names}') as error:
+        open_source(f'tar:{shards}', 'train')
+    assert '\n' not in str(error.value)
+
+
+HARD, SYMBOLIC = tarfile.LNKTYPE, tarfile.SYMTYPE
+
+
+def test_links_stand_for_members_of_their_shard(tmp_path, caplog):
+    members = {
+        './a/1.png': (SYMBOLIC, '../b/5.png'),
+        './a/1.cls': b'1',
+        './a/2.png': (HARD, './a/1.png'),
+        './a/2.cls': (HARD, './a/1.cls'),
+        './a/3.png': (SYMBOLIC, '3.png'),
+        './a/3.cls': b'1',
+        './a/4.png': (SYMBOLIC, '/etc/passwd'),
+        './b/5.png': png(5),
+        './b/5.cls': b'0',
+    }
+    write(tmp_path / 'shard.tar', members)
+    source = open_source(f'tar:{tmp_path}', 'train')
+    assert values(source) == [5, 5, 5]
+    assert source.labels().tolist() == [1, 1, 0]
+    assert f'source tar:{tmp_path}: 2 links left out' in caplog.text
+
+
+def test_names_with_dots_are_counted_and_named(tmp_path, caplog):
+    members = {
+        '1.png': png(1),
+        '1.seg.png': png(9),
+        '2020.05.01.png': png(2),
+        '3.input.png': png(3),
+    }
+    write(tmp_path / 'shard.tar', members)
+    assert values(open_source(f'tar:{tmp_path}', 'train')) == [1]
+    assert '2 images left out' in caplog.text and '2020.05.01.png' in caplog.text
+    (tmp_path / 'shard.tar').unlink()
+    write(tmp_path / 'other.tar', {'3.input.png': png(3)})
+    with pytest.raises(UserError, match=r'3\.input\.png'):
+        open_source(f'tar:{tmp_path}', 'train')
+
+
+def test_hidden_members_belong_to_no_example(tmp_path):
+    """A tar of macOS has a member ._NAME before each member with attributes."""
+    members = {}
+    for name, content in labeled(range(3)).items():
+        folder, _, base = name.rpartition('/')
+        members |= {f'./{folder}/._{base}': b'\0\5\x16\7', f'./{name}': content}
+    write(tmp_path / 'shard.tar', members)
+    source = open_source(f'tar:{tmp_path}', 'train')
+    assert values(source) == source.labels().tolist() == [0, 1, 2]
+
+
+def test_of_several_images_the_first_form_is_taken(tmp_path, caplog):
+    photo = io.BytesIO()
+    Image.new('RGB', (8, 6), (200, 200, 200)).save(photo, 'JPEG')
+    write(tmp_path / 'shard.tar', {'1.jpg': photo.getvalue(), '1.png': png(1), '2.png': png(2)})
+    assert values(open_source(f'tar:{tmp_path}', 'train')) == [200, 2]
+    assert '1 examples with several images' in caplog.text
+
+
+@pytest.mark.fault(85)
+@pytest.mark.parametrize(
+    ('members', 'named'),
+    [
+        ([('0.png', png(0)), ('1.png', png(1)), ('0.cls', b'0'), ('1.cls', b'1')], '2 .*0'),
+        ([('0.png', png(0)), ('0.cls', b'0'), ('0.PNG', png(1)), ('0.cls', b'1')], r'2 .*0\.PNG'),
+    ],
+)
+def test_members_that_mix_examples_are_refused(tmp_path, members, named):
+    write(tmp_path / 'shard.tar', members)
+    with pytest.raises(UserError, match=rf'shard\.tar: .*{named}'):
+        open_source(f'tar:{tmp_path}', 'train')
+
+
+@pytest.mark.fault(85)
+def test_a_shard_that_is_replaced_while_it_is_read_is_refused(shards):
+    source = open_source(f'tar:{shards}', 'train')
+    write(shards / 'train-000.tar', labeled([0]) | {'a/0000.cls': b'2\n'})
+    with pytest.raises(UserError, match=r'train-000\.tar a/0000: its class is 2, but 0'):
+        source[0]
 
 
 def test_captions_and_objects(tmp_path):

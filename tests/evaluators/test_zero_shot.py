@@ -62,8 +62,9 @@ def test_accuracy_is_that_of_the_nearest_mean():
 
 def test_names_from_a_file(tmp_path):
     file = tmp_path / 'names.txt'
-    file.write_text('\n'.join(f'the {name}' for name in NAMES) + '\n\n')
+    file.write_text('\ufeff' + '\n'.join(f'the {name}' for name in NAMES) + '\n\n')
     prompts = source(evaluator(names=str(file), templates=('{}',)), dataset())
+    assert prompts[0]['caption'] == f'the {NAMES[0]}'
     assert prompts[5]['caption'] == 'the fox'
     file.write_text('cat\n')
     with pytest.raises(UserError, match='has 1 lines, the data 6 classes'):

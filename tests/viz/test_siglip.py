@@ -45,7 +45,7 @@ def test_texts_become_ids_of_the_model_s_length():
 
 def test_names_of_classes_are_put_into_the_prompt(tmp_path):
     file = tmp_path / 'cats.txt'
-    file.write_text('lion\n\ntiger\n')
+    file.write_text('\ufefflion\n\ntiger\n')
     assert siglip.read_texts(flags('--classes', str(file))) == [
         'a photo of a lion',
         'a photo of a tiger',

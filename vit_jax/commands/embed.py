@@ -174,7 +174,7 @@ def read_texts(words: str) -> list[str]:
     texts = [text.strip() for text in words.split(';')]
     if words.lower().endswith('.txt'):
         try:
-            texts = paths.read_bytes(paths.path(words), paths.TEXT).decode().splitlines()
+            texts = paths.read_lines(paths.path(words), paths.TEXT)
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f'--texts {words}: {paths.reason(error)}') from error
     empty = next((i for i, text in enumerate(texts, 1) if not text.strip()), None)

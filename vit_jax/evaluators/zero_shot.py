@@ -130,7 +130,7 @@ def class_embeddings(texts: np.ndarray, labels: np.ndarray) -> np.ndarray:
 def read_names(path: str) -> tuple[str, ...]:
     """The lines of a file that are not empty; raise UserError if it cannot be read."""
     try:
-        lines = paths.read_bytes(paths.path(path)).decode().splitlines()
+        lines = paths.read_lines(paths.path(path))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f'names of classes {path!r}: {error}') from error
     return tuple(line.strip() for line in lines if line.strip())

@@ -351,7 +351,7 @@ def read_classes(path: str) -> np.ndarray:
     """
     where = f'config.init.classes={path}'
     try:
-        lines = paths.read_bytes(paths.absolute(path)).decode().splitlines()
+        lines = paths.read_lines(paths.absolute(path))
     except (OSError, UnicodeDecodeError) as e:
         raise UserError(f'{where}: cannot be read ({e})') from None
     for number, line in enumerate(lines, 1):

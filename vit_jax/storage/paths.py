@@ -259,6 +259,21 @@ def read_bytes(path: str | os.PathLike[str], most: int = SMALL) -> bytes:
         return file.read()
 
 
+def read_lines(path: str | os.PathLike[str], most: int = SMALL) -> list[str]:
+    """The lines of a text file, without the byte order mark of Windows and empty lines at the end.
+
+    Raises:
+      UnicodeDecodeError: if it is not UTF-8.
+      OSError: as `open_file`.
+    """
+    text = read_bytes(path, most).decode('utf-8-sig')
+    # `str.splitlines` would also split at characters inside a line, such as U+2028.
+    lines = io.StringIO(text, newline=None).read().split('\n')
+    while lines and not lines[-1].strip():
+        del lines[-1]
+    return lines
+
+
 def read_text(path: Path, errors: str = 'strict', most: int = SMALL) -> str | None:
     """Read a text file; None if there is no such file or bucket.
 

@@ -113,7 +113,7 @@ def read_texts(flags: argparse.Namespace) -> list[str]:
 
 def _read_class_names(path: str) -> list[str]:
     try:
-        lines = paths.read_bytes(paths.path(path)).decode().splitlines()
+        lines = paths.read_lines(paths.path(path))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f'--classes {path}: {error}') from error
     names = [line.strip() for line in lines if line.strip()]

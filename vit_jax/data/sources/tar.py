@@ -8,18 +8,21 @@ The members of an example share the name up to the first dot: `0001.jpg` (or png
 image, `0001.cls` the number of its class, `0001.txt` its caption; `0001.json` is an object whose
 `label` is a class and whose texts become fields under their own names. `classnames.txt` next to the
 shards has one name a line. Shards are indexed once, in the user's cache folder; examples are in the
-order of the shards.
+order of the shards. Hidden members are skipped, and links stand for their targets in the shard. Two
+members with one name in an example are an error, as in webdataset.
 """
 
 from __future__ import annotations
 
 import glob
+import json
 import logging
 import pathlib
+import posixpath
 import re
 import tarfile
-from collections.abc import Iterator
-from typing import IO, Any
+from collections.abc import Iterable, Iterator
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -38,16 +41,36 @@ from vit_jax.storage import cache, paths
 
 log = logging.getLogger(__name__)
 
-IMAGES = ('jpg', 'jpeg', 'png', 'webp')
+IMAGES = ('jpg', 'jpeg', 'png', 'webp')  # of several, the first is taken
 FIELDS = ('image', 'cls', 'txt', 'json')
 CLASSES = ('cls', 'json')
 SPLIT = '{split}'
 RANGE = re.compile(r'\{(\d+)\.\.(\d+)\}')
 CLASS_NAMES = 'classnames.txt'
 NO_LABEL = -1
-INDEX = 2  # version; the first left out classes that were not integers
+INDEX = 3  # version; earlier ones lack links and remarks
 MOST_CLASSES = 10**6
 JSON_LIMIT = 2**20  # bytes of a member other than the image
+MOST_LINKS = 40  # from a link to a file, as on Linux
+REMARKS = {
+    'links': 'links left out that lead to nothing in their shard',
+    'dots': "images left out whose names go on after the first dot, where an example's name ends",
+    'images': f'examples with several images, of which the first of {", ".join(IMAGES)} is taken',
+}
+
+
+class Member(NamedTuple):
+    """A file in a shard.
+
+    Attributes:
+      name: with its folder.
+      position: of its content, in bytes.
+      size: of its content, in bytes.
+    """
+
+    name: str
+    position: int
+    size: int
 
 
 class Source:
@@ -61,8 +84,12 @@ class Source:
         self._names = [index['names'] for index in indices]
         self._members = [index['members'] for index in indices]
         self._labels = np.concatenate([index['labels'] for index in indices])
+        remarks = _join_remarks(json.loads(str(index['remarks'])) for index in indices)
         if not len(self):
-            raise UserError(f'{self._title}: no shard has a member {"|".join(IMAGES)}')
+            reasons = '; '.join([f'no shard has a member {"|".join(IMAGES)}', *remarks])
+            raise UserError(f'{self._title}: {reasons}')
+        for remark in remarks:
+            listing.warn_once(f'{self._title}: {remark}')
         self.info = self._classes()
 
     def _classes(self) -> SourceInfo:
@@ -76,11 +103,7 @@ class Source:
             return SourceInfo(0, ())
         count = int(self._labels.max()) + 1
         file = self._shards[0].parent / CLASS_NAMES
-        names = (
-            tuple(paths.read_bytes(file).decode().splitlines())
-            if file.is_file()
-            else tuple(map(str, range(count)))
-        )
+        names = _class_names(file) if file.is_file() else tuple(map(str, range(count)))
         if len(names) < count:
             raise UserError(
                 f'{self._title}: {file} names {len(names)} classes, but a label is {count - 1}'
@@ -101,13 +124,19 @@ class Source:
                 found = dict(_contents(file, self._members[shard][row]))
         except OSError as error:
             raise BrokenRecord(f'{name}: {error.strerror or error}') from error
-        record: Record = {'image': found['image']}
-        if self.info.num_classes:
-            record['label'] = int(self._labels[index])
         try:
-            return record | texts(found)
+            label, others = label_of(found), texts(found)
         except ValueError as error:
             raise BrokenRecord(f'{name}: {error}') from error
+        record: Record = {'image': found['image']}
+        if self.info.num_classes:
+            record['label'] = label
+            if label != self._labels[index]:
+                raise UserError(
+                    f'{name}: its class is {label}, but {self._labels[index]} in the index of the '
+                    f'shard, which has changed: start again, or remove {cache.folder("tar")}'
+                )
+        return record | others
 
     def labels(self) -> np.ndarray:
         if not self.info.num_classes:
@@ -201,60 +230,135 @@ def indexed(shard: pathlib.Path, title: str) -> dict[str, np.ndarray]:
         return scanned(shard, title)
 
 
-def scanned(shard: pathlib.Path, title: str) -> dict[str, np.ndarray]:
+def scanned(shard: pathlib.Path, title: str) -> dict[str, Any]:
     """Read the headers of a shard and the classes in it; see `indexed`.
 
     Raises:
-      UserError: if the shard cannot be read, or a class in it is not an integer.
+      UserError: if the shard cannot be read, a class in it is not an integer, or the members of an
+        example are not consecutive or have the same name.
     """
-    names: list[bytes] = []
-    members: list[np.ndarray] = []
+    names: list[str] = []
+    rows: list[np.ndarray] = []
     labels: list[int] = []
+    remarks: dict[str, list[str]] = {kind: [] for kind in REMARKS}
+    imageless: set[str] = set()
+    twice: list[str] = []
     try:
         with (
             paths.open_file(shard) as file,
             paths.open_file(shard) as headers,
             tarfile.open(fileobj=headers, mode='r:') as tar,
         ):
-            for name, row in _examples(tar, shard.stat().st_size):
-                names.append(name.encode())
-                members.append(row)
+            members = _members(tar, shard.stat().st_size, remarks['links'])
+            for name, fields in _examples(members, twice):
+                images_of = [kind for kind in IMAGES if kind in fields]
+                if len(images_of) > 1:
+                    remarks['images'].append(f'{name}.{images_of[1]}')
+                if not images_of:
+                    imageless.add(name)
+                    dotted = (kind for kind in fields if kind.rpartition('.')[2] in IMAGES)
+                    remarks['dots'] += [fields[kind].name for kind in dotted]
+                    continue
+                row = _row([fields[images_of[0]], *map(fields.get, FIELDS[1:])])
                 try:
                     labels.append(label_of(dict(_contents(file, row, CLASSES))))
                 except ValueError as error:
                     raise UserError(f'{title}: {shard} {name}: {error}') from error
+                names.append(name)
+                rows.append(row)
     except (tarfile.TarError, EOFError, OSError, ValueError) as error:
         raise UserError(
             f'{title}: {shard} cannot be read after {len(names)} examples ({error}): copy it '
             'again; compressed shards have to be unpacked to .tar first'
         ) from error
+    if twice:
+        raise UserError(
+            f'{title}: {shard}: {len(twice)} members have the name of another in their example, '
+            f'such as {twice[0]}: give each example a name of its own'
+        )
+    if scattered := [name for name in names if name in imageless]:
+        raise UserError(
+            f'{title}: {shard}: the members of {len(scattered)} examples are not consecutive, such '
+            f'as those of {scattered[0]}: write it anew with sorted names (tar --sort=name)'
+        )
     return {
-        'names': np.array(names, np.bytes_),
-        'members': np.array(members, np.int64).reshape(-1, len(FIELDS), 2),
+        'names': np.array([name.encode(errors='surrogateescape') for name in names], np.bytes_),
+        'members': np.array(rows, np.int64).reshape(-1, len(FIELDS), 2),
         'labels': np.array(labels, np.int64),
+        'remarks': json.dumps({kind: (len(some), some[:1]) for kind, some in remarks.items()}),
     }
 
 
-def _examples(tar: tarfile.TarFile, size: int) -> Iterator[tuple[str, np.ndarray]]:
-    """The name and the members of each example with an image."""
-    name, row = '', np.full((len(FIELDS), 2), -1)
-    for member in tar:
+def _join_remarks(remarks: Iterable[dict[str, tuple[int, list[str]]]]) -> list[str]:
+    """What was left out of shards, each kind with its number and the first example."""
+    counts = dict.fromkeys(REMARKS, 0)
+    examples: dict[str, str] = {}
+    for shard in remarks:
+        for kind, (count, first) in shard.items():
+            counts[kind] += count
+            if first:
+                examples.setdefault(kind, first[0])
+    return [f'{counts[kind]} {REMARKS[kind]}, such as {examples[kind]}' for kind in examples]
+
+
+def _members(tar: tarfile.TarFile, size: int, lost: list[str]) -> list[Member]:
+    """The files of a shard of `size` bytes in their order; `lost` gets the links to nothing."""
+    members: dict[int, Member] = {}
+    places: dict[str, Member] = {}
+    links: dict[str, tuple[int, str, str]] = {}
+    for number, info in enumerate(tar):
         tar.members = []  # type: ignore[attr-defined]  # else it keeps all of them
-        if not member.isfile():
-            continue
-        if member.offset_data + member.size > size:
-            raise tarfile.ReadError(f'{member.name} is cut off')
+        path = posixpath.normpath(info.name)
+        if info.issym():
+            target = posixpath.join(posixpath.dirname(path), info.linkname)
+            links[path] = number, info.name, posixpath.normpath(target)
+        elif info.islnk():
+            links[path] = number, info.name, posixpath.normpath(info.linkname)
+        elif info.isfile():
+            if info.offset_data + info.size > size:
+                raise tarfile.ReadError(f'{info.name} is cut off')
+            if info.issparse():
+                raise tarfile.ReadError(f'{info.name} is a sparse file')
+            members[number] = places[path] = Member(info.name, info.offset_data, info.size)
+    for number, name, target in links.values():
+        for _ in range(MOST_LINKS):
+            if target not in links:
+                break
+            target = links[target][2]
+        if target in places:
+            members[number] = places[target]._replace(name=name)
+        else:
+            lost.append(name)
+    return [members[number] for number in sorted(members)]
+
+
+def _examples(
+    members: Iterable[Member], twice: list[str]
+) -> Iterator[tuple[str, dict[str, Member]]]:
+    """The name of each example, and its members by the rest of their names, in lower case.
+
+    `twice` gets the members that have the name of another one.
+    """
+    name = ''
+    fields: dict[str, Member] = {}
+    for member in members:
         folder, _, base = member.name.rpartition('/')
         stem, _, kind = base.partition('.')
+        if not (stem and kind):  # hidden files, such as ._0001.jpg of macOS, belong to none
+            continue
         if f'{folder}/{stem}' != name:
-            if row[0, 1] >= 0:
-                yield name.lstrip('/'), row
-            name, row = f'{folder}/{stem}', np.full((len(FIELDS), 2), -1)
-        field = 'image' if kind.lower() in IMAGES else kind.lower()
-        if field in FIELDS:
-            row[FIELDS.index(field)] = member.offset_data, member.size
-    if row[0, 1] >= 0:
-        yield name.lstrip('/'), row
+            if fields:
+                yield name.lstrip('/'), fields
+            name, fields = f'{folder}/{stem}', {}
+        if fields.setdefault(kind.lower(), member) is not member:
+            twice.append(member.name)
+    if fields:
+        yield name.lstrip('/'), fields
+
+
+def _row(members: Iterable[Member | None]) -> np.ndarray:
+    """Positions and sizes of an example's members; -1 for a missing one."""
+    return np.array([(-1, -1) if one is None else one[1:] for one in members])
 
 
 def _contents(
@@ -286,6 +390,18 @@ def label_of(found: dict[str, bytes]) -> int:
             f'its class, {str(label)[:40]!r}, is not an integer from 0 to {MOST_CLASSES - 1:,}'
         )
     return label
+
+
+def _class_names(file: pathlib.Path) -> tuple[str, ...]:
+    """The names of classes, one a line; UserError if a line is empty or the file cannot be read."""
+    try:
+        names = paths.read_lines(file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f'{file}: cannot be read as UTF-8: {paths.first_line(error)}') from error
+    empty = next((number for number, name in enumerate(names, 1) if not name.strip()), None)
+    if empty:
+        raise UserError(f'{file}: line {empty} is empty: write the name of a class')
+    return tuple(names)
 
 
 def texts(found: dict[str, bytes]) -> Record:
