@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ from vit_jax.commands._scaling_laws import (
 )
 from vit_jax.config.load import parse_config_args
 from vit_jax.errors import UserError, nearest, positive_number
+from vit_jax.runtime import environment
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -216,11 +217,12 @@ def fit(argv: Sequence[str]) -> int:
     options = read_options(args)
     points = rows.read_csv(args.csv)
     table.require_growth(points, options)
-    curves = table.fit_curves(points, options)
+    cores = environment.available_cores()
+    curves = table.fit_curves(points, options, cores)
     table.require_fit(curves)
-    summary = summarize(curves, options)
+    summary = summarize(curves, options, cores)
     if not write_summary(summary, args.json):
-        print_table(curves, options)
+        print_table(curves, options, summary)
     return 0
 
 
@@ -289,11 +291,10 @@ def read_options(args: argparse.Namespace) -> FitOptions:
     )
 
 
-def print_table(curves: Sequence[Curve], options: FitOptions) -> None:
-    """Print a row for each curve, then warnings and medians."""
-    from vit_jax.scaling.report import summarize, with_band
+def print_table(curves: Sequence[Curve], options: FitOptions, summary: Mapping[str, Any]) -> None:
+    """Print a row for each curve of a summary, then warnings and medians."""
+    from vit_jax.scaling.report import with_band
 
-    summary = summarize(curves, options)
     fitted = [one for one in summary['curves'] if one['params']]
     columns = list(dict.fromkeys(name for one in fitted for name in one['params']))
     lines = [[*options.by, 'points', *columns, 'held out', *summary['against']]]
@@ -369,7 +370,7 @@ def plot(argv: Sequence[str]) -> int:
 
     check_picture(args.output, '--output')
     options = read_options(args)
-    curves = table.fit_curves(rows.read_csv(args.csv), options)
+    curves = table.fit_curves(rows.read_csv(args.csv), options, environment.available_cores())
     published = []
     if args.overlay:
         published = table.published_curves(rows.read_csv(args.overlay, '--overlay'), options)
@@ -407,8 +408,9 @@ def report(argv: Sequence[str]) -> int:
     if not fitted:
         raise UserError(f'none of the {len(taken)} runs can be fitted; {skipped[0]}')
     table.require_growth(fitted, options)
-    curves = table.fit_curves(fitted, options)
-    summary = summarize(curves, options)
+    cores = environment.available_cores()
+    curves = table.fit_curves(fitted, options, cores)
+    summary = summarize(curves, options, cores)
     used = {row['run'] for row in fitted}
     entries = manifest.entries([row for row in rows if row['run'] in used])
     going_on = [str(row['run']) for row in rows if row['run'] not in {row['run'] for row in taken}]
@@ -418,7 +420,7 @@ def report(argv: Sequence[str]) -> int:
         plots.draw_curves(curves, options),
         report_blocks(summary, entries, skipped, going_on),
     )
-    print_table(curves, options)
+    print_table(curves, options, summary)
     for line in skipped:
         print(f'left out: {line}')
     print(f'{len(fitted)} of {len(rows)} runs; {folder}/scaling.html has the report')

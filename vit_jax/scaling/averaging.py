@@ -220,15 +220,17 @@ def _fitted(
 ) -> tuple[WeightedFit, ...]:
     """Fit each form to the points of its span, for {(form, span): inner error}, in this order.
 
-    Forms of negligible weight, and those of which no fit is found, are left out.
+    Forms of negligible weight, and those of which no fit is found, are left out. Only the first
+    form shows bands of its parameters, so only that is bootstrapped.
     """
     found, at = [], _first_column(x)
     for (name, span), weight in _weights(errors).items():
         last = at >= at.max() / span
         some = seeds.take(last) if seeds else None
+        count = min(bootstrap, 1) if found or np.isfinite(span) else bootstrap
         try:
             form = forms.find(name)
-            one = curve_fit.fit(form, x[last], y[last], bootstrap=bootstrap, seed=seed, seeds=some)
+            one = curve_fit.fit(form, x[last], y[last], bootstrap=count, seed=seed, seeds=some)
         except UserError:
             continue
         found.append(WeightedFit(one, weight, errors[name, span], span))

@@ -64,6 +64,10 @@ class Form:
     solve: Callable[[np.ndarray, np.ndarray], Theta] | None = None
     scaled_by: tuple[int, ...] | None = None
 
+    def __reduce__(self) -> tuple[Callable[[str], Form], tuple[str]]:
+        """Pickle a form as its name, as its functions cannot be."""
+        return find, (self.name,)
+
     def scales(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, float]:
         """The units of a fit: geometric means of x [K] and of y."""
         means = np.exp(np.log(x).mean(axis=0))
@@ -189,10 +193,11 @@ def _inverse_log_odds(target: np.ndarray, alpha: float) -> np.ndarray:
     """
     z = target / max(alpha, 1.0)
     for _ in range(60):
-        excess = special.log_expit(z) - alpha * special.log_expit(-z) - target
-        change = excess / (special.expit(-z) + alpha * special.expit(z))
+        low = special.log_expit(z)
+        odds = np.exp(low)
+        change = (low - alpha * (low - z) - target) / (1 - odds + alpha * odds)
         z = z - change
-        if np.max(np.abs(change)) < 1e-12:
+        if np.max(np.abs(change)) < 1e-8:  # the next one would be its square
             break
     return np.clip(z, -30.0, 30.0)
 

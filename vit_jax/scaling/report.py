@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.scaling import averaging, coverage, curve_fit, forms, manifest
+from vit_jax.scaling.parallel import map_items
 from vit_jax.scaling.rows import label
 from vit_jax.scaling.table import Curve, FitOptions, predict_at
 
@@ -95,11 +96,12 @@ class Folded:
 Block = Heading | Text | Lines | Table | Picture | Folded
 
 
-def summarize(curves: Sequence[Curve], options: FitOptions) -> dict[str, Any]:
-    """All curves and their median extrapolation error as JSON values."""
+def summarize(curves: Sequence[Curve], options: FitOptions, workers: int = 1) -> dict[str, Any]:
+    """All curves and their median extrapolation error as JSON values, by several processes."""
     auto = options.form == averaging.AUTO
     compared = list(dict.fromkeys(name for curve in curves for name in curve.against))
-    held = [found for curve in curves if (found := coverage.holds_last(curve)) is not None]
+    holds = map_items(coverage.holds_last, curves, 'bands', workers)
+    held = [one for one in holds if one is not None]
     return {
         'x': list(options.x),
         'y': options.y,

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from vit_jax.errors import UserError
 from vit_jax.scaling import averaging, curve_fit, forms, isoflop
 from vit_jax.scaling.curve_fit import LOG_HUBER, Objective
 from vit_jax.scaling.noise import Seeds, centers, merge, one_run_each, point_indices
+from vit_jax.scaling.parallel import map_items
 from vit_jax.scaling.rows import Numbered, Row, cell, label, number, ordered, without_copies
 
 ALL = 'all'
@@ -132,10 +132,11 @@ class Variant:
         return curve_fit.fit(form, x, y, objective=self.objective, starts=self.starts, seeds=seeds)
 
 
-def fit_curves(rows: Sequence[Row], options: FitOptions) -> list[Curve]:
+def fit_curves(rows: Sequence[Row], options: FitOptions, workers: int = 1) -> list[Curve]:
     """Fit one curve to each group, in the order of its values, or of appearance if they are words.
 
-    Rows without a positive finite x and y are left out, with a note on the curve.
+    Rows without a positive finite x and y are left out, with a note on the curve. With several
+    workers, as many processes fit the curves; results do not depend on their number.
 
     Raises:
       UserError: for an unknown column or form, text where a number belongs, or no usable row.
@@ -157,24 +158,28 @@ def fit_curves(rows: Sequence[Row], options: FitOptions) -> list[Curve]:
             group.append(numbered)
     if not any(groups.values()):
         raise UserError(f'no row can be fitted; {_left_out(left_out[next(iter(groups))])[0]}')
-    # For arrays of a few points, more threads would only wait for each other.
-    with threadpool_limits(1, user_api='blas'):
-        curves = [
-            _curve(
-                dict(zip(options.by, key, strict=True)),
-                groups[key],
-                options,
-                others,
-                _left_out(left_out.get(key, [])),
-            )
-            for key in ordered(groups)
-        ]
+    jobs = [
+        functools.partial(
+            _curve,
+            dict(zip(options.by, key, strict=True)),
+            groups[key],
+            options,
+            others,
+            _left_out(left_out.get(key, [])),
+        )
+        for key in ordered(groups)
+    ]
+    curves = map_items(_call, jobs, 'fitting', workers)
     fits = averaging.share_noise([curve.fit for curve in curves])
     tested = averaging.share_noise([curve.tested for curve in curves])
     return [
         dataclasses.replace(curve, fit=law, tested=other)
         for curve, law, other in zip(curves, fits, tested, strict=True)
     ]
+
+
+def _call(job: Callable[[], Curve]) -> Curve:
+    return job()
 
 
 def published_curves(rows: Sequence[Row], options: FitOptions) -> list[Curve]:

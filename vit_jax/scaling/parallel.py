@@ -1,0 +1,51 @@
+"""A map over several processes, with a progress bar."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import functools
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from threadpoolctl import threadpool_limits
+
+from vit_jax.runtime import console
+
+_A_WORKER = 4  # items that are worth the start of a process
+Item, Result = TypeVar('Item'), TypeVar('Result')
+
+
+def map_items(
+    function: Callable[[Item], Result], items: Sequence[Item], what: str, workers: int = 1
+) -> list[Result]:
+    """Apply a function to each item, in processes if there are many items and several workers.
+
+    Args:
+      function: of an item; both can be pickled.
+      items: in the order of the results.
+      what: label of the progress bar.
+      workers: largest number of processes.
+    """
+    results: list[Result] = []
+    workers = min(workers, len(items) // _A_WORKER)
+    with console.progress(what, len(items)) as advance, _mapper(workers) as mapped:
+        for result in mapped(function, items):
+            results.append(result)
+            advance()
+    return results
+
+
+@contextlib.contextmanager
+def _mapper(workers: int) -> Iterator[Callable[..., Iterable[Any]]]:
+    """`map` in this process, or in several others."""
+    # For arrays of a few points, more threads would only wait for each other.
+    limit = functools.partial(threadpool_limits, 1, user_api='blas')
+    if workers < 2:
+        with limit():
+            yield map
+        return
+    context = multiprocessing.get_context('spawn')  # threads of this process do not survive a fork
+    with concurrent.futures.ProcessPoolExecutor(workers, context, limit) as pool:
+        yield pool.map
