@@ -339,7 +339,7 @@ def _predicted(found: dict[str, Any]) -> str:
     return f'{found["y"]:.4g} [{low:.4g}, {high:.4g}]{note}'
 
 
-def print_medians(summary: dict[str, Any]) -> None:
+def print_medians(summary: Mapping[str, Any]) -> None:
     """Print the curves' median extrapolation error, and the comparison with other forms."""
     if summary['median_holdout_rmse'] is not None:
         print(f'median RMSE of log error, held out: {summary["median_holdout_rmse"]:.4f}')

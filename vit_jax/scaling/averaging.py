@@ -223,19 +223,20 @@ def _fitted(
     Forms of negligible weight, and those of which no fit is found, are left out. Only the first
     form shows bands of its parameters, so only that is bootstrapped.
     """
-    found, at = [], _first_column(x)
+    fits: list[WeightedFit] = []
+    at = _first_column(x)
     for (name, span), weight in _weights(errors).items():
         last = at >= at.max() / span
         some = seeds.take(last) if seeds else None
-        count = min(bootstrap, 1) if found or np.isfinite(span) else bootstrap
+        count = min(bootstrap, 1) if fits or np.isfinite(span) else bootstrap
         try:
             form = forms.find(name)
             one = curve_fit.fit(form, x[last], y[last], bootstrap=count, seed=seed, seeds=some)
         except UserError:
             continue
-        found.append(WeightedFit(one, weight, errors[name, span], span))
-    total = sum(part.weight for part in found)
-    return tuple(dataclasses.replace(part, weight=part.weight / total) for part in found)
+        fits.append(WeightedFit(one, weight, errors[name, span], span))
+    total = sum(part.weight for part in fits)
+    return tuple(dataclasses.replace(part, weight=part.weight / total) for part in fits)
 
 
 def _errors(mean: MeanFit, x: np.ndarray, y: np.ndarray) -> np.ndarray:

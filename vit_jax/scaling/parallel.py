@@ -14,7 +14,8 @@ from threadpoolctl import threadpool_limits
 from vit_jax.runtime import console
 
 _A_WORKER = 4  # items that are worth the start of a process
-Item, Result = TypeVar('Item'), TypeVar('Result')
+Item = TypeVar('Item')
+Result = TypeVar('Result')
 
 
 def map_items(
