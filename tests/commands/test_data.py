@@ -1,7 +1,9 @@
 """`data`: what is in the data, how fast it is read, and what a batch looks like."""
 
+import itertools
 import json
 import re
+import time
 
 import numpy as np
 import pytest
@@ -9,6 +11,14 @@ from PIL import Image
 
 from vit_jax import __main__ as cli
 from vit_jax.data import native, sources
+from vit_jax.data.read_ahead import Loading
+from vit_jax.profiling import pipeline
+from vit_jax.runtime import environment
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    monkeypatch.setattr(pipeline, 'SECONDS', 0.05)
 
 
 def run(capsys, *words):
@@ -37,8 +47,41 @@ def test_counts_and_rates_of_images(repo, capsys, tmp_path):
     labels = sources.open_source('digits', 'train').labels()
     assert list(found['classes'].values()) == np.bincount(labels).tolist()
     assert found['images_per_sec'] > 0 and found['broken'] == []
+    assert found['timed_sec'] >= 0.05
+    assert found['slowest'] <= 1 <= found['fastest']
     width, height = Image.open(out).size
     assert width > height  # 16 examples in rows of eight
+
+
+class Bursts:
+    """Data of which two threads make a batch each in `STEP` seconds, and hold more beforehand."""
+
+    STEP, ROWS = 0.02, 8
+
+    def reading(self):
+        return Loading(0, 2)
+
+    def train_batches(self):
+        time.sleep(0.1)  # meanwhile as many lie ready as `held` says
+        for number in itertools.count():
+            if number >= self.reading().held and number % 2 == 0:
+                time.sleep(self.STEP)
+            yield {'mask': np.ones(self.ROWS)}
+
+    def count(self, batch):
+        return {'images': len(batch['mask'])}
+
+
+def test_batches_that_lay_ready_do_not_count():
+    most = 2 * Bursts.ROWS / Bursts.STEP
+    for batches in (2, 5, 60):
+        found = pipeline.measure_throughput(Bursts(), batches)
+        assert found.seconds >= 0.05
+        assert 0.2 * most < found.per_sec['images'] <= most
+        assert 0 < found.slowest <= 1 <= found.fastest
+    cores = min(2, environment.available_cores())
+    assert 0.2 * most < pipeline.per_core(Bursts()) * cores <= most
+    assert pipeline.measure_throughput(Bursts(), 1).per_sec == {}
 
 
 def test_broken_files_are_named(repo, folder, capsys):

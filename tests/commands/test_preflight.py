@@ -17,7 +17,7 @@ from vit_jax.commands import preflight as command
 from vit_jax.config import load
 from vit_jax.errors import EXIT_FAILED, UserError
 from vit_jax.nn.attention import POLICIES
-from vit_jax.profiling import compile_for, cost, hlo, preflight, roofline, topology
+from vit_jax.profiling import compile_for, cost, hlo, pipeline, preflight, roofline, topology
 from vit_jax.rehearsal import ahead_of_time
 
 DIGITS = 'experiments/vit/digits.py:smoke'
@@ -273,7 +273,8 @@ def test_copies_that_run_meanwhile_are_no_part_of_the_time():
     assert [cost.seconds for cost in costs] == pytest.approx([1e-3, 0, 1e-2])
 
 
-def test_the_data_rate_of_a_host_is_shown_with_its_cores(fake_compiler, capsys):
+def test_the_data_rate_of_a_host_is_shown_with_its_cores(fake_compiler, capsys, monkeypatch):
+    monkeypatch.setattr(pipeline, 'SECONDS', 0.05)
     words = ('--config', DIGITS, '--topology', 'v5litepod-16', '--data-rate', '--mfu', '1e-6')
     assert run(*words, '--json') == 0
     record = json.loads(capsys.readouterr().out)

@@ -6,11 +6,14 @@ import argparse
 import dataclasses
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands._parser import Parser, align, check_picture, save_figure
 from vit_jax.config.load import parse_config_args
 from vit_jax.errors import UserError, one_line, positive_number
+
+if TYPE_CHECKING:
+    from vit_jax.profiling.pipeline import Throughput
 
 SHOWN = 32  # examples in the picture
 LISTED = 20  # classes, and broken files, in the text
@@ -25,7 +28,11 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser('data', __doc__)
     parser.add_argument('--out', metavar='FILE', help='draw the first training batch')
     parser.add_argument(
-        '--batches', type=positive_number, default=50, metavar='N', help='to time (default: 50)'
+        '--batches',
+        type=positive_number,
+        default=2,
+        metavar='N',
+        help='read at least so many (default: those of a few seconds); 1 takes no time',
     )
     parser.add_argument(
         '--read-all',
@@ -54,15 +61,18 @@ def main(argv: Sequence[str]) -> int:
     data = open_data(config.data, config.batch_size, layout, seed=config.seed)
     if args.bench:
         return time_stages(data, layout, args)
-    with console.progress('batches', args.batches, quiet=args.json) as advance:
+    with console.progress('batches', None, quiet=args.json) as advance:
         pace = pipeline.measure_throughput(data, args.batches, lambda _: advance())
     found = census.count(data, args.read_all)
     rates = {f'{name}_per_sec': rate for name, rate in pace.per_sec.items()}
     result = {**dataclasses.asdict(found), 'first_batch_sec': pace.first_sec, **rates}
+    result |= {'made_by': str(pace.loading)}
+    if rates:
+        result |= {'timed_sec': pace.seconds, 'slowest': pace.slowest, 'fastest': pace.fastest}
     path = None
     if args.out is not None:
         path = save_figure(draw_batch(config, data, pace.first), args.out, '--out')
-    print(json.dumps(result) if args.json else describe(result, pace.per_sec, len(found.broken)))
+    print(json.dumps(result) if args.json else describe(result, pace, len(found.broken)))
     if path is not None and not args.json:
         print(path)
     return 0
@@ -128,7 +138,7 @@ def draw_batch(config: Any, data: Any, batch: dict[str, Any]) -> Any:
         raise UserError(f'--out: {error}') from error
 
 
-def describe(result: dict[str, Any], rates: dict[str, float], broken: int) -> str:
+def describe(result: dict[str, Any], pace: Throughput, broken: int) -> str:
     """The result as text."""
     lines = [f'{result["title"]}: {result["examples"]:,} examples']
     classes = [[name, f'{count:,}'] for name, count in result['classes'].items()]
@@ -136,8 +146,9 @@ def describe(result: dict[str, Any], rates: dict[str, float], broken: int) -> st
         lines.append(align(classes[:LISTED], left=1))
     if len(classes) > LISTED:
         lines.append(f'and {len(classes) - LISTED} more classes; --json lists all')
-    lines.append(f'first batch after {result["first_batch_sec"]:.2f} s')
-    lines += [f'{rate:,.0f} {name}/s, nothing else running' for name, rate in rates.items()]
+    lines.append(f'batches are made by {pace.loading}; the first one after {pace.first_sec:.2f} s')
+    steady = f'{pace.slowest:.0%} to {pace.fastest:.0%} of it in parts of {pace.seconds:.1f} s'
+    lines += [f'{rate:,.0f} {name}/s ({steady})' for name, rate in pace.per_sec.items()]
     lines.append(f'{broken} broken' + ':' * bool(broken))
     lines += [f'  {one_line(name)}' for name in result['broken'][:LISTED]]
     return '\n'.join(lines)

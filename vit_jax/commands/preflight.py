@@ -205,7 +205,7 @@ def _per_core(config: ConfigDict) -> float:
     layout = sharding.make_layout()
     with console.status('timing the data pipeline'):
         data = open_data(config.data, config.batch_size, layout, seed=config.seed)
-        return pipeline.per_core(data, layout.put_batch)
+        return pipeline.per_core(data)
 
 
 def _microbatch_trials(
@@ -439,7 +439,7 @@ def print_data_rate(needs: Sequence[Any], per_core: float, slice_: Any) -> None:
     hosts = 'one host' if slice_.hosts == 1 else f'{slice_.hosts} hosts'
     console.print(
         f'{slice_.name} is {hosts} of {slice_.chips // slice_.hosts} chips; a core of this machine '
-        f'delivers {number(per_core)} examples/s of this config (see `data --bench`)'
+        f'delivers {number(per_core)} examples/s of this config (see `data`)'
     )
 
 

@@ -15,7 +15,7 @@ import pathlib
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import cloudpickle
@@ -135,7 +135,7 @@ class Dataset:
 
     def train_batches(
         self, start_step: int = 0, stopping: Stopping = no_stop, stop_step: int = sys.maxsize
-    ) -> Iterator[Batch]:
+    ) -> Generator[Batch, None, None]:
         """Shuffled batches, those of the steps from `start_step` to the one before `stop_step`.
 
         Raises `Interrupted` if none is ready and `stopping` requests a stop.
@@ -185,7 +185,7 @@ class Dataset:
 
     def _batches(
         self, make: Callable[[int], Batch], start: int, stop: int, stopping: Stopping
-    ) -> Iterator[Batch]:
+    ) -> Generator[Batch, None, None]:
         """Yield make(start), ..., make(stop - 1).
 
         Threads or processes read ahead, until a batch is made from memory faster than a thread

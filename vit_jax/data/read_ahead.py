@@ -125,6 +125,16 @@ class Loading:
             threads = min(MAX_THREADS, max(1, cores // max(1, workers)))
         return dataclasses.replace(self, workers=workers, threads=threads, note=note)
 
+    @property
+    def round(self) -> int:
+        """Batches that are made at the same time; only once `resolved`."""
+        return max(1, self.workers or 1) * max(1, self.threads or 1)
+
+    @property
+    def held(self) -> int:
+        """The most batches that lie ready while none is taken; only once `resolved`."""
+        return self.round + HELD * (self.workers or 1)
+
     def __str__(self) -> str:
         threads = f'{self.threads} thread{"s" * (self.threads != 1)}'
         chosen = threads

@@ -4,64 +4,96 @@ from __future__ import annotations
 
 import ast
 import collections
+import contextlib
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from vit_jax import signatures
 from vit_jax.data import images
 from vit_jax.data.batches import Batch
 from vit_jax.data.dataset import Dataset
+from vit_jax.data.read_ahead import Loading
 from vit_jax.data.records import BrokenRecord, example_rng
 from vit_jax.errors import UserError
 from vit_jax.profiling.preflight import RunEstimate
 from vit_jax.profiling.topology import Topology
+from vit_jax.runtime import environment
 
 EXAMPLES = 256  # whose stages are timed
+SECONDS = 5.0  # that batches are timed for, at least
+PARTS = 5  # of these, whose rates are compared
 
 
 @dataclasses.dataclass(frozen=True)
 class Throughput:
-    """Throughput measured by `measure`.
+    """Throughput measured by `measure_throughput`.
 
     Attributes:
       first: the first batch.
       first_sec: seconds until the first batch, including the start of threads and processes.
+      seconds: that were timed, after the batches that may have lain ready were discarded.
       per_sec: rates by unit, as {'images': 1200.0}; empty for a single batch.
+      slowest, fastest: the lowest and highest of such rates in `PARTS` of the timed seconds, as
+        shares of the mean.
+      loading: what made the batches.
     """
 
     first: Batch
     first_sec: float
+    seconds: float
     per_sec: dict[str, float]
+    slowest: float
+    fastest: float
+    loading: Loading
 
 
-def measure_throughput(data: Dataset, batches: int, seen: Callable[[int], None]) -> Throughput:
+def measure_throughput(
+    data: Dataset, batches: int, seen: Callable[[int], None] = lambda _: None
+) -> Throughput:
     """Read training batches as fast as they come.
+
+    Batches that were made while the first one was waited for are discarded; those after them are
+    timed for at least `SECONDS`, in whole rounds of the threads and processes, which all finish a
+    batch at about the same time.
 
     Args:
       data: of the config.
-      batches: their number, at least 1.
+      batches: the least number, of which the first and those discarded are a part; 1 for the first
+        only.
       seen: called after each batch with its number, from 1.
 
     Raises:
       UserError: if batches cannot be made.
     """
-    began = time.perf_counter()
-    coming = data.train_batches()
-    first = next(coming)
-    start = time.perf_counter()
-    seen(1)
-    counts: collections.Counter[str] = collections.Counter()
-    for number in range(2, batches + 1):
-        counts.update(data.count(next(coming)))
-        seen(number)
-    elapsed = max(time.perf_counter() - start, 1e-9)
-    return Throughput(first, start - began, {name: n / elapsed for name, n in counts.items()})
+    loading, began = data.reading(), time.perf_counter()
+    with contextlib.closing(data.train_batches()) as coming:
+        first = next(coming)
+        first_sec = time.perf_counter() - began
+        seen(1)
+        if batches == 1:
+            return Throughput(first, first_sec, 0.0, {}, 1.0, 1.0, loading)
+        numbers = itertools.count(2)
+        while (number := next(numbers)) <= 1 + loading.held:
+            next(coming)
+            seen(number)
+        counts: collections.Counter[str] = collections.Counter()
+        times, start = [0.0], time.perf_counter()
+        while times[-1] < SECONDS or number <= batches or (len(times) - 1) % loading.round:
+            counts.update(data.count(next(coming)))
+            times.append(time.perf_counter() - start)
+            seen(number)
+            number = next(numbers)
+    ends = np.unique(np.linspace(0, len(times) - 1, PARTS + 1).round().astype(int))
+    rates = np.diff(ends) / np.diff(np.array(times)[ends]) * times[-1] / (len(times) - 1)
+    per_sec = {name: n / times[-1] for name, n in counts.items()}
+    spread = float(rates.min()), float(rates.max())
+    return Throughput(first, first_sec, times[-1], per_sec, *spread, loading)
 
 
 def measure_stages(data: Dataset, examples: int, put: Callable[[Batch], Any]) -> dict[str, float]:
@@ -163,18 +195,20 @@ def needs(run: RunEstimate, slice_: Topology, mfu: float) -> list[Need]:
     return [Need(n, m, sec, run.rows / sec / slice_.hosts) for n, m, sec in speeds]
 
 
-def per_core(data: Dataset, put: Callable[[Any], Any]) -> float:
-    """Training examples a second that one core of this machine delivers.
+def per_core(data: Dataset) -> float:
+    """Training examples a second that one core of this machine delivers, of all that are used.
 
     Args:
       data: of the config.
-      put: copies a batch to the devices.
 
     Raises:
       UserError: if no batch can be made.
     """
-    seconds = measure_stages(data, EXAMPLES, lambda b: jax.block_until_ready(put(b)))
-    return 1 / sum(seconds.values())
+    found = measure_throughput(data, batches=2)
+    (rate, *_), examples = found.per_sec.values(), np.count_nonzero(found.first['mask'])
+    (number, *_) = data.count(found.first).values()
+    used = min(environment.available_cores(), found.loading.round)
+    return rate / number * float(examples) / used
 
 
 def needs_record(found: Sequence[Need], per_core: float, slice_: Topology) -> dict[str, Any]:
