@@ -386,21 +386,17 @@ def _open(path: str) -> IO[bytes]:
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
     """A file to write beside `path`, which it then replaces; removed if writing fails."""
-    temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
     try:
         paths.make_folder(path.parent)
-        temporary.touch()
-        mode = temporary.stat().st_mode
-        yield temporary
-        temporary.chmod(stat.S_IMODE(mode))  # safetensors creates a file only for its owner
-        paths.sync(temporary)
-        temporary.replace(path)
-        paths.sync(path.parent)
+        with paths.partial_file(path) as partial:
+            mode = partial.stat().st_mode
+            yield partial
+            partial.chmod(stat.S_IMODE(mode))  # safetensors creates a file only for its owner
+            paths.sync(partial)
+            partial.replace(path)
+            paths.sync(path.parent)
     except OSError as error:
         raise UserError(f'{path}: cannot be written ({_line(error)})') from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
 
 
 def _line(error: Exception) -> str:

@@ -23,6 +23,8 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import xxhash
+
 from vit_jax import extras
 from vit_jax.errors import UserError, without_secrets
 from vit_jax.runtime import console
@@ -33,7 +35,9 @@ PUBLIC = ('gs://vit_models/', 'gs://big_vision/', 'gs://bit_models/', 'gs://mixe
 BLOCK = 16 * 2**20  # bytes of a request
 TRIES, PAUSE = 3, 1.0  # for a block; seconds between two
 _TAGS = ('etag', 'ETag', 'generation', 'LastModified', 'updated', 'mtime', 'created', 'size')
-_LATEST, _SUM = 'latest', '.sha256'
+_LATEST, _SUM, _MARK = 'latest', '.sha256', '.xxh3'
+_BLOCK, _BLOCKS = 2**20, 256  # bytes, and number of blocks that a digest covers
+_DAY = 24 * 3600.0
 
 _log = logging.getLogger(__name__)
 
@@ -67,28 +71,60 @@ def state_of(path: pathlib.Path) -> list[int]:
 
 
 def made_once(file: pathlib.Path, make: Callable[[pathlib.Path], None]) -> pathlib.Path:
-    """Return `file`, written by `make(path)` if it does not exist; it appears whole or not at all.
+    """Return `file`, written by `make(path)` if it does not exist, or has changed since.
+
+    A digest beside it tells. It covers at most 256 MiB, spread over a larger file.
 
     Raises:
       UserError: if the folder cannot be written to, or is full.
     """
-    if file.exists():
-        return file
-    partial = file.with_name(f'.{file.name}.{os.getpid()}.partial')
+    mark = file.with_name(file.name + _MARK)
+
+    def make_marked(partial: pathlib.Path) -> None:
+        make(partial)
+        paths.write_text_atomic(mark, _digest_of(partial))
+
+    with contextlib.suppress(OSError):
+        if mark.read_text() == _digest_of(file):
+            return file
+    _write(file, make_marked)
+    return file
+
+
+def _digest_of(file: pathlib.Path) -> str:
+    """A digest of a file's size and of `_BLOCKS` blocks of 1 MiB, or of all if it has fewer."""
+    size = file.stat().st_size
+    digest, last = xxhash.xxh3_128(str(size).encode()), (size - 1) // _BLOCK
+    step = max(1.0, last / (_BLOCKS - 1))
+    with file.open('rb') as opened:
+        for i in range(min(last + 1, _BLOCKS)):
+            opened.seek(round(i * step) * _BLOCK)
+            digest.update(opened.read(_BLOCK))
+    return digest.hexdigest()
+
+
+def _write(file: pathlib.Path, make: Callable[[pathlib.Path], None]) -> None:
+    """Write a file by `make(path)`; it appears whole or not at all."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        make(partial)
-        paths.sync(partial)
-        partial.replace(file)
+        _remove_remains(file.parent)
+        with paths.partial_file(file) as partial:
+            make(partial)
+            paths.sync(partial)
+            partial.replace(file)
     except OSError as error:
         raise UserError(
             f'{file.parent}: cannot keep {file.name} ({paths.first_line(error)}): free space, or '
             'name another cache folder by XDG_CACHE_HOME'
         ) from error
-    finally:
+
+
+def _remove_remains(folder: pathlib.Path) -> None:
+    """Remove what killed processes left a day ago or earlier."""
+    for partial in folder.glob('.*.partial'):
         with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-    return file
+            if partial.stat().st_mtime < time.time() - _DAY:
+                partial.unlink()
 
 
 def download(url: str, names: Sequence[str], needed: Sequence[str]) -> pathlib.Path:
@@ -191,7 +227,7 @@ def _download(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with (
             console.progress(file.name, size, is_bytes=True) as advance,
-            partial.open('xb') as target,
+            partial.open('wb') as target,
         ):
             while block := _read(reader, size, url):
                 target.write(block)
@@ -206,7 +242,7 @@ def _download(
 
     file.unlink(missing_ok=True)
     with system.open(path, 'rb', block_size=BLOCK, cache_type='none') as reader:
-        made_once(file, make)
+        _write(file, make)
 
 
 def _read(reader: Any, size: int | None, url: str) -> bytes:

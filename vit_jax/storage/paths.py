@@ -19,6 +19,7 @@ import json
 import os
 import pathlib
 import re
+import secrets
 import shutil
 import stat
 import tempfile
@@ -405,16 +406,28 @@ def write_atomic(file: str | os.PathLike[str], content: bytes) -> None:
         with reaching(target):
             target.write_bytes(content)
         return
-    partial = target.with_name(f'.{target.name}.{os.getpid()}.partial')
-    try:
-        with create(partial) as opened:
+    with partial_file(target) as partial:
+        with partial.open('wb') as opened:
             opened.write(content)
             opened.flush()
             os.fsync(opened.fileno())
         partial.replace(target)
         sync(target.parent)
+
+
+@contextlib.contextmanager
+def partial_file(target: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A new file beside a local target, to write and rename to it; otherwise removed at the end.
+
+    Its name is random: processes in containers that share a folder may have the same id.
+    """
+    partial = target.with_name(f'.{target.name[:40]}.{secrets.token_hex(8)}.partial')
+    partial.touch(exist_ok=False)
+    try:
+        yield partial
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -429,14 +442,11 @@ def atomic_file(file: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
             yield pathlib.Path(folder) / target.name
             copy(pathlib.Path(folder), target.parent)
         return
-    partial = target.with_name(f'.{target.name}.{os.getpid()}.partial')
-    try:
+    with partial_file(target) as partial:
         yield partial
         sync(partial)
         partial.replace(target)
         sync(target.parent)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _create(file: Path) -> IO[bytes]:

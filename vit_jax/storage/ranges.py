@@ -134,11 +134,11 @@ class Folder:
         ).result()
 
     def _store(self, file: pathlib.Path, content: bytes) -> None:
-        partial = file.with_name(f'.{file.name}.{os.getpid()}')
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_bytes(_checksum(content) + content)
-            partial.replace(file)
+            with paths.partial_file(file) as partial:
+                partial.write_bytes(_checksum(content) + content)
+                partial.replace(file)
         except OSError as error:
             if self._share:
                 log.warning(
@@ -146,8 +146,6 @@ class Folder:
                     *(cache.folder('ranges'), self.path, paths.first_line(error), LIMIT),
                 )
             self._share = 0.0
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
 
 
 def limit_bytes() -> int:
