@@ -1,5 +1,6 @@
-"""Writes that end after their save has failed print nothing and leave nothing; other code does."""
+"""Requests that end after their save or read has failed print nothing and leave nothing."""
 
+import shutil
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ from vit_jax.storage import paths
 LATE = """
 import asyncio, concurrent.futures, gc, logging
 from vit_jax.checkpoints import checkpointer
-checkpointer.silence_failed_saves()
+checkpointer.silence_late_requests()
 
 def fails(file):
     try:
@@ -59,6 +60,22 @@ def test_only_late_writes_are_hidden(repo, late, other, said):
 def stderr_of(repo, call):
     words = [sys.executable, '-c', f'{LATE}\n{call}\ngc.collect()']
     return subprocess.run(words, cwd=repo, capture_output=True, text=True, check=True).stderr
+
+
+@pytest.mark.slow
+@pytest.mark.fault(9)
+def test_reads_that_end_after_a_refusal_print_nothing(repo, tmp_path, run_cli):
+    """The files were damaged before their digests were taken."""
+    run, steps = tmp_path / 'run', tmp_path / 'run' / 'checkpoints'
+    shutil.copytree(repo / 'tests' / 'golden' / 'run_digits', run)
+    (step,) = [int(path.name) for path in steps.iterdir() if path.name.isdigit()]
+    for path in (steps / str(step) / 'variables').rglob('d/*'):
+        content = path.read_bytes()
+        path.write_bytes(content[: len(content) // 2] + bytes(len(content) - len(content) // 2))
+    manifest.write(steps, step)
+    done = run_cli('evaluate', '--workdir', run)
+    assert done.returncode == 2
+    assert done.stderr.count('\n') == 1 and str(run) in done.stderr
 
 
 @pytest.mark.fault(18)

@@ -294,7 +294,7 @@ def server():
 def flaky(local, server):
     """A packed folder behind that server, without faults at first."""
     url, faults = server
-    faults.of, faults.refused, faults.late, faults.asked = '', 0, 0.0, []
+    faults.of, faults.refused, faults.late, faults.cut, faults.asked = '', 0, 0.0, False, []
     return copy(local, f'{url}/packed'), faults
 
 
@@ -318,6 +318,22 @@ def test_a_bucket_that_refuses_or_is_slow(flaky, local, monkeypatch):
         there[8]
     monkeypatch.setattr(ranges, 'SECONDS', 20.0)
     np.testing.assert_array_equal(there[8]['image'], here[8]['image'])
+
+
+@pytest.mark.slow
+@pytest.mark.fault(99)
+@pytest.mark.parametrize('how', ['cut', 'refused'])
+def test_a_run_folder_that_breaks_off_is_not_a_matter_of_credentials(flaky, how, capsys):
+    """The reading of its config is cut, or answered by 503; time may mend both."""
+    url, faults = flaky
+    folder = f'{url.rpartition("/")[0]}/run'
+    for name in ('config.json', 'metrics.jsonl'):
+        paths.path(f'{folder}/{name}').write_bytes(b'{"seed": 0, "step": 1}' + b' ' * 100)
+    setattr(faults, how, 1000)
+    faults.of = 'config.json'
+    assert main(['inspect', '--checkpoint', folder]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert folder in line and 'credentials' not in line
 
 
 def test_records_that_are_expected_are_on_their_way_at_once(flaky):

@@ -17,11 +17,12 @@ class Faults:
     Attributes:
       refused: the number of requests that are answered by 503.
       late: seconds that answers take longer.
+      cut: whether answers end before their last byte.
       asked: ranges that were asked for, as (path, Range or '').
     """
 
     def __init__(self) -> None:
-        self.of, self.refused, self.late = '', 0, 0.0
+        self.of, self.refused, self.late, self.cut = '', 0, 0.0, False
         self.asked: list[tuple[str, str]] = []
 
 
@@ -62,8 +63,10 @@ def before(url: str) -> Iterator[tuple[str, Faults]]:
                 length = next((v for k, v in headers.items() if k.lower() == 'content-length'), 0)
             self.send_header('Content-Length', str(length))
             self.end_headers()
+            cut = faults.cut and self.command == 'GET' and faults.of in self.path
+            self.close_connection = self.close_connection or cut
             with contextlib.suppress(OSError):
-                self.wfile.write(body)
+                self.wfile.write(body[:-1] if cut else body)
 
         def log_message(self, *_):
             pass

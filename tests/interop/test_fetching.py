@@ -101,9 +101,10 @@ def assert_read(url, array=CONTENT):
     np.testing.assert_array_equal(files.read_arrays(url)[0]['a'], array)
 
 
-def one_line(url, *words):
+def one_line(url, *words, code=2):
     with pytest.raises(UserError) as error:
         files.read_arrays(url)
+    assert getattr(error.value, 'exit_code', 2) == code, '1 if time may mend it'
     assert '\n' not in str(error.value)
     for word in words:
         assert word in str(error.value)
@@ -146,7 +147,7 @@ def test_a_connection_that_breaks_is_resumed(web, monkeypatch):
 @pytest.mark.fault(93)
 def test_a_connection_that_always_breaks_is_one_line(web, cache_folder):
     web.cuts = 100
-    one_line(f'{web.url}/a.npz', 'the download breaks off')
+    one_line(f'{web.url}/a.npz', 'the download breaks off', code=1)
     assert [p for p in cache_folder.rglob('*') if p.is_file()] == []
     web.cuts = 0
     assert_read(f'{web.url}/a.npz')
@@ -155,7 +156,7 @@ def test_a_connection_that_always_breaks_is_one_line(web, cache_folder):
 @pytest.mark.fault(93)
 def test_a_file_of_unknown_size_that_breaks_off_is_not_kept(web, cache_folder):
     web.cuts, web.chunked = 100, True
-    one_line(f'{web.url}/a.npz', 'the download breaks off')
+    one_line(f'{web.url}/a.npz', 'the download breaks off', code=1)
     assert [p for p in cache_folder.rglob('*') if p.is_file()] == []
 
 
@@ -174,9 +175,9 @@ def test_other_content_than_announced_is_not_kept(tmp_path, cache_folder, monkey
     memory().pipe('/b/a.npz', npz(tmp_path, CONTENT))
     info = memory.info
     monkeypatch.setattr(memory, 'info', lambda *args: {**info(*args), 'md5Hash': 'AAAA'})
-    one_line('memory://b/a.npz', 'MD5')
+    one_line('memory://b/a.npz', 'MD5', code=1)
     monkeypatch.setattr(memory, 'info', lambda *args: {**info(*args), 'etag': os.urandom(9).hex()})
-    one_line('memory://b/a.npz', 'changed during the download')
+    one_line('memory://b/a.npz', 'changed during the download', code=1)
     assert list(cache_folder.rglob('a.npz')) == []
 
 
@@ -187,7 +188,7 @@ def test_other_content_than_announced_is_not_kept(tmp_path, cache_folder, monkey
 @pytest.mark.fault(94)
 def test_a_server_that_refuses(status, words, web):
     web.status = status
-    one_line(f'{web.url}/a.npz', *words)
+    one_line(f'{web.url}/a.npz', *words, code=1 if status == 500 else 2)
 
 
 @pytest.mark.fault(94)
@@ -204,8 +205,8 @@ def test_without_a_network_the_copy_is_used(web, caplog):
     servers.connect.cache_clear()
     assert_read(f'{web.url}/a.npz')
     assert 'nothing answers' in caplog.text and 'using the copy' in caplog.text
-    one_line(f'{web.url}/b.npz', 'nothing answers at 127.0.0.1', 'connected to the network')
-    one_line('https://nowhere.invalid/a.npz', 'nothing answers at nowhere.invalid')
+    one_line(f'{web.url}/b.npz', 'nothing answers at 127.0.0.1', 'connected to the network', code=1)
+    one_line('https://nowhere.invalid/a.npz', 'nothing answers at nowhere.invalid', code=1)
 
 
 @pytest.mark.fault(96)

@@ -39,9 +39,10 @@ def server(tmp_path, content):
         yield served
 
 
-def one_line(url, *words):
+def one_line(url, *words, code=2):
     with pytest.raises(UserError) as error:
         files.read_arrays(url)
+    assert getattr(error.value, 'exit_code', 2) == code, '1 if time may mend it'
     message = str(error.value)
     assert '\n' not in message and message.startswith(url.split('@')[0].removesuffix('/none'))
     for word in words:
@@ -190,7 +191,7 @@ def test_a_connection_that_breaks_is_resumed(server, content, monkeypatch):
 def test_a_connection_that_always_breaks_is_one_line(server, monkeypatch):
     monkeypatch.setattr('time.sleep', lambda seconds: None)
     server.cut, server.cuts = 0, 100
-    one_line(URL, 'cannot be downloaded')
+    one_line(URL, 'cannot be downloaded', code=1)
     server.cut = None
     # The branch is recorded last: without the weights there is nothing to work with offline.
     monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True)
@@ -202,7 +203,7 @@ def test_a_connection_that_always_breaks_is_one_line(server, monkeypatch):
 @pytest.mark.fault(90)
 def test_other_bytes_than_announced_are_not_kept(server, tmp_path):
     server.swapped = True
-    one_line(URL, 'the download of model.safetensors does not match its checksum')
+    one_line(URL, 'the download of model.safetensors does not match its checksum', code=1)
     kept = [p for p in (tmp_path / 'hub').rglob('*') if p.stat().st_size > 5000]
     assert kept == []
     server.swapped = False
@@ -243,7 +244,7 @@ def test_a_cache_without_links_keeps_checksums_too(server, monkeypatch):
 @pytest.mark.fault(90)
 def test_a_mirror_s_list_of_checksums_is_compared_at_the_first_use(server, monkeypatch):
     server.odd = server.listed = server.swapped = True
-    one_line(URL, 'the download of model.safetensors does not match its checksum')
+    one_line(URL, 'the download of model.safetensors does not match its checksum', code=1)
     server.swapped = False
     assert_read(URL)
 
@@ -268,7 +269,7 @@ def test_without_a_network_the_cache_is_enough(endpoint, server, monkeypatch):
     for name in ('http_proxy', 'https_proxy', 'HTTP_PROXY', 'HTTPS_PROXY', 'all_proxy'):
         monkeypatch.delenv(name, raising=False)
     assert_read(URL)
-    one_line('hf://google/other', 'not in the cache', 'nothing answers', 'connected')
+    one_line('hf://google/other', 'not in the cache', 'nothing answers', 'connected', code=1)
 
 
 @pytest.mark.fault(92)

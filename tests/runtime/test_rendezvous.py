@@ -138,3 +138,4 @@ def test_a_port_of_another_program(address, talks, monkeypatch):
         found = meet((host, f'[::]:{port}', 2), (rendezvous.join, address, 1, 2))
     assert all(str(port) in str(error) for error in found)
     assert all('another program has the port' in str(error) for error in found)
+    assert {error.exit_code for error in found} == {1}, 'which may end'

@@ -67,7 +67,7 @@ class Checkpointer:
         if keep_last < 1 or keep_every < 0:
             wrong = f'{keep_last} and {keep_every}'
             raise UserError(f'checkpoint: keep_last must be >= 1 and keep_every >= 0, not {wrong}')
-        silence_failed_saves()
+        silence_late_requests()
         self.directory = paths.absolute(directory)
         self._staging = checkpoint_format.Staging(self.directory)
         self._keep, self.keep_steps = (keep_last, keep_every), frozenset(keep_steps)
@@ -278,6 +278,7 @@ def _read(
     directory: Path, step: int, target: PyTree, check: CheckMeta
 ) -> tuple[int, PyTree, dict[str, Any]]:
     check(run_folder.read_meta(directory / str(step)))
+    silence_late_requests()
     with checkpoint_format.readable_path(directory / str(step)) as folder:
         state, meta = checkpoint_format.read(folder, target)
     return step, state, meta
@@ -308,6 +309,7 @@ def load_variables(
             raise _damage(directory, damaged)
     else:
         _require_intact(directory, step, items)
+    silence_late_requests()
     with checkpoint_format.readable_path(directory / str(step)) as folder:
         variables, meta = checkpoint_format.read_variables(folder)
     return step, variables, meta
@@ -388,11 +390,11 @@ def disk_reason(error: BaseException | None) -> str | None:
     return None
 
 
-def silence_failed_saves() -> None:
-    """Silence Orbax about a failed save, whose exception `Checkpointer` raises.
+def silence_late_requests() -> None:
+    """Silence Orbax about a failed save or read, whose exception is raised here.
 
-    Orbax logs it with a traceback at every layer, several hundred lines. Other writes of the same
-    save end later, when nobody waits for them, and each would print a traceback of its own.
+    Orbax logs it with a traceback at every layer, several hundred lines. Other requests for arrays
+    end later, when nobody waits for them, and each would print a traceback of its own.
     """
     previous = sys.unraisablehook
     if getattr(previous, 'func', None) is not _report_unraisable:

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vit_jax import extras
-from vit_jax.errors import UserError
+from vit_jax.errors import Unavailable, UserError
 from vit_jax.storage import paths, servers
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def fetch(url: str) -> str:
         try:
             servers.connect(constants.ENDPOINT, name)
         except servers.Unreachable as error:
-            return _cached(uri, str(error).removeprefix(f'{name} cannot be reached: '))
+            return _cached(uri, str(error).removeprefix(f'{name} cannot be reached: '), type(error))
     with _explained(uri):
         info = hub.HfApi().model_info(uri.id, revision=uri.revision, files_metadata=True)
         siblings = {sibling.rfilename: sibling for sibling in info.siblings or ()}
@@ -197,7 +197,7 @@ def _download(uri: HfUri, commit: str | None, name: str, announced: str) -> str:
             return local
         for path in (os.path.realpath(local), local, _record(local, uri)):
             pathlib.Path(path).unlink(missing_ok=True)
-    raise UserError(
+    raise Unavailable(
         f'{_name(uri)}: the download of {name} does not match its checksum; nothing is kept: try '
         'again later, or see HF_ENDPOINT'
     )
@@ -247,8 +247,8 @@ def _folder(uri: HfUri) -> pathlib.Path:
     return pathlib.Path(constants.HF_HUB_CACHE, folder)
 
 
-def _cached(uri: HfUri, reason: str) -> str:
-    """The local folder or file of a checkpoint that is in the cache."""
+def _cached(uri: HfUri, reason: str, kind: type[UserError] = UserError) -> str:
+    """The local folder or file of a checkpoint that is in the cache; raises `kind` without one."""
     from huggingface_hub import constants
 
     folder = _folder(uri)
@@ -258,12 +258,12 @@ def _cached(uri: HfUri, reason: str) -> str:
     snapshot = folder / 'snapshots' / commit
     names = [p.relative_to(snapshot).as_posix() for p in snapshot.rglob('*') if p.is_file()]
     if not names:
-        raise UserError(f'{_name(uri)}: not in the cache {constants.HF_HUB_CACHE}, and {reason}')
+        raise kind(f'{_name(uri)}: not in the cache {constants.HF_HUB_CACHE}, and {reason}')
     chosen = choose(names, uri)
     local = [str(snapshot / name) for name in chosen]
     for name, path in zip(chosen, local, strict=True):
         if not _is_whole(path, uri):
-            raise UserError(f'{_name(uri)}: {name} is damaged in the cache ({path}), and {reason}')
+            raise kind(f'{_name(uri)}: {name} is damaged in the cache ({path}), and {reason}')
     return _found(local, chosen)
 
 
@@ -309,7 +309,7 @@ def _failure(uri: HfUri, error: Exception) -> UserError:
             f'{_name(uri)}: cannot be kept in {constants.HF_HUB_CACHE} ({cause.strerror}): free '
             'space, or name another cache folder by HF_HOME'
         )
-    return UserError(
+    return Unavailable(
         f'{_name(uri)}: cannot be downloaded ({paths.first_line(cause)}); the same command '
         'tries again'
     )

@@ -25,7 +25,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from vit_jax.errors import UserError
+from vit_jax.errors import Unavailable, UserError
 from vit_jax.runtime import processes
 
 SLICE = 'slice'
@@ -37,6 +37,11 @@ PyTree = Any
 Rule = tuple[str, tuple[str | None, ...]]
 
 _GPU_PLUGINS = ('jax_cuda12_plugin', 'jax_cuda13_plugin', 'jax_rocm60_plugin', 'jax_rocm7_plugin')
+# Reasons that pass, or that another machine does not have.
+_BUSY = re.compile(
+    'already in use|resource busy|device_unavailable|aborted|not yet initialized|uncorrectable',
+    re.IGNORECASE,
+)
 # The oldest NVIDIA driver for each CUDA release, by JAX's installation page.
 _OLDEST_DRIVERS = {'12': 525, '13': 580}
 _DRIVER_VERSION = pathlib.Path('/proc/driver/nvidia/version')  # absent without a driver, or on WSL
@@ -63,7 +68,7 @@ def usable_devices() -> list[jax.Device]:
 
     Raises:
       UserError: if the first platform of `JAX_PLATFORMS` cannot be used or, without this variable,
-        the accelerator of an installed plugin.
+        the accelerator of an installed plugin; `Unavailable` if it is busy or faulty.
     """
     with _held_back_log() as said:
         devices, why = _find_devices()
@@ -71,7 +76,8 @@ def usable_devices() -> list[jax.Device]:
             raise why
         meant = _intended_accelerator()
         if why is not None or (devices[0].platform == 'cpu' and meant):
-            raise UserError(_refusal(meant or 'the accelerator', said, why)) from why
+            text = _refusal(meant or 'the accelerator', said, why)
+            raise (Unavailable if _BUSY.search(text) else UserError)(text) from why
     return devices
 
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from vit_jax.errors import EXIT_FAILED, UserError, one_line
+from vit_jax.errors import EXIT_FAILED, Unavailable, UserError, one_line
 
 WAIT_SECONDS = 300.0  # for all processes to connect, as in JAX
 PORT_SECONDS = 15.0  # for a port to become free, for example that of a job that is ending
@@ -31,10 +31,8 @@ _SHOWN = 4  # processes in a line
 ANOTHER = 'choose another port by --coordinator HOST:PORT or JAX_COORDINATOR_PORT'
 
 
-class PeerTimeout(UserError):
+class PeerTimeout(Unavailable):
     """A process of the job did not connect in time."""
-
-    exit_code = EXIT_FAILED
 
 
 class Host:
@@ -186,7 +184,7 @@ def join(address: str, process: int, count: int) -> None:
             if isinstance(error, ConnectionRefusedError):  # the port is free
                 strange_since = None
         if strange_since and time.monotonic() - strange_since > STRANGER_SECONDS:
-            raise UserError(
+            raise Unavailable(
                 f'{address} answers, but is not process 0 of this job: another program has the '
                 f'port; {ANOTHER}, the same for all processes'
             )
@@ -296,8 +294,9 @@ def _listen(address: str) -> socket.socket:
             if code == errno.EADDRINUSE and time.monotonic() < end:
                 time.sleep(_PAUSE)
                 continue
-            taken = 'another program has the port' if code == errno.EADDRINUSE else str(error)
-            raise UserError(
+            busy = code == errno.EADDRINUSE  # which may end, or not be so on the next node
+            taken = 'another program has the port' if busy else str(error)
+            raise (Unavailable if busy else UserError)(
                 f'the coordinator cannot listen at port {port} of this machine ({taken}): '
                 f'{ANOTHER}, the same for all processes'
             ) from error

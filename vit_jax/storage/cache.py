@@ -26,7 +26,7 @@ from typing import Any
 import xxhash
 
 from vit_jax import extras
-from vit_jax.errors import UserError, without_secrets
+from vit_jax.errors import Unavailable, UserError, without_secrets
 from vit_jax.runtime import console
 from vit_jax.storage import paths, servers
 
@@ -233,11 +233,11 @@ def _download(
                 target.write(block)
                 advance(len(block))
         if size is not None and (done := partial.stat().st_size) != size:
-            raise UserError(f'{url}: ends after {done:,} of {size:,} bytes; download it again')
+            raise Unavailable(f'{url}: ends after {done:,} of {size:,} bytes; download it again')
         if md5 and base64.b64decode(md5) != _md5(partial):
-            raise UserError(f'{url}: its content does not match its MD5; download it again')
+            raise Unavailable(f'{url}: its content does not match its MD5; download it again')
         if _tag(_info(system, path) or {}) != _tag(info):
-            raise UserError(f'{url}: changed during the download; download it again')
+            raise Unavailable(f'{url}: changed during the download; download it again')
         paths.write_text_atomic(file.with_name(file.name + _SUM), paths.sha256(partial))
 
     file.unlink(missing_ok=True)

@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any
 
 from vit_jax import extras
-from vit_jax.errors import UnsuitableFile, UserError
+from vit_jax.errors import Unavailable, UnsuitableFile, UserError
 from vit_jax.storage import servers
 
 # The type checker treats both kinds as `pathlib.Path`; at run time that is only the local kind.
@@ -140,6 +140,10 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
     return _scheme(os.fspath(path)) is not None
 
 
+# Errors of a file system whose server is away.
+_PASSING = (errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENETUNREACH)
+
+
 def orbax_writes(path: str | os.PathLike[str]) -> bool:
     """Whether Orbax can write arrays to the path, which is local or at gs://."""
     return _scheme(os.fspath(path)) in (None, 'gs')
@@ -155,7 +159,8 @@ def reaching(path: os.PathLike[str]) -> Iterator[None]:
     """Turn any error of an object storage library into one line.
 
     Raises:
-      UserError: if no server answers, or for an error in the block if the path is remote.
+      Unreachable: if no server answers, or the connection breaks off.
+      UserError: for another error in the block if the path is remote.
     """
     if scheme := _scheme(os.fspath(path)):
         servers.require_answer(scheme)
@@ -164,6 +169,11 @@ def reaching(path: os.PathLike[str]) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, UserError) or not is_remote(path):
             raise
+        if servers.is_network_error(error):
+            raise servers.Unreachable(
+                f'{os.fspath(path)}: the connection to its server broke off ({first_line(error)}): '
+                'start the same command again'
+            ) from error
         raise UserError(
             f'{os.fspath(path)} cannot be reached ({first_line(error)}): check the name of the '
             'bucket, the credentials and what they permit'
@@ -181,12 +191,13 @@ def writing(folder: os.PathLike[str]) -> Iterator[None]:
     """Turn an error of the disk, such as a full disk, into one line.
 
     Raises:
-      UserError: for an OSError in the block.
+      Unavailable: for an OSError in the block of a file system whose server is away.
+      UserError: for another OSError.
     """
     try:
         yield
     except OSError as error:
-        raise UserError(
+        raise (Unavailable if error.errno in _PASSING else UserError)(
             f'cannot write to {os.fspath(folder)}: {error.strerror or error}; once that is fixed, '
             'the same command continues'
         ) from error

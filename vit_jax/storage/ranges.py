@@ -22,7 +22,7 @@ import time
 import zlib
 from typing import Any, NamedTuple
 
-from vit_jax.errors import EXIT_FAILED, UserError
+from vit_jax.errors import Unavailable, UserError
 from vit_jax.storage import cache, paths
 
 log = logging.getLogger(__name__)
@@ -38,10 +38,8 @@ ABOUT = 'about.json'
 CHECKSUM = 4  # bytes in front of a cached range
 
 
-class Unreachable(UserError):
+class Unreachable(Unavailable):
     """Object storage does not answer now; the same command may succeed later."""
-
-    exit_code = EXIT_FAILED
 
 
 class Object(NamedTuple):

@@ -21,7 +21,12 @@ TRIES = 3
 SECONDS = 10.0  # for a connection
 PAUSE = 1.0  # between two tries
 TEMPORARY = (408, 425, 429)  # HTTP's client errors that time may mend
-NETWORK = (errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH)
+NETWORK = (
+    *(errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ETIMEDOUT),
+    *(errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE, errno.EBUSY),
+)
+# Classes of botocore, aiohttp and http.client that derive from no error of Python's.
+LIBRARIES = {'HTTPClientError', 'IncompleteReadError', 'ClientPayloadError', 'IncompleteRead'}
 
 
 class Unreachable(Unavailable):
@@ -39,6 +44,8 @@ def is_network_error(error: BaseException) -> bool:
         if isinstance(status, int) and status >= 400:
             return status in TEMPORARY or status >= 500
         if isinstance(cause, Unreachable | ConnectionError | TimeoutError | socket.gaierror):
+            return True
+        if LIBRARIES & {kind.__name__ for kind in type(cause).__mro__}:
             return True
         if isinstance(cause, OSError) and not isinstance(cause, ValueError):  # such as a wrong URL
             return cause.errno is None or cause.errno in NETWORK
