@@ -73,6 +73,12 @@ def test_mistakes_of_calls():
     ):
         with pytest.raises(UserError, match=words):
             sample.sample(trained(), classes, count, **options)
+    for classes, guidance in (((1,), 2.0), ((-1,), 1.0)):  # the missing class has not been trained
+        run = trained(class_dropout=0.0, guidance=guidance)
+        with pytest.raises(UserError, match='class_dropout'):
+            sample.sample(run, classes, 1)
+    run = trained(class_dropout=0.0, guidance=1.0)
+    assert images(run, (1,), 1, devices=jax.devices()[:1]).shape == (1, 8, 8, 3)
     other = trained().with_groups(task={'name': 'classify'})
     with pytest.raises(UserError, match="a run of the task 'classify', which makes no images"):
         sample.sample(other)

@@ -81,7 +81,10 @@ def test_an_end_that_the_data_do_not_have_is_refused(tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_clip_is_trained(tmp_path):
-    clip_s = ('model.name=clip', 'model.eos=2', 'task.loss_name=softmax')
+    """Its logits are never scaled by more than 100."""
+    clip_s = ('model.name=clip', 'model.eos=2', 'task.loss_name=softmax', 'model.init_scale=150')
     config = load.load(f'{ROOT}/experiments/siglip/scenes.py:smoke', clip_s)
     found = vit_jax.train(config, tmp_path)
     assert np.isfinite(found['test/loss']) and 'retrieval/text_recall_1' in found
+    _, variables = vit_jax.load(tmp_path)
+    assert 99 < np.exp(variables['params']['log_scale']) < 100.001

@@ -12,7 +12,7 @@ from vit_jax.models import bit_resnet, hybrid, seq2seq, vit
 from vit_jax.optim import make as optim
 from vit_jax.optim import param_groups, schedules
 from vit_jax.optim.param_groups import layer_scale
-from vit_jax.tree_paths import param_paths, unrolled
+from vit_jax.tree_paths import param_paths, path_name, unrolled
 
 STEPS = 5
 USUAL = {'adafactor', 'adam', 'adamw', 'lamb', 'lars', 'lion', 'rmsprop', 'sgd'}
@@ -325,6 +325,51 @@ def test_clipping_scales_to_the_global_norm_and_leaves_small_gradients():
     small = jax.tree.map(lambda x: x / 10, big)
     updates, _ = tx.update(small, tx.init(params), params)
     np.testing.assert_allclose(updates['a'], [-0.2, -0.3], rtol=1e-6)
+
+
+def test_lars_adapts_kernels_and_embeddings_not_biases_and_norms():
+    """By the rule of MAE's code: momentum of gradients, scaled where a parameter is no vector."""
+    params = vit_params()
+    tx, _ = make(params, name='lars', lr=0.1, momentum=0.9, weight_decay=0.2)
+    state, now, velocity = tx.init(params), params, jax.tree.map(jnp.zeros_like, params)
+    masters = dict(param_paths(params))
+    for step in range(2):
+        grads = jax.tree.map(lambda x, step=step: gradients(x, step), params)
+        updates, state = tx.update(grads, state, now)
+        now = optax.apply_updates(now, updates)
+        for path, gradient in param_paths(grads).items():
+            x = masters[path]
+            gradient = gradient + 0.2 * x if path.endswith('kernel') else gradient
+            if not path.endswith(('bias', 'scale')):
+                gradient = gradient * 0.001 * np.linalg.norm(x) / np.linalg.norm(gradient)
+            moved = 0.9 * param_paths(velocity)[path] + 0.1 * gradient
+            masters[path] = x - moved
+            velocity = jax.tree_util.tree_map_with_path(
+                lambda keys, v, path=path, moved=moved: moved if path_name(keys) == path else v,
+                velocity,
+            )
+    for path, x in param_paths(now).items():
+        np.testing.assert_allclose(x, masters[path], rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize('freeze', [(), ('cls_token',), ('bias$',)])
+def test_parameters_stay_below_their_largest_value(freeze):
+    params = vit_params()
+    usual, _ = make(params, name='adam', lr=1.0, freeze=freeze)
+    bounds = (('cls_token', 0.5), ('bias$', 0.25))
+    tx, _ = optim.make(params, 100, int, (), None, bounds, name='adam', lr=1.0, freeze=freeze)
+    state = tx.init(params)
+    assert jax.tree.structure(state) == jax.tree.structure(usual.init(params))
+    grads = jax.tree.map(lambda x: gradients(x, 0), params)
+    plain, limited = (
+        param_paths(optax.apply_updates(params, one.update(grads, state, params)[0]))
+        for one in (usual, tx)
+    )
+    for path, x in limited.items():
+        most = 0.5 if path == 'cls_token' else 0.25 if path.endswith('bias') else np.inf
+        if any(re.search(pattern, path) for pattern in freeze):
+            most = np.inf
+        np.testing.assert_allclose(x, np.minimum(plain[path], most), rtol=1e-6, atol=1e-7)
 
 
 def test_dtypes_by_name():

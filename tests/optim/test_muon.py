@@ -132,6 +132,11 @@ def test_matrices_may_be_others(values):
     np.testing.assert_array_equal(plain['head']['bias'], wide['head']['bias'])
 
 
+def test_matrices_that_no_parameter_matches_are_refused(values):
+    with pytest.raises(UserError, match=r'matrices.*blcok'):
+        stepped(values, matrices='blcok')
+
+
 def test_an_unknown_option_is_named(values):
     with pytest.raises(UserError, match=r"\(muon\): unknown key 'ns_step'.*'ns_steps'"):
         stepped(values, ns_step=3)

@@ -18,7 +18,7 @@ from vit_jax.evaluators import coco_ap, panoptic_quality
 from vit_jax.models import vit
 from vit_jax.runtime import sharding
 from vit_jax.tasks import base, classify
-from vit_jax.trainer import evaluate, train
+from vit_jax.trainer import build, evaluate, train
 
 DIGITS = 'experiments/vit/digits.py'
 MODEL = vit.Model(
@@ -217,6 +217,49 @@ def test_a_task_without_predictions():
     steps = evaluate.compile_steps(MODEL, Silent(), layout)
     with pytest.raises(UserError, match="task 'silent' has no predictions to evaluate"):
         evaluate.open_evals(config, layout, steps)
+
+
+@pytest.mark.parametrize(
+    ('config', 'changes', 'words'),
+    [
+        (DIGITS, ('task.loss_name=softmax', 'model.depth=1'), ('config.evals.words', "'text'")),
+        (
+            'experiments/eomt/semantic.py:smoke',
+            ('task.kind=panoptic',),
+            ('config.evals.val', "'segmentation'"),
+        ),
+    ],
+)
+def test_predictions_that_the_task_does_not_make_are_missed_before_training(
+    repo, config, changes, words
+):
+    made = load.load(str(repo / config), changes)
+    if config == DIGITS:
+        with made.unlocked():
+            made.evals.words = {'source': 'digits', 'split': 'test', 'evaluator': 'retrieval'}
+    with pytest.raises(UserError) as error:
+        build.build(made)
+    assert all(word in str(error.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    ('change', 'devices', 'key'),
+    [
+        ('step.accum_steps=2', 1, 'accum_steps'),
+        ('parallel.strategy=pmap', 2, 'strategy'),
+        ('parallel.strategy=pmap', 1, None),
+        ('parallel.strategy=jit', 2, None),
+    ],
+)
+def test_a_batch_norm_takes_the_whole_batch(repo, change, devices, key):
+    """Its statistics would depend on the microbatches and devices."""
+    small = ('model.head_norm=batch', 'model.depth=1', 'batch_size=8', change)
+    config = load.load(str(repo / DIGITS), small)
+    if key is None:
+        build.build(config, jax.devices()[:devices])
+        return
+    with pytest.raises(UserError, match=key):
+        build.build(config, jax.devices()[:devices])
 
 
 @pytest.mark.parametrize(

@@ -78,11 +78,14 @@ class Evaluator(abc.ABC):
         override `fit_data` instead.
       signature: of the protocol; only numbers with the same signature can be compared.
       headline: the metrics of `result` that a line of text shows; empty for all of them.
+      predictions: the arrays of the task's `predict` that `update` needs, which are checked before
+        training.
     """
 
     learns: bool = False
     signature: str = ''
     headline: tuple[str, ...] = ()
+    predictions: tuple[str, ...] = ()
 
     def read_models(self, read: Callable[[str], OtherModel]) -> None:  # noqa: B027, a default
         """Read the models that the metrics need besides the evaluated one.
@@ -194,6 +197,7 @@ class FeatureEvaluator(Evaluator):
     """Base class of evaluators that gather the features of both splits and `measure` them."""
 
     learns = True
+    predictions = ('features',)
 
     def __init__(self) -> None:
         self.start()

@@ -38,6 +38,8 @@ class Evaluator(base.Evaluator):
         an image.
     """
 
+    predictions = ('tokens',)
+
     def __init__(self, edges: tuple[int, ...] = (), reference: str = 'target'):
         if list(edges) != sorted({e for e in edges if e > 0}):
             raise UserError(f'edges={edges}: give increasing numbers of words, such as (10, 20)')

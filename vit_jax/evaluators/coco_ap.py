@@ -37,6 +37,7 @@ class Evaluator(base.Evaluator):
     """
 
     headline = ('AP', 'AP50', 'AP75')
+    predictions: tuple[str, ...] = ('boxes', 'scores', 'labels')
     kind = 'bbox'  # of IoU, one of pycocotools
     needed: tuple[str, ...] = ('boxes', 'labels')  # of the truth
 
@@ -77,13 +78,13 @@ class Evaluator(base.Evaluator):
 
     def update(self, predictions: Arrays, batch: Arrays) -> None:
         """Add a batch; raise UserError if the task predicts no `boxes`, `scores` and `labels`."""
-        self.add(predictions, batch, 'boxes', 'boxes', 'scores', 'labels')
+        self.add(predictions, batch, 'boxes')
 
-    def add(self, predictions: Arrays, batch: Arrays, noun: str, *needed: str) -> None:
-        """Add a batch, whose predictions must be finite and have the `needed` arrays."""
-        if missing := set(needed) - predictions.keys():
+    def add(self, predictions: Arrays, batch: Arrays, noun: str) -> None:
+        """Add a batch, whose predictions must be finite and have the arrays of `predictions`."""
+        if missing := set(self.predictions) - predictions.keys():
             raise UserError(f'{noun} are evaluated, but the task predicts no {min(missing)!r}')
-        if not base.is_finite(predictions, needed[0], 'scores'):
+        if not base.is_finite(predictions, self.predictions[0], 'scores'):
             self._finite = False
             return
         for row, index in enumerate(batch['index'].tolist()):

@@ -19,6 +19,8 @@ class Evaluator(base.Evaluator):
         class (column); a model may have more outputs than the data have classes.
     """
 
+    predictions = ('probs',)
+
     def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
         """Raise UserError unless each example has one class."""
         if not dataset.info.num_classes:

@@ -49,6 +49,8 @@ class Evaluator(base.Evaluator):
       seed: of the subsets.
     """
 
+    predictions = ('samples',)
+
     def __init__(
         self,
         *,

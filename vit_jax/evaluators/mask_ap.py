@@ -27,6 +27,7 @@ class Evaluator(coco_ap.Evaluator):
         pixels, as of Mask2Former (arXiv:2112.01527) and EoMT; else that of its class alone.
     """
 
+    predictions = ('masks', 'scores', 'labels', 'frame', 'size')
     kind = 'segm'
     needed = ('labels',)
 
@@ -60,7 +61,7 @@ class Evaluator(coco_ap.Evaluator):
 
     def update(self, predictions: Arrays, batch: Arrays) -> None:
         """Add a batch; raise UserError if the task predicts no masks with scores and classes."""
-        self.add(predictions, batch, 'masks', 'masks', 'scores', 'labels', 'frame', 'size')
+        self.add(predictions, batch, 'masks')
 
     def found(self, image: int, prediction: Arrays, size: tuple[int, int]) -> list[dict[str, Any]]:
         scores, labels = prediction['scores'], prediction['labels']

@@ -41,6 +41,7 @@ class Evaluator(base.Evaluator):
     """
 
     headline = ('mIoU', 'pixel_accuracy')
+    predictions = ('segmentation', 'size')
 
     def __init__(self, per_class: bool = False):
         self._per_class = per_class

@@ -52,6 +52,7 @@ class Evaluator(base.Evaluator):
     """
 
     headline = NAMES
+    predictions = NEEDED
 
     def __init__(self, threshold: float = panoptic.THRESHOLD, overlap: float | None = None):
         for name, value in (('threshold', threshold), ('overlap', overlap)):

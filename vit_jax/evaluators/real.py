@@ -33,6 +33,8 @@ class Evaluator(base.Evaluator):
         the labels, as `tfds:imagenet2012_real` does.
     """
 
+    predictions = ('probs',)
+
     def __init__(self, labels: str | None = None):
         self._given = _read(labels) if labels else None
         self._right: list[list[int]] = []

@@ -21,6 +21,8 @@ class Evaluator(base.Evaluator):
     originals. A sample is not the mean of all possible images, which alone has the best PSNR.
     """
 
+    predictions = ('samples', 'given')
+
     def __init__(self) -> None:
         self.start()
 

@@ -28,6 +28,8 @@ class Evaluator(base.Evaluator):
       text: the field of the data that holds the ids of the texts.
     """
 
+    predictions = ('features', 'text')
+
     def __init__(self, ks: tuple[int, ...] = (1, 5, 10), text: str = 'caption'):
         if not ks or min(ks) < 1:
             raise UserError(f'ks={tuple(ks)}: give numbers from 1 on')

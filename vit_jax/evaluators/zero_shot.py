@@ -33,6 +33,7 @@ class Evaluator(base.Evaluator):
     """
 
     headline = ('zero_shot_accuracy',)
+    predictions = ('features',)
 
     def __init__(
         self,

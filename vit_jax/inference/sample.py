@@ -76,6 +76,7 @@ def sample(
     """
     check_task(trained)
     classes = check_classes(classes, trained)
+    check_guidance(classes, trained)
     if not 1 <= count <= MOST:
         raise UserError(f'{count:,} images of a class: from 1 to {MOST:,} are possible')
     if frames >= trained.task.steps:
@@ -109,6 +110,23 @@ def check_classes(classes: Sequence[int], trained: TrainedModel) -> Sequence[int
             has = f'classes 0 to {num_classes - 1}' if num_classes else 'no classes'
             raise UserError(f'there is no class {label}: the model has {has}')
     return classes
+
+
+def check_guidance(classes: Sequence[int], trained: TrainedModel) -> None:
+    """Raise UserError if samples need the missing class and no training ever showed it."""
+    task = trained.task
+    if (
+        task.class_dropout
+        or not trained.model.num_classes
+        or trained.config.get('init', {}).get('from')
+    ):
+        return
+    if task.guidance != 1 or NO_CLASS in classes:
+        what = f'guidance={task.guidance:g}' if task.guidance != 1 else 'an image of no class'
+        raise UserError(
+            f'{trained.path}: {what} needs what the model makes without a class, which it did not '
+            'learn (config.task.class_dropout=0): sample its classes with guidance 1'
+        )
 
 
 def _batches(

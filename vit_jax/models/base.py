@@ -66,6 +66,7 @@ class Model(nn.Module):
       inert: fields that change the outputs of a trained model by rounding at most.
       mup_kinds: pairs of a pattern of parameters and a kind of `optim.mup`, where shapes do not
         determine the kind.
+      largest: pairs of a pattern of parameters and their largest value after a training step.
       first_layer: a pattern of the parameters that see the image, if it is not the first of
         `layer_order`.
       image_method: the method that takes images first.
@@ -75,6 +76,7 @@ class Model(nn.Module):
     """
 
     head_layers: ClassVar[tuple[str, ...]] = ('head',)
+    largest: ClassVar[tuple[tuple[str, float], ...]] = ()
     weightless: ClassVar[tuple[str, ...]] = ()
     binding: ClassVar[tuple[str, ...]] = ('gelu',)
     noted: ClassVar[tuple[str, ...]] = ('norm_eps',)

@@ -37,7 +37,7 @@ class Model(siglip.Model):
         authors' files.
       eos: id of the end of a text, whose token becomes the embedding, or 'largest': see the model
         `text_encoder`. Texts are causal, so that what follows the end has no effect.
-      init_scale: 1 / 0.07 at the start, section 2.5.
+      init_scale: 1 / 0.07 at the start; training keeps it at most at 100, section 2.5.
       init_bias: without effect.
 
     Raises:
@@ -60,6 +60,7 @@ class Model(siglip.Model):
     norm_eps: float = 1e-5
 
     biases = False
+    largest = siglip.CLIP_SCALE
     weightless = (*siglip.Model.weightless, 'eos')
     binding = (*siglip.Model.binding, 'eos')
 

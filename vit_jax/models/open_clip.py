@@ -26,6 +26,7 @@ class Model(siglip.Model):
         mlp="swiglu")', for example.
       causal, eos: of the text tower, see the model `text_encoder`.
       no_bias: heads without biases: some of 'image', 'text' and 'logits', as in 'text|logits'.
+      init_scale: at the start; training keeps it at most at 100, as in CLIP.
       gelu, norm_eps: of the text tower, and of the image tower unless `image_options` has others.
 
     Raises:
@@ -43,6 +44,7 @@ class Model(siglip.Model):
     norm_eps: float = 1e-5
 
     pools = vit.POOLS
+    largest = siglip.CLIP_SCALE
     weightless = (*siglip.Model.weightless, 'causal', 'eos')
     binding = (*siglip.Model.binding, 'eos')
 
@@ -68,8 +70,12 @@ class Model(siglip.Model):
             raise UserError(f'image_options={self.image_options!r}: write it as vit(...)')
         _, options = signatures.arguments(node)
         known = vit.Model.__dataclass_fields__
-        for name in options:
+        for name, value in options.items():
             check_choice('option of the image tower', name, tuple(known))
+            kind = type(known[name].default)
+            wide = (int, float) if kind is float else kind
+            if kind in (bool, int, float, str) and not isinstance(value, wide):
+                raise UserError(f'image_options: {name}={value!r}: expected {kind.__name__}')
         return options
 
     @property

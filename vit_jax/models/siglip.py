@@ -23,6 +23,8 @@ from vit_jax.nn.norms import unit
 from vit_jax.ops.sequences import Sequences
 
 POOLS = ('map', 'gap', 'cls')
+# Of CLIP: logits are not scaled by more than 100 (arXiv:2103.00020, section 2.5).
+CLIP_SCALE = (('^log_scale$', math.log(100)),)
 
 
 def variant(name: str) -> dict[str, int]:

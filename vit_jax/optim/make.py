@@ -21,6 +21,7 @@ from vit_jax.optim import mup, schedules
 from vit_jax.optim.muon import muon
 from vit_jax.optim.param_groups import (
     Rules,
+    bounded,
     check_delays,
     check_number,
     check_patterns,
@@ -40,6 +41,8 @@ PyTree = Any
 Strength = float | Callable[[Any], Any]  # of weight decay, or its schedule
 # Optimizers that need the loss, a random key or a constant learning rate.
 _UNSUPPORTED = {'fromage', 'lbfgs', 'noisy_sgd', 'optimistic_adam', 'rprop', 'sm3'}
+# Parameters that are vectors, whatever their axes: not tables of biases by position.
+_VECTOR = re.compile(r'(?<!position_)(?<!relative_)(bias|scale)$')
 _FRACTIONS = ('b1', 'b2', 'b3', 'beta2_cap', 'momentum', 'decay', 'rho')  # keywords in [0, 1)
 
 
@@ -49,6 +52,7 @@ def make(
     to_steps: Callable[[str], int],
     layers: Sequence[str] = (),
     factors: Mapping[str, mup.Factors] | None = None,
+    largest: Rules = (),
     /,
     *,
     name: str,
@@ -84,7 +88,11 @@ def make(
       to_steps: turns a duration such as `'5%'` into steps.
       layers: patterns from the model's `layer_order()`; `layer_decay` needs them.
       factors: of the parametrization, see `mup`; None for the standard one.
-      name: an optimizer of Optax that takes a learning rate, or one of `OWN`.
+      largest: pairs of a pattern and the largest value of the parameters after an update.
+      name: an optimizer of Optax that takes a learning rate, or one of `OWN`. `amsgrad` takes the
+        maximum of the second moment after the correction of its bias, `torch.optim.Adam` before
+        it. `lars` does not adapt the rates of biases and scales, as in MAE's code
+        (arXiv:2111.06377).
       lr: peak learning rate.
       parametrization: 'standard', or muP with the widths of the model that the hyperparameters
         were tuned on, as keywords of `config.model`: 'mup(width=64, mlp_dim=256, num_heads=1)'.
@@ -93,8 +101,8 @@ def make(
       weight_decay: strength of weight decay.
       decay_schedule: keywords of `schedules.make` for that strength, with `weight_decay` as its
         peak, such as `dict(name='cosine', final=0.4)`.
-      decay_mask: pattern of the parameters that decay. The default excludes
-        biases, normalization and position embeddings.
+      decay_mask: pattern of the parameters that decay: by default the kernels of dense layers and
+        convolutions, not biases, norms, tokens, layer scales or any embeddings.
       decay_mults: pairs of a pattern and a multiplier of `weight_decay`.
       lr_mults: pairs of a pattern and a multiplier of the learning rate.
       lr_delays: pairs of a pattern and a duration until which the parameters stay as they are, such
@@ -123,6 +131,8 @@ def make(
     check_delays(delays, paths)
     check_patterns('freeze', freeze, paths)
     check_patterns('decay_mask', [decay_mask] if weight_decay else [], paths)
+    if 'matrices' in (takes := options(name)):
+        check_patterns('matrices', [kwargs.get('matrices', takes['matrices'].default)], paths)
 
     if factors is not None and name not in mup.OPTIMIZERS:
         raise UserError(
@@ -158,7 +168,7 @@ def make(
             late = schedules.from_config(spec, lr, max(total_steps - first, 1), to_steps)
             own = _ratio(late, first, rate)
         waits.append((pattern, first, own))
-    return frozen(delayed(tx, waits), freeze), rate
+    return frozen(bounded(delayed(tx, waits), largest), freeze), rate
 
 
 def _ratio(late: optax.Schedule, first: int, rate: optax.Schedule) -> optax.Schedule:
@@ -202,6 +212,8 @@ def _builder(name: str, kwargs: dict[str, Any]) -> Callable[..., optax.GradientT
     """(lr, weight_decay, mask) -> the optimizer, with weight decay applied its own way."""
     build_one, takes = factory(name), set(parameters(factory(name)))
     options = _options(name, kwargs)
+    if 'trust_ratio_mask' in takes:
+        options['trust_ratio_mask'] = lambda tree: map_paths(lambda p: not _VECTOR.search(p), tree)
     mask_name = 'mask' if 'mask' in takes else 'weight_decay_mask'
 
     def build(lr: optax.Schedule, weight_decay: Strength, mask: Callable) -> Any:

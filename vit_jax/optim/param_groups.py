@@ -134,6 +134,25 @@ def delayed(tx: optax.GradientTransformation, delays: Sequence[Delay]) -> Any:
     return optax.chain(tx, wait)
 
 
+def bounded(tx: optax.GradientTransformation, largest: Rules) -> optax.GradientTransformation:
+    """`tx`, after whose updates no parameter exceeds the value of the first rule that matches it.
+
+    The state is that of `tx`.
+    """
+    if not largest:
+        return tx
+
+    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
+        def limited(path: Any, update: jax.Array, param: jax.Array) -> jax.Array:
+            most = first_match(largest, path_name(path), math.inf)
+            return jnp.minimum(update, most - param) if math.isfinite(most) else update
+
+        updates, state = tx.update(updates, state, params)
+        return jax.tree_util.tree_map_with_path(limited, updates, params), state
+
+    return optax.GradientTransformation(tx.init, update)
+
+
 @functools.cache  # not at import: an array starts JAX, after which no job can be joined
 def _schedules() -> tuple[Any, ...]:
     """The states that count the steps of a schedule."""

@@ -154,6 +154,7 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
         spec=data.spec,
     )
     opened = evaluate.open_evals(config, layout, program.eval_steps, trained)
+    evaluate.check_predictions(program.eval_steps, opened, program.abstract_state.variables)
     return Training(
         config=config,
         data=data,
@@ -226,6 +227,7 @@ def make_program(
     frozen = read_frozen(config, task) if task.frozen else None
     task = frozen.task if frozen else task
     step = defaults.arguments(config, 'step')
+    _check_batch_norm(model, layout, step['accum_steps'])
     for shape in shapes:
         _check_rows(config, task, layout, shape.rows, step['accum_steps'])
     spec = shapes[-1].spec
@@ -250,6 +252,7 @@ def make_program(
         times.steps,
         model.layer_order(),
         factors,
+        model.largest,
         **optimizer,
     )
 
@@ -316,6 +319,17 @@ def _check_classes(config: ConfigDict, data: Dataset) -> None:
         f'{name!r}, and a classifier of one class is always right: add examples of another (for '
         'folder:, one folder per class)'
     )
+
+
+def _check_batch_norm(model: Any, layout: sharding.Layout, accum_steps: int) -> None:
+    """Raise UserError if a batch norm would see only a part of the global batch."""
+    if getattr(model, 'head_norm', 'none') != 'batch':
+        return
+    needs = "config.model.head_norm='batch' needs the statistics of the whole batch"
+    if accum_steps > 1:
+        raise UserError(f'{needs}: set config.step.accum_steps={accum_steps} to 1')
+    if layout.train_axis is not None and layout.num_shards > 1:
+        raise UserError(f"{needs}: set config.parallel.strategy to 'jit', on one slice")
 
 
 def _check_rows(

@@ -43,6 +43,7 @@ class EvalSteps:
     Attributes:
       layout: of the devices that the steps are compiled for.
       evaluate, predict: the compiled steps; `predict` is None for a task without one.
+      shapes: (variables, batch), or their shapes -> the shapes of the results of `predict`.
       attention_step: (variables, batch that every device has whole) -> (the model's outputs, its
         attention maps); None for a model without them.
       derive: {metric: mean} of a whole pass -> further metrics computed from them.
@@ -51,6 +52,7 @@ class EvalSteps:
     layout: sharding.Layout
     evaluate: Callable
     predict: Callable | None
+    shapes: Callable
     derive: Callable[[dict[str, float]], dict[str, float]]
     attention_step: Callable | None = None
 
@@ -66,10 +68,14 @@ def compile_steps(model: Any, task: Task, layout: sharding.Layout, seed: int = 0
     options: dict[str, Any] = {'seed': seed, 'axis_name': layout.axis_name}
     eval_step = make_eval_step(model, task, **options)
     predict_step = make_predict_step(model, task, **options)
+    predict = layout.compile_eval(predict_step) if task.predicts else None
+    # One of jit is traced once, here or for the first batch.
+    alone: Any = make_predict_step(model, task, seed=seed) if layout.axis_name else predict
     return EvalSteps(
         layout=layout,
         evaluate=layout.compile_eval(eval_step),
-        predict=layout.compile_eval(predict_step) if task.predicts else None,
+        predict=predict,
+        shapes=partial(jax.eval_shape, alone),
         derive=task.derive,
         attention_step=_attention_step(model, task, layout, seed) if model.attends else None,
     )
@@ -336,6 +342,32 @@ def _open_eval(
         title = f', {fit.source.title}' if fit else ''
         raise UserError(f'{where}{title}: {e}') from e
     return Evaluation(data, evaluator, fit, headline)
+
+
+def check_predictions(
+    steps: EvalSteps, evaluations: Mapping[str, Evaluation], variables: PyTree
+) -> None:
+    """Raise UserError if an evaluator measures arrays that the task does not predict.
+
+    Args:
+      steps: of the task; nothing is computed.
+      evaluations: by their names in `config.evals`.
+      variables: of the model, or their shapes.
+    """
+    for name, one in evaluations.items():
+        if one.evaluator is None or not one.evaluator.predictions:
+            continue
+        shape = one.data.shapes[-1]
+        batch = {
+            key: jax.ShapeDtypeStruct((shape.rows, *s.shape), s.dtype)
+            for key, s in shape.arrays.items()
+        }
+        predicted = steps.shapes(variables, batch)[0]
+        if missing := [key for key in one.evaluator.predictions if key not in predicted]:
+            raise UserError(
+                f'config.evals.{name}: its evaluator measures {missing[0]!r}, which the task does '
+                f'not predict, only {", ".join(sorted(predicted))}'
+            )
 
 
 def _other_model(path: str) -> OtherModel:
