@@ -213,6 +213,63 @@ def test_a_link_to_a_folder_that_holds_it_adds_no_images(flowers, place, target)
     assert sorted(values(source)) == [*range(20), *range(100, 120)]
 
 
+def test_a_split_without_folders_of_classes_has_no_classes(tmp_path, caplog):
+    """As Tiny ImageNet's `val/images`."""
+    for k, name in enumerate(('n01', 'n02')):
+        write(tmp_path / 'train' / name / 'images', f'{k}.png', k)
+    for k in range(3):
+        write(tmp_path / 'val' / 'images', f'{k}.png', k)
+    assert open_source(f'folder:{tmp_path}', 'train').info.class_names == ('n01', 'n02')
+    val = open_source(f'folder:{tmp_path}', 'val')
+    assert val.info.num_classes == 0 and sorted(values(val)) == [0, 1, 2]
+    assert val[0].keys() == {'image'} and val.class_counts().tolist() == []
+    assert val.listing() != open_source(f'folder:{tmp_path}', 'val[:2]').listing()
+    assert "'val' is read without classes" in caplog.text and "'images'" in caplog.text
+    with pytest.raises(UserError, match='no classes'):
+        val.labels()
+
+
+def test_classes_that_training_lacks_are_named(tmp_path, caplog):
+    for split, name in (('train', 'cat'), ('train', 'dog'), ('val', 'dog'), ('val', 'emu')):
+        write(tmp_path / split / name, 'a.png')
+    open_source(f'folder:{tmp_path}', 'val')
+    assert "the split 'val' has classes that 'train' lacks: 'emu'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ('val', 'named'),
+    [(('cat', 'Dog'), ["'Dog'", "'dog'"]), (('emu', 'cow'), ["'emu'", "'cow'"])],
+)
+def test_classes_of_evaluation_are_those_of_training(tmp_path, val, named):
+    for split, name in [*(('train', name) for name in ('cat', 'dog')), *(('val', n) for n in val)]:
+        write(tmp_path / split / name, 'a.png')
+    with pytest.raises(UserError, match=str(tmp_path)) as error:
+        open_source(f'folder:{tmp_path}', 'val')
+    assert all(name in str(error.value) for name in named)
+
+
+def test_spellings_of_splits_that_look_the_same_are_one_class(tmp_path):
+    for split, name in (('train', 'k\u00e4se'), ('val', 'ka\u0308se')):
+        write(tmp_path / split / name, 'a.png')
+        write(tmp_path / split / 'dog', 'a.png')
+    for split in ('train', 'val'):
+        source = open_source(f'folder:{tmp_path}', split)
+        assert source.info.class_names == ('dog', 'k\u00e4se') and sorted(source.labels()) == [0, 1]
+
+
+def test_letters_of_both_cases_may_be_classes(tmp_path):
+    for split, name in itertools.product(('train', 'val'), ('a', 'A')):
+        write(tmp_path / split / name, 'x.png')
+    assert open_source(f'folder:{tmp_path}', 'val').info.class_names == ('A', 'a')
+
+
+def test_splits_of_no_training_share_all_classes(tmp_path):
+    for split, name in (('birds', 'owl'), ('mammals', 'cat'), ('mammals', 'dog')):
+        write(tmp_path / split / name, 'x.png')
+    names = open_source(f'folder:{tmp_path}', 'birds').info.class_names
+    assert names == ('cat', 'dog', 'owl')
+
+
 def test_a_link_to_all_splits_is_no_split(tmp_path):
     for split in ('train', 'val'):
         for k, name in enumerate(('cat', 'dog')):

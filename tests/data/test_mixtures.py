@@ -130,6 +130,31 @@ def test_evaluation_has_every_example_once(folders):
     assert sorted(found) == list(range(42))
 
 
+@pytest.mark.parametrize(
+    ('first', 'second', 'names'),
+    [
+        ('k\u00e4se', 'ka\u0308se', ('dog', 'k\u00e4se')),
+        ('ka\u0308se', 'k\u00e4se', ('dog', 'ka\u0308se')),
+        ('Cat', 'cat', None),
+    ],
+)
+def test_spellings_of_classes_that_look_the_same_are_one(tmp_path, first, second, names):
+    for folder, name in (('a', first), ('b', second)):
+        for kind in (name, 'dog'):
+            (tmp_path / folder / kind).mkdir(parents=True)
+            Image.new('RGB', (4, 4)).save(tmp_path / folder / kind / 'x.png')
+    mixture = f'folder:{tmp_path}/a*0.5+folder:{tmp_path}/b*0.5'
+    if names is None:
+        with pytest.raises(UserError, match=r"'cat'.*'Cat'"):
+            open_source(mixture, 'train')
+        return
+    source = open_source(mixture, 'train')
+    assert source.info.class_names == names
+    assert source.class_counts().tolist() == [2, 2]
+    other = open_source(f'folder:{tmp_path}/b', 'train').numbered_as(source.info)
+    assert sorted(other.labels()) == [0, 1] and other.info.class_names == names
+
+
 def test_what_cannot_be_mixed_is_one_line(folders):
     def refused(name, message, **options):
         with pytest.raises(UserError, match=message) as error:

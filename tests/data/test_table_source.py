@@ -153,6 +153,82 @@ def test_mistakes_are_one_line_with_file_and_row(folder, rows, header, parts):
 
 @pytest.mark.fault(137)
 @pytest.mark.parametrize(
+    ('header', 'cells', 'named'),
+    [
+        ('image,label', ['cat', 'cat|dog'], 'row 3'),
+        ('image,label', ['cat', "\"['cat', 'dog']\""], 'row 3'),
+        ('image,labels', ['cat', 'cat|dog'], 'row 3'),
+        ('image,labels', ['cat;dog', '"cat,dog"'], 'row 3'),
+        ('image,labels', ['[]', '"[\'cat\']"'], 'row 2'),
+        ('image,cat,dog', ['0,1', '1,0'], "'cat', 'dog'"),
+    ],
+)
+def test_several_classes_in_other_forms_are_refused(folder, header, cells, named):
+    write(folder, *(f'images/{k}.png,{cell}' for k, cell in enumerate(cells)), header=header)
+    with pytest.raises(UserError, match=rf"{named}.* 'labels', separated by semicolons"):
+        open_source(f'folder:{folder}', 'train')
+
+
+@pytest.mark.fault(137)
+def test_lists_of_marks_are_refused_and_those_of_numbers_are_read(folder):
+    names = [f'images/{k}.png' for k in range(3)]
+    for labels in ([[1, 0, 0], [0, 1, 1], [0, 0, 0]], [[True, True], [False, True], []]):
+        parquet.write_table(pa.table({'image': names, 'labels': labels}), folder / 'labels.parquet')
+        if [] in labels:
+            assert open_source(f'folder:{folder}', 'train').info.multilabel
+            continue
+        with pytest.raises(UserError, match=r"'labels' holds marks"):
+            open_source(f'folder:{folder}', 'train')
+    parquet.write_table(
+        pa.table({'image': names, 'labels': [[0, 1], [1, 0], [1, 0]]}), folder / 'labels.parquet'
+    )
+    assert found(open_source(f'folder:{folder}', 'train'))[0].tolist() == [1, 1]
+
+
+def test_a_comma_in_the_name_of_a_class_stays(folder):
+    write(folder, 'images/0.png,"tench, Tinca tinca"', 'images/1.png,crane', header='image,labels')
+    names = open_source(f'folder:{folder}', 'train').info.class_names
+    assert names == ('crane', 'tench, Tinca tinca')
+
+
+@pytest.mark.fault(137)
+@pytest.mark.parametrize('other', ['Train', 'training', 'TRAIN'])
+def test_a_split_under_two_names_is_refused(folder, other):
+    rows = [f'{row},{other if k < 2 else "train"}' for k, row in enumerate(EIGHT)]
+    write(folder, *rows, header='image,label,split')
+    with pytest.raises(UserError, match=rf"'{other}' and 'train'|'train' and '{other}'"):
+        open_source(f'folder:{folder}', 'train')
+
+
+@pytest.mark.parametrize('form', ['table', 'pattern'])
+def test_spellings_that_look_the_same_are_one_class(folder, form):
+    composed, apart = 'k\u00e4se', 'ka\u0308se'
+    if form == 'table':
+        write(folder, f'images/0.png,{apart}', f'images/1.png,{composed}', 'images/2.png,dog')
+        source = open_source(f'folder:{folder}', 'train')
+    else:
+        for k, name in enumerate((apart, composed, 'dog')):
+            (folder / 'images' / f'{k}.png').rename(folder / 'images' / f'{name}_{k}.png')
+        source = open_source(f'folder:{folder}/images/{{label}}_*', 'train')
+    assert source.info.class_names == ('dog', composed)
+    assert found(source) == {0: 1, 1: 1, 2: 0}
+
+
+@pytest.mark.fault(137)
+@pytest.mark.parametrize(
+    ('labels', 'named'), [(('Cat', 'dog'), ['Cat', 'cat']), (('emu', 'cow'), ['emu', 'cow'])]
+)
+def test_classes_of_evaluation_that_training_lacks_are_refused(folder, labels, named):
+    rows = [f'{row},train' for row in EIGHT[:6]]
+    rows += [f'images/{k}.png,{label},val' for k, label in zip((6, 7), labels, strict=True)]
+    write(folder, *rows, header='image,label,split')
+    with pytest.raises(UserError, match="'val' has") as error:
+        open_source(f'folder:{folder}', 'val')
+    assert all(repr(name) in str(error.value) for name in named)
+
+
+@pytest.mark.fault(137)
+@pytest.mark.parametrize(
     ('encoding', 'part'), [('utf-16', 'is UTF-16'), ('latin-1', 'row 2: is not UTF-8')]
 )
 def test_other_encodings_are_refused(folder, encoding, part):
@@ -169,7 +245,7 @@ def test_other_mistakes(folder, caplog):
     with pytest.raises(UserError, match='which one counts'):
         open_source(f'folder:{folder}', 'train')
     (folder / 'labels.csv').unlink()
-    with pytest.raises(UserError, match=r'labels\.parquet: is no Parquet file'):
+    with pytest.raises(UserError, match=r'labels\.parquet: .*Parquet'):
         open_source(f'folder:{folder}', 'train')
     with pytest.raises(UserError, match=r'ends in \.csv or \.parquet'):
         open_source(f'table:{folder}', 'train')

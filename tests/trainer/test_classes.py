@@ -67,6 +67,16 @@ def opened(repo, train, test):
     return build.build(config, jax.devices()[:1]).evaluations['test'].data
 
 
+def test_data_without_classes_are_refused_before_training(repo, tmp_path, capsys):
+    for name, i in itertools.product(('train/rose', 'train/tulip', 'val/images'), range(8)):
+        (tmp_path / 'data' / name).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8), i, np.uint8)).save(tmp_path / 'data' / name / f'{i}.png')
+    source = f'folder:{tmp_path}/data'
+    flags = training(repo, tmp_path / 'run', source, source)
+    error = refused(capsys, *flags, '--config.evals.test.split=val')
+    assert f'config.evals.test: the examples of {source} val have no classes' in error
+
+
 def test_another_number_of_classes_is_refused_before_training(repo, folder, tmp_path, capsys):
     words = training(repo, tmp_path / 'run', folder('rose', 'tulip'), 'digits')
     error = refused(capsys, *words)

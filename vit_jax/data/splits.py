@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.data import batches, images, listing
+from vit_jax.data import batches, class_names, images, listing
 from vit_jax.data.records import (
     OBJECTS,
     Annotated,
@@ -403,10 +403,24 @@ def _classes_of_all(infos: Mapping[str, SourceInfo], title: str) -> SourceInfo:
             )
     if all(info.class_ids for info in infos.values()):
         return merge_classes(list(infos.values()))
-    names = tuple(dict.fromkeys(name for info in infos.values() for name in info.class_names))
+    names = _names_of_all(infos, title)
     if names == first.class_names:
         return first
     return dataclasses.replace(first, num_classes=len(names), class_names=names, class_ids=())
+
+
+def _names_of_all(infos: Mapping[str, SourceInfo], title: str) -> tuple[str, ...]:
+    """The names of the classes of a mixture; UserError if two differ only in case."""
+    spellings: dict[str, str] = {}
+    for source, info in infos.items():
+        names = {class_names.compose(name): name for name in info.class_names}
+        if alike := class_names.find_alike(names, spellings):
+            raise UserError(
+                f'{title}: {source} has a class {alike[0]!r}, another source a class {alike[1]!r}: '
+                'give both one name'
+            )
+        spellings |= {key: name for key, name in names.items() if key not in spellings}
+    return tuple(spellings.values())
 
 
 def _indices(source: Source, term: re.Match[str], title: str) -> np.ndarray:
@@ -467,7 +481,7 @@ def class_numbers(info: SourceInfo, others: SourceInfo, title: str) -> np.ndarra
     """
     if info.class_ids and others.class_ids:
         return _by_id(info, others, title)
-    mine, theirs = info.class_names, others.class_names
+    mine, theirs = (tuple(map(class_names.compose, one.class_names)) for one in (info, others))
     if not mine or any(len(one.class_names) != one.num_classes for one in (info, others)):
         return None
     if mine == theirs:
@@ -562,7 +576,8 @@ def with_new_numbers(source: Source, new: np.ndarray, classes: SourceInfo) -> So
     these images out.
     """
     info = source.info
-    if np.array_equal(new, np.arange(classes.num_classes)):
+    has_names = classes.class_names in ((), info.class_names)  # else they are spelled otherwise
+    if has_names and np.array_equal(new, np.arange(classes.num_classes)):
         return source
     stuff = tuple(sorted(int(new[label]) for label in info.stuff if new[label] != ABSENT))
     kind = _Annotated if isinstance(source, Annotated) else _Renumbered

@@ -324,6 +324,11 @@ def _open_eval(
     if trained is not None:
         if by_model:
             compatibility.require_classes(trained, where, data)
+            if evaluator is None and trained.num_classes and not data.info.num_classes:
+                raise UserError(
+                    f'{where}: the examples of {data.source.title} have no classes to compare '
+                    "with the model's: name labeled data, or remove the evaluation"
+                )
         compatibility.require_shapes(trained, where, data)
         _check_ids(where, data, config.model.get('vocab_size'))
         vocabulary.require_ids(data.vocab, trained.model, f'{where}: {data.source.title}')

@@ -12,18 +12,20 @@ others; images without a match are left out.
 Classes are sorted by name, or by number if all are numbers, as in ImageNet-v2. Files may be in
 subfolders of their class. A folder without an image in any split is not a class, nor is a hidden or
 a system folder. The files of a split have a fixed shuffled order, so that `train[:90%]` and
-`train[90%:]` both have all classes. Long lists of files are kept, see `data/listing.py`.
+`train[90%:]` both have all classes. A split whose only folder training lacks, such as
+`val/images`, has no classes. Long lists of files are kept, see `data/listing.py`.
 """
 
 from __future__ import annotations
 
+import collections
 import itertools
 import os
 import pathlib
 import re
 from collections.abc import Sequence
 
-from vit_jax.data import listing
+from vit_jax.data import class_names, listing
 from vit_jax.data.records import UnknownSplit
 from vit_jax.data.sources import table
 from vit_jax.data.sources.table import (
@@ -105,10 +107,9 @@ def _by_pattern(path: str, split: str, title: str) -> Files:
     splits = [match['split'] if 'split' in fields else 'train' for match in matches]
     if split not in splits:
         raise UnknownSplit.from_splits(title, split, sorted(set(splits)))
-    classes = sorted_names({match['label'] for match in matches})
-    number = {name: (label,) for label, name in enumerate(classes)}
-    chosen = [match for match, name in zip(matches, splits, strict=True) if name == split]
-    return Files(root, [m.string for m in chosen], classes, [number[m['label']] for m in chosen])
+    labels = table.number_classes([(m['label'],) for m in matches], splits, split, title)
+    chosen = [match.string for match, name in zip(matches, splits, strict=True) if name == split]
+    return Files(root, chosen, *labels)
 
 
 def _as_regex(piece: str) -> str:
@@ -122,13 +123,25 @@ def _by_folders(root: pathlib.Path, split: str, title: str) -> Files:
     if split not in splits:
         raise UnknownSplit.from_splits(title, split, splits)
     folder = splits[split]
-    by_class, beside = _list(root, folder)
-    others = [other for name, other in splits.items() if name != split]
-    empty = _without_images(by_class, others)
-    names = sorted_names({*by_class, *itertools.chain(*map(_folders, others))} - empty)
+    by_folder, beside = _list(root, folder)
+    others = {name: other for name, other in splits.items() if name != split}
+    empty = _without_images(by_folder, list(others.values()))
+    by_split = {name: set(_folders(other)) - empty for name, other in others.items()}
+    by_split[split] = {name for name, files in by_folder.items() if files}
+    spelled = class_names.join_spellings(itertools.chain(*by_split.values()))
+    classes = class_names.join_splits(
+        {name: {spelled[one] for one in by_split[name]} for name in splits}, split, title
+    )
     _report(root, folder, splits, empty, beside)
-    files = [file for name in names for file in by_class.get(name, ())]
-    labels = [(label,) for label, name in enumerate(names) for _ in by_class.get(name, ())]
+    by_class: dict[str, list[str]] = collections.defaultdict(list)
+    for name in sorted(by_split[split]):
+        by_class[spelled[name]] += by_folder[name]
+    names = sorted_names(classes)
+    if not names:
+        files = list(itertools.chain(*by_class.values()))
+        return Files(folder, files, (), [()] * len(files))
+    files = [file for name in names for file in by_class[name]]
+    labels = [(label,) for label, name in enumerate(names) for _ in by_class[name]]
     return Files(folder, files, names, labels)
 
 

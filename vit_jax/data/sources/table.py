@@ -21,12 +21,13 @@ import math
 import os
 import pathlib
 import posixpath
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.data import batches, images, listing
+from vit_jax.data import batches, class_names, images, listing
 from vit_jax.data.records import Listing, Record, SourceInfo, UnknownSplit, count_labels
 from vit_jax.errors import UserError, one_line
 from vit_jax.storage import paths
@@ -37,6 +38,11 @@ COLUMNS = ('image', 'label', 'labels', 'split')
 INDEX = '__index_level_0__'  # which pandas adds to Parquet
 SEPARATOR = ';'
 FORM = "its columns are 'image', 'label' (or 'labels', separated by semicolons) and 'split'"
+SEVERAL = "write several classes into a column 'labels', separated by semicolons"
+NAMES = "write the names of an image's classes into a column 'labels', separated by semicolons"
+REMEDY = 'remove or rename the others'
+MARKS = {'0', '1', 'True', 'False'}
+OTHER_LISTS = re.compile(r'\||^\[.*\]$', re.DOTALL)  # cat|dog, ['cat', 'dog']
 UTF16 = (b'\xff\xfe', b'\xfe\xff')
 
 
@@ -46,7 +52,7 @@ class Files(NamedTuple):
     Attributes:
       folder: that holds them.
       names: of the files in the folder.
-      classes: names of the classes, in their order.
+      classes: names of the classes, in their order; none if the files have no classes.
       labels: the numbers of the classes of each file.
       several: whether a file may have any number of classes, instead of one.
     """
@@ -89,6 +95,8 @@ class ImageFiles:
         """The record with its image as a file."""
         data = images.read_file(self._folder / self._files[index])
         classes = self._classes_of(index)
+        if not self.info.num_classes:
+            return {'image': data}
         if not self._several:
             return {'image': data, 'label': int(classes[0])}
         marks = np.zeros(self.info.num_classes, np.uint8)
@@ -102,31 +110,36 @@ class ImageFiles:
                 f'{self._title}: an image has several classes or none; slice it without '
                 "'per class', and leave out what compares single classes"
             )
+        if not self.info.num_classes:
+            raise UserError(f'{self._title}: its images have no classes that training knows')
         return self._classes
 
     def class_counts(self, indices: np.ndarray, /) -> np.ndarray:
         """The images of each class."""
-        found = [self._classes_of(i) for i in indices.tolist()] if self._several else ()
-        chosen = np.concatenate([self._classes[:0], *found])
-        return count_labels(
-            chosen if self._several else self._classes[indices], self.info.num_classes
-        )
+        if self._has_one_each:
+            return count_labels(self._classes[indices], self.info.num_classes)
+        found = [self._classes_of(i) for i in indices.tolist()]
+        return count_labels(np.concatenate([self._classes[:0], *found]), self.info.num_classes)
 
     def listing(self, indices: np.ndarray, /) -> Listing:
         """Digests of names and classes, and of sizes."""
         files = [self._files[i] for i in indices.tolist()]
         names = in_utf8('\0'.join(files))
-        if self._several:
+        if self._has_one_each:
+            digest = listing.digest_of(names, self._classes[indices])
+        else:
             found = [self._classes_of(i) for i in indices.tolist()]
             labels = [','.join(map(str, one.tolist())) for one in found]
             digest = listing.digest_of(names, labels)
-        else:
-            digest = listing.digest_of(names, self._classes[indices])
         return Listing(digest, listing.digest_of_sizes(self._folder, files))
 
     def record_name(self, index: int, /) -> str:
         """The path of the file."""
         return str(self._folder / self._files[index])
+
+    @property
+    def _has_one_each(self) -> bool:
+        return not self._several and self.info.num_classes > 0
 
     def _classes_of(self, index: int) -> np.ndarray:
         return self._classes[self._ends[index] : self._ends[index + 1]]
@@ -165,12 +178,47 @@ def read(table: pathlib.Path, folder: pathlib.Path, split: str, title: str) -> F
     _require_files(rows, names, folder)
     if split not in splits:
         raise UnknownSplit.from_splits(title, split, sorted(set(splits)))
-    classes = sorted_names({name for some in found for name in some})
+    order = sorted(range(len(names)), key=names.__getitem__)
+    splits = [splits[i] for i in order]
+    chosen = [names[i] for i, name in zip(order, splits, strict=True) if name == split]
+    numbered = number_classes([found[i] for i in order], splits, split, title, several)
+    return Files(folder, chosen, *numbered, several)
+
+
+def number_classes(
+    found: Sequence[tuple[str, ...]],
+    splits: Sequence[str],
+    split: str,
+    title: str,
+    several: bool = False,
+) -> tuple[list[str], list[tuple[int, ...]]]:
+    """Number the classes of all files in the order of their names.
+
+    Args:
+      found: the names of the classes of each file.
+      splits: the split of each file.
+      split: the one to read.
+      title: of the source, for messages.
+      several: whether a file may have any number of classes, instead of one.
+
+    Returns:
+      The names of the classes, and the numbers of the classes of each file of `split`.
+
+    Raises:
+      UserError: as `class_names.join_splits`.
+    """
+    spelled = class_names.join_spellings(itertools.chain(*found))
+    by_split: dict[str, set[str]] = {name: set() for name in splits}
+    for name, some in zip(splits, found, strict=True):
+        by_split[name].update(map(spelled.__getitem__, some))
+    classes = sorted_names(class_names.join_splits(by_split, split, title, several))
     number = {name: i for i, name in enumerate(classes)}
-    chosen = sorted(i for i, name in enumerate(splits) if name == split)
-    chosen.sort(key=names.__getitem__)
-    labels = [tuple(sorted({number[name] for name in found[i]})) for i in chosen]
-    return Files(folder, [names[i] for i in chosen], classes, labels, several)
+    numbers = [
+        tuple(sorted({number[spelled[one]] for one in some if spelled[one] in number}))
+        for name, some in zip(splits, found, strict=True)
+        if name == split
+    ]
+    return classes, numbers
 
 
 class _Rows(NamedTuple):
@@ -196,16 +244,37 @@ class _Rows(NamedTuple):
         if '' in found:
             raise self.error(found.index(''), f'has no {name}')
         if name == 'label':
-            wrong = next((i for i, text in enumerate(found) if SEPARATOR in text), None)
-            if wrong is not None:
-                raise self.error(
-                    wrong, f"{found[wrong]!r}: several classes stand in a column 'labels'"
-                )
+            for at, text in enumerate(found):
+                if SEPARATOR in text or OTHER_LISTS.search(text):
+                    raise self.error(at, f'{text!r}: {SEVERAL}')
         return found
 
     def lists(self, name: str) -> list[tuple[str, ...]]:
-        """The texts in the cells of a column that holds several in each."""
-        return [tuple(_texts(cell)) for cell in self.columns[name]]
+        """The texts in the cells of a column that holds several in each.
+
+        Raises:
+          UserError: if they are separated otherwise, or marks of all classes.
+        """
+        cells = self.columns[name]
+        if _are_marks(cells):
+            raise UserError(f'{self.table}: its column {name!r} holds marks of 0 and 1; {NAMES}')
+        found = [tuple(_texts(cell)) for cell in cells]
+        known = {text for texts in found for text in texts}
+        for at, text in ((at, text) for at, texts in enumerate(found) for text in texts):
+            by_comma = ',' in text and any(part.strip() in known for part in text.split(','))
+            if by_comma or OTHER_LISTS.search(text):
+                raise self.error(at, f'{text!r}: {SEVERAL}')
+        return found
+
+
+def _are_marks(cells: Sequence[Any]) -> bool:
+    """Whether lists of Parquet hold 0 or 1 for each class; numbers of classes do not repeat."""
+    lists = [cell for cell in cells if isinstance(cell, list)]
+    return (
+        len({len(cell) for cell in lists}) == 1
+        and all(value in (0, 1) for cell in lists for value in cell)
+        and any(len(set(cell)) < len(cell) for cell in lists)
+    )
 
 
 def _text(cell: Any) -> str:
@@ -233,9 +302,9 @@ def _rows(table: pathlib.Path) -> _Rows:
     if 'image' not in known:
         raise UserError(f"{table}: has no column 'image': {FORM}, not {_listed(known)}")
     if wrong:
-        raise UserError(
-            f'{table}: unknown column {wrong[0]!r}: {FORM}; remove or rename the others'
-        )
+        marks = [name for name in wrong if set(map(_text, rows.columns[name])) <= MARKS]
+        hint = f'{_listed(marks)} hold marks of 0 and 1; {NAMES}' if marks else REMEDY
+        raise UserError(f'{table}: unknown column {wrong[0]!r}: {FORM}; {hint}')
     if ('label' in known) == ('labels' in known):
         raise UserError(f"{table}: needs a column 'label' or 'labels', not both: {FORM}")
     if not rows.numbers:
@@ -298,8 +367,9 @@ def _read_parquet(table: pathlib.Path) -> _Rows:
 
     try:
         found = parquet.read_table(table)
+        found.validate(full=True)
     except pyarrow.ArrowException as error:
-        raise UserError(f'{table}: is no Parquet file: {paths.first_line(error)}') from error
+        raise UserError(f'{table}: is not a Parquet file: {paths.first_line(error)}') from error
     columns = {name.strip().lower(): found[name].to_pylist() for name in found.column_names}
     columns.pop(INDEX, None)
     return _Rows(table, range(1, found.num_rows + 1), columns)

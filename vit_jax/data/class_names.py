@@ -1,0 +1,109 @@
+"""Names of classes: one spelling for each, and the same classes in all splits of a data set.
+
+Folders copied from macOS spell é with two characters, others with one. A class of evaluation that
+training lacks counts as wrong whatever a model predicts.
+"""
+
+from __future__ import annotations
+
+import collections
+import unicodedata
+from collections.abc import Collection, Iterable, Mapping
+
+from vit_jax.data import listing
+from vit_jax.errors import UserError, one_line
+
+TRAINING = ('train', 'training')
+
+
+def compose(name: str) -> str:
+    """A name with composed letters (NFC), equal for all spellings that look the same."""
+    return name if name.isascii() else unicodedata.normalize('NFC', name)
+
+
+def join_spellings(names: Iterable[str]) -> dict[str, str]:
+    """The class of each name: of spellings that look the same the composed one, or the first."""
+    spellings = collections.defaultdict(set)
+    for name in names:
+        spellings[compose(name)].add(name)
+    return {
+        name: composed if composed in group else min(group)
+        for composed, group in spellings.items()
+        for name in group
+    }
+
+
+def find_alike(names: Iterable[str], others: Collection[str]) -> tuple[str, str] | None:
+    """The first name that only upper and lower case tell from one of others that lack it."""
+    folded = {other.casefold(): other for other in others}
+    pairs = ((name, folded.get(name.casefold())) for name in names if name not in others)
+    return next(((name, other) for name, other in pairs if other is not None), None)
+
+
+def join_splits(
+    by_split: Mapping[str, Collection[str]], split: str, title: str, several: bool = False
+) -> set[str]:
+    """The classes of all splits together, as training knows them.
+
+    A split whose only class training lacks, such as a folder `images`, has no classes.
+
+    Args:
+      by_split: the names of the classes of each split.
+      split: the one to read.
+      title: of the data, for messages.
+      several: whether an example may have any number of classes, instead of one.
+
+    Returns:
+      The names, of all splits if none is for training; none if `split` has no classes.
+
+    Raises:
+      UserError: if the names of splits, or of classes of a split and of training, differ only in
+        case, or training has none of the classes of `split`.
+    """
+    _require_distinct(by_split, title)
+    train = next((name for name in by_split if name.casefold() in TRAINING), None)
+    if train is None:
+        return set().union(*by_split.values())
+    known = set(by_split[train])
+    joined = set(known)
+    for name, classes in by_split.items():
+        strange = sorted(set(classes) - known)
+        if alike := find_alike(strange, known):
+            raise UserError(
+                f'{title}: {name!r} has a class {alike[0]!r}, {train!r} a class {alike[1]!r}: give '
+                'both one name'
+            )
+        if not strange or len(strange) < len(classes):
+            joined |= set(strange)
+        elif name == split and len(strange) == 1 and not several:
+            _warn(
+                title, split, f'is read without classes, for {train!r} lacks its only one', strange
+            )
+            return set()
+        elif name == split:
+            raise UserError(
+                f'{title}: {split!r} has the classes {_listed(strange)}, and {train!r} none of '
+                'them: rename them, or name the split as data of its own'
+            )
+    if strange := sorted(set(by_split[split]) - known):
+        _warn(title, split, f'has classes that {train!r} lacks', strange)
+    return joined
+
+
+def _require_distinct(splits: Iterable[str], title: str) -> None:
+    """Raise UserError for a split under two names, of which one would be left out."""
+    seen: dict[str, str] = {}
+    for name in splits:
+        folded = name.casefold()
+        other = seen.setdefault(TRAINING[0] if folded in TRAINING else folded, name)
+        if other != name:
+            raise UserError(f'{title}: has splits {other!r} and {name!r}: give both one name')
+
+
+def _warn(title: str, split: str, what: str, names: list[str]) -> None:
+    listing.warn_once(f'{title}: the split {split!r} {what}: {_listed(names)}')
+
+
+def _listed(names: list[str]) -> str:
+    more = ', ...' if len(names) > 3 else ''
+    return one_line(', '.join(map(repr, names[:3]))) + more
