@@ -1,6 +1,7 @@
 """Storages for real: a PostgreSQL server of the test's own, and Optuna's dashboard on files."""
 
 import contextlib
+import errno
 import json
 import os
 import pathlib
@@ -8,9 +9,11 @@ import pwd
 import re
 import shutil
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -20,14 +23,18 @@ import pytest
 
 pytest.importorskip('optuna')
 
+import optuna
 from helpers import forked
-from helpers.studies import make
+from helpers.mounts import small_disk
+from helpers.studies import ids, make
 from optuna.trial import TrialState
 
 from vit_jax.__main__ import main
-from vit_jax.errors import URLS
-from vit_jax.sweeps import picture, study
+from vit_jax.errors import URLS, UserError
+from vit_jax.storage import paths
+from vit_jax.sweeps import picture, storages, study, worker
 from vit_jax.sweeps.space import grid, log_uniform
+from vit_jax.trainer import train
 
 # --- PostgreSQL ---
 
@@ -50,9 +57,18 @@ def postgres_user():
         return pytest.skip('PostgreSQL does not run as root, and there is no user postgres')
 
 
+class Server(str):
+    """The URL of a server, without the name of a database; `control` calls its pg_ctl."""
+
+    def __new__(cls, url, control):
+        made = super().__new__(cls, url)
+        made.control = control
+        return made
+
+
 @pytest.fixture(scope='module')
 def server():
-    """The URL of a server, without the name of a database."""
+    """A PostgreSQL server."""
     pytest.importorskip('psycopg')
     programs, user = postgres_programs(), postgres_user()
     folder = tempfile.mkdtemp(prefix='postgres')
@@ -72,11 +88,14 @@ def server():
             timeout=120,
         )
 
+    def control(*words):
+        run('pg_ctl', '-w', '-l', f'{folder}/log', '-o', options, *words)
+
     options = f'-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off'
     try:
         run('initdb', '-U', 'somebody', '--auth=trust', '-E', 'UTF8')
-        run('pg_ctl', '-w', '-l', f'{folder}/log', '-o', options, 'start')
-        yield f'postgresql+psycopg://somebody@127.0.0.1:{port}'
+        control('start')
+        yield Server(f'postgresql+psycopg://somebody@127.0.0.1:{port}', control)
     finally:
         with contextlib.suppress(subprocess.CalledProcessError):
             run('pg_ctl', '-m', 'immediate', 'stop')
@@ -173,6 +192,143 @@ def test_a_worker_whose_storage_does_not_answer_may_start_again(tmp_path, free_p
     assert main(['sweep', 'work', 'a', '--storage', url, '--workdir', str(tmp_path)]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert url in line and 'sqlite' not in line
+
+
+@pytest.mark.slow
+@pytest.mark.fault(142)
+@pytest.mark.parametrize('command', ['fast', 'immediate'])
+def test_a_server_that_restarts_is_waited_for(
+    tmp_path, server, postgres, fake_training, monkeypatch, caplog, command
+):
+    made = make(tmp_path, postgres, points=grid({'seed': [0, 1]}))
+    restarted = []
+
+    def at_a_step(config, step):
+        if (config.seed, step) in ((0, 2), (1, 3)):  # while it reports, and before it ends
+            server.control('-m', command, 'stop')
+            threading.Timer(1.0, server.control, ['start']).start()
+            restarted.append(step)
+        return 0.1 * step
+
+    monkeypatch.setattr(storages, 'PAUSE_SECONDS', 0.1)
+    fake_training(at_a_step)
+    assert worker.work(made).failures == []
+    assert restarted == [2, 3]
+    assert {trial.state for trial in made.trials()} == {TrialState.COMPLETE}
+    assert made.trials()[0].intermediate_values == {1: 0.1, 2: 0.2, 3: pytest.approx(0.3)}
+    assert any('waiting for it' in line for line in caplog.messages)
+
+
+@pytest.mark.slow
+@pytest.mark.fault(142)
+def test_a_server_that_stays_away_leaves_the_trial_to_others(
+    tmp_path, server, postgres, fake_training, monkeypatch, capsys
+):
+    made = make(tmp_path, postgres, points=grid({'seed': [0]}))
+    monkeypatch.setattr(storages, 'PATIENCE_SECONDS', 0.3)
+
+    def away(config, step):
+        server.control('-m', 'fast', 'stop')
+        return 0.5
+
+    fake_training(away)
+    try:
+        assert main(['sweep', 'work', 'name', '--workdir', str(tmp_path)]) == 1
+    finally:
+        server.control('start')
+    (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith('error: ')]
+    assert 'has not answered' in line
+    assert picture.counts(made) | {'interrupted': 1, 'fail': 0} == picture.counts(made)
+    fake_training(lambda config, step: 0.5)
+    assert main(['sweep', 'work', 'name', '--workdir', str(tmp_path)]) == 0
+    assert picture.counts(made)['complete'] == 1
+
+
+@pytest.mark.fault(142)
+@pytest.mark.parametrize('version', ['v2.6.0.a', 'unknown'])
+def test_a_database_of_another_version_of_optuna_is_one_line(tmp_path, capsys, version):
+    made = make(tmp_path, 'sqlite', points=grid({'seed': [0]}))
+    assert made
+    with contextlib.closing(sqlite3.connect(tmp_path / 'sweep.db')) as db:
+        db.execute(f"UPDATE alembic_version SET version_num = '{version}'")
+        db.commit()
+    for action in ('status', 'work'):
+        assert main(['sweep', action, 'name', '--workdir', str(tmp_path)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert 'sweep.db' in line and 'Optuna' in line
+
+
+@pytest.mark.parametrize('error', [optuna.exceptions.StorageInternalError('x'), OSError(28, 'No')])
+def test_a_storage_that_fails_once_fails_no_trial(tmp_path, monkeypatch, fake_training, error):
+    made = make(tmp_path, points=grid({'seed': [0]}))
+    report = optuna.Trial.report
+    fake_training(lambda config, step: 0.5)
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(optuna.Trial, 'report', fail)
+    with pytest.raises(UserError, match='the study'):
+        worker.work(made)
+    assert picture.counts(made) | {'interrupted': 1, 'fail': 0} == picture.counts(made)
+    monkeypatch.setattr(optuna.Trial, 'report', report)
+    assert worker.work(made).finished == 1
+
+
+# --- a journal ---
+
+
+def add_note(made, text):
+    made.storage.set_study_user_attr(ids(made, 0)[0], 'note', text)
+
+
+@pytest.mark.slow
+@pytest.mark.fault(143)
+def test_a_write_to_a_full_disk_leaves_the_journal_whole(tmp_path):
+    with small_disk(tmp_path / 'disk', 2**18) as disk:
+        made = make(disk / 'runs', points=grid({'seed': [0, 1]}))
+        journal = disk / 'runs' / 'journal.log'
+        before = journal.read_bytes()
+        (disk / 'ballast').write_bytes(bytes(shutil.disk_usage(disk).free - 4096))
+        with pytest.raises(OSError, match='No space'):
+            add_note(made, 'x' * 2**14)
+        assert journal.read_bytes() == before
+        (disk / 'ballast').unlink()
+        add_note(made, 'short')
+        assert study.open_study('name', folder=disk / 'runs').load(0).user_attrs['note'] == 'short'
+
+
+@pytest.mark.fault(143)
+def test_a_torn_last_line_is_cut_off_and_kept(tmp_path, caplog):
+    made = make(tmp_path, points=grid({'seed': [0, 1]}))
+    journal = tmp_path / 'journal.log'
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + b'{"op_code":8,"wor')
+    assert len(study.open_study('name', folder=tmp_path).trials()) == 2
+    add_note(made, 'later')
+    assert journal.read_bytes().startswith(whole)
+    assert b'"op_code":8' not in journal.read_bytes()
+    assert (tmp_path / 'journal.log.torn').read_bytes() == b'{"op_code":8,"wor\n'
+    assert 'torn' in caplog.text
+    assert study.open_study('name', folder=tmp_path).load(0).user_attrs['note'] == 'later'
+
+
+@pytest.mark.fault(143)
+def test_a_full_disk_stops_the_worker_and_fails_no_trial(tmp_path, monkeypatch, capsys):
+    made = make(tmp_path, points=grid({'seed': [0, 1]}), retries=0)
+
+    def full(*_, **options):
+        with paths.writing(tmp_path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for _ in range(3):
+        with monkeypatch.context() as patch:
+            patch.setattr(train, 'train', full)
+            assert main(['sweep', 'work', 'name', '--workdir', str(tmp_path)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert 'trial 0 is interrupted' in line and 'No space left on device' in line
+    tally = picture.counts(made)
+    assert (tally['interrupted'], tally['waiting'], tally['fail']) == (1, 1, 0)
 
 
 def test_a_password_is_not_written_down():

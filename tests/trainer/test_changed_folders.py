@@ -12,6 +12,7 @@ from helpers.runs import digest, left_alone, linear
 
 from vit_jax.__main__ import main
 from vit_jax.checkpoints import format as checkpoint_format
+from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.data.dataset import Dataset
 from vit_jax.storage import lock, run_folder
 from vit_jax.trainer import train as training
@@ -143,6 +144,22 @@ def test_who_finds_another_run_in_the_folder_ends_and_leaves_it_alone(
     (tmp_path / 'metrics.jsonl').unlink()
     assert train(tmp_path) == 0
     require_same(tmp_path, whole_run)
+
+
+@pytest.mark.fault(72)
+def test_a_save_that_fails_as_another_run_took_the_folder_says_so(tmp_path, monkeypatch, capsys):
+    """The process slept between the check of its lock and the save."""
+    with contextlib.ExitStack() as other:
+
+        def save(*args, **options):
+            (tmp_path / 'lock').unlink()
+            other.enter_context(lock.hold(tmp_path))
+            raise ValueError('Destination 10 already exists')
+
+        monkeypatch.setattr(Checkpointer, 'save', save)
+        assert train(tmp_path) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert 'was taken over by another run (host ' in line
 
 
 @pytest.mark.fault(73)

@@ -238,7 +238,8 @@ class Checkpointer:
             if jax.process_index() == 0:
                 manifest.discard(self.directory, step)
             finished = self.steps() or 'none'
-        raise UserError(
+        kind = paths.WriteError if disk_reason(error) else UserError
+        raise kind(
             f'the checkpoint of step {step} could not be written to {self.directory}: {reason}. '
             f'Finished steps: {finished}; once that is fixed, the same command continues from '
             'the last of them'

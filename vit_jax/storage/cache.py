@@ -113,7 +113,7 @@ def _write(file: pathlib.Path, make: Callable[[pathlib.Path], None]) -> None:
             paths.sync(partial)
             partial.replace(file)
     except OSError as error:
-        raise UserError(
+        raise paths.WriteError(
             f'{file.parent}: cannot keep {file.name} ({paths.first_line(error)}): free space, or '
             'name another cache folder by XDG_CACHE_HOME'
         ) from error

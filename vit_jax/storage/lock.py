@@ -137,7 +137,7 @@ def _hold(held: contextlib.ExitStack, path: Path, silent_seconds: float) -> Chec
         paths.make_folder(path)
         kernels = _KernelLock(path, silent_seconds)
     except OSError as error:
-        raise UserError(f'cannot write to the workdir {path}: {error.strerror}') from error
+        raise paths.WriteError(f'cannot write to the workdir {path}: {error.strerror}') from error
     held.callback(kernels.release)
     stop = threading.Event()
     beat = threading.Thread(target=_heartbeat, args=(kernels, stop), daemon=True)

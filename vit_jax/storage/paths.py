@@ -186,18 +186,22 @@ def first_line(error: BaseException) -> str:
     return lines[0][:200] if lines else type(error).__name__
 
 
+class WriteError(UserError):
+    """A disk refuses to write, mostly because it is full."""
+
+
 @contextlib.contextmanager
 def writing(folder: os.PathLike[str]) -> Iterator[None]:
     """Turn an error of the disk, such as a full disk, into one line.
 
     Raises:
       Unavailable: for an OSError in the block of a file system whose server is away.
-      UserError: for another OSError.
+      WriteError: for another OSError.
     """
     try:
         yield
     except OSError as error:
-        raise (Unavailable if error.errno in _PASSING else UserError)(
+        raise (Unavailable if error.errno in _PASSING else WriteError)(
             f'cannot write to {os.fspath(folder)}: {error.strerror or error}; once that is fixed, '
             'the same command continues'
         ) from error

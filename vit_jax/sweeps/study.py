@@ -20,7 +20,6 @@ import json
 import logging
 import os
 import pathlib
-import re
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +29,6 @@ import optuna
 import sqlalchemy
 from ml_collections import ConfigDict
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage, get_storage
-from optuna.storages.journal import JournalFileBackend
 
 from vit_jax.config.load import from_json, override, to_json
 from vit_jax.config.load import load as load_config
@@ -45,18 +43,12 @@ from vit_jax.errors import (
     without_secrets,
 )
 from vit_jax.storage import paths, run_folder
-from vit_jax.sweeps import asha, search, space
+from vit_jax.sweeps import asha, search, space, storages
 from vit_jax.trainer import early_stopping
 
 ROOT = pathlib.Path('runs')
 MARKER = 'sweep.json'
 JOURNAL = 'journal:'
-# Answers of servers and of SQLite that repeat until a person changes something.
-_REFUSED = re.compile(
-    'authentication failed|no password|access denied|permission denied|not permitted|pg_hba'
-    '|does not exist|unknown database|unable to open|readonly|malformed|not a database',
-    re.IGNORECASE,
-)
 # Types of the attributes of a trial.
 _KINDS = {
     'run': int,
@@ -341,10 +333,13 @@ def open_storage(storage: str, new: bool = False) -> BaseStorage:
         if scheme and new:
             path.parent.mkdir(parents=True, exist_ok=True)
         if scheme == JOURNAL:
-            return JournalStorage(JournalFileBackend(os.fspath(path)))
+            return JournalStorage(storages.Journal(os.fspath(path)))
         storage = with_secrets(storage)
+        if not scheme:
+            checked = {'pool_pre_ping': True}
+            return get_storage(storages.ServerStorage(storage, engine_kwargs=checked))
         # SQLite allows one writer at a time; the others wait.
-        waiting = {'connect_args': {'timeout': 60}} if scheme else {}
+        waiting = {'connect_args': {'timeout': 60}}
         return get_storage(RDBStorage(storage, engine_kwargs=waiting))
     except ImportError as e:
         raise UserError(
@@ -352,19 +347,20 @@ def open_storage(storage: str, new: bool = False) -> BaseStorage:
             "'vit_jax[postgres]', or the driver of your database"
         ) from e
     except (sqlalchemy.exc.OperationalError, sqlalchemy.exc.TimeoutError) as e:
-        if time_may_mend(e):
+        if storages.time_may_mend(e):
             raise Unavailable(
                 f'--storage {storage} does not answer ({paths.first_line(e)}): once its server '
                 'does, start the same command again'
             ) from e
         raise _unopened(storage, e) from e
+    except RuntimeError as e:  # of Optuna, for the tables of another version
+        raise UserError(
+            f'--storage {storage} is not of this version of Optuna, {optuna.__version__} '
+            f'({paths.reason(e)}): upgrade the storage or the package as it says, or create the '
+            'study elsewhere'
+        ) from e
     except (sqlalchemy.exc.SQLAlchemyError, OSError, ValueError) as e:
         raise _unopened(storage, e) from e
-
-
-def time_may_mend(error: Exception) -> bool:
-    """Whether an error of a database's connection may pass, as while its server restarts."""
-    return _REFUSED.search(str(error)) is None
 
 
 def _unopened(storage: str, error: Exception) -> UserError:
@@ -402,14 +398,30 @@ def without_password(storage: str) -> str:
 
 @contextlib.contextmanager
 def intact(source: str) -> Iterator[None]:
-    """Raise UserError for an error inside that an unreadable or damaged file or study causes."""
+    """Turn errors of a damaged file or study, and of its storage, into one line.
+
+    Raises:
+      paths.WriteError: if the disk of the storage is full, or refuses to write for another reason.
+      Unavailable: for another error of the storage itself, which may pass.
+      UserError: if the file or study is damaged.
+    """
     damage = (
         *(ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError),
         *(TypeError, ValueError),
     )
     try:
         yield
-    except (*damage, sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.OptunaError) as e:
+    except (OSError, *damage, sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.OptunaError) as e:
+        if full := storages.disk_reason(e):
+            raise paths.WriteError(
+                f'{source} cannot be written to ({full}): once its disk has room, start the same '
+                'command again'
+            ) from e
+        if isinstance(e, optuna.exceptions.StorageInternalError):
+            raise Unavailable(
+                f'{source} could not be changed ({paths.reason(e.__cause__ or e)}): start the same '
+                'command again'
+            ) from e
         reason = ' '.join(str(e).split())
         raise UserError(
             f'{source} cannot be read ({type(e).__name__}: {reason[:200]}): if it is damaged, '

@@ -18,12 +18,11 @@ from typing import Any
 import jax
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from vit_jax.errors import UserError
+from vit_jax.errors import Unavailable, UserError
 from vit_jax.runtime import processes
 from vit_jax.runtime.preemption import Preemption
 from vit_jax.runtime.watchdog import Stalled, Watchdog
-from vit_jax.storage import lock, run_folder
-from vit_jax.storage.lock import InUse
+from vit_jax.storage import lock, paths, run_folder
 from vit_jax.sweeps import asha, space
 from vit_jax.sweeps.study import Study, intact, run_number, state_name
 from vit_jax.trainer import early_stopping, train
@@ -156,8 +155,12 @@ def run(study: Study, claim: ClaimedTrial, step_timeout: float | None = None) ->
     except train.Preempted:
         store_attribute(claim.trial, 'attempt', None)
         raise
-    except (InUse, Stalled):
-        raise
+    except (lock.InUse, lock.Taken, Stalled, Unavailable):
+        raise  # the trial can go on, here or on another worker
+    except paths.WriteError as e:
+        with contextlib.suppress(UserError, OSError):
+            store_attribute(claim.trial, 'attempt', None)
+        raise paths.WriteError(f'trial {claim.number} is interrupted: {e}') from e
     except UserError as e:
         # One process alone may have failed, while the others train on.
         processes.barrier(f'trial {claim.number} failed', processes.BARRIER_SECONDS)
@@ -217,17 +220,17 @@ def reporter(study: Study, claim: ClaimedTrial) -> train.Report:
 
     def report_value(step: int, value: float) -> bool:
         assert trial is not None
-        if step not in known:
-            trial.report(value, step)
-        if asha.from_sweep(study.sweep):
-            return not promote(study, trial)
-        return trial.should_prune()
+        with _storing(trial):
+            if step not in known:
+                trial.report(value, step)
+            if asha.from_sweep(study.sweep):
+                return not promote(study, trial)
+            return trial.should_prune()
 
     def report(step: int, results: dict[str, float]) -> bool:
         if (value := early_stopping.entry_metric(results, metric, 'sweep')) is None:
             return False  # the metric is evaluated at another interval
-        with intact(f'the study {study.name!r}'):
-            return bool(processes.on_process_0(lambda: report_value(step, value)))
+        return bool(processes.on_process_0(lambda: report_value(step, value)))
 
     return report
 
@@ -332,13 +335,19 @@ def count_attempt(study: Study, trial: Trial) -> bool:
 def store_attribute(trial: Trial | None, name: str, value: Any) -> None:
     """Store an attribute of the trial; like `end` and `fail`, on process 0 alone."""
     if trial:
-        trial.set_user_attr(name, value)
+        with _storing(trial):
+            trial.set_user_attr(name, value)
+
+
+def _storing(trial: Trial) -> contextlib.AbstractContextManager[None]:
+    return intact(f'the study {trial.study.study_name!r}')
 
 
 def end(trial: Trial | None, state: TrialState, value: float | None = None) -> None:
     """Report the end of a trial to the study."""
     if trial:
-        frozen = trial.study.tell(trial, value, state)
+        with _storing(trial):
+            frozen = trial.study.tell(trial, value, state)
         number = '' if frozen.value is None else f' at {frozen.value:.4f}'
         print(f'trial {trial.number}: {state_name(frozen)}{number}', flush=True)
 

@@ -143,7 +143,7 @@ def train(
     with (
         clock,
         lock.lock(folder) as held,
-        workdir.cleared_on_error(folder, existed),
+        workdir.cleared_on_error(folder, existed, held),
         Preemption() as preemption,
         Watchdog(step_timeout) as watchdog,
         Checkpointer(folder / run_folder.CHECKPOINTS, **training.retention) as checkpointer,

@@ -238,7 +238,7 @@ def replaced_config_note(training: Training, folder: pathlib.Path) -> tuple[str,
 
 
 @contextlib.contextmanager
-def cleared_on_error(folder: pathlib.Path, existed: bool) -> Iterator[None]:
+def cleared_on_error(folder: pathlib.Path, existed: bool, held: lock.Check) -> Iterator[None]:
     """Leave an empty folder empty if a mistake ends the run before its first checkpoint.
 
     The caller holds the folder's lock. The files of a run that diverged stay for inspection.
@@ -246,6 +246,10 @@ def cleared_on_error(folder: pathlib.Path, existed: bool) -> Iterator[None]:
     Args:
       folder: the run folder.
       existed: whether it existed before it was locked; if not, it is removed too.
+      held: the check of its lock.
+
+    Raises:
+      lock.Taken: instead of another failure, if another run has taken the folder.
     """
     ours = jax.process_index() == 0 and all(p.name == lock.LOCK for p in folder.iterdir())
     try:
@@ -256,6 +260,9 @@ def cleared_on_error(folder: pathlib.Path, existed: bool) -> Iterator[None]:
         mistake = isinstance(error, UserError) or processes.peer_user_error()
         if mistake and ours and folder.is_dir() and run_folder.saved_nothing(folder):
             _clear(folder, existed)
+        if not mistake and folder.is_dir():
+            with contextlib.suppress(OSError):
+                held()
         raise
 
 
