@@ -627,6 +627,35 @@ def test_an_exit_that_hangs_ends_all_the_same(repo):
     assert 'Timeout (' in output and 'in wait' in output
 
 
+LOSES = """
+import os, signal, sys
+rank, address = int(sys.argv[1]), sys.argv[2]
+from vit_jax.runtime import process, processes
+processes.initialize(address, 2, rank, 3)
+with processes.fail_together():
+    assert processes.broadcast(7) == 7
+if rank:
+    os.kill(os.getpid(), signal.SIGKILL)
+process.exit_if_threads_hang(0)
+"""
+
+
+@pytest.mark.fault(46)
+def test_a_process_that_is_lost_when_all_is_done_changes_nothing(repo):
+    """JAX's exit ended in a traceback, `std::bad_cast`, among lines of C++."""
+    pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.STDOUT, 'text': True}
+    words = [free_address()]
+    first, second = (
+        forked.start([rank, *words], environment(), code=LOSES, cwd=repo, **pipes)
+        for rank in (0, 1)
+    )
+    with first, second:
+        code, output = finish(first)
+        assert second.wait() == -signal.SIGKILL
+    assert code == 0, output
+    assert not [line for line in output.splitlines() if 'Gloo' not in line]
+
+
 @pytest.mark.fault(46)
 def test_a_process_that_hangs_ends_the_job_after_the_step_timeout(hanging):
     folder, process = hanging

@@ -8,6 +8,7 @@ import sys
 import pytest
 import yaml
 
+from vit_jax import __main__ as cli
 from vit_jax.errors import EXIT_PREEMPTED, UserError
 from vit_jax.launch import cloud_tpu, command, manifests, slurm
 from vit_jax.runtime import processes
@@ -245,6 +246,8 @@ MPI = {'OMPI_MCA_orte_hnp_uri': '1.0;tcp://10.0.0.1:1'}
         ({**STEP, 'SLURM_NTASKS': '1'}, False, 1),
         ({**STEP, 'SLURM_NTASKS': '8'}, False, 8),
         ({**MPI, 'OMPI_COMM_WORLD_SIZE': '2'}, False, 2),
+        ({'OMPI_COMM_WORLD_SIZE': '1', 'PMI_SIZE': '1'}, False, 1),
+        ({**STEP, 'SLURM_NTASKS': '8', 'PMI_SIZE': '8'}, False, 8),  # srun --mpi=pmi2
         ({'TPU_WORKER_HOSTNAMES': 'a,b'}, False, 1),
         ({'TPU_WORKER_HOSTNAMES': 'localhost'}, True, 1),
         ({'TPU_WORKER_HOSTNAMES': 'a,b'}, True, 2),
@@ -286,3 +289,46 @@ processes.join_cluster()
 assert not processes.jax.distributed.is_initialized()
 """
     subprocess.run([sys.executable, '-c', code], cwd=repo, check=True, timeout=120)
+
+
+MPI_5 = {
+    'OMPI_COMM_WORLD_SIZE': '2',
+    'OMPI_COMM_WORLD_RANK': '1',
+    'OMPI_COMM_WORLD_LOCAL_RANK': '1',
+}
+MPICH = {'PMI_SIZE': '2', 'PMI_RANK': '1'}
+
+
+@pytest.mark.parametrize('environ', [MPI_5, {**STEP, 'SLURM_NTASKS': '1', **MPI_5}, MPICH])
+def test_mpi_that_does_not_tell_where_process_0_is_is_named(repo, monkeypatch, capsys, environ):
+    """Process 0 trained alone, and the others found the folder in use."""
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    config = f'{repo}/experiments/vit/digits.py:smoke'
+    assert cli.main(['train', '--config', config, '--workdir', '/nowhere']) == 2
+    said = capsys.readouterr().err
+    assert '--coordinator' in said and '_SIZE=2' in said
+
+
+@pytest.mark.parametrize(
+    ('environ', 'expected'),
+    [
+        (MPI_5, ('a:1', 2, 1, [1])),
+        (MPICH, ('a:1', 2, 1, None)),
+        ({**MPI, **MPI_5}, ('a:1', None, None, None)),  # JAX has them
+        ({}, ('a:1', None, None, None)),
+    ],
+)
+def test_processes_of_mpi_join_at_the_coordinator(monkeypatch, environ, expected):
+    joined = []
+
+    def join(address, count, number, local_device_ids=None, **_):
+        joined.append((address, count, number, local_device_ids))
+
+    monkeypatch.setattr('jax.distributed.initialize', join)
+    for name in {*MPI_5, *MPICH, *MPI}:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    processes.initialize('a:1')
+    assert joined == [expected]

@@ -112,15 +112,16 @@ def end_with_parent(clean_up: Callable[[], None]) -> None:
 
 
 def exit_if_threads_hang(code: int) -> None:
-    """Exit at once if the process was interrupted, or a thread that was left behind may hang.
+    """Leave the job; exit at once if interrupted, or if a thread that was left behind may hang.
 
-    An ordinary exit waits for all threads, including those that read batches ahead.
+    An ordinary exit waits for all threads, including those that read batches ahead. It would also
+    leave the job again if that failed.
     """
     if code != EXIT_INTERRUPTED:
-        if not watchdog.abandoned() and watchdog.wait_for_reads(READS_SECONDS):
+        processes = sys.modules.get('vit_jax.runtime.processes')  # needs JAX
+        left = processes is None or processes.leave(code)  # waits for the others of the job
+        if left and not watchdog.abandoned() and watchdog.wait_for_reads(READS_SECONDS):
             return
-        if (jax := sys.modules.get('jax')) is not None:
-            jax.distributed.shutdown()  # waits for the other processes of the job
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -35,6 +35,12 @@ _GRACE_SECONDS = 3.0  # for the main thread to clean up and exit by itself
 _LINGER_SECONDS = 10.0  # for the main thread to end the process, or for others to read
 _FOLDER = 'vit_jax/ended'  # of failures in the coordinator's key-value store
 _PEER_LOST = re.compile('gloo|coordination service|heartbeat|connection (closed|reset)', re.I)
+_OPEN_MPI_4 = 'OMPI_MCA_orte_hnp_uri'  # has the address of process 0
+# Variables of Open MPI 5, and of MPICH and Intel MPI.
+_MPI = (
+    ('OMPI_COMM_WORLD_SIZE', 'OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_LOCAL_RANK'),
+    ('PMI_SIZE', 'PMI_RANK', 'MPI_LOCALRANKID'),
+)
 CONTINUES = 'the same command, started again on all processes, continues from the last checkpoint'
 
 Failure = tuple[str, int]  # a line, and the exit code
@@ -50,8 +56,8 @@ def initialize(
 
     Args:
       coordinator: HOST:PORT of process 0.
-      num_processes: size of the job.
-      process_id: number of this process, from 0.
+      num_processes: size of the job; of the cluster or of MPI if None.
+      process_id: number of this process, from 0; likewise.
       heartbeat_seconds: a process that is silent for longer counts as dead; 100 by default.
 
     Raises:
@@ -61,6 +67,9 @@ def initialize(
     timeout: dict[str, Any] = {'shutdown_timeout_seconds': int(BARRIER_SECONDS)}
     if heartbeat_seconds is not None:
         timeout['heartbeat_timeout_seconds'] = heartbeat_seconds
+    if coordinator and num_processes is None and process_id is None:
+        num_processes, process_id, devices = _numbers_of_mpi(os.environ)
+        timeout |= {} if devices is None else {'local_device_ids': devices}
     try:
         with _rendezvous_first():
             jax.distributed.initialize(coordinator, num_processes, process_id, **timeout)
@@ -168,16 +177,43 @@ def launched(environ: Mapping[str, str]) -> int | None:
 
     One process is not a cluster, nor is a Slurm allocation without srun. None means that only the
     metadata of the TPU VM, which JAX queries, have the number.
+
+    Raises:
+      NoCluster: if MPI started several, and does not tell where process 0 is.
     """
-    if 'OMPI_MCA_orte_hnp_uri' in environ:
+    if _OPEN_MPI_4 in environ:
         return int(environ['OMPI_COMM_WORLD_SIZE'])
+    _require_no_mpi(environ, 'OMPI_COMM_WORLD_SIZE')
     if 'SLURM_STEP_NODELIST' in environ:
         return int(environ['SLURM_NTASKS'])
+    _require_no_mpi(environ, 'PMI_SIZE')
     if not on_tpu_vm():
         return 1
     workers = environ.get('TPU_PROCESS_ADDRESSES', environ.get('TPU_WORKER_HOSTNAMES'))
     slices = int(environ.get('MEGASCALE_NUM_SLICES') or 1)
     return None if workers is None else slices * len(workers.split(','))
+
+
+def _require_no_mpi(environ: Mapping[str, str], size: str) -> None:
+    if (count := environ.get(size, '1')) not in ('0', '1'):
+        raise NoCluster(
+            f'{size}={count}: mpirun started {count} processes, and this MPI (not Open MPI 4) does '
+            'not tell where process 0 is: add --coordinator HOST:PORT, with the host of process 0'
+        )
+
+
+def _numbers_of_mpi(
+    environ: Mapping[str, str],
+) -> tuple[int | None, int | None, Sequence[int] | None]:
+    """The number of processes that MPI started, that of this one, and its devices.
+
+    All are None where JAX finds them, or if there is no MPI.
+    """
+    for size, rank, local in _MPI:
+        if {size, rank} <= environ.keys() and _OPEN_MPI_4 not in environ:
+            devices = [int(environ[local])] if local in environ else None
+            return int(environ[size]), int(environ[rank]), devices
+    return None, None, None
 
 
 def on_tpu_vm() -> bool:
@@ -328,6 +364,30 @@ def fail_together() -> Iterator[None]:
             _board.close()
 
 
+def leave(code: int) -> bool:
+    """Leave the job when the work of all its processes is done; False if one was lost since.
+
+    Nothing is printed then: the coordination service would report at length what no longer
+    matters, and JAX's exit would end in a traceback.
+
+    Args:
+      code: of the exit, also if the loss ends this process at once.
+    """
+    global _stderr, _final_code
+    if _job.client is None:
+        return True
+    _stderr, _final_code = os.dup(2), code
+    faulthandler.dump_traceback_later(BARRIER_SECONDS + EXIT_SECONDS, exit=True, file=_stderr)
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        jax.distributed.shutdown()
+    except RuntimeError:
+        return False
+    finally:
+        os.dup2(_stderr, 2)
+    return True
+
+
 def peer_user_error() -> bool:
     """Whether a user's mistake has ended another process of the job."""
     failure = _board.peer_failure() if _board else None
@@ -439,6 +499,8 @@ class FailureBoard:
 
 
 _board: FailureBoard | None = None
+_stderr = 2
+_final_code: int | None = None  # of a process whose work is done
 _name_at_abort = 'this process'
 _ending = False
 _end_lock = threading.Lock()
@@ -475,7 +537,7 @@ def end_process(line: str, code: int, linger: float = 0.0) -> NoReturn:
 def _end_with_line(line: str, code: int, linger: float | None = None) -> NoReturn:
     # No buffers, no locks: a C++ thread may be here while it aborts.
     with contextlib.suppress(OSError):
-        stderr = os.dup(2)
+        stderr = os.dup(_stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         os.write(stderr, line.encode())
     if linger is not None:
@@ -487,6 +549,8 @@ def _end_with_line(line: str, code: int, linger: float | None = None) -> NoRetur
 
 def end_for_lost_peer(*_: Any) -> None:
     """End this process, from any thread, after another process of the job was lost."""
+    if _final_code is not None:
+        os._exit(_final_code)
     if _ending:
         # The main thread is ending the process, with a better message.
         time.sleep(2 * _LINGER_SECONDS)
