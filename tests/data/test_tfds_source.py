@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 
@@ -138,6 +139,10 @@ def test_versions_and_configs(data_dir):
         write(data_dir, 'pets', version=version)
     write(data_dir, 'subset/1pct')
     write(data_dir, 'subset/10pct')
+    for name in ('incomplete.AB1_1.11.0', '9.9.9.bak', '9.9.9.incompleteAB', '9.9.9_old'):
+        shutil.copytree(
+            data_dir / 'pets' / '1.9.0', data_dir / 'pets' / name
+        )  # left by TFDS or people
     assert len(open_source('tfds:pets:1.9.0', 'train')) == 12
     record = open_source('tfds:pets', 'train').record_name(0)
     assert record == 'tfds:pets train record 0'

@@ -85,6 +85,7 @@ def test_a_run_below_all_of_these_names_is_evaluated(repo, tmp_path, capsys):
         ('/gs/runs', "cannot be stored below a folder named 'gs'"),
         ('~nobody-of-that-name/runs', 'there is no home ~nobody-of-that-name'),
         ('\udcc3\udca9', 'set PYTHONUTF8=1'),
+        ('caf\udce9', 'is not UTF-8, but perhaps Latin-1'),
     ],
 )
 def test_names_that_would_be_taken_for_others_are_refused(

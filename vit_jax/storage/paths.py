@@ -105,10 +105,18 @@ def require_utf8(name: str) -> None:
     """Raise UserError unless Python reads the name as UTF-8, as other libraries do."""
     try:
         name.encode()
-    except UnicodeEncodeError as error:
+        return
+    except UnicodeEncodeError:
+        pass
+    try:
+        os.fsencode(name).decode()
+    except UnicodeError as error:
         raise UserError(
-            f'{name!a} is not read as UTF-8: set PYTHONUTF8=1 or a UTF-8 locale, or rename it'
+            f'{name!a} is not UTF-8, but perhaps Latin-1: rename it, such as by convmv'
         ) from error
+    raise UserError(
+        f'{name!a} is not read as UTF-8: set PYTHONUTF8=1 or a UTF-8 locale, or rename it'
+    )
 
 
 def absolute(text: str | os.PathLike[str]) -> Path:

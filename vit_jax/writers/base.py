@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.array_types import UInt8
+from vit_jax.errors import visible
 from vit_jax.storage import paths, run_folder, servers
 
 _IDS, _WRITTEN = 'ids', 'told'  # keys of the file
@@ -148,7 +149,7 @@ def markdown(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    return ' '.join(text.split()).replace('\\', '\\\\').replace('|', '\\|')
+    return visible(' '.join(text.split())).replace('\\', '\\\\').replace('|', '\\|')
 
 
 def _stored(folder: Path, start_step: int) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from vit_jax.array_types import UInt8
+from vit_jax.errors import visible
 from vit_jax.storage import paths, run_folder
 from vit_jax.writers import base
 from vit_jax.writers.base import Run, markdown
@@ -47,7 +48,8 @@ class Writer(base.Writer):
         """Write {name: value} of a step; raise OSError if that fails."""
         if step <= self._run.start_step:
             values = self._run.unwritten(step, values)
-        listed = [summary_pb2.Summary.Value(tag=k, simple_value=v) for k, v in values.items()]
+        value = summary_pb2.Summary.Value
+        listed = [value(tag=visible(k), simple_value=v) for k, v in values.items()]
         self._add(step, summary=summary_pb2.Summary(value=listed))
 
     def image(self, step: int, name: str, pixels: UInt8[np.ndarray, 'Y X 3']) -> None:
@@ -57,12 +59,12 @@ class Writer(base.Writer):
         shown = summary_pb2.Summary.Image(
             height=height, width=width, colorspace=3, encoded_image_string=png.getvalue()
         )
-        listed = [summary_pb2.Summary.Value(tag=name, image=shown)]
+        listed = [summary_pb2.Summary.Value(tag=visible(name), image=shown)]
         self._add(step, summary=summary_pb2.Summary(value=listed))
 
     def texts(self, step: int, name: str, rows: Sequence[Mapping[str, str]]) -> None:
         """Write a table of a step; raise OSError if that fails."""
-        self._add(step, summary=text_pb(name, markdown(rows)))
+        self._add(step, summary=text_pb(visible(name), markdown(rows)))
 
     def _add(self, step: int, **content: Any) -> None:
         event = event_pb2.Event(wall_time=time.time(), step=step, **content)

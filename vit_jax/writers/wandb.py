@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from vit_jax.array_types import UInt8
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, visible
 from vit_jax.extras import needed_by
 from vit_jax.storage import servers
 from vit_jax.writers import base
@@ -81,19 +81,21 @@ class Writer(base.Writer):
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Write the {name: value} that no earlier start has written."""
         if unwritten := self._run.unwritten(step, values):
-            self._there.log(unwritten, step=step)
+            self._there.log({visible(k): v for k, v in unwritten.items()}, step=step)
 
     def image(self, step: int, name: str, pixels: UInt8[np.ndarray, 'Y X 3']) -> None:
         """Write a picture of a step that no earlier start has written."""
         if not self._run.is_written(step, name):
-            self._there.log({name: self._wandb.Image(pixels)}, step=step)
+            self._there.log({visible(name): self._wandb.Image(pixels)}, step=step)
 
     def texts(self, step: int, name: str, rows: Sequence[Mapping[str, str]]) -> None:
         """Write a table of a step that no earlier start has written."""
         if rows and not self._run.is_written(step, name):
             columns = list(rows[0])
-            cells = [[row[column] for column in columns] for row in rows]
-            self._there.log({name: self._wandb.Table(columns=columns, data=cells)}, step=step)
+            cells = [[visible(row[column]) for column in columns] for row in rows]
+            self._there.log(
+                {visible(name): self._wandb.Table(columns=columns, data=cells)}, step=step
+            )
 
     def close(self) -> None:
         self._there.finish()

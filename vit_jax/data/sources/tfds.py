@@ -25,7 +25,8 @@ from vit_jax.data.records import BrokenRecord, Listing, Record, SourceInfo, Unkn
 from vit_jax.errors import UserError, nearest
 from vit_jax.storage import paths, ranges
 
-NAME = re.compile(r'(?P<dataset>\w+)(/(?P<config>[\w.-]+))?(:(?P<version>\d+\.\d+\.\d+))?')
+VERSION = re.compile(r'\d+\.\d+\.\d+')
+NAME = re.compile(rf'(?P<dataset>\w+)(/(?P<config>[\w.-]+))?(:(?P<version>{VERSION.pattern}))?')
 CHUNK = 1024  # records are read several times faster together
 FEATURES = 'tensorflow_datasets.core.features.'
 CLASS_KEYS = {  # TFDS reads both spellings of protocol buffers, and an older form of features
@@ -278,7 +279,9 @@ def find(name: str) -> paths.Path:
 
 
 def _versions(folder: paths.Path) -> list[str]:
-    return [child.parent.name for child in folder.glob('*.*.*/features.json')]
+    """The prepared versions; TFDS leaves others behind, such as `incomplete.A_1.0.0`."""
+    names = [child.parent.name for child in folder.glob('*.*.*/features.json')]
+    return [name for name in names if VERSION.fullmatch(name)]
 
 
 def _folders(folder: paths.Path) -> list[paths.Path]:
