@@ -1,5 +1,6 @@
 """Exported programs: the same predictions, without this package's code, for any number of rows."""
 
+import os
 import pathlib
 
 import jax
@@ -27,8 +28,17 @@ def images_for(about, count=3):
 @pytest.fixture(scope='module')
 def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp('export') / 'out'
-    assert main(['export', str(RUN), str(folder)]) == 0
+    before = os.umask(0o027)
+    try:
+        assert main(['export', str(RUN), str(folder)]) == 0
+    finally:
+        os.umask(before)
     return folder
+
+
+def test_colleagues_read_what_the_umask_allows(written):
+    assert written.stat().st_mode & 0o777 == 0o750
+    assert {file.stat().st_mode & 0o777 for file in written.iterdir()} == {0o640}
 
 
 def test_predictions_are_those_of_the_run(written):

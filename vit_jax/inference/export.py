@@ -17,6 +17,7 @@ import json
 import os
 import pathlib
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -246,9 +247,10 @@ def write(
         (temporary / PROGRAM).write_bytes(program.serialize())
         save_file({k: np.asarray(x, order='C') for k, x in weights.items()}, temporary / WEIGHTS)
         (temporary / ABOUT).write_text(json.dumps(about, indent=2) + '\n')
-        # mkdtemp and safetensors leave them to their owner alone.
-        temporary.chmod(0o755)
-        (temporary / WEIGHTS).chmod(0o644)
+        # mkdtemp and safetensors ignore the umask and leave them to their owner.
+        mode = stat.S_IMODE((temporary / ABOUT).stat().st_mode)
+        temporary.chmod(mode | (mode & 0o444) >> 2)
+        (temporary / WEIGHTS).chmod(mode)
         os.rename(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
