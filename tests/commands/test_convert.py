@@ -8,6 +8,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 
 import vit_jax
 from vit_jax import __main__ as cli
@@ -43,6 +44,21 @@ def folder(tmp_path_factory):
 
 def convert(*words):
     return cli.main(['convert', *map(str, words)])
+
+
+@pytest.mark.parametrize('family', ['', 'timm_vit:'])
+def test_files_of_a_run_on_small_images_are_prepared_as_by_the_run(repo, tmp_path, family, capsys):
+    """Its images have one size and no transforms: files are cropped and resized."""
+    run = repo / 'tests' / 'golden' / 'run_digits'
+    assert convert(run, f'{family}{tmp_path / "there"}') == 0
+    assert family or 'gray' in capsys.readouterr().out
+    pixels = np.random.default_rng(0).integers(0, 255, (24, 24), np.uint8)
+    for i, image in enumerate((pixels, pixels[:8, :8], pixels[:16])):
+        Image.fromarray(image).save(tmp_path / f'{i}.png')
+    names = [tmp_path / f'{i}.png' for i in range(3)]
+    here, there = (vit_jax.predict(path, names) for path in (run, tmp_path / 'there'))
+    for i, tolerance in enumerate((1e-6, 1e-6, 1e-3)):  # the last is cropped a pixel apart
+        np.testing.assert_allclose(there[i]['probs'], here[i]['probs'], atol=tolerance)
 
 
 @functools.partial(jax.jit, static_argnums=0)

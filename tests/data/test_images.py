@@ -1,6 +1,7 @@
 """Files of every kind come out as RGB bytes; damaged ones are named."""
 
 import io
+import itertools
 import struct
 import zlib
 
@@ -77,6 +78,25 @@ def test_gray_becomes_three_equal_channels(kind):
 def test_gray_on_demand():
     gray = np.arange(6, dtype=np.uint8).reshape(2, 3)
     np.testing.assert_array_equal(decode(encode(Image.fromarray(gray)), channels=1)[..., 0], gray)
+
+
+def test_fewer_significant_bits_than_sixteen_are_enlarged(caplog, monkeypatch):
+    """By the chunk sBIT, unless the writer has enlarged them; without it, nearly black is said."""
+    monkeypatch.setattr(images, '_dark_images', itertools.count())
+    twelve = np.array([[0, 1, 2048, 4095]], np.uint16)
+    plain, whole = (encode(Image.fromarray(x)) for x in (twelve, twelve << 4 | twelve >> 8))
+    data = b'sBIT' + bytes([12])
+    chunk = struct.pack('>I', 1) + data + struct.pack('>I', zlib.crc32(data))
+    expected = np.round(twelve / 4095 * 255).astype(np.uint8)
+    for png in (plain, whole):
+        with_bits = png[:33] + chunk + png[33:]  # behind the header
+        np.testing.assert_array_equal(decode(with_bits)[..., 0], expected)
+    dark = np.array([[16, 1024]], np.uint16)  # enlarged, and dark
+    png = encode(Image.fromarray(dark))
+    assert decode(png[:33] + chunk + png[33:])[..., 0].tolist() == [[0, 4]]
+    assert not caplog.text
+    assert decode(plain).max() == 16 and decode(plain).max() == 16
+    assert len(caplog.messages) == 1 and '4095' in caplog.text
 
 
 def test_sixteen_bits_are_scaled_not_clipped():

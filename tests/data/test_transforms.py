@@ -36,7 +36,7 @@ def apply(spec, image, example=0):
 
 
 @pytest.mark.parametrize('channels', [1, 3])
-@pytest.mark.parametrize('method', ['nearest', 'box', 'bilinear', 'bicubic', 'lanczos'])
+@pytest.mark.parametrize('method', ['nearest', 'box', 'bilinear', 'bicubic', 'lanczos', 'hamming'])
 def test_resize_is_pillows(channels, method):
     image = picture(channels=channels)
     resized = apply(f'resize((5, 7), {method!r})', image)

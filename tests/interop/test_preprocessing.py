@@ -78,7 +78,8 @@ def test_of_timm(extra, size, text):
         ),
         (EDGE, (518, 518), EDGE_CROP),
         (EDGE, None, EDGE_CROP),
-        (PILLOW | {'resample': 5}, (224, 224), ''),
+        (PILLOW | {'resample': 5}, (224, 224), "drop_alpha|resize((224, 224), 'hamming')"),
+        (PILLOW | {'resample': 6}, (224, 224), ''),
         (PILLOW | {'size': 10**6}, None, ''),
         ({'do_resize': False}, None, ''),
         (
@@ -284,8 +285,10 @@ def test_what_is_prepared_otherwise_is_said(tmp_path):
     assert "resize_small(20, rounding='down')" in note
     notes = interop.write(model, f'timm_vit:{tmp_path / "b"}')
     assert any("rounding='even'" in note for note in notes)
-    hamming = saved(tmp_path / 'c', '', preprocessor_config=PILLOW | {'resample': 5})
-    assert any('not supported' in note for note in interop.read(hamming).notes)
+    unknown = saved(tmp_path / 'c', '', preprocessor_config=PILLOW | {'resample': 6})
+    assert any('not supported' in note for note in interop.read(unknown).notes)
+    hamming = interop.read(saved(tmp_path / 'e', '', preprocessor_config=PILLOW | {'resample': 5}))
+    assert "'hamming'" in hamming.transforms
     whole = {'size': {'shortest_edge': 16, 'longest_edge': 30}, 'do_normalize': False}
     shaped = interop.read(saved(tmp_path / 'd', '', preprocessor_config=whole))
     assert any('keeps the shape of images' in note for note in shaped.notes)

@@ -15,6 +15,8 @@ import abc
 import contextlib
 import contextvars
 import io
+import itertools
+import logging
 import pathlib
 import re
 from collections.abc import Iterator
@@ -37,6 +39,8 @@ START_OF_IMAGE, END_OF_IMAGE = b'\xff\xd8', b'\xff\xd9'
 _SCAN = bytes([SEGMENT, IMAGE_FOLLOWS])
 # 255 with another byte than these is a marker with a length.
 _MARKER = re.compile(rb'\xff[^\x00\x01\xd0-\xd7\xff]')
+log = logging.getLogger(__name__)
+_dark_images = itertools.count()  # of 16 bits, of which the first is told
 _is_on_demand = contextvars.ContextVar('on_demand', default=False)
 _is_dropping_alpha = contextvars.ContextVar('dropping_alpha', default=False)
 
@@ -154,7 +158,9 @@ def decode_image(data: bytes, *, name: str, channels: int = 3) -> np.ndarray:
         if size is None:
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 _check_size(image.height, image.width)
-                return _by_pillow(image, channels)
+                is_deep = image.mode.startswith('I')
+                scale = _scale_of_bits(image, data, name) if is_deep else 1.0
+                return _by_pillow(image, channels, scale)
         _check_size(*size)
     encoded = Encoded(data, name, (*size, channels))
     return encoded if _is_on_demand.get() else encoded.whole()  # type: ignore[return-value]
@@ -229,10 +235,10 @@ def _whole_jpeg(data: bytes, channels: int) -> np.ndarray:
     return decoded
 
 
-def _by_pillow(image: Image.Image, channels: int) -> np.ndarray:
+def _by_pillow(image: Image.Image, channels: int, scale: float = 1.0) -> np.ndarray:
     image.load()
     _turn_upright(image)
-    return _to_array(image, channels)
+    return _to_array(image, channels, scale)
 
 
 def _size_of_plain_jpeg(data: bytes, channels: int) -> tuple[int, int] | None:
@@ -291,14 +297,34 @@ def _turn_upright(image: Image.Image) -> None:
         ImageOps.exif_transpose(image, in_place=True)
 
 
-def _to_array(image: Image.Image, channels: int) -> np.ndarray:
+def _to_array(image: Image.Image, channels: int, scale: float = 1.0) -> np.ndarray:
     if image.mode.startswith('I'):
-        image = Image.fromarray(_to_bytes(np.asarray(image)))
+        image = Image.fromarray(_to_bytes(np.asarray(image) * scale))
     if image.has_transparency_data and not _is_dropping_alpha.get():
         image = image.convert('RGBA')
         image = Image.alpha_composite(Image.new('RGBA', image.size, 'white'), image)
     array = np.asarray(image.convert('RGB' if channels == 3 else 'L'))
     return array if channels == 3 else array[..., None]
+
+
+def _scale_of_bits(image: Image.Image, png: bytes, name: str) -> float:
+    """The factor that enlarges the gray values of a PNG of 16 bits, of which fewer are significant.
+
+    By the standard a writer enlarges them itself, so that they are multiples or repeat their bits.
+    """
+    values = np.asarray(image)
+    largest = int(values.max(initial=0))
+    place = png.find(b'sBIT', 8, max(png.find(b'IDAT'), 8))
+    bits = png[place + 4] if place > 0 else 16
+    if 0 < bits < 16 and largest < 2**bits and (values % 2 ** (16 - bits)).any():
+        return 65535 / (2**bits - 1)
+    if 0 < largest < 2**12 and bits == 16 and not next(_dark_images):
+        log.warning(
+            '%s: its pixels of 16 bits are at most %d, nearly black; if they have only 12 bits, '
+            'multiply them by 16',
+            *(name, largest),
+        )
+    return 1.0
 
 
 def _to_bytes(sixteen_bits: np.ndarray) -> np.ndarray:

@@ -136,11 +136,31 @@ def _preprocessed(imported: TrainedModel, extra: Mapping[str, Any]) -> TrainedMo
     return texts.with_tokenizer(made, extra) if reads_text else made
 
 
+def _with_preparation(imported: TrainedModel) -> TrainedModel:
+    """The model with the transforms that prepare files where its run had images of one size.
+
+    They are those of `inference.images.crop_and_resize`.
+    """
+    from vit_jax.interop import preprocessing
+
+    data, size = imported.data_config, imported.raw_images.get('size')
+    has_plan = data.get('sizes') or data.get('plan')
+    if not size or has_plan or re.search('resize|crop|patches|windows', imported.transforms):
+        return imported
+    before = preprocessing.crop(tuple(size), 'bicubic')
+    text = '|'.join(filter(None, (before, imported.transforms)))
+    evals = {name: {**entry, 'transforms': text} for name, entry in imported.config.evals.items()}
+    return imported.with_groups(data={**imported.config.data, 'transforms': text}, evals=evals)
+
+
 def _with_transforms(written: Written, text: str) -> Written:
     """The files with a preprocessor that makes images as the model's own transforms do."""
     from vit_jax.interop import preprocessing
 
     told = written.preprocessor or {}
+    if (written.config or {}).get('num_channels') == 1:
+        note = 'transformers opens files in color: give its processor gray arrays [H, W, 1]'
+        written = written._replace(notes=(*written.notes, note))
     if told.get('image_processor_type') != 'ViTImageProcessor':  # none, or of the family's own
         return written
     if found := preprocessing.transformers_keys(text):
@@ -196,6 +216,7 @@ def write(imported: TrainedModel, path: str | os.PathLike[str]) -> tuple[str, ..
         _write(stored, place)
         return ()
     make = families.writer(imported.config.model.name, forms, family)
+    imported = _with_preparation(imported)
     flat = unroll(param_paths(imported.params))
     unrolled = dataclasses.replace(imported, params=traverse_util.unflatten_dict(flat, sep='/'))
     written = _with_transforms(Written(*make(unrolled)), imported.transforms)

@@ -21,7 +21,8 @@ from vit_jax.data.transforms.pillow import Fill, height_width
 from vit_jax.errors import UserError
 from vit_jax.interop.trained import Size, TrainedModel, pixel_scale
 
-METHODS = ('nearest', 'lanczos', 'bilinear', 'bicubic', 'box')  # by Pillow's numbers
+# By Pillow's numbers.
+METHODS = ('nearest', 'lanczos', 'bilinear', 'bicubic', 'box', 'hamming')
 CROP_SHARE = 0.875  # timm's default of `crop_pct`
 _BICUBIC = METHODS.index('bicubic')
 _EDGE = {'default_to_square': False, 'resample': _BICUBIC}  # a number is the shorter side

@@ -18,6 +18,7 @@ METHODS = {
     'bilinear': Image.Resampling.BILINEAR,
     'bicubic': Image.Resampling.BICUBIC,
     'lanczos': Image.Resampling.LANCZOS,
+    'hamming': Image.Resampling.HAMMING,
 }
 Size = int | tuple[int, int]
 Fill = int | tuple[int, ...]  # a byte, or one for each channel
