@@ -1,12 +1,15 @@
 """RandAugment: every operation against arithmetic written down independently of Pillow."""
 
+import itertools
+
 import numpy as np
 import pytest
-from PIL import Image, ImageFilter
+from PIL import ImageEnhance, ImageOps
 
 from vit_jax.__main__ import main
+from vit_jax.data import native
 from vit_jax.data.records import example_rng
-from vit_jax.data.transforms import parse_transforms, pillow
+from vit_jax.data.transforms import parse_transforms, pillow, pixels
 from vit_jax.data.transforms.randaugment import GRAY, VARIANTS, make_operations, operate
 from vit_jax.errors import EXIT_PREEMPTED
 
@@ -268,14 +271,57 @@ def test_all_operations_are_drawn_equally_often(monkeypatch):
     assert max(counts) < 245
 
 
-@pytest.mark.parametrize('shape', [(31, 40, 3), (9, 11), (3, 3, 3), (2, 5, 3), (1, 1), (4, 1)])
-def test_smoothing_has_the_bytes_of_pillows_filter(shape):
-    drawn = np.random.default_rng(0)
-    for high in (2, 256):
-        pixels = drawn.integers(0, high, shape) * (255 // (high - 1))
-        image = Image.fromarray(pixels.astype(np.uint8))
-        found = np.asarray(pillow.smoothed(image))
-        np.testing.assert_array_equal(found, np.asarray(image.filter(ImageFilter.SMOOTH)))
+BYTES = {
+    'invert': lambda image, level: ImageOps.invert(image),
+    'autocontrast': lambda image, level: ImageOps.autocontrast(image),
+    'equalize': lambda image, level: ImageOps.equalize(image),
+    'posterize': lambda image, level: ImageOps.posterize(image, min(max(int(4 * level), 1), 8)),
+    'solarize': lambda image, level: ImageOps.solarize(image, int(256 * level)),
+    'color': lambda image, level: ImageEnhance.Color(image).enhance(1.8 * level + 0.1),
+    'contrast': lambda image, level: ImageEnhance.Contrast(image).enhance(1.8 * level + 0.1),
+    'brightness': lambda image, level: ImageEnhance.Brightness(image).enhance(1.8 * level + 0.1),
+    'sharpness': lambda image, level: ImageEnhance.Sharpness(image).enhance(1.8 * level + 0.1),
+    'turn': lambda image, level: pillow.transform(image, turn(image, level), GRAY),
+    'shift': lambda image, level: pillow.transform(image, shift(image, level), GRAY),
+}
+
+
+def turn(image, level):
+    draws = np.random.default_rng(int(100 * level)).uniform(-1, 1, 6)
+    draws *= (1, 1, image.width, 1, 1, image.height)
+    return tuple(draws.tolist())
+
+
+def shift(image, level):
+    x, y = np.random.default_rng(int(100 * level)).uniform(-1, 1, 2)
+    return (1, 0, image.width * x, 0, 1, np.rint(image.height * y) + 0.5)
+
+
+@pytest.mark.parametrize('compiled', [True, False])
+@pytest.mark.parametrize('shape', [(31, 40, 3), (9, 11, 1), (3, 3, 3), (1, 2, 3), (4, 1, 1)])
+def test_operations_have_the_bytes_of_pillow(monkeypatch, compiled, shape):
+    """Compiled or not, for images of few and of all values."""
+    if not compiled:
+        monkeypatch.setattr(native, '_compiled', lambda: None)
+        pixels._agrees.cache_clear()
+    elif not native.has('move'):
+        pytest.skip('nothing was compiled')
+    moves = {'turn': turn, 'shift': shift}
+    for (name, expected), level, high in itertools.product(BYTES.items(), LEVELS, (2, 60, 256)):
+        drawn = np.random.default_rng(high).integers(0, high, shape)
+        image = (drawn * (255 // (high - 1))).astype(np.uint8)
+        of_pillow = pillow.to_pillow(image)
+        if name in moves:
+            found = pixels.moved(image, moves[name](of_pillow, level), GRAY)
+        else:
+            found = run(name, image, level)
+        said = f'{name} {level} {high}'
+        np.testing.assert_array_equal(
+            found, pillow.from_pillow(expected(of_pillow, level)), err_msg=said
+        )
+        mirrored = pixels.mirrored(image)
+        np.testing.assert_array_equal(mirrored, image[:, ::-1])
+    pixels._agrees.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-/* The inner loops of decoding and resizing images: `native.py` calls them and documents them.
+/* The inner loops of decoding, resizing and changing images: `native.py` calls them and documents
+   them.
 
    Nothing here needs Python or libjpeg to be compiled. libjpeg is the one that Pillow has loaded, by
    its interface 6.2, which is declared here as far as it is used. Errors of libjpeg must not return
@@ -143,5 +144,114 @@ void resample(const uint8_t *restrict image, ptrdiff_t stride, int width, int ch
     if (across->taps == 2) weigh_columns(sums, channels, across, 2, made);  /* unrolled */
     else weigh_columns(sums, channels, across, across->taps, made);
     for (int j = 0; j < new; j++) out[j] = (uint8_t)(int32_t)(made[j] + slack);
+  }
+}
+
+/* The number of places where `second` follows `first`. */
+size_t count_pairs(const uint8_t *data, size_t length, int first, int second) {
+  size_t found = 0;
+  const uint8_t *end = data + length;
+  for (const uint8_t *at = data; at < end && (at = memchr(at, first, end - at)); at++)
+    found += at + 1 < end && at[1] == second;
+  return found;
+}
+
+/* The images below are rows of pixels without gaps; `values` is the number of their bytes. */
+
+VECTORIZED
+void mirror(const uint8_t *restrict image, ptrdiff_t stride, int height, int width, int channels,
+            uint8_t *restrict out) {
+  for (int y = 0; y < height; y++) {
+    const uint8_t *row = image + y * stride + (width - 1) * channels;
+    if (channels == 3) {
+      for (int x = 0; x < width; x++, row -= 3, out += 3)
+        out[0] = row[0], out[1] = row[1], out[2] = row[2];
+    } else {
+      for (int x = 0; x < width; x++, row -= channels)
+        for (int c = 0; c < channels; c++) *out++ = row[c];
+    }
+  }
+}
+
+/* `tables` has 256 bytes for all channels, or, with `own`, for each. */
+void look_up(const uint8_t *restrict image, size_t values, int channels,
+             const uint8_t *restrict tables, int own, uint8_t *restrict out) {
+  size_t step = own ? 256 : 0;
+  if (channels == 3) {
+    const uint8_t *second = tables + step, *third = second + step;
+    for (size_t i = 0; i + 2 < values; i += 3) {
+      out[i] = tables[image[i]];
+      out[i + 1] = second[image[i + 1]];
+      out[i + 2] = third[image[i + 2]];
+    }
+  } else {
+    for (size_t i = 0; i < values; i++) out[i] = tables[i % channels * step + image[i]];
+  }
+}
+
+/* `counts` has 256 numbers for each channel, all 0. */
+void count_values(const uint8_t *restrict image, size_t values, int channels,
+                  int64_t *restrict counts) {
+  if (channels == 3) {
+    for (size_t i = 0; i + 2 < values; i += 3) {
+      counts[image[i]]++;
+      counts[256 + image[i + 1]]++;
+      counts[512 + image[i + 2]]++;
+    }
+  } else {
+    for (size_t i = 0; i < values; i++) counts[i % channels * 256 + image[i]]++;
+  }
+}
+
+VECTORIZED
+void blend(const uint8_t *restrict first, const uint8_t *restrict second, size_t values,
+           float share, uint8_t *restrict out) {
+  for (size_t i = 0; i < values; i++) {
+    float sum = (float)first[i] + share * (float)((int)second[i] - (int)first[i]);
+    sum = sum < 0.0f ? 0.0f : sum > 255.0f ? 255.0f : sum;
+    out[i] = (uint8_t)(int32_t)sum;
+  }
+}
+
+VECTORIZED
+void to_gray(const uint8_t *restrict image, size_t pixels, uint8_t *restrict out) {
+  for (size_t i = 0; i < pixels; i++) {
+    const uint8_t *p = image + 3 * i;
+    uint8_t gray = (uint8_t)((p[0] * 19595u + p[1] * 38470u + p[2] * 7471u + 0x8000u) >> 16);
+    out[3 * i] = out[3 * i + 1] = out[3 * i + 2] = gray;
+  }
+}
+
+/* `out` is a copy of the image, whose border stays. */
+VECTORIZED
+void smooth(const uint8_t *restrict image, int height, int width, int channels,
+            uint8_t *restrict out) {
+  ptrdiff_t row = (ptrdiff_t)width * channels;
+  for (int y = 1; y < height - 1; y++) {
+    const uint8_t *above = image + (y - 1) * row, *here = above + row, *below = here + row;
+    for (ptrdiff_t i = channels; i < row - channels; i++) {
+      uint16_t sum = (uint16_t)(above[i - channels] + above[i] + above[i + channels]
+          + here[i - channels] + 5 * here[i] + here[i + channels]
+          + below[i - channels] + below[i] + below[i + channels] + 6);
+      out[y * row + i] = (uint8_t)(sum / 13);
+    }
+  }
+}
+
+/* Nearest pixels, as Pillow finds them: in steps of 2^-16 of a pixel. All positions fit. */
+void move(const uint8_t *restrict image, int height, int width, int channels,
+          const int32_t *restrict steps, int fill, uint8_t *restrict out) {
+  int32_t x0 = steps[2], y0 = steps[5];
+  for (int i = 0; i < height; i++, x0 += steps[1], y0 += steps[4]) {
+    int32_t x = x0, y = y0;
+    for (int j = 0; j < width; j++, x += steps[0], y += steps[3], out += channels) {
+      int from = x >> 16, row = y >> 16;
+      if (from >= 0 && from < width && row >= 0 && row < height) {
+        const uint8_t *pixel = image + ((ptrdiff_t)row * width + from) * channels;
+        for (int c = 0; c < channels; c++) out[c] = pixel[c];
+      } else {
+        for (int c = 0; c < channels; c++) out[c] = (uint8_t)fill;
+      }
+    }
   }
 }

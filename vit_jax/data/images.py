@@ -173,8 +173,16 @@ def _check_size(height: int, width: int) -> None:
 
 def _check_scans(data: bytes) -> None:
     """Raise ValueError if a JPEG has more than MAX_SCANS scans."""
+    from vit_jax.data import native  # only JPEG files need it
+
+    if data[:2] != START_OF_IMAGE:
+        return
     # What metadata holds, or follows the image, such as a video, may look like scans.
-    if data[:2] == START_OF_IMAGE and data.count(_SCAN) > MAX_SCANS and _has_many_scans(data):
+    if native.has('count_pairs'):  # without Python's lock
+        count = native.call('count_pairs', data, len(data), SEGMENT, IMAGE_FOLLOWS)
+    else:
+        count = data.count(_SCAN)
+    if count > MAX_SCANS and _has_many_scans(data):
         raise ValueError(f'more than {MAX_SCANS} scans are refused')
 
 

@@ -1,11 +1,12 @@
-"""Windows of JPEG files and resized images by compiled loops, where a C compiler was at hand.
+"""Windows of JPEG files and changes of images by compiled loops, where a C compiler was at hand.
 
     native.decode_window(data, (height, width), np.s_[10:234, 20:244], 3)
     native.resample(image, down, across, slack)
+    native.call('to_gray', image, pixels, made)
 
 Installing the package compiles `_native.c` if there is a C compiler, and goes on without it if not.
-The images are the same either way, bit by bit; callers ask `has_windows` and `can_resample`, and
-have a slower way.
+The images are the same either way, bit by bit; callers ask `has_windows`, `can_resample` and `has`,
+and have a slower way. Python's lock is free while they run.
 
 Windows are decoded by the libjpeg-turbo that Pillow's wheels for Linux and macOS bring. A decoder
 has to read all that precedes a window, but it transforms only the blocks in it, and stops below it.
@@ -35,7 +36,7 @@ FUNCTIONS = (
     *('jpeg_start_decompress', 'jpeg_crop_scanline', 'jpeg_skip_scanlines', 'jpeg_read_scanlines'),
     'jpeg_destroy_decompress',
 )
-_POINTER, _INT = ctypes.c_void_p, ctypes.c_int
+_POINTER, _INT, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
 
 
 class Weights(ctypes.Structure):
@@ -59,11 +60,19 @@ class Weights(ctypes.Structure):
 
 
 _SIGNATURES = {
-    'decode_window': [_POINTER, ctypes.c_char_p, ctypes.c_size_t, *[_INT] * 6, _POINTER],
+    'decode_window': [_POINTER, ctypes.c_char_p, _SIZE, *[_INT] * 6, _POINTER],
     'resample': [
         *(_POINTER, ctypes.c_ssize_t, _INT, _INT),
         *(ctypes.POINTER(Weights), ctypes.POINTER(Weights), ctypes.c_float, _POINTER, _POINTER),
     ],
+    'count_pairs': [ctypes.c_char_p, _SIZE, _INT, _INT],
+    'mirror': [_POINTER, ctypes.c_ssize_t, _INT, _INT, _INT, _POINTER],
+    'look_up': [_POINTER, _SIZE, _INT, _POINTER, _INT, _POINTER],
+    'count_values': [_POINTER, _SIZE, _INT, _POINTER],
+    'blend': [_POINTER, _POINTER, _SIZE, ctypes.c_float, _POINTER],
+    'to_gray': [_POINTER, _SIZE, _POINTER],
+    'smooth': [_POINTER, _INT, _INT, _INT, _POINTER],
+    'move': [_POINTER, _INT, _INT, _INT, _POINTER, _INT, _POINTER],
 }
 
 
@@ -75,6 +84,17 @@ def has_windows() -> bool:
 def can_resample(image: np.ndarray) -> bool:
     """Whether `resample` works here, and takes this image [H W C]."""
     return _compiled() is not None and image.dtype == np.uint8 and image.shape[2] <= LANES
+
+
+def has(name: str) -> bool:
+    """Whether the loop of this name was compiled, see `_SIGNATURES`."""
+    return hasattr(_compiled(), name)
+
+
+def call(name: str, *arguments: Any) -> Any:
+    """Call a loop that `has` names; arrays, without gaps, as the addresses of their values."""
+    given = [a.ctypes.data if type(a) is np.ndarray else a for a in arguments]
+    return getattr(_compiled(), name)(*given)
 
 
 def decode_window(
@@ -139,7 +159,8 @@ def _compiled() -> Any:
     except OSError:  # of another system
         return None
     for name, arguments in _SIGNATURES.items():
-        getattr(code, name).argtypes = arguments
+        with contextlib.suppress(AttributeError):  # compiled before it was added
+            getattr(code, name).argtypes = arguments
     return code
 
 

@@ -32,6 +32,7 @@ from PIL import Image
 from vit_jax.array_types import Float, Shaped
 from vit_jax.data.records import OBJECTS, Record
 from vit_jax.data.transforms.pillow import Fill, Matrix, resample, transform
+from vit_jax.data.transforms.pixels import mirrored
 from vit_jax.errors import UserError
 from vit_jax.ops.panoptic import VOID, keep_rows
 
@@ -53,7 +54,11 @@ def resize(record: Record, height: int, width: int, method: Method = 'bilinear')
     if (old_height, old_width) == (height, width):
         return record
     scale = np.array([width / old_width, height / old_height])
-    rows, columns = _nearest(old_height, height)[:, None], _nearest(old_width, width)
+
+    def nearest(masks: np.ndarray) -> np.ndarray:
+        rows, columns = _nearest(old_height, height)[:, None], _nearest(old_width, width)
+        return masks[:, rows, columns]
+
     moved = _move(
         record,
         lambda image: (
@@ -61,7 +66,7 @@ def resize(record: Record, height: int, width: int, method: Method = 'bilinear')
             if isinstance(method, str)
             else method(image, height, width)
         ),
-        lambda masks: masks[:, rows, columns],
+        nearest,
         lambda points: points * scale,
     )
     if 'areas' in record:
@@ -92,18 +97,10 @@ def flip(record: Record) -> Record:
     check_movable(record, padded=False)
     return _move(
         record,
-        _mirrored,
+        mirrored,
         lambda masks: masks[:, :, ::-1],
         lambda points: points * [-1, 1] + [image_size(record)[1], 0],
     )
-
-
-def _mirrored(image: Shaped[np.ndarray, 'H W C']) -> Shaped[np.ndarray, 'H W C']:
-    """The image from right to left; by channel, as NumPy copies a mirrored row of pixels slowly."""
-    made = np.empty_like(image)
-    for channel in range(image.shape[2]):
-        made[..., channel] = image[:, ::-1, channel]
-    return made
 
 
 def pad(
@@ -134,12 +131,11 @@ def follow(record: Record, matrix: Matrix) -> Record:
     """
     check_movable(record, cut=True)
     a, b, c, d, e, f = matrix
-    inverse = np.linalg.inv([[a, b], [d, e]])
     moved = _move(
         record,
         lambda image: image,
         lambda masks: _each(lambda mask: transform(mask, matrix, fill=0), masks),
-        lambda points: (points - [c, f]) @ inverse.T,
+        lambda points: (points - [c, f]) @ np.linalg.inv([[a, b], [d, e]]).T,
         lambda segments: _follow_numbers(segments, matrix),
     )
     return _cut(moved)

@@ -60,25 +60,6 @@ def transform(image: Image.Image, matrix: Matrix, fill: int) -> Image.Image:
     )
 
 
-def smoothed(image: Image.Image) -> Image.Image:
-    """The image after `ImageFilter.SMOOTH`, the same bytes in a fifth of the time.
-
-    Pixels at the border stay. The others are a sum of nine neighbors, the one in the middle five
-    times, divided by 13; rounding meets no tie, as 13 is odd.
-    """
-    pixels = np.asarray(image)
-    wide = pixels.astype(np.uint16)
-    rows = wide[:-2] + wide[1:-1]
-    rows += wide[2:]
-    total = rows[:, :-2] + rows[:, 1:-1]
-    total += rows[:, 2:]
-    total += wide[1:-1, 1:-1] * np.uint16(4)
-    total += np.uint16(13 // 2)
-    made = pixels.copy()
-    np.floor_divide(total, np.uint16(13), out=made[1:-1, 1:-1], casting='unsafe')
-    return Image.fromarray(made)
-
-
 def height_width(size: Any) -> tuple[int, int]:
     """Convert an integer, for a square, or (height, width) to (height, width).
 

@@ -18,7 +18,7 @@ The other fourteen agree up to rounding: of values by one or two, and of positio
 pixel in shears.
 
 Boxes, masks and points follow rotations, shears and shifts, see `geometry`; an object behind the
-gray square of cutout keeps its box. Pixels are transformed by Pillow.
+gray square of cutout keeps its box. The bytes are those of Pillow's operations, see `pixels`.
 
 `randaugment_increasing` is the variant of DeiT, Swin and MAE, in which larger magnitudes are always
 stronger: fifteen of the operations, without cutout. Factors of color, contrast, brightness and
@@ -29,23 +29,23 @@ Uncovered areas are gray; in timm they have the mean color of the data set.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
-from PIL import Image, ImageEnhance, ImageOps
 
 from vit_jax.data.records import Record
-from vit_jax.data.transforms import geometry, pillow
+from vit_jax.data.transforms import geometry, pixels
 from vit_jax.data.transforms.geometry import check_movable, check_only_image
-from vit_jax.data.transforms.pillow import Matrix, from_pillow, smoothed, to_pillow
+from vit_jax.data.transforms.pillow import Matrix, require_bytes
+from vit_jax.data.transforms.pixels import VALUES, Pixels, Tables, blended, mapped
 from vit_jax.data.transforms.registry import in_pixels, transform
 
 # The new image, and the matrix by which its pixels moved, if they did.
-Moved = tuple[Image.Image, Matrix | None]
+Moved = tuple[Pixels, Matrix | None]
 # (image, level = magnitude / 10, rng)
-Operation = Callable[[Image.Image, float, np.random.Generator], Moved]
+Operation = Callable[[Pixels, float, np.random.Generator], Moved]
 
 GRAY = 128  # fills uncovered areas
 SHIFT = 0.45  # of the width at magnitude 10, or of the height
@@ -96,18 +96,19 @@ def operate(
     check_movable(record, cut=True)  # refuses a record whether or not its pixels are moved
     check_only_image(record)
     whole = record['image']
-    images = [to_pillow(frame) for frame in geometry.split_frames(whole)]
+    require_bytes(whole)
+    images = list(geometry.split_frames(whole))
     for operation in operations:
         moved = _alike(operation, images, level, rng)
         images, matrix = [image for image, _ in moved], moved[0][1]
         if matrix is not None:
             record = geometry.follow(record, matrix)
-    made = np.stack([from_pillow(image) for image in images])
+    made = images[0] if len(images) == 1 else np.stack(images)
     return {**record, 'image': made.reshape(whole.shape)}
 
 
 def _alike(
-    operation: Operation, images: list[Image.Image], level: float, rng: np.random.Generator
+    operation: Operation, images: list[Pixels], level: float, rng: np.random.Generator
 ) -> list[Moved]:
     return geometry.with_same_draws(lambda image: operation(image, level, rng), images, rng)
 
@@ -115,16 +116,16 @@ def _alike(
 def make_operations(translate: int, cutout: int) -> dict[str, Operation]:
     """The sixteen operations by name; those that move pixels draw their direction."""
     return {
-        'autocontrast': _pixels(lambda image, level, rng: ImageOps.autocontrast(image)),
-        'equalize': _pixels(lambda image, level, rng: ImageOps.equalize(image)),
-        'invert': _pixels(lambda image, level, rng: ImageOps.invert(image)),
+        'autocontrast': _pixels(lambda image, level, rng: mapped(image, _stretched(image))),
+        'equalize': _pixels(lambda image, level, rng: mapped(image, _equalized(image))),
+        'invert': _pixels(lambda image, level, rng: mapped(image, VALUES[::-1])),
         'rotate': lambda image, level, rng: _rotate(image, _sign(rng) * 30 * level),
-        'posterize': _pixels(lambda image, level, rng: _posterize(image, int(4 * level))),
-        'solarize': _pixels(lambda image, level, rng: ImageOps.solarize(image, int(256 * level))),
-        'color': _enhance(ImageEnhance.Color),
-        'contrast': _enhance(ImageEnhance.Contrast),
-        'brightness': _enhance(ImageEnhance.Brightness),
-        'sharpness': _pixels(_sharpen),
+        'posterize': _pixels(lambda image, level, rng: mapped(image, _high_bits(int(4 * level)))),
+        'solarize': _pixels(lambda image, level, rng: mapped(image, _solarized(int(256 * level)))),
+        'color': _enhance(pixels.gray),
+        'contrast': _pixels(_contrast),
+        'brightness': _pixels(lambda image, level, rng: mapped(image, _away(0, _factor(level)))),
+        'sharpness': _enhance(pixels.smoothed),
         'shear_x': lambda image, level, rng: _skew(image, x=(_sign(rng) * 0.3 * level, 0)),
         'shear_y': lambda image, level, rng: _skew(image, y=(_sign(rng) * 0.3 * level, 0)),
         'translate_x': lambda image, level, rng: _skew(
@@ -134,22 +135,79 @@ def make_operations(translate: int, cutout: int) -> dict[str, Operation]:
             image, y=(0, _sign(rng) * translate * level)
         ),
         'cutout': _pixels(lambda image, level, rng: _cutout(image, int(cutout * level), rng)),
-        'solarize_add': _pixels(lambda image, level, rng: _solarize_add(image, int(110 * level))),
+        'solarize_add': _pixels(lambda image, level, rng: mapped(image, _lifted(int(110 * level)))),
     }
 
 
-def _wrapped_solarize(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    return ImageOps.solarize(image, int(256 * level) % 256)
+def _wrapped_solarize(image: Pixels, level: float, rng: np.random.Generator) -> Pixels:
+    return mapped(image, _solarized(int(256 * level) % 256))
 
 
-def _contrast_by_count(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
+def _contrast(image: Pixels, level: float, rng: np.random.Generator) -> Pixels:
+    """Change contrast relative to the image's mean luminance."""
+    counts = pixels.counts(pixels.gray(image))[0]
+    mean = int(float(counts @ np.arange(256)) / int(counts.sum()) + 0.5)
+    return mapped(image, _away(mean, _factor(level)))
+
+
+def _contrast_by_count(image: Pixels, level: float, rng: np.random.Generator) -> Pixels:
     """Change contrast relative to a gray of 1/256 of the number of pixels, at most white."""
-    gray = min(image.width * image.height // 256, 255)
-    flat = Image.new('L', image.size, gray).convert(image.mode)
-    return Image.blend(flat, image, 1.8 * level + 0.1)
+    gray = min(image.shape[0] * image.shape[1] // 256, 255)
+    return mapped(image, _away(gray, _factor(level)))
 
 
-def _pixels(change: Callable[[Image.Image, float, np.random.Generator], Image.Image]) -> Operation:
+def _stretched(image: Pixels) -> Tables:
+    """Tables that stretch each channel to the full range."""
+    tables = np.empty((image.shape[2], 256), np.uint8)
+    for table, there in zip(tables, pixels.counts(image) > 0, strict=True):
+        low, high = int(there.argmax()), 255 - int(there[::-1].argmax())
+        scale = 255.0 / max(high - low, 1)
+        wide = np.arange(256) * scale + -low * scale
+        table[:] = wide.clip(0, 255).astype(np.uint8) if high > low else VALUES
+    return tables
+
+
+def _equalized(image: Pixels) -> Tables:
+    """Tables by the cumulative counts of each channel."""
+    tables = np.empty((image.shape[2], 256), np.uint8)
+    for table, counts in zip(tables, pixels.counts(image), strict=True):
+        there = np.flatnonzero(counts)
+        step = int(counts.sum() - counts[there[-1]]) // 255
+        before = np.cumsum(counts) - counts
+        table[:] = np.minimum((before + step // 2) // step, 255) if step else VALUES
+    return tables
+
+
+@functools.cache
+def _high_bits(bits: int) -> Tables:
+    return VALUES & np.uint8(256 - 2 ** (8 - min(max(bits, 1), 8)))
+
+
+@functools.cache
+def _solarized(threshold: int) -> Tables:
+    return np.where(np.arange(256) < threshold, VALUES, VALUES[::-1])
+
+
+@functools.cache
+def _lifted(addition: int) -> Tables:
+    """The dark half, lighter by `addition`."""
+    lifted = np.minimum(np.arange(256) + addition, 255).astype(np.uint8)
+    return np.where(np.arange(256) < 128, lifted, VALUES)
+
+
+@functools.lru_cache
+def _away(gray: int, factor: float) -> Tables:
+    """Values moved away from a gray, or towards it, by a factor of their distance."""
+    column = VALUES[:, None, None]
+    return blended(np.full_like(column, gray), column, factor)[:, 0, 0]
+
+
+def _factor(level: float) -> float:
+    """Factors of Pillow's enhancements, from 0.1 to 1.9 at a level of 1."""
+    return 1.8 * level + 0.1
+
+
+def _pixels(change: Callable[[Pixels, float, np.random.Generator], Pixels]) -> Operation:
     """An operation that moves no pixels."""
     return lambda image, level, rng: (change(image, level, rng), None)
 
@@ -158,48 +216,32 @@ def _sign(rng: np.random.Generator) -> int:
     return 1 if rng.random() < 0.5 else -1
 
 
-def _enhance(kind: Callable[[Image.Image], Any]) -> Operation:
-    """An enhancement of Pillow with factors from 0.1 to 1.9."""
-    return _pixels(lambda image, level, rng: kind(image).enhance(1.8 * level + 0.1))
+def _enhance(weakest: Callable[[Pixels], Pixels]) -> Operation:
+    """An enhancement of Pillow: away from the image that has nothing of what is enhanced."""
+    return _pixels(lambda image, level, rng: blended(weakest(image), image, _factor(level)))
 
 
-def _sharpen(image: Image.Image, level: float, rng: np.random.Generator) -> Image.Image:
-    return Image.blend(smoothed(image), image, 1.8 * level + 0.1)
-
-
-def _posterize(image: Image.Image, bits: int) -> Image.Image:
-    return ImageOps.posterize(image, min(max(bits, 1), 8))
-
-
-def _rotate(image: Image.Image, degrees: float) -> Moved:
+def _rotate(image: Pixels, degrees: float) -> Moved:
     """Rotate about the center, counterclockwise."""
     angle = -math.radians(degrees % 360)
     cos, sin = round(math.cos(angle), 15), round(math.sin(angle), 15)
-    x, y = -image.width / 2, -image.height / 2
+    x, y = -image.shape[1] / 2, -image.shape[0] / 2
     matrix = (cos, sin, cos * x + sin * y - x, -sin, cos, -sin * x + cos * y - y)
-    return pillow.transform(image, matrix, GRAY), matrix
+    return pixels.moved(image, matrix, GRAY), matrix
 
 
-def _skew(
-    image: Image.Image, x: tuple[float, float] = (0, 0), y: tuple[float, float] = (0, 0)
-) -> Moved:
+def _skew(image: Pixels, x: tuple[float, float] = (0, 0), y: tuple[float, float] = (0, 0)) -> Moved:
     """Shear and shift of each axis: output pixel (i, j) shows input (i + shear j + shift, ...)."""
     matrix = (1, x[0], x[1], y[0], 1, y[1])
-    return pillow.transform(image, matrix, GRAY), matrix
+    return pixels.moved(image, matrix, GRAY), matrix
 
 
-def _cutout(image: Image.Image, half: int, rng: np.random.Generator) -> Image.Image:
+def _cutout(image: Pixels, half: int, rng: np.random.Generator) -> Pixels:
     """A gray square around a random pixel, cut off at the borders (DeVries and Taylor 2017)."""
-    x, y = (int(rng.integers(side)) for side in image.size)
+    x, y = (int(rng.integers(side)) for side in image.shape[1::-1])
     image = image.copy()
-    fill = GRAY if image.mode == 'L' else (GRAY,) * 3
-    image.paste(fill, (max(0, x - half), max(0, y - half), x + half, y + half))
+    image[max(0, y - half) : y + half, max(0, x - half) : x + half] = GRAY
     return image
-
-
-def _solarize_add(image: Image.Image, addition: int) -> Image.Image:
-    table = [min(255, v + addition) if v < 128 else v for v in range(256)]
-    return image.point(table * len(image.getbands()))
 
 
 # Replacements of operations by name, in their order.
@@ -268,7 +310,7 @@ def _reversed(operation: Operation, steps: int) -> Operation:
 def _either_way(operation: Operation) -> Operation:
     """Draw 1 - 0.9 level or 1 + 0.9 level for an operation with factors from 0.1 to 1.9."""
 
-    def apply(image: Image.Image, level: float, rng: np.random.Generator) -> Moved:
+    def apply(image: Pixels, level: float, rng: np.random.Generator) -> Moved:
         sign = 1 if rng.random() < 0.5 else -1
         return operation(image, (1 + sign * level) / 2, rng)
 
@@ -278,8 +320,8 @@ def _either_way(operation: Operation) -> Operation:
 def _relative(name: str, axis: int) -> Operation:
     """A shift by a share of the image's side."""
 
-    def apply(image: Image.Image, level: float, rng: np.random.Generator) -> Moved:
-        shift = make_operations(translate=round(SHIFT * image.size[axis]), cutout=0)[name]
+    def apply(image: Pixels, level: float, rng: np.random.Generator) -> Moved:
+        shift = make_operations(translate=round(SHIFT * image.shape[1 - axis]), cutout=0)[name]
         return shift(image, level, rng)
 
     return apply
