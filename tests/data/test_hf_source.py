@@ -167,6 +167,11 @@ def spoil(file):
     file.write_bytes(content)
 
 
+def rename_column(file):
+    """Give a column a name that is not UTF-8."""
+    file.write_bytes(file.read_bytes().replace(b'caption', b'capt\xffon'))
+
+
 def cut_between_messages(file):
     content = file.read_bytes()
     file.write_bytes(content[: content.rindex(MESSAGE, 0, len(content) - 8)])
@@ -197,6 +202,8 @@ def move_offset_back(file):
     [
         ('parquet', cut),
         ('parquet', spoil),
+        ('parquet', rename_column),
+        ('arrow', rename_column),
         *(('arrow', damage) for damage in (cut, spoil, cut_between_messages, wipe_a_message)),
         *(('arrow', damage) for damage in (move_offset, move_offset_back)),
     ],

@@ -53,7 +53,7 @@ def copy_to_arrow(file: pathlib.Path, target: pathlib.Path, title: str) -> None:
     def read(step: Callable[[], Any]) -> Any:
         try:
             return step()
-        except (pa.ArrowException, OSError, EOFError) as error:
+        except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
             raise UserError(f'{title}: {file} cannot be read: {_reason(error)}') from error
 
     with (
@@ -87,7 +87,8 @@ def open_batches(file: pathlib.Path, title: str) -> list[Any]:
             _require_end(mapped)
         for batch in batches:
             batch.validate(full=True)  # a wrong offset would end the process
-    except (pa.ArrowException, OSError) as error:
+            batch.schema.names  # noqa: B018  which may not be UTF-8
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(f'{title}: {file} cannot be read: {_reason(error)}') from error
     return batches
 
