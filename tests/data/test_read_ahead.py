@@ -9,6 +9,7 @@ import pytest
 
 from vit_jax.data.dataset import open_dataset
 from vit_jax.data.read_ahead import CHEAP, WORTHWHILE, Loading, Watched, Work
+from vit_jax.errors import UserError
 from vit_jax.runtime import environment, watchdog
 from vit_jax.runtime.watchdog import Interrupted, Stalled
 
@@ -168,6 +169,17 @@ def test_processes_are_chosen_by_the_measured_time_of_an_example(monkeypatch):
     assert not slow.reading(batches=1).workers
     assert not open_dataset(**digits, transforms='resize(512)', cache=True).reading().workers
     assert not open_dataset(**digits).reading().workers
+
+
+def test_data_that_cannot_be_sent_are_read_by_threads_unless_processes_are_asked_for(monkeypatch):
+    monkeypatch.setattr(environment, 'available_cores', lambda: 8)
+    digits = {'source': 'digits', 'split': 'train', 'batch_size': 64, 'transforms': 'resize(512)'}
+    for given, workers in ({}, 0), ({'workers': 1}, 1):
+        data = open_dataset(**digits, **given)
+        data.source.lock = threading.Lock()
+        assert data.reading().workers == workers
+    with pytest.raises(UserError, match=r'data\.workers'):
+        next(data.train_batches())
 
 
 SCRIPT = """

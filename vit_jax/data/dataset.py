@@ -463,15 +463,16 @@ class Loader:
         together = max(1, TOGETHER // index.shape[1])
         coming = (i for i in indices[mine].ravel().tolist() if i != base.NONE)
         examples.expect(itertools.islice(coming, AHEAD * index.shape[1]))
-        for row, at in enumerate(mine):
+        numbered = indices[mine].reshape(index.shape).tolist()
+        drawn = draws[mine].tolist()
+        for row in range(len(mine)):
             examples.expect(itertools.islice(coming, index.shape[1]))
             if row % together == 0 and examples.transforms.crop_first:
                 next_ones = indices[mine[row : row + together]].ravel().tolist()
                 opened = examples.opened(i for i in next_ones if i != base.NONE)
-            wanted = zip(np.atleast_1d(indices[at]).tolist(), draws[at].tolist(), strict=True)
             read = [
                 self._read(i, seed, draw, replace, opened.get(i))
-                for i, draw in wanted
+                for i, draw in zip(numbered[row], drawn[row], strict=True)
                 if i != base.NONE
             ]
             if found := [one for one in read if one is not None]:
@@ -525,7 +526,7 @@ def check_alike(record: Record, dtypes: dict[str, np.dtype]) -> None:
                 f'there is no {name!r}, which the first example has; it has {", ".join(record)}'
             )
         value = record[name]
-        if getattr(value, 'dtype', None) == dtype:
+        if getattr(value, 'dtype', None) == dtype or (type(value) is int and dtype == np.int32):
             continue
         try:
             value = np.asarray(value)
