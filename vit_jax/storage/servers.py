@@ -47,6 +47,8 @@ def is_network_error(error: BaseException) -> bool:
             return True
         if LIBRARIES & {kind.__name__ for kind in type(cause).__mro__}:
             return True
+        if isinstance(cause, FileNotFoundError | PermissionError):
+            return False
         if isinstance(cause, OSError) and not isinstance(cause, ValueError):  # such as a wrong URL
             return cause.errno is None or cause.errno in NETWORK
         cause = cause.__cause__ or cause.__context__

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.config import defaults, objects
 from vit_jax.data import vocabulary
-from vit_jax.data.batches import Batch, Process
+from vit_jax.data.batches import Batch, Process, Shape
 from vit_jax.data.dataset import DataConfig, Dataset, open_dataset
 from vit_jax.data.transforms import only_text_transforms
 from vit_jax.errors import UserError, forbid_exit
@@ -362,7 +362,9 @@ def check_predictions(
     for name, one in evaluations.items():
         if one.evaluator is None or not one.evaluator.predictions:
             continue
-        shape = one.data.shapes[-1]
+        plan = one.data.plan
+        # An evaluation pads its last batch, which may be the only one.
+        shape = Shape(plan.batch_size, 1, one.data.spec, plan.slots)
         batch = {
             key: jax.ShapeDtypeStruct((shape.rows, *s.shape), s.dtype)
             for key, s in shape.arrays.items()
