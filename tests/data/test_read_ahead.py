@@ -1,6 +1,7 @@
 """The iterator that reads ahead, and says where it hangs."""
 
 import itertools
+import multiprocessing
 import subprocess
 import sys
 import threading
@@ -159,6 +160,8 @@ def test_threads_and_processes_suit_the_cores_and_the_work_unless_given(
     assert str(Loading(**given).resolved(lambda: Work(**least | work))).startswith(words)
     if 'workers' not in given:
         assert Loading(**given).resolved().workers == 0, 'processes share no cache'
+        monkeypatch.setattr(multiprocessing.current_process(), 'daemon', True)
+        assert Loading(**given).resolved(lambda: Work(**least | work)).workers == 0
 
 
 def test_processes_are_chosen_by_the_measured_time_of_an_example(monkeypatch):

@@ -119,7 +119,9 @@ class Loading:
         workers, threads = self.workers, self.threads
         if workers is None:
             workers, wanted = 0, max(1, (cores - 1) // (threads or 1))
-            if measure is not None and cores >= MIN_CORES:
+            # Daemons, as those of `multiprocessing.Pool`, have no children.
+            alone = cores < MIN_CORES or multiprocessing.current_process().daemon
+            if measure is not None and not alone:
                 workers, note = measure().processes(wanted)
             threads = 1 if workers and threads is None else threads
         if threads is None:
