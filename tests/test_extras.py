@@ -85,5 +85,13 @@ def test_no_job_is_queued_for_what_is_not_installed(bare, capsys):
     words = ['train', '--config', DIGITS, '--workdir=runs/a', '--config.writers=("wandb",)']
     assert main(['launch', 'slurm', '--dry-run', '--', *words]) == 2
     shown = capsys.readouterr()
-    assert says(shown.err, 'launch slurm', "pip install 'vit_jax[wandb]'")
+    assert says(shown.err, 'launch slurm', "pip install -e '.[wandb]'")
     assert shown.out == ''
+
+
+def test_no_text_installs_extras_of_a_package_that_no_index_has():
+    root = pathlib.Path(__file__).parents[1]
+    folders = [root / name for name in ('vit_jax', 'docs', 'experiments')]
+    texts = [*root.glob('*.md'), *(p for f in folders for p in f.rglob('*.[pm][yd]'))]
+    found = [str(path) for path in texts if "install 'vit_jax[" in path.read_text()]
+    assert found == []

@@ -251,7 +251,7 @@ def test_the_readme_is_for_a_plain_install(smoke_run, tmp_path):
     for line, (code, out, err) in found.items():
         extras = [extra for start, extra in NEEDED_EXTRAS.items() if line.startswith(start)]
         if extras:
-            assert code == 2 and says(err, f"pip install 'vit_jax[{extras[0]}]'"), line
+            assert code == 2 and says(err, f"pip install -e '.[{extras[0]}]'"), line
         elif line.startswith(WITHOUT_FILES):
             assert code == 2 and says(err, 'error: ') and 'pip install' not in err, line
         else:

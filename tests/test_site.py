@@ -54,7 +54,7 @@ LOOK = """(page) => {
 }"""
 needs_sphinx = pytest.mark.skipif(
     not all(map(importlib.util.find_spec, SPHINX)),
-    reason="no Sphinx: pip install 'vit_jax[docs]'",
+    reason="no Sphinx: pip install -e '.[docs]'",
 )
 
 

@@ -39,9 +39,14 @@ SCHEMES = {
 _URL = re.compile(rf'\b({"|".join(map(re.escape, SCHEMES))})://')
 
 
+def install(*names: str) -> str:
+    """The command that installs extras from a clone of the repository; no index has the package."""
+    return f"pip install -e '.[{','.join(names)}]'"
+
+
 def missing(what: str, extra: str, package: str = '') -> UserError:
     """The error that `what` needs an extra; `package` is the missing package."""
-    return UserError(f"{what} needs {package or PACKAGES[extra]}: pip install 'vit_jax[{extra}]'")
+    return UserError(f'{what} needs {package or PACKAGES[extra]}: {install(extra)}')
 
 
 @contextlib.contextmanager

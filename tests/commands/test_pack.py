@@ -107,9 +107,7 @@ def test_processes_write_the_same_bytes(flowers, tmp_path):
 
 @pytest.mark.slow
 def test_machines_of_beam_write_the_same_bytes(flowers, tmp_path, capsys):
-    pytest.importorskip(
-        'apache_beam', reason="pip install 'vit_jax[beam]', into its own environment"
-    )
+    pytest.importorskip('apache_beam', reason="pip install -e '.[beam]', into its own environment")
     splits = ('--split', 'train', '--split', 'test')
     assert pack(f'folder:{flowers}', tmp_path / 'one', *splits) == 0
     words = ['pack', f'folder:{flowers}', str(tmp_path / 'beam'), '--per-shard', '5', *splits]
@@ -129,7 +127,7 @@ def test_beam_where_it_is_not_installed(flowers, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, 'apache_beam', None)
     words = ['pack', f'folder:{flowers}', str(tmp_path / 'out'), '--beam=']
     assert main(words) == 2
-    assert "pack --beam needs apache_beam: pip install 'vit_jax[beam]'" in capsys.readouterr().err
+    assert "pack --beam needs apache_beam: pip install -e '.[beam]'" in capsys.readouterr().err
     assert not (tmp_path / 'out').exists()
     assert main([*words, '--workers', '2']) == 2
     assert '--workers applies without --beam' in capsys.readouterr().err

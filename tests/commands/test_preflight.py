@@ -25,11 +25,11 @@ LINEAR = 'tests/helpers/linear.py'
 with_gpu_compiler = pytest.mark.skipif(
     importlib.util.find_spec('jax_plugins') is None
     or importlib.util.find_spec('jax_plugins.xla_cuda13') is None,
-    reason="the compiler of GPUs is not installed: pip install 'vit_jax[preflight-gpu]'",
+    reason="the compiler of GPUs is not installed: pip install -e '.[preflight-gpu]'",
 )
 with_compiler = pytest.mark.skipif(
     importlib.util.find_spec('libtpu') is None,
-    reason="libtpu, the compiler of TPUs, is not installed: pip install 'vit_jax[preflight]'",
+    reason="libtpu, the compiler of TPUs, is not installed: pip install -e '.[preflight]'",
 )
 
 

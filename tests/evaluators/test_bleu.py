@@ -136,5 +136,5 @@ def test_a_task_without_tokens(vocab):
 
 def test_without_sacrebleu(vocab, monkeypatch):
     monkeypatch.setitem(sys.modules, 'sacrebleu', None)
-    with pytest.raises(UserError, match=r"pip install 'vit_jax\[translate\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '.\[translate\]'"):
         bleu.Evaluator().open(Dataset([{'source': 'a', 'target': 'b'}], vocab))

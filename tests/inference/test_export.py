@@ -14,7 +14,7 @@ from vit_jax.__main__ import main
 from vit_jax.errors import UserError
 from vit_jax.inference import export
 
-pytest.importorskip('flatbuffers', reason="pip install 'vit_jax[export]'")
+pytest.importorskip('flatbuffers', reason="pip install -e '.[export]'")
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / 'golden'
 RUN = GOLDEN / 'run_vit'
 

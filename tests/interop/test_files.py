@@ -139,7 +139,7 @@ def test_a_protocol_without_its_package(monkeypatch):
 
     monkeypatch.setattr(servers, 'require_answer', lambda scheme: None)
     monkeypatch.setattr(fsspec.core, 'url_to_fs', missing)
-    assert_one_line('gs://bucket/a.npz', "gs:// needs gcsfs: pip install 'vit_jax[gcs]'")
+    assert_one_line('gs://bucket/a.npz', "gs:// needs gcsfs: pip install -e '.[gcs]'")
     assert_one_line('abfs://bucket/folder', 'Please install gcsfs')
 
 

@@ -285,7 +285,7 @@ def test_a_full_disk(server, content, tmp_path, monkeypatch):
 
 def test_without_the_package(monkeypatch):
     monkeypatch.setitem(os.sys.modules, 'huggingface_hub', None)
-    one_line(URL, "needs huggingface_hub: pip install 'vit_jax[hub]'")
+    one_line(URL, "needs huggingface_hub: pip install -e '.[hub]'")
     assert extras.named_by_urls([f'--config.init.from={URL}']) == {'hub'}
 
 

@@ -75,7 +75,7 @@ def test_every_row_has_a_name_of_its_own(tpu):
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    not importlib.util.find_spec('libtpu'), reason="no libtpu: pip install 'vit_jax[preflight]'"
+    not importlib.util.find_spec('libtpu'), reason="no libtpu: pip install -e '.[preflight]'"
 )
 def test_a_block_is_compiled_by_its_schedule(script):
     block = script('tpu_block')

@@ -82,7 +82,7 @@ def test_every_slice_that_can_be_rented_up_to_256_has_a_topology(name):
 def test_without_the_compiler_one_line_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, 'libtpu', None)
     monkeypatch.setattr('importlib.util.find_spec', lambda name: None)
-    with pytest.raises(UserError, match=r'pip install .vit_jax\[preflight\].'):
+    with pytest.raises(UserError, match=r'pip install -e .\.\[preflight\].'):
         topology.require_compiler(topology.parse('v5e:2x2'))
 
 
@@ -103,7 +103,7 @@ def test_without_the_compiler_of_gpus_one_line_says_how_to_install_it(monkeypatc
     topology.require_compiler(gpus)
     for name in topology.GPU_PACKAGES:
         taken = versions.pop(name)
-        with pytest.raises(UserError, match=r'pip install .vit_jax\[preflight-gpu\].') as error:
+        with pytest.raises(UserError, match=r'pip install -e .\.\[preflight-gpu\].') as error:
             topology.require_compiler(gpus)
         assert '\n' not in str(error.value)
         versions[name] = taken

@@ -78,5 +78,5 @@ def test_cmaes_goes_where_it_is_better(tmp_path, fake_training):
 
 def test_without_cmaes_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setattr(search.importlib.util, 'find_spec', lambda name: None)
-    with pytest.raises(UserError, match=r"pip install 'vit_jax\[sweep\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '.\[sweep\]'"):
         search.require_package('cmaes')

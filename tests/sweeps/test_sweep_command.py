@@ -196,7 +196,7 @@ def test_a_sweep_that_cannot_run_queues_nothing(tmp_path, capsys, first, metric,
 def test_without_optuna_one_line_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setattr(command, 'PACKAGES', ('no_such_package',))
     assert main(['sweep', 'status', 'a']) == 2
-    assert "pip install 'vit_jax[sweep]'" in capsys.readouterr().err
+    assert "pip install -e '.[sweep]'" in capsys.readouterr().err
 
 
 @pytest.fixture

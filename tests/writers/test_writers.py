@@ -308,7 +308,7 @@ def test_mlflow_gets_names_that_it_accepts(name, escaped):
 @pytest.mark.parametrize('name', ['wandb', 'mlflow'])
 def test_a_missing_package_is_one_line_that_names_the_extra(tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(UserError, match=rf"pip install 'vit_jax\[{name}\]'"):
+    with pytest.raises(UserError, match=rf"pip install -e '.\[{name}\]'"):
         Writer(tmp_path, 6, 0, 'images', {'writers': (name,)})
 
 

@@ -15,13 +15,14 @@ import os
 import re
 from typing import Any
 
+from vit_jax import extras
 from vit_jax.errors import UserError, nearest
 from vit_jax.profiling import flops
 
-INSTALL = "preflight needs libtpu, the compiler: pip install 'vit_jax[preflight]'"
+INSTALL = f'preflight needs libtpu, the compiler: {extras.install("preflight")}'
 INSTALL_GPU = (
     "preflight for GPUs needs XLA's CUDA plugin and NVIDIA's compiler (250 MB): "
-    "pip install 'vit_jax[preflight-gpu]'"
+    + extras.install('preflight-gpu')
 )
 PJRT = 'jax-cuda13-pjrt'
 GPU_PACKAGES = (PJRT, 'nvidia-nvvm', 'nvidia-cuda-nvcc')

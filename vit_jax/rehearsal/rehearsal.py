@@ -150,7 +150,7 @@ def needed_extras(config: Mapping[str, Any]) -> set[str]:
 def _check_extras(config: ConfigDict, folder: str) -> str:
     needed = sorted(needed_extras(config.to_dict()) | extras.named_by_urls([folder]))
     if lacking := [name for name in needed if not extras.is_installed(name)]:
-        raise Failure(f"pip install 'vit_jax[{','.join(lacking)}]'")
+        raise Failure(extras.install(*lacking))
     return ', '.join(needed) or 'none needed'
 
 

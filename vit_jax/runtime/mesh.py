@@ -25,6 +25,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from vit_jax import extras
 from vit_jax.errors import Unavailable, UserError
 from vit_jax.runtime import processes
 
@@ -134,13 +135,13 @@ def _cuda_installation(release: str, reason: str) -> tuple[str, str]:
     oldest, driver = _OLDEST_DRIVERS[release], _driver_version()
     # Without a driver, JAX reports libraries as missing that are there.
     if missing or (driver and 'install' in reason):
-        fixes.append(f"pip install 'vit_jax[{'cuda12' if release == '12' else 'cuda'}]'")
+        fixes.append(extras.install('cuda12' if release == '12' else 'cuda'))
     if driver:
         installed.append(f"NVIDIA's driver {driver}")
     elif not _WSL_GPU.exists():
         missing.append("NVIDIA's driver")
     if driver and int(driver.split('.')[0]) < oldest:
-        other = " or pip install 'vit_jax[cuda12]'" if release == '13' else ''
+        other = f' or {extras.install("cuda12")}' if release == '13' else ''
         fixes.append(f'update the driver to {oldest} or newer{other}')
     elif "NVIDIA's driver" in missing:
         fixes.append(f"install NVIDIA's driver, {oldest} or newer, on a machine with an NVIDIA GPU")

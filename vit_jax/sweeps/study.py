@@ -30,6 +30,7 @@ import sqlalchemy
 from ml_collections import ConfigDict
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage, get_storage
 
+from vit_jax import extras
 from vit_jax.config.load import from_json, override, to_json
 from vit_jax.config.load import load as load_config
 from vit_jax.config.origin import require_allowed
@@ -343,8 +344,8 @@ def open_storage(storage: str, new: bool = False) -> BaseStorage:
         return get_storage(RDBStorage(storage, engine_kwargs=waiting))
     except ImportError as e:
         raise UserError(
-            f'--storage needs {e.name or "a package"} ({paths.first_line(e)}): pip install '
-            "'vit_jax[postgres]', or the driver of your database"
+            f'--storage needs {e.name or "a package"} ({paths.first_line(e)}): '
+            f'{extras.install("postgres")}, or the driver of your database'
         ) from e
     except (sqlalchemy.exc.OperationalError, sqlalchemy.exc.TimeoutError) as e:
         if storages.time_may_mend(e):
