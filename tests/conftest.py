@@ -195,11 +195,11 @@ def compiled_once() -> Iterator[None]:
 
     make, made = build.make_program, {}
 
-    def once(config, shapes, layout, times, *classes):
-        sections = {name: str(config[name]) for name in COMPUTED}
+    def once(run, shapes, layout, times, *classes):
+        sections = {name: str(getattr(run, name)) for name in COMPUTED}
         key = (str(sections), str(shapes), times, layout, str(classes))
         if key not in made:
-            made[key] = make(config, shapes, layout, times, *classes)
+            made[key] = make(run, shapes, layout, times, *classes)
         return made[key]
 
     with pytest.MonkeyPatch.context() as patch:

@@ -14,7 +14,7 @@ import pytest
 from helpers.experiments import PATHS, ROOT
 
 from vit_jax.config import load as config_lib
-from vit_jax.config import schema
+from vit_jax.config.run import LEFT_OPEN
 from vit_jax.data import sources, vocabulary
 from vit_jax.data.sources import synthetic
 from vit_jax.errors import UserError
@@ -161,8 +161,8 @@ def test_no_config_leaves_a_size_open_where_its_cost_is_computed(spec):
     """As by `preflight` and `scaling plan`, which do not build a run."""
     config = load(spec)
     facts = cost.data_facts(config, examples=None if config.data.get('buckets') else 10_000)
-    for key in schema.LEFT_OPEN:
-        assert facts.config.model.get(key, 1) is not None, key
+    for key in LEFT_OPEN:
+        assert facts.run.model.options.get(key, 1) is not None, key
     assert facts.kinds[-1].spec
 
 

@@ -13,6 +13,7 @@ import pytest
 from helpers import contrastive
 
 from vit_jax.config.durations import Durations
+from vit_jax.config.run import Parallel, Schedule, Step
 from vit_jax.errors import UserError
 from vit_jax.nn import stochastic
 from vit_jax.ops import terms
@@ -63,9 +64,9 @@ def expected():
 def stepped(name, accum_steps):
     """The metrics of a step and the gradients, which it takes as they are."""
     layout = sharding.make_layout(
-        **LAYOUTS[name], devices=jax.devices()[: 1 if name == 'one' else 8]
+        jax.devices()[: 1 if name == 'one' else 8], Parallel(**LAYOUTS[name])
     )
-    train_step = make_train_step(MODEL, TASK, TX, layout, accum_steps=accum_steps)
+    train_step = make_train_step(MODEL, TASK, TX, Step(accum_steps=accum_steps), layout)
     step = layout.compile_train(train_step, jax.eval_shape(init))
     state = layout.create(init)
     before = jax.tree.map(np.asarray, layout.to_global(state).params)
@@ -107,7 +108,7 @@ def test_predictions_compare_all_rows_of_the_batch(name):
             z = apply(*self.inputs(batch))['z']
             return {'products': z @ z.T}
 
-    layout = sharding.make_layout(**LAYOUTS[name], devices=jax.devices())
+    layout = sharding.make_layout(jax.devices(), Parallel(**LAYOUTS[name]))
     step = make_predict_step(MODEL, Others(), axis_name=layout.axis_name)
     variables = layout.create(lambda: {'params': init().params})
     batch = contrastive.make_batch()
@@ -147,18 +148,14 @@ def test_outputs_without_rows_are_refused_by_name():
         def outputs(self, apply, batch):
             return {**super().outputs(apply, batch), 'extra': jnp.ones((3, 2))}
 
-    step = make_train_step(MODEL, Summed(), TX, accum_steps=2)
+    step = make_train_step(MODEL, Summed(), TX, Step(accum_steps=2))
     with pytest.raises(ValueError, match=r'extra.* needs a row for each of the 32 examples'):
         jax.eval_shape(step, jax.eval_shape(init), contrastive.make_batch())
 
 
 def test_the_average_follows_its_schedule():
-    schedule = {'name': 'linear', 'final': 1.0}
-    step = jax.jit(
-        make_train_step(
-            MODEL, TASK, TX, times=Durations(1, 1, 4), ema_decay=0.5, ema_schedule=schedule
-        )
-    )
+    average = Step(ema_decay=0.5, ema_schedule=Schedule(name='linear', final=1.0))
+    step = jax.jit(make_train_step(MODEL, TASK, TX, average, times=Durations(1, 1, 4)))
     state = jax.jit(init)()
     state = state.replace(ema=state.params)
     for k, decay in enumerate([0.5, 0.625, 0.75]):

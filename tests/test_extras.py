@@ -57,7 +57,7 @@ def bare(monkeypatch):
 )
 def test_extras_of_a_config(bare, config, overrides, needed):
     loaded = load.load(f'{ROOT}/experiments/{config}', overrides)
-    assert rehearsal.needed_extras(loaded) == needed
+    assert rehearsal.needed_extras(load.to_run(loaded)) == needed
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import optax
 import pytest
 from helpers import contrastive, toys
 
+from vit_jax.config.run import Parallel, Step
 from vit_jax.models import vit
 from vit_jax.optim import param_groups
 from vit_jax.runtime import sharding
@@ -34,14 +35,16 @@ def updated(system, name, accum_steps, freeze):
     batch = SYSTEMS[system].make_batch()
     tx = param_groups.frozen(optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(1.0)), [FROZEN])
     devices = jax.devices()[: 1 if name == 'one' else 8]
-    layout = sharding.make_layout(**LAYOUTS[name], devices=devices)
+    layout = sharding.make_layout(devices, Parallel(**LAYOUTS[name]))
 
     def init():
         example = {k: jnp.asarray(x[:1]) for k, x in batch.items()}
         variables = init_variables(model, task, example, seed=0)
         return init_state(variables, tx, seed=0, ema=False)
 
-    train_step = make_train_step(model, task, tx, layout, freeze=freeze, accum_steps=accum_steps)
+    train_step = make_train_step(
+        model, task, tx, Step(accum_steps=accum_steps), layout, freeze=freeze
+    )
     step = layout.compile_train(train_step, jax.eval_shape(init))
     state = layout.create(init)
     before = jax.tree.map(np.array, param_paths(layout.to_global(state).params))

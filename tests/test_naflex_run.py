@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import jax
@@ -46,8 +47,8 @@ def photos(tmp_path_factory):
 @pytest.mark.usefixtures('one_device')
 def test_images_without_padding_are_classified_as_in_batches(run):
     predict = predictor(open_run(run))
-    section = load.load(f'{ROOT / EXPERIMENT}:smoke').evals.test.to_dict()
-    data = open_dataset(8, **section | {'split': 'test[:12]'})
+    entry = load.to_run(load.load(f'{ROOT / EXPERIMENT}:smoke')).evals['test']
+    data = open_dataset(dataclasses.replace(entry, split='test[:12]'), 8)
     found = [predict(data.read(i), i)['probs'] for i in range(4)]
     (batch, *_) = data.eval_batches()
     apply = jax.jit(open_run(run).model.apply)

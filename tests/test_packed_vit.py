@@ -141,8 +141,7 @@ def test_evaluate_counts_every_image_once(run, batch_size):
 def test_an_image_is_classified_as_if_it_were_alone(run, config):
     trained = open_run(run, allowed=['packed_vit'])
     predict = predictor(trained)
-    evaluation = load.load(config).evals.test
-    data = open_dataset(8, **evaluation.to_dict())
+    data = open_dataset(load.to_run(load.load(config)).evals['test'], 8)
     losses = []
     for number in range(len(data.source)):
         row = data.plan.join([data.read(number)], data.spec)

@@ -10,12 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.sections import schedule
 
 from vit_jax.config import load as config_lib
-from vit_jax.config import objects
 from vit_jax.errors import UserError
 from vit_jax.models import bit_resnet, vit
-from vit_jax.optim import schedules
 from vit_jax.step import init_variables
 from vit_jax.tasks import classify
 from vit_jax.tree_paths import param_paths
@@ -42,7 +41,7 @@ def load(spec, *overrides):
 def test_the_first_loss_of_sigmoid_pre_training(spec, classes, bias, expected):
     """Kernels of heads are zero: every logit is the bias. A bias of 0 gives 15,140 nats."""
     config = load(spec)
-    model, task = objects.model_and_task(config)
+    model, task = load.model_and_task(config)
     assert model.head_bias == bias
     target = jax.nn.one_hot(jnp.array([3]), classes)
     loss = float(
@@ -170,18 +169,18 @@ def test_stairs_of_the_hyper_rule(dataset, images):
     config = load(f'bit/finetune.py:{dataset}')
     total, spec = int(config.total.split()[0]), config.optim.schedule
     boundaries = tuple(int(text.split()[0]) for text in spec.boundaries)
-    schedule = schedules.make(
+    rate = schedule(
         0.003, total, name='stair', warmup=int(spec.warmup.split()[0]), boundaries=boundaries
     )
     marks = [b + d for b in boundaries for d in (-2, -1, 0)]
     for step in [*np.linspace(0, total - 1, 20, dtype=int), *marks]:
-        assert float(schedule(step)) == pytest.approx(hyper_rule(step, images), rel=1e-5)
+        assert float(rate(step)) == pytest.approx(hyper_rule(step, images), rel=1e-5)
 
 
 def test_the_rate_of_the_transformer_is_equation_three():
     config = load('translate/wmt14.py')
     spec, d = config.optim.schedule, config.model.width
-    schedule = schedules.make(
+    rate = schedule(
         config.optim.lr,
         100_000,
         name=spec.name,
@@ -192,13 +191,13 @@ def test_the_rate_of_the_transformer_is_equation_three():
     for update in [0, 1, 3998, 3999, 4000, *np.linspace(5, 99_999, 15, dtype=int)]:
         t = int(update) + 1
         paper = d**-0.5 * min(t**-0.5, t * 4000**-1.5)
-        assert float(schedule(update)) == pytest.approx(paper, rel=1e-5)
+        assert float(rate(update)) == pytest.approx(paper, rel=1e-5)
 
 
 def test_the_parameters_of_dinov2_that_decay():
     """All but biases, norms and layer scales, as in its authors' `param_groups.py`."""
     config = load('dinov2/imagenet.py:mu/16', 'model.registers=4')
-    model, task = objects.model_and_task(config)
+    model, task = load.model_and_task(config)
     spec = {'image': (1, 2, 224, 224, 3), 'local_image': (1, 1, 96, 96, 3)}
     batch = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in spec.items()}
     init = functools.partial(init_variables, model, task, seed=0)
@@ -222,12 +221,12 @@ def test_the_schedules_of_dinov2():
     )
     peaks = optim.lr, optim.weight_decay, config.step.ema_decay
     for (spec, base, final, warmup), peak in zip(cases, peaks, strict=True):
-        schedule = schedules.from_config(spec, peak, total, steps)
+        rate = schedule(peak, total, **spec)
         for step in np.linspace(warmup, total - 1, 20, dtype=int):
             share = np.pi * (step - warmup) / (total - warmup)
             expected = final + 0.5 * (base - final) * (1 + np.cos(share))
-            assert float(schedule(step)) == pytest.approx(expected, rel=1e-3)
+            assert float(rate(step)) == pytest.approx(expected, rel=1e-3)
         if warmup:
-            assert float(schedule(warmup // 2)) == pytest.approx(base / 2, rel=1e-3)
+            assert float(rate(warmup // 2)) == pytest.approx(base / 2, rel=1e-3)
     assert config.task.warmup == 30 * 1250
     assert steps(dict(optim.lr_delays)['/prototypes/']) == 1250

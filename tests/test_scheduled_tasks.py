@@ -9,6 +9,7 @@ import optax
 import pytest
 from helpers import linear
 
+from vit_jax.config.run import Parallel, Step
 from vit_jax.ops.terms import Term
 from vit_jax.runtime import sharding
 from vit_jax.step import init_state, init_variables, make_eval_step, make_train_step
@@ -60,8 +61,8 @@ def init():
 def compiled(task, name, accum_steps):
     """The layout, and the train step compiled for it."""
     devices = jax.devices()[: 1 if name == 'one' else 4]
-    layout = sharding.make_layout(devices, **LAYOUTS[name])
-    step = make_train_step(MODEL, task, TX, layout, accum_steps=accum_steps)
+    layout = sharding.make_layout(devices, Parallel(**LAYOUTS[name]))
+    step = make_train_step(MODEL, task, TX, Step(accum_steps=accum_steps), layout)
     return layout, layout.compile_train(step, jax.eval_shape(init))
 
 

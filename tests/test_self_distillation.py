@@ -23,7 +23,7 @@ from PIL import Image
 
 import vit_jax
 from vit_jax import __main__ as cli
-from vit_jax.config import load, objects
+from vit_jax.config import load
 from vit_jax.inference import load as inference
 from vit_jax.models import vit
 from vit_jax.ops import terms
@@ -130,7 +130,7 @@ def test_benchmark(tmp_path):
     assert cli.main(['benchmark', '--config', CONFIG, '--steps', '2', '--json', str(out)]) == 0
     found = json.loads(out.read_text())
     spec = {name: jax.ShapeDtypeStruct(*each) for name, each in found['example'].items()}
-    total = 16 * task_flops.training_flops(*objects.model_and_task(load.load(CONFIG)), spec).total
+    total = 16 * task_flops.training_flops(*load.model_and_task(load.load(CONFIG)), spec).total
     assert found['train']['flops_per_sec'] * found['train']['step_sec'] == pytest.approx(total)
 
 

@@ -16,10 +16,11 @@ import numpy as np
 import optax
 import pytest
 from helpers import toys
+from helpers.sections import optimizer
 
+from vit_jax.config.run import Step
 from vit_jax.models import vit
 from vit_jax.ops import terms
-from vit_jax.optim import make as optim
 from vit_jax.profiling import flops
 from vit_jax.runtime import sharding
 from vit_jax.step import init_state, init_variables, make_eval_step, make_train_step
@@ -66,7 +67,7 @@ class Training:
     """The states before and after each of some steps, and the metrics of every step."""
 
     def __init__(self, model, task, tx, *, steps=3, ema=False, **options):
-        self.step = jax.jit(make_train_step(model, task, tx, **options))
+        self.step = jax.jit(make_train_step(model, task, tx, Step(**options)))
         self.states, self.metrics = [start(model, task, tx, ema=ema)], []
         for i in range(steps):
             state, numbers = self.step(self.states[-1], make_batch(i))
@@ -194,7 +195,7 @@ def test_other_collections_are_updated_by_every_microbatch(accum_steps):
     task, tx = classify.Task(), optax.sgd(0.1)
     model = Normalized()
     state = start(model, task, tx)
-    step = jax.jit(make_train_step(model, task, tx, accum_steps=accum_steps))
+    step = jax.jit(make_train_step(model, task, tx, Step(accum_steps=accum_steps)))
     after, _ = step(state, make_batch())
     (image,) = task.inputs(make_batch())
     expected = np.zeros(3)
@@ -224,7 +225,7 @@ def test_the_old_state_is_donated():
         return start(model, task, tx, ema=True)
 
     state = layout.create(init)
-    train_step = make_train_step(model, task, tx, ema_decay=0.9)
+    train_step = make_train_step(model, task, tx, Step(ema_decay=0.9))
     step = layout.compile_train(train_step, jax.eval_shape(init))
     new, _ = step(state, layout.put_batch(make_batch()))
     large = [x for x in jax.tree.leaves((state.params, state.opt_state, state.ema)) if x.ndim]
@@ -249,8 +250,9 @@ def test_training_that_is_not_finite_is_noticed():
 @pytest.mark.parametrize('accum_steps', [1, 2])
 def test_a_step_that_is_not_finite_can_be_skipped_and_leaves_no_trace(accum_steps):
     model, task, tx = Normalized(), classify.Task(), optax.adam(1e-2)
-    make = functools.partial(make_train_step, model, task, tx, ema_decay=0.9)
-    step = jax.jit(make(accum_steps=accum_steps, max_skips=1))
+    make = functools.partial(make_train_step, model, task, tx)
+    options = {'ema_decay': 0.9, 'accum_steps': accum_steps}
+    step = jax.jit(make(Step(**options, max_skips=1)))
     broken = {**make_batch(), 'image': jnp.full((8, 8, 8, 3), jnp.nan)}
     state = start(model, task, tx, ema=True)
     before, _ = step(state, make_batch(1))
@@ -258,7 +260,7 @@ def test_a_step_that_is_not_finite_can_be_skipped_and_leaves_no_trace(accum_step
     assert np.isnan(metrics['loss'])
     assert int(skipped.step) == 2
     assert_same(skipped.replace(step=before.step), before)
-    careless = jax.jit(make(accum_steps=accum_steps))
+    careless = jax.jit(make(Step(**options)))
     assert_trees_close(before.params, careless(state, make_batch(1))[0].params, atol=1e-7)
     assert np.isnan(careless(before, broken)[0].params['Dense_0']['kernel']).any()
 
@@ -269,7 +271,7 @@ def test_schedules_follow_the_step_where_steps_are_skipped_and_moments_the_updat
     broken = {**batch, 'image': jnp.full((8, 8, 8, 3), jnp.nan)}
     options = {'name': 'adam', 'lr': 1e-4, 'schedule': {'name': 'linear'}}
     options |= {'lr_delays': (('head/bias', '4'),)}
-    tx, rate = optim.make(start(model, task, optax.identity()).params, 6, int, **options)
+    tx, rate = optimizer(start(model, task, optax.identity()).params, 6, **options)
     training = Training(model, task, tx, steps=0, max_skips=5)
     state = training.states[0]
     for i in range(5):
@@ -289,7 +291,7 @@ def test_counting_first_costs_no_second_forward_pass():
 
     def cost(task):
         variables = init_variables(model, task, batch, seed=0)
-        step = jax.jit(make_train_step(model, task, tx, accum_steps=4))
+        step = jax.jit(make_train_step(model, task, tx, Step(accum_steps=4)))
         compiled = step.lower(init_state(variables, tx, 0, ema=False), batch).compile()
         return compiled.cost_analysis()['flops']
 
@@ -309,7 +311,7 @@ def test_golden_step():
     params = start(model, task, optax.identity()).params
     schedule = {'name': 'cosine', 'warmup': '2'}
     order = model.layer_order()
-    tx, _ = optim.make(params, 10, int, order, **config, layer_decay=0.8, schedule=schedule)
+    tx, _ = optimizer(params, 10, order, **config, layer_decay=0.8, schedule=schedule)
     metrics = Training(model, task, tx).metrics
     if os.environ.get('REGENERATE_GOLDEN'):
         GOLDEN.write_text(json.dumps(metrics, indent=1) + '\n')

@@ -13,6 +13,7 @@ import optax
 import pytest
 from helpers import toys
 
+from vit_jax.config.run import Parallel, Step
 from vit_jax.runtime import sharding
 from vit_jax.step import (
     init_state,
@@ -34,7 +35,9 @@ LAYOUTS = {
 
 
 def make_layout(name):
-    return sharding.make_layout(**LAYOUTS[name], devices=jax.devices()[: 1 if name == 'one' else 8])
+    return sharding.make_layout(
+        jax.devices()[: 1 if name == 'one' else 8], Parallel(**LAYOUTS[name])
+    )
 
 
 def init():
@@ -64,7 +67,7 @@ def expected():
 )
 def test_every_term_is_divided_by_its_count_over_the_global_batch(name, accum_steps):
     layout = make_layout(name)
-    train_step = make_train_step(MODEL, TASK, TX, layout, accum_steps=accum_steps)
+    train_step = make_train_step(MODEL, TASK, TX, Step(accum_steps=accum_steps), layout)
     step = layout.compile_train(train_step, jax.eval_shape(init))
     state = layout.create(init)
     before = jax.tree.map(np.asarray, layout.to_global(state).params)

@@ -1,7 +1,4 @@
-"""Signatures of constructors, which define the keys of a config, and calls written as text.
-
-A config gives durations as text, such as '5%' or '3 epochs'; constructors take steps.
-"""
+"""Signatures of what a config names, and calls written as text."""
 
 from __future__ import annotations
 
@@ -11,14 +8,10 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Any
 
 from vit_jax.errors import UserError
-
-_DURATION = 'a duration'
-Duration = Annotated[str, _DURATION]  # as text
-Steps = Annotated[int, _DURATION]  # in steps of the run
 
 NESTING = ('views', 'choice')  # transforms that take texts of others
 WEIGHT = re.compile(r'\*(\d+(?:\.\d+)?)(?:\+|$)')  # of a source, before the next one
@@ -55,38 +48,6 @@ def keyword_only(constructor: Callable) -> Parameters:
     """The parameters after the `*` of a signature."""
     found = parameters(constructor).items()
     return {name: p for name, p in found if p.kind is p.KEYWORD_ONLY}
-
-
-def is_duration(annotation: Any) -> bool:
-    """Whether an annotation is `Duration` or `Steps`, optional or not."""
-    optional = type(None) in typing.get_args(annotation)
-    members = typing.get_args(annotation) if optional else (annotation,)
-    return any(_DURATION in getattr(member, '__metadata__', ()) for member in members)
-
-
-def are_durations(annotation: Any) -> bool:
-    """Whether an annotation is a sequence of durations, such as `Sequence[Steps]`."""
-    return not is_duration(annotation) and any(map(is_duration, typing.get_args(annotation)))
-
-
-def in_steps(
-    constructor: Callable, keywords: Mapping[str, Any], to_steps: Callable[[str], int]
-) -> dict[str, Any]:
-    """Convert the durations among keywords of a constructor to steps.
-
-    Args:
-      constructor: a function or class that annotates its durations with `Steps`.
-      keywords: some of its keywords, from a config.
-      to_steps: '5%' -> number of steps.
-    """
-    known, converted = parameters(constructor), dict(keywords)
-    for name, value in keywords.items():
-        annotation = known[name].annotation
-        if is_duration(annotation):
-            converted[name] = to_steps(str(value))
-        elif are_durations(annotation):
-            converted[name] = tuple(to_steps(str(text)) for text in value)
-    return converted
 
 
 def parse_transforms(text: str) -> list[ast.expr]:

@@ -17,10 +17,11 @@ from jax import Array
 
 from vit_jax import gradients
 from vit_jax.array_types import Int
+from vit_jax.config.durations import Durations
+from vit_jax.config.run import Step
 from vit_jax.errors import UserError
 from vit_jax.nn import stochastic
 from vit_jax.optim import param_groups, schedules, sharpness
-from vit_jax.optim.schedules import CONSTANT
 from vit_jax.tasks.base import Task
 
 PyTree = Any
@@ -107,16 +108,10 @@ def make_train_step(
     model: Any,
     task: Task,
     tx: optax.GradientTransformation,
+    step: Step = Step(),  # noqa: B008  frozen
     layout: Any = None,
-    times: Any = None,
+    times: Durations | None = None,
     freeze: Sequence[str] = (),
-    *,
-    accum_steps: int = 1,
-    ema_decay: float = 0.0,
-    ema_schedule: Mapping[str, Any] = CONSTANT,
-    max_skips: int = 0,
-    sam: Mapping[str, Any] = sharpness.OFF,
-    sam_schedule: Mapping[str, Any] = CONSTANT,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
     """Make the pure update: augment, differentiate, sum over devices, apply.
 
@@ -125,35 +120,22 @@ def make_train_step(
     couples rows is computed once, on all outputs.
 
     Args:
+      step: `config.step`. With `max_skips`, a step with a metric that is not finite changes only
+        the state's `step`; the caller counts such steps in a row, as `Meter` does.
       layout: of `runtime.sharding`, for which the step is compiled; None if the batch is global.
-      times: `config.durations.Durations` of the run, for an `ema_schedule` that is not constant.
+      times: durations of the run, for schedules that are not constant.
       freeze: patterns of the parameters that `tx` leaves unchanged. They are not differentiated,
         which saves the part of the backward pass that only they need.
-      accum_steps: microbatches that a device takes one after the other.
-      ema_decay: d in ema = d * ema + (1 - d) * params; 0 keeps no average.
-      ema_schedule: keywords of `optim.schedules.make` for d, with `ema_decay` as its peak, such as
-        `dict(name='cosine', final=1.0)` for a teacher that comes to rest.
-      max_skips: if above 0, a step with a metric that is not finite changes only `step`, which
-        schedules follow; the caller counts such steps in a row, as `Meter` does.
-      sam: keywords of `optim.sharpness.Sam`; with a `rho` above 0, a step computes two gradients.
-      sam_schedule: keywords of `optim.schedules.make` for rho, with `sam.rho` as its peak.
 
     Returns:
       A function (state, batch) -> (state, {name: scalar}): the mean of every term, `loss`, which is
       their weighted total, and the norms of the gradient (without frozen parameters), update and
       parameters.
-
-    Raises:
-      UserError: for an argument outside its range.
     """
-    _check_ranges(accum_steps, ema_decay, max_skips)
-    total_steps, to_steps = (times.total_steps, times.steps) if times else (1, int)
-    decay = schedules.from_strength(
-        ema_schedule, ema_decay, total_steps, to_steps, 'config.step.ema_schedule'
-    )
-    aware = sharpness.make(sam, sam_schedule, total_steps, to_steps) if sam else None
+    decay = schedules.strength(step.ema_schedule, step.ema_decay, times)
+    aware = sharpness.make(step.sam, step.sam_schedule, times)
     axis_name, add_up = (layout.train_axis, layout.add_up) if layout else (None, None)
-    split = gradients.Split(accum_steps, axis_name, add_up if axis_name else None)
+    split = gradients.Split(step.accum_steps, axis_name, add_up if axis_name else None)
 
     def train_step(state: TrainState, batch: Batch):
         keys = step_keys(state, ('augment', *task.rngs))
@@ -170,14 +152,14 @@ def make_train_step(
                 return task.outputs(apply, examples.batch), apply.collections
 
         differentiate = gradients.coupled if task.couples_rows else gradients.separable
-        differentiate = aware(differentiate, state.step) if aware else differentiate
+        differentiate = aware(differentiate, state.step)
         examples = gradients.Examples(batch, positions)
         trained = param_groups.trained(state.params, freeze)
         grads, metrics, collections = differentiate(
             forward, task.loss, trained, state.collections, examples, split
         )
         opt_state = state.opt_state
-        if max_skips:
+        if step.max_skips:
             opt_state = param_groups.at_step(opt_state, state.step)
         if freeze:  # the optimizer takes a gradient of every parameter
             grads = gradients.merge(grads, jax.tree.map(jnp.zeros_like, state.params))
@@ -192,7 +174,7 @@ def make_train_step(
         after = TrainState(
             state.step + 1, params, opt_state, collections, ema, state.key, state.frozen
         )
-        return (keep_finite(state, after, metrics) if max_skips else after), metrics
+        return (keep_finite(state, after, metrics) if step.max_skips else after), metrics
 
     return train_step
 
@@ -202,14 +184,6 @@ def keep_finite(before: TrainState, after: TrainState, metrics: dict[str, jax.Ar
     finite = jnp.all(jnp.isfinite(jnp.stack(list(metrics.values()))))
     before = dataclasses.replace(before, step=after.step)
     return jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, before)
-
-
-def _check_ranges(accum_steps: int, ema_decay: float, max_skips: int) -> None:
-    for key, value, least in (('accum_steps', accum_steps, 1), ('max_skips', max_skips, 0)):
-        if value < least:
-            raise UserError(f'config.step.{key}={value}: must be at least {least}')
-    if not 0 <= ema_decay < 1:
-        raise UserError(f'config.step.ema_decay={ema_decay}: must be in [0, 1)')
 
 
 def global_positions(batch: Batch, axis_name: str | None) -> Int[Array, ' b']:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from vit_jax.config import reference
+from vit_jax.commands import _catalog
 from vit_jax.errors import modules
 from vit_jax.interop import families, hub
 from vit_jax.profiling import variants
@@ -141,7 +141,7 @@ def models() -> Iterator[list[str]]:
     """A row for each model."""
     yield ['model', 'description', 'read by', 'written for', 'reference']
     writers = [getattr(families.find(name), 'WRITERS', {}) for name in modules(families.__name__)]
-    for named in reference.list_modules(variants.PACKAGE):
+    for named in _catalog.list_modules(variants.PACKAGE):
         forms = sorted({form for known in writers for name, form in known if name == named.name})
         it = CHECKED[named.name]
         yield [

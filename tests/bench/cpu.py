@@ -122,6 +122,8 @@ def jax_steps_of(model, args, task=None, batch=None) -> dict[str, Callable[[], N
     import jax
 
     from vit_jax import step
+    from vit_jax.config.durations import Durations
+    from vit_jax.config.run import Optim
     from vit_jax.optim import make as optim
     from vit_jax.runtime import sharding
     from vit_jax.tasks import classify
@@ -132,7 +134,8 @@ def jax_steps_of(model, args, task=None, batch=None) -> dict[str, Callable[[], N
         batch = dict(zip(('image', 'label'), random_batch(args), strict=True))
     batch = layout.put_batch(batch)
     abstract = jax.eval_shape(lambda: step.init_variables(model, task, batch, 0))
-    tx, _ = optim.make(abstract['params'], 1, int, name='adamw', lr=LR, weight_decay=WEIGHT_DECAY)
+    adamw = Optim(name='adamw', lr=LR, weight_decay=WEIGHT_DECAY)
+    tx, _ = optim.make(abstract['params'], adamw, Durations(1, 1, 1))
 
     def init():
         return step.init_state(step.init_variables(model, task, batch, 0), tx, 0, ema=False)

@@ -292,6 +292,8 @@ def measure_jax(name, step, args):
 
     from torch_systems import CLASSES, LABEL_SMOOTHING
 
+    from vit_jax.config.durations import Durations
+    from vit_jax.config.run import Optim
     from vit_jax.models import vit
     from vit_jax.optim import make as optim
     from vit_jax.profiling import benchmark
@@ -305,8 +307,8 @@ def measure_jax(name, step, args):
     sizes = {'batch_size': args.batch_size, 'steps': args.steps}
 
     def tx(params):
-        options = {'weight_decay': WEIGHT_DECAY, 'clip_norm': CLIP_NORM}
-        return optim.make(params, 1, int, name='adamw', lr=LR, **options)[0]
+        adamw = Optim(name='adamw', lr=LR, weight_decay=WEIGHT_DECAY, clip_norm=CLIP_NORM)
+        return optim.make(params, adamw, Durations(1, 1, 1))[0]
 
     if step == 'forward':
         timing = benchmark.time_forward(model, task, layout, spec, **sizes)

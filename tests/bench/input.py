@@ -187,6 +187,7 @@ def rate(pipeline: Callable[[], Iterator[np.ndarray]], batches: int) -> float:
 
 
 def of_vit_jax(folder: pathlib.Path, files: list[str]) -> Pipelines:
+    from vit_jax.config.run import Data
     from vit_jax.data.dataset import open_dataset
 
     classes = pathlib.Path(tempfile.mkdtemp())  # the source wants a folder for every class
@@ -195,7 +196,7 @@ def of_vit_jax(folder: pathlib.Path, files: list[str]) -> Pipelines:
 
     def batches_of(transforms: str) -> Iterator[np.ndarray]:
         data = open_dataset(
-            BATCH, source=f'folder:{classes}', split='train', transforms=transforms, threads=1
+            Data(source=f'folder:{classes}', split='train', transforms=transforms, threads=1), BATCH
         )
         with contextlib.closing(data.train_batches()) as batches:
             for batch in batches:

@@ -93,6 +93,7 @@ def print_table(args: argparse.Namespace, found: dict[str, list[dict]]) -> None:
 
 def serve(args: argparse.Namespace) -> dict:
     """The measurements of a row, in this process."""
+    from vit_jax.config.run import Data
     from vit_jax.data.dataset import open_dataset
 
     count, threads, workers = ROWS[args.serve]
@@ -101,12 +102,14 @@ def serve(args: argparse.Namespace) -> dict:
     atexit.register(shutil.rmtree, classes)
     (classes / 'all').symlink_to(args.folder)
     data = open_dataset(
+        Data(
+            source=f'folder:{classes}',
+            split='train',
+            transforms=TRANSFORMS[args.task],
+            threads=threads,
+            workers=workers,
+        ),
         BATCH,
-        source=f'folder:{classes}',
-        split='train',
-        transforms=TRANSFORMS[args.task],
-        threads=threads,
-        workers=workers,
     )
     batches = data.train_batches()
     for _ in range(2 * max(1, workers) * threads + 1):

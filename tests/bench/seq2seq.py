@@ -13,6 +13,7 @@ of threads, and all take turns in every round.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import pathlib
@@ -64,19 +65,21 @@ def train_steps(args) -> dict[str, Callable[[], None]]:
     import jax
 
     from vit_jax import step
-    from vit_jax.config import load, objects
+    from vit_jax.config import load
+    from vit_jax.config.durations import Durations
+    from vit_jax.config.run import Schedule
     from vit_jax.optim import make as optim
     from vit_jax.runtime import sharding
 
     jax.config.update('jax_platforms', 'cpu')
     config = load.load(f'{EXPERIMENT}:{args.model}')
     config.model.vocab_size = VOCAB_SIZE
-    model, task = objects.model_and_task(config)
+    model, task = load.model_and_task(config)
     layout = sharding.make_layout()
     one = random_batch(args.lengths[0], args.lengths[0])
     abstract = jax.eval_shape(lambda: step.init_variables(model, task, one, 0))
-    constant = config.optim.to_dict() | {'schedule': {'name': 'constant'}}
-    tx, _ = optim.make(abstract['params'], 1, int, **constant)
+    constant = dataclasses.replace(load.to_run(config).optim, schedule=Schedule())
+    tx, _ = optim.make(abstract['params'], constant, Durations(1, 1, 1))
 
     def init():
         return step.init_state(step.init_variables(model, task, one, 0), tx, 0, ema=False)

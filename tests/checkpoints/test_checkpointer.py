@@ -23,6 +23,7 @@ from jax.sharding import PartitionSpec as P
 from vit_jax.checkpoints import format as checkpoint_format
 from vit_jax.checkpoints import manifest
 from vit_jax.checkpoints.checkpointer import Checkpointer, load_variables, restore_step
+from vit_jax.config.run import Checkpoint
 from vit_jax.errors import UserError
 from vit_jax.storage import run_folder
 
@@ -61,7 +62,7 @@ def target_of(state, sharding=None):
 
 
 def write_steps(directory: pathlib.Path, *steps: int) -> pathlib.Path:
-    with Checkpointer(directory, keep_last=len(steps)) as checkpointer:
+    with Checkpointer(directory, Checkpoint(keep_last=len(steps))) as checkpointer:
         for step in steps:
             checkpointer.save(step, make_state(step), {'data': {'step': step}})
     return directory
@@ -197,7 +198,7 @@ def test_variables_of_a_run_without_average_or_collections(tmp_path):
 
 
 def test_the_newest_and_the_multiples_stay(tmp_path):
-    with Checkpointer(tmp_path, keep_last=2, keep_every=4) as checkpointer:
+    with Checkpointer(tmp_path, Checkpoint(keep_last=2, keep_every=4)) as checkpointer:
         for step in range(1, 12):
             checkpointer.save(step, {'params': jnp.float32(step)}, {})
         checkpointer.wait()
@@ -205,7 +206,7 @@ def test_the_newest_and_the_multiples_stay(tmp_path):
 
 
 def test_steps_that_are_named_stay(tmp_path):
-    with Checkpointer(tmp_path, keep_last=1, keep_steps=(2, 3)) as checkpointer:
+    with Checkpointer(tmp_path, Checkpoint(keep_last=1, keep_steps=(2, 3))) as checkpointer:
         for step in range(1, 6):
             checkpointer.save(step, {'params': jnp.float32(step)}, {})
         checkpointer.wait()
@@ -228,7 +229,7 @@ def test_a_step_that_is_there_is_left_alone(directory):
 @pytest.mark.parametrize('options', [{'keep_last': 0}, {'keep_every': -1}])
 def test_retention_is_checked(tmp_path, options):
     with pytest.raises(UserError, match='keep_'):
-        Checkpointer(tmp_path, **options)
+        Checkpointer(tmp_path, Checkpoint(**options))
 
 
 # --- damage ---

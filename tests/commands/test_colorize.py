@@ -13,7 +13,6 @@ from PIL import Image
 
 from vit_jax import __main__ as cli
 from vit_jax import step
-from vit_jax.config import objects
 from vit_jax.errors import UserError
 from vit_jax.inference import colorize as chain_lib
 from vit_jax.inference import load
@@ -33,9 +32,10 @@ def upsampler(levels, factor):
 
 def untrained(sections, side, folder):
     """As if a run of this config were read, for images of `side` x `side` pixels."""
-    config = ConfigDict({**sections, 'data': {'transforms': f'resize({side})'}, 'evals': {}})
+    data = {'source': '', 'split': '', 'transforms': f'resize({side})'}
+    config = ConfigDict({**sections, 'batch_size': 1, 'data': data, 'evals': {}})
     config.model.update(TINY)
-    model, task = objects.model_and_task(config)
+    model, task = load.model_and_task(config)
     batch = {'image': jnp.zeros((1, side, side, 3), jnp.uint8)}
     shapes = jax.eval_shape(lambda: step.init_variables(model, task, batch, 0))
     rng = np.random.default_rng(0)

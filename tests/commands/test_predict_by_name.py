@@ -93,7 +93,7 @@ def run(lab, tmp_path, monkeypatch):
     config = ConfigDict(
         dict(task=dict(name='toy_lab.tasks.glow'), model=dict(name='vit', **fields), data=data)
     )
-    config.evals = {}
+    config.batch_size, config.evals = 8, {}
     folder = tmp_path / 'run'
     folder.mkdir()
     (folder / 'config.json').write_text(to_json(config))

@@ -186,7 +186,7 @@ def test_inference_is_compiled_for_a_run_or_a_config(fake_compiler, smoke_run, c
 def test_the_step_of_prediction_can_be_lowered(one_device):
     config = load.load(LINEAR)
     facts = cost.data_facts(config)
-    made, _ = ahead_of_time.program(config, facts, jax.devices()[:1])
+    made, _ = ahead_of_time.program(facts, jax.devices()[:1])
     assert 'predict_step' in ahead_of_time.lower(made, facts.kinds[-1], 'predict').as_text()[:200]
 
 
@@ -507,12 +507,12 @@ def test_commands_of_the_page_run_as_they_are_printed(line, tmp_path, monkeypatc
 def test_a_warm_up_longer_than_the_run_is_no_part_of_the_step(one_device):
     """It is what `train` refuses; what does not depend on it is refused here."""
     config = load.load(LINEAR, ['total=20 steps', 'optim.schedule.warmup=100'])
-    made, refusal = ahead_of_time.program(config, cost.data_facts(config), jax.devices()[:1])
+    made, refusal = ahead_of_time.program(cost.data_facts(config), jax.devices()[:1])
     assert 'warmup of 100' in refusal and 'do not fit into 20 steps' in refusal
     assert made.abstract_state.step.shape == ()
     config = load.load(LINEAR, ['optim.schedule.name=stair'])
     with pytest.raises(UserError, match='stair'):
-        ahead_of_time.program(config, cost.data_facts(config), jax.devices()[:1])
+        ahead_of_time.program(cost.data_facts(config), jax.devices()[:1])
 
 
 @pytest.mark.slow

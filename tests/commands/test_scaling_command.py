@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from vit_jax import __main__ as cli
 from vit_jax.commands import scaling
-from vit_jax.config import load, objects
+from vit_jax.config import load
 from vit_jax.errors import UserError
 from vit_jax.profiling import cost, flops
 
@@ -110,7 +110,7 @@ def test_collect_reads_a_real_run(smoke_run, capsys):
 def test_flops_of_text_are_those_of_its_buckets(repo):
     config = load.load(f'{repo}/experiments/translate/synthetic.py:smoke')
     config.model.vocab_size = 14
-    model, _ = objects.model_and_task(config)
+    model, _ = load.model_and_task(config)
     kinds = [[10.5, {'source': [8], 'target': [8]}], [2.0, {'source': [13], 'target': [13]}]]
     meta = {'config': config.to_dict(), 'sequences': kinds}
     forward = [flops.forward_flops(model, *np.zeros((2, 1, n), np.int32)) for n in (8, 13)]

@@ -7,6 +7,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from vit_jax.config import defaults, load, schema
+from vit_jax.config.run import Branch, Init, Run, Step
 from vit_jax.data.records import SourceInfo
 from vit_jax.errors import UserError
 
@@ -16,22 +17,28 @@ def config(repo: pathlib.Path) -> ConfigDict:
     return load.load(f'{repo}/experiments/vit/digits.py')
 
 
-def test_arguments_are_complete_and_suit_the_constructor(config: ConfigDict) -> None:
-    config = load.override(config, ['init.from=a.npz', 'step.max_skips=3'])
-    assert defaults.arguments(config, 'init') == {
-        'from_': 'a.npz',
-        'posemb': '',
-        'select': '',
-        'classes': '',
-        'into': '',
-    }
-    assert schema.constructor('init')(**defaults.arguments(config, 'init')).from_ == 'a.npz'
-    assert defaults.arguments(config, 'branch') == {'from_': '', 'step': 0}
-    step = defaults.arguments(config, 'step')
-    constant = {'name': 'constant'}
-    assert dict(step.pop('ema_schedule')) == dict(step.pop('sam_schedule')) == constant
-    assert dict(step.pop('sam')) == {}
-    assert step == {'accum_steps': 1, 'ema_decay': config.step.ema_decay, 'max_skips': 3}
+def test_sections_are_complete(config: ConfigDict) -> None:
+    config = load.override(config, ['init.from=a.npz', 'step.max_skips=3', 'optim.b2=0.9'])
+    run = load.to_run(config)
+    assert run.init == Init(checkpoint='a.npz')
+    assert run.branch == Branch()
+    assert run.step == Step(ema_decay=config.step.ema_decay, max_skips=3)
+    assert run.optim.options == {'b2': 0.9}
+    assert run.model.options['width'] == config.model.width
+    assert run.evals['test'].split == 'test'
+    assert load.section(config, Init) == run.init
+    assert schema.make(Run, schema.to_group(run), 'config') == run
+
+
+def test_an_evaluation_has_the_vocabulary_of_training_unless_it_names_another(
+    config: ConfigDict,
+) -> None:
+    data = {'vocab': 'a', 'source': 'text:x', 'split': 'train'}
+    entry = {'source': 'text:x', 'split': 'test'}
+    evals = {'same': entry, 'other': {**entry, 'vocab': 'b'}, 'none': {**entry, 'vocab': None}}
+    groups = config.to_dict() | {'data': data, 'evals': evals}
+    found = load.to_run(ConfigDict(groups)).evals
+    assert [found[name].vocab for name in evals] == ['a', 'b', None]
 
 
 def info(num_classes: int = 0, vocab_size: int = 0) -> SourceInfo:

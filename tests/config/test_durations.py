@@ -1,10 +1,8 @@
 """Durations in epochs, examples or per cent, in steps of a run."""
 
-import pathlib
-
 import pytest
 
-from vit_jax.config import durations, load
+from vit_jax.config import durations
 from vit_jax.errors import UserError
 
 
@@ -35,9 +33,8 @@ def test_evaluations_take_at_most_a_tenth_of_the_time(examples: int, steps: int)
     assert steps * 20 >= 10 * examples / 3  # an example costs a third of one that is trained on
 
 
-def test_epochs_of_batches_that_are_not_equally_full(repo: pathlib.Path) -> None:
-    config = load.load(f'{repo}/experiments/vit/digits.py', ['total=3 epochs', 'batch_size=4096'])
-    run = durations.from_config(config, 29_000 / 172, 29_000)
+def test_epochs_of_batches_that_are_not_equally_full() -> None:
+    run = durations.Durations.of('3 epochs', 29_000 / 172, 29_000)
     assert run.total_steps == 3 * 172
     assert run.steps('29000 examples') == 172
 

@@ -7,8 +7,9 @@ from helpers.messages import says
 from ml_collections import ConfigDict
 
 from vit_jax.__main__ import main
-from vit_jax.config import defaults, load, objects
+from vit_jax.config import load
 from vit_jax.config.load import validate
+from vit_jax.config.run import Step
 from vit_jax.errors import UserError
 
 DIGITS = 'experiments/vit/digits.py'
@@ -24,6 +25,8 @@ def in_repo(repo: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ('modle.name=vit', "did you mean 'model'"),
         ('model.widht=3', "did you mean 'width'"),
+        ('optim.schedule.wramup=3', "did you mean 'warmup'"),
+        ('optim.schedule.peak=3', "unknown key of config.optim.schedule 'peak'"),
         ('model.name=vitt', "did you mean 'vit'"),
         ('task.name=clasify', "did you mean 'classify'"),
         ('task.loss_name=sotfmax', "did you mean 'softmax'"),
@@ -56,7 +59,7 @@ def in_repo(repo: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_mistakes_are_one_line(override: str, words: str) -> None:
     with pytest.raises(UserError) as error:
-        objects.model_and_task(load.load(DIGITS, [override]))
+        load.model_and_task(load.load(DIGITS, [override]))
     assert words in str(error.value)
     assert '\n' not in str(error.value)
 
@@ -132,7 +135,7 @@ def test_dotted_names_reach_outside_of_the_package(
     (tmp_path / 'their_lab' / 'tiny.py').write_text('from vit_jax.models.vit import Model\n')
     monkeypatch.syspath_prepend(tmp_path)
     config = load.load(DIGITS, ['model.name=their_lab.tiny'])
-    assert objects.model_and_task(config)[0].width == config.model.width
+    assert load.model_and_task(config)[0].width == config.model.width
     with pytest.raises(UserError, match=r'their_lab\.absent'):
         load.load(DIGITS, ['model.name=their_lab.absent'])
 
@@ -141,7 +144,7 @@ def test_stored_config_builds_the_same_objects() -> None:
     config = load.load(DIGITS, ['model.num_classes=10'])
     again = load.from_json(load.to_json(config))
     assert again.to_dict() == config.to_dict()
-    assert objects.model_and_task(again) == objects.model_and_task(config)
+    assert load.model_and_task(again) == load.model_and_task(config)
 
 
 @pytest.mark.parametrize(
@@ -209,14 +212,7 @@ def test_what_a_section_leaves_out_has_a_default() -> None:
     empty = {name: {} for name in ('every', 'step', 'checkpoint', 'parallel')}
     sparse = ConfigDict(load.load(DIGITS).to_dict() | empty)
     validate(sparse)
-    assert defaults.arguments(sparse, 'step') == {
-        'accum_steps': 1,
-        'ema_decay': 0.0,
-        'ema_schedule': {'name': 'constant'},
-        'max_skips': 0,
-        'sam': {},
-        'sam_schedule': {'name': 'constant'},
-    }
+    assert load.to_run(sparse).step == Step()
 
 
 def test_renamed_keys_still_load(tmp_path: pathlib.Path) -> None:

@@ -1,4 +1,4 @@
-"""The keys of a config are those of the constructors that read its sections."""
+"""The keys of a config: fields of sections, and what models, tasks and evaluators declare."""
 
 import dataclasses
 import pathlib
@@ -6,7 +6,7 @@ import pathlib
 import pytest
 from ml_collections import ConfigDict
 
-from vit_jax.config import load, schema
+from vit_jax.config import load, objects, schema
 
 DIGITS = 'experiments/vit/digits.py'
 KEYS = {
@@ -32,7 +32,7 @@ def config(repo: pathlib.Path) -> ConfigDict:
 
 
 @pytest.mark.parametrize('section', KEYS)
-def test_what_the_trainer_passes_is_no_key(config: ConfigDict, section: str) -> None:
+def test_keys_of_sections_are_their_fields(config: ConfigDict, section: str) -> None:
     assert set(schema.parameters(config, section)) == set(KEYS[section].split())
 
 
@@ -43,15 +43,17 @@ def test_keys_of_an_optimizer_are_those_of_optax(config: ConfigDict) -> None:
 
 
 def test_keys_of_model_and_task_are_their_fields(config: ConfigDict) -> None:
-    for section, cls in (('model', schema.model_class), ('task', schema.task_class)):
-        fields = {f.name for f in dataclasses.fields(cls(config))} - {'parent'}
+    for section, cls in (('model', objects.model_class), ('task', objects.task_class)):
+        fields = {f.name for f in dataclasses.fields(cls(config[section].name))} - {'parent'}
         assert set(schema.parameters(config, section)) == fields | {'name'}
 
 
 def test_keys_of_an_entry_depend_on_its_evaluator() -> None:
-    plain, learning = ({'evaluator': name} if name else {} for name in (None, 'knn'))
+    def keys(**entry) -> set[str]:
+        return set(schema.parameters({'evals': {'x': entry}}, 'evals.x'))
+
     data = set(KEYS['data'].split())
     entry = data | {'evaluator', 'every', 'batch_size'}
-    assert set(schema.entry_parameters(plain)) == entry
-    assert set(schema.entry_parameters(learning)) == entry | {'fit', 'k', 'temperature'}
-    assert set(schema.entry_parameters({'evaluator': 'bleu'})) == entry | {'edges', 'reference'}
+    assert keys() == entry
+    assert keys(evaluator='knn') == entry | {'fit', 'k', 'temperature'}
+    assert keys(evaluator='bleu') == entry | {'edges', 'reference'}

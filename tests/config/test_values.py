@@ -9,17 +9,17 @@ import pytest
 
 from vit_jax import signatures
 from vit_jax.config import schema
+from vit_jax.config.run import Duration
 from vit_jax.errors import UserError
-from vit_jax.signatures import Steps
 
 
 def example(
     number: float,
     size: int | None,
     pair: tuple[float, float],
-    some: Sequence[Steps],
+    some: Sequence[Duration],
     group: Mapping[str, Any],
-    steps: Steps = 0,
+    steps: Duration = 0,
     rate: float | Callable = 0.5,
     dtype: Any | None = None,
     plain=True,

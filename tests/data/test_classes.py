@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from helpers import loading
 
+from vit_jax.config.run import Data
 from vit_jax.data import sources
 from vit_jax.data.dataset import open_dataset
 from vit_jax.data.transforms import parse_transforms
@@ -48,7 +49,7 @@ def test_classes_are_taken_of_what_the_split_selects():
 
 
 def test_a_section_of_the_config_names_its_classes():
-    data = open_dataset(16, source='digits', split='test', classes=(8, 9))
+    data = open_dataset(Data(source='digits', split='test', classes=(8, 9)), 16)
     labels = np.concatenate([b['label'][b['mask'] > 0] for b in data.eval_batches()])
     np.testing.assert_array_equal(labels, data.source.labels())
     assert set(labels.tolist()) == {0, 1}

@@ -16,12 +16,13 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))  # where this file is run as a script
 from helpers import experiments
+from helpers.sections import section
 
 from vit_jax.config import load
+from vit_jax.config.run import Data
 from vit_jax.data import vocabulary
 from vit_jax.data.batches import Process
 from vit_jax.data.dataset import open_dataset
-from vit_jax.trainer.evaluate import data_keywords
 
 GOLDEN = experiments.ROOT / 'tests' / 'golden' / 'batches.json'
 WHOLE, SECOND = Process(), Process((1,), 2)
@@ -47,7 +48,11 @@ def digest(batches, names):
 
 def batches(keywords, process, training):
     """The first three batches."""
-    data = open_dataset(process=process, multiple=4, threads=0, **keywords)
+    keywords = dict(keywords)
+    options = {key: keywords.pop(key) for key in ('batch_size', 'seed') if key in keywords}
+    data = open_dataset(
+        section(Data, threads=0, **keywords), **options, process=process, multiple=4
+    )
     made = data.train_batches() if training else data.eval_batches()
     taken = list(itertools.islice(made, 3))
     made.close()
@@ -57,10 +62,10 @@ def batches(keywords, process, training):
 def of_experiment(path):
     """Keywords of `open_dataset` for training and each evaluation of the smoke size."""
     config = load.load(f'{experiments.ROOT / path}:smoke')
-    training = data_keywords(config.data, config.batch_size, workers=0)
-    yield 'train', training | {'seed': config.seed}
+    size = {'batch_size': config.batch_size, 'workers': 0}
+    yield 'train', {**size, **config.data, 'workers': 0, 'seed': config.seed}
     for name, entry in config.evals.items():
-        yield name, data_keywords(entry, config.batch_size, workers=0)
+        yield name, {**size, **entry, 'workers': 0}
 
 
 def sentences(folder):

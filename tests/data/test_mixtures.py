@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vit_jax.config.run import Data
 from vit_jax.data.batches import Mixture, Process
 from vit_jax.data.dataset import open_dataset
 from vit_jax.data.sources import open_source
@@ -94,12 +95,9 @@ def test_classes_of_both_are_put_together(folders):
 
 def batches_of(folders, process=None, start=0, count=5, **options):
     data = open_dataset(
+        Data(source=name_of(folders), split='train', transforms='flip', **options),
         20,
         process=process or Process(),
-        source=name_of(folders),
-        split='train',
-        transforms='flip',
-        **options,
     )
     with contextlib.closing(data.train_batches(start)) as made:
         return data, list(itertools.islice(made, count))
@@ -124,7 +122,7 @@ def test_batches_are_the_same_after_a_stop_in_parts_and_from_processes(folders):
 
 
 def test_evaluation_has_every_example_once(folders):
-    data = open_dataset(16, source=name_of(folders), split='train')
+    data = open_dataset(Data(source=name_of(folders), split='train'), 16)
     with contextlib.closing(data.eval_batches()) as made:
         found = np.concatenate([batch['index'][batch['mask'] == 1] for batch in made])
     assert sorted(found) == list(range(42))
@@ -158,7 +156,7 @@ def test_spellings_of_classes_that_look_the_same_are_one(tmp_path, first, second
 def test_what_cannot_be_mixed_is_one_line(folders):
     def refused(name, message, **options):
         with pytest.raises(UserError, match=message) as error:
-            open_dataset(4, source=name, split='train', **options)
+            open_dataset(Data(source=name, split='train', **options), 4)
         assert '\n' not in str(error.value)
 
     refused(name_of(folders, b=0), 'weight of .*b must be positive')

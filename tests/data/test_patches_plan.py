@@ -6,6 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from vit_jax.config.run import Data
 from vit_jax.data.dataset import open_dataset
 from vit_jax.data.sources import open_source
 from vit_jax.data.transforms import parse_transforms
@@ -13,12 +14,12 @@ from vit_jax.data.transforms.image import cut_patches, grid_within
 from vit_jax.errors import UserError
 from vit_jax.ops.sequences import join_patches
 
-DATA = {'source': 'digits:6-32', 'split': 'train[:40]', 'threads': 0, 'seed': 3}
+DATA = {'source': 'digits:6-32', 'split': 'train[:40]', 'threads': 0}
 PLAN = 'patches(patch_size=4, lengths=(4, 16, 36))'
 
 
 def opened(batch_size=8, **options):
-    return open_dataset(batch_size, **DATA | {'plan': PLAN} | options)
+    return open_dataset(Data(**DATA | {'plan': PLAN} | options), batch_size, seed=3)
 
 
 def taken(data, count, start=0):

@@ -8,6 +8,7 @@ from helpers import loading
 from helpers.packed_vit.data import cut
 
 from vit_jax.config.origin import dotted_names
+from vit_jax.config.run import Data
 from vit_jax.data import batches, vocabulary
 from vit_jax.data.batches import ArraySpec
 from vit_jax.data.dataset import Loader, open_dataset
@@ -199,7 +200,7 @@ def test_arguments_of_texts(vocab, spec, message):
 
 def test_the_config_names_a_plan():
     named = {'source': 'digits', 'split': 'test[:20]', 'plan': 'fixed'}
-    data = open_dataset(8, threads=0, **named)
+    data = open_dataset(Data(threads=0, **named), 8)
     assert next(data.train_batches())['image'].shape == (8, 8, 8, 1)
     config = {'data': {'plan': 'my_lab.packing(length=2)'}}
     assert list(dotted_names(config)) == [('data.plan', 'my_lab.packing')]
@@ -218,7 +219,7 @@ def test_the_config_names_a_plan():
 )
 def test_mistakes(keys, message):
     with pytest.raises(UserError, match=message):
-        open_dataset(8, source='digits', split='test[:20]', **keys)
+        open_dataset(Data(source='digits', split='test[:20]', **keys), 8)
 
 
 def test_fit_pads_any_array_and_makes_the_mask_that_belongs_to_it():

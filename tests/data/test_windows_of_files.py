@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from vit_jax.config.run import Data
 from vit_jax.data import dataset, images, native
 from vit_jax.data.plans.base import Examples
 from vit_jax.data.records import BrokenRecord, example_rng
@@ -181,7 +182,7 @@ def test_batches_are_the_same_however_many_files_are_read_together(folder, monke
     def batches(together):
         monkeypatch.setattr(dataset, 'TOGETHER', together)
         data = dataset.open_dataset(
-            10, source=f'folder:{folder}', split='train', transforms='inception_crop_tf(24)'
+            Data(source=f'folder:{folder}', split='train', transforms='inception_crop_tf(24)'), 10
         )
         with contextlib.closing(data.train_batches()) as made:
             return list(itertools.islice(made, 3))

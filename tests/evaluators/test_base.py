@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers.datasets import dataset
 
-from vit_jax.config import schema
+from vit_jax.config import objects
 from vit_jax.errors import UserError
 from vit_jax.evaluators import base, fewshot, knn, linear_probe
 
@@ -74,13 +74,13 @@ def test_an_evaluator_without_the_base_class_is_refused_by_name(found, monkeypat
     monkeypatch.setitem(sys.modules, 'my_lab', package)
     monkeypatch.setitem(sys.modules, 'my_lab.measure', module)
     with pytest.raises(UserError, match=r'my_lab\.measure.*vit_jax\.evaluators\.base\.Evalua') as e:
-        schema.evaluator_class('my_lab.measure')
+        objects.evaluator_class('my_lab.measure')
     assert '\n' not in str(e.value)
 
 
 def test_the_base_class_is_no_choice():
     with pytest.raises(UserError, match=r"'base'.*\(valid: bleu, (?!.*base).*\)"):
-        schema.evaluator_class('base')
+        objects.evaluator_class('base')
 
 
 @pytest.mark.parametrize('name', ['knn', 'fewshot', 'linear_probe'])

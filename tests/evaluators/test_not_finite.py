@@ -15,7 +15,7 @@ import pytest
 
 from vit_jax import evaluators
 from vit_jax.__main__ import main
-from vit_jax.config import schema
+from vit_jax.config import objects
 from vit_jax.data import vocabulary
 from vit_jax.data.records import SourceInfo
 from vit_jax.data.sources import open_source
@@ -135,7 +135,7 @@ def panoptic_predictions():
 
 def measured(name, changes=None):
     """The metrics of right predictions with some arrays replaced, in batches of seven."""
-    evaluator = schema.evaluator_class(name)(**OPTIONS.get(name, {}))
+    evaluator = objects.evaluator_class(name)(**OPTIONS.get(name, {}))
     data = data_of(name)
     evaluator.open(data, data)
     evaluator.start()

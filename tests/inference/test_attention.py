@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from vit_jax.commands import attention as command
+from vit_jax.config.run import Data
 from vit_jax.errors import UserError
 from vit_jax.inference.predict import batch_of_one, parameter_pictures, predict_with_attention
 from vit_jax.models import base as models
@@ -49,11 +50,11 @@ def run():
     return SimpleNamespace(
         model=Model(),
         task=task,
-        config=SimpleNamespace(**names),
+        settings=SimpleNamespace(**names),
         variables={},
         step=1,
         raw_images={'channels': 1, 'size': (8, 8)},
-        data_config={},
+        data=Data(source='', split=''),
         class_names=(),
         vocab=None,
     )
@@ -109,6 +110,6 @@ def test_a_decoder_is_drawn_query_by_query(run, tmp_path):
 
 def test_a_model_without_pictures_is_a_mistake():
     config = SimpleNamespace(model=SimpleNamespace(name='foo'))
-    run = SimpleNamespace(model=models.Model(), params={}, image_size=None, config=config)
+    run = SimpleNamespace(model=models.Model(), params={}, image_size=None, settings=config)
     with pytest.raises(UserError, match="model 'foo' has no parameters to draw"):
         parameter_pictures(run, '')

@@ -29,7 +29,9 @@ class Same(nn.Module):
         return {'logits': jax.nn.one_hot(coarse, 256)}
 
 
-SECTIONS = {'data': {'transforms': ''}, 'evals': {}, 'task': {'name': 'coltran_upsampler'}}
+NAME = {'name': 'coltran_upsampler'}
+SECTION = {'source': '', 'split': ''}
+SECTIONS = {'batch_size': 1, 'data': SECTION, 'evals': {}, 'model': NAME, 'task': NAME}
 IMAGE = {'channels': 3, 'size': (4, 4)}
 
 

@@ -23,7 +23,8 @@ def rng():
 def run_on(source, split='train', transforms='', task='classify'):
     data = {'source': source, 'split': split, 'transforms': transforms}
     sections = {'data': data | {'split': 'nowhere'}, 'evals': {'test': data}}
-    config = ConfigDict({**sections, 'task': {'name': task}})
+    named = {'model': {'name': 'vit'}, 'task': {'name': task}}
+    config = ConfigDict({**sections, **named, 'batch_size': 8})
     image = raw_images(open_source(source, split))
     return TrainedModel({}, config, (8, 8), '', step=0, raw_images=image)
 
@@ -99,14 +100,18 @@ def test_data_of_many_sizes_leave_it_to_the_transforms(tmp_path, rng):
     assert photo.image[:, 7:].min() == 255
 
 
+def padded(run, sizes):
+    """The run, whose evaluation pads images to these sizes."""
+    return run.with_groups(evals={'test': {**run.config.evals.test, 'sizes': sizes}})
+
+
 @pytest.mark.parametrize('transforms', ['', 'resize_small(12, max=24)'])
 @pytest.mark.parametrize('shape', [(30, 300), (300, 30)])
 def test_images_that_a_run_pads_are_seen_whole(tmp_path, transforms, shape):
     """Though all of its data have one size, of another aspect ratio."""
     Image.fromarray(halves(*shape)).save(tmp_path / 'a.png')
     run = run_on('digits', 'test', transforms, task='detect')
-    with run.config.unlocked():
-        run.config.evals.test.sizes = ((12, 24),)
+    run = padded(run, ((12, 24),))
     for size in (None, (6, 8)):
         photo = image_files.photo_reader(run).read(tmp_path / 'a.png', size)
         height, width = size or (12, 24)
@@ -213,8 +218,7 @@ def test_images_are_padded_as_in_evaluation(tmp_path):
     Image.fromarray(halves(30, 60)).save(tmp_path / 'a.png')
     run = run_on('digits', 'test', 'resize_small(8)')
     run.raw_images['size'] = None
-    with run.config.unlocked():
-        run.config.evals.test.sizes = ((8, 8), (12, 24))
+    run = padded(run, ((8, 8), (12, 24)))
     photo = image_files.photo_reader(run).read(tmp_path / 'a.png')
     assert photo.image.shape == (12, 24, 1)
     assert photo.fields['pixel_mask'].sum() == photo.fields['pixel_mask'][:8, :16].sum() == 8 * 16

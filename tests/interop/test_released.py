@@ -126,4 +126,4 @@ def test_the_hub_is_asked_for_names_beside_the_table(tmp_path):
 
 def test_a_rented_machine_gets_what_a_short_name_needs(repo):
     config = load.load(f'{repo}/experiments/vit/digits.py:smoke', [f'init.from={B16}'])
-    assert rehearsal.needed_extras(config) == {'gcs'}
+    assert rehearsal.needed_extras(load.to_run(config)) == {'gcs'}

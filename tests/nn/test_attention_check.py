@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from vit_jax.config.run import Parallel
 from vit_jax.errors import UserError
 from vit_jax.models import vit
 from vit_jax.nn import attention_choice
@@ -137,7 +138,7 @@ def test_what_is_not_here_is_not_measured(monkeypatch):
 
 @pytest.mark.parametrize('strategy', ['jit', 'pmap'])
 def test_layouts_measure_on_tpus_of_this_process_alone(monkeypatch, strategy):
-    layout = sharding.make_layout(jax.devices()[2:4], strategy=strategy)
+    layout = sharding.make_layout(jax.devices()[2:4], Parallel(strategy=strategy))
     monkeypatch.setattr(target, 'device_kind', lambda devices: 'TPU v5 lite')
     monkeypatch.setattr(
         check, 'numerical_failure', lambda call, block, measure: f'by {measure(on)}'

@@ -9,6 +9,7 @@ import optax
 import pytest
 from helpers.pictures import drawn
 
+from vit_jax.config.run import Parallel, Step
 from vit_jax.errors import UserError
 from vit_jax.models import detr, mae, seq2seq, vit
 from vit_jax.nn.attention import AttentionSpec, causal_mask
@@ -67,8 +68,8 @@ def init(model):
 def trained(model, layout_name, **options):
     """The parameters after a step."""
     devices = jax.devices()[: 1 if layout_name == 'one' else 8]
-    layout = sharding.make_layout(devices, **LAYOUTS[layout_name])
-    train_step = make_train_step(model, Task(), optax.sgd(1.0), layout, **options)
+    layout = sharding.make_layout(devices, Parallel(**LAYOUTS[layout_name]))
+    train_step = make_train_step(model, Task(), optax.sgd(1.0), Step(**options), layout)
     make = functools.partial(init, model)
     step = layout.compile_train(train_step, jax.eval_shape(make))
     state, _ = step(layout.create(make), layout.put_batch(batch()))
@@ -115,7 +116,7 @@ def test_a_step_under_masks_is_the_same_under_pmap(calls, monkeypatch):
             9, width=16, depth=1, num_heads=2, mlp_dim=16, dropout=0.0, attention=attention
         )
         devices = jax.devices()[: 1 if layout_name == 'one' else 8]
-        layout = sharding.make_layout(devices, **LAYOUTS[layout_name])
+        layout = sharding.make_layout(devices, Parallel(**LAYOUTS[layout_name]))
         tx = optax.sgd(1.0)
 
         def make():
@@ -123,7 +124,7 @@ def test_a_step_under_masks_is_the_same_under_pmap(calls, monkeypatch):
             return init_state({'params': drawn(model, *shapes)}, tx, seed=0, ema=False)
 
         step = layout.compile_train(
-            make_train_step(model, translate.Task(), tx, layout),
+            make_train_step(model, translate.Task(), tx, Step(), layout),
             jax.eval_shape(make),
         )
         state, _ = step(layout.create(make), layout.put_batch(rows))
@@ -217,7 +218,7 @@ def test_masks_and_memories_are_split_over_devices_like_queries(calls, monkeypat
     }
 
     def ran(attention, layout_name):
-        layout = sharding.make_layout(jax.devices(), **LAYOUTS[layout_name])
+        layout = sharding.make_layout(jax.devices(), Parallel(**LAYOUTS[layout_name]))
         block = DecoderBlock(2, 16, causal=True, attention_by=attention)
 
         def apply(params, rows):

@@ -9,6 +9,7 @@ import optax
 import pytest
 from helpers.pictures import drawn
 
+from vit_jax.config.run import Parallel, Step
 from vit_jax.errors import UserError
 from vit_jax.models import swin
 from vit_jax.nn import attention_choice
@@ -104,8 +105,8 @@ def trained(attention, layout_name):
         return init_state({'params': params}, tx, seed=0, ema=False)
 
     devices = jax.devices()[: 1 if layout_name == 'one' else 8]
-    layout = sharding.make_layout(devices, **LAYOUTS[layout_name])
-    train_step = make_train_step(model, Task(), tx, layout)
+    layout = sharding.make_layout(devices, Parallel(**LAYOUTS[layout_name]))
+    train_step = make_train_step(model, Task(), tx, Step(), layout)
     step = layout.compile_train(train_step, jax.eval_shape(make))
     state, _ = step(layout.create(make), layout.put_batch(batch))
     return jax.tree.map(np.asarray, layout.to_global(state).params)

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers.sections import optimizer
 
 from vit_jax.config import load
 from vit_jax.errors import UserError
-from vit_jax.optim import make as optim
 from vit_jax.tree_paths import param_paths
 
 STEPS = 50
@@ -61,8 +61,8 @@ def reference(gradients, lr, decay, cap=0.999, momentum=0.9, first=0):
 def train(first=0, **options):
     params = jax.tree.map(jnp.asarray, dict(start()))
     options = {'schedule': {'name': 'linear', 'warmup': '10'}, 'weight_decay': 0.03} | options
-    tx, lr = optim.make(
-        params, 100, int, name='adafactor_zhai', lr=8e-3,
+    tx, lr = optimizer(
+        params, 100, name='adafactor_zhai', lr=8e-3,
         decay_mults=(('^head/kernel$', 100.0),), **options,
     )  # fmt: skip
 
@@ -121,9 +121,7 @@ def test_the_memory_of_second_moments_ends_at_a_thousand_steps():
 def test_a_fused_projection_is_factored_as_separate_ones():
     """[D 3 H K] has the second moments of three kernels [D H K]."""
     gradient = heavy_tailed(0)['attention/qkv/kernel']
-    tx, _ = optim.make(
-        {'kernel': jnp.zeros(gradient.shape)}, 100, int, name='adafactor_zhai', lr=1.0
-    )
+    tx, _ = optimizer({'kernel': jnp.zeros(gradient.shape)}, 100, name='adafactor_zhai', lr=1.0)
 
     @jax.jit
     def update(gradient):

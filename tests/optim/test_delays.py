@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.sections import optimizer
 
 from vit_jax.errors import UserError
-from vit_jax.optim import make as optim
 
 PARAMS = {'body': jnp.ones(3), 'head': {'prototypes': jnp.ones(2), 'fc': jnp.ones(2)}}
 
@@ -14,8 +14,7 @@ PARAMS = {'body': jnp.ones(3), 'head': {'prototypes': jnp.ones(2), 'fc': jnp.one
 def run(steps, **config):
     """The parameters after each step of AdamW on gradients that differ from step to step."""
     options = {'name': 'adamw', 'lr': 0.1, 'weight_decay': 0.1, 'decay_mask': ''} | config
-    to_steps = {'10%': 2, '0': 0, '5': 5}.__getitem__
-    tx, _ = optim.make(PARAMS, 20, to_steps, **options)
+    tx, _ = optimizer(PARAMS, 20, **options)
 
     @jax.jit
     def step(params, state, k):

@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from ml_collections import ConfigDict
+from helpers.sections import section
 
+from vit_jax.config import load
+from vit_jax.config.run import Lora, Parallel, Step
 from vit_jax.errors import UserError
 from vit_jax.models import vit
 from vit_jax.optim import lora, param_groups
@@ -17,7 +19,6 @@ from vit_jax.tree_paths import param_paths
 
 FIELDS = dict(patch_size=4, width=16, depth=2, num_heads=2, mlp_dim=24, num_classes=3)
 IMAGES = jnp.asarray(np.random.default_rng(0).normal(size=(8, 8, 8, 3)), jnp.float32)
-CONFIG = ConfigDict({'init': {'from': 'x'}, 'optim': {'name': 'sgd'}})
 
 
 def drawn(shapes, seed=0):
@@ -29,7 +30,7 @@ def made(options, **fields):
     """A model, its adapters, and random parameters with them."""
     model = vit.Model(**FIELDS | fields)
     shapes = jax.eval_shape(model.init, jax.random.key(0), IMAGES)['params']
-    adapters, shapes = lora.make(CONFIG, options, model, shapes)
+    adapters, shapes = lora.make(section(Lora, **options), model, shapes)
     return model, adapters, drawn(shapes)
 
 
@@ -86,16 +87,15 @@ def stepped(name):
     """Parameters before and after a step."""
     devices, parallel, microbatches = LAYOUTS.get(name, (1, {}, 1))
     model, adapters, params = made({'rank': 2, 'alpha': 4.0, 'dora': True})
-    layout = sharding.make_layout(devices=jax.devices()[:devices], **parallel)
+    layout = sharding.make_layout(jax.devices()[:devices], Parallel(**parallel))
     tx = param_groups.frozen(optax.sgd(0.5), (adapters.pattern,))
 
     def init(params):
         return init_state({'params': params}, tx, seed=0, ema=False)
 
     step = make_train_step(
-        *(adapters.wrap(model), classify.Task(), tx, layout),
+        *(adapters.wrap(model), classify.Task(), tx, Step(accum_steps=microbatches), layout),
         freeze=(adapters.pattern,),
-        accum_steps=microbatches,
     )
     step = layout.compile_train(step, jax.eval_shape(init, params))
     state = layout.create(init, jax.tree.map(np.asarray, params))
@@ -122,25 +122,35 @@ def test_a_step_changes_what_trains_and_nothing_else():
 
 
 @pytest.mark.parametrize(
-    ('options', 'changes', 'message'),
+    ('options', 'message'),
     [
-        ({'rank': 2, 'layers': ('fc3',)}, {}, "'fc3' matches no kernel; one is"),
+        ({'rank': 2, 'layers': ('fc3',)}, "'fc3' matches no kernel; one is"),
         (
             {'rank': 2, 'layers': ('fc1',), 'train': ('fc3',)},
-            {},
             r"config.lora.train: 'fc3' matches no parameter",
         ),
-        ({'rank': 2, 'layers': ('(',)}, {}, 'is not a regex'),
-        ({'rank': 2, 'layers': 'fc1'}, {}, r"write a tuple, \('fc1',\)"),
-        ({'rank': 2, 'alpha': -1.0}, {}, 'config.lora.alpha=-1.0: must be positive'),
-        ({'rank': -1}, {}, 'config.lora.rank=-1'),
-        ({'rank': 2}, {'init': {'from': ''}}, 'adapters need a checkpoint'),
-        ({'rank': 2}, {'step': {'ema_decay': 0.9}}, 'adapters are not averaged'),
-        ({'rank': 2}, {'optim': {'parametrization': 'mup(width=8)'}}, 'adapters have no muP'),
+        ({'rank': 2, 'layers': ('(',)}, 'is not a regex'),
+        ({'rank': 2, 'layers': 'fc1'}, r"write a tuple, \('fc1',\)"),
+        ({'rank': 2, 'alpha': -1.0}, 'config.lora.alpha=-1.0: must be positive'),
+        ({'rank': -1}, 'config.lora.rank=-1'),
     ],
 )
-def test_a_mistake_is_named(options, changes, message):
+def test_a_mistake_is_named(options, message):
     model = vit.Model(**FIELDS)
     shapes = {'block_0': {'mlp': {'fc1': {'kernel': jax.ShapeDtypeStruct((16, 24), jnp.float32)}}}}
     with pytest.raises(UserError, match=message):
-        lora.make(ConfigDict(CONFIG.to_dict() | changes), options, model, shapes)
+        lora.make(section(Lora, **options), model, shapes)
+
+
+@pytest.mark.parametrize(
+    ('changes', 'message'),
+    [
+        (['init.from='], 'adapters need a checkpoint'),
+        (['step.ema_decay=0.9'], 'adapters are not averaged'),
+        (['step.ema_decay=0', 'optim.parametrization=mup(width=8)'], 'adapters have no muP'),
+    ],
+)
+def test_what_a_run_with_adapters_cannot_have(changes, message, repo):
+    words = ['init.from=x', 'lora.rank=2', *changes]
+    with pytest.raises(UserError, match=rf'config.lora.rank=2: {message}'):
+        load.load(f'{repo}/experiments/vit/digits.py', words)

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers.sections import optimizer
 from optax import contrib
 
 from vit_jax.errors import UserError
-from vit_jax.optim import make as optim
 from vit_jax.tree_paths import param_paths
 
 D, H, K = 12, 2, 6
@@ -28,7 +28,7 @@ def params(rng):
 
 def stepped(values, steps=3, seed=1, **keys):
     """The parameters after a few steps on fixed gradients."""
-    tx, _ = optim.make(values, steps, int, name='muon', lr=0.1, **keys)
+    tx, _ = optimizer(values, steps, name='muon', lr=0.1, **keys)
     return applied(tx, values, steps, seed)
 
 
@@ -85,7 +85,7 @@ def test_each_projection_is_a_matrix_of_its_own(values):
 
 def test_what_is_no_kernel_of_a_block_is_trained_by_adamw(values):
     found = param_paths(stepped(values, weight_decay=0.1))
-    tx, _ = optim.make(values, 3, int, name='adamw', lr=0.1, weight_decay=0.1)
+    tx, _ = optimizer(values, 3, name='adamw', lr=0.1, weight_decay=0.1)
     expected = param_paths(applied(tx, values, 3))
     others = {path for path in expected if path.startswith('head') or path.endswith('bias')}
     assert len(others) == 4
@@ -114,7 +114,7 @@ def test_scanned_blocks_are_trained_as_separate_ones():
         return dict(zip(apart, drawn, strict=True))
 
     def trained(tree, draw):
-        tx, _ = optim.make(tree, 2, int, name='muon', lr=0.1, weight_decay=0.1)
+        tx, _ = optimizer(tree, 2, name='muon', lr=0.1, weight_decay=0.1)
         return applied(tx, tree, 2, draw=draw)
 
     scanned, unrolled = trained(stacked, stack)['blocks'], trained(apart, separate)

@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers.sections import optimizer
 
 from vit_jax.config import load
 from vit_jax.errors import UserError
 from vit_jax.models import seq2seq, vit
-from vit_jax.optim import make, mup
+from vit_jax.optim import mup
 from vit_jax.trainer import build
 from vit_jax.tree_paths import param_paths
 
@@ -100,8 +101,8 @@ def test_weight_decay_keeps_the_product_of_rate_and_strength():
     params = jax.tree.map(lambda s: jnp.ones(s.shape), shapes(model))
     zero = jax.tree.map(jnp.zeros_like, params)
     keys = dict(name='adamw', lr=0.1, weight_decay=0.5, decay_mults=(('fc1', 2.0),))
-    tx, _ = make.make(params, 1, int, (), found, **keys)
-    plain, _ = make.make(params, 1, int, **keys)
+    tx, _ = optimizer(params, 1, (), found, **keys)
+    plain, _ = optimizer(params, 1, **keys)
 
     @functools.partial(jax.jit, static_argnums=0)
     def updates(tx, params):
@@ -130,7 +131,7 @@ def change(times, is_mup, lr=0.01, steps=3):
     params = jax.jit(model.init)(jax.random.key(times), images)['params']
     found = factors(model, base) if is_mup else None
     params = mup.scaled(params, found) if is_mup else params
-    tx, _ = make.make(params, steps, int, (), found, name='adam', lr=lr)
+    tx, _ = optimizer(params, steps, (), found, name='adam', lr=lr)
 
     def loss(params):
         logits = model.apply({'params': params}, images)['logits']

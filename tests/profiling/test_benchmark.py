@@ -13,9 +13,10 @@ import numpy as np
 import optax
 import pytest
 from helpers import linear, toys
+from helpers.sections import optimizer
 
+from vit_jax.config.run import Parallel
 from vit_jax.models import vit
-from vit_jax.optim import make as optim
 from vit_jax.profiling import benchmark, flops, task_flops
 from vit_jax.runtime import sharding
 from vit_jax.tasks import classify
@@ -28,7 +29,7 @@ def model():
 
 
 def sgd(params):
-    return optim.make(params, 1, int, name='sgd', lr=0.1)[0]
+    return optimizer(params, 1, name='sgd', lr=0.1)[0]
 
 
 def test_every_call_is_timed():
@@ -47,7 +48,7 @@ def test_every_call_is_timed():
 @pytest.mark.slow
 @pytest.mark.parametrize('strategy', ['jit', 'pmap'])
 def test_both_steps_are_timed(strategy):
-    layout = sharding.make_layout(jax.devices()[:2], strategy=strategy)
+    layout = sharding.make_layout(jax.devices()[:2], Parallel(strategy=strategy))
     sizes = {'batch_size': 16, 'steps': 4}
     forward = benchmark.time_forward(model(), classify.Task(), layout, SPEC, **sizes)
     train = benchmark.time_train(model(), classify.Task(), sgd, layout, SPEC, **sizes)

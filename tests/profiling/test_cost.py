@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from vit_jax.commands import scaling
-from vit_jax.config import defaults, load, objects
+from vit_jax.config import load
+from vit_jax.config.run import Data
 from vit_jax.data.dataset import open_dataset
 from vit_jax.errors import UserError
 from vit_jax.models import bit_resnet, hybrid, vit
@@ -145,9 +146,9 @@ def test_text_is_priced_batch_by_batch(capsys, repo):
     assert heading[:5] == ['parameters', 'steps', 'examples', 'tokens', 'GFLOPs']
     config = load.load(file, [split])
     config.model.vocab_size = 14
-    data = open_dataset(256, **defaults.keywords(config.data))
+    data = open_dataset(load.section(config, Data), 256)
     epoch = data.plan.epoch
-    network, _ = objects.model_and_task(config)
+    network, _ = load.model_and_task(config)
     forward = {n: flops.forward_flops(network, *np.zeros((2, 1, n), np.int32)) for n in (8, 13)}
     batches = [data.plan.batch(k) for k in range(3 * epoch.steps)]
     members = [int(i) for _, rows in batches for i in rows if i >= 0]

@@ -13,6 +13,7 @@ from helpers import toys
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
+from vit_jax.config.run import Parallel, Step
 from vit_jax.errors import UserError
 from vit_jax.profiling import hlo, roofline
 from vit_jax.runtime import mesh, sharding
@@ -97,7 +98,7 @@ def test_slices_that_cannot_be_are_one_line(devices, slices, message):
 )
 def test_parameters_are_split_within_a_slice_alone(options, message):
     with pytest.raises(UserError, match=message):
-        sharding.make_layout(jax.devices()[:8], slices=2, **options)
+        sharding.make_layout(jax.devices()[:8], Parallel(slices=2, **options))
 
 
 @pytest.mark.parametrize(
@@ -142,10 +143,10 @@ def init():
 @functools.cache
 def exchanged():
     """(whether in a loop, collective) of a step of four microbatches on two slices of four."""
-    layout = sharding.make_layout(jax.devices()[:8], **ON_SLICES)
-    args = toys.Model(), toys.Task(), optax.sgd(1.0), layout
+    layout = sharding.make_layout(jax.devices()[:8], Parallel(**ON_SLICES))
+    args = toys.Model(), toys.Task(), optax.sgd(1.0), Step(accum_steps=4), layout
     abstract = jax.eval_shape(init)
-    step = layout.compile_train(make_train_step(*args, accum_steps=4), abstract)
+    step = layout.compile_train(make_train_step(*args), abstract)
     batch = sharding.abstract_batch(layout, toys.make_batch())
     lowered = step.lower(sharding.abstract_target(layout, abstract), batch)
     module = hlo.parse(lowered.compile().as_text())
@@ -177,7 +178,7 @@ def test_gradients_cross_once_a_step_and_not_once_a_microbatch():
 
 @pytest.mark.slow
 def test_every_slice_has_all_parameters_and_its_own_rows():
-    layout = sharding.make_layout(jax.devices()[:8], **ON_SLICES)
+    layout = sharding.make_layout(jax.devices()[:8], Parallel(**ON_SLICES))
     batch = layout.put_batch(toys.make_batch())
     np.testing.assert_array_equal(batch['x'], toys.make_batch()['x'])
     first = {s.device: s.index[0].start for s in batch['x'].addressable_shards}

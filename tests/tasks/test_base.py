@@ -13,7 +13,7 @@ from helpers.applies import Given
 from helpers.experiments import PATHS, ROOT
 
 from vit_jax import step
-from vit_jax.config import load, objects, schema
+from vit_jax.config import load, objects
 from vit_jax.errors import UserError
 from vit_jax.ops.terms import Term
 from vit_jax.tasks import base
@@ -50,7 +50,7 @@ def test_a_task_without_a_loss_or_of_another_base_is_refused():
     with pytest.raises(
         UserError, match=r'not_a_task.*must be derived from vit_jax.tasks.base.Task'
     ):
-        schema.task_class(config)
+        objects.task_class(config.task.name)
 
 
 def first_of_each_task():
@@ -119,4 +119,4 @@ def test_objects_name_a_task_that_is_abstract():
     config = load.load(f'{ROOT}/experiments/vit/digits.py:smoke')
     config.task = {'name': 'helpers.abstract_task'}
     with pytest.raises(UserError, match=r'config.task: .*abstract'):
-        objects.model_and_task(config)
+        load.model_and_task(config)

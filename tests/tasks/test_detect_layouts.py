@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 
+from vit_jax.config.run import Parallel, Step
 from vit_jax.runtime import sharding
 from vit_jax.step import init_state, init_variables, make_train_step
 from vit_jax.tasks.detect import Task
@@ -68,9 +69,9 @@ def start():
 def stepped(name):
     """Metrics and gradients of one step."""
     layout = sharding.make_layout(
-        **LAYOUTS[name], devices=jax.devices()[: 1 if name == 'one' else 8]
+        jax.devices()[: 1 if name == 'one' else 8], Parallel(**LAYOUTS[name])
     )
-    step = make_train_step(MODEL, TASK, TX, layout)
+    step = make_train_step(MODEL, TASK, TX, Step(), layout)
     compiled = layout.compile_train(step, jax.eval_shape(init))
     state = layout.from_global(jax.device_put(start(), layout.shardings(start())))
     before = param_paths(start().params)

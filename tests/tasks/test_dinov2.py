@@ -10,12 +10,12 @@ import optax
 import pytest
 from helpers.applies import Given
 from helpers.pictures import images_like
+from helpers.sections import optimizer, section, times
 
-from vit_jax.config.durations import Durations
+from vit_jax.config.run import Step
 from vit_jax.errors import UserError
 from vit_jax.models import dinov2, vit
 from vit_jax.ops import resize, self_distillation, terms
-from vit_jax.optim import make as optim
 from vit_jax.runtime import sharding
 from vit_jax.step import Training, init_state, init_variables, make_train_step
 from vit_jax.tasks import base
@@ -190,13 +190,13 @@ def program():
     """The layout, the initial state, and the compiled step."""
     layout, task = sharding.make_layout(jax.devices()[:1]), Task(warmup=2)
     options = {'weight_decay': 0.1, 'lr_delays': (('/prototypes/', '2'),)}
-    tx, _ = optim.make(params(), 4, int, name='adamw', lr=1e-2, **options)
+    tx, _ = optimizer(params(), 4, name='adamw', lr=1e-2, **options)
 
     def init():
         return init_state({'params': params()}, tx, seed=0, ema=True)
 
     average = {'ema_decay': 0.9, 'ema_schedule': {'name': 'cosine', 'final': 1.0}}
-    step = make_train_step(MODEL, task, tx, times=Durations(1, 1, 4), **average)
+    step = make_train_step(MODEL, task, tx, section(Step, **average), times=times(4))
     return layout, init, layout.compile_train(step, jax.eval_shape(init))
 
 

@@ -11,6 +11,7 @@ from helpers.applies import Given
 from helpers.experiments import ROOT
 
 from vit_jax.config import load
+from vit_jax.config.run import Parallel, Step
 from vit_jax.errors import UserError
 from vit_jax.models.siglip import Model
 from vit_jax.ops import terms
@@ -66,14 +67,14 @@ LARGE = {
 def temporaries(parallel, chunk):
     """Bytes that a step on 2,048 pairs holds on each of eight devices."""
     model = MODEL.clone(width=8, embed_dim=8, mlp_dim=8, pool='gap')
-    layout = sharding.make_layout(**parallel, devices=jax.devices()[:8])
+    layout = sharding.make_layout(jax.devices()[:8], Parallel(**parallel))
     task, tx = Task(chunk=chunk), optax.sgd(1.0)
 
     def start():
         one = jax.tree.map(lambda x: jnp.zeros((1, *x.shape[1:]), x.dtype), LARGE)
         return init_state(init_variables(model, task, one, 0), tx, 0, ema=False)
 
-    step = make_train_step(model, task, tx, layout)
+    step = make_train_step(model, task, tx, Step(), layout)
     state, batch = jax.eval_shape(start), LARGE
     if layout.train_axis:  # of pmap, whose arrays have an axis of devices
         step = jax.pmap(step, layout.train_axis, devices=jax.devices()[:8])

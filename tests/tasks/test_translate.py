@@ -10,6 +10,7 @@ import optax
 import pytest
 from helpers.applies import Given
 
+from vit_jax.config.run import Parallel
 from vit_jax.errors import UserError
 from vit_jax.models import rnn_seq2seq, seq2seq
 from vit_jax.ops import terms
@@ -157,7 +158,7 @@ def updated(accum_steps=1):
 def test_microbatches_and_devices_count_by_their_tokens():
     params, metrics = updated()
     devices = jax.devices()[:2]
-    state, step = split_step(2, sharding.make_layout(devices, strategy='pmap'))
+    state, step = split_step(2, sharding.make_layout(devices, Parallel(strategy='pmap')))
     pairs = jax.tree.map(lambda x: x.reshape(2, 2, *x.shape[1:]), BATCH)
     replicas = flax.jax_utils.replicate(state, devices)
     shared, of_devices = jax.pmap(step, 'batch', devices=devices)(replicas, pairs)

@@ -15,6 +15,7 @@ from PIL import Image
 from vit_jax import interop
 from vit_jax.__main__ import main
 from vit_jax.config import load as config_lib
+from vit_jax.config.run import Data
 from vit_jax.data.dataset import open_dataset
 from vit_jax.data.records import SourceInfo
 from vit_jax.errors import EXIT_PREEMPTED, UserError
@@ -309,7 +310,7 @@ def test_the_first_lines_name_classes_and_their_counts(names, counts, lines):
 
 
 def test_other_numbers_of_a_class_are_refused_where_they_are_weights():
-    data = open_dataset(4, source='digits', split='train[:2 per class]')
+    data = open_dataset(Data(source='digits', split='train[:2 per class]'), 4)
     compatibility.require_same_class_counts([2] * 10, data)
     compatibility.require_same_class_counts(None, data)
     with pytest.raises(UserError, match='other numbers of examples'):

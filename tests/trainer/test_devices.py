@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from ml_collections import ConfigDict
 
+from vit_jax.config.run import Data, Parallel, Step
 from vit_jax.errors import UserError
 from vit_jax.models import vit
 from vit_jax.runtime import sharding
@@ -63,7 +63,7 @@ def make_batch(step, size=32):
 
 
 def make_layout(devices=8, **options):
-    return sharding.make_layout(**options, devices=jax.devices()[:devices])
+    return sharding.make_layout(jax.devices()[:devices], Parallel(**options))
 
 
 def placement(state):
@@ -88,12 +88,7 @@ class Training:
     def __init__(self, accum_steps=1, **options):
         self.layout = make_layout(**options)
         train_step = make_train_step(
-            MODEL,
-            TASK,
-            TX,
-            self.layout,
-            accum_steps=accum_steps,
-            ema_decay=0.9,
+            MODEL, TASK, TX, Step(accum_steps=accum_steps, ema_decay=0.9), self.layout
         )
         self.step = self.layout.compile_train(train_step, jax.eval_shape(init))
         self.state = self.layout.create(init)
@@ -209,9 +204,7 @@ def test_a_run_goes_on_under_another_layout(first, second):
 def test_evaluation_counts_each_of_30_examples_once(name):
     """In two batches of 16, of which the second is padded."""
     layout, params = training(name).layout, training('one').final.ema
-    section = {'source': 'digits', 'split': 'test[:30]', 'transforms': '', 'batch_size': 16}
-    config = ConfigDict({'batch_size': 32, 'data': {}, 'evals': {'test': section}})
-    data = evaluate.open_data(config.evals.test, config.batch_size, layout)
+    data = evaluate.open_data(Data(source='digits', split='test[:30]'), 16, layout)
     batches = list(data.eval_batches())
     assert [len(batch['label']) for batch in batches] == [16, 16]
 

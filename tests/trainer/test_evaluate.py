@@ -11,7 +11,8 @@ import pytest
 from ml_collections import ConfigDict
 
 from vit_jax.__main__ import main
-from vit_jax.config import load, objects, schema
+from vit_jax.config import load, objects
+from vit_jax.config.run import Parallel, Task
 from vit_jax.data import sources
 from vit_jax.errors import UserError
 from vit_jax.evaluators import coco_ap, panoptic_quality
@@ -75,7 +76,7 @@ def recorder(tmp_path, monkeypatch):
     (tmp_path / 'my_lab').mkdir()
     (tmp_path / 'my_lab' / 'recorder.py').write_text(RECORDER)
     monkeypatch.syspath_prepend(tmp_path)
-    yield schema.evaluator_class('my_lab.recorder')
+    yield objects.evaluator_class('my_lab.recorder')
     for name in ('my_lab.recorder', 'my_lab'):
         sys.modules.pop(name, None)
 
@@ -92,17 +93,23 @@ def outputs_of(variables, images):
 
 
 def make_layout(name):
-    return sharding.make_layout(**LAYOUTS[name], devices=jax.devices()[: 1 if name == 'one' else 8])
+    return sharding.make_layout(
+        jax.devices()[: 1 if name == 'one' else 8], Parallel(**LAYOUTS[name])
+    )
+
+
+def settings(evals, task='classify'):
+    """The typed config of evaluations."""
+    named = {'model': {'name': 'vit'}, 'task': {'name': task}}
+    groups = {'batch_size': 32, 'data': {'source': '', 'split': ''}, 'evals': evals}
+    return load.to_inference(ConfigDict(groups | named))
 
 
 def run(entries, layout, variables, **data):
     """What `config.evals` with these entries gives, {name/metric: value}."""
     evals = {name: {**DATA, 'fit': FIT, **entry, **data} for name, entry in entries.items()}
-    config = ConfigDict(
-        {'batch_size': 32, 'data': {}, 'evals': evals, 'task': {'name': 'classify'}}
-    )
     steps = evaluate.compile_steps(MODEL, TASK, layout)
-    opened = evaluate.open_evals(config, layout, steps)
+    opened = evaluate.open_evals(settings(evals), layout, steps)
     placed = layout.from_global(jax.device_put(variables, layout.shardings(variables)))
     return evaluate.run(steps, opened, placed)
 
@@ -157,14 +164,11 @@ def test_evaluators_of_the_same_data_share_its_passes(recorder, variables):
     entry = {**DATA, 'evaluator': 'my_lab.recorder'}
     fits = {'a': FIT, 'b': FIT, 'c': 'train[:10]'}
     evals = {name: {**entry, 'fit': fit} for name, fit in fits.items()}
-    config = ConfigDict(
-        {'batch_size': 32, 'data': {}, 'evals': evals, 'task': {'name': 'classify'}}
-    )
     steps, calls = evaluate.compile_steps(MODEL, TASK, layout), []
     counted = dataclasses.replace(
         steps, predict=lambda *args: calls.append(args) or steps.predict(*args)
     )
-    opened = evaluate.open_evals(config, layout, counted)
+    opened = evaluate.open_evals(settings(evals), layout, counted)
     results = evaluate.run(counted, opened, variables)
     assert results == {'a/examples': 61.0, 'b/examples': 61.0, 'c/examples': 61.0}
     passes = {'a and b learn': -(-300 // 24), 'c learns': 1, 'all are measured': -(-61 // 24)}
@@ -186,11 +190,9 @@ def test_classes_hold_for_both_splits(recorder, variables):
 
 def test_every_evaluation_starts_anew(variables):
     layout = make_layout('one')
-    config = ConfigDict(
-        {'batch_size': 32, 'data': {}, 'evals': {'k': {**DATA, **ENTRIES['knn'], 'fit': FIT}}}
-    )
+    evals = {'k': {**DATA, **ENTRIES['knn'], 'fit': FIT}}
     steps = evaluate.compile_steps(MODEL, TASK, layout)
-    opened = evaluate.open_evals(config, layout, steps)
+    opened = evaluate.open_evals(settings(evals), layout, steps)
     first, second = (evaluate.run(steps, opened, variables) for _ in range(2))
     assert first == second
 
@@ -205,18 +207,11 @@ def test_a_task_without_predictions():
         def loss(self, outputs, batch):
             return {}
 
-    config = ConfigDict(
-        {
-            'batch_size': 8,
-            'data': {},
-            'task': {'name': 'silent'},
-            'evals': {'k': {**DATA, **ENTRIES['knn'], 'fit': FIT}},
-        }
-    )
+    evals = {'k': {**DATA, **ENTRIES['knn'], 'fit': FIT}}
     layout = make_layout('one')
     steps = evaluate.compile_steps(MODEL, Silent(), layout)
     with pytest.raises(UserError, match="task 'silent' has no predictions to evaluate"):
-        evaluate.open_evals(config, layout, steps)
+        evaluate.open_evals(settings(evals, 'silent'), layout, steps)
 
 
 @pytest.mark.parametrize(
@@ -377,13 +372,11 @@ def test_mistakes_in_flags_are_one_line(evaluated_run, flags, message, capsys):
 
 def test_a_line_shows_the_headline_of_each_evaluation():
     results = {'test/loss': 0.5, 'test/box': 0.25, 'ap/AP50': 0.75, 'ap/AR_1': 0.125, 'broken': 2}
-    config = ConfigDict({'task': {'name': 'detect'}, 'evals': {'test': {}, 'ap': {}}})
-    config.evals.ap.evaluator = 'coco_ap'
-    headlines = {name: objects.headline(config, one) for name, one in config.evals.items()}
+    evals = settings({'test': DATA, 'ap': {**DATA, 'evaluator': 'coco_ap'}}).evals
+    headlines = {k: objects.headline(entry, Task(name='detect')) for k, entry in evals.items()}
     line = evaluate.line(headlines, results)
     assert line == 'test/loss 0.5000  ap/AP50 0.7500  broken 2.0000'
-    config.task.name = 'classify'
-    headlines['test'] = objects.headline(config, config.evals.test)
+    headlines['test'] = objects.headline(evals['test'], Task(name='classify'))
     assert 'test/box 0.2500' in evaluate.line(headlines, results)
 
 

@@ -18,6 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from vit_jax.checkpoints.checkpointer import load_variables
 from vit_jax.config import load
+from vit_jax.config.run import Parallel
 from vit_jax.models import vit
 from vit_jax.nn.maps import AttentionMap
 from vit_jax.ops.search import PAD
@@ -53,12 +54,13 @@ def events(folder):
 
 def opened(section, layout, predict=None, task='classify', look=None):
     """The examples of an evaluation, and its steps, both of which may be replaced."""
-    model = {'name': 'toy'}
-    config = ConfigDict({'batch_size': 8, 'data': {}, 'model': model, 'task': {'name': task}})
-    config.evals = {'test': section}
+    config = {'batch_size': 8, 'data': {'source': '', 'split': ''}, 'model': {'name': 'toy'}}
+    config |= {'task': {'name': task}, 'evals': {'test': section}}
+    required = {'total': 1, 'optim': {'name': 'sgd', 'lr': 0.1}}
+    run = load.to_run(ConfigDict(config | required))
     steps = evaluate.compile_steps(MODEL, classify.Task(), layout)
     steps = dataclasses.replace(steps, predict=predict, attention_step=look) if predict else steps
-    return examples.make_examples(config, evaluate.open_evals(config, layout, steps), steps), steps
+    return examples.make_examples(run, evaluate.open_evals(run, layout, steps), steps), steps
 
 
 def one_device():
@@ -92,7 +94,9 @@ def test_a_stopped_run_shows_what_an_uninterrupted_one_does(tmp_path, smoke_run)
 @pytest.mark.slow
 @pytest.mark.parametrize('name', LAYOUTS)
 def test_examples_are_predicted_under_every_layout(name, monkeypatch):
-    layout = sharding.make_layout(jax.devices()[: 1 if name == 'one' else 8], **LAYOUTS[name])
+    layout = sharding.make_layout(
+        jax.devices()[: 1 if name == 'one' else 8], Parallel(**LAYOUTS[name])
+    )
     found, steps = opened({'source': 'digits', 'split': 'test[:61]', 'transforms': ''}, layout)
     drawn = []
     monkeypatch.setattr(
@@ -218,15 +222,13 @@ def test_no_process_predicts_what_another_cannot_read(monkeypatch):
 
 
 def test_who_shows_nothing_gets_nothing():
-    config = ConfigDict({'task': {'name': 'classify'}, 'writers': ()})
+    run = load.to_run(load.load(DIGITS))
+    silent = dataclasses.replace(run, writers=())
     steps = SimpleNamespace(predict=lambda *args: None)
     known = {'test': evaluate.Evaluation(SimpleNamespace())}
-    assert examples.make_examples(config, known, steps) is None
-    config.writers = ('tensorboard',)
+    assert examples.make_examples(silent, known, steps) is None
     of_others = {'few': evaluate.Evaluation(SimpleNamespace(), SimpleNamespace(learns=True))}
-    assert examples.make_examples(config, of_others, steps) is None, (
-        'their names are of other classes'
-    )
+    assert examples.make_examples(run, of_others, steps) is None, 'their names are of other classes'
 
 
 @pytest.mark.parametrize(

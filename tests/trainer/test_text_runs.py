@@ -14,7 +14,8 @@ from ml_collections.config_dict import placeholder
 
 from vit_jax.__main__ import main
 from vit_jax.checkpoints import checkpointer
-from vit_jax.config import defaults, load
+from vit_jax.config import load
+from vit_jax.config.run import Data
 from vit_jax.data import vocabulary
 from vit_jax.data.dataset import open_dataset
 from vit_jax.data.plans.buckets import BucketBatches
@@ -101,7 +102,7 @@ def get_config(**data: object) -> ConfigDict:
 
 
 def plan_of(config: ConfigDict) -> BucketBatches:
-    return open_dataset(TOKENS, **defaults.keywords(config.data)).plan.epoch
+    return open_dataset(load.section(config, Data), TOKENS).plan.epoch
 
 
 def one_run(config: ConfigDict, folder: pathlib.Path, **options: object) -> dict[str, float]:

@@ -31,7 +31,7 @@ def train(folder, *names):
     """Three starts, of which the first two are killed."""
     folder.mkdir()
     for start, steps in STARTS:
-        writer = Writer(folder, 6, start, 'images', CONFIG | {'writers': names})
+        writer = Writer(folder, 6, start, 'images', CONFIG, writers=names)
         for step in steps:
             writer.write(step, {'train/loss': step / 2, 'test/signature': 'nrefs:1'})
         if steps[-1] == 6:
@@ -132,7 +132,7 @@ def show(folder, *names):
     """Two starts, of which the first is killed after step 4, and resumed after step 2."""
     picture = Figure(figsize=(0.3, 0.2), facecolor='red')
     for start, steps in ((0, (2, 4)), (2, (4, 6))):
-        writer = Writer(folder, 6, start, 'images', CONFIG | {'writers': names})
+        writer = Writer(folder, 6, start, 'images', CONFIG, writers=names)
         for step in steps:
             writer.write(step, {'test/loss': step / 2})
             writer.show(step, 'test/examples', picture)
@@ -195,7 +195,7 @@ def test_a_writer_need_not_show_anything(tmp_path, fake_wandb):
         def scalars(self, step, values):
             told.append((step, values))
 
-    writer = Writer(tmp_path, 6, 0, 'images', {'writers': ('wandb',)})
+    writer = Writer(tmp_path, 6, 0, 'images', writers=('wandb',))
     writer.services[0].writer = Told(base.begin(tmp_path, tmp_path, 0, {}, []))
     writer.show(1, 'test/examples', Figure())
     writer.show(1, 'test/texts', ROWS)
@@ -207,12 +207,12 @@ def test_a_writer_need_not_show_anything(tmp_path, fake_wandb):
 def test_what_is_no_writer_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr('vit_jax.writers.wandb.Writer', SimpleNamespace)
     with pytest.raises(UserError, match=r'its Writer must be derived from vit_jax.writers.base'):
-        Writer(tmp_path, 6, 0, 'images', {'writers': ('wandb',)})
+        Writer(tmp_path, 6, 0, 'images', writers=('wandb',))
 
 
 def test_a_run_that_starts_anew_is_another_one_there(tmp_path, fake_wandb):
     for _ in range(2):
-        Writer(tmp_path, 6, 0, 'images', {'writers': ('wandb',)}).close()
+        Writer(tmp_path, 6, 0, 'images', writers=('wandb',)).close()
     first, second = (init['id'] for init in fake_wandb.inits)
     assert first != second
 
@@ -224,7 +224,7 @@ def test_a_damaged_note_of_what_was_told_counts_as_none(tmp_path):
 
 
 def test_a_service_that_fails_is_left_out_and_the_run_goes_on(tmp_path, fake_wandb, capsys):
-    writer = Writer(tmp_path, 6, 0, 'images', {'writers': ('wandb', 'tensorboard')})
+    writer = Writer(tmp_path, 6, 0, 'images', writers=('wandb', 'tensorboard'))
     writer.write(1, {'a': 1.0})
     fake_wandb.log = lambda values, step: 1 / 0
     writer.write(2, {'a': 2.0})
@@ -250,7 +250,7 @@ def test_a_service_that_does_not_answer_gets_what_it_missed(
 ):
     monkeypatch.setattr(services, 'FIRST_PAUSE', 0.0)
     fake_mlflow.error = None if silent_from else error
-    writer = Writer(tmp_path, 6, 0, 'images', CONFIG | {'writers': ('mlflow',)})
+    writer = Writer(tmp_path, 6, 0, 'images', CONFIG, writers=('mlflow',))
     for step in range(1, 7):
         fake_mlflow.error = error if silent_from <= step < 5 else None
         writer.write(step, {'a': float(step)})
@@ -265,7 +265,7 @@ def test_a_service_that_does_not_answer_gets_what_it_missed(
 @pytest.mark.fault(140)
 def test_a_service_that_stays_away_is_told_at_the_end(tmp_path, fake_mlflow, capsys):
     fake_mlflow.error = ConnectionRefusedError('no')
-    writer = Writer(tmp_path, 6, 0, 'images', CONFIG | {'writers': ('mlflow',)})
+    writer = Writer(tmp_path, 6, 0, 'images', CONFIG, writers=('mlflow',))
     for step in (1, 2):
         writer.write(step, {'a': 1.0})
     writer.close()
@@ -278,7 +278,7 @@ def test_a_service_that_stays_away_is_told_at_the_end(tmp_path, fake_mlflow, cap
 def test_another_mistake_at_the_start_of_a_writer_is_no_silence(tmp_path, fake_mlflow, error):
     fake_mlflow.error = error
     with pytest.raises((UserError, OSError)):
-        Writer(tmp_path, 6, 0, 'images', CONFIG | {'writers': ('mlflow',)})
+        Writer(tmp_path, 6, 0, 'images', CONFIG, writers=('mlflow',))
 
 
 @pytest.mark.parametrize('status', [401, 403, 404, 429, 500, 503])
@@ -309,13 +309,13 @@ def test_mlflow_gets_names_that_it_accepts(name, escaped):
 def test_a_missing_package_is_one_line_that_names_the_extra(tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError, match=rf"pip install -e '.\[{name}\]'"):
-        Writer(tmp_path, 6, 0, 'images', {'writers': (name,)})
+        Writer(tmp_path, 6, 0, 'images', writers=(name,))
 
 
 def test_a_service_that_does_not_start_is_one_line(tmp_path, fake_wandb, monkeypatch):
     monkeypatch.setattr('wandb.init', lambda **keywords: 1 / 0, raising=True)
     with pytest.raises(UserError, match="'wandb' does not start: ZeroDivision"):
-        Writer(tmp_path, 6, 0, 'images', {'writers': ('wandb',)})
+        Writer(tmp_path, 6, 0, 'images', writers=('wandb',))
 
 
 def test_names_are_checked_with_the_config(repo):
@@ -373,8 +373,8 @@ def test_mlflow_itself_takes_any_name(tmp_path, monkeypatch):
     client = pytest.importorskip('mlflow').MlflowClient
     monkeypatch.setenv('MLFLOW_TRACKING_URI', os.fspath(tmp_path / 'store'))
     monkeypatch.setenv('MLFLOW_ALLOW_FILE_STORE', 'true')
-    config = {'writers': ('mlflow',), 'evals': {'my eval (1)': {'source': ''}}}
-    writer = Writer(tmp_path, 6, 0, 'images', config)
+    config = {'evals': {'my eval (1)': {'source': ''}}}
+    writer = Writer(tmp_path, 6, 0, 'images', config, writers=('mlflow',))
     for name in ('person (a), b', 'c++', 'n&m', '日本', 'x' * 300):
         writer.write(1, {f'val/IoU_{name}': 0.5, 'val/nan': float('nan')})
     assert not any(service.failed for service in writer.services) and writer.services

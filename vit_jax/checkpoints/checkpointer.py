@@ -15,7 +15,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,9 +25,9 @@ import numpy as np
 from vit_jax.checkpoints import format as checkpoint_format
 from vit_jax.checkpoints import manifest
 from vit_jax.checkpoints.best import BEST, KEPT, Step, best_from_meta, find_best
+from vit_jax.config.run import Checkpoint, Duration
 from vit_jax.errors import UserError
 from vit_jax.runtime.processes import on_process_0, reports_lost_peer
-from vit_jax.signatures import Steps
 from vit_jax.storage import paths, run_folder
 
 PyTree = Any
@@ -42,36 +42,27 @@ class Checkpointer:
 
     Args:
       directory: has one folder a step; made by the first save.
-      keep_last: number of newest steps to keep, at least 1.
-      keep_every: multiples of it are kept for good; 0 for none.
-      keep_steps: further steps to save and keep for good, as for other runs to branch from.
-      keep_best: a metric of an evaluation, as `test/accuracy`, or `min:test/loss` if lower is
-        better: the step with the best value is saved when evaluated and kept until another is
-        better; `--step best` reads it. Empty for none.
+      keep: `config.checkpoint`.
+      to_steps: turns a duration into steps of the run.
 
     Attributes:
       is_lost: whether the last save was deleted while it was written, so that another is due at
         once. In a job of several processes this is an error.
-      keep_steps: as given.
+      keep_steps: the steps of `keep.keep_steps`.
     """
 
     def __init__(
         self,
         directory: str | Path,
-        *,
-        keep_last: int = 2,
-        keep_every: Steps = 0,
-        keep_steps: Sequence[Steps] = (),
-        keep_best: str = '',
+        keep: Checkpoint = Checkpoint(),  # noqa: B008  frozen
+        to_steps: Callable[[Duration], int] = int,
     ) -> None:
-        if keep_last < 1 or keep_every < 0:
-            wrong = f'{keep_last} and {keep_every}'
-            raise UserError(f'checkpoint: keep_last must be >= 1 and keep_every >= 0, not {wrong}')
         silence_late_requests()
         self.directory = paths.absolute(directory)
         self._staging = checkpoint_format.Staging(self.directory)
-        self._keep, self.keep_steps = (keep_last, keep_every), frozenset(keep_steps)
-        self._keeps_best = bool(keep_best)
+        self._keep = keep.keep_last, to_steps(keep.keep_every)
+        self.keep_steps = frozenset(map(to_steps, keep.keep_steps))
+        self._keeps_best = bool(keep.keep_best)
         self._best: int | None = None
         self._saving: int | None = None
         self._handle: FolderHandle | None = None  # of the folder being written to

@@ -127,7 +127,7 @@ def task_name(args: argparse.Namespace) -> str:
     if args.workdir is not None:
         return load.read_config(args.workdir, args.allow).task.name
     args.stored = load.read(args.checkpoint, image_size=image_size(args), allowed=args.allow)
-    return args.stored.config.task.name
+    return args.stored.settings.task.name
 
 
 def open_model(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Any:

@@ -127,7 +127,7 @@ def draw_image(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
 
     photo = photo_reader(run).read(args.inputs[0], image_size(args))
     outputs, maps = predict_with_attention(run, batch_of_one(photo.fields))
-    viz = predictions.find(run.config.task.name)
+    viz = predictions.find(run.settings.task.name)
     context = Context(run.class_names, vocab=run.vocab)
     return attention_pictures.draw_on_photo(photo, outputs, maps, viz, context, selected_maps(args))
 
@@ -138,7 +138,7 @@ def draw_parameters(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
     from vit_jax.viz import attention_pictures
 
     chosen = parameter_pictures(run, args.parameters)
-    title = f'{run.config.model.name}, {run.path.name}'
+    title = f'{run.settings.model.name}, {run.path.name}'
     figure = attention_pictures.draw_parameters(chosen, only=args.head, title=title)
     more = f' and {len(chosen) - 1} more' if len(chosen) > 1 else ''
     return figure, f'{chosen[0].name}{more}'
@@ -162,5 +162,5 @@ def draw_text(run: Any, args: argparse.Namespace) -> tuple[Any, str]:
         target = default_translation(run, reader, source)
     _, maps = predict_with_attention(run, batch_of_one({'source': source, 'target': target}))
     return attention_pictures.draw_between_sentences(
-        source, target, maps, reader.vocab, run.config.model.name, selected_maps(args)
+        source, target, maps, reader.vocab, run.settings.model.name, selected_maps(args)
     )

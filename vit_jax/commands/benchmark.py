@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands._parser import Parser, check_output, writing
-from vit_jax.config.load import parse_config_args
+from vit_jax.config.load import parse_config_args, to_run
 from vit_jax.errors import UserError, positive_number
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ def main(argv: Sequence[str]) -> int:
     config = fine_tune.complete(config).config
     row = row_of(config, args.image_size, args.channels)
     config, spec, per_row = row
-    ready = benchmark.prepare(config, rows := batch_rows(config))
+    run = to_run(config)
+    ready = benchmark.prepare(run, rows := batch_rows(run))
     results = {}
     if not args.train_only:
         with console.status('compiling the forward step, and timing it'):
@@ -52,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
         with console.status('compiling the train step, and timing it'):
             results['train'] = ready.train(spec, per_row, args.steps)
     environment = benchmark.environment(ready.layout)
-    print_title(config, rows, row.example, environment)
+    print_title(str(run.model.name), rows, row.example, environment)
     print_table(spec, results)
     if args.json:
         record = {
@@ -78,12 +79,12 @@ def add_size_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def print_title(
-    config: Any, rows: int, spec: Mapping[str, Any], environment: Mapping[str, Any]
+    model: str, rows: int, spec: Mapping[str, Any], environment: Mapping[str, Any]
 ) -> None:
     """Print the model, the shapes and the devices."""
     shapes = ', '.join(f'{k} {list(s.shape)}' for k, s in spec.items() if s.shape)
     title = (
-        f'{config.model.name}, {shapes}, batch {rows}, '
+        f'{model}, {shapes}, batch {rows}, '
         f'{environment["num_devices"]} x {environment["device_kind"]} ({environment["layout"]})'
     )
     print(title)

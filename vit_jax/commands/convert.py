@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     notes = interop.write(imported, args.dst)
     count = sum(x.size for x in jax.tree.leaves(imported.params))
     size = ' for {1} x {0} images'.format(*imported.image_size) if imported.image_size else ''
-    name = imported.config.model.name
+    name = imported.settings.model.name
     print(f'{args.src}: {imported.source}: {name}{size}, {count:,} parameters')
     print(f'{place}: written')
     for note in (*imported.notes, *notes):

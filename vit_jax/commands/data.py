@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands._parser import Parser, align, check_picture, save_figure
-from vit_jax.config.load import parse_config_args
+from vit_jax.config.load import model_and_task, parse_config_args, to_run
 from vit_jax.errors import UserError, one_line, positive_number
 
 if TYPE_CHECKING:
@@ -55,10 +55,11 @@ def main(argv: Sequence[str]) -> int:
     from vit_jax.trainer.evaluate import open_data
 
     if args.out is not None:
-        check_picture(args.out, '--out', [config.data.source])
+        check_picture(args.out, '--out', [to_run(config).data.source])
     config = fine_tune.complete(config).config
     layout = sharding.make_layout()
-    data = open_data(config.data, config.batch_size, layout, seed=config.seed)
+    run = to_run(config)
+    data = open_data(run.data, run.batch_size, layout, run.seed)
     if args.bench:
         return time_stages(data, layout, args)
     with console.progress('batches', None, quiet=args.json) as advance:
@@ -119,19 +120,19 @@ def draw_batch(config: Any, data: Any, batch: dict[str, Any]) -> Any:
     """
     import numpy as np
 
-    from vit_jax.config import objects
     from vit_jax.config.defaults import complete
     from vit_jax.inference import example_set
     from vit_jax.viz import predictions
 
-    _, task = objects.model_and_task(complete(config, data.info))
+    run = to_run(config)
+    _, task = model_and_task(complete(config, data.info))
     batch = example_set.augment(task, batch)
     images = example_set.model_images(task, batch)
     count = min(SHOWN, len(next(iter(batch.values()))))
     rows = {k: v if v.ndim else [v] * count for k, v in batch.items()}
     examples = [{k: np.asarray(v[i]) for k, v in rows.items()} for i in range(count)]
-    context = example_set.make_context(data, config.data, model=config.model.name)
-    viz = predictions.find(config.task.name)
+    context = example_set.make_context(data, run.data, model=run.model.name)
+    viz = predictions.find(run.task.name)
     try:
         return viz.draw_batch(None if images is None else list(images[:count]), examples, context)
     except UserError as error:

@@ -124,7 +124,7 @@ def add_report(prepared: Any) -> tuple[Any, Any]:
     from vit_jax.trainer.evaluate import Evaluation
 
     if not prepared.trained.task.predicts:
-        name = prepared.trained.config.task.name
+        name = prepared.trained.settings.task.name
         raise UserError(f'--report needs predicted classes: task {name!r} has no predictions')
     (title, first), evaluator = next(iter(prepared.evaluations.items())), confusion.Evaluator()
     try:

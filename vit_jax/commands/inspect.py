@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands._parser import Parser, add_allow_flag, align
 from vit_jax.commands.benchmark import add_size_flags
-from vit_jax.config import defaults, objects
-from vit_jax.config.load import parse_config_args
+from vit_jax.config.load import model_and_task, parse_config_args, section
 from vit_jax.config.origin import dotted_names
+from vit_jax.config.run import Lora, Model, Step
 from vit_jax.errors import EXIT_FAILED, UserError
 from vit_jax.tree_paths import path_name
 
@@ -135,12 +135,12 @@ def from_config(config: Any, image_size: int | None, channels: int | None) -> In
     from vit_jax.profiling.examples import row_of
 
     config, spec, _ = row_of(fine_tune.complete(config).config, image_size, channels)
-    model, task = objects.model_and_task(config)
+    model, task = model_and_task(config)
     one = benchmark.blank_example(spec)
     variables = jax.eval_shape(lambda: step.init_variables(model, task, one, 0))
-    given, remarks = defaults.arguments(config, 'lora'), []
-    if given.get('rank'):
-        adapters, params = lora.make(config, given, model, variables['params'])
+    given, remarks = section(config, Lora), []
+    if given.rank:
+        adapters, params = lora.make(given, model, variables['params'])
         variables, remarks = {**variables, 'params': params}, adapters.remarks(params)
     return InspectedModel(config, variables, spec, remarks=remarks)
 
@@ -172,7 +172,7 @@ def report(subject: InspectedModel, allowed: Sequence[str] = ()) -> dict[str, An
 
     tables = {name: rows(tree) for name, tree in subject.variables.items()}
     result: dict[str, Any] = {
-        'model': subject.config.model.name,
+        'model': section(subject.config, Model).name,
         'parameters': tables.pop('params'),
         'collections': tables,
         'note': subject.note,
@@ -183,7 +183,7 @@ def report(subject: InspectedModel, allowed: Sequence[str] = ()) -> dict[str, An
         from vit_jax.inference import frozen
         from vit_jax.profiling import task_flops
 
-        model, task = objects.model_and_task(subject.config)
+        model, task = model_and_task(subject.config)
         try:
             task = frozen.attach(task, allowed).task
         except UserError as e:
@@ -191,7 +191,7 @@ def report(subject: InspectedModel, allowed: Sequence[str] = ()) -> dict[str, An
         one = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in subject.spec.items()}
         inputs = jax.tree.leaves(jax.eval_shape(task.inputs, one))
         forward = task_flops.training_flops(model, task, subject.spec).forward
-        train = task_flops.step_flops(subject.config, model, task, subject.spec)
+        train = task_flops.step_flops(section(subject.config, Step).sam, model, task, subject.spec)
         result['inputs'] = [list(x.shape[1:]) for x in inputs]
         result['flops'] = {'forward': forward, 'train': train}
     return result

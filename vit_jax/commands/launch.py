@@ -124,7 +124,7 @@ def needed_extras(command: Sequence[str], config: ConfigDict | None) -> list[str
 
     found = extras.named_by_urls(command)
     found |= (
-        extras.NAMED_BY_CONFIGS if config is None else rehearsal.needed_extras(config.to_dict())
+        extras.NAMED_BY_CONFIGS if config is None else rehearsal.needed_extras(load.to_run(config))
     )
     return sorted(found | ({'sweep'} if command[0] == 'sweep' else set()))
 

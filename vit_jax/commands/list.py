@@ -10,6 +10,7 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from vit_jax.commands import _catalog
 from vit_jax.commands._parser import Parser, align
 from vit_jax.config import reference
 from vit_jax.errors import UserError, modules, positive_number
@@ -18,15 +19,15 @@ if TYPE_CHECKING:
     from vit_jax.interop.hub import Released
     from vit_jax.profiling.variants import Variant
 
-KINDS: dict[str, Callable[[], list[reference.Named]]] = {
-    'models': partial(reference.list_modules, 'vit_jax.models'),
-    'tasks': partial(reference.list_modules, 'vit_jax.tasks'),
-    'sources': partial(reference.list_modules, 'vit_jax.data.sources'),
-    'transforms': reference.transforms,
-    'optimizers': reference.optimizers,
-    'schedules': reference.schedules,
-    'evaluators': partial(reference.list_modules, 'vit_jax.evaluators'),
-    'writers': partial(reference.list_modules, 'vit_jax.writers'),
+KINDS: dict[str, Callable[[], list[_catalog.Named]]] = {
+    'models': partial(_catalog.list_modules, 'vit_jax.models'),
+    'tasks': partial(_catalog.list_modules, 'vit_jax.tasks'),
+    'sources': partial(_catalog.list_modules, 'vit_jax.data.sources'),
+    'transforms': _catalog.transforms,
+    'optimizers': _catalog.optimizers,
+    'schedules': _catalog.schedules,
+    'evaluators': partial(_catalog.list_modules, 'vit_jax.evaluators'),
+    'writers': partial(_catalog.list_modules, 'vit_jax.writers'),
 }
 EXPERIMENTS, KEYS, VARIANTS = 'experiments', 'keys', 'variants'
 CHECKPOINTS = 'checkpoints'
@@ -85,7 +86,7 @@ def require_some(found: Sized, kind: str, words: Sequence[str]) -> None:
         raise UserError(f'list {kind}: no name contains {" or ".join(map(repr, words))}')
 
 
-def name_lines(found: Sequence[reference.Named]) -> Iterator[str]:
+def name_lines(found: Sequence[_catalog.Named]) -> Iterator[str]:
     """A line per name, or two per name if some names with their arguments are long."""
     calls = [notation(named) for named in found]
     width = max(map(len, calls), default=0)
@@ -94,7 +95,7 @@ def name_lines(found: Sequence[reference.Named]) -> Iterator[str]:
         yield f'{text if width > MAX_WIDTH else text.ljust(width)}{between}{named.line}'.rstrip()
 
 
-def notation(named: reference.Named) -> str:
+def notation(named: _catalog.Named) -> str:
     """A name with its arguments: `flip()` for a transform, `FILE:  arg arg` for an experiment."""
     if not named.arguments or named.arguments.startswith('('):
         return named.name + named.arguments
@@ -114,12 +115,12 @@ def print_kinds(as_json: bool) -> int:
 
 def print_experiments(folder: pathlib.Path | None, words: Sequence[str], as_json: bool) -> int:
     """Print the configs and sweeps whose names contain a word."""
-    found = [one for one in reference.experiments(folder) if matches(one.name, words)]
+    found = [one for one in _catalog.experiments(folder) if matches(one.name, words)]
     if as_json:
         print(to_json(found))
         return 0
     require_some(found, EXPERIMENTS, words)
-    headings = zip(reference.FILE_FUNCTIONS, ('train --config', 'sweep create'), strict=True)
+    headings = zip(_catalog.FILE_FUNCTIONS, ('train --config', 'sweep create'), strict=True)
     for function, command in headings:
         if listed := [one for one in found if function in one.functions]:
             print('\n'.join([f'for {command}:', *name_lines(listed)]))

@@ -245,7 +245,7 @@ def adapt_run(run: Any, viz: Any, args: argparse.Namespace) -> tuple[Any, Contex
         class_ids=run.class_ids,
         flags=args,
         vocab=run.vocab,
-        model=run.config.model.name,
+        model=run.settings.model.name,
         encode=text_encoder(run),
     )
     model, task = viz.adapt_model(run.model, context), viz.adapt_task(run.task, context)

@@ -19,7 +19,7 @@ from vit_jax.commands._parser import (
     check_picture,
     save_figure,
 )
-from vit_jax.config.load import parse_config_args
+from vit_jax.config.load import parse_config_args, to_run
 from vit_jax.errors import EXIT_FAILED, UserError
 from vit_jax.runtime import console
 
@@ -192,7 +192,7 @@ def _preflight_config(args: argparse.Namespace, config: ConfigDict, slice_: Topo
         refused = f'train refuses the {run.steps:,} steps of this run: {run.refusal}'
         if args.batch_size != FIT:
             raise UserError(refused)
-        print(f'note: with batch_size={config.batch_size}, {refused}', file=sys.stderr)
+        print(f'note: with batch_size={to_run(config).batch_size}, {refused}', file=sys.stderr)
     return 0 if fits else EXIT_FAILED
 
 
@@ -204,7 +204,8 @@ def _per_core(config: ConfigDict) -> float:
 
     layout = sharding.make_layout()
     with console.status('timing the data pipeline'):
-        data = open_data(config.data, config.batch_size, layout, seed=config.seed)
+        run = to_run(config)
+        data = open_data(run.data, run.batch_size, layout, run.seed)
         return pipeline.per_core(data)
 
 

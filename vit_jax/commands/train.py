@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ml_collections import ConfigDict
 
 from vit_jax.commands._parser import Parser, add_allow_flag
-from vit_jax.config.load import parse_config_args
+from vit_jax.config.load import parse_config_args, to_run
 from vit_jax.errors import EXIT_PREEMPTED, UserError, positive_number
 from vit_jax.storage import paths, run_folder
 
@@ -48,7 +48,8 @@ def main(argv: Sequence[str]) -> int:
             print(e)
             return EXIT_PREEMPTED
         if jax.process_index() == 0:
-            headlines = {name: objects.headline(config, one) for name, one in config.evals.items()}
+            run = to_run(config)
+            headlines = {k: objects.headline(entry, run.task) for k, entry in run.evals.items()}
             numbers = evaluate.line(headlines, result)
             print(f'complete: {numbers}\n{args.workdir}: see curves.png and metrics.jsonl')
     return 0
@@ -96,7 +97,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
     )
     add_allow_flag(parser)
     add_distributed_flags(parser)
-    args, config = parse_config_args(parser, argv)
+    args, config = parse_config_args(parser, argv, complete=HELP_CONFIG not in argv)
     if config is None:
         raise UserError('train needs --config FILE[:ARG]')
     return args, config

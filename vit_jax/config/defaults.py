@@ -1,4 +1,4 @@
-"""Sections completed with their defaults and with sizes of the data, and comparison of configs."""
+"""Sizes of a model that come from the data, and comparison of configs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.config import schema
-from vit_jax.config.schema import Group
+from vit_jax.config import objects, schema
+from vit_jax.config.run import LEFT_OPEN, Run
+from vit_jax.config.schema import Group, find_section, plain
 from vit_jax.errors import UserError
-from vit_jax.signatures import keyword_only
 
 # Keys of a data section that determine inputs and labels, with their defaults.
 PREPARATION: Group = {
@@ -21,41 +21,18 @@ PREPARATION: Group = {
 Change = tuple[str, Any, Any]  # a key such as 'model.posemb', and its old and new values
 
 
-def keywords(section: Group) -> dict[str, Any]:
-    """A section as keywords of its constructor, plain and hashable, without `name`."""
-    return {key: _plain(value) for key, value in section.items() if key != 'name'}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, (ConfigDict, dict)):
-        return {key: _plain(v) for key, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return tuple(_plain(v) for v in value)
-    return value
-
-
-def find_section(config: ConfigDict, section: str) -> Group:
-    """The section 'optim.schedule' or the like; empty if the config lacks it."""
-    node: Any = config
-    for key in section.split('.'):
-        node = node.get(key, {})
-    return node
-
-
-def arguments(config: ConfigDict, section: str) -> dict[str, Any]:
-    """A section as keywords of its constructor, completed by the defaults."""
-    given, known = find_section(config, section), schema.parameters(config, section)
-    return {p.name: _plain(given.get(key, p.default)) for key, p in known.items()}
-
-
 def differences(before: ConfigDict, now: ConfigDict) -> list[str]:
     """The sections and keys in which two configs differ, such as 'optim.schedule' and 'seed'.
 
     A missing key equals its default. `before` is not trusted: its model and task are imported only
     if `now` has the same.
     """
-    sections = keyword_only(schema.Config)
-    names = [key for name in sections for key in (name, *schema.nested_sections(name))]
+    nested = [path for path in schema.section_paths({}) if '.' in path]
+    names = [
+        name
+        for key in schema.fields(Run)
+        for name in (key, *(path for path in nested if path.startswith(f'{key}.')))
+    ]
     return [name for name in names if _differ(before, now, name)]
 
 
@@ -70,12 +47,12 @@ def _differ(before: ConfigDict, now: ConfigDict, name: str) -> bool:
 def _complete(config: ConfigDict, name: str) -> Any:
     """The keys of one section with their defaults, without nested sections."""
     given = find_section(config, name)
-    if not isinstance(given, (ConfigDict, dict)):
-        return given
-    known = {} if name == 'evals' else schema.parameters(config, name)
+    if name == 'evals' or not isinstance(given, (ConfigDict, dict)):
+        return plain(given)
+    known = schema.parameters(config, name)
     found = {key: p.default for key, p in known.items()}
-    found |= {key: _plain(value) for key, value in given.items()}
-    return {k: value for k, value in found.items() if f'{name}.{k}' not in schema.SECTIONS}
+    found |= {key: plain(value) for key, value in given.items()}
+    return {k: v for k, v in found.items() if schema.section_class(f'{name}.{k}') is None}
 
 
 def function_changes(before: ConfigDict, now: ConfigDict) -> Iterator[Change]:
@@ -84,17 +61,17 @@ def function_changes(before: ConfigDict, now: ConfigDict) -> Iterator[Change]:
     A missing key equals its default, and an open size equals any. `inert` fields may differ, and
     so may the name of code outside of this package. Only `now` is imported.
     """
-    for section, find in (('model', schema.model_class), ('task', schema.task_class)):
+    for section, find in (('model', objects.model_class), ('task', objects.task_class)):
         old, new = find_section(before, section), find_section(now, section)
         was, name = str(old.get('name')), str(new.get('name'))
         if was != name and not ('.' in was and '.' in name):
             yield f'{section}.name', was, name
             continue
-        free = {'name', *find(now).inert}
+        free = {'name', *find(name).inert}
         known = {key: p.default for key, p in schema.parameters(now, section).items()}
         for key in [key for key in {**known, **old, **new} if key not in free]:
-            theirs, ours = (_plain(group.get(key, known.get(key))) for group in (old, new))
-            is_open = section == 'model' and key in schema.LEFT_OPEN and None in (theirs, ours)
+            theirs, ours = (plain(group.get(key, known.get(key))) for group in (old, new))
+            is_open = section == 'model' and key in LEFT_OPEN and None in (theirs, ours)
             if theirs != ours and not is_open:
                 yield f'{section}.{key}', theirs, ours
 
@@ -118,7 +95,7 @@ def _preparations(config: ConfigDict) -> dict[str, Group]:
     training = {key: config.data.get(key) for key in ('vocab', 'buckets')}
     return {
         name: {
-            key: _plain(entry.get(key) or training.get(key) or default)
+            key: plain(entry.get(key) or training.get(key) or default)
             for key, default in PREPARATION.items()
         }
         for name, entry in (entries or {'data': config.data}).items()
@@ -136,7 +113,7 @@ def complete(config: ConfigDict, info: Any) -> ConfigDict:
       UserError: if the data have more classes or ids than the model.
     """
     config = copy.deepcopy(config)
-    for key, unit in schema.LEFT_OPEN.items():
+    for key, unit in LEFT_OPEN.items():
         size = getattr(info, key)
         if key not in config.model or not size:
             continue

@@ -17,17 +17,15 @@ import json
 import math
 import pathlib
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.checkpoints.best import EarlyStop, parse_goal
-from vit_jax.config import defaults, durations, objects, schema
-from vit_jax.config.durations import Every
-from vit_jax.config.origin import Branch, Init
+from vit_jax.config import objects, schema
+from vit_jax.config.run import LEFT_OPEN, Inference, Model, Run, Task
 from vit_jax.errors import UnsuitableFile, UserError, hide_secrets, nearest
-from vit_jax.signatures import Parameters, keyword_only
+from vit_jax.signatures import Parameters
 from vit_jax.storage import paths
 
 # Renamed keys. Configs with the old names still load.
@@ -76,20 +74,6 @@ OTHER_WORDS = {
     'resume resume_from_checkpoint': 'the same command, which resumes',
 }
 
-# Lower bounds of model sizes, for every model; a stack may have no blocks.
-_MIN_SIZES = {
-    'patch_size': 1,
-    'width': 1,
-    'mlp_dim': 1,
-    'embed_dim': 1,
-    'num_heads': 1,
-    'representation_size': 1,
-    'depth': 0,
-}
-# Lower bounds for reading data, for every source.
-_MIN_OF_DATA = {'batch_size': 1, 'workers': 0, 'threads': 0, 'stall_seconds': 0}
-_SEEDS = 2**63  # JAX takes a signed number of 64 bits
-
 
 def load(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
     """Load `FILE[:arg]`, or an experiment such as `vit/digits`, with overrides (`optim.lr=3e-4`).
@@ -116,6 +100,17 @@ def override(
     Raises:
       UserError: as `load`, or as `check`.
     """
+    config = edit(config, overrides, check)
+    validate(config)
+    return config
+
+
+def edit(
+    config: ConfigDict,
+    overrides: Iterable[str],
+    check: Callable[[ConfigDict], None] = lambda config: None,
+) -> ConfigDict:
+    """As `override`, for a config that may lack keys: it is not validated."""
     config = copy.deepcopy(config)
     _rename(config)
     config.lock()
@@ -127,7 +122,6 @@ def override(
     with config.unlocked():
         _fill(config)
         _hide_secrets(config)
-    validate(config)
     return config
 
 
@@ -140,9 +134,52 @@ def _hide_secrets(config: ConfigDict) -> None:
             config[name] = hidden
 
 
+def to_run(config: ConfigDict) -> Run:
+    """The typed form of a config.
+
+    Raises:
+      UserError: for a value out of range.
+    """
+    return schema.make(Run, _with_vocabularies(config), 'config')
+
+
+def to_inference(config: ConfigDict) -> Inference:
+    """The typed form of a config that only has what evaluation and prediction read."""
+    return schema.make(Inference, _with_vocabularies(config), 'config')
+
+
+def _with_vocabularies(config: ConfigDict) -> dict[str, Any]:
+    """The groups of a config; the vocabulary of an evaluation defaults to that of training."""
+    groups = config.to_dict()
+    vocab = {key: value for key, value in groups['data'].items() if key == 'vocab'}
+    groups['evals'] = {name: vocab | entry for name, entry in groups.get('evals', {}).items()}
+    return groups
+
+
+def section(config: ConfigDict, cls: type[schema.Section]) -> schema.Section:
+    """One section of a config that may lack others, as those of old runs and of checkpoints do.
+
+    Args:
+      config: not changed.
+      cls: the dataclass of the section, such as `run.Lora`.
+    """
+    fields = schema.fields(Run).items()
+    name = next(key for key, parameter in fields if parameter.annotation is cls)
+    return schema.make(cls, config.get(name, {}), f'config.{name}')
+
+
+def model_and_task(config: ConfigDict) -> tuple[Any, Any]:
+    """The model and the task of a config that may lack other sections.
+
+    Raises:
+      UserError: if a class rejects an option.
+    """
+    return objects.make_model(section(config, Model)), objects.make_task(section(config, Task))
+
+
 def _fill(config: ConfigDict) -> None:
     """Add the seed, the evaluations and their sources if a config leaves them out."""
-    found = {'seed': keyword_only(schema.Config)['seed'].default, 'evals': ConfigDict()}
+    found = {'seed': Run.seed, 'evals': ConfigDict()}
     config.update({key: value for key, value in found.items() if key not in config})
     data, evals = config.get('data'), config.evals
     if not (isinstance(data, ConfigDict) and isinstance(evals, ConfigDict) and data.get('source')):
@@ -223,9 +260,14 @@ def _check_arg(module: types.ModuleType, function: Callable, arg: str, where: st
 
 
 def parse_config_args(
-    parser: argparse.ArgumentParser, argv: Sequence[str]
+    parser: argparse.ArgumentParser, argv: Sequence[str], complete: bool = True
 ) -> tuple[argparse.Namespace, ConfigDict | None]:
     """Parse `--config FILE[:arg] --config.a.b=v` beside the flags of `parser`.
+
+    Args:
+      parser: gets the flag `--config`.
+      argv: all flags.
+      complete: whether the config has to be valid, with all keys that a run needs.
 
     Returns:
       The namespace, and the config (None if `--config` is absent).
@@ -240,7 +282,8 @@ def parse_config_args(
         if overrides:
             raise UserError(f'--config.{overrides[0]}: there is no --config FILE to override')
         return args, None
-    return args, load(args.config, overrides)
+    config = run_file(args.config, 'get_config', '--config')
+    return args, (override if complete else edit)(config, overrides)
 
 
 def to_json(config: ConfigDict) -> str:
@@ -406,87 +449,18 @@ def validate(config: ConfigDict) -> None:
       UserError: for a missing or unknown key, a value of the wrong type or out of range, a number
         that is not finite, or an invalid duration.
     """
-    schema.check_known(config, schema.parameters(config, ''), 'config')
-    schema.check_complete(config)
-    schema.check(config, schema.parameters(config, ''), 'config')
-    for section in _sections(config):
-        if not section.startswith('evals'):
-            schema.check(
-                defaults.find_section(config, section),
-                schema.parameters(config, section),
-                f'config.{section}',
-            )
-    for name, entry in config.evals.items():
-        objects.make_evaluator(entry, f'config.evals.{name}')
+    schema.check(config)
     _check_finite(config, 'config')
-    if durations.parse_duration(config.total, 'config.total')[0] <= 0:
-        raise UserError(f'config.total={config.total!r}: must be positive')
-    if config.batch_size < 1:
-        raise UserError(f'config.batch_size={config.batch_size}: must be at least 1')
-    if not 0 <= config.seed < _SEEDS:
-        raise UserError(f'config.seed={config.seed}: must be 0 or more, and less than 2**63')
-    _check_sizes(config)
-    _check_ranges(config)
-
-
-def _check_sizes(config: ConfigDict) -> None:
-    _check_minimum(config.model, _MIN_SIZES, 'config.model')
-    _check_minimum(config.data, _MIN_OF_DATA, 'config.data')
-    for name, section in config.evals.items():
-        _check_minimum(section, _MIN_OF_DATA, f'config.evals.{name}')
-
-
-def _check_minimum(section: ConfigDict, minimum: dict[str, int], where: str) -> None:
-    for key, smallest in minimum.items():
-        value = section.get(key)
-        if isinstance(value, (int, float)) and value < smallest:
-            raise UserError(f'{where}.{key}={value}: must be at least {smallest}')
-
-
-def _sections(config: ConfigDict) -> Iterator[str]:
-    """The sections of a config, including nested ones."""
-    for section in keyword_only(schema.Config):
-        if section not in config or not isinstance(config[section], ConfigDict):
-            continue
-        yield section
-        if section == 'evals':
-            yield from (f'evals.{name}' for name in config.evals)
-        yield from (
-            nested
-            for nested in schema.nested_sections(section)
-            if defaults.find_section(config, nested)
-        )
-
-
-def _check_ranges(config: ConfigDict) -> None:
-    """Call the constructors that check ranges, so that they raise now; nothing is computed."""
-    _check_model(config)
-    Every(**defaults.arguments(config, 'every'))
-    init, branch = (
-        cls(**defaults.arguments(config, section))
-        for cls, section in ((Init, 'init'), (Branch, 'branch'))
-    )
-    if branch.from_ and init.from_:
-        raise UserError('config: a run starts from config.branch or config.init, not both')
-    EarlyStop(**defaults.arguments(config, 'early_stop'))
-    if keep_best := defaults.arguments(config, 'checkpoint')['keep_best']:
-        parse_goal(keep_best, 'config.checkpoint.keep_best')
-    for name in config.get('writers', ()):
+    run = to_run(config)
+    for name, entry in run.evals.items():
+        objects.make_evaluator(entry, f'config.evals.{name}')
+    for name in run.writers:
         if not isinstance(name, str):
             raise UserError(f'config.writers: {name!r} is not a name')
-        schema.writer_class(name)
-    # Schedules need the length of the run.
-    constant = {key: {'name': 'constant'} for key in ('ema_schedule', 'sam_schedule')}
-    schema.constructor('step')(None, None, None, **defaults.arguments(config, 'step') | constant)
-
-
-def _check_model(config: ConfigDict) -> None:
-    """Make the model, with an arbitrary number of classes or ids where the data decide it."""
-    if schema.follows_checkpoint(config):
-        return
-    model = config.model.to_dict()
-    open_ = {key: 1000 for key in schema.LEFT_OPEN if key in model and model[key] is None}
-    objects.make_model(ConfigDict({'model': model | open_}))
+        objects.writer_class(name)
+    if run.model.name is not None:  # otherwise it is the checkpoint's
+        open_ = {key: 1000 for key in LEFT_OPEN if run.model.options.get(key, 0) is None}
+        objects.make_model(Model(name=run.model.name, options={**run.model.options, **open_}))
 
 
 def _check_finite(node: Any, path: str) -> None:

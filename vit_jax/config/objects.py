@@ -1,67 +1,91 @@
-"""Models, tasks and evaluators made from the sections of a config."""
+"""The models, tasks, evaluators and writers that a config names, found and made."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from ml_collections import ConfigDict
+from vit_jax.config.run import Evaluation, Model, Task
+from vit_jax.errors import UserError, resolve
+from vit_jax.evaluators import base as evaluators
+from vit_jax.writers import base as writers
 
-from vit_jax.config import defaults, schema
-from vit_jax.errors import UserError
-from vit_jax.evaluators import base
-from vit_jax.tasks.base import Task
-
-
-def model_and_task(config: ConfigDict) -> tuple[Any, Task]:
-    """The model and the task of a config.
-
-    Raises:
-      UserError: if a constructor rejects its keywords.
-    """
-    return make_model(config), make_task(config)
+if TYPE_CHECKING:
+    from vit_jax.models import base as models
+    from vit_jax.tasks import base as tasks
 
 
-def make_model(config: ConfigDict) -> Any:
-    """The Linen module of `config.model`; raises UserError if it rejects its keywords."""
-    return _make(schema.model_class(config), config, 'model')
+def model_class(name: str) -> type[models.Model]:
+    """The Linen module class of a model; UserError if it does not exist or is none of `Model`."""
+    from vit_jax.models import base  # here, since it imports JAX
+
+    return _find('vit_jax.models', name, base.Model)
 
 
-def make_task(config: ConfigDict) -> Task:
-    """The task of `config.task`; raises UserError if it rejects its keywords."""
-    return _make(schema.task_class(config), config, 'task')
+def task_class(name: str) -> type[tasks.Task]:
+    """The dataclass of a task; UserError if it does not exist or is none of `Task`."""
+    from vit_jax.tasks import base
+
+    return _find('vit_jax.tasks', name, base.Task)
 
 
-def _make(cls: Callable[..., Any], config: ConfigDict, kind: str) -> Any:
+def evaluator_class(name: str) -> type[evaluators.Evaluator]:
+    """The class of an evaluator; UserError if it does not exist or is none of `Evaluator`."""
+    return _find('vit_jax.evaluators', name, evaluators.Evaluator)
+
+
+def writer_class(name: str) -> type[writers.Writer]:
+    """The class of a writer; UserError if it does not exist or is none of `Writer`."""
+    return _find('vit_jax.writers', name, writers.Writer)
+
+
+def _find(package: str, name: str, base: type) -> Any:
+    found = resolve(package, name, base.__name__)
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise UserError(
+            f'{base.__name__.lower()} name {name!r}: its {base.__name__} must be derived from '
+            f'{base.__module__}.{base.__name__}'
+        )
+    return found
+
+
+def make_model(model: Model) -> Any:
+    """The Linen module of `config.model`; raises UserError if its class rejects an option."""
+    assert model.name is not None
+    return _make(model_class(model.name), model.options, 'config.model')
+
+
+def make_task(task: Task) -> tasks.Task:
+    """The task of `config.task`; raises UserError if its class rejects an option."""
+    return _make(task_class(task.name), task.options, 'config.task')
+
+
+def _make(cls: Callable[..., Any], options: Mapping[str, Any], where: str) -> Any:
     try:
-        return cls(**defaults.keywords(config[kind]))
+        return cls(**options)
     except TypeError as e:
-        raise UserError(f'config.{kind}: {e}') from e
+        raise UserError(f'{where}: {e}') from e
 
 
-def make_evaluator(section: ConfigDict, where: str) -> base.Evaluator | None:
+def make_evaluator(entry: Evaluation, where: str) -> evaluators.Evaluator | None:
     """The evaluator of an entry of `config.evals`; None if the task evaluates it.
 
     Raises:
-      UserError: for an unknown evaluator or key, an invalid value, or a missing `fit` split of an
-        evaluator that learns.
+      UserError: for an unknown evaluator, an invalid value, or a missing `fit` split of an
+        evaluator that learns; begins with `where`.
     """
-    schema.check_group(section, where)
-    schema.check(section, schema.entry_parameters(section), where)
-    if not section.get('evaluator'):
+    if not entry.evaluator:
         return None
-    cls = schema.evaluator_class(section.evaluator)
-    if cls.learns and not section.get('fit'):
+    cls = evaluator_class(entry.evaluator)
+    if cls.learns and not entry.fit:
         raise UserError(f"{where}: name the split to learn from, as fit='train'")
-    own = schema.constructor_keys(cls)
     try:
-        return cls(**{k: v for k, v in defaults.keywords(section).items() if k in own})
+        return cls(**entry.options)
     except (TypeError, UserError) as e:
         raise UserError(f'{where}: {e}') from e
 
 
-def headline(config: ConfigDict, section: ConfigDict) -> tuple[str, ...]:
+def headline(entry: Evaluation, task: Task) -> tuple[str, ...]:
     """The metrics of an entry of `config.evals` to print in one line; empty for all."""
-    if section.get('evaluator'):
-        return schema.evaluator_class(section.evaluator).headline
-    return schema.task_class(config).headline
+    cls = evaluator_class(entry.evaluator) if entry.evaluator else task_class(task.name)
+    return cls.headline

@@ -1,8 +1,7 @@
-"""The origin of a new run (sections `init` and `branch`), and the trust in names of a config."""
+"""Paths of checkpoints with their families, and the trust in names of a config."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +9,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.errors import UserError, nearest
+from vit_jax.config.run import Run
+from vit_jax.config.schema import to_group
+from vit_jax.errors import UserError
 from vit_jax.signatures import function_name, parse_call, parse_sources, transform_names
 
 TOWERS = ('vision', 'text')  # of a checkpoint with two; may follow its path
@@ -26,7 +27,6 @@ WRAPPERS = (
 )
 PARTS = (*TOWERS, *WRAPPERS)
 PACKAGE = __name__.partition('.')[0]
-POSEMBS = ('bilinear', 'bicubic', 'antialiased')
 
 
 def split_family(path: str | os.PathLike[str]) -> tuple[str, str]:
@@ -40,54 +40,6 @@ def split_family(path: str | os.PathLike[str]) -> tuple[str, str]:
     if match is None or match[1].endswith('.npz') or match[2] in PARTS:
         return '', text
     return match[1], match[2]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Init:
-    """`config.init`: start from the parameters of a checkpoint.
-
-    Attributes:
-      from_: a checkpoint of another code base (a file, a folder, a URL such as
-        hf://google/vit-base-patch16-224, a name of `list checkpoints`) or a run folder; empty for
-        none; None if the user has to name one.
-      posemb: interpolation for resizing its position embedding: 'bilinear' (vision_transformer),
-        'bicubic' (transformers) or 'antialiased' bicubic (timm); if empty, as in the checkpoint's
-        code base.
-      select: the parts to load, see `vit_jax.interop.adapt.select_params`; empty for all.
-      into: with `config.model.name=None`, the model to make of the checkpoint's ViT, as 'eomt'. It
-        keeps the ViT's fields and parameters and adds its own. By default the checkpoint's model.
-      classes: a file with the checkpoint's class for each class of the run, one number a line, from
-        0, which selects rows of its head. If empty, a head with as many classes is kept, and any
-        other starts anew.
-    """
-
-    from_: str | None = ''
-    posemb: str = ''
-    select: str = ''
-    into: str = ''
-    classes: str = ''
-
-    def __post_init__(self) -> None:
-        if self.posemb and self.posemb not in POSEMBS:
-            raise UserError('config.init.posemb: ' + nearest('method', self.posemb, POSEMBS))
-        if self.classes and self.from_ == '':
-            raise UserError(
-                f'config.init.classes={self.classes}: there is no checkpoint with these classes; '
-                'name one, as --config.init.from=FILE, or leave them out'
-            )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Branch:
-    """`config.branch`: continue from the whole state of another run.
-
-    Attributes:
-      from_: a run folder; empty for none.
-      step: one of its kept steps.
-    """
-
-    from_: str = ''
-    step: int = 0
 
 
 def require_allowed(config: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:
@@ -117,6 +69,11 @@ def require_name(name: str, allowed: Sequence[str], what: str) -> None:
 def dotted_names(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The keys and values of a config whose values are dotted names of modules."""
     return ((key, name) for key, name in _names(_plain(config)) if '.' in name)
+
+
+def trusted_names(run: Run) -> list[str]:
+    """The dotted names of modules in a config that the user gives, and so trusts."""
+    return [name for _, name in dotted_names(to_group(run))]
 
 
 def _names(config: dict[str, Any]) -> Iterator[tuple[str, str]]:

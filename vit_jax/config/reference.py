@@ -1,26 +1,27 @@
-"""Reference of config keys, from signatures and docstrings, and lists of names for a config."""
+"""Reference of config keys, from their declarations."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
-import importlib
 import inspect
-import pathlib
+import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.config import defaults, load, schema
-from vit_jax.errors import UserError, modules, resolve
+from vit_jax.config import objects, schema
+from vit_jax.config.run import Data, Evaluation, Model, Optim, Task, key_of
+from vit_jax.config.schema import are_durations, is_duration
+from vit_jax.errors import modules, resolve
 from vit_jax.optim import make as optim
-from vit_jax.signatures import Parameters, are_durations, is_duration, keyword_only
+from vit_jax.signatures import Parameters
 
 HEAD = """# Config keys
 
-`make docs` generates this page from the constructors' signatures and docstrings;
+`make docs` generates this page from `vit_jax/config/run.py` and the classes that a config names;
 `python -m vit_jax list keys` prints it. To see the keys of one config, with its values and the
 keys of its optimizer, run
 
@@ -33,8 +34,7 @@ NAMED = (
     ('config.task, name=', 'vit_jax.tasks', 'Task'),
     ('config.evals.NAME, evaluator=', 'vit_jax.evaluators', 'Evaluator'),
 )
-# What the files below experiments/ define: a config for `train`, a sweep for `sweep create`.
-FILE_FUNCTIONS = ('get_config', 'get_sweep')
+NAMED_SECTIONS = (Model, Task, Optim)
 _DOC_SECTIONS = ('Args:', 'Attributes:')
 _DOC_ENTRY = re.compile(r'([*\w, ]+?)(?: \([^)]*\))?:(?:\s+(.*))?')
 
@@ -47,7 +47,7 @@ class Key:
       name: in its section.
       type: of its values, in words.
       default: in Python syntax; empty if the key is required.
-      text: description in the constructor's docstring.
+      text: description.
       value: in a config, in Python syntax; empty without a config.
     """
 
@@ -63,45 +63,22 @@ class Key:
         return sentence(self.text)
 
 
-@dataclasses.dataclass(frozen=True)
-class Named:
-    """Something that a config or the command line may name.
-
-    Attributes:
-      name: as written there; the file of an experiment.
-      line: description.
-      arguments: as text; empty for none.
-    """
-
-    name: str
-    line: str
-    arguments: str = ''
-
-
-@dataclasses.dataclass(frozen=True)
-class Experiment(Named):
-    """A file below `experiments/`.
-
-    Attributes:
-      functions: names of `FILE_FUNCTIONS` that it defines.
-    """
-
-    functions: tuple[str, ...] = ()
-
-
 def config_keys(config: ConfigDict) -> dict[str, list[Key]]:
     """The valid keys of each section of a config, as {'config.optim.schedule': keys}.
 
     Args:
-      config: checked.
+      config: may lack values that a run needs, such as `data.source`.
+
+    Raises:
+      UserError: for an unknown model, task, optimizer or evaluator.
     """
     found: dict[str, list[Key]] = {}
-    for section in _sections(config):
-        known = schema.parameters(config, section)
-        values_only = {name: p for name, p in known.items() if schema.accepted_types(p) != (dict,)}
-        given = defaults.find_section(config, section) if section else config
-        readers = schema.readers(config, section)
-        found[f'config.{section}'.rstrip('.')] = keys(values_only, readers, given)
+    for path in schema.section_paths(config):
+        cls, group = schema.section_class(path), schema.find_section(config, path)
+        is_open = cls in NAMED_SECTIONS and 'name' not in group
+        known = schema.fields(cls) if is_open else schema.parameters(config, path)
+        values = {name: p for name, p in known.items() if schema.accepted_types(p) != (dict,)}
+        found[f'config.{path}'.rstrip('.')] = keys(values, _texts(cls, group), group)
     return found
 
 
@@ -111,33 +88,47 @@ def package_keys() -> dict[str, list[Key]]:
     Optax's optimizers are left out, since their keys depend on the installed version.
     """
     found: dict[str, list[Key]] = {}
-    for section in schema.SECTIONS:
-        reader = schema.constructor(section)
-        found[f'config.{section}'.rstrip('.')] = keys(keyword_only(reader), [reader])
-    entry = keys(keyword_only(schema.Entry), [schema.Entry])
-    found['config.evals.NAME, beside the keys of config.data'] = entry
+    for path in schema.section_paths({}):
+        cls = schema.section_class(path)
+        found[f'config.{path}'.rstrip('.')] = keys(schema.fields(cls), field_docs(cls))
+    entry = {k: p for k, p in schema.fields(Evaluation).items() if k not in schema.fields(Data)}
+    heading = 'config.evals.NAME, beside the keys of config.data'
+    found[heading] = keys(entry, field_docs(Evaluation))
     for name, function in optim.OWN.items():
-        found[f'config.optim, name={name}'] = keys(optim.options(name), [function])
+        found[f'config.optim, name={name}'] = keys(optim.options(name), parameter_docs(function))
     for heading, package, attribute in NAMED:
         for name in modules(package):
             cls = resolve(package, name, attribute)
-            found[f'{heading}{name}'] = keys(schema.constructor_keys(cls), [cls])
+            found[f'{heading}{name}'] = keys(schema.class_keys(cls), parameter_docs(cls))
     return {heading: listed for heading, listed in found.items() if listed}
 
 
-def keys(known: Parameters, readers: Iterable[Callable], given: Any = None) -> list[Key]:
+def _texts(cls: type, group: Mapping[str, Any]) -> dict[str, str]:
+    """The descriptions of the keys of a section, and of what it names."""
+    name = group.get('evaluator' if cls is Evaluation else 'name')
+    if not name or cls not in (Evaluation, *NAMED_SECTIONS):
+        return field_docs(cls)
+    find: dict[type, Callable] = {
+        Model: objects.model_class,
+        Task: objects.task_class,
+        Optim: optim.factory,
+    }
+    named = find.get(cls, objects.evaluator_class)(name)
+    return parameter_docs(named) | field_docs(cls)
+
+
+def keys(
+    known: Parameters, texts: Mapping[str, str], given: Mapping[str, Any] | None = None
+) -> list[Key]:
     """The keys of a section.
 
     Args:
       known: its parameters.
-      readers: the constructors whose docstrings describe them.
+      texts: their descriptions.
       given: the section of a config, if any.
     """
-    texts: dict[str, str] = {}
-    for reader in readers:
-        texts |= {schema.key_name(k): text for k, text in parameter_docs(reader).items()}
     found = []
-    for name, p in ((schema.key_name(name), p) for name, p in known.items()):
+    for name, p in known.items():
         default = _default(p)
         value = '' if given is None else repr(given[name]) if name in given else default
         found.append(Key(name, _type(p), default, texts.get(name, ''), value))
@@ -166,10 +157,7 @@ def _anchor(heading: str) -> str:
 def _default(parameter: inspect.Parameter) -> str:
     if parameter.default is parameter.empty:
         return ''
-    if schema.accepted_types(parameter) == (dict,):
-        # A dataclass has a factory for it instead of a mapping.
-        return repr(dict(parameter.default) if isinstance(parameter.default, Mapping) else {})
-    return repr(parameter.default)
+    return '{}' if schema.accepted_types(parameter) == (dict,) else repr(parameter.default)
 
 
 def _type(parameter: inspect.Parameter) -> str:
@@ -180,15 +168,27 @@ def _type(parameter: inspect.Parameter) -> str:
     return schema.type_names(schema.accepted_types(parameter)) or 'any'
 
 
-def _sections(config: ConfigDict) -> Iterator[str]:
-    """The config itself, '', and its groups in the order of `schema.Config`."""
-    yield ''
-    for name, parameter in keyword_only(schema.Config).items():
-        if name == 'evals':
-            yield from (f'evals.{entry}' for entry in config.evals)
-        elif schema.accepted_types(parameter) == (dict,):
-            yield name
-        yield from schema.nested_sections(name)
+def field_docs(cls: type) -> dict[str, str]:
+    """The comment of each field of a dataclass in `run`, by its key.
+
+    It stands behind the field on its line, or above it.
+    """
+    found: dict[str, str] = {}
+    for one in filter(dataclasses.is_dataclass, reversed(cls.__mro__)):
+        lines = inspect.getsource(one).splitlines()
+        for node in ast.parse(inspect.cleandoc('\n'.join(lines))).body[0].body:  # type: ignore[attr-defined]
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                found[node.target.id] = _comment(lines, node)
+    return {key_of(f): found[f.name] for f in dataclasses.fields(cls) if f.name in found}
+
+
+def _comment(lines: list[str], node: ast.AnnAssign) -> str:
+    above = itertools.takewhile(
+        lambda line: line.startswith('#'), (line.strip() for line in lines[node.lineno - 2 :: -1])
+    )
+    behind = lines[(node.end_lineno or 1) - 1][node.end_col_offset or 0 :].strip()
+    texts = [*reversed([*above]), behind]
+    return ' '.join(text.removeprefix('#').strip() for text in texts).strip()
 
 
 def parameter_docs(constructor: Callable) -> dict[str, str]:
@@ -241,90 +241,3 @@ def _docstring_sections(lines: list[str]) -> Iterator[list[str]]:
 
 def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
-
-
-def list_modules(package: str) -> list[Named]:
-    """The modules of a package, read without importing them."""
-    (folder,) = importlib.import_module(package).__path__
-    files = {name: pathlib.Path(folder) / name for name in modules(package)}
-    return [Named(name, _line_of_file(_source_of(path))) for name, path in files.items()]
-
-
-def transforms() -> list[Named]:
-    """Functions for `config.data.transforms`, with their arguments."""
-    from vit_jax.data.transforms import registry
-
-    found = sorted(registry.plain().items())
-    return [Named(name, first_line(f), _signature(f)) for name, f in found]
-
-
-def optimizers() -> list[Named]:
-    """Valid values of `config.optim.name`."""
-    from vit_jax.optim import make
-
-    return [Named(name, first_line(make.factory(name))) for name in make.optimizers()]
-
-
-def schedules() -> list[Named]:
-    """Valid values of `config.optim.schedule.name`."""
-    from vit_jax.optim import schedules
-
-    return [Named(name, first_line(shape)) for name, shape in schedules.SHAPES.items()]
-
-
-def experiments(folder: pathlib.Path | None = None) -> list[Experiment]:
-    """The configs and sweeps below a folder and their arguments; each file is executed.
-
-    By default those of the package, under names that `--config` and `sweep create` accept.
-
-    Raises:
-      UserError: if the folder does not exist, or a file is not Python.
-    """
-    if folder is None:
-        inside = experiments(load.FOLDER)
-        return [
-            dataclasses.replace(
-                named, name=load.experiment_name(named.name.removeprefix(f'{load.FOLDER}/'))
-            )
-            for named in inside
-        ]
-    if not folder.is_dir():
-        raise UserError(f'no folder {str(folder)!r} of experiments')
-    defined = {path: _file_functions(path) for path in sorted(folder.rglob('*.py'))}
-    return [
-        Experiment(str(path), _line_of_file(path), _arguments(path), functions)
-        for path, functions in defined.items()
-        if functions
-    ]
-
-
-def first_line(thing: Any) -> str:
-    """The first line of a docstring; empty without one."""
-    return (inspect.getdoc(thing) or '').partition('\n')[0]
-
-
-def _signature(function: Callable) -> str:
-    """`(size, method='bilinear')`: the arguments that a config may give, without annotations."""
-    known = inspect.signature(function).parameters.values()
-    given = [p.replace(annotation=p.empty) for p in known if p.name != 'vocab']
-    return str(inspect.Signature(given))
-
-
-def _arguments(path: pathlib.Path) -> str:
-    """The arguments that an experiment lists; `...` if it also accepts others."""
-    found = getattr(load.load_module(str(path), str(path)), 'ARGS', ())
-    return ' '.join('...' if arg is ... else arg for arg in found)
-
-
-def _file_functions(path: pathlib.Path) -> tuple[str, ...]:
-    text = path.read_text()
-    return tuple(name for name in FILE_FUNCTIONS if f'def {name}(' in text)
-
-
-def _line_of_file(path: pathlib.Path) -> str:
-    return (ast.get_docstring(ast.parse(path.read_text())) or '').partition('\n')[0]
-
-
-def _source_of(path: pathlib.Path) -> pathlib.Path:
-    """The file of a module or of a package."""
-    return path / '__init__.py' if path.is_dir() else path.with_suffix('.py')

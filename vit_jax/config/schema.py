@@ -1,11 +1,7 @@
-"""The keys of a config, derived from the signatures of the constructors that read its sections.
+"""The keys that sections of a config have, the values that these accept, and typed sections.
 
-There is no second list of keys: signatures have the names, defaults and types, and a key without
-a default is required. Constructors are imported when needed, since most of them import JAX.
-
-Models, tasks and evaluators take all their parameters from a section. Other constructors take
-those after the `*` of their signature; the trainer passes the parameters before it. A parameter
-whose name would be a Python keyword ends in an underscore: `from_` is the key `from`.
+The keys of the trainer's sections are the fields of the dataclasses in `run`. The further keys of
+a model, task, evaluator or optimizer are the parameters of what its section names.
 """
 
 from __future__ import annotations
@@ -14,322 +10,162 @@ import ast
 import collections.abc
 import dataclasses
 import inspect
-import keyword
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from ml_collections import ConfigDict
 
-from vit_jax.checkpoints.best import EarlyStop
-from vit_jax.config import durations
-from vit_jax.config.durations import Every
-from vit_jax.config.origin import Branch, Init
-from vit_jax.errors import UserError, nearest, resolve
-from vit_jax.evaluators import base as evaluators
-from vit_jax.signatures import Duration, Parameters, are_durations, is_duration, keyword_only
-from vit_jax.signatures import parameters as all_parameters
-from vit_jax.writers import base as writers
-
-if TYPE_CHECKING:
-    from vit_jax.models.base import Model
-    from vit_jax.tasks.base import Task
+from vit_jax.config import objects
+from vit_jax.config.run import (
+    LEFT_OPEN,
+    Duration,
+    Evaluation,
+    Model,
+    Optim,
+    Run,
+    Task,
+    key_of,
+    parse_duration,
+)
+from vit_jax.errors import UserError, nearest
+from vit_jax.signatures import Parameters
+from vit_jax.signatures import parameters as parameters_of
 
 Group = Mapping[str, Any]
-
-# The trainer's own sections; '' is the config itself.
-SECTIONS = (
-    '',
-    'data',
-    'optim',
-    'optim.schedule',
-    'optim.decay_schedule',
-    'step',
-    'step.ema_schedule',
-    'step.sam',
-    'step.sam_schedule',
-    'every',
-    'checkpoint',
-    'parallel',
-    'init',
-    'branch',
-    'lora',
-    'early_stop',
-)
-# Sizes of a model that a config may leave None, to be filled in from the data.
-LEFT_OPEN = {'num_classes': 'classes', 'vocab_size': 'ids in its vocabulary'}
-BOOLS = {'true': True, '1': True, 'false': False, '0': False}
+Section = TypeVar('Section')
 NONE = type(None)
+OPTIONS = 'options'  # the field of a section for the keys that its own class does not declare
+
+_ANY = inspect.Parameter('any', inspect.Parameter.KEYWORD_ONLY)
+_BOOLS = {'true': True, '1': True, 'false': False, '0': False}
 _NAMES = {dict: 'a group of keys', NONE: 'None'}
+_SAYS_DURATION = typing.get_args(Duration)[1]
 
 
-@dataclasses.dataclass(kw_only=True)
-class Config:
-    """The keys of a config; groups are its sections.
-
-    Attributes:
-      seed: random seed.
-      total: length of the run.
-      batch_size: examples of a global batch; tokens if the data are sequences in buckets.
-      model: the model and its sizes.
-      task: the task, which defines the loss.
-      data: the training data.
-      evals: one group an evaluation, with the keys of `data`, of `Entry` and of its evaluator; its
-        source defaults to that of `data`.
-      optim: the optimizer, its parameter groups and its schedule.
-      step: accumulation, averaging and skipping in an update.
-      every: intervals of logging, evaluation and checkpoints.
-      checkpoint: the checkpoints to keep.
-      parallel: the layout of arrays on the devices.
-      init: the checkpoint for initializing the parameters, instead of random initialization.
-      branch: the run whose state is continued.
-      lora: low-rank adapters, which are trained instead of the whole model.
-      early_stop: condition for ending the run before its total.
-      writers: receivers of the metrics besides the run folder: `tensorboard`, `wandb`, `mlflow`, or
-        dotted names of your own modules, see `vit_jax.writers`.
-    """
-
-    seed: int = 0
-    total: Duration
-    batch_size: int
-    model: Group
-    task: Group
-    data: Group
-    evals: Group = dataclasses.field(default_factory=dict)
-    optim: Group
-    step: Group = dataclasses.field(default_factory=dict)
-    every: Group = dataclasses.field(default_factory=dict)
-    checkpoint: Group = dataclasses.field(default_factory=dict)
-    parallel: Group = dataclasses.field(default_factory=dict)
-    init: Group = dataclasses.field(default_factory=dict)
-    branch: Group = dataclasses.field(default_factory=dict)
-    lora: Group = dataclasses.field(default_factory=dict)
-    early_stop: Group = dataclasses.field(default_factory=dict)
-    writers: tuple[str, ...] = ('tensorboard',)
+def fields(cls: Any) -> Parameters:
+    """The keys that a section's dataclass declares itself."""
+    names = {declared.name: key_of(declared) for declared in dataclasses.fields(cls)}
+    found = parameters_of(cls).items()
+    return {names[name]: p for name, p in found if name != OPTIONS}
 
 
-@dataclasses.dataclass(kw_only=True)
-class Named:
-    """The key of `config.model` and `config.task` beside their constructor's keywords.
-
-    Attributes:
-      name: a module of the package, or the dotted name of your own; None for the model of
-        `config.init.from`, with any other keys of `config.model` replaced.
-    """
-
-    name: str | None
+def class_keys(cls: Callable) -> Parameters:
+    """The keys of a model, task or evaluator, without Flax's own `parent` and `name`."""
+    return {name: p for name, p in parameters_of(cls).items() if name not in ('parent', 'name')}
 
 
-@dataclasses.dataclass(kw_only=True)
-class Entry:
-    """The keys of an entry of `config.evals` beside those of its data.
-
-    Attributes:
-      evaluator: its name; if None, the task evaluates.
-      fit: the split that an evaluator learns from.
-      every: replaces `config.every.eval`.
-      batch_size: replaces `config.batch_size`.
-    """
-
-    evaluator: str | None = None
-    fit: str | None = None
-    every: Duration | None = None
-    batch_size: int | None = None
+def section_class(path: str) -> Any:
+    """The dataclass of a section such as 'optim.schedule'; None if it is not the trainer's."""
+    node: Any = Run
+    for key in filter(None, path.split('.')):
+        entry = _entry_class(node)
+        found = fields(node).get(key) if dataclasses.is_dataclass(node) else None
+        node = entry if entry else found.annotation if found else None
+    return node if dataclasses.is_dataclass(node) else None
 
 
-def nested_sections(section: str) -> list[str]:
-    """The sections nested in one of the trainer's own sections, as 'optim.schedule' in 'optim'."""
-    return [name for name in SECTIONS if name.startswith(f'{section}.')]
+def section_class_of(parameter: inspect.Parameter) -> Any:
+    """The dataclass of the section that a key holds; None if it holds none."""
+    return parameter.annotation if dataclasses.is_dataclass(parameter.annotation) else None
 
 
-def constructor(section: str) -> Callable:
-    """The constructor of one of the trainer's own sections, as 'optim.schedule'."""
-    match section:
-        case '':
-            return Config
-        case 'data':
-            from vit_jax.data.dataset import DataConfig
-
-            return DataConfig
-        case 'optim':
-            from vit_jax.optim.make import make
-
-            return make
-        case 'optim.schedule' | 'optim.decay_schedule' | 'step.ema_schedule' | 'step.sam_schedule':
-            from vit_jax.optim import schedules
-
-            return schedules.make
-        case 'step':
-            from vit_jax.step import make_train_step
-
-            return make_train_step
-        case 'step.sam':
-            from vit_jax.optim.sharpness import Sam
-
-            return Sam
-        case 'lora':
-            from vit_jax.optim.lora import Lora
-
-            return Lora
-        case 'checkpoint':
-            from vit_jax.checkpoints.checkpointer import Checkpointer
-
-            return Checkpointer
-        case 'parallel':
-            from vit_jax.runtime.sharding import make_layout
-
-            return make_layout
-    return {'every': Every, 'init': Init, 'branch': Branch, 'early_stop': EarlyStop}[section]
+def _entry_class(annotation: Any) -> Any:
+    """The dataclass of the entries of a group with any keys, such as `evals`."""
+    inner = typing.get_args(annotation)[-1:]
+    return inner[0] if inner and dataclasses.is_dataclass(inner[0]) else None
 
 
-def model_class(config: ConfigDict) -> type[Model]:
-    """The Linen module class named by `config.model.name`.
-
-    Raises:
-      UserError: if it does not exist, or is not derived from `vit_jax.models.base.Model`.
-    """
-    from vit_jax.models.base import Model  # here, since it imports JAX
-
-    name = _name(config, 'model')
-    return _derived(resolve('vit_jax.models', name, 'Model'), Model, name)
-
-
-def task_class(config: ConfigDict) -> type[Task]:
-    """The task dataclass named by `config.task.name`.
-
-    Raises:
-      UserError: if it does not exist, or is not derived from `vit_jax.tasks.base.Task`.
-    """
-    from vit_jax.tasks.base import Task
-
-    name = _name(config, 'task')
-    return _derived(resolve('vit_jax.tasks', name, 'Task'), Task, name)
+def section_paths(config: Group, within: str = '') -> Iterator[str]:
+    """The paths of all sections of a config, itself ('') first, whether it has them or not."""
+    yield within
+    for key, parameter in fields(section_class(within)).items():
+        path = f'{within}.{key}'.removeprefix('.')
+        if section_class_of(parameter):
+            yield from section_paths(config, path)
+        elif _entry_class(parameter.annotation):
+            yield from (f'{path}.{name}' for name in find_section(config, path))
 
 
-def evaluator_class(name: str) -> type[evaluators.Evaluator]:
-    """The class named by an entry's `evaluator`.
-
-    Raises:
-      UserError: if it does not exist, or is not derived from `vit_jax.evaluators.base.Evaluator`.
-    """
-    return _derived(resolve('vit_jax.evaluators', name, 'Evaluator'), evaluators.Evaluator, name)
-
-
-def writer_class(name: str) -> type[writers.Writer]:
-    """The class named by one of `config.writers`.
-
-    Raises:
-      UserError: if it does not exist, or is not derived from `vit_jax.writers.base.Writer`.
-    """
-    return _derived(resolve('vit_jax.writers', name, 'Writer'), writers.Writer, name)
+def find_section(config: Group, path: str) -> Group:
+    """The section 'optim.schedule' or the like; empty if the config lacks it."""
+    node: Any = config
+    for key in filter(None, path.split('.')):
+        node = node.get(key, {})
+    return node
 
 
-def _derived(found: Any, base: type, name: str) -> Any:
-    if not (isinstance(found, type) and issubclass(found, base)):
-        raise UserError(
-            f'{base.__name__.lower()} name {name!r}: its {base.__name__} must be derived from '
-            f'{base.__module__}.{base.__name__}'
-        )
-    return found
-
-
-def parameters(config: ConfigDict, section: str) -> Parameters:
+def parameters(config: Group, path: str) -> Parameters:
     """The valid keys of a section, with their defaults and types.
 
     Args:
       config: names the model, task, optimizer and evaluators.
-      section: as 'optim.schedule' or 'evals.test'; empty for the config itself.
+      path: of the section, such as 'optim.schedule' or 'evals.test'; empty for the config itself.
 
     Raises:
       UserError: for an unknown model, task, optimizer or evaluator.
     """
-    if section == 'model' and follows_checkpoint(config):
-        return dict.fromkeys(config.model, inspect.Parameter('any', inspect.Parameter.KEYWORD_ONLY))
-    if section in ('model', 'task'):
-        cls = model_class(config) if section == 'model' else task_class(config)
-        return keyword_only(Named) | constructor_keys(cls)
-    if section.startswith('evals.'):
-        return entry_parameters(config.evals[section.removeprefix('evals.')])
-    if section not in SECTIONS:
+    if (cls := section_class(path)) is None:
         return {}
-    found = {key_name(name): p for name, p in keyword_only(constructor(section)).items()}
-    if section == 'optim':
-        from vit_jax.optim import make
-
-        options = make.options(_name(config, 'optim'))
-        found |= {name: p for name, p in options.items() if name not in found}
-    return found
+    own, group = fields(cls), find_section(config, path)
+    if cls is Evaluation and not (group.get('evaluator') and _evaluator(group).learns):
+        own = {key: p for key, p in own.items() if key != 'fit'}
+    return own | {key: p for key, p in options(cls, group, path).items() if key not in own}
 
 
-def readers(config: ConfigDict, section: str) -> tuple[Callable, ...]:
-    """The constructors whose docstrings describe the keys of a section; see `parameters`."""
-    if section == 'model' and follows_checkpoint(config):
-        return (Named,)
-    if section in ('model', 'task'):
-        return (Named, model_class(config) if section == 'model' else task_class(config))
-    if section.startswith('evals.'):
-        name = config.evals[section.removeprefix('evals.')].get('evaluator')
-        return constructor('data'), Entry, *((evaluator_class(name),) if name else ())
-    if section not in SECTIONS:
-        return ()
-    if section != 'optim':
-        return (constructor(section),)
-    from vit_jax.optim import make
-
-    return make.factory(_name(config, 'optim')), constructor('optim')
+def _evaluator(group: Group) -> Any:
+    return objects.evaluator_class(group['evaluator'])
 
 
-def entry_parameters(section: Mapping[str, Any]) -> Parameters:
-    """The valid keys of an entry of `config.evals`."""
-    found = keyword_only(constructor('data')) | keyword_only(Entry)
-    cls = evaluator_class(section['evaluator']) if section.get('evaluator') else None
-    if cls is None:
-        return {name: p for name, p in found.items() if name != 'fit'}
-    if not cls.learns:
-        del found['fit']
-    return found | constructor_keys(cls)
+def options(cls: type, group: Group, path: str) -> Parameters:
+    """The further keys of a section: those of the model, task, evaluator or optimizer it names.
+
+    Raises:
+      UserError: for an unknown name, or a section without one.
+    """
+    if cls is Evaluation:
+        return class_keys(_evaluator(group)) if group.get('evaluator') else {}
+    if cls not in (Model, Task, Optim):
+        return {}
+    name = group.get('name')
+    if cls is Model and name is None and 'name' in group:
+        return dict.fromkeys(group, _ANY)  # those of a checkpoint, which is not read yet
+    if name is None:
+        raise UserError(f"config.{path}: the key 'name' is missing")
+    if cls is Optim:
+        from vit_jax.optim import make  # here, since it imports JAX
+
+        return make.options(name)
+    return class_keys(objects.model_class(name) if cls is Model else objects.task_class(name))
 
 
-def constructor_keys(cls: Callable) -> Parameters:
-    """The keys of a model, task or evaluator, without Flax's own `parent` and `name`."""
-    found = all_parameters(cls).items()
-    return {key_name(name): p for name, p in found if name not in ('parent', 'name')}
-
-
-def key_name(name: str) -> str:
-    """The key of a parameter: `from_` -> `from`."""
-    bare = name.removesuffix('_')
-    return bare if keyword.iskeyword(bare) else name
-
-
-def follows_checkpoint(config: ConfigDict) -> bool:
+def follows_checkpoint(config: Group) -> bool:
     """Whether the model comes from the checkpoint `config.init.from`, not read yet."""
     model = config.get('model')
     return isinstance(model, (ConfigDict, dict)) and model.get('name', '') is None
 
 
-def _name(config: ConfigDict, section: str) -> str:
-    if config.get(section, {}).get('name') is None:
-        raise UserError(f"config.{section}: the key 'name' is missing")
-    return config[section].name
+def check(config: ConfigDict) -> None:
+    """Check the keys of a config and the types of their values.
+
+    Raises:
+      UserError: for a missing or unknown key, a value of another type, or an invalid duration.
+    """
+    _check_known(config, fields(Run), 'config')
+    if lacking := list(_lacking(config)):
+        raise UserError(f'config: {_missing(lacking)}')
+    for path in section_paths(config):
+        check_section(config, path)
 
 
-def check_group(section: Any, where: str) -> None:
-    """Raise UserError if a section is not a group of keys."""
+def check_section(config: Group, path: str) -> None:
+    """Raise UserError if a section lacks a required key, or has an unknown or ill-typed one."""
+    section, where = find_section(config, path), f'config.{path}'.rstrip('.')
     if not isinstance(section, (ConfigDict, dict)):
         raise UserError(f'{where}={section!r}: expected a group of keys')
-
-
-def check(section: Group, known: Parameters, where: str) -> None:
-    """Raise UserError if a section lacks a required key, or has an unknown or ill-typed one.
-
-    Args:
-      section: a group of keys of a config.
-      known: as returned by `parameters`.
-      where: the section's name, for messages.
-    """
-    check_known(section, known, where)
+    known = parameters(config, path) if section or section_class(path) is Run else {}
+    _check_known(section, known, where)
     if lacking := [key for key in required(known) if key not in section]:
         raise UserError(f'{where}: {_missing(lacking)}')
     for key, value in section.items():
@@ -337,36 +173,38 @@ def check(section: Group, known: Parameters, where: str) -> None:
             check_value(known[key], value, f'{where}.{key}')
 
 
-def check_known(section: Group, known: Parameters, where: str) -> None:
-    """Raise UserError if a section has an unknown key."""
+def _check_known(section: Group, known: Parameters, where: str) -> None:
     for key in section:
         if key not in known:
             raise UserError(f'{where}: ' + nearest('key', key, known))
 
 
-def check_complete(config: ConfigDict) -> None:
-    """Raise a UserError that names all missing keys of the sections that a run needs."""
-    known = parameters(config, '')
-    lacking = []
-    for key in required(known):
-        given = config.get(key, {})
-        if accepted_types(known[key]) != (dict,):
-            lacking += [] if key in config else [key]
-        elif isinstance(given, (ConfigDict, dict)):
-            needed = _needs(config, key)
-            lacking += (f'{key}.{name}' for name, p in needed.items() if _lacks(given, name, p))
+def _missing(keys: Sequence[str]) -> str:
+    names = ', '.join(map(repr, keys))
+    return f'the keys {names} are missing' if len(keys) > 1 else f'the key {names} is missing'
+
+
+def _lacking(config: ConfigDict) -> Iterator[str]:
+    """Yield the required keys that a config lacks; a placeholder does not count as a value."""
+    for key, parameter in required(fields(Run)).items():
+        group = config.get(key, {})
+        if not section_class_of(parameter):
+            if key not in config:
+                yield key
+        elif isinstance(group, (ConfigDict, dict)):
+            named = key == 'data' or 'name' in group
+            known = parameters(config, key) if named else fields(parameter.annotation)
+            needed = required(known).items()
+            yield from (f'{key}.{name}' for name, p in needed if _lacks(group, name, p))
     if follows_checkpoint(config) and not config.get('init', {}).get('from'):
-        lacking.append('init.from')
-    if lacking:
-        raise UserError(f'config: {_missing(lacking)}')
+        yield 'init.from'
 
 
-def _needs(config: ConfigDict, section: str) -> Parameters:
-    """The required keys of a section; without a name, those common to all names."""
-    if section == 'data' or 'name' in config.get(section, {}):
-        return required(parameters(config, section))
-    own = section in ('model', 'task')
-    return required(keyword_only(Named if own else constructor(section)))
+def _lacks(section: Group, key: str, parameter: inspect.Parameter) -> bool:
+    if key not in section:
+        return True
+    takes_none = key in LEFT_OPEN or NONE in (accepted_types(parameter) or (NONE,))
+    return section[key] is None and not takes_none
 
 
 def required(known: Parameters) -> Parameters:
@@ -374,17 +212,74 @@ def required(known: Parameters) -> Parameters:
     return {key: p for key, p in known.items() if p.default is p.empty}
 
 
-def _lacks(section: Group, key: str, parameter: inspect.Parameter) -> bool:
-    """Whether a section lacks a value for a required key; a placeholder does not count."""
-    if key not in section:
-        return True
-    takes_none = key in LEFT_OPEN or NONE in (accepted_types(parameter) or (NONE,))
-    return section[key] is None and not takes_none
+def make(cls: type[Section], group: Group, where: str) -> Section:
+    """The typed section of a group of keys, whose types are not checked.
+
+    Keys that neither the section nor its `options` know, as of an earlier version, are left out.
+
+    Args:
+      cls: a dataclass of `run`.
+      group: the keys and their values.
+      where: the section's name, such as 'config.optim'.
+
+    Raises:
+      UserError: for a value that is out of range, or no group in place of a section.
+    """
+    if not isinstance(group, (ConfigDict, dict)):
+        raise UserError(f'{where}={group!r}: expected a group of keys')
+    declared: Any = dataclasses.fields(typing.cast(Any, cls))
+    names = {key_of(field): field.name for field in declared}
+    known, given, others = fields(cls), {}, {}
+    for key, value in group.items():
+        if key not in known:
+            others[key] = plain(value)
+            continue
+        if nested := section_class_of(known[key]):
+            value = make(nested, value, f'{where}.{key}')
+        elif entry := _entry_class(known[key].annotation):
+            value = {k: make(entry, v, f'{where}.{key}.{k}') for k, v in value.items()}
+        given[names[key]] = plain(value)
+    if OPTIONS in names:
+        given[OPTIONS] = others
+    try:
+        return cls(**given)
+    except UserError as e:
+        raise UserError(f'{where}.{e}') from e
 
 
-def _missing(keys: Sequence[str]) -> str:
-    names = ', '.join(map(repr, keys))
-    return f'the keys {names} are missing' if len(keys) > 1 else f'the key {names} is missing'
+def to_group(section: Any) -> dict[str, Any]:
+    """A typed section as a group of keys, with all defaults: the inverse of `make`."""
+    found: dict[str, Any] = dict(getattr(section, OPTIONS, {}))
+    for declared in dataclasses.fields(section):
+        value = getattr(section, declared.name)
+        if dataclasses.is_dataclass(value):
+            value = to_group(value)
+        elif isinstance(value, Mapping):
+            value = {k: to_group(v) if dataclasses.is_dataclass(v) else v for k, v in value.items()}
+        if declared.name != OPTIONS:
+            found[key_of(declared)] = value
+    return found
+
+
+def plain(value: Any) -> Any:
+    """A value without `ConfigDict`s and lists, which become dicts and tuples."""
+    if isinstance(value, (ConfigDict, dict)):
+        return {key: plain(v) for key, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return tuple(plain(v) for v in value)
+    return value
+
+
+def is_duration(annotation: Any) -> bool:
+    """Whether an annotation is `Duration`, optional or not."""
+    optional = NONE in typing.get_args(annotation)
+    members = typing.get_args(annotation) if optional else (annotation,)
+    return any(_SAYS_DURATION in getattr(member, '__metadata__', ()) for member in members)
+
+
+def are_durations(annotation: Any) -> bool:
+    """Whether an annotation is a sequence of durations, `Sequence[Duration]`."""
+    return not is_duration(annotation) and any(map(is_duration, typing.get_args(annotation)))
 
 
 def accepted_types(parameter: inspect.Parameter) -> tuple[type, ...]:
@@ -398,22 +293,24 @@ def accepted_types(parameter: inspect.Parameter) -> tuple[type, ...]:
         return (str, int, NONE) if default is None else (str, int)
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     members = typing.get_args(annotation) if union else (annotation,)
-    found = tuple(_plain(member) for member in members)
+    found = tuple(_plain_type(member) for member in members)
     if None not in found:
         return typing.cast(tuple[type, ...], found)
     known = default is not parameter.empty and default is not None
-    kind = _plain(type(default)) if known else None
+    kind = _plain_type(type(default)) if known else None
     return () if kind is None else (kind, *((NONE,) if NONE in found else ()))
 
 
-def _plain(annotation: Any) -> type | None:
+def _plain_type(annotation: Any) -> type | None:
     """The plain type of an annotation's values in a config; None for any other annotation."""
     kind = typing.get_origin(annotation) or annotation
     if kind in (bool, int, float, str, NONE):
         return kind
-    for abstract, plain in ((collections.abc.Mapping, dict), (collections.abc.Sequence, tuple)):
+    if dataclasses.is_dataclass(kind):
+        return dict
+    for abstract, shown in ((collections.abc.Mapping, dict), (collections.abc.Sequence, tuple)):
         if isinstance(kind, type) and issubclass(kind, abstract):
-            return plain
+            return shown
     return None
 
 
@@ -425,7 +322,7 @@ def check_value(parameter: inspect.Parameter, value: Any, where: str) -> None:
     texts = (value,) if is_duration(parameter.annotation) else ()
     for text in value if are_durations(parameter.annotation) else texts:
         if text is not None:
-            durations.parse_duration(text, where)
+            parse_duration(text, where)
 
 
 def type_names(allowed: tuple[type, ...]) -> str:
@@ -456,9 +353,9 @@ def _parse(text: str, kind: type) -> Any:
     if kind is str:
         return text
     if kind is bool:
-        if text.lower() not in BOOLS:
+        if text.lower() not in _BOOLS:
             raise ValueError(text)
-        return BOOLS[text.lower()]
+        return _BOOLS[text.lower()]
     if kind in (int, float):
         number = float(text)
         if kind is int and not number.is_integer():

@@ -21,6 +21,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from vit_jax.config.run import Data
 from vit_jax.data import plans, sources, vocabulary
 from vit_jax.data.batches import (
     ArraySpec,
@@ -33,7 +34,7 @@ from vit_jax.data.batches import (
 )
 from vit_jax.data.plans import Plan, base, fixed
 from vit_jax.data.plans.base import Examples
-from vit_jax.data.read_ahead import STALL_SECONDS, Loading, Watched, Work, read_ahead
+from vit_jax.data.read_ahead import Loading, Watched, Work, read_ahead
 from vit_jax.data.records import (
     BrokenRecord,
     Listing,
@@ -276,114 +277,73 @@ class Dataset:
         return self.vocab if isinstance(self.vocab, vocabulary.Vocabulary) else None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """The keys of `config.data`, or of an entry of `config.evals`.
+def open_examples(data: Data, numbering: SourceInfo | None = None) -> Examples:
+    """Open the source of a data set; classes with ids get their numbers in `numbering`.
 
-    Attributes:
-      source: its name, see `vit_jax.data.sources`.
-      split: selects examples, such as 'train[:90%]'; None, in the evaluations too, chooses among
-        the source's splits, see `vit_jax.inference.fine_tune`.
-      classes: take only these, numbered from 0 on in this order.
-      transforms: applied to each example, such as 'inception_crop(224)|flip'; `{size}`,
-        `{method}`, `{transforms}` and `{alpha}` are those of the checkpoint `config.init.from`.
-      vocab: the file of a subword vocabulary or a tokenizer.json, which encodes texts; 'bytes' for
-        their bytes.
-      buckets: lengths in tokens that sequences are padded to.
-      count: which tokens `batch_size` counts in training: 'padded', all slots of one side, or
-        'target', those of the target without padding.
-      sizes: heights and widths in pixels that images of different sizes are padded to.
-      plan: a plan of your own instead of `buckets` and `sizes`, such as
-        'my_lab.packing(length=256)'; see `vit_jax.data.plans`.
-      workers: reading processes; 0 reads in threads. By default one for every CPU core but one, if
-        there are at least four and the CPU time that examples take, which is measured, is worth
-        their start; else 0.
-      threads: batches made at the same time, in each process; by default one in each of several
-        processes, and one a CPU core, at most 8, where there are none.
-      cache: keep examples in memory; after the transforms, if none of them is random.
-      stall_seconds: fail if a batch takes longer; 0 for no limit.
+    Raises:
+      UserError: if no split is given, or the source cannot be opened.
     """
+    loaded = vocabulary.load(data.vocab) if data.vocab else None
+    parsed = parse_transforms(data.transforms, loaded)
+    if data.split is None:
+        raise UserError(f'{data.source}: no split is given; name one')
+    source = sources.open_source(data.source, data.split)
+    if data.classes is not None:
+        source = source.only_classes(data.classes)
+    if numbering is not None:
+        source = source.numbered_as(numbering)
+    return Examples(source, parsed, data.cache)
 
-    source: str
-    split: str | None
-    classes: tuple[int, ...] | None = None
-    transforms: str = ''
-    vocab: str | None = None
-    buckets: tuple[int, ...] | None = None
-    count: str = 'padded'
-    sizes: tuple[tuple[int, int], ...] | None = None
-    plan: str | None = None
-    workers: int | None = None
-    threads: int | None = None
-    cache: bool = False
-    stall_seconds: float = STALL_SECONDS
 
-    def open_examples(self, numbering: SourceInfo | None = None) -> Examples:
-        """Open the source; classes with ids get the numbers that they have in `numbering`.
+def make_plan(data: Data, examples: Examples, **options: Any) -> Plan:
+    """Make the plan that a data set describes; `options` are its other keywords.
 
-        Raises:
-          UserError: if no split is given, or the source cannot be opened.
-        """
-        loaded = vocabulary.load(self.vocab) if self.vocab else None
-        parsed = parse_transforms(self.transforms, loaded)
-        if self.split is None:
-            raise UserError(f'{self.source}: no split is given; name one')
-        source = sources.open_source(self.source, self.split)
-        if self.classes is not None:
-            source = source.only_classes(self.classes)
-        if numbering is not None:
-            source = source.numbered_as(numbering)
-        return Examples(source, parsed, self.cache)
-
-    def make_plan(self, examples: Examples, **options: Any) -> Plan:
-        """Make the plan that the keys describe; `options` are its other keywords.
-
-        Raises:
-          UserError: if several keys define how batches are made.
-        """
-        given = {key: getattr(self, key) for key in ('buckets', 'sizes', 'plan')}
-        given = {key: value for key, value in given.items() if value}
-        if len(given) > 1:
-            raise UserError(
-                f'{" and ".join(given)}: each defines how batches are made, buckets of sequences '
-                'and sizes of images; give one of them'
-            )
-        if self.buckets:
-            given['count'] = self.count
-        name = given.pop('plan', next(iter(given), 'fixed'))
-        return plans.make(name, examples, **options, **given)
+    Raises:
+      UserError: if several keys define how batches are made.
+    """
+    given = {key: getattr(data, key) for key in ('buckets', 'sizes', 'plan')}
+    given = {key: value for key, value in given.items() if value}
+    if len(given) > 1:
+        raise UserError(
+            f'{" and ".join(given)}: each defines how batches are made, buckets of sequences '
+            'and sizes of images; give one of them'
+        )
+    if data.buckets:
+        given['count'] = data.count
+    name = given.pop('plan', next(iter(given), 'fixed'))
+    return plans.make(name, examples, **options, **given)
 
 
 def open_dataset(
+    data: Data,
     batch_size: int,
     seed: int = 0,
     multiple: int = 1,
     process: Process = Process(),  # noqa: B008  frozen
     numbering: SourceInfo | None = None,
-    **section: Any,
 ) -> Dataset:
     """The data of `config.data`, or of an entry of `config.evals`.
 
     Args:
+      data: the section.
       batch_size: of a global batch over all processes, in examples, or in tokens if the plan counts
         these.
       seed: of the order and the transforms of training.
       multiple: rows of an evaluation batch are a multiple of it.
       process: this one of the processes that share every batch.
       numbering: classes to number the data's own by, if both have ids.
-      section: the fields of `DataConfig`.
 
     Raises:
       UserError: if the data do not exist, or no batches can be made of them.
     """
-    keys = DataConfig(**section)
-    plan = keys.make_plan(
-        keys.open_examples(numbering),
+    plan = make_plan(
+        data,
+        open_examples(data, numbering),
         batch_size=batch_size,
         seed=seed,
         multiple=math.lcm(multiple, process.count),
     )
-    return Dataset(plan, process, Loading(keys.workers, keys.threads, keys.stall_seconds))
+    return Dataset(plan, process, Loading(data.workers, data.threads, data.stall_seconds))
 
 
 def raw_images(source: Subset) -> dict[str, Any]:

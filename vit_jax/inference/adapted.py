@@ -10,11 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
-from ml_collections import ConfigDict
 
-from vit_jax.config import defaults
-from vit_jax.config.load import from_dict
-from vit_jax.config.origin import Init
+from vit_jax.config.load import from_dict, section
+from vit_jax.config.run import Init, Lora
 from vit_jax.errors import UserError
 from vit_jax.interop import adapt
 from vit_jax.interop.trained import Size, TrainedModel
@@ -28,7 +26,7 @@ BASE = 'init.from'  # the name of the adapted checkpoint among a run's digests
 
 def read_base(
     imported: TrainedModel,
-    config: ConfigDict,
+    init: Init,
     adapters: lora.Adapters,
     program: tuple[Any, Any],
     params: PyTree,
@@ -38,7 +36,7 @@ def read_base(
 
     Args:
       imported: the checkpoint of `config.init.from`.
-      config: of the run.
+      init: `config.init` of the run.
       adapters: of the run.
       program: model and task of the config.
       params: shapes of all parameters.
@@ -47,7 +45,6 @@ def read_base(
     Raises:
       UserError: if the checkpoint does not fit, or lacks some of them.
     """
-    init = Init(**defaults.arguments(config, 'init'))
     model, task = program
     target = adapters.without(params)
     try:
@@ -55,12 +52,12 @@ def read_base(
             imported, model, target, image_size, init.posemb, init.select, None, task
         )
     except UserError as error:
-        raise UserError(f'config.init.from={init.from_}: {error}') from error
+        raise UserError(f'config.init.from={init.checkpoint}: {error}') from error
     base = adapters.split(found)[1]
     if missing := sorted(adapters.held - param_paths(base).keys()):
         raise UserError(
-            f'config.init.from={init.from_}: lacks {missing[0]}, which would start anew without '
-            'being trained: name it in config.lora.train'
+            f'config.init.from={init.checkpoint}: lacks {missing[0]}, which would start anew '
+            'without being trained: name it in config.lora.train'
         )
     return base
 
@@ -87,17 +84,17 @@ def complete(run: TrainedModel, imported: TrainedModel, meta: Mapping[str, Any])
     Raises:
       UserError: if they adapt another checkpoint.
     """
-    config = run.config
-    given = defaults.arguments(from_dict(dict(meta['config'])), 'lora')
+    init = section(run.config, Init)
+    options = section(from_dict(dict(meta['config'])), Lora)
 
-    def init() -> PyTree:
+    def initial() -> PyTree:
         example = {name: jnp.zeros((1, *s.shape), s.dtype) for name, s in run.spec.items()}
         return init_variables(run.model, run.task, example, 0)['params']
 
-    adapters, params = lora.make(config, given, run.model, jax.eval_shape(init))
+    adapters, params = lora.make(options, run.model, jax.eval_shape(initial))
     program = (run.model, run.task)
-    base = read_base(imported, config, adapters, program, params, run.image_size)
-    key = f'config.init.from={config.init["from"]}'
+    base = read_base(imported, init, adapters, program, params, run.image_size)
+    key = f'config.init.from={init.checkpoint}'
     require_same(key, base_digest(base), meta['frozen'].get(BASE))
     merged = lora.merge(overlaid(base, run.params), adapters.options.scale)
     plain = run.with_groups(lora={})

@@ -87,9 +87,9 @@ def check_size(run: TrainedModel, made: Sequence[int], maker: str) -> None:
 
 def check_task(run: TrainedModel, name: str, flag: str) -> None:
     """Raise UserError unless a run is of this task."""
-    if run.config.task.name != name:
+    if run.settings.task.name != name:
         raise UserError(
-            f'{flag} {str(run.path)!r} is a run of the task {run.config.task.name!r}, not of '
+            f'{flag} {str(run.path)!r} is a run of the task {run.settings.task.name!r}, not of '
             f'{name!r}: use predict for other runs'
         )
 

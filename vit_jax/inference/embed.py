@@ -140,7 +140,7 @@ class TextInputs:
     def __init__(self, trained: TrainedModel, texts: Sequence[str]):
         if 'text' not in {field.name for field in dataclasses.fields(trained.task)}:
             raise UserError(
-                f'{trained.path}: model {trained.config.model.name!r} embeds no texts; CLIP and '
+                f'{trained.path}: model {trained.settings.model.name!r} embeds no texts; CLIP and '
                 'SigLIP do'
             )
         if (encode := text_encoder(trained)) is None:

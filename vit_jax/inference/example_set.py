@@ -11,8 +11,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
+from vit_jax.config.run import Data
 from vit_jax.data import sources
 from vit_jax.data.batches import Batch, empty_batch
 from vit_jax.data.dataset import Dataset
@@ -41,7 +41,7 @@ class ExampleSet:
     """
 
     data: Dataset
-    section: ConfigDict
+    section: Data
     viz: Viz
     context: Context
 
@@ -99,11 +99,11 @@ class ExampleSet:
     @functools.cached_property
     def _bare(self) -> Transforms:
         """The transforms of the data for images without annotations."""
-        return parse_transforms(without_annotations(self.section.get('transforms', '')))
+        return parse_transforms(without_annotations(self.section.transforms))
 
     def _transform(self, index: int) -> Callable[[Record], Record]:
-        sizes = self.section.get('sizes')
-        padded = tuple(sizes[-1]) if sizes else None
+        sizes = self.section.sizes
+        padded = sizes[-1] if sizes else None
         return lambda record: pad_image(self._bare(record, example_rng(0, index)), padded)
 
     def _name(self, index: int, fields: Fields) -> pathlib.Path:
@@ -113,7 +113,7 @@ class ExampleSet:
         return pathlib.Path(name.replace('/', '\N{DIVISION SLASH}'))
 
 
-def make_example_set(data: Dataset, section: ConfigDict, viz: Viz, model: str) -> ExampleSet:
+def make_example_set(data: Dataset, section: Data, viz: Viz, model: str) -> ExampleSet:
     """Choose examples of opened data with the config `section`, for a model of this name."""
     parser = argparse.ArgumentParser()
     viz.add_flags(parser)
@@ -121,7 +121,7 @@ def make_example_set(data: Dataset, section: ConfigDict, viz: Viz, model: str) -
     return ExampleSet(data, section, viz, context)
 
 
-def make_context(data: Dataset, section: ConfigDict, **others: Any) -> Context:
+def make_context(data: Dataset, section: Data, **others: Any) -> Context:
     """The `Context` of opened data, with other attributes as given."""
     vocab = data.vocab or sources.own_vocab(section.source)
     return Context(data.info.class_names, vocab=vocab, **others)

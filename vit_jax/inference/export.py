@@ -77,7 +77,7 @@ def export(
     mesh.usable_devices()
     trained = open_model(path, image_size, **options)
     if not trained.task.predicts:
-        raise UserError(f'task {trained.config.task.name!r} has no predictions to export')
+        raise UserError(f'task {trained.settings.task.name!r} has no predictions to export')
     reader, example = photo_reader(trained), example_of(trained, image_size)
     flat = traverse_util.flatten_dict(dict(trained.variables), sep='/')
     weights = {name: np.asarray(x) for name, x in flat.items()}
@@ -214,7 +214,7 @@ def describe(
     """The contents of model.json."""
     (_, inputs), _ = jax.tree.unflatten(program.in_tree, program.in_avals)
     outputs = jax.tree.unflatten(program.out_tree, program.out_avals)
-    transforms = without_annotations(trained.data_config.get('transforms', ''))
+    transforms = without_annotations(trained.data.transforms)
     kept = ('channels', 'size', 'padded', 'squeezed', 'ready')
     return {
         'model': trained.model_config['name'],

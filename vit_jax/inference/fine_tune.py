@@ -20,9 +20,10 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.config import defaults, objects, schema
-from vit_jax.config.load import override
-from vit_jax.config.origin import Init
+from vit_jax.config import objects
+from vit_jax.config.load import override, section
+from vit_jax.config.run import Init, Model
+from vit_jax.config.schema import class_keys, find_section
 from vit_jax.data import sources
 from vit_jax.data.records import UnknownSplit
 from vit_jax.data.transforms import parse_transforms, without_annotations
@@ -77,10 +78,10 @@ def _open_keys(config: ConfigDict) -> Iterator[str]:
     if config.model.name is None:
         yield from ('model', 'init.select')
     for key_path in ('data', *(f'evals.{name}' for name in config.evals)):
-        section = defaults.find_section(config, key_path)
-        if section.get('split') is None:
+        data = find_section(config, key_path)
+        if data.get('split') is None:
             yield f'{key_path}.split'
-        if FIELD.search(section.get('transforms', '')):
+        if FIELD.search(data.get('transforms', '')):
             yield f'{key_path}.transforms'
 
 
@@ -91,16 +92,16 @@ def _from_run(
     config = copy.deepcopy(config)
     with config.unlocked(), config.ignore_type():
         for key_path in keys:
-            section, _, key = key_path.rpartition('.')
+            place, _, key = key_path.rpartition('.')
             if key_path == 'model':
                 given = {k: v for k, v in config.model.items() if v is not None}
                 config.model = {**stored.model, **given}
                 _normalize_as(config, stored.task.to_dict())
-            elif key not in (kept := defaults.find_section(stored, section)):
+            elif key not in (kept := find_section(stored, place)):
                 if key_path != 'init.select':
                     return None
             else:
-                _section(config, section)[key] = kept[key]
+                _section(config, place)[key] = kept[key]
     return CompletedConfig(override(config, ()))
 
 
@@ -116,7 +117,7 @@ def _from_files(config: ConfigDict, allowed: Sequence[str]) -> CompletedConfig:
     notes: list[str] = []
     with config.unlocked(), config.ignore_type():
         if any(not key_path.endswith('.split') for key_path in _open_keys(config)):
-            if not (path := init_path(config)):
+            if not (path := init_path(section(config, Init))):
                 raise UserError(
                     'config.init.from is empty, but config.model comes from it: name a checkpoint'
                 )
@@ -129,19 +130,18 @@ def _from_files(config: ConfigDict, allowed: Sequence[str]) -> CompletedConfig:
     return CompletedConfig(override(config, ()), checkpoint, tuple(notes))
 
 
-def init_path(config: ConfigDict) -> str:
+def init_path(init: Init) -> str:
     """The checkpoint that a run starts from; empty for none.
 
     Raises:
       UserError: if the config requires one and names none.
     """
-    path = Init(**defaults.arguments(config, 'init')).from_
-    if path is None:
+    if init.checkpoint is None:
         raise UserError(
             'config.init.from: name the checkpoint to fine-tune by --config.init.from=FILE; '
             '--config.init.from= trains from scratch'
         )
-    return path
+    return init.checkpoint
 
 
 def _follow(config: ConfigDict, checkpoint: TrainedModel) -> Iterator[str]:
@@ -160,16 +160,16 @@ def _follow(config: ConfigDict, checkpoint: TrainedModel) -> Iterator[str]:
             'alpha': 'drop_alpha|' if parse_transforms(text).drops_alpha else '',
         }
         for key_path in keys:
-            section = _section(config, key_path.rpartition('.')[0])
-            section.transforms = FIELD.sub(lambda m: fields[m[1]], section.transforms)
-            yield f'config.{key_path}: {section.transforms}'
+            data = _section(config, key_path.rpartition('.')[0])
+            data.transforms = FIELD.sub(lambda m: fields[m[1]], data.transforms)
+            yield f'config.{key_path}: {data.transforms}'
 
 
 def _follow_model(config: ConfigDict, checkpoint: TrainedModel) -> str:
     from vit_jax.inference import load
 
     part = load.backbone(checkpoint)
-    if into := defaults.arguments(config, 'init')['into']:
+    if into := section(config, Init).into:
         return _follow_into(config, checkpoint, part, into)
     if part.config.task.name != config.task.name:
         raise UserError(
@@ -181,7 +181,7 @@ def _follow_model(config: ConfigDict, checkpoint: TrainedModel) -> str:
     given = {key: value for key, value in config.model.items() if key != 'name'}
     config.model = {**part.model_config, **anew, **given}
     _normalize_as(config, part.task_config)
-    if part is not checkpoint and not defaults.arguments(config, 'init')['select']:
+    if part is not checkpoint and not section(config, Init).select:
         config.init.select = ','.join(part.params)
     return f'config.model: the {part.config.model.name} of the checkpoint'
 
@@ -200,22 +200,19 @@ def _follow_into(
         return f'config.model: the {into} of the checkpoint'
     name, old = part.config.model.name, type(part.model)
     config.model = {**given, **anew}
-    cls = schema.model_class(config)
+    cls = objects.model_class(into)
     if not issubclass(cls, old):
         raise UserError(f'config.init.into={into}: it cannot be made of a {name}')
-    known = schema.constructor_keys(cls)
+    known = class_keys(cls)
     config.model = {k: v for k, v in part.model_config.items() if k in known} | given | anew
-    parts = (objects.make_model(_with_classes(config)).transferable() or (None, ()))[1]
-    if not defaults.arguments(config, 'init')['select']:
+    model = section(config, Model)
+    sized = Model(name=into, options={**model.options, 'num_classes': 1})  # any number
+    parts = (objects.make_model(sized).transferable() or (None, ()))[1]
+    if not section(config, Init).select:
         config.init.select = ','.join(each for each in parts if each in part.params)
     if (scale := pixel_scale(part.task)) is not None:
         _normalize_as(config, preprocessing.of_channels(scale, part.channels))
     return f'config.model: {into}, made of the {name} of the checkpoint'
-
-
-def _with_classes(config: ConfigDict) -> ConfigDict:
-    """The config's model, for an arbitrary number of classes."""
-    return ConfigDict({'model': {**config.model.to_dict(), 'num_classes': 1}})
 
 
 def _normalize_as(config: ConfigDict, task: Mapping[str, Any]) -> None:

@@ -102,7 +102,9 @@ def attach(task: Task, allowed: Sequence[str] = ()) -> Frozen:
             trained = load.adapt_model(stored, given)
             span = getattr(trained.task, 'value_range', None)
             if not trained.takes_images or (span is None and trained.task.normalization is None):
-                raise UserError(f'a {trained.config.model.name} of this task takes no plain images')
+                raise UserError(
+                    f'a {trained.settings.model.name} of this task takes no plain images'
+                )
         except UserError as error:
             raise UserError(f'config.task.{name}={path}: {error}') from error
         size = given or trained.prepared_size or trained.image_size

@@ -135,23 +135,23 @@ def photo_reader(run: TrainedModel) -> PhotoReader:
             f'{run.path}: the model of this run was not trained on images; use translate for '
             'sentences'
         )
-    section, size, channels = run.data_config, run.raw_images['size'], run.raw_images['channels']
+    data, size, channels = run.data, run.raw_images['size'], run.raw_images['channels']
     if channels not in (1, 3):
         raise UserError(
             f'{run.path}: the model takes images of {channels} channels, but files are read as '
             'gray or RGB: use evaluate on its data, or vit_jax.load on arrays'
         )
-    transforms = parse_transforms(without_annotations(section.get('transforms', '')))
-    padded = tuple(section.sizes[-1]) if section.get('sizes') else None
+    transforms = parse_transforms(without_annotations(data.transforms))
+    padded = data.sizes[-1] if data.sizes else None
     # A custom plan may batch images of any size.
-    mixed = not size or padded or section.get('plan')
+    mixed = not size or padded or data.plan
     any_size = mixed or takes_any_size(transforms, (*size, channels))
     return PhotoReader(
         transforms,
         channels,
         None if any_size else tuple(size),
         padded,
-        run.image_size if predictions.find(run.config.task.name).whole else None,
+        run.image_size if predictions.find(run.settings.task.name).whole else None,
         # For a rectangle, the transforms' center crop would see less than the largest such crop.
         ready=run.step is None and len({*(run.image_size or ())}) == 1,
     )

@@ -23,8 +23,9 @@ from vit_jax import interop
 from vit_jax.checkpoints import checkpointer
 from vit_jax.checkpoints.best import BEST, Step
 from vit_jax.config import defaults
-from vit_jax.config.load import from_dict, require_run
-from vit_jax.config.origin import POSEMBS, require_allowed
+from vit_jax.config.load import from_dict, require_run, section
+from vit_jax.config.origin import require_allowed
+from vit_jax.config.run import POSEMBS, Data, Init, Lora, Model, Run
 from vit_jax.data import batches, vocabulary
 from vit_jax.data.transforms import only_text_transforms, without_annotations
 from vit_jax.errors import UserError, check_choice
@@ -98,7 +99,7 @@ def load(
     elif trained.task.normalization is not None:
         if mean is not None:
             raise UserError(
-                f'{path}: mean and std are not applied by a {stored.config.model.name}: make its '
+                f'{path}: mean and std are not applied by a {stored.settings.model.name}: make its '
                 'inputs by read(path, mean=..., std=...).task.inputs'
             )
         _log.warning('%s: %s', stored.source, own_normalization(stored))
@@ -268,9 +269,9 @@ def stored_config(workdir: Path) -> ConfigDict:
 def _with_kept_vocab(config: ConfigDict, folder: paths.Path) -> ConfigDict:
     """Point the config, in place, to the vocabulary in the run folder, if there is one."""
     kept = folder / run_folder.VOCAB
-    for section in (config.data, *config.evals.values()):
-        if 'vocab' in section and kept.is_file():
-            section.vocab = str(kept)
+    for group in (config.data, *config.evals.values()):
+        if 'vocab' in group and kept.is_file():
+            group.vocab = str(kept)
     return config
 
 
@@ -340,7 +341,7 @@ def _read_run(
         config = _with_kept_vocab(from_dict(meta['config']), folder.parent)
     else:
         _require_unedited(config, folder, found, meta.get('config'))
-    vocabulary.require_kept(folder.parent, meta.get('vocab'), config.data.get('vocab'))
+    vocabulary.require_kept(folder.parent, meta.get('vocab'), section(config, Data).vocab)
     size, names = meta.get('input_size'), tuple(meta.get('class_names', ()))
     kinds = batches.kinds_from_checkpoint(meta)
     trained = TrainedModel(
@@ -353,12 +354,12 @@ def _read_run(
         collections={name: tree for name, tree in variables.items() if name != 'params'},
         path=paths.absolute(folder.parent),
         step=found,
-        num_classes=len(names) or config.model.get('num_classes') or 0,
+        num_classes=len(names) or section(config, Model).options.get('num_classes') or 0,
         raw_images=meta.get('image', {}),
         spec=kinds[-1][1] if kinds else {},
     )
     trained = trained.adapted(model=trained.model)  # with defaults of missing keywords
-    if not config.get('lora', {}).get('rank'):
+    if not section(config, Lora).rank:
         return trained
     from vit_jax.inference import adapted  # here, as few runs have adapters
 
@@ -366,7 +367,7 @@ def _read_run(
         raise UserError(
             f'{folder.parent}: adapters (config.lora) are not averaged over checkpoints'
         )
-    imported = read(config.init['from'], allowed=allowed)
+    imported = read(str(section(config, Init).checkpoint), allowed=allowed)
     return adapted.complete(trained, imported, meta)
 
 
@@ -390,7 +391,10 @@ def _require_unedited(
         newest = run_folder.read_meta(folder / str(steps[-1])).get('config')
         newest = _with_kept_vocab(from_dict(newest or dict(saved)), folder.parent)
         changes = changes if list(defaults.preparation_changes(newest, config)) else []
-    if not changes and (seeds := (before.get('seed', 0), config.get('seed', 0)))[0] != seeds[1]:
+    if (
+        not changes
+        and (seeds := (before.get('seed', Run.seed), config.get('seed', Run.seed)))[0] != seeds[1]
+    ):
         changes = [('seed', *seeds)]
     for key, theirs, ours in changes:
         raise UserError(

@@ -92,7 +92,7 @@ def predictor(trained: TrainedModel, seed: int = 0) -> Callable[[Example, int], 
       UserError: if the task has no predictions.
     """
     if not trained.task.predicts:
-        raise UserError(f'task {trained.config.task.name!r} has no predictions')
+        raise UserError(f'task {trained.settings.task.name!r} has no predictions')
     compiled = target.compiled(make_predict_step(trained.model, trained.task, seed=seed))
 
     def predict_one(example: Example, index: int) -> Prediction:
@@ -119,7 +119,7 @@ def other_model(path: Path) -> OtherModel:
       UserError: if it cannot be read, takes no images, or has no predictions.
     """
     trained = open_model(path)
-    reader, name = photo_reader(trained), trained.config.task.name
+    reader, name = photo_reader(trained), trained.settings.task.name
     if not trained.task.predicts:
         raise UserError(f'task {name!r} has no predictions')
     compiled = target.compiled(make_predict_step(trained.model, trained.task))
@@ -167,7 +167,7 @@ def text_encoder(trained: TrainedModel) -> Callable[[str, str], np.ndarray] | No
         return None
     vocabulary.require_ids(trained.vocab, trained.model, str(trained.path))
     steps = parse_transforms(only_text_transforms(trained.transforms), trained.vocab)
-    size = trained.config.model.get('vocab_size')
+    size = trained.settings.model.options.get('vocab_size')
 
     def encode(field: str, text: str) -> np.ndarray:
         ids = steps({field: text}, example_rng(0, 0))[field]
@@ -190,7 +190,7 @@ def predict_with_attention(
       UserError: if the model has no attention.
     """
     if not run.model.attends:
-        raise UserError(f'model {run.config.model.name!r} has no attention to draw')
+        raise UserError(f'model {run.settings.model.name!r} has no attention to draw')
 
     compiled = jax.jit(make_attention_step(run.model, run.task))
     outputs, intermediates, inputs = compiled(run.variables, dict(batch))
@@ -209,7 +209,7 @@ def parameter_pictures(run: TrainedModel, pattern: str) -> list[ParameterPicture
     """
     found = run.model.parameter_pictures(run.params, run.image_size)
     if not found:
-        raise UserError(f'model {run.config.model.name!r} has no parameters to draw')
+        raise UserError(f'model {run.settings.model.name!r} has no parameters to draw')
     chosen = [p for p in found if matches_start(pattern, p.name)]
     if not chosen:
         raise UserError(nearest('parameter', pattern, {p.name for p in found}))

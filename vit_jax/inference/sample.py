@@ -93,7 +93,7 @@ def check_task(trained: TrainedModel) -> None:
     """Raise UserError for a run of another task."""
     if not isinstance(trained.task, Task):
         raise UserError(
-            f'{trained.path} is a run of the task {trained.config.task.name!r}, which makes no '
+            f'{trained.path} is a run of the task {trained.settings.task.name!r}, which makes no '
             "images: give a run of 'generate'"
         )
     if isinstance(trained.task, image_to_image.Task):

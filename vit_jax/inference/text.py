@@ -101,14 +101,13 @@ def sentence_reader(run: TrainedModel) -> SentenceReader:
     Raises:
       UserError: if the run does not translate text.
     """
-    section = run.data_config
-    bounds = section.get('buckets') or run.config.data.get('buckets')
+    bounds = run.data.buckets or run.settings.data.buckets
     if not run.model.translates:
-        raise UserError(f'{run.path}: model {run.config.model.name!r} does not translate')
-    vocab = run.vocab or sources.own_vocab(section.source)
+        raise UserError(f'{run.path}: model {run.settings.model.name!r} does not translate')
+    vocab = run.vocab or sources.own_vocab(run.data.source)
     if vocab is None or not bounds:
         raise UserError(f'{run.path}: the model of this run was not trained on text')
-    steps = [section.get('transforms', ''), '' if run.vocab else 'tokenize']
+    steps = [run.data.transforms, '' if run.vocab else 'tokenize']
     return SentenceReader(parse_transforms('|'.join(filter(None, steps)), vocab), tuple(bounds))
 
 

@@ -143,8 +143,8 @@ def _with_preparation(imported: TrainedModel) -> TrainedModel:
     """
     from vit_jax.interop import preprocessing
 
-    data, size = imported.data_config, imported.raw_images.get('size')
-    has_plan = data.get('sizes') or data.get('plan')
+    data, size = imported.data, imported.raw_images.get('size')
+    has_plan = data.sizes or data.plan
     if not size or has_plan or re.search('resize|crop|patches|windows', imported.transforms):
         return imported
     before = preprocessing.crop(tuple(size), 'bicubic')
@@ -215,7 +215,7 @@ def write(imported: TrainedModel, path: str | os.PathLike[str]) -> tuple[str, ..
     if (stored := _as_read(imported, forms, family)) is not None:
         _write(stored, place)
         return ()
-    make = families.writer(imported.config.model.name, forms, family)
+    make = families.writer(str(imported.settings.model.name), forms, family)
     imported = _with_preparation(imported)
     flat = unroll(param_paths(imported.params))
     unrolled = dataclasses.replace(imported, params=traverse_util.unflatten_dict(flat, sep='/'))
@@ -258,7 +258,7 @@ def _as_read(imported: TrainedModel, forms: Sequence[str], family: str) -> Writt
         kind = config.get('model_type') or config.get('architecture') or ''
         reader = families.reader(flat, own, kind)
         form = families.form(flat, config, reader)
-        found = families.writers(imported.config.model.name, family)
+        found = families.writers(str(imported.settings.model.name), family)
         wanted = next((name for name in forms if name in found), '')
         if not wanted and reader.__name__.endswith(f'.{family}'):  # which writes no others' models
             wanted = form

@@ -16,11 +16,10 @@ from typing import Any
 
 import numpy as np
 from flax import traverse_util
-from ml_collections import ConfigDict
 
 from vit_jax.checkpoints import checkpointer
-from vit_jax.config import defaults
-from vit_jax.config.load import from_dict
+from vit_jax.config.load import from_dict, section
+from vit_jax.config.run import Init, Lora
 from vit_jax.errors import UserError
 from vit_jax.interop import families, files, names
 from vit_jax.interop.families import _transformers
@@ -146,16 +145,18 @@ def write(imported: TrainedModel, place: str) -> tuple[str, ...]:
         raise UserError(f'{imported.path}: only runs have adapters (config.lora) to write')
     _, variables, meta = checkpointer.load_variables(folder, imported.step)
     config = from_dict(dict(meta['config']))
-    options = lora.Lora(**defaults.arguments(config, 'lora'))
+    options = section(config, Lora)
     if not options.rank:
         raise UserError(f'{imported.path}: only runs of config.lora have adapters to write')
     own = unroll(param_paths(variables['params']))
     placed, modules = _names(imported, own)
     arrays = {_PREFIX + name: array for name, array in _matrices(own, placed).items()}
     saved = {path: name for path, name in modules.items() if not lora.LEAF.search(path)}
-    written = families.writer(imported.config.model.name, ['transformers'])(_unrolled(imported))
+    written = families.writer(str(imported.settings.model.name), ['transformers'])(
+        _unrolled(imported)
+    )
     arrays |= {_PREFIX + _in_models(name): written.arrays[name] for name in saved.values()}
-    base, notes = _base(config)
+    base, notes = _base(str(section(config, Init).checkpoint))
     told = {
         'peft_type': 'LORA',
         'base_model_name_or_path': base,
@@ -201,7 +202,7 @@ def _names(imported: TrainedModel, own: Mapping[str, Any]) -> tuple[dict[str, st
         index = (slice(None), *(() if found[part].number is None else (found[part].number,)))
         flat[f'{kernel}/kernel'][index] = number
     tagged = dataclasses.replace(unrolled, params=traverse_util.unflatten_dict(flat, sep='/'))
-    arrays = families.writer(imported.config.model.name, ['transformers'])(tagged).arrays
+    arrays = families.writer(str(imported.settings.model.name), ['transformers'])(tagged).arrays
     theirs = {
         float(array.flat[0]): name
         for name, array in arrays.items()
@@ -236,9 +237,8 @@ def _matrices(own: Mapping[str, Any], placed: Mapping[str, str]) -> Flat:
     return found
 
 
-def _base(config: ConfigDict) -> tuple[str, tuple[str, ...]]:
+def _base(path: str) -> tuple[str, tuple[str, ...]]:
     """The checkpoint that a run adapts, as `peft` names it."""
-    path = config.init['from']
     if path.startswith('hf://'):
         return path.removeprefix('hf://'), ()
     folder = paths.absolute(path)

@@ -36,7 +36,7 @@ def with_tokenizer(imported: TrainedModel, extra: Mapping[str, Any]) -> TrainedM
     SigLIP pads texts by repeating the end token; SigLIP 2 pads with the id 0, and was trained on
     lower case. CLIP's tokenizer itself lowers the case, and its padding has no effect.
     """
-    if imported.config.model.name == 'open_clip' and not _ends(imported):
+    if imported.settings.model.name == 'open_clip' and not _ends(imported):
         return imported.with_notes(_UNREAD)
     file, (length,) = extra[TOKENIZER], imported.spec[FIELD].shape
     steps = _SIGLIP if Path(file).name == TOKENIZERS[0] else _SIGLIP2
@@ -51,7 +51,7 @@ def tokenizer_files(imported: TrainedModel) -> dict[str, bytes]:
 
     Empty for a model without a tokenizer of transformers, such as one with a vocabulary of its own.
     """
-    file = Path(str(imported.config.data.get('vocab') or ''))
+    file = Path(imported.settings.data.vocab or '')
     if file.name not in _CLASSES:
         return {}
     (length,) = imported.spec[FIELD].shape

@@ -17,6 +17,8 @@ from flax import traverse_util
 from ml_collections import ConfigDict
 
 from vit_jax.config import objects
+from vit_jax.config.load import to_inference
+from vit_jax.config.run import Data, Inference
 from vit_jax.data import splits, vocabulary
 from vit_jax.data.batches import Spec
 from vit_jax.data.records import SourceInfo
@@ -123,15 +125,20 @@ class TrainedModel:
         """The keywords of `config.task`, with its name."""
         return self.config.task.to_dict()
 
+    @functools.cached_property
+    def settings(self) -> Inference:
+        """The typed form of its config."""
+        return to_inference(self.config)
+
     @property
-    def data_config(self) -> ConfigDict:
+    def data(self) -> Data:
         """The data section of the first evaluation; that of training if there is none."""
-        return next(iter(self.config.evals.values()), self.config.data)
+        return next(iter(self.settings.evals.values()), self.settings.data)
 
     @property
     def transforms(self) -> str:
-        """The transforms of `data_config`, from an image to the model's input."""
-        return self.data_config.get('transforms', '')
+        """The transforms of `data`, from an image to the model's input."""
+        return self.data.transforms
 
     @property
     def takes_images(self) -> bool:
@@ -145,18 +152,18 @@ class TrainedModel:
         Raises:
           UserError: if it cannot be read.
         """
-        path = self.data_config.get('vocab') or self.config.data.get('vocab')
+        path = self.data.vocab or self.settings.data.vocab
         return vocabulary.load(path) if path else None
 
     @functools.cached_property
     def model(self) -> Any:
         """The Linen module of `config.model`."""
-        return objects.make_model(self.config)
+        return objects.make_model(self.settings.model)
 
     @functools.cached_property
     def task(self) -> Any:
         """The task of `config.task`."""
-        return objects.make_task(self.config)
+        return objects.make_task(self.settings.task)
 
     @property
     def classes(self) -> SourceInfo | None:

@@ -18,13 +18,14 @@ import dataclasses
 import math
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import traverse_util
 
+from vit_jax.config.run import Lora
 from vit_jax.errors import UserError
 from vit_jax.optim.muon import TO_HEADS, is_stacked, kernel_axes
 from vit_jax.tree_paths import param_paths
@@ -33,46 +34,6 @@ PyTree = Any
 LORA, WHOLE = 'lora', 'kernel'  # names in the tree
 PARTS = {'q': 'query', 'k': 'key', 'v': 'value'}
 LEAF = re.compile(rf'(^|/){LORA}/\w+/(a|b|magnitude)$')
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Lora:
-    """Adapters for fine-tuning the checkpoint of `config.init.from`; see `vit_jax.optim.lora`.
-
-    Only they, the head and the parameters of `train` have gradients, and are saved. The checkpoint
-    is read again when the run resumes or is loaded, and has to be the same, by its digest.
-
-    Attributes:
-      rank: columns of A; 0 for no adapters.
-      alpha: the sum of W and A B gives A B the factor alpha / rank; None for `rank`.
-      layers: patterns of the kernels that are adapted, matched anywhere in their paths. The parts
-        of fused projections have paths of their own, such as `block_0/attention/query/kernel`.
-      train: patterns of further parameters to train, such as `('norm',)`.
-      dora: whether each output has a magnitude, as in DoRA.
-
-    Raises:
-      UserError: if a number is not positive.
-    """
-
-    rank: int = 0
-    alpha: float | None = None
-    layers: Sequence[str] = ('(query|value)/kernel$',)
-    train: Sequence[str] = ()
-    dora: bool = False
-
-    def __post_init__(self) -> None:
-        if self.rank < 0:
-            raise UserError(f'config.lora.rank={self.rank}: must be at least 0')
-        if self.alpha is not None and self.alpha <= 0:
-            raise UserError(f'config.lora.alpha={self.alpha}: must be positive')
-        for key in ('layers', 'train'):
-            if isinstance(given := getattr(self, key), str):
-                raise UserError(f'config.lora.{key}={given!r}: write a tuple, ({given!r},)')
-
-    @property
-    def scale(self) -> float:
-        """The factor of A B."""
-        return (self.rank if self.alpha is None else self.alpha) / self.rank
 
 
 class Part(NamedTuple):
@@ -285,37 +246,26 @@ class Adapters:
         return [f'{kind} of rank {self.options.rank}: {trained:,} parameters are trained and saved']
 
 
-def make(
-    config: Any, given: Mapping[str, Any], model: Any, params: PyTree
-) -> tuple[Adapters, PyTree]:
+def make(lora: Lora, model: Any, params: PyTree) -> tuple[Adapters, PyTree]:
     """The adapters of a run, and the shapes of its parameters with them.
 
     Args:
-      config: of the run.
-      given: keywords of `Lora`, with a rank above 0.
+      lora: `config.lora`, with a rank above 0.
       model: the Linen module, whose head is trained.
       params: shapes of its parameters.
 
     Raises:
-      UserError: for a pattern that matches nothing, or if the config averages parameters, has no
-        checkpoint to adapt, or another parametrization.
+      UserError: for a pattern that matches nothing.
     """
-    options = Lora(**given)
-    if not config.get('init', {}).get('from'):
-        raise UserError('config.lora: adapters need a checkpoint: name it by config.init.from')
-    if config.get('step', {}).get('ema_decay'):
-        raise UserError('config.lora: adapters are not averaged: set config.step.ema_decay=0')
-    if config.optim.get('parametrization', 'standard') != 'standard':
-        raise UserError('config.lora: adapters have no muP: leave config.optim.parametrization out')
-    params = jax.eval_shape(lambda held: add(held, options, jax.random.key(0)), params)
+    params = jax.eval_shape(lambda held: add(held, lora, jax.random.key(0)), params)
     paths = param_paths(params)
-    for pattern in options.train:
+    for pattern in lora.train:
         if not any(_matches(pattern, path) for path in paths):
             raise UserError(f'config.lora.train: {pattern!r} matches no parameter')
     heads = (f'^{re.escape(head)}/' for head in model.head_layers)
-    own = (LEAF.pattern, *heads, *options.train)
+    own = (LEAF.pattern, *heads, *lora.train)
     held = [path for path in paths if not any(_matches(pattern, path) for pattern in own)]
-    return Adapters(options, frozenset(held)), params
+    return Adapters(lora, frozenset(held)), params
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@ Patterns of paths and the transformations that use them are in `param_groups`.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import re
@@ -16,25 +17,24 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from vit_jax.config.durations import Durations
+from vit_jax.config.run import Optim
 from vit_jax.errors import UserError, nearest
 from vit_jax.optim import mup, schedules
 from vit_jax.optim.muon import muon
 from vit_jax.optim.param_groups import (
+    Delay,
     Rules,
     bounded,
-    check_delays,
     check_number,
     check_patterns,
-    check_rules,
     delayed,
     first_match,
     frozen,
     layer_scale,
-    rules_in_steps,
     scale_by_path,
 )
-from vit_jax.optim.schedules import CONSTANT
-from vit_jax.signatures import Duration, Parameters, keyword_only, parameters
+from vit_jax.signatures import Parameters, parameters
 from vit_jax.tree_paths import map_paths, param_paths
 
 PyTree = Any
@@ -48,127 +48,74 @@ _FRACTIONS = ('b1', 'b2', 'b3', 'beta2_cap', 'momentum', 'decay', 'rho')  # keyw
 
 def make(
     params: PyTree,
-    total_steps: int,
-    to_steps: Callable[[str], int],
+    optim: Optim,
+    times: Durations,
     layers: Sequence[str] = (),
     factors: Mapping[str, mup.Factors] | None = None,
     largest: Rules = (),
-    /,
-    *,
-    name: str,
-    lr: float,
-    parametrization: str = mup.STANDARD,
-    schedule: Mapping[str, Any] = CONSTANT,
-    weight_decay: float = 0.0,
-    decay_schedule: Mapping[str, Any] = CONSTANT,
-    decay_mask: str = 'kernel$',
-    decay_mults: Rules = (),
-    lr_mults: Rules = (),
-    lr_delays: Sequence[tuple[str, Duration] | tuple[str, Duration, Duration]] = (),
-    freeze: Sequence[str] = (),
-    layer_decay: float | None = None,
-    clip_norm: float | None = None,
-    **kwargs: Any,
 ) -> tuple[optax.GradientTransformation, optax.Schedule]:
     """The gradient transformation that a config describes, and its learning rate.
 
-    Optimizers that define weight decay (`adamw`, `lion`, `lamb`, ...) apply it in
-    their own way. In AdamW a step subtracts lr(t) * weight_decay * parameter, as
-    in Loshchilov & Hutter 2019 and `torch.optim.AdamW`; Adafactor is made to do
-    the same. The others (`sgd`, `adam`, `rmsprop`, ...) get the L2 penalty of
-    `torch.optim.SGD`: weight_decay * parameter is added to the clipped gradient.
-
-    Multipliers of the learning rate scale the whole update of a parameter, weight
-    decay included, as parameter groups do in PyTorch. If several patterns match a
-    path, the first counts.
-
     Args:
       params: the parameters, or their shapes.
-      total_steps: length of training.
-      to_steps: turns a duration such as `'5%'` into steps.
+      optim: `config.optim`.
+      times: durations of the run.
       layers: patterns from the model's `layer_order()`; `layer_decay` needs them.
       factors: of the parametrization, see `mup`; None for the standard one.
       largest: pairs of a pattern and the largest value of the parameters after an update.
-      name: an optimizer of Optax that takes a learning rate, or one of `OWN`. `amsgrad` takes the
-        maximum of the second moment after the correction of its bias, `torch.optim.Adam` before
-        it. `lars` does not adapt the rates of biases and scales, as in MAE's code
-        (arXiv:2111.06377).
-      lr: peak learning rate.
-      parametrization: 'standard', or muP with the widths of the model that the hyperparameters
-        were tuned on, as keywords of `config.model`: 'mup(width=64, mlp_dim=256, num_heads=1)'.
-        Initial values, learning rates and Adam's epsilon follow the width; see `mup`.
-      schedule: keywords of `schedules.make`, with durations as strings.
-      weight_decay: strength of weight decay.
-      decay_schedule: keywords of `schedules.make` for that strength, with `weight_decay` as its
-        peak, such as `dict(name='cosine', final=0.4)`.
-      decay_mask: pattern of the parameters that decay: by default the kernels of dense layers and
-        convolutions, not biases, norms, tokens, layer scales or any embeddings.
-      decay_mults: pairs of a pattern and a multiplier of `weight_decay`.
-      lr_mults: pairs of a pattern and a multiplier of the learning rate.
-      lr_delays: pairs of a pattern and a duration until which the parameters stay as they are, such
-        as `(('/prototypes/', '1 epochs'),)`. The optimizer follows their gradients all the same.
-        With a third entry, such as `(('^encoder/', '500 steps', '1000 steps'),)`, the learning rate
-        then warms up for so long and follows `schedule` in the steps that are left. The first
-        pattern that matches a path counts.
-      freeze: patterns of the parameters that stay as they are. They have no
-        optimizer state, and their gradients are not computed.
-      layer_decay: see `param_groups.layer_scale`.
-      clip_norm: global norm above which the gradients are scaled down to it.
-      **kwargs: keywords of the optimizer; dtypes may be strings.
 
     Raises:
-      UserError: for an unknown name or keyword, a value outside its range, or a
-        pattern that matches no parameter.
+      UserError: for an unknown name or keyword, or a pattern that matches no parameter.
     """
-    check_number('lr', lr, lambda x: x >= 0, 'at least 0')
-    check_number('weight_decay', weight_decay, lambda x: x >= 0, 'at least 0')
-    if clip_norm is not None:
-        check_number('clip_norm', clip_norm, lambda x: x > 0, 'positive')
     paths = param_paths(params)
-    check_rules('decay_mults', decay_mults, paths)
-    check_rules('lr_mults', lr_mults, paths)
-    delays = rules_in_steps(lr_delays, to_steps)
-    check_delays(delays, paths)
-    check_patterns('freeze', freeze, paths)
-    check_patterns('decay_mask', [decay_mask] if weight_decay else [], paths)
-    if 'matrices' in (takes := options(name)):
-        check_patterns('matrices', [kwargs.get('matrices', takes['matrices'].default)], paths)
-
-    if factors is not None and name not in mup.OPTIMIZERS:
+    for key in ('decay_mults', 'lr_mults', 'lr_delays'):
+        check_patterns(key, [rule[0] for rule in getattr(optim, key)], paths)
+    check_patterns('freeze', optim.freeze, paths)
+    check_patterns('decay_mask', [optim.decay_mask] if optim.weight_decay else [], paths)
+    if 'matrices' in (takes := options(optim.name)):
+        matrices = optim.options.get('matrices', takes['matrices'].default)
+        check_patterns('matrices', [matrices], paths)
+    if factors is not None and optim.name not in mup.OPTIMIZERS:
         raise UserError(
             f'config.optim.parametrization: muP is for Adam and its like '
-            f'({", ".join(mup.OPTIMIZERS)}), not for {name!r}'
+            f'({", ".join(mup.OPTIMIZERS)}), not for {optim.name!r}'
         )
     before, after = [], []
+    decay_mults = optim.decay_mults
     if factors is not None:
         decay_mults = mup.decay_rules(factors, decay_mults)
         before = [scale_by_path(lambda path: factors[path].gradient)]
         after = [scale_by_path(lambda path: factors[path].update_factor())]
-    rate = schedules.from_config(schedule, lr, total_steps, to_steps)
-    decay = schedules.from_strength(
-        decay_schedule, weight_decay, total_steps, to_steps, 'config.optim.decay_schedule'
-    )
+    rate = schedules.make(optim.schedule, optim.lr, times)
+    decay = schedules.strength(optim.decay_schedule, optim.weight_decay, times)
+    clip = optim.clip_norm
     tx = optax.chain(
-        optax.identity() if clip_norm is None else optax.clip_by_global_norm(clip_norm),
+        optax.identity() if clip is None else optax.clip_by_global_norm(clip),
         *before,
-        _optimizer(name, rate, decay, decay_mask, decay_mults, kwargs),
+        _optimizer(optim, rate, decay, decay_mults),
         *after,
         optax.identity()
-        if not lr_mults
-        else scale_by_path(lambda path: first_match(lr_mults, path, 1.0)),
+        if not optim.lr_mults
+        else scale_by_path(lambda path: first_match(optim.lr_mults, path, 1.0)),
         optax.identity()
-        if layer_decay is None
-        else scale_by_path(layer_scale(params, layer_decay, layers)),
+        if optim.layer_decay is None
+        else scale_by_path(layer_scale(params, optim.layer_decay, layers)),
     )
-    waits = []
-    for (pattern, *durations), (_, first, *_) in zip(lr_delays, delays, strict=True):
-        own = None
-        if len(durations) > 1:
-            spec = {**schedule, 'warmup': durations[1]}
-            late = schedules.from_config(spec, lr, max(total_steps - first, 1), to_steps)
-            own = _ratio(late, first, rate)
-        waits.append((pattern, first, own))
-    return frozen(bounded(delayed(tx, waits), largest), freeze), rate
+    return frozen(bounded(delayed(tx, _delays(optim, times, rate)), largest), optim.freeze), rate
+
+
+def _delays(optim: Optim, times: Durations, rate: optax.Schedule) -> list[Delay]:
+    """The rules of `lr_delays` for `delayed`."""
+    delays: list[Delay] = []
+    for pattern, *durations in optim.lr_delays:
+        first, *warmup = (times.steps(text) for text in durations)
+        late = None
+        if warmup:
+            schedule = dataclasses.replace(optim.schedule, warmup=warmup[0])
+            rest = max(times.total_steps - first, 1)
+            late = _ratio(schedules.make(schedule, optim.lr, times, rest), first, rate)
+        delays.append((pattern, first, late))
+    return delays
 
 
 def _ratio(late: optax.Schedule, first: int, rate: optax.Schedule) -> optax.Schedule:
@@ -182,18 +129,13 @@ def _ratio(late: optax.Schedule, first: int, rate: optax.Schedule) -> optax.Sche
 
 
 def _optimizer(
-    name: str,
-    lr: optax.Schedule,
-    weight_decay: Strength,
-    decay_mask: str,
-    decay_mults: Rules,
-    kwargs: dict[str, Any],
+    optim: Optim, lr: optax.Schedule, weight_decay: Strength, decay_mults: Rules
 ) -> optax.GradientTransformation:
     """The optimizer, or one for each strength of weight decay."""
-    build = _builder(name, kwargs)
+    build = _builder(optim.name, optim.options)
 
     def mask(tree: PyTree) -> PyTree:
-        return map_paths(lambda path: re.search(decay_mask, path) is not None, tree)
+        return map_paths(lambda path: re.search(optim.decay_mask, path) is not None, tree)
 
     if not decay_mults:
         return build(lr, weight_decay, mask)
@@ -208,7 +150,7 @@ def _optimizer(
     )
 
 
-def _builder(name: str, kwargs: dict[str, Any]) -> Callable[..., optax.GradientTransformation]:
+def _builder(name: str, kwargs: Mapping[str, Any]) -> Callable[..., optax.GradientTransformation]:
     """(lr, weight_decay, mask) -> the optimizer, with weight decay applied its own way."""
     build_one, takes = factory(name), set(parameters(factory(name)))
     options = _options(name, kwargs)
@@ -271,12 +213,12 @@ def _is_optimizer(name: str) -> bool:
     return 'learning_rate' in inspect.signature(f).parameters and len(required) <= 1
 
 
-def _options(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+def _options(name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Check the optimizer's own keywords and turn names of dtypes into dtypes."""
     valid = options(name)
     for key in kwargs:
         if key not in valid:
-            ours = keyword_only(make)
+            ours = (declared.name for declared in dataclasses.fields(Optim))
             raise UserError(f'config.optim ({name}): ' + nearest('key', key, {*valid, *ours}))
     for key in kwargs.keys() & set(_FRACTIONS):
         if kwargs[key] is not None:

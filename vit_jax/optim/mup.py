@@ -42,7 +42,7 @@ Shape = tuple[int, ...]
 Kinds = Sequence[tuple[str, str]]  # a pattern of paths, and the kind
 
 KINDS = ('vector', 'hidden', 'output', 'embedding', 'tied')
-KEY, STANDARD = 'config.optim.parametrization', 'standard'
+KEY = 'config.optim.parametrization'
 # Optimizers whose updates do not depend on the scale of the gradients.
 OPTIMIZERS = (
     *('adabelief', 'adam', 'adamax', 'adamaxw', 'adamw', 'adan', 'amsgrad', 'lion', 'nadam'),

@@ -54,9 +54,8 @@ def layer_scale(params: PyTree, decay: float, layers: Sequence[str]) -> Callable
         the last layer.
 
     Raises:
-      UserError: if `decay` is not in (0, 1], or there are no layers.
+      UserError: if there are no layers.
     """
-    check_number('layer_decay', decay, lambda x: 0 < x <= 1, 'in (0, 1]')
     if not layers:
         raise UserError(
             'config.optim.layer_decay: this model does not define the order of its layers (it has '
@@ -186,45 +185,14 @@ def at_step(state: PyTree, step: jax.Array) -> PyTree:
     return step if isinstance(state, jax.Array) else state
 
 
-def rules_in_steps(
-    delays: Sequence[Sequence[str]], to_steps: Callable[[str], int]
-) -> Sequence[Sequence[Any]]:
-    """Rules with each duration in steps; entries that are no tuples are left to `check_delays`."""
-    return [
-        rule if isinstance(rule, str) else (*rule[:1], *(to_steps(str(x)) for x in rule[1:]))
-        for rule in delays
-    ]
-
-
-def check_delays(delays: Sequence[Sequence[Any]], paths: Iterable[str]) -> None:
-    """Raise UserError unless all patterns match a path, with one or two durations each."""
-    if not all(isinstance(rule, tuple | list) and len(rule) in (2, 3) for rule in delays):
-        raise UserError(
-            f'config.optim.lr_delays={delays!r}: write ((pattern, delay), ...), or '
-            '((pattern, delay, warm-up), ...)'
-        )
-    check_patterns('lr_delays', [rule[0] for rule in delays], paths)
-
-
 def check_number(key: str, value: Any, holds: Callable[[float], bool], must: str) -> None:
     """Raise UserError unless `value` is a finite number that `holds`."""
     if not isinstance(value, int | float) or not math.isfinite(value) or not holds(value):
         raise UserError(f'config.optim.{key}={value!r}: must be a number {must}')
 
 
-def check_rules(key: str, rules: Rules, paths: Iterable[str]) -> None:
-    """Raise UserError unless all patterns match a path and no multiplier is negative."""
-    if not all(isinstance(rule, tuple | list) and len(rule) == 2 for rule in rules):
-        raise UserError(f'config.optim.{key}={rules!r}: write ((pattern, multiplier), ...)')
-    for pattern, mult in rules:
-        check_number(f'{key} {pattern!r}', mult, lambda x: x >= 0, 'at least 0')
-    check_patterns(key, [pattern for pattern, _ in rules], paths)
-
-
 def check_patterns(key: str, patterns: Sequence[str], paths: Iterable[str]) -> None:
     """Raise UserError for a pattern that matches no path."""
-    if isinstance(patterns, str):
-        raise UserError(f'config.optim.{key}={patterns!r}: write a tuple, ({patterns!r},)')
     for pattern in patterns:
         try:
             found = any(re.search(pattern, path) for path in paths)

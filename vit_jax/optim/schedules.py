@@ -5,135 +5,77 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import optax
 
-from vit_jax.errors import UserError, check_choice, nearest
-from vit_jax.signatures import Steps, in_steps, keyword_only
-
-COOLDOWNS = ('line', 'product')
-CONSTANT: Mapping[str, Any] = types.MappingProxyType({'name': 'constant'})
-
-
-def from_config(
-    spec: Mapping[str, Any],
-    peak: float,
-    total_steps: int,
-    to_steps: Callable[[str], int],
-    where: str = 'config.optim.schedule',
-) -> optax.Schedule:
-    """The schedule that a section of a config describes.
-
-    Args:
-      spec: keywords of `make`, with durations as strings.
-      peak: the highest value; or the first, where `final` is above it.
-      total_steps: length of training.
-      to_steps: turns a duration such as `'5%'` into steps.
-      where: the section's name, for messages.
-
-    Raises:
-      UserError: for an unknown key or a value outside its range.
-    """
-    valid = keyword_only(make)
-    for key in spec:
-        if key not in valid:
-            raise UserError(f'{where}: ' + nearest('key', key, valid))
-    return make(peak, total_steps, **in_steps(make, spec, to_steps))
-
-
-def from_strength(
-    spec: Mapping[str, Any],
-    strength: float,
-    total_steps: int,
-    to_steps: Callable[[str], int],
-    where: str,
-) -> float | Callable[[Any], Any]:
-    """The schedule with peak `strength`, or the number itself if the schedule is constant."""
-    if dict(spec) == dict(CONSTANT):
-        return strength
-    return from_config(spec, strength, total_steps, to_steps, where)
+from vit_jax.config.durations import Durations
+from vit_jax.config.run import Schedule
+from vit_jax.errors import UserError, nearest
 
 
 def make(
-    peak: float,
-    total_steps: int,
-    *,
-    name: str = 'constant',
-    warmup: Steps = 0,
-    cooldown: Steps = 0,
-    cooldown_form: str = 'line',
-    timescale: Steps = 10_000,
-    boundaries: Sequence[Steps] = (),
-    factor: float = 0.1,
-    power: float = 0.9,
-    init: float = 0.0,
-    final: float = 0.0,
+    schedule: Schedule, peak: float, times: Durations, total_steps: int | None = None
 ) -> optax.Schedule:
-    """The learning rate as a function of the number of steps already taken.
-
-    It rises linearly from `init` at step 0 to `peak` at step `warmup`, follows
-    its shape, and in the last `cooldown` steps falls to `final`. Beyond
-    `total_steps` it is constant.
+    """A number as a function of the steps already taken; constant beyond the last one.
 
     Args:
-      peak: the highest learning rate.
-      total_steps: length of training.
-      name: `constant`; `linear`, `cosine` or `polynomial`, which reach `final` at
-        `total_steps`; `stair`, multiplied by `factor` from each of `boundaries`
-        on (He et al. 2016, section 3.4); or `rsqrt`, the reciprocal square root
-        peak * sqrt(timescale / (timescale + steps since the warm-up)), which
-        with a cooldown gives a finished model at any length (Zhai et al. 2022,
-        "Scaling Vision Transformers", section 3.4) and with timescale = warmup
-        is Vaswani et al. 2017, equation 3.
-      warmup: length of the warm-up, in steps.
-      cooldown: length of the cooldown, in steps.
-      cooldown_form: `line`, straight to `final` from the value at its start; or
-        `product`, in which the shape goes on falling and its distance from
-        `final` is multiplied by a ramp from 1 to 0, as in the code of Zhai et
-        al. (big_vision).
-      timescale: timescale of `rsqrt`, in steps.
-      boundaries: of `stair`, in steps from the start of training, rising.
-      factor: of `stair`, in (0, 1].
-      power: of `polynomial`, in which the distance from `final` shrinks as the
-        share of the steps that are left, to this power (Chen et al. 2018,
-        arXiv:1606.00915, section 4.1).
-      init: learning rate at step 0, if there is a warm-up.
-      final: learning rate at `total_steps`, if anything decays to it.
+      schedule: its shape.
+      peak: the highest value; or the first, where `final` is above it.
+      times: durations of the run.
+      total_steps: number of steps, if not those of the run.
 
     Raises:
-      UserError: for an unknown name or a value outside its range.
+      UserError: for an unknown name, or durations that do not fit into the run.
     """
+    total = times.total_steps if total_steps is None else total_steps
+    name, init, final = schedule.name, schedule.init, schedule.final
     if name not in SHAPES:
         raise UserError(nearest('schedule', name, SHAPES))
-    check_choice('cooldown_form', cooldown_form, COOLDOWNS)
-    _validate(total_steps, warmup, cooldown, timescale)
-    if not power > 0:
-        raise UserError(f'schedule {name!r}: power={power} must be positive')
-    for what, rate in (('lr', peak), ('init', init), ('final', final)):
-        if not math.isfinite(rate) or rate < 0:
-            raise UserError(f'schedule {name!r}: {what}={rate} must be finite and at least 0')
+    warmup, cooldown, timescale = (
+        times.steps(text) for text in (schedule.warmup, schedule.cooldown, schedule.timescale)
+    )
+    boundaries = tuple(times.steps(text) for text in schedule.boundaries)
+    _validate(total, warmup, cooldown, timescale)
+    if not 0 <= peak < math.inf:
+        raise UserError(f'schedule {name!r}: peak={peak} must be finite and at least 0')
     if final and not cooldown and name not in ('linear', 'cosine', 'polynomial'):
         raise UserError(f'schedule {name!r} reaches final={final} only with a cooldown; set one')
     if name == 'stair':
-        _validate_stair(boundaries, factor, warmup, total_steps)
-    shape, cooldown_start = SHAPES[name], total_steps - cooldown
-    steps = tuple(boundary - warmup for boundary in boundaries)
-    spec = _Spec(peak, final, max(total_steps - warmup, 1), timescale, steps, factor, power)
+        _validate_stair(boundaries, warmup, total)
+    shape, cooldown_start = SHAPES[name], total - cooldown
+    after = tuple(boundary - warmup for boundary in boundaries)
+    length = max(total - warmup, 1)
+    spec = _Spec(peak, final, length, timescale, after, schedule.factor, schedule.power)
 
-    def schedule(step: Any) -> Any:
-        t = jnp.clip(jnp.asarray(step, jnp.float32), 0, total_steps)
-        last = cooldown_start if cooldown_form == 'line' else total_steps
+    def value(step: Any) -> Any:
+        t = jnp.clip(jnp.asarray(step, jnp.float32), 0, total)
+        last = cooldown_start if schedule.cooldown_form == 'line' else total
         elapsed = jnp.clip(t, warmup, last) - warmup
         body = shape(elapsed, spec)
         rising = init + (peak - init) * t / max(warmup, 1)
-        falling = final + (body - final) * (total_steps - t) / max(cooldown, 1)
+        falling = final + (body - final) * (total - t) / max(cooldown, 1)
         return jnp.where(t < warmup, rising, jnp.where(t > cooldown_start, falling, body))
 
-    return schedule
+    return value
+
+
+def strength(
+    schedule: Schedule, peak: float, times: Durations | None
+) -> float | Callable[[Any], Any]:
+    """The schedule with that peak, or the number itself if the schedule is constant.
+
+    Args:
+      schedule: of a strength or a decay.
+      peak: its highest value.
+      times: durations of the run; may be None if the schedule is constant.
+    """
+    if schedule == Schedule():
+        return peak
+    assert times is not None, 'a schedule needs the length of the run'
+    return make(schedule, peak, times)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,14 +148,10 @@ def _validate(total_steps: int, warmup: int, cooldown: int, timescale: int) -> N
         raise UserError(f'schedule: timescale={timescale} must be at least 1 step')
 
 
-def _validate_stair(
-    boundaries: Sequence[int], factor: float, warmup: int, total_steps: int
-) -> None:
+def _validate_stair(boundaries: Sequence[int], warmup: int, total_steps: int) -> None:
     marks = (warmup, *boundaries, total_steps)
     if not boundaries or any(a >= b for a, b in itertools.pairwise(marks)):
         raise UserError(
             f"schedule 'stair': boundaries={tuple(boundaries)} must be one or more steps, rising, "
             f'between the warm-up of {warmup} and the end at {total_steps}'
         )
-    if not 0 < factor <= 1:
-        raise UserError(f"schedule 'stair': factor={factor} must be in (0, 1]")

@@ -12,84 +12,44 @@ of GSAM move the parameters by the gradient of each device's own rows instead.
 
 from __future__ import annotations
 
-import dataclasses
-import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax.errors import UserError
+from vit_jax.config.durations import Durations
+from vit_jax.config.run import Sam, Schedule
 from vit_jax.optim import schedules
 
 PyTree = Any
 Differentiate = Callable[..., tuple[PyTree, dict[str, jax.Array], PyTree]]
-OFF: Mapping[str, Any] = types.MappingProxyType({})
 EPS = 1e-12
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Sam:
-    """The perturbation of sharpness-aware minimization.
-
-    Attributes:
-      rho: distance between the parameters and those that the gradient is taken at; 0 for plain
-        training. GSAM's authors let it fall from 0.6 to 0.1 for a ViT-B/32.
-      alpha: share of GSAM's second objective, the gap between the two losses; 0 for SAM.
-
-    Raises:
-      UserError: if a number is negative.
-    """
-
-    rho: float = 0.0
-    alpha: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name, value in dataclasses.asdict(self).items():
-            if value < 0:
-                raise UserError(f'config.step.sam.{name}={value}: must be at least 0')
-        if self.alpha and not self.rho:
-            raise UserError(f'config.step.sam.alpha={self.alpha}: needs a rho above 0, as of 0.1')
-
-
-def gradients_per_step(options: Mapping[str, Any]) -> int:
-    """The number of gradients that a step computes with these keywords of `Sam`: 1 or 2."""
-    return 2 if Sam(**options).rho else 1
-
-
-def remarks(options: Mapping[str, Any]) -> list[str]:
-    """A line about the cost of these keywords of `Sam`, if they have any."""
-    if gradients_per_step(options) == 1:
+def remarks(sam: Sam) -> list[str]:
+    """A line about the cost of a step, if it computes two gradients."""
+    if sam.gradients == 1:
         return []
-    return [f'sharpness-aware, rho {options["rho"]}: two gradients a step, about twice its time']
+    return [f'sharpness-aware, rho {sam.rho}: two gradients a step, about twice its time']
 
 
 def make(
-    options: Mapping[str, Any],
-    schedule: Mapping[str, Any],
-    total_steps: int,
-    to_steps: Callable[[str], int],
+    sam: Sam, schedule: Schedule, times: Durations | None
 ) -> Callable[[Differentiate, jax.Array], Differentiate]:
     """A function that makes `gradients.separable` or `coupled` sharpness-aware at a step.
 
     Args:
-      options: keywords of `Sam`.
-      schedule: keywords of `optim.schedules.make` for rho, with `rho` as its peak.
-      total_steps: length of training.
-      to_steps: turns a duration such as `'5%'` into steps.
-
-    Raises:
-      UserError: for a value outside its range.
+      sam: the perturbation.
+      schedule: schedule of rho, with `sam.rho` as its peak.
+      times: durations of the run; may be None if the schedule is constant.
     """
-    sam = Sam(**options)
-    where = 'config.step.sam_schedule'
-    strength = schedules.from_strength(schedule, sam.rho, total_steps, to_steps, where)
+    if not sam.rho:
+        return lambda differentiate, step: differentiate
+    strength = schedules.strength(schedule, sam.rho, times)
 
     def aware(differentiate: Differentiate, step: jax.Array) -> Differentiate:
-        if not sam.rho:
-            return differentiate
         rho = strength(step) if callable(strength) else strength
         return twice(differentiate, rho, sam.alpha)
 

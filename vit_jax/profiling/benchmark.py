@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from vit_jax.config.durations import Durations
+from vit_jax.config.run import Run, Schedule, Step
 from vit_jax.optim import make as optim
-from vit_jax.optim import schedules, sharpness
 from vit_jax.profiling import flops, task_flops
 from vit_jax.profiling.task_flops import Spec
 from vit_jax.runtime import mesh, sharding
@@ -27,8 +28,6 @@ from vit_jax.step import TrainState, init_state, init_variables, make_eval_step,
 from vit_jax.tasks.base import Task
 
 if TYPE_CHECKING:
-    from ml_collections import ConfigDict
-
     from vit_jax.optim.lora import Adapters
 
 
@@ -99,14 +98,13 @@ def time_train(
     freeze: Sequence[str] = (),
     frozen: Any = None,
     adapters: Adapters | None = None,
-    ema_decay: float = 0.0,
-    **step: Any,
+    step: Step = Step(),  # noqa: B008  frozen
 ) -> Timing:
     """Time the train step; `tx` makes the optimizer from the parameters' shapes.
 
     A row of the batch holds `per_row` examples on average; `frozen` are variables of the task's
-    frozen models, `adapters` those of a run of `config.lora`; `freeze` and `step` are further
-    arguments of `step.make_train_step`.
+    frozen models, `adapters` those of a run of `config.lora`; `freeze` and `step` are arguments of
+    `step.make_train_step`, whose schedules have to be constant.
     """
     batch = synthetic_batch(spec, batch_size, seed)
 
@@ -116,14 +114,13 @@ def time_train(
     optimizer = tx(jax.eval_shape(initial)['params'])
 
     def init(held: Any = None) -> TrainState:
-        state = init_state(initial(), optimizer, seed, ema=ema_decay > 0)
+        state = init_state(initial(), optimizer, seed, ema=step.ema_decay > 0)
         return dataclasses.replace(state, frozen=held)
 
     held = (frozen,) if frozen else ()
 
-    options = {'freeze': freeze, 'ema_decay': ema_decay, **step}
     called = adapters.wrap(model) if adapters else model
-    train_step = make_train_step(called, task, optimizer, layout, **options)
+    train_step = make_train_step(called, task, optimizer, step, layout, freeze=freeze)
     compiled = layout.compile_train(train_step, jax.eval_shape(init, *held))
     on_device, state = layout.put_batch(batch), layout.create(init, *held)
 
@@ -132,8 +129,7 @@ def time_train(
         state, metrics = compiled(state, on_device)
         return metrics
 
-    each = task_flops.training_flops(model, task, spec).total
-    each *= sharpness.gradients_per_step(step.get('sam', sharpness.OFF))
+    each = task_flops.step_flops(step.sam, model, task, spec)
     return _timing(layout, batch_size, per_row, each, time_calls(call, steps))
 
 
@@ -253,14 +249,14 @@ class PreparedSteps:
     """The steps of a config, ready to be timed.
 
     Attributes:
-      config: complete.
+      run: its config, complete.
       rows: of a batch.
       model, task: of the config.
       layout: of its devices.
       frozen: variables of the task's frozen models; empty without any.
     """
 
-    config: ConfigDict
+    run: Run
     rows: int
     model: Any
     task: Task
@@ -283,12 +279,18 @@ class PreparedSteps:
     def train(self, spec: Spec, per_row: float = 1, steps: int = 20) -> Timing:
         """Time the train step, see `benchmark.time_train`."""
         adapters = self._adapters(spec)
-        freeze = (*self.config.optim.get('freeze', ()), *([adapters.pattern] if adapters else ()))
+        freeze = (*self.run.optim.freeze, *([adapters.pattern] if adapters else ()))
+        # Schedules would need the length of the run, and cost nothing.
+        optimizer = dataclasses.replace(
+            self.run.optim,
+            schedule=Schedule(),
+            decay_schedule=Schedule(),
+            lr_delays=(),
+            freeze=freeze,
+        )
 
         def tx(params: Any) -> Any:
-            constant = dict.fromkeys(('schedule', 'decay_schedule'), schedules.CONSTANT)
-            options = self.config.optim.to_dict() | constant | {'lr_delays': (), 'freeze': freeze}
-            return optim.make(params, 1, int, self.model.layer_order(), **options)[0]
+            return optim.make(params, optimizer, Durations(1, 1, 1), self.model.layer_order())[0]
 
         return time_train(
             self.model,
@@ -302,50 +304,43 @@ class PreparedSteps:
             freeze=freeze,
             frozen=self.frozen,
             adapters=adapters,
-            **self._step(),
+            step=dataclasses.replace(
+                self.run.step, ema_schedule=Schedule(), sam_schedule=Schedule()
+            ),
         )
 
     def _adapters(self, spec: Spec) -> Adapters | None:
-        if not self.config.get('lora', {}).get('rank'):
+        if not self.run.lora.rank:
             return None
-        from vit_jax.config import defaults
         from vit_jax.optim import lora
 
-        given = defaults.arguments(self.config, 'lora')
         shapes = jax.eval_shape(lambda: _initial(self.model, self.task, spec, 0, None))
-        return lora.make(self.config, given, self.model, shapes['params'])[0]
-
-    def _step(self) -> dict[str, Any]:
-        from vit_jax.config import defaults
-
-        # Schedules would need the length of the run, and cost nothing.
-        constant = dict.fromkeys(('ema_schedule', 'sam_schedule'), schedules.CONSTANT)
-        return defaults.arguments(self.config, 'step') | constant
+        return lora.make(self.run.lora, self.model, shapes['params'])[0]
 
 
-def prepare(config: ConfigDict, rows: int) -> PreparedSteps:
-    """Prepare to time the steps of a complete config for batches of `rows` rows.
+def prepare(run: Run, rows: int) -> PreparedSteps:
+    """Prepare to time the steps of a complete run for batches of `rows` rows.
 
     Raises:
       UserError: for a mistake in the config, or a batch that its devices cannot share.
     """
-    from vit_jax.config import defaults, objects
+    from vit_jax.config import objects
 
-    model, task = objects.model_and_task(config)
+    model, task = objects.make_model(run.model), objects.make_task(run.task)
     variables: Any = None
     if task.frozen:
-        from vit_jax.config.origin import dotted_names
+        from vit_jax.config.origin import trusted_names
         from vit_jax.inference import frozen
 
-        held = frozen.attach(task, [name for _, name in dotted_names(config)])
+        held = frozen.attach(task, trusted_names(run))
         task, variables = held.task, held.variables
     devices = mesh.usable_devices()
-    layout = sharding.make_layout(devices, **defaults.arguments(config, 'parallel'))
+    layout = sharding.make_layout(devices, run.parallel)
     sharding.check_batch(
         layout,
         rows,
-        accum_steps=defaults.arguments(config, 'step')['accum_steps'],
+        accum_steps=run.step.accum_steps,
         multiple=task.multiple,
         reason=task.multiple_reason,
     )
-    return PreparedSteps(config, rows, model, task, layout, variables)
+    return PreparedSteps(run, rows, model, task, layout, variables)

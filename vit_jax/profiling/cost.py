@@ -11,16 +11,17 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax import step
-from vit_jax.config import defaults, durations, objects
-from vit_jax.config.load import from_dict, from_json, to_json
+from vit_jax.config import defaults, objects
+from vit_jax.config.durations import Durations
+from vit_jax.config.load import from_dict, model_and_task, section, to_run
 from vit_jax.config.origin import require_allowed
+from vit_jax.config.run import Data, Run, Step, parse_duration
 from vit_jax.data.batches import Shape, kinds_from_checkpoint
 from vit_jax.data.dataset import Dataset, open_dataset
 from vit_jax.data.plans import Plan
 from vit_jax.data.splits import Subset
 from vit_jax.errors import UserError
 from vit_jax.inference import frozen
-from vit_jax.optim import sharpness
 from vit_jax.profiling import benchmark, flops, task_flops
 from vit_jax.profiling.examples import Spec, open_source, plan_of, row_of
 from vit_jax.tasks.base import Task
@@ -33,28 +34,28 @@ class DataFacts:
     """The properties of the data that costs depend on.
 
     Attributes:
-      config: with the sizes that depend on the data.
+      run: with the sizes that depend on the data.
       kinds: kinds of training batches, the largest last.
       epoch: examples in an epoch.
       each: examples of a step, an average if there are buckets.
       tokens: of the target in a step, on average and without padding; 0 without text.
     """
 
-    config: ConfigDict
+    run: Run
     kinds: tuple[Shape, ...]
     epoch: int
     each: float
     tokens: float = 0
 
     @property
-    def times(self) -> durations.Durations:
-        """Durations of a run by the config."""
-        return durations.from_config(self.config, self.each, self.epoch)
+    def times(self) -> Durations:
+        """Durations of the run."""
+        return Durations.of(self.run.total, self.each, self.epoch)
 
     @property
     def steps(self) -> int:
         """Steps of the run itself, without those of the run that it branches from."""
-        return self.times.total_steps - defaults.arguments(self.config, 'branch')['step']
+        return self.times.total_steps - self.run.branch.step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,11 +148,10 @@ def price(
         for text.
     """
     facts = data_facts(config, examples, image_size)
-    config, each = facts.config, facts.each
-    model, task = objects.model_and_task(config)
+    run, each = facts.run, facts.each
+    model, task = objects.make_model(run.model), objects.make_task(run.task)
     task = frozen.attach(task).task
     measured = [_measure(model, task, tuple(sorted(kind.spec.items()))) for kind in facts.kinds]
-    gradients = sharpness.gradients_per_step(defaults.arguments(config, 'step')['sam'])
     spent = [(k.rows * k.share / each, f) for k, (_, f) in zip(facts.kinds, measured, strict=True)]
     return PlannedRun(
         point=point or {},
@@ -159,7 +159,7 @@ def price(
         steps=facts.steps,
         batch_size=each,
         forward=sum(n * f.forward for n, f in spent),
-        train=gradients * sum(n * f.total for n, f in spent),
+        train=run.step.sam.gradients * sum(n * f.total for n, f in spent),
         count=count,
         tokens=facts.tokens,
     )
@@ -172,19 +172,19 @@ def data_facts(
 
     Args, Raises: as `price`.
     """
-    if config.data.get('plan') and image_size is None:
-        plan = _plan_of(config.data, config.batch_size)
+    run = to_run(config)
+    if run.data.plan and image_size is None:
+        plan = _plan_of(run.data, run.batch_size)
         epoch = len(plan.members) if examples is None else round(examples)
-        config, each = defaults.complete(config, plan.info), plan.examples_per_step
-        return DataFacts(config, plan.shapes, epoch, each, plan.tokens_per_step)
-    if config.data.get('buckets'):
-        data = _open_text(config, examples, image_size)
-        config = defaults.complete(config, data.info)
-        each = data.plan.examples_per_step
-        return DataFacts(config, data.shapes, data.num_examples, each, data.plan.tokens_per_step)
+        run, each = to_run(defaults.complete(config, plan.info)), plan.examples_per_step
+        return DataFacts(run, plan.shapes, epoch, each, plan.tokens_per_step)
+    if run.data.buckets:
+        data = _open_text(run, examples, image_size)
+        run, each = to_run(defaults.complete(config, data.info)), data.plan.examples_per_step
+        return DataFacts(run, data.shapes, data.num_examples, each, data.plan.tokens_per_step)
     config, spec = _image_spec(config, image_size)
-    kinds = (Shape(config.batch_size, 1, spec),)
-    return DataFacts(config, kinds, _epoch_size(config, examples), config.batch_size)
+    kinds = (Shape(run.batch_size, 1, spec),)
+    return DataFacts(to_run(config), kinds, _epoch_size(run, examples), run.batch_size)
 
 
 def train_flops(meta: Mapping[str, Any], allowed: Sequence[str] = ()) -> float | None:
@@ -203,14 +203,14 @@ def train_flops(meta: Mapping[str, Any], allowed: Sequence[str] = ()) -> float |
         return None
     require_allowed(meta['config'], allowed, 'the checkpoint')
     config = from_dict(meta['config'])
-    model, task = objects.model_and_task(config)
+    model, task = model_and_task(config)
     task = frozen.attach(task, allowed).task
-    gradients = sharpness.gradients_per_step(defaults.arguments(config, 'step')['sam'])
+    gradients = section(config, Step).sam.gradients
     measured = ((n, _measure(model, task, tuple(sorted(spec.items())))[1]) for n, spec in kinds)
     return gradients * sum(n * flops.total for n, flops in measured)
 
 
-def _open_text(config: ConfigDict, examples: float | None, image_size: int | None) -> Dataset:
+def _open_text(run: Run, examples: float | None, image_size: int | None) -> Dataset:
     """The bucketed text data.
 
     Raises:
@@ -218,14 +218,13 @@ def _open_text(config: ConfigDict, examples: float | None, image_size: int | Non
     """
     if examples is not None or image_size is not None:
         raise UserError('--examples and --image-size apply to images, and this config to text')
-    return _read_text(to_json(config.data), config.batch_size)
+    return _read_text(run.data, run.batch_size)
 
 
 @functools.cache
-def _read_text(section: str, batch_size: int) -> Any:
-    """The data of `config.data` as JSON."""
+def _read_text(data: Data, batch_size: int) -> Any:
     try:
-        return open_dataset(batch_size, **defaults.keywords(from_json(section)))
+        return open_dataset(data, batch_size)
     except UserError as e:
         raise UserError(f'{e}; the cost depends on the lengths of all sentences') from e
 
@@ -235,25 +234,25 @@ def _image_spec(config: ConfigDict, image_size: int | None) -> tuple[ConfigDict,
     if image_size is not None:
         row = row_of(config, image_size)
         return row.config, row.example
-    plan = _plan_of(config.data, 1)
+    plan = _plan_of(to_run(config).data, 1)
     return defaults.complete(config, plan.info), dict(plan.spec)
 
 
-def _plan_of(section: ConfigDict, batch_size: int) -> Plan:
-    return plan_of(section, batch_size, _open_source(section))
+def _plan_of(data: Data, batch_size: int) -> Plan:
+    return plan_of(data, batch_size, _open_source(data))
 
 
-def _epoch_size(config: ConfigDict, examples: float | None) -> int:
+def _epoch_size(run: Run, examples: float | None) -> int:
     """The number of training examples if the length of training depends on it, else 1."""
     if examples is not None:
         return round(examples)
-    _, unit = durations.parse_duration(config.total, 'config.total')
-    return len(_open_source(config.data)) if unit == 'epochs' else 1
+    _, unit = parse_duration(run.total, 'config.total')
+    return len(_open_source(run.data)) if unit == 'epochs' else 1
 
 
-def _open_source(section: ConfigDict) -> Subset:
+def _open_source(data: Data) -> Subset:
     try:
-        return open_source(section)
+        return open_source(data)
     except UserError as e:
         raise UserError(f'{e}; or give --examples and --image-size to run without data') from e
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
 from vit_jax.config import defaults, schema
+from vit_jax.config.load import to_run
+from vit_jax.config.run import Data, Run
 from vit_jax.data import census, vocabulary
 from vit_jax.data.batches import index_and_mask
-from vit_jax.data.dataset import DataConfig, Dataset, open_dataset
+from vit_jax.data.dataset import Dataset, make_plan, open_dataset
 from vit_jax.data.plans import Plan, buckets
 from vit_jax.data.plans.base import Examples
 from vit_jax.data.records import SourceInfo
@@ -58,64 +61,57 @@ def row_of(config: ConfigDict, image_size: int | None = None, channels: int | No
       UserError: if no size is given and the data are neither known nor can be opened.
     """
     if image_size is None and channels is None:
-        plan = _open_text(config).plan if config.data.get('buckets') else _open_images(config)
+        schema.check_section(config, 'data')
+        run = to_run(config)
+        plan = _open_text(run).plan if run.data.buckets else _open_images(run)
         completed = defaults.complete(config, plan.info)
         return Row(completed, {**plan.spec, **index_and_mask(plan.slots)}, plan.examples_per_row)
-    if config.data.get('buckets'):
+    if to_run(config).data.buckets:
         raise UserError('--image-size and --channels apply to images, and this config to text')
     size, channels = image_size or 224, channels or 3
     for flag, value in (('--image-size', size), ('--channels', channels)):
         if value < 1:
             raise UserError(f'{flag} {value}: must be at least 1')
-    if 'num_classes' in config.model and config.model.num_classes is None:
+    if to_run(config).model.options.get('num_classes', CLASSES) is None:
         config = defaults.complete(config, SourceInfo(CLASSES, ()))
     return Row(config, {**benchmark.image_spec(size, channels), **index_and_mask()})
 
 
-def _open_text(config: ConfigDict) -> Dataset:
+def _open_text(run: Run) -> Dataset:
     """The training data of a config for text, but only its first pair.
 
     Otherwise all pairs would be read and tokenized, although the buckets determine the lengths.
     """
-    _check(config)
-    base = re.split(r'[\[+]', config.data.split)[0]
-    return open_dataset(
-        config.batch_size, **defaults.keywords(config.data) | {'split': f'{base}[:1]'}
-    )
+    base = re.split(r'[\[+]', str(run.data.split))[0]
+    return open_dataset(dataclasses.replace(run.data, split=f'{base}[:1]'), run.batch_size)
 
 
-def _open_images(config: ConfigDict) -> Plan:
-    _check(config)
+def _open_images(run: Run) -> Plan:
     try:
-        return plan_of(config.data, config.batch_size, open_source(config.data))
+        return plan_of(run.data, run.batch_size, open_source(run.data))
     except UserError as e:
         raise UserError(f'{e}; or give --image-size to run without data') from e
 
 
-def _check(config: ConfigDict) -> None:
-    schema.check(config.data, schema.parameters(config, 'data'), 'config.data')
-
-
-def plan_of(section: ConfigDict, batch_size: int, source: Subset) -> Plan:
+def plan_of(data: Data, batch_size: int, source: Subset) -> Plan:
     """The plan of batches that a data section describes, for its source or one that stands in."""
-    keys = DataConfig(**defaults.keywords(section))
-    vocab = vocabulary.load(keys.vocab) if keys.vocab else None
-    examples = Examples(source, parse_transforms(keys.transforms, vocab))
-    return keys.make_plan(examples, batch_size=batch_size)
+    vocab = vocabulary.load(data.vocab) if data.vocab else None
+    examples = Examples(source, parse_transforms(data.transforms, vocab))
+    return make_plan(data, examples, batch_size=batch_size)
 
 
-def open_source(section: ConfigDict) -> Subset:
+def open_source(data: Data) -> Subset:
     """The source of a data section, or black images that stand in for a known one.
 
     Raises:
       UserError: if it is neither there nor known.
     """
-    source = census.open_source(section.source, section.split)
-    return source.only_classes(section.classes) if 'classes' in section else source
+    source = census.open_source(data.source, str(data.split))
+    return source if data.classes is None else source.only_classes(data.classes)
 
 
-def batch_rows(config: ConfigDict) -> int:
+def batch_rows(run: Run) -> int:
     """Examples of a batch; of the longest bucket if `batch_size` counts tokens."""
-    if not (bounds := config.data.get('buckets')):
-        return int(config.batch_size)
-    return buckets.train_rows(bounds, config.batch_size)[-1]
+    if not (bounds := run.data.buckets):
+        return run.batch_size
+    return buckets.train_rows(bounds, run.batch_size)[-1]

@@ -10,8 +10,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.config import defaults, schema
-from vit_jax.config.load import from_dict, override
+from vit_jax.config import schema
+from vit_jax.config.load import from_dict, override, section, to_run
+from vit_jax.config.run import Model
 from vit_jax.errors import UserError
 from vit_jax.nn.attention import POLICIES
 from vit_jax.profiling import hlo, network, roofline
@@ -288,13 +289,12 @@ def remedies(config: ConfigDict, topology: Topology) -> list[str]:
     found = _recomputing(config)
     if keeps_all_activations(config):
         found.append('model.scan=False')
-    layout = defaults.arguments(config, 'parallel')
-    if layout['fsdp'] * layout['tensor'] == 1 < chips:
+    run = to_run(config)
+    if run.parallel.fsdp * run.parallel.tensor == 1 < chips:
         found.append(f'parallel.fsdp={chips}')
-    accum = defaults.arguments(config, 'step')['accum_steps']
-    shards = topology.chips // layout['tensor']
-    if not config.data.get('buckets') and config.batch_size % (2 * accum * shards) == 0:
-        found += [f'step.accum_steps={2 * accum}', f'batch_size={config.batch_size // 2}']
+    accum, shards = run.step.accum_steps, topology.chips // run.parallel.tensor
+    if not run.data.buckets and run.batch_size % (2 * accum * shards) == 0:
+        found += [f'step.accum_steps={2 * accum}', f'batch_size={run.batch_size // 2}']
     return found
 
 
@@ -303,7 +303,7 @@ def _recomputing(config: ConfigDict) -> list[str]:
     remat = schema.parameters(config, 'model').get('remat')
     if remat is None:
         return []
-    now = config.model.get('remat', remat.default)
+    now = section(config, Model).options.get('remat', remat.default)
     if str not in schema.accepted_types(remat):
         return [] if now else ['model.remat=True']
     kept = list(POLICIES)
@@ -316,7 +316,8 @@ def keeps_all_activations(config: ConfigDict) -> bool:
     known = schema.parameters(config, 'model')
     if not {'scan', 'remat'} <= known.keys():
         return False
-    scan, remat = (config.model.get(key, known[key].default) for key in ('scan', 'remat'))
+    given = section(config, Model).options
+    scan, remat = (given.get(key, known[key].default) for key in ('scan', 'remat'))
     return bool(scan) and not remat
 
 
@@ -335,10 +336,10 @@ def largest_batch(
     Raises:
       UserError: if not even one example a chip and microbatch fits.
     """
-    if config.data.get('buckets'):
+    run = to_run(config)
+    if run.data.buckets:
         raise UserError('--batch-size fit counts examples, and this config tokens')
-    tensor = defaults.arguments(config, 'parallel')['tensor']
-    unit = topology.chips // tensor * defaults.arguments(config, 'step')['accum_steps']
+    unit = topology.chips // run.parallel.tensor * run.step.accum_steps
 
     tried = {}
 
@@ -347,7 +348,7 @@ def largest_batch(
         tried[units] = changed, preflight(changed, topology, **options)
         return tried[units][1][0][0].fits
 
-    if not (units := largest_that_fits(fits, max(config.batch_size // unit, 1))):
+    if not (units := largest_that_fits(fits, max(run.batch_size // unit, 1))):
         raise UserError(f'--batch-size fit: not even {unit} examples fit')
     return tried[units]
 
@@ -393,14 +394,13 @@ def microbatch_counts(config: ConfigDict, topology: Topology) -> list[int]:
     Raises:
       UserError: if the batch is counted in tokens, or the chips do not share it equally.
     """
-    if config.data.get('buckets'):
+    run = to_run(config)
+    if run.data.buckets:
         raise UserError('--accum fit counts examples, and this config tokens')
-    shards = topology.chips // defaults.arguments(config, 'parallel')['tensor']
-    if config.batch_size % shards:
-        raise UserError(
-            f'config.batch_size={config.batch_size}: must be a multiple of {shards} chips'
-        )
-    per_chip = config.batch_size // shards
+    shards = topology.chips // run.parallel.tensor
+    if run.batch_size % shards:
+        raise UserError(f'config.batch_size={run.batch_size}: must be a multiple of {shards} chips')
+    per_chip = run.batch_size // shards
     powers = (2**i for i in range(per_chip.bit_length()))
     return [n for n in powers if per_chip % n == 0 and (n == 1 or per_chip // n >= MIN_MICROBATCH)]
 

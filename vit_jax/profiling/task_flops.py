@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from vit_jax.optim import sharpness
+from vit_jax.config.run import Sam
 from vit_jax.profiling import flops
 from vit_jax.tasks.base import FrozenModel, Task
 
 if TYPE_CHECKING:
-    from ml_collections import ConfigDict
+    pass
 
 Spec = Mapping[str, Any]  # shape and dtype of one example's arrays
 
@@ -54,12 +54,9 @@ def training_flops(model: Any, task: Task, spec: Spec) -> Training:
     return Training(apply.learning, apply.averaged)
 
 
-def step_flops(config: ConfigDict, model: Any, task: Task, spec: Spec) -> int:
-    """FLOPs of a training step of `config` for one example: of two gradients with `step.sam`."""
-    from vit_jax.config import defaults  # `benchmark` runs without it
-
-    sam = defaults.arguments(config, 'step')['sam']
-    return sharpness.gradients_per_step(sam) * training_flops(model, task, spec).total
+def step_flops(sam: Sam, model: Any, task: Task, spec: Spec) -> int:
+    """FLOPs of a training step for one example: of two gradients with a `sam.rho`."""
+    return sam.gradients * training_flops(model, task, spec).total
 
 
 def evaluation_flops(model: Any, task: Task, spec: Spec) -> int:

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax.config import schema
+from vit_jax.config.run import LEFT_OPEN
 from vit_jax.errors import UserError, modules
 from vit_jax.profiling import flops
 from vit_jax.signatures import Parameters, parameters
@@ -80,7 +80,7 @@ def measure(model: str, name: str, image_size: int) -> Variant:
     module = importlib.import_module(f'{PACKAGE}.{model}')
     cls, keywords = module.Model, module.variant(name)
     fields = parameters(cls)
-    sizes = {key: ASSUMED[key] for key in schema.LEFT_OPEN if key in fields}
+    sizes = {key: ASSUMED[key] for key in LEFT_OPEN if key in fields}
     quick = {'scan': True} if 'scan' in fields else {}  # one block is traced, not all
     inputs = [_blank(p.annotation, image_size) for p in _required(cls).values()]
     variables, forward = flops.variables_and_flops(cls(**sizes | quick | keywords), *inputs)

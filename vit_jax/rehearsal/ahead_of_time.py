@@ -18,10 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-from ml_collections import ConfigDict
 
-from vit_jax.config import defaults, durations
+from vit_jax.config.durations import MAX_STEPS
 from vit_jax.config.load import from_dict
+from vit_jax.config.run import Sam
 from vit_jax.data.batches import Shape
 from vit_jax.errors import UserError
 from vit_jax.profiling import task_flops, topology
@@ -42,9 +42,7 @@ HOST_SHARE = 0.5  # of a host's free memory, if its CPU is the device and batche
 FIRST_TRIED = 64  # examples a device
 
 
-def program(
-    config: ConfigDict, facts: DataFacts, devices: Sequence[jax.Device]
-) -> tuple[Program, str]:
+def program(facts: DataFacts, devices: Sequence[jax.Device]) -> tuple[Program, str]:
     """The program that `train` would run on these devices.
 
     Returns:
@@ -55,14 +53,14 @@ def program(
     Raises:
       UserError: as `trainer.build.build`, or for a layout that is not `jit`.
     """
-    layout = sharding.make_layout(devices, **defaults.arguments(config, 'parallel'))
+    layout = sharding.make_layout(devices, facts.run.parallel)
     if not isinstance(layout, sharding.Jit):
         raise UserError('config.parallel.strategy=pmap cannot be compiled ahead; use jit')
-    make = functools.partial(make_program, facts.config, facts.kinds, layout)
+    make = functools.partial(make_program, facts.run, facts.kinds, layout)
     try:
         return make(facts.times)[0], ''
     except UserError as refusal:
-        longest = dataclasses.replace(facts.times, total_steps=durations.MAX_STEPS)
+        longest = dataclasses.replace(facts.times, total_steps=MAX_STEPS)
         return make(longest)[0], str(refusal)
 
 
@@ -97,7 +95,7 @@ def describe(made: Program, facts: DataFacts, refusal: str) -> dict[str, Any]:
         'parameters': sum(leaf.size for leaf in params),
         'steps': facts.steps,
         'refusal': refusal,
-        'batch_size': facts.config.batch_size,
+        'batch_size': facts.run.batch_size,
         'kinds': [
             {
                 'rows': kind.rows,
@@ -105,7 +103,7 @@ def describe(made: Program, facts: DataFacts, refusal: str) -> dict[str, Any]:
                 'shapes': {k: list(s.shape) for k, s in kind.spec.items()},
                 'flops': {
                     name: kind.rows * n
-                    for name, n in _model_flops(facts.config, made, kind).items()
+                    for name, n in _model_flops(facts.run.step.sam, made, kind).items()
                 },
             }
             for kind in facts.kinds
@@ -114,15 +112,15 @@ def describe(made: Program, facts: DataFacts, refusal: str) -> dict[str, Any]:
             name: sum(map(_bytes_on_a_chip, jax.tree.leaves(getattr(made.target, name))))
             for name in ('params', 'opt_state', 'ema', 'collections', 'frozen')
         },
-        'unit': made.layout.num_shards * defaults.arguments(facts.config, 'step')['accum_steps'],
+        'unit': made.layout.num_shards * facts.run.step.accum_steps,
         'mesh': dict(made.layout.mesh.shape),
         'devices': made.hardware,
     }
 
 
-def _model_flops(config: ConfigDict, made: Program, kind: Shape) -> dict[str, int]:
+def _model_flops(sam: Sam, made: Program, kind: Shape) -> dict[str, int]:
     """Model FLOPs of each of STEPS for one example."""
-    train = task_flops.step_flops(config, made.model, made.task, kind.spec)
+    train = task_flops.step_flops(sam, made.model, made.task, kind.spec)
     once = task_flops.evaluation_flops(made.model, made.task, kind.spec)
     return {'train': train, 'eval': once, 'predict': once}
 
@@ -139,10 +137,9 @@ def main(request: Mapping[str, Any], folder: pathlib.Path) -> None:
         `examples` and `image_size` as `cost.price` takes them.
       folder: for the compiler's output.
     """
-    config = from_dict(request['config'])
-    facts = data_facts(config, request['examples'], request['image_size'])
+    facts = data_facts(from_dict(request['config']), request['examples'], request['image_size'])
     devices = topology.devices(topology.parse(request['topology']))
-    made, refusal = program(config, facts, devices)
+    made, refusal = program(facts, devices)
     (folder / FACTS).write_text(json.dumps(describe(made, facts, refusal)))
     lowered = lower(made, facts.kinds[request['kind']], request['step'])
     memory = lowered.compile().memory_analysis()

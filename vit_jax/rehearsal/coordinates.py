@@ -17,7 +17,8 @@ import numpy as np
 from flax import traverse_util
 from ml_collections import ConfigDict
 
-from vit_jax.config import load, schema
+from vit_jax.config import load, objects
+from vit_jax.config.run import STANDARD
 from vit_jax.errors import UserError
 from vit_jax.optim import mup
 from vit_jax.runtime import mesh
@@ -48,15 +49,16 @@ def check(
     Raises:
       UserError: if the parametrization is the standard one, or a model cannot be built.
     """
-    text = config.optim.get('parametrization', mup.STANDARD)
-    if text == mup.STANDARD:
+    run = load.to_run(config)
+    text = run.optim.parametrization
+    if text == STANDARD:
         raise UserError(
             'config.optim.parametrization: name the widths of the base model, as '
             "'mup(width=64, mlp_dim=256, num_heads=1)'"
         )
-    base = mup.base_fields(text, parameters(schema.model_class(config)))
+    base = mup.base_fields(text, parameters(objects.model_class(str(run.model.name))))
     found = []
-    for name, parametrized in (('standard', mup.STANDARD), ('mup', text)):
+    for name, parametrized in (('standard', STANDARD), ('mup', text)):
         for times in multiples:
             widths = {key: value * times for key, value in base.items()}
             sums: dict[str, float] = {}

@@ -157,7 +157,7 @@ def require_suitable(training: Training, facts: Facts) -> None:
             f'{room / 2**30:.1f} left'
         )
     shape, program = training.data.shapes[-1], training.program
-    each = task_flops.step_flops(training.config, program.model, program.task, shape.spec)
+    each = task_flops.step_flops(training.run.step.sam, program.model, program.task, shape.spec)
     flops = shape.rows * each
     if flops > CPU_FLOPS:
         raise TooLarge(f'a step takes {flops:.2g} FLOPs, which are minutes on CPUs')

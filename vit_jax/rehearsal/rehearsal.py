@@ -10,12 +10,13 @@ resumption   another process restores the checkpoint and continues
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax import extras, signatures
-from vit_jax.config import schema
+from vit_jax.config import objects
+from vit_jax.config.load import to_run
+from vit_jax.config.run import Data, Evaluation, Run
 from vit_jax.data.dataset import open_dataset
 from vit_jax.data.records import BrokenRecord
 from vit_jax.errors import UserError, resolve_module
@@ -31,7 +34,6 @@ from vit_jax.inference import fine_tune
 from vit_jax.interop import hub
 from vit_jax.rehearsal.kill_and_resume import FAILED, OK, SKIPPED, DryRun, Row
 from vit_jax.storage import paths, run_folder
-from vit_jax.trainer.evaluate import entry_keywords
 
 RECORDS = 10  # random records of a split, besides the first and the last
 SUFFIX = '.rehearsal'  # of the folder next to the run folder
@@ -100,9 +102,10 @@ def _without_steps(
     config: ConfigDict, folder: str, scratch: paths.Path, allowed: Sequence[str]
 ) -> Iterator[Row]:
     """The trials in this process, without devices."""
-    yield _timed('extras', partial(_check_extras, config, folder))
+    run = to_run(config)
+    yield _timed('extras', partial(_check_extras, run, folder))
     yield _timed('folder', partial(_check_folder, scratch))
-    for name in config.get('writers', ()):
+    for name in run.writers if run.writers != Run.writers else ():
         yield _timed(f'writer {name}', partial(_check_writer, name))
     began = time.perf_counter()
     try:
@@ -110,8 +113,9 @@ def _without_steps(
     except UserError as error:
         yield Row('config', FAILED, time.perf_counter() - began, str(error))
         return
-    for name, section, split in _sections(config):
-        yield _timed(f'{name} {split}', partial(_check_data, config, section, split))
+    run = to_run(config)
+    for name, data in _data_sets(run):
+        yield _timed(f'{name} {data.split}', partial(_check_data, run, data))
 
 
 def _timed(name: str, trial: Callable[[], str]) -> Row:
@@ -127,35 +131,35 @@ def _timed(name: str, trial: Callable[[], str]) -> Row:
     return Row(name, result, time.perf_counter() - began, note)
 
 
-def needed_extras(config: Mapping[str, Any]) -> set[str]:
-    """The extras of the package that a run of a config needs, installed or not.
+def needed_extras(run: Run) -> set[str]:
+    """The extras of the package that a run needs, installed or not.
 
     Raises:
       UserError: for the name of a module that does not exist.
     """
-    sections = [config['data'], *config.get('evals', {}).values()]
-    texts = [str(section.get('source') or '') for section in sections]
+    evals = run.evals.values()
+    texts = [data.source for data in (run.data, *evals)]
     sources = [source for text in texts for source, _ in signatures.parse_sources(text)]
     named = [
         *(('vit_jax.data.sources', source.partition(':')[0]) for source in sources),
-        *(('vit_jax.evaluators', section.get('evaluator')) for section in sections),
-        *(('vit_jax.writers', name) for name in config.get('writers') or ()),
+        *(('vit_jax.evaluators', entry.evaluator) for entry in evals),
+        *(('vit_jax.writers', name) for name in run.writers),
     ]
     modules = [resolve_module(package, name, 'name') for package, name in named if name]
-    starts = [hub.full_url(config.get(key, {}).get('from') or '') for key in ('init', 'branch')]
+    starts = [hub.full_url(path or '') for path in (run.init.checkpoint, run.branch.folder)]
     own = {getattr(module, 'EXTRA', '') for module in modules} - {''}
     return own | extras.named_by_urls([*starts, *sources])
 
 
-def _check_extras(config: ConfigDict, folder: str) -> str:
-    needed = sorted(needed_extras(config.to_dict()) | extras.named_by_urls([folder]))
+def _check_extras(run: Run, folder: str) -> str:
+    needed = sorted(needed_extras(run) | extras.named_by_urls([folder]))
     if lacking := [name for name in needed if not extras.is_installed(name)]:
         raise Failure(extras.install(*lacking))
     return ', '.join(needed) or 'none needed'
 
 
 def _check_writer(name: str) -> str:
-    schema.writer_class(name).require_access()
+    objects.writer_class(name).require_access()
     return 'its service can be reached, as far as one knows without writing to it'
 
 
@@ -172,26 +176,30 @@ def _check_folder(scratch: paths.Path) -> str:
     return f'{len(PROBE) / 1e6:.1f} MB written, read and removed'
 
 
-def _sections(config: ConfigDict) -> Iterator[tuple[str, ConfigDict, str]]:
-    """Yield the name, section and split of all data, without repeating equal ones."""
+def _data_sets(run: Run) -> Iterator[tuple[str, Data]]:
+    """Yield the name and section of all splits, without repeating equal ones."""
     seen = set()
-    entries = [('data', config.data), *((f'evals.{n}', s) for n, s in config.evals.items())]
-    for name, section in entries:
-        for split in filter(None, (section.get('split'), section.get('fit'))):
-            key = repr((section.get('source'), split, section.get('transforms')))
-            if key not in seen:
-                seen.add(key)
-                yield name, section, split
+    splits: list[tuple[str, Data]] = [('data', run.data)]
+    for name, entry in run.evals.items():
+        splits.append((f'evals.{name}', entry))
+        if entry.fit:
+            splits.append((f'evals.{name}', dataclasses.replace(entry, split=entry.fit)))
+    for name, data in splits:
+        key = data.source, data.split, data.transforms
+        if data.split and key not in seen:
+            seen.add(key)
+            yield name, data
 
 
-def _check_data(config: ConfigDict, section: ConfigDict, split: str) -> str:
+def _check_data(run: Run, section: Data) -> str:
     """Read the first, the last and random examples of a split, through the transforms."""
-    data = open_dataset(**entry_keywords(config, section, split=split), seed=config.seed)
-    examples, rng = data.plan.examples, np.random.default_rng(config.seed)
+    own = section.batch_size if isinstance(section, Evaluation) else None
+    data = open_dataset(section, own or run.batch_size, run.seed)
+    examples, rng = data.plan.examples, np.random.default_rng(run.seed)
     chosen = {0, len(examples) - 1, *rng.integers(len(examples), size=RECORDS).tolist()}
     began = time.perf_counter()
     for index in sorted(chosen):
-        record = examples.read(index, config.seed, index)
+        record = examples.read(index, run.seed, index)
     each = (time.perf_counter() - began) / len(chosen)
     fields = ', '.join(_described(name, value) for name, value in record.items())
     return f'{len(chosen)} of {len(examples):,} records, {1e3 * each:.1f} ms each: {fields}'

@@ -20,6 +20,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from vit_jax.config.run import Parallel
 from vit_jax.errors import UserError, nearest
 from vit_jax.nn.attention_choice import Devices
 from vit_jax.runtime import target
@@ -260,37 +261,26 @@ def _first_metrics(result: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
 
 def make_layout(
     devices: Sequence[jax.Device] | None = None,
-    *,
-    strategy: str = 'jit',
-    fsdp: int = 1,
-    tensor: int = 1,
-    slices: int | None = None,
-    rules: tuple[Rule, ...] = (),
-    min_split_size: int = 2**14,
+    parallel: Parallel = Parallel(),  # noqa: B008  frozen
 ) -> Layout:
-    """The layout of `config.parallel`, whose keys are the keywords after the `*`.
+    """The layout that a config describes.
 
     Args:
       devices: all by default.
-      strategy: `jit` or `pmap`.
-      fsdp: number of devices of a slice over which parameters and optimizer state are split.
-      tensor: size of the axis that `rules` may name, also within a slice.
-      slices: number of TPU slices, between which only gradients and metrics are exchanged; None
-        for the slices of the devices. Other devices are divided into as many parts.
-      rules: (regex over the parameter's path, a mesh axis or None for each dimension).
-      min_split_size: arrays with fewer elements than this are replicated under fsdp.
+      parallel: `config.parallel`.
 
     Raises:
       UserError: for an unknown strategy, or sizes that do not match the devices.
     """
     devices = any_devices() if devices is None else devices
-    mesh = make_mesh(devices, fsdp, tensor, slices)
-    check_rules(rules)
-    if strategy == 'jit':
-        return Jit(mesh, tuple(rules), min_split_size)
-    if strategy != 'pmap':
-        raise UserError('config.parallel.strategy: ' + nearest('strategy', strategy, LAYOUTS))
-    if fsdp * tensor > 1 or rules:
+    mesh = make_mesh(devices, parallel.fsdp, parallel.tensor, parallel.slices)
+    check_rules(parallel.rules)
+    if parallel.strategy == 'jit':
+        return Jit(mesh, tuple(parallel.rules), parallel.min_split_size)
+    if parallel.strategy != 'pmap':
+        wrong = nearest('strategy', parallel.strategy, LAYOUTS)
+        raise UserError(f'config.parallel.strategy: {wrong}')
+    if parallel.fsdp * parallel.tensor > 1 or parallel.rules:
         raise UserError('config.parallel: pmap is data parallel only; use strategy=jit')
     return Pmap(mesh)
 

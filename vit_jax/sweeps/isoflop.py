@@ -286,8 +286,8 @@ def measure_speed(study: Isoflop, steps: int = 10) -> list[float]:
     rates = []
     for shape in study.shapes:
         facts = cost.data_facts(_config(study, shape))
-        rows = batch_rows(facts.config)
+        rows = batch_rows(facts.run)
         per_row, spec = facts.each / rows, facts.kinds[-1].spec
-        timing = benchmark.prepare(facts.config, rows).train(spec, per_row, steps)
+        timing = benchmark.prepare(facts.run, rows).train(spec, per_row, steps)
         rates.append(timing.images_per_sec)
     return rates

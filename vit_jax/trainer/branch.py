@@ -11,9 +11,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from vit_jax.checkpoints.checkpointer import restore_step
-from vit_jax.config import defaults, durations
-from vit_jax.config.load import from_dict
-from vit_jax.config.origin import Branch
+from vit_jax.config import defaults
+from vit_jax.config.durations import Durations
+from vit_jax.config.load import from_dict, section
+from vit_jax.config.run import Optim, Schedule
 from vit_jax.errors import UserError
 from vit_jax.optim import schedules
 from vit_jax.step import TrainState
@@ -63,11 +64,10 @@ def branch(training: Training) -> Origin:
     Raises:
       UserError: if there is no such run or checkpoint, or its state does not fit.
     """
-    section, program = Branch(**defaults.arguments(training.config, 'branch')), training.program
-    target = program.target
+    program, target = training.program, training.program.target
     from vit_jax.inference import load  # here, as few runs branch off
 
-    trunk, step = paths.absolute(section.from_), section.step
+    trunk, step = paths.absolute(training.run.branch.folder), training.run.branch.step
     if step < 1:
         raise UserError('config.branch.step: name the kept step to branch off, from 1 on')
     if step >= training.timetable.total:
@@ -123,12 +123,11 @@ def _other_rate(
     if not differ.size:
         return []
     step, rate = [*rates.items()][differ[0]]
-    here = training.config.optim.to_dict().get('schedule', {})
-    shape = _without_cooldown(before)
+    here, shape = map(_without_cooldown, (training.run.optim, section(before, Optim)))
     flags = [
         f'--config.optim.schedule.{key}={shlex.quote(str(value))}'
-        for key, value in shape.items()
-        if value != here.get(key)
+        for key, value in dataclasses.asdict(shape).items()
+        if value != getattr(here, key)
     ]
     remedy = (
         f"for the trunk's schedule, {' '.join(flags)}"
@@ -142,22 +141,23 @@ def _other_rate(
 def _later_rates(before: ConfigDict, training: Training, start: int) -> dict[int, float]:
     """The trunk's learning rate of each step from `start` to the cooldown of the branch."""
     size, epoch = training.data.plan.examples_per_step, training.data.num_examples
-    times, here = (durations.from_config(c, size, epoch) for c in (before, training.config))
-    schedule = training.config.optim.to_dict().get('schedule', {})
-    cooldown = here.steps(schedule.get('cooldown', 0), 'config.optim.schedule.cooldown')
+    times, here = Durations.of(before.total, size, epoch), training.times
+    cooldown = here.steps(training.run.optim.schedule.cooldown, 'config.optim.schedule.cooldown')
     steps = np.arange(start, min(times.total_steps, here.total_steps - cooldown))
-    rate = schedules.from_config(
-        _without_cooldown(before), before.optim.lr, times.total_steps, times.steps
-    )
+    optim = section(before, Optim)
+    rate = schedules.make(_without_cooldown(optim), optim.lr, times)
     return dict(zip((steps + 1).tolist(), np.asarray(rate(steps)).tolist(), strict=True))
 
 
-def _without_cooldown(config: ConfigDict) -> dict[str, Any]:
-    """The keys of a config's schedule that shape it before its cooldown."""
-    schedule = dict(config.optim.to_dict().get('schedule', schedules.CONSTANT))
-    ends = schedule.get('name') in ('linear', 'cosine')  # at `final`, without a cooldown too
-    unused = ('cooldown', 'cooldown_form', *(() if ends else ('final',)))
-    return {key: value for key, value in schedule.items() if key not in unused}
+def _without_cooldown(optim: Optim) -> Schedule:
+    """The learning rate's schedule as it is before the cooldown."""
+    ends = optim.schedule.name in ('linear', 'cosine')  # at `final`, without a cooldown too
+    return dataclasses.replace(
+        optim.schedule,
+        cooldown=Schedule.cooldown,
+        cooldown_form=Schedule.cooldown_form,
+        final=optim.schedule.final if ends else Schedule.final,
+    )
 
 
 def _other_data(

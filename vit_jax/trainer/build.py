@@ -1,6 +1,6 @@
 """Builds everything that a run needs from its config; nothing is compiled or written yet.
 
-The config is read only here; later code takes the objects made of it.
+The config becomes a typed `Run` here; later code takes its sections, or objects made of them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from vit_jax.checkpoints.checkpointer import Checkpointer
-from vit_jax.config import defaults, durations, objects, schema
-from vit_jax.config.origin import dotted_names
+from vit_jax.config import defaults, objects
+from vit_jax.config.durations import Durations
+from vit_jax.config.load import to_run
+from vit_jax.config.origin import trusted_names
+from vit_jax.config.run import STANDARD, Optim, Run
 from vit_jax.data import vocabulary
 from vit_jax.data.batches import Shape
 from vit_jax.data.dataset import Dataset
@@ -27,7 +29,6 @@ from vit_jax.interop.trained import TrainedModel, fields
 from vit_jax.optim import make as optim
 from vit_jax.optim import mup
 from vit_jax.runtime import sharding
-from vit_jax.signatures import in_steps
 from vit_jax.step import TrainState, init_state, init_with_output, make_train_step
 from vit_jax.tasks.base import Task
 from vit_jax.trainer import evaluate
@@ -106,22 +107,24 @@ class Training:
 
     Attributes:
       config: complete, as stored in the run folder.
+      run: its typed form.
+      times: durations of the run.
       data: to train on.
       program: the computation.
       timetable: of logs, evaluations and saves.
       evaluations: of the entries of `config.evals`.
       examples: shown with the first evaluation, if any.
-      retention: keywords of `Checkpointer` that choose which checkpoints are kept.
       judge: of the results of evaluations.
     """
 
     config: ConfigDict
+    run: Run
+    times: Durations
     data: Dataset
     program: Program
     timetable: Timetable
     evaluations: Mapping[str, evaluate.Evaluation]
     examples: Examples | None
-    retention: Mapping[str, Any]
     judge: Judge
 
 
@@ -131,18 +134,18 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
     Raises:
       UserError: for a mistake in the config that only the data or the devices reveal.
     """
-    layout = sharding.make_layout(devices, **defaults.arguments(config, 'parallel'))
-    data = evaluate.open_data(config.data, config.batch_size, layout, seed=config.seed)
-    _check_classes(config, data)
+    run = to_run(config)
+    layout = sharding.make_layout(devices, run.parallel)
+    data = evaluate.open_data(run.data, run.batch_size, layout, run.seed)
+    _check_classes(run, data)
     config = defaults.complete(config, data.info)
-    times = durations.from_config(config, data.plan.examples_per_step, data.num_examples)
+    run = to_run(config)
+    times = Durations.of(run.total, data.plan.examples_per_step, data.num_examples)
     shares = data.source.class_shares()
-    program, lr = make_program(config, data.shapes, layout, times, data.info.num_classes, shares)
+    program, lr = make_program(run, data.shapes, layout, times, data.info.num_classes, shares)
     vocabulary.require_ids(data.vocab, program.model, 'config.data.vocab')
     if program.frozen:
         program.frozen.require_classes(data.info.class_names)
-    every = durations.Every(**defaults.arguments(config, 'every'))
-    keep = defaults.arguments(config, 'checkpoint')
     trained = TrainedModel(
         params=program.abstract_state.params,
         config=config,
@@ -153,10 +156,13 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
         num_classes=data.info.num_classes,
         spec=data.spec,
     )
-    opened = evaluate.open_evals(config, layout, program.eval_steps, trained)
+    opened = evaluate.open_evals(run, layout, program.eval_steps, trained)
     evaluate.check_predictions(program.eval_steps, opened, program.abstract_state.variables)
+    every = run.every
     return Training(
         config=config,
+        run=run,
+        times=times,
         data=data,
         program=program,
         timetable=Timetable(
@@ -164,34 +170,32 @@ def build(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Tr
             log=times.steps(every.log, 'config.every.log'),
             checkpoint=times.steps(every.checkpoint, 'config.every.checkpoint'),
             examples=times.steps(every.examples, 'config.every.examples'),
-            evals=_intervals(config, every.eval, times, opened),
+            evals=_intervals(run, times, opened),
             lr=lr,
         ),
         evaluations=opened,
-        examples=_examples(config, opened, program.eval_steps) if every.examples else None,
-        retention=in_steps(Checkpointer, keep, times.steps),
-        judge=make_judge(config, {k: one.evaluator for k, one in opened.items()}),
+        examples=_examples(run, opened, program.eval_steps) if every.examples else None,
+        judge=make_judge(config, run, {k: one.evaluator for k, one in opened.items()}),
     )
 
 
 def _examples(
-    config: ConfigDict, opened: Mapping[str, evaluate.Evaluation], steps: evaluate.EvalSteps
+    run: Run, opened: Mapping[str, evaluate.Evaluation], steps: evaluate.EvalSteps
 ) -> Examples | None:
     """The examples that a run shows; their drawing code is imported only if needed."""
     from vit_jax.trainer import examples
 
-    return examples.make_examples(config, opened, steps)
+    return examples.make_examples(run, opened, steps)
 
 
 def _intervals(
-    config: ConfigDict,
-    default: str | None,
-    times: durations.Durations,
-    opened: Mapping[str, evaluate.Evaluation],
+    run: Run, times: Durations, opened: Mapping[str, evaluate.Evaluation]
 ) -> dict[str, int]:
-    """Steps between evaluations, by their names; `default` is `config.every.eval`."""
-    own = {name: section.get('every') for name, section in config.evals.items()}
-    given = {name: default if text is None else text for name, text in own.items()}
+    """Steps between evaluations, by their names."""
+    given = {
+        name: run.every.eval if entry.every is None else entry.every
+        for name, entry in run.evals.items()
+    }
     open_ = [opened[name] for name, text in given.items() if text is None]
     seldom = times.between_evals(evaluate.num_examples(open_))
     return {
@@ -201,17 +205,17 @@ def _intervals(
 
 
 def make_program(
-    config: ConfigDict,
+    run: Run,
     shapes: Sequence[Shape],
     layout: sharding.Layout,
-    times: durations.Durations,
+    times: Durations,
     num_classes: int = 0,
     shares: np.ndarray | None = None,
 ) -> tuple[Program, optax.Schedule]:
     """Make the computation of a run, and its learning rate.
 
     Args:
-      config: with the sizes that depend on the data.
+      run: with the sizes that depend on the data.
       shapes: the kinds of training batches, the largest examples last.
       layout: of the devices.
       times: of the run.
@@ -221,40 +225,32 @@ def make_program(
     Raises:
       UserError: if the config or the data do not suit model, task, optimizer or devices.
     """
-    model, task = objects.model_and_task(config)
+    model, task = objects.make_model(run.model), objects.make_task(run.task)
     if num_classes:
         task = task.for_data(num_classes, shares)
-    frozen = read_frozen(config, task) if task.frozen else None
+    frozen = read_frozen(run, task) if task.frozen else None
     task = frozen.task if frozen else task
-    step = defaults.arguments(config, 'step')
-    _check_batch_norm(model, layout, step['accum_steps'])
+    _check_batch_norm(model, layout, run.step.accum_steps)
     for shape in shapes:
-        _check_rows(config, task, layout, shape.rows, step['accum_steps'])
+        _check_rows(run, task, layout, shape.rows)
     spec = shapes[-1].spec
     example = {k: np.zeros((1, *s.shape), s.dtype) for k, s in spec.items()}
 
     # Compiled separately, so that it is traced once for the shapes here and in `init`.
     def run_once_of(model: Any) -> Callable:
-        return jax.jit(partial(init_with_output, model, task, seed=config.seed))
+        return jax.jit(partial(init_with_output, model, task, seed=run.seed))
 
     def params_of(model: Any) -> Any:
         return abstract_variables(run_once_of(model), task, spec)['params']
 
     run_once = run_once_of(model)
     params = abstract_variables(run_once, task, spec)['params']
-    factors = mup_factors(config, model, params, params_of)
-    optimizer, adapters, called = config.optim.to_dict(), None, model
-    if config.get('lora', {}).get('rank'):
-        adapters, params, optimizer, called = adapt_model(config, model, params, optimizer)
-    tx, lr = optim.make(
-        params,
-        times.total_steps,
-        times.steps,
-        model.layer_order(),
-        factors,
-        model.largest,
-        **optimizer,
-    )
+    factors = mup_factors(run.optim.parametrization, model, params, params_of)
+    optimizer, adapters, called = run.optim, None, model
+    if run.lora.rank:
+        adapters, params, optimizer, called = adapt_model(run, model, params)
+    order, largest = model.layer_order(), model.largest
+    tx, lr = optim.make(params, optimizer, times, order, factors, largest)
 
     def init(params: Mapping[str, Any] | None = None, held: Any = None) -> TrainState:
         variables = run_once(example)[1]
@@ -262,20 +258,12 @@ def make_program(
             variables = {**variables, 'params': mup.scaled(variables['params'], factors)}
         variables = adapt.overlay(variables, {'params': params or {}})
         held = frozen.zeros if frozen and held is None else held
-        variables = adapters.extend(variables, config.seed) if adapters else variables
-        state = init_state(variables, tx, config.seed, ema=step['ema_decay'] > 0)
+        variables = adapters.extend(variables, run.seed) if adapters else variables
+        state = init_state(variables, tx, run.seed, ema=run.step.ema_decay > 0)
         return dataclasses.replace(state, frozen=held or None)
 
     abstract_state = jax.eval_shape(init)
-    train_step = make_train_step(
-        called,
-        task,
-        tx,
-        layout,
-        times,
-        freeze=optimizer.get('freeze', ()),
-        **step,
-    )
+    train_step = make_train_step(called, task, tx, run.step, layout, times, optimizer.freeze)
     program = Program(
         model=model,
         task=task,
@@ -283,35 +271,35 @@ def make_program(
         init=init,
         abstract_state=abstract_state,
         train_step=layout.compile_train(train_step, abstract_state),
-        eval_steps=evaluate.compile_steps(called, task, layout, config.seed),
-        max_skips=step['max_skips'],
+        eval_steps=evaluate.compile_steps(called, task, layout, run.seed),
+        max_skips=run.step.max_skips,
         frozen=frozen,
         adapters=adapters,
     )
     return program, lr
 
 
-def read_frozen(config: ConfigDict, task: Task) -> Frozen:
+def read_frozen(run: Run, task: Task) -> Frozen:
     """Read the models that the task never trains; their reader is imported only if needed."""
     from vit_jax.inference import frozen
 
-    return frozen.attach(task, [name for _, name in dotted_names(config)])
+    return frozen.attach(task, trusted_names(run))
 
 
-def adapt_model(config: ConfigDict, model: Any, params: Any, optimizer: dict[str, Any]) -> Any:
-    """The adapters of `config.lora`, shapes with them, keys of the optimizer, and what to call."""
+def adapt_model(run: Run, model: Any, params: Any) -> tuple[Adapters, Any, Optim, Any]:
+    """The adapters of `config.lora`, shapes with them, the optimizer for them, and what to call."""
     from vit_jax.optim import lora  # here, as few runs have any
 
-    adapters, params = lora.make(config, defaults.arguments(config, 'lora'), model, params)
-    freeze = (*optimizer.get('freeze', ()), adapters.pattern)
-    return adapters, params, {**optimizer, 'freeze': freeze}, adapters.wrap(model)
+    adapters, params = lora.make(run.lora, model, params)
+    optimizer = dataclasses.replace(run.optim, freeze=(*run.optim.freeze, adapters.pattern))
+    return adapters, params, optimizer, adapters.wrap(model)
 
 
-def _check_classes(config: ConfigDict, data: Dataset) -> None:
+def _check_classes(run: Run, data: Dataset) -> None:
     """Raise UserError if a classification task has examples of only one class."""
     counts, names = data.class_counts, data.info.class_names
     found = range(data.info.num_classes) if counts is None else np.flatnonzero(counts)
-    if len(found) != 1 or not schema.task_class(config).classifies:
+    if len(found) != 1 or not objects.task_class(run.task.name).classifies:
         return
     name = names[found[0]] if names else str(found[0])
     raise UserError(
@@ -332,32 +320,30 @@ def _check_batch_norm(model: Any, layout: sharding.Layout, accum_steps: int) -> 
         raise UserError(f"{needs}: set config.parallel.strategy to 'jit', on one slice")
 
 
-def _check_rows(
-    config: ConfigDict, task: Task, layout: sharding.Layout, rows: int, accum_steps: int
-) -> None:
+def _check_rows(run: Run, task: Task, layout: sharding.Layout, rows: int) -> None:
     """Raise UserError unless a batch of `rows` rows suits the task and can be divided."""
     if task.couples_rows and rows < 2:
         raise UserError(
-            f'config.batch_size={config.batch_size}: the loss of task {config.task.name} '
+            f'config.batch_size={run.batch_size}: the loss of task {run.task.name} '
             'compares the examples of a batch; give at least 2'
         )
     sharding.check_batch(
         layout,
-        config.batch_size,
+        run.batch_size,
         rows=rows,
-        accum_steps=accum_steps,
+        accum_steps=run.step.accum_steps,
         multiple=task.multiple,
         reason=task.multiple_reason,
     )
 
 
 def mup_factors(
-    config: ConfigDict, model: Any, params: Any, params_of: Callable[[Any], Any]
+    text: str, model: Any, params: Any, params_of: Callable[[Any], Any]
 ) -> Mapping[str, mup.Factors] | None:
     """The factors of muP; None for the standard parametrization.
 
     Args:
-      config: checked.
+      text: `config.optim.parametrization`.
       model: of the config.
       params: shapes of its parameters.
       params_of: model -> these shapes.
@@ -365,8 +351,7 @@ def mup_factors(
     Raises:
       UserError: for another text, or a base model that differs in more than widths.
     """
-    text = defaults.arguments(config, 'optim').get('parametrization', mup.STANDARD)
-    if text == mup.STANDARD:
+    if text == STANDARD:
         return None
     widths = mup.base_fields(text, fields(model))
     base = params_of(model.clone(parent=None, **widths))

@@ -15,9 +15,10 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax.checkpoints.best import KEPT, Best, EarlyStop, best_from_meta, parse_goal
-from vit_jax.config import defaults, objects
-from vit_jax.config.load import from_json, to_json
+from vit_jax.checkpoints.best import KEPT, Best, best_from_meta
+from vit_jax.config import objects
+from vit_jax.config.load import from_json, model_and_task, to_json, to_run
+from vit_jax.config.run import EarlyStop, Run, parse_goal
 from vit_jax.errors import UserError, nearest
 from vit_jax.evaluators.base import Evaluator
 from vit_jax.runtime import processes
@@ -107,18 +108,18 @@ class Judge:
         return f'early stop: {metric} {was}{value}, and no better in {times} since'
 
 
-def make_judge(config: ConfigDict, opened: Mapping[str, Evaluator | None]) -> Judge:
+def make_judge(config: ConfigDict, run: Run, opened: Mapping[str, Evaluator | None]) -> Judge:
     """The judge of a config.
 
     Args:
       config: of the run.
+      run: its typed form.
       opened: the evaluators of `config.evals`, which have seen their data.
 
     Raises:
       UserError: for a metric that is known to be missing from its evaluations.
     """
-    keep_best = defaults.arguments(config, 'checkpoint')['keep_best']
-    judge = Judge(keep_best, EarlyStop(**defaults.arguments(config, 'early_stop')))
+    judge = Judge(run.checkpoint.keep_best, run.early_stop)
     for key, text in judge.goals.items():
         check_metric(config, parse_goal(text, _WHERE[key]).metric, _WHERE[key], opened)
     return judge
@@ -146,14 +147,15 @@ def check_metric(
       UserError: if there is no such evaluation, or it gives other metrics.
     """
     name, _, number = metric.partition('/')
-    if name not in config.evals:
-        mistake = nearest('evaluation', name, config.evals)
+    evals = to_run(config).evals
+    if name not in evals:
+        mistake = nearest('evaluation', name, evals)
         raise UserError(f'{where}: metric {metric!r}: {mistake}')
     if not number:
         raise UserError(
             f'{where}: metric {metric!r}: name a number of that evaluation too, as {name}/accuracy'
         )
-    evaluator = objects.make_evaluator(config.evals[name], f'config.evals.{name}')
+    evaluator = objects.make_evaluator(evals[name], f'config.evals.{name}')
     known = _task_metrics(to_json(config)) if evaluator is None else evaluator.names()
     if known and number not in known:
         raise UserError(f'{where}: {nearest("metric", metric, [f"{name}/{k}" for k in known])}')
@@ -192,7 +194,7 @@ def _task_metrics(text: str) -> tuple[str, ...]:
         config, spec, _ = row_of(from_json(text))
     except UserError:
         return ()
-    model, task = objects.model_and_task(config)
+    model, task = model_and_task(config)
     batch = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in spec.items()}
     init = functools.partial(init_variables, model, task, seed=0)
     sums = jax.eval_shape(make_eval_step(model, task), jax.eval_shape(init, batch), batch)

@@ -14,12 +14,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
-from vit_jax.config import defaults, objects
+from vit_jax.config import objects
+from vit_jax.config.run import Data, Inference
+from vit_jax.config.run import Evaluation as Entry
 from vit_jax.data import vocabulary
 from vit_jax.data.batches import Batch, Process, Shape
-from vit_jax.data.dataset import DataConfig, Dataset, open_dataset
+from vit_jax.data.dataset import Dataset, open_dataset
+from vit_jax.data.records import SourceInfo
 from vit_jax.data.transforms import only_text_transforms
 from vit_jax.errors import UserError, forbid_exit
 from vit_jax.evaluators.base import Evaluator, OtherModel
@@ -27,7 +29,6 @@ from vit_jax.interop.trained import TrainedModel
 from vit_jax.nn.maps import AttentionMap
 from vit_jax.runtime import sharding
 from vit_jax.runtime.watchdog import Interrupted, Stopping, no_stop
-from vit_jax.signatures import keyword_only
 from vit_jax.step import make_attention_step, make_eval_step, make_predict_step
 from vit_jax.tasks.base import Task
 from vit_jax.trainer import compatibility
@@ -93,42 +94,32 @@ def _attention_step(model: Any, task: Task, layout: sharding.Layout, seed: int) 
 
 
 def open_data(
-    section: ConfigDict, batch_size: int, layout: sharding.Layout, seed: int = 0, **changes: Any
+    data: Data,
+    batch_size: int,
+    layout: sharding.Layout,
+    seed: int = 0,
+    numbering: SourceInfo | None = None,
 ) -> Dataset:
     """The data of `config.data` or of an entry of `config.evals`, for these devices.
 
     Args:
-      section: keys other than keywords of `open_dataset` are ignored.
-      batch_size: used if the section has none.
+      data: the section.
+      batch_size: of a global batch.
       layout: evaluation batches have a multiple of its shards.
       seed: of training.
-      changes: keywords of `open_dataset` that replace those of the section.
+      numbering: as for `open_dataset`.
 
     Raises:
       UserError: as `open_dataset`.
     """
     return open_dataset(
-        **data_keywords(section, batch_size, **changes),
+        data,
+        batch_size,
         seed=seed,
         multiple=layout.num_shards,
         process=Process.holding(layout.shards_here, layout.num_shards),
+        numbering=numbering,
     )
-
-
-def entry_keywords(config: ConfigDict, section: ConfigDict, **changes: Any) -> dict[str, Any]:
-    """The keywords of `open_dataset` for an entry of `config.evals`; see `open_data`.
-
-    Text is read by the vocabulary of training unless the entry names another.
-    """
-    vocab = section.get('vocab', config.data.get('vocab'))
-    return data_keywords(section, config.batch_size, **changes, vocab=vocab)
-
-
-def data_keywords(section: ConfigDict, batch_size: int, **changes: Any) -> dict[str, Any]:
-    """The keywords of `open_dataset` in a section; see `open_data`."""
-    known = {'batch_size', *keyword_only(DataConfig)}
-    given = {k: v for k, v in defaults.keywords(section).items() if k in known}
-    return {'batch_size': batch_size} | given | changes
 
 
 def evaluate(
@@ -279,7 +270,7 @@ def _shared(readers: Iterable[tuple[Dataset, Take]]) -> Iterator[tuple[Dataset, 
 
 
 def open_evals(
-    config: ConfigDict,
+    run: Inference,
     layout: sharding.Layout,
     steps: EvalSteps,
     trained: TrainedModel | None = None,
@@ -287,7 +278,7 @@ def open_evals(
     """Open every entry of `config.evals`; entries with the same data share them.
 
     Args:
-      config: of the run.
+      run: its config.
       layout: of the devices.
       steps: compiled for it.
       trained: the model that the data must suit; None for no check.
@@ -298,29 +289,30 @@ def open_evals(
     """
     opened: dict[str, Dataset] = {}
 
-    def open_once(section: ConfigDict, **changes: Any) -> Dataset:
-        keywords = entry_keywords(config, section, **changes)
-        key = repr(sorted(keywords.items()))
+    def open_once(entry: Entry, numbering: SourceInfo | None = None) -> Dataset:
+        data = Data(**{key.name: getattr(entry, key.name) for key in dataclasses.fields(Data)})
+        batch_size = entry.batch_size or run.batch_size
+        key = repr((data, batch_size, numbering))
         if key not in opened:
-            opened[key] = open_data(section, layout=layout, **keywords)
+            opened[key] = open_data(data, batch_size, layout, numbering=numbering)
         return opened[key]
 
-    return {name: _open_eval(name, config, open_once, steps, trained) for name in config.evals}
+    return {name: _open_eval(name, run, open_once, steps, trained) for name in run.evals}
 
 
 def _open_eval(
     name: str,
-    config: ConfigDict,
+    run: Inference,
     open_once: Callable[..., Dataset],
     steps: EvalSteps,
     trained: TrainedModel | None,
 ) -> Evaluation:
-    section, where = config.evals[name], f'config.evals.{name}'
-    evaluator = objects.make_evaluator(section, where)
+    entry, where = run.evals[name], f'config.evals.{name}'
+    evaluator = objects.make_evaluator(entry, where)
     has_own_classes = evaluator is not None and evaluator.learns
-    by_model = trained and config.model.get('num_classes') and not has_own_classes
-    data = open_once(section, numbering=trained.classes if trained and by_model else None)
-    headline = objects.headline(config, section)
+    by_model = trained and run.model.options.get('num_classes') and not has_own_classes
+    data = open_once(entry, trained.classes if trained and by_model else None)
+    headline = objects.headline(entry, run.task)
     if trained is not None:
         if by_model:
             compatibility.require_classes(trained, where, data)
@@ -330,17 +322,17 @@ def _open_eval(
                     "with the model's: name labeled data, or remove the evaluation"
                 )
         compatibility.require_shapes(trained, where, data)
-        _check_ids(where, data, config.model.get('vocab_size'))
+        _check_ids(where, data, run.model.options.get('vocab_size'))
         vocabulary.require_ids(data.vocab, trained.model, f'{where}: {data.source.title}')
     if evaluator is None:
         return Evaluation(data, headline=headline)
     if steps.predict is None:
-        raise UserError(f'{where}: task {config.task.name!r} has no predictions to evaluate')
-    fit = open_once(section, split=section.fit) if evaluator.learns else None
+        raise UserError(f'{where}: task {run.task.name!r} has no predictions to evaluate')
+    fit = open_once(dataclasses.replace(entry, split=entry.fit)) if evaluator.learns else None
     try:
         if (others := evaluator.fit_data(data)) is not None:
-            texts = only_text_transforms(config.data.get('transforms', ''))
-            fit = open_once(section, **{'transforms': texts} | others)
+            texts = only_text_transforms(run.data.transforms)
+            fit = open_once(dataclasses.replace(entry, **{'transforms': texts} | others))
         evaluator.read_models(_other_model)
         evaluator.open(data, fit)
     except UserError as e:

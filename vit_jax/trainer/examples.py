@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
-from vit_jax.config import schema
+from vit_jax.config.run import Run
 from vit_jax.data.batches import Batch, Process
 from vit_jax.inference.example_set import ExampleSet, make_example_set
 from vit_jax.runtime import processes
@@ -92,7 +91,7 @@ class Examples:
 
 
 def make_examples(
-    config: ConfigDict, evaluations: Mapping[str, Evaluation], steps: EvalSteps
+    run: Run, evaluations: Mapping[str, Evaluation], steps: EvalSteps
 ) -> Examples | None:
     """Choose examples of a run's first evaluation on the model's own classes.
 
@@ -102,14 +101,14 @@ def make_examples(
     Raises:
       UserError: if the module that shows the task has no class `Viz`.
     """
-    if steps.predict is None or not config.get('writers', schema.Config.writers):
+    if steps.predict is None or not run.writers:
         return None
     own = (n for n, e in evaluations.items() if e.evaluator is None or not e.evaluator.learns)
     if (entry := next(own, None)) is None:
         return None
-    data, section = evaluations[entry].data, config.evals[entry]
+    data, section = evaluations[entry].data, run.evals[entry]
     viz = Viz()
     # A user's module that cannot be imported is an error of `predict` only.
     with contextlib.suppress(ImportError):
-        viz = predictions.find(config.task.name)
-    return Examples(entry, make_example_set(data, section, viz, config.model.name))
+        viz = predictions.find(run.task.name)
+    return Examples(entry, make_example_set(data, section, viz, str(run.model.name)))

@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from vit_jax import signatures
-from vit_jax.config import schema
+from vit_jax.config import objects, schema
+from vit_jax.config.run import Data
+from vit_jax.config.run import Evaluation as Entry
+from vit_jax.config.schema import to_group
 from vit_jax.data.dataset import raw_images
 from vit_jax.data.records import first_readable
 from vit_jax.data.sources import open_source
@@ -21,7 +24,7 @@ from vit_jax.trainer import evaluate
 from vit_jax.trainer.evaluate import Evaluation
 
 _FIT = 'train'  # the split that evaluators learn from, unless another is given
-Groups = dict[str, dict[str, Any]]
+Entries = dict[str, Entry]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,47 +77,45 @@ def prepare(
     """
     if trained.step is None and None in (source, split):
         raise UserError(f'{trained.path} names no data: give a source and a split')
-    groups = _groups(trained, evaluators, fit, split)
+    entries = _entries(trained, evaluators, fit, split)
     given: dict[str, Any] = {'source': source, 'split': split, 'batch_size': batch_size}
     given['classes'] = None if classes is None else tuple(classes)
     if image_size is not None:
-        _require_crops(groups)
-        groups = {name: _resized(group, image_size) for name, group in groups.items()}
+        _require_crops(entries)
+        entries = {name: _resized(entry, image_size) for name, entry in entries.items()}
     given = {key: value for key, value in given.items() if value is not None}
-    groups = {name: group | given for name, group in groups.items()}
+    entries = {name: dataclasses.replace(entry, **given) for name, entry in entries.items()}
     if trained.step is None:
-        groups = {name: _without_texts(group) for name, group in groups.items()}
-    titles = {name: name for name in groups}
+        entries = {name: _without_texts(entry) for name, entry in entries.items()}
+    titles = {name: name for name in entries}
     if split is not None and not evaluators:
-        titles = _titles_by_split(groups, split)
-    trained = trained.with_groups(evals={name: groups[name] for name in titles})
+        titles = _titles_by_split(entries, split)
+    trained = trained.with_groups(evals={name: to_group(entries[name]) for name in titles})
     layout = sharding.make_layout(mesh.usable_devices())
     if trained.step is None:
-        for group in trained.config.evals.values():
-            _require_fit(trained, group, layout)
-    seed = trained.config.get('seed', 0)
-    steps = evaluate.compile_steps(trained.model, trained.task, layout, seed)
-    opened = evaluate.open_evals(trained.config, layout, steps, trained)
+        for entry in trained.settings.evals.values():
+            _require_fit(trained, entry, layout)
+    steps = evaluate.compile_steps(trained.model, trained.task, layout, trained.settings.seed)
+    opened = evaluate.open_evals(trained.settings, layout, steps, trained)
     return Measurement(trained, {titles[name]: one for name, one in opened.items()}, steps)
 
 
-def _resized(group: dict[str, Any], size: Size) -> dict[str, Any]:
+def _resized(entry: Entry, size: Size) -> Entry:
     """An evaluation on images of another size, with the same transforms."""
-    return {**group, 'transforms': resized(group.get('transforms', ''), size)}
+    return dataclasses.replace(entry, transforms=resized(entry.transforms, size))
 
 
-def _without_texts(group: dict[str, Any]) -> dict[str, Any]:
+def _without_texts(entry: Entry) -> Entry:
     """An evaluation without text transforms, unless its data have texts."""
-    transforms = group.get('transforms', '')
-    if not only_text_transforms(transforms):
-        return group
-    _, record = first_readable(open_source(group['source'], group['split']), 0)
+    if not only_text_transforms(entry.transforms):
+        return entry
+    _, record = first_readable(open_source(entry.source, str(entry.split)), 0)
     if any(isinstance(value, str) for value in record.values()):
-        return group
-    return {**group, 'transforms': without_annotations(transforms)}
+        return entry
+    return dataclasses.replace(entry, transforms=without_annotations(entry.transforms))
 
 
-def _evaluator_groups(evaluators: Sequence[str], fit: str | None) -> Groups:
+def _evaluator_groups(evaluators: Sequence[str], fit: str | None) -> dict[str, dict[str, Any]]:
     """`fewshot(seeds=5)` -> {'fewshot': {'evaluator': 'fewshot', 'seeds': 5, 'fit': 'train'}}.
 
     Args:
@@ -129,67 +130,73 @@ def _evaluator_groups(evaluators: Sequence[str], fit: str | None) -> Groups:
     groups = {}
     for text in evaluators:
         name, keywords = signatures.parse_keywords(text, f'--evaluator {text!r}')
-        fitted = {'fit': fit or _FIT} if schema.evaluator_class(name).learns else {}
+        fitted = {'fit': fit or _FIT} if objects.evaluator_class(name).learns else {}
         groups[name.rpartition('.')[-1]] = {'evaluator': name, **keywords, **fitted}
     return groups
 
 
-def _groups(
+def _entries(
     trained: TrainedModel, evaluators: Sequence[str], fit: str | None, split: str | None
-) -> Groups:
+) -> Entries:
     """The entries of `config.evals` before the data are chosen."""
-    if entries := _evaluator_groups(evaluators, fit):
-        data = evaluate.data_keywords(trained.data_config, trained.config.batch_size)
-        return {name: data | entry for name, entry in entries.items()}
-    config = trained.config
-    evals = config.evals.items() if config.evals else [(str(split), config.data)]
-    return {name: dict(group) for name, group in evals}
+    given = _evaluator_groups(evaluators, fit)
+    if trained.settings.evals and not given:
+        return dict(trained.settings.evals)
+    keys = {*schema.fields(Data), 'batch_size'}
+    data = {key: value for key, value in to_group(trained.data).items() if key in keys}
+    groups = {name: data | group for name, group in given.items()} or {str(split): data}
+    for name in groups:
+        schema.check_section({'evals': groups}, f'evals.{name}')
+    return {k: schema.make(Entry, group, f'config.evals.{k}') for k, group in groups.items()}
 
 
-def _require_crops(groups: Groups) -> None:
+def _require_crops(entries: Entries) -> None:
     """Raise UserError for an image size if whole images are evaluated."""
-    for name, group in groups.items():
-        if group.get('sizes'):
+    for name, entry in entries.items():
+        if entry.sizes:
             raise UserError(
                 '--image-size: the model gets whole images, padded to '
                 f'config.evals.{name}.sizes, and takes those of any size; leave the flag out'
             )
 
 
-def _titles_by_split(groups: Groups, split: str) -> dict[str, str]:
+def _titles_by_split(entries: Entries, split: str) -> dict[str, str]:
     """Names for the evaluations of a run on another split; equal ones are merged.
 
     Returns:
       {entry of config.evals: name of its results}.
     """
-    kept: dict[str, Any] = {}
-    for name, group in groups.items():
-        measured = {k: v for k, v in group.items() if k not in ('every', 'batch_size')}
+    kept: Entries = {}
+    for name, entry in entries.items():
+        measured = dataclasses.replace(entry, every=None, batch_size=None)
         if measured not in kept.values():
             kept[name] = measured
     titles = {
-        name: '_'.join(filter(None, [split, group.get('evaluator')]))
-        for name, group in kept.items()
+        name: '_'.join(filter(None, [split, entry.evaluator])) for name, entry in kept.items()
     }
     alike = collections.Counter(titles.values())
     return {k: f'{title}_{k}' if alike[title] > 1 else title for k, title in titles.items()}
 
 
-def _require_fit(trained: TrainedModel, group: Any, layout: sharding.Layout) -> None:
+def _require_fit(trained: TrainedModel, entry: Entry, layout: sharding.Layout) -> None:
     """Check that data suit a model whose training data are unknown.
 
     Raises:
       UserError: if the images have other colors, or one of the two has no classes.
     """
-    source = evaluate.open_data(group, trained.config.batch_size, layout).source
+    batch_size = entry.batch_size or trained.settings.batch_size
+    source = evaluate.open_data(entry, batch_size, layout).source
     have, need = raw_images(source).get('channels'), trained.channels
     if have != need:
         raise UserError(
-            f'{trained.path} takes images of {need} channels, {group.source} has {have}'
+            f'{trained.path} takes images of {need} channels, {entry.source} has {have}'
         )
-    outputs, classes = trained.config.model.get('num_classes') or 0, source.info.num_classes
-    if 'evaluator' not in group and bool(outputs) != bool(classes):
+    outputs, classes = (
+        trained.settings.model.options.get('num_classes') or 0,
+        source.info.num_classes,
+    )
+    if entry.evaluator is None and bool(outputs) != bool(classes):
         raise UserError(
-            f'{trained.path} has {outputs} classes, {group.source} has {classes}: '
+            f'{trained.path} has {outputs} classes, {entry.source} has {classes}: '
             'fine-tune it with config.init.from, or give an --evaluator'
         )

@@ -7,7 +7,7 @@ import functools
 import time
 from collections.abc import Callable, Mapping
 
-from vit_jax.config import schema
+from vit_jax.config import objects
 from vit_jax.errors import UserError
 from vit_jax.writers import base
 
@@ -34,7 +34,7 @@ class Service:
     def __init__(self, name: str, run: base.Run, say: Callable[[str], None]):
         self.name, self.failed = name, False
         self.writer: base.Writer | None = None
-        self._run, self._say, self._kind = run, say, schema.writer_class(name)
+        self._run, self._say, self._kind = run, say, objects.writer_class(name)
         self._missed: collections.deque[tuple[int, Mapping[str, float]]] = collections.deque(
             maxlen=MOST_MISSED
         )

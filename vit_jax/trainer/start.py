@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from vit_jax.checkpoints.checkpointer import Checkpointer
-from vit_jax.config import defaults, durations
-from vit_jax.config.load import from_dict
-from vit_jax.config.origin import Init, dotted_names
+from vit_jax.config.durations import Durations
+from vit_jax.config.load import from_dict, to_run
+from vit_jax.config.origin import trusted_names
+from vit_jax.config.run import Optim
 from vit_jax.data import splits
 from vit_jax.data.records import SourceInfo
 from vit_jax.errors import UserError
@@ -135,16 +135,16 @@ def find_origin(
       UserError: if there is no such checkpoint, it does not fit, it names code that is not
         allowed, or one has to be named.
     """
-    if defaults.arguments(training.config, 'branch')['from_']:
+    if training.run.branch.folder:
         return branch(training)
-    init = Init(**defaults.arguments(training.config, 'init'))
-    if not (path := fine_tune.init_path(training.config)):
+    init = training.run.init
+    if not (path := fine_tune.init_path(init)):
         return Origin()
     from vit_jax.inference import load  # here, as most runs start from nothing
     from vit_jax.interop import adapt, trained
 
-    own = [name for _, name in dotted_names(training.config)]
-    imported = known or load.read(path, allowed=[*allowed, *own])
+    own = [*allowed, *trusted_names(training.run)]
+    imported = known or load.read(path, allowed=own)
     adapters, target = training.program.adapters, training.program.abstract_state.params
     if init.classes:
         chosen = trained.read_classes(init.classes)
@@ -174,11 +174,11 @@ def hold_base(
     """The training with the parameters that its adapters adapt; arguments as `find_origin`."""
     from vit_jax.inference import adapted, frozen, load  # here, as few runs have adapters
 
-    config, program = training.config, training.program
-    own = [*allowed, *(name for _, name in dotted_names(config))]
+    run, program = training.run, training.program
+    own = [*allowed, *trusted_names(run)]
     base = adapted.read_base(
-        known or load.read(fine_tune.init_path(config), allowed=own),
-        config,
+        known or load.read(fine_tune.init_path(run.init), allowed=own),
+        run.init,
         adapters,
         (program.model, program.task),
         program.abstract_state.params,
@@ -223,17 +223,17 @@ def extension_note(training: Training, folder: pathlib.Path, step: int) -> tuple
     stored = run_folder.read_config(folder)
     if stored is None or run_folder.saved_nothing(folder):
         return ()
-    before, total = from_dict(stored), training.timetable.total
+    before, total = to_run(from_dict(stored)), training.timetable.total
     data = training.data
-    times = durations.from_config(before, data.plan.examples_per_step, data.num_examples)
+    times = Durations.of(before.total, data.plan.examples_per_step, data.num_examples)
     if times.total_steps == total:
         return ()
     if total < times.total_steps:
         raise UserError(
-            f'--extend: config.total={training.config.total!r} are {total} steps, and the run has '
+            f'--extend: config.total={training.run.total!r} are {total} steps, and the run has '
             f'{times.total_steps}; give a later end'
         )
-    _require_same_rates(_rates(before, times, step), training, step)
+    _require_same_rates(_rates(before.optim, times, step), training, step)
     return (f'extends the run from {times.total_steps} to {total} steps',)
 
 
@@ -243,11 +243,9 @@ def forget_result(folder: pathlib.Path) -> None:
         (folder / run_folder.RESULT).unlink(missing_ok=True)
 
 
-def _rates(config: ConfigDict, times: durations.Durations, step: int) -> np.ndarray:
-    """The learning rates of the first steps of a config."""
-    schedule = config.optim.to_dict().get('schedule', schedules.CONSTANT)
-    rate = schedules.from_config(schedule, config.optim.lr, times.total_steps, times.steps)
-    return np.asarray(rate(np.arange(step)))
+def _rates(optim: Optim, times: Durations, step: int) -> np.ndarray:
+    """The learning rates of the first steps of a run."""
+    return np.asarray(schedules.make(optim.schedule, optim.lr, times)(np.arange(step)))
 
 
 def _require_same_rates(before: np.ndarray, training: Training, step: int) -> None:
@@ -271,7 +269,7 @@ def describe(training: Training, folder: pathlib.Path, point: ResumePoint) -> st
     start, data, hardware = point.step, training.data, training.program.hardware
     count = sum(x.size for x in jax.tree.leaves(training.program.abstract_state.params))
     lines = [
-        f'{training.config.model.name}: {count:,} parameters, {data.num_examples:,} examples, '
+        f'{training.run.model.name}: {count:,} parameters, {data.num_examples:,} examples, '
         f'{training.timetable.total:,} steps of {data.batch_size} {data.unit} on {hardware}',
         *_classes(training),
         f'batches are made by {data.reading(training.timetable.total - start)}',
@@ -283,8 +281,7 @@ def describe(training: Training, folder: pathlib.Path, point: ResumePoint) -> st
         compile_cache.describe(),
         *point.notes,
     ]
-    if sam := defaults.arguments(training.config, 'step')['sam']:
-        lines += sharpness.remarks(sam)
+    lines += sharpness.remarks(training.run.step.sam)
     if adapters := training.program.adapters:
         lines += adapters.remarks(training.program.abstract_state.params)
     if (before := point.hardware) != hardware:
@@ -298,7 +295,7 @@ def describe(training: Training, folder: pathlib.Path, point: ResumePoint) -> st
 def _classes(training: Training) -> list[str]:
     """Lines about the classes that the model learns, if it learns any."""
     data = training.data
-    if not (data.info.num_classes and training.config.model.get('num_classes')):
+    if not (data.info.num_classes and training.run.model.options.get('num_classes')):
         return []
     return class_lines(data.info, data.class_counts, data.source.has_annotations)
 
@@ -333,9 +330,9 @@ def class_lines(info: SourceInfo, counts: np.ndarray | None, of_objects: bool = 
 
 def _evaluates(training: Training) -> list[str]:
     """A line about the interval of evaluations if the config leaves it open."""
-    config, timetable = training.config, training.timetable
-    names = [name for name, section in config.evals.items() if section.get('every') is None]
-    if not names or defaults.arguments(config, 'every')['eval'] is not None:
+    run, timetable = training.run, training.timetable
+    names = [name for name, entry in run.evals.items() if entry.every is None]
+    if not names or run.every.eval is not None:
         return []
     steps = timetable.evals[names[0]]
     when = 'every step' if steps == 1 else f'every {steps:,} steps'
@@ -350,6 +347,6 @@ def utilization(training: Training) -> float | None:
     kind = mesh.devices.flat[0].device_kind
     if flops.peak_flops(kind) is None:
         return None
-    count = partial(task_flops.step_flops, training.config, program.model, program.task)
+    count = partial(task_flops.step_flops, training.run.step.sam, program.model, program.task)
     step = sum(s.rows * s.share * count(s.spec) for s in training.data.shapes)
     return flops.mfu(step, 1.0, mesh.size, kind)

@@ -146,7 +146,7 @@ def train(
         workdir.cleared_on_error(folder, existed, held),
         Preemption() as preemption,
         Watchdog(step_timeout) as watchdog,
-        Checkpointer(folder / run_folder.CHECKPOINTS, **training.retention) as checkpointer,
+        open_checkpointer(training, folder) as checkpointer,
     ):
         # Again, as another run may have been here since. Nothing was written so far.
         workdir.check_data(training, folder)
@@ -192,6 +192,12 @@ def prepare(
         with lock.lock(folder):
             workdir.set_aside(folder)
     return training
+
+
+def open_checkpointer(training: Training, folder: pathlib.Path) -> Checkpointer:
+    """The checkpoints of a locked run folder."""
+    keep, steps = training.run.checkpoint, training.times.steps
+    return Checkpointer(folder / run_folder.CHECKPOINTS, keep, steps)
 
 
 def write_start(
@@ -253,6 +259,7 @@ def open_metrics(
             failed=preemption.request,
             held=held,
             evaluates_again=point.unevaluated,
+            writers=training.run.writers,
         )
     if writer.enabled:
         with paths.writing(folder):

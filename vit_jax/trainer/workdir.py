@@ -18,8 +18,9 @@ from ml_collections import ConfigDict
 from vit_jax.checkpoints import manifest
 from vit_jax.checkpoints.best import BESTS
 from vit_jax.checkpoints.checkpointer import Checkpointer
-from vit_jax.config import defaults, schema
+from vit_jax.config import defaults
 from vit_jax.config.load import from_dict, require_run, to_json
+from vit_jax.config.run import LEFT_OPEN
 from vit_jax.errors import EXIT_FAILED, UserError
 from vit_jax.runtime import environment, processes
 from vit_jax.step import TrainState
@@ -47,7 +48,7 @@ def final_result(
     """
     if (before := stored_config(folder)) is None:
         return None
-    for size in schema.LEFT_OPEN:  # an open one was filled from the data
+    for size in LEFT_OPEN:  # an open one was filled from the data
         if before.model.get(size) and not config.model.get(size):
             before.model[size] = config.model.get(size)
     changed = [name for name in defaults.differences(before, config) if name not in FREE]

@@ -8,14 +8,14 @@ import math
 import os
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 from rich.progress import BarColumn, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
-from vit_jax.config import schema
+from vit_jax.config.run import Run
 from vit_jax.runtime.console import Console, Progress
 from vit_jax.storage import lock, run_folder
 from vit_jax.storage.paths import write_atomic, write_text_atomic
@@ -60,12 +60,13 @@ class Writer:
       start_step: the step at which this start resumes; later lines of an earlier start are
         dropped, since their steps are repeated.
       unit: of the rate of training, such as 'images'.
-      config: of the run; its writers get the same numbers.
+      config: of the run, for the writers.
       failed: called once, after the first failed write; then only lines of the metrics are tried
         again, before the next save and at the end.
       held: the check of the folder's lock, made before lines are written.
       evaluates_again: whether this start repeats the evaluations of `start_step`; the lines of an
         earlier start that hold their results are dropped.
+      writers: names of the receivers of the same numbers.
 
     Attributes:
       trouble: the file that could not be written, and the reason; empty without a failure.
@@ -81,6 +82,7 @@ class Writer:
         failed: Callable[[], None] = lambda: None,
         held: lock.Check = lambda: None,
         evaluates_again: bool = False,
+        writers: Sequence[str] = Run.writers,
     ):
         self.total_steps, self.unit, self._failed, self.trouble = total_steps, unit, failed, ''
         self.compiled: tuple[int, float] | None = None  # the first step, and when it was done
@@ -98,10 +100,8 @@ class Writer:
         kept = [line for line in before if _stays(line, start_step, evaluates_again)]
         write_text_atomic(self.path, ''.join(json.dumps(line) + '\n' for line in kept))
         self.lines = Lines(self.path, held, self.say)
-        config = dict(config or {})
-        start = base.begin(workdir, self.mirror.folder, start_step, config, before)
-        names = config.get('writers', schema.Config.writers)
-        self.services = [Service(name, start, self.say) for name in names]
+        start = base.begin(workdir, self.mirror.folder, start_step, dict(config or {}), before)
+        self.services = [Service(name, start, self.say) for name in writers]
         self.bar = Progress(
             TextColumn('step {task.completed}/{task.total}'),
             BarColumn(),

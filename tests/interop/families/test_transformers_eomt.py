@@ -43,7 +43,7 @@ def test_files_are_read_and_written_bit_for_bit(tmp_path, dinov3):
     assert model['num_classes'] == helper.CLASSES and model['num_queries'] == helper.QUERIES
     assert task['kind'] == 'instance' and task['points'] == helper.POINTS
     assert trained.task.normalization == ((0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
-    assert trained.data_config.sizes == ((32, 32),)
+    assert trained.data.sizes == ((32, 32),)
     assert trained.channels == 3
     assert load.backbone(trained).params.keys() == trained.params.keys() & set(ENCODER)
     (tmp_path / 'ours').mkdir()

@@ -292,7 +292,7 @@ def write(trained: TrainedModel, table: names.Table) -> Written:
     Raises:
       UserError: if timm has no such model, or the image size is unknown.
     """
-    model = fields(trained.model) | {'name': trained.config.model.name}
+    model = fields(trained.model) | {'name': trained.settings.model.name}
     architecture = _architecture(model)
     flat = names.flattened(trained.params, model['no_bias'])
     stride, first = trained.model.stride, trained.model.positioned_tokens

@@ -1,0 +1,130 @@
+"""Names that a config or the command line may give, with descriptions, for `list`."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+from vit_jax.config import load
+from vit_jax.errors import UserError, modules
+
+# What the files below experiments/ define: a config for `train`, a sweep for `sweep create`.
+FILE_FUNCTIONS = ('get_config', 'get_sweep')
+
+
+@dataclasses.dataclass(frozen=True)
+class Named:
+    """Something that a config or the command line may name.
+
+    Attributes:
+      name: as written there; the file of an experiment.
+      line: description.
+      arguments: as text; empty for none.
+    """
+
+    name: str
+    line: str
+    arguments: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment(Named):
+    """A file below `experiments/`.
+
+    Attributes:
+      functions: names of `FILE_FUNCTIONS` that it defines.
+    """
+
+    functions: tuple[str, ...] = ()
+
+
+def list_modules(package: str) -> list[Named]:
+    """The modules of a package, read without importing them."""
+    (folder,) = importlib.import_module(package).__path__
+    files = {name: pathlib.Path(folder) / name for name in modules(package)}
+    return [Named(name, _line_of_file(_source_of(path))) for name, path in files.items()]
+
+
+def transforms() -> list[Named]:
+    """Functions for `config.data.transforms`, with their arguments."""
+    from vit_jax.data.transforms import registry
+
+    found = sorted(registry.plain().items())
+    return [Named(name, first_line(f), _signature(f)) for name, f in found]
+
+
+def optimizers() -> list[Named]:
+    """Valid values of `config.optim.name`."""
+    from vit_jax.optim import make
+
+    return [Named(name, first_line(make.factory(name))) for name in make.optimizers()]
+
+
+def schedules() -> list[Named]:
+    """Valid values of `config.optim.schedule.name`."""
+    from vit_jax.optim import schedules
+
+    return [Named(name, first_line(shape)) for name, shape in schedules.SHAPES.items()]
+
+
+def experiments(folder: pathlib.Path | None = None) -> list[Experiment]:
+    """The configs and sweeps below a folder and their arguments; each file is executed.
+
+    By default those of the package, under names that `--config` and `sweep create` accept.
+
+    Raises:
+      UserError: if the folder does not exist, or a file is not Python.
+    """
+    if folder is None:
+        inside = experiments(load.FOLDER)
+        return [
+            dataclasses.replace(
+                named, name=load.experiment_name(named.name.removeprefix(f'{load.FOLDER}/'))
+            )
+            for named in inside
+        ]
+    if not folder.is_dir():
+        raise UserError(f'no folder {str(folder)!r} of experiments')
+    defined = {path: _file_functions(path) for path in sorted(folder.rglob('*.py'))}
+    return [
+        Experiment(str(path), _line_of_file(path), _arguments(path), functions)
+        for path, functions in defined.items()
+        if functions
+    ]
+
+
+def first_line(thing: Any) -> str:
+    """The first line of a docstring; empty without one."""
+    return (inspect.getdoc(thing) or '').partition('\n')[0]
+
+
+def _signature(function: Callable) -> str:
+    """`(size, method='bilinear')`: the arguments that a config may give, without annotations."""
+    known = inspect.signature(function).parameters.values()
+    given = [p.replace(annotation=p.empty) for p in known if p.name != 'vocab']
+    return str(inspect.Signature(given))
+
+
+def _arguments(path: pathlib.Path) -> str:
+    """The arguments that an experiment lists; `...` if it also accepts others."""
+    found = getattr(load.load_module(str(path), str(path)), 'ARGS', ())
+    return ' '.join('...' if arg is ... else arg for arg in found)
+
+
+def _file_functions(path: pathlib.Path) -> tuple[str, ...]:
+    text = path.read_text()
+    return tuple(name for name in FILE_FUNCTIONS if f'def {name}(' in text)
+
+
+def _line_of_file(path: pathlib.Path) -> str:
+    return (ast.get_docstring(ast.parse(path.read_text())) or '').partition('\n')[0]
+
+
+def _source_of(path: pathlib.Path) -> pathlib.Path:
+    """The file of a module or of a package."""
+    return path / '__init__.py' if path.is_dir() else path.with_suffix('.py')
