@@ -17,8 +17,9 @@ from vit_jax.runtime import process
 COMPILE = '--compile'
 
 
-def compiled(cycles: bool = False, **request: Any) -> Compiled:
-    """What the compiler makes of the step that this script's `lower` gives for a request."""
+def compiled(slice_: topology.Topology, cycles: bool = False, **request: Any) -> Compiled:
+    """Compile the step that this script's `lower` returns for a request, for a slice."""
+    request |= {'topology': slice_.name}
     return compile_step(request, (sys.argv[0], COMPILE), cycles=cycles)
 
 
@@ -33,7 +34,9 @@ def run(main: Callable[..., None], lower: Callable[..., Any]) -> None:
     if sys.argv[1:2] == [COMPILE]:
         folder = pathlib.Path(sys.argv[2])
         process.end_with_parent(lambda: shutil.rmtree(folder, ignore_errors=True))
-        lower(**json.loads((folder / REQUEST).read_text())).compile()
+        request = json.loads((folder / REQUEST).read_text())
+        del request['topology']
+        lower(**request).compile()
         return
     try:
         main(*sys.argv[1:])

@@ -120,7 +120,7 @@ def cost(step: Step, cycles: bool = False) -> Cost:
     """Compiles it; `cycles` waits for machine code, minutes."""
     with tempfile.TemporaryDirectory() as folder:
         dump = folder if cycles and step.attention == 'pallas' else ''
-        compiled = compiler.compiled(cycles, dump=dump, **dataclasses.asdict(step))
+        compiled = compiler.compiled(step.slice, cycles, dump=dump, **dataclasses.asdict(step))
         in_kernels = _kernel_cycles(step, pathlib.Path(folder)) if dump else None
     module = hlo.parse(compiled.module)
     found = roofline.operations(module)

@@ -31,7 +31,7 @@ MOVES = {'copy', 'transpose', 'reshape', *roofline.FREE}
 
 def main(batch: str, name: str = 'v5e:1x1') -> None:
     slice_ = topology.parse(name)
-    text = compiler.compiled(batch=int(batch), name=name).module
+    text = compiler.compiled(slice_, batch=int(batch), name=name).module
     for direction, layouts in layouts_of(text).items():
         print(f'{direction}, input -> output: {dict(layouts.most_common())}')
     module = hlo.parse(text)

@@ -22,7 +22,7 @@ LENGTH, PIECES = 64, 37_000
 
 def main(search: str, batch: str, name: str = 'v5e:1x1', size: str = 'base') -> None:
     slice_ = topology.parse(name)
-    compiled = compiler.compiled(search=search, batch=int(batch), name=name, size=size)
+    compiled = compiler.compiled(slice_, search=search, batch=int(batch), name=name, size=size)
     module = hlo.parse(compiled.module)
     loops = [i for c in module.computations.values() for i in c if i.opcode == 'while']
     loop = max(loops, key=lambda i: len(i.arrays))
