@@ -20,6 +20,7 @@ from vit_jax.nn import attention_choice
 from vit_jax.nn.attention_choice import Devices
 from vit_jax.profiling.benchmark import real_rows
 from vit_jax.runtime import sharding, target
+from vit_jax.step import bind
 from vit_jax.trainer import build
 
 # JAX's platforms, and a kind of device of each.
@@ -71,6 +72,15 @@ def test_steps_of_every_system(spec):
     assert all(m.shape == () for m in metrics.values())
 
     variables, rows = program.abstract_state.variables, batch | real_rows(kind.rows)
+
+    def outputs(variables):
+        return program.task.outputs(bind(program.model, program.task, variables, rows), rows)
+
+    def push(variables):
+        params = {'params': variables['params']}
+        return jax.jvp(lambda params: outputs(variables | params), (params,), (params,))
+
+    jax.eval_shape(push, variables)  # forward mode
     sums = jax.eval_shape(program.eval_steps.evaluate, variables, rows)  # lowered below
     assert 'loss' in sums
     assert all(part.shape == () for pair in sums.values() for part in pair)

@@ -28,6 +28,8 @@ def test_each_policy_keeps_the_products_that_it_names(remat, widths, capsys):
     kept = [
         line for line in capsys.readouterr().out.splitlines() if 'from the argument' not in line
     ]
+    # Under 'names' JAX lists the input of the GELU's checkpoint again; XLA keeps it once.
+    kept = [line for line in kept if 'output of remat2' not in line]
     found = [re.match(r'f32\[2,5,(\d+)\] (?:output|named)', line) for line in kept]
     assert sorted(int(match[1]) for match in found if match) == widths
     assert not [line for line in kept if '[2,2,5,5]' in line], 'the weights of attention'

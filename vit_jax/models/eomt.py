@@ -345,31 +345,29 @@ def _convolve(x: Array, kernel: Array) -> Array:
     )
 
 
-@jax.custom_vjp
+@jax.custom_jvp
 def _sum_of_shifts(x: Array, kernel: Array) -> Array:
-    height, width = x.shape[1:3]
-    x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    moved = (x[:, i : i + height, j : j + width] for i in range(3) for j in range(3))
-    return functools.reduce(jnp.add, map(jnp.multiply, moved, kernel.reshape(9, -1)))
+    return _add_shifts(_pad(x), kernel.reshape(9, -1))
 
 
-def _shift_back(kept: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
-    """The gradients of map and kernel; image by image, so that sums run along channels."""
-    x, kernel = kept
-    height, width = x.shape[1:3]
-    padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-
-    def add(sums: list[Array], image: tuple[Array, Array]) -> tuple[list[Array], None]:
-        x, grad = image
-        moved = (x[i : i + height, j : j + width] for i in range(3) for j in range(3))
-        return [total + each * grad for total, each in zip(sums, moved, strict=True)], None
-
-    sums = jax.lax.scan(add, [jnp.zeros_like(x[0])] * 9, (padded, grad))[0]
-    of_kernel = jnp.stack([each.sum((0, 1)) for each in sums]).reshape(kernel.shape)
-    return _sum_of_shifts(grad, kernel[::-1, ::-1]), of_kernel
+def _pad(x: Array) -> Array:
+    return jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
 
 
-_sum_of_shifts.defvjp(lambda x, kernel: (_sum_of_shifts(x, kernel), (x, kernel)), _shift_back)
+def _add_shifts(padded: Array, factors: Sequence[Array] | Array) -> Array:
+    """The sum of a map [... H W C], padded by a pixel, at 9 offsets, each times its factor."""
+    height, width = padded.shape[-3] - 2, padded.shape[-2] - 2
+    moved = (padded[..., i : i + height, j : j + width, :] for i in range(3) for j in range(3))
+    return functools.reduce(jnp.add, map(jnp.multiply, moved, factors))
+
+
+@_sum_of_shifts.defjvp
+def _shift_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Image by image, at the size of the map: then the gradient's sums run along channels."""
+    (x, kernel), (dx, dkernel) = primals, tangents
+    factors = [jnp.broadcast_to(d, x.shape[1:]) for d in dkernel.reshape(9, -1)]
+    of_kernel = jax.lax.map(lambda image: _add_shifts(image, factors), _pad(x))
+    return _sum_of_shifts(x, kernel), _sum_of_shifts(dx, kernel) + of_kernel
 
 
 _transposed = nn.initializers.variance_scaling(1 / 3, 'fan_out', 'uniform')

@@ -53,25 +53,24 @@ def attention_weights(
     return masked_softmax(scores, mask)
 
 
-@jax.custom_vjp
+@jax.custom_jvp
 def _scores(query: Array, key: Array) -> Array:
     return jnp.einsum('...nk,...mk->...nm', query, key, preferred_element_type=jnp.float32)
 
 
-def _scores_backward(kept: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
-    # By automatic differentiation these would be float32 matmuls of copies of queries and keys.
-    query, key = kept
-    dquery = jnp.einsum('...nm,...mk->...nk', grad.astype(key.dtype), key)
-    dkey = jnp.einsum('...nm,...nk->...mk', grad.astype(query.dtype), query)
-    return dquery.astype(query.dtype), dkey.astype(key.dtype)
+@_scores.defjvp
+def _scores_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    # In the dtype of queries and keys: otherwise their gradients would be float32 matmuls of
+    # copies of them.
+    (query, key), (dquery, dkey) = primals, tangents
+    product = functools.partial(jnp.einsum, '...nk,...mk->...nm')
+    tangent = product(dquery, key) + product(query, dkey)
+    return _scores(query, key), tangent.astype(jnp.float32)
 
 
-_scores.defvjp(lambda query, key: (_scores(query, key), (query, key)), _scores_backward)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _round_gradient(scores: Array, dtype: Any) -> Array:
-    """The scores [*B N M]; their gradient is rounded to `dtype`.
+    """The scores [*B N M]; their derivative is rounded to `dtype`.
 
     Queries and keys take it rounded. The sum that is the bias's gradient would have XLA keep it in
     float32 as well, the largest array of attention in windows.
@@ -80,12 +79,13 @@ def _round_gradient(scores: Array, dtype: Any) -> Array:
     return scores
 
 
-def _rounded(dtype: Any, _: None, grad: Array) -> tuple[Array]:
+@_round_gradient.defjvp
+def _round_tangent(
+    dtype: Any, primals: tuple[Array], tangents: tuple[Array]
+) -> tuple[Array, Array]:
     # Without the barrier XLA leaves the rounding out.
-    return (jax.lax.optimization_barrier(grad.astype(dtype)).astype(grad.dtype),)
-
-
-_round_gradient.defvjp(lambda scores, dtype: (scores, None), _rounded)
+    (scores,), (tangent,) = primals, tangents
+    return scores, jax.lax.optimization_barrier(tangent.astype(dtype)).astype(tangent.dtype)
 
 
 def masked_softmax(

@@ -16,7 +16,7 @@ from vit_jax.array_types import Bool, Float, Int
 from vit_jax.nn.attention import HIDDEN, Segments, named, recomputed
 from vit_jax.nn.dense import XAVIER, Dense, Initializer
 from vit_jax.nn.multi_head import MultiHeadAttention
-from vit_jax.nn.norms import LayerNorm
+from vit_jax.nn.norms import LayerNorm, recompute
 from vit_jax.nn.rotary import Rotary
 from vit_jax.nn.stochastic import Dropout, add_branch
 
@@ -41,18 +41,12 @@ def from_input(activation: Callable[[Array], Array]) -> Callable[[Array], Array]
     Automatic differentiation also keeps its derivative, an array as large as the hidden layer.
     """
 
-    @jax.custom_vjp
-    def activated(x: Array) -> Array:
-        return activation(x)
+    @recompute
+    def push(x: Array, dx: Array) -> Array:
+        return jax.jvp(activation, (jax.lax.optimization_barrier(x),), (dx,))[1]
 
-    def forward(x: Array) -> tuple[Array, Array]:
-        return activation(x), x
-
-    def backward(x: Array, grad: Array) -> tuple[Array]:
-        # Without the barrier XLA keeps the derivative all the same.
-        return jax.vjp(activation, jax.lax.optimization_barrier(x))[1](grad)
-
-    activated.defvjp(forward, backward)
+    activated = jax.custom_jvp(lambda x: activation(x))  # without its other arguments
+    activated.defjvp(lambda primals, tangents: (activation(*primals), push(*primals, *tangents)))
     return activated
 
 

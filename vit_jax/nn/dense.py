@@ -19,19 +19,18 @@ Initializer = Callable[..., Any]
 XAVIER = nn.initializers.xavier_uniform()
 
 
-@jax.custom_vjp
+@jax.custom_jvp
 def _wide_product(x: Array, kernel: Array) -> Array:
     return jnp.matmul(x, kernel, preferred_element_type=jnp.float32)
 
 
-def _wide_product_backward(kept: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
-    # By automatic differentiation these would be float32 matmuls.
-    x, kernel = kept
-    grad = grad.astype(x.dtype)
-    return grad @ kernel.T, jnp.einsum('...k,...n->kn', x, grad)
-
-
-_wide_product.defvjp(lambda *args: (_wide_product(*args), args), _wide_product_backward)
+@_wide_product.defjvp
+def _wide_product_jvp(
+    primals: tuple[Array, Array], tangents: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    # Tangents in the dtype of the inputs: otherwise gradients would be float32 matmuls.
+    (x, kernel), (dx, dkernel) = primals, tangents
+    return _wide_product(x, kernel), (dx @ kernel + x @ dkernel).astype(jnp.float32)
 
 
 def affine(

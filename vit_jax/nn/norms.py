@@ -53,7 +53,14 @@ class LayerNorm(nn.Module):
 NORMS: Mapping[str, Callable[..., nn.Module]] = {'layer': LayerNorm, 'rms': RMSNorm}
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+# For the tangents of `jax.custom_jvp`: their transpose, the gradient, keeps only the arguments and
+# computes all else again. The function puts a barrier before those that it keeps, without which XLA
+# finds the same values in the forward pass. By default a checkpoint also has one before the
+# gradient that comes in, which then cannot be fused with the matmul that it is the result of.
+recompute = functools.partial(jax.checkpoint, prevent_cse=False)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(3, 4))
 def layer_norm(
     x: Float[Array, '*B D'],
     scale: Float[Array, 'D'],
@@ -63,39 +70,43 @@ def layer_norm(
 ) -> Float[Array, '*B D']:
     """`LayerNorm` of given parameters, in `dtype`.
 
-    The backward pass reads the mean and the standard deviation of each token. Automatic
+    The backward pass reads `x` and the mean and standard deviation of each token. Automatic
     differentiation computes them once more, and writes float32 arrays as large as `x`.
     """
-    return _layer_norm(x, scale, bias, epsilon, dtype)[0]
+    return _normalize(x, scale, bias, epsilon, dtype)[0]
 
 
-def _layer_norm(
+def _normalize(
     x: Array, scale: Array, bias: Array, epsilon: float, dtype: Any
-) -> tuple[Array, tuple[Array, ...]]:
+) -> tuple[Array, Array, Array]:
+    """The result, and the mean and inverse standard deviation of each token."""
     wide = x.astype(jnp.float32)
     mean = wide.mean(-1, keepdims=True)
     centered = wide - mean
     inverse = jax.lax.rsqrt((centered * centered).mean(-1, keepdims=True) + epsilon)
     y = centered * (inverse * scale) + bias
-    return y.astype(dtype), (x, scale, bias, mean, inverse)
+    return y.astype(dtype), mean, inverse
 
 
-def _layer_norm_backward(
-    epsilon: float, dtype: Any, kept: tuple[Array, ...], grad: Array
-) -> tuple[Array, ...]:
-    # Without the barrier XLA finds the same statistics in the forward pass, and does not keep them.
-    x, scale, bias, mean, inverse = jax.lax.optimization_barrier(kept)
-    grad = grad.astype(jnp.float32)
-    normed = (x.astype(jnp.float32) - mean) * inverse
-    inner = grad * scale
-    across = normed * (inner * normed).mean(-1, keepdims=True)
-    dx = inverse * (inner - inner.mean(-1, keepdims=True) - across)
-    tokens = tuple(range(x.ndim - 1))
-    dscale, dbias = (grad * normed).sum(tokens), grad.sum(tokens)
-    return dx.astype(x.dtype), dscale.astype(scale.dtype), dbias.astype(bias.dtype)
+@layer_norm.defjvp
+def _layer_norm_jvp(
+    epsilon: float,
+    dtype: Any,
+    primals: tuple[Array, Array, Array],
+    tangents: tuple[Array, Array, Array],
+) -> tuple[Array, Array]:
+    y, *statistics = _normalize(*primals, epsilon, dtype)
 
+    @recompute
+    def push(kept: tuple[Array, ...], dx: Array, dscale: Array, dbias: Array) -> Array:
+        x, scale, mean, inverse = jax.lax.optimization_barrier(kept)
+        normed = (x.astype(jnp.float32) - mean) * inverse
+        inner = dx.astype(jnp.float32) * inverse
+        across = normed * (inner * normed).mean(-1, keepdims=True)
+        dy = (inner - inner.mean(-1, keepdims=True) - across) * scale
+        return (dy + normed * dscale + dbias).astype(dtype)
 
-layer_norm.defvjp(_layer_norm, _layer_norm_backward)
+    return y, push((*primals[:2], *statistics), *tangents)
 
 
 class GroupNorm(nn.GroupNorm):
