@@ -2,6 +2,7 @@
 
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -195,3 +196,31 @@ def test_attention_of_every_layer_can_be_kept(scan):
     np.testing.assert_allclose(weights.sum(-1), 1.0, rtol=1e-6)
     others = functools.partial(layer.apply, mutable='batch_stats')
     assert jax.eval_shape(others, variables, x)[1] == {}
+
+
+class Counting(nn.Module):
+    """A block with a collection and a random stream that the encoder knows nothing of."""
+
+    @nn.compact
+    def __call__(self, x, train, rate, segments):
+        weight = self.param('weight', nn.initializers.ones, x.shape[-1:])
+        calls = self.variable('counts', 'calls', jnp.zeros, ())
+        if not self.is_initializing():
+            calls.value += 1
+        noise = jax.random.normal(self.make_rng('noise'), x.shape)
+        self.sow('seen', 'noise', noise)
+        return x * weight + noise
+
+
+def test_scanned_blocks_have_collections_and_random_streams_of_their_own():
+    layer, x = Encoder(Counting, DEPTH, scan=True, final_norm=False), random(BATCH, TOKENS, WIDTH)
+    rngs = {'params': jax.random.key(0), 'noise': jax.random.key(1)}
+    variables = jax.jit(layer.init)(rngs, x)
+    variables.pop('seen')
+    assert jax.tree.map(jnp.shape, variables['counts']) == {'blocks': {'calls': (DEPTH,)}}
+    apply = jax.jit(functools.partial(layer.apply, mutable=['counts', 'seen']))
+    found, after = apply(variables, x, rngs={'noise': jax.random.key(2)})
+    np.testing.assert_array_equal(after['counts']['blocks']['calls'], np.ones(DEPTH))
+    (noise,) = after['seen']['blocks']['noise']
+    assert (noise[0] != noise[1]).all()
+    np.testing.assert_allclose(found, x + noise.sum(0), atol=1e-5)

@@ -234,8 +234,8 @@ class Encoder(nn.Module):
         scanned = nn.scan(
             lambda block, x, rate, *rest: (apply(block, x, rate, *rest), None),
             in_axes=(0, *[nn.broadcast] * len(rest)),
-            variable_axes={'params': 0, 'intermediates': 0, 'hidden_states': 0},
-            split_rngs={'params': True, 'dropout': True},
+            variable_axes={True: 0},  # every collection and random stream, also of foreign blocks
+            split_rngs={True: True},
             length=self.depth,
         )
         x, _ = scanned(self.block(name='blocks'), x, jnp.asarray(rates, jnp.float32), *rest)
