@@ -75,6 +75,28 @@ def test_positions_are_forgotten_after_the_context():
     np.testing.assert_array_equal(before, dropout(x))
 
 
+def test_a_jitted_function_follows_positions_that_are_entered_around_it():
+    """Its caches have the positions in their keys, inside of traces, too."""
+    x, compiled = jnp.ones((2, TOKENS, WIDTH)), jax.jit(dropout)
+    expected = {}
+    for positions in ((0, 1), (2, 3), (0, 1)):
+        with example_positions(jnp.array(positions)):
+            found = compiled(x)
+            expected[positions] = dropout(x)
+        np.testing.assert_array_equal(found, expected[positions])
+
+    @jax.jit
+    def twice(first, second):
+        with example_positions(first):
+            one = compiled(x)
+        with example_positions(second):
+            return one, compiled(x)
+
+    for found, wanted in zip(twice(*map(jnp.array, expected)), expected.values(), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(compiled(x), dropout(x))
+
+
 def test_positions_of_another_batch_are_refused():
     with example_positions(jnp.arange(3)), pytest.raises(ValueError, match='example_positions'):
         dropout(jnp.ones((2, TOKENS, WIDTH)))

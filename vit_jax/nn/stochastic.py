@@ -11,12 +11,16 @@ from contextvars import ContextVar
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from vit_jax.array_types import Bool, Float, Int, Key
 from vit_jax.errors import UserError
 
 _positions: ContextVar[Array | None] = ContextVar('example_positions', default=None)
+# Which positions were entered, as a part of the keys of JAX's caches: a jitted function is traced
+# again for other positions.
+_entered = jax.make_user_context()
 
 
 @contextlib.contextmanager
@@ -25,12 +29,16 @@ def example_positions(positions: Int[Array, 'B *n']) -> Iterator[None]:
 
     `positions` is [B], or [B n] if a row holds several examples, of which the first then counts.
     It is needed if a program has only a slice of the batch: under `jax.pmap`, `jax.shard_map` and
-    gradient accumulation. It acts at trace time, so enter it inside the traced function. By default
-    the positions are 0, 1, ..., B - 1.
+    gradient accumulation. Enter it inside the jitted function: outside, positions are constants of
+    whatever is jitted, which is compiled again for other ones. By default the positions are
+    0, 1, ..., B - 1.
     """
+    traced = isinstance(positions, jax.core.Tracer)
+    key = object() if traced else (positions.shape, np.asarray(positions).tobytes())
     token = _positions.set(positions[:, 0] if positions.ndim > 1 else positions)
     try:
-        yield
+        with _entered(key):
+            yield
     finally:
         _positions.reset(token)
 
