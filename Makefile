@@ -37,14 +37,17 @@ help:  ## List the targets
 	"$(PYTHON)" -m venv .venv
 
 .venv/.core: pyproject.toml constraints.txt vit_jax/data/_native.c | .venv/bin/python
+	@echo 'Installing JAX, Flax and 80 other packages (1 GB) into .venv: about a minute, longer on a slow network'
 	.venv/bin/python -m pip install -q -c constraints.txt -e .
 	@touch $@
 
 .venv/.extras: .venv/.core
+	@echo 'Installing the extras $(EXTRAS) into .venv: a few minutes'
 	.venv/bin/python -m pip install -q -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
 train: .venv/.core  ## Train a small ViT on the digits that scikit-learn ships
+	@echo 'Training on 1,437 images of digits: about 2 minutes on two CPU cores'
 	.venv/bin/python -m vit_jax train --config experiments/vit/digits.py --workdir $(WORKDIR)
 
 # Most programs are compiled without optimization (tests/helpers/xla.py). Parity tests compile
@@ -101,7 +104,7 @@ docs: .venv/.core  ## Write docs/config.md, the sizes that `list variants` shows
 	.venv/bin/python -m vit_jax.profiling.variants
 	.venv/bin/python docs/site/models.py
 
-# With libtpu, JAX looks for TPUs at every start and complains if there are none.
+# With libtpu, JAX itself looks for TPUs at every start and prints errors if there are none.
 .venv-tpu/.done: pyproject.toml constraints.txt | .venv/bin/python
 	"$(PYTHON)" -m venv .venv-tpu
 	.venv-tpu/bin/python -m pip install -q -c constraints.txt -e '.[sweep,preflight,test]'

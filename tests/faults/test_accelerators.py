@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import jax
 import pytest
+from helpers.messages import says
 
 from vit_jax.__main__ import main
 from vit_jax.errors import UserError
@@ -154,14 +155,18 @@ def test_xla_for_cuda_without_a_gpu_is_a_compiler(monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures('no_platform')
-def test_libtpu_without_a_tpu_is_a_compiler(monkeypatch, tmp_path):
+def test_libtpu_without_a_tpu_is_a_compiler(monkeypatch, tmp_path, capsys):
     (tmp_path / 'libtpu.py').touch()
     monkeypatch.setattr(mesh.processes, 'on_tpu_vm', lambda: False)
     for name in [name for name in os.environ if name.startswith('TPU_')]:
         monkeypatch.delenv(name)
     monkeypatch.delenv('JAX_FORCE_TPU_INIT', raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
     with contextlib.suppress(UserError):  # of another plugin
         assert mesh.usable_devices()[0].platform == 'cpu'
+        assert says(capsys.readouterr().err, 'libtpu', 'CPU')
+        assert jax.config.values['jax_platforms'] == 'cpu'  # libtpu is not started
+    jax.config.update('jax_platforms', None)
     monkeypatch.setenv('TPU_WORKER_HOSTNAMES', 'localhost')
     with pytest.raises(UserError, match='cannot be used'):
         mesh.usable_devices()

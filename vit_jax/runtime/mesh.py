@@ -15,6 +15,7 @@ import os
 import pathlib
 import pkgutil
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -94,6 +95,10 @@ def any_devices() -> list[jax.Device]:
 
 def _find_devices() -> tuple[list[jax.Device], Exception | None]:
     """The devices, or the reason why JAX can use none."""
+    if not jax.config.values['jax_platforms'] and _is_installed('libtpu') and not _plugins():
+        # libtpu would look for TPUs and print its own errors, past Python's logging.
+        print('libtpu is installed and there is no TPU: using the CPU', file=sys.stderr)
+        jax.config.update('jax_platforms', 'cpu')
     try:
         return jax.devices(), None
     except (RuntimeError, AssertionError) as error:  # without a message if no GPU is visible
