@@ -47,6 +47,7 @@ install_import_hook([f'vit_jax.{name}' for name in CHECKED], 'helpers.typechecke
 LONGEST_FIRST = (
     'launch/test_slurm.py',
     'test_smoke.py',
+    'test_doors.py',
     'test_configs.py',
     'faults/test_processes.py',
     'storage/test_object_storage.py',

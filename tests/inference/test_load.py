@@ -246,13 +246,6 @@ def test_a_model_of_text_is_loaded_by_the_inputs_of_its_task():
     jax.tree.map(np.testing.assert_array_equal, refit.params, trained.params)
 
 
-@pytest.mark.parametrize('run', ['run_eomt', 'run_dinov2'])
-def test_a_part_of_a_run_takes_other_classes_and_sizes(run):
-    model, variables = vit_jax.load(GOLDEN / run, image_size=16, num_classes=7)
-    images = jax.ShapeDtypeStruct((1, 16, 16, load.read(GOLDEN / run).channels), np.float32)
-    assert jax.eval_shape(model.apply, variables, images)['logits'].shape == (1, 7)
-
-
 @pytest.mark.fault(115)
 @pytest.mark.parametrize('command', ['predict', 'attention'])
 @pytest.mark.parametrize('channels', [1, 2, 4, 5, 12])

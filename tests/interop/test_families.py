@@ -2,11 +2,9 @@
 
 import sys
 
-import jax
 import numpy as np
 import pytest
-from helpers import detr
-from helpers.round_trips import assert_comes_back
+from helpers import doors
 
 import vit_jax
 from vit_jax import __main__ as cli
@@ -15,83 +13,8 @@ from vit_jax.errors import UserError, modules
 from vit_jax.inference import load
 from vit_jax.interop import families, files
 from vit_jax.interop.families import bit, transformers_vit, vision_transformer
-from vit_jax.interop.trained import fields
-from vit_jax.models import (
-    bit_resnet,
-    clip,
-    eomt,
-    hybrid,
-    mae,
-    mixer,
-    sam_encoder,
-    siglip,
-    siglip_naflex,
-    swin,
-    swin_v2,
-    text_encoder,
-    vit,
-)
-from vit_jax.tree_paths import param_paths
+from vit_jax.models import vit
 
-VIT = dict(num_classes=3, patch_size=4, width=32, depth=2, mlp_dim=24, num_heads=2)
-TOWERS = {
-    **{'vocab_size': 9, 'length': 4, 'patch_size': 4, 'width': 32, 'depth': 1, 'mlp_dim': 24},
-    **{'num_heads': 2, 'text_width': 16, 'text_depth': 2, 'text_mlp_dim': 8},
-    **{'text_num_heads': 4, 'embed_dim': 32},
-}
-WORDS = {'vocab_size': 9, 'length': 4, 'width': 16, 'depth': 2, 'mlp_dim': 8, 'num_heads': 4}
-# Models by name, or by name and form.
-MODELS = {
-    'vit': vit.Model(**VIT),
-    'vit authors': vit.Model(
-        **VIT | {'num_classes': None, 'posemb': 'none', 'positions': 'rope_dinov3(rescale=2.0)'},
-        **{'layer_scale': 1e-5, 'gelu': 'erf', 'norm_eps': 1e-5, 'no_bias': 'key'},
-    ),
-    'hybrid': hybrid.Model(**VIT | {'patch_size': 1}, layers=()),
-    'bit_resnet': bit_resnet.Model(num_classes=3, layers=(1, 1)),
-    'swin': swin.Model(
-        num_classes=3, patch_size=4, width=8, depths=(1, 1), num_heads=(1, 2), window=4
-    ),
-    'swin_v2': swin_v2.Model(
-        **{'num_classes': 3, 'patch_size': 4, 'width': 8, 'depths': (1, 1), 'num_heads': (1, 2)},
-        window=4,
-        image_size=32,
-    ),
-    # Of a width and depth that timm has.
-    'mixer': mixer.Model(
-        **{'num_classes': 3, 'patch_size': 32, 'width': 512, 'depth': 8},
-        **{'tokens_mlp_dim': 4, 'channels_mlp_dim': 8},
-        gelu='erf',
-    ),
-    'sam_encoder': sam_encoder.Model(
-        **{'patch_size': 4, 'width': 32, 'depth': 2, 'mlp_dim': 24, 'num_heads': 2},
-        **{'window': 3, 'global_blocks': (1,), 'neck': 8},
-    ),
-    'mae': mae.Model(patch_size=4, width=32, depth=2, mlp_dim=24, num_heads=2, decoder_depth=1),
-    'detr': detr.MODEL,
-    'detr_panoptic': detr.PANOPTIC,
-    'eomt': eomt.Model(
-        **VIT | {'mlp_dim': 64, 'layer_scale': 0.1, 'posemb_prefix': 'none'},
-        **{'num_queries': 3, 'query_blocks': 1},
-    ),
-    'siglip': siglip.Model(**TOWERS),
-    'siglip_naflex': siglip_naflex.Model(**TOWERS, pos_grid=8),
-    'clip': clip.Model(**TOWERS, eos=8, no_bias='patch_embed'),
-    'text_encoder': text_encoder.Model(num_classes=3, **WORDS),
-}
-# Of models that take more than images, or none.
-IMAGES = jax.ShapeDtypeStruct((1, 32, 32, 3), np.float32)
-TEXTS = jax.ShapeDtypeStruct((1, 4), np.int32)
-INPUTS = dict.fromkeys(('siglip', 'siglip_naflex', 'clip'), (IMAGES, TEXTS))
-INPUTS['text_encoder'] = (TEXTS,)
-# Of models whose files do not tell the size of images, what they are read for.
-SIZES = {
-    'vit authors': (224, 224),
-    'bit_resnet': None,
-    'text_encoder': None,
-    'detr': (800, 1333),
-    'detr_panoptic': (800, 1333),
-}
 # The parameters by which timm's names are told.
 TIMM = {'patch_embed.proj.weight': np.ones(1), 'blocks.0.norm1.weight': np.ones(1)}
 
@@ -135,16 +58,9 @@ def own(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def imported(name, form=''):
+def imported(name):
     """A random model, as if it had been read."""
-    key = f'{name} {form}' if f'{name} {form}' in MODELS else name
-    model = MODELS[key]
-    inputs = INPUTS.get(name, (IMAGES,))
-    shapes = jax.eval_shape(model.init, jax.random.key(0), *inputs)['params']
-    rng = np.random.default_rng(0)
-    params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
-    size = SIZES.get(key, (32, 32))
-    return interop.TrainedModel.from_file(params, {'name': name, **fields(model)}, size, 'a test')
+    return doors.trained(doors.MODELS[name])
 
 
 def test_every_module_of_the_folder_is_a_family():
@@ -174,28 +90,8 @@ def written_forms():
 def test_each_model_and_form_is_written_by_one_family():
     forms = [key for *key, _ in written_forms()]
     assert len(forms) == len({*map(tuple, forms)})
-    assert {model for model, _ in forms} == {name.partition(' ')[0] for name in MODELS}
+    assert {model for model, _ in forms} == {name.partition(' ')[0] for name in doors.MODELS}
     assert {form for _, form in forms} == set(families.FORMS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(('model', 'form', 'family'), written_forms())
-def test_exactly_one_family_knows_what_is_written_and_reads_the_same(model, form, family, tmp_path):
-    original = imported(model, form)
-    path = tmp_path / ('a.npz' if form == 'npz' else 'folder')
-    family = f'{family}:' if form in ('timm', 'authors') else ''  # others before these
-    interop.write(original, f'{family}{path}')
-    flat, _ = files.read_arrays(path)
-    names = modules(families.__name__)
-    assert sum(bool(families.find(name).matches(flat)) for name in names) == 1
-    again = interop.read(path)
-    assert again.model_config['name'] == model
-    assert again.image_size == original.image_size
-    before, after = param_paths(original.params), param_paths(again.params)
-    assert before.keys() == after.keys()
-    for name, leaf in before.items():
-        np.testing.assert_array_equal(leaf, after[name], err_msg=name)
-    assert_comes_back(path, family)
 
 
 EMBEDDING = 'embeddings.patch_embeddings.projection.weight'
@@ -299,10 +195,8 @@ def test_mistakes_are_one_line(own, tmp_path):
 
 
 def test_what_a_file_cannot_say_is_told(tmp_path):
-    original = imported('vit')
-    exact = interop.TrainedModel.from_file(
-        original.params, original.model_config | {'gelu': 'erf'}, (32, 32), ''
-    )
+    original = imported('vit').with_groups(task={'name': 'classify'})
+    exact = original.with_groups(model=original.model_config | {'gelu': 'erf'})
     assert interop.write(original, tmp_path / 'a.npz') == ()
     losses = tuple(vision_transformer.losses(exact.model_config))
     assert interop.write(exact, tmp_path / 'b.npz') == losses

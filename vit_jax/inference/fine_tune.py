@@ -227,14 +227,19 @@ def evaluation_transforms(checkpoint: TrainedModel) -> str:
     Raises:
       UserError: if its image size is unknown.
     """
-    from vit_jax.inference.images import takes_any_size
+    from vit_jax.inference.images import makes_one_shape, takes_any_size
     from vit_jax.interop import preprocessing
 
     text, size = without_annotations(checkpoint.transforms), checkpoint.raw_images.get('size')
-    shape = (*size, checkpoint.channels) if size else None
-    if not text or (shape and not takes_any_size(parse_transforms(text), shape)):
-        return preprocessing.crop(_image_size(checkpoint))
-    return text
+    transforms, channels = parse_transforms(text), checkpoint.channels
+    if text and (
+        takes_any_size(transforms, (*size, channels))
+        if size
+        else makes_one_shape(transforms, channels)
+    ):
+        return text
+    crop = preprocessing.crop(_image_size(checkpoint))
+    return f'drop_alpha|{crop}' if transforms.drops_alpha else crop
 
 
 def _image_size(checkpoint: TrainedModel) -> tuple[int, int]:

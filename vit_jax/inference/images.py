@@ -130,11 +130,10 @@ def photo_reader(run: TrainedModel) -> PhotoReader:
     Raises:
       UserError: if the model does not take images, or takes images that are neither gray nor RGB.
     """
-    if not run.raw_images:
-        raise UserError(
-            f'{run.path}: the model of this run was not trained on images; use translate for '
-            'sentences'
-        )
+    has_images = run.takes_images or 'patches' in run.spec
+    if not (run.raw_images and has_images):
+        hint = '; use translate for sentences' if run.model.translates else ', but on texts'
+        raise UserError(f'{run.path}: the model was not trained on images{hint}')
     data, size, channels = run.data, run.raw_images['size'], run.raw_images['channels']
     if channels not in (1, 3):
         raise UserError(
@@ -282,6 +281,15 @@ def _load(source: sources.Subset, index: int) -> np.ndarray:
     return np.asarray(record['image'])
 
 
+def makes_one_shape(transforms: Transforms, channels: int) -> bool:
+    """Whether transforms make images of one shape, whatever their size and aspect ratio."""
+    made = (
+        transforms({'image': np.zeros((*size, channels), np.uint8)}, example_rng(0, 0))['image']
+        for size in ((64, 64), (64, 192), (192, 64))
+    )
+    return len({image.shape for image in made}) == 1
+
+
 def takes_any_size(transforms: Transforms, shape: tuple[int, int, int]) -> bool:
     """Whether transforms scale images of any size and aspect ratio to one size.
 
@@ -390,7 +398,7 @@ def input_size(trained: TrainedModel) -> Size:
     Raises:
       UserError: if the size is unknown.
     """
-    size = trained.prepared_size or trained.image_size
+    size = trained.prepared_size or trained.image_size or trained.model.own_size
     if size := size or (None if trained.model.stride else RESNET_SIZE):
         return size
     raise UserError(f'{trained.path}: its image size is unknown: give --image-size')

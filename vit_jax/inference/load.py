@@ -306,6 +306,11 @@ def adapt_model(
     for note in trained.notes:
         _log.warning('%s: %s', trained.source, note)
     if num_classes is not None:
+        if 'num_classes' not in fields(trained.model):
+            raise UserError(
+                f'{trained.source}: its model, {trained.settings.model.name!r}, has no head for '
+                'classes: leave num_classes out'
+            )
         trained = trained.with_groups(model={**trained.model_config, 'num_classes': num_classes})
     wanted = image_size or trained.prepared_size
     size = wanted or trained.image_size or arbitrary_size(trained)

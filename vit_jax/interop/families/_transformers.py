@@ -222,6 +222,7 @@ class Form:
       config: makes further entries of config.json from the fields of a model.
       arrays: makes the arrays that the class has from ours and the fields.
       named: does the same with arrays under names of the class, without a prefix.
+      notes: a line for each property that the class does not have, from the fields of a model.
       model_type: that of config.json; if empty, the first of the kind.
       no_bias: groups of layers that can lack biases together; others get biases of zero.
       posemb_prefix: the ViT's field of this name.
@@ -235,6 +236,7 @@ class Form:
     config: Callable[[Fields], dict[str, Any]] = lambda model: {}
     arrays: Callable[[Flat, Fields], Flat] = lambda flat, model: flat
     named: Callable[[Flat], Flat] = lambda arrays: arrays
+    notes: Callable[[Fields], tuple[str, ...]] = lambda model: ()
     model_type: str = ''
     no_bias: tuple[tuple[str, ...], ...] = QKV
     posemb_prefix: str = 'class'
@@ -291,7 +293,10 @@ def write(trained: TrainedModel, forms: Sequence[Form]) -> Written:
         config |= class_names_config(trained.class_names, model['num_classes'])
     preprocessor = preprocessing.preprocessor(trained, channels, size)
     return Written(
-        _arrays(flat, model, form), {**config, **form.config(config | model)}, (), preprocessor
+        _arrays(flat, model, form),
+        {**config, **form.config(config | model)},
+        form.notes(model),
+        preprocessor,
     )
 
 

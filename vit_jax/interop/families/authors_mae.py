@@ -77,7 +77,7 @@ def write(trained: TrainedModel) -> Written:
         },
     }
     arrays = torch_layout.fused(torch_layout.write(flat, TABLE), _timm.FUSED)
-    return Written(arrays, config)
+    return Written(arrays, config, mae.target_notes(trained))
 
 
 WRITERS = {('mae', 'authors'): write}

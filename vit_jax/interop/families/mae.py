@@ -21,7 +21,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop import names, preprocessing, torch_layout
 from vit_jax.interop.families import _transformers, transformers_vit
 from vit_jax.interop.files import Flat
-from vit_jax.interop.trained import TrainedModel, Written
+from vit_jax.interop.trained import TrainedModel, Written, fields
 from vit_jax.models.mae import ENCODER, Model
 from vit_jax.tree_paths import require_fit
 
@@ -172,6 +172,17 @@ def is_normalized(imported: TrainedModel) -> bool:
     return target == 'normalized'
 
 
+def target_notes(imported: TrainedModel) -> tuple[str, ...]:
+    """A note if the target is normalized otherwise than the images, unlike in other code bases."""
+    task = {**_TASK, **imported.task_config}
+    if task['value_range'] is None or {*task['mean'], *task['std']} == {0.5}:
+        return ()
+    return (
+        'the files have no place for the mean and standard deviation of the target: '
+        'reconstructions are in other units than the images there',
+    )
+
+
 def flattened(imported: TrainedModel) -> Flat:
     """The parameters of encoder and decoder by our names, with split projections."""
     flat = names.flattened(imported.params)
@@ -185,13 +196,7 @@ def write_transformers(imported: TrainedModel) -> Written:
     Raises:
       UserError: if the image size is unknown and the positions do not form a square.
     """
-    model, task = imported.model_config, {**_TASK, **imported.task_config}
-    flat, notes = flattened(imported), []
-    if task['value_range'] is not None and {*task['mean'], *task['std']} != {0.5}:
-        notes.append(
-            'the files have no place for the mean and standard deviation of the target: in '
-            'transformers, reconstructions are in other units than the images'
-        )
+    model, flat = fields(imported.model), flattened(imported)
     size = imported.image_size or _transformers.square(flat, model['patch_size'])
     channels = flat['patch_embed/kernel'].shape[2]
     config = {
@@ -210,7 +215,7 @@ def write_transformers(imported: TrainedModel) -> Written:
     return Written(
         torch_layout.write(flat, TRANSFORMERS),
         config,
-        tuple(notes),
+        target_notes(imported),
         preprocessing.preprocessor(imported, channels, size),
     )
 

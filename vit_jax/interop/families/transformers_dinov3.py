@@ -101,6 +101,14 @@ def _config(model: Fields) -> dict[str, Any]:
     }
 
 
+def _notes(model: Fields) -> tuple[str, ...]:
+    """A note on periods that the authors' training rounded, as transformers does not."""
+    _, options = signatures.arguments(signatures.parse_call(model['positions'], 'positions'))
+    if (dtype := options.get('periods', 'float32')) == 'float32':
+        return ()
+    return (f'transformers does not round the periods of rotary positions to {dtype}, as here',)
+
+
 # Keys of config.json for biases, and the layers that have them.
 _BIASES = (*((part, part) for part in ('query', 'key', 'value', 'mlp')), ('proj', 'out'))
 _POSITIONS = r'rope_dinov3(\((?!.*normalize).*\))?'
@@ -114,6 +122,7 @@ FORMS = (
         config=_config,
         arrays=_arrays,
         named=_named,
+        notes=_notes,
         no_bias=tuple((ours,) for _, ours in _BIASES),
     ),
 )

@@ -252,7 +252,7 @@ def _form(model: Mapping[str, Any]) -> _transformers.Form:
     """The class of transformers for a model with these fields."""
     rotary, gated = model['posemb'] == 'none', model['mlp'] == 'swiglu'
     (alike, *_) = transformers_dinov3.FORMS if rotary else transformers_dinov2.FORMS
-    positions = {'posemb': 'none', 'positions': r'rope_dinov3(\(.*\))?'} if rotary else {}
+    positions = {key: alike.fields[key] for key in ('posemb', 'positions')} if rotary else {}
 
     def config(model: _transformers.Fields) -> dict[str, Any]:
         found = alike.config(model)
@@ -273,6 +273,7 @@ def _form(model: Mapping[str, Any]) -> _transformers.Form:
         config=config,
         arrays=transformers_dinov3.FORMS[0].arrays,  # an empty array where there are no registers
         named=named,
+        notes=alike.notes,
         no_bias=alike.no_bias if rotary else (),
         posemb_prefix='none',
     )

@@ -1,0 +1,214 @@
+"""One tiny model for each family of files and each kind of run: the rows of `test_doors`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+
+from helpers import detr, released, timm_forms, timm_swin_cr
+from vit_jax import interop
+from vit_jax.config.load import from_dict
+from vit_jax.errors import modules
+from vit_jax.interop import families, files
+from vit_jax.interop.trained import TrainedModel, fields
+from vit_jax.models import (
+    bit_resnet,
+    clip,
+    eomt,
+    hybrid,
+    mae,
+    mixer,
+    sam_encoder,
+    siglip,
+    siglip_naflex,
+    swin,
+    swin_v2,
+    text_encoder,
+    vit,
+)
+from vit_jax.trainer.train import train
+
+GOLDEN = pathlib.Path(__file__).resolve().parents[1] / 'golden'
+RUNS = tuple(sorted(path.name for path in GOLDEN.glob('run_*')))
+VIT = dict(num_classes=3, patch_size=4, width=32, depth=2, mlp_dim=24, num_heads=2)
+BARE = VIT | {'num_classes': None}
+ROTARY = BARE | {
+    **{'posemb': 'none', 'positions': 'rope_dinov3(rescale=2.0)', 'layer_scale': 1e-5},
+    **{'gelu': 'erf', 'norm_eps': 1e-5, 'no_bias': 'key'},
+}
+EOMT = VIT | {'mlp_dim': 64, 'layer_scale': 0.1, 'num_queries': 3, 'query_blocks': 1}
+TOWERS = {
+    **{'vocab_size': 9, 'length': 4, 'patch_size': 4, 'width': 32, 'depth': 1, 'mlp_dim': 24},
+    **{'num_heads': 2, 'text_width': 16, 'text_depth': 2, 'text_mlp_dim': 8},
+    **{'text_num_heads': 4, 'embed_dim': 32},
+}
+WORDS = {'vocab_size': 9, 'length': 4, 'width': 16, 'depth': 2, 'mlp_dim': 8, 'num_heads': 4}
+STAGES = {'num_classes': 3, 'patch_size': 4, 'width': 8, 'depths': (1, 1), 'num_heads': (1, 2)}
+MIXER = {'num_classes': 3, 'patch_size': 32, 'tokens_mlp_dim': 4, 'channels_mlp_dim': 8}
+# The model of each key of WRITERS: by its name, or by name and form.
+MODELS = {
+    'vit': vit.Model(**VIT),
+    'vit authors': vit.Model(**ROTARY),
+    'hybrid': hybrid.Model(**VIT | {'patch_size': 1}, layers=()),
+    'bit_resnet': bit_resnet.Model(num_classes=3, layers=(1, 1)),
+    'swin': swin.Model(**STAGES, window=4),
+    'swin_v2': swin_v2.Model(**STAGES, window=4, image_size=32),
+    # Of a width and depth that timm has.
+    'mixer': mixer.Model(**MIXER, width=512, depth=8, gelu='erf'),
+    'mixer npz': mixer.Model(**MIXER, width=8, depth=1),
+    'sam_encoder': sam_encoder.Model(
+        **{'patch_size': 4, 'width': 32, 'depth': 2, 'mlp_dim': 24, 'num_heads': 2},
+        **{'window': 3, 'global_blocks': (1,), 'neck': 8},
+    ),
+    'mae': mae.Model(patch_size=4, width=32, depth=2, mlp_dim=24, num_heads=2, decoder_depth=1),
+    'detr': detr.MODEL,
+    'detr_panoptic': detr.PANOPTIC,
+    'eomt': eomt.Model(**EOMT, posemb_prefix='none'),
+    'siglip': siglip.Model(**TOWERS),
+    'siglip_naflex': siglip_naflex.Model(**TOWERS, pos_grid=8),
+    'clip': clip.Model(**TOWERS, eos=8, no_bias='patch_embed'),
+    'text_encoder': text_encoder.Model(num_classes=3, **WORDS),
+}
+# Models of families that write none, or not by default, by family: the model, and its form.
+OTHERS = {
+    'transformers_beit': (vit.Model(**VIT, posemb='none', positions='relative'), 'transformers'),
+    'transformers_dinov2': (
+        vit.Model(**VIT, pool='cls_patches', layer_scale=0.1, registers=2, mlp='swiglu'),
+        'transformers',
+    ),
+    'transformers_dinov3': (vit.Model(**ROTARY, registers=2), 'transformers'),
+    'transformers_dinov3 gated': (vit.Model(**ROTARY, mlp='swiglu'), 'transformers'),
+    'authors_dinov3 gated': (vit.Model(**ROTARY, mlp='swiglu'), 'authors'),
+    'transformers_vision_tower': (vit.Model(**BARE, pool='map'), 'transformers'),
+    'transformers_yolos': (
+        vit.Model(**BARE, registers=2, posemb_prefix='all', representation_size=32),
+        'transformers',
+    ),
+    'transformers_eomt dinov3': (
+        eomt.Model(**EOMT, posemb='none', positions='rope_dinov3(rescale=2.0)'),
+        'transformers',
+    ),
+    'detr table': (dataclasses.replace(detr.MODEL, norm='pre'), 'transformers'),
+}
+# Models of families that write none, whose files are made of arrays by their names.
+READ = {'timm_swin': 'swin', 'timm_swin_cr': 'swin_v2_cr'}
+# Runs that `run_vit` trained for one step would be with these groups in its config.
+ADAM = {'name': 'adamw', 'lr': 1e-3}
+MUP = 'mup(mlp_dim=4)'
+TRAINED = {
+    'run_mup': {'optim': {**ADAM, 'parametrization': MUP, 'freeze': ('patch_embed',)}},
+    'run_lora': {
+        **{'optim': ADAM, 'step': {}, 'lora': {'rank': 2}},
+        'init': {'from': str(GOLDEN / 'run_vit')},
+    },
+}
+COLORS = {'mean': (0.43, 0.411, 0.296), 'std': (0.213, 0.156, 0.143)}  # nobody's default
+TASKS = {
+    **{'mae': 'reconstruct', 'detr': 'detect', 'detr_panoptic': 'segment_panoptic'},
+    **{'eomt': 'segment', **dict.fromkeys(('siglip', 'siglip_naflex', 'clip'), 'siglip')},
+}
+# Inputs of models that take more than images, or none.
+IMAGES = jax.ShapeDtypeStruct((1, 32, 32, 3), np.float32)
+TEXTS = jax.ShapeDtypeStruct((1, 4), np.int32)
+INPUTS = dict.fromkeys(('siglip', 'siglip_naflex', 'clip'), (IMAGES, TEXTS))
+INPUTS['text_encoder'] = (TEXTS,)
+# Of images whose shape is kept.
+KEPT = "resize_small(64, max=107, rounding='down')"
+
+
+def drawn(model: Any) -> dict[str, Any]:
+    """Random parameters, with factors around one."""
+    name = type(model).__module__.rpartition('.')[2]
+    shapes = jax.eval_shape(model.init, jax.random.key(0), *INPUTS.get(name, (IMAGES,)))['params']
+    rng = np.random.default_rng(0)
+
+    def draw(path: tuple[Any, ...], leaf: Any) -> np.ndarray:
+        values = 0.2 * rng.normal(size=leaf.shape)
+        is_factor = path[-1].key in ('scale', 'var')
+        return np.asarray(1 + np.abs(values) if is_factor else values, np.float32)
+
+    return jax.tree_util.tree_map_with_path(draw, shapes)
+
+
+def trained(model: Any, size: tuple[int, int] | None = (32, 32)) -> TrainedModel:
+    """A model as if it had been read, of images with unusual colors."""
+    name = type(model).__module__.rpartition('.')[2]
+    task: dict[str, Any] = {'name': TASKS.get(name, 'classify')}
+    task |= {} if name == 'text_encoder' else COLORS
+    task |= {'value_range': None} if name == 'mae' else {}
+    transforms = KEPT if name.startswith('detr') else ''
+    keywords = {'name': name, **fields(model)}
+    return TrainedModel.from_file(
+        drawn(model), keywords, size, 'a test', task=task, transforms=transforms
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A model.
+
+    Attributes:
+      name: of the run, or the family with the model or the form.
+      family: that reads it; empty for runs.
+      model: a key of MODELS or OTHERS; a name of a model; or empty for runs.
+      form: in which it is written, see `families.writer`; empty if it is not by `interop.write`.
+    """
+
+    name: str
+    family: str = ''
+    model: str = ''
+    form: str = ''
+
+    @property
+    def prefix(self) -> str:
+        """The family in front of a path to write to, for forms that are not the default's."""
+        return f'{self.family}:' if self.form in ('timm', 'authors') else ''
+
+
+@functools.cache
+def rows() -> tuple[Row, ...]:
+    """All runs, one row for each key of WRITERS, and the families that write none."""
+    found = [Row(name) for name in (*RUNS, *TRAINED)]
+    for family in modules(families.__name__):
+        for model, form in getattr(families.find(family), 'WRITERS', {}):
+            key = f'{model} {form}' if f'{model} {form}' in MODELS else model
+            found.append(Row(f'{family} {model} {form}', family, key, form))
+    found += [Row(name, name.partition(' ')[0], name, form) for name, (_, form) in OTHERS.items()]
+    return (*found, *(Row(family, family, model) for family, model in READ.items()))
+
+
+def write(row: Row, folder: pathlib.Path) -> pathlib.Path:
+    """Write a row's files to a new folder, and return the path to read; a run has its own."""
+    if row.name in TRAINED:
+        stored = json.loads((GOLDEN / 'run_vit' / 'config.json').read_text())
+        train(from_dict({**stored, 'total': '1 step', **TRAINED[row.name]}), folder)
+        return folder
+    if not row.family:
+        return GOLDEN / row.name
+    path = folder / ('model.npz' if row.form == 'npz' else 'model')
+    if row.name == 'timm_swin':
+        return released.write('swin timm', path)
+    if row.name == 'timm_swin_cr':
+        about = next(iter(json.loads(timm_swin_cr.GOLDEN.read_text()).values()))
+        files.write_safetensors(path, timm_forms.parameters(about['shapes']), about['config'])
+        return path
+    model = OTHERS[row.model][0] if row.model in OTHERS else MODELS[row.model]
+    interop.write(trained(model), f'{row.prefix}{path}')
+    return path
+
+
+def model_name(row: Row) -> str:
+    """The name of a row's model in `config.model`."""
+    if not row.family:
+        stored = GOLDEN / ('run_vit' if row.name in TRAINED else row.name) / 'config.json'
+        name: str = json.loads(stored.read_text())['model']['name']
+        return name
+    if row.model in OTHERS:
+        return type(OTHERS[row.model][0]).__module__.rpartition('.')[2]
+    return row.model.partition(' ')[0]
