@@ -176,7 +176,7 @@ def test_tensorboard_shows_what_the_last_start_has_written(tmp_path):
 @pytest.mark.parametrize('name', ['tensorboard', 'wandb', 'mlflow'])
 def test_names_that_are_not_utf8_drop_no_writer(tmp_path, fake_wandb, fake_mlflow, capsys, name):
     """As those of classes of folders in Latin-1."""
-    writer = Writer(tmp_path, 6, 0, 'images', CONFIG | {'writers': (name,)})
+    writer = Writer(tmp_path, 6, 0, 'images', CONFIG, writers=(name,))
     writer.write(1, {'test/IoU_caf\udce9': 0.5})
     writer.show(1, 'caf\udce9/texts', [{'source': 'caf\udce9'}])
     writer.close()
