@@ -41,7 +41,7 @@ def load(spec, *overrides):
 def test_the_first_loss_of_sigmoid_pre_training(spec, classes, bias, expected):
     """Kernels of heads are zero: every logit is the bias. A bias of 0 gives 15,140 nats."""
     config = load(spec)
-    model, task = load.model_and_task(config)
+    model, task = config_lib.model_and_task(config)
     assert model.head_bias == bias
     target = jax.nn.one_hot(jnp.array([3]), classes)
     loss = float(
@@ -197,7 +197,7 @@ def test_the_rate_of_the_transformer_is_equation_three():
 def test_the_parameters_of_dinov2_that_decay():
     """All but biases, norms and layer scales, as in its authors' `param_groups.py`."""
     config = load('dinov2/imagenet.py:mu/16', 'model.registers=4')
-    model, task = load.model_and_task(config)
+    model, task = config_lib.model_and_task(config)
     spec = {'image': (1, 2, 224, 224, 3), 'local_image': (1, 1, 96, 96, 3)}
     batch = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in spec.items()}
     init = functools.partial(init_variables, model, task, seed=0)

@@ -13,6 +13,7 @@ from PIL import Image
 
 from vit_jax import __main__ as cli
 from vit_jax import step
+from vit_jax.config.load import model_and_task
 from vit_jax.errors import UserError
 from vit_jax.inference import colorize as chain_lib
 from vit_jax.inference import load
@@ -35,7 +36,7 @@ def untrained(sections, side, folder):
     data = {'source': '', 'split': '', 'transforms': f'resize({side})'}
     config = ConfigDict({**sections, 'batch_size': 1, 'data': data, 'evals': {}})
     config.model.update(TINY)
-    model, task = load.model_and_task(config)
+    model, task = model_and_task(config)
     batch = {'image': jnp.zeros((1, side, side, 3), jnp.uint8)}
     shapes = jax.eval_shape(lambda: step.init_variables(model, task, batch, 0))
     rng = np.random.default_rng(0)
