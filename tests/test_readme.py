@@ -26,11 +26,14 @@ from vit_jax.interop import files
 from vit_jax.interop.families import vision_transformer
 from vit_jax.models import vit
 from vit_jax.runtime import processes
+from vit_jax.scaling import coverage
 from vit_jax.sweeps import space
 from vit_jax.trainer import meter
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 README = (ROOT / 'README.md').read_text()
+COMMAND_PAGE = (ROOT / 'docs' / 'commands.md').read_text()
+PYTHON_PAGE = (ROOT / 'docs' / 'python.md').read_text()
 DOCUMENTS = [
     ROOT / 'README.md',
     ROOT / 'CONTRIBUTING.md',
@@ -159,7 +162,7 @@ def test_keys_that_the_documents_name_exist():
         if document.name == 'moving.md':  # names those of other code
             continue
         for name in re.findall(r'(?<![\w.])config\.([a-z_][\w.]*\w)', document.read_text()):
-            if name in known | sections or name in ('json', 'py', 'md'):
+            if name in known | sections or name in ('json', 'py', 'md', 'run'):
                 continue
             key = name.removeprefix('evals.').partition('.')[2]
             assert {f'evals.NAME.{key}', f'data.{key}'} & known, f'{document}: config.{name}'
@@ -229,13 +232,13 @@ def plain_words(line: str) -> list[str]:
 
 @pytest.mark.slow
 def test_the_readme_is_for_a_plain_install(smoke_run, tmp_path):
-    lines = [*lines_in(README), 'list experiments', '--completion bash']
+    lines = [*lines_in(README), *lines_in(COMMAND_PAGE), 'list experiments', '--completion bash']
     assert {'list experiments', 'list variants'} <= set(lines)
     (tmp_path / 'experiments').symlink_to(ROOT / 'experiments')
     for run in ('a', 'b', 'digits', 'flowers'):
         (tmp_path / 'runs' / run).parent.mkdir(exist_ok=True)
         (tmp_path / 'runs' / run).symlink_to(smoke_run)
-    for name in ('a.png', 'b.png'):
+    for name in ('a.png', 'b.png', 'photo.jpg'):
         Image.new('L', (30, 50)).save(tmp_path / name)
     asked = {
         'blocked': core_alone.extra_modules(),
@@ -283,8 +286,18 @@ def test_pictures_are_described_for_those_who_do_not_see_them(document):
     assert all(len(text.split()) >= 3 for text in texts), texts
 
 
-def test_every_command_is_in_the_readme():
-    assert set(re.findall(r'python -m vit_jax ([a-z]+)', README)) == set(__main__.commands())
+def test_every_command_is_on_their_page():
+    assert set(re.findall(r'python -m vit_jax ([a-z]+) ', COMMAND_PAGE)) == set(__main__.commands())
+
+
+def test_the_readme_is_read_in_five_minutes():
+    assert len(README.split()) <= 1200
+
+
+def test_the_readme_has_the_measured_coverage_of_published_curves():
+    held, curves = coverage.MEASURED_REAL['image']
+    assert f'{held} of {curves}' in README
+    assert f'{held} of {curves}' in (ROOT / 'docs' / 'predictions.md').read_text()
 
 
 @pytest.mark.parametrize(
@@ -323,7 +336,7 @@ def released(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-BLOCKS = re.findall(r'```python\n(.*?)```', README, re.DOTALL)
+BLOCKS = re.findall(r'```python\n(.*?)```', README + PYTHON_PAGE, re.DOTALL)
 TRAINING = [code for code in BLOCKS if 'vit_jax.train(' in code]
 TRAINED = [code for code in BLOCKS if 'vit_jax.evaluate(' in code]
 CODE = [code for code in BLOCKS if code not in (*TRAINING, *TRAINED)]
@@ -331,14 +344,16 @@ CODE = [code for code in BLOCKS if code not in (*TRAINING, *TRAINED)]
 
 @pytest.mark.slow
 @pytest.mark.parametrize('code', CODE)
-def test_code_in_the_readme_runs(code, released):
+def test_code_of_the_first_pages_runs(code, released):
     names: dict = {}
-    exec(code.replace("'B/16'", "'mu/16'"), names)
-    assert names['logits'].shape == (1, 1000)
+    local = code.replace('hf://google/vit-base-patch16-224', 'ViT-B_16.npz')
+    exec(local.replace("'B/16'", "'mu/16'"), names)
+    assert names['model'].num_classes == 1000
+    assert 'logits' not in names or names['logits'].shape == (1, 1000)
 
 
 def test_tab_shows_the_functions_of_the_readme():
-    named = set(re.findall(r'vit_jax\.(\w+)\(', README))
+    named = set(re.findall(r'vit_jax\.(\w+)\(', README + PYTHON_PAGE))
     assert named <= set(vit_jax.__all__) <= set(dir(vit_jax))
     assert 'importlib' not in dir(vit_jax)
 

@@ -83,8 +83,8 @@ def from_readme(text: str) -> str:
     """The text with the README's reasons and tables in their places; links as from docs/site/."""
     readme = (ROOT / 'README.md').read_text()
     parts = {
-        'reasons': r'^- \*\*.*?(?=^!)',
-        'tables': r'^## Compared with others\n.*?(?=^## Train)',
+        'reasons': r'^- \*\*A stopped.*?(?=^##)',
+        'tables': r'^## Systems\n.*?(?=^## Pages)',
     }
     for name, pattern in parts.items():
         part = re.search(pattern, readme, re.M | re.S)
