@@ -73,14 +73,14 @@ def test_steps_of_every_system(spec):
 
     variables, rows = program.abstract_state.variables, batch | real_rows(kind.rows)
 
-    def outputs(variables):
+    def outputs(variables, rows):
         return program.task.outputs(bind(program.model, program.task, variables, rows), rows)
 
-    def push(variables):
+    def push(variables, rows):
         params = {'params': variables['params']}
-        return jax.jvp(lambda params: outputs(variables | params), (params,), (params,))
+        return jax.jvp(lambda params: outputs(variables | params, rows), (params,), (params,))
 
-    jax.eval_shape(push, variables)  # forward mode
+    jax.eval_shape(push, variables, rows)  # forward mode
     sums = jax.eval_shape(program.eval_steps.evaluate, variables, rows)  # lowered below
     assert 'loss' in sums
     assert all(part.shape == () for pair in sums.values() for part in pair)
