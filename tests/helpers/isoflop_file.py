@@ -3,7 +3,7 @@
 from experiments.vit import digits
 from vit_jax.sweeps import isoflop
 
-ARGS = ('smoke',)
+ARGS = ('smoke', 'branched')
 
 
 def get_config(arg: str | None = None):
@@ -15,10 +15,11 @@ def get_config(arg: str | None = None):
 
 
 def get_sweep(arg: str | None = None) -> isoflop.Isoflop:
-    """Three widths at three budgets."""
+    """Three widths at three budgets; `branched` from trunks."""
     return isoflop.Isoflop(
         config='tests/helpers/isoflop_file.py',
         metric='test/loss',
         shapes=[{'model.width': width, 'model.mlp_dim': 2 * width} for width in (8, 12, 16)],
         budgets=(1e8, 4e8, 1.6e9),
+        cooldown=0.2 if arg == 'branched' else 0.0,
     )

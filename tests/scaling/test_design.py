@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vit_jax.__main__ import main
-from vit_jax.scaling import coverage, curve_fit, forms
+from vit_jax.scaling import coverage, curve_fit, forms, isoflop, isoflop_design
 from vit_jax.scaling.noise import Seeds
 from vit_jax.scaling.table import OBJECTIVES
 
@@ -82,3 +82,59 @@ def test_a_plan_says_what_seeds_cost_and_tell(tmp_path, capsys):
     assert '3 seeds of each: ' in capsys.readouterr().out
     assert main([*words, '--noise', '2']) == 2
     assert '--noise 2: must be more than 0 and less than 1' in capsys.readouterr().err
+
+
+BUDGETS = (1e18, 3e18, 1e19, 3e19)
+
+
+def study(kind, seeds=1):
+    """Six sizes at each budget, the same for all (`fixed`) or around its optimum (`moved`)."""
+    sizes = {
+        c: 1e8 * (c / 1e19) ** 0.45 * np.geomspace(0.25, 4, 6)
+        if kind == 'moved'
+        else np.geomspace(1e7, 1e9, 6)
+        for c in BUDGETS
+    }
+    runs = [(n, c) for c in BUDGETS for n in sizes[c]] * seeds
+    return isoflop_design.from_runs(kind, *zip(*runs, strict=True))
+
+
+@pytest.mark.parametrize(('kind', 'seeds'), [('fixed', 1), ('moved', 1), ('moved', 3)])
+def test_the_error_of_an_optimum_is_the_spread_of_simulations(kind, seeds):
+    one, best, target, noise = study(kind, seeds), (1e8, 1e19), 1.2e20, 0.004
+    assert one.runs == 24 * seeds and one.counts.tolist() == [seeds] * 24
+    expected = isoflop_design.expected_errors(one, target, noise, best)
+    law = isoflop_design.typical_law(one, best)
+    y, rng = isoflop_design.predict(law, one.x), np.random.default_rng(0)
+    spread = noise / np.sqrt(one.counts)
+    sizes = [
+        isoflop.parabolas(one.n, one.c, y * np.exp(spread * errors), np.ones(24))[0].size(target)
+        for errors in rng.standard_normal((200, 24))
+    ]
+    assert expected.isoflop == pytest.approx(np.std(np.log(sizes)), rel=0.25)
+
+
+def test_sizes_around_each_optimum_halve_the_error_of_fixed_ones():
+    errors = []
+    for kind in ('fixed', 'moved'):
+        found = isoflop_design.expected_errors(study(kind), 1.2e20, 0.002, (1e8, 1e19))
+        errors.append(np.hypot(found.isoflop, found.bias))
+    assert errors[1] < 0.6 * errors[0]
+    (_, moved) = isoflop_design.alternatives(study('fixed'), 0, (1e8, 1e19))
+    assert moved.cost == study('fixed').cost
+    assert sorted(moved.n) == pytest.approx(sorted(study('moved').n), rel=0.05)
+
+
+def test_a_plan_of_a_study_counts_its_runs_and_prices_a_precision(capsys):
+    words = ['scaling', 'plan', 'tests/helpers/isoflop_file.py:branched', '--seeds', '3']
+    words += ['--precision', '0.1', '--noise', '0.005', '--optimum', '900@4e8']
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    (planned,) = (line for line in said.splitlines() if line.startswith('as planned'))
+    assert planned.split()[2] == '9', 'trunks are not runs'
+    assert float(planned.split()[3]) == pytest.approx(3 * (1e8 + 4e8 + 1.6e9) / 1e18, rel=0.01)
+    (line,) = (line for line in said.splitlines() if 'sizes within' in line and 'joint' in line)
+    assert '--precision 0.1' in line
+    assert ' of 9 runs repeat their data more than 4 times' in said
+    assert main([*words[:3], '--optimum', '900']) == 2
+    assert '--optimum' in capsys.readouterr().err

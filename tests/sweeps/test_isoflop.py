@@ -72,6 +72,20 @@ def test_branches_share_a_trunk_that_keeps_where_they_leave():
     assert sweep.overrides['optim.schedule.name'] == 'constant'
 
 
+@pytest.mark.parametrize('cooldown', [0.0, 0.2])
+def test_sizes_move_with_the_optimum(cooldown):
+    shapes = [{'model.width': w, 'model.mlp_dim': 2 * w} for w in (8, 12, 16, 20, 24)]
+    family = of(shapes=shapes, optimum=(750, 1e8), per_budget=3, cooldown=cooldown)
+    found = {
+        c: [r.shape['model.width'] for r in isoflop.runs(family) if r.budget == c]
+        for c in family.budgets
+    }
+    assert {len(widths) for widths in found.values()} == {3}
+    assert found[1e8] == [8, 12, 16] and found[1.6e9] == [16, 20, 24]
+    sweep = family.sweep()
+    assert len(sweep.points) == 9 + (5 if cooldown else 0)
+
+
 def test_batches_grow_with_the_budget_by_powers_of_two():
     family = of(budgets=(1e8, 4e8, 1.6e9), batch_exponent=0.5)
     found = {run.budget: run.plan.batch_size for run in isoflop.runs(family)}
@@ -90,6 +104,10 @@ def test_batches_grow_with_the_budget_by_powers_of_two():
         ({'shapes': [{'model.width': 8}] * 2}, 'three shapes or more'),
         ({'shapes': [{'model.width': 8}, {'model.depth': 1}, {}]}, 'the same dimensions'),
         ({'seeds': (0,)}, 'at least one'),
+        ({'optimum': (0, 1e8)}, 'optimum'),
+        ({'optimum': (1e9, 1e8)}, 'add shapes'),
+        ({'optimum': (1e3, 1e8), 'exponent': 2.0}, 'exponent'),
+        ({'optimum': (1e3, 1e8), 'per_budget': 2}, 'per_budget'),
         ({'cooldown': 0.96}, 'together less than 1'),
         ({'cooldown': 0.2, 'batch_exponent': 0.5}, 'batch of their trunk'),
     ],

@@ -30,6 +30,7 @@ from vit_jax.commands._scaling_laws import (
     study,
     write_summary,
 )
+from vit_jax.commands._scaling_plan import plan
 from vit_jax.config.load import parse_config_args
 from vit_jax.errors import UserError, nearest, positive_number
 from vit_jax.runtime import environment
@@ -37,12 +38,10 @@ from vit_jax.runtime import environment
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from vit_jax.profiling.cost import PlannedRun
     from vit_jax.scaling.report import Block
     from vit_jax.scaling.table import Curve, FitOptions
 
 FORMS = 'auto (weighted by an inner holdout), power, irreducible, shifted, m2, m4, joint'
-COMMAND = 'scaling plan'
 
 
 def main(argv: Sequence[str]) -> int:
@@ -64,121 +63,6 @@ def usage() -> str:
     """The list of subcommands."""
     lines = [f'  {name:<13}{act.__doc__}' for name, act in ACTIONS.items()]
     return '\n'.join(['usage: vit_jax scaling SUBCOMMAND [--help | flags]', '', *lines])
-
-
-def plan(argv: Sequence[str]) -> int:
-    """Price a sweep or a config before anything runs: parameters, FLOPs, chip-hours."""
-    parser = Parser(COMMAND, plan.__doc__)
-    add_plan_flags(parser)
-    add = parser.add_argument
-    add('--seeds', type=int, default=0, metavar='N', help='compare N seeds per run with more runs')
-    add('--target', type=float, metavar='FLOPS', help='to predict (default: 4 x the largest run)')
-    noise = 'standard deviation of log y between seeds (default: %(default)s)'
-    add('--noise', type=float, default=0.02, help=noise)
-    args, config = parse_config_args(parser, argv)
-    from vit_jax.profiling.cost import CORE, Machine, cost_table
-
-    _check_plan_flags(args)
-    machine = Machine(args.device, args.mfu)
-    runs = read_runs(args, config)
-    print(align(cost_table(runs, machine), left=0))
-    searched = (
-        '; an upper bound for what a search chooses' if any(r.count > 1 for r in runs) else ''
-    )
-    if any(r.tokens for r in runs):
-        print('tokens: of the target without padding; FLOPs include padding')
-    print(
-        f'GFLOPs: forward, one example; exaFLOPs: training{searched}\n'
-        f'chip-hours of {args.device}, core-days of {CORE}, at {args.mfu:.0%} of the peak'
-    )
-    if line := _repeated_cost(runs):
-        print(line)
-    if args.seeds:
-        _print_designs(runs, args)
-    return 0
-
-
-def add_plan_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for the runs, replacements of their data, and the device."""
-    add = parser.add_argument
-    add('file', nargs='?', metavar='FILE[:ARG]', help='a sweep file; it is executed')
-    add('--examples', type=float, metavar='N', help="per epoch, instead of the config's data")
-    images = "square images instead of the config's data"
-    add('--image-size', type=int, metavar='PIXELS', help=images)
-    add('--device', default='TPU v3', metavar='KIND', help="JAX's name (default: %(default)s)")
-    add('--mfu', type=float, default=0.4, help='share of its peak (default: %(default)s)')
-
-
-def _check_plan_flags(args: argparse.Namespace) -> None:
-    require_count(args.seeds, '--seeds')
-    require_positive(args.target, '--target')
-    if not 0 < args.noise < 1:
-        raise UserError(f'--noise {args.noise:g}: must be more than 0 and less than 1')
-
-
-def read_runs(args: argparse.Namespace, config: Any | None) -> list[PlannedRun]:
-    """Price the runs that the flags name.
-
-    Args:
-      args: see `add_plan_flags`.
-      config: of `--config`; None for a sweep.
-
-    Raises:
-      UserError: unless exactly one is given, for a mistake in it, or if its data are missing.
-    """
-    if (config is None) == (args.file is None):
-        raise UserError(f'{COMMAND} needs one of FILE[:ARG] (a sweep) and --config FILE[:ARG]')
-    if args.examples is not None and args.examples < 1:
-        raise UserError(f'--examples {args.examples:g}: must be at least 1')
-    from vit_jax.inference import fine_tune
-    from vit_jax.profiling.cost import price
-    from vit_jax.sweeps import space
-    from vit_jax.sweeps.space import planned_runs
-
-    if config is not None:
-        return [price(fine_tune.complete(config).config, args.examples, args.image_size)]
-    return planned_runs(space.load(args.file, COMMAND), args.examples, args.image_size)
-
-
-def _repeated_cost(runs: Sequence[PlannedRun]) -> str:
-    """A line on the cost of runs that repeat another with a new seed; empty without any."""
-    seen: set[str] = set()
-    again = []
-    for run in runs:
-        setting = str({name: value for name, value in run.point.items() if name != 'seed'})
-        if 'seed' in run.point and setting in seen:
-            again.append(run.flops)
-        seen.add(setting)
-    share = sum(again) / sum(run.flops for run in runs)
-    line = f'{len(again)} of {len(runs)} runs repeat another with a new seed: {share:.0%} of FLOPs'
-    return line if again else ''
-
-
-def _print_designs(runs: Sequence[PlannedRun], args: argparse.Namespace) -> None:
-    """Print the cost of seeds, and how much they and other runs of that cost improve a law."""
-    from vit_jax.scaling import coverage
-
-    each = [run.flops / run.count for run in runs for _ in range(run.count)]
-    target = args.target or 4 * max(each)
-    found = coverage.designs(each, args.seeds, target)
-    if not found or any(run.count > 1 for run in runs):
-        total = args.seeds * sum(each) / 1e18
-        print(
-            f'{args.seeds} seeds of each: {total:.4g} exaFLOPs; to estimate their use for a law, '
-            f'plan at least {coverage.MIN_SIZES} runs that differ in FLOPs'
-        )
-        return
-    table = [['design', 'runs', 'exaFLOPs', *(f'error, {law}' for law in coverage.DESIGN_LAWS)]]
-    for one in found:
-        errors = [f'{100 * args.noise * error:.2g} %' for error in one.errors.values()]
-        table.append([one.name, f'{one.runs}', f'{one.cost / 1e18:.4g}', *errors])
-    print(align(table, left=1))
-    print(
-        f'error: expected for y at {target:.3g} FLOPs, predicted by such a law of y over FLOPs '
-        f'with b = {coverage.DESIGN_EXPONENT}, if\nruns scatter by {100 * args.noise:.2g} %; '
-        'c is half of y at the largest run. If the law bends, the error grows\nwith the distance '
-        'of the target'
-    )
 
 
 def collect(argv: Sequence[str]) -> int:

@@ -39,6 +39,7 @@ class DataFacts:
       epoch: examples in an epoch.
       each: examples of a step, an average if there are buckets.
       tokens: of the target in a step, on average and without padding; 0 without text.
+      size: different training examples; None for `epoch`, 0 if unknown.
     """
 
     run: Run
@@ -46,6 +47,7 @@ class DataFacts:
     epoch: int
     each: float
     tokens: float = 0
+    size: int | None = None
 
     @property
     def times(self) -> Durations:
@@ -71,6 +73,7 @@ class PlannedRun:
       train: FLOPs of forward and backward passes on one example.
       count: number of runs; those of a search cost at most this much.
       tokens: of the target in a step, on average and without padding; 0 without text.
+      data_size: different training examples; 0 if unknown.
     """
 
     point: Mapping[str, Any]
@@ -81,6 +84,7 @@ class PlannedRun:
     train: float
     count: int = 1
     tokens: float = 0
+    data_size: int = 0
 
     @property
     def examples(self) -> float:
@@ -162,6 +166,7 @@ def price(
         train=run.step.sam.gradients * sum(n * f.total for n, f in spent),
         count=count,
         tokens=facts.tokens,
+        data_size=facts.epoch if facts.size is None else facts.size,
     )
 
 
@@ -184,7 +189,9 @@ def data_facts(
         return DataFacts(run, data.shapes, data.num_examples, each, data.plan.tokens_per_step)
     config, spec = _image_spec(config, image_size)
     kinds = (Shape(run.batch_size, 1, spec),)
-    return DataFacts(to_run(config), kinds, _epoch_size(run, examples), run.batch_size)
+    epoch = _epoch_size(run, examples)
+    size = epoch if epoch > 1 else 0 if image_size is not None else len(_open_source(run.data))
+    return DataFacts(to_run(config), kinds, epoch, run.batch_size, size=size)
 
 
 def train_flops(meta: Mapping[str, Any], allowed: Sequence[str] = ()) -> float | None:

@@ -47,6 +47,10 @@ class Isoflop:
         `config.batch_size` at the smallest budget.
       overrides: changes of the base config for every run, by dimension.
       direction: `maximize` or `minimize` the metric.
+      optimum: (parameters, budget), an estimate such as that of a first round; each budget then
+        trains the `per_budget` shapes nearest to its own optimum, as Hoffmann et al. 2022 do.
+      exponent: the growth of the optimum, parameters ~ budget^exponent.
+      per_budget: number of shapes at each budget; used with `optimum`.
 
     Raises:
       UserError: for invalid values.
@@ -62,6 +66,9 @@ class Isoflop:
     batch_exponent: float = 0.0
     overrides: Mapping[str, object] = dataclasses.field(default_factory=dict)
     direction: str = 'minimize'
+    optimum: tuple[float, float] | None = None
+    exponent: float = 0.5
+    per_budget: int = 6
 
     def __post_init__(self) -> None:
         _check_budgets(self.budgets)
@@ -74,6 +81,8 @@ class Isoflop:
                 f'isoflop: warmup={self.warmup:g} and cooldown={self.cooldown:g} are shares of a '
                 'run: at least 0, and together less than 1'
             )
+        if self.optimum is not None:
+            _check_optimum(self.optimum, self.exponent, self.per_budget)
         if self.cooldown and self.batch_exponent:
             raise UserError(
                 'isoflop: batch_exponent is for runs of their own: branches have the batch of '
@@ -129,20 +138,50 @@ def runs(study: Isoflop) -> list[Run]:
       UserError: for a budget that is less than a step of a shape, or that whole steps miss by more
         than 2 %; or a config that refuses a shape.
     """
-    priced = [_price(study, shape) for shape in study.shapes]
+    priced = [(shape, _price(study, shape)) for shape in study.shapes]
     budgets = sorted(study.budgets)
+    shortest: dict[int, float] = {}  # the smallest budget of each shape
     found = []
     for at, budget in enumerate(budgets):
         growth = round(math.log2((budget / budgets[0]) ** study.batch_exponent))
-        for shape, plan in zip(study.shapes, priced, strict=True):
+        for shape, plan in _nearest(study, priced, budget):
             sized = dataclasses.replace(plan, batch_size=plan.batch_size * 2**growth)
             longest = _with_steps(sized, budget, shape)
-            first = longest if not study.cooldown else _with_steps(plan, budgets[0], shape)
+            begin = shortest.setdefault(id(shape), budget)
+            first = longest if not study.cooldown else _with_steps(plan, begin, shape)
             warmup = max(1, round(study.warmup * first.steps)) if study.warmup else 0
             cooldown = max(1, round(study.cooldown * longest.steps)) if study.cooldown else 0
             number = study.seeds[min(at, len(study.seeds) - 1)]
             found += [Run(budget, shape, s, longest, warmup, cooldown) for s in range(number)]
     return found
+
+
+def _nearest(
+    study: Isoflop, priced: list[tuple[space.Point, PlannedRun]], budget: float
+) -> list[tuple[space.Point, PlannedRun]]:
+    """The shapes that a budget trains, in their order: all, or those nearest to its optimum."""
+    if study.optimum is None:
+        return priced
+    parameters, at = study.optimum
+    best = math.log(parameters) + study.exponent * math.log(budget / at)
+    ends = min(plan.parameters for _, plan in priced), max(plan.parameters for _, plan in priced)
+    if not math.log(ends[0]) <= best <= math.log(ends[1]):
+        raise UserError(
+            f'isoflop: the optimum at the budget {budget:g} is {math.exp(best):,.0f} parameters; '
+            f'shapes have {ends[0]:,} to {ends[1]:,}: add shapes on both sides of it'
+        )
+    off = [abs(math.log(plan.parameters) - best) for _, plan in priced]
+    chosen = sorted(range(len(priced)), key=off.__getitem__)[: study.per_budget]
+    return [priced[i] for i in sorted(chosen)]
+
+
+def _check_optimum(optimum: tuple[float, float], exponent: float, per_budget: int) -> None:
+    if len(optimum) != 2 or not all(0 < value < math.inf for value in optimum):
+        raise UserError(f'isoflop: optimum={optimum}: give positive parameters and their budget')
+    if not 0 < exponent < 1:
+        raise UserError(f'isoflop: exponent={exponent:g}: must be more than 0 and less than 1')
+    if per_budget < 3:
+        raise UserError(f'isoflop: per_budget={per_budget}: a parabola needs three shapes')
 
 
 def _check_budgets(budgets: Sequence[float]) -> None:

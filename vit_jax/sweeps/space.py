@@ -246,12 +246,16 @@ def load(spec: str, command: str = 'sweep create') -> Sweep:
     Raises:
       UserError: if there is no such file, or it does not return a sweep.
     """
-    sweep = run_file(spec, 'get_sweep', command)
-    if isinstance(sweep, Family):
-        sweep = sweep.sweep()
-    if not isinstance(sweep, Sweep):
+    study = load_study(spec, command)
+    return study if isinstance(study, Sweep) else study.sweep()
+
+
+def load_study(spec: str, command: str) -> Sweep | Family:
+    """What `FILE[:arg]` returns; raise UserError as `load`."""
+    study = run_file(spec, 'get_sweep', command)
+    if not isinstance(study, (Sweep, Family)):
         raise UserError(f'{command}: get_sweep of {spec!r} returns no Sweep')
-    return sweep
+    return study
 
 
 def overrides(point: Mapping[str, Any]) -> list[str]:

@@ -1,0 +1,199 @@
+"""Expected errors of planned isoFLOP studies: of N*, by parabolas and by the joint law.
+
+The plan is linearized around a typical law whose optimum lies at the middle of the planned sizes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from scipy import stats
+
+from vit_jax.scaling import curve_fit, forms, isoflop
+from vit_jax.scaling.joint import optimum
+from vit_jax.scaling.points import Cost
+
+ALPHA, BETA = 0.34, 0.28  # Hoffmann et al. 2022, approach 3
+IRREDUCIBLE = 0.5  # share of the smallest loss
+SPAN = 4.0  # sizes around each budget's optimum lie within this factor of it
+_STEP = 1e-5  # of log y, in derivatives
+COST = Cost()
+
+
+@dataclasses.dataclass(frozen=True)
+class StudyDesign:
+    """Planned runs at equal compute.
+
+    Attributes:
+      name: for tables.
+      n, c: [M], sizes and budgets of different runs.
+      counts: [M], number of seeds of each.
+    """
+
+    name: str
+    n: np.ndarray
+    c: np.ndarray
+    counts: np.ndarray
+
+    @property
+    def runs(self) -> int:
+        """Number of runs."""
+        return int(self.counts.sum())
+
+    @property
+    def cost(self) -> float:
+        """FLOPs of all runs, each trained from its first step."""
+        return float(self.counts @ self.c)
+
+    @property
+    def x(self) -> np.ndarray:
+        """N and D as columns [M, 2]."""
+        return np.stack([self.n, COST.data(self.n, self.c)], axis=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpectedErrors:
+    """Expected errors of ln N* at a target; None for a method without a law.
+
+    Attributes:
+      isoflop, joint: standard errors by parabolas and by the joint law.
+      bias: of the parabolas, without noise.
+    """
+
+    isoflop: float | None
+    joint: float | None
+    bias: float | None
+
+
+def from_runs(name: str, sizes: Sequence[float], budgets: Sequence[float]) -> StudyDesign:
+    """A design whose runs of equal size and budget are seeds."""
+    both = np.stack([sizes, budgets], axis=1).astype(float)
+    different, counts = np.unique(both, axis=0, return_counts=True)
+    return StudyDesign(name, different[:, 0], different[:, 1], counts.astype(float))
+
+
+def middle(one: StudyDesign) -> tuple[float, float]:
+    """The geometric middle of the sizes at the middle budget, and that budget."""
+    budgets = np.unique(one.c)
+    c = float(budgets[len(budgets) // 2])
+    n = np.log(one.n[one.c == c])
+    return float(np.exp((n.min() + n.max()) / 2)), c
+
+
+def alternatives(one: StudyDesign, seeds: int, best: tuple[float, float]) -> list[StudyDesign]:
+    """The design, more seeds of each, and as many sizes around each budget's optimum."""
+    found = [one]
+    if seeds > 1:
+        found.append(dataclasses.replace(one, name=f'{seeds} seeds', counts=seeds * one.counts))
+    law, centered = typical_law(one, best), one.n.copy()
+    for c in np.unique(one.c):
+        at = np.flatnonzero(one.c == c)
+        center = float(optimum(law, COST, np.array([c]))[0][0])
+        centered[at] = center * np.geomspace(1 / SPAN, SPAN, len(at))
+    name = f'sizes within {SPAN:g}x of each optimum'
+    return [*found, dataclasses.replace(one, name=name, n=centered)]
+
+
+def typical_law(one: StudyDesign, best: tuple[float, float]) -> dict[str, float]:
+    """The joint law with its optimum at `best` (N*, C), and loss 1 at the largest budget."""
+    n, c = best
+    largest = float(one.c.max())
+    a = BETA / (ALPHA + BETA)
+    size = n * (largest / c) ** a
+    data = float(COST.data(np.array([size]), np.array([largest]))[0])
+    reducible = 1 - IRREDUCIBLE
+    return {
+        'E': IRREDUCIBLE,
+        'A': reducible * a * size**ALPHA,
+        'alpha': ALPHA,
+        'B': reducible * (1 - a) * data**BETA,
+        'beta': BETA,
+    }
+
+
+def expected_errors(
+    one: StudyDesign, target: float, noise: float, best: tuple[float, float]
+) -> ExpectedErrors:
+    """Linearize both methods around the typical law.
+
+    Args:
+      one: the planned runs.
+      target: FLOPs at which N* is predicted.
+      noise: standard deviation of log y between runs.
+      best: N* and its budget.
+    """
+    law = typical_law(one, best)
+    y = predict(law, one.x)
+    truth = float(np.log(optimum(law, COST, np.array([target]))[0][0]))
+    clean = _parabola_size(one, target, np.log(y))
+    if clean is None:
+        return ExpectedErrors(None, _joint_error(one, law, target, noise), None)
+    size = functools.partial(_parabola_size, one, target)
+    slopes = _gradient(size, np.log(y))
+    by_parabolas = None if slopes is None else noise * float(np.sqrt(slopes**2 @ (1 / one.counts)))
+    return ExpectedErrors(by_parabolas, _joint_error(one, law, target, noise), clean - truth)
+
+
+def predict(law: dict[str, float], x: np.ndarray) -> np.ndarray:
+    """The losses [M] of a joint law at N and D [M, 2]."""
+    n, d = x.T
+    return law['E'] + law['A'] * n ** -law['alpha'] + law['B'] * d ** -law['beta']
+
+
+def _parabola_size(one: StudyDesign, target: float, log_y: np.ndarray) -> float | None:
+    weights = np.sqrt(one.counts / one.counts.mean())
+    found, _ = isoflop.parabolas(one.n, one.c, np.exp(log_y), weights)
+    return None if found.exponent is None else float(np.log(found.size(target)))
+
+
+def _gradient(value: Callable[[np.ndarray], float | None], at: np.ndarray) -> np.ndarray | None:
+    """Central differences [M] of a function of log y; None where it has no value."""
+    moved = [[value(at + sign * step) for sign in (1, -1)] for step in _STEP * np.eye(len(at))]
+    if any(one is None for pair in moved for one in pair):
+        return None
+    up, down = np.array(moved, float).T
+    return (up - down) / (2 * _STEP)
+
+
+def _joint_error(
+    one: StudyDesign, law: dict[str, float], target: float, noise: float
+) -> float | None:
+    """The standard error of ln N* by the joint law; None if the runs do not determine it."""
+    form = forms.find('joint')
+    theta = np.array([np.log(law['A']), ALPHA, np.log(law['B']), BETA, law['E']])
+    slopes = form.log_value(theta, one.x)[1]
+    information = slopes.T @ (one.counts[:, None] * slopes)
+    scale = np.sqrt(np.diag(information))
+    scaled = information / np.outer(scale, scale)
+    if len(one.n) < len(theta) + 1 or np.linalg.cond(scaled) > 1e12:
+        return None
+
+    def size(values: np.ndarray) -> float:
+        named = {'A': np.exp(values[0]), 'B': np.exp(values[2]), 'alpha': values[1]}
+        at = optimum({**law, **named, 'beta': values[3]}, COST, np.array([target]))
+        return float(np.log(at[0][0]))
+
+    direction = _gradient(size, theta)
+    assert direction is not None
+    direction = direction / scale
+    variance = float(direction @ np.linalg.solve(scaled, direction))
+    return noise * float(np.sqrt(variance * _huber_variance(noise)))
+
+
+def _huber_variance(noise: float) -> float:
+    """The variance of Huber's estimator for Gaussian noise, relative to least squares.
+
+    Huber 1964: E[psi^2] / E[psi']^2; pi / 2 where the noise is large against delta.
+    """
+    k = curve_fit.DELTA / noise
+    inside = 2 * stats.norm.cdf(k) - 1
+    squares = inside - 2 * k * stats.norm.pdf(k) + k**2 * (1 - inside)
+    return float(squares / inside**2)
+
+
+def seeds_for(error: float, precision: float) -> int:
+    """The least number of seeds of each run for which a standard error reaches a precision."""
+    return max(1, int(np.ceil((error / precision) ** 2)))
