@@ -14,7 +14,8 @@ from vit_jax.launch import cloud_tpu, manifests
 CONFIG = f'{pathlib.Path(__file__).resolve().parents[2]}/experiments/vit/digits.py:smoke'
 TRAIN = ['train', '--config', CONFIG, '--workdir', 'gs://lab/a']
 # Fields of each level (jobset.sigs.k8s.io/docs/reference, kubernetes.io/docs/reference).
-CONTAINER = {'name', 'image', 'command', 'env', 'ports', 'resources', 'volumeMounts'}
+CONTAINER = {'name', 'image', 'command', 'env', 'ports', 'resources', 'securityContext'}
+CONTAINER |= {'volumeMounts'}
 POD = {'restartPolicy', 'terminationGracePeriodSeconds', 'serviceAccountName', 'nodeSelector'}
 JOB = {'parallelism', 'completions', 'backoffLimit', 'podFailurePolicy', 'template'}
 
@@ -42,7 +43,7 @@ def test_the_manifest_has_the_fields_of_a_jobset(spot):
     jobset = made(slices=2, spot=spot, mounts={'/data': 'gs://lab'}, account='a')
     assert (jobset['apiVersion'], jobset['kind']) == ('jobset.x-k8s.io/v1alpha2', 'JobSet')
     replicated, job = job_of(jobset)
-    assert set(jobset['spec']) == {'failurePolicy', 'replicatedJobs'}
+    assert set(jobset['spec']) == {'failurePolicy', 'replicatedJobs', 'ttlSecondsAfterFinished'}
     assert set(replicated) == {'name', 'replicas', 'template'}
     assert set(job) == JOB
     pod = pod_of(jobset)
@@ -53,6 +54,8 @@ def test_the_manifest_has_the_fields_of_a_jobset(spot):
         mount['name'] for mount in container['volumeMounts']
     }
     assert ('tolerations' in pod) == spot
+    assert container['resources']['requests'] == {'cpu': 32, 'memory': '64Gi'}  # of 4 chips
+    assert not container['securityContext']['allowPrivilegeEscalation']
 
 
 @pytest.mark.parametrize(

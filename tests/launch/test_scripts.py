@@ -1,6 +1,7 @@
 """The texts that are submitted, and who has to find whom."""
 
 import pathlib
+import re
 import shlex
 import subprocess
 import sys
@@ -75,7 +76,7 @@ def test_scripts_and_manifests_are_the_golden_ones(name):
         (
             {'nodes': 2, 'gpus': 4, 'partition': 'gpu', 'time': '1-00:00:00', 'cpus': 12},
             '--nodes=2 --ntasks-per-node=4 --gpus-per-node=4 --partition=gpu --time=1-00:00:00 '
-            '--cpus-per-task=12 --output=%x-%j.out --signal=TERM@120 --requeue',
+            '--cpus-per-task=12 --mem-per-cpu=4G --output=%x-%j.out --signal=TERM@120 --requeue',
         ),
         ({'array': 8, 'grace': 60}, '--array=1-8 --output=%x-%A_%a.out --signal=TERM@60 --requeue'),
         ({'options': ['account=vision', '--exclusive']}, '--account=vision --exclusive'),
@@ -87,6 +88,14 @@ def test_slurm_is_asked_for_what_the_flags_say(fields, options):
     asked = shlex.split(script.partition('\n\n')[0].replace('#SBATCH', ''), comments=True)
     assert {'--job-name=b16 again', '--open-mode=append', *options.split()} <= set(asked)
     assert ('--distributed' in script) == ('nodes' in fields)
+
+
+def test_memory_and_cores_are_asked_for_once():
+    job = slurm.SlurmJob([*TRAIN, 'a'], 'a', options=['mem=0', '--cpus-per-gpu=8'])
+    assert re.findall('(?:mem|cpus)[a-z-]*', slurm.script(job).partition('\n\n')[0]) == [
+        'mem',
+        'cpus-per-gpu',
+    ]
 
 
 def test_every_word_of_the_command_survives_the_shell():

@@ -147,6 +147,7 @@ def slurm(args: argparse.Namespace, command: Sequence[str], config: ConfigDict |
         grace=args.grace,
         restarts=args.restarts,
         cpus=args.cpus_per_task,
+        memory=args.mem_per_cpu,
         options=args.sbatch,
         python=sys.executable,
     )
@@ -299,9 +300,15 @@ def add_slurm_flags(parser: Parser) -> None:
     add(
         '--cpus-per-task',
         type=whole_number,
-        default=0,
+        default=4,
         metavar='C',
-        help='per process, for data loading',
+        help="cores of each process (default: 4); 0 for the cluster's default",
+    )
+    add(
+        '--mem-per-cpu',
+        default='4G',
+        metavar='M',
+        help="memory of each core (default: 4G); '' for the cluster's default",
     )
     add('--array', type=whole_number, default=0, metavar='K', help='start K sweep workers')
     add('--partition', default='', metavar='P', help='of the cluster')

@@ -55,7 +55,7 @@ RESOURCE_NAME = re.compile(r'[a-z]([-a-z0-9]{0,38}[a-z0-9])?')
 # The Python of the images is older than 3.11.
 SETUP = """\
 export PATH="$HOME/.local/bin:$PATH"
-command -v uv || curl -LsSf https://astral.sh/uv/install.sh | sh
+command -v uv || python3 -m pip install --user --quiet 'uv>=0.9'
 uv venv --python 3.12 --allow-existing .venv
 uv pip install --python .venv -c constraints.txt -e '.[{extras}]'
 """

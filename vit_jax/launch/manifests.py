@@ -23,6 +23,16 @@ from vit_jax.launch.cloud_tpu import CloudJob
 
 CONTAINER = 'train'
 GRACE_SECONDS = 120  # to save the state
+KEPT_SECONDS = 7 * 24 * 3600  # a JobSet and its logs, after its end
+# Requests for each chip, below what the machines of every generation have. Kueue counts them, and
+# of pods under pressure those without any are evicted first.
+CPUS, MEMORY_GIB = 8, 16
+# Without privileges: TPUs need locked memory, beyond the limit that SYS_RESOURCE may raise.
+SECURITY = {
+    'allowPrivilegeEscalation': False,
+    'capabilities': {'add': ['SYS_RESOURCE']},
+    'seccompProfile': {'type': 'RuntimeDefault'},
+}
 FINAL = [2, 3]  # exit codes that another start would only repeat
 # For one slice; else JAX asks a metadata server that pods may not reach. For several, GKE sets
 # these variables (docs.cloud.google.com/tpu/docs/tpu-gke-multislice).
@@ -168,6 +178,7 @@ def jobset(job: GkeJob) -> dict[str, Any]:
             },
         },
         'spec': {
+            'ttlSecondsAfterFinished': KEPT_SECONDS,
             'failurePolicy': {'maxRestarts': job.restarts, 'rules': _jobset_rules()},
             'replicatedJobs': [
                 {
@@ -242,13 +253,21 @@ def _pod(job: GkeJob) -> dict[str, Any]:
                 'command': ['python', '-m', 'vit_jax', *map(_verbatim, words)],
                 'env': [{'name': k, 'value': _verbatim(v)} for k, v in environ.items()],
                 'ports': [{'containerPort': port} for port in PORTS],
-                'resources': {'limits': {'google.com/tpu': cloud_tpu.chips(job.tpu) // hosts}},
+                'resources': _resources(cloud_tpu.chips(job.tpu) // hosts),
+                'securityContext': SECURITY,
                 'volumeMounts': mounts,
             }
         ],
         'volumes': volumes,
     }
     return {**({'metadata': fuse} if fuse else {}), 'spec': spec}
+
+
+def _resources(chips: int) -> dict[str, Any]:
+    return {
+        'requests': {'cpu': CPUS * chips, 'memory': f'{MEMORY_GIB * chips}Gi'},
+        'limits': {'google.com/tpu': chips},
+    }
 
 
 def _verbatim(text: str) -> str:

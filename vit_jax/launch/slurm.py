@@ -32,6 +32,7 @@ class SlurmJob:
       grace: seconds between the stop signal and the limit.
       restarts: limit on restarts after failures; those at the time limit do not count.
       cpus: of each process; the cluster's default, mostly one, if 0.
+      memory: of each core, such as `4G`; the cluster's default, often 1 GB, if empty.
       options: more options of sbatch, as `account=vision`.
       python: the interpreter.
     """
@@ -45,7 +46,8 @@ class SlurmJob:
     time: str = ''
     grace: int = 120
     restarts: int = 3
-    cpus: int = 0
+    cpus: int = 4
+    memory: str = '4G'
     options: Sequence[str] = ()
     python: str = 'python'
 
@@ -135,11 +137,13 @@ _DEVICES = ('CUDA_VISIBLE_DEVICES', 'GPU_DEVICE_ORDINAL', 'ROCR_VISIBLE_DEVICES'
 
 
 def _options(job: SlurmJob) -> list[str]:
+    given = {option.removeprefix('--').partition('=')[0] for option in job.options}
     options = {
         'job-name': job.name,
         'nodes': job.nodes,
         'ntasks-per-node': max(job.gpus, 1),
-        'cpus-per-task': job.cpus,
+        'cpus-per-task': '' if given & {'cpus-per-task', 'cpus-per-gpu'} else job.cpus,
+        'mem-per-cpu': '' if given & {'mem', 'mem-per-cpu', 'mem-per-gpu'} else job.memory,
         'gpus-per-node': job.gpus,
         'array': f'1-{job.array}' if job.array else '',
         'partition': job.partition,
@@ -148,8 +152,8 @@ def _options(job: SlurmJob) -> list[str]:
         'open-mode': 'append',  # one file, however often the job is started again
         'signal': f'TERM@{job.grace}',
     }
-    given = [f'{name}={shlex.quote(str(value))}' for name, value in options.items() if value]
-    return [*given, 'requeue']
+    texts = [f'{name}={shlex.quote(str(value))}' for name, value in options.items() if value]
+    return [*texts, 'requeue']
 
 
 OPTION = re.compile(r'(--)?[a-z][a-z-]*(=.*)?')
