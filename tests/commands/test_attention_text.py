@@ -129,7 +129,8 @@ def test_an_lstm(lstm_run):
     weights = weights_of(lstm_run, source, target)
     assert weights.shape == (1, 1, len(target), len(source))
     np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
-    args = command.make_parser().parse_args(['--out', 'a.png', SENTENCE])
+    argv = ['RUN', '--out', 'a.png', SENTENCE]
+    args = command.make_parser(argv).parse_args(argv)
     figure, line = command.draw_text(lstm_run, args)
     assert line.startswith('1 layers x 1 heads, ')
     assert figure.axes[0].get_images()[0].get_array().shape[1] == len(source)

@@ -180,7 +180,7 @@ def test_attention_weights_are_those_of_the_resized_model(folder):
             ['attention', '--checkpoint', 'vit.npz', '--query', '2,0'],
             'outside of the grid of 2 rows and 2 columns',
         ),
-        (['attention'], 'give one of --workdir DIR and --checkpoint FILE'),
+        (['attention'], 'input'),
         (
             ['attention', '--checkpoint', 'vit.npz', '--step', '3'],
             '--step and --average apply to runs',

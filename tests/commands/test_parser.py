@@ -1,5 +1,7 @@
 """A mistake in the flags of any command."""
 
+import json
+
 import pytest
 
 from vit_jax import __main__ as cli
@@ -22,7 +24,7 @@ def test_an_unknown_flag_is_named_before_what_is_missing(words, capsys):
 
 def test_words_after_two_hyphens_are_no_flags(capsys):
     assert cli.main(['predict', '--top', '3', 'a.png']) == 2
-    assert 'give one of --workdir DIR and --checkpoint FILE' in capsys.readouterr().err
+    assert 'predict MODEL' in capsys.readouterr().err
     assert cli.main(['colorize', '--workdir', 'none', '--', '--a.png']) == 2
     assert 'unknown flag' not in capsys.readouterr().err
 
@@ -89,3 +91,38 @@ def test_flags_that_name_no_job(flags, says, repo, tmp_path, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert says in line
     assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.parametrize(
+    'words',
+    [['{}'], ['{}@2'], ['{}/checkpoints/2'], ['--workdir', '{}'], ['--checkpoint', '{}']],
+)
+def test_a_run_is_named_first_or_by_a_flag(words, repo, capsys):
+    run = repo / 'tests/golden/run_vit'
+    words = [word.format(run) for word in words]
+    assert cli.main(['evaluate', *words, '--split', 'test[:4]', '--json']) == 0
+    assert json.loads(capsys.readouterr().out)['step'] == 2
+
+
+@pytest.mark.parametrize(
+    ('words', 'names'),
+    [
+        (['evaluate', '{}@3'], '3'),
+        (['evaluate', '{}@2', '--step', '1'], 'step 2'),
+        (['evaluate', '{}', '--workdir', '{}'], 'run_vit'),
+        (['evaluate', 'nothing'], '--source'),
+        (['evaluate', 'nothing', '--source', 'digits', '--split', 'test'], 'nothing'),
+        (['translate', 'nothing@2', 'a'], 'nothing@2'),
+        (['predict', '--top', '3', '{}', 'a.png'], '--top'),
+        (['export', '{}@best', 'out'], 'best'),
+        (['embed', '{}@3', '--out', 'a.npz', 'a.png'], '3'),
+        (['attention', '{}@3', '--out', 'a.png', 'a.png'], '3'),
+    ],
+)
+def test_a_model_that_is_not_there(words, names, repo, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run = repo / 'tests/golden/run_vit'
+    assert cli.main([word.format(run) for word in words]) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert names in line
+    assert not list(tmp_path.iterdir())

@@ -224,8 +224,9 @@ def test_a_run_may_turn_the_pairs_round(run):
 
 def test_the_search_is_that_of_the_task_unless_flags_say_otherwise(run):
     def chosen(*words):
-        parser = translate.make_parser()
-        return translate.choose_search(run.task, parser.parse_args(['--workdir', 'x', *words]))
+        argv = ['RUN', *words]
+        args = translate.make_parser(argv).parse_args(argv)
+        return translate.choose_search(run.task, args)
 
     assert chosen() == Search(beams=2, extra_len=4)
     assert chosen('--n-best', '2') == Search(beams=2, extra_len=4, stop='all')

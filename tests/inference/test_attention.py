@@ -93,8 +93,8 @@ def test_a_decoder_is_drawn_query_by_query(run, tmp_path):
     Image.new('L', (8, 8)).save(tmp_path / 'a.png')
 
     def titles(*words):
-        argv = ['--out', 'a.png', *words, str(tmp_path / 'a.png')]
-        figure, line = command.draw_image(run, command.make_parser().parse_args(argv))
+        argv = ['RUN', '--out', 'a.png', *words, str(tmp_path / 'a.png')]
+        figure, line = command.draw_image(run, command.make_parser(argv).parse_args(argv))
         return [title for axes in figure.axes if (title := axes.get_title())], line
 
     drawn, line = titles('--head', '1')

@@ -131,7 +131,7 @@ def test_a_folder_an_array_and_pictures(folder, tmp_path, capsys, one_device):
         (['--out', 'x.png', '--steps', '0'], 'steps=0: must be at least 1'),
         (['--out', 'x.png', '--guidance', 'nan'], 'guidance=nan: must be at least 0, and finite'),
         (['--out', 'x.png', '--count', '200'], '2,000 images are too many for one'),
-        (['--out', 'x.png', '--workdir', 'runs/a'], 'name one run'),
+        (['--out', 'x.png', '--workdir', 'runs/a'], 'unexpected'),
     ],
 )
 def test_mistakes_are_one_line(folder, words, said, capsys, tmp_path, monkeypatch):

@@ -1,25 +1,35 @@
-"""Flags that name a model: a run's, or a checkpoint of another code base."""
+"""Words that name a model: a run, or a checkpoint of any project."""
 
 from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Sequence
 from typing import Any
 
-from vit_jax.commands._parser import add_allow_flag
+from vit_jax.commands._parser import add_allow_flag, add_subject
 from vit_jax.errors import UserError, positive_number
 
+MODEL_FLAGS = ('--workdir', '--checkpoint')
+RUN = 'run folder; RUN@STEP or RUN@best for another checkpoint than the newest'
 
-def add_model_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that `open_model` reads."""
-    add_run_flags(parser, required=False)
-    parser.add_argument(
-        '--checkpoint',
-        metavar='FILE',
-        help='instead of a run, weights of another code base: an .npz or .safetensors file, a '
-        'folder, or a URL such as hf://google/vit-base-patch16-224; also RUN/checkpoints/STEP',
+
+def add_model_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
+    """Add MODEL, and the flags that `open_model` reads.
+
+    Args:
+      parser: to add them to, before its other positional arguments.
+      argv: the command line, whose `--workdir` or `--checkpoint` stands for MODEL.
+    """
+    text = (
+        f'{RUN}; or a checkpoint of any project: a file, a folder, a URL such as '
+        'hf://google/vit-base-patch16-224, or a name of `list checkpoints`'
     )
+    add_subject(parser, argv, 'model', MODEL_FLAGS, metavar='MODEL', help=text)
+    parser.add_argument('--workdir', metavar='RUN', help='same as MODEL, for runs only')
+    parser.add_argument('--checkpoint', metavar='FILE', help='same as MODEL')
     add_image_size_flag(parser)
+    add_checkpoint_flags(parser)
 
 
 def add_image_size_flag(parser: argparse.ArgumentParser) -> None:
@@ -32,9 +42,15 @@ def add_image_size_flag(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_run_flags(parser: argparse.ArgumentParser, required: bool) -> None:
-    """Add the flags that choose a run and its checkpoint."""
-    parser.add_argument('--workdir', required=required, metavar='DIR', help='the run folder')
+def add_run_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
+    """Add RUN, the flag `--workdir` that may stand for it, and those that choose its checkpoint.
+
+    Either is the attribute `workdir` of the parsed flags.
+    """
+    add_subject(parser, argv, 'workdir', ('--workdir',), metavar='RUN', help=RUN)
+    parser.add_argument(
+        '--workdir', metavar='RUN', default=argparse.SUPPRESS, help='same as the first argument'
+    )
     add_checkpoint_flags(parser)
 
 
@@ -66,11 +82,13 @@ def _step(text: str) -> int | str:
 
 
 def check_model_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Raise UserError unless exactly one model is named."""
-    if (args.workdir is None) == (args.checkpoint is None):
-        parser.error('give one of --workdir DIR and --checkpoint FILE')
+    """Put the one model that the flags name into `args.model`; raise UserError for two or none."""
+    named = [text for text in (args.model, args.workdir, args.checkpoint) if text is not None]
+    if len(named) != 1:
+        parser.error('name one model: MODEL, --workdir RUN or --checkpoint FILE')
     if args.checkpoint is not None and (args.step is not None or args.average != 1):
-        parser.error('--step and --average apply to runs: give them with --workdir')
+        parser.error('--step and --average apply to runs: name one, not --checkpoint')
+    args.model = named[0]
 
 
 def image_size(args: argparse.Namespace) -> tuple[int, int] | None:
@@ -122,11 +140,14 @@ def task_name(args: argparse.Namespace) -> str:
     """
     from vit_jax.inference import load
     from vit_jax.runtime import mesh
+    from vit_jax.storage import run_folder
 
     mesh.usable_devices()
-    if args.workdir is not None:
-        return load.read_config(args.workdir, args.allow).task.name
-    args.stored = load.read(args.checkpoint, image_size=image_size(args), allowed=args.allow)
+    run = load.locate(args.model)
+    folder = args.workdir if run is None else run[0].parent
+    if folder is not None and (args.workdir or run_folder.read_config(folder) is not None):
+        return load.read_config(folder, args.allow).task.name
+    args.stored = load.read(args.model, image_size=image_size(args), **run_options(args))
     return args.stored.settings.task.name
 
 
@@ -136,18 +157,19 @@ def open_model(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Any
     Raises:
       UserError: if not exactly one model is named, it cannot be read, or no device is usable.
     """
-    check_model_flags(parser, args)
+    if args.model is None:
+        check_model_flags(parser, args)
     size = image_size(args)
     from vit_jax.inference import load
     from vit_jax.runtime import mesh
 
     mesh.usable_devices()
-    if args.checkpoint is not None:
-        stored = getattr(args, 'stored', None)
-        return load.open_model(args.checkpoint, size, allowed=args.allow, stored=stored)
-    return load.open_run(args.workdir, size, **run_options(args))
+    if args.workdir is not None:
+        return load.open_run(args.workdir, size, **run_options(args))
+    stored = getattr(args, 'stored', None)
+    return load.open_model(args.model, size, stored=stored, **run_options(args))
 
 
 def run_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The values of `add_run_flags` as keywords of `inference.load.open_run`."""
+    """The values of `add_run_flags` as keywords of `inference.load`'s functions."""
     return {'step': args.step, 'average': args.average, 'allowed': args.allow}

@@ -73,7 +73,8 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Sequence[str], namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
         self._require_flags(args)
-        parsed, unknown = self.parse_known_args(args, namespace)
+        # Intermixed: flags may stand between a subject and what follows it.
+        parsed, unknown = self.parse_known_intermixed_args(args, namespace)
         if unknown:
             self.error(f'unexpected {unknown[0]!r}')
         for module in dict.fromkeys(getattr(parsed, 'allow', ())):
@@ -102,6 +103,34 @@ def _word_of_a_config(flag: str, valid: Sequence[str]) -> str:
 
     hint = other_word(flag) if '--config' in valid else ''
     return f'unknown flag {flag!r}; did you mean {hint}?' if hint else ''
+
+
+def has_flag(argv: Sequence[str], flags: Sequence[str]) -> bool:
+    """Whether a command line has one of the flags."""
+    words = itertools.takewhile(lambda word: word != '--', argv)
+    return any(word.partition('=')[0] in flags for word in words)
+
+
+def add_subject(
+    parser: argparse.ArgumentParser,
+    argv: Sequence[str],
+    name: str,
+    flags: Sequence[str],
+    **options: Any,
+) -> None:
+    """Add a positional argument, unless the command line has a flag that stands for it.
+
+    Args:
+      parser: to add it to.
+      argv: the command line.
+      name: of the attribute; None if a flag stands for it.
+      flags: these flags.
+      options: of `add_argument`.
+    """
+    if has_flag(argv, flags):
+        parser.set_defaults(**{name: None})
+    else:
+        parser.add_argument(name, **options)
 
 
 def add_allow_flag(parser: argparse.ArgumentParser) -> None:

@@ -7,15 +7,21 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax.commands._model import add_model_flags, image_size, open_model
+from vit_jax.commands._model import (
+    add_model_flags,
+    check_model_flags,
+    image_size,
+    open_model,
+)
 from vit_jax.commands._parser import Parser, check_picture, save_figure
 from vit_jax.errors import UserError
 
 
 def main(argv: Sequence[str]) -> int:
     """Write one picture."""
-    parser = make_parser()
+    parser = make_parser(argv)
     args = parser.parse_args(argv)
+    check_model_flags(parser, args)
     parse_query(args.query)
     image_size(args)
     if args.parameters is not None:
@@ -24,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error('the following arguments are required: input')
     from vit_jax.runtime import compile_cache
 
-    check_picture(args.out, '--out', [*args.inputs, args.checkpoint])
+    check_picture(args.out, '--out', [*args.inputs, args.model])
     run = open_model(parser, args)
     compile_cache.enable()
     if args.parameters is not None:
@@ -36,10 +42,10 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def make_parser() -> Parser:
+def make_parser(argv: Sequence[str]) -> Parser:
     """The parser of the flags."""
     parser = Parser('attention', __doc__)
-    add_model_flags(parser)
+    add_model_flags(parser, argv)
     parser.add_argument('--out', required=True, help='the picture: .png, .pdf, .svg or .jpg')
     parser.add_argument(
         '--map',

@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
         check_picture(args.out, '--out', args.image)
     mesh.usable_devices()
     core = open_run(args.workdir, **run_options(args))
-    check_task(core, 'coltran', '--workdir')
+    check_task(core, 'coltran', 'RUN')
     core = core.adapted(task=coltran.Viz().adapt_task(core.task, Context(flags=args)))
     names = image_names(args.image, core.task.samples)
     if folder:
@@ -81,7 +81,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     from vit_jax.viz import coltran
 
     parser = Parser('colorize', __doc__)
-    add_run_flags(parser, required=True)
+    add_run_flags(parser, argv)
     parser.add_argument(
         '--upsampler',
         action='append',

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.commands._model import add_checkpoint_flags, add_image_size_flag, image_size
+from vit_jax.commands._model import add_model_flags, check_model_flags, image_size, run_options
 from vit_jax.commands._parser import Parser, check_output, check_picture, save_figure, writing
 from vit_jax.errors import EXIT_FAILED, UserError, positive_number
 
@@ -33,9 +33,7 @@ def main(argv: Sequence[str]) -> int:
 
     mesh.usable_devices()
     compile_cache.enable()
-    trained = embed.open_for_features(
-        args.checkpoint, size, step=args.step, average=args.average, allowed=args.allow
-    )
+    trained = embed.open_for_features(args.model, size, **run_options(args))
     inputs: embed.Inputs
     if args.texts is None:
         inputs = ImageInputs.from_words(trained, args.inputs, args.split, size)
@@ -73,12 +71,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
       UserError: for a mistake.
     """
     parser = Parser('embed', __doc__)
-    parser.add_argument(
-        'checkpoint',
-        metavar='CHECKPOINT',
-        help='a run folder, RUN/checkpoints/STEP, or weights of another code base: a file, a '
-        'folder, or a URL such as hf://facebook/dinov2-small',
-    )
+    add_model_flags(parser, argv)
     parser.add_argument(
         'inputs',
         nargs='*',
@@ -123,9 +116,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         metavar='N',
         help='images at once, on all devices together (default: 32)',
     )
-    add_image_size_flag(parser)
-    add_checkpoint_flags(parser)
     args = parser.parse_args(_joined(argv, '--layer'))
+    check_model_flags(parser, args)
     _check(parser, args)
     return args
 
@@ -150,7 +142,7 @@ def _check(parser: Parser, args: argparse.Namespace) -> None:
         parser.error('name an output: --out FILE, --pca FILE or --neighbors FILE')
     if args.pca and args.neighbors and os.path.abspath(args.pca) == os.path.abspath(args.neighbors):
         parser.error('--pca and --neighbors name the same file')
-    read = [*args.inputs, args.texts, args.checkpoint]
+    read = [*args.inputs, args.texts, args.model]
     if args.out is not None:
         if not args.out.lower().endswith(tuple(feature_files.WRITERS)):
             formats = ' or '.join(feature_files.WRITERS)

@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
       UserError: for a checkpoint without `--source` and `--split`.
     """
     parser = Parser('evaluate', __doc__)
-    add_model_flags(parser)
+    add_model_flags(parser, argv)
     parser.add_argument('--source', help="other data, such as 'tfds:NAME' or 'folder:PATH'")
     parser.add_argument('--split', help='another split')
     parser.add_argument(
@@ -60,9 +60,17 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     check_model_flags(parser, args)
     if args.report is not None:
-        check_picture(args.report, '--report', [args.source, args.checkpoint])
-    if args.checkpoint is not None and None in (args.source, args.split):
-        raise UserError('--checkpoint has no data of its own: give --source and --split')
+        check_picture(args.report, '--report', [args.source, args.model])
+    from vit_jax.inference import load
+
+    if (
+        args.workdir is None
+        and None in (args.source, args.split)
+        and load.locate(args.model) is None
+    ):
+        raise UserError(
+            f'{args.model!r} is not a run, so it has no data of its own: give --source and --split'
+        )
     from vit_jax.rehearsal import ahead_of_time
     from vit_jax.runtime import compile_cache
     from vit_jax.trainer import measure

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Sequence
 
-from vit_jax.commands._model import add_checkpoint_flags, add_image_size_flag, image_size
+from vit_jax.commands._model import add_model_flags, check_model_flags, image_size, run_options
 from vit_jax.commands._parser import Parser, check_output
 
 
@@ -16,32 +16,20 @@ def main(argv: Sequence[str]) -> int:
       UserError: if the model has no predictions for images, or the folder exists.
     """
     parser = Parser('export', __doc__)
-    parser.add_argument(
-        'src',
-        metavar='CHECKPOINT',
-        help='a run folder, RUN/checkpoints/STEP, or weights of another code base: a file, a '
-        'folder, or a URL such as hf://google/vit-base-patch16-224',
-    )
-    parser.add_argument('dst', metavar='FOLDER', help='to write; it must not exist')
-    add_checkpoint_flags(parser)
-    add_image_size_flag(parser)
+    add_model_flags(parser, argv)
+    parser.add_argument('out', metavar='OUT', help='folder to write; it must not exist')
     parser.add_argument(
         '--int8', action='store_true', help='store kernels as int8, a quarter of their size'
     )
     args = parser.parse_args(argv)
-    check_output(pathlib.Path(args.dst) / 'model.json', 'dst')
+    check_model_flags(parser, args)
+    check_output(pathlib.Path(args.out) / 'model.json', 'OUT')
     size = image_size(args)
     from vit_jax.inference import export
 
-    about = export.export(
-        *(args.src, args.dst, size),
-        int8=args.int8,
-        step=args.step,
-        average=args.average,
-        allowed=args.allow,
-    )
+    about = export.export(args.model, args.out, size, int8=args.int8, **run_options(args))
     for kind in ('inputs', 'outputs'):
         for name, (shape, dtype) in about[kind].items():
             print(f'{kind[:-1]} {name}: {dtype} [{", ".join(map(str, shape))}]')
-    print(f'{args.dst}: written for {", ".join(about["platforms"])}')
+    print(f'{args.out}: written for {", ".join(about["platforms"])}')
     return 0

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands._model import (
+    MODEL_FLAGS,
     add_model_flags,
     check_model_flags,
     image_size,
@@ -24,6 +25,7 @@ from vit_jax.commands._parser import (
     check_image_names,
     check_output,
     check_picture,
+    has_flag,
     image_names,
     is_folder,
     save_figure,
@@ -46,27 +48,8 @@ def main(argv: Sequence[str]) -> int:
 
     Images that cannot be read are left out and named; then the exit code is EXIT_FAILED.
     """
-    parser = Parser('predict', f'{__doc__} With --workdir, --help shows the flags of its task.')
-    add_model_flags(parser)
-    parser.add_argument(
-        '--out',
-        metavar='FILE',
-        help='draw a picture (.png, .pdf, .svg or .jpg), or one picture per file into a folder; '
-        'files of equal names keep their folders there',
-    )
-    parser.add_argument('--json', action='store_true', help='print JSON only')
-    parser.add_argument(
-        '--table',
-        metavar='FILE',
-        help='write a row per prediction to a .csv or .parquet file instead of printing tables',
-    )
-    add_coco_flags(parser)
-    parser.add_argument('--seed', type=int, default=0, help='of random draws (default: 0)')
-    parser.add_argument(
-        'image',
-        nargs='+',
-        help="JPEG, PNG or WebP files, folders of them, or quoted patterns such as 'a/**/*.jpg'",
-    )
+    parser = Parser('predict', f'{__doc__} After MODEL, --help also shows the flags of its task.')
+    add_flags(parser, argv, images='+')
     viz, args = add_task_flags(parser, argv)
     args = parser.parse_args(argv, args)
     from vit_jax.inference.images import list_images
@@ -101,6 +84,30 @@ def main(argv: Sequence[str]) -> int:
     return EXIT_FAILED if failed else 0
 
 
+def add_flags(parser: Parser, argv: Sequence[str], images: str) -> None:
+    """Add MODEL, the images, as many as `nargs=images`, and the flags that all tasks have."""
+    add_model_flags(parser, argv)
+    parser.add_argument(
+        '--out',
+        metavar='FILE',
+        help='draw a picture (.png, .pdf, .svg or .jpg), or one picture per file into a folder; '
+        'files of equal names keep their folders there',
+    )
+    parser.add_argument('--json', action='store_true', help='print JSON only')
+    parser.add_argument(
+        '--table',
+        metavar='FILE',
+        help='write a row per prediction to a .csv or .parquet file instead of printing tables',
+    )
+    add_coco_flags(parser)
+    parser.add_argument('--seed', type=int, default=0, help='of random draws (default: 0)')
+    parser.add_argument(
+        'image',
+        nargs=images,
+        help="JPEG, PNG or WebP files, folders of them, or quoted patterns such as 'a/**/*.jpg'",
+    )
+
+
 def add_coco_flags(parser: argparse.ArgumentParser) -> None:
     """Add `--coco` and `--annotations`."""
     parser.add_argument(
@@ -130,14 +137,9 @@ def add_task_flags(parser: Parser, argv: Sequence[str]) -> tuple[Any, argparse.N
     from vit_jax.config.origin import require_name
     from vit_jax.viz import predictions
 
-    model_flags = Parser('predict', None)
-    add_model_flags(model_flags)
-    args, rest = model_flags.parse_known_args([word for word in argv if word not in HELP_FLAGS])
-    if HELP_FLAGS.intersection(argv) and args.workdir is None and args.checkpoint is None:
-        return None, args
-    if args.workdir is None and args.checkpoint is None:
-        refuse_misspelled_model_flag(parser, rest)
-    check_model_flags(parser, args)
+    args = named_model(parser, argv)
+    if args is None:
+        return None, argparse.Namespace()
     task = task_name(args)
     require_name(predictions.module_path(task), args.allow, f'the visualization of task {task!r}')
     viz = predictions.require(task)
@@ -145,17 +147,34 @@ def add_task_flags(parser: Parser, argv: Sequence[str]) -> tuple[Any, argparse.N
     return viz, args
 
 
-def refuse_misspelled_model_flag(parser: Parser, words: Sequence[str]) -> None:
-    """Raise UserError if a flag looks like a misspelled `--workdir` or `--checkpoint`."""
-    for word in words:
-        flag = word.partition('=')[0]
-        if difflib.get_close_matches(flag, ('--workdir', '--checkpoint'), cutoff=0.7):
-            parser.error(nearest('flag', flag, ('--workdir', '--checkpoint')))
+def named_model(parser: Parser, argv: Sequence[str]) -> argparse.Namespace | None:
+    """Parse the flags that name the model; None for `--help` without one.
+
+    The flags of its task are unknown yet, so MODEL has to stand before them.
+
+    Raises:
+      UserError: if not exactly one model is named.
+    """
+    words = [word for word in argv if word not in HELP_FLAGS]
+    named = has_flag(words, MODEL_FLAGS)
+    if len(words) < len(argv) and not named and all(word.startswith('-') for word in words):
+        return None
+    flags = Parser('predict', None)
+    add_flags(flags, argv, images='*')
+    args, unknown = flags.parse_known_intermixed_args(words)
+    first = unknown[0].partition('=')[0] if unknown else ''
+    if not named and first.startswith('--'):
+        if difflib.get_close_matches(first, MODEL_FLAGS, cutoff=0.7):
+            parser.error(nearest('flag', first, MODEL_FLAGS))
+        if words.index(unknown[0]) < words.index(args.model):
+            parser.error(f'name the model before {first}: predict MODEL FILE...')
+    check_model_flags(parser, args)
+    return args
 
 
 def files_read(args: argparse.Namespace) -> list[str | None]:
     """What the command reads, for `check_output`."""
-    return [*args.image, args.annotations, args.checkpoint]
+    return [*args.image, args.annotations, args.model]
 
 
 def check_out_flag(args: argparse.Namespace) -> None:

@@ -159,8 +159,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
 
     parser = Parser('sample', __doc__)
     add = parser.add_argument
-    add('run', nargs='?', metavar='RUN', help='the run folder')
-    add_run_flags(parser, required=False)
+    add_run_flags(parser, argv)
     words = "numbers or names, such as 3,7 or cat; 'none' for no class (default: all)"
     add('--classes', metavar='A,B', help=words)
     add('--count', type=positive_number, default=8, help='images of each class (default: 8)')
@@ -176,9 +175,6 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     )
     add('--json', action='store_true', help='print JSON only')
     args = parser.parse_args(argv)
-    if (args.run is None) == (args.workdir is None):
-        parser.error('name one run, as RUN or by --workdir')
-    args.workdir = args.workdir or args.run
     args.draws = not (args.out.endswith('.npz') or is_folder(args.out))
     if args.draws:
         check_picture(args.out, '--out')

@@ -28,7 +28,7 @@ METHOD_FLAGS = {
 
 def main(argv: Sequence[str]) -> int:
     """Print a translation of every line, or write them to a file."""
-    parser = make_parser()
+    parser = make_parser(argv)
     args = parser.parse_args(argv)
     check_flags(parser, args)
     lines = [*args.sentence] if args.file is None else read_lines(args.file)
@@ -60,10 +60,10 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def make_parser() -> Parser:
+def make_parser(argv: Sequence[str]) -> Parser:
     """The parser of the flags."""
     parser = Parser('translate', __doc__)
-    add_run_flags(parser, required=True)
+    add_run_flags(parser, argv)
     add = parser.add_argument
     add('sentence', nargs='*', help=f"sentences; '{STDIN}' reads standard input")
     add('--file', help='a UTF-8 file with one sentence per line')

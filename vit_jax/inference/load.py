@@ -63,7 +63,8 @@ def load(
     Args:
       path: a checkpoint of another code base (.npz, .safetensors, a folder with one, or a URL such
         as hf://google/vit-base-patch16-224; FAMILY:FILE for a family of your own, such as
-        `my_lab.swin:FILE`), a run folder, or its `checkpoints/STEP` or `checkpoints/best`.
+        `my_lab.swin:FILE`), a run folder, or RUN@STEP or RUN@best for one of its checkpoints, also
+        written RUN/checkpoints/STEP and RUN/checkpoints/best.
       image_size: side, or height and width, of your images in pixels. Defaults to the size that
         the checkpoint's files prepare, or else the size that it was trained for.
       num_classes: size of the head; a head that the checkpoint lacks starts at zero.
@@ -152,12 +153,23 @@ def read(
     Raises:
       UserError: as `load`, or if there are no such checkpoints.
     """
-    if (found := locate(path)) is None:
+    if (run := locate(path)) is None:
+        if step is not None or average != 1:
+            raise UserError(f'{path} is not a run: step and average apply to runs')
         return interop.read(path, mean, std, image_size)
     if mean is not None or std is not None:
         raise UserError(f'{path}: mean and std apply to other code bases, not to a run')
-    folder, named = found
-    return _read_run(folder, named if named is not None else step, average, allowed)
+    folder, named = run
+    if named is not None:
+        step = _one_step(path, named, step)
+    return _read_run(folder, step, average, allowed)
+
+
+def _one_step(path: Path, named: Step, step: Step) -> Step:
+    """Return the step that a path names; raise UserError if a flag names a different one."""
+    if step is not None and named != step:
+        raise UserError(f'{path} names step {named}, and --step {step} another: give one of them')
+    return named
 
 
 def open_run(
@@ -168,10 +180,15 @@ def open_run(
     average: int = 1,
     allowed: Sequence[str] = (),
 ) -> TrainedModel:
-    """Open the model of a run folder; raise UserError for any other path, or as `open_model`."""
-    read_config(workdir, allowed)
-    folder = paths.absolute(workdir) / run_folder.CHECKPOINTS
-    return adapt_model(_read_run(folder, step, average, allowed), image_size)
+    """Open the model of a run (RUN, RUN@STEP); raise UserError for others, or as `open_model`."""
+    if (run := locate(workdir)) is None:
+        read_config(workdir, allowed)
+        run = paths.absolute(workdir) / run_folder.CHECKPOINTS, None
+    folder, named = run
+    read_config(folder.parent, allowed)
+    if named is not None:
+        step = _one_step(workdir, named, step)
+    return adapt_model(_read_run(paths.absolute(folder), step, average, allowed), image_size)
 
 
 def open_model(
@@ -219,6 +236,9 @@ def open_model(
 def locate(path: Path) -> tuple[pathlib.Path, Step] | None:
     """Find a run's folder of checkpoints, and the step if `path` names one; None for other paths.
 
+    Args:
+      path: RUN, RUN/checkpoints/STEP or RUN@STEP, where STEP is a number or 'best'.
+
     Raises:
       UserError: if object storage cannot be reached.
     """
@@ -232,8 +252,18 @@ def locate(path: Path) -> tuple[pathlib.Path, Step] | None:
         if (path.name == BEST or path.name.isdecimal()) and (
             folder.name == run_folder.CHECKPOINTS or run_folder.finished_steps(folder)
         ):
-            return folder, BEST if path.name == BEST else int(path.name)
-        return (path, None) if run_folder.finished_steps(path) else None
+            return folder, _step(path.name)
+        if run_folder.finished_steps(path):
+            return path, None
+    name, at, step = path.name.rpartition('@')
+    if not (name and at) or not (step == BEST or step.isdecimal()):
+        return None
+    run = locate(path.with_name(name))
+    return None if run is None or run[1] is not None else (run[0], _step(step))
+
+
+def _step(name: str) -> Step:
+    return BEST if name == BEST else int(name)
 
 
 def read_config(workdir: Path, allowed: Sequence[str] = ()) -> ConfigDict:
@@ -261,7 +291,7 @@ def stored_config(workdir: Path) -> ConfigDict:
     """
     folder = paths.path(workdir)
     if (stored := run_folder.read_config(folder)) is None:
-        raise UserError(f'--workdir {str(workdir)!r} holds no run: it has no {run_folder.CONFIG}')
+        raise UserError(f'{str(workdir)!r} holds no run: it has no {run_folder.CONFIG}')
     require_run(stored, str(folder / run_folder.CONFIG))
     return _with_kept_vocab(from_dict(stored), folder)
 
