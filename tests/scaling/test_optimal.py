@@ -12,7 +12,7 @@ from helpers.messages import says
 
 from vit_jax import __main__ as cli
 from vit_jax.errors import UserError
-from vit_jax.scaling import isoflop, optimal, plots_optimal, points
+from vit_jax.scaling import inference_cost, isoflop, optimal, plots_optimal, points
 from vit_jax.scaling import joint as joint_law
 
 TRUE = {'E': 1.7, 'A': 400.0, 'alpha': 0.34, 'B': 1000.0, 'beta': 0.28}
@@ -249,6 +249,30 @@ def test_runs_whose_data_follow_from_their_size_have_no_law(exponent):
     assert any('all runs have D = ' in line for line in found.notes)
 
 
+def test_inference_wants_a_smaller_model_trained_longer():
+    """Against a search over N on a grid; without inference it is the optimum itself."""
+    cost = points.Cost()
+    little = inference_cost.cheapest(TRUE, cost, 1e20, 1e-3)
+    assert little['N'] == pytest.approx(best_size(1e20), rel=1e-2)
+    assert little['saved'] == pytest.approx(0, abs=1e-6)
+    served = 1e12
+    found = inference_cost.cheapest(TRUE, cost, 1e20, served)
+    n = best_size(1e20) * np.geomspace(0.3, 1, 2001)
+    with np.errstate(invalid='ignore'):
+        d = ((found['loss'] - TRUE['E'] - TRUE['A'] * n ** -TRUE['alpha']) / TRUE['B']) ** (
+            -1 / TRUE['beta']
+        )
+    total = 6 * n * d + 2 * n * served
+    assert found['total'] == pytest.approx(np.nanmin(total), rel=1e-4)
+    assert found['N'] == pytest.approx(n[np.nanargmin(total)], rel=1e-2)
+    assert loss(found['N'], found['D']) == pytest.approx(found['loss'])
+    law = analyze(runs(0.003), bootstrap=10, target=1e21, served=1e13)
+    best = law.summary['joint']['inference']
+    low, high = best['bands']['N']
+    assert low < best['N'] < high and best['N'] < law.summary['joint']['target']['N']
+    assert best['D'] > law.summary['joint']['target']['D'] and 0 < best['saved'] < 1
+
+
 def repeated(unique, noise=0.0):
     """A grid of sizes, data and unique data; losses by the law of repeats with R_D = 15.4."""
     rng, rows = np.random.default_rng(0), []
@@ -395,10 +419,22 @@ def test_the_command(tmp_path, capsys):
     rows += [row | {'m': 'b'} for row in runs(noise=0.002, law=law)]
     write(tmp_path / 'runs.csv', rows)
     words = ['--csv', tmp_path / 'runs.csv', '--n', 'N', '--d', 'D', '--y', 'loss', '--c', 'C']
-    words += ['--by', 'm', '--target', '1e21', '--holdout', '4x', '--bootstrap', '9']
+    words += [
+        '--by',
+        'm',
+        '--target',
+        '1e21',
+        '--inference-tokens',
+        '1e12',
+        '--holdout',
+        '4x',
+        '--bootstrap',
+        '9',
+    ]
     words += ['--json', tmp_path / 'out.json', '--output', tmp_path / 'out.png']
     assert cli.main(['scaling', 'optimal', *map(str, words)]) == 0
     shown = capsys.readouterr().out
+    assert shown.count('with inference on 1e+12') == 2
     assert 'C = 6 N D' in shown and 'parabolas are biased' in shown
     curves = json.loads((tmp_path / 'out.json').read_text())['curves']
     assert [curve['by'] for curve in curves] == [{'m': 'a'}, {'m': 'b'}]
@@ -420,6 +456,7 @@ def test_the_command(tmp_path, capsys):
         ({'N': '5', 'D': '5'}, ['--n', 'N', '--d', 'D'], 'no law of the optimum can be fitted'),
         ({'loss': 'nan'}, ['--n', 'N', '--d', 'D'], 'no row can be fitted; line 2: left out'),
         ({}, ['--n', 'N', '--d', 'D', '--holdout', '1x'], 'write a factor above 1, as 4x'),
+        ({}, ['--n', 'N', '--d', 'D', '--inference-tokens', '0'], '--inference-tokens'),
         ({}, ['--n', 'N', '--d', 'D', '--target', '-1'], '--target -1: must be positive'),
     ],
 )

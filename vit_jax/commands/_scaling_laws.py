@@ -271,9 +271,10 @@ def optimal(argv: Sequence[str]) -> int:
     from vit_jax.scaling.optimal import AnalysisOptions, analyze, require_law
 
     check_fit_flags(args)
+    require_positive(args.inference_tokens, '--inference-tokens')
     columns = points.Columns(args.n, args.d, args.c, args.y, parse_names(args.by), args.unique)
     factor = table.holdout_factor(args.holdout) if args.holdout else 0.0
-    options = AnalysisOptions(args.target, factor, args.bootstrap)
+    options = AnalysisOptions(args.target, factor, args.bootstrap, args.inference_tokens)
     curves = points.read(rows.read_csv(args.csv), columns)
     found = [analyze(one, options) for one in curves if len(one.y)]
     require_law(found)
@@ -298,6 +299,8 @@ def _optimal_parser() -> Parser:
     add('--unique', metavar='COL', help=unique)
     add('--by', metavar='COL,COL', default='', help='columns that distinguish the curves')
     add('--target', type=float, metavar='C', help='predict the optimum for this budget')
+    served = 'data of inference, in the unit of D: the cheapest model with the loss of the optimum'
+    add('--inference-tokens', type=float, metavar='T', help=served)
     add('--holdout', metavar='4x', help='hold out C above a quarter of the largest')
     add_bootstrap_flag(parser)
     add_json_flag(parser)
@@ -343,10 +346,21 @@ def _print_optimal(found: Sequence[Analysis], columns: Columns) -> None:
         if law := one.summary['joint']:
             known = [f'{k} = {_fitted_with_band(law, k)}' for k in LAW if law[k] is not None]
             print(f'{name}: ' + (', '.join(known) or 'no parameter of the joint law is identified'))
+            if served := law.get('inference'):
+                print(f'{name}: {_inference_line(served)}')
         for note in (*one.notes, *one.points.left_out):
             print(f'{name}: {note}')
     if any(one.summary['isoflop'] for one in found):
         print(f'isoflop: {BIAS}')
+
+
+def _inference_line(served: dict[str, Any]) -> str:
+    n, d = (_fitted_with_band(served, key) for key in 'ND')
+    return (
+        f'with inference on {served["served"]:.3g}, cheapest at the loss of the optimum of '
+        f'{served["C"]:.3g} FLOPs: N {n}, D {d}, training {served["training"]:.3g}, in total '
+        f'{served["total"]:.3g} FLOPs, {served["saved"]:.0%} less than the optimum of training'
+    )
 
 
 def _optimal_row(way: str, one: Analysis) -> list[str]:

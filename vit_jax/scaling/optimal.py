@@ -21,6 +21,7 @@ from threadpoolctl import threadpool_limits
 from vit_jax.errors import UserError
 from vit_jax.scaling import curve_fit, isoflop
 from vit_jax.scaling.contradictions import compare, has_vague_exponent, is_determined
+from vit_jax.scaling.inference_cost import inference_summary
 from vit_jax.scaling.joint import exponents, fit_joint, optimum, outside
 from vit_jax.scaling.noise import pooled
 from vit_jax.scaling.points import Cost, Points
@@ -49,11 +50,13 @@ class AnalysisOptions:
       target: a budget whose optimum is predicted; None for none.
       holdout: runs with more than 1 / holdout of the largest C are held out; 0 for none.
       bootstrap: replicates for the bands.
+      served: data of inference over the model's life, in the unit of D; None to train alone.
     """
 
     target: float | None = None
     holdout: float = 0.0
     bootstrap: int = 100
+    served: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +111,8 @@ def analyze(points: Points, options: AnalysisOptions) -> Analysis:
         notes += more + beyond + _missing(ways, parabolas, drawn)
         shown, against = compare(seen, level, ways, len(parabolas.c))
     notes += [*repeats, *against, *_unidentified(ways, beyond=at > _PAST * seen.c.max())]
+    if options.served is not None:
+        notes += _add_inference(ways['joint'], joint, seen, at, options.served)
     notes += _add_drift(ways, seen.cost, at / seen.c.max())
     if options.target is None:
         ways = {
@@ -200,6 +205,16 @@ def _unidentified(ways: dict[str, dict[str, Any] | None], beyond: bool) -> list[
     return notes
 
 
+def _add_inference(
+    way: dict[str, Any] | None, joint: curve_fit.Fit | None, seen: Points, at: float, served: float
+) -> list[str]:
+    """Add the cheapest model with inference to the joint law; return lines on its limits."""
+    if way is None or way['target']['N'] is None or way['target']['loss'] is None:
+        return ['no optimum with inference: it needs N* and the loss of the joint law']
+    way['inference'], notes = inference_summary(joint, seen, at, served)
+    return notes
+
+
 def drift_half_width(std: float, ratio: np.ndarray | float) -> np.ndarray:
     """Half of a 90 % band of the drift at budgets `ratio` times the largest fitted one, in logs."""
     return stats.norm.ppf(curve_fit.BAND[1]) * std * np.log(np.maximum(ratio, 1.0))
@@ -210,14 +225,16 @@ def _add_drift(ways: dict[str, dict[str, Any] | None], cost: Cost, ratio: float)
     for name, way in ways.items():
         if way is None:
             continue
-        bands, target = way['target']['bands'], way['target']
+        target = way['target']
         if ratio > curve_fit.FARTHEST:
-            bands.clear()
+            for one in filter(None, (target, way.get('inference'))):
+                one['bands'].clear()
         stds = {'N': DRIFT[name], 'D': DRIFT[name] * cost.p / cost.q, 'loss': LOSS_DRIFT}
-        for key in bands:
-            if target[key] is not None:
-                drift = float(drift_half_width(stds[key], ratio))
-                bands[key] = _widen_logs(target[key], bands[key], drift)
+        for one in filter(None, (target, way.get('inference'))):
+            for key, band in one['bands'].items():
+                if one[key] is not None:
+                    drift = float(drift_half_width(stds[key], ratio))
+                    one['bands'][key] = _widen_logs(one[key], band, drift)
     note = curve_fit.distance_note('the target budget', ratio, MEASURED)
     return [note] if note and any(ways.values()) else []
 
