@@ -69,7 +69,7 @@ def inference_summary(
     joint: curve_fit.Fit | None, seen: Points, c: float, served: float
 ) -> tuple[dict[str, Any] | None, list[str]]:
     """The cheapest model with its bands, None without a joint law; and lines on its limits."""
-    best = joint and cheapest(joint.params, seen.cost, c, served)
+    best = None if joint is None else cheapest(joint.params, seen.cost, c, served)
     if joint is None or best is None:
         return None, ['no optimum with inference: it needs the joint law']
     drawn = [
