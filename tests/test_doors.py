@@ -60,7 +60,8 @@ REFUSED: dict[str, dict[str, str]] = {
     },
     'attention': {
         'run_(reverse|rnn|seq2seq)': 'is none of the digits',
-        '.*(bit_resnet|mae|mixer|text_encoder).*|run_bit': 'has no attention to draw',
+        '.*(bit_resnet|mae|mixer).*|run_bit': 'has no attention to draw',
+        '.*text_encoder.*': 'was not trained on images',
     },
     'export': {
         WITHOUT_IMAGES: 'was not trained on images|has no predictions',
