@@ -2,11 +2,13 @@
 
 import os
 import pathlib
+import re
 
 import jax
 import jax.export
 import numpy as np
 import pytest
+from PIL import Image
 from safetensors.numpy import load_file
 
 import vit_jax
@@ -60,6 +62,21 @@ def test_plain_jax_runs_it(written):
     assert whole.shape[0] == 5
     np.testing.assert_allclose(whole[:1], program.call(weights, {'image': one})['probs'], atol=1e-6)
     assert program.platforms == export.PLATFORMS
+
+
+def test_the_page_prepares_images_without_this_package(written, tmp_path, monkeypatch, capsys):
+    text = (GOLDEN.parents[1] / 'docs' / 'checkpoints.md').read_text()
+    (code,) = (c for c in re.findall(r'```python\n(.*?)```', text, re.DOTALL) if 'model.json' in c)
+    assert 'vit_jax' not in code
+    assert main(['export', str(RUN), str(tmp_path / 'flowers'), '--image-size', '8']) == 0
+    pixels = np.random.default_rng(0).integers(0, 256, (31, 50, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / 'photo.jpg')
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(code, names)
+    (expected,) = export.load_exported('flowers').predict(['photo.jpg'])
+    np.testing.assert_allclose(names['probs'], expected['probs'], atol=2e-3)
+    assert capsys.readouterr().out.split()[-1] in names['about']['class_names']
 
 
 def test_int8_kernels_are_near():

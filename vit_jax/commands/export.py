@@ -1,4 +1,4 @@
-"""Write a model as a program that needs only JAX: StableHLO for CPUs, GPUs and TPUs."""
+"""Write a model as a program (StableHLO) that runs on CPUs, GPUs and TPUs without this package."""
 
 from __future__ import annotations
 
