@@ -203,6 +203,7 @@ def test_worker_processes_pass_mistakes_on():
 
 WITH_WORKERS = """
 import multiprocessing, os, signal, threading, time
+from vit_jax.config.run import Data
 from vit_jax.data.dataset import open_dataset
 
 def strike():
@@ -213,7 +214,7 @@ def strike():
     return workers[0].pid
 
 if __name__ == '__main__':
-    data = open_dataset(8, source='digits', split='train[:100]', workers=1, threads=1)
+    data = open_dataset(Data(source='digits', split='train[:100]', workers=1, threads=1), 8)
     batches = data.train_batches()
     threading.Thread(target=strike).start()  # before it has imported anything
     next(batches)

@@ -18,8 +18,9 @@ DATA = {'source': 'digits:6-32', 'split': 'train[:40]', 'threads': 0}
 PLAN = 'patches(patch_size=4, lengths=(4, 16, 36))'
 
 
-def opened(batch_size=8, **options):
-    return open_dataset(Data(**DATA | {'plan': PLAN} | options), batch_size, seed=3)
+def opened(batch_size=8, multiple=1, **options):
+    data = Data(**DATA | {'plan': PLAN} | options)
+    return open_dataset(data, batch_size, seed=3, multiple=multiple)
 
 
 def taken(data, count, start=0):

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from vit_jax.config.run import Data
 from vit_jax.data.dataset import open_dataset
 from vit_jax.data.read_ahead import CHEAP, WORTHWHILE, Loading, Watched, Work
 from vit_jax.errors import UserError
@@ -166,19 +167,20 @@ def test_threads_and_processes_suit_the_cores_and_the_work_unless_given(
 
 def test_processes_are_chosen_by_the_measured_time_of_an_example(monkeypatch):
     monkeypatch.setattr(environment, 'available_cores', lambda: 8)
-    digits = {'source': 'digits', 'split': 'train', 'batch_size': 64}
-    slow = open_dataset(**digits, transforms='resize(512)')
+    digits = {'source': 'digits', 'split': 'train'}
+    large = digits | {'transforms': 'resize(512)'}
+    slow = open_dataset(Data(**large), 64)
     assert slow.reading().workers
     assert not slow.reading(batches=1).workers
-    assert not open_dataset(**digits, transforms='resize(512)', cache=True).reading().workers
-    assert not open_dataset(**digits).reading().workers
+    assert not open_dataset(Data(**large, cache=True), 64).reading().workers
+    assert not open_dataset(Data(**digits), 64).reading().workers
 
 
 def test_data_that_cannot_be_sent_are_read_by_threads_unless_processes_are_asked_for(monkeypatch):
     monkeypatch.setattr(environment, 'available_cores', lambda: 8)
-    digits = {'source': 'digits', 'split': 'train', 'batch_size': 64, 'transforms': 'resize(512)'}
+    digits = {'source': 'digits', 'split': 'train', 'transforms': 'resize(512)'}
     for given, workers in ({}, 0), ({'workers': 1}, 1):
-        data = open_dataset(**digits, **given)
+        data = open_dataset(Data(**digits, **given), 64)
         data.source.lock = threading.Lock()
         assert data.reading().workers == workers
     with pytest.raises(UserError, match=r'data\.workers'):
@@ -187,6 +189,7 @@ def test_data_that_cannot_be_sent_are_read_by_threads_unless_processes_are_asked
 
 SCRIPT = """
 import sys
+from vit_jax.config.run import Data
 from vit_jax.data.dataset import open_dataset
 
 print('runs')
@@ -194,7 +197,7 @@ print('runs')
 def double(record):
     return record | {'image': 2 * record['image']}
 
-data = open_dataset(8, source='digits', split='test', workers=1)
+data = open_dataset(Data(source='digits', split='test', workers=1), 8)
 steps = (lambda record, rng: double(record),)
 object.__setattr__(data.plan.examples.transforms, 'steps', steps)
 print(next(data.eval_batches())['image'].max())

@@ -279,7 +279,11 @@ def test_what_transformers_cannot_do(text):
 def test_what_is_prepared_otherwise_is_said(tmp_path):
     """Of a run, of a file whose resampling is unknown here, and of one that keeps the shape."""
     model = released.trained('vit').with_groups(
-        data={'transforms': 'resize_small(20)|central_crop(16)'}
+        data={
+            'source': 'digits',
+            'split': 'train',
+            'transforms': 'resize_small(20)|central_crop(16)',
+        }
     )
     (note,) = interop.write(model, tmp_path / 'a')
     assert "resize_small(20, rounding='down')" in note
@@ -314,7 +318,10 @@ def test_a_file_and_what_is_made_of_it_have_the_same_transforms(tmp_path):
     larger = "drop_alpha|resize_small(40, 'bicubic', rounding='down')|central_crop((32, 32))"
     assert load.open_model(place, (32, 32)).transforms == larger
     notes = interop.write(
-        released.trained('vit').with_groups(data={'transforms': 'random_crop(9)'}), tmp_path / 'c'
+        released.trained('vit').with_groups(
+            data={'source': 'digits', 'split': 'train', 'transforms': 'random_crop(9)'}
+        ),
+        tmp_path / 'c',
     )
     assert 'unlike the run: random_crop(9)' in notes[0]
 

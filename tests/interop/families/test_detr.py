@@ -223,7 +223,11 @@ def test_transformers_reads_what_is_written(model, kind, tmp_path):
 def test_transformers_makes_the_images_that_a_run_gets(flat, resize):
     transformers = pytest.importorskip('transformers')
     imported = detr.read(flat, EXTRA).with_groups(
-        data={'transforms': f"keep('image', 'boxes')|{resize}|pad_objects(9)"},
+        data={
+            'source': 'digits',
+            'split': 'train',
+            'transforms': f"keep('image', 'boxes')|{resize}|pad_objects(9)",
+        },
         task={'name': 'detect', 'mean': (0.1, 0.2, 0.3), 'std': (0.5, 0.6, 0.7)},
     )
     imported = dataclasses.replace(imported, image_size=(1344, 1344))  # a run's images are padded
@@ -262,12 +266,16 @@ def test_the_names_of_the_authors_are_written(flat, is_panoptic):
 
 
 def test_images_that_transformers_resizes_otherwise_are_said(flat):
-    imported = detr.read(flat, EXTRA).with_groups(data={'transforms': 'resize_small(24, max=40)'})
+    imported = detr.read(flat, EXTRA).with_groups(
+        data={'source': 'digits', 'split': 'train', 'transforms': 'resize_small(24, max=40)'}
+    )
     assert any('rounds the longer side' in note for note in write(imported).notes)
 
 
 def test_images_that_a_run_does_not_resize_are_kept(flat):
-    imported = detr.read(flat, EXTRA).with_groups(data={'transforms': 'pad_objects(9)'})
+    imported = detr.read(flat, EXTRA).with_groups(
+        data={'source': 'digits', 'split': 'train', 'transforms': 'pad_objects(9)'}
+    )
     written = write(imported)
     assert not written.preprocessor['do_resize']
     assert any('keeps the size' in note for note in written.notes)
