@@ -102,6 +102,15 @@ class UnsuitableFile(OSError):
     """A file that is not opened: a FIFO, a device, or too large for its kind."""
 
 
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and those that it was raised from, or while they were handled."""
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        yield error
+        seen.append(error)
+        error = error.__cause__ or error.__context__
+
+
 def nearest(what: str, name: str, choices: Iterable[str]) -> str:
     """The message for an unknown `name`: the closest of `choices`, then all of them."""
     valid = sorted(choices)

@@ -308,13 +308,13 @@ def test_a_bucket_that_refuses_or_is_slow(flaky, local, monkeypatch):
     assert faults.refused == 0 and len(faults.asked) == 3, 'refused twice, then answered'
     assert all(found.startswith('bytes=') for _, found in faults.asked), 'a range, no whole shard'
     faults.refused = 1000
-    with pytest.raises(ranges.Unreachable, match=f'{SHARD} cannot be read, 4 tries in') as error:
+    with pytest.raises(servers.Unreachable, match=f'{SHARD} cannot be read, 4 tries in') as error:
         there[7]
     assert error.value.exit_code == EXIT_FAILED and '\n' not in str(error.value)
     assert not there.broken, 'an outage breaks no record'
     faults.refused, faults.late = 0, 0.6
     monkeypatch.setattr(ranges, 'SECONDS', 0.2)
-    with pytest.raises(ranges.Unreachable, match=r'no answer in 0\.2 s'):
+    with pytest.raises(servers.Unreachable, match=r'no answer in 0\.2 s'):
         there[8]
     monkeypatch.setattr(ranges, 'SECONDS', 20.0)
     np.testing.assert_array_equal(there[8]['image'], here[8]['image'])

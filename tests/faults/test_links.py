@@ -34,7 +34,7 @@ def test_a_lock_that_is_a_link_is_refused(tmp_path, precious, capsys, link):
     link(precious, tmp_path / 'run' / 'lock')
     assert train(tmp_path / 'run') == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert 'run/lock is a link, or no file, and would be overwritten: remove it' in line
+    assert f'{tmp_path}/run/lock' in line and 'link' in line
     assert precious.read_text() == PRECIOUS
 
 
@@ -42,7 +42,8 @@ def test_a_lock_that_is_a_pipe_is_refused(tmp_path, capsys):
     (tmp_path / 'run').mkdir()
     os.mkfifo(tmp_path / 'run' / 'lock')
     assert train(tmp_path / 'run') == 2
-    assert 'is a link, or no file' in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f'{tmp_path}/run/lock' in line
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from vit_jax.checkpoints import format as checkpoint_format
 from vit_jax.checkpoints import manifest
 from vit_jax.checkpoints.best import BEST, KEPT, Step, best_from_meta, find_best
 from vit_jax.config.run import Checkpoint, Duration
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, causes
 from vit_jax.runtime.processes import on_process_0, reports_lost_peer
 from vit_jax.storage import paths, run_folder
 
@@ -373,12 +373,11 @@ class FolderHandle:
 
 def disk_reason(error: BaseException | None) -> str | None:
     """The disk's reason for refusing a write; None if the error has another cause."""
-    while error is not None:
-        if isinstance(error, OSError) and error.strerror:
-            return error.strerror
-        if number := re.search(r"os_error_code='(\d+)'", str(error)):  # TensorStore's wording
+    for cause in causes(error):
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        if number := re.search(r"os_error_code='(\d+)'", str(cause)):  # TensorStore's wording
             return os.strerror(int(number[1]))
-        error = error.__cause__ or error.__context__
     return None
 
 

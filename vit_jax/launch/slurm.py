@@ -16,6 +16,13 @@ from collections.abc import Mapping, Sequence
 from vit_jax.errors import EXIT_PREEMPTED, UserError
 from vit_jax.launch import command
 
+# Variables of jobs and steps (sbatch(1), srun(1)), except those that select the cluster.
+_OF_JOBS = re.compile(
+    r'SLURMD?_(?!CONF$|CONF_SERVER$|CLUSTERS$|JWT$)|SRUN_|SBATCH_(CPU|MEM)_BIND'
+    r'|OMPI_(COMM_WORLD_|MCA_orte_)|PMIX?_|PRTE_'
+)
+_DEVICES = ('CUDA_VISIBLE_DEVICES', 'GPU_DEVICE_ORDINAL', 'ROCR_VISIBLE_DEVICES')
+
 
 @dataclasses.dataclass(frozen=True)
 class SlurmJob:
@@ -126,14 +133,6 @@ def outside_allocation(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in environ.items()
         if not (_OF_JOBS.match(name) or (within and name in _DEVICES))
     }
-
-
-# Variables of jobs and steps (sbatch(1), srun(1)), and not those that name the cluster to use.
-_OF_JOBS = re.compile(
-    r'SLURMD?_(?!CONF$|CONF_SERVER$|CLUSTERS$|JWT$)|SRUN_|SBATCH_(CPU|MEM)_BIND'
-    r'|OMPI_(COMM_WORLD_|MCA_orte_)|PMIX?_|PRTE_'
-)
-_DEVICES = ('CUDA_VISIBLE_DEVICES', 'GPU_DEVICE_ORDINAL', 'ROCR_VISIBLE_DEVICES')
 
 
 def _options(job: SlurmJob) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,6 @@ import jax.numpy as jnp
 from vit_jax.config.run import Sam
 from vit_jax.profiling import flops
 from vit_jax.tasks.base import FrozenModel, Task
-
-if TYPE_CHECKING:
-    pass
 
 Spec = Mapping[str, Any]  # shape and dtype of one example's arrays
 

@@ -9,7 +9,6 @@ import fcntl
 import json
 import logging
 import os
-import pathlib
 import socket
 import stat
 import sys
@@ -31,7 +30,7 @@ EXIT_LOST = 2  # after a takeover of the lease, as for `Taken`
 
 _HEARTBEAT_SECONDS = 5.0
 _SILENT_SECONDS = 20.0
-_BOOT, _PID_NAMESPACE = '/proc/sys/kernel/random/boot_id', '/proc/self/ns/pid'
+_PID_NAMESPACE = '/proc/self/ns/pid'
 _WITHOUT_FLOCK = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL)
 _PIDS = 2**31
 _KINDS = {'host': str, 'pid': int, 'since': str, 'boot': str, 'started': int, 'token': str}
@@ -78,14 +77,14 @@ def lock(path: str | Path, silent_seconds: float = _SILENT_SECONDS) -> Iterator[
 
 @contextlib.contextmanager
 def hold(path: str | Path) -> Iterator[None]:
-    """Lock a folder as `lock` does, by this process alone, without the other ones of its job."""
+    """Lock a folder as `lock` does, but without the other processes of the job."""
     with contextlib.ExitStack() as held:
         _hold(held, paths.path(path), _SILENT_SECONDS)
         yield
 
 
 def is_held(path: str | Path) -> bool:
-    """Whether another process holds the folder; asks the lock itself, as `hold` does."""
+    """Whether another process holds the folder; tries to take the lock, unlike `holder`."""
     try:
         with hold(path):
             return False
@@ -112,7 +111,7 @@ def holder(path: str | Path) -> Record | None:
 
 
 def _is_here(owner: Record) -> bool:
-    """Whether this kernel runs the owner, and its process ids are those of this process."""
+    """Whether the owner runs on this kernel, in the same namespace of process ids."""
     here = _record()
     return all(owner.get(name, here[name]) == here[name] for name in ('host', 'boot'))
 
@@ -125,8 +124,8 @@ def _is_alive(owner: Record) -> bool:
         pass
     except OSError:
         return False
-    started, now = owner.get('started'), _start_time(pid)
-    return not started or now is None or now == started
+    recorded, actual = owner.get('started'), _start_time(pid)
+    return not recorded or actual is None or actual == recorded
 
 
 def _hold(held: contextlib.ExitStack, path: Path, silent_seconds: float) -> Check:
@@ -139,12 +138,27 @@ def _hold(held: contextlib.ExitStack, path: Path, silent_seconds: float) -> Chec
     except OSError as error:
         raise paths.WriteError(f'cannot write to the workdir {path}: {error.strerror}') from error
     held.callback(kernels.release)
-    stop = threading.Event()
-    beat = threading.Thread(target=_heartbeat, args=(kernels, stop), daemon=True)
-    beat.start()
-    held.callback(beat.join)
-    held.callback(stop.set)
+
+    def renew() -> None:
+        with contextlib.suppress(OSError, Taken):  # `check` raises it before the next write
+            kernels.renew()
+
+    _repeat(held, renew, _HEARTBEAT_SECONDS)
     return kernels.check
+
+
+def _repeat(held: contextlib.ExitStack, act: Callable[[], None], seconds: float) -> None:
+    """Call `act` in a thread at this interval until `held` is closed."""
+    stop = threading.Event()
+
+    def loop() -> None:
+        while not stop.wait(seconds):
+            act()
+
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    held.callback(thread.join)
+    held.callback(stop.set)
 
 
 class _KernelLock:
@@ -250,11 +264,11 @@ def _open_no_link(name: Path, flags: int) -> int:
         if error.errno != errno.ELOOP:
             raise
     else:
-        found = os.fstat(file)
-        if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+        status = os.fstat(file)
+        if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
             return file
         os.close(file)
-    raise UserError(f'{name} is a link, or no file, and would be overwritten: remove it')
+    raise UserError(f'{name} is a link or a special file, and would be overwritten: remove it')
 
 
 def _lock_file(file: int, path: Path, silent_seconds: float) -> Record:
@@ -270,12 +284,12 @@ def _lock_file(file: int, path: Path, silent_seconds: float) -> Record:
                 'it with locks (Lustre: -o flock), or choose another --workdir'
             ) from error
         raise
-    owner, seen = parse_owner(os.pread(file, 4096, 0)), os.fstat(file).st_mtime_ns
+    owner, renewed = parse_owner(os.pread(file, 4096, 0)), os.fstat(file).st_mtime_ns
     if not _is_here(owner):
         wait_for_silence(
             owner,
             silent_seconds,
-            lambda: os.fstat(file).st_mtime_ns != seen,
+            lambda: os.fstat(file).st_mtime_ns != renewed,
             partial(_in_use, path),
         )
     return owner
@@ -298,8 +312,8 @@ def _replace(name: Path, content: bytes) -> int:
 def _record() -> Record:
     """The record that describes this process.
 
-    `boot` changes with every start of the machine and differs between containers, `started` tells
-    processes of one id apart, and `token` all owners.
+    `boot` changes with every start of the machine and differs between containers, `started` differs
+    between processes with the same id, and `token` between all owners.
     """
     namespace = ''
     with contextlib.suppress(OSError):
@@ -308,7 +322,7 @@ def _record() -> Record:
         'host': socket.gethostname(),
         'pid': os.getpid(),
         'since': datetime.datetime.now().astimezone().isoformat(timespec='seconds'),
-        'boot': f'{environment.read_or_empty(pathlib.Path(_BOOT)).strip()} {namespace}'.strip(),
+        'boot': f'{environment.read_or_empty(environment.BOOT_ID).strip()} {namespace}'.strip(),
         'started': _start_time(os.getpid()) or 0,
         'token': uuid.uuid4().hex,
     }
@@ -316,22 +330,16 @@ def _record() -> Record:
 
 def _start_time(pid: int) -> int | None:
     """The time when a process began, in ticks since the start of the machine; None if unknown."""
-    stat = environment.read_or_empty(pathlib.Path(f'/proc/{pid}/stat'))
-    fields = stat.rpartition(')')[2].split()  # the name before it may hold spaces
+    content = environment.read_or_empty(Path(f'/proc/{pid}/stat'))
+    fields = content.rpartition(')')[2].split()  # the name before it may hold spaces
     return int(fields[19]) if len(fields) > 19 else None
 
 
-def _in_use(path: Path, owner: dict[str, Any]) -> InUse:
+def _in_use(path: Path, owner: Record) -> InUse:
     return InUse(
         f'the workdir {path} is in use by another run: {describe(owner)}; '
         'wait for it, stop it, or choose another --workdir'
     )
-
-
-def _heartbeat(kernels: _KernelLock, stop: threading.Event) -> None:
-    while not stop.wait(_HEARTBEAT_SECONDS):
-        with contextlib.suppress(OSError, Taken):  # `check` raises it before the next write
-            kernels.renew()
 
 
 def describe(owner: Record) -> str:
@@ -357,8 +365,8 @@ def wait_for_silence(
     """Wait until an owner, possibly on another host, counts as dead.
 
     Args:
-      owner: its record.
-      seconds: without renewal after which it counts as dead.
+      owner: the owner's record.
+      seconds: time without renewal after which it counts as dead.
       is_renewed: whether it has renewed its lock.
       refused: the owner's record -> the exception to raise in that case.
     """
@@ -382,14 +390,14 @@ def _hold_lease(held: contextlib.ExitStack, path: Path, silent_seconds: float) -
     return lambda: None
 
 
-def open_store(folder: pathlib.Path) -> Any:
+def open_store(folder: Path) -> Any:
     """Open a remote folder with TensorStore, which supports conditional writes."""
     import tensorstore
 
     return tensorstore.KvStore.open(store_spec(folder)).result()
 
 
-def store_spec(folder: pathlib.Path) -> dict[str, Any]:
+def store_spec(folder: Path) -> dict[str, Any]:
     """TensorStore's specification of a remote folder."""
     scheme, _, rest = os.fspath(folder).partition('://')
     bucket, _, prefix = rest.partition('/')
@@ -408,8 +416,8 @@ class Lease:
 
     Args:
       store: as returned by `open_store`.
-      name: of the object.
-      record: describes its owner.
+      name: name of the object.
+      record: describes the owner.
       silent_seconds: an owner that has not renewed it for this long counts as dead.
       refused: the owner's record -> the exception to raise if the owner is alive.
     """
@@ -439,13 +447,13 @@ class Lease:
         if self._write(json.dumps(self._record).encode()):
             return True
         # After a lost answer to a successful write, its repetition is refused.
-        found = self._store.read(self._name).result()
-        if found.state == 'missing':
-            self._generation = found.stamp.generation
+        current = self._store.read(self._name).result()
+        if current.state == 'missing':
+            self._generation = current.stamp.generation
             return self._write(json.dumps(self._record).encode())
-        if parse_owner(found.value).get('token') != self._record['token']:
+        if parse_owner(current.value).get('token') != self._record['token']:
             return False
-        self._generation = found.stamp.generation
+        self._generation = current.stamp.generation
         return True
 
     def release(self) -> None:
@@ -463,25 +471,18 @@ class Lease:
         return True
 
 
-def keep_renewed(
-    held: contextlib.ExitStack, lease: Lease, folder: pathlib.Path, seconds: float
-) -> None:
+def keep_renewed(held: contextlib.ExitStack, lease: Lease, folder: Path, seconds: float) -> None:
     """Renew the lease at this interval until `held` is closed, which releases it.
 
     If the process was suspended until another run took over, it exits at once, since both would
     write the same files.
     """
-    stop = threading.Event()
 
-    def beat() -> None:
-        while not stop.wait(seconds):
-            with contextlib.suppress(ValueError, OSError):  # the network may come back
-                if not lease.renew():
-                    print(f'error: another run has taken over {folder}', file=sys.stderr)
-                    os._exit(EXIT_LOST)
+    def renew() -> None:
+        with contextlib.suppress(ValueError, OSError):  # the network may come back
+            if not lease.renew():
+                print(f'error: another run has taken over {folder}', file=sys.stderr)
+                os._exit(EXIT_LOST)
 
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
     held.callback(lease.release)
-    held.callback(thread.join)
-    held.callback(stop.set)
+    _repeat(held, renew, seconds)

@@ -46,6 +46,8 @@ TABLE = 2**33  # annotations of a data set
 TEXT = 2**36
 _MAX_DEPTH, _MAX_DIGITS = 60, 30  # levels of JSON, digits of an integer
 _MAX_NAME = 255  # bytes of a name, on any file system in use
+# Errors of a file system whose server does not answer.
+_PASSING = (errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENETUNREACH)
 # TensorStore reads `\` as `/`, and Orbax's paths `/gs/` as gs://.
 _MISREAD = re.compile(r'[^/]*\\[^/]*|/gs:(?=/|$)|^/(gs|s3|az|hf)(?=/|$)')
 _KINDS = {
@@ -148,10 +150,6 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
     return _scheme(os.fspath(path)) is not None
 
 
-# Errors of a file system whose server is away.
-_PASSING = (errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENETUNREACH)
-
-
 def orbax_writes(path: str | os.PathLike[str]) -> bool:
     """Whether Orbax can write arrays to the path, which is local or at gs://."""
     return _scheme(os.fspath(path)) in (None, 'gs')
@@ -203,7 +201,7 @@ def writing(folder: os.PathLike[str]) -> Iterator[None]:
     """Turn an error of the disk, such as a full disk, into one line.
 
     Raises:
-      Unavailable: for an OSError in the block of a file system whose server is away.
+      Unavailable: for an OSError in the block, if the server of the file system does not answer.
       WriteError: for another OSError.
     """
     try:

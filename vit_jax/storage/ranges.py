@@ -22,8 +22,8 @@ import time
 import zlib
 from typing import Any, NamedTuple
 
-from vit_jax.errors import Unavailable, UserError
-from vit_jax.storage import cache, paths
+from vit_jax.errors import UserError
+from vit_jax.storage import cache, paths, servers
 
 log = logging.getLogger(__name__)
 
@@ -36,10 +36,6 @@ SECONDS = 60.0  # for an answer
 AT_ONCE = 64  # requests of a process
 ABOUT = 'about.json'
 CHECKSUM = 4  # bytes in front of a cached range
-
-
-class Unreachable(Unavailable):
-    """Object storage does not answer now; the same command may succeed later."""
 
 
 class Object(NamedTuple):
@@ -240,7 +236,7 @@ async def _retry(request: Any, url: str) -> Any:
     reason = (
         f'no answer in {SECONDS:g} s' if isinstance(last, TimeoutError) else paths.first_line(last)
     )
-    raise Unreachable(
+    raise servers.Unreachable(
         f'{url} cannot be read, {TRIES} tries in {time.monotonic() - began:.0f} s ({reason}): '
         'when the bucket answers again, the same command continues'
     ) from last

@@ -14,7 +14,7 @@ import time
 import urllib.parse
 import urllib.request
 
-from vit_jax.errors import Unavailable
+from vit_jax.errors import Unavailable, causes
 
 GOOGLE = 'https://storage.googleapis.com'
 TRIES = 3
@@ -38,8 +38,7 @@ def is_network_error(error: BaseException) -> bool:
 
     Libraries of the web derive theirs from OSError, without a number.
     """
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in causes(error):
         status = getattr(cause, 'code', getattr(getattr(cause, 'response', None), 'status_code', 0))
         if isinstance(status, int) and status >= 400:
             return status in TEMPORARY or status >= 500
@@ -51,7 +50,6 @@ def is_network_error(error: BaseException) -> bool:
             return False
         if isinstance(cause, OSError) and not isinstance(cause, ValueError):  # such as a wrong URL
             return cause.errno is None or cause.errno in NETWORK
-        cause = cause.__cause__ or cause.__context__
     return False
 
 

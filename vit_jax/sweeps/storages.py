@@ -22,7 +22,7 @@ import sqlalchemy
 from optuna.storages import RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
-from vit_jax.errors import Unavailable
+from vit_jax.errors import Unavailable, causes
 from vit_jax.storage import paths
 
 PATIENCE_SECONDS = 180.0  # for a server that does not answer
@@ -51,15 +51,7 @@ def disk_reason(error: BaseException) -> str:
     """The reason why a disk refuses a write to a journal or to SQLite; empty for other errors."""
     if isinstance(error, OSError):
         return paths.reason(error)
-    return next((paths.first_line(e) for e in _causes(error) if _DISK.search(str(e))), '')
-
-
-def _causes(error: BaseException | None) -> list[BaseException]:
-    causes: list[BaseException] = []
-    while error is not None and error not in causes:
-        causes.append(error)
-        error = error.__cause__ or error.__context__
-    return causes
+    return next((paths.first_line(e) for e in causes(error) if _DISK.search(str(e))), '')
 
 
 class Journal(JournalFileBackend):
@@ -143,7 +135,7 @@ def _repeated(method: Callable[..., Any]) -> Callable[..., Any]:
 def _lost_connection(error: Exception) -> str | None:
     """The reason why the server does not answer; None for another error."""
     lost = (sqlalchemy.exc.OperationalError, sqlalchemy.exc.InterfaceError)
-    for cause in _causes(error):
+    for cause in causes(error):
         dropped = getattr(cause, 'connection_invalidated', False)
         if (isinstance(cause, lost) or dropped) and time_may_mend(cause):
             return paths.first_line(cause)
