@@ -303,7 +303,7 @@ def test_operations_have_the_bytes_of_pillow(monkeypatch, compiled, shape):
     """Compiled or not, for images of few and of all values."""
     if not compiled:
         monkeypatch.setattr(native, '_compiled', lambda: None)
-        pixels._agrees.cache_clear()
+        pixels._matches_pillow.cache_clear()
     elif not native.has('move'):
         pytest.skip('nothing was compiled')
     moves = {'turn': turn, 'shift': shift}
@@ -312,16 +312,16 @@ def test_operations_have_the_bytes_of_pillow(monkeypatch, compiled, shape):
         image = (drawn * (255 // (high - 1))).astype(np.uint8)
         of_pillow = pillow.to_pillow(image)
         if name in moves:
-            found = pixels.moved(image, moves[name](of_pillow, level), GRAY)
+            found = pixels.move(image, moves[name](of_pillow, level), GRAY)
         else:
             found = run(name, image, level)
         said = f'{name} {level} {high}'
         np.testing.assert_array_equal(
             found, pillow.from_pillow(expected(of_pillow, level)), err_msg=said
         )
-        mirrored = pixels.mirrored(image)
+        mirrored = pixels.mirror(image)
         np.testing.assert_array_equal(mirrored, image[:, ::-1])
-    pixels._agrees.cache_clear()
+    pixels._matches_pillow.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_a_group_of_version_1(groups):
 def test_processes_of_a_job_on_one_host_share_its_cores(groups, monkeypatch):
     monkeypatch.setattr(environment, 'host_id', lambda: 'a')
     every = [['a', [*range(64)]], ['b', [*range(64)]], ['a', [*range(32)]], ['a', [*range(64)]]]
-    monkeypatch.setattr(environment, '_others', [])
+    monkeypatch.setattr(environment, '_peer_cores', [])
     monkeypatch.setattr(processes, 'gather', lambda own: list(every))
     processes.share_cores()
     assert environment.available_cores() == 27, '32 of three processes, 32 of two'

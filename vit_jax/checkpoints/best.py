@@ -24,7 +24,7 @@ class Best:
     """The best result so far.
 
     Attributes:
-      goal: as in the config, see `run.parse_goal`.
+      goal: Goal as in the config, see `run.parse_goal`.
       step: of that result; None before the first.
       value: of the metric.
       since: number of later evaluations, none of them better.

@@ -385,7 +385,7 @@ def silence_late_requests() -> None:
     """Silence Orbax about a failed save or read, whose exception is raised here.
 
     Orbax logs it with a traceback at every layer, several hundred lines. Other requests for arrays
-    end later, when nobody waits for them, and each would print a traceback of its own.
+    end later, when nobody waits for them, and each would print another traceback.
     """
     previous = sys.unraisablehook
     if getattr(previous, 'func', None) is not _report_unraisable:

@@ -33,25 +33,25 @@ def join_spellings(names: Iterable[str]) -> dict[str, str]:
     }
 
 
-def find_alike(names: Iterable[str], others: Collection[str]) -> tuple[str, str] | None:
-    """The first name that only upper and lower case tell from one of others that lack it."""
-    folded = {other.casefold(): other for other in others}
-    pairs = ((name, folded.get(name.casefold())) for name in names if name not in others)
+def find_alike(names: Iterable[str], references: Collection[str]) -> tuple[str, str] | None:
+    """The first name that differs only in case from one of `references`, and that name."""
+    folded = {other.casefold(): other for other in references}
+    pairs = ((name, folded.get(name.casefold())) for name in names if name not in references)
     return next(((name, other) for name, other in pairs if other is not None), None)
 
 
 def join_splits(
     by_split: Mapping[str, Collection[str]], split: str, title: str, several: bool = False
 ) -> set[str]:
-    """The classes of all splits together, as training knows them.
+    """Join the classes of all splits, which share their numbers.
 
-    A split whose only class training lacks, such as a folder `images`, has no classes.
+    A split whose only class is not one of training, such as a folder `images`, has no classes.
 
     Args:
-      by_split: the names of the classes of each split.
-      split: the one to read.
-      title: of the data, for messages.
-      several: whether an example may have any number of classes, instead of one.
+      by_split: Class names of each split.
+      split: Split to read.
+      title: Name of the data, for messages.
+      several: Whether an example may have any number of classes, instead of one.
 
     Returns:
       The names, of all splits if none is for training; none if `split` has no classes.
@@ -64,11 +64,11 @@ def join_splits(
     train = next((name for name in by_split if name.casefold() in TRAINING), None)
     if train is None:
         return set().union(*by_split.values())
-    known = set(by_split[train])
-    joined = set(known)
+    train_classes = set(by_split[train])
+    joined = set(train_classes)
     for name, classes in by_split.items():
-        strange = sorted(set(classes) - known)
-        if alike := find_alike(strange, known):
+        strange = sorted(set(classes) - train_classes)
+        if alike := find_alike(strange, train_classes):
             raise UserError(
                 f'{title}: {name!r} has a class {alike[0]!r}, {train!r} a class {alike[1]!r}: give '
                 'both one name'
@@ -83,19 +83,19 @@ def join_splits(
         elif name == split:
             raise UserError(
                 f'{title}: {split!r} has the classes {_listed(strange)}, and {train!r} none of '
-                'them: rename them, or name the split as data of its own'
+                'them: rename them, or read the split as a separate data set'
             )
-    if strange := sorted(set(by_split[split]) - known):
+    if strange := sorted(set(by_split[split]) - train_classes):
         _warn(title, split, f'has classes that {train!r} lacks', strange)
     return joined
 
 
 def _require_distinct(splits: Iterable[str], title: str) -> None:
     """Raise UserError for a split under two names, of which one would be left out."""
-    seen: dict[str, str] = {}
+    names: dict[str, str] = {}
     for name in splits:
         folded = name.casefold()
-        other = seen.setdefault(TRAINING[0] if folded in TRAINING else folded, name)
+        other = names.setdefault(TRAINING[0] if folded in TRAINING else folded, name)
         if other != name:
             raise UserError(f'{title}: has splits {other!r} and {name!r}: give both one name')
 

@@ -137,7 +137,7 @@ class Dataset:
     def train_batches(
         self, start_step: int = 0, stopping: Stopping = no_stop, stop_step: int = sys.maxsize
     ) -> Generator[Batch, None, None]:
-        """Shuffled batches, those of the steps from `start_step` to the one before `stop_step`.
+        """Shuffled batches of the steps from `start_step` up to, but not including, `stop_step`.
 
         Raises `Interrupted` if none is ready and `stopping` requests a stop.
         """
@@ -162,14 +162,14 @@ class Dataset:
     def _work(self, batches: int) -> Work:
         """The work of making batches here; an estimate."""
         parts, here = self._process.count, len(self._process.parts)
-        row = sum(math.prod(one.shape) * one.dtype.itemsize for one in self.spec.values())
+        row = sum(math.prod(x.shape) * x.dtype.itemsize for x in self.spec.values())
         rows = min(self.batch_size, len(self.plan.rows)) * here / parts
         examples = self.plan.examples_per_row * rows * batches
         return Work(self._seconds, examples, int(row * rows), self._listing_bytes)
 
     @functools.cached_property
     def _seconds(self) -> float:
-        """CPU seconds of an example, without those of waiting for its file."""
+        """CPU seconds of an example, without the wait for its file."""
         spent, last = [], len(self.plan.examples) - 1
         for index in (0, 0, last // 2, last):  # the first one takes longer
             began = time.thread_time()
@@ -301,17 +301,17 @@ def make_plan(data: Data, examples: Examples, **options: Any) -> Plan:
     Raises:
       UserError: if several keys define how batches are made.
     """
-    given = {key: getattr(data, key) for key in ('buckets', 'sizes', 'plan')}
-    given = {key: value for key, value in given.items() if value}
-    if len(given) > 1:
+    values = {key: getattr(data, key) for key in ('buckets', 'sizes', 'plan')}
+    choices = {key: value for key, value in values.items() if value}
+    if len(choices) > 1:
         raise UserError(
-            f'{" and ".join(given)}: each defines how batches are made, buckets of sequences '
+            f'{" and ".join(choices)}: each defines how batches are made, buckets of sequences '
             'and sizes of images; give one of them'
         )
     if data.buckets:
-        given['count'] = data.count
-    name = given.pop('plan', next(iter(given), 'fixed'))
-    return plans.make(name, examples, **options, **given)
+        choices['count'] = data.count
+    name = choices.pop('plan', next(iter(choices), 'fixed'))
+    return plans.make(name, examples, **options, **choices)
 
 
 def open_dataset(

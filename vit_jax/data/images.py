@@ -40,7 +40,7 @@ _SCAN = bytes([SEGMENT, IMAGE_FOLLOWS])
 # 255 with another byte than these is a marker with a length.
 _MARKER = re.compile(rb'\xff[^\x00\x01\xd0-\xd7\xff]')
 log = logging.getLogger(__name__)
-_dark_images = itertools.count()  # of 16 bits, of which the first is told
+_dark_images = itertools.count()  # of 16 bits; only the first causes a warning
 _is_on_demand = contextvars.ContextVar('on_demand', default=False)
 _is_dropping_alpha = contextvars.ContextVar('dropping_alpha', default=False)
 
@@ -343,8 +343,8 @@ def read_values(path: pathlib.Path, *, colors: bool) -> np.ndarray:
     """The values of the pixels of a PNG file as they are, such as the numbers of classes.
 
     Args:
-      path: of the file.
-      colors: read the colors of any file, under any transparency; else gray values and indices of
+      path: Path of the file.
+      colors: Read the colors of any file, under any transparency; else gray values and indices of
         palettes, which are not scaled to bytes.
 
     Returns:

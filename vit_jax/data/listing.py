@@ -68,7 +68,7 @@ def walk(root: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def leads_upwards(link: str, chain: Iterable[str]) -> bool:
-    """Whether a link points to one of these real paths or to a folder above one."""
+    """Whether a link points to one of these real paths or to a parent of one."""
     target = os.path.join(os.path.realpath(link), '')
     return any(os.path.join(path, '').startswith(target) for path in chain)
 

@@ -1,8 +1,8 @@
-"""Windows of JPEG files and changes of images by compiled loops, where a C compiler was at hand.
+"""Compiled loops that decode windows of JPEG files and change images, if there was a C compiler.
 
     native.decode_window(data, (height, width), np.s_[10:234, 20:244], 3)
     native.resample(image, down, across, slack)
-    native.call('to_gray', image, pixels, made)
+    native.call('to_gray', image, pixels, output)
 
 Installing the package compiles `_native.c` if there is a C compiler, and goes on without it if not.
 The images are the same either way, bit by bit; callers ask `has_windows`, `can_resample` and `has`,
@@ -92,9 +92,9 @@ def has(name: str) -> bool:
 
 
 def call(name: str, *arguments: Any) -> Any:
-    """Call a loop that `has` names; arrays, without gaps, as the addresses of their values."""
-    given = [a.ctypes.data if type(a) is np.ndarray else a for a in arguments]
-    return getattr(_compiled(), name)(*given)
+    """Call a compiled loop by name; contiguous arrays are passed by address."""
+    values = [a.ctypes.data if type(a) is np.ndarray else a for a in arguments]
+    return getattr(_compiled(), name)(*values)
 
 
 def decode_window(

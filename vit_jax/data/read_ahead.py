@@ -34,7 +34,7 @@ MAX_THREADS = 8  # of one process: more wait for Python's lock, which the loop n
 CHEAP = 1e-4  # CPU seconds of an example of which threads make enough
 WORTHWHILE = 10.0  # CPU seconds of making all examples, of which starting processes is a part
 WORKER_MEMORY = 200e6  # bytes of a process besides its batches and its copy of the data's listing
-HELD, SHARED = 6, 3  # batches that a process has in memory, and those of them in shared memory
+HELD, SHARED = 6, 3  # batches that a process has in memory, and how many of them in shared memory
 HELD_BY_LOOP = 4
 MEMORY_SHARE = 0.5  # of the available memory that the processes may take
 _NO_ROOM = (
@@ -42,9 +42,7 @@ _NO_ROOM = (
     'set workers to 0'
 )
 _LITTLE_MEMORY = 'the memory has no room for more processes'
-_LITTLE_SHARED = (
-    '/dev/shm has no room for more processes: enlarge it, as by docker run --shm-size=8g'
-)
+_LITTLE_SHARED = '/dev/shm has no room for more processes: enlarge it (docker run --shm-size=8g)'
 CLOSE_SECONDS = 10.0  # time limit for worker processes to end
 _OF_GRAIN = 'grain-process-prefetch'  # the names of its processes begin with it
 _POLL_SECONDS = 0.2  # between two checks for a requested stop
@@ -55,10 +53,10 @@ class Work:
     """What it takes to make the batches of a run.
 
     Attributes:
-      seconds: of CPU time for an example.
-      examples: to make.
-      batch_bytes: of a batch.
-      listing_bytes: of the data's listing, of which each process has a copy; None if it cannot be
+      seconds: CPU seconds per example.
+      examples: Number of examples to make.
+      batch_bytes: Bytes of a batch.
+      listing_bytes: Bytes of the data's listing, which each process copies; None if it cannot be
         sent to another process.
     """
 
@@ -73,18 +71,18 @@ class Work:
             return 0, ''
         if self.listing_bytes is None:
             return 0, 'processes cannot make the batches, as the data cannot be pickled'
-        each = HELD * self.batch_bytes + WORKER_MEMORY + 3 * self.listing_bytes
+        process_bytes = HELD * self.batch_bytes + WORKER_MEMORY + 3 * self.listing_bytes
         limits = [(wanted, '')]
         if (memory := environment.available_memory()) is not None:
-            limits.append((self._fit(memory * MEMORY_SHARE, each), _LITTLE_MEMORY))
+            limits.append((self._fit(memory * MEMORY_SHARE, process_bytes), _LITTLE_MEMORY))
         if (shared := environment.shared_memory()) is not None:
             limits.append((self._fit(shared, SHARED * self.batch_bytes), _LITTLE_SHARED))
         return min(limits)
 
-    def _fit(self, free: float, each: float) -> int:
-        """The processes for which there is room, if one takes `each` bytes; 0 for a single one."""
-        found = int(max(0.0, free - HELD_BY_LOOP * self.batch_bytes) // max(each, 1))
-        return found if found > 1 else 0
+    def _fit(self, free: float, process_bytes: float) -> int:
+        """The processes for which there is room; 0 for a single one."""
+        count = int(max(0.0, free - HELD_BY_LOOP * self.batch_bytes) // max(process_bytes, 1))
+        return count if count > 1 else 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,9 +117,9 @@ class Loading:
         workers, threads = self.workers, self.threads
         if workers is None:
             workers, wanted = 0, max(1, (cores - 1) // (threads or 1))
-            # Daemons, as those of `multiprocessing.Pool`, have no children.
-            alone = cores < MIN_CORES or multiprocessing.current_process().daemon
-            if measure is not None and not alone:
+            # Daemons, such as workers of `multiprocessing.Pool`, may not have children.
+            is_daemon = multiprocessing.current_process().daemon
+            if measure is not None and cores >= MIN_CORES and not is_daemon:
                 workers, note = measure().processes(wanted)
             threads = 1 if workers and threads is None else threads
         if threads is None:
@@ -135,7 +133,7 @@ class Loading:
 
     @property
     def held(self) -> int:
-        """The most batches that lie ready while none is taken; only once `resolved`."""
+        """The most batches that are ready while none is taken; only once `resolved`."""
         return self.round + HELD * (self.workers or 1)
 
     def __str__(self) -> str:
@@ -193,7 +191,7 @@ def read_ahead(
 
 @dataclasses.dataclass(frozen=True)
 class _Staying(Generic[T]):
-    """Makes a batch; an exception that would end a thread, process or loop silently is an error."""
+    """Makes a batch; StopIteration and SystemExit, which end a thread silently, become errors."""
 
     make: Callable[[int], T]
 
@@ -252,8 +250,8 @@ class _Counted(Iterator[T], Generic[T]):
 
     def __next__(self) -> T:
         with _explained():
-            batch, found = next(self._iterator)
-        self._source.record_broken(found)
+            batch, broken = next(self._iterator)
+        self._source.record_broken(broken)
         return batch
 
     def close(self) -> None:
@@ -324,16 +322,16 @@ def _start_tracker() -> None:
 
 
 def _without_main(name: str, prepare: Callable = spawn.get_preparation_data) -> dict[str, Any]:
-    """What Python tells a new process; Grain's do not run the user's script once more.
+    """The data that Python sends to a new process; Grain's processes do not run the user's script.
 
-    What a script without `if __name__ == '__main__'` starts would be started again in each of
-    them. Its own functions reach them by value, so that they never need it.
+    A script without `if __name__ == '__main__'` would start its work again in each of them. Its
+    functions are pickled by value, so the processes do not need the script.
     """
-    told = prepare(name)
+    data = prepare(name)
     if name.startswith(_OF_GRAIN):
         for key in ('init_main_from_name', 'init_main_from_path'):
-            told.pop(key, None)
-    return told
+            data.pop(key, None)
+    return data
 
 
 def _live_with_parent(worker: int, workers: int) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from vit_jax.errors import UserError, nearest
 
 Record = dict[str, Any]
+MOST_CLASSES = 10**6  # of data that give classes by numbers, without names
 _INT32 = np.iinfo(np.int32)
 OBJECTS = ('boxes', 'masks', 'labels', 'crowd', 'ids', 'areas')  # fields with a row an object
 COORDINATES = ('boxes', 'points', 'areas')  # of objects, in pixels

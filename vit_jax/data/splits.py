@@ -481,8 +481,9 @@ def class_numbers(info: SourceInfo, others: SourceInfo, title: str) -> np.ndarra
     """
     if info.class_ids and others.class_ids:
         return _by_id(info, others, title)
-    mine, theirs = (tuple(map(class_names.compose, one.class_names)) for one in (info, others))
-    if not mine or any(len(one.class_names) != one.num_classes for one in (info, others)):
+    sides = info, others
+    mine, theirs = (tuple(map(class_names.compose, side.class_names)) for side in sides)
+    if not mine or any(len(side.class_names) != side.num_classes for side in sides):
         return None
     if mine == theirs:
         return np.arange(len(mine))

@@ -65,14 +65,14 @@ def require_bucket(launcher: str, words: Sequence[str]) -> None:
         )
 
 
-def submit(words: Sequence[str], given: str, hint: str, environ: Mapping[str, str] = {}) -> str:
+def submit(words: Sequence[str], stdin: str, hint: str, environ: Mapping[str, str] = {}) -> str:
     """Run a program that submits a job and return what it prints.
 
     Args:
       words: of the command line.
-      given: its standard input.
+      stdin: Standard input of the program.
       hint: what to do without the program.
-      environ: its environment variables; those of this process if empty.
+      environ: Environment variables of the program; by default those of this process.
 
     Raises:
       UserError: if it is not installed, or refuses the job.
@@ -82,7 +82,7 @@ def submit(words: Sequence[str], given: str, hint: str, environ: Mapping[str, st
         environ.pop('PYTHONSAFEPATH', None)  # set by this program; a job inherits the rest
     try:
         done = subprocess.run(
-            words, input=given, capture_output=True, text=True, check=False, env=environ
+            words, input=stdin, capture_output=True, text=True, check=False, env=environ
         )
     except FileNotFoundError as e:
         raise UserError(f'launch: {words[0]} was not found; {hint}') from e

@@ -103,7 +103,7 @@ def time_train(
     """Time the train step; `tx` makes the optimizer from the parameters' shapes.
 
     A row of the batch holds `per_row` examples on average; `frozen` are variables of the task's
-    frozen models, `adapters` those of a run of `config.lora`; `freeze` and `step` are arguments of
+    frozen models, `adapters` the adapters of `config.lora`; `freeze` and `step` are arguments of
     `step.make_train_step`, whose schedules have to be constant.
     """
     batch = synthetic_batch(spec, batch_size, seed)
@@ -113,9 +113,9 @@ def time_train(
 
     optimizer = tx(jax.eval_shape(initial)['params'])
 
-    def init(held: Any = None) -> TrainState:
+    def init(variables: Any = None) -> TrainState:
         state = init_state(initial(), optimizer, seed, ema=step.ema_decay > 0)
-        return dataclasses.replace(state, frozen=held)
+        return dataclasses.replace(state, frozen=variables)
 
     held = (frozen,) if frozen else ()
 
@@ -249,7 +249,7 @@ class PreparedSteps:
     """The steps of a config, ready to be timed.
 
     Attributes:
-      run: its config, complete.
+      run: Complete config.
       rows: of a batch.
       model, task: of the config.
       layout: of its devices.
@@ -332,8 +332,8 @@ def prepare(run: Run, rows: int) -> PreparedSteps:
         from vit_jax.config.origin import trusted_names
         from vit_jax.inference import frozen
 
-        held = frozen.attach(task, trusted_names(run))
-        task, variables = held.task, held.variables
+        attached = frozen.attach(task, trusted_names(run))
+        task, variables = attached.task, attached.variables
     devices = mesh.usable_devices()
     layout = sharding.make_layout(devices, run.parallel)
     sharding.check_batch(

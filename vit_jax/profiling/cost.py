@@ -34,7 +34,7 @@ class DataFacts:
     """The properties of the data that costs depend on.
 
     Attributes:
-      run: with the sizes that depend on the data.
+      run: Config with the sizes that depend on the data.
       kinds: kinds of training batches, the largest last.
       epoch: examples in an epoch.
       each: examples of a step, an average if there are buckets.

@@ -6,7 +6,6 @@ import ast
 import collections
 import contextlib
 import dataclasses
-import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -37,10 +36,9 @@ class Throughput:
     Attributes:
       first: the first batch.
       first_sec: seconds until the first batch, including the start of threads and processes.
-      seconds: that were timed, after the batches that may have lain ready were discarded.
-      per_sec: rates by unit, as {'images': 1200.0}; empty for a single batch.
-      slowest, fastest: the lowest and highest of such rates in `PARTS` of the timed seconds, as
-        shares of the mean.
+      seconds: Time measured, after the batches that may have been ready were discarded.
+      per_sec: Rates by unit, such as {'images': 1200.0}; empty for a single batch.
+      slowest, fastest: Lowest and highest rate in `PARTS` of the time, as shares of the mean.
       loading: what made the batches.
     """
 
@@ -54,7 +52,7 @@ class Throughput:
 
 
 def measure_throughput(
-    data: Dataset, batches: int, seen: Callable[[int], None] = lambda _: None
+    data: Dataset, batches: int, report: Callable[[int], None] = lambda _: None
 ) -> Throughput:
     """Read training batches as fast as they come.
 
@@ -64,9 +62,9 @@ def measure_throughput(
 
     Args:
       data: of the config.
-      batches: the least number, of which the first and those discarded are a part; 1 for the first
-        only.
-      seen: called after each batch with its number, from 1.
+      batches: Least number of batches, including the first and the discarded ones; 1 for only the
+        first.
+      report: Called after each batch with its number, from 1.
 
     Raises:
       UserError: if batches cannot be made.
@@ -75,25 +73,30 @@ def measure_throughput(
     with contextlib.closing(data.train_batches()) as coming:
         first = next(coming)
         first_sec = time.perf_counter() - began
-        seen(1)
+        report(1)
         if batches == 1:
             return Throughput(first, first_sec, 0.0, {}, 1.0, 1.0, loading)
-        numbers = itertools.count(2)
-        while (number := next(numbers)) <= 1 + loading.held:
+        for discarded in range(loading.held):
             next(coming)
-            seen(number)
+            report(2 + discarded)
+        number = 1 + loading.held
         counts: collections.Counter[str] = collections.Counter()
         times, start = [0.0], time.perf_counter()
-        while times[-1] < SECONDS or number <= batches or (len(times) - 1) % loading.round:
+        while times[-1] < SECONDS or number < batches or (len(times) - 1) % loading.round:
             counts.update(data.count(next(coming)))
             times.append(time.perf_counter() - start)
-            seen(number)
-            number = next(numbers)
-    ends = np.unique(np.linspace(0, len(times) - 1, PARTS + 1).round().astype(int))
-    rates = np.diff(ends) / np.diff(np.array(times)[ends]) * times[-1] / (len(times) - 1)
+            number += 1
+            report(number)
     per_sec = {name: n / times[-1] for name, n in counts.items()}
-    spread = float(rates.min()), float(rates.max())
-    return Throughput(first, first_sec, times[-1], per_sec, *spread, loading)
+    return Throughput(first, first_sec, times[-1], per_sec, *_spread(np.array(times)), loading)
+
+
+def _spread(times: np.ndarray) -> tuple[float, float]:
+    """The lowest and highest rate of batches in `PARTS` of the time, as shares of the mean rate."""
+    batches = len(times) - 1
+    ends = np.unique(np.linspace(0, batches, PARTS + 1).round().astype(int))
+    rates = np.diff(ends) / np.diff(times[ends]) * times[-1] / batches
+    return float(rates.min()), float(rates.max())
 
 
 def measure_stages(data: Dataset, examples: int, put: Callable[[Batch], Any]) -> dict[str, float]:
@@ -196,7 +199,7 @@ def needs(run: RunEstimate, slice_: Topology, mfu: float) -> list[Need]:
 
 
 def per_core(data: Dataset) -> float:
-    """Training examples a second that one core of this machine delivers, of all that are used.
+    """Training examples per second and core of this machine, with all of its cores in use.
 
     Args:
       data: of the config.
@@ -204,10 +207,10 @@ def per_core(data: Dataset) -> float:
     Raises:
       UserError: if no batch can be made.
     """
-    found = measure_throughput(data, batches=2)
-    (rate, *_), examples = found.per_sec.values(), np.count_nonzero(found.first['mask'])
-    (number, *_) = data.count(found.first).values()
-    used = min(environment.available_cores(), found.loading.round)
+    measured = measure_throughput(data, batches=2)
+    (rate, *_), examples = measured.per_sec.values(), np.count_nonzero(measured.first['mask'])
+    (number, *_) = data.count(measured.first).values()
+    used = min(environment.available_cores(), measured.loading.round)
     return rate / number * float(examples) / used
 
 

@@ -316,8 +316,8 @@ def keeps_all_activations(config: ConfigDict) -> bool:
     known = schema.parameters(config, 'model')
     if not {'scan', 'remat'} <= known.keys():
         return False
-    given = section(config, Model).options
-    scan, remat = (given.get(key, known[key].default) for key in ('scan', 'remat'))
+    options = section(config, Model).options
+    scan, remat = (options.get(key, known[key].default) for key in ('scan', 'remat'))
     return bool(scan) and not remat
 
 

@@ -30,6 +30,7 @@ NUMERIC_SETTINGS = (
 BOOT_ID = pathlib.Path('/proc/sys/kernel/random/boot_id')
 SHARED = pathlib.Path('/dev/shm')
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'numpy')
+_peer_cores: list[list[int]] = []  # cores of the other processes of this job on this host
 MALLOC_VARIABLE = 'GLIBC_TUNABLES'
 # Huge pages, in one arena that grows only by brk and never returns freed memory.
 MALLOC_TUNABLES = ':'.join(
@@ -45,9 +46,6 @@ MALLOC_TUNABLES = ':'.join(
 MALLOPT = {'M_ARENA_MAX': (-8, 1), 'M_MMAP_MAX': (-4, 0), 'M_TRIM_THRESHOLD': (-1, -1)}
 
 
-_others: list[list[int]] = []  # the cores of the other processes of this job on this host
-
-
 def available_cores() -> int:
     """Number of cores, at least 1, within affinity, control groups' quotas and Slurm's limit.
 
@@ -55,17 +53,17 @@ def available_cores() -> int:
     not bind tasks to cores. Processes of the job on the same host share its cores and quotas, once
     they know of each other, see `share_cores`.
     """
-    taken = collections.Counter(core for cores in _others for core in cores)
+    taken = collections.Counter(core for cores in _peer_cores for core in cores)
     limits = [sum(1 / (1 + taken[core]) for core in affinity())]
-    limits += [quota / (1 + len(_others)) for quota in _quotas()]
+    limits += [quota / (1 + len(_peer_cores)) for quota in _quotas()]
     if (cores := os.environ.get('SLURM_CPUS_PER_TASK', '')).isdecimal():
         limits.append(int(cores))
     return max(1, math.ceil(round(min(limits), 6)))
 
 
-def share_cores(others: Sequence[list[int]]) -> None:
-    """Divide the cores with the other processes of the job on this host, given those of each."""
-    _others[:] = others
+def share_cores(peers: Sequence[list[int]]) -> None:
+    """Divide the cores with the other processes of the job on this host, given each one's cores."""
+    _peer_cores[:] = peers
 
 
 def affinity() -> list[int]:
@@ -173,8 +171,8 @@ def available_memory() -> int | None:
 def shared_memory() -> int | None:
     """Bytes that are free in /dev/shm, which containers often keep small; None if it is missing."""
     with contextlib.suppress(OSError):
-        there = os.statvfs(SHARED)
-        return there.f_bavail * there.f_frsize
+        status = os.statvfs(SHARED)
+        return status.f_bavail * status.f_frsize
     return None
 
 

@@ -179,7 +179,7 @@ def launched(environ: Mapping[str, str]) -> int | None:
     metadata of the TPU VM, which JAX queries, have the number.
 
     Raises:
-      NoCluster: if MPI started several, and does not tell where process 0 is.
+      NoCluster: if MPI started several processes and does not provide the address of process 0.
     """
     if _OPEN_MPI_4 in environ:
         return int(environ['OMPI_COMM_WORLD_SIZE'])
@@ -205,7 +205,7 @@ def _require_no_mpi(environ: Mapping[str, str], size: str) -> None:
 def _numbers_of_mpi(
     environ: Mapping[str, str],
 ) -> tuple[int | None, int | None, Sequence[int] | None]:
-    """The number of processes that MPI started, that of this one, and its devices.
+    """The number of processes that MPI started, the number of this one, and its devices.
 
     All are None where JAX finds them, or if there is no MPI.
     """
@@ -250,9 +250,9 @@ def gather(value: Any) -> list[Any]:
 def share_cores() -> None:
     """Divide the cores of this host with the other processes of the job that run on it."""
     here = [environment.host_id(), environment.affinity()]
-    every = gather(here)
-    every.remove(here)
-    environment.share_cores([cores for host, cores in every if host == here[0]])
+    peers = gather(here)
+    peers.remove(here)
+    environment.share_cores([cores for host, cores in peers if host == here[0]])
 
 
 def on_process_0(act: Callable[[], int | None]) -> int:
@@ -371,7 +371,7 @@ def leave(code: int) -> bool:
     matters, and JAX's exit would end in a traceback.
 
     Args:
-      code: of the exit, also if the loss ends this process at once.
+      code: Exit code, also if the loss of a process ends this one at once.
     """
     global _stderr, _final_code
     if _job.client is None:

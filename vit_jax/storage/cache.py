@@ -73,7 +73,7 @@ def state_of(path: pathlib.Path) -> list[int]:
 def made_once(file: pathlib.Path, make: Callable[[pathlib.Path], None]) -> pathlib.Path:
     """Return `file`, written by `make(path)` if it does not exist, or has changed since.
 
-    A digest beside it tells. It covers at most 256 MiB, spread over a larger file.
+    A digest in a file beside it shows changes. It covers up to 256 MiB, spread over the file.
 
     Raises:
       UserError: if the folder cannot be written to, or is full.
@@ -120,7 +120,7 @@ def _write(file: pathlib.Path, make: Callable[[pathlib.Path], None]) -> None:
 
 
 def _remove_remains(folder: pathlib.Path) -> None:
-    """Remove what killed processes left a day ago or earlier."""
+    """Remove partial files that are at least a day old, left by killed processes."""
     for partial in folder.glob('.*.partial'):
         with contextlib.suppress(OSError):
             if partial.stat().st_mtime < time.time() - _DAY:

@@ -114,7 +114,7 @@ def require_utf8(name: str) -> None:
         os.fsencode(name).decode()
     except UnicodeError as error:
         raise UserError(
-            f'{name!a} is not UTF-8, but perhaps Latin-1: rename it, such as by convmv'
+            f'{name!a} is not UTF-8, but perhaps Latin-1: rename it, for example with convmv'
         ) from error
     raise UserError(
         f'{name!a} is not read as UTF-8: set PYTHONUTF8=1 or a UTF-8 locale, or rename it'

@@ -139,10 +139,10 @@ class Sweep:
         }
 
 
-def distinct(values: Sequence[Any], others: Sequence[Any] = ()) -> list[Any]:
-    """The values, with a bool as text where it equals a number of `values` or `others`."""
-    numbers = [v for v in (*values, *others) if not isinstance(v, bool | str)]
-    texts = [v for v in others if isinstance(v, str)]
+def distinct(values: Sequence[Any], choices: Sequence[Any] = ()) -> list[Any]:
+    """The values, with a bool as text where it equals a number of `values` or `choices`."""
+    numbers = [v for v in (*values, *choices) if not isinstance(v, bool | str)]
+    texts = [v for v in choices if isinstance(v, str)]
     return [
         str(v) if isinstance(v, bool) and (v in numbers or str(v) in texts) else v for v in values
     ]
@@ -154,8 +154,8 @@ def _distinct_points(points: Sequence[Point], space: Mapping[str, Dimension]) ->
     for name in changed[0] if changed else ():
         rows = [point for point in changed if name in point]
         dimension = space.get(name)
-        others = dimension.values if isinstance(dimension, Choice) else ()
-        for point, value in zip(rows, distinct([p[name] for p in rows], others), strict=True):
+        choices = dimension.values if isinstance(dimension, Choice) else ()
+        for point, value in zip(rows, distinct([p[name] for p in rows], choices), strict=True):
             point[name] = value
     return changed
 

@@ -43,7 +43,7 @@ _calls = threading.local()  # `depth`: whether this thread is in a call that is 
 
 
 def time_may_mend(error: BaseException) -> bool:
-    """Whether an error of a database's connection may pass, as while its server restarts."""
+    """Whether a database's error may pass, such as while its server restarts."""
     return _REFUSED.search(str(error)) is None
 
 
@@ -107,7 +107,7 @@ class ServerStorage(RDBStorage):
     """
 
 
-def _repeated(method: Callable[..., Any]) -> Callable[..., Any]:
+def _repeat_until_answer(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(*args: Any, **options: Any) -> Any:
         if getattr(_calls, 'depth', 0):  # the outermost call begins a new session
@@ -156,4 +156,4 @@ def _wait(reason: str, began: float, first: bool) -> None:
 
 for _name, _method in vars(RDBStorage).items():
     if isinstance(_method, types.FunctionType) and not _name.startswith('__'):
-        setattr(ServerStorage, _name, _repeated(_method))
+        setattr(ServerStorage, _name, _repeat_until_answer(_method))

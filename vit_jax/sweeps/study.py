@@ -357,7 +357,7 @@ def open_storage(storage: str, new: bool = False) -> BaseStorage:
     except RuntimeError as e:  # of Optuna, for the tables of another version
         raise UserError(
             f'--storage {storage} is not of this version of Optuna, {optuna.__version__} '
-            f'({paths.reason(e)}): upgrade the storage or the package as it says, or create the '
+            f'({paths.reason(e)}): upgrade the storage or the package, or create the '
             'study elsewhere'
         ) from e
     except (sqlalchemy.exc.SQLAlchemyError, OSError, ValueError) as e:

@@ -1,4 +1,4 @@
-"""The services of `config.writers`: what they miss while they do not answer is sent later."""
+"""The services of `config.writers`, which get later what they missed while they were down."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Service:
     """A writer of a run that may be away for a while, when the run starts or later.
 
     Args:
-      name: of the writer.
-      run: the start of the run.
-      say: prints a line for the user.
+      name: Name of the writer.
+      run: The run at its start.
+      say: Prints a line for the user.
 
     Attributes:
       writer: None until the service has answered for the first time.
@@ -84,7 +84,7 @@ class Service:
             self._missed.popleft()
 
     def _try(self, act: Callable[[], None]) -> None:
-        """Act; a failure must not end the run, except that of a disk.
+        """Act; a failure does not end the run, unless it is of a disk.
 
         Raises:
           OSError: if a file cannot be written.
@@ -98,7 +98,7 @@ class Service:
                 raise
             else:
                 self.failed = True
-                self._say(f'writer {self.name!r} is left out from here on: {in_a_line(error)}')
+                self._say(f'writer {self.name!r} is left out from now on: {in_a_line(error)}')
         else:
             if self._away:
                 self._say(f'writer {self.name!r} answers again')

@@ -90,7 +90,7 @@ class Writer(abc.ABC):
 
     @classmethod
     def may_pass(cls, error: Exception) -> bool:
-        """Whether the error says that the service does not answer, which time may mend."""
+        """Whether the error means that the service does not answer, which may pass."""
         return servers.is_network_error(error)
 
     @classmethod  # noqa: B027, a default

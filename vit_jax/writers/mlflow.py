@@ -87,8 +87,8 @@ class Writer(base.Writer):
         """Write the {name: value} that no earlier start has written."""
         now, unwritten = int(time.time() * 1000), self._run.unwritten(step, values)
         metric = self._entities.Metric
-        if found := [metric(escape(name), value, now, step) for name, value in unwritten.items()]:
-            self._client.log_batch(self._id, metrics=found)
+        if metrics := [metric(escape(name), x, now, step) for name, x in unwritten.items()]:
+            self._client.log_batch(self._id, metrics=metrics)
 
     def image(self, step: int, name: str, pixels: UInt8[np.ndarray, 'Y X 3']) -> None:
         """Keep a picture of a step as an artifact, NAME/STEP.png."""

@@ -17,8 +17,6 @@ from vit_jax.writers.base import Run
 
 EXTRA = 'wandb'
 PROJECT = 'vit_jax'  # unless WANDB_PROJECT names another
-
-
 ADDRESS = 'https://api.wandb.ai'  # unless WANDB_BASE_URL names another
 
 

@@ -154,7 +154,7 @@ def _bbox(annotation: dict[str, Any]) -> list[float]:
 
 
 def _area(annotation: dict[str, Any], of_box: float, name: str) -> float:
-    """The area of an annotation, that of its box if it has none; ValueError if it is no area."""
+    """The area of an annotation, by default of its box; ValueError if it is not an area."""
     area = annotation.get('area')
     if area is None:
         return of_box
@@ -234,8 +234,8 @@ def list_images(content: dict[str, Any], *, sized: bool = True) -> list[dict[str
     """The images of a file by their ids: numbers before texts.
 
     Args:
-      content: of the file.
-      sized: whether images must have a size.
+      content: Content of the file.
+      sized: Whether images must have a size.
 
     Raises:
       ValueError: for an image without an id or a size, or two of the same id.

@@ -20,7 +20,7 @@ from vit_jax.extras import needed_by
 log = logging.getLogger(__name__)
 
 EXTRA = 'detection'
-READ_BOXES = 'coco:PATH reads boxes alone'
+READ_BOXES = 'coco:PATH reads only boxes'
 POLYGON = 'a polygon is not a list of x, y, x, y, ...'
 MOST = 2**20  # pixels around a polygon: pycocotools takes 160 bytes for each
 LONGEST = 8  # characters of a compressed run length
@@ -59,7 +59,7 @@ class Source(coco.Source):
         masks = np.zeros((len(ids), *size), bool)
         for mask, number in zip(masks, ids.tolist(), strict=True):
             try:
-                mask[:] = _decoded(self._shapes[number], size)
+                mask[:] = _decode(self._shapes[number], size)
             except (ValueError, TypeError, OverflowError) as error:
                 raise BrokenRecord(f'{self._file}: annotation {number}: {error}') from error
         return masks
@@ -69,7 +69,7 @@ class Source(coco.Source):
     ) -> tuple[dict[Any, Record], bool]:
         annotations = list(annotations)
         self._shapes = {
-            coco.read_number(one, 'id', 'an annotation'): _checked(one) for one in annotations
+            coco.read_number(row, 'id', 'an annotation'): _check_shapes(row) for row in annotations
         }
         if len(self._shapes) < len(annotations):
             raise ValueError('two annotations have the same id')
@@ -85,14 +85,14 @@ class Source(coco.Source):
         return super()._sort_objects(annotations, categories)
 
 
-def _checked(annotation: dict[str, Any]) -> list[Any]:
+def _check_shapes(annotation: dict[str, Any]) -> list[Any]:
     """The polygons and run lengths of an annotation, empty without any; ValueError for others."""
     shape = annotation.get('segmentation')
     shapes = [shape] if isinstance(shape, dict) else shape or []
     if isinstance(shapes, list):
         shapes = [shapes] if all(isinstance(x, int | float) for x in shapes) else shapes
-        if all(isinstance(one, list) or _is_run_lengths(one) for one in shapes):
-            return [one for one in shapes if one]
+        if all(isinstance(part, list) or _is_run_lengths(part) for part in shapes):
+            return [part for part in shapes if part]
     raise ValueError(
         f'annotation {annotation["id"]} has no polygons or run lengths in its segmentation; '
         f'{READ_BOXES}'
@@ -103,7 +103,7 @@ def _is_run_lengths(shape: Any) -> bool:
     return isinstance(shape, dict) and {'size', 'counts'} <= shape.keys()
 
 
-def _decoded(shapes: list[Any], size: tuple[int, int]) -> np.ndarray:
+def _decode(shapes: list[Any], size: tuple[int, int]) -> np.ndarray:
     """The mask of polygons and run lengths, bool [H W]; ValueError if they are malformed.
 
     All is checked here: pycocotools reads four numbers as a box, crashes on coordinates that exceed
@@ -115,8 +115,8 @@ def _decoded(shapes: list[Any], size: tuple[int, int]) -> np.ndarray:
     for shape in shapes:
         if isinstance(shape, dict):
             mask |= _from_run_lengths(shape, size)
-    polygons = [_checked_polygon(one) for one in shapes if isinstance(one, list)]
-    polygons = [one for one in polygons if len(one) >= 6]  # fewer numbers have no area
+    polygons = [_check_polygon(shape) for shape in shapes if isinstance(shape, list)]
+    polygons = [polygon for polygon in polygons if len(polygon) >= 6]  # fewer have no area
     if polygons:
         from pycocotools import mask as coco_mask
 
@@ -125,8 +125,8 @@ def _decoded(shapes: list[Any], size: tuple[int, int]) -> np.ndarray:
     return mask
 
 
-def _checked_polygon(polygon: list[Any]) -> list[float]:
-    """The numbers of a polygon; ValueError if they are no points, or too far away."""
+def _check_polygon(polygon: list[Any]) -> list[float]:
+    """The numbers of a polygon; ValueError if they are not points, or too far away."""
     try:
         numbers = np.asarray(polygon, np.float64)
     except TypeError as error:
@@ -134,8 +134,8 @@ def _checked_polygon(polygon: list[Any]) -> list[float]:
     if numbers.ndim != 1 or len(numbers) % 2 or not np.isfinite(numbers).all():
         raise ValueError(POLYGON)
     points = numbers.reshape(-1, 2)
-    around = np.abs(points - np.roll(points, 1, 0)).max(1, initial=0).sum()
-    if np.abs(points).max(initial=0) > MOST or around > MOST:
+    perimeter = np.abs(points - np.roll(points, 1, 0)).max(1, initial=0).sum()
+    if np.abs(points).max(initial=0) > MOST or perimeter > MOST:
         raise ValueError(f'a polygon has coordinates or a perimeter of more than {MOST:,} pixels')
     return numbers.tolist()
 
@@ -146,7 +146,7 @@ def _from_run_lengths(shape: dict[str, Any], size: tuple[int, int]) -> np.ndarra
     if (height, width) != size:
         raise ValueError(f'the mask has {width} x {height} pixels, the image {size[1]} x {size[0]}')
     counts = shape['counts']
-    runs = _uncompressed(counts) if isinstance(counts, str) else np.asarray(counts, np.float64)
+    runs = _decompress(counts) if isinstance(counts, str) else np.asarray(counts, np.float64)
     if runs.ndim != 1 or (runs != np.floor(runs)).any():
         raise ValueError('the run lengths are not whole numbers')
     if (runs < 0).any() or runs.sum() != size[0] * size[1]:
@@ -155,11 +155,12 @@ def _from_run_lengths(shape: dict[str, Any], size: tuple[int, int]) -> np.ndarra
     return flat.reshape(size[::-1]).T
 
 
-def _uncompressed(counts: str) -> np.ndarray:
+def _decompress(counts: str) -> np.ndarray:
     """Run lengths, int64 [N], of the text in which pycocotools writes them.
 
-    A number has 5 bits a character, the lowest first; a sixth says that it goes on, and the last
-    character's fifth is its sign. From the fourth on, they are differences to the last but one.
+    A character has 5 bits of a number, the lowest first, and a sixth that is set if the number goes
+    on; the fifth bit of the last character is the sign. From the fourth number on, each is the
+    difference to the one before the last.
     """
     codes = np.frombuffer(counts.encode(), np.uint8).astype(np.int64) - 48
     goes_on = codes & 32 > 0

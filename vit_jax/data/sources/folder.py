@@ -130,7 +130,7 @@ def _by_folders(root: pathlib.Path, split: str, title: str) -> Files:
     by_split[split] = {name for name, files in by_folder.items() if files}
     spelled = class_names.join_spellings(itertools.chain(*by_split.values()))
     classes = class_names.join_splits(
-        {name: {spelled[one] for one in by_split[name]} for name in splits}, split, title
+        {name: {spelled[label] for label in by_split[name]} for name in splits}, split, title
     )
     _report(root, folder, splits, empty, beside)
     by_class: dict[str, list[str]] = collections.defaultdict(list)

@@ -4,8 +4,8 @@
     hf:ORG/NAME[/CONFIG]        the same in the caches of `huggingface_hub` and `datasets`
 
 Splits are read from file names, such as `train-00000-of-00005.parquet`, or from folders; a split
-whose files are incomplete or of several writings is refused. Arrow files are mapped into memory,
-see `vit_jax.data.arrow`.
+with missing files, or files left over from an earlier writing, is refused. Arrow files are mapped
+into memory, see `vit_jax.data.arrow`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import numpy as np
 
 from vit_jax.data import arrow, images, listing
 from vit_jax.data.records import (
+    MOST_CLASSES,
     BrokenRecord,
     Listing,
     Record,
@@ -38,17 +39,16 @@ SUFFIXES = ('.parquet', '.arrow')
 PART = re.compile(r'-(?P<part>\d+)-of-(?P<count>\d+).*')
 IMAGES = ('image', 'img')
 LABELS = ('label', 'labels', 'fine_label')
-MOST_CLASSES = 10**6  # without names
 
 
 class Columns(NamedTuple):
     """The columns that become fields of records, and the names of the classes.
 
     Attributes:
-      image: the column of images.
-      label: the column of classes; empty if there is none.
-      texts: the columns of texts.
-      classes: names of the classes; empty if the file has none.
+      image: Column of images.
+      label: Column of classes; empty if there is none.
+      texts: Columns of texts.
+      classes: Names of the classes; empty if the file has none.
     """
 
     image: str
@@ -58,14 +58,14 @@ class Columns(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A file of a split; only the number differs from the others of one writing.
+    """A file of a split by its name; the files of a split differ only in their number.
 
     Attributes:
-      folder: that holds it.
-      stem: its name before the number.
-      suffix: of its name.
-      total: the number of files; 0 if the name does not have it.
-      number: of the file.
+      folder: Folder of the file.
+      stem: File name before the number.
+      suffix: Suffix of the file name.
+      total: Number of files; 0 if the name does not give it.
+      number: Number of the file.
     """
 
     folder: pathlib.Path
@@ -127,8 +127,8 @@ class Source:
             for field, a, b in zip(Columns._fields, first, other, strict=True):
                 if a != b and (field != 'texts' or set(a) != set(b)):
                     raise UserError(
-                        f'{self._title}: {first_name} and {name} differ in {field}: {_listed(a)} '
-                        f'and {_listed(b)}; write all files with the same features'
+                        f'{self._title}: {first_name} and {name} differ in {field}: {_quote(a)} '
+                        f'and {_quote(b)}; write all files with the same features'
                     )
         return first
 
@@ -145,7 +145,7 @@ class Source:
         )
 
     def _count_classes(self) -> int:
-        """The number of classes without names: the largest number and one."""
+        """The number of classes without names: one more than the largest label."""
         labels = self._read_labels()
         wrong = np.flatnonzero((labels < 0) | (labels >= MOST_CLASSES))
         if wrong.size:
@@ -170,8 +170,8 @@ class Source:
         data = value.get('bytes') if isinstance(value, dict) else value
         if not data:
             path = value.get('path') if isinstance(value, dict) else None
-            beside = f', only the path {one_line(str(path))!r}' if path else ''
-            raise BrokenRecord(f'{name}: {self._image!r} holds no bytes{beside}')
+            detail = f', only the path {one_line(str(path))!r}' if path else ''
+            raise BrokenRecord(f'{name}: {self._image!r} holds no bytes{detail}')
         record: Record = {'image': data}
         if self._label:
             record['label'] = batch.column(self._label)[row].as_py()
@@ -183,12 +183,15 @@ class Source:
         return self._read_labels()
 
     def _read_labels(self) -> np.ndarray:
-        parts = [batch.column(self._label) for batch in self._batches]
-        if (part := next((i for i, part in enumerate(parts) if part.null_count), None)) is not None:
-            before = sum(map(len, parts[:part]))
-            row = before + parts[part].to_pylist().index(None)
-            raise UserError(f'{self.record_name(row)}: has no {self._label!r}')
-        return np.concatenate([part.to_numpy().astype(np.int64) for part in parts])
+        labels, first_row = [], 0
+        for batch in self._batches:
+            column = batch.column(self._label)
+            if column.null_count:
+                row = first_row + column.to_pylist().index(None)
+                raise UserError(f'{self.record_name(row)}: has no {self._label!r}')
+            labels.append(column.to_numpy().astype(np.int64))
+            first_row += batch.num_rows
+        return np.concatenate(labels)
 
     def class_counts(self, indices: np.ndarray, /) -> np.ndarray | None:
         with contextlib.suppress(UserError):  # a row without a class
@@ -242,13 +245,13 @@ def find_splits(root: pathlib.Path, title: str) -> dict[str, list[pathlib.Path]]
     """The files of each split, sorted by name.
 
     Raises:
-      UserError: if there are none, they belong to several configs, or the files of a split are not
-        all those of one writing.
+      UserError: if there are none, they belong to several configs, or a split has missing files or
+        files from different writings.
     """
     splits: dict[str, list[pathlib.Path]] = {}
     configs = set()
-    found = (file for file in sorted(root.rglob('*')) if file.suffix in SUFFIXES)
-    for folder, files in itertools.groupby(found, key=lambda file: file.parent):
+    candidates = (file for file in sorted(root.rglob('*')) if file.suffix in SUFFIXES)
+    for folder, files in itertools.groupby(candidates, key=lambda file: file.parent):
         saved = _saved_names(folder, title)
         for file in files:
             inside = file.relative_to(root)
@@ -292,14 +295,14 @@ def _saved_names(folder: pathlib.Path, title: str) -> tuple[str, ...]:
 
 
 def _require_parts(files: list[pathlib.Path], title: str) -> None:
-    """Raise UserError unless a split's files are all those of one writing, by their names."""
+    """Raise UserError if, by their names, files of a split are missing or from another writing."""
     parts = [_part(file) for file in files]
     first, numbers = parts[0], [part.number for part in parts]
     for file, part in zip(files, parts, strict=True):
         if part._replace(number=first.number) != first:
             raise UserError(
                 f'{title}: {files[0]} and {file} are files of one split from different writings: '
-                'remove those of the older one'
+                'remove the older files'
             )
         if parts.count(part) > 1:
             raise UserError(
@@ -344,29 +347,29 @@ def columns(schema: Any, title: str) -> Columns:
     import pyarrow.types as kinds
 
     features = _features(schema.metadata or {})
-    found = dict(zip(schema.names, schema.types, strict=True))
-    noted = {name: _kind(features.get(name)) for name in found}
-    pictures = [name for name, kind in found.items() if _holds_files(kind)]
+    types = dict(zip(schema.names, schema.types, strict=True))
+    declared = {name: _kind(features.get(name)) for name in types}
+    pictures = [name for name, kind in types.items() if _holds_files(kind)]
     if not pictures:
-        raise UserError(f'{title}: none of its columns is an image: {_listed(found)}')
-    image = _choose([n for n in pictures if noted[n] == 'Image'] or pictures, IMAGES, title)
+        raise UserError(f'{title}: none of its columns is an image: {_quote(types)}')
+    image = _choose([n for n in pictures if declared[n] == 'Image'] or pictures, IMAGES, title)
     classes = [
         name
-        for name, kind in found.items()
-        if kinds.is_integer(kind) and (noted[name] == 'ClassLabel' or name in LABELS)
+        for name, kind in types.items()
+        if kinds.is_integer(kind) and (declared[name] == 'ClassLabel' or name in LABELS)
     ]
     label = _choose(classes, LABELS, title) if classes else ''
-    texts = [name for name, kind in found.items() if _is_text(kind)]
-    for name in LABELS:
-        unread = name in found and (name == 'label' or name not in texts)
-        if unread and not classes and not kinds.is_nested(found[name]):
+    texts = [name for name, kind in types.items() if _is_text(kind)]
+    for name in LABELS if not classes else ():
+        is_unread = name in types and (name == 'label' or name not in texts)
+        if is_unread and not kinds.is_nested(types[name]):
             raise UserError(
-                f'{title}: its column {name!r} holds {found[name]}, but classes are integers: '
+                f'{title}: its column {name!r} holds {types[name]}, but classes are integers: '
                 'cast or rename it'
             )
     names = (features.get(label) or {}).get('names') or ()
-    others = tuple(name for name in texts if name not in ('image', 'label'))
-    return Columns(image, label, others, tuple(map(str, names)))
+    fields = tuple(name for name in texts if name not in ('image', 'label'))
+    return Columns(image, label, fields, tuple(map(str, names)))
 
 
 def _choose(candidates: list[str], usual: tuple[str, ...], title: str) -> str:
@@ -374,7 +377,7 @@ def _choose(candidates: list[str], usual: tuple[str, ...], title: str) -> str:
     named = [name for name in usual if name in candidates]
     if not named and len(candidates) > 1:
         raise UserError(
-            f'{title}: each of its columns {_listed(candidates)} may be the {usual[0]}: rename '
+            f'{title}: each of its columns {_quote(candidates)} may be the {usual[0]}: rename '
             f'one to {usual[0]!r}, or remove the others'
         )
     return (named or candidates)[0]
@@ -396,7 +399,7 @@ def _is_text(kind: Any) -> bool:
     return kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind)
 
 
-def _listed(names: str | Iterable[str]) -> str:
+def _quote(names: str | Iterable[str]) -> str:
     """The names, or a single one, in quotes."""
     quoted = map(repr, filter(None, [names] if isinstance(names, str) else names))
     return one_line(', '.join(quoted))[:200] or 'none'

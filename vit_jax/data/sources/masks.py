@@ -259,8 +259,9 @@ def _pairs(
         more = f' ({len(missing):,} of {len(names):,} have none)' if len(missing) > 1 else ''
         raise UserError(f'{folder / name}: its mask {masks / mask} is missing{hint}{more}')
     listed = {mask for _, mask in pairs}
-    if others := sum(_with_png(one).endswith(f'{suffixes[1]}.png') for one in there - listed):
-        listing.warn_once(f'{masks}: {others} masks left out that have no image in {folder}')
+    unused = (_with_png(name) for name in there - listed)
+    if count := sum(name.endswith(f'{suffixes[1]}.png') for name in unused):
+        listing.warn_once(f'{masks}: {count} masks left out that have no image in {folder}')
     return pairs
 
 

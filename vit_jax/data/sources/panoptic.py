@@ -52,8 +52,8 @@ class Source:
             self._folder = coco.image_folder(root, split, self._images, name)
             listed = content.get('annotations') or []
             self._segments = {
-                coco.read_id(one, 'image_id', 'one annotation'): self._checked(one)
-                for one in listed
+                coco.read_id(row, 'image_id', 'one annotation'): self._check_segments(row)
+                for row in listed
             }
             coco.require_inside(self._segments.values())
             self._is_bare = not any(one['segments_info'] for one in listed)
@@ -134,7 +134,7 @@ class Source:
     def record_name(self, index: int, /) -> str:
         return str(self._folder / self._images[index]['file_name'])
 
-    def _checked(self, annotation: dict[str, Any]) -> dict[str, Any]:
+    def _check_segments(self, annotation: dict[str, Any]) -> dict[str, Any]:
         """An image's annotation with numbers for ids; ValueError for an unknown category."""
         image = annotation['image_id']
         segments = []

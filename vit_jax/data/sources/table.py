@@ -50,8 +50,8 @@ class Files(NamedTuple):
     """Image files of one split.
 
     Attributes:
-      folder: that holds them.
-      names: of the files in the folder.
+      folder: Folder of the files.
+      names: File names relative to the folder.
       classes: names of the classes, in their order; none if the files have no classes.
       labels: the numbers of the classes of each file.
       several: whether a file may have any number of classes, instead of one.
@@ -118,8 +118,8 @@ class ImageFiles:
         """The images of each class."""
         if self._has_one_each:
             return count_labels(self._classes[indices], self.info.num_classes)
-        found = [self._classes_of(i) for i in indices.tolist()]
-        return count_labels(np.concatenate([self._classes[:0], *found]), self.info.num_classes)
+        labels = [self._classes_of(i) for i in indices.tolist()]
+        return count_labels(np.concatenate([self._classes[:0], *labels]), self.info.num_classes)
 
     def listing(self, indices: np.ndarray, /) -> Listing:
         """Digests of names and classes, and of sizes."""
@@ -128,8 +128,8 @@ class ImageFiles:
         if self._has_one_each:
             digest = listing.digest_of(names, self._classes[indices])
         else:
-            found = [self._classes_of(i) for i in indices.tolist()]
-            labels = [','.join(map(str, one.tolist())) for one in found]
+            classes = map(self._classes_of, indices.tolist())
+            labels = [','.join(map(str, numbers.tolist())) for numbers in classes]
             digest = listing.digest_of(names, labels)
         return Listing(digest, listing.digest_of_sizes(self._folder, files))
 
@@ -186,7 +186,7 @@ def read(table: pathlib.Path, folder: pathlib.Path, split: str, title: str) -> F
 
 
 def number_classes(
-    found: Sequence[tuple[str, ...]],
+    names: Sequence[tuple[str, ...]],
     splits: Sequence[str],
     split: str,
     title: str,
@@ -195,11 +195,11 @@ def number_classes(
     """Number the classes of all files in the order of their names.
 
     Args:
-      found: the names of the classes of each file.
-      splits: the split of each file.
-      split: the one to read.
-      title: of the source, for messages.
-      several: whether a file may have any number of classes, instead of one.
+      names: Class names of each file.
+      splits: Split of each file.
+      split: Split to read.
+      title: Name of the source, for messages.
+      several: Whether a file may have any number of classes, instead of one.
 
     Returns:
       The names of the classes, and the numbers of the classes of each file of `split`.
@@ -207,16 +207,16 @@ def number_classes(
     Raises:
       UserError: as `class_names.join_splits`.
     """
-    spelled = class_names.join_spellings(itertools.chain(*found))
+    spelled = class_names.join_spellings(itertools.chain(*names))
     by_split: dict[str, set[str]] = {name: set() for name in splits}
-    for name, some in zip(splits, found, strict=True):
-        by_split[name].update(map(spelled.__getitem__, some))
+    for part, labels in zip(splits, names, strict=True):
+        by_split[part].update(map(spelled.__getitem__, labels))
     classes = sorted_names(class_names.join_splits(by_split, split, title, several))
     number = {name: i for i, name in enumerate(classes)}
     numbers = [
-        tuple(sorted({number[spelled[one]] for one in some if spelled[one] in number}))
-        for name, some in zip(splits, found, strict=True)
-        if name == split
+        tuple(sorted({number[spelled[label]] for label in labels if spelled[label] in number}))
+        for part, labels in zip(splits, names, strict=True)
+        if part == split
     ]
     return classes, numbers
 
@@ -226,7 +226,7 @@ class _Rows(NamedTuple):
 
     Attributes:
       table: its file.
-      numbers: of its rows, as a spreadsheet shows them.
+      numbers: Row numbers, as a spreadsheet shows them.
       columns: the cells of each.
     """
 
@@ -240,14 +240,14 @@ class _Rows(NamedTuple):
 
     def texts(self, name: str) -> list[str]:
         """The cells of a column, none of which may be empty."""
-        found = list(map(_text, self.columns[name]))
-        if '' in found:
-            raise self.error(found.index(''), f'has no {name}')
+        cells = list(map(_text, self.columns[name]))
+        if '' in cells:
+            raise self.error(cells.index(''), f'has no {name}')
         if name == 'label':
-            for at, text in enumerate(found):
+            for at, text in enumerate(cells):
                 if SEPARATOR in text or OTHER_LISTS.search(text):
                     raise self.error(at, f'{text!r}: {SEVERAL}')
-        return found
+        return cells
 
     def lists(self, name: str) -> list[tuple[str, ...]]:
         """The texts in the cells of a column that holds several in each.
@@ -258,13 +258,13 @@ class _Rows(NamedTuple):
         cells = self.columns[name]
         if _are_marks(cells):
             raise UserError(f'{self.table}: its column {name!r} holds marks of 0 and 1; {NAMES}')
-        found = [tuple(_texts(cell)) for cell in cells]
-        known = {text for texts in found for text in texts}
-        for at, text in ((at, text) for at, texts in enumerate(found) for text in texts):
-            by_comma = ',' in text and any(part.strip() in known for part in text.split(','))
+        lists = [tuple(_texts(cell)) for cell in cells]
+        names = {text for texts in lists for text in texts}
+        for at, text in ((at, text) for at, texts in enumerate(lists) for text in texts):
+            by_comma = ',' in text and any(part.strip() in names for part in text.split(','))
             if by_comma or OTHER_LISTS.search(text):
                 raise self.error(at, f'{text!r}: {SEVERAL}')
-        return found
+        return lists
 
 
 def _are_marks(cells: Sequence[Any]) -> bool:

@@ -8,8 +8,8 @@ The members of an example share the name up to the first dot: `0001.jpg` (or png
 image, `0001.cls` the number of its class, `0001.txt` its caption; `0001.json` is an object whose
 `label` is a class and whose texts become fields under their own names. `classnames.txt` next to the
 shards has one name a line. Shards are indexed once, in the user's cache folder; examples are in the
-order of the shards. Hidden members are skipped, and links stand for their targets in the shard. Two
-members with one name in an example are an error, as in webdataset.
+order of the shards. Hidden members are skipped, and links are read as their targets in the shard.
+Two members with the same name in an example are an error, as in webdataset.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import numpy as np
 
 from vit_jax.data import images, listing
 from vit_jax.data.records import (
+    MOST_CLASSES,
     BrokenRecord,
     Listing,
     Record,
@@ -49,11 +50,10 @@ RANGE = re.compile(r'\{(\d+)\.\.(\d+)\}')
 CLASS_NAMES = 'classnames.txt'
 NO_LABEL = -1
 INDEX = 3  # version; earlier ones lack links and remarks
-MOST_CLASSES = 10**6
 JSON_LIMIT = 2**20  # bytes of a member other than the image
 MOST_LINKS = 40  # from a link to a file, as on Linux
 REMARKS = {
-    'links': 'links left out that lead to nothing in their shard',
+    'links': 'links left out whose target is not in their shard',
     'dots': "images left out whose names go on after the first dot, where an example's name ends",
     'images': f'examples with several images, of which the first of {", ".join(IMAGES)} is taken',
 }
@@ -63,9 +63,9 @@ class Member(NamedTuple):
     """A file in a shard.
 
     Attributes:
-      name: with its folder.
-      position: of its content, in bytes.
-      size: of its content, in bytes.
+      name: Path in the shard.
+      position: Offset of the content in bytes.
+      size: Size of the content in bytes.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Source:
     def __init__(self, path: str, split: str):
         self._title = f'source tar:{path}'
         self._shards = find_shards(path, split)
-        indices = [indexed(shard, self._title) for shard in self._shards]
+        indices = [read_index(shard, self._title) for shard in self._shards]
         self._shard_index = ShardIndex(len(index['names']) for index in indices)
         self._names = [index['names'] for index in indices]
         self._members = [index['members'] for index in indices]
@@ -121,14 +121,14 @@ class Source:
         shard, row = self._shard_index.locate(index)
         try:
             with paths.open_file(self._shards[shard]) as file:
-                found = dict(_contents(file, self._members[shard][row]))
+                contents = dict(_contents(file, self._members[shard][row]))
         except OSError as error:
             raise BrokenRecord(f'{name}: {error.strerror or error}') from error
         try:
-            label, others = label_of(found), texts(found)
+            label, fields = label_of(contents), texts(contents)
         except ValueError as error:
             raise BrokenRecord(f'{name}: {error}') from error
-        record: Record = {'image': found['image']}
+        record: Record = {'image': contents['image']}
         if self.info.num_classes:
             record['label'] = label
             if label != self._labels[index]:
@@ -136,7 +136,7 @@ class Source:
                     f'{name}: its class is {label}, but {self._labels[index]} in the index of the '
                     f'shard, which has changed: start again, or remove {cache.folder("tar")}'
                 )
-        return record | others
+        return record | fields
 
     def labels(self) -> np.ndarray:
         if not self.info.num_classes:
@@ -177,11 +177,12 @@ def find_shards(path: str, split: str) -> list[pathlib.Path]:
             f'source tar:{path}: has no split {split!r}, for its pattern names all of its files: '
             "write {split} into it, or use 'train'"
         )
-    found = [pathlib.Path(name) for one in _expanded(pattern) for name in sorted(glob.glob(one))]
-    if missing := [one for one in _expanded(pattern) if not glob.glob(one)]:
-        kind = UserError if found or SPLIT not in path else UnknownSplit
+    matches = {part: sorted(glob.glob(part)) for part in _expand_range(pattern)}
+    shards = [pathlib.Path(name) for names in matches.values() for name in names]
+    if missing := [part for part, names in matches.items() if not names]:
+        kind = UserError if shards or SPLIT not in path else UnknownSplit
         raise kind(f'source tar:{path}: there is no file {missing[0]}')
-    return found
+    return shards
 
 
 def _in_folder(folder: pathlib.Path, split: str, path: str) -> list[pathlib.Path]:
@@ -196,8 +197,8 @@ def _in_folder(folder: pathlib.Path, split: str, path: str) -> list[pathlib.Path
     return shards
 
 
-def _expanded(pattern: str) -> list[str]:
-    """The patterns that a range in braces stands for."""
+def _expand_range(pattern: str) -> list[str]:
+    """The pattern for each number of a range in braces."""
     if (match := RANGE.search(pattern)) is None:
         return [pattern]
     first, last = match.groups()
@@ -205,7 +206,7 @@ def _expanded(pattern: str) -> list[str]:
     return [pattern[: match.start()] + number + pattern[match.end() :] for number in numbers]
 
 
-def indexed(shard: pathlib.Path, title: str) -> dict[str, np.ndarray]:
+def read_index(shard: pathlib.Path, title: str) -> dict[str, np.ndarray]:
     """The examples of a shard: positions of their members, and their classes.
 
     Returns:
@@ -219,7 +220,7 @@ def indexed(shard: pathlib.Path, title: str) -> dict[str, np.ndarray]:
 
     def make(path: pathlib.Path) -> None:
         with path.open('wb') as opened:
-            arrays: Any = scanned(shard, title)
+            arrays: Any = scan(shard, title)
             np.savez(opened, **arrays)
 
     try:
@@ -227,11 +228,11 @@ def indexed(shard: pathlib.Path, title: str) -> dict[str, np.ndarray]:
             return dict(arrays)
     except (ValueError, EOFError, KeyError, OSError):  # a damaged index is made anew
         file.unlink(missing_ok=True)
-        return scanned(shard, title)
+        return scan(shard, title)
 
 
-def scanned(shard: pathlib.Path, title: str) -> dict[str, Any]:
-    """Read the headers of a shard and the classes in it; see `indexed`.
+def scan(shard: pathlib.Path, title: str) -> dict[str, Any]:
+    """Read the headers of a shard and the classes in it; see `read_index`.
 
     Raises:
       UserError: if the shard cannot be read, a class in it is not an integer, or the members of an
@@ -242,7 +243,7 @@ def scanned(shard: pathlib.Path, title: str) -> dict[str, Any]:
     labels: list[int] = []
     remarks: dict[str, list[str]] = {kind: [] for kind in REMARKS}
     imageless: set[str] = set()
-    twice: list[str] = []
+    duplicates: list[str] = []
     try:
         with (
             paths.open_file(shard) as file,
@@ -250,16 +251,11 @@ def scanned(shard: pathlib.Path, title: str) -> dict[str, Any]:
             tarfile.open(fileobj=headers, mode='r:') as tar,
         ):
             members = _members(tar, shard.stat().st_size, remarks['links'])
-            for name, fields in _examples(members, twice):
-                images_of = [kind for kind in IMAGES if kind in fields]
-                if len(images_of) > 1:
-                    remarks['images'].append(f'{name}.{images_of[1]}')
-                if not images_of:
+            for name, fields in _examples(members, duplicates):
+                if (image := _choose_image(name, fields, remarks)) is None:
                     imageless.add(name)
-                    dotted = (kind for kind in fields if kind.rpartition('.')[2] in IMAGES)
-                    remarks['dots'] += [fields[kind].name for kind in dotted]
                     continue
-                row = _row([fields[images_of[0]], *map(fields.get, FIELDS[1:])])
+                row = _row([image, *map(fields.get, FIELDS[1:])])
                 try:
                     labels.append(label_of(dict(_contents(file, row, CLASSES))))
                 except ValueError as error:
@@ -271,15 +267,15 @@ def scanned(shard: pathlib.Path, title: str) -> dict[str, Any]:
             f'{title}: {shard} cannot be read after {len(names)} examples ({error}): copy it '
             'again; compressed shards have to be unpacked to .tar first'
         ) from error
-    if twice:
+    if duplicates:
         raise UserError(
-            f'{title}: {shard}: {len(twice)} members have the name of another in their example, '
-            f'such as {twice[0]}: give each example a name of its own'
+            f'{title}: {shard}: {len(duplicates)} members have the name of another in their '
+            f'example, such as {duplicates[0]}: give each example a unique name'
         )
     if scattered := [name for name in names if name in imageless]:
         raise UserError(
             f'{title}: {shard}: the members of {len(scattered)} examples are not consecutive, such '
-            f'as those of {scattered[0]}: write it anew with sorted names (tar --sort=name)'
+            f'as {scattered[0]}: write it anew with sorted names (tar --sort=name)'
         )
     return {
         'names': np.array([name.encode(errors='surrogateescape') for name in names], np.bytes_),
@@ -287,6 +283,20 @@ def scanned(shard: pathlib.Path, title: str) -> dict[str, Any]:
         'labels': np.array(labels, np.int64),
         'remarks': json.dumps({kind: (len(some), some[:1]) for kind, some in remarks.items()}),
     }
+
+
+def _choose_image(
+    name: str, fields: dict[str, Member], remarks: dict[str, list[str]]
+) -> Member | None:
+    """The image of an example, if it has one; `remarks` gets the images that are left out."""
+    kinds = [kind for kind in IMAGES if kind in fields]
+    if not kinds:
+        dotted = (kind for kind in fields if kind.rpartition('.')[2] in IMAGES)
+        remarks['dots'] += [fields[kind].name for kind in dotted]
+        return None
+    if len(kinds) > 1:
+        remarks['images'].append(f'{name}.{kinds[1]}')
+    return fields[kinds[0]]
 
 
 def _join_remarks(remarks: Iterable[dict[str, tuple[int, list[str]]]]) -> list[str]:
@@ -302,7 +312,7 @@ def _join_remarks(remarks: Iterable[dict[str, tuple[int, list[str]]]]) -> list[s
 
 
 def _members(tar: tarfile.TarFile, size: int, lost: list[str]) -> list[Member]:
-    """The files of a shard of `size` bytes in their order; `lost` gets the links to nothing."""
+    """The files of a shard of `size` bytes in their order; `lost` gets links without a target."""
     members: dict[int, Member] = {}
     places: dict[str, Member] = {}
     links: dict[str, tuple[int, str, str]] = {}
@@ -333,11 +343,11 @@ def _members(tar: tarfile.TarFile, size: int, lost: list[str]) -> list[Member]:
 
 
 def _examples(
-    members: Iterable[Member], twice: list[str]
+    members: Iterable[Member], duplicates: list[str]
 ) -> Iterator[tuple[str, dict[str, Member]]]:
     """The name of each example, and its members by the rest of their names, in lower case.
 
-    `twice` gets the members that have the name of another one.
+    `duplicates` gets the members that have the name of another one.
     """
     name = ''
     fields: dict[str, Member] = {}
@@ -351,14 +361,14 @@ def _examples(
                 yield name.lstrip('/'), fields
             name, fields = f'{folder}/{stem}', {}
         if fields.setdefault(kind.lower(), member) is not member:
-            twice.append(member.name)
+            duplicates.append(member.name)
     if fields:
         yield name.lstrip('/'), fields
 
 
 def _row(members: Iterable[Member | None]) -> np.ndarray:
     """Positions and sizes of an example's members; -1 for a missing one."""
-    return np.array([(-1, -1) if one is None else one[1:] for one in members])
+    return np.array([(-1, -1) if member is None else member[1:] for member in members])
 
 
 def _contents(
@@ -373,15 +383,15 @@ def _contents(
             yield field, file.read(size)
 
 
-def label_of(found: dict[str, bytes]) -> int:
+def label_of(contents: dict[str, bytes]) -> int:
     """The class of an example; `NO_LABEL` if it has none, or a text instead of a number.
 
     Raises:
       ValueError: if it is anything but an integer from 0 to `MOST_CLASSES` - 1.
     """
-    label = _object(found).get('label')
-    if 'cls' in found:
-        label = found['cls'].decode(errors='replace').strip()
+    label = _object(contents).get('label')
+    if 'cls' in contents:
+        label = contents['cls'].decode(errors='replace').strip()
         label = int(label) if label.isdecimal() and len(label) < 10 else label
     elif label is None or isinstance(label, str):
         return NO_LABEL
@@ -404,18 +414,18 @@ def _class_names(file: pathlib.Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def texts(found: dict[str, bytes]) -> Record:
+def texts(contents: dict[str, bytes]) -> Record:
     """The texts of an example: `caption`, and the texts of its JSON under their own names.
 
     Raises:
       ValueError: if they cannot be read.
     """
-    record: Record = {k: v for k, v in _object(found).items() if isinstance(v, str)}
-    if 'txt' in found:
-        record['caption'] = found['txt'].decode().strip()
+    record: Record = {k: v for k, v in _object(contents).items() if isinstance(v, str)}
+    if 'txt' in contents:
+        record['caption'] = contents['txt'].decode().strip()
     return {k: v for k, v in record.items() if k not in ('image', 'label')}
 
 
-def _object(found: dict[str, bytes]) -> dict:
-    about = paths.parse_json(found.get('json', b'{}'))
-    return about if isinstance(about, dict) else {}
+def _object(contents: dict[str, bytes]) -> dict:
+    value = paths.parse_json(contents.get('json', b'{}'))
+    return value if isinstance(value, dict) else {}

@@ -32,7 +32,7 @@ from PIL import Image
 from vit_jax.array_types import Float, Shaped
 from vit_jax.data.records import OBJECTS, Record
 from vit_jax.data.transforms.pillow import Fill, Matrix, resample, transform
-from vit_jax.data.transforms.pixels import mirrored
+from vit_jax.data.transforms.pixels import mirror
 from vit_jax.errors import UserError
 from vit_jax.ops.panoptic import VOID, keep_rows
 
@@ -97,7 +97,7 @@ def flip(record: Record) -> Record:
     check_movable(record, padded=False)
     return _move(
         record,
-        mirrored,
+        mirror,
         lambda masks: masks[:, :, ::-1],
         lambda points: points * [-1, 1] + [image_size(record)[1], 0],
     )

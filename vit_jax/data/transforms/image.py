@@ -1,9 +1,8 @@
 """Resizing, cropping and flipping of records, their patches, and changes of pixels.
 
 Sizes are an integer for squares, or (height, width). Resampling is Pillow's, antialiased when
-it shrinks; the methods are nearest, box, bilinear, bicubic, lanczos and
-hamming. `geometry` documents how
-boxes, masks and points follow.
+it shrinks; the methods are nearest, box, bilinear, bicubic, lanczos and hamming. `geometry`
+documents how boxes, masks and points follow.
 """
 
 from __future__ import annotations

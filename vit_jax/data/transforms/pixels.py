@@ -1,7 +1,7 @@
-"""Changes of byte images [H, W, C], by compiled loops or Pillow: the same bytes either way.
+"""Operations on byte images [H, W, C], by compiled loops or Pillow: the same bytes either way.
 
-Pillow holds Python's lock while it blends, and copies an image to and from its own form. So loops
-of `native` do its work where they were compiled and agree with it on a trial.
+Pillow holds Python's lock while it blends, and copies an image to and from its own form. The
+loops of `native` replace it if they were compiled and give the same bytes in a trial.
 """
 
 from __future__ import annotations
@@ -26,66 +26,65 @@ UNIT = 2**16  # steps of a pixel by which Pillow moves images
 FURTHEST = 2**15 - 1  # pixels that such steps reach
 
 
-def mapped(image: Pixels, tables: Tables) -> Pixels:
-    """Replace every value by that of the tables."""
-    channels, own = image.shape[-1], tables.ndim > 1
+def look_up(image: Pixels, tables: Tables) -> Pixels:
+    """Replace every value by its entry in the tables."""
+    channels, per_channel = image.shape[-1], tables.ndim > 1
     if not native.has('look_up'):
-        return tables[np.arange(channels), image] if own else tables[image]
-    image, made = _with_room(image)
+        return tables[np.arange(channels), image] if per_channel else tables[image]
+    image, output = _with_room(image)
     tables = np.ascontiguousarray(tables)
-    native.call('look_up', image, image.size, channels, tables, own, made)
-    return made
+    native.call('look_up', image, image.size, channels, tables, per_channel, output)
+    return output
 
 
 def counts(image: Pixels) -> Int[np.ndarray, 'C 256']:
     """The number of times that each channel has each value."""
     channels = image.shape[-1]
-    found = np.zeros((channels, 256), np.int64)
+    totals = np.zeros((channels, 256), np.int64)
     if native.has('count_values'):
         image = np.ascontiguousarray(image)
-        native.call('count_values', image, image.size, channels, found)
-        return found
+        native.call('count_values', image, image.size, channels, totals)
+        return totals
     for channel in range(channels):
-        found[channel] = np.bincount(image[..., channel].ravel(), minlength=256)
-    return found
+        totals[channel] = np.bincount(image[..., channel].ravel(), minlength=256)
+    return totals
 
 
-def blended(first: Pixels, second: Pixels, share: float) -> Pixels:
+def blend(first: Pixels, second: Pixels, share: float) -> Pixels:
     """Add `share` times the difference of the second image to the first, within 0 to 255."""
-    return _blended(first, second, share) if _agrees() else _by_pillow(first, second, share)
+    blend_bytes = _blend_compiled if _matches_pillow() else _blend_by_pillow
+    return blend_bytes(first, second, share)
 
 
 def gray(image: Pixels) -> Pixels:
     """The image without colors: its luminance (ITU-R 601-2) in all channels."""
     if image.shape[-1] == 1:
         return image
-    if not _agrees():
-        return from_pillow(to_pillow(image).convert('L').convert('RGB'))
-    return _gray(image)
+    return _gray_compiled(image) if _matches_pillow() else _gray_by_pillow(image)
 
 
-def moved(image: Pixels, matrix: Matrix, fill: int) -> Pixels:
+def move(image: Pixels, matrix: Matrix, fill: int) -> Pixels:
     """Set (x, y) to the nearest pixel of (a x + b y + c, d x + e y + f); `fill` outside."""
     a, b, c, d, e, f = matrix
     height, width = image.shape[:2]
     far = max(abs(a) * width + abs(b) * height + abs(c), abs(d) * width + abs(e) * height + abs(f))
     scales = b == d == 0 and not a == e == 1
-    if scales or far >= FURTHEST or not _agrees():
-        return from_pillow(pillow.transform(to_pillow(image), matrix, fill))
-    return _moved(image, matrix, fill)
+    if scales or far >= FURTHEST or not _matches_pillow():
+        return _move_by_pillow(image, matrix, fill)
+    return _move_compiled(image, matrix, fill)
 
 
-def smoothed(image: Pixels) -> Pixels:
-    """The image after Pillow's `ImageFilter.SMOOTH`, the same bytes in less time.
+def smooth(image: Pixels) -> Pixels:
+    """Apply Pillow's `ImageFilter.SMOOTH`, in less time.
 
     Pixels at the border stay. The others are a sum of nine neighbors, the one in the middle five
-    times, divided by 13; rounding meets no tie, as 13 is odd.
+    times, divided by 13; rounding has no ties, since 13 is odd.
     """
     image = np.ascontiguousarray(image)
-    made = image.copy()
+    output = image.copy()
     if native.has('smooth'):
-        native.call('smooth', image, *image.shape, made)
-        return made
+        native.call('smooth', image, *image.shape, output)
+        return output
     wide = image.astype(np.uint16)
     rows = wide[:-2] + wide[1:-1]
     rows += wide[2:]
@@ -93,71 +92,80 @@ def smoothed(image: Pixels) -> Pixels:
     total += rows[:, 2:]
     total += wide[1:-1, 1:-1] * np.uint16(4)
     total += np.uint16(13 // 2)
-    np.floor_divide(total, np.uint16(13), out=made[1:-1, 1:-1], casting='unsafe')
-    return made
+    np.floor_divide(total, np.uint16(13), out=output[1:-1, 1:-1], casting='unsafe')
+    return output
 
 
-def mirrored(image: np.ndarray) -> np.ndarray:
-    """The image [H, W, C] from right to left."""
+def mirror(image: np.ndarray) -> np.ndarray:
+    """Mirror an image [H, W, C] left to right."""
     image = np.asarray(image)
     is_plain = image.dtype == np.uint8 and image.strides[1:] == (image.shape[2], 1)
-    made = np.empty_like(image, order='C')
+    output = np.empty_like(image, order='C')
     if is_plain and native.has('mirror'):
-        native.call('mirror', image, image.strides[0], *image.shape, made)
-        return made
+        native.call('mirror', image, image.strides[0], *image.shape, output)
+        return output
     for channel in range(image.shape[2]):  # NumPy copies a mirrored row of pixels slowly
-        made[..., channel] = image[:, ::-1, channel]
-    return made
+        output[..., channel] = image[:, ::-1, channel]
+    return output
 
 
 def _with_room(image: Pixels) -> tuple[Pixels, Pixels]:
-    """The image without gaps, and a new one of its shape."""
+    """The image as a contiguous array, and an output of its shape."""
     image = np.ascontiguousarray(image)
     return image, np.empty_like(image)
 
 
-def _blended(first: Pixels, second: Pixels, share: float) -> Pixels:
-    second, made = _with_room(second)
-    native.call('blend', np.ascontiguousarray(first), second, made.size, share, made)
-    return made
+def _blend_compiled(first: Pixels, second: Pixels, share: float) -> Pixels:
+    second, output = _with_room(second)
+    native.call('blend', np.ascontiguousarray(first), second, output.size, share, output)
+    return output
 
 
-def _by_pillow(first: Pixels, second: Pixels, share: float) -> Pixels:
+def _blend_by_pillow(first: Pixels, second: Pixels, share: float) -> Pixels:
     return from_pillow(Image.blend(to_pillow(first), to_pillow(second), share))
 
 
-def _gray(image: Pixels) -> Pixels:
-    image, made = _with_room(image)
-    native.call('to_gray', image, image.size // 3, made)
-    return made
+def _move_by_pillow(image: Pixels, matrix: Matrix, fill: int) -> Pixels:
+    return from_pillow(pillow.transform(to_pillow(image), matrix, fill))
 
 
-def _moved(image: Pixels, matrix: Matrix, fill: int) -> Pixels:
+def _gray_by_pillow(image: Pixels) -> Pixels:
+    return from_pillow(to_pillow(image).convert('L').convert('RGB'))
+
+
+def _gray_compiled(image: Pixels) -> Pixels:
+    image, output = _with_room(image)
+    native.call('to_gray', image, image.size // 3, output)
+    return output
+
+
+def _move_compiled(image: Pixels, matrix: Matrix, fill: int) -> Pixels:
     a, b, c, d, e, f = matrix
-    centers = c + a / 2 + b / 2, f + d / 2 + e / 2  # where the center of the first pixel comes from
+    centers = c + a / 2 + b / 2, f + d / 2 + e / 2  # the source of the first pixel's center
     # Pillow rounds down shifts, and all else to the next step.
     x, y = (math.floor(v) * UNIT if b == d == 0 else math.floor(v * UNIT + 0.5) for v in centers)
     a, b, d, e = (math.floor(step * UNIT + 0.5) for step in (a, b, d, e))
     steps = np.array([a, b, x, d, e, y], np.int32)
-    image, made = _with_room(image)
-    native.call('move', image, *image.shape, steps, fill, made)
-    return made
+    image, output = _with_room(image)
+    native.call('move', image, *image.shape, steps, fill, output)
+    return output
 
 
 @functools.cache
-def _agrees() -> bool:
-    """Whether the compiled loops make the bytes of this Pillow, which could round otherwise."""
+def _matches_pillow() -> bool:
+    """Whether the compiled loops give the bytes of this Pillow, which could round differently."""
     if not all(map(native.has, ('blend', 'to_gray', 'move'))):
         return False
     first, second = (values[..., None] for values in np.meshgrid(VALUES, VALUES))
-    shares = (0.1, 0.37, 0.82, 1.0, 1.3, 1.9)
-    if any((_blended(first, second, x) != _by_pillow(first, second, x)).any() for x in shares):
-        return False
+    for share in (0.1, 0.37, 0.82, 1.0, 1.3, 1.9):
+        compiled = _blend_compiled(first, second, share)
+        if not np.array_equal(compiled, _blend_by_pillow(first, second, share)):
+            return False
     image = np.random.default_rng(0).integers(0, 256, (41, 50, 3), np.uint8)
-    if (_gray(image) != from_pillow(to_pillow(image).convert('L').convert('RGB'))).any():
+    if not np.array_equal(_gray_compiled(image), _gray_by_pillow(image)):
         return False
     turns = ((0.9, 0.4, -3.2, -0.4, 0.9, 7.7), (1, 0.3, 0, 0, 1, 0), (1, 0, 0, -0.27, 1, 0))
     return all(
-        (_moved(image, t, 99) == from_pillow(pillow.transform(to_pillow(image), t, 99))).all()
-        for t in (*turns, (1, 0, -7.5, 0, 1, 3.2))
+        np.array_equal(_move_compiled(image, turn, 99), _move_by_pillow(image, turn, 99))
+        for turn in (*turns, (1, 0, -7.5, 0, 1, 3.2))
     )

@@ -18,7 +18,7 @@ The other fourteen agree up to rounding: of values by one or two, and of positio
 pixel in shears.
 
 Boxes, masks and points follow rotations, shears and shifts, see `geometry`; an object behind the
-gray square of cutout keeps its box. The bytes are those of Pillow's operations, see `pixels`.
+gray square of cutout keeps its box. The bytes are the same as of Pillow's operations, see `pixels`.
 
 `randaugment_increasing` is the variant of DeiT, Swin and MAE, in which larger magnitudes are always
 stronger: fifteen of the operations, without cutout. Factors of color, contrast, brightness and
@@ -39,7 +39,7 @@ from vit_jax.data.records import Record
 from vit_jax.data.transforms import geometry, pixels
 from vit_jax.data.transforms.geometry import check_movable, check_only_image
 from vit_jax.data.transforms.pillow import Matrix, require_bytes
-from vit_jax.data.transforms.pixels import VALUES, Pixels, Tables, blended, mapped
+from vit_jax.data.transforms.pixels import VALUES, Pixels, Tables, blend, look_up
 from vit_jax.data.transforms.registry import in_pixels, transform
 
 # The new image, and the matrix by which its pixels moved, if they did.
@@ -103,8 +103,8 @@ def operate(
         images, matrix = [image for image, _ in moved], moved[0][1]
         if matrix is not None:
             record = geometry.follow(record, matrix)
-    made = images[0] if len(images) == 1 else np.stack(images)
-    return {**record, 'image': made.reshape(whole.shape)}
+    frames = images[0] if len(images) == 1 else np.stack(images)
+    return {**record, 'image': frames.reshape(whole.shape)}
 
 
 def _alike(
@@ -116,16 +116,16 @@ def _alike(
 def make_operations(translate: int, cutout: int) -> dict[str, Operation]:
     """The sixteen operations by name; those that move pixels draw their direction."""
     return {
-        'autocontrast': _pixels(lambda image, level, rng: mapped(image, _stretched(image))),
-        'equalize': _pixels(lambda image, level, rng: mapped(image, _equalized(image))),
-        'invert': _pixels(lambda image, level, rng: mapped(image, VALUES[::-1])),
+        'autocontrast': _by_tables(lambda image, level: _stretch_tables(image)),
+        'equalize': _by_tables(lambda image, level: _equalize_tables(image)),
+        'invert': _by_tables(lambda image, level: VALUES[::-1]),
         'rotate': lambda image, level, rng: _rotate(image, _sign(rng) * 30 * level),
-        'posterize': _pixels(lambda image, level, rng: mapped(image, _high_bits(int(4 * level)))),
-        'solarize': _pixels(lambda image, level, rng: mapped(image, _solarized(int(256 * level)))),
+        'posterize': _by_tables(lambda image, level: _posterize_table(int(4 * level))),
+        'solarize': _by_tables(lambda image, level: _solarize_table(int(256 * level))),
         'color': _enhance(pixels.gray),
         'contrast': _pixels(_contrast),
-        'brightness': _pixels(lambda image, level, rng: mapped(image, _away(0, _factor(level)))),
-        'sharpness': _enhance(pixels.smoothed),
+        'brightness': _by_tables(lambda image, level: _scale_table(0, _factor(level))),
+        'sharpness': _enhance(pixels.smooth),
         'shear_x': lambda image, level, rng: _skew(image, x=(_sign(rng) * 0.3 * level, 0)),
         'shear_y': lambda image, level, rng: _skew(image, y=(_sign(rng) * 0.3 * level, 0)),
         'translate_x': lambda image, level, rng: _skew(
@@ -135,71 +135,71 @@ def make_operations(translate: int, cutout: int) -> dict[str, Operation]:
             image, y=(0, _sign(rng) * translate * level)
         ),
         'cutout': _pixels(lambda image, level, rng: _cutout(image, int(cutout * level), rng)),
-        'solarize_add': _pixels(lambda image, level, rng: mapped(image, _lifted(int(110 * level)))),
+        'solarize_add': _by_tables(lambda image, level: _lift_table(int(110 * level))),
     }
 
 
 def _wrapped_solarize(image: Pixels, level: float, rng: np.random.Generator) -> Pixels:
-    return mapped(image, _solarized(int(256 * level) % 256))
+    return look_up(image, _solarize_table(int(256 * level) % 256))
 
 
 def _contrast(image: Pixels, level: float, rng: np.random.Generator) -> Pixels:
     """Change contrast relative to the image's mean luminance."""
     counts = pixels.counts(pixels.gray(image))[0]
     mean = int(float(counts @ np.arange(256)) / int(counts.sum()) + 0.5)
-    return mapped(image, _away(mean, _factor(level)))
+    return look_up(image, _scale_table(mean, _factor(level)))
 
 
 def _contrast_by_count(image: Pixels, level: float, rng: np.random.Generator) -> Pixels:
     """Change contrast relative to a gray of 1/256 of the number of pixels, at most white."""
     gray = min(image.shape[0] * image.shape[1] // 256, 255)
-    return mapped(image, _away(gray, _factor(level)))
+    return look_up(image, _scale_table(gray, _factor(level)))
 
 
-def _stretched(image: Pixels) -> Tables:
+def _stretch_tables(image: Pixels) -> Tables:
     """Tables that stretch each channel to the full range."""
     tables = np.empty((image.shape[2], 256), np.uint8)
-    for table, there in zip(tables, pixels.counts(image) > 0, strict=True):
-        low, high = int(there.argmax()), 255 - int(there[::-1].argmax())
+    for table, occurs in zip(tables, pixels.counts(image) > 0, strict=True):
+        low, high = int(occurs.argmax()), 255 - int(occurs[::-1].argmax())
         scale = 255.0 / max(high - low, 1)
         wide = np.arange(256) * scale + -low * scale
         table[:] = wide.clip(0, 255).astype(np.uint8) if high > low else VALUES
     return tables
 
 
-def _equalized(image: Pixels) -> Tables:
+def _equalize_tables(image: Pixels) -> Tables:
     """Tables by the cumulative counts of each channel."""
     tables = np.empty((image.shape[2], 256), np.uint8)
     for table, counts in zip(tables, pixels.counts(image), strict=True):
-        there = np.flatnonzero(counts)
-        step = int(counts.sum() - counts[there[-1]]) // 255
+        largest = np.flatnonzero(counts)[-1]
+        step = int(counts.sum() - counts[largest]) // 255
         before = np.cumsum(counts) - counts
         table[:] = np.minimum((before + step // 2) // step, 255) if step else VALUES
     return tables
 
 
 @functools.cache
-def _high_bits(bits: int) -> Tables:
+def _posterize_table(bits: int) -> Tables:
     return VALUES & np.uint8(256 - 2 ** (8 - min(max(bits, 1), 8)))
 
 
 @functools.cache
-def _solarized(threshold: int) -> Tables:
+def _solarize_table(threshold: int) -> Tables:
     return np.where(np.arange(256) < threshold, VALUES, VALUES[::-1])
 
 
 @functools.cache
-def _lifted(addition: int) -> Tables:
+def _lift_table(addition: int) -> Tables:
     """The dark half, lighter by `addition`."""
     lifted = np.minimum(np.arange(256) + addition, 255).astype(np.uint8)
     return np.where(np.arange(256) < 128, lifted, VALUES)
 
 
 @functools.lru_cache
-def _away(gray: int, factor: float) -> Tables:
-    """Values moved away from a gray, or towards it, by a factor of their distance."""
+def _scale_table(gray: int, factor: float) -> Tables:
+    """A table that scales the distance of values from a gray by a factor."""
     column = VALUES[:, None, None]
-    return blended(np.full_like(column, gray), column, factor)[:, 0, 0]
+    return blend(np.full_like(column, gray), column, factor)[:, 0, 0]
 
 
 def _factor(level: float) -> float:
@@ -212,13 +212,18 @@ def _pixels(change: Callable[[Pixels, float, np.random.Generator], Pixels]) -> O
     return lambda image, level, rng: (change(image, level, rng), None)
 
 
+def _by_tables(make: Callable[[Pixels, float], Tables]) -> Operation:
+    """An operation that replaces every value by an entry of tables."""
+    return _pixels(lambda image, level, rng: look_up(image, make(image, level)))
+
+
 def _sign(rng: np.random.Generator) -> int:
     return 1 if rng.random() < 0.5 else -1
 
 
 def _enhance(weakest: Callable[[Pixels], Pixels]) -> Operation:
-    """An enhancement of Pillow: away from the image that has nothing of what is enhanced."""
-    return _pixels(lambda image, level, rng: blended(weakest(image), image, _factor(level)))
+    """An enhancement of Pillow: extrapolate from the image without the enhanced property."""
+    return _pixels(lambda image, level, rng: blend(weakest(image), image, _factor(level)))
 
 
 def _rotate(image: Pixels, degrees: float) -> Moved:
@@ -227,13 +232,13 @@ def _rotate(image: Pixels, degrees: float) -> Moved:
     cos, sin = round(math.cos(angle), 15), round(math.sin(angle), 15)
     x, y = -image.shape[1] / 2, -image.shape[0] / 2
     matrix = (cos, sin, cos * x + sin * y - x, -sin, cos, -sin * x + cos * y - y)
-    return pixels.moved(image, matrix, GRAY), matrix
+    return pixels.move(image, matrix, GRAY), matrix
 
 
 def _skew(image: Pixels, x: tuple[float, float] = (0, 0), y: tuple[float, float] = (0, 0)) -> Moved:
     """Shear and shift of each axis: output pixel (i, j) shows input (i + shear j + shift, ...)."""
     matrix = (1, x[0], x[1], y[0], 1, y[1])
-    return pixels.moved(image, matrix, GRAY), matrix
+    return pixels.move(image, matrix, GRAY), matrix
 
 
 def _cutout(image: Pixels, half: int, rng: np.random.Generator) -> Pixels:
