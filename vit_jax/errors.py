@@ -166,13 +166,13 @@ def resolve(package: str, name: str, attribute: str) -> Any:
 
 
 def resolve_module(package: str, name: str, kind: str) -> types.ModuleType:
-    """Import the module that a name stands for.
+    """Import the module that a name refers to.
 
     Args:
       package: the package of plain names, for example `vit_jax.models`.
       name: a module of that package (`vit`), or the dotted path of a user's own module
         (`my_lab.models.foo`).
-      kind: of the name, for the message: 'model name'.
+      kind: kind of the name, for the message: 'model name'.
 
     Raises:
       UserError: if there is no such module.
@@ -210,7 +210,7 @@ def one_line(text: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """Replace credentials in URLs, and those of the environment, by `***`.
+    """Replace credentials in URLs and of the environment by `***`.
 
     They are passwords, and values of query fields such as `token`, `X-Amz-Signature` and `sig`.
     Idempotent.

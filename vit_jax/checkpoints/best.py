@@ -24,9 +24,9 @@ class Best:
     """The best result so far.
 
     Attributes:
-      goal: Goal as in the config, see `run.parse_goal`.
-      step: of that result; None before the first.
-      value: of the metric.
+      goal: goal as in the config, see `run.parse_goal`.
+      step: step of that result; None before the first.
+      value: value of the metric.
       since: number of later evaluations, none of them better.
     """
 

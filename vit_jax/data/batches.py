@@ -48,9 +48,10 @@ class Shape:
     """One kind of batch.
 
     Attributes:
-      rows: of a global batch, padding rows included; each is an example, unless there are `slots`.
+      rows: rows of a global batch, padding rows included; each is an example, unless there are
+        `slots`.
       share: share of an epoch's batches that are of this kind.
-      spec: of a row's examples.
+      spec: spec of a row's examples.
       slots: see `Plan.slots`.
     """
 
@@ -88,7 +89,7 @@ def kinds_from_checkpoint(meta: Mapping[str, Any]) -> list[tuple[float, Spec]]:
     """The kinds of batches that a run was trained on, see `from_facts`.
 
     Args:
-      meta: of a checkpoint.
+      meta: metadata of a checkpoint.
 
     Returns:
       The kinds; empty if the checkpoint does not record the shapes of its examples.
@@ -150,8 +151,8 @@ def pad(record: Record, spec: Spec) -> Record:
 
     Args:
       record: after the transforms.
-      spec: of the padded arrays. A mask `NAME_mask` that the record lacks is added, true where the
-        array NAME has values.
+      spec: spec of the padded arrays. A mask `NAME_mask` that the record lacks is added, true where
+        the array NAME has values.
 
     Returns:
       The arrays of `spec`. An array that is larger than its spec stays unchanged.
@@ -191,8 +192,8 @@ def empty_batch(
     """A batch of padding, with views of its `index` and `mask` to fill, [rows n].
 
     Args:
-      spec: of the arrays besides `index` and `mask`.
-      rows: of the batch.
+      spec: spec of the arrays besides `index` and `mask`.
+      rows: rows of the batch.
       slots: see `index_and_mask`; n is 1 without them.
     """
     batch = {name: np.zeros((rows, *s.shape), s.dtype) for name, s in spec.items()}
@@ -265,7 +266,7 @@ class Mixture:
     through its own shuffled epochs, at a pace of its own.
 
     Attributes:
-      names: of the sources.
+      names: names of the sources.
       shares: of the examples that each contributes; their sum is 1.
       sizes: numbers of their examples.
     """

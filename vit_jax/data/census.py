@@ -27,7 +27,7 @@ class Census:
     """The result of `count`.
 
     Attributes:
-      title: of the data.
+      title: name of the data.
       examples: their number.
       classes: {name: number of examples, or of objects if an example has several}; empty without
         classes, or if their counts are unknown.

@@ -48,10 +48,10 @@ def join_splits(
     A split whose only class is not one of training, such as a folder `images`, has no classes.
 
     Args:
-      by_split: Class names of each split.
-      split: Split to read.
-      title: Name of the data, for messages.
-      several: Whether an example may have any number of classes, instead of one.
+      by_split: class names of each split.
+      split: split to read.
+      title: name of the data, for messages.
+      several: whether an example may have any number of classes, instead of one.
 
     Returns:
       The names, of all splits if none is for training; none if `split` has no classes.

@@ -64,7 +64,7 @@ class Dataset:
     Attributes:
       plan: assigns examples to batches.
       source: the examples before the transforms; it counts broken records.
-      batch_size: of a global batch, in examples, or in tokens if the plan counts these.
+      batch_size: size of a global batch, in examples, or in tokens if the plan counts these.
       loading: the threads and processes that make batches, as far as they are given.
     """
 
@@ -326,9 +326,9 @@ def open_dataset(
 
     Args:
       data: the section.
-      batch_size: of a global batch over all processes, in examples, or in tokens if the plan counts
-        these.
-      seed: of the order and the transforms of training.
+      batch_size: size of a global batch over all processes, in examples, or in tokens if the plan
+        counts these.
+      seed: seed of the order and the transforms of training.
       multiple: rows of an evaluation batch are a multiple of it.
       process: this one of the processes that share every batch.
       numbering: classes to number the data's own by, if both have ids.

@@ -49,7 +49,7 @@ class OnDemand(abc.ABC):
     """An image that is decoded or resized when it is read, whole or a window of it.
 
     Attributes:
-      shape: of the image, (H, W, channels).
+      shape: shape of the image, (H, W, channels).
     """
 
     ndim = 3
@@ -141,7 +141,7 @@ def decode_image(data: bytes, *, name: str, channels: int = 3) -> np.ndarray:
 
     Args:
       data: the encoded bytes.
-      name: of the image, for messages.
+      name: name of the image, for messages.
       channels: 3 for RGB, 1 for gray.
 
     Returns:
@@ -202,7 +202,7 @@ def convert_image(image: Image.Image | np.ndarray, channels: int = 3) -> np.ndar
     """Convert an image in memory to uint8 [H, W, channels], as `decode_image` does a file's.
 
     Args:
-      image: of Pillow, or an array uint8 [H, W] or [H, W, 1, 3 or 4].
+      image: Pillow image, or an array uint8 [H, W] or [H, W, 1, 3 or 4].
       channels: 3 for RGB, 1 for gray.
 
     Raises:
@@ -343,8 +343,8 @@ def read_values(path: pathlib.Path, *, colors: bool) -> np.ndarray:
     """The values of the pixels of a PNG file as they are, such as the numbers of classes.
 
     Args:
-      path: Path of the file.
-      colors: Read the colors of any file, under any transparency; else gray values and indices of
+      path: path of the file.
+      colors: read the colors of any file, under any transparency; else gray values and indices of
         palettes, which are not scaled to bytes.
 
     Returns:
@@ -375,7 +375,7 @@ def decoded(record: Record, name: str) -> Record:
 
     Args:
       record: its `image`, if it has one, is the bytes of a file; `channels` is 1 for gray images.
-      name: of the record, for messages.
+      name: name of the record, for messages.
 
     Raises:
       BrokenRecord: see `decode_image`.

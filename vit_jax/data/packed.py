@@ -32,7 +32,7 @@ class Shard:
     """A file of a split.
 
     Attributes:
-      name: of the file in the folder of the manifest.
+      name: name of the file in the folder of the manifest.
       examples: their number.
       size: of the file in bytes.
       sha256: of the file.
@@ -71,7 +71,7 @@ def read_manifest(folder: paths.Path, read: Callable[[str], bytes], title: str) 
     Args:
       folder: for messages.
       read: returns the content of a file of the folder.
-      title: of the source, for messages.
+      title: name of the source, for messages.
 
     Raises:
       UserError: if it is missing, or has another format.

@@ -64,7 +64,7 @@ class Job:
       out: the folder to write.
       per_shard: examples of a shard.
       shorter_side: pixels that larger images are reduced to; 0 keeps the files as they are.
-      quality: of the JPEG files that reduced images become.
+      quality: quality of the JPEG files that reduced images become.
 
     Raises:
       UserError: if a number is out of range, or a name of a split cannot be that of a file.
@@ -273,8 +273,8 @@ def reduce_image(pixels: np.ndarray, side: int, quality: int) -> bytes:
 
     Args:
       pixels: uint8 [H, W, 1] or [H, W, 3].
-      side: of the result, in pixels.
-      quality: of the JPEG, 1 to 100.
+      side: side of the result, in pixels.
+      quality: quality of the JPEG, 1 to 100.
     """
     height, width = pixels.shape[:2]
     scale = side / min(height, width)
@@ -333,7 +333,7 @@ def pack_with_beam(job: Job, shards: Sequence[ShardId], options: str) -> packed.
     Args:
       job: source, target and options.
       shards: every shard of the job.
-      options: of Beam, as `--runner=DataflowRunner --project=P`.
+      options: options of Beam, such as `--runner=DataflowRunner --project=P`.
 
     Raises:
       UserError: as `pack`, or if Beam or one of its workers fails.

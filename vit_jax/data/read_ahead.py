@@ -54,9 +54,9 @@ class Work:
 
     Attributes:
       seconds: CPU seconds per example.
-      examples: Number of examples to make.
-      batch_bytes: Bytes of a batch.
-      listing_bytes: Bytes of the data's listing, which each process copies; None if it cannot be
+      examples: number of examples to make.
+      batch_bytes: bytes of a batch.
+      listing_bytes: bytes of the data's listing, which each process copies; None if it cannot be
         sent to another process.
     """
 
@@ -297,7 +297,7 @@ def _explained() -> Iterator[None]:
 def _block_signals(iterator: Any) -> Iterator[Any]:
     """Yield the same items, and start their processes with Ctrl-C and SIGTERM blocked.
 
-    Call it in a thread of its own, whose signals it blocks. `_live_with_parent` runs only seconds
+    Call it in a separate thread, whose signals it blocks. `_live_with_parent` runs only seconds
     later, after a worker's imports; a worker that a signal ends earlier would be waited for.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
@@ -353,7 +353,7 @@ def _exit_after_parent() -> None:
 
 
 class Watched(Iterator[T], Generic[T]):
-    """Run another iterator in a thread of its own, and yield its items.
+    """Run another iterator in a separate thread, and yield its items.
 
     `close()`, or dropping the last reference, ends the thread and closes the iterator.
     `next` raises `Stalled` if an item takes longer than `timeout_s` seconds, and `Interrupted` if

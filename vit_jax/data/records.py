@@ -182,7 +182,7 @@ def check_ids(name: str, values: np.ndarray, vocab_size: int) -> None:
     """Check that integers of a record fit into an int32, and ids into their vocabulary.
 
     Args:
-      name: of the values.
+      name: name of the values.
       values: of any dtype and shape.
       vocab_size: ids are in 0..vocab_size-1; 0 for numbers other than ids.
 
@@ -204,7 +204,7 @@ def with_class(record: Record, num_classes: int, source: Source, index: int) -> 
       record: of `source`.
       num_classes: labels are below it; without classes a label may be any floating-point number.
       source: names the record in the message.
-      index: of the record.
+      index: index of the record.
 
     Raises:
       UserError: for any other label.
@@ -229,7 +229,7 @@ def with_numbers(record: Record, source: Source, index: int) -> Record:
     Args:
       record: its image may be a file, or not decoded yet; then it is made of bytes.
       source: names the record in the message.
-      index: of the record.
+      index: index of the record.
 
     Raises:
       BrokenRecord: if images, coordinates, masks or labels are not finite in float32.

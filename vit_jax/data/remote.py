@@ -39,7 +39,7 @@ class Records:
         Args:
           folder: that holds them.
           shards: the number of records by the name of the file, in order.
-          title: of the data, for messages.
+          title: name of the data, for messages.
 
         Raises:
           UserError: if a shard is missing, or its index does not match it.

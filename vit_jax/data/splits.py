@@ -64,9 +64,9 @@ class Member(NamedTuple):
     """A source of a mixture.
 
     Attributes:
-      name: of the source.
-      weight: of its examples in training.
-      parts: of the `Subset` that are its own.
+      name: name of the source.
+      weight: weight of its examples in training.
+      parts: parts of the `Subset` that are its own.
     """
 
     name: str
@@ -362,7 +362,7 @@ def mix(title: str, sources: Sequence[tuple[str, float, Subset]]) -> Subset:
     numbers, and each other source appends those that are new.
 
     Args:
-      title: of the mixture, for messages.
+      title: name of the mixture, for messages.
       sources: names, weights and examples.
 
     Raises:
@@ -471,7 +471,7 @@ def class_numbers(info: SourceInfo, others: SourceInfo, title: str) -> np.ndarra
     Args:
       info: of the classes to number.
       others: the classes that give their numbers.
-      title: of the data, for messages.
+      title: name of the data, for messages.
 
     Returns:
       None if neither ids nor names match: one side has none, or neither has all of the other's.

@@ -183,7 +183,7 @@ def require_kept(folder: pathlib.Path, digest: str | None, named: str | None) ->
     """Raise UserError if a run has another vocabulary than its checkpoint.
 
     Args:
-      folder: of the run, which keeps a copy.
+      folder: folder of the run, which keeps a copy.
       digest: in the checkpoint; None if it has none.
       named: the file in the run's config, which is read if the copy is lost.
     """

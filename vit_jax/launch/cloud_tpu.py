@@ -67,7 +67,7 @@ class CloudJob:
 
     Attributes:
       words: the command, as `['train', '--config', ...]`.
-      name: of the job.
+      name: name of the job.
       tpu: type of a slice, as `v5litepod-16`.
       spot: whether it may be preempted, at a lower price.
       restarts: limit on restarts after failures; those after a preemption do not count.
@@ -177,7 +177,7 @@ def setup(extras: Iterable[str], database: bool) -> str:
     """The commands that install the package from the copied repository.
 
     Args:
-      extras: of the package that the command needs besides `tpu`.
+      extras: extras of the package that the command needs besides `tpu`.
       database: whether machines share the study of a sweep.
     """
     needed = {*extras} | ({'postgres'} if database else set())

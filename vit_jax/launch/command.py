@@ -20,8 +20,8 @@ def for_processes(words: Sequence[str], processes: int) -> list[str]:
     """The command line of each process of a job.
 
     Args:
-      words: after `vit_jax`, as `['train', '--config', ...]`.
-      processes: of the job.
+      words: arguments after `vit_jax`, such as `['train', '--config', ...]`.
+      processes: number of processes of the job.
 
     Raises:
       UserError: if the command runs in one process only.
@@ -49,7 +49,7 @@ def require_bucket(launcher: str, words: Sequence[str]) -> None:
 
     Args:
       launcher: for the message.
-      words: after `vit_jax`, as `['train', '--config', ...]`.
+      words: arguments after `vit_jax`, such as `['train', '--config', ...]`.
 
     Raises:
       UserError: if its --workdir is a local folder.
@@ -69,10 +69,10 @@ def submit(words: Sequence[str], stdin: str, hint: str, environ: Mapping[str, st
     """Run a program that submits a job and return what it prints.
 
     Args:
-      words: of the command line.
-      stdin: Standard input of the program.
+      words: arguments of the command line.
+      stdin: standard input of the program.
       hint: what to do without the program.
-      environ: Environment variables of the program; by default those of this process.
+      environ: environment variables of the program; by default those of this process.
 
     Raises:
       UserError: if it is not installed, or refuses the job.

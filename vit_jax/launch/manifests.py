@@ -57,9 +57,9 @@ class SkyJob(CloudJob):
     """A job of SkyPilot.
 
     Attributes:
-      extras: of the package that the command needs besides `tpu`.
+      extras: extras of the package that the command needs besides `tpu`.
       region, zone: any if empty.
-      mounts: buckets, as `gs://BUCKET`, by their folders on the machines.
+      mounts: buckets, such as `gs://BUCKET`, by their folders on the machines.
     """
 
     launcher = 'sky'
@@ -134,14 +134,14 @@ class GkeJob(CloudJob):
     """A JobSet.
 
     Attributes:
-      image: of containers, with the repository and its extras.
+      image: image of containers, with the repository and its extras.
       slices: their number.
-      topology: chips along each dimension, as `4x4`; the usual one of the type if empty.
+      topology: chips along each dimension, such as `4x4`; the usual one of the type if empty.
       flex_start: whether to use flex-start nodes.
-      queue: of Kueue; '' for none.
-      namespace: of the cluster; the current one if empty.
+      queue: queue of Kueue; '' for none.
+      namespace: namespace of the cluster; the current one if empty.
       account: Kubernetes service account; the default one if empty.
-      mounts: buckets, as `gs://BUCKET`, by their folders in the container.
+      mounts: buckets, such as `gs://BUCKET`, by their folders in the container.
     """
 
     launcher = 'gke'
@@ -325,7 +325,7 @@ def _check_jobset(job: GkeJob) -> None:
     ):
         raise UserError(
             f'launch gke: --topology {job.topology!r}: give a shape of the {chips} chips of '
-            f'{job.tpu}, as 4x4 or 2x2x4'
+            f'{job.tpu}, such as 4x4 or 2x2x4'
         )
     if job.spot and job.flex_start:
         raise UserError('launch gke: give --spot or --flex-start, not both')
@@ -355,7 +355,7 @@ def check_mounts(launcher: str, mounts: Mapping[str, str], schemes: Iterable[str
         if not (FOLDER.fullmatch(path) and bucket.fullmatch(source)):
             raise UserError(
                 f'launch {launcher}: --mount {f"{path}={source}"!r}: must be /FOLDER=gs://BUCKET, '
-                'of a whole bucket, in lower case; letters, digits, -, _ and . may stand in FOLDER'
+                'of a whole bucket, in lower case; FOLDER may contain letters, digits, -, _ and .'
             )
 
 
@@ -363,7 +363,7 @@ def yaml_text(fields: Mapping[str, Any]) -> str:
     """The fields as YAML that every parser reads alike: strings stay strings.
 
     Parsers differ in the words that they read as booleans, numbers, dates or null: `y` is true
-    for Kubernetes alone. So strings are quoted, and those that end in a newline become blocks.
+    only for Kubernetes. So strings are quoted, and those that end in a newline become blocks.
     """
     return yaml.dump(fields, Dumper=_Dumper, sort_keys=False, width=float('inf'))
 

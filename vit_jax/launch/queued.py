@@ -75,7 +75,7 @@ class Resource:
     """One queued resource.
 
     Attributes:
-      name: of the resource, and of its nodes.
+      name: name of the resource, and of its nodes.
       zone: where it is.
       tpu: type of its slices, as `v5litepod-16`.
       project: the default one of gcloud if empty.
@@ -183,7 +183,7 @@ def call(words: Sequence[str], limit: float = SECONDS) -> Answer:
     """Run a command to its end and return its result; Ctrl-C kills it.
 
     Args:
-      words: of the command line.
+      words: arguments of the command line.
       limit: seconds after which it is killed.
 
     Raises:
@@ -234,7 +234,7 @@ class TpuJob(CloudJob):
     Attributes:
       zone: where it is.
       project: the default one of gcloud if empty.
-      extras: of the package that the command needs besides `tpu`.
+      extras: extras of the package that the command needs besides `tpu`.
       slices: their number.
       min_slices: the smallest number that the job accepts.
       flex_start: duration of a flex-start rental, as `24h`; '' for another model.

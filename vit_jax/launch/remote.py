@@ -88,7 +88,7 @@ def install(name: str, extras: Sequence[str], database: bool, prepare: str) -> s
     """The script that unpacks and installs the code.
 
     Args:
-      name: of the job.
+      name: name of the job.
       extras: see `cloud_tpu.setup`.
       database: see there.
       prepare: the user's own commands, run last.
@@ -101,7 +101,7 @@ def start(name: str, words: Sequence[str], environ: Mapping[str, str]) -> str:
     """The script that starts a command of vit_jax, after stopping one that runs.
 
     Args:
-      name: of the job.
+      name: name of the job.
       words: the command, as `['train', '--config', ...]`.
       environ: its environment variables.
     """

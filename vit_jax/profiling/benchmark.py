@@ -40,10 +40,10 @@ class Timing:
       compile_sec: the first call less one step: tracing and compiling.
       step_sec: median.
       step_sec_p10, step_sec_p90: the spread.
-      images_per_sec: of all devices; pairs of sequences if there are no images.
+      images_per_sec: images per second of all devices; pairs of sequences if there are no images.
       flops_per_sec: model FLOPs, without recomputation.
-      mfu: of the devices' peak; None if it is unknown.
-      peak_bytes: of one device's memory since the process began; None if not reported.
+      mfu: share of the devices' peak; None if it is unknown.
+      peak_bytes: peak of one device's memory since the process began; None if not reported.
     """
 
     batch_size: int
@@ -134,7 +134,7 @@ def time_train(
 
 
 def _initial(model: Any, task: Task, spec: Spec, seed: int, adapters: Adapters | None) -> Any:
-    """Initial variables, those of adapters among them."""
+    """Initial variables, including adapters."""
     variables = init_variables(model, task, blank_example(spec), seed)
     return adapters.extend(variables, seed) if adapters else variables
 
@@ -249,10 +249,10 @@ class PreparedSteps:
     """The steps of a config, ready to be timed.
 
     Attributes:
-      run: Complete config.
-      rows: of a batch.
-      model, task: of the config.
-      layout: of its devices.
+      run: complete config.
+      rows: rows of a batch.
+      model, task: model and task of the config.
+      layout: layout of its devices.
       frozen: variables of the task's frozen models; empty without any.
     """
 

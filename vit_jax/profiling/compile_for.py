@@ -50,7 +50,7 @@ class Compiled:
       facts: as the program wrote them; empty if it wrote none.
       module: the scheduled HLO of one chip; the last intermediate one if the step does not fit.
       buffers: the buffer assignment; empty if the step does not fit.
-      seconds: of tracing and compiling.
+      seconds: seconds of tracing and compiling.
       overflow: bytes of a chip's memory, needed and available, if the step does not fit.
     """
 

@@ -34,11 +34,11 @@ class DataFacts:
     """The properties of the data that costs depend on.
 
     Attributes:
-      run: Config with the sizes that depend on the data.
+      run: config with the sizes that depend on the data.
       kinds: kinds of training batches, the largest last.
       epoch: examples in an epoch.
       each: examples of a step, an average if there are buckets.
-      tokens: of the target in a step, on average and without padding; 0 without text.
+      tokens: tokens of the target in a step, on average and without padding; 0 without text.
       size: different training examples; None for `epoch`, 0 if unknown.
     """
 
@@ -66,13 +66,13 @@ class PlannedRun:
 
     Attributes:
       point: their differences from other runs, {'model.width': 64}.
-      parameters: of the model.
-      steps: of each run itself, without those of a run that it branches from.
+      parameters: parameter count of the model.
+      steps: steps of each run itself, without those of a run that it branches from.
       batch_size: examples of a step; an average if there are buckets.
       forward: FLOPs of the forward passes on one example, including padding.
       train: FLOPs of forward and backward passes on one example.
       count: number of runs; those of a search cost at most this much.
-      tokens: of the target in a step, on average and without padding; 0 without text.
+      tokens: tokens of the target in a step, on average and without padding; 0 without text.
       data_size: different training examples; 0 if unknown.
     """
 
@@ -142,8 +142,8 @@ def price(
 
     Args:
       config: not changed.
-      examples: number in an epoch, instead of that of the data.
-      image_size: side in pixels of square images, instead of that of the data.
+      examples: number in an epoch, instead of the data's.
+      image_size: side in pixels of square images, instead of the data's.
       point: the config's differences from others, {'model.width': 64}.
       count: number of runs.
 
@@ -200,7 +200,7 @@ def train_flops(meta: Mapping[str, Any], allowed: Sequence[str] = ()) -> float |
     None if the metadata lack the shapes of examples.
 
     Args:
-      meta: of a checkpoint.
+      meta: metadata of a checkpoint.
       allowed: the user's own modules that its config may name.
 
     Raises:

@@ -55,7 +55,7 @@ def row_of(config: ConfigDict, image_size: int | None = None, channels: int | No
     Args:
       config: not changed.
       image_size: side in pixels of square images, 224 if only `channels` is given.
-      channels: of these images, 3 if only `image_size` is given.
+      channels: channels of these images, 3 if only `image_size` is given.
 
     Raises:
       UserError: if no size is given and the data are neither known nor can be opened.

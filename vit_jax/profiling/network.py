@@ -115,7 +115,7 @@ class Speed:
 
     Attributes:
       gbits: a second that a host sends, and receives.
-      seconds: of all exchanges.
+      seconds: seconds of all exchanges.
       scheduled: in the compiler's schedule.
       best: if each array were sent as soon as it is ready.
     """
@@ -151,8 +151,8 @@ def crossing(module: Module, topology: Topology, rows: int, unit: int = 1) -> Cr
 
     Args:
       module: the scheduled step.
-      topology: of several slices.
-      rows: of a global batch.
+      topology: topology of several slices.
+      rows: rows of a global batch.
       unit: a global batch must be a multiple of it.
     """
     found = schedule(module, topology)
@@ -189,7 +189,7 @@ def pays_from(pays: Callable[[float], bool], rows: int, unit: int) -> int:
 
     Args:
       pays: whether a batch pays that is a given factor larger than `rows`.
-      rows: of the compiled batch.
+      rows: rows of the compiled batch.
       unit: see `crossing`.
     """
     low, high = 0.0, 1.0

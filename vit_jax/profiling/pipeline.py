@@ -36,9 +36,9 @@ class Throughput:
     Attributes:
       first: the first batch.
       first_sec: seconds until the first batch, including the start of threads and processes.
-      seconds: Time measured, after the batches that may have been ready were discarded.
-      per_sec: Rates by unit, such as {'images': 1200.0}; empty for a single batch.
-      slowest, fastest: Lowest and highest rate in `PARTS` of the time, as shares of the mean.
+      seconds: time measured, after the batches that may have been ready were discarded.
+      per_sec: rates by unit, such as {'images': 1200.0}; empty for a single batch.
+      slowest, fastest: lowest and highest rate in `PARTS` of the time, as shares of the mean.
       loading: what made the batches.
     """
 
@@ -61,10 +61,10 @@ def measure_throughput(
     batch at about the same time.
 
     Args:
-      data: of the config.
-      batches: Least number of batches, including the first and the discarded ones; 1 for only the
+      data: data of the config.
+      batches: least number of batches, including the first and the discarded ones; 1 for only the
         first.
-      report: Called after each batch with its number, from 1.
+      report: called after each batch with its number, from 1.
 
     Raises:
       UserError: if batches cannot be made.
@@ -105,7 +105,7 @@ def measure_stages(data: Dataset, examples: int, put: Callable[[Batch], Any]) ->
     An image is decoded in the stage 'decode', or in a crop that decodes only its window.
 
     Args:
-      data: of the config.
+      data: data of the config.
       examples: their number, spread over the data; broken ones are left out.
       put: copies a batch to the devices.
 
@@ -168,9 +168,9 @@ class Need:
     """The data rate that a host needs at some speed of training.
 
     Attributes:
-      name: of the speed.
+      name: name of the speed.
       mfu: model FLOPs utilization.
-      seconds: of a step.
+      seconds: seconds of a step.
       per_host: examples a second.
     """
 
@@ -190,7 +190,7 @@ def needs(run: RunEstimate, slice_: Topology, mfu: float) -> list[Need]:
     Args:
       run: estimated from the compiled step.
       slice_: that the step was compiled for.
-      mfu: of training, in (0, 1].
+      mfu: MFU of training, in (0, 1].
     """
     speeds = [('at the bound', run.mfu, run.seconds)]
     if mfu < run.mfu:
@@ -202,7 +202,7 @@ def per_core(data: Dataset) -> float:
     """Training examples per second and core of this machine, with all of its cores in use.
 
     Args:
-      data: of the config.
+      data: data of the config.
 
     Raises:
       UserError: if no batch can be made.

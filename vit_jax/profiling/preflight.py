@@ -64,16 +64,16 @@ class Report:
     """A step on one chip of a slice; if it does not fit, only the memory and sizes are known.
 
     Attributes:
-      topology: of the slice, as `v5e:4x4`.
-      chips: of the slice.
+      topology: topology of the slice, such as `v5e:4x4`.
+      chips: number of chips of the slice.
       step: `train`, `eval` or `predict`.
-      rows: of a global batch.
-      shapes: of one example, {name: shape}.
-      parameters: of the model.
+      rows: rows of a global batch.
+      shapes: shapes of one example, {name: shape}.
+      parameters: parameter count of the model.
       memory: bytes by contents.
       needed, usable: bytes of memory; usable is the compiler's limit if the step does not fit, and
         JAX's share of a GPU.
-      model_flops: of the whole batch, as published numbers count them.
+      model_flops: FLOPs of the whole batch, as published numbers count them.
       flops, bytes: of the program, on a chip; bytes are HBM traffic.
       bound: lower bound on the seconds of a step, see `roofline.bound`.
       link: lower bound on the seconds of collectives.
@@ -123,7 +123,7 @@ class RunEstimate:
     Attributes:
       steps: number of steps.
       seconds: lower bound for a step, an average if batches have several shapes.
-      chips: of the slice.
+      chips: number of chips of the slice.
       refusal: why `train` would refuse the schedules of a run of that length; '' if it would not.
       rows: examples of a step, on average.
       mfu: at the bound.
@@ -162,8 +162,8 @@ def preflight(
 
     Args:
       config: not changed.
-      topology: of the slices to run on.
-      program: compiles one step, as `trainer.ahead_of_time.PROGRAM`; see `compile_for`.
+      topology: topology of the slices to run on.
+      program: compiles one step, such as `trainer.ahead_of_time.PROGRAM`; see `compile_for`.
       step: `train`, `eval` or `predict`.
       examples, image_size: as `cost.price` takes them.
       cycles: wait for the compiler's estimates, which take minutes.
@@ -229,7 +229,7 @@ def report(compiled: Compiled, topology: Topology, step: str, kind: int = -1) ->
         'usable': chip.usable,
         'rematerialized': hlo.rematerialized(module),
     }
-    if common['needed'] > chip.usable:  # XLA compiles for GPUs all the same
+    if common['needed'] > chip.usable:  # XLA compiles for GPUs anyway
         return Report(fits=False, **common)
     found = roofline.operations(module)
     cycles = [op.cycles * op.count for op in found if op.cycles is not None]
@@ -279,7 +279,7 @@ def costs_of(found: Sequence[roofline.Operation], topology: Topology) -> list[Co
 
 
 def remedies(config: ConfigDict, topology: Topology) -> list[str]:
-    """Overrides that each make a step smaller, as `model.remat=dots`.
+    """Overrides that each make a step smaller, such as `model.remat=dots`.
 
     Args:
       config: of the step that does not fit.
@@ -358,7 +358,7 @@ def memory_parts(buffers: str, module: Module) -> dict[str, int]:
 
     Args:
       buffers: the text that XLA dumps.
-      module: of these buffers, for the names of its arguments.
+      module: module of these buffers, for the names of its arguments.
     """
     names = {int(p.text): p.op_name for p in module.entry.parameters}
     found = dict.fromkeys((*PARTS, TEMPORARIES, OTHER), 0)

@@ -58,7 +58,7 @@ class Collective:
     """One collective.
 
     Attributes:
-      kind: of KINDS.
+      kind: one of `KINDS`.
       size: bytes of the whole array that a chip sends or receives, whichever is larger.
       groups: chips that communicate with one another, by their indices in the mesh.
     """
@@ -94,7 +94,7 @@ class Operation:
     """One instruction of the schedule with all its repetitions.
 
     Attributes:
-      path: of its Flax module, see `module_path`.
+      path: path of its Flax module, see `module_path`.
       kind: its opcode.
       flops, bytes: of one repetition, on one chip; bytes are those of HBM.
       count: repetitions in loops.

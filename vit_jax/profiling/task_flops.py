@@ -25,9 +25,9 @@ class Training(NamedTuple):
     """FLOPs of the forward passes of a training step, for one example.
 
     Attributes:
-      learning: of calls with a gradient.
-      averaged: of calls without a gradient: at the running average of the parameters, and of frozen
-        models, such as a teacher.
+      learning: FLOPs of calls with a gradient.
+      averaged: FLOPs of calls without a gradient: at the running average of the parameters, and of
+        frozen models, such as a teacher.
     """
 
     learning: int

@@ -39,7 +39,7 @@ class Chip:
     Attributes:
       generation: in names of topologies, `v5e`.
       kind: as JAX names its device.
-      bandwidth: of its memory, bytes a second.
+      bandwidth: bandwidth of its memory, bytes a second.
       hbm: bytes of its memory.
       link: bytes a second between it and its neighbors, all links together; of GPUs, sent over
         NVLink or else PCIe.
@@ -47,7 +47,7 @@ class Chip:
       dims: number of dimensions of a slice.
       counted: whether a slice's name counts chips (1) or their cores (2).
       single_host: chips of the largest slice that is a single machine.
-      options: of libtpu that make a chip one JAX device.
+      options: options of libtpu that make a chip one JAX device.
       networks: Gb/s of the network of a host, as clouds offer them.
     """
 
@@ -250,7 +250,7 @@ def parse(text: str) -> Topology:
     if several := SEVERAL.fullmatch(text):
         count, one = int(several[1] or several[4]), parse(several[2] or several[3])
         if not count or one.slices > 1:
-            raise UserError(f'--topology {text!r}: write NUMBERxSLICE, as 2xv5e:4x4')
+            raise UserError(f'--topology {text!r}: write NUMBERxSLICE, such as 2xv5e:4x4')
         return dataclasses.replace(one, slices=count)
     if text.partition(':')[0] in GPUS:
         return _host(text)
@@ -349,7 +349,7 @@ def memory_fraction() -> float:
     except ValueError:
         share = 0.0
     if not 0 < share < math.inf:
-        raise UserError(f'{given[0]}={text}: must be a positive number, as 0.92')
+        raise UserError(f'{given[0]}={text}: must be a positive number, such as 0.92')
     return share
 
 

@@ -97,7 +97,7 @@ class Table(rich.table.Table):
     Args:
       headings: of the columns.
       left: number of left-aligned columns, before right-aligned ones; None for all.
-      options: of each column.
+      options: options of each column.
     """
 
     def __init__(self, *headings: str, left: int | None = None, **options: Any):

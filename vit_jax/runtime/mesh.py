@@ -129,7 +129,7 @@ def _cuda_installation(release: str, reason: str) -> tuple[str, str]:
 
     Args:
       release: the major release of CUDA, '12' or '13'.
-      reason: of JAX; it names libraries that are not installed or too old.
+      reason: JAX's reason; it names libraries that are not installed or too old.
     """
     installed, missing, fixes = [], [], []
     for name in ('jax', f'jax-cuda{release}-plugin', f'jax-cuda{release}-pjrt'):
@@ -262,7 +262,7 @@ def by_slice(
 
     Args:
       devices: in the order of `jax.devices()`.
-      slices: number of slices, by default that of the devices. Devices of one slice, and devices
+      slices: number of slices, by default the devices' number. Devices of one slice, and devices
         that are not TPUs, are divided into as many parts.
 
     Raises:
@@ -342,8 +342,8 @@ def spread_spec(spec: P, shape: tuple[int, ...], mesh: Mesh) -> P:
     """A placement that splits an array over all devices of a slice, if they divide a dimension.
 
     Args:
-      spec: of the array, without the axis of slices.
-      shape: of the array.
+      spec: spec of the array, without the axis of slices.
+      shape: shape of the array.
       mesh: of `make_mesh`.
     """
     split = [_names(part) for part in (*spec, *[None] * (len(shape) - len(spec)))]
@@ -370,7 +370,7 @@ def sum_over_slices(grads: PyTree, spec_of: Callable[[Any, Any], P], mesh: Mesh)
     The devices of a slice have the same gradients, and each sends only its part to other slices.
 
     Args:
-      grads: of a slice.
+      grads: gradients of a slice.
       spec_of: the placement of a leaf, for its path and the leaf.
       mesh: of `make_mesh`.
     """

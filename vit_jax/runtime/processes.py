@@ -256,7 +256,7 @@ def share_cores() -> None:
 
 
 def on_process_0(act: Callable[[], int | None]) -> int:
-    """Run `act` on process 0 alone and return its result, 0 for None, on every process.
+    """Run `act` only on process 0 and return its result, 0 for None, on every process.
 
     Raises:
       UserError: on every process if `act` raises it.
@@ -298,7 +298,7 @@ def require_same_facts(facts: Mapping[str, Any]) -> None:
 
 
 def difference(first: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """Describe how our facts differ from those of process 0, as `a=1, process 0 2`, or ''."""
+    """Describe how our facts differ from process 0's, such as `a=1, process 0 2`, or ''."""
     names = [*first, *(name for name in ours if name not in first)]
     lines = [
         f'{name}={here}, process 0 {there}'
@@ -317,7 +317,7 @@ def barrier(name: str, seconds: float) -> None:
     """Wait for every process without a collective, as others may be in a different one.
 
     Args:
-      name: of the barrier, the same on every process.
+      name: name of the barrier, the same on every process.
       seconds: how long to wait.
 
     Raises:
@@ -371,7 +371,7 @@ def leave(code: int) -> bool:
     matters, and JAX's exit would end in a traceback.
 
     Args:
-      code: Exit code, also if the loss of a process ends this one at once.
+      code: exit code, also if the loss of a process ends this one at once.
     """
     global _stderr, _final_code
     if _job.client is None:
@@ -436,7 +436,7 @@ class FailureBoard:
     A thread looks for failures of others, which a process that waits in a collective never sees.
 
     Args:
-      client: of the coordination service; connected.
+      client: client of the coordination service; connected.
       process: the number of this process.
       count: number of processes.
     """
@@ -510,7 +510,7 @@ def handle_abort(name: str) -> None:
     """Turn an abort of this process, from now on, into one line and exit code 1.
 
     Args:
-      name: of the process in the line, as 'process 1 of 2'.
+      name: name of the process in the line, such as 'process 1 of 2'.
     """
     global _name_at_abort
     _name_at_abort = name
@@ -521,8 +521,8 @@ def end_process(line: str, code: int, linger: float = 0.0) -> NoReturn:
     """End this process, with no output of other threads after the line.
 
     Args:
-      line: for standard error.
-      code: of the exit.
+      line: text for standard error.
+      code: exit code.
       linger: seconds between the line and the exit.
     """
     global _ending

@@ -39,7 +39,7 @@ class Host:
     """Process 0 of a job, at the port to which the others connect; a context manager.
 
     Args:
-      address: to listen at, such as '[::]:8476'.
+      address: address to listen at, such as '[::]:8476'.
       count: number of processes.
 
     Raises:
@@ -247,8 +247,8 @@ class PeerError(UserError):
     """A user's mistake that another process of the job reports.
 
     Args:
-      message: of the mistake.
-      exit_code: of the other process.
+      message: the user's mistake.
+      exit_code: exit code of the other process.
     """
 
     def __init__(self, message: str, exit_code: int):

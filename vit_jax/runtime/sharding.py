@@ -300,10 +300,10 @@ def check_batch(
     """Check that every device gets whole microbatches and a multiple of `multiple` rows.
 
     Args:
-      layout: of the devices.
-      batch_size: of the config.
-      rows: of a batch, if `batch_size` counts tokens.
-      accum_steps: of the step.
+      layout: layout of the devices.
+      batch_size: `config.batch_size`.
+      rows: rows of a batch, if `batch_size` counts tokens.
+      accum_steps: microbatches per step.
       multiple: of which the task needs a multiple as rows of a device.
       reason: for `multiple`, in a few words.
 

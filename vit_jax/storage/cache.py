@@ -133,8 +133,8 @@ def download(url: str, names: Sequence[str], needed: Sequence[str]) -> pathlib.P
     If the server cannot be reached, earlier copies are used, with a warning.
 
     Args:
-      url: of the folder.
-      names: of the files.
+      url: URL of the folder.
+      names: names of the files.
       needed: the files that must exist.
 
     Raises:

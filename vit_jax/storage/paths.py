@@ -238,7 +238,7 @@ def open_file(
     """Open a file named by a user, a data set or a run for reading, without blocking.
 
     Args:
-      path: of a regular file, or of a link to one.
+      path: path of a regular file, or of a link to one.
       most: its maximal size in bytes.
       buffering: as for `open`; 0 to read a local file at once, in two thirds of the time.
 
@@ -300,7 +300,7 @@ def read_text(path: Path, errors: str = 'strict', most: int = SMALL) -> str | No
     """Read a text file; None if there is no such file or bucket.
 
     Args:
-      path: of the file.
+      path: path of the file.
       errors: handling of bytes that are not UTF-8, as for `bytes.decode`.
       most: its maximal size in bytes.
 

@@ -49,7 +49,7 @@ class Folder:
     """The files of a folder in object storage, read by ranges.
 
     Attributes:
-      path: of the folder.
+      path: path of the folder.
       files: directly in the folder, by name.
 
     Raises:

@@ -75,7 +75,7 @@ def require_web_server(address: str, what: str) -> None:
     """Check that a server accepts connections; files, and servers behind a proxy, are not checked.
 
     Args:
-      address: Address of the server, or of files.
+      address: address of the server, or of files.
       what: its name, for the message.
 
     Raises:
@@ -98,7 +98,7 @@ def require_connection(url: str, what: str, tries: int = TRIES, seconds: float =
       url: address of the server.
       what: its name, for the message.
       tries: number of attempts.
-      seconds: Time limit for a connection.
+      seconds: time limit for a connection.
 
     Raises:
       Unreachable: if it does not within a few seconds.

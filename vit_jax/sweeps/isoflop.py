@@ -35,7 +35,7 @@ class Isoflop:
 
     Attributes:
       config: the base, as for `--config`: FILE[:ARG].
-      metric: of the final evaluation, as `test/loss`.
+      metric: metric of the final evaluation, such as `test/loss`.
       shapes: values of each size of the family: `{'model.width': 64, ...}`, and what is tuned for
         it, such as `'optim.lr'`.
       budgets: FLOPs of training of a run.
@@ -112,7 +112,7 @@ class Run:
 
     Attributes:
       budget: FLOPs that it was given.
-      shape: of its model.
+      shape: shape of its model.
       seed: from 0.
       plan: its cost; a branch counts from its trunk's first step on.
       warmup, cooldown: steps.

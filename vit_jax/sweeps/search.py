@@ -124,7 +124,7 @@ def replay(study: optuna.Study, ranges: Ranges, seed: int) -> cmaes.CMA:
     Args:
       study: its trials are replayed in the order of their numbers.
       ranges: the dimensions.
-      seed: of the next samples.
+      seed: seed of the next samples.
     """
     size = len(ranges)
     optimizer = cmaes.CMA(

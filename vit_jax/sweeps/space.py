@@ -60,7 +60,7 @@ Dimension = Choice | Range
 
 @runtime_checkable
 class Family(Protocol):
-    """An object that makes a sweep, as `sweeps.isoflop.Isoflop`; `get_sweep` may return it."""
+    """An object that makes a sweep, such as `sweeps.isoflop.Isoflop`; `get_sweep` may return it."""
 
     def sweep(self) -> Sweep:
         """Compute the points of the sweep."""
@@ -73,7 +73,7 @@ class Sweep:
 
     Attributes:
       config: the base, as for `--config`: FILE[:ARG].
-      metric: of the final evaluation, as `test/accuracy`.
+      metric: metric of the final evaluation, such as `test/accuracy`.
       direction: `maximize` or `minimize` it.
       points: to run exactly once each, all with the same dimensions; see `grid`, `star`.
       space: the choices of a search, by dimension.
@@ -83,7 +83,7 @@ class Sweep:
       pruner_options: keywords of Optuna's pruner, or of `vit_jax.sweeps.asha.Asha`; steps in them
         are those of the trainer.
       overrides: changes of the base config for every run, by dimension.
-      seed: of the search.
+      seed: seed of the search.
       retries: number of times in a row that a trial is continued after its worker died without
         saving anything new; then it fails.
     """

@@ -70,9 +70,9 @@ class Study:
     """An open study.
 
     Attributes:
-      name: of the study.
+      name: name of the study.
       storage: its open storage.
-      folder: of its runs.
+      folder: folder of its runs.
       sweep: the sweep that it runs.
       base: the config that its trials vary.
       allowed: the user's own modules that the configs of its trials may name; None for any, in a
@@ -136,10 +136,10 @@ def create(
 
     Args:
       sweep: the sweep to run.
-      name: of the study.
+      name: name of the study.
       storage: `sqlite:///PATH`, `journal:PATH` or a URL of a database; by default a journal in
         the folder.
-      folder: of its runs; `runs/NAME` by default.
+      folder: folder of its runs; `runs/NAME` by default.
 
     Raises:
       UserError: if the study exists, or the config refuses the sweep's dimensions or values.
@@ -237,9 +237,9 @@ def open_study(
     """Open a study that was created here or elsewhere.
 
     Args:
-      name: of the study.
+      name: name of the study.
       storage: its URL; by default the one recorded in its folder.
-      folder: of its runs, if its path differs here.
+      folder: folder of its runs, if its path differs here.
       allowed: the user's own modules that the configs of its trials may name.
 
     Raises:

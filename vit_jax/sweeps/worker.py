@@ -58,9 +58,9 @@ class ClaimedTrial:
     """A trial that the processes of a worker share.
 
     Attributes:
-      number: of the trial.
+      number: number of the trial.
       point: its values.
-      folder: of its run.
+      folder: folder of its run.
       trial: Optuna's, on process 0, the only one that accesses the study; None on the others.
     """
 
@@ -333,7 +333,7 @@ def count_attempt(study: Study, trial: Trial) -> bool:
 
 
 def store_attribute(trial: Trial | None, name: str, value: Any) -> None:
-    """Store an attribute of the trial; like `end` and `fail`, on process 0 alone."""
+    """Store an attribute of the trial; like `end` and `fail`, only on process 0."""
     if trial:
         with _storing(trial):
             trial.set_user_attr(name, value)

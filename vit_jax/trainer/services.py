@@ -19,9 +19,9 @@ class Service:
     """A writer of a run that may be away for a while, when the run starts or later.
 
     Args:
-      name: Name of the writer.
-      run: The run at its start.
-      say: Prints a line for the user.
+      name: name of the writer.
+      run: the run at its start.
+      say: prints a line for the user.
 
     Attributes:
       writer: None until the service has answered for the first time.

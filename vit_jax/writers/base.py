@@ -23,7 +23,7 @@ class Run:
     """A start of a run, the first one or a resumption.
 
     Attributes:
-      folder: of the run.
+      folder: folder of the run.
       local: a folder on this machine, whose files are copied to the run's folder.
       start_step: step after which the run resumes; 0 for a new run.
       config: the complete config.
@@ -44,8 +44,8 @@ class Run:
         """Whether an earlier start has written the evaluation that a picture belongs to.
 
         Args:
-          step: of the picture.
-          name: of the picture, ENTRY/NAME, as the names of the evaluation's numbers.
+          step: step of the picture.
+          name: name of the picture, ENTRY/NAME, as the names of the evaluation's numbers.
         """
         entry = f'{name.partition("/")[0]}/'
         return any(step <= last for key, last in self.written.items() if key.startswith(entry))
@@ -74,7 +74,7 @@ class Writer(abc.ABC):
     any other exception the run goes on without the writer, since its folder holds the numbers.
 
     Args:
-      run: the start of the run; a writer is made on process 0 alone.
+      run: the start of the run; a writer is made only on process 0.
     """
 
     @abc.abstractmethod
@@ -130,7 +130,7 @@ def begin(
 
     Args:
       folder, local, start_step, config: see `Run`.
-      lines: of the metrics, including steps that this start repeats.
+      lines: lines of the metrics, including steps that this start repeats.
     """
     written: dict[str, int] = {}
     if start_step:

@@ -100,7 +100,7 @@ class Examples:
         """Transform an example with the random numbers of (seed, draw).
 
         Args:
-          index: of the example.
+          index: index of the example.
           seed, draw: see `example_rng`.
           record: the example before its transforms, if it has been read, see `opened`.
 
@@ -192,8 +192,8 @@ class Plan(abc.ABC):
 
     Attributes:
       examples: the examples to make batches of.
-      batch_size: of a global batch, in examples, or in tokens if the plan counts these.
-      seed: of the order, 0 or more.
+      batch_size: size of a global batch, in examples, or in tokens if the plan counts these.
+      seed: seed of the order, 0 or more.
       multiple: the rows of evaluation batches are a multiple of it.
       replaces_broken: whether the next example replaces a broken one in training; else its row is
         masked.

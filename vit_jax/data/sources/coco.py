@@ -43,7 +43,7 @@ class Source:
 
     Boxes (x0, y0, x1, y1) are in pixels and clipped to the image. `crowd` marks boxes around many
     objects, `areas` in pixels come from the file, or else from unclipped boxes, and `ids` are the
-    annotations' ids. Boxes without area are left out, and the log says how many. A file with no
+    annotations' ids. Boxes without area are left out, and the log counts them. A file with no
     other boxes makes records {image}.
 
     Evaluations measure `annotations`: all finite boxes as they are in the file, in float64.
@@ -234,8 +234,8 @@ def list_images(content: dict[str, Any], *, sized: bool = True) -> list[dict[str
     """The images of a file by their ids: numbers before texts.
 
     Args:
-      content: Content of the file.
-      sized: Whether images must have a size.
+      content: content of the file.
+      sized: whether images must have a size.
 
     Raises:
       ValueError: for an image without an id or a size, or two of the same id.

@@ -26,7 +26,7 @@ class Source:
     """Records {image, caption, image_id}, one for each caption, by the ids of images and captions.
 
     `image_id` is the number of the image in the file, so that an evaluation of retrieval knows
-    which captions belong to the same image. Empty captions are left out, and the log says how many.
+    which captions belong to the same image. Empty captions are left out, and the log counts them.
     """
 
     def __init__(self, path: str, split: str):

@@ -5,7 +5,7 @@
     PATH/labels.csv           lists the images with their classes, see `sources.table`
     PATH/{label}_*.jpg        classes are parts of the files' names
 
-`labels.csv` or `labels.parquet` may also lie beside a folder of images without subfolders. In a
+`labels.csv` or `labels.parquet` may also be beside a folder of images without subfolders. In a
 pattern, `{label}` and `{split}` are any characters of a name, as many as possible, and `*` any
 others; images without a match are left out.
 
@@ -229,7 +229,7 @@ def _folders(folder: pathlib.Path) -> list[str]:
 
 
 def _no_classes(folder: pathlib.Path) -> list[str]:
-    """The hidden folders and those of the operating system."""
+    """The hidden folders and the operating system's."""
     return [name for name in _all_folders(folder) if _is_of_system(name)]
 
 

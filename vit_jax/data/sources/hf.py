@@ -45,10 +45,10 @@ class Columns(NamedTuple):
     """The columns that become fields of records, and the names of the classes.
 
     Attributes:
-      image: Column of images.
-      label: Column of classes; empty if there is none.
-      texts: Columns of texts.
-      classes: Names of the classes; empty if the file has none.
+      image: column of images.
+      label: column of classes; empty if there is none.
+      texts: columns of texts.
+      classes: names of the classes; empty if the file has none.
     """
 
     image: str
@@ -61,11 +61,11 @@ class Part(NamedTuple):
     """A file of a split by its name; the files of a split differ only in their number.
 
     Attributes:
-      folder: Folder of the file.
-      stem: File name before the number.
-      suffix: Suffix of the file name.
-      total: Number of files; 0 if the name does not give it.
-      number: Number of the file.
+      folder: folder of the file.
+      stem: file name before the number.
+      suffix: suffix of the file name.
+      total: number of files; 0 if the name does not give it.
+      number: number of the file.
     """
 
     folder: pathlib.Path

@@ -55,7 +55,7 @@ class Classes(NamedTuple):
     """The classes of pixels.
 
     Attributes:
-      names: of the classes.
+      names: names of the classes.
       numbers: the class of each id, or of each color as R 65536 + G 256 + B; VOID for ignored ones.
       colored: whether `numbers` are of colors.
       strict: whether other ids are errors; else they are ignored.
@@ -72,7 +72,7 @@ class Layout(NamedTuple):
 
     Attributes:
       images, masks: the folder of each split.
-      classes: of the pixels of masks.
+      classes: classes of the pixels of masks.
       suffixes: endings of the names of images and masks that replace each other.
     """
 

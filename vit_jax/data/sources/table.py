@@ -7,7 +7,7 @@
 Names of images are relative to the table's folder. `label` is the class of an image; `labels` are
 its classes, any number of them, separated by semicolons or as a list of Parquet, and `label` of the
 records is then a mark for each class. Without `split` all images are of the split `train`. CSV is
-UTF-8 with commas and a first row of these names; a cell with a comma stands in double quotes.
+UTF-8 with commas and a first row of these names; a cell with a comma is in double quotes.
 `folder:PATH` reads `labels.csv` or `labels.parquet`, see `sources.folder`.
 """
 
@@ -50,8 +50,8 @@ class Files(NamedTuple):
     """Image files of one split.
 
     Attributes:
-      folder: Folder of the files.
-      names: File names relative to the folder.
+      folder: folder of the files.
+      names: file names relative to the folder.
       classes: names of the classes, in their order; none if the files have no classes.
       labels: the numbers of the classes of each file.
       several: whether a file may have any number of classes, instead of one.
@@ -162,9 +162,9 @@ def read(table: pathlib.Path, folder: pathlib.Path, split: str, title: str) -> F
     Args:
       table: a CSV or Parquet file.
       folder: the images' names are relative to it; they may also begin with its own name, if the
-        table lies beside it.
+        table is beside it.
       split: of the table's column `split`; 'train' without one.
-      title: of the source, for messages.
+      title: name of the source, for messages.
 
     Raises:
       UserError: if the table cannot be read, or a row is wrong; it names the row. `UnknownSplit`
@@ -195,11 +195,11 @@ def number_classes(
     """Number the classes of all files in the order of their names.
 
     Args:
-      names: Class names of each file.
-      splits: Split of each file.
-      split: Split to read.
-      title: Name of the source, for messages.
-      several: Whether a file may have any number of classes, instead of one.
+      names: class names of each file.
+      splits: split of each file.
+      split: split to read.
+      title: name of the source, for messages.
+      several: whether a file may have any number of classes, instead of one.
 
     Returns:
       The names of the classes, and the numbers of the classes of each file of `split`.
@@ -226,7 +226,7 @@ class _Rows(NamedTuple):
 
     Attributes:
       table: its file.
-      numbers: Row numbers, as a spreadsheet shows them.
+      numbers: row numbers, as a spreadsheet shows them.
       columns: the cells of each.
     """
 

@@ -63,9 +63,9 @@ class Member(NamedTuple):
     """A file in a shard.
 
     Attributes:
-      name: Path in the shard.
-      position: Offset of the content in bytes.
-      size: Size of the content in bytes.
+      name: path in the shard.
+      position: offset of the content in bytes.
+      size: size of the content in bytes.
     """
 
     name: str

@@ -85,7 +85,7 @@ class _Lines:
     which would misalign the following pairs.
 
     Attributes:
-      path: of the file.
+      path: path of the file.
       data: its content.
     """
 

@@ -258,7 +258,7 @@ def views(
     `views('image', 2, 'resize(224)', of='large_image')`.
 
     Args:
-      name: of the field for the views, 'image' or 'NAME_image'.
+      name: name of the field for the views, 'image' or 'NAME_image'.
       count: number of views.
       transforms: applied to the image for each view.
       of: a field of as many views, each of which is transformed instead of the image.

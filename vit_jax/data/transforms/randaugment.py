@@ -294,7 +294,7 @@ def randaugment_increasing(
 
 
 def increasing_operations() -> dict[str, Operation]:
-    """The fifteen operations by name: those of `randaugment`, some at other levels."""
+    """The fifteen operations by name: as in `randaugment`, some at other levels."""
     found = make_operations(translate=0, cutout=0)
     del found['cutout']
     # At level 1 they keep 4 bits, and the pixels below 256; reversed, they do so at level 0.
