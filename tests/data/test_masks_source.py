@@ -234,9 +234,7 @@ def test_endings_in_capitals(tmp_path):
 
 
 def test_pictures_and_binary_masks_say_what_to_list(tmp_path):
-    assert 'not of class ids; list the color' in refusal(
-        tmp_path / 'a', ids=np.stack([IDS] * 3, -1)
-    )
+    assert 'classes.csv' in refusal(tmp_path / 'a', ids=np.stack([IDS] * 3, -1))
     message = refusal(tmp_path / 'b', ids=np.where(IDS > 0, 255, 0))
     assert 'masks of 0 and 255 alone' in message and "'255,leaf'" in message
 

@@ -230,8 +230,8 @@ def test_a_service_that_fails_is_left_out_and_the_run_goes_on(tmp_path, fake_wan
     writer.write(2, {'a': 2.0})
     writer.write(3, {'a': 3.0})
     writer.close()
-    said = capsys.readouterr().out
-    assert said.count("writer 'wandb' is left out from now on: ZeroDivisionError") == 1
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if 'ZeroDivisionError' in x]
+    assert "'wandb'" in line
     assert not writer.trouble
     assert [line['step'] for line in read_metrics(tmp_path)] == [1, 2, 3]
 

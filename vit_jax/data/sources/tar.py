@@ -267,22 +267,27 @@ def scan(shard: pathlib.Path, title: str) -> dict[str, Any]:
             f'{title}: {shard} cannot be read after {len(names)} examples ({error}): copy it '
             'again; compressed shards have to be unpacked to .tar first'
         ) from error
-    if duplicates:
-        raise UserError(
-            f'{title}: {shard}: {len(duplicates)} members have the name of another in their '
-            f'example, such as {duplicates[0]}: give each example a unique name'
-        )
-    if scattered := [name for name in names if name in imageless]:
-        raise UserError(
-            f'{title}: {shard}: the members of {len(scattered)} examples are not consecutive, such '
-            f'as {scattered[0]}: write it anew with sorted names (tar --sort=name)'
-        )
+    _check_members(f'{title}: {shard}', duplicates, [x for x in names if x in imageless])
     return {
         'names': np.array([name.encode(errors='surrogateescape') for name in names], np.bytes_),
         'members': np.array(rows, np.int64).reshape(-1, len(FIELDS), 2),
         'labels': np.array(labels, np.int64),
         'remarks': json.dumps({kind: (len(some), some[:1]) for kind, some in remarks.items()}),
     }
+
+
+def _check_members(shard: str, duplicates: list[str], scattered: list[str]) -> None:
+    """Raise UserError for members with the same name, or examples in several pieces."""
+    if duplicates:
+        raise UserError(
+            f'{shard}: {len(duplicates)} members have the name of another in their example, such '
+            f'as {duplicates[0]}: give each example a unique name'
+        )
+    if scattered:
+        raise UserError(
+            f'{shard}: the members of {len(scattered)} examples are not consecutive, such as '
+            f'{scattered[0]}: write it anew with sorted names (tar --sort=name)'
+        )
 
 
 def _choose_image(
