@@ -63,6 +63,20 @@ def test_attention(run, photo, tmp_path, capsys, flags, says):
     assert Image.open(out).size > (500, 300)
 
 
+def test_a_report_has_the_average_precision_of_each_class(run, tmp_path, capsys):
+    picture = tmp_path / 'classes.png'
+    words = ['evaluate', '--workdir', str(run), '--report', str(picture)]
+    assert cli.main([*words, '--json']) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    rows = [row for row in found['classes']['rows'] if row['objects']]
+    assert np.mean([row['AP'] for row in rows]) == pytest.approx(found['ap/AP'])
+    assert np.mean([row['AP50'] for row in rows]) == pytest.approx(found['ap/AP50'])
+    assert picture.stat().st_size > 0
+    assert cli.main(words) == 0
+    table = capsys.readouterr().out
+    assert 'AP50' in table and all(row['class'] in table for row in rows)
+
+
 def test_evaluate_gives_all_that_can_be_measured(run, capsys):
     """Images of 32 x 32 pixels have small objects only."""
     assert cli.main(['evaluate', '--workdir', str(run), '--json']) == 0

@@ -103,6 +103,8 @@ def test_an_object_that_is_missed_and_one_that_is_not_there():
     rows[0] = rows[0][:1]  # the only one of class 1
     found = measure(evaluator, rows)
     assert found['AP'] == pytest.approx(0.5)
+    assert [row['objects'] for row in evaluator.rows(('a', 'b'))] == [2, 1]
+    assert [row['AP'] for row in evaluator.rows(('a', 'b'))] == pytest.approx([1, 0])
     # A bolder prediction of nothing: precision is 1/2 as far as the first object, then 2/3.
     rows = truth()
     rows[1] = [(0, 0.95, [0, 0, 50, 50])]

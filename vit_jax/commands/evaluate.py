@@ -54,7 +54,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         '--report',
         metavar='FILE',
-        help='also print the accuracy of each class, and draw the confusion matrix',
+        help='also print the accuracy of each class, and draw the confusion matrix; of a detector, '
+        'the average precision of each class',
     )
     parser.add_argument('--json', action='store_true', help='print JSON only, with every metric')
     args = parser.parse_args(argv)
@@ -120,7 +121,7 @@ def parse_classes(text: str) -> tuple[int, ...]:
 
 
 def add_report(prepared: Any) -> tuple[Any, Any]:
-    """Add a confusion matrix to the first evaluation.
+    """Add a confusion matrix to the first evaluation, unless one measures objects.
 
     Returns:
       The evaluator and its data.
@@ -128,9 +129,12 @@ def add_report(prepared: Any) -> tuple[Any, Any]:
     Raises:
       UserError: if the data have no classes, or the task has no predictions.
     """
-    from vit_jax.evaluators import confusion
+    from vit_jax.evaluators import coco_ap, confusion
     from vit_jax.trainer.evaluate import Evaluation
 
+    for evaluation in prepared.evaluations.values():
+        if isinstance(evaluation.evaluator, coco_ap.Evaluator):
+            return evaluation.evaluator, evaluation.data
     if not prepared.trained.task.predicts:
         name = prepared.trained.settings.task.name
         raise UserError(f'--report needs predicted classes: task {name!r} has no predictions')
@@ -144,10 +148,16 @@ def add_report(prepared: Any) -> tuple[Any, Any]:
 
 
 def write_report(evaluator: Any, data: Any, path: str) -> dict[str, Any]:
-    """Draw the confusion matrix; return it with a row for each class."""
-    from vit_jax.evaluators import confusion
+    """Draw the confusion matrix, or objects' average precision; return a row for each class."""
+    from vit_jax.evaluators import coco_ap, confusion
     from vit_jax.viz import charts
 
+    if isinstance(evaluator, coco_ap.Evaluator):
+        rows = evaluator.rows(
+            data.info.class_names or tuple(map(str, range(data.info.num_classes)))
+        )
+        save_figure(charts.draw_class_precision(rows, data.source.title), path, '--report')
+        return {'rows': rows}
     matrix, names = evaluator.matrix, data.info.class_names
     names += tuple(map(str, range(len(names), len(matrix))))
     if len(matrix) > MAX_CLASSES:  # the data may have few of the classes of the model's head
@@ -159,6 +169,15 @@ def write_report(evaluator: Any, data: Any, path: str) -> dict[str, Any]:
 
 def class_table(report: dict[str, Any]) -> str:
     """The rows of the classes as a text table, the least accurate first."""
+    if 'matrix' not in report:
+        rows = sorted(
+            (row for row in report['rows'] if row['AP'] is not None), key=lambda row: row['AP']
+        )
+        cells = [
+            [row['class'], f'{row["AP"]:.4f}', f'{row["AP50"]:.4f}', f'{row["objects"]:,}']
+            for row in rows
+        ]
+        return align([['class', 'AP', 'AP50', 'objects'], *cells], left=1)
     measured = [row for row in report['rows'] if row['accuracy'] is not None]
     lines = [
         [

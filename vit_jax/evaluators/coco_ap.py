@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ class Evaluator(base.Evaluator):
     headline = ('AP', 'AP50', 'AP75')
     predictions: tuple[str, ...] = ('boxes', 'scores', 'labels')
     kind = 'bbox'  # of IoU, one of pycocotools
+    precision: np.ndarray | None = None  # of the last result: [thresholds, recalls, classes]
     needed: tuple[str, ...] = ('boxes', 'labels')  # of the truth
 
     def __init__(self) -> None:
@@ -112,6 +114,7 @@ class Evaluator(base.Evaluator):
         ]
 
     def result(self) -> dict[str, float]:
+        self.precision = None
         if not self._finite:  # pycocotools counts NaN boxes as matches
             return dict.fromkeys(self.names(), math.nan)
         with _quiet():
@@ -125,9 +128,26 @@ class Evaluator(base.Evaluator):
             measured.evaluate()
             measured.accumulate()
             measured.summarize()
+        self.precision = measured.eval['precision'][..., 0, -1]  # any area, most predictions
         values = zip(METRICS, measured.stats.tolist(), strict=True)
         # pycocotools reports -1 for a mean over nothing.
         return {name: value for name, value in values if value >= 0}
+
+    def rows(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        """A row a class of the last result: `class`, `objects` (no crowds), `AP` and `AP50`."""
+        labels = [
+            row['category_id'] for row in self._truth.dataset['annotations'] if not row['iscrowd']
+        ]
+        counts = np.bincount(np.asarray(labels, int), minlength=len(names)).tolist()
+        table = []
+        for label, name in enumerate(names):
+            row: dict[str, Any] = {'class': name, 'objects': counts[label]}
+            curves = np.full((1, 1), -1.0) if self.precision is None else self.precision[..., label]
+            for metric, curve in {'AP': curves, 'AP50': curves[:1]}.items():
+                mean = float(curve.mean())
+                row[metric] = mean if mean >= 0 else None  # -1: nothing to find
+            table.append(row)
+        return table
 
     def names(self) -> tuple[str, ...]:
         if self._truth is None:

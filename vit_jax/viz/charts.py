@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -155,6 +156,28 @@ def draw_goodput(accounts: Mapping[str, Account]) -> Figure:
         Patch(color=color, label=part) for part, color in TIME_COLORS.items() if part in drawn
     ]
     figure.legend(handles=handles, loc='outside lower center', ncols=5, fontsize=9, frameon=False)
+    return figure
+
+
+def draw_class_precision(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
+    """Draw the average precision of each class, the highest first, at all thresholds and at 0.5.
+
+    Args:
+      rows: `class`, `AP` and `AP50` of each class; those without objects are left out.
+      title: of the picture.
+    """
+    measured = sorted((row for row in rows if row['AP'] is not None), key=lambda row: -row['AP'])
+    figure = Figure(figsize=(7.0, max(0.32 * len(measured), 1.2) + 1.0), layout='constrained')
+    axes = figure.add_subplot()
+    places = np.arange(len(measured))
+    axes.barh(places, [row['AP50'] for row in measured], color=figures.FAINT, height=0.7, alpha=0.4)
+    bars = axes.barh(places, [row['AP'] for row in measured], color=figures.INK, height=0.35)
+    axes.bar_label(bars, [f'{row["AP"]:.3f}' for row in measured], padding=3, fontsize=8)
+    axes.set_yticks(places, [visible(str(row['class'])) for row in measured])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.12)
+    axes.set_xlabel('AP (dark), AP50 (light)', color=figures.FAINT)
+    figures.style(axes, title)
     return figure
 
 
