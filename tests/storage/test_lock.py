@@ -121,10 +121,12 @@ def test_a_process_id_that_was_given_to_another_process_is_no_owner(tmp_path):
         owner = record(tmp_path)
         assert lock.holder(tmp_path) == owner
         assert lock.is_held(tmp_path)
-    for change in ({'pid': os.getppid()}, {'started': 1}):
-        (tmp_path / lock.LOCK).write_text(json.dumps(owner | change))
-        assert lock.holder(tmp_path) is None
-        assert not lock.is_held(tmp_path)
+    with subprocess.Popen(['sleep', '60']) as other:
+        for change in ({'pid': other.pid}, {'started': 1}):
+            (tmp_path / lock.LOCK).write_text(json.dumps(owner | change))
+            assert lock.holder(tmp_path) is None
+            assert not lock.is_held(tmp_path)
+        other.kill()
 
 
 @pytest.mark.parametrize('change', [{'host': 'elsewhere'}, {'boot': 'before'}])
