@@ -31,6 +31,20 @@ def test_an_entry_has_what_repeats_a_run(tmp_path):
     assert row[header.index('epochs')] == '5'
 
 
+@pytest.mark.parametrize(
+    ('cooldown', 'schedule', 'share'),
+    [
+        ('2 steps', 'constant with cooldown', '20%'),
+        ('15%', 'constant with cooldown', '15%'),
+        ('0 steps', 'constant', None),
+    ],
+)
+def test_an_entry_names_the_cooldown(tmp_path, cooldown, schedule, share):
+    row = make_row(tmp_path / 'a', schedule={'name': 'constant', 'cooldown': cooldown})
+    (one,) = manifest.entries([row])
+    assert (one['schedule'], one['cooldown'], one['data_size']) == (schedule, share, 1000)
+
+
 def diagnostics(tmp_path, *options):
     rows = [make_row(tmp_path / str(i), **one) for i, one in enumerate(options)]
     return '; '.join(manifest.diagnostics(manifest.entries(rows)))

@@ -1,7 +1,9 @@
 """Trunks, which have not cooled down, are left out of a table, with the reason."""
 
+import itertools
 import json
 
+import numpy as np
 import pytest
 from helpers.messages import says
 
@@ -55,6 +57,32 @@ def test_the_reason_is_in_the_manifest_of_a_report(study, tmp_path):
     assert says(stored['left_out'], 'trunk', '4 runs')
     assert len(stored['manifest']) == 4
     assert 'a trunk, whose learning rate does not fall' in (tmp_path / 'out/scaling.md').read_text()
+
+
+def test_a_report_shows_the_law_of_a_study_at_equal_compute(tmp_path, capsys, monkeypatch):
+    sizes, budgets, known = (1000, 1700, 3000, 5200, 9000), (1e11, 1e12, 1e13), {}
+    for i, (c, n) in enumerate(itertools.product(budgets, sizes)):
+        steps = round(c / n / 1e5)
+        folder = make_run(tmp_path / f'runs/{i:04}', steps, COOLED)
+        off = np.log(n / 3000 / (c / 1e12) ** 0.2)
+        known[str(folder)] = {'parameters': n, 'flops': c, 'test/loss': c**-0.05 + 0.02 * off**2}
+    (tmp_path / 'runs/0000/result.json').unlink()
+    read = runs.read_run
+    monkeypatch.setattr(runs, 'read_run', lambda *args: read(*args) | known[str(args[0])])
+    words = ['--y', 'test/loss', '--by', 'parameters', '--bootstrap', '5', '--holdout', '0']
+    out = tmp_path / 'out'
+    assert main(['scaling', 'report', str(tmp_path / 'runs'), *words, '--output', str(out)]) == 0
+    page, stored = (out / 'scaling.md').read_text(), json.loads((out / 'scaling.json').read_text())
+    assert '# Optimal sizes' in page and '![optimal sizes](optimal.png)' in page
+    assert (out / 'optimal.png').read_bytes()[:4] == b'\x89PNG'
+    assert 'data:image/png' in (out / 'scaling.html').read_text()
+    assert stored['optimal']['isoflop']['a'] == pytest.approx(0.2, abs=0.05)
+    assert page.count(' % |') == 2 * 14, 'two residuals for each finished run'
+    assert 'constant with cooldown' in page and '0000: not finished' in page
+    assert 'of the form `a x^-b`' in page and 'mean of forms' not in page
+    for said in (page, capsys.readouterr().out):
+        assert said.count('3 points are too few') == 1
+        assert '1700 parameters, 3000 parameters, ' in said
 
 
 def test_a_study_that_was_moved_is_read_alike(study, tmp_path):

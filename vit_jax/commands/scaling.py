@@ -198,21 +198,25 @@ def print_table(curves: Sequence[Curve], options: FitOptions, summary: Mapping[s
 def print_notes(curves: Sequence[Curve], options: FitOptions) -> None:
     """Print the predictions at the target, and the notes and warnings of each curve."""
     from vit_jax.scaling import averaging
+    from vit_jax.scaling.rows import join_labels
     from vit_jax.scaling.table import predict_at
 
+    lines: list[tuple[str, str]] = []
     for curve in curves:
         if options.target is not None:
             found, reason = predict_at(curve, options.target)
             shown = _predicted(found) if found else f'no prediction: {reason}'
-            print(f'{curve.label}: {options.y} at {options.x[0]} = {options.target:g}: {shown}')
+            target = f'{options.y} at {options.x[0]} = {options.target:g}: {shown}'
+            lines.append((curve.label, target))
         if curve.seeds.several:
-            print(f'{curve.label}: {curve.seeds.words}')
-        for note in curve.notes:
-            print(f'{curve.label}: {note}')
+            lines.append((curve.label, curve.seeds.words))
+        lines += [(curve.label, note) for note in curve.notes]
         if isinstance(curve.fit, averaging.MeanFit):
-            print(f'{curve.label}: {curve.fit.chosen}')
-        for warning in curve.fit.warnings if curve.fit else (curve.problem,):
-            print(f'{curve.label}: {warning}')
+            lines.append((curve.label, curve.fit.chosen))
+        warnings = curve.fit.warnings if curve.fit else (curve.problem,)
+        lines += [(curve.label, warning) for warning in warnings]
+    for line in join_labels(lines):
+        print(line)
 
 
 def _predicted(found: dict[str, Any]) -> str:
@@ -274,7 +278,7 @@ def report(argv: Sequence[str]) -> int:
     add_fit_flags(parser, x='examples_seen', y='1-test/accuracy')
     args = parser.parse_args(argv)
     from vit_jax.profiling.cost import train_flops
-    from vit_jax.scaling import manifest, plots, runs, table
+    from vit_jax.scaling import manifest, plots, plots_optimal, report_optimal, runs, table
     from vit_jax.scaling.report import HOLDOUT_SHARES, report_blocks, summarize
     from vit_jax.scaling.rows import read_csv, unfinished
 
@@ -298,12 +302,15 @@ def report(argv: Sequence[str]) -> int:
     used = {row['run'] for row in fitted}
     entries = manifest.entries([row for row in rows if row['run'] in used])
     going_on = [str(row['run']) for row in rows if row['run'] not in {row['run'] for row in taken}]
-    _write_report(
-        folder,
-        summary | {'manifest': entries, 'left_out': skipped, 'versions': manifest.versions()},
-        plots.draw_curves(curves, options),
-        report_blocks(summary, entries, skipped, going_on),
-    )
+    stored = {'manifest': entries, 'left_out': skipped, 'versions': manifest.versions()}
+    pictures = {'scaling': plots.draw_curves(curves, options)}
+    law: list[Block] = []
+    if study := report_optimal.find_study(fitted, options.y, options.bootstrap):
+        pictures['optimal'] = plots_optimal.draw_optima([study[0]], study[1])
+        law = report_optimal.optimal_blocks(*study)
+        stored['optimal'] = {**study[0].summary, 'shown': study[0].shown}
+    blocks = report_blocks(summary, entries, skipped, going_on, law)
+    _write_report(folder, summary | stored, pictures, blocks)
     print_table(curves, options, summary)
     for line in skipped:
         print(f'left out: {line}')
@@ -312,17 +319,21 @@ def report(argv: Sequence[str]) -> int:
 
 
 def _write_report(
-    folder: pathlib.Path, summary: dict[str, Any], figure: Figure, blocks: Sequence[Block]
+    folder: pathlib.Path,
+    summary: dict[str, Any],
+    drawings: Mapping[str, Figure],
+    blocks: Sequence[Block],
 ) -> None:
-    """Write the summary, the picture and the page in their formats."""
+    """Write the summary, the pictures and the page in their formats."""
     from vit_jax.scaling import report
     from vit_jax.viz import figures
 
     text = json.dumps(summary, indent=2, allow_nan=False) + '\n'
     write_file(folder / 'scaling.json', text, '--output')
-    for suffix in ('png', 'svg'):
-        figures.save(figure, folder / f'scaling.{suffix}')
-    pictures = {report.PICTURE: (folder / report.PICTURE).read_bytes()}
+    for name, figure in drawings.items():
+        for suffix in ('png', 'svg'):
+            figures.save(figure, folder / f'{name}.{suffix}')
+    pictures = {f'{name}.png': (folder / f'{name}.png').read_bytes() for name in drawings}
     write_file(folder / 'scaling.md', report.markdown(blocks), '--output')
     write_file(folder / 'scaling.html', report.html_page(blocks, pictures), '--output')
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ _MANY_EPOCHS = 4  # Muennighoff et al. 2023: up to about 4 epochs, repeated data
 
 _COLUMNS = (
     *('digest', 'parameters', 'steps', 'batch_size', 'epochs', 'optimizer', 'lr'),
-    *('schedule', 'warmup', 'parametrization', 'seed', 'hardware'),
+    *('data_size', 'schedule', 'warmup', 'cooldown', 'parametrization', 'seed', 'hardware'),
 )
 
 Entry = dict[str, Any]
@@ -27,8 +28,9 @@ def entries(rows: Sequence[Mapping[str, Cell]]) -> list[Entry]:
 
     Returns:
       For each run: run, digest (the first 12 digits of the config's SHA-256), parameters, steps,
-      batch_size, epochs, optimizer, lr, schedule, warmup, parametrization, seed, setting (digest
-      without the seed) and hardware; None where unknown.
+      batch_size, epochs, data_size (different examples), optimizer, lr, schedule, warmup, cooldown
+      (its share of the steps), parametrization, seed, setting (digest without the seed) and
+      hardware; None where unknown.
     """
     return [_entry(row) for row in rows]
 
@@ -37,19 +39,32 @@ def _entry(row: Mapping[str, Cell]) -> Entry:
     config = run_folder.read_config(paths.path(str(row['run']))) or {}
     optim = config.get('optim') or {}
     schedule = optim.get('schedule') or {}
-    shared = ('run', 'parameters', 'steps', 'batch_size', 'hardware')
+    shared = ('run', 'parameters', 'steps', 'batch_size', 'data_size', 'hardware')
+    cooldown = _cooldown(schedule, row.get('steps'))
     return {
         **{name: row.get(name) for name in shared},
         'digest': runs.digest(config),
         'epochs': _epochs(row),
         'optimizer': optim.get('name'),
         'lr': optim.get('lr'),
-        'schedule': schedule.get('name'),
+        'schedule': f'{schedule.get("name")} with cooldown' if cooldown else schedule.get('name'),
         'warmup': schedule.get('warmup'),
+        'cooldown': cooldown,
         'parametrization': optim.get('parametrization') or 'standard',
         'seed': config.get('seed'),
         'setting': runs.setting(config),
     }
+
+
+def _cooldown(schedule: Mapping[str, Any], steps: Cell) -> str | None:
+    """The cooldown as a share of the run's steps, or as it is written; None without one."""
+    text = str(schedule.get('cooldown') or '')
+    if not re.search('[1-9]', text):
+        return None
+    counted = re.fullmatch(r'(\d+) steps?', text)
+    if counted and isinstance(steps, (int, float)) and steps:
+        return f'{int(counted[1]) / steps:.0%}'
+    return text
 
 
 def _epochs(row: Mapping[str, Cell]) -> float | None:

@@ -6,6 +6,7 @@ The page is a list of blocks, which become Markdown or HTML.
 from __future__ import annotations
 
 import base64
+import collections
 import dataclasses
 import html
 import mimetypes
@@ -17,7 +18,7 @@ import numpy as np
 
 from vit_jax.scaling import averaging, coverage, curve_fit, forms, manifest
 from vit_jax.scaling.parallel import map_items
-from vit_jax.scaling.rows import label
+from vit_jax.scaling.rows import join_labels, label
 from vit_jax.scaling.table import Curve, FitOptions, predict_at
 
 HOLDOUT_SHARES = (
@@ -183,6 +184,7 @@ def report_blocks(
     entries: Sequence[manifest.Entry],
     skipped: Sequence[str] = (),
     unfinished: Sequence[str] = (),
+    law: Sequence[Block] = (),
 ) -> list[Block]:
     """The blocks of the report on the fits of `summarize`.
 
@@ -191,18 +193,17 @@ def report_blocks(
       entries: of the fitted runs.
       skipped: a line for each finished run that could not be fitted.
       unfinished: names of the runs that are not finished.
+      law: blocks on the law of a study at equal compute.
     """
     left_out = f', {len(unfinished)} left out as not finished' if unfinished else ''
     found: list[Block] = [
         Heading(f'{summary["y"]} over {", ".join(summary["x"])}', 1),
-        Text(
-            f'{len(entries)} runs{left_out}; {len(summary["curves"])} curves of the form '
-            f'`{summary["formula"]}`.'
-        ),
+        Text(f'{len(entries)} runs{left_out}; {_forms(summary)}.'),
         Picture(PICTURE, 'curves'),
         _table(summary),
         Text(_held_out(summary)),
     ]
+    found += law
     banded = [curve for curve in summary['curves'] if curve.get('bands')]
     if banded := ['auto' if 'forms' in curve else curve['form'] for curve in banded]:
         found.append(Text(_banded(banded)))
@@ -213,6 +214,20 @@ def report_blocks(
     if warnings := _diagnostics(summary):
         found += [Heading('Limits of the data'), Lines(warnings)]
     return [*found, *_manifest(entries)]
+
+
+def _forms(summary: Mapping[str, Any]) -> str:
+    """The number of curves, and of each form that was fitted: a mean may fall back to another."""
+    used = collections.Counter(
+        summary['formula'] if 'forms' in curve else forms.find(curve['form']).formula
+        for curve in summary['curves']
+        if curve['params']
+    )
+    total = len(summary['curves'])
+    if len(used) == 1 and used.total() == total:
+        return f'{total} curves of the form `{next(iter(used))}`'
+    parts = [f'{count} of the form `{formula}`' for formula, count in used.items()]
+    return ', '.join([f'{total} curves', *parts])
 
 
 def _table(summary: Mapping[str, Any]) -> Block:
@@ -284,11 +299,11 @@ def _seeds(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _diagnostics(summary: Mapping[str, Any]) -> list[str]:
-    return [
-        f'{label(curve["by"])}: {warning}'
+    return join_labels(
+        (label(curve['by']), warning)
         for curve in summary['curves']
         for warning in (*curve['notes'], *curve['warnings'])
-    ]
+    )
 
 
 def _manifest(entries: Sequence[manifest.Entry]) -> list[Block]:

@@ -29,6 +29,14 @@ def _named(column: str, text: str) -> str:
     return f'{shown} {noun}' if noun.endswith('s') else f'{noun} {shown}'
 
 
+def join_labels(lines: Iterable[tuple[str, str]]) -> list[str]:
+    """Lines `LABEL: TEXT`, each text once with all of its labels."""
+    labels: dict[str, list[str]] = {}
+    for name, text in lines:
+        labels.setdefault(text, []).append(name)
+    return [f'{", ".join(dict.fromkeys(names))}: {text}' for text, names in labels.items()]
+
+
 def short(value: float) -> str:
     """1234567 -> 1.23M; 4e18 -> 4e+18; 0.25 -> 0.25."""
     for factor, unit in ((1e9, 'G'), (1e6, 'M'), (1e3, 'k')):
