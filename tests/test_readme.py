@@ -20,6 +20,7 @@ from PIL import Image
 
 import vit_jax
 from vit_jax import __main__
+from vit_jax.commands._parser import RENAMED
 from vit_jax.config import load, reference
 from vit_jax.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, UserError
 from vit_jax.interop import files
@@ -90,6 +91,7 @@ def check(words, capsys):
     assert stop.value.code == 0
     overrides, rest = load.split_overrides(words)
     flags = {word.partition('=')[0] for word in rest if word.startswith('--')}
+    flags = {RENAMED.get(flag, flag) for flag in flags}
     assert flags <= set(re.findall(r'--[a-z][a-z-]*', capsys.readouterr().out))
     if '--config' in rest:
         load.load(rest[rest.index('--config') + 1], overrides)
@@ -115,7 +117,7 @@ LINES = sorted({line for path in DOCUMENTS for line in lines_in(path.read_text()
 def parse(monkeypatch):
     """Runs a command until its flags are parsed, and checks the files and configs it names."""
     monkeypatch.chdir(ROOT)
-    parse_flags = argparse.ArgumentParser.parse_known_args
+    parse_flags = argparse.ArgumentParser.parse_known_intermixed_args
 
     def stop(self, args=None, namespace=None):
         parsed, unknown = parse_flags(self, args, namespace)
@@ -123,7 +125,7 @@ def parse(monkeypatch):
             return parsed, unknown
         raise Parsed
 
-    monkeypatch.setattr(argparse.ArgumentParser, 'parse_known_args', stop)
+    monkeypatch.setattr(argparse.ArgumentParser, 'parse_known_intermixed_args', stop)
 
     def parse(words):
         name, *rest = words

@@ -118,7 +118,7 @@ def test_the_data_give_the_sizes_unless_flags_do(digits):
 def test_mistakes_are_one_line(digits, capsys, tmp_path):
     text = digits.replace('vit/digits.py', 'translate/synthetic.py')
     for words, message in [
-        ([], 'benchmark needs --config'),
+        ([], 'benchmark needs a config'),
         (['--config', text, '--config.batch_size=100'], '8 rows of 13 are 104'),
         (['--config', text, '--config.data.source=text:/no'], 'cannot read /no: No such file'),
         (['--config', digits, '--steps', '0'], '--steps: must be at least 1, not 0'),

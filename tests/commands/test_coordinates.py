@@ -27,7 +27,7 @@ def test_changes_grow_with_the_width_unless_they_are_scaled(scan, tmp_path, caps
 @pytest.mark.parametrize(
     ('words', 'message'),
     [
-        (['scaling', 'coordinates'], 'scaling coordinates needs --config FILE[:ARG]'),
+        (['scaling', 'coordinates'], 'scaling coordinates needs a config'),
         ([*COMMAND, MUP, '--multiples', '1,x'], "--multiples '1,x': give two or more"),
         ([*COMMAND, MUP, '--multiples', '2'], 'give two or more whole numbers'),
         ([*COMMAND, MUP, '--steps', '0'], '--steps: must be at least 1'),

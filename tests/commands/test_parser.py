@@ -5,6 +5,8 @@ import json
 import pytest
 
 from vit_jax import __main__ as cli
+from vit_jax.commands import launch, rehearse, train
+from vit_jax.errors import CommandFinished
 
 
 @pytest.mark.parametrize(
@@ -126,3 +128,61 @@ def test_a_model_that_is_not_there(words, names, repo, tmp_path, monkeypatch, ca
     *_, line = capsys.readouterr().err.splitlines()
     assert names in line
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ('words', 'names'),
+    [
+        ('launch slurm train {config} --workdir a', '-- train'),
+        ('train {config} --config {config} --workdir a', '--config'),
+        ('data', 'data CONFIG'),
+        ('benchmark --config.seed=1', '--config.seed'),
+        ('sweep status --study none --workdir {tmp}', 'none'),
+        ('sweep status a --study none', "'a'"),
+    ],
+)
+def test_subjects_that_are_missing_or_given_twice(
+    words, names, repo, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    config = f'{repo}/experiments/vit/digits.py:smoke'
+    assert cli.main(words.format(config=config, tmp=tmp_path).split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert names in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_config_is_the_first_word_of_its_commands(repo, capsys):
+    words = [f'{repo}/experiments/vit/digits.py:smoke', '--config.seed=7']
+    args, config = train.parse([*words, '--workdir', 'a'])
+    assert (args.config, config.seed) == (words[0], 7)
+    config = launch.check_command(['data', *words])
+    assert config is not None and config.seed == 7
+    assert rehearse.rehearsal_flags(['train', *words]) == ['--config', *words]
+    with pytest.raises(CommandFinished):
+        cli.main(['train', '--help'])
+    shown = capsys.readouterr().out
+    assert shown.startswith('usage: python -m vit_jax train CONFIG')
+    assert shown.index('--config.KEY=VALUE') < shown.index('--workdir')
+
+
+def test_help_shows_the_program_that_was_called(monkeypatch, capsys):
+    monkeypatch.setattr('sys.argv', ['/usr/bin/vit-jax', 'export'])
+    with pytest.raises(CommandFinished):
+        cli.main(['export', '--help'])
+    assert capsys.readouterr().out.startswith('usage: vit-jax export')
+
+
+def test_former_flags_still_work(tmp_path, capsys):
+    table = tmp_path / 'points.csv'
+    table.write_text('x,y\n' + ''.join(f'{x},{0.2 + 1 / x}\n' for x in (1, 2, 4, 8, 16, 32)))
+    words = ['scaling', 'fit', '--csv', str(table), '--x', 'x', '--y', 'y', '--form', 'power']
+    words += ['--bootstrap', '0']
+    assert cli.main([*words, '--json']) == 0
+    printed = capsys.readouterr()
+    assert cli.main([*words, '--json', str(tmp_path / 'fit.json')]) == 0
+    assert '--json' in capsys.readouterr().err and '--json' not in printed.err
+    assert (tmp_path / 'fit.json').read_text() == printed.out
+    words = ['vocab', f'text:{tmp_path}/none.tsv', '--output', f'{table}/v.model']
+    assert cli.main(words) == 2
+    assert '--out ' in capsys.readouterr().err

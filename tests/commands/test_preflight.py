@@ -367,7 +367,7 @@ def test_nothing_is_rented_for_what_does_not_fit(fake_compiler, capsys):
 
 
 def test_a_mistake_is_told_in_one_line(fake_compiler):
-    with pytest.raises(UserError, match='one of --config'):
+    with pytest.raises(UserError, match='one of CONFIG'):
         command.main(['--topology', 'v5e:2x2'])
     for words in (['--batch-size', 'fit'], ['--accum', 'fit'], ['--out', 'costs.png']):
         with pytest.raises(UserError, match='--sweep cannot be combined with'):

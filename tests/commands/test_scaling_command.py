@@ -77,7 +77,7 @@ def test_plot(points, tmp_path, capsys, suffix):
         (['fit', '--csv', 'POINTS', *COLUMNS, '--holdout', '1'], '--holdout 1.0: must be'),
         (['fit', '--csv', 'POINTS', *COLUMNS, '--against', 'm5'], "unknown form 'm5'"),
         (['fit', '--csv', 'POINTS', *COLUMNS, '--by', 'modl'], "did you mean 'model'"),
-        (['plot', '--csv', 'POINTS', *COLUMNS, '--output', 'a.txt'], '--output'),
+        (['plot', '--csv', 'POINTS', *COLUMNS, '--output', 'a.txt'], '--out'),
         (['collect', 'nowhere'], "'nowhere' holds no run"),
     ],
 )

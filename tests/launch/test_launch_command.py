@@ -156,7 +156,7 @@ def test_what_rehearses_a_command():
         (['slurm'], 'launch: give a command'),
         (['slurm', '--', 'trian'], "did you mean 'train'"),
         (['slurm', '--', 'launch', 'slurm'], "unknown command 'launch'"),
-        (['slurm', '--', 'train', '--workdir', 'a'], 'train needs --config'),
+        (['slurm', '--', 'train', '--workdir', 'a'], 'train needs a config'),
         (['slurm', '--', 'train', '--config', 'b.py', '--workdir', 'a'], "no file 'b.py'"),
         (['slurm', '--', *TRAIN, '--config.optim.rl=1'], "did you mean 'lr'"),
         (['slurm', '--', *TRAIN, '--workdri', 'a'], "did you mean '--workdir'"),

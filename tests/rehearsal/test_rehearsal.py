@@ -239,7 +239,7 @@ def test_the_first_and_the_last_run_of_a_sweep():
 @pytest.mark.parametrize(
     ('words', 'message'),
     [
-        ([], 'needs one of --config'),
+        ([], 'needs one of CONFIG'),
         (['--config', DIGITS, '--minutes', '0'], '--minutes 0: must be positive'),
         (['--config', DIGITS, '--price', '1'], 'give both'),
     ],

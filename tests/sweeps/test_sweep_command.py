@@ -157,7 +157,7 @@ def test_help_lists_every_action_and_flag(capsys):
         (['work', 'none'], "unknown study 'none'"),
         (['work', 'a', '--storage', 'sqlite:////none/a.db'], 'no such file'),
         (['work', 'a', '--storage', 'postgres'], 'cannot be opened'),
-        (['status', 'a', '--study', 'b'], "unknown flag '--study'"),
+        (['status', 'a', '--study', 'b'], 'unexpected'),
         (['work', 'a', '--trials', '0'], 'at least 1'),
         (['plot', 'a', '--output', 'a.doc'], 'must end in'),
     ],

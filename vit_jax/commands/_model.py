@@ -12,6 +12,10 @@ from vit_jax.errors import UserError, positive_number
 
 MODEL_FLAGS = ('--workdir', '--checkpoint')
 RUN = 'run folder; RUN@STEP or RUN@best for another checkpoint than the newest'
+MODEL = (
+    f'{RUN}; or a checkpoint of any project: a file, a folder, a URL such as '
+    'hf://google/vit-base-patch16-224, or a name of `list checkpoints`'
+)
 
 
 def add_model_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
@@ -21,11 +25,7 @@ def add_model_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Non
       parser: to add them to, before its other positional arguments.
       argv: the command line, whose `--workdir` or `--checkpoint` stands for MODEL.
     """
-    text = (
-        f'{RUN}; or a checkpoint of any project: a file, a folder, a URL such as '
-        'hf://google/vit-base-patch16-224, or a name of `list checkpoints`'
-    )
-    add_subject(parser, argv, 'model', MODEL_FLAGS, metavar='MODEL', help=text)
+    add_subject(parser, argv, 'model', MODEL_FLAGS, metavar='MODEL', help=MODEL)
     parser.add_argument('--workdir', metavar='RUN', help='same as MODEL, for runs only')
     parser.add_argument('--checkpoint', metavar='FILE', help='same as MODEL')
     add_image_size_flag(parser)

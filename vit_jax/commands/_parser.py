@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import io
 import itertools
+import json
 import os
 import pathlib
 import re
@@ -24,6 +25,7 @@ from vit_jax.errors import (
 )
 
 FIT = 'fit'
+STDOUT = '-'  # the value of `--json` without a file
 BASH = """\
 _vit_jax() {
   local cur="${COMP_WORDS[COMP_CWORD]}" i=0
@@ -60,6 +62,16 @@ compdef _vit_jax python python3 vit-jax
 SHELLS = {'bash': BASH, 'zsh': ZSH}
 
 
+# Flags by their former names, which still work.
+RENAMED = {'--output': '--out'}
+
+
+def program() -> str:
+    """The program as it was called."""
+    name = pathlib.Path(sys.argv[0]).name
+    return 'vit-jax' if name.startswith('vit-jax') else 'python -m vit_jax'
+
+
 class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` that raises UserError instead of printing its usage and exiting.
 
@@ -69,9 +81,11 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, command: str, description: str | None):
-        super().__init__(prog=f'vit_jax {command}', description=description, allow_abbrev=False)
+        super().__init__(prog=f'{program()} {command}', description=description, allow_abbrev=False)
+        self.command = command
 
     def parse_args(self, args: Sequence[str], namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
+        args = self._current_names(args)
         self._require_flags(args)
         # Intermixed: flags may stand between a subject and what follows it.
         parsed, unknown = self.parse_known_intermixed_args(args, namespace)
@@ -80,6 +94,16 @@ class Parser(argparse.ArgumentParser):
         for module in dict.fromkeys(getattr(parsed, 'allow', ())):
             print(f'--allow {module}: stored configs may name its code', file=sys.stderr)
         return parsed
+
+    def _current_names(self, args: Sequence[str]) -> list[str]:
+        """The command line with the current names of renamed flags."""
+        words, end = list(args), args.index('--') if '--' in args else len(args)
+        for i, word in enumerate(words[:end]):
+            flag, equals, value = word.partition('=')
+            new = RENAMED.get(flag, flag)
+            if flag not in self._option_string_actions and new in self._option_string_actions:
+                words[i] = f'{new}{equals}{value}'
+        return words
 
     def _require_flags(self, args: Sequence[str]) -> None:
         """Report an unknown flag before a missing one, which it may be, misspelled."""
@@ -94,7 +118,7 @@ class Parser(argparse.ArgumentParser):
         raise CommandFinished(status)
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f'{self.prog}: {message} (see {self.prog} --help)')
+        raise UserError(f'{self.command}: {message} (see {self.prog} --help)')
 
 
 def _word_of_a_config(flag: str, valid: Sequence[str]) -> str:
@@ -131,6 +155,35 @@ def add_subject(
         parser.set_defaults(**{name: None})
     else:
         parser.add_argument(name, **options)
+
+
+def add_json_flag(parser: argparse.ArgumentParser) -> None:
+    """Add `--json`, which used to take a file: `write_json` still writes it."""
+    parser.add_argument(
+        '--json', nargs='?', const=STDOUT, metavar='', help='print JSON instead of tables'
+    )
+
+
+def write_json(record: Any, where: str | None) -> bool:
+    """Print JSON for `--json`, or write it to the file of the former `--json FILE`.
+
+    Args:
+      record: JSON values.
+      where: the value of the flag.
+
+    Returns:
+      Whether it was printed, in place of a table.
+
+    Raises:
+      UserError: if the file cannot be written.
+    """
+    text = json.dumps(record, indent=2, allow_nan=False) + '\n'
+    if where == STDOUT:
+        print(text, end='')
+    elif where:
+        write_file(where, text, '--json')
+        print('--json FILE will be removed: write --json > FILE', file=sys.stderr)
+    return where == STDOUT
 
 
 def add_allow_flag(parser: argparse.ArgumentParser) -> None:
@@ -175,7 +228,7 @@ def overview(
       parsers: of the actions.
     """
     shown = Parser(command, description)
-    shown.usage = f'vit_jax {command} {usage}'
+    shown.usage = f'{shown.prog} {usage}'
     shown.formatter_class = argparse.RawDescriptionHelpFormatter
     shown.epilog = ''.join(parser.format_usage() for parser in parsers)
     return shown

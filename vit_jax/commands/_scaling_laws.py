@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.commands._parser import Parser, align, save_figure, write_file
+from vit_jax.commands._parser import Parser, add_json_flag, align, save_figure, write_json
 from vit_jax.config import load
 from vit_jax.errors import UserError
 
@@ -155,13 +154,13 @@ def shape(argv: Sequence[str]) -> int:
     if not shapes.laws:
         raise UserError(f'no optimal shape was found: {"; ".join(shapes.notes)}')
     summary = _shape_summary(found, shapes, args.target, start)
-    if not write_summary(summary, args.json):
+    if not write_json(summary, args.json):
         _print_shape(summary)
-    if args.output:
+    if args.out:
         from vit_jax.scaling import plots_optimal
 
         figure = plots_optimal.draw_shape(found, shapes, columns, args.target)
-        print(save_figure(figure, args.output, '--output'))
+        print(save_figure(figure, args.out, '--out'))
     return 0
 
 
@@ -177,7 +176,7 @@ def _shape_parser() -> Parser:
     add('--start', metavar='V,V@T', help='scale these optimal values of --shape up from budget T')
     add_bootstrap_flag(parser)
     add_json_flag(parser)
-    add('--output', metavar='FILE', help='draw the rays: PNG, SVG or PDF')
+    add('--out', metavar='FILE', help='draw the rays: PNG, SVG or PDF')
     return parser
 
 
@@ -278,12 +277,12 @@ def optimal(argv: Sequence[str]) -> int:
     curves = points.read(rows.read_csv(args.csv), columns)
     found = [analyze(one, options) for one in curves if len(one.y)]
     require_law(found)
-    if not write_summary(_optimal_summary(found, columns), args.json):
+    if not write_json(_optimal_summary(found, columns), args.json):
         _print_optimal(found, columns)
-    if args.output:
+    if args.out:
         from vit_jax.scaling import plots_optimal
 
-        print(save_figure(plots_optimal.draw_optima(found, columns), args.output, '--output'))
+        print(save_figure(plots_optimal.draw_optima(found, columns), args.out, '--out'))
     return 0
 
 
@@ -304,7 +303,7 @@ def _optimal_parser() -> Parser:
     add('--holdout', metavar='4x', help='hold out C above a quarter of the largest')
     add_bootstrap_flag(parser)
     add_json_flag(parser)
-    add('--output', metavar='FILE', help='draw contours and parabolas: PNG, SVG or PDF')
+    add('--out', metavar='FILE', help='draw contours and parabolas: PNG, SVG or PDF')
     return parser
 
 
@@ -393,17 +392,6 @@ def add_bootstrap_flag(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_json_flag(parser: argparse.ArgumentParser) -> None:
-    """Add `--json` for `write_summary`."""
-    parser.add_argument(
-        '--json',
-        nargs='?',
-        const='-',
-        metavar='FILE',
-        help='print JSON instead of tables, or write it to FILE',
-    )
-
-
 def check_fit_flags(args: argparse.Namespace) -> None:
     """Raise UserError if `--target` or `--bootstrap` is out of range."""
     require_positive(args.target, '--target')
@@ -425,20 +413,3 @@ def require_count(value: int, flag: str) -> None:
 def parse_names(text: str) -> tuple[str, ...]:
     """'a,b' -> ('a', 'b')."""
     return tuple(name.strip() for name in text.split(',') if name.strip())
-
-
-def write_summary(summary: Mapping[str, Any], where: str | None) -> bool:
-    """Print a summary as JSON if `where` is '-', or write it to the file `where`.
-
-    Returns:
-      Whether it was printed, in place of a table.
-
-    Raises:
-      UserError: if the file cannot be written.
-    """
-    text = json.dumps(summary, indent=2, allow_nan=False) + '\n'
-    if where == '-':
-        print(text, end='')
-    elif where:
-        write_file(where, text, '--json')
-    return where == '-'

@@ -33,7 +33,7 @@ def plan(argv: Sequence[str]) -> int:
     add('--precision', type=float, metavar='P', help=precision)
     best = "an estimate of an isoFLOP study's optimum (default: the middle of its sizes)"
     add('--optimum', metavar='N@C', help=best)
-    args, config = parse_config_args(parser, argv)
+    args, config = parse_config_args(parser, argv, config_first=False)
     from vit_jax.profiling.cost import CORE, Machine, cost_table
 
     _check_plan_flags(args)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.commands._parser import Parser, check_output, writing
+from vit_jax.commands._parser import STDOUT, Parser, add_json_flag, check_output, write_json
 from vit_jax.config.load import parse_config_args, to_run
 from vit_jax.errors import UserError, positive_number
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print a table; write JSON with `--json`.
+    """Print a table, or JSON.
 
     Raises:
       UserError: without `--config`.
@@ -26,19 +25,20 @@ def main(argv: Sequence[str]) -> int:
     steps = parser.add_mutually_exclusive_group()
     steps.add_argument('--forward-only', action='store_true', help='skip the training step')
     steps.add_argument('--train-only', action='store_true', help='skip the forward step')
-    parser.add_argument('--steps', type=positive_number, default=20, help='to time (default: 20)')
-    parser.add_argument('--json', metavar='PATH', help='write all numbers to this file')
+    parser.add_argument(
+        '--steps', type=positive_number, default=20, help='number of timed steps (default: 20)'
+    )
+    add_json_flag(parser)
     add_size_flags(parser)
     args, config = parse_config_args(parser, argv)
     if config is None:
-        raise UserError('benchmark needs --config FILE[:ARG]')
-    if args.json:
+        raise UserError('benchmark needs a config: benchmark CONFIG')
+    if args.json not in (None, STDOUT):
         check_output(args.json, '--json')
     from vit_jax.inference import fine_tune
     from vit_jax.profiling import benchmark
     from vit_jax.profiling.examples import batch_rows, row_of
     from vit_jax.runtime import console
-    from vit_jax.storage.paths import write_text_atomic
 
     config = fine_tune.complete(config).config
     row = row_of(config, args.image_size, args.channels)
@@ -53,8 +53,6 @@ def main(argv: Sequence[str]) -> int:
         with console.status('compiling the train step, and timing it'):
             results['train'] = ready.train(spec, per_row, args.steps)
     environment = benchmark.environment(ready.layout)
-    print_title(str(run.model.name), rows, row.example, environment)
-    print_table(spec, results)
     if args.json:
         record = {
             'config': config.to_dict(),
@@ -62,8 +60,10 @@ def main(argv: Sequence[str]) -> int:
             **environment,
             **{name: dataclasses.asdict(timing) for name, timing in results.items()},
         }
-        with writing(args.json, '--json'):
-            write_text_atomic(args.json, json.dumps(record, indent=2) + '\n')
+        if write_json(record, args.json):
+            return 0
+    print_title(str(run.model.name), rows, row.example, environment)
+    print_table(spec, results)
     return 0
 
 

@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument('--json', action='store_true', help='print JSON only')
     args, config = parse_config_args(parser, argv)
     if config is None:
-        raise UserError('data needs --config FILE[:ARG]')
+        raise UserError('data needs a config: data CONFIG')
     from vit_jax.data import census
     from vit_jax.inference import fine_tune
     from vit_jax.profiling import pipeline

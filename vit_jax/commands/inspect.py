@@ -8,7 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.commands._parser import Parser, add_allow_flag, align
+from vit_jax.commands._model import MODEL, MODEL_FLAGS
+from vit_jax.commands._parser import Parser, add_allow_flag, add_subject, align
 from vit_jax.commands.benchmark import add_size_flags
 from vit_jax.config.load import model_and_task, parse_config_args, section
 from vit_jax.config.origin import dotted_names
@@ -46,12 +47,10 @@ def main(argv: Sequence[str]) -> int:
       UserError: unless exactly one thing to inspect is named.
     """
     parser = Parser('inspect', __doc__)
-    parser.add_argument('--workdir', help='a run folder')
-    parser.add_argument(
-        '--checkpoint',
-        metavar='PATH',
-        help="a run's checkpoints/ or checkpoints/N, or the weights of another code base",
-    )
+    others = (*MODEL_FLAGS, '--config', '--verify')
+    add_subject(parser, argv, 'model', others, nargs='?', metavar='MODEL', help=MODEL)
+    parser.add_argument('--workdir', metavar='RUN', help='same as MODEL, for runs only')
+    parser.add_argument('--checkpoint', metavar='FILE', help='same as MODEL')
     parser.add_argument(
         '--verify',
         metavar='WORKDIR',
@@ -61,12 +60,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument('--json', action='store_true', help='print JSON only, with every block')
     add_allow_flag(parser)
     add_size_flags(parser)
-    args, config = parse_config_args(parser, argv)
-    given = (config, args.workdir, args.checkpoint, args.verify)
+    args, config = parse_config_args(parser, argv, config_first=False)
+    given = (config, args.model, args.workdir, args.checkpoint, args.verify)
     if sum(x is not None for x in given) != 1:
         raise UserError(
-            'inspect needs one of --config FILE[:ARG], --workdir DIR, --checkpoint PATH, '
-            '--verify DIR'
+            'inspect needs one of MODEL, --config CONFIG, --workdir RUN, --checkpoint FILE and '
+            '--verify RUN'
         )
     if args.verify is not None:
         return verify(args.verify, args.json)
@@ -77,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
     else:
         if args.workdir is not None:
             load.read_config(args.workdir, args.allow)
-        path = args.workdir if args.checkpoint is None else args.checkpoint
+        path = next(x for x in (args.model, args.workdir, args.checkpoint) if x is not None)
         subject = from_checkpoint(path, args.image_size, args.channels, args.allow)
     own = [] if config is None else [name for _, name in dotted_names(config)]
     result = report(subject, [*args.allow, *own])

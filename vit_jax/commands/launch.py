@@ -18,6 +18,9 @@ from vit_jax.config import load
 from vit_jax.errors import EXIT_FAILED, UserError, nearest, positive_number, whole_number
 from vit_jax.launch.command import require_installed
 
+# Commands whose first word may be a config; `train` is parsed by itself.
+CONFIG_FIRST = ('benchmark', 'data', 'preflight', 'rehearse')
+
 
 class Launcher(NamedTuple):
     """A launcher.
@@ -37,6 +40,8 @@ def main(argv: Sequence[str]) -> int:
     Raises:
       UserError: if there is no such launcher.
     """
+    from vit_jax.__main__ import commands
+
     words = list(argv)
     flags, command = words, []
     if '--' in words:
@@ -45,9 +50,11 @@ def main(argv: Sequence[str]) -> int:
     if not flags or flags[0] in ('-h', '--help'):
         usage = 'LAUNCHER [flags] -- COMMAND [its flags]'
         overview('launch', __doc__, usage, map(launcher_parser, ACTIONS)).parse_args(flags)
-        raise UserError(f'launch: choose one of {", ".join(ACTIONS)} (see vit_jax launch --help)')
+        raise UserError(f'launch: choose one of {", ".join(ACTIONS)} (see launch --help)')
     if flags[0] not in ACTIONS:
         raise UserError('launch: ' + nearest('launcher', flags[0], ACTIONS))
+    if not command and (start := next((w for w in flags[1:] if w in commands()), '')):
+        raise UserError(f'launch: put -- before the command: launch {flags[0]} ... -- {start} ...')
     args = launcher_parser(flags[0]).parse_args(flags[1:])
     config = check_command(command)
     return ACTIONS[flags[0]].submit(args, command, config)
@@ -57,7 +64,7 @@ def launcher_parser(launcher: str) -> Parser:
     """The parser of one launcher's flags."""
     action = ACTIONS[launcher]
     parser = Parser(f'launch {launcher}', action.submit.__doc__)
-    parser.epilog = 'After -- comes a command of vit_jax with its flags: -- train --config ...'
+    parser.epilog = 'After -- comes a command of vit_jax with its flags: -- train CONFIG ...'
     add = parser.add_argument
     add('--job-name', metavar='NAME', help='of the job (default: vit-jax-COMMAND)')
     add(
@@ -85,14 +92,14 @@ def check_command(command: Sequence[str]) -> ConfigDict | None:
     from vit_jax.__main__ import commands
 
     if not command:
-        raise UserError('launch: give a command: -- train --config FILE --workdir FOLDER')
+        raise UserError('launch: give a command: -- train CONFIG --workdir FOLDER')
     if command[0] == 'launch' or command[0] not in commands():
         raise UserError('launch: ' + nearest('command', command[0], set(commands()) - {'launch'}))
     words = command[1:]
     if command[0] == 'train':
         return train.parse(words)[1]
     if command[0] != 'sweep':
-        return _check_config(words)
+        return _check_config(load.config_as_flag(words) if command[0] in CONFIG_FIRST else words)
     action, args = sweep.parse(words)
     return _check_sweep(args.file) if action == 'create' else None
 

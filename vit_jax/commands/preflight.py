@@ -38,9 +38,7 @@ def main(argv: Sequence[str]) -> int:
     """
     args, config = parse_config_args(make_parser(), argv)
     if [config, args.sweep, args.workdir].count(None) != 2:
-        raise UserError(
-            'preflight needs one of --config FILE[:ARG], --sweep FILE[:ARG] and --workdir DIR'
-        )
+        raise UserError('preflight needs one of CONFIG, --sweep FILE[:ARG] and --workdir RUN')
     if args.price is not None and args.price < 0:
         raise UserError(f'--price {args.price:g}: must be 0 or more')
     if args.accum and _step_name(args) != 'train':

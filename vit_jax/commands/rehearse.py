@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from vit_jax.commands import sweep
 from vit_jax.commands._parser import Parser, add_allow_flag
 from vit_jax.commands.train import run_folder_name
-from vit_jax.config.load import parse_config_args
+from vit_jax.config.load import config_as_flag, parse_config_args
 from vit_jax.errors import EXIT_FAILED, UserError
 from vit_jax.runtime.console import status
 
@@ -31,7 +31,7 @@ def print_rehearsal(argv: Sequence[str]) -> list[Any]:
     parser = make_parser()
     args, config = parse_config_args(parser, argv)
     if (config is None) == (args.sweep is None):
-        raise UserError('rehearse needs one of --config FILE[:ARG] and --sweep FILE[:ARG]')
+        raise UserError('rehearse needs one of CONFIG and --sweep FILE[:ARG]')
     if args.minutes <= 0:
         raise UserError(f'--minutes {args.minutes:g}: must be positive')
     if args.price is not None and args.topology is None:
@@ -123,7 +123,7 @@ def preflight(argv: Sequence[str], args: Any) -> Any:
 
 def preflight_flags(argv: Sequence[str]) -> Iterable[str]:
     """The flags that `preflight` shares, and those of the config."""
-    return _select_flags(argv, ('--config', '--sweep', '--topology', '--price'))
+    return _select_flags(config_as_flag(argv), ('--config', '--sweep', '--topology', '--price'))
 
 
 def rehearsal_flags(command: Sequence[str]) -> list[str]:
@@ -133,13 +133,14 @@ def rehearsal_flags(command: Sequence[str]) -> list[str]:
       UserError: for a command other than `train` and `sweep create`.
     """
     if command[0] == 'train':
-        return list(_select_flags(command[1:], ('--config', '--workdir', '--allow')))
+        kept = ('--config', '--workdir', '--allow')
+        return list(_select_flags(config_as_flag(command[1:]), kept))
     if tuple(command[:2]) == ('sweep', 'create'):
         _, args = sweep.parse(command[1:])
         return ['--sweep', args.file, '--workdir', args.workdir or f'runs/{args.study}']
     raise UserError(
         'launch: --rehearse works with `train` and `sweep create`; before other commands, see '
-        'vit_jax rehearse --help'
+        'rehearse --help'
     )
 
 

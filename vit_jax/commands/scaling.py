@@ -13,22 +13,23 @@ from typing import TYPE_CHECKING, Any
 from vit_jax.commands._parser import (
     Parser,
     add_allow_flag,
+    add_json_flag,
     align,
     check_output,
     check_picture,
+    program,
     save_figure,
     write_file,
+    write_json,
 )
 from vit_jax.commands._scaling_laws import (
     add_bootstrap_flag,
-    add_json_flag,
     optimal,
     parse_names,
     require_count,
     require_positive,
     shape,
     study,
-    write_summary,
 )
 from vit_jax.commands._scaling_plan import plan
 from vit_jax.config.load import parse_config_args
@@ -62,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
 def usage() -> str:
     """The list of subcommands."""
     lines = [f'  {name:<13}{act.__doc__}' for name, act in ACTIONS.items()]
-    return '\n'.join(['usage: vit_jax scaling SUBCOMMAND [--help | flags]', '', *lines])
+    return '\n'.join([f'usage: {program()} scaling SUBCOMMAND [--help | flags]', '', *lines])
 
 
 def collect(argv: Sequence[str]) -> int:
@@ -70,22 +71,22 @@ def collect(argv: Sequence[str]) -> int:
     parser = Parser('scaling collect', collect.__doc__)
     parser.add_argument('folders', nargs='+', metavar='DIR', help='run folders, or folders of them')
     add_allow_flag(parser)
-    parser.add_argument('--output', metavar='FILE', help='write to this file')
+    parser.add_argument('--out', metavar='FILE', help='write to this file')
     args = parser.parse_args(argv)
-    if args.output is not None:
-        check_output(args.output, '--output')
+    if args.out is not None:
+        check_output(args.out, '--out')
     from vit_jax.profiling.cost import train_flops
     from vit_jax.scaling import runs
 
     rows = runs.collect(args.folders, partial(train_flops, allowed=args.allow))
     _, left_out = runs.find_runs(args.folders)
-    if args.output is None:
+    if args.out is None:
         print(runs.to_csv(rows), end='')
     else:
-        write_file(args.output, runs.to_csv(rows), '--output')
+        write_file(args.out, runs.to_csv(rows), '--out')
         for line in left_out:
             print(f'left out: {line}')
-        print(f'{args.output}: {len(rows)} runs')
+        print(f'{args.out}: {len(rows)} runs')
     return 0
 
 
@@ -105,7 +106,7 @@ def fit(argv: Sequence[str]) -> int:
     curves = table.fit_curves(points, options, cores)
     table.require_fit(curves)
     summary = summarize(curves, options, cores)
-    if not write_summary(summary, args.json):
+    if not write_json(summary, args.json):
         print_table(curves, options, summary)
     return 0
 
@@ -128,7 +129,8 @@ def add_fit_flags(
     error = f'an error or a loss; 1-COL for one minus an accuracy{shown}'
     add('--y', metavar='COL', required=y is None, default=y, help=error)
     add('--by', metavar='COL,COL', default='', help='columns that distinguish the curves')
-    add('--seed', metavar='COL', help='seeds, which make rows with equal x one point')
+    add('--seed-column', metavar='COL', help='column of seeds; rows with equal x become one point')
+    add('--seed', dest='seed_column', default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     held = parser.add_mutually_exclusive_group()
     held.add_argument('--holdout-column', metavar='COL', help='1 for rows to fit, 0 for held out')
     held.add_argument(
@@ -170,7 +172,7 @@ def read_options(args: argparse.Namespace) -> FitOptions:
         against=against,
         frontier=args.frontier,
         bootstrap=args.bootstrap,
-        seed=args.seed,
+        seed=args.seed_column,
         target=args.target,
     )
 
@@ -250,20 +252,20 @@ def plot(argv: Sequence[str]) -> int:
     """Draw the points of a table and the curves fitted to them."""
     parser = Parser('scaling plot', plot.__doc__)
     add_table_flags(parser)
-    parser.add_argument('--output', metavar='FILE', default='scaling.png', help='PNG, SVG or PDF')
+    parser.add_argument('--out', metavar='FILE', default='scaling.png', help='PNG, SVG or PDF')
     overlay = 'published points, with the same columns; their column curve names curves'
     parser.add_argument('--overlay', metavar='FILE', help=overlay)
     args = parser.parse_args(argv)
     from vit_jax.scaling import plots, rows, table
 
-    check_picture(args.output, '--output')
+    check_picture(args.out, '--out')
     options = read_options(args)
     curves = table.fit_curves(rows.read_csv(args.csv), options, environment.available_cores())
     published = []
     if args.overlay:
         published = table.published_curves(rows.read_csv(args.overlay, '--overlay'), options)
     figure = plots.draw_curves(curves, options, published)
-    print(save_figure(figure, args.output, '--output'))
+    print(save_figure(figure, args.out, '--out'))
     print_notes(curves, options)
     return 0
 
@@ -273,7 +275,7 @@ def report(argv: Sequence[str]) -> int:
     parser = Parser('scaling report', report.__doc__)
     parser.add_argument('folders', nargs='+', metavar='DIR', help='run folders, or folders of them')
     add_allow_flag(parser)
-    parser.add_argument('--output', metavar='DIR', default='scaling', help='folder of the files')
+    parser.add_argument('--out', metavar='DIR', default='scaling', help='folder of the files')
     parser.add_argument('--unfinished', action='store_true', help='include unfinished runs')
     add_fit_flags(parser, x='examples_seen', y='1-test/accuracy')
     args = parser.parse_args(argv)
@@ -284,8 +286,8 @@ def report(argv: Sequence[str]) -> int:
 
     options = dataclasses.replace(read_options(args), beside=HOLDOUT_SHARES)
     rows = runs.collect(args.folders, partial(train_flops, allowed=args.allow))
-    folder = pathlib.Path(args.output)
-    write_file(folder / 'runs.csv', runs.to_csv(rows), '--output')
+    folder = pathlib.Path(args.out)
+    write_file(folder / 'runs.csv', runs.to_csv(rows), '--out')
     read = read_csv(folder / 'runs.csv')
     taken = [row for row in read if args.unfinished or not unfinished(row)]
     if not taken:
@@ -329,13 +331,13 @@ def _write_report(
     from vit_jax.viz import figures
 
     text = json.dumps(summary, indent=2, allow_nan=False) + '\n'
-    write_file(folder / 'scaling.json', text, '--output')
+    write_file(folder / 'scaling.json', text, '--out')
     for name, figure in drawings.items():
         for suffix in ('png', 'svg'):
             figures.save(figure, folder / f'{name}.{suffix}')
     pictures = {f'{name}.png': (folder / f'{name}.png').read_bytes() for name in drawings}
-    write_file(folder / 'scaling.md', report.markdown(blocks), '--output')
-    write_file(folder / 'scaling.html', report.html_page(blocks, pictures), '--output')
+    write_file(folder / 'scaling.md', report.markdown(blocks), '--out')
+    write_file(folder / 'scaling.html', report.html_page(blocks, pictures), '--out')
 
 
 def coverage(argv: Sequence[str]) -> int:
@@ -382,21 +384,21 @@ def coordinates(argv: Sequence[str]) -> int:
     add(
         '--seeds', type=positive_number, default=1, metavar='N', help='to average over (default: 1)'
     )
-    add('--output', metavar='FILE', default='coordinates.png', help='PNG, SVG or PDF')
+    add('--out', metavar='FILE', default='coordinates.png', help='PNG, SVG or PDF')
     args, config = parse_config_args(parser, argv)
     multiples = _parse_multiples(args.multiples)
     if config is None:
-        raise UserError('scaling coordinates needs --config FILE[:ARG]')
+        raise UserError('scaling coordinates needs a config: scaling coordinates CONFIG')
     from vit_jax.rehearsal.coordinates import check
     from vit_jax.runtime.console import progress
     from vit_jax.viz import charts
 
-    check_picture(args.output, '--output')
+    check_picture(args.out, '--out')
     with progress('trainings', 2 * len(multiples) * args.seeds) as advance:
         changes = check(config, multiples, args.steps, args.seeds, advance)
     print(f'RMS of the change of each layer by {args.steps} steps')
     print(align(_coordinate_table(changes, multiples), left=2))
-    print(save_figure(charts.draw_coordinates(changes, args.steps), args.output, '--output'))
+    print(save_figure(charts.draw_coordinates(changes, args.steps), args.out, '--out'))
     return 0
 
 

@@ -8,7 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from vit_jax import extras
-from vit_jax.commands._parser import Parser, add_allow_flag, check_picture, overview, writing
+from vit_jax.commands._parser import (
+    Parser,
+    add_allow_flag,
+    add_subject,
+    check_picture,
+    overview,
+    writing,
+)
 from vit_jax.commands.train import add_distributed_flags, initialize, step_timeout
 from vit_jax.errors import EXIT_PREEMPTED, UserError, nearest, positive_number
 
@@ -27,25 +34,27 @@ def parse(argv: Sequence[str]) -> tuple[str, argparse.Namespace]:
     if not argv or argv[0] in ('-h', '--help'):
         parsers = map(action_parser, ACTIONS)
         overview('sweep', __doc__, 'ACTION [flags]', parsers).parse_args(argv)
-        raise UserError(f'sweep: choose one of {", ".join(ACTIONS)} (see vit_jax sweep --help)')
+        raise UserError(f'sweep: choose one of {", ".join(ACTIONS)} (see sweep --help)')
     action, *rest = argv
     if action not in ACTIONS:
         raise UserError('sweep: ' + nearest('action', action, ACTIONS))
-    return action, action_parser(action).parse_args(rest)
+    return action, action_parser(action, rest).parse_args(rest)
 
 
-def action_parser(action: str) -> Parser:
+def action_parser(action: str, argv: Sequence[str] = ()) -> Parser:
     """The parser of one action's flags."""
     parser = Parser(f'sweep {action}', ACTIONS[action].__doc__)
     if action == 'create':
         parser.add_argument('file', metavar='FILE[:ARG]', help='a Python file; it is executed')
-        parser.add_argument('--study', required=True, metavar='NAME', help='of the new study')
+        parser.add_argument('--study', required=True, metavar='STUDY', help='name of the new study')
     else:
-        parser.add_argument('study', metavar='NAME', help='of the study')
+        options = {'metavar': 'STUDY', 'help': 'name of the study'}
+        add_subject(parser, argv, 'study', ('--study',), **options)
+        parser.add_argument('--study', default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     parser.add_argument(
         '--storage', default='', metavar='URL', help='sqlite:///FILE, journal:FILE or an SQL server'
     )
-    parser.add_argument('--workdir', metavar='DIR', help='of all runs (default: runs/NAME)')
+    parser.add_argument('--workdir', metavar='DIR', help='folder of all runs (default: runs/STUDY)')
     if action == 'work':
         parser.add_argument(
             '--trials', type=positive_number, metavar='N', help='stop after N trials'
@@ -54,7 +63,7 @@ def action_parser(action: str) -> Parser:
         add_distributed_flags(parser)
     if action == 'plot':
         parser.add_argument(
-            '--output', metavar='PATH', help='the picture (default: sweep.png in the workdir)'
+            '--out', metavar='PATH', help='the picture (default: sweep.png in the workdir)'
         )
         parser.add_argument('--x', metavar='KEY', help='draw curves over this dimension')
         parser.add_argument('--by', metavar='KEY', help='with --x: a curve for each value')
@@ -165,13 +174,13 @@ def plot(args: argparse.Namespace) -> int:
     """Draw the evaluations of all trials, and their values over the dimensions."""
     from vit_jax.sweeps import picture
 
-    if args.output:
-        check_picture(args.output, '--output')
+    if args.out:
+        check_picture(args.out, '--out')
     if args.x is None and (args.by or args.panel):
         raise UserError('sweep plot: --by and --panel need --x')
     study = open_study(args)
-    output = args.output or study.folder / 'sweep.png'
-    with writing(output, '--output'):
+    output = args.out or study.folder / 'sweep.png'
+    with writing(output, '--out'):
         if args.x is None:
             print(picture.plot(study, output))
         else:

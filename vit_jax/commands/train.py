@@ -99,7 +99,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
     add_distributed_flags(parser)
     args, config = parse_config_args(parser, argv, complete=HELP_CONFIG not in argv)
     if config is None:
-        raise UserError('train needs --config FILE[:ARG]')
+        raise UserError('train needs a config: train CONFIG')
     return args, config
 
 

@@ -49,14 +49,14 @@ def main(argv: Sequence[str]) -> int:
     translate = Translator(run, reader, search, args.batch_size, args.seed or 0)
     every = progress(translate(sentences), len(lines), hidden=shows_text(args))
     texts = (format_line(args, number, lines[number], found) for number, found in enumerate(every))
-    if args.output is None:
+    if args.out is None:
         for text in texts:
             print(text, flush=True)
         return 0
     whole = ''.join(f'{text}\n' for text in texts)
-    with writing(args.output, '--output'):
-        write_text_atomic(args.output, whole)
-    print(f'{args.output}: {len(lines):,} lines translated')
+    with writing(args.out, '--out'):
+        write_text_atomic(args.out, whole)
+    print(f'{args.out}: {len(lines):,} lines translated')
     return 0
 
 
@@ -67,7 +67,7 @@ def make_parser(argv: Sequence[str]) -> Parser:
     add = parser.add_argument
     add('sentence', nargs='*', help=f"sentences; '{STDIN}' reads standard input")
     add('--file', help='a UTF-8 file with one sentence per line')
-    add('--output', metavar='FILE', help='write to this file')
+    add('--out', metavar='FILE', help='write to this file')
     add('--beams', type=int, help="of beam search (default: the run's own)")
     add('--alpha', type=float, help="of the length penalty (default: the run's own)")
     add('--greedy', action='store_true', help='take the most probable token at each step')
@@ -100,8 +100,8 @@ def check_flags(parser: Parser, args: argparse.Namespace) -> None:
             if other != method and getattr(args, name) is not None:
                 flag = name.replace('_', '-')
                 parser.error(f'--{flag} applies to {other}{"" if other == "sample" else " search"}')
-    if args.output is not None:
-        check_output(args.output, '--output', [args.file])
+    if args.out is not None:
+        check_output(args.out, '--out', [args.file])
 
 
 def chosen_method(args: argparse.Namespace) -> str:
@@ -173,7 +173,7 @@ def warn_of_truncated(sentences: Sequence[Sentence]) -> None:
 
 def shows_text(args: argparse.Namespace) -> bool:
     """Whether translations are printed to a terminal, where a progress bar would disturb."""
-    return args.output is None and sys.stdout.isatty()
+    return args.out is None and sys.stdout.isatty()
 
 
 def progress(

@@ -35,13 +35,13 @@ def main(argv: Sequence[str]) -> int:
         '--lower', action='store_true', help="lowercase, for transforms='lower|tokenize'"
     )
     parser.add_argument(
-        '--output', required=True, metavar='FILE', help='the file for config.data.vocab'
+        '--out', required=True, metavar='FILE', help='the file for config.data.vocab'
     )
     args = parser.parse_args(argv)
-    output = pathlib.Path(args.output).expanduser()
+    output = pathlib.Path(args.out).expanduser()
     if output.exists():
         raise UserError(f'{output} already exists: choose another name or remove it')
-    check_output(output, '--output')
+    check_output(output, '--out')
     from vit_jax.data import sources, vocabulary
     from vit_jax.data.transforms.text import SIDES
     from vit_jax.storage import paths
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     for sentence in sentences(source, fields, args.lower):
         length = len(vocab.encode(sentence)) + 1
         count, pieces, longest = count + 1, pieces + length, max(longest, length)
-    with writing(output, '--output'):
+    with writing(output, '--out'):
         paths.write_atomic(output, vocab.model)
     print(
         f'{output}: {len(vocab):,} pieces from {count:,} sentences, which have '

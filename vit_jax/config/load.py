@@ -75,6 +75,16 @@ OTHER_WORDS = {
 }
 
 
+CONFIG = (
+    'Python file (it is executed) or recipe of `list experiments`, with an optional argument: '
+    'FILE[:ARG]'
+)
+OVERRIDES = (
+    '--config.KEY=VALUE overrides a value of the config, such as --config.optim.lr=3e-4 or '
+    "--config.total='20 epochs'."
+)
+
+
 def load(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
     """Load `FILE[:arg]`, or an experiment such as `vit/digits`, with overrides (`optim.lr=3e-4`).
 
@@ -260,30 +270,52 @@ def _check_arg(module: types.ModuleType, function: Callable, arg: str, where: st
 
 
 def parse_config_args(
-    parser: argparse.ArgumentParser, argv: Sequence[str], complete: bool = True
+    parser: argparse.ArgumentParser,
+    argv: Sequence[str],
+    complete: bool = True,
+    config_first: bool = True,
 ) -> tuple[argparse.Namespace, ConfigDict | None]:
-    """Parse `--config FILE[:arg] --config.a.b=v` beside the flags of `parser`.
+    """Parse `CONFIG --config.a.b=v` or `--config CONFIG --config.a.b=v` beside other flags.
 
     Args:
-      parser: gets the flag `--config`.
+      parser: gets the flag `--config`, and a line on overrides.
       argv: all flags.
       complete: whether the config has to be valid, with all keys that a run needs.
+      config_first: whether a first word that is not a flag is the config.
 
     Returns:
       The namespace, and the config (None if `--config` is absent).
 
     Raises:
-      UserError: for overrides without `--config`, or a mistake in the config.
+      UserError: for overrides without a config, or a mistake in the config.
     """
-    parser.add_argument('--config', metavar='FILE[:ARG]', help='a Python file; it is executed')
+    parser.description = f'{parser.description} {OVERRIDES}'
+    if config_first:
+        parser.usage = '%(prog)s CONFIG [flags]'
+    parser.add_argument('--config', metavar='CONFIG', help=CONFIG)
     overrides, rest = split_overrides(argv)
+    if config_first:
+        rest = config_as_flag(rest)
     args = parser.parse_args(rest)
     if args.config is None:
         if overrides:
-            raise UserError(f'--config.{overrides[0]}: there is no --config FILE to override')
+            raise UserError(f'--config.{overrides[0]}: there is no config to override: name one')
         return args, None
     config = run_file(args.config, 'get_config', '--config')
     return args, (override if complete else edit)(config, overrides)
+
+
+def config_as_flag(argv: Sequence[str]) -> list[str]:
+    """Rewrite `CONFIG ...` as `--config CONFIG ...`; other command lines stay.
+
+    Raises:
+      UserError: for two configs.
+    """
+    if not argv or argv[0].startswith('-'):
+        return list(argv)
+    if any(word.partition('=')[0] == '--config' for word in argv):
+        raise UserError(f'{argv[0]} and --config name two configs: give one of them')
+    return ['--config', *argv]
 
 
 def to_json(config: ConfigDict) -> str:
