@@ -57,6 +57,7 @@ def run():
         data=Data(source='', split=''),
         class_names=(),
         vocab=None,
+        takes_images=True,
     )
 
 

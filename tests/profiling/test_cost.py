@@ -82,7 +82,7 @@ def test_a_sweep_is_priced_without_its_data(capsys, repo, monkeypatch, tmp_path)
     monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path))  # CIFAR-10 is not there
     heading, lines = rows(capsys, 'experiments/scaling/cifar10.py:vit')
     assert heading[:5] == ['width', 'depth', 'mlp_dim', 'num_heads', 'split']
-    assert len(lines) == 18 + 1 + 2
+    assert len(lines) == 18 + 1 + 3  # runs, their sum, and lines on units and repeated data
     assert lines[0][4:8] == ['train[:1000]', '40,858', '312', '19,968']
     exaflops = [float(line[-3]) for line in lines[:19]]
     assert sum(exaflops[:18]) == pytest.approx(exaflops[18], rel=1e-3)

@@ -74,6 +74,8 @@ def _check_plan_flags(args: argparse.Namespace) -> None:
     require_count(args.seeds, '--seeds')
     require_positive(args.target, '--target')
     require_positive(args.precision, '--precision')
+    if args.examples is not None and args.examples < 1:
+        raise UserError(f'--examples {args.examples:g}: must be at least 1')
     _parse_optimum(args.optimum)
     if not 0 < args.noise < 1:
         raise UserError(f'--noise {args.noise:g}: must be more than 0 and less than 1')
@@ -98,8 +100,6 @@ def price_runs(
     """
     if config is not None and args.file is not None:
         raise UserError(f'{COMMAND} needs one of FILE[:ARG] (a sweep) and --config FILE[:ARG]')
-    if args.examples is not None and args.examples < 1:
-        raise UserError(f'--examples {args.examples:g}: must be at least 1')
     from vit_jax.inference import fine_tune
     from vit_jax.profiling.cost import price
     from vit_jax.sweeps.space import Sweep, planned_runs

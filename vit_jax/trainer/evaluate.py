@@ -314,14 +314,14 @@ def _open_eval(
     data = open_once(entry, trained.classes if trained and by_model else None)
     headline = objects.headline(entry, run.task)
     if trained is not None:
-        compatibility.require_shapes(trained, where, data)
         if by_model:
             compatibility.require_classes(trained, where, data)
-            if evaluator is None and trained.num_classes and not data.info.num_classes:
-                raise UserError(
-                    f'{where}: the examples of {data.source.title} have no classes to compare '
-                    "with the model's: name labeled data, or remove the evaluation"
-                )
+        compatibility.require_shapes(trained, where, data)
+        if by_model and evaluator is None and trained.num_classes and not data.info.num_classes:
+            raise UserError(
+                f'{where}: the examples of {data.source.title} have no classes to compare '
+                "with the model's: name labeled data, or remove the evaluation"
+            )
         _check_ids(where, data, run.model.options.get('vocab_size'))
         vocabulary.require_ids(data.vocab, trained.model, f'{where}: {data.source.title}')
     if evaluator is None:
