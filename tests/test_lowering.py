@@ -5,6 +5,7 @@ The full sizes are built in `test_configs.py`, and the small ones trained in `te
 
 from __future__ import annotations
 
+import functools
 import re
 
 import jax
@@ -12,14 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.experiments import PATHS, ROOT
+from helpers.targets import runs_on
 from jax import export
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
 from vit_jax.config import load
 from vit_jax.nn import attention_choice
-from vit_jax.nn.attention_choice import Devices
+from vit_jax.nn.attention_choice import Target
 from vit_jax.profiling.benchmark import real_rows
-from vit_jax.runtime import sharding, target
+from vit_jax.runtime import sharding
 from vit_jax.step import bind
 from vit_jax.trainer import build
 
@@ -125,11 +127,12 @@ def test_evaluations_take_the_kernels_of_their_platform(monkeypatch, path, model
     step = training.program.eval_steps.evaluate.__wrapped__.__wrapped__  # for no devices yet
     calls = {}
     for platform, name in DEVICES.items():
-        traced = jax.jit(target.traced_for(Devices(name), step))
+        traced = jax.jit(functools.partial(step))
         allowed = export.DisabledSafetyCheck.custom_call(f'{CUDNN}Softmax')
         biased = export.DisabledSafetyCheck.custom_call(f'{CUDNN}ScaleBiasSoftmax')
         make = export.export(traced, platforms=(platform,), disabled_checks=(allowed, biased))
-        text = make(training.program.abstract_state.variables, rows).mlir_module()
+        with runs_on(Target(name)):
+            text = make(training.program.abstract_state.variables, rows).mlir_module()
         calls[platform] = ' '.join(re.findall(r'custom_call @"?([\w$.]+)', text))
     assert CUDNN not in calls['tpu'] + calls['cpu']
     assert PALLAS not in calls['cuda'] + calls['cpu']

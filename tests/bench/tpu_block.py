@@ -139,8 +139,10 @@ def lower(dump: str, **fields: Any):
         os.environ['LIBTPU_INIT_ARGS'] = KERNELS.format(dump)
     import jax
     import jax.numpy as jnp
+    import numpy as np
+    from jax.sharding import AxisType, Mesh
 
-    from vit_jax.nn.attention_choice import Devices, runs_on
+    from vit_jax.runtime.mesh import traced_on
 
     step = Step(**fields)
     device = topology.devices(step.slice)[0]
@@ -154,16 +156,16 @@ def lower(dump: str, **fields: Any):
 
     def train_step(params, inputs, mask, positions, seed, grad):
         key = jax.random.wrap_key_data(seed)
-        with runs_on(Devices(device.device_kind)):
-            function = functools.partial(apply, mask=mask, positions=positions, key=key)
-            out, pull = jax.vjp(function, params, inputs)
+        function = functools.partial(apply, mask=mask, positions=positions, key=key)
+        out, pull = jax.vjp(function, params, inputs)
         return out, pull(grad)
 
     params = jax.eval_shape(init, jax.random.key(0), inputs, mask, x)
     seed = jax.ShapeDtypeStruct((2,), jnp.uint32)
     out = x.update(shape=(step.batch, width)) if step.kind == 'map' else first
     shapes = (params, inputs, mask, x, seed, out)
-    return jax.jit(train_step).lower(*compiler.placed(step.slice, shapes))
+    mesh = Mesh(np.array([device]), ('data',), axis_types=(AxisType.Auto,))
+    return jax.jit(traced_on(mesh, train_step)).lower(*compiler.placed(step.slice, shapes))
 
 
 def _functions(step: Step):
@@ -241,11 +243,13 @@ def _kernel_cycles(step: Step, folder: pathlib.Path) -> int:
     from vit_jax.nn.attention import AttentionSpec
     from vit_jax.nn.kernels.attention import UNROLLED
     from vit_jax.nn.kernels.heads import group_width, score_bytes
+    from vit_jax.nn.kernels.interface import Pallas
 
     tokens, width, heads, _ = BLOCKS[step.block]
     call = AttentionSpec((step.batch, tokens, width), tokens, heads, 'bfloat16', rate=step.rate)
-    with attention_choice.runs_on(attention_choice.Devices(step.slice.chip.kind)):
-        block = attention_choice.kernel_block('pallas', call)
+    kernel = attention_choice.choose('pallas', call, attention_choice.Target(step.slice.chip.kind))
+    assert isinstance(kernel, Pallas)
+    block = kernel.block
     unrolled = UNROLLED // score_bytes(tokens, tokens)
     each = 0
     for way, most in (('forward', unrolled), ('backward', 0)):

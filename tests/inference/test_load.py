@@ -9,6 +9,8 @@ import jax
 import numpy as np
 import pytest
 from helpers.messages import numbers
+from helpers.targets import pretend
+from jax.sharding import AxisType, Mesh
 from PIL import Image
 
 import vit_jax
@@ -20,9 +22,7 @@ from vit_jax.interop import files
 from vit_jax.interop.families import bit, vision_transformer
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.models import bit_resnet, vit
-from vit_jax.nn.attention_choice import Devices
 from vit_jax.nn.kernels import attention
-from vit_jax.runtime import target
 
 FIELDS = dict(num_classes=4, patch_size=4, width=16, depth=1, mlp_dim=24, num_heads=2)
 
@@ -68,11 +68,11 @@ def test_a_file_of_others(npz):
 
 
 @pytest.mark.slow
-def test_predictions_and_models_that_name_their_device_use_the_kernel_of_a_tpu(npz, monkeypatch):
+def test_predictions_and_models_under_a_mesh_use_the_kernel_of_a_tpu(npz, monkeypatch):
     path, _ = npz
     images = random_images(16, 16)
     expected = outputs(*vit_jax.load(path), images)['logits']
-    monkeypatch.setattr(target, 'from_device', lambda device=None: Devices('TPU v5 lite'))
+    pretend(monkeypatch, 'TPU v5 lite')
     calls = []
 
     def called(projected, *options, real=attention.fused_attention):
@@ -80,8 +80,8 @@ def test_predictions_and_models_that_name_their_device_use_the_kernel_of_a_tpu(n
         return real(projected, *options, interpret=True)
 
     monkeypatch.setattr(attention, 'fused_attention', called)
-    model, variables = vit_jax.load(path, device=jax.devices()[0])
-    found = outputs(model, variables, images)['logits']
+    with jax.set_mesh(Mesh(np.array(jax.devices()[:1]), ('data',), axis_types=(AxisType.Auto,))):
+        found = outputs(*vit_jax.load(path), images)['logits']
     np.testing.assert_allclose(found, expected, atol=1e-4)
     assert calls == [(2, 17, 48)]
     image = np.zeros((16, 16, 3), np.uint8)

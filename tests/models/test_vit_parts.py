@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from helpers.messages import says
 from helpers.pictures import count, drawn, images_like, shapes, spec
+from helpers.targets import runs_on
 from helpers.torch_vits import images_for, load_into
 
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model, variant
-from vit_jax.nn.attention_choice import Devices, runs_on
+from vit_jax.nn.attention_choice import Target
 from vit_jax.nn.blocks import Block, BlockOptions
 from vit_jax.tree_paths import path_name
 
@@ -352,7 +353,7 @@ def test_the_kernel_is_not_for_biases(shared):
         fields = {**TINY, 'positions': f'relative(shared={shared})'}
         model = Model(**fields, attention=attention)
         variables = jax.eval_shape(model.init, jax.random.key(0), images)
-        with runs_on(Devices('TPU v5 lite')):
+        with runs_on(Target('TPU v5 lite')):
             jax.eval_shape(model.apply, variables, images)
 
     call('auto')

@@ -7,23 +7,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.targets import pretend, runs_on
 
 from vit_jax.config.run import Parallel
 from vit_jax.errors import UserError
 from vit_jax.models import vit
-from vit_jax.nn import attention_choice
+from vit_jax.nn import attention_choice, device
 from vit_jax.nn.attention import AttentionSpec
-from vit_jax.nn.attention_choice import Devices, runs_on
+from vit_jax.nn.attention_choice import Target, choose
 from vit_jax.nn.kernels import attention as attention_lib
 from vit_jax.nn.kernels import check
-from vit_jax.runtime import sharding, target
+from vit_jax.nn.kernels.interface import Pallas
+from vit_jax.runtime import sharding
 
 REAL = functools.partial(attention_lib.fused_attention, interpret=True)
 CALL = AttentionSpec((16, 20, 32), 20, 2, 'float32')
 SIZE = {'patch_size': 8, 'width': 16, 'depth': 2, 'mlp_dim': 16, 'num_heads': 2}
 
 
-HERE = Devices('TPU v5 lite', measure=target.in_own_thread)
+TPU = Target('TPU v5 lite')
 
 
 @jax.custom_vjp
@@ -61,6 +63,12 @@ def intact(monkeypatch):
     monkeypatch.setattr(attention_lib, 'fused_attention', REAL)
 
 
+@pytest.fixture
+def here(monkeypatch):
+    """A CPU of this machine passes for any accelerator."""
+    monkeypatch.setattr(device, 'local_accelerator', lambda kind: jax.devices()[0])
+
+
 def broken(monkeypatch, name):
     monkeypatch.setattr(attention_lib, 'fused_attention', BROKEN[name])
 
@@ -76,21 +84,20 @@ def broken(monkeypatch, name):
     ],
 )
 def test_an_intact_kernel_differs_by_rounding(call, block):
-    found = check.largest_difference(call, block)
+    found = check.largest_difference(Pallas(block), call)
     assert found < (1e-5 if call.dtype == 'float32' else check.TOLERANCE / 2)
 
 
 @pytest.mark.parametrize('name', BROKEN)
-def test_a_broken_kernel_is_noticed(monkeypatch, name, caplog):
+def test_a_broken_kernel_is_noticed(monkeypatch, here, name, caplog):
     broken(monkeypatch, name)
     call = CALL._replace(keys=21 + [*BROKEN].index(name), masked=True)  # not yet measured
-    assert check.numerical_failure(call, 0, target.in_own_thread)
+    assert check.failure(Pallas(), call, TPU.kind)
     assert not caplog.records
-    with runs_on(HERE):
-        with pytest.raises(UserError, match="choose 'xla'") as caught:
-            attention_choice.kernel_block('pallas', call)
-        assert '\n' not in str(caught.value)
-        assert attention_choice.kernel_block('auto', call) is None
+    with pytest.raises(UserError, match="choose 'xla'") as caught:
+        choose('pallas', call, TPU)
+    assert '\n' not in str(caught.value)
+    assert choose('auto', call, TPU) is None
 
 
 def gradient(attention, devices, side=16):
@@ -109,56 +116,55 @@ def gradient(attention, devices, side=16):
 
 
 @pytest.mark.slow
-def test_it_is_compared_once_while_a_step_is_traced(caplog):
+def test_it_is_compared_once_while_a_step_is_traced(here, caplog):
     with caplog.at_level(logging.WARNING):
-        program, found = gradient('auto', HERE)
+        program, found = gradient('auto', TPU)
     assert 'pallas_call' in program
     (line,) = (record.message for record in caplog.records)
     assert 'within 0.00% of XLA for 5 queries, 5 keys' in line
-    expected = gradient('xla', HERE)[1]
+    expected = gradient('xla', TPU)[1]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), found, expected)
 
 
 @pytest.mark.slow
-def test_a_broken_kernel_leaves_the_step_to_xla_with_one_warning(monkeypatch, caplog):
+def test_a_broken_kernel_leaves_the_step_to_xla_with_one_warning(monkeypatch, here, caplog):
     broken(monkeypatch, 'wrong gradient')
-    program, _ = gradient('auto', HERE, side=24)
+    program, _ = gradient('auto', TPU, side=24)
     (line,) = (record.message for record in caplog.records)
     assert 'more than 3%; the attention of XLA takes its place' in line
-    assert program == gradient('xla', HERE, side=24)[0]
+    assert program == gradient('xla', TPU, side=24)[0]
     with pytest.raises(UserError, match='differs from the attention of XLA by up to'):
-        gradient('pallas', HERE, side=24)
+        gradient('pallas', TPU, side=24)
 
 
 def test_what_is_not_here_is_not_measured(monkeypatch):
     broken(monkeypatch, 'no program')
-    with runs_on(Devices('TPU v5 lite')):
-        assert attention_choice.kernel_block('pallas', CALL) == 0
+    assert choose('pallas', CALL, TPU) == Pallas()
 
 
 @pytest.mark.parametrize('strategy', ['jit', 'pmap'])
-def test_layouts_measure_on_tpus_of_this_process_alone(monkeypatch, strategy):
+def test_layouts_measure_on_a_device_of_this_process(monkeypatch, strategy):
     layout = sharding.make_layout(jax.devices()[2:4], Parallel(strategy=strategy))
-    monkeypatch.setattr(target, 'device_kind', lambda devices: 'TPU v5 lite')
-    monkeypatch.setattr(
-        check, 'numerical_failure', lambda call, block, measure: f'by {measure(on)}'
-    )
+    monkeypatch.setattr(check, '_failures', {})
+    pretend(monkeypatch, TPU.kind)
     seen = []
 
-    def on():
+    def largest_difference(kernel, spec):
         array = jnp.ones(()) + 0.5
         seen.append(array.devices())
         return float(array)
 
+    monkeypatch.setattr(check, 'largest_difference', largest_difference)
+
     def trace():
         def step(variables, batch):
-            attention_choice.kernel_block('auto', CALL)
+            choose('auto', CALL, attention_choice.current_target())
             return batch['x'].sum()
 
         layout.compile_eval(step)({}, {'x': np.ones((2, 1), np.float32)})
 
     trace()
     assert not seen
-    monkeypatch.setattr(target, 'local_accelerator', lambda devices: [*devices][1])
+    monkeypatch.setattr(device, 'local_accelerator', lambda kind: jax.devices()[3])
     trace()
     assert seen == [{jax.devices()[3]}]

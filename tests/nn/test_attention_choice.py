@@ -1,6 +1,7 @@
 """When models take the attention kernel of TPUs, in every layout and way of making blocks."""
 
 import functools
+import logging
 
 import jax
 import jax.numpy as jnp
@@ -8,22 +9,24 @@ import numpy as np
 import optax
 import pytest
 from helpers.pictures import drawn
+from helpers.targets import pretend, runs_on
+from jax.sharding import AbstractMesh, AxisType
 
 from vit_jax.config.run import Parallel, Step
 from vit_jax.errors import UserError
 from vit_jax.models import detr, mae, seq2seq, vit
 from vit_jax.nn.attention import AttentionSpec, causal_mask
-from vit_jax.nn.attention_choice import Devices, kernel_block, runs_on
+from vit_jax.nn.attention_choice import Target, choose, current_target
 from vit_jax.nn.encoder_decoder import DecoderBlock, Memory
 from vit_jax.nn.kernels import attention as attention_lib
 from vit_jax.nn.multi_head import MultiHeadAttention
-from vit_jax.runtime import sharding, target
+from vit_jax.runtime import sharding
 from vit_jax.step import init_state, make_train_step
 from vit_jax.tasks import translate
 from vit_jax.tasks.classify import Task
 
 SIZE = {'patch_size': 8, 'width': 16, 'depth': 1, 'mlp_dim': 16, 'num_heads': 2}
-TPU = Devices('TPU v5 lite')
+TPU = Target('TPU v5 lite')
 LAYOUTS = {
     'one': {},
     'fsdp': {'fsdp': 8, 'min_split_size': 8},
@@ -93,7 +96,7 @@ def test_a_step_is_the_same_in_every_layout(calls, monkeypatch, layout, fields, 
     plain = {k: v for k, v in fields.items() if k != 'remat'}
     expected = trained(vit.Model(**plain, attention='xla'), 'one')
     assert not calls
-    monkeypatch.setattr(target, 'device_kind', lambda devices: TPU.kind)
+    pretend(monkeypatch, TPU.kind)
     found = trained(vit.Model(**fields, attention='pallas'), layout, **options)
     assert set(calls) == {call((rows, 5, 48), drops=True)}
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), found, expected)
@@ -132,7 +135,7 @@ def test_a_step_under_masks_is_the_same_under_pmap(calls, monkeypatch):
 
     expected = stepped('xla', 'one')
     assert not calls
-    monkeypatch.setattr(target, 'device_kind', lambda devices: TPU.kind)
+    pretend(monkeypatch, TPU.kind)
     found = stepped('pallas', 'pmap')
     assert set(calls) == {
         call((2, 7, 48), masked=True),
@@ -152,8 +155,8 @@ def test_on_other_devices_auto_is_the_very_program_of_xla(calls):
         with runs_on(devices):
             return str(jax.make_jaxpr(model.apply)(params, images))
 
-    assert program('auto', Devices('cpu')) == program('xla', Devices('cpu'))
-    assert program('xla', TPU) == program('xla', Devices('cpu'))
+    assert program('auto', Target('cpu')) == program('xla', Target('cpu'))
+    assert program('xla', TPU) == program('xla', Target('cpu'))
     assert not calls
     assert program('auto', TPU) != program('xla', TPU)
     assert calls
@@ -236,7 +239,7 @@ def test_masks_and_memories_are_split_over_devices_like_queries(calls, monkeypat
         return layout.compile_eval(run)(params, layout.put_batch(rows))
 
     expected = ran('xla', 'fsdp')
-    monkeypatch.setattr(target, 'device_kind', lambda devices: TPU.kind)
+    pretend(monkeypatch, TPU.kind)
     found = ran('pallas', 'fsdp')
     each = ROWS // len(jax.devices())
     assert calls == [
@@ -272,7 +275,7 @@ def attend(layer, *inputs, devices=TPU, **options):
     [
         ({}, {'mask': causal_mask(5)}, 'only masks of keys'),
         ({}, {'bias': jnp.zeros((1, 2, 5, 5))}, 'does not support biases'),
-        ({}, {'devices': Devices('cpu')}, 'this is cpu'),
+        ({}, {'devices': Target('cpu')}, 'this is cpu'),
         ({}, {'devices': TPU._replace(whole=False)}, 'config.parallel.tensor'),
         ({}, {'devices': TPU._replace(shards=4)}, 'a multiple of 4'),
     ],
@@ -310,37 +313,89 @@ def test_dropout_that_does_not_act_is_no_obstacle(calls):
     assert calls == [call((2, 5, 48))]
 
 
+def kernel_block(attention, spec, target=TPU):
+    """Queries of a program, 0 for all; None for XLA's attention."""
+    kernel = choose(attention, spec, target)
+    return None if kernel is None else kernel.block
+
+
 def test_a_sequence_has_to_fit_the_chip_whole_or_in_blocks():
     call = AttentionSpec((1, 577, 768), 577, 12, 'bfloat16')
-    with runs_on(TPU):
-        assert kernel_block('auto', call) == 0
-        # The compiler of TPUs makes no product of one row.
-        assert kernel_block('auto', call._replace(shape=(2, 1, 768))) is None
-        assert kernel_block('auto', call._replace(keys=1)) is None
-        longest = AttentionSpec((1, 928, 256), 928, 8, 'bfloat16')
-        assert kernel_block('auto', longest) == 0
-        assert kernel_block('auto', longest._replace(rate=0.1)) == 512
-        assert (
-            kernel_block('auto', AttentionSpec((1, 1764, 256), 1764, 8, 'bfloat16', rate=0.1))
-            == 256
-        )
-        # 9 x 128 as 3 x 384: blocks of 256 or 512 would compute more queries that are not there.
-        assert (
-            kernel_block('auto', AttentionSpec((1, 1100, 1024), 1100, 16, 'bfloat16', rate=0.1))
-            == 384
-        )
+    assert kernel_block('auto', call) == 0
+    # The compiler of TPUs makes no product of one row.
+    assert kernel_block('auto', call._replace(shape=(2, 1, 768))) is None
+    assert kernel_block('auto', call._replace(keys=1)) is None
+    longest = AttentionSpec((1, 928, 256), 928, 8, 'bfloat16')
+    assert kernel_block('auto', longest) == 0
+    assert kernel_block('auto', longest._replace(rate=0.1)) == 512
+    long = AttentionSpec((1, 1764, 256), 1764, 8, 'bfloat16', rate=0.1)
+    assert kernel_block('auto', long) == 256
+    # 9 x 128 as 3 x 384: blocks of 256 or 512 would compute more queries that are not there.
+    uneven = AttentionSpec((1, 1100, 1024), 1100, 16, 'bfloat16', rate=0.1)
+    assert kernel_block('auto', uneven) == 384
     for kind in ('TPU v5', 'TPU v5 lite', 'TPU v6 lite'):
-        with runs_on(Devices(kind)):
-            assert kernel_block('auto', AttentionSpec((1, 4096, 1024), 4096, 16, 'bfloat16'))
-    with runs_on(Devices('TPU v4')):
-        assert kernel_block('auto', call._replace(shape=(1, 197, 768), keys=197)) == 0
-        assert kernel_block('auto', call) == 128
-        longer = call._replace(shape=(1, 2000, 768), keys=2000)
-        assert kernel_block('auto', longer) is None
-        with pytest.raises(UserError, match='2000 tokens of width 768 need'):
-            kernel_block('pallas', longer)
-        with pytest.raises(UserError, match='100 and 2000 tokens of width 768 need'):
-            kernel_block('pallas', call._replace(shape=(1, 100, 768), keys=2000))
+        longest = AttentionSpec((1, 4096, 1024), 4096, 16, 'bfloat16')
+        assert kernel_block('auto', longest, Target(kind))
+    small = Target('TPU v4')
+    assert kernel_block('auto', call._replace(shape=(1, 197, 768), keys=197), small) == 0
+    assert kernel_block('auto', call, small) == 128
+    longer = call._replace(shape=(1, 2000, 768), keys=2000)
+    assert kernel_block('auto', longer, small) is None
+    with pytest.raises(UserError, match='2000 tokens of width 768 need'):
+        kernel_block('pallas', longer, small)
+    with pytest.raises(UserError, match='100 and 2000 tokens of width 768 need'):
+        kernel_block('pallas', call._replace(shape=(1, 100, 768), keys=2000), small)
+
+
+def ambient(kind, platform, types=(AxisType.Auto,) * 2):
+    """A mesh of 4 x 2 devices of a kind."""
+    device = jax.sharding.AbstractDevice(kind, None, platform)
+    return AbstractMesh((4, 2), ('data', 'tensor'), axis_types=types, abstract_device=device)
+
+
+def test_devices_are_those_of_the_ambient_mesh_or_the_default_ones():
+    with jax.sharding.use_abstract_mesh(ambient('TPU v5 lite', 'tpu')):
+        assert current_target() == Target('TPU v5 lite', 8, ('data',), 4, whole=False)
+    manual = (AxisType.Manual,) * 2
+    with jax.sharding.use_abstract_mesh(ambient('TPU v5 lite', 'tpu', manual)):
+        assert current_target() == Target('TPU v5 lite', 8)
+    with jax.sharding.use_abstract_mesh(ambient('TPU v5 lite', 'tpu', (AxisType.Explicit,) * 2)):
+        assert not current_target().whole
+    for default in (None, 'cpu', jax.devices()[1]):
+        with jax.default_device(default):
+            assert current_target() == Target('cpu', 8, assumed=True)
+
+
+@pytest.mark.parametrize('devices', [1, 8])
+def test_whoever_jits_a_model_gets_the_kernel_of_the_default_device(calls, caplog, devices):
+    """And XLA's attention where arrays may be split over TPUs in ways that nobody has told."""
+    model, images = vit.Model(**SIZE), jnp.zeros((2, 16, 16, 3))
+    params = jax.eval_shape(model.init, jax.random.key(0), images)
+    with runs_on(Target('TPU v5 lite', devices, assumed=True)), caplog.at_level(logging.WARNING):
+        traced = jax.jit(lambda params: model.apply(params, images)['pre_logits']).trace(params)
+    assert calls == [call((2, 5, 48))] * (devices == 1)
+    assert ('jax.set_mesh' in caplog.text) == (devices == 8)
+    traced.lower().compile()  # for the CPU, by XLA's attention
+
+
+@pytest.mark.slow
+def test_a_program_for_an_assumed_device_computes_the_same_on_another(calls):
+    """With gradients: what the kernel would keep is not kept."""
+    images = jnp.linspace(-1, 1, 2 * 16 * 16 * 3).reshape(2, 16, 16, 3)
+    params = drawn(vit.Model(**SIZE), images)
+
+    def gradient(attention):
+        def loss(params):
+            model = vit.Model(**SIZE, attention=attention)
+            return jnp.sin(model.apply({'params': params}, images)['pre_logits']).sum()
+
+        return jax.jit(jax.grad(loss))(params)
+
+    expected = gradient('xla')
+    with runs_on(Target('TPU v5 lite', assumed=True)):
+        found = gradient('auto')
+    assert calls
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, expected)
 
 
 def test_an_unknown_name_is_refused():

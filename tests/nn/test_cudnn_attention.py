@@ -2,27 +2,37 @@
 
 import functools
 import logging
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.pictures import drawn
+from helpers.targets import pretend, runs_on
+from jax import export
+from jax._src.cudnn import fused_attention_stablehlo as jax_cudnn
 
 from vit_jax.errors import UserError
 from vit_jax.models import seq2seq, vit
-from vit_jax.nn import attention_choice
+from vit_jax.nn import attention_choice, device
 from vit_jax.nn.attention import AttentionSpec, Segments, causal_mask
-from vit_jax.nn.attention_choice import Devices, runs_on, takes_cudnn
+from vit_jax.nn.attention_choice import Target, choose
 from vit_jax.nn.kernels import check, cudnn
+from vit_jax.nn.kernels.interface import Cudnn
 from vit_jax.nn.multi_head import MultiHeadAttention
 from vit_jax.nn.norms import LayerNorm
 from vit_jax.nn.rotary import Layout, rope
-from vit_jax.runtime import sharding, target
+from vit_jax.runtime import sharding
 
-GPU = Devices('NVIDIA H100 80GB HBM3')
+GPU = Target('NVIDIA H100 80GB HBM3')
 SPEC = AttentionSpec((2, 8, 32), 8, 2, 'bfloat16')
 REAL = cudnn.fused_attention
+by_xla = functools.partial(REAL, implementation='xla')
+
+
+def takes_cudnn(attention, spec, target):
+    return isinstance(choose(attention, spec, target), Cudnn)
 
 
 @pytest.fixture
@@ -64,7 +74,8 @@ def calls(monkeypatch):
 def test_even_and_odd_tokens_masks_and_biases_are_those_of_the_equation(queries, keys, options):
     layout = (3,) if queries == keys else (1, 2)
     spec = AttentionSpec((2, queries, 32), keys, 2, 'float32', layout, **options)
-    assert check.largest_cudnn_difference(spec, 'xla') < 1e-6
+    with mock.patch.object(cudnn, 'fused_attention', by_xla):
+        assert check.largest_difference(Cudnn(), spec) < 1e-6
 
 
 def test_scores_of_bfloat16_have_gradients_of_bfloat16_matmuls():
@@ -151,23 +162,23 @@ def test_queries_and_keys_are_normed_and_rotated_before_it(calls):
 def test_what_cudnn_cannot_do_is_left_to_xla_with_one_line_or_refused(
     calls, caplog, spec, devices, message
 ):
-    with runs_on(devices), caplog.at_level(logging.WARNING):
-        assert not takes_cudnn('auto', spec)
-        assert not takes_cudnn('auto', spec)
+    with caplog.at_level(logging.WARNING):
+        assert not takes_cudnn('auto', spec, devices)
+        assert not takes_cudnn('auto', spec, devices)
         (line,) = (record.message for record in caplog.records)
         assert 'the attention of XLA takes its place' in line
         with pytest.raises(UserError, match=message) as caught:
-            takes_cudnn('cudnn', spec)
+            takes_cudnn('cudnn', spec, devices)
         assert '\n' not in str(caught.value)
 
 
 def test_short_sequences_and_biases_are_left_to_xla_unless_cudnn_is_named(caplog):
-    with runs_on(GPU), caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING):
         few, many = (SPEC._replace(keys=keys) for keys in (50, 64))
-        assert takes_cudnn('auto', many)
+        assert takes_cudnn('auto', many, GPU)
         for left in (few, many._replace(bias_rows=1)):
-            assert not takes_cudnn('auto', left)
-            assert takes_cudnn('cudnn', left)
+            assert not takes_cudnn('auto', left, GPU)
+            assert takes_cudnn('cudnn', left, GPU)
     assert not caplog.records
 
 
@@ -175,21 +186,19 @@ def test_each_device_has_its_own_kernel(calls, caplog):
     x = jnp.zeros((2, 8, 32), jnp.bfloat16)
     layer = functools.partial(MultiHeadAttention, 2, dtype=jnp.bfloat16)
     for kind in ('cpu', 'TPU v5 lite'):
-        with runs_on(Devices(kind)):
-            assert not takes_cudnn('auto', SPEC)
-            with pytest.raises(UserError, match=f'needs an NVIDIA GPU, and this is {kind}'):
-                takes_cudnn('cudnn', SPEC)
+        assert not takes_cudnn('auto', SPEC, Target(kind))
+        with pytest.raises(UserError, match=f'needs an NVIDIA GPU, and this is {kind}'):
+            takes_cudnn('cudnn', SPEC, Target(kind))
     with pytest.raises(UserError, match='needs a TPU, and this is NVIDIA'):
         outputs(layer(attention='pallas'), x, GPU)
-    assert not takes_cudnn('auto', SPEC)  # devices that no program has named
     assert not calls and not caplog.records
 
 
 def test_it_is_compared_before_it_is_trusted(calls, monkeypatch, caplog):
-    here = GPU._replace(measure=target.in_own_thread)
+    monkeypatch.setattr(device, 'local_accelerator', lambda kind: jax.devices()[0])
     spec = SPEC._replace(shape=(2, 12, 32), keys=12)
-    with runs_on(here), caplog.at_level(logging.WARNING):
-        assert takes_cudnn('auto', spec)
+    with caplog.at_level(logging.WARNING):
+        assert takes_cudnn('auto', spec, GPU)
         assert 'an attention kernel is used: within 0.' in caplog.records[0].message
 
         def failing(*args):
@@ -197,10 +206,10 @@ def test_it_is_compared_before_it_is_trusted(calls, monkeypatch, caplog):
 
         monkeypatch.setattr(cudnn, 'fused_attention', failing)
         spec = spec._replace(causal=True)
-        assert not takes_cudnn('auto', spec)
+        assert not takes_cudnn('auto', spec, GPU)
         assert 'cuDNN is not detected.' in caplog.records[-1].message
         with pytest.raises(UserError, match='cuDNN is not detected'):
-            takes_cudnn('cudnn', spec)
+            takes_cudnn('cudnn', spec, GPU)
 
 
 def test_models_of_images_and_texts_take_it_for_all_their_attention(calls):
@@ -248,8 +257,24 @@ def test_every_device_attends_within_its_own_rows(calls, monkeypatch):
 
     expected = ran('xla')
     assert not calls
-    monkeypatch.setattr(target, 'device_kind', lambda devices: GPU.kind)
+    pretend(monkeypatch, GPU.kind)
     found = ran('cudnn')
     assert calls == [([(2, 6, 16)] * 3, {'bias'})]
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, atol=0.01 * float(jnp.abs(b).max()) + 1e-3)
+
+
+def test_a_program_for_an_assumed_gpu_takes_it_on_gpus_alone(monkeypatch):
+    """It may be compiled for another platform, as by arrays that are put on the CPU."""
+    monkeypatch.setattr(jax_cudnn, 'check_cudnn_version', lambda: 91200)  # there is no cuDNN here
+    model = vit.Model(width=16, depth=1, num_heads=2, mlp_dim=16, patch_size=2, dtype='bfloat16')
+    images = jax.ShapeDtypeStruct((2, 16, 16, 3), jnp.float32)
+    variables = jax.eval_shape(model.init, jax.random.key(0), images)
+    allowed = [export.DisabledSafetyCheck.custom_call('__cudnn$fmhaSoftmax')]
+    with runs_on(GPU._replace(assumed=True)):
+        for platform in ('cuda', 'cpu'):
+            make = export.export(
+                jax.jit(model.apply), platforms=[platform], disabled_checks=allowed
+            )
+            text = make(variables, images).mlir_module()
+            assert ('__cudnn$fmha' in text) == (platform == 'cuda')

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.targets import runs_on
 
 from vit_jax.errors import UserError
-from vit_jax.nn.attention_choice import Devices, runs_on
+from vit_jax.nn.attention_choice import Target
 from vit_jax.nn.multi_head import MultiHeadAttention
 from vit_jax.nn.rotary import Layout, Rotary, rope, rope_dinov3
 
@@ -176,7 +177,7 @@ def test_the_kernel_takes_positions_and_norms(monkeypatch, norm):
     params = jax.tree.map(lambda p: heads_like(*p.shape), shapes)
 
     def loss(attention, params):
-        with runs_on(Devices('TPU v5 lite')):
+        with runs_on(Target('TPU v5 lite')):
             y = layer(attention=attention).apply(params, x, rotary=rotary)
         return (y**2).mean(), y
 

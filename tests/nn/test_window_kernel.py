@@ -8,23 +8,25 @@ import numpy as np
 import optax
 import pytest
 from helpers.pictures import drawn
+from helpers.targets import pretend, runs_on
 
 from vit_jax.config.run import Parallel, Step
 from vit_jax.errors import UserError
 from vit_jax.models import swin
-from vit_jax.nn import attention_choice
+from vit_jax.nn import device
 from vit_jax.nn.attention import WindowSpec
-from vit_jax.nn.attention_choice import Devices, runs_on
+from vit_jax.nn.attention_choice import Target, choose
 from vit_jax.nn.axial import AxialAttention
 from vit_jax.nn.kernels import check
 from vit_jax.nn.kernels import windows as windows_lib
+from vit_jax.nn.kernels.interface import PallasWindows
 from vit_jax.nn.windows import WindowAttention
-from vit_jax.runtime import sharding, target
+from vit_jax.runtime import sharding
 from vit_jax.step import init_state, make_train_step
 from vit_jax.tasks.classify import Task
 
 REAL = functools.partial(windows_lib.window_attention, interpret=True)
-TPU = Devices('TPU v5 lite')
+TPU = Target('TPU v5 lite')
 
 
 @pytest.fixture
@@ -74,7 +76,7 @@ def test_a_layer_is_the_same(calls, monkeypatch, shape, devices, fields, windows
     layout = sharding.make_layout(jax.devices()[:devices])
     expected = results('xla', layout, *shape, **fields)
     assert not calls
-    monkeypatch.setattr(target, 'device_kind', lambda devices: TPU.kind)
+    pretend(monkeypatch, TPU.kind)
     found = results('pallas', layout, *shape, **fields)
     assert calls == [(windows, shape[3] and min(shape[:2]) > shape[2])]
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
@@ -118,7 +120,7 @@ def trained(attention, layout_name):
 def test_a_step_is_the_same_in_every_layout(calls, monkeypatch, layout, rows):
     expected = trained('xla', 'one')
     assert not calls
-    monkeypatch.setattr(target, 'device_kind', lambda devices: TPU.kind)
+    pretend(monkeypatch, TPU.kind)
     found = trained('pallas', layout)
     assert set(calls) == {((rows, 4, 4, 48), False), ((rows, 4, 4, 48), True)}
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), found, expected)
@@ -165,7 +167,9 @@ def test_results_and_gradients_are_those_of_attention(
     monkeypatch, shape, heads, dtype, shifted, most
 ):
     monkeypatch.setattr(windows_lib, 'window_attention', REAL)
-    assert check.largest_window_difference(WindowSpec(shape, heads, dtype, shifted)) < most
+    assert (
+        check.largest_difference(PallasWindows(), WindowSpec(shape, heads, dtype, shifted)) < most
+    )
 
 
 def broken(qkv, bias, regions):
@@ -175,11 +179,11 @@ def broken(qkv, bias, regions):
 def test_a_broken_kernel_is_left_or_refused(monkeypatch, caplog):
     monkeypatch.setattr(windows_lib, 'window_attention', broken)
     call = WindowSpec((8, 4, 9, 16), 2, 'float32', True)
-    with runs_on(TPU._replace(measure=target.in_own_thread)):
-        assert not attention_choice.window_kernel('auto', call)
-        assert not attention_choice.window_kernel('auto', call)
-        with pytest.raises(UserError, match='differs from the attention of XLA'):
-            attention_choice.window_kernel('pallas', call)
+    monkeypatch.setattr(device, 'local_accelerator', lambda kind: jax.devices()[0])
+    assert choose('auto', call, TPU) is None
+    assert choose('auto', call, TPU) is None
+    with pytest.raises(UserError, match='differs from the attention of XLA'):
+        choose('pallas', call, TPU)
     (record,) = caplog.records
     assert 'windows of 9 tokens' in record.message
 
@@ -188,9 +192,9 @@ def test_a_broken_kernel_is_left_or_refused(monkeypatch, caplog):
     ('devices', 'fields', 'message'),
     [
         (TPU, {'dropout': 0.1}, 'does not support dropout'),
-        (Devices('cpu'), {}, 'this is cpu'),
+        (Target('cpu'), {}, 'this is cpu'),
         (TPU._replace(shards=3), {}, 'a multiple of 3'),
-        (Devices('TPU v4'), {'num_heads': 64, 'window': 24}, '576 tokens of width 64 need'),
+        (Target('TPU v4'), {'num_heads': 64, 'window': 24}, '576 tokens of width 64 need'),
     ],
 )
 def test_what_the_kernel_cannot_do_is_left_to_xla_or_refused(calls, devices, fields, message):

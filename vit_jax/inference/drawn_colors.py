@@ -28,7 +28,7 @@ from vit_jax.inference.images import photo_reader
 from vit_jax.inference.load import open_run
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.ops import colors
-from vit_jax.runtime import target
+from vit_jax.runtime import mesh
 
 Images = UInt8[np.ndarray, 'B H W 3']
 
@@ -93,7 +93,7 @@ def upsampler(run: TrainedModel) -> Callable[[Images, Images], Images]:
     It raises UserError if the coarse colors do not have the size that the run takes.
     """
     reader = photo_reader(run)
-    predict = target.compiled(step.make_predict_step(run.model, run.task))
+    predict = mesh.compiled(step.make_predict_step(run.model, run.task))
 
     def upsample(images: Images, coarse: Images) -> Images:
         check_size(run, coarse.shape[1:3], 'the model before it')

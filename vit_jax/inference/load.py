@@ -33,7 +33,6 @@ from vit_jax.inference.images import arbitrary_size, example_spec, input_size, o
 from vit_jax.interop import adapt, preprocessing
 from vit_jax.interop.trained import Size, TrainedModel, fields
 from vit_jax.ops.sequences import Normalization, Sequences
-from vit_jax.runtime import target
 from vit_jax.step import init_variables
 from vit_jax.storage import paths, run_folder
 
@@ -51,7 +50,6 @@ def load(
     std: float | Sequence[float] | None = None,
     positions: str = '',
     allowed: Sequence[str] = (),
-    device: jax.Device | None = None,
 ) -> tuple[Any, dict[str, PyTree]]:
     """Load a model and its weights; of a masked autoencoder and the like only the `backbone`.
 
@@ -75,9 +73,6 @@ def load(
         'bicubic' or 'antialiased' bicubic. Defaults to the interpolation of the checkpoint's code
         base: vision_transformer (and runs), transformers, or timm.
       allowed: modules of your own that the config of a run may name, such as `['my_lab']`.
-      device: the device that `model.apply` will run on, such as `jax.devices()[0]`. On a TPU,
-        attention then uses a kernel where one applies (docs/kernels.md). By default it uses XLA,
-        which also supports arrays that are split over devices.
 
     Returns:
       The Linen module, built with keywords that fit the checkpoint, and {'params': ...} with the
@@ -104,7 +99,7 @@ def load(
                 'inputs by read(path, mean=..., std=...).task.inputs'
             )
         _log.warning('%s: %s', stored.source, own_normalization(stored))
-    return model if device is None else target.on_device(model, device), trained.variables
+    return model, trained.variables
 
 
 def for_range(model: Any, normalization: Normalization) -> Any:

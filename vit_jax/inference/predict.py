@@ -19,7 +19,7 @@ from vit_jax.inference.images import Image, photo_reader
 from vit_jax.inference.load import Path, open_model
 from vit_jax.interop.trained import Size, TrainedModel
 from vit_jax.nn.maps import AttentionMap, ParameterPictures
-from vit_jax.runtime import compile_cache, environment, target
+from vit_jax.runtime import compile_cache, environment, mesh
 from vit_jax.step import make_attention_step, make_predict_step
 from vit_jax.tree_paths import weights_digest
 from vit_jax.viz.attention_pictures import matches_start
@@ -93,7 +93,7 @@ def predictor(trained: TrainedModel, seed: int = 0) -> Callable[[Example, int], 
     """
     if not trained.task.predicts:
         raise UserError(f'task {trained.settings.task.name!r} has no predictions')
-    compiled = target.compiled(make_predict_step(trained.model, trained.task, seed=seed))
+    compiled = mesh.compiled(make_predict_step(trained.model, trained.task, seed=seed))
 
     def predict_one(example: Example, index: int) -> Prediction:
         predictions, _ = compiled(trained.variables, batch_of_one(example, index))
@@ -122,7 +122,7 @@ def other_model(path: Path) -> OtherModel:
     reader, name = photo_reader(trained), trained.settings.task.name
     if not trained.task.predicts:
         raise UserError(f'task {name!r} has no predictions')
-    compiled = target.compiled(make_predict_step(trained.model, trained.task))
+    compiled = mesh.compiled(make_predict_step(trained.model, trained.task))
 
     def batch_of(images: np.ndarray) -> dict[str, np.ndarray]:
         read = np.stack([reader.read(image).image for image in images])

@@ -17,7 +17,7 @@ from vit_jax.data.vocabulary import Tokenizer
 from vit_jax.errors import UserError
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.ops.search import Search, decode
-from vit_jax.runtime import target
+from vit_jax.runtime import mesh
 from vit_jax.step import stream_keys
 
 SORT_WINDOW = 4096  # sentences that are batched by length together
@@ -176,7 +176,7 @@ class Translator:
             keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, seeds)
             return decode(apply, source, self.search, keys)
 
-        return target.compiled(translate)
+        return mesh.compiled(translate)
 
 
 def default_translation(

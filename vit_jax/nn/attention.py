@@ -220,12 +220,14 @@ class WindowSpec(NamedTuple):
       num_heads: H.
       dtype: name of the type of queries, keys and values.
       shifted: whether some tokens of a window are not neighbors in the map.
+      rate: the share of weights that are dropped.
     """
 
     shape: tuple[int, ...]
     num_heads: int
     dtype: str
     shifted: bool
+    rate: float = 0.0
 
 
 def padding_mask(tokens: Int[Array, 'B M'], pad: int = 0) -> Bool[Array, 'B 1 1 M']:
@@ -236,6 +238,11 @@ def padding_mask(tokens: Int[Array, 'B M'], pad: int = 0) -> Bool[Array, 'B 1 1 
 def causal_mask(tokens: int) -> Bool[Array, '1 1 N N']:
     """True where the key does not come after the query."""
     return jnp.tril(jnp.ones((1, 1, tokens, tokens), bool))
+
+
+def both(mask: Array | None, other: Array) -> Array:
+    """True where both masks are, or the other one if there is no first."""
+    return other if mask is None else mask & other
 
 
 ATTENDED, HIDDEN = 'attended', 'hidden'

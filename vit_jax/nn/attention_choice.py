@@ -1,27 +1,37 @@
 """The choice between XLA's attention, the TPU kernels and cuDNN's on GPUs.
 
-It is made at trace time from the devices that the program is compiled for. If they are here, a
-kernel is first compared with XLA's attention on one of them; see `nn.kernels.check`.
+`choose` is a function of the device, the sizes and masks of the layer, and the numerical check that
+a kernel passes before its first use; see `nn.kernels.check`. The device is that of JAX's ambient
+mesh (`jax.set_mesh`), which belongs to the keys of JAX's caches, as does the default device that
+takes its place without a mesh.
 """
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
-from typing import NamedTuple
+from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import PartitionSpec as P
 
-from vit_jax.array_types import Float, Int
+from vit_jax.array_types import Float
 from vit_jax.errors import UserError
 from vit_jax.nn.attention import AttentionSpec, WindowSpec
-from vit_jax.nn.kernels import check
+from vit_jax.nn.device import Target, automatic_axes, current_target
+from vit_jax.nn.kernels.interface import (
+    Cudnn,
+    Inputs,
+    Kernel,
+    Pallas,
+    PallasWindows,
+    attend_plainly,
+)
 
 _log = logging.getLogger(__name__)
 ATTENTIONS = ('auto', 'xla', 'pallas', 'cudnn')
@@ -50,118 +60,102 @@ FEWEST_KEYS_OF_CUDNN = 64
 # The share of VMEM for the kernel; the compiler keeps other arrays in the rest.
 SHARE = 0.75
 
-Rows = Float[Array, 'B ...']
+Spec = AttentionSpec | WindowSpec
 
 
-class Devices(NamedTuple):
-    """The devices that a program is compiled for.
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """A kernel for a layer on its devices."""
 
-    Attributes:
-      kind: JAX's name of the kind of device.
-      shards: number of parts that the program's batch is split into.
-      map_rows: makes a function of arrays of rows (or None) run on every device's own rows; None
-        for a program on one device.
-      whole: whether a device has whole rows, instead of some of the heads.
-      measure: computes a number on one of the devices while a program is being traced, and returns
-        the largest of all processes; None if the devices are not here.
-    """
+    kernel: Kernel
+    spec: Any
+    target: Target
 
-    kind: str
-    shards: int = 1
-    map_rows: Callable[[Callable[..., Rows]], Callable[..., Rows]] | None = None
-    whole: bool = True
-    measure: Callable[[Callable[[], float]], float] | None = None
+    @property
+    def packed(self) -> bool:
+        """Whether the kernel reads several projections of one input as one array."""
+        return self.kernel.packed
 
+    def attend(self, inputs: Inputs) -> Float[Array, 'B *N D']:
+        """Attention of the rows of each device."""
+        rows = self._spread(inputs)
 
-_devices: ContextVar[Devices | None] = ContextVar('devices', default=None)
+        def apply(rows: Inputs) -> Array:
+            own = rows._replace(regions=inputs.regions)
+            own = own if rows.bias is None else own._replace(bias=rows.bias[0])
+            return self._attend_here(own)
 
+        if self.target.rows and self.target.devices > 1:
+            split = P(self.target.rows)
+            apply = jax.shard_map(
+                apply,
+                in_specs=split,
+                out_specs=split,
+                axis_names={*automatic_axes(jax.sharding.get_abstract_mesh())},
+                check_vma=False,
+            )
+        return apply(rows)
 
-@contextlib.contextmanager
-def runs_on(devices: Devices) -> Iterator[None]:
-    """Declare the devices of the program that is being traced.
+    def _spread(self, x: Inputs) -> Inputs:
+        """The inputs, with a first axis of the bias that is split over the devices as rows are."""
+        bias = x.bias
+        if bias is not None:
+            bias = jnp.broadcast_to(bias, (self.target.shards, *bias.shape))
+        mask = x.mask
+        if mask is not None:
+            mask = jnp.broadcast_to(mask, (self.spec.shape[0], *mask.shape[1:-1], self.spec.keys))
+        return x._replace(bias=bias, mask=mask, regions=None)
 
-    Enter it inside the traced function. Outside of it attention is XLA's, which runs everywhere.
-    """
-    token = _devices.set(devices)
-    try:
-        yield
-    finally:
-        _devices.reset(token)
-
-
-def kernel_block(attention: str, spec: AttentionSpec) -> int | None:
-    """The `block` with which `kernels.attention.fused_attention` computes a layer on a TPU.
-
-    Args:
-      attention: of ATTENTIONS.
-      spec: of the layer.
-
-    Returns:
-      The queries of a program, 0 for all; None if the TPU kernel does not compute the layer.
-
-    Raises:
-      UserError: if the kernel is requested by name, but not possible or not to be trusted.
-    """
-    devices = _devices.get()
-    if attention in ('xla', 'cudnn') or devices is None or _is_cudnn(attention, devices):
-        return None
-    why, failure = _obstacle(devices, spec), ''
-    block = 0 if why else _block(devices, spec)
-    if block is None:
-        why = _vmem_shortage(devices, spec)
-    elif not why and devices.measure is not None:
-        failure = check.numerical_failure(spec, block, devices.measure)
-    return block if decide(attention, 'pallas', why, failure) else None
+    def _attend_here(self, inputs: Inputs) -> Array:
+        by_kernel = functools.partial(self.kernel.attend, self.spec)
+        if not self.target.assumed:
+            return by_kernel(inputs)
+        plainly = functools.partial(attend_plainly, self.spec)
+        platform = 'cuda' if isinstance(self.kernel, Cudnn) else 'tpu'
+        return jax.lax.platform_dependent(inputs, default=plainly, **{platform: by_kernel})
 
 
-def takes_cudnn(attention: str, spec: AttentionSpec) -> bool:
-    """Whether `kernels.cudnn.fused_attention` computes the attention of a layer on a GPU.
-
-    The arguments and errors are those of `kernel_block`.
-    """
-    devices = _devices.get()
-    if devices is None or not _is_cudnn(attention, devices):
-        return False
-    if attention == 'auto' and spec.keys < FEWEST_KEYS_OF_CUDNN:
-        return False
-    why, failure = '', ''
-    if not devices.kind.startswith('NVIDIA'):
-        why = f'needs an NVIDIA GPU, and this is {devices.kind}'
-    why = why or _split_obstacle(devices, spec.shape[0]) or _cudnn_obstacle(spec)
-    if attention == 'auto' and not why and spec.bias_rows:
-        return False  # cuDNN's gradient of a bias is slow
-    if not why and devices.measure is not None:
-        failure = check.numerical_failure_of_cudnn(spec, devices.measure)
-    return decide(attention, 'cudnn', why, failure)
-
-
-def _is_cudnn(attention: str, devices: Devices) -> bool:
-    on_gpu = attention == 'auto' and devices.kind.startswith('NVIDIA')
-    return attention == 'cudnn' or on_gpu
-
-
-def window_kernel(attention: str, spec: WindowSpec, obstacle: str = '') -> bool:
-    """`kernel_block` for attention in windows: whether `window_attention` computes it."""
-    devices = _devices.get()
-    if attention == 'xla' or devices is None:
-        return False
-    if attention == 'cudnn':
-        return decide(attention, 'cudnn', 'does not compute attention in windows', '')
-    why, failure = obstacle or _mismatch(devices, spec.shape[0]), ''
-    why = why or check.vmem_shortage(spec, SHARE * _vmem_of(devices))
-    if not why and devices.measure is not None:
-        failure = check.numerical_failure_in_windows(spec, devices.measure)
-    return decide(attention, 'pallas', why, failure)
-
-
-def may_take_kernel(layer: nn.Module) -> bool:
-    """Whether a layer with a field `attention` may use a kernel in the call that is traced.
+def choose_for(layer: nn.Module, spec: Spec) -> Choice | None:
+    """The kernel for a layer with a field `attention` in the call that is traced; None for XLA.
 
     XLA's attention creates the parameters, and alone computes weights that can be kept.
     """
     if layer.attention == 'xla' or layer.is_initializing():
-        return False
-    return not layer.is_mutable_collection('intermediates')
+        return None
+    if layer.is_mutable_collection('intermediates'):
+        return None
+    target = current_target()
+    kernel = choose(layer.attention, spec, target)
+    return None if kernel is None else Choice(kernel, spec, target)
+
+
+def choose(attention: str, spec: Spec, target: Target) -> Kernel | None:
+    """The kernel that computes the attention of a layer; None for XLA's.
+
+    Args:
+      attention: of ATTENTIONS.
+      spec: of the layer.
+      target: the devices.
+
+    Raises:
+      UserError: if a kernel is requested by name, but not possible or not to be trusted.
+    """
+    if attention == 'xla' or (attention == 'auto' and target.kind == 'cpu'):
+        return None
+    kernel: Kernel | None
+    if attention == 'cudnn' or (attention == 'auto' and target.kind.startswith('NVIDIA')):
+        kernel, name, why = Cudnn(), 'cudnn', _cudnn_obstacle(spec, target)
+        if attention == 'auto' and _is_slow_by_cudnn(spec, why):
+            return None
+    else:
+        kernel, why = _pallas_kernel(spec, target)
+        name = 'pallas'
+    failure = ''
+    if kernel is not None and not why:
+        from vit_jax.nn.kernels import check
+
+        failure = check.failure(kernel, spec, target.kind, target.devices)
+    return kernel if decide(attention, name, why, failure) else None
 
 
 def decide(attention: str, kernel: str, obstacle: str, failure: str) -> bool:
@@ -179,7 +173,7 @@ def decide(attention: str, kernel: str, obstacle: str, failure: str) -> bool:
     why = obstacle or failure
     if why and attention == kernel:
         raise UserError(f"attention='{kernel}' {why}; choose '{'xla' if failure else 'auto'}'")
-    if failure or (obstacle and kernel == 'cudnn'):
+    if failure or (obstacle and kernel == 'cudnn') or SET_MESH in obstacle:
         _warn_once(f'the attention kernel {why}; the attention of XLA takes its place')
     return not why
 
@@ -189,66 +183,21 @@ def _warn_once(text: str) -> None:
     _log.warning('%s', text)
 
 
-def on_every_device(function: Callable[..., Rows]) -> Callable[..., Rows]:
-    """Apply a function of arrays of rows to the rows of each device."""
-    devices = _devices.get()
-    return devices.map_rows(function) if devices and devices.map_rows else function
+def _is_slow_by_cudnn(spec: Spec, obstacle: str) -> bool:
+    """Whether XLA is faster than cuDNN, and the log need not name an obstacle."""
+    if isinstance(spec, WindowSpec) or spec.keys < FEWEST_KEYS_OF_CUDNN:
+        return True
+    return spec.bias_rows > 0 and not obstacle  # its gradient of a bias is slow
 
 
-def for_every_device(x: Array) -> Rows:
-    """An array that is the same for all rows, with a first axis that is split over the devices."""
-    devices = _devices.get()
-    return jnp.broadcast_to(x, (devices.shards if devices else 1, *x.shape))
-
-
-def attend_in_windows(
-    qkv: Float[Array, 'B W N E'],
-    bias: Float[Array, 'H N N'],
-    regions: Int[Array, 'W N'] | None = None,
-) -> Float[Array, 'B W N D']:
-    """`kernels.windows.window_attention` of the rows of each device."""
-    from vit_jax.nn.kernels.windows import window_attention
-
-    def attend(qkv: Array, bias: Array) -> Array:
-        return window_attention(qkv, bias[0], regions)
-
-    return on_every_device(attend)(qkv, for_every_device(bias))
-
-
-def _mismatch(devices: Devices, rows: int) -> str:
-    """The reason why these devices cannot run a TPU kernel on so many rows; empty if they can."""
-    if not devices.kind.startswith('TPU'):
-        return f'needs a TPU, and this is {devices.kind}'
-    return _split_obstacle(devices, rows)
-
-
-def _split_obstacle(devices: Devices, rows: int) -> str:
-    """The reason why no kernel can run on the devices' own rows; empty if it can."""
-    if not devices.whole:
-        return 'cannot split heads over devices, as config.parallel.tensor does'
-    if rows % devices.shards:
-        return f'needs a multiple of {devices.shards} examples, not {rows}'
-    return ''
-
-
-def _obstacle(devices: Devices, spec: AttentionSpec) -> str:
-    """The reason why these devices cannot run the TPU kernel on a layer; empty if they can."""
-    shape, keys = spec.shape, spec.keys
-    if spec.bias_rows:
-        return 'does not support biases of scores'
-    if spec.mask_queries:
-        return 'supports only masks of keys, [B 1 1 M]'
-    if mismatch := _mismatch(devices, shape[0]):
-        return mismatch
-    if len(shape) != 3:
-        return f'needs [B N D], not {list(shape)}'
-    if min(shape[1], keys) < 2:
-        return f'needs two queries and keys at least, not {shape[1]} and {keys}'
-    return ''
-
-
-def _cudnn_obstacle(spec: AttentionSpec) -> str:
-    """The reason why cuDNN cannot compute the attention of a layer; empty if it can."""
+def _cudnn_obstacle(spec: Spec, target: Target) -> str:
+    """The reason why these devices cannot compute a layer by cuDNN; empty if they can."""
+    if isinstance(spec, WindowSpec):
+        return 'does not compute attention in windows'
+    if not target.kind.startswith('NVIDIA'):
+        return f'needs an NVIDIA GPU, and this is {target.kind}'
+    if split := _split_obstacle(target, spec.shape[0]):
+        return split
     size = spec.shape[-1] // spec.num_heads
     if len(spec.shape) != 3:
         return f'needs [B N D], not {list(spec.shape)}'
@@ -262,17 +211,63 @@ def _cudnn_obstacle(spec: AttentionSpec) -> str:
         return f'needs a bias that all examples share, not one for each of {spec.bias_rows}'
     if spec.bias_rows and (spec.masked or spec.segmented):
         return 'does not support a bias together with a mask'  # its gradient would have their rows
+    return _too_few_tokens(spec)
+
+
+def _pallas_kernel(spec: Spec, target: Target) -> tuple[Kernel | None, str]:
+    """The TPU kernel for a layer, and the reason why these devices cannot run it, if any."""
+    if isinstance(spec, WindowSpec):
+        why = 'does not support dropout of weights in windows' if spec.rate else ''
+        why = why or _tpu_obstacle(target, spec.shape[0])
+        return PallasWindows(), why or _window_vmem_shortage(spec, SHARE * _vmem_of(target))
+    if spec.bias_rows:
+        return None, 'does not support biases of scores'
+    if spec.mask_queries:
+        return None, 'supports only masks of keys, [B 1 1 M]'
+    if obstacle := _tpu_obstacle(target, spec.shape[0]):
+        return None, obstacle
+    if len(spec.shape) != 3:
+        return None, f'needs [B N D], not {list(spec.shape)}'
+    if few := _too_few_tokens(spec):
+        return None, few
+    block = _block(target, spec)
+    return (None, _vmem_shortage(target, spec)) if block is None else (Pallas(block), '')
+
+
+def _tpu_obstacle(target: Target, rows: int) -> str:
+    """The reason why these devices cannot run a TPU kernel on so many rows; empty if they can."""
+    if not target.kind.startswith('TPU'):
+        return f'needs a TPU, and this is {target.kind}'
+    if target.assumed and target.devices > 1:
+        # JAX does not split kernels of TPUs as it does those of cuDNN.
+        return f'needs a mesh, as one of {target.devices} devices or all may be meant: {SET_MESH}'
+    return _split_obstacle(target, rows)
+
+
+SET_MESH = 'call the program in `with jax.set_mesh(mesh):`'
+
+
+def _split_obstacle(target: Target, rows: int) -> str:
+    """The reason why no kernel can run on the devices' own rows; empty if it can."""
+    if not target.whole:
+        return 'cannot split heads over devices, as config.parallel.tensor does'
+    if rows % target.shards:
+        return f'needs a multiple of {target.shards} examples, not {rows}'
+    return ''
+
+
+def _too_few_tokens(spec: AttentionSpec) -> str:
     if min(spec.shape[1], spec.keys) < 2:
         return f'needs two queries and keys at least, not {spec.shape[1]} and {spec.keys}'
     return ''
 
 
-def _block(devices: Devices, spec: AttentionSpec) -> int | None:
+def _block(target: Target, spec: AttentionSpec) -> int | None:
     """Queries of a program, 0 for all; None if nothing fits.
 
     Blocks take at most half of VMEM if any are so small.
     """
-    there, queries = _vmem_of(devices), spec.shape[1]
+    there, queries = _vmem_of(target), spec.shape[1]
     for share, blocks in ((SHARE, (0,)), (0.5, BLOCKS), (SHARE, BLOCKS)):
         if fitting := [b for b in blocks if _vmem(spec, b) <= share * there]:
             return min(fitting, key=lambda b: math.ceil(queries / max(b, 1)) * (b + OVERHEAD))
@@ -289,13 +284,27 @@ def _vmem(spec: AttentionSpec, block: int) -> int:
     return needed(min(block, queries) or queries, *sizes)
 
 
-def _vmem_of(devices: Devices) -> int:
-    return VMEM.get(devices.kind, SMALLEST)
+def _vmem_of(target: Target) -> int:
+    return VMEM.get(target.kind, SMALLEST)
 
 
-def _vmem_shortage(devices: Devices, spec: AttentionSpec) -> str:
+def _vmem_shortage(target: Target, spec: AttentionSpec) -> str:
     """The reason why not even the smallest block fits."""
     (_, queries, width), keys = spec.shape, spec.keys
     tokens = f'{queries}' if queries == keys else f'{queries} and {keys}'
-    sizes = f'{_vmem(spec, BLOCKS[0]) / MIB:.0f} of {_vmem_of(devices) / MIB:.0f} MiB'
+    sizes = f'{_vmem(spec, BLOCKS[0]) / MIB:.0f} of {_vmem_of(target) / MIB:.0f} MiB'
     return f'keeps keys and values in VMEM: {tokens} tokens of width {width} need {sizes}'
+
+
+def _window_vmem_shortage(spec: WindowSpec, limit: float) -> str:
+    """The reason why the kernel of windows does not fit `limit` bytes; empty if it does."""
+    from vit_jax.nn.kernels.windows import vmem_bytes, windows_per_program
+
+    _, windows, tokens, width = spec.shape
+    itemsize = jnp.dtype(spec.dtype).itemsize
+    program = windows_per_program(windows, tokens, width, itemsize)
+    needed = vmem_bytes(program, tokens, width, spec.num_heads, itemsize)
+    if needed <= limit:
+        return ''
+    sizes = f'{needed / MIB:.0f} of {limit / MIB:.0f} MiB'
+    return f'keeps windows in VMEM: {tokens} tokens of width {width} need {sizes}'

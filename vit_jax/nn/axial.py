@@ -20,9 +20,10 @@ from jax import Array
 from vit_jax.array_types import Float, Int
 from vit_jax.errors import UserError
 from vit_jax.nn.attention import WindowSpec, attend, attention_weights, causal_mask
-from vit_jax.nn.attention_choice import attend_in_windows, may_take_kernel, window_kernel
+from vit_jax.nn.attention_choice import choose_for
 from vit_jax.nn.blocks import XAVIER
 from vit_jax.nn.encoder_decoder import FeedForward
+from vit_jax.nn.kernels.interface import Inputs
 from vit_jax.nn.maps import AttentionMap, keep
 from vit_jax.nn.multi_head import Heads, KeyValue, MergeHeads
 from vit_jax.nn.norms import LayerNorm
@@ -149,10 +150,10 @@ class AxialAttention(nn.Module):
         shape = projected[0].shape
         bias, mask = self._bias(shape[2]), causal_mask(shape[2]) if self.causal else None
         spec = WindowSpec(shape, self.num_heads, jnp.dtype(self.dtype).name, shifted=False)
-        if may_take_kernel(self) and window_kernel(self.attention, spec):
+        if (chosen := choose_for(self, spec)) is not None:
             if mask is not None:
                 bias = jnp.where(mask[0], bias, jnp.finfo(bias.dtype).min)
-            found = attend_in_windows(jnp.concatenate(projected, axis=-1), bias)
+            found = chosen.attend(Inputs((jnp.concatenate(projected, axis=-1),), bias=bias))
             return self._lines(self.out(self._heads(found)))
         query, *memory = map(self._heads, projected)
         return self._attend(query, KeyValue(*memory), mask, bias)

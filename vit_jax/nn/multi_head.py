@@ -23,17 +23,13 @@ from vit_jax.nn.attention import (
     Segments,
     attend,
     attention_weights,
+    both,
     causal_mask,
     named,
 )
-from vit_jax.nn.attention_choice import (
-    for_every_device,
-    kernel_block,
-    may_take_kernel,
-    on_every_device,
-    takes_cudnn,
-)
+from vit_jax.nn.attention_choice import choose_for
 from vit_jax.nn.dense import affine
+from vit_jax.nn.kernels.interface import Inputs
 from vit_jax.nn.maps import keep
 from vit_jax.nn.rotary import Rotary
 from vit_jax.nn.stochastic import Dropout
@@ -219,29 +215,26 @@ class MultiHeadAttention(nn.Module):
             own = self.position_bias()
             bias = own if bias is None else bias + own
         tokens = {'q': query, 'k': key, 'v': value}
+        rate = self.dropout if train else 0.0
         spec = AttentionSpec(
             *(query.shape, key.shape[-2], self.num_heads, jnp.dtype(self.dtype).name),
             *(self._layout(tokens, rotary), mask is not None, segments is not None, causal),
-            rate=self.dropout if train else 0.0,
+            rate=rate,
             mask_queries=mask is not None and mask.shape[1:-1] != (1, 1),
             bias_rows=0 if bias is None else len(bias),
         )
-        if may_take_kernel(self):
-            if takes_cudnn(self.attention, spec):
-                # As parts of one array cuDNN could only read copies of them.
-                projected = self._side_by_side(tokens, rotary, shared=False)
-                return self._attend_by_cudnn(projected, mask, segments, bias, causal)
-            block = kernel_block(self.attention, spec)
-            if block is not None:
-                projected = self._side_by_side(tokens, rotary)
-                return self._attend_in_kernel(block, projected, mask, segments, causal, train)
-        if segments is not None:
-            mask = _both(mask, segments.mask())
-        if causal:
-            mask = _both(mask, causal_mask(query.shape[-2]))
+        if (chosen := choose_for(self, spec)) is not None:
+            columns = self._project_columns(tokens, rotary, chosen.packed)
+            kept = self._draw_kept(spec) if rate else None
+            y = chosen.attend(Inputs(columns, mask, segments, bias, kept))
+            return self.out(y.reshape(*y.shape[:-1], self.num_heads, -1).swapaxes(-3, -2))
         heads = self._project(query, key, value)
         if rotary is not None:
             heads |= {letter: rotary.rotate(heads[letter]) for letter in 'qk'}
+        if segments is not None:
+            mask = both(mask, segments.mask())
+        if causal:
+            mask = both(mask, causal_mask(query.shape[-2]))
         return self._attend(heads['q'], KeyValue(heads['k'], heads['v']), mask, bias, train)
 
     def project(
@@ -276,56 +269,21 @@ class MultiHeadAttention(nn.Module):
         tokens = past.write(KeyValue(heads['k'], heads['v']), position)
         return self._attend(heads['q'], tokens, seen[None, None, None], None, False), tokens
 
-    def _attend_by_cudnn(
-        self, projected: tuple[Array, ...], mask: Any, segments: Any, bias: Any, causal: bool
-    ) -> Array:
-        from vit_jax.nn.kernels.cudnn import fused_attention
-
-        def attend(projected: Any, mask: Any, segments: Any, bias: Any) -> Array:
-            shared = None if bias is None else bias[0]
-            return fused_attention(projected, self.num_heads, mask, segments, shared, causal)
-
-        if mask is not None:
-            mask = jnp.broadcast_to(mask, (len(projected[0]), *mask.shape[1:]))
-        shared = None if bias is None else for_every_device(bias)
-        y = on_every_device(attend)(projected, mask, segments, shared)
-        return self.out(y.reshape(*y.shape[:-1], self.num_heads, -1).swapaxes(-3, -2))
-
-    def _attend_in_kernel(
-        self, block: int, projected: Any, mask: Any, segments: Any, causal: bool, train: bool
-    ) -> Array:
-        from vit_jax.nn.kernels.attention import fused_attention
-
-        def attend(projected: Any, seen: Any, segments: Any, kept: Any) -> Array:
-            h, rate = self.num_heads, self.dropout
-            return fused_attention(projected, h, seen, segments, kept, causal, rate, block)
-
-        (batch, queries, _), keys = projected[0].shape, projected[-1].shape[1]
-        if mask is not None:
-            mask = jnp.broadcast_to(mask[:, 0, 0], (batch, keys))
-        kept = None
-        if train and self.dropout:
-            weights = (batch, self.num_heads, queries, keys)
-            kept = self._weight_dropout().draw(weights)
-        y = on_every_device(attend)(projected, mask, segments, kept)
-        heads = y.reshape(*y.shape[:-1], self.num_heads, -1).swapaxes(-3, -2)
-        return self.out(heads)
-
     def _layout(self, tokens: dict[str, Array], rotary: Rotary | None) -> tuple[int, ...]:
-        """The number of queries, keys and values in each array of `_side_by_side`."""
+        """The number of queries, keys and values in each array of `_project_columns`."""
         if self.qk_norm is not None or rotary is not None:
             return (1, 1, 1)
         runs = (run for name in self.kernels for _, run in _runs(tuple(tokens[c] for c in name)))
         return tuple(run.stop - run.start for run in runs)
 
-    def _side_by_side(
-        self, tokens: dict[str, Array], rotary: Rotary | None, shared: bool = True
+    def _project_columns(
+        self, tokens: dict[str, Array], rotary: Rotary | None, packed: bool
     ) -> tuple[Array, ...]:
-        """Queries, keys and values as a kernel takes them; normed and rotated before it."""
+        """Queries, keys and values for a kernel, see `Inputs`; normed and rotated before it."""
         projected: tuple[Array, ...] = ()
         for name in self.kernels:
             inputs = (tokens[letter] for letter in name)
-            projected += getattr(self, name)(*inputs, side_by_side=True, shared=shared)
+            projected += getattr(self, name)(*inputs, side_by_side=True, shared=packed)
         if self.qk_norm is None and rotary is None:
             return projected
         width = tokens['q'].shape[-1]
@@ -352,6 +310,11 @@ class MultiHeadAttention(nn.Module):
                 heads.update(zip(name, getattr(self, name)(*wanted), strict=True))
         return {k: x if x is None else self._normed(k, x) for k, x in heads.items()}
 
+    def _draw_kept(self, spec: AttentionSpec) -> Bool[Array, 'B H N M']:
+        """The weights that dropout keeps, the same as in `_attend`."""
+        (batch, queries, _), keys = spec.shape, spec.keys
+        return self._weight_dropout().draw((batch, self.num_heads, queries, keys))
+
     @nn.compact
     def _weight_dropout(self) -> Dropout:
         return Dropout(self.dropout)
@@ -363,7 +326,3 @@ class MultiHeadAttention(nn.Module):
         keep(self, weights)
         weights = self._weight_dropout()(weights, train)
         return self.out(attend(weights, memory.value))
-
-
-def _both(mask: Array | None, other: Array) -> Array:
-    return other if mask is None else mask & other

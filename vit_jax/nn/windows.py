@@ -26,8 +26,9 @@ from vit_jax.nn.attention import (
     named,
     recomputed,
 )
-from vit_jax.nn.attention_choice import attend_in_windows, may_take_kernel, window_kernel
+from vit_jax.nn.attention_choice import Choice, choose_for
 from vit_jax.nn.blocks import Mlp
+from vit_jax.nn.kernels.interface import Inputs
 from vit_jax.nn.maps import keep
 from vit_jax.nn.norms import LayerNorm
 from vit_jax.nn.positions import relative_positions
@@ -236,13 +237,14 @@ class WindowAttention(nn.Module):
         heads = (self.num_heads, features // self.num_heads)
         project = self._projection(features, heads)
         merge = self._dense(heads, (features,), name='out')
-        if self._takes_kernel(x.shape, windows, train):
+        if (chosen := self._choose(x.shape, windows, train)) is not None:
             padding = windows.tile_padding
             x = jax.lax.optimization_barrier(x)  # XLA would copy its gradient to the map in float32
             tokens = windows.cut_tokens(windows.place(x), padding)
             bias = windows.pad_bias(self._relative_bias(windows), padding)
             regions = jnp.asarray(windows.regions(padding)) if windows.shift else None
-            found = merge(named(ATTENDED, attend_in_windows(project(tokens), bias, regions)))
+            inputs = Inputs((project(tokens),), bias=bias, regions=regions)
+            found = merge(named(ATTENDED, chosen.attend(inputs)))
             # Without the barriers XLA copies the sums of the matmul to the map, in float32.
             found = windows.join_tokens(jax.lax.optimization_barrier(found), padding)
             return jax.lax.optimization_barrier(windows.restore(found))
@@ -269,17 +271,11 @@ class WindowAttention(nn.Module):
         """A function from tokens [B ... D] to queries, keys and values [B ... 3HK]."""
         return self._dense((features,), (3, *heads), use_bias=self.qkv_bias, name='qkv')
 
-    def _takes_kernel(self, shape: tuple[int, ...], windows: Windows, train: bool) -> bool:
-        if not may_take_kernel(self):
-            return False
-        obstacle = (
-            'does not support dropout of weights in windows' if train and self.dropout else ''
-        )
+    def _choose(self, shape: tuple[int, ...], windows: Windows, train: bool) -> Choice | None:
         count = windows.side * (windows.side + windows.tile_padding)
         tokens = (shape[0], math.prod(windows.grid), count, shape[-1])
-        dtype = jnp.dtype(self.dtype).name
-        spec = WindowSpec(tokens, self.num_heads, dtype, windows.shift > 0)
-        return window_kernel(self.attention, spec, obstacle)
+        dtype, rate = jnp.dtype(self.dtype).name, self.dropout if train else 0.0
+        return choose_for(self, WindowSpec(tokens, self.num_heads, dtype, windows.shift > 0, rate))
 
     def _relative_bias(self, windows: Windows) -> Float[Array, 'H N N']:
         """The bias of relative positions."""

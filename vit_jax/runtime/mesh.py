@@ -16,11 +16,12 @@ import pathlib
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial, wraps
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
@@ -292,10 +293,29 @@ def _slice(device: jax.Device) -> int:
     return getattr(device, 'slice_index', 0) if device.platform == 'tpu' else 0
 
 
-def local_accelerator(devices: Iterable[jax.Device]) -> jax.Device | None:
-    """The first TPU or GPU of `devices` that this process can use; None if there is none."""
-    here = {*jax.local_devices()}
-    return next((d for d in devices if d.platform in ('tpu', 'gpu') and d in here), None)
+def traced_on(mesh: Mesh, function: Callable) -> Callable:
+    """Wrap a function that is traced, so that `mesh` is its ambient mesh.
+
+    By it attention chooses a kernel.
+    """
+
+    @wraps(function)
+    def traced(*args: Any) -> Any:
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return function(*args)
+
+    return traced
+
+
+def compiled(function: Callable) -> Callable:
+    """`jax.jit` of a function that applies models, for the device that JAX computes on.
+
+    Raises:
+      UserError: as `usable_devices`.
+    """
+    usable_devices()
+    devices = np.array([*jnp.zeros(()).devices()])
+    return jax.jit(traced_on(Mesh(devices, ('data',), axis_types=(AxisType.Auto,)), function))
 
 
 def check_rules(rules: Sequence[Rule]) -> None:

@@ -22,13 +22,10 @@ from jax.sharding import PartitionSpec as P
 
 from vit_jax.config.run import Parallel
 from vit_jax.errors import UserError, nearest
-from vit_jax.nn.attention_choice import Devices
-from vit_jax.runtime import target
 from vit_jax.runtime.mesh import (
     BATCH,
     ROWS,
     SLICE,
-    WITHIN,
     Rule,
     any_devices,
     check_rules,
@@ -36,6 +33,7 @@ from vit_jax.runtime.mesh import (
     make_mesh,
     shards_of,
     sum_over_slices,
+    traced_on,
 )
 from vit_jax.tree_paths import path_name
 
@@ -113,9 +111,7 @@ class Jit:
         """
         state = self.shardings(abstract_state)
         batch, replicated = NamedSharding(self.mesh, BATCH), NamedSharding(self.mesh, P())
-        step = target.traced_for(
-            self._slice_target if self.train_axis else self._target, train_step
-        )
+        step = train_step
         if self.train_axis:
             step = jax.shard_map(
                 step,
@@ -126,7 +122,7 @@ class Jit:
                 check_vma=False,
             )
         return jax.jit(
-            step,
+            traced_on(self.mesh, step),
             in_shardings=(state, batch),
             out_shardings=(state, replicated),
             donate_argnums=0,
@@ -135,27 +131,7 @@ class Jit:
     def compile_eval(self, eval_step: Callable) -> Callable:
         """(variables, batch) -> results of `eval_step`, replicated."""
         replicated = NamedSharding(self.mesh, P())
-        return jax.jit(target.traced_for(self._target, eval_step), out_shardings=replicated)
-
-    @property
-    def _target(self) -> Devices:
-        """The devices, for operations that the compiler cannot partition itself."""
-        map_rows = partial(jax.shard_map, mesh=self.mesh, in_specs=BATCH, out_specs=BATCH)
-        return target.from_devices(
-            self.mesh.devices,
-            shards=self.num_shards,
-            map_rows=partial(map_rows, check_vma=False) if self.mesh.size > 1 else None,
-            whole=self.mesh.shape['tensor'] == 1,
-        )
-
-    @property
-    def _slice_target(self) -> Devices:
-        """The devices of a slice, for a step that each slice runs on its own rows."""
-        map_rows = partial(jax.shard_map, in_specs=P(ROWS), out_specs=P(ROWS))
-        return self._target._replace(
-            shards=math.prod(self.mesh.shape[name] for name in ROWS),
-            map_rows=partial(map_rows, axis_names=set(WITHIN), check_vma=False),
-        )
+        return jax.jit(traced_on(self.mesh, eval_step), out_shardings=replicated)
 
     def to_global(self, state: PyTree) -> PyTree:
         return state
@@ -204,19 +180,12 @@ class Pmap:
 
     def compile_train(self, train_step: Callable, abstract_state: PyTree) -> Callable:
         del abstract_state
-        train_step = target.traced_for(self._target, train_step)
         step = jax.pmap(train_step, self.axis_name, devices=self._devices, donate_argnums=0)
         return lambda state, batch: _first_metrics(step(state, batch))
 
     def compile_eval(self, eval_step: Callable) -> Callable:
-        eval_step = target.traced_for(self._target, eval_step)
         step = jax.pmap(eval_step, self.axis_name, devices=self._devices)
         return lambda variables, batch: first_replica(step(variables, batch))
-
-    @property
-    def _target(self) -> Devices:
-        """One device, for every replica."""
-        return target.from_devices(self.mesh.devices)
 
     @property
     def _devices(self) -> list[jax.Device] | None:
