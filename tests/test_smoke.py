@@ -144,7 +144,7 @@ def test_commands_are_listed(run_cli):
     ('arguments', 'words'),
     [
         (['trian'], ["'trian'", "did you mean 'train'?"]),
-        (['train', '--workdir', 'runs/none'], ['--config']),
+        (['train', '--workdir', 'runs/none'], ['train CONFIG']),
         (['train', '--config', 'no.py', '--workdir', 'runs/none'], ["no file 'no.py'"]),
         (
             [

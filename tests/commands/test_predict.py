@@ -161,7 +161,7 @@ def test_files_of_equal_names_get_a_picture_each(smoke_run, files, capsys, tmp_p
         (['embed', 'RUN', 'FOLDER', '--pca', 'FILE'], 'a.png'),
         (['embed', 'RUN', 'FILE', '--pca', 'b.png', '--neighbors', './b.png'], 'a.png'),
         (['colors', 'table:FILE', '--out', 'FILE'], 'a.csv'),
-        (['translate', '--workdir', 'RUN', '--file', 'FILE', '--output', 'FILE'], 'a.txt'),
+        (['translate', '--workdir', 'RUN', '--file', 'FILE', '--out', 'FILE'], 'a.txt'),
     ],
 )
 def test_inputs_are_not_overwritten(smoke_run, tmp_path, capsys, monkeypatch, words, name):

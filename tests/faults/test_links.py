@@ -52,8 +52,7 @@ def test_links_in_the_place_of_what_a_run_writes(tmp_path, precious):
     assert train(folder, '--stop-at=1') == EXIT_PREEMPTED
     for name in ('config.json', 'metrics.jsonl', 'result.json'):
         (folder / name).unlink(missing_ok=True)
-        for place in (name, f'.{name}.{os.getpid()}.partial'):
-            (folder / place).symlink_to(precious)
+        (folder / name).symlink_to(precious)
     root = folder / 'checkpoints'
     (root / '1').rename(precious.parent / '1')
     (root / '1').symlink_to(precious.parent / '1')
