@@ -12,8 +12,7 @@ import optax
 import pytest
 from helpers import contrastive
 
-from vit_jax.config.durations import Durations
-from vit_jax.config.run import Parallel, Schedule, Step
+from vit_jax.config.run import Durations, Parallel, Schedule, Step
 from vit_jax.errors import UserError
 from vit_jax.nn import stochastic
 from vit_jax.ops import terms

@@ -80,7 +80,7 @@ def ours(*names: str) -> tuple[str, ...]:
 # Rooms, the lower ones first: a module imports from its own row or those above.
 ORDER = (
     ('array_types', 'errors', 'extras', 'signatures', 'tree_paths'),
-    ('config.run', 'config.durations'),
+    ('config.run',),
     ('runtime', 'optim', 'nn', 'ops'),
     ('storage', 'models', 'tasks', 'gradients', 'step', 'evaluators', 'writers'),
     ('data', 'checkpoints', 'viz'),

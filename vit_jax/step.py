@@ -17,8 +17,7 @@ from jax import Array
 
 from vit_jax import gradients
 from vit_jax.array_types import Int
-from vit_jax.config.durations import Durations
-from vit_jax.config.run import Step
+from vit_jax.config.run import Durations, Step
 from vit_jax.errors import UserError
 from vit_jax.nn import stochastic
 from vit_jax.optim import param_groups, schedules, sharpness
@@ -133,7 +132,7 @@ def make_train_step(
       parameters.
     """
     decay = schedules.strength(step.ema_schedule, step.ema_decay, times)
-    aware = sharpness.make(step.sam, step.sam_schedule, times)
+    aware = sharpness.make(step.sam, step.sam_schedule, times) if step.sam.rho else None
     axis_name, add_up = (layout.train_axis, layout.add_up) if layout else (None, None)
     split = gradients.Split(step.accum_steps, axis_name, add_up if axis_name else None)
 
@@ -152,7 +151,7 @@ def make_train_step(
                 return task.outputs(apply, examples.batch), apply.collections
 
         differentiate = gradients.coupled if task.couples_rows else gradients.separable
-        differentiate = aware(differentiate, state.step)
+        differentiate = aware(differentiate, state.step) if aware else differentiate
         examples = gradients.Examples(batch, positions)
         trained = param_groups.trained(state.params, freeze)
         grads, metrics, collections = differentiate(

@@ -122,8 +122,7 @@ def jax_steps_of(model, args, task=None, batch=None) -> dict[str, Callable[[], N
     import jax
 
     from vit_jax import step
-    from vit_jax.config.durations import Durations
-    from vit_jax.config.run import Optim
+    from vit_jax.config.run import Durations, Optim
     from vit_jax.optim import make as optim
     from vit_jax.runtime import sharding
     from vit_jax.tasks import classify

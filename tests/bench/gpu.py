@@ -292,8 +292,7 @@ def measure_jax(name, step, args):
 
     from torch_systems import CLASSES, LABEL_SMOOTHING
 
-    from vit_jax.config.durations import Durations
-    from vit_jax.config.run import Optim
+    from vit_jax.config.run import Durations, Optim
     from vit_jax.models import vit
     from vit_jax.optim import make as optim
     from vit_jax.profiling import benchmark

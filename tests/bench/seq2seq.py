@@ -66,8 +66,7 @@ def train_steps(args) -> dict[str, Callable[[], None]]:
 
     from vit_jax import step
     from vit_jax.config import load
-    from vit_jax.config.durations import Durations
-    from vit_jax.config.run import Schedule
+    from vit_jax.config.run import Durations, Schedule
     from vit_jax.optim import make as optim
     from vit_jax.runtime import sharding
 

@@ -1,8 +1,7 @@
 """Sections of a config from keywords, as its files write them, and what is made of them."""
 
 from vit_jax.config import schema
-from vit_jax.config.durations import Durations
-from vit_jax.config.run import Optim, Schedule
+from vit_jax.config.run import Durations, Optim, Schedule
 from vit_jax.optim import make, schedules
 
 

@@ -83,6 +83,12 @@ OVERRIDES = (
     '--config.KEY=VALUE overrides a value of the config, such as --config.optim.lr=3e-4 or '
     "--config.total='20 epochs'."
 )
+# Lower bounds of sizes, for every model; a stack may have no blocks.
+_MIN_SIZES = {
+    **dict.fromkeys(('patch_size', 'width', 'mlp_dim', 'embed_dim', 'num_heads'), 1),
+    'representation_size': 1,
+    'depth': 0,
+}
 
 
 def load(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
@@ -145,25 +151,24 @@ def _hide_secrets(config: ConfigDict) -> None:
 
 
 def to_run(config: ConfigDict) -> Run:
-    """The typed form of a config.
+    """The typed form of a config; an evaluation has the vocabulary of training unless it names one.
 
     Raises:
       UserError: for a value out of range.
     """
-    return schema.make(Run, _with_vocabularies(config), 'config')
+    return _typed(config, Run)
 
 
 def to_inference(config: ConfigDict) -> Inference:
     """The typed form of a config that only has what evaluation and prediction read."""
-    return schema.make(Inference, _with_vocabularies(config), 'config')
+    return _typed(config, Inference)
 
 
-def _with_vocabularies(config: ConfigDict) -> dict[str, Any]:
-    """The groups of a config; the vocabulary of an evaluation defaults to that of training."""
+def _typed(config: ConfigDict, cls: type[schema.Section]) -> schema.Section:
     groups = config.to_dict()
     vocab = {key: value for key, value in groups['data'].items() if key == 'vocab'}
     groups['evals'] = {name: vocab | entry for name, entry in groups.get('evals', {}).items()}
-    return groups
+    return schema.make(cls, groups, 'config')
 
 
 def section(config: ConfigDict, cls: type[schema.Section]) -> schema.Section:
@@ -490,6 +495,10 @@ def validate(config: ConfigDict) -> None:
         if not isinstance(name, str):
             raise UserError(f'config.writers: {name!r} is not a name')
         objects.writer_class(name)
+    for key, least in _MIN_SIZES.items():
+        value = run.model.options.get(key)
+        if isinstance(value, (int, float)) and value < least:
+            raise UserError(f'config.model.{key}={value}: must be at least {least}')
     if run.model.name is not None:  # otherwise it is the checkpoint's
         open_ = {key: 1000 for key in LEFT_OPEN if run.model.options.get(key, 0) is None}
         objects.make_model(Model(name=run.model.name, options={**run.model.options, **open_}))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.config.run import Evaluation, Model, Task
@@ -19,28 +18,29 @@ def model_class(name: str) -> type[models.Model]:
     """The Linen module class of a model; UserError if it does not exist or is none of `Model`."""
     from vit_jax.models import base  # here, since it imports JAX
 
-    return _find('vit_jax.models', name, base.Model)
+    return _find(name, base.Model)
 
 
 def task_class(name: str) -> type[tasks.Task]:
     """The dataclass of a task; UserError if it does not exist or is none of `Task`."""
     from vit_jax.tasks import base
 
-    return _find('vit_jax.tasks', name, base.Task)
+    return _find(name, base.Task)
 
 
 def evaluator_class(name: str) -> type[evaluators.Evaluator]:
     """The class of an evaluator; UserError if it does not exist or is none of `Evaluator`."""
-    return _find('vit_jax.evaluators', name, evaluators.Evaluator)
+    return _find(name, evaluators.Evaluator)
 
 
 def writer_class(name: str) -> type[writers.Writer]:
     """The class of a writer; UserError if it does not exist or is none of `Writer`."""
-    return _find('vit_jax.writers', name, writers.Writer)
+    return _find(name, writers.Writer)
 
 
-def _find(package: str, name: str, base: type) -> Any:
-    found = resolve(package, name, base.__name__)
+def _find(name: str | None, base: type) -> Any:
+    """The class derived from `base` in a module beside it, or in one of the user's."""
+    found = resolve(base.__module__.rpartition('.')[0], str(name), base.__name__)
     if not (isinstance(found, type) and issubclass(found, base)):
         raise UserError(
             f'{base.__name__.lower()} name {name!r}: its {base.__name__} must be derived from '
@@ -51,20 +51,23 @@ def _find(package: str, name: str, base: type) -> Any:
 
 def make_model(model: Model) -> Any:
     """The Linen module of `config.model`; raises UserError if its class rejects an option."""
-    assert model.name is not None
-    return _make(model_class(model.name), model.options, 'config.model')
+    from vit_jax.models import base
+
+    return _make(model, base.Model)
 
 
 def make_task(task: Task) -> tasks.Task:
     """The task of `config.task`; raises UserError if its class rejects an option."""
-    return _make(task_class(task.name), task.options, 'config.task')
+    from vit_jax.tasks import base
+
+    return _make(task, base.Task)
 
 
-def _make(cls: Callable[..., Any], options: Mapping[str, Any], where: str) -> Any:
+def _make(named: Model | Task, base: type) -> Any:
     try:
-        return cls(**options)
+        return _find(named.name, base)(**named.options)
     except TypeError as e:
-        raise UserError(f'{where}: {e}') from e
+        raise UserError(f'config.{base.__name__.lower()}: {e}') from e
 
 
 def make_evaluator(entry: Evaluation, where: str) -> evaluators.Evaluator | None:

@@ -13,7 +13,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from vit_jax.config import objects, schema
-from vit_jax.config.run import Data, Evaluation, Model, Optim, Task, key_of
+from vit_jax.config.run import Data, Evaluation, Model, Optim, Task
 from vit_jax.config.schema import are_durations, is_duration
 from vit_jax.errors import modules, resolve
 from vit_jax.optim import make as optim
@@ -179,7 +179,7 @@ def field_docs(cls: type) -> dict[str, str]:
         for node in ast.parse(inspect.cleandoc('\n'.join(lines))).body[0].body:  # type: ignore[attr-defined]
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 found[node.target.id] = _comment(lines, node)
-    return {key_of(f): found[f.name] for f in dataclasses.fields(cls) if f.name in found}
+    return {key: found[p.name] for key, p in schema.fields(cls).items()}
 
 
 def _comment(lines: list[str], node: ast.AnnAssign) -> str:

@@ -9,7 +9,6 @@ A message about a value begins with its key; `load` puts the section in front.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,9 @@ Duration = Annotated[str | int, 'a duration']
 # Sizes of a model that a config may leave None, to be filled in from the data.
 LEFT_OPEN = {'num_classes': 'classes', 'vocab_size': 'ids in its vocabulary'}
 STANDARD = 'standard'  # `Optim.parametrization` without muP
+MAX_STEPS = 2**31 - 1  # the state counts them in an int32
+MAX_EVAL_SHARE = 10  # evaluations take at most one tenth of the time
+TRAIN_TO_EVAL = 3  # a backward pass costs about two forward passes
 COOLDOWNS = ('line', 'product')
 POSEMBS = ('bilinear', 'bicubic', 'antialiased')
 
@@ -29,18 +31,14 @@ _FROM = {'key': 'from'}  # metadata of a field whose key is a keyword of Python
 _UNITS = {'step': 'steps', 'epoch': 'epochs', 'example': 'examples', '%': '%'}
 _DIRECTIONS = ('max', 'min')
 _SEEDS = 2**63  # JAX takes a signed number of 64 bits
-_MIN_SIZES = {
-    **dict.fromkeys(('patch_size', 'width', 'mlp_dim', 'embed_dim', 'num_heads'), 1),
-    'representation_size': 1,
-    'depth': 0,  # a stack may have no blocks
-}
 
 
 def at_least(bound: float, **values: float | None) -> None:
     """Raise UserError for a value below a bound, or not finite; None passes."""
     for key, value in values.items():
         fits = isinstance(value, int | float) and bound <= value < math.inf
-        require(value is None or fits, f'{key}={value!r}: must be at least {bound}')
+        if value is not None and not fits:
+            raise UserError(f'{key}={value!r}: must be at least {bound}')
 
 
 def require(condition: bool, what: str) -> None:
@@ -70,6 +68,54 @@ def parse_duration(text: str | int, where: str = 'duration') -> tuple[float, str
     if unit is None or not 0 <= amount < math.inf:
         raise UserError(f"{where}={text!r}: write '100 steps', '30 epochs', '1e6 examples' or '5%'")
     return amount, unit
+
+
+@dataclass(frozen=True)
+class Durations:
+    """Converts durations to steps of this run; `batch_size` counts examples."""
+
+    batch_size: float
+    epoch_size: int
+    total_steps: int = 0
+
+    @classmethod
+    def of(cls, total: Duration, batch_size: float, epoch_size: int) -> Durations:
+        """The durations of a run of length `total`.
+
+        Args:
+          total: `config.total`.
+          batch_size: examples in a step, for durations in examples.
+          epoch_size: examples in an epoch, for durations in epochs.
+
+        Raises:
+          UserError: if the state of a run cannot count that many steps.
+        """
+        steps = cls(batch_size, epoch_size).steps(total, 'config.total')
+        if steps > MAX_STEPS:
+            raise UserError(f'config.total={total!r}: {steps:.3g} steps are more than 2**31 - 1')
+        return cls(batch_size, epoch_size, steps)
+
+    def steps(self, text: Duration, where: str = 'duration') -> int:
+        """The number of steps, at least 1 unless the duration is empty or zero.
+
+        Raises:
+          UserError: for text that is not a duration, or a share of an unknown total.
+        """
+        amount, unit = parse_duration(text, where)
+        if unit == '%' and not self.total_steps:
+            raise UserError(f'{where}={text!r}: the total cannot be given in % of itself')
+        scale = {
+            'steps': 1.0,
+            'epochs': self.epoch_size / self.batch_size,
+            'examples': 1 / self.batch_size,
+            '%': self.total_steps / 100,
+        }[unit]
+        return max(1, round(amount * scale)) if amount else 0
+
+    def between_evals(self, examples: int) -> int:
+        """The default steps between evaluations of this many examples; see `Every`."""
+        cheap = MAX_EVAL_SHARE * examples / (TRAIN_TO_EVAL * self.batch_size)
+        return max(self.steps('10%'), math.ceil(cheap))
 
 
 @dataclass(frozen=True)
@@ -120,11 +166,6 @@ class Model:
     # `config.init.from`, with any other keys of `config.model` replaced
     name: str | None
     options: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for key, least in _MIN_SIZES.items():
-            value = self.options.get(key)
-            at_least(least, **{key: value if isinstance(value, int | float) else None})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -521,8 +562,3 @@ class Run(Inference):
             raise UserError(f'{rank}: adapters are not averaged: set config.step.ema_decay=0')
         if self.optim.parametrization != STANDARD:
             raise UserError(f'{rank}: adapters have no muP: leave config.optim.parametrization out')
-
-
-def key_of(declared: dataclasses.Field[Any]) -> str:
-    """The key of a field, which is its name unless that would be a keyword of Python."""
-    return declared.metadata.get('key', declared.name)

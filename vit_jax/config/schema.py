@@ -13,7 +13,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from ml_collections import ConfigDict
 
@@ -26,7 +26,6 @@ from vit_jax.config.run import (
     Optim,
     Run,
     Task,
-    key_of,
     parse_duration,
 )
 from vit_jax.errors import UserError, nearest
@@ -36,6 +35,7 @@ from vit_jax.signatures import parameters as parameters_of
 Group = Mapping[str, Any]
 Section = TypeVar('Section')
 NONE = type(None)
+EVALS = Mapping[str, Evaluation]  # the annotation of `Inference.evals`
 OPTIONS = 'options'  # the field of a section for the keys that its own class does not declare
 
 _ANY = inspect.Parameter('any', inspect.Parameter.KEYWORD_ONLY)
@@ -45,10 +45,10 @@ _SAYS_DURATION = typing.get_args(Duration)[1]
 
 
 def fields(cls: Any) -> Parameters:
-    """The keys that a section's dataclass declares itself."""
-    names = {declared.name: key_of(declared) for declared in dataclasses.fields(cls)}
-    found = parameters_of(cls).items()
-    return {names[name]: p for name, p in found if name != OPTIONS}
+    """The keys that a section's dataclass declares itself; a parameter has the field's name."""
+    found = parameters_of(cls)
+    keys = {f.metadata.get('key', f.name): f.name for f in dataclasses.fields(cls)}
+    return {key: found[name] for key, name in keys.items() if name != OPTIONS}
 
 
 def class_keys(cls: Callable) -> Parameters:
@@ -60,21 +60,9 @@ def section_class(path: str) -> Any:
     """The dataclass of a section such as 'optim.schedule'; None if it is not the trainer's."""
     node: Any = Run
     for key in filter(None, path.split('.')):
-        entry = _entry_class(node)
         found = fields(node).get(key) if dataclasses.is_dataclass(node) else None
-        node = entry if entry else found.annotation if found else None
+        node = Evaluation if node == EVALS else found.annotation if found else None
     return node if dataclasses.is_dataclass(node) else None
-
-
-def section_class_of(parameter: inspect.Parameter) -> Any:
-    """The dataclass of the section that a key holds; None if it holds none."""
-    return parameter.annotation if dataclasses.is_dataclass(parameter.annotation) else None
-
-
-def _entry_class(annotation: Any) -> Any:
-    """The dataclass of the entries of a group with any keys, such as `evals`."""
-    inner = typing.get_args(annotation)[-1:]
-    return inner[0] if inner and dataclasses.is_dataclass(inner[0]) else None
 
 
 def section_paths(config: Group, within: str = '') -> Iterator[str]:
@@ -82,9 +70,9 @@ def section_paths(config: Group, within: str = '') -> Iterator[str]:
     yield within
     for key, parameter in fields(section_class(within)).items():
         path = f'{within}.{key}'.removeprefix('.')
-        if section_class_of(parameter):
+        if dataclasses.is_dataclass(parameter.annotation):
             yield from section_paths(config, path)
-        elif _entry_class(parameter.annotation):
+        elif parameter.annotation == EVALS:
             yield from (f'{path}.{name}' for name in find_section(config, path))
 
 
@@ -188,7 +176,7 @@ def _lacking(config: ConfigDict) -> Iterator[str]:
     """Yield the required keys that a config lacks; a placeholder does not count as a value."""
     for key, parameter in required(fields(Run)).items():
         group = config.get(key, {})
-        if not section_class_of(parameter):
+        if not dataclasses.is_dataclass(parameter.annotation):
             if key not in config:
                 yield key
         elif isinstance(group, (ConfigDict, dict)):
@@ -227,19 +215,18 @@ def make(cls: type[Section], group: Group, where: str) -> Section:
     """
     if not isinstance(group, (ConfigDict, dict)):
         raise UserError(f'{where}={group!r}: expected a group of keys')
-    declared: Any = dataclasses.fields(typing.cast(Any, cls))
-    names = {key_of(field): field.name for field in declared}
     known, given, others = fields(cls), {}, {}
     for key, value in group.items():
         if key not in known:
             others[key] = plain(value)
             continue
-        if nested := section_class_of(known[key]):
-            value = make(nested, value, f'{where}.{key}')
-        elif entry := _entry_class(known[key].annotation):
-            value = {k: make(entry, v, f'{where}.{key}.{k}') for k, v in value.items()}
-        given[names[key]] = plain(value)
-    if OPTIONS in names:
+        nested: Any = known[key].annotation
+        if dataclasses.is_dataclass(nested):
+            value = make(cast(Any, nested), value, f'{where}.{key}')
+        elif nested == EVALS:
+            value = {k: make(Evaluation, v, f'{where}.{key}.{k}') for k, v in value.items()}
+        given[known[key].name] = plain(value)
+    if OPTIONS in getattr(cls, '__dataclass_fields__', {}):
         given[OPTIONS] = others
     try:
         return cls(**given)
@@ -249,16 +236,15 @@ def make(cls: type[Section], group: Group, where: str) -> Section:
 
 def to_group(section: Any) -> dict[str, Any]:
     """A typed section as a group of keys, with all defaults: the inverse of `make`."""
-    found: dict[str, Any] = dict(getattr(section, OPTIONS, {}))
-    for declared in dataclasses.fields(section):
-        value = getattr(section, declared.name)
+    found: dict[str, Any] = {}
+    for key, parameter in fields(type(section)).items():
+        value = getattr(section, parameter.name)
         if dataclasses.is_dataclass(value):
             value = to_group(value)
-        elif isinstance(value, Mapping):
-            value = {k: to_group(v) if dataclasses.is_dataclass(v) else v for k, v in value.items()}
-        if declared.name != OPTIONS:
-            found[key_of(declared)] = value
-    return found
+        elif parameter.annotation == EVALS:
+            value = {name: to_group(entry) for name, entry in value.items()}
+        found[key] = value
+    return found | dict(getattr(section, OPTIONS, {}))
 
 
 def plain(value: Any) -> Any:
@@ -295,7 +281,7 @@ def accepted_types(parameter: inspect.Parameter) -> tuple[type, ...]:
     members = typing.get_args(annotation) if union else (annotation,)
     found = tuple(_plain_type(member) for member in members)
     if None not in found:
-        return typing.cast(tuple[type, ...], found)
+        return cast(tuple[type, ...], found)
     known = default is not parameter.empty and default is not None
     kind = _plain_type(type(default)) if known else None
     return () if kind is None else (kind, *((NONE,) if NONE in found else ()))

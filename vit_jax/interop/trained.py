@@ -18,7 +18,8 @@ from ml_collections import ConfigDict
 
 from vit_jax.config import objects
 from vit_jax.config.load import to_inference
-from vit_jax.config.run import Data, Inference
+from vit_jax.config.run import Data, Inference, Model, Task
+from vit_jax.config.schema import make
 from vit_jax.data import splits, vocabulary
 from vit_jax.data.batches import Spec
 from vit_jax.data.records import SourceInfo
@@ -133,7 +134,9 @@ class TrainedModel:
     @property
     def data(self) -> Data:
         """The data section of the first evaluation; that of training if there is none."""
-        return next(iter(self.settings.evals.values()), self.settings.data)
+        if not self.config.evals:
+            return make(Data, self.config.data, 'config.data')
+        return next(iter(self.settings.evals.values()))
 
     @property
     def transforms(self) -> str:
@@ -158,12 +161,12 @@ class TrainedModel:
     @functools.cached_property
     def model(self) -> Any:
         """The Linen module of `config.model`."""
-        return objects.make_model(self.settings.model)
+        return objects.make_model(make(Model, self.config.model, 'config.model'))
 
     @functools.cached_property
     def task(self) -> Any:
         """The task of `config.task`."""
-        return objects.make_task(self.settings.task)
+        return objects.make_task(make(Task, self.config.task, 'config.task'))
 
     @property
     def classes(self) -> SourceInfo | None:

@@ -17,8 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax.config.durations import Durations
-from vit_jax.config.run import Optim
+from vit_jax.config.run import Durations, Optim
 from vit_jax.errors import UserError, nearest
 from vit_jax.optim import mup, schedules
 from vit_jax.optim.muon import muon

@@ -11,8 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
-from vit_jax.config.durations import Durations
-from vit_jax.config.run import Schedule
+from vit_jax.config.run import Durations, Schedule
 from vit_jax.errors import UserError, nearest
 
 

@@ -19,8 +19,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax.config.durations import Durations
-from vit_jax.config.run import Sam, Schedule
+from vit_jax.config.run import Durations, Sam, Schedule
 from vit_jax.optim import schedules
 
 PyTree = Any
@@ -29,9 +28,7 @@ EPS = 1e-12
 
 
 def remarks(sam: Sam) -> list[str]:
-    """A line about the cost of a step, if it computes two gradients."""
-    if sam.gradients == 1:
-        return []
+    """A line about the cost of a step with a rho above 0."""
     return [f'sharpness-aware, rho {sam.rho}: two gradients a step, about twice its time']
 
 
@@ -41,12 +38,10 @@ def make(
     """A function that makes `gradients.separable` or `coupled` sharpness-aware at a step.
 
     Args:
-      sam: the perturbation.
+      sam: the perturbation, with a rho above 0.
       schedule: schedule of rho, with `sam.rho` as its peak.
       times: durations of the run; may be None if the schedule is constant.
     """
-    if not sam.rho:
-        return lambda differentiate, step: differentiate
     strength = schedules.strength(schedule, sam.rho, times)
 
     def aware(differentiate: Differentiate, step: jax.Array) -> Differentiate:

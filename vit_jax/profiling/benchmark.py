@@ -17,8 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from vit_jax.config.durations import Durations
-from vit_jax.config.run import Run, Schedule, Step
+from vit_jax.config.run import Durations, Run, Schedule, Step
 from vit_jax.optim import make as optim
 from vit_jax.profiling import flops, task_flops
 from vit_jax.profiling.task_flops import Spec

@@ -12,10 +12,9 @@ from ml_collections import ConfigDict
 
 from vit_jax import step
 from vit_jax.config import defaults, objects
-from vit_jax.config.durations import Durations
 from vit_jax.config.load import from_dict, model_and_task, section, to_run
 from vit_jax.config.origin import require_allowed
-from vit_jax.config.run import Data, Run, Step, parse_duration
+from vit_jax.config.run import Data, Durations, Run, Step, parse_duration
 from vit_jax.data.batches import Shape, kinds_from_checkpoint
 from vit_jax.data.dataset import Dataset, open_dataset
 from vit_jax.data.plans import Plan

@@ -19,9 +19,8 @@ from typing import Any
 
 import jax
 
-from vit_jax.config.durations import MAX_STEPS
 from vit_jax.config.load import from_dict
-from vit_jax.config.run import Sam
+from vit_jax.config.run import MAX_STEPS, Sam
 from vit_jax.data.batches import Shape
 from vit_jax.errors import UserError
 from vit_jax.profiling import task_flops, topology

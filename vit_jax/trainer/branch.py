@@ -12,9 +12,8 @@ from ml_collections import ConfigDict
 
 from vit_jax.checkpoints.checkpointer import restore_step
 from vit_jax.config import defaults
-from vit_jax.config.durations import Durations
 from vit_jax.config.load import from_dict, section
-from vit_jax.config.run import Optim, Schedule
+from vit_jax.config.run import Durations, Optim, Schedule
 from vit_jax.errors import UserError
 from vit_jax.optim import schedules
 from vit_jax.step import TrainState

@@ -16,10 +16,9 @@ import optax
 from ml_collections import ConfigDict
 
 from vit_jax.config import defaults, objects
-from vit_jax.config.durations import Durations
 from vit_jax.config.load import to_run
 from vit_jax.config.origin import trusted_names
-from vit_jax.config.run import STANDARD, Optim, Run
+from vit_jax.config.run import STANDARD, Durations, Optim, Run
 from vit_jax.data import vocabulary
 from vit_jax.data.batches import Shape
 from vit_jax.data.dataset import Dataset

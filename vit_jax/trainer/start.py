@@ -13,10 +13,9 @@ import jax
 import numpy as np
 
 from vit_jax.checkpoints.checkpointer import Checkpointer
-from vit_jax.config.durations import Durations
 from vit_jax.config.load import from_dict, to_run
 from vit_jax.config.origin import trusted_names
-from vit_jax.config.run import Optim
+from vit_jax.config.run import Durations, Optim
 from vit_jax.data import splits
 from vit_jax.data.records import SourceInfo
 from vit_jax.errors import UserError
@@ -281,7 +280,8 @@ def describe(training: Training, folder: pathlib.Path, point: ResumePoint) -> st
         compile_cache.describe(),
         *point.notes,
     ]
-    lines += sharpness.remarks(training.run.step.sam)
+    if (sam := training.run.step.sam).rho:
+        lines += sharpness.remarks(sam)
     if adapters := training.program.adapters:
         lines += adapters.remarks(training.program.abstract_state.params)
     if (before := point.hardware) != hardware:

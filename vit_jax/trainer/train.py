@@ -139,14 +139,14 @@ def train(
         training = hold_base(training, adapters, allowed, completed.checkpoint)
     new = not workdir.has_checkpoint(folder)
     origin = find_origin(training, allowed, completed.checkpoint) if new else None
-    existed = folder.is_dir()
+    existed, keep = folder.is_dir(), training.run.checkpoint
     with (
         clock,
         lock.lock(folder) as held,
         workdir.cleared_on_error(folder, existed, held),
         Preemption() as preemption,
         Watchdog(step_timeout) as watchdog,
-        open_checkpointer(training, folder) as checkpointer,
+        Checkpointer(folder / run_folder.CHECKPOINTS, keep, training.times.steps) as checkpointer,
     ):
         # Again, as another run may have been here since. Nothing was written so far.
         workdir.check_data(training, folder)
@@ -192,12 +192,6 @@ def prepare(
         with lock.lock(folder):
             workdir.set_aside(folder)
     return training
-
-
-def open_checkpointer(training: Training, folder: pathlib.Path) -> Checkpointer:
-    """The checkpoints of a locked run folder."""
-    keep, steps = training.run.checkpoint, training.times.steps
-    return Checkpointer(folder / run_folder.CHECKPOINTS, keep, steps)
 
 
 def write_start(
