@@ -546,9 +546,9 @@ def test_the_reason_of_one_process_is_that_of_all(repo, tmp_path, reason, code, 
 HASTY = """
 import sys
 from vit_jax.runtime import rendezvous
-from vit_jax.trainer import workdir
+from vit_jax.trainer import guards
 rendezvous.PORT_SECONDS = rendezvous.STRANGER_SECONDS = rendezvous.FIRST_LINE_SECONDS = 0.5
-workdir.SHARED_SECONDS = 0.5
+guards.SHARED_SECONDS = 0.5
 rendezvous.WAIT_SECONDS = 30
 from vit_jax.__main__ import main
 sys.exit(main(sys.argv[1:]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -15,20 +15,19 @@ from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.data.batches import Batch
 from vit_jax.data.dataset import Dataset
 from vit_jax.runtime import processes
-from vit_jax.runtime.watchdog import Interrupted, Stopping, Watchdog
+from vit_jax.runtime.watchdog import Interrupted, Stopping
 from vit_jax.step import TrainState
 from vit_jax.storage import times
 from vit_jax.trainer import evaluate
 from vit_jax.trainer.build import Training
 from vit_jax.trainer.early_stopping import Bests
+from vit_jax.trainer.guards import Guard
 from vit_jax.trainer.meter import (
     STARTING_THE_STEP,
     WAITING_FOR_DATA,
     WAITING_FOR_DEVICES,
-    Clock,
     Meter,
 )
-from vit_jax.trainer.profile import Profile
 from vit_jax.trainer.start import ResumePoint, utilization
 from vit_jax.trainer.workdir import save
 from vit_jax.trainer.writer import Writer
@@ -71,37 +70,7 @@ class Evaluated:
     why: str = ''
 
 
-Report = Callable[[int, dict[str, float]], bool]
-
-
-@dataclasses.dataclass(frozen=True)
-class Hooks:
-    """Progress reporting and stop signals of the loop.
-
-    Attributes:
-      checkpointer: of the run folder.
-      writer: of metrics and progress.
-      watchdog: ends a process that makes no progress.
-      stop_requested: whether a stop was requested.
-      stop_at: the step after which the run stops without a request, if any.
-      report: called with the step and results of evaluations; returns whether to end the run.
-      profile: of some of the steps.
-      clock: of the run's time.
-      require_own: raises UserError if the folder no longer belongs to this run.
-    """
-
-    checkpointer: Checkpointer
-    writer: Writer
-    watchdog: Watchdog
-    stop_requested: Stopping
-    stop_at: int | None
-    report: Report | None
-    profile: Profile
-    require_own: Callable[[], None]
-    clock: Clock
-
-
-def run_loop(training: Training, point: ResumePoint, hooks: Hooks) -> Evaluated:
+def run_loop(training: Training, point: ResumePoint, hooks: Guard) -> Evaluated:
     """Take the steps from the resume point to the end.
 
     Raises:
@@ -116,7 +85,7 @@ def run_loop(training: Training, point: ResumePoint, hooks: Hooks) -> Evaluated:
     last = evaluate_first(training, point, hooks)
     if last.verdict is Verdict.ENDED:
         return last
-    batches = training.data.train_batches(start, hooks.stop_requested, total)
+    batches = training.data.train_batches(start, hooks.preemption.reached, total)
     clock.enter(times.COMPILE)
     apart = training.program.layout.mesh.devices.flat[0].platform != 'cpu'
     meter = Meter(start, lr, utilization(training), max_skips, clock, apart)
@@ -125,7 +94,7 @@ def run_loop(training: Training, point: ResumePoint, hooks: Hooks) -> Evaluated:
             state = take_step(training, state, batches, step, meter, hooks)
         except Interrupted:
             stop_waiting(training, state, step - 1, meter, hooks, last)
-        stopping = hooks.stop_requested() or step == hooks.stop_at
+        stopping = hooks.preemption.reached() or step == hooks.options.stop_at
         hooks.watchdog.beat(f'step {step}')
         if due(step, timetable.log, total) or stopping:
             log(training, step, meter, hooks.writer)
@@ -153,7 +122,7 @@ def stop_waiting(
     state: TrainState,
     step: int,
     meter: Meter,
-    hooks: Hooks,
+    hooks: Guard,
     last: Evaluated,
 ) -> NoReturn:
     """Save the state after `step` while the next one waits for data; raise Preempted."""
@@ -166,7 +135,7 @@ def stop_waiting(
     raise Preempted(end_of_stop(step, training.timetable.total, hooks, why))
 
 
-def evaluate_first(training: Training, point: ResumePoint, hooks: Hooks) -> Evaluated:
+def evaluate_first(training: Training, point: ResumePoint, hooks: Guard) -> Evaluated:
     """Run the evaluations of the step at which the run resumes, if any are left."""
     start, total, bests = point.step, training.timetable.total, point.bests
     if not (point.unevaluated or start == total or training.judge.has_ended(bests)):
@@ -179,7 +148,7 @@ def evaluate_first(training: Training, point: ResumePoint, hooks: Hooks) -> Eval
     return last
 
 
-def stop(verdict: Verdict, step: int, total: int, hooks: Hooks) -> NoReturn:
+def stop(verdict: Verdict, step: int, total: int, hooks: Guard) -> NoReturn:
     """Raise Pruned or Preempted once the state after `step` is saved."""
     if verdict is Verdict.PRUNED:
         raise Pruned(f'ended after step {step}/{total}')
@@ -187,7 +156,7 @@ def stop(verdict: Verdict, step: int, total: int, hooks: Hooks) -> NoReturn:
     raise Preempted(end_of_stop(step, total, hooks))
 
 
-def end_of_stop(step: int, total: int, hooks: Hooks, why: str = '') -> str:
+def end_of_stop(step: int, total: int, hooks: Guard, why: str = '') -> str:
     """Wait until the state after `step` is saved; return the last line of a run that stops there.
 
     Args:
@@ -206,7 +175,7 @@ def take_step(
     batches: Iterator[Batch],
     step: int,
     meter: Meter,
-    hooks: Hooks,
+    hooks: Guard,
 ) -> TrainState:
     """Update the state by the next batch; `meter` gets the metrics once the devices have them."""
     program, profile = training.program, hooks.profile
@@ -241,7 +210,7 @@ def evaluate_step(
     training: Training,
     state: TrainState,
     step: int,
-    hooks: Hooks,
+    hooks: Guard,
     bests: Bests,
     known: bool = False,
 ) -> Evaluated:
@@ -252,11 +221,11 @@ def evaluate_step(
     """
     names, judge = due_evals(training, step), training.judge
     try:
-        results = evaluate_due(training, state, names, hooks.stop_requested)
+        results = evaluate_due(training, state, names, hooks.preemption.reached)
         after = bests if known else judge.after(bests, step, results)
         if early := judge.has_ended(after):
             rest = [name for name in training.evaluations if name not in names]
-            results |= evaluate_due(training, state, rest, hooks.stop_requested)
+            results |= evaluate_due(training, state, rest, hooks.preemption.reached)
             names += rest
     except Interrupted:
         return Evaluated({}, bests, Verdict.INTERRUPTED)
@@ -264,7 +233,7 @@ def evaluate_step(
     verdict, why = Verdict.ENDED if early else Verdict.GO_ON, '' if over else judge.reason(after)
     if not known:
         show(training, state, step, hooks, names, results, early or over)
-        if hooks.report and hooks.report(step, results) and not (early or over):
+        if hooks.options.report and hooks.options.report(step, results) and not (early or over):
             verdict = Verdict.PRUNED
     return Evaluated(results, after, verdict, why)
 
@@ -273,12 +242,12 @@ def save_state(
     training: Training,
     state: TrainState,
     step: int,
-    hooks: Hooks,
+    hooks: Guard,
     last: Evaluated,
 ) -> None:
     """Flush the logs to the folder, then start saving the state after `step`."""
     hooks.writer.flush()
-    hooks.require_own()
+    hooks.require_own_folder(training)
     unevaluated = last.verdict is Verdict.INTERRUPTED
     save(training, hooks.checkpointer, step, state, last.bests, unevaluated=unevaluated)
     hooks.clock.mark()
@@ -289,7 +258,7 @@ def show(
     training: Training,
     state: TrainState,
     step: int,
-    hooks: Hooks,
+    hooks: Guard,
     names: list[str],
     results: dict[str, float],
     ends: bool,

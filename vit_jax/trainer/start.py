@@ -25,14 +25,15 @@ from vit_jax.optim import schedules, sharpness
 from vit_jax.profiling import flops, task_flops
 from vit_jax.runtime import compile_cache
 from vit_jax.step import TrainState
-from vit_jax.storage import paths, run_folder
-from vit_jax.trainer import compatibility
+from vit_jax.storage import paths, run_folder, times
+from vit_jax.trainer import compatibility, workdir
 from vit_jax.trainer.branch import Origin, branch, placed
 from vit_jax.trainer.build import Training
 from vit_jax.trainer.early_stopping import Bests
 
 if TYPE_CHECKING:
     from vit_jax.optim.lora import Adapters
+    from vit_jax.trainer.guards import Guard
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,62 +59,118 @@ class ResumePoint:
     notes: tuple[str, ...] = ()
 
 
-def restore(
+def read_origin(
     training: Training,
-    checkpointer: Checkpointer,
-    origin: Origin | None,
+    folder: pathlib.Path,
     allowed: Sequence[str] = (),
-    strict: bool = False,
-) -> ResumePoint:
+    checkpoint: TrainedModel | None = None,
+) -> tuple[Training, Origin | None]:
+    """Read the parameters or the state that a run starts from, before its folder is locked.
+
+    There are four ways: `config.lora` adapts a base, which every start reads; `config.branch`
+    continues another run's state; `config.init` takes a checkpoint's parameters; and all that
+    remain are initialized. A run that resumes needs only the first.
+
+    Args:
+      training: run without checkpoints of others.
+      folder: run folder.
+      allowed: user's modules, see `find_origin`.
+      checkpoint: checkpoint of `config.init`, if it was read before.
+
+    Returns:
+      The run with the base of its adapters, and the origin of a new run; None for one that resumes.
+    """
+    if training.program.adapters:
+        training = hold_base(training, training.program.adapters, allowed, checkpoint)
+    if workdir.has_checkpoint(folder):
+        return training, None
+    return training, find_origin(training, allowed, checkpoint)
+
+
+def restore(training: Training, guard: Guard, origin: Origin | None) -> ResumePoint:
     """Restore the newest intact checkpoint of the run, or start from its origin.
 
     Args:
-      training: of the run.
-      checkpointer: of its folder.
-      origin: of a new run; if None, it is found if there is no checkpoint.
-      allowed: as for `find_origin`.
-      strict: as for `Checkpointer.restore_latest`.
+      training: run to start.
+      guard: guard with the checkpoints of its folder.
+      origin: origin of a new run; if None, it is read if there is no intact checkpoint.
+
+    Raises:
+      UserError: if the checkpoint does not suit the run, or `stop_at` has been passed.
     """
+    options = guard.options
+    with guard.clock.during(times.RESTORE):
+        point = _resume(training, guard.checkpointer, options.strict)
+        if point is None:
+            origin = origin or find_origin(training, options.allowed)
+            point = _begin(training, origin)
+    if options.stop_at is not None and options.stop_at <= point.step:
+        raise UserError(
+            f'--stop-at {options.stop_at}: the run has already passed step {point.step}; give a '
+            'later step, or leave it out to train to the end'
+        )
+    return point
+
+
+def _resume(training: Training, checkpointer: Checkpointer, strict: bool) -> ResumePoint | None:
+    """Restore the newest intact checkpoint; None if the run has none."""
     program = training.program
     target = program.adapters.own(program.target) if program.adapters else program.target
-    found = checkpointer.restore_latest(
+    checkpoint = checkpointer.restore_latest(
         target, strict=strict, check=compatibility.require_same_numerics
     )
-    if found is not None:
-        step, saved, meta = found
-        compatibility.require_same_function(meta.get('config'), training.config)
-        compatibility.require_same_classes(meta.get('class_names', ()), training.data.info)
-        compatibility.require_same_count(meta.get('num_examples'), training.data)
-        if program.frozen:
-            program.frozen.require_same(meta.get('frozen', {}))
-        if training.program.task.weighs_classes:
-            compatibility.require_same_class_counts(meta.get('class_counts'), training.data)
-        notes = compatibility.require_same_listing(meta.get('listing'), training.data)
-        return ResumePoint(
-            placed(program, saved),
-            step,
-            meta.get('hardware', program.hardware),
-            meta.get('unevaluated', False),
-            dict(meta.get('broken', ())),
-            training.judge.begin(meta),
-            notes,
-        )
-    origin = origin or find_origin(training, allowed)
-    bests = training.judge.begin({})
+    if checkpoint is None:
+        return None
+    step, saved, meta = checkpoint
+    compatibility.require_same_function(meta.get('config'), training.config)
+    compatibility.require_same_classes(meta.get('class_names', ()), training.data.info)
+    compatibility.require_same_count(meta.get('num_examples'), training.data)
+    if program.frozen:
+        program.frozen.require_same(meta.get('frozen', {}))
+    if training.program.task.weighs_classes:
+        compatibility.require_same_class_counts(meta.get('class_counts'), training.data)
+    notes = compatibility.require_same_listing(meta.get('listing'), training.data)
+    return ResumePoint(
+        placed(program, saved),
+        step,
+        meta.get('hardware', program.hardware),
+        meta.get('unevaluated', False),
+        dict(meta.get('broken', ())),
+        training.judge.begin(meta),
+        notes,
+    )
+
+
+def _begin(training: Training, origin: Origin) -> ResumePoint:
+    """Place the origin's state on the devices, or make one from its parameters."""
+    program, bests = training.program, training.judge.begin({})
     if origin.state is not None:
         return ResumePoint(origin.state, origin.step, origin.hardware, bests=bests)
-    held = (program.frozen.variables,) if program.frozen else ()
-    state = program.layout.create(program.init, origin.params, *held)
+    frozen = (program.frozen.variables,) if program.frozen else ()
+    state = program.layout.create(program.init, origin.params, *frozen)
     return ResumePoint(state, 0, program.hardware, bests=bests)
 
 
-def check_stop(stop_at: int | None, start: int) -> None:
-    """Raise UserError if the run is already past `--stop-at`."""
-    if stop_at is not None and stop_at <= start:
-        raise UserError(
-            f'--stop-at {stop_at}: the run is after step {start} already; give a later step, or '
-            'leave it out to train to the end'
-        )
+def write_start(
+    training: Training,
+    folder: pathlib.Path,
+    point: ResumePoint,
+    origin: Origin | None,
+    extend: bool,
+) -> tuple[str, ...]:
+    """Write the config, and the history of a branch, into the folder; return notes for people."""
+    training.data.source.record_broken(point.broken)
+    notes = workdir.replaced_config_note(training, folder)
+    if extend:
+        notes += extension_note(training, folder, point.step)
+    with paths.writing(folder):
+        if origin is not None and point.step == origin.step:
+            notes += origin.notes
+            write_history(folder, origin)
+        if extend:
+            forget_result(folder)
+        workdir.write_config(training, folder)
+    return notes
 
 
 COLORS = {1: 'gray', 3: 'color'}  # kinds of images by channels
@@ -224,16 +281,17 @@ def extension_note(training: Training, folder: pathlib.Path, step: int) -> tuple
         return ()
     before, total = to_run(from_dict(stored)), training.timetable.total
     data = training.data
-    times = Durations.of(before.total, data.plan.examples_per_step, data.num_examples)
-    if times.total_steps == total:
+    before_times = Durations.of(before.total, data.plan.examples_per_step, data.num_examples)
+    steps = before_times.total_steps
+    if steps == total:
         return ()
-    if total < times.total_steps:
+    if total < steps:
         raise UserError(
             f'--extend: config.total={training.run.total!r} are {total} steps, and the run has '
-            f'{times.total_steps}; give a later end'
+            f'{steps}; give a later end'
         )
-    _require_same_rates(_rates(before.optim, times, step), training, step)
-    return (f'extends the run from {times.total_steps} to {total} steps',)
+    _require_same_rates(_rates(before.optim, before_times, step), training, step)
+    return (f'extends the run from {steps} to {total} steps',)
 
 
 def forget_result(folder: pathlib.Path) -> None:
@@ -242,9 +300,9 @@ def forget_result(folder: pathlib.Path) -> None:
         (folder / run_folder.RESULT).unlink(missing_ok=True)
 
 
-def _rates(optim: Optim, times: Durations, step: int) -> np.ndarray:
+def _rates(optim: Optim, durations: Durations, step: int) -> np.ndarray:
     """The learning rates of the first steps of a run."""
-    return np.asarray(schedules.make(optim.schedule, optim.lr, times)(np.arange(step)))
+    return np.asarray(schedules.make(optim.schedule, optim.lr, durations)(np.arange(step)))
 
 
 def _require_same_rates(before: np.ndarray, training: Training, step: int) -> None:

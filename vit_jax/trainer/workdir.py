@@ -5,11 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import pathlib
-import socket
-import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
@@ -31,7 +27,6 @@ from vit_jax.trainer.meter import Diverged
 
 # Keys that may differ between two starts of a run, as they change no example and no update.
 FREE = ('evals', 'every', 'checkpoint', 'parallel', 'writers')
-SHARED_SECONDS = 10.0  # for a file to appear on other hosts
 SCHEDULES = ('optim.schedule', 'optim.decay_schedule', 'step.ema_schedule', 'step.sam_schedule')
 
 
@@ -87,73 +82,6 @@ def _going_on(folder: pathlib.Path, changed: Sequence[str]) -> str:
         f'; to go on from here {here}give another --workdir '
         f'--config.branch.from={folder} --config.branch.step={steps[-1]}'
     )
-
-
-def require_shared(folder: pathlib.Path, complete: bool) -> None:
-    """Check that every process of the job sees the same run folder.
-
-    Process 0 writes a file with a random name, which the others have to find there.
-
-    Args:
-      folder: the run folder, of this process.
-      complete: whether the others look for the result of a complete run, if process 0 finds one,
-        so that nothing is written.
-
-    Raises:
-      UserError: on every process if one does not see the file.
-    """
-    if jax.process_count() == 1:
-        return
-    with contextlib.ExitStack() as written:
-        sign: list[str] = []
-        processes.on_process_0(lambda: sign.extend(_sign(folder, complete, written)))
-        name, content = processes.broadcast(sign)
-        here = [jax.process_index(), socket.gethostname(), str(folder)]
-        sees = jax.process_index() == 0 or _sees(folder / name, content)
-        if missing := processes.gather(None if sees else here):
-            process, host, place = missing[0]
-            more = f' ({len(missing)} processes do not)' if len(missing) > 1 else ''
-            writer = processes.broadcast(here)
-            raise UserError(
-                f'--workdir: process {process} on {host} does not see in {place} what process 0 on '
-                f'{writer[1]} writes to {writer[2]}{more}: give all one folder that they share, on '
-                'a network file system or in a bucket'
-            )
-
-
-def _sign(folder: pathlib.Path, complete: bool, written: contextlib.ExitStack) -> tuple[str, str]:
-    """Name and text of a file that is only in this folder; removed when `written` closes."""
-    result = paths.read_text(folder / run_folder.RESULT, errors='replace')
-    if complete and result is not None:
-        return run_folder.RESULT, result
-    name = f'.shared-{uuid.uuid4().hex}'
-    with paths.writing(folder):
-        if not paths.is_remote(folder) and not folder.is_dir():
-            folder.mkdir(parents=True)
-            written.callback(_remove_if_empty, folder)
-        paths.write_text_atomic(folder / name, name)
-    written.callback((folder / name).unlink, missing_ok=True)
-    return name, name
-
-
-def _remove_if_empty(folder: pathlib.Path) -> None:
-    with contextlib.suppress(OSError):
-        folder.rmdir()
-
-
-def _sees(file: pathlib.Path, content: str) -> bool:
-    """Whether the file appears; clients of network file systems may see it seconds later."""
-    end = time.monotonic() + (0 if paths.is_remote(file) else SHARED_SECONDS)
-    while True:
-        with contextlib.suppress(OSError):  # such as a stale handle
-            if paths.read_text(file, errors='replace') == content:
-                return True
-        if time.monotonic() > end:
-            return False
-        for place in (file.parent.parent, file.parent):
-            with contextlib.suppress(OSError):  # listing a folder renews NFS's copy of it
-                os.listdir(place)
-        time.sleep(0.2)
 
 
 def has_checkpoint(folder: pathlib.Path) -> bool:
@@ -273,7 +201,13 @@ def _clear(folder: pathlib.Path, existed: bool) -> None:
         return  # there the lock removes itself, and no folder is left
     (folder / lock.LOCK).unlink(missing_ok=True)
     if not existed:
-        _remove_if_empty(folder)
+        remove_if_empty(folder)
+
+
+def remove_if_empty(folder: pathlib.Path) -> None:
+    """Remove a folder unless it holds files."""
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def require_own_folder(
