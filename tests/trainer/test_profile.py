@@ -9,8 +9,8 @@ import pytest
 from vit_jax.__main__ import main
 from vit_jax.commands.train import profile_steps
 from vit_jax.errors import UserError
-from vit_jax.trainer import profile
-from vit_jax.trainer.profile import Window
+from vit_jax.profiling import trace
+from vit_jax.trainer.guards import Window
 
 
 @pytest.mark.slow
@@ -34,7 +34,7 @@ def test_a_trace_of_the_steps_and_a_table_of_their_time(repo, tmp_path, capsys):
     started = [e for e in events if e.get('name') == 'train']
     assert [int(e['args']['step_num']) for e in started] == [4, 5]
     (file,) = tmp_path.glob('profile/**/*.xplane.pb')
-    devices = profile.read_trace(file)
+    devices = trace.read_trace(file)
     assert devices.busy > 0
     assert sum(devices.ops.values()) >= devices.busy * (1 - 1e-6)  # sums of floats
     assert any(name in said for name in list(devices.ops)[:3])
@@ -69,8 +69,8 @@ def test_steps_as_they_are_given():
 
 
 def test_time_that_is_covered_counts_once():
-    assert profile.covered([(0, 2), (1, 3), (5, 6), (5.2, 5.5)]) == 4
-    assert profile.covered([]) == 0
+    assert trace.covered([(0, 2), (1, 3), (5, 6), (5.2, 5.5)]) == 4
+    assert trace.covered([]) == 0
 
 
 @pytest.mark.parametrize(
@@ -83,4 +83,4 @@ def test_time_that_is_covered_counts_once():
     ],
 )
 def test_operations_of_a_kind(name, kind):
-    assert profile.kind(name) == kind
+    assert trace.kind(name) == kind

@@ -17,7 +17,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from ml_collections import ConfigDict
@@ -38,12 +38,41 @@ from vit_jax.storage import lock, paths, run_folder
 from vit_jax.trainer import workdir
 from vit_jax.trainer.build import Training
 from vit_jax.trainer.meter import Clock
-from vit_jax.trainer.profile import Profile, Window
-from vit_jax.trainer.start import ResumePoint
 from vit_jax.trainer.writer import Writer
 
+if TYPE_CHECKING:
+    from vit_jax.trainer.profile import Profile
+
+WARM_UP = 2  # steps not traced: the first is compiled, the second may wait for the first
 SHARED_SECONDS = 10.0  # for a file to appear on other hosts
 Report = Callable[[int, dict[str, float]], bool]
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """The steps to trace.
+
+    Attributes:
+      count: how many.
+      first: the first of them; None for the first that follow what a start compiles.
+    """
+
+    count: int
+    first: int | None = None
+
+    def steps(self, start: int, total: int) -> range:
+        """The numbers of the steps in a run that goes on after step `start`.
+
+        Raises:
+          UserError: if the run does not take them.
+        """
+        first = start + WARM_UP + 1 if self.first is None else self.first
+        if first <= start or first + self.count - 1 > total:
+            raise UserError(
+                f'--profile: the run takes the steps {start + 1} to {total}, not {first} to '
+                f'{first + self.count - 1}'
+            )
+        return range(first, first + self.count)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,14 +135,14 @@ class Guard:
       result: the final evaluation of a complete run; None while steps are left.
       clock: record of the run's time.
       preemption, watchdog, checkpointer: set by `lock`.
-      writer, profile: set by `open_metrics`.
+      writer: set by `open_metrics`, as `profile` if steps are traced.
     """
 
     preemption: Preemption
     watchdog: Watchdog
     checkpointer: Checkpointer
     writer: Writer
-    profile: Profile
+    profile: Profile | None = None
 
     def __init__(
         self,
@@ -174,30 +203,37 @@ class Guard:
         workdir.check_data(training, folder)
         self.result = workdir.final_result(self.config, folder, self.options.extend)
 
-    def open_metrics(self, training: Training, point: ResumePoint) -> None:
-        """Open the metrics of the locked folder, and begin the record of the run's time there."""
+    def open_metrics(self, training: Training, step: int, evaluates_again: bool) -> None:
+        """Open the metrics of the locked folder, and begin the record of the run's time there.
+
+        Args:
+          training: run that starts.
+          step: step at which it starts.
+          evaluates_again: whether it repeats the evaluations of that step.
+        """
         total, window = training.timetable.total, self.options.profile
-        steps = window.steps(point.step, total) if window else range(0)
+        traced = window.steps(step, total) if window else range(0)
         with paths.writing(self.folder):
             self.writer = Writer(
                 self.folder,
                 total,
-                point.step,
+                step,
                 training.data.unit,
                 training.config.to_dict(),
                 failed=self.preemption.request,
                 held=self._check_lock,
-                evaluates_again=point.unevaluated,
+                evaluates_again=evaluates_again,
                 writers=training.run.writers,
             )
         self._stack.callback(lambda: self.writer.close(self.clock.close))
         if self.writer.enabled:
             with paths.writing(self.folder):
-                say = self.writer.say
-                self.clock.record(self.writer.mirror, self._check_lock, say, point.step)
-        self.profile = self._stack.enter_context(
-            contextlib.closing(Profile(self.folder, steps, self.writer.say))
-        )
+                self.clock.record(self.writer.mirror, self._check_lock, self.writer.say, step)
+        if traced:
+            from vit_jax.trainer.profile import Profile  # here, as few runs are traced
+
+            self.profile = Profile(self.folder, traced, self.writer.say)
+            self._stack.callback(self.profile.close)
 
     def require_own_folder(self, training: Training) -> None:
         """Check before a save that the folder is still this run's; see `workdir`."""

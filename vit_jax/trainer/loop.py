@@ -179,7 +179,7 @@ def take_step(
 ) -> TrainState:
     """Update the state by the next batch; `meter` gets the metrics once the devices have them."""
     program, profile = training.program, hooks.profile
-    if step in profile.steps:
+    if profile is not None and step in profile.steps:
         profile.before(step, meter)
     with meter.waiting(), meter.part(WAITING_FOR_DATA):
         batch = next(batches)
@@ -190,7 +190,7 @@ def take_step(
     hooks.clock.stepped(step)
     with meter.part(WAITING_FOR_DEVICES):
         meter.add(step, metrics, training.data.count(batch))
-    if step in profile.steps:
+    if profile is not None and step in profile.steps:
         profile.after(step, meter)
     hooks.writer.progress(step)
     hooks.checkpointer.check()

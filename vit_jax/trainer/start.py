@@ -30,10 +30,10 @@ from vit_jax.trainer import compatibility, workdir
 from vit_jax.trainer.branch import Origin, branch, placed
 from vit_jax.trainer.build import Training
 from vit_jax.trainer.early_stopping import Bests
+from vit_jax.trainer.guards import Guard
 
 if TYPE_CHECKING:
     from vit_jax.optim.lora import Adapters
-    from vit_jax.trainer.guards import Guard
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.errors import forbid_exit
 from vit_jax.trainer.build import Training, build
-from vit_jax.trainer.guards import Guard, Report, RunOptions, guards
+from vit_jax.trainer.guards import Guard, Report, RunOptions, Window, guards
 from vit_jax.trainer.loop import (
     Evaluated,
     Preempted,
@@ -18,7 +18,6 @@ from vit_jax.trainer.loop import (
     count_broken_records,
     run_loop,
 )
-from vit_jax.trainer.profile import Window
 from vit_jax.trainer.start import describe, read_origin, restore, write_start
 from vit_jax.trainer.workdir import write_result
 
@@ -67,7 +66,7 @@ def train(
         notes = (*guard.notes, *write_start(training, guard.folder, point, origin, options.extend))
         del origin
         training.data.facts()  # reads records, for which no save may wait
-        guard.open_metrics(training, point)
+        guard.open_metrics(training, point.step, point.unevaluated)
         guard.writer.say('\n'.join((describe(training, guard.folder, point), *notes)))
         return conclude(training, guard, run_loop(training, point, guard))
 

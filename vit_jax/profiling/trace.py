@@ -1,0 +1,97 @@
+"""The operations of a trace of the profiler, by kind.
+
+Run as a program, it prints the operations of a trace.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import pathlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+
+import jax
+
+from vit_jax.errors import UserError
+
+Span = tuple[float, float]  # begin and end in nanoseconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Operations:
+    """The operations of a trace.
+
+    Attributes:
+      busy: seconds in which a device was busy, the mean of the devices.
+      ops: seconds of all devices by kind of operation, the longest first; simultaneous operations
+        count separately.
+    """
+
+    busy: float
+    ops: Mapping[str, float]
+
+
+def read_trace(file: pathlib.Path) -> Operations:
+    """The operations of a trace of the profiler, `*.xplane.pb`; may be empty.
+
+    Read in a process of its own, since JAX's reader aborts the process when it fails.
+
+    Raises:
+      UserError: if it cannot be read.
+    """
+    words = [sys.executable, '-m', 'vit_jax.profiling.trace', str(file)]
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(
+            f'jax {jax.__version__} cannot read {file.name} (exit code {done.returncode}): '
+            'open the trace with TensorBoard or https://ui.perfetto.dev'
+        )
+    return Operations(**json.loads(done.stdout))
+
+
+def _parse_trace(file: pathlib.Path) -> Operations:
+    spans: dict[str, list[Span]] = collections.defaultdict(list)
+    ops: dict[str, float] = collections.defaultdict(float)
+    for device, name, span in _events(jax.profiler.ProfileData.from_file(str(file))):
+        spans[device].append(span)
+        ops[name] += (span[1] - span[0]) / 1e9
+    busy = [covered(found) / 1e9 for found in spans.values()]
+    longest = sorted(ops.items(), key=lambda op: -op[1])
+    return Operations(sum(busy) / len(busy) if busy else 0.0, dict(longest))
+
+
+def _events(data: jax.profiler.ProfileData) -> Iterator[tuple[str, str, Span]]:
+    """The device, kind and time of each operation, without loops, as their bodies are there too."""
+    for plane in data.planes:
+        for line in plane.lines:
+            for event in line.events:
+                stats = dict(event.stats)
+                if 'hlo_op' not in stats and line.name != 'XLA Ops':
+                    continue
+                name = kind(str(stats.get('hlo_op', event.name)))
+                if name not in ('while', 'conditional', 'call'):
+                    device = f'{plane.name} {stats.get("device_ordinal", "")}'
+                    yield device, name, (event.start_ns, event.end_ns)
+
+
+def kind(name: str) -> str:
+    """The kind of an operation from its name: `%dot_general.12 = f32[...]` -> `dot_general`."""
+    bare = name.partition(' = ')[0].removeprefix('%').removeprefix('end: ')
+    return re.sub(r'(\.(\d+|clone|remat\d*))+$', '', bare)
+
+
+def covered(spans: Iterable[Span]) -> float:
+    """The length of the union of spans."""
+    total, end = 0.0, float('-inf')
+    for first, last in sorted(spans):
+        total += max(0.0, last - max(first, end))
+        end = max(end, last)
+    return total
+
+
+if __name__ == '__main__':
+    print(json.dumps(dataclasses.asdict(_parse_trace(pathlib.Path(sys.argv[1])))))
