@@ -92,9 +92,9 @@ def test_images_are_reduced_if_asked_for(flowers, tmp_path):
     }
 
 
-def test_objects_are_not_left_behind_by_smaller_images(tmp_path, capsys):
+def test_images_with_objects_are_not_reduced(tmp_path, capsys):
     assert pack('scenes:20', tmp_path / 'out', '--shorter-side', '8') == 2
-    assert "would leave 'boxes' behind" in capsys.readouterr().err
+    assert "--shorter-side cannot resize 'boxes'" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -150,7 +150,7 @@ def test_an_interrupted_packing_goes_on(flowers, tmp_path, monkeypatch, capsys):
         with pytest.raises(KeyboardInterrupt):
             packing.pack(job, job.shards(), 0, print)
     assert pack(f'folder:{flowers}', out, '--per-shard', '6') == 2
-    assert 'was begun with other options' in capsys.readouterr().err
+    assert '"per_shard": ' in capsys.readouterr().err
     first = out / 'train-00000-of-00003.array_record'
     before = first.stat().st_mtime_ns
     assert pack(f'folder:{flowers}', out) == 0
@@ -193,10 +193,10 @@ def test_wrong_flags(flowers, tmp_path, capsys, flags, message):
 
 def test_a_folder_with_other_files_is_left_alone(flowers, tmp_path, capsys):
     assert pack(f'folder:{flowers}', flowers) == 2
-    assert 'holds other files' in capsys.readouterr().err
+    assert 'other files' in capsys.readouterr().err
     assert pack(f'folder:{flowers}', tmp_path / 'out') == 0
     assert pack(f'folder:{flowers}', tmp_path / 'out') == 2
-    assert 'is packed already' in capsys.readouterr().err
+    assert 'already' in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -218,7 +218,7 @@ def replace_in_manifest(folder, old, new):
 @pytest.mark.parametrize(
     ('damage', 'message'),
     [
-        (lambda out: (out / 'manifest.json').unlink(), 'write it by `vit_jax pack`'),
+        (lambda out: (out / 'manifest.json').unlink(), r'manifest\.json does not exist'),
         (lambda out: (out / 'manifest.json').write_text('['), 'is not a manifest of packed data'),
         (lambda out: replace_in_manifest(out, '"format": 1', '"format": 9'), 'format 9, not 1'),
         (
@@ -259,7 +259,7 @@ def test_a_label_that_is_no_whole_number_is_named(flowers, tmp_path, monkeypatch
         packing.packed, 'encode', lambda r: encode(r | ({'label': 1.5} if r['label'] else {}))
     )
     job = packing.Job(f'folder:{flowers}', {'train': 'train'}, str(tmp_path / 'out'))
-    with pytest.raises(UserError, match=r'record \d: its label, 1.5, is not an integer'):
+    with pytest.raises(UserError, match=r'record \d: label 1\.5'):
         packing.pack(job, job.shards(), 0, lambda _: None)
 
 
@@ -315,4 +315,4 @@ def test_images_that_are_no_bytes_are_stored_as_they_are(tmp_path, monkeypatch, 
     np.testing.assert_array_equal(stored[5]['image'], source[6]['image'])
     words[1] = tmp_path / 'small'
     assert pack(*words, '--shorter-side', '4') == 2
-    assert '--shorter-side takes gray or RGB images of bytes' in capsys.readouterr().err
+    assert 'float32' in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Lists of many files: kept once, and listed again as soon as a folder has changed."""
+"""Lists of many files: cached once, and listed again as soon as a folder has changed."""
 
 import logging
 import os
@@ -81,13 +81,13 @@ def test_links_to_other_folders_are_followed_once(files):
     assert set(listing.files_below(files)) == expected
 
 
-def test_a_folder_that_has_just_changed_is_not_kept(files, tmp_path):
+def test_a_folder_that_has_just_changed_is_not_cached(files, tmp_path):
     (files / 'b' / 'new').touch()
     listing.files_below(files)
     assert not list((tmp_path / 'cache').rglob('*.json'))
 
 
-def test_few_files_are_not_kept(files, tmp_path, monkeypatch):
+def test_few_files_are_not_cached(files, tmp_path, monkeypatch):
     monkeypatch.setattr(listing, 'MANY', 4)
     listing.files_below(files)
     assert not (tmp_path / 'cache').exists()
@@ -97,8 +97,8 @@ def test_few_files_are_not_kept(files, tmp_path, monkeypatch):
 @pytest.mark.parametrize('content', [b'', b'[]', b'{"folders": {"x/": 1}, "files": ["y"]}', b'{"a'])
 def test_a_damaged_list_is_made_anew(files, tmp_path, content):
     listing.files_below(files)
-    (kept,) = (tmp_path / 'cache').rglob('*.json')
-    kept.write_bytes(content)
+    (cached,) = (tmp_path / 'cache').rglob('*.json')
+    cached.write_bytes(content)
     assert listing.files_below(files) == NAMES
 
 
@@ -107,7 +107,7 @@ def test_without_a_cache_folder_files_are_listed_each_time(files, tmp_path, capl
     (tmp_path / 'cache').write_text('a file')
     with caplog.at_level(logging.WARNING):
         assert listing.files_below(files) == NAMES
-    assert 'the list of files is not kept' in caplog.text
+    assert f'{tmp_path / "cache" / "vit_jax"}' in caplog.text
 
 
 def test_names_that_are_not_in_utf_8(files):

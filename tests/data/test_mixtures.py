@@ -89,7 +89,7 @@ def test_classes_of_both_are_put_together(folders):
     np.testing.assert_array_equal(part.class_counts(), [2, 4, 2])
     dogs = source.only_classes((1,))
     assert dogs.mixture.sizes == (15, 6)
-    with pytest.raises(UserError, match=r'no example is left of .*b'):
+    with pytest.raises(UserError, match=r'no example .*/b'):
         source.only_classes((0,)).mixture  # noqa: B018
 
 
@@ -160,10 +160,10 @@ def test_what_cannot_be_mixed_is_one_line(folders):
         assert '\n' not in str(error.value)
 
     refused(name_of(folders, b=0), 'weight of .*b must be positive')
-    refused(f'folder:{folders}/a*1+folder:{folders}/a*2', 'is named twice')
-    refused(f'folder:{folders}/a*1+digits*1', 'cannot be matched by names')
+    refused(f'folder:{folders}/a*1+folder:{folders}/a*2', '/a .*twice')
+    refused(f'folder:{folders}/a*1+digits*1', 'and digits')
     refused(f'folder:{folders}/a+folder:{folders}/b', r'a\*0\.7\+folder:b\*0\.3')
-    refused(f'folder:{folders}/a*1+scenes_captions*1', 'differ in kind|cannot be matched')
+    refused(f'folder:{folders}/a*1+scenes_captions*1', 'scenes_captions')
     refused(name_of(folders), 'fixed sizes', buckets=(8,))
     with pytest.raises(UserError, match=r'below 1 in 10,000'):
         open_source(name_of(folders, a=1, b='0.00001'), 'train').mixture  # noqa: B018

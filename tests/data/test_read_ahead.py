@@ -140,7 +140,7 @@ def test_reads_at_most_two_ahead():
         (16, {}, {}, '15 processes of 1 thread'),
         (64, {}, {'examples': WORTHWHILE / 2e-3 - 1}, '8 threads'),
         (64, {}, {'seconds': CHEAP / 2}, '8 threads'),
-        (64, {}, {'batch_bytes': 10**9}, '19 processes of 1 thread (the memory'),
+        (64, {}, {'batch_bytes': 10**9}, '19 processes of 1 thread (not enough memory'),
         (64, {}, {'batch_bytes': 5 * 10**8, 'shared': 10**10}, '5 processes of 1 thread (/dev/shm'),
         (64, {}, {'batch_bytes': 4 * 10**7, 'shared': 2**26}, '8 threads (/dev/shm'),
         (64, {}, {'listing_bytes': None}, '8 threads (processes cannot'),
@@ -158,11 +158,11 @@ def test_threads_and_processes_suit_the_cores_and_the_work_unless_given(
     monkeypatch.setattr(environment, 'available_memory', lambda: 256 * 10**9)
     monkeypatch.setattr(environment, 'shared_memory', lambda: shared)
     least = {'seconds': 2e-3, 'examples': 5e3, 'batch_bytes': 1000, 'listing_bytes': 1000}
-    assert str(Loading(**given).resolved(lambda: Work(**least | work))).startswith(words)
+    assert str(Loading(**given).resolve(lambda: Work(**least | work))).startswith(words)
     if 'workers' not in given:
-        assert Loading(**given).resolved().workers == 0, 'processes share no cache'
+        assert Loading(**given).resolve().workers == 0, 'processes share no cache'
         monkeypatch.setattr(multiprocessing.current_process(), 'daemon', True)
-        assert Loading(**given).resolved(lambda: Work(**least | work)).workers == 0
+        assert Loading(**given).resolve(lambda: Work(**least | work)).workers == 0
 
 
 def test_processes_are_chosen_by_the_measured_time_of_an_example(monkeypatch):

@@ -87,11 +87,11 @@ def test_packing_into_a_bucket_writes_the_same_bytes(local, bucket, capsys):
     words = ['pack', f'folder:{local.parent}', out, '--per-shard', '6', '--workers', '0']
     assert main([*words[:-3], '7', *words[-2:]]) == 0
     assert main(words) == 2
-    assert f'{out} is packed already' in capsys.readouterr().err
+    assert str(out) in capsys.readouterr().err
     paths.remove(paths.path(out))
     paths.path(f'{out}/{SHARD}').write_bytes((local / SHARD).read_bytes())
     assert main(words) == 2
-    assert 'holds other files' in capsys.readouterr().err
+    assert 'other files' in capsys.readouterr().err
     paths.remove(paths.path(out))
     assert main(words) == 0
     written = {

@@ -90,28 +90,28 @@ def test_batches_do_not_show_how_they_are_made(transforms, monkeypatch):
 def test_random_bits_become_the_numbers_that_a_generator_draws(pad):
     for move in (stacked.PadAndCrop(pad), stacked.Flip()):
         bits = [example_rng(7, draw).bit_generator.random_raw() for draw in range(1000)]
-        found = move.drawn(np.array(bits, np.uint64))
+        numbers = move.convert(np.array(bits, np.uint64))
         expected = [move.draw(example_rng(7, draw)) for draw in range(1000)]
-        known = found != stacked.AGAIN
-        np.testing.assert_array_equal(found[known], np.array(expected)[known])
+        is_final = numbers != stacked.AGAIN
+        np.testing.assert_array_equal(numbers[is_final], np.array(expected)[is_final])
         share = 1 - (1 - 2**32 % (2 * pad + 1) / 2**32) ** 2 if pad > 4 else 0
-        assert np.mean(~known) == pytest.approx(share * (move != stacked.Flip()), abs=0.05)
+        assert np.mean(~is_final) == pytest.approx(share * (move != stacked.Flip()), abs=0.05)
 
 
 def test_numbers_that_take_more_bits_are_drawn_one_by_one(monkeypatch):
     transforms = kept('pad_and_crop(2)|flip').stacked
     draws = np.arange(SIZE)
     expected = transforms.rows(draws, 3, draws)['image']
-    found = stacked.PadAndCrop.drawn
+    convert = stacked.PadAndCrop.convert
     monkeypatch.setattr(
         stacked.PadAndCrop,
-        'drawn',
-        lambda self, bits: np.where(draws % 3 == 0, stacked.AGAIN, found(self, bits)),
+        'convert',
+        lambda self, bits: np.where(draws % 3 == 0, stacked.AGAIN, convert(self, bits)),
     )
     np.testing.assert_array_equal(transforms.rows(draws, 3, draws)['image'], expected)
 
 
-def test_a_process_may_have_padding_alone():
+def test_a_process_may_have_only_padding():
     plan = make('fixed', kept('pad_and_crop(2)|flip'), batch_size=22, multiple=2)
     batch = Loader(plan, Process((1,), 2)).eval_batch(1)  # one example, of the other process
     assert len(batch['mask']) == 11 and not any(array.any() for array in batch.values())

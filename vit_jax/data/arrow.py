@@ -1,6 +1,6 @@
-"""Rows of Arrow files, mapped into memory, and of Parquet files, copied to Arrow once.
+"""Memory-mapped rows of Arrow files, and of Parquet files after a conversion to Arrow.
 
-Parquet has no random access. Copies are kept in the user's cache folder.
+Parquet has no random access, so each file is converted once, into the user's cache folder.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STREAM_END = b'\xff\xff\xff\xff\0\0\0\0'
 
 
 def random_access(file: pathlib.Path, title: str) -> pathlib.Path:
-    """The rows of a file as Arrow: the file itself, or a copy in the user's cache folder.
+    """Return an Arrow file with the rows of `file`: itself, or its copy in the user's cache folder.
 
     Raises:
       UserError: if the file cannot be read, or the copy cannot be written.
@@ -34,17 +34,17 @@ def random_access(file: pathlib.Path, title: str) -> pathlib.Path:
     copy = cache.made_once(target, lambda path: copy_to_arrow(file, path, title))
     try:
         open_batches(copy, title)
-    except UserError:  # a damaged copy is made anew
+    except UserError:  # the copy is damaged
         copy.unlink(missing_ok=True)
         cache.made_once(target, lambda path: copy_to_arrow(file, path, title))
     return copy
 
 
 def copy_to_arrow(file: pathlib.Path, target: pathlib.Path, title: str) -> None:
-    """Write the rows of a Parquet file as a stream of Arrow.
+    """Write the rows of a Parquet file as an Arrow stream.
 
     Raises:
-      OSError: if they cannot be written.
+      OSError: if the rows cannot be written.
       UserError: if the file is damaged.
     """
     import pyarrow as pa
@@ -54,7 +54,7 @@ def copy_to_arrow(file: pathlib.Path, target: pathlib.Path, title: str) -> None:
         try:
             return step()
         except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
-            raise UserError(f'{title}: {file} cannot be read: {_reason(error)}') from error
+            raise UserError(f'{title}: {file} cannot be read: {_format_error(error)}') from error
 
     with (
         read(lambda: pq.ParquetFile(file)) as rows,
@@ -70,10 +70,10 @@ def copy_to_arrow(file: pathlib.Path, target: pathlib.Path, title: str) -> None:
 
 
 def open_batches(file: pathlib.Path, title: str) -> list[Any]:
-    """The record batches of a file, mapped into memory.
+    """Memory-map the record batches of a file.
 
     Raises:
-      UserError: if it is damaged or cut off.
+      UserError: if the file is damaged or truncated.
     """
     import pyarrow as pa
 
@@ -87,19 +87,19 @@ def open_batches(file: pathlib.Path, title: str) -> list[Any]:
             _require_end(mapped)
         for batch in batches:
             batch.validate(full=True)  # a wrong offset would end the process
-            batch.schema.names  # noqa: B018  which may not be UTF-8
+            batch.schema.names  # noqa: B018  raises unless the names are UTF-8
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise UserError(f'{title}: {file} cannot be read: {_reason(error)}') from error
+        raise UserError(f'{title}: {file} cannot be read: {_format_error(error)}') from error
     return batches
 
 
 def _require_end(stream: Any) -> None:
-    """Raise OSError unless a stream has been read to its end; zeros in it end it as well."""
+    """Raise OSError unless a stream was read to its end mark: zeros inside also end a stream."""
     place, size = stream.tell(), stream.size()
     end = stream.read_at(len(STREAM_END), max(0, size - len(STREAM_END)))
     if place != size or end != STREAM_END:
-        raise OSError(f'its rows end after {place:,} of {size:,} bytes, without a mark of the end')
+        raise OSError(f'its rows end after {place:,} of {size:,} bytes, without an end mark')
 
 
-def _reason(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     return ' '.join(str(error).split())[:200] or type(error).__name__

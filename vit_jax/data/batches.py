@@ -1,6 +1,6 @@
-"""Shapes of batches, the rows of a global batch that a process makes, and the order of examples.
+"""Batch shapes, each process's rows of a global batch, and the order of examples.
 
-The order is a shuffle of each epoch that needs no memory.
+Every epoch is shuffled without storing a permutation.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from vit_jax.errors import UserError
 
 Batch = dict[str, np.ndarray]
 INDEX_AND_MASK = {'index': np.dtype(np.int32), 'mask': np.dtype(np.float32)}
-MASKED = {'pixel_mask': 'image', 'object_mask': 'boxes'}  # masks not named NAME_mask
-BLOCKS = (100, 1000, 10_000)  # positions in which the shares of a mixture are kept
-PART = 4096  # positions of an epoch whose examples are computed at once
-ROUNDS = 6  # Luby and Rackoff (1988) need four; tiny data sets a little more,
-MIN_HALF_BITS = 3  # and a domain of at least 64, to have all orders equally often
+MASKED = {'pixel_mask': 'image', 'object_mask': 'boxes'}  # masks whose array has another name
+BLOCKS = (100, 1000, 10_000)  # block lengths over which a mixture keeps its shares
+PART = 4096  # positions of an epoch that are shuffled at once
+# Luby and Rackoff (1988) need four rounds. Tiny data sets need a few more, and a domain of at least
+# 64, to have all orders equally often.
+ROUNDS = 6
+MIN_HALF_BITS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +36,7 @@ class ArraySpec:
 
     @classmethod
     def from_value(cls, value: Any) -> ArraySpec:
-        """The spec of a value in a batch: integers become int32, floats float32."""
+        """Return the spec of a value in a batch: integers become int32, floats float32."""
         array = np.asarray(value)
         narrow = {'i': np.dtype(np.int32), 'f': np.dtype(np.float32)}
         return cls(array.shape, narrow.get(array.dtype.kind, array.dtype.newbyteorder('=')))
@@ -48,11 +50,10 @@ class Shape:
     """One kind of batch.
 
     Attributes:
-      rows: rows of a global batch, padding rows included; each is an example, unless there are
-        `slots`.
-      share: share of an epoch's batches that are of this kind.
-      spec: spec of a row's examples.
-      slots: see `Plan.slots`.
+      rows: Rows of a global batch including padding; one example per row unless `slots` is given.
+      share: Share of this kind among an epoch's batches.
+      spec: Spec of a row's examples.
+      slots: See `Plan.slots`.
     """
 
     rows: int
@@ -62,12 +63,12 @@ class Shape:
 
     @property
     def arrays(self) -> Spec:
-        """All arrays of a row, `index` and `mask` among them."""
+        """Arrays of a row, including `index` and `mask`."""
         return self.spec | index_and_mask(self.slots)
 
 
 def as_facts(shapes: Sequence[Shape]) -> list[Any]:
-    """The kinds of batches as JSON values for a checkpoint; inverted by `from_facts`."""
+    """Encode the kinds of batches as JSON values for a checkpoint; inverse of `from_facts`."""
     return [
         [kind.rows * kind.share, {k: [s.shape, s.dtype.name] for k, s in kind.spec.items()}]
         for kind in shapes
@@ -75,7 +76,7 @@ def as_facts(shapes: Sequence[Shape]) -> list[Any]:
 
 
 def from_facts(facts: Sequence[Any]) -> list[tuple[float, Spec]]:
-    """For each kind of batch, its mean number of examples in a step, and the spec of an example."""
+    """Decode each kind of batch: its mean number of examples per step, and an example's spec."""
     return [
         (
             rows,
@@ -86,10 +87,10 @@ def from_facts(facts: Sequence[Any]) -> list[tuple[float, Spec]]:
 
 
 def kinds_from_checkpoint(meta: Mapping[str, Any]) -> list[tuple[float, Spec]]:
-    """The kinds of batches that a run was trained on, see `from_facts`.
+    """Return the kinds of batches that a run was trained on, see `from_facts`.
 
     Args:
-      meta: metadata of a checkpoint.
+      meta: Checkpoint metadata.
 
     Returns:
       The kinds; empty if the checkpoint does not record the shapes of its examples.
@@ -102,8 +103,11 @@ def kinds_from_checkpoint(meta: Mapping[str, Any]) -> list[tuple[float, Spec]]:
         images = ArraySpec((*size, channels), np.dtype(np.uint8))
         return [(meta['config']['batch_size'], {'image': images})]
     return [
-        (rows, {name: ArraySpec(tuple(shape), np.dtype(np.int32)) for name, shape in it.items()})
-        for rows, it in meta.get('sequences', [])
+        (
+            rows,
+            {name: ArraySpec(tuple(shape), np.dtype(np.int32)) for name, shape in arrays.items()},
+        )
+        for rows, arrays in meta.get('sequences', [])
     ]
 
 
@@ -112,8 +116,8 @@ class Process:
     """One of the processes that share every global batch.
 
     Attributes:
-      parts: numbers of the equal parts of a batch that it makes, from 0, ascending.
-      count: number of all parts.
+      parts: Ascending indices, from 0, of the equal parts of a batch that this process makes.
+      count: Number of parts of a batch.
     """
 
     parts: tuple[int, ...] = (0,)
@@ -121,7 +125,7 @@ class Process:
 
     @classmethod
     def holding(cls, shards: Collection[int], count: int) -> Process:
-        """The process whose devices hold `shards` among `count` of a batch, in lowest terms.
+        """Return the process whose devices hold `shards` of a batch of `count`, in lowest terms.
 
         Raises:
           ValueError: if the shards are not among `count`.
@@ -133,7 +137,7 @@ class Process:
         raise ValueError(f'{shards} are not among {count} shards')
 
     def rows(self, batch_size: int) -> Int[np.ndarray, ' rows']:
-        """The rows of a global batch that this process makes.
+        """Return the rows of a global batch that this process makes.
 
         Raises:
           UserError: if the batch does not divide into the parts.
@@ -150,27 +154,25 @@ def pad(record: Record, spec: Spec) -> Record:
     """Pad every array of an example with zeros to the shapes of its batch.
 
     Args:
-      record: after the transforms.
-      spec: spec of the padded arrays. A mask `NAME_mask` that the record lacks is added, true where
+      record: Transformed record.
+      spec: Spec of the padded arrays. A mask `NAME_mask` that the record lacks is added, true where
         the array NAME has values.
 
     Returns:
-      The arrays of `spec`. An array that is larger than its spec stays unchanged.
+      The arrays of `spec`. An array larger than its spec stays unchanged.
     """
-    row = {name: _padded(np.asarray(record[name]), spec[name].shape) for name in record}
+    row = {name: _pad_array(np.asarray(record[name]), spec[name].shape) for name in record}
     for name in spec.keys() - record.keys():
-        of = MASKED.get(name, name.removesuffix('_mask'))
+        masked = MASKED.get(name, name.removesuffix('_mask'))
         mask = np.zeros(spec[name].shape, bool)
-        mask[tuple(map(slice, np.shape(record[of])[: mask.ndim]))] = True
+        mask[tuple(map(slice, np.shape(record[masked])[: mask.ndim]))] = True
         row[name] = mask
     return row
 
 
-def _padded(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    smaller = array.ndim == len(shape) and all(
-        n <= m for n, m in zip(array.shape, shape, strict=True)
-    )
-    if not smaller or array.shape == shape:
+def _pad_array(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    fits = array.ndim == len(shape) and all(n <= m for n, m in zip(array.shape, shape, strict=True))
+    if not fits or array.shape == shape:
         return array
     padded = np.zeros(shape, array.dtype)
     padded[tuple(map(slice, array.shape))] = array
@@ -178,10 +180,10 @@ def _padded(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def index_and_mask(slots: tuple[int, ...] = ()) -> Spec:
-    """The arrays that every row has: `index` of its examples in the source, and `mask`, 1 if real.
+    """Return the arrays that every row has: source `index` of its examples, and `mask`, 1 if real.
 
     Args:
-      slots: (n,) for a row of up to n examples, () for a single one; see `Plan.slots`.
+      slots: (n,) for a row of up to n examples, () for one example; see `Plan.slots`.
     """
     return {name: ArraySpec(slots, dtype) for name, dtype in INDEX_AND_MASK.items()}
 
@@ -189,12 +191,12 @@ def index_and_mask(slots: tuple[int, ...] = ()) -> Spec:
 def empty_batch(
     spec: Spec, rows: int, slots: tuple[int, ...] = ()
 ) -> tuple[Batch, np.ndarray, np.ndarray]:
-    """A batch of padding, with views of its `index` and `mask` to fill, [rows n].
+    """Make a batch of padding, with views [rows n] of its `index` and `mask` to fill.
 
     Args:
-      spec: spec of the arrays besides `index` and `mask`.
-      rows: rows of the batch.
-      slots: see `index_and_mask`; n is 1 without them.
+      spec: Spec of the arrays except `index` and `mask`.
+      rows: Number of rows.
+      slots: See `index_and_mask`; n is 1 if empty.
     """
     batch = {name: np.zeros((rows, *s.shape), s.dtype) for name, s in spec.items()}
     batch |= {name: np.zeros((rows, *slots), dtype) for name, dtype in INDEX_AND_MASK.items()}
@@ -202,21 +204,21 @@ def empty_batch(
 
 
 def shuffled(positions: np.ndarray, *, size: int, seed: int, epoch: int) -> np.ndarray:
-    """The examples at `positions` of a shuffled epoch of `size` examples.
+    """Return the examples at `positions` of a shuffled epoch of `size` examples.
 
     A permutation of 0..size-1 for every (seed, epoch): a Feistel network over the next
     power of four, walked along its cycle until the value is inside (Black and Rogaway,
-    2002, "Ciphers with arbitrary finite domains"). Each position is computed by itself, so
-    that resuming is immediate, and no release of a library can change the order.
+    2002, "Ciphers with arbitrary finite domains"). Each position is computed independently, so
+    resuming is immediate, and no library release can change the order.
 
     Args:
-      positions: integers in 0..size-1, any shape.
-      size: number of examples.
-      seed: any integer.
-      epoch: any integer.
+      positions: Integers in 0..size-1, any shape.
+      size: Number of examples.
+      seed: Any integer.
+      epoch: Any integer.
 
     Returns:
-      int64 indices of the shape of `positions`.
+      int64 indices with the shape of `positions`.
     """
     half = max(MIN_HALF_BITS, ((size - 1).bit_length() + 1) // 2)
     keys = [_word(seed, epoch, number) for number in range(ROUNDS)]
@@ -227,32 +229,32 @@ def shuffled(positions: np.ndarray, *, size: int, seed: int, epoch: int) -> np.n
 
 
 def shuffled_epochs(positions: np.ndarray, *, size: int, seed: int) -> np.ndarray:
-    """The examples at `positions` of training, one shuffled epoch after the other.
+    """Return the training examples at `positions`, one shuffled epoch after the other.
 
     Args:
-      positions: integers from 0 up, [n].
-      size: number of examples.
-      seed: any integer.
+      positions: Nonnegative integers, [n].
+      size: Number of examples.
+      seed: Any integer.
 
     Returns:
       int64 [n].
     """
     epochs, within = np.divmod(positions, size)
-    of_epoch = -(-size // PART)
-    parts = epochs * of_epoch + within // PART
+    parts_per_epoch = -(-size // PART)
+    parts = epochs * parts_per_epoch + within // PART
     examples = np.empty(len(positions), np.int64)
     for number in np.unique(parts).tolist():
-        now = parts == number
-        epoch, part = divmod(number, of_epoch)
-        examples[now] = _part(part, size, seed, epoch)[within[now] - part * PART]
+        in_part = parts == number
+        epoch, part = divmod(number, parts_per_epoch)
+        examples[in_part] = _shuffle_part(part, size, seed, epoch)[within[in_part] - part * PART]
     return examples
 
 
 @functools.lru_cache(maxsize=16)
-def _part(part: int, size: int, seed: int, epoch: int) -> Int[np.ndarray, ' n']:
-    """The examples at PART positions of an epoch, or fewer at its end.
+def _shuffle_part(part: int, size: int, seed: int, epoch: int) -> Int[np.ndarray, ' n']:
+    """Return the examples at PART positions of an epoch, or fewer at its end.
 
-    Computing thousands at once takes little longer than computing those of a small batch.
+    Thousands at once take little longer than one small batch.
     """
     positions = np.arange(part * PART, min((part + 1) * PART, size))
     return shuffled(positions, size=size, seed=seed, epoch=epoch)
@@ -260,15 +262,15 @@ def _part(part: int, size: int, seed: int, epoch: int) -> Int[np.ndarray, ' n']:
 
 @dataclasses.dataclass(frozen=True)
 class Mixture:
-    """An order of examples in which several sources have given shares.
+    """An order of examples that mixes sources in fixed shares.
 
     Every block of positions has the same number of examples of each source. Each source runs
-    through its own shuffled epochs, at a pace of its own.
+    through its own shuffled epochs, at its own pace.
 
     Attributes:
-      names: names of the sources.
-      shares: of the examples that each contributes; their sum is 1.
-      sizes: numbers of their examples.
+      names: Source names.
+      shares: Share of the examples that each source contributes; they sum to 1.
+      sizes: Number of examples of each source.
     """
 
     names: tuple[str, ...]
@@ -277,7 +279,7 @@ class Mixture:
 
     @functools.cached_property
     def counts(self) -> Int[np.ndarray, ' S']:
-        """The examples of each source in a block, exact for shares in tenths of a per mille."""
+        """Number of each source's examples in a block, exact for shares in steps of 0.01%."""
         for block in BLOCKS:
             exact = np.array(self.shares) * block
             if np.allclose(exact, np.rint(exact), rtol=0, atol=1e-6):
@@ -287,47 +289,47 @@ class Mixture:
         return counts
 
     def examples(self, positions: Int[np.ndarray, ' n'], seed: int) -> Int[np.ndarray, ' n']:
-        """The examples at positions of training, numbered through all sources."""
+        """Return the training examples at `positions`, numbered through all sources."""
         member, numbers = self._slots(positions, seed)
-        found = np.empty_like(numbers)
-        for one, size in enumerate(self.sizes):
-            mine = member == one
-            own = int(_word(seed, one + 1)[0])
-            found[mine] = shuffled_epochs(numbers[mine], size=size, seed=own)
-        return found + np.cumsum([0, *self.sizes])[member]
+        examples = np.empty_like(numbers)
+        for source, size in enumerate(self.sizes):
+            in_source = member == source
+            source_seed = int(_word(seed, source + 1)[0])
+            examples[in_source] = shuffled_epochs(numbers[in_source], size=size, seed=source_seed)
+        return examples + np.cumsum([0, *self.sizes])[member]
 
     def seen(self, positions: int, seed: int) -> dict[str, float]:
-        """The share of each source in the first `positions` examples of training.
+        """Return the share of each source in the first `positions` training examples.
 
-        Paths are shortened to their last names, unless these are equal.
+        Paths are shortened to their last components, unless two of these are equal.
         """
-        whole, rest = divmod(positions, int(self.counts.sum()))
-        member, _ = self._slots(positions - rest + np.arange(rest), seed)
-        found = whole * self.counts + np.bincount(member, minlength=len(self.names))
+        full_blocks, remainder = divmod(positions, int(self.counts.sum()))
+        member, _ = self._slots(positions - remainder + np.arange(remainder), seed)
+        counts = full_blocks * self.counts + np.bincount(member, minlength=len(self.names))
         short = [name.rpartition('/')[2] or name for name in self.names]
         names = short if len(set(short)) == len(short) else self.names
-        return dict(zip(names, (found / max(positions, 1)).tolist(), strict=True))
+        return dict(zip(names, (counts / max(positions, 1)).tolist(), strict=True))
 
     def _slots(
         self, positions: Int[np.ndarray, ' n'], seed: int
     ) -> tuple[Int[np.ndarray, ' n'], Int[np.ndarray, ' n']]:
-        """The source of each position, and the number of its examples before."""
+        """Return the source of each position, and how many of its examples come before."""
         blocks, within = np.divmod(positions, self.counts.sum())
         member, number = np.empty_like(positions), np.empty_like(positions)
         for block in np.unique(blocks):
-            now = blocks == block
-            members, ranks = _mixed_block(tuple(self.counts.tolist()), seed, int(block))
-            member[now], number[now] = members[within[now]], ranks[within[now]]
+            in_block = blocks == block
+            members, ranks = _mix_block(tuple(self.counts.tolist()), seed, int(block))
+            member[in_block], number[in_block] = members[within[in_block]], ranks[within[in_block]]
         return member, number + blocks * self.counts[member]
 
 
 @functools.lru_cache
-def _mixed_block(
+def _mix_block(
     counts: tuple[int, ...], seed: int, block: int
 ) -> tuple[Int[np.ndarray, ' n'], Int[np.ndarray, ' n']]:
-    """The source of each position of a block, and its rank among those of the source there."""
-    size, own = sum(counts), int(_word(seed, 0)[0])
-    slots = shuffled(np.arange(size), size=size, seed=own, epoch=block)
+    """Return each position's source in a block, and its rank among positions of that source."""
+    size, block_seed = sum(counts), int(_word(seed, 0)[0])
+    slots = shuffled(np.arange(size), size=size, seed=block_seed, epoch=block)
     members = np.searchsorted(np.cumsum(counts), slots, side='right')
     ranks = np.empty_like(members)
     ranks[np.argsort(members, kind='stable')] = np.concatenate(list(map(np.arange, counts)))
@@ -343,14 +345,14 @@ def _feistel(x: np.ndarray, half: int, keys: Sequence[np.ndarray]) -> np.ndarray
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """The finalizer of SplitMix64 (Steele et al. 2014)."""
+    """Apply the finalizer of SplitMix64 (Steele et al. 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
 def _word(*parts: int) -> np.ndarray:
-    """Hash integers to one 64-bit word, as an array since numpy wraps these silently."""
+    """Hash integers to one 64-bit word, in an array because NumPy wraps arrays silently."""
     word = np.zeros(1, np.uint64)
     for part in parts:
         word = _mix(word + np.uint64((part + 0x9E3779B97F4A7C15) % 2**64))

@@ -49,23 +49,23 @@ from vit_jax.errors import UserError
 from vit_jax.runtime.watchdog import Stopping, no_stop
 from vit_jax.storage import paths, run_folder
 
-TOGETHER = 16  # examples whose files are read before any of them is decoded
-SMALL = 2**18  # bytes of a batch that is made in less time than a thread takes to hand it over
+TOGETHER = 16  # examples whose files are all read before the first is decoded
+SMALL = 2**18  # bytes; a smaller batch is made faster than a thread hands it over
 AHEAD = 64  # rows whose examples are requested before they are needed
 
 
 class Dataset:
-    """The examples of a split as batches. Requirements of training are checked on first use.
+    """Batches of the examples of a split; what only training requires is checked on first use.
 
     Every batch holds this process's rows {name: array [b, ...]}, with `index`, int32, the index of
     each example in the source, and `mask`, float32, 0 for padding. Both are [b], or [b n] if a row
     holds up to n examples, see `Plan.slots`.
 
     Attributes:
-      plan: assigns examples to batches.
-      source: the examples before the transforms; it counts broken records.
-      batch_size: size of a global batch, in examples, or in tokens if the plan counts these.
-      loading: the threads and processes that make batches, as far as they are given.
+      plan: Assignment of examples to batches.
+      source: Examples before the transforms; counts broken records.
+      batch_size: Size of a global batch, in examples, or in tokens if the plan counts tokens.
+      loading: Requested threads and processes that make batches.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class Dataset:
         """Open a data set.
 
         Args:
-          plan: made of a source and transforms.
-          process: the process whose rows to make.
-          loading: options of reading ahead.
+          plan: Plan of a source and transforms.
+          process: Process whose rows to make.
+          loading: Options for reading ahead.
 
         Raises:
-          UserError: for a cache together with reading processes, which cannot share it.
+          UserError: if a cache is combined with worker processes, which cannot share it.
         """
         if loading.workers and plan.examples.cache:
             raise UserError(
@@ -99,25 +99,25 @@ class Dataset:
 
     @property
     def vocab(self) -> vocabulary.Tokenizer | None:
-        """The vocabulary that encodes texts; None if there is none."""
+        """Vocabulary that encodes texts, or None."""
         return self.plan.examples.vocab
 
     @property
     def unit(self) -> str:
-        """The unit of rates: 'images', 'examples' or 'tokens'."""
+        """Unit of throughput: 'images', 'examples' or 'tokens'."""
         return self.plan.unit
 
     @property
     def spec(self) -> Spec:
-        """The arrays of one of the largest examples, of training or evaluation."""
+        """Arrays of one of the largest examples, in training or evaluation."""
         return self.plan.spec
 
     @functools.cached_property
     def shapes(self) -> tuple[Shape, ...]:
-        """The kinds of training batches; the last one has the largest examples.
+        """Kinds of training batches; the last one has the largest examples.
 
         Raises:
-          UserError: if no batch can be made of the examples.
+          UserError: if the examples do not fill a batch.
         """
         return self.plan.shapes
 
@@ -131,13 +131,13 @@ class Dataset:
 
     @property
     def num_examples(self) -> int:
-        """Examples of an epoch of training."""
+        """Number of examples in a training epoch."""
         return len(self.plan.members)
 
     def train_batches(
         self, start_step: int = 0, stopping: Stopping = no_stop, stop_step: int = sys.maxsize
     ) -> Generator[Batch, None, None]:
-        """Shuffled batches of the steps from `start_step` up to, but not including, `stop_step`.
+        """Yield shuffled batches for the steps from `start_step` up to, but excluding, `stop_step`.
 
         Raises `Interrupted` if none is ready and `stopping` requests a stop.
         """
@@ -147,7 +147,7 @@ class Dataset:
         return self._batches(make, start_step, stop_step, stopping)
 
     def eval_batches(self, stopping: Stopping = no_stop) -> Iterator[Batch]:
-        """Every example once, the same number of batches on every process.
+        """Yield every example once, in the same number of batches on every process.
 
         Raises `Interrupted` if none is ready and `stopping` requests a stop.
         """
@@ -155,33 +155,33 @@ class Dataset:
         return self._batches(make, 0, self.plan.eval_steps, stopping)
 
     def reading(self, batches: int = sys.maxsize) -> Loading:
-        """The threads and processes that make this number of batches."""
+        """Choose the threads and processes that make this number of batches."""
         cached = self.plan.examples.cache
-        return self.loading.resolved(None if cached else lambda: self._work(batches))
+        return self.loading.resolve(None if cached else lambda: self._estimate_work(batches))
 
-    def _work(self, batches: int) -> Work:
-        """The work of making batches here; an estimate."""
-        parts, here = self._process.count, len(self._process.parts)
+    def _estimate_work(self, batches: int) -> Work:
+        """Estimate the work of making batches in this process."""
+        all_parts, local_parts = self._process.count, len(self._process.parts)
         row = sum(math.prod(x.shape) * x.dtype.itemsize for x in self.spec.values())
-        rows = min(self.batch_size, len(self.plan.rows)) * here / parts
+        rows = min(self.batch_size, len(self.plan.rows)) * local_parts / all_parts
         examples = self.plan.examples_per_row * rows * batches
         return Work(self._seconds, examples, int(row * rows), self._listing_bytes)
 
     @functools.cached_property
     def _seconds(self) -> float:
-        """CPU seconds of an example, without the wait for its file."""
-        spent, last = [], len(self.plan.examples) - 1
+        """CPU seconds per example, without waiting for its file."""
+        durations, last = [], len(self.plan.examples) - 1
         for index in (0, 0, last // 2, last):  # the first one takes longer
             began = time.thread_time()
             self.plan.examples.first_readable(index, self.plan.seed, index)
-            spent.append(time.thread_time() - began)
-        return statistics.median(spent[1:])
+            durations.append(time.thread_time() - began)
+        return statistics.median(durations[1:])
 
     @functools.cached_property
     def _listing_bytes(self) -> int | None:
         try:
             return len(cloudpickle.dumps(self.plan))
-        except Exception:  # of any type
+        except Exception:  # pickling raises any type
             return None
 
     def _batches(
@@ -189,8 +189,8 @@ class Dataset:
     ) -> Generator[Batch, None, None]:
         """Yield make(start), ..., make(stop - 1).
 
-        Threads or processes read ahead, until a batch is made from memory faster than a thread
-        would hand it over.
+        Threads or processes read ahead until making a batch from memory is faster than handing it
+        over.
         """
         k, rows = start, self.batch_size // self._process.count
         by_array = type(self.plan) is fixed.Plan
@@ -212,29 +212,29 @@ class Dataset:
             yield make(number)
 
     def count(self, batch: Batch) -> dict[str, int]:
-        """Counts over a global training batch, of which this process has the rows `batch`."""
-        total, here = self._process.count, len(self._process.parts)
-        return {name: n * total // here for name, n in self.plan.tally(batch).items()}
+        """Scale the counts over this process's rows of a training batch to the global batch."""
+        all_parts, local_parts = self._process.count, len(self._process.parts)
+        return {name: n * all_parts // local_parts for name, n in self.plan.tally(batch).items()}
 
     def seen(self, steps: int) -> dict[str, float]:
-        """The share of each source of a mixture in the first batches; empty for a single source."""
+        """Return each source's share of a mixture's first batches; empty for a single source."""
         mixture = self.source.mixture
         return mixture.seen(steps * self.batch_size, self.plan.seed) if mixture else {}
 
     @functools.cached_property
     def class_counts(self) -> np.ndarray | None:
-        """The examples of each class, or objects if images have several, int64 [num_classes]; None
-        if counting would have to read examples.
+        """Number of examples, or of objects, in each class, int64 [num_classes]; None if counting
+        required reading examples.
         """
         return self.source.class_counts()
 
     @functools.cached_property
     def listing(self) -> Listing:
-        """Digests of the examples' metadata, which take no reading of examples."""
+        """Digests of the examples' metadata, computed without reading examples."""
         return self.source.listing()
 
     def facts(self) -> dict[str, Any]:
-        """Facts of the data stored in checkpoints, so that a model can be used without the data."""
+        """Return the facts that checkpoints store, so that a model can be used without its data."""
         return {
             'class_names': list(self.info.class_names),
             **({} if self.class_counts is None else {'class_counts': self.class_counts.tolist()}),
@@ -249,16 +249,16 @@ class Dataset:
 
     @functools.cached_property
     def _raw_images(self) -> dict[str, Any]:
-        # Read once: a save must not wait for data that stall.
+        # Read once: saving must not wait for stalled data.
         return raw_images(self.source)
 
     def read(self, index: int) -> Record:
-        """An example of an evaluation, after the transforms and before padding."""
+        """Read an evaluation example, transformed but not padded."""
         return self.plan.examples.read(index, draw=index)
 
     def text(self, index: int) -> Record:
-        """The texts of an example before the transforms encode them, and its `image_id` as text if
-        it has one; empty if there are none.
+        """Return the texts of an example before encoding, and its `image_id` as text; empty if it
+        has neither.
         """
         return self.plan.examples.text(index)
 
@@ -273,20 +273,20 @@ class Dataset:
 
     @property
     def _file(self) -> vocabulary.Vocabulary | None:
-        """The vocabulary to keep in the run folder."""
+        """Vocabulary to copy into the run folder."""
         return self.vocab if isinstance(self.vocab, vocabulary.Vocabulary) else None
 
 
 def open_examples(data: Data, numbering: SourceInfo | None = None) -> Examples:
-    """Open the source of a data set; classes with ids get their numbers in `numbering`.
+    """Open the source of a data set; classes with ids are numbered as in `numbering`.
 
     Raises:
-      UserError: if no split is given, or the source cannot be opened.
+      UserError: if the split is missing, or the source cannot be opened.
     """
     loaded = vocabulary.load(data.vocab) if data.vocab else None
     parsed = parse_transforms(data.transforms, loaded)
     if data.split is None:
-        raise UserError(f'{data.source}: no split is given; name one')
+        raise UserError(f'{data.source}: missing split; set data.split, such as "train"')
     source = sources.open_source(data.source, data.split)
     if data.classes is not None:
         source = source.only_classes(data.classes)
@@ -296,17 +296,16 @@ def open_examples(data: Data, numbering: SourceInfo | None = None) -> Examples:
 
 
 def make_plan(data: Data, examples: Examples, **options: Any) -> Plan:
-    """Make the plan that a data set describes; `options` are its other keywords.
+    """Make the plan of a `data` section; `options` are the plan's other keywords.
 
     Raises:
-      UserError: if several keys define how batches are made.
+      UserError: if several keys define how to make batches.
     """
     values = {key: getattr(data, key) for key in ('buckets', 'sizes', 'plan')}
     choices = {key: value for key, value in values.items() if value}
     if len(choices) > 1:
         raise UserError(
-            f'{" and ".join(choices)}: each defines how batches are made, buckets of sequences '
-            'and sizes of images; give one of them'
+            f'data: {" and ".join(choices)} each define how to make batches; set only one of them'
         )
     if data.buckets:
         choices['count'] = data.count
@@ -322,19 +321,19 @@ def open_dataset(
     process: Process = Process(),  # noqa: B008  frozen
     numbering: SourceInfo | None = None,
 ) -> Dataset:
-    """The data of `config.data`, or of an entry of `config.evals`.
+    """Open the data of `config.data`, or of an entry of `config.evals`.
 
     Args:
-      data: the section.
-      batch_size: size of a global batch over all processes, in examples, or in tokens if the plan
-        counts these.
-      seed: seed of the order and the transforms of training.
-      multiple: rows of an evaluation batch are a multiple of it.
-      process: this one of the processes that share every batch.
-      numbering: classes to number the data's own by, if both have ids.
+      data: Config section.
+      batch_size: Size of a global batch over all processes, in examples, or in tokens if the plan
+        counts tokens.
+      seed: Seed of the training order and transforms.
+      multiple: Divisor of the rows of an evaluation batch.
+      process: This process among those that share every batch.
+      numbering: Classes whose numbers the data take over, if both have ids.
 
     Raises:
-      UserError: if the data do not exist, or no batches can be made of them.
+      UserError: if the data do not exist, or do not fill a batch.
     """
     plan = make_plan(
         data,
@@ -347,10 +346,10 @@ def open_dataset(
 
 
 def raw_images(source: Subset) -> dict[str, Any]:
-    """Properties of a source's raw images: {channels, size: [H, W] or None if it varies}.
+    """Describe a source's raw images: {channels, size: [H, W] or None if it varies}.
 
-    Empty for a source without images. Checkpoints keep it, so that a trained model reads new images
-    without its data.
+    Empty for a source without images. Checkpoints store the description, so that a trained model
+    reads new images without its data.
     """
     indices = (0, len(source) // 2, len(source) - 1)
     records = [first_readable(source, i)[1] for i in indices]
@@ -365,26 +364,26 @@ def raw_images(source: Subset) -> dict[str, Any]:
 class Loader:
     """Make batches by their numbers.
 
-    Row r of batch k of training draws from the generator of (seed, k * R + r), where the largest
-    batch has R rows; an example of an evaluation draws from that of (0, its index).
+    Row r of training batch k draws from the generator of (seed, k * R + r), where the largest
+    batch has R rows; an evaluation example draws from the generator of (0, its index).
 
     Attributes:
-      plan: assigns examples to batches.
-      process: the process whose rows to make.
+      plan: Assignment of examples to batches.
+      process: Process whose rows to make.
     """
 
     plan: Plan
     process: Process
 
     def train_batch(self, k: int) -> Batch:
-        """This process's rows of batch k of training."""
+        """Make this process's rows of training batch k."""
         spec, indices = self.plan.batch(k)
         slots = indices[0].size
         draws = k * self._rows * slots + np.arange(indices.size).reshape(-1, slots)
         return self._batch(spec, indices, draws, self.plan.seed, self.plan.replaces_broken)
 
     def eval_batch(self, k: int) -> Batch:
-        """This process's rows of batch k of an evaluation."""
+        """Make this process's rows of evaluation batch k."""
         spec, indices = self.plan.eval_batch(k)
         draws = indices.reshape(len(indices), -1)
         return self._batch(spec, indices, draws, seed=0, replace=False)
@@ -395,7 +394,7 @@ class Loader:
 
     @functools.cached_property
     def _dtypes(self) -> dict[str, np.dtype]:
-        """The dtypes of the first example; empty for a plan of your own that takes texts."""
+        """Dtypes of the first example; empty for a user's plan that takes texts."""
         with contextlib.suppress(UserError):
             return {name: spec.dtype for name, spec in self.plan.spec_of(self.plan.example).items()}
         return {}
@@ -407,46 +406,46 @@ class Loader:
         if indices.shape[1:] != slots:
             raise UserError(
                 f'{type(self.plan).__module__}: examples of shape {indices.shape} do not match '
-                f'`Plan.slots`, {slots}; override `rows` or `slots`, or give one example a row'
+                f'`Plan.slots`, {slots}; override `rows` or `slots`, or put one example in a row'
             )
-        mine = self.process.rows(len(indices))
-        batch, index, mask = empty_batch(spec, len(mine), slots)
+        local_rows = self.process.rows(len(indices))
+        batch, index, mask = empty_batch(spec, len(local_rows), slots)
         stacked = examples.stacked if type(self.plan) is fixed.Plan else None
         if stacked is not None and stacked.spec == spec:
-            real = np.flatnonzero(indices[mine] != base.NONE)
-            numbers = indices[mine][real]
-            made = stacked.rows(numbers, seed, draws[mine][real, 0])
-            for name, rows in (made | {'index': numbers, 'mask': 1}).items():
+            real = np.flatnonzero(indices[local_rows] != base.NONE)
+            numbers = indices[local_rows][real]
+            arrays = stacked.rows(numbers, seed, draws[local_rows][real, 0])
+            for name, rows in (arrays | {'index': numbers, 'mask': 1}).items():
                 batch[name][real] = rows
             return batch
         opened: dict[int, Record] = {}
-        together = max(1, TOGETHER // index.shape[1])
-        coming = (i for i in indices[mine].ravel().tolist() if i != base.NONE)
-        examples.expect(itertools.islice(coming, AHEAD * index.shape[1]))
-        numbered = indices[mine].reshape(index.shape).tolist()
-        drawn = draws[mine].tolist()
-        for row in range(len(mine)):
-            examples.expect(itertools.islice(coming, index.shape[1]))
-            if row % together == 0 and examples.transforms.crop_first:
-                next_ones = indices[mine[row : row + together]].ravel().tolist()
-                opened = examples.opened(i for i in next_ones if i != base.NONE)
-            read = [
+        rows_at_once = max(1, TOGETHER // index.shape[1])
+        next_indices = (i for i in indices[local_rows].ravel().tolist() if i != base.NONE)
+        examples.expect(itertools.islice(next_indices, AHEAD * index.shape[1]))
+        indices_of_rows = indices[local_rows].reshape(index.shape).tolist()
+        draws_of_rows = draws[local_rows].tolist()
+        for row in range(len(local_rows)):
+            examples.expect(itertools.islice(next_indices, index.shape[1]))
+            if row % rows_at_once == 0 and examples.transforms.crop_first:
+                group = indices[local_rows[row : row + rows_at_once]].ravel().tolist()
+                opened = examples.opened(i for i in group if i != base.NONE)
+            entries = [
                 self._read(i, seed, draw, replace, opened.get(i))
-                for i, draw in zip(numbered[row], drawn[row], strict=True)
+                for i, draw in zip(indices_of_rows[row], draws_of_rows[row], strict=True)
                 if i != base.NONE
             ]
-            if found := [one for one in read if one is not None]:
-                numbers, records = zip(*found, strict=True)
-                index[row, : len(found)], mask[row, : len(found)] = numbers, 1
+            if readable := [entry for entry in entries if entry is not None]:
+                numbers, records = zip(*readable, strict=True)
+                index[row, : len(readable)], mask[row, : len(readable)] = numbers, 1
                 self._fill({name: batch[name][row, ...] for name in spec}, spec, numbers, records)
         return batch
 
     def _read(
         self, index: int, seed: int, draw: int, replace: bool, record: Record | None
     ) -> tuple[int, Record] | None:
-        """An example and its index; None for a broken one that is not replaced.
+        """Return an example and its index; None for a broken one that is not replaced.
 
-        `record` is the example before its transforms, if it has been read.
+        `record` is the untransformed example, if it has been read already.
         """
         if replace:
             index, record = self.plan.examples.first_readable(index, seed, draw, record)
@@ -456,7 +455,7 @@ class Loader:
             except BrokenRecord:
                 return None
         try:
-            check_alike(record, self._dtypes)
+            check_dtypes(record, self._dtypes)
         except UserError as error:
             raise UserError(f'{self.plan.examples.source.record_name(index)}: {error}') from error
         return index, record
@@ -467,23 +466,23 @@ class Loader:
         """Copy examples into the arrays of a row."""
         source = self.plan.examples.source
         try:
-            made = self.plan.join(records, spec)
+            joined = self.plan.join(records, spec)
             for key, array in row.items():
-                array[...] = checked(key, made[key], array, source.info.vocab_size)
+                array[...] = check_value(key, joined[key], array, source.info.vocab_size)
         except UserError as error:
             names = ', '.join(map(source.record_name, numbers))
             raise UserError(f'{names}: {error}') from error
 
 
-def check_alike(record: Record, dtypes: dict[str, np.dtype]) -> None:
-    """Raise UserError unless a record has the arrays and dtypes of the first one.
+def check_dtypes(record: Record, dtypes: dict[str, np.dtype]) -> None:
+    """Raise UserError unless a record has the arrays and dtypes of the first record.
 
-    Assignment to a batch would cast silently, 21200 to 208 and NaN to 0.
+    Assignment to a batch casts silently: 21200 to 208, NaN to 0.
     """
     for name, dtype in dtypes.items():
         if name not in record:
             raise UserError(
-                f'there is no {name!r}, which the first example has; it has {", ".join(record)}'
+                f'{name!r} is missing, unlike in the first example; this has {", ".join(record)}'
             )
         value = record[name]
         if getattr(value, 'dtype', None) == dtype or (type(value) is int and dtype == np.int32):
@@ -494,30 +493,32 @@ def check_alike(record: Record, dtypes: dict[str, np.dtype]) -> None:
             raise UserError(f'{name!r} is not an array: {error}') from error
         if ArraySpec.from_value(value).dtype != dtype:
             raise UserError(
-                f'{name!r} is {value.dtype}, in the first example {dtype}; give all examples one '
-                'dtype'
+                f'{name!r} is {value.dtype}, but {dtype} in the first example; use one dtype in '
+                'all examples'
             )
 
 
-def checked(key: str, value: Any, array: np.ndarray, vocab_size: int) -> Any:
+def check_value(key: str, value: Any, array: np.ndarray, vocab_size: int) -> Any:
     """Return the value of a row if it has the shape and dtype of `array`; else raise UserError."""
-    known = isinstance(value, np.ndarray) and value.dtype == array.dtype != np.int32
-    if known and value.shape == array.shape:  # as most are; the rest takes ten times as long
+    is_float_array = isinstance(value, np.ndarray) and value.dtype == array.dtype != np.int32
+    if (
+        is_float_array and value.shape == array.shape
+    ):  # the common case; the checks below take ten times as long
         return value
     if type(value) is int and array.shape == () and abs(value) < 2**31 and array.dtype == np.int32:
-        return value  # a class
-    # Assignment would broadcast one channel to three.
+        return value  # a class label
+    # Assignment broadcasts one channel to three.
     if np.shape(value) != array.shape:
         if array.ndim == 1:
             how = 'set config.data.buckets=(16, 32, 64)'
         else:
             how = "with 'resize(224)'" if key == 'image' else "with 'pad_objects(100)'"
         raise UserError(
-            f'{key} of shape {np.shape(value)} among others of {array.shape}; bring all to one '
-            f'size, for example {how}'
+            f'{key} has shape {np.shape(value)}, other examples have {array.shape}; bring all to '
+            f'one size, for example {how}'
         )
     if (dtype := ArraySpec.from_value(value).dtype) != array.dtype:
-        raise UserError(f'{key} of {dtype} among others of {array.dtype}; give all one dtype')
+        raise UserError(f'{key} is {dtype}, in other examples {array.dtype}; use one dtype for all')
     if array.dtype == np.int32:
         check_ids(key, np.asarray(value), vocab_size if array.ndim == 1 else 0)
     return value

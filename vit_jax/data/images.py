@@ -1,12 +1,12 @@
-"""Decoding of image files to RGB bytes: JPEG by libjpeg-turbo, all else by Pillow.
+"""Decoding of image files to RGB bytes: JPEG by libjpeg-turbo, other formats by Pillow.
 
     with images.decoding(on_demand=True):
         image = images.decode_image(data, name=name)
-    image.shape                 # of the header
+    image.shape                 # read from the header
     image[10:234, 20:244]       # decodes this window if `native` can, else the whole image
 
-Transforms that begin with a crop get such an image from any source. Transparency is laid over
-white, or, within `decoding(drop_alpha=True)`, left out as in most other code.
+Transforms that begin with a crop get such an image from any source. Transparent images are composed
+over white, or, within `decoding(drop_alpha=True)`, lose their alpha as in most other code.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from vit_jax.data.records import BrokenRecord, Record
 from vit_jax.errors import UserError, one_line
 from vit_jax.storage import paths
 
-# Named one by one: each further decoder is code that runs on untrusted bytes.
+# Few formats on purpose: every decoder is code that runs on untrusted bytes.
 FORMATS = ('JPEG', 'PNG', 'WEBP')
 MAX_PIXELS = 2**26  # 192 MiB as RGB; a 50 KB PNG can announce more than a gigabyte
-MAX_SCANS = 100  # of a JPEG; encoders write about ten, and each takes time for all pixels
-SEGMENT, METADATA, IMAGE_FOLLOWS = 0xFF, 0xE1, 0xDA  # of a JPEG file: markers APP1 and SOS
+MAX_SCANS = 100  # scans of a JPEG; encoders write about ten, and each costs time for all pixels
+SEGMENT, METADATA, IMAGE_FOLLOWS = 0xFF, 0xE1, 0xDA  # JPEG markers: prefix, APP1 and SOS
 START_OF_IMAGE, END_OF_IMAGE = b'\xff\xd8', b'\xff\xd9'
 _SCAN = bytes([SEGMENT, IMAGE_FOLLOWS])
-# 255 with another byte than these is a marker with a length.
+# 0xFF followed by any byte except these is a marker with a length.
 _MARKER = re.compile(rb'\xff[^\x00\x01\xd0-\xd7\xff]')
 log = logging.getLogger(__name__)
-_dark_images = itertools.count()  # of 16 bits; only the first causes a warning
+_dark_images = itertools.count()  # 16-bit images; only the first causes a warning
 _is_on_demand = contextvars.ContextVar('on_demand', default=False)
 _is_dropping_alpha = contextvars.ContextVar('dropping_alpha', default=False)
 
 
 class OnDemand(abc.ABC):
-    """An image that is decoded or resized when it is read, whole or a window of it.
+    """An image that is decoded or resized on access, whole or in a window.
 
     Attributes:
-      shape: shape of the image, (H, W, channels).
+      shape: Image shape (H, W, channels).
     """
 
     ndim = 3
@@ -58,14 +58,14 @@ class OnDemand(abc.ABC):
 
     @abc.abstractmethod
     def window(self, y: int, x: int, height: int, width: int) -> np.ndarray:
-        """Make the window of this size with its upper left corner at (y, x)."""
+        """Return the window of this size whose upper left corner is at (y, x)."""
 
     @abc.abstractmethod
     def whole(self) -> np.ndarray:
-        """Make the whole image."""
+        """Return the whole image."""
 
     def __getitem__(self, key: Any) -> np.ndarray:
-        """A window, if `key` is two slices without steps; else an element of the whole image."""
+        """Return a window if `key` is two slices without steps; else index the whole image."""
         if not _is_window(key):
             return self.whole()[key]
         height, width, _ = self.shape
@@ -86,12 +86,12 @@ def _is_window(key: Any) -> bool:
 
 @contextlib.contextmanager
 def decoding(*, on_demand: bool = False, drop_alpha: bool = False) -> Iterator[None]:
-    """Set how `decode_image` decodes within this context.
+    """Set options of `decode_image` within this context.
 
     Args:
-      on_demand: return an `Encoded` JPEG, which is decoded later.
-      drop_alpha: take colors as they are under any transparency. That is Pillow's `convert('RGB')`,
-        with which timm and transformers read files.
+      on_demand: Whether to return an `Encoded` JPEG, which is decoded later.
+      drop_alpha: Whether to ignore transparency, like Pillow's `convert('RGB')` with which timm and
+        transformers read files.
     """
     demand, alpha = _is_on_demand.set(on_demand), _is_dropping_alpha.set(drop_alpha)
     try:
@@ -102,7 +102,7 @@ def decoding(*, on_demand: bool = False, drop_alpha: bool = False) -> Iterator[N
 
 
 class Encoded(OnDemand):
-    """A JPEG file as an image whose windows can be decoded."""
+    """A JPEG file whose windows can be decoded separately."""
 
     def __init__(self, data: bytes, name: str, shape: tuple[int, int, int]):
         self._data, self._name, self.shape = data, name, shape
@@ -111,22 +111,22 @@ class Encoded(OnDemand):
         """Decode a window; BrokenRecord if the file is damaged above its lower edge."""
         from vit_jax.data import native  # only JPEG files need it
 
-        where = np.s_[y : y + height, x : x + width]
+        window = np.s_[y : y + height, x : x + width]
         if not native.has_windows() or not height or not width:
-            return self.whole()[where]
+            return self.whole()[window]
         try:
-            return native.decode_window(self._data, self.shape[:2], where, self.shape[2])
-        except ValueError:  # damage, which the next line names, or a file that simplejpeg can read
-            return self.whole()[where]
+            return native.decode_window(self._data, self.shape[:2], window, self.shape[2])
+        except ValueError:  # damage, reported by the next line, or a file that simplejpeg can read
+            return self.whole()[window]
 
     def whole(self) -> np.ndarray:
         """Decode the image; BrokenRecord if the file is damaged."""
-        with _named(self._name, self._data):
+        with _report_as_broken(self._name, self._data):
             return _whole_jpeg(self._data, self.shape[2])
 
 
 def read_file(path: pathlib.Path) -> bytes:
-    """The bytes of an image's file; BrokenRecord if it cannot be read."""
+    """Read the bytes of an image file; BrokenRecord if it cannot be read."""
     try:
         return paths.read_bytes(path, paths.IMAGE)
     except OSError as error:
@@ -136,23 +136,23 @@ def read_file(path: pathlib.Path) -> bytes:
 def decode_image(data: bytes, *, name: str, channels: int = 3) -> np.ndarray:
     """Decode a JPEG, PNG or WebP file.
 
-    Gray, palette, CMYK and 16-bit images become 8-bit RGB; transparency is laid over
-    white, unless `drop_alpha` is set; the EXIF orientation is applied.
+    Gray, palette, CMYK and 16-bit images become 8-bit RGB; transparent images are composed
+    over white, unless `drop_alpha` is set; the EXIF orientation is applied.
 
     Args:
-      data: the encoded bytes.
-      name: name of the image, for messages.
+      data: Encoded bytes.
+      name: Name of the image, for messages.
       channels: 3 for RGB, 1 for gray.
 
     Returns:
       uint8 [H, W, channels].
 
     Raises:
-      BrokenRecord: if the bytes are not an image of these formats, are damaged or
-        truncated, or have more than `MAX_PIXELS` pixels or `MAX_SCANS` scans. A JPEG file is
-        damaged if libjpeg has a warning about it, such as of bytes that belong to no block.
+      BrokenRecord: if the bytes are not an image in these formats, are damaged or
+        truncated, or have more than `MAX_PIXELS` pixels or `MAX_SCANS` scans. Any warning of
+        libjpeg counts as damage, such as bytes that belong to no block.
     """
-    with _named(name, data):
+    with _report_as_broken(name, data):
         _check_scans(data)
         size = _size_of_plain_jpeg(data, channels)
         if size is None:
@@ -199,10 +199,10 @@ def _has_many_scans(jpeg: bytes) -> bool:
 
 
 def convert_image(image: Image.Image | np.ndarray, channels: int = 3) -> np.ndarray:
-    """Convert an image in memory to uint8 [H, W, channels], as `decode_image` does a file's.
+    """Convert an image in memory to uint8 [H, W, channels], as `decode_image` converts a file.
 
     Args:
-      image: Pillow image, or an array uint8 [H, W] or [H, W, 1, 3 or 4].
+      image: Pillow image, or uint8 array [H, W] or [H, W, 1, 3 or 4].
       channels: 3 for RGB, 1 for gray.
 
     Raises:
@@ -217,11 +217,11 @@ def convert_image(image: Image.Image | np.ndarray, channels: int = 3) -> np.ndar
             )
         gray = image.ndim == 3 and image.shape[2] == 1
         image = Image.fromarray(image[..., 0] if gray else image)
-    return _by_pillow(image.copy(), channels)  # it is turned in place
+    return _by_pillow(image.copy(), channels)  # rotated in place
 
 
 @contextlib.contextmanager
-def _named(name: str, data: bytes) -> Iterator[None]:
+def _report_as_broken(name: str, data: bytes) -> Iterator[None]:
     """Turn any error into a BrokenRecord that names the image."""
     try:
         yield
@@ -237,10 +237,10 @@ def _whole_jpeg(data: bytes, channels: int) -> np.ndarray:
     except ValueError as error:
         warning = error
     with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-        decoded = _by_pillow(image, channels)
+        decode_record = _by_pillow(image, channels)
     if _has_pixels(data, channels):
         raise warning  # Pillow does not pass it on
-    return decoded
+    return decode_record
 
 
 def _by_pillow(image: Image.Image, channels: int, scale: float = 1.0) -> np.ndarray:
@@ -250,9 +250,9 @@ def _by_pillow(image: Image.Image, channels: int, scale: float = 1.0) -> np.ndar
 
 
 def _size_of_plain_jpeg(data: bytes, channels: int) -> tuple[int, int] | None:
-    """(height, width) of a JPEG that libjpeg-turbo decodes to the same image as Pillow, else None.
+    """Return (height, width) of a JPEG that libjpeg-turbo and Pillow decode alike, else None.
 
-    Opening the file by Pillow, as is done if there may be an orientation, takes ten times as long.
+    Opening the file by Pillow, to look for an orientation, takes ten times as long.
     """
     try:
         height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
@@ -268,7 +268,7 @@ def _size_of_plain_jpeg(data: bytes, channels: int) -> tuple[int, int] | None:
 
 
 def _has_metadata(data: bytes) -> bool:
-    """Whether a JPEG has a segment of Exif or XMP, which may turn the image."""
+    """Return whether a JPEG has an Exif or XMP segment, which may rotate the image."""
     start = 2
     while len(segment := data[start : start + 4]) == 4 and segment[0] == SEGMENT:
         if segment[1] == IMAGE_FOLLOWS:
@@ -276,7 +276,7 @@ def _has_metadata(data: bytes) -> bool:
         if segment[1] in (METADATA, SEGMENT):
             break
         start += 2 + int.from_bytes(segment[2:])
-    return True  # or this is not understood, and left to Pillow
+    return True  # or the file is malformed, and left to Pillow
 
 
 def _orientation(image: Image.Image) -> int:
@@ -286,12 +286,12 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _turbo_jpeg(data: bytes, channels: int, strict: bool = True) -> np.ndarray:
-    """Decode a file; ValueError if that fails, or if `strict` and libjpeg has a warning."""
+    """Decode a file; ValueError if this fails, or if `strict` and libjpeg warns."""
     return simplejpeg.decode_jpeg(data, 'RGB' if channels == 3 else 'GRAY', strict=strict)
 
 
 def _has_pixels(data: bytes, channels: int) -> bool:
-    """Whether libjpeg-turbo decodes a file to its end, with warnings or without."""
+    """Return whether libjpeg-turbo decodes a file to its end, with or without warnings."""
     try:
         _turbo_jpeg(data, channels, strict=False)
     except ValueError:
@@ -300,7 +300,7 @@ def _has_pixels(data: bytes, channels: int) -> bool:
 
 
 def _turn_upright(image: Image.Image) -> None:
-    # In place, pixels are rotated before tags are written, so that damaged tags do no harm.
+    # In place, pixels are rotated before tags are written, so damaged tags do no harm.
     with contextlib.suppress(Exception):
         ImageOps.exif_transpose(image, in_place=True)
 
@@ -316,9 +316,9 @@ def _to_array(image: Image.Image, channels: int, scale: float = 1.0) -> np.ndarr
 
 
 def _scale_of_bits(image: Image.Image, png: bytes, name: str) -> float:
-    """The factor that enlarges the gray values of a PNG of 16 bits, of which fewer are significant.
+    """Return the factor that scales gray values of a 16-bit PNG with fewer significant bits.
 
-    By the standard a writer enlarges them itself, so that they are multiples or repeat their bits.
+    By the standard the writer scales them already, so that values are multiples or repeat bits.
     """
     values = np.asarray(image)
     largest = int(values.max(initial=0))
@@ -328,7 +328,7 @@ def _scale_of_bits(image: Image.Image, png: bytes, name: str) -> float:
         return 65535 / (2**bits - 1)
     if 0 < largest < 2**12 and bits == 16 and not next(_dark_images):
         log.warning(
-            '%s: its pixels of 16 bits are at most %d, nearly black; if they have only 12 bits, '
+            '%s: nearly black: its 16-bit pixels are at most %d; if they have only 12 bits, '
             'multiply them by 16',
             *(name, largest),
         )
@@ -340,15 +340,15 @@ def _to_bytes(sixteen_bits: np.ndarray) -> np.ndarray:
 
 
 def read_values(path: pathlib.Path, *, colors: bool) -> np.ndarray:
-    """The values of the pixels of a PNG file as they are, such as the numbers of classes.
+    """Read the unconverted pixel values of a PNG file, such as class numbers.
 
     Args:
-      path: path of the file.
-      colors: read the colors of any file, under any transparency; else gray values and indices of
-        palettes, which are not scaled to bytes.
+      path: Path of the file.
+      colors: Whether to read RGB from any file, ignoring transparency, instead of unscaled gray
+        values and palette indices.
 
     Returns:
-      int64 [H W 3] of colors, else [H W], or [H W C] of a file that has colors.
+      int64 [H W 3] for `colors`, else [H W], or [H W C] for a file with colors.
 
     Raises:
       BrokenRecord: if the file cannot be read, or has more than `MAX_PIXELS` pixels.
@@ -365,30 +365,30 @@ def read_values(path: pathlib.Path, *, colors: bool) -> np.ndarray:
 
 
 def _gray_scale(png: bytes) -> int:
-    """The factor by which Pillow scales gray values of 2 and 4 bits to bytes; 1 for others."""
-    depth = png[24]  # of the header, which comes first
+    """Return the factor by which Pillow scales 2-bit and 4-bit gray values to bytes; else 1."""
+    depth = png[24]  # in the header, which comes first
     return 255 // (2**depth - 1) if depth in (2, 4) else 1
 
 
-def decoded(record: Record, name: str) -> Record:
-    """A record with its image as pixels.
+def decode_record(record: Record, name: str) -> Record:
+    """Decode the image of a record.
 
     Args:
-      record: its `image`, if it has one, is the bytes of a file; `channels` is 1 for gray images.
-      name: name of the record, for messages.
+      record: Record whose `image` may be the bytes of a file; `channels` is 1 for gray images.
+      name: Name of the record, for messages.
 
     Raises:
       BrokenRecord: see `decode_image`.
     """
     if not isinstance(data := record.get('image'), bytes):
         return record
-    rest = dict(record)
-    channels = rest.pop('channels', 3)
-    return rest | {'image': decode_image(data, name=name, channels=channels)}
+    fields = dict(record)
+    channels = fields.pop('channels', 3)
+    return fields | {'image': decode_image(data, name=name, channels=channels)}
 
 
 def as_png(record: Record) -> Record:
-    """The inverse of `decoded`; an image with other channels or dtypes stays an array."""
+    """Encode the image of a record as PNG; arrays with other channels or dtypes stay."""
     image = record.get('image')
     if image is None or image.ndim != 3 or image.shape[-1] not in (1, 3) or image.dtype != np.uint8:
         return record

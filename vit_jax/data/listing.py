@@ -1,7 +1,7 @@
-"""Lists of the files below a folder, kept in the user's cache folder if they are long; digests.
+"""File lists of folders, cached in the user's cache folder if they are long; and digests.
 
-A folder of a million files takes minutes to list over a network. A kept list is valid while no
-folder's state changes (`cache.state_of`), as it does when a file is added, removed or renamed.
+Listing a million files takes minutes over a network. A cached list is valid until the state of a
+folder changes (`cache.state_of`), which adding, removing or renaming a file does.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from vit_jax.storage import cache, paths
 
 log = logging.getLogger(__name__)
 
-MANY = 10_000  # files, above which names are kept, and sizes are not read
-AT_ONCE = 16  # threads that read sizes, each of which waits for the network
-SETTLED_NS = 2_000_000_000  # a later change may not show in the time of a file system that rounds
+MANY = 10_000  # files, above which names are cached and sizes are not read
+AT_ONCE = 16  # threads that read sizes; each mostly waits for the network
+SETTLED_NS = 2_000_000_000  # file systems that round times may hide a later change
 
 
 def files_below(folder: pathlib.Path) -> list[str]:
-    """The names of all files, relative to the folder, sorted and without hidden ones."""
+    """List all files that are not hidden, sorted, relative to the folder."""
     name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:32]
-    kept = cache.folder('listings') / f'{name}.json'
-    if (names := _recall(kept, folder)) is not None:
+    cached = cache.folder('listings') / f'{name}.json'
+    if (names := _recall(cached, folder)) is not None:
         return names
     began = time.time_ns()
-    with _progress(folder) as seen:
-        names, states = _list(folder, seen)
+    with _progress(folder) as show_count:
+        names, states = _list(folder, show_count)
     newest = max(modified for _, modified, *_ in states.values())
     if len(names) > MANY and newest < began - SETTLED_NS:
-        _keep(kept, names, states)
+        _store(cached, names, states)
     return names
 
 
 def walk(root: str) -> Iterator[tuple[str, list[str]]]:
-    """The folders below one, and itself, with the names of their files; hidden ones are left out.
+    """Yield `root` and the folders below with the names of their files, without hidden ones.
 
-    Links are followed, except to a folder that holds them: they would repeat all of its files under
+    Links are followed, except to a folder that contains the link: this would repeat its files under
     other classes, or never end.
     """
     chains: dict[str, tuple[str, ...]] = {root: (os.path.realpath(root),)}
@@ -61,40 +61,40 @@ def walk(root: str) -> Iterator[tuple[str, list[str]]]:
                 chains[path] = (*chain[:-1], os.path.join(chain[-1], name))
             elif leads_upwards(path, chain):
                 inside.remove(name)
-                warn_once(f'{path}: a link to a folder that holds it, left out')
+                warn_once(f'{path}: ignoring this link to a folder that contains it')
             else:
                 chains[path] = (*chain, os.path.realpath(path))
         yield folder, [name for name in files if not name.startswith('.')]
 
 
 def leads_upwards(link: str, chain: Iterable[str]) -> bool:
-    """Whether a link points to one of these real paths or to a parent of one."""
+    """Return whether a link points to a real path of `chain`, or to a parent of one."""
     target = os.path.join(os.path.realpath(link), '')
     return any(os.path.join(path, '').startswith(target) for path in chain)
 
 
 @functools.cache
 def warn_once(text: str) -> None:
-    """Log a warning unless this process already has: a run opens its source several times."""
+    """Log a warning once per process: a run opens its source several times."""
     log.warning('%s', text)
 
 
 def digest_of(*parts: bytes | np.ndarray | str | Iterable[str]) -> str:
-    """A digest of texts and arrays, the same on every machine."""
-    found = hashlib.sha256()
+    """Digest texts and arrays; the same on every machine."""
+    digest = hashlib.sha256()
     for part in parts:
         if isinstance(part, bytes | np.ndarray):
             content = bytes(part) if isinstance(part, bytes) else part.tobytes()
         else:
             text = part if isinstance(part, str) else '\0'.join(part)
             content = text.encode(errors='surrogatepass')
-        found.update(len(content).to_bytes(8, 'little'))
-        found.update(content)
-    return found.hexdigest()[:16]
+        digest.update(len(content).to_bytes(8, 'little'))
+        digest.update(content)
+    return digest.hexdigest()[:16]
 
 
 def digest_of_file(file: pathlib.Path) -> str:
-    """A digest of the content of a file; UserError if it cannot be read."""
+    """Digest the content of a file; UserError if it cannot be read."""
     try:
         with paths.open_file(file, paths.TABLE) as opened:
             return hashlib.file_digest(opened, 'sha256').hexdigest()[:16]
@@ -103,46 +103,46 @@ def digest_of_file(file: pathlib.Path) -> str:
 
 
 def digest_of_sizes(folder: pathlib.Path, names: Sequence[str]) -> str:
-    """A digest of the sizes of files in bytes; empty for more than `MANY`, to save time."""
+    """Digest the sizes of files in bytes; empty for more than `MANY`, to save time."""
     if len(names) > MANY:
         return ''
 
-    def sizes(some: Sequence[str]) -> list[int]:
-        found = []
-        for name in some:
+    def sizes(share: Sequence[str]) -> list[int]:
+        sizes_in_bytes = []
+        for name in share:
             try:
-                found.append((folder / name).stat().st_size)
-            except OSError:  # a broken record, once it is read
-                found.append(-1)
-        return found
+                sizes_in_bytes.append((folder / name).stat().st_size)
+            except OSError:  # reading it will report a broken record
+                sizes_in_bytes.append(-1)
+        return sizes_in_bytes
 
     parts = [names[start::AT_ONCE] for start in range(AT_ONCE)]
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-        return digest_of(np.array([size for some in pool.map(sizes, parts) for size in some]))
+        return digest_of(np.array([size for share in pool.map(sizes, parts) for size in share]))
 
 
-def _recall(kept: pathlib.Path, folder: pathlib.Path) -> list[str] | None:
-    """The kept names, unless a folder has changed since."""
+def _recall(cached: pathlib.Path, folder: pathlib.Path) -> list[str] | None:
+    """Return the cached names, unless a folder has changed since."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        content = json.loads(kept.read_bytes())
+        content = json.loads(cached.read_bytes())
         if all(cache.state_of(folder / k) == state for k, state in content['folders'].items()):
             return list(content['files'])
     return None
 
 
-def _keep(kept: pathlib.Path, names: list[str], states: dict[str, list[int]]) -> None:
+def _store(cached: pathlib.Path, names: list[str], states: dict[str, list[int]]) -> None:
     content = json.dumps({'folders': states, 'files': names}).encode()
     try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        paths.write_atomic(kept, content)
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        paths.write_atomic(cached, content)
     except OSError as error:
-        log.warning('%s: the list of files is not kept (%s)', kept.parent, paths.first_line(error))
+        log.warning('%s: cannot cache the file list (%s)', cached.parent, paths.first_line(error))
 
 
 def _list(
-    folder: pathlib.Path, seen: Callable[[int], None]
+    folder: pathlib.Path, show_count: Callable[[int], None]
 ) -> tuple[list[str], dict[str, list[int]]]:
-    """The sorted names of the files, and the state of each folder."""
+    """Return the sorted file names, and the state of each folder."""
     names: list[str] = []
     states: dict[str, list[int]] = {}
     root = os.fspath(folder)
@@ -151,13 +151,13 @@ def _list(
         prefix = '' if inside == os.curdir else f'{inside}/'
         states[prefix] = cache.state_of(folder / prefix)
         names += [prefix + name for name in files]
-        seen(len(names))
+        show_count(len(names))
     return sorted(names), states
 
 
 @contextlib.contextmanager
 def _progress(folder: pathlib.Path) -> Iterator[Callable[[int], None]]:
-    """Show a count of the files on a terminal."""
+    """Show the number of files on a terminal."""
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task(f'listing {folder}', total=None)

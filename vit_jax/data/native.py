@@ -1,15 +1,15 @@
-"""Compiled loops that decode windows of JPEG files and change images, if there was a C compiler.
+"""Compiled loops that decode windows of JPEG files and transform images, if a C compiler exists.
 
     native.decode_window(data, (height, width), np.s_[10:234, 20:244], 3)
     native.resample(image, down, across, slack)
     native.call('to_gray', image, pixels, output)
 
-Installing the package compiles `_native.c` if there is a C compiler, and goes on without it if not.
-The images are the same either way, bit by bit; callers ask `has_windows`, `can_resample` and `has`,
-and have a slower way. Python's lock is free while they run.
+Installing the package compiles `_native.c` if there is a C compiler, and continues otherwise. The
+images are bit-identical either way; callers check `has_windows`, `can_resample` and `has`, and have
+a slower path. The loops release Python's lock.
 
-Windows are decoded by the libjpeg-turbo that Pillow's wheels for Linux and macOS bring. A decoder
-has to read all that precedes a window, but it transforms only the blocks in it, and stops below it.
+Windows are decoded by the libjpeg-turbo in Pillow's wheels for Linux and macOS. A decoder has to
+read everything before a window, but transforms only the blocks inside, and stops below it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ import PIL
 
 from vit_jax.array_types import Float, Int, UInt8
 
-BLOCK = 32  # the most columns of a block (MCU), which are decoded together
-MARGIN = 2  # pixels around a window, which the colors of its edge are blended with
-LANES = 4  # the most channels of an image that is resampled
-# In the order of `Library` in _native.c.
+BLOCK = 32  # most columns of a block (MCU), which is decoded as a unit
+MARGIN = 2  # pixels around a window that are blended into the colors at its edge
+LANES = 4  # most channels of an image that can be resampled
+# Same order as `Library` in _native.c.
 FUNCTIONS = (
     *('jpeg_std_error', 'jpeg_CreateDecompress', 'jpeg_mem_src', 'jpeg_read_header'),
     *('jpeg_start_decompress', 'jpeg_crop_scanline', 'jpeg_skip_scanlines', 'jpeg_read_scanlines'),
@@ -40,13 +40,10 @@ _POINTER, _INT, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
 
 
 class Weights(ctypes.Structure):
-    """Weights of an image's rows or columns, of which each new one is a sum.
-
-    This is `Weights` of _native.c.
+    """Weights that sum an image's old rows or columns to new ones; `Weights` of _native.c.
 
     Attributes:
-      arrays: the old rows or columns of each new one, int32 [N, K], and their weights, float32
-        [N, K].
+      arrays: Old rows or columns of each new one, int32 [N, K], and their weights, float32 [N, K].
     """
 
     _fields_ = (('from', _POINTER), ('weights', _POINTER), ('count', _INT), ('taps', _INT))
@@ -77,53 +74,53 @@ _SIGNATURES = {
 
 
 def has_windows() -> bool:
-    """Whether `decode_window` works here."""
-    return _compiled() is not None and _libjpeg() is not None
+    """Return whether `decode_window` works on this machine."""
+    return _load_native() is not None and _load_libjpeg() is not None
 
 
 def can_resample(image: np.ndarray) -> bool:
-    """Whether `resample` works here, and takes this image [H W C]."""
-    return _compiled() is not None and image.dtype == np.uint8 and image.shape[2] <= LANES
+    """Return whether `resample` works on this machine and supports this image [H W C]."""
+    return _load_native() is not None and image.dtype == np.uint8 and image.shape[2] <= LANES
 
 
 def has(name: str) -> bool:
-    """Whether the loop of this name was compiled, see `_SIGNATURES`."""
-    return hasattr(_compiled(), name)
+    """Return whether the loop of this name was compiled, see `_SIGNATURES`."""
+    return hasattr(_load_native(), name)
 
 
 def call(name: str, *arguments: Any) -> Any:
     """Call a compiled loop by name; contiguous arrays are passed by address."""
     values = [a.ctypes.data if type(a) is np.ndarray else a for a in arguments]
-    return getattr(_compiled(), name)(*values)
+    return getattr(_load_native(), name)(*values)
 
 
 def decode_window(
     data: bytes, size: tuple[int, int], window: tuple[slice, slice], channels: int
 ) -> UInt8[np.ndarray, 'H W C']:
-    """Decode a window of a JPEG file, to the bytes that it has in the whole image.
+    """Decode a window of a JPEG file to the same bytes as in the whole image.
 
     Args:
-      data: the whole file.
+      data: Content of the file.
       size: (height, width) of the image.
-      window: its rows and columns, within the image and not empty.
-      channels: 3 for RGB, 1 for the luminance.
+      window: Nonempty rows and columns within the image.
+      channels: 3 for RGB, 1 for luminance.
 
     Raises:
-      ValueError: if libjpeg refuses the file, or warns of damage down to the window's end.
+      ValueError: if libjpeg refuses the file, or warns of damage above the window's end.
     """
     rows, columns = window
     top, start = max(0, rows.start - MARGIN), max(0, columns.start - MARGIN)
     height, width = rows.stop - top, min(size[1], columns.stop + MARGIN) - start
-    room = np.empty(height * (width + BLOCK) * channels, np.uint8)
-    left = _compiled().decode_window(
-        *(_libjpeg(), data, len(data), top, start, height, width, BLOCK, channels),
-        room.ctypes.data,
+    buffer = np.empty(height * (width + BLOCK) * channels, np.uint8)
+    first_column = _load_native().decode_window(
+        *(_load_libjpeg(), data, len(data), top, start, height, width, BLOCK, channels),
+        buffer.ctypes.data,
     )
-    if left < 0:
+    if first_column < 0:
         raise ValueError('libjpeg refuses the file, or finds damage')
-    shape = height, start + width - left, channels
-    found = room[: math.prod(shape)].reshape(shape)
-    return found[rows.start - top :, columns.start - left : columns.stop - left]
+    shape = height, start + width - first_column, channels
+    decoded = buffer[: math.prod(shape)].reshape(shape)
+    return decoded[rows.start - top :, columns.start - first_column : columns.stop - first_column]
 
 
 def resample(
@@ -132,45 +129,45 @@ def resample(
     """Multiply rows, then columns, by weights; add `slack` and round down.
 
     Args:
-      image: one that `can_resample`.
-      down, across: weights of its H rows and W columns.
-      slack: added before rounding down.
+      image: Image that `can_resample`.
+      down, across: Weights of its H rows and W columns.
+      slack: Number added before rounding down.
     """
     _, width, channels = image.shape
     if image.strides[1:] != (channels, 1):
         image = np.ascontiguousarray(image)
-    made = np.empty((down.count, across.count, channels), np.uint8)
+    output = np.empty((down.count, across.count, channels), np.uint8)
     sums = np.empty((width + across.count) * channels + 2 * LANES, np.float32)
-    _compiled().resample(
+    _load_native().resample(
         *(image.ctypes.data, image.strides[0], width, channels),
-        *(down, across, slack, sums.ctypes.data, made.ctypes.data),
+        *(down, across, slack, sums.ctypes.data, output.ctypes.data),
     )
-    return made
+    return output
 
 
 @functools.cache
-def _compiled() -> Any:
-    """The compiled code; None if there is none."""
-    found = importlib.util.find_spec('._native', __package__)
-    if found is None or found.origin is None:
+def _load_native() -> Any:
+    """Load the compiled code; None if it is missing."""
+    spec = importlib.util.find_spec('._native', __package__)
+    if spec is None or spec.origin is None:
         return None
     try:
-        code = ctypes.CDLL(found.origin)
-    except OSError:  # of another system
+        library = ctypes.CDLL(spec.origin)
+    except OSError:  # compiled for another system
         return None
     for name, arguments in _SIGNATURES.items():
-        with contextlib.suppress(AttributeError):  # compiled before it was added
-            getattr(code, name).argtypes = arguments
-    return code
+        with contextlib.suppress(AttributeError):  # compiled by an older version
+            getattr(library, name).argtypes = arguments
+    return library
 
 
 @functools.cache
-def _libjpeg() -> ctypes.Array | None:
-    """Addresses of `FUNCTIONS` in Pillow's libjpeg-turbo; None if it brings none."""
-    here = pathlib.Path(PIL.__file__).parent
-    for path in (*here.parent.glob('pillow.libs/libjpeg*'), *here.glob('.dylibs/libjpeg*')):
+def _load_libjpeg() -> ctypes.Array | None:
+    """Return the addresses of `FUNCTIONS` in Pillow's libjpeg-turbo; None if it has none."""
+    package = pathlib.Path(PIL.__file__).parent
+    for path in (*package.parent.glob('pillow.libs/libjpeg*'), *package.glob('.dylibs/libjpeg*')):
         with contextlib.suppress(OSError, AttributeError):
             library = ctypes.CDLL(str(path))
-            found = [ctypes.cast(getattr(library, name), _POINTER) for name in FUNCTIONS]
-            return (_POINTER * len(found))(*found)
+            addresses = [ctypes.cast(getattr(library, name), _POINTER) for name in FUNCTIONS]
+            return (_POINTER * len(addresses))(*addresses)
     return None

@@ -4,8 +4,8 @@
     OUT/SPLIT-00000-of-00008.array_record
     OUT/SPLIT.labels.npy
 
-A record is a map in MessagePack: numbers, texts, arrays, and `image` as the bytes of a JPEG, PNG or
-WebP file. It holds only data, no code.
+A record is a MessagePack map: numbers, texts, arrays, and `image` as the bytes of a JPEG, PNG or
+WebP file. It contains only data, no code.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from vit_jax.storage import paths
 
 MANIFEST = 'manifest.json'
 FORMAT = 1
-_ARRAY = 1  # the extension type of arrays
+_ARRAY = 1  # MessagePack extension type of arrays
 
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """A file of a split.
+    """One file of a split.
 
     Attributes:
-      name: name of the file in the folder of the manifest.
-      examples: their number.
-      size: of the file in bytes.
-      sha256: of the file.
+      name: File name in the manifest's folder.
+      examples: Number of examples.
+      size: File size in bytes.
+      sha256: SHA-256 of the file.
     """
 
     name: str
@@ -49,10 +49,10 @@ class Manifest:
     """The contents of a folder of packed data.
 
     Attributes:
-      source: the data that were packed, as `folder:/data/flowers`.
-      options: changes to the images: {'shorter_side': 512, 'quality': 92}, or empty.
-      info: facts about the classes.
-      splits: {name: shards in their order}.
+      source: Name of the packed data, such as `folder:/data/flowers`.
+      options: Changes to the images, such as {'shorter_side': 512, 'quality': 92}, or empty.
+      info: Facts about the classes.
+      splits: {name: shards in order}.
     """
 
     source: str
@@ -61,7 +61,7 @@ class Manifest:
     splits: dict[str, tuple[Shard, ...]]
 
     def to_json(self) -> str:
-        """Inverse of `read_manifest`."""
+        """Encode the manifest; inverse of `read_manifest`."""
         return json.dumps({'format': FORMAT, **dataclasses.asdict(self)}, indent=1)
 
 
@@ -69,12 +69,12 @@ def read_manifest(folder: paths.Path, read: Callable[[str], bytes], title: str) 
     """Read the manifest of a folder.
 
     Args:
-      folder: for messages.
-      read: returns the content of a file of the folder.
-      title: name of the source, for messages.
+      folder: Folder, for messages.
+      read: Function that returns the content of a file in the folder.
+      title: Name of the source, for messages.
 
     Raises:
-      UserError: if it is missing, or has another format.
+      UserError: if the manifest is missing, or has a different format.
     """
     file = folder / MANIFEST
     try:
@@ -88,32 +88,32 @@ def read_manifest(folder: paths.Path, read: Callable[[str], bytes], title: str) 
         }
         return Manifest(content['source'], content['options'], SourceInfo(**facts), splits)
     except FileNotFoundError as error:
-        raise UserError(f'{title}: there is no {file}: write it by `vit_jax pack`') from error
+        raise UserError(f'{title}: {file} does not exist: write it with `vit_jax pack`') from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f'{title}: {file} is not a manifest of packed data: {error}') from error
 
 
 def encode(record: Record) -> bytes:
-    """Turn a record into bytes; its image is a file."""
-    return msgpack.packb({name: _plain(value) for name, value in record.items()})
+    """Encode a record whose image is a file."""
+    return msgpack.packb({name: _to_msgpack(value) for name, value in record.items()})
 
 
 def decode(data: bytes) -> Record:
-    """Turn bytes back into a record, whose image is a file.
+    """Decode a record whose image is a file.
 
     Raises:
-      ValueError: if they are not a record.
+      ValueError: if the bytes are not a record.
     """
     try:
-        record = msgpack.unpackb(data, ext_hook=_array)
+        record = msgpack.unpackb(data, ext_hook=_from_msgpack)
     except (msgpack.UnpackException, TypeError, RecursionError) as error:
-        raise ValueError(f'no record ({error})') from error
+        raise ValueError(f'not a record ({error})') from error
     if not isinstance(record, dict):
-        raise ValueError('no record')
+        raise ValueError('not a record')
     return record
 
 
-def _plain(value: Any) -> Any:
+def _to_msgpack(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if not isinstance(value, np.ndarray):
@@ -122,8 +122,8 @@ def _plain(value: Any) -> Any:
     return msgpack.ExtType(_ARRAY, msgpack.packb(content))
 
 
-def _array(code: int, data: bytes) -> np.ndarray:
+def _from_msgpack(code: int, data: bytes) -> np.ndarray:
     if code != _ARRAY:
-        raise ValueError(f'a value of the unknown type {code}')
+        raise ValueError(f'unknown extension type {code}')
     dtype, shape, content = msgpack.unpackb(data)
     return np.frombuffer(content, dtype).reshape(shape)

@@ -1,8 +1,8 @@
 """Packing of a source, shard by shard, in several processes or on several machines.
 
-Shards hold equal numbers of examples in the order of the source, and their bytes depend on nothing
-else: not on the number of processes, nor on interruptions. A shard is written completely or not at
-all, so that packing continues where it stopped.
+Shards hold equal numbers of examples in the order of the source. Their bytes depend neither on the
+number of processes nor on interruptions. A shard is written completely or not at all, so that
+packing continues where it stopped.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from vit_jax.storage import paths
 
 log = logging.getLogger(__name__)
 
-PLAN = '.plan.json'  # the job that a folder is packed by, until it is complete
+PLAN = '.plan.json'  # job of a folder that is not complete yet
 Progress = Callable[[int], None]
-Made = tuple[packed.Shard, np.ndarray | None]
+LabeledShard = tuple[packed.Shard, np.ndarray | None]
 
 
 class ShardId(NamedTuple):
@@ -50,7 +50,7 @@ class ShardId(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The file's name."""
+        """File name."""
         return f'{self.split}-{self.number:05}-of-{self.total:05}.array_record'
 
 
@@ -59,15 +59,15 @@ class Job:
     """Source, target and options of packing.
 
     Attributes:
-      source: its name, as `folder:/data/flowers`.
+      source: Source name, such as `folder:/data/flowers`.
       splits: {name in the packed data: split expression}.
-      out: the folder to write.
-      per_shard: examples of a shard.
-      shorter_side: pixels that larger images are reduced to; 0 keeps the files as they are.
-      quality: quality of the JPEG files that reduced images become.
+      out: Output folder.
+      per_shard: Examples per shard.
+      shorter_side: Shorter side in pixels to which larger images are reduced; 0 keeps all files.
+      quality: JPEG quality of reduced images.
 
     Raises:
-      UserError: if a number is out of range, or a name of a split cannot be that of a file.
+      UserError: if a number is out of range, or a split name cannot be a file name.
     """
 
     source: str
@@ -86,7 +86,7 @@ class Job:
         for name in self.splits:
             if not re.fullmatch(r'\w+', name):
                 raise UserError(
-                    f"--split {name!r}: write NAME or NAME=EXPRESSION, as train='train[:90%]'"
+                    f"--split {name!r}: write NAME or NAME=EXPRESSION, such as train='train[:90%]'"
                 )
 
     @property
@@ -97,9 +97,9 @@ class Job:
         return {'shorter_side': self.shorter_side, 'quality': self.quality}
 
     def shards(self) -> list[ShardId]:
-        """Every shard of every split."""
-        _opened.cache_clear()  # files may have changed since another job
-        sizes = {name: len(_opened(self.source, e)) for name, e in self.splits.items()}
+        """List every shard of every split."""
+        _open_source.cache_clear()  # files may have changed since an earlier job
+        sizes = {name: len(_open_source(self.source, e)) for name, e in self.splits.items()}
         totals = {name: -(-size // self.per_shard) for name, size in sizes.items()}
         return [ShardId(name, k, total) for name, total in totals.items() for k in range(total)]
 
@@ -108,26 +108,26 @@ def pack(job: Job, shards: Sequence[ShardId], workers: int, progress: Progress) 
     """Write every missing shard, and then the manifest.
 
     Args:
-      job: source, target and options.
-      shards: every shard of the job.
-      workers: processes; 0 writes in this one.
-      progress: called after each shard with its number of examples.
+      job: Source, target and options.
+      shards: All shards of the job.
+      workers: Number of processes; 0 writes in this one.
+      progress: Function called after each shard with its number of examples.
 
     Raises:
-      UserError: if the folder holds other data, or too many examples are broken.
+      UserError: if the folder contains other data, or too many examples are broken.
       OSError: if a file cannot be written.
     """
     claim(job)
-    made = []
-    with _mapper(workers) as run:
-        for result in run(functools.partial(write_shard, job), shards):
-            made.append(result)
+    written = []
+    with _open_mapper(workers) as parallel_map:
+        for result in parallel_map(functools.partial(write_shard, job), shards):
+            written.append(result)
             progress(result[0].examples)
-    return finish(job, shards, made)
+    return finish(job, shards, written)
 
 
-def finish(job: Job, shards: Sequence[ShardId], made: Sequence[Made]) -> packed.Manifest:
-    """Write the labels and the manifest once all shards are written, in the order of `shards`.
+def finish(job: Job, shards: Sequence[ShardId], written: Sequence[LabeledShard]) -> packed.Manifest:
+    """Write the labels and the manifest of all written shards, in the order of `shards`.
 
     Raises:
       UserError: if too many examples are broken.
@@ -136,10 +136,14 @@ def finish(job: Job, shards: Sequence[ShardId], made: Sequence[Made]) -> packed.
     out = paths.path(job.out)
     splits = {}
     for name in job.splits:
-        results = [one for at, one in zip(shards, made, strict=True) if at.split == name]
-        source = _opened(job.source, job.splits[name])
+        results = [
+            result
+            for shard_id, result in zip(shards, written, strict=True)
+            if shard_id.split == name
+        ]
+        source = _open_source(job.source, job.splits[name])
         _require_few_broken(source, sum(shard.examples for shard, _ in results))
-        labels = [of for _, of in results if of is not None]
+        labels = [array for _, array in results if array is not None]
         if len(labels) == len(results):
             _write_labels(out / f'{name}.labels.npy', np.concatenate(labels))
         splits[name] = tuple(shard for shard, _ in results)
@@ -150,29 +154,30 @@ def finish(job: Job, shards: Sequence[ShardId], made: Sequence[Made]) -> packed.
 
 
 def claim(job: Job) -> None:
-    """Make the folder, or continue with one that this job has begun.
+    """Make the output folder, or continue the one that this job has begun.
 
     Raises:
-      UserError: if it holds other files.
+      UserError: if the folder contains other files.
     """
     out = paths.path(job.out)
     plan = json.dumps(dataclasses.asdict(job) | {'out': ''}, sort_keys=True)
     if (out / packed.MANIFEST).exists():
-        raise UserError(f'{out} is packed already: choose another folder or remove it')
-    begun = paths.read_text(out / PLAN)
-    if begun is None and out.exists() and any(out.iterdir()):
-        raise UserError(f'{out} holds other files: choose an empty or a new folder')
-    if begun is not None and begun != plan:
+        raise UserError(f'{out} is already packed; choose another folder or remove it')
+    begun_plan = paths.read_text(out / PLAN)
+    if begun_plan is None and out.exists() and any(out.iterdir()):
+        raise UserError(f'{out} contains other files; choose an empty or new folder')
+    if begun_plan is not None and begun_plan != plan:
         raise UserError(
-            f'{out} was begun with other options, {begun}: give these, or choose another folder'
+            f'{out} was begun with different options, {begun_plan}; use these, or choose another '
+            'folder'
         )
     paths.make_folder(out)
     paths.write_text_atomic(out / PLAN, plan)
 
 
 @contextlib.contextmanager
-def _mapper(workers: int) -> Iterator[Callable[..., Iterable[Made]]]:
-    """`map` in this process, or in others that each open the source."""
+def _open_mapper(workers: int) -> Iterator[Callable[..., Iterable[LabeledShard]]]:
+    """Yield `map`, or its parallel form over processes that each open the source."""
     if not workers:
         yield map
         return
@@ -186,31 +191,31 @@ def _mapper(workers: int) -> Iterator[Callable[..., Iterable[Made]]]:
                 child.terminate()
             if isinstance(error, BrokenProcessPool):
                 raise UserError(
-                    'a process of --workers was killed, perhaps for lack of memory: give fewer, '
-                    'and the same command continues'
+                    'a worker process was killed, perhaps for lack of memory: reduce --workers, '
+                    'then the same command continues'
                 ) from error
             raise
 
 
-def write_shard(job: Job, at: ShardId) -> Made:
+def write_shard(job: Job, shard_id: ShardId) -> LabeledShard:
     """Write a shard unless it exists; return it with its labels, None if an example has none.
 
     Raises:
-      OSError: if it cannot be written.
+      OSError: if the shard cannot be written.
       UserError: if too many examples are broken, or a bucket cannot be reached.
     """
-    target = paths.path(job.out) / at.name
+    target = paths.path(job.out) / shard_id.name
     if not paths.is_remote(target):
         file = pathlib.Path(target)
         if not file.exists():
-            _write(job, at, file)
+            _write_examples(job, shard_id, file)
         return describe_shard(file)
     with tempfile.TemporaryDirectory() as folder, paths.reaching(target):
-        file = pathlib.Path(folder, at.name)
+        file = pathlib.Path(folder, shard_id.name)
         if target.exists():
             _copy(target, file)
         else:
-            _write(job, at, file)
+            _write_examples(job, shard_id, file)
             _copy(file, target)
         return describe_shard(file)
 
@@ -220,19 +225,19 @@ def _copy(source: paths.Path, target: paths.Path) -> None:
         shutil.copyfileobj(reader, writer, 16 << 20)
 
 
-def _write(job: Job, at: ShardId, file: pathlib.Path) -> None:
+def _write_examples(job: Job, shard_id: ShardId, file: pathlib.Path) -> None:
     from array_record.python.array_record_module import ArrayRecordWriter
 
-    source = _opened(job.source, job.splits[at.split])
+    source = _open_source(job.source, job.splits[shard_id.split])
     partial = file.with_name(f'.{file.name}.partial')
     writer = ArrayRecordWriter(str(partial), 'group_size:1')
-    first = at.number * job.per_shard
+    first = shard_id.number * job.per_shard
     broken = 0
     for index in range(first, min(first + job.per_shard, len(source))):
         try:
             writer.write(packed.encode(packed_example(source, index, job)))
         except BrokenRecord as reason:
-            log.warning('left out: %s', reason)
+            log.warning('skipping broken record: %s', reason)
             broken += 1
             _require_few_broken(source, len(source) - broken)
     writer.close()
@@ -242,39 +247,41 @@ def _write(job: Job, at: ShardId, file: pathlib.Path) -> None:
 
 
 @functools.lru_cache(maxsize=4)
-def _opened(name: str, split: str) -> sources.Subset:
+def _open_source(name: str, split: str) -> sources.Subset:
     return sources.open_source(name, split)
 
 
 def packed_example(source: sources.Subset, index: int, job: Job) -> Record:
-    """A record whose image is a file: the source's own, or a smaller JPEG.
+    """Return a record whose image is a file: the source's file, or a smaller JPEG.
 
     Raises:
-      BrokenRecord: if it cannot be decoded.
-      UserError: if an image with objects is to be reduced.
+      BrokenRecord: if the image cannot be decoded.
+      UserError: if an image with objects would be reduced.
     """
     record = source.encoded(index)
     name = source.record_name(index)
-    pixels = images.decoded(record, name).get('image')
+    pixels = images.decode_record(record, name).get('image')
     if pixels is None or not job.shorter_side or min(pixels.shape[:2]) <= job.shorter_side:
         return record
-    if found := [key for key in record if key in OBJECTS]:
-        raise UserError(f'{name}: --shorter-side would leave {found[0]!r} behind; do without it')
+    if object_fields := [key for key in record if key in OBJECTS]:
+        raise UserError(
+            f'{name}: --shorter-side cannot resize {object_fields[0]!r}; remove the flag'
+        )
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[-1] not in (1, 3):
         raise UserError(
-            f'{name}: --shorter-side takes gray or RGB images of bytes, and this one has the shape '
-            f'{pixels.shape} and {pixels.dtype}; do without it'
+            f'{name}: --shorter-side supports only 8-bit gray or RGB images, not {pixels.dtype} '
+            f'{pixels.shape}; remove the flag'
         )
     return record | {'image': reduce_image(pixels, job.shorter_side, job.quality)}
 
 
 def reduce_image(pixels: np.ndarray, side: int, quality: int) -> bytes:
-    """A JPEG of the image, resized by Lanczos's filter to a shorter side of `side` pixels.
+    """Encode an image as JPEG, resized by Lanczos's filter to a shorter side of `side` pixels.
 
     Args:
       pixels: uint8 [H, W, 1] or [H, W, 3].
-      side: side of the result, in pixels.
-      quality: quality of the JPEG, 1 to 100.
+      side: Shorter side of the result, in pixels.
+      quality: JPEG quality, 1 to 100.
     """
     height, width = pixels.shape[:2]
     scale = side / min(height, width)
@@ -285,11 +292,11 @@ def reduce_image(pixels: np.ndarray, side: int, quality: int) -> bytes:
     return file.getvalue()
 
 
-def describe_shard(file: pathlib.Path) -> Made:
-    """An existing shard, and its labels.
+def describe_shard(file: pathlib.Path) -> LabeledShard:
+    """Describe an existing shard, and read its labels.
 
     Raises:
-      UserError: if it cannot be read.
+      UserError: if the shard cannot be read.
     """
     from array_record.python.array_record_module import ArrayRecordReader
 
@@ -297,17 +304,18 @@ def describe_shard(file: pathlib.Path) -> Made:
         reader = ArrayRecordReader(str(file))
         count = reader.num_records()
         labels = [packed.decode(reader.read([i])[0]).get('label') for i in range(count)]
-    except Exception as error:  # of many kinds, none of them documented
+    except Exception as error:  # ArrayRecord raises several undocumented types
         raise UserError(f'{file} cannot be read ({error}): remove it and pack again') from error
-    whole = [type(label) is int for label in labels]
-    odd = [i for i, label in enumerate(labels) if not (whole[i] or label is None)]
-    if any(whole) and odd:
+    is_integer = [type(label) is int for label in labels]
+    other_rows = (i for i, label in enumerate(labels) if not (is_integer[i] or label is None))
+    row = next(other_rows, None)
+    if any(is_integer) and row is not None:
         raise UserError(
-            f'{file} record {odd[0]}: its label, {str(labels[odd[0]])[:40]}, is not an integer: '
+            f'{file} record {row}: label {str(labels[row])[:40]} is not an integer; '
             'correct the source, remove the file and pack again'
         )
     shard = packed.Shard(file.name, count, file.stat().st_size, paths.sha256(file))
-    return shard, np.array(labels) if all(whole) else None
+    return shard, np.array(labels) if all(is_integer) else None
 
 
 def _require_few_broken(source: sources.Subset, packed_examples: int) -> None:
@@ -315,7 +323,7 @@ def _require_few_broken(source: sources.Subset, packed_examples: int) -> None:
     if broken > source.broken_limit:
         raise UserError(
             f'{source.title}: {broken} of {len(source)} records are broken, more than the '
-            f'{source.broken_limit} that are tolerated: repair or remove them'
+            f'{source.broken_limit} that are tolerated; repair or remove them'
         )
 
 
@@ -326,17 +334,17 @@ def _write_labels(file: paths.Path, labels: np.ndarray) -> None:
 
 
 def pack_with_beam(job: Job, shards: Sequence[ShardId], options: str) -> packed.Manifest:
-    """Write every missing shard on several machines by Apache Beam, and then the manifest.
+    """Write every missing shard by Apache Beam on several machines, and then the manifest.
 
-    Every machine has to reach the source and the folder to write to.
+    Every machine needs access to the source and the output folder.
 
     Args:
-      job: source, target and options.
-      shards: every shard of the job.
-      options: options of Beam, such as `--runner=DataflowRunner --project=P`.
+      job: Source, target and options.
+      shards: All shards of the job.
+      options: Beam options, such as `--runner=DataflowRunner --project=P`.
 
     Raises:
-      UserError: as `pack`, or if Beam or one of its workers fails.
+      UserError: see `pack`; also if Beam or one of its workers fails.
     """
     with extras.needed_by('pack --beam', 'beam'):
         import apache_beam as beam
@@ -352,24 +360,24 @@ def pack_with_beam(job: Job, shards: Sequence[ShardId], options: str) -> packed.
                 | beam.combiners.ToList()
                 | 'finish' >> beam.Map(functools.partial(finish_with_beam, job, tuple(shards)))
             )
-    except Exception as error:  # of many kinds, by runner
+    except Exception as error:  # its type depends on the runner
         reason = paths.first_line(error).partition(' [while running')[0]
         raise UserError(f'--beam: {reason}') from error
     out = paths.path(job.out)
     return packed.read_manifest(out, lambda name: (out / name).read_bytes(), job.out)
 
 
-def write_numbered_shard(job: Job, numbered: tuple[int, Sequence[Any]]) -> tuple[int, Made]:
-    """Write a shard on a worker; return its number and the shard."""
-    number, at = numbered
-    return number, write_shard(job, ShardId(*at))
+def write_numbered_shard(job: Job, numbered: tuple[int, Sequence[Any]]) -> tuple[int, LabeledShard]:
+    """Write a shard in a Beam worker; return its number and the shard."""
+    number, shard_id = numbered
+    return number, write_shard(job, ShardId(*shard_id))
 
 
 def finish_with_beam(
     job: Job,
     shards: Sequence[ShardId],
-    made: Sequence[tuple[int, Made]],
+    written: Sequence[tuple[int, LabeledShard]],
 ) -> None:
-    """Write the manifest of shards that arrive in any order."""
-    by_number = dict(made)
+    """Write the manifest for shards that arrive in any order."""
+    by_number = dict(written)
     finish(job, shards, [by_number[number] for number in range(len(shards))])

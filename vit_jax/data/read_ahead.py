@@ -1,4 +1,4 @@
-"""Batches made ahead of time, in threads and worker processes of Grain."""
+"""Making batches ahead of time, in Grain's threads and worker processes."""
 
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ T = TypeVar('T')
 Ready = queue.Queue[tuple[Any, BaseException | None]]
 _END = object()
 STALL_SECONDS = 1800.0
-MIN_CORES = 4  # below, processes take the cores from the loop
-MAX_THREADS = 8  # of one process: more wait for Python's lock, which the loop needs as well
-CHEAP = 1e-4  # CPU seconds of an example of which threads make enough
-WORTHWHILE = 10.0  # CPU seconds of making all examples, of which starting processes is a part
-WORKER_MEMORY = 200e6  # bytes of a process besides its batches and its copy of the data's listing
-HELD, SHARED = 6, 3  # batches that a process has in memory, and how many of them in shared memory
+MIN_CORES = 4  # with fewer, worker processes compete with the training loop
+MAX_THREADS = 8  # per process: more wait for Python's lock, which the loop also needs
+CHEAP = 1e-4  # CPU seconds per example, below which threads are fast enough
+WORTHWHILE = 10.0  # CPU seconds for all examples, above which starting processes pays off
+WORKER_MEMORY = 200e6  # bytes per process, plus its batches and its copy of the data's listing
+HELD, SHARED = 6, 3  # batches per process in memory, and those among them in shared memory
 HELD_BY_LOOP = 4
-MEMORY_SHARE = 0.5  # of the available memory that the processes may take
+MEMORY_SHARE = 0.5  # share of the available memory that worker processes may use
 _NO_ROOM = (
-    'data.workers: /dev/shm is too small for batches: enlarge it (docker run --shm-size=8g), or '
+    'data.workers: /dev/shm is too small for batches; enlarge it (docker run --shm-size=8g), or '
     'set workers to 0'
 )
-_LITTLE_MEMORY = 'the memory has no room for more processes'
-_LITTLE_SHARED = '/dev/shm has no room for more processes: enlarge it (docker run --shm-size=8g)'
+_LITTLE_MEMORY = 'not enough memory for more processes'
+_LITTLE_SHARED = '/dev/shm is too small for more processes: enlarge it (docker run --shm-size=8g)'
 CLOSE_SECONDS = 10.0  # time limit for worker processes to end
-_OF_GRAIN = 'grain-process-prefetch'  # the names of its processes begin with it
+_GRAIN_PREFIX = 'grain-process-prefetch'  # prefix of the names of Grain's processes
 _POLL_SECONDS = 0.2  # between two checks for a requested stop
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What it takes to make the batches of a run.
+    """Cost of making the batches of a run.
 
     Attributes:
       seconds: CPU seconds per example.
-      examples: number of examples to make.
-      batch_bytes: bytes of a batch.
-      listing_bytes: bytes of the data's listing, which each process copies; None if it cannot be
-        sent to another process.
+      examples: Number of examples to make.
+      batch_bytes: Bytes per batch.
+      listing_bytes: Bytes of the data's listing, which each process copies; None if it cannot be
+        pickled.
     """
 
     seconds: float
@@ -66,11 +66,11 @@ class Work:
     listing_bytes: int | None
 
     def processes(self, wanted: int) -> tuple[int, str]:
-        """The number of processes to start, 0 for threads; and why there are fewer than wanted."""
+        """Return how many processes to start, 0 for threads, and why fewer than wanted."""
         if self.seconds < CHEAP or self.seconds * self.examples < WORTHWHILE:
             return 0, ''
         if self.listing_bytes is None:
-            return 0, 'processes cannot make the batches, as the data cannot be pickled'
+            return 0, 'processes cannot make the batches because the data cannot be pickled'
         process_bytes = HELD * self.batch_bytes + WORKER_MEMORY + 3 * self.listing_bytes
         limits = [(wanted, '')]
         if (memory := environment.available_memory()) is not None:
@@ -80,23 +80,23 @@ class Work:
         return min(limits)
 
     def _fit(self, free: float, process_bytes: float) -> int:
-        """The processes for which there is room; 0 for a single one."""
+        """Return how many processes fit; 0 instead of 1, which gains nothing over threads."""
         count = int(max(0.0, free - HELD_BY_LOOP * self.batch_bytes) // max(process_bytes, 1))
         return count if count > 1 else 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Loading:
-    """Options of making batches ahead of time; they do not change the batches.
+    """Options for making batches ahead of time; they do not change the batches.
 
     Attributes:
-      workers: reading processes; 0 reads in threads of this process, which wait for each other and
-        for the loop. By default 0, or one for every CPU core but one if that is worth its start,
-        see `resolved`.
-      threads: batches made at the same time, in each process; as many are held ready. By default
-        one a CPU core of this process's share, at most `MAX_THREADS`. 0 reads on demand only.
-      stall_seconds: raises `Stalled` if a batch takes longer; 0 for no limit.
-      note: the reason for fewer processes than wanted.
+      workers: Worker processes; 0 reads in threads of this process, which share Python's lock with
+        the loop. By default 0, or one per CPU core except one if starting them pays off, see
+        `resolve`.
+      threads: Batches made at the same time in each process, which also holds as many ready. By
+        default one per CPU core of the process's share, at most `MAX_THREADS`. 0 reads on demand.
+      stall_seconds: Seconds per batch after which `Stalled` is raised; 0 for no limit.
+      note: Reason for fewer processes than wanted.
 
     Raises:
       UserError: if a number is negative.
@@ -107,11 +107,11 @@ class Loading:
     stall_seconds: float = STALL_SECONDS
     note: str = ''
 
-    def resolved(self, measure: Callable[[], Work] | None = None) -> Loading:
-        """Choose the numbers that are not given, by the CPU cores that this process may use.
+    def resolve(self, measure: Callable[[], Work] | None = None) -> Loading:
+        """Fill in missing numbers by the CPU cores available to this process.
 
         Args:
-          measure: the work of making the batches; None if processes cannot make them.
+          measure: Function that estimates the work; None if processes cannot make the batches.
         """
         cores, note = environment.available_cores(), ''
         workers, threads = self.workers, self.threads
@@ -128,12 +128,12 @@ class Loading:
 
     @property
     def round(self) -> int:
-        """Batches that are made at the same time; only once `resolved`."""
+        """Batches made at the same time, after `resolve`."""
         return max(1, self.workers or 1) * max(1, self.threads or 1)
 
     @property
     def held(self) -> int:
-        """The most batches that are ready while none is taken; only once `resolved`."""
+        """Most batches that wait to be taken, after `resolve`."""
         return self.round + HELD * (self.workers or 1)
 
     def __str__(self) -> str:
@@ -160,38 +160,38 @@ def read_ahead(
     """Yield make(start), ..., make(stop - 1), making several at a time.
 
     Args:
-      make: makes a batch by its number; for worker processes it must be picklable.
-      start, stop: the first number, and the one after the last.
-      loading: how far ahead, and in which threads or processes; `resolved`.
-      source: read by `make`; counts the broken records that its copies in worker processes find.
-      stopping: polled while no batch is ready; see `Watched`.
+      make: Function that makes a batch by its number; picklable for worker processes.
+      start, stop: First number, and the number after the last.
+      loading: Options, after `Loading.resolve`.
+      source: Source that `make` reads; counts the broken records found by worker processes.
+      stopping: Function polled while no batch is ready; see `Watched`.
     """
     import grain
     from absl import flags
 
     threads = loading.threads
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads)
-    maker: Any = _Staying(make)
+    maker: Any = _KeepThreadAlive(make)
     if loading.workers:
-        maker = _Sent(_Reporting(maker, source))
+        maker = _PickleOnce(_ReturnBroken(maker, source))
     batches = grain.MapDataset.range(start, stop).map(maker).to_iter_dataset(options)
     if loading.workers:
         _start_tracker()
-        spawn.get_preparation_data = _without_main
-        if not flags.FLAGS.is_parsed():  # Grain hands absl's flags on to its workers
+        spawn.get_preparation_data = _prepare_without_main
+        if not flags.FLAGS.is_parsed():  # Grain passes absl's flags to its workers
             flags.FLAGS.mark_as_parsed()
         processes = grain.MultiprocessingOptions(num_workers=loading.workers)
-        batches = batches.mp_prefetch(processes, worker_init_fn=_live_with_parent)
-    made: Iterator = iter(batches)
+        batches = batches.mp_prefetch(processes, worker_init_fn=_outlive_signals)
+    iterator: Iterator = iter(batches)
     if loading.workers:
-        made = _Counted(made, source)
+        iterator = _CountBroken(iterator, source)
     limit = loading.stall_seconds or math.inf
-    return Watched(_block_signals(made) if loading.workers else made, limit, stopping)
+    return Watched(_block_signals(iterator) if loading.workers else iterator, limit, stopping)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Staying(Generic[T]):
-    """Makes a batch; StopIteration and SystemExit, which end a thread silently, become errors."""
+class _KeepThreadAlive(Generic[T]):
+    """Make a batch; turn StopIteration and SystemExit, which end a thread silently, into errors."""
 
     make: Callable[[int], T]
 
@@ -206,8 +206,8 @@ class _Staying(Generic[T]):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Reporting(Generic[T]):
-    """Makes a batch in a worker process, and returns it with the broken records that were found."""
+class _ReturnBroken(Generic[T]):
+    """Make a batch in a worker process, and return it with newly found broken records."""
 
     make: Callable[[int], T]
     source: Subset
@@ -216,20 +216,20 @@ class _Reporting(Generic[T]):
         return self.make(number), self.source.pop_broken()
 
 
-class _Sent(Generic[T]):
-    """A function that is pickled once for all processes; a million files take half a second.
+class _PickleOnce(Generic[T]):
+    """A function pickled only once for all processes: a million files take half a second.
 
     Raises:
-      UserError: if it cannot be pickled.
+      UserError: if the function cannot be pickled.
     """
 
     def __init__(self, function: Callable[[int], T]):
-        import cloudpickle  # takes parts of the user's script by value
+        import cloudpickle  # pickles code of the user's script by value
 
         self._function = function
         try:
             self._pickled = cloudpickle.dumps(function)
-        except Exception as error:  # of any type
+        except Exception as error:  # pickling raises any type
             raise UserError(
                 f'data.workers: the data cannot be sent to another process ({error}); set workers '
                 'to 0'
@@ -242,14 +242,14 @@ class _Sent(Generic[T]):
         return pickle.loads, (self._pickled,)
 
 
-class _Counted(Iterator[T], Generic[T]):
-    """The batches of `_Reporting`; counts the broken records of worker processes."""
+class _CountBroken(Iterator[T], Generic[T]):
+    """Batches of `_ReturnBroken`, whose broken records are counted."""
 
     def __init__(self, iterator: Iterator[tuple[T, dict[int, str]]], source: Subset):
         self._iterator, self._source = iterator, source
 
     def __next__(self) -> T:
-        with _explained():
+        with _translate_failures():
             batch, broken = next(self._iterator)
         self._source.record_broken(broken)
         return batch
@@ -260,18 +260,18 @@ class _Counted(Iterator[T], Generic[T]):
 
 
 class WorkerDied(UserError):
-    """A reading process was killed, through no known fault of the run."""
+    """A worker process was killed for no known fault of the run."""
 
     exit_code = EXIT_FAILED
 
 
 @contextlib.contextmanager
-def _explained() -> Iterator[None]:
-    """Turn failures of the processes themselves, not of the data, into one line.
+def _translate_failures() -> Iterator[None]:
+    """Translate failures of worker processes, not of the data, into one-line errors.
 
     Raises:
-      UserError: if shared memory is too small for semaphores, or for a batch, whose writer dies of
-        SIGBUS.
+      UserError: if shared memory is too small for semaphores, or for a batch (then its writer dies
+        of SIGBUS).
       WorkerDied: if a process was killed.
     """
     try:
@@ -282,23 +282,23 @@ def _explained() -> Iterator[None]:
         raise UserError(_NO_ROOM) from error
     except RuntimeError as error:
         if (
-            died := re.search(r'terminated unexpectedly with exit code -(\d+)', str(error))
+            match := re.search(r'terminated unexpectedly with exit code -(\d+)', str(error))
         ) is None:
             raise
-        name = signal.Signals(int(died[1])).name
+        name = signal.Signals(int(match[1])).name
         if name == 'SIGBUS':
             raise UserError(_NO_ROOM) from error
         raise WorkerDied(
-            f'a reading process of data.workers was ended by {name}, perhaps for lack of memory; '
-            'the same command, started again, continues from the last checkpoint'
+            f'a worker process (data.workers) was killed by {name}, perhaps for lack of memory; '
+            'run the same command again to continue from the last checkpoint'
         ) from error
 
 
 def _block_signals(iterator: Any) -> Iterator[Any]:
-    """Yield the same items, and start their processes with Ctrl-C and SIGTERM blocked.
+    """Yield the same items, but start their processes with Ctrl-C and SIGTERM blocked.
 
-    Call it in a separate thread, whose signals it blocks. `_live_with_parent` runs only seconds
-    later, after a worker's imports; a worker that a signal ends earlier would be waited for.
+    Call it in a separate thread, whose signals it blocks. `_outlive_signals` runs only seconds
+    later, after a worker's imports; a worker killed earlier would be waited for.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     try:
@@ -308,10 +308,10 @@ def _block_signals(iterator: Any) -> Iterator[Any]:
 
 
 def _start_tracker() -> None:
-    """Start the process that removes shared memory if this one is killed or exits at once.
+    """Start the process that removes shared memory if this one is killed or exits immediately.
 
-    Its warning is silenced, which would follow the error message. It is started here because its
-    start unblocks signals.
+    Its warning would follow the error message, so it is silenced. It starts here because starting
+    it unblocks signals.
     """
     before = sys.warnoptions[:]
     sys.warnoptions.append('ignore:resource_tracker:UserWarning')
@@ -321,24 +321,26 @@ def _start_tracker() -> None:
         sys.warnoptions[:] = before
 
 
-def _without_main(name: str, prepare: Callable = spawn.get_preparation_data) -> dict[str, Any]:
-    """The data that Python sends to a new process; Grain's processes do not run the user's script.
+def _prepare_without_main(
+    name: str, prepare: Callable = spawn.get_preparation_data
+) -> dict[str, Any]:
+    """Prepare a new process; keep Grain's processes from running the user's script.
 
-    A script without `if __name__ == '__main__'` would start its work again in each of them. Its
-    functions are pickled by value, so the processes do not need the script.
+    A script without `if __name__ == '__main__'` would repeat its work in every process. Its
+    functions are pickled by value, so the processes do not need it.
     """
     data = prepare(name)
-    if name.startswith(_OF_GRAIN):
+    if name.startswith(_GRAIN_PREFIX):
         for key in ('init_main_from_name', 'init_main_from_path'):
             data.pop(key, None)
     return data
 
 
-def _live_with_parent(worker: int, workers: int) -> None:
-    """Make a worker process end when the training process does, and not before.
+def _outlive_signals(worker: int, workers: int) -> None:
+    """Make a worker process end with the training process, and not before.
 
-    A terminal and Slurm send their signals to every process of a job, but the training process
-    still needs data to finish its step. If it is killed, it cannot end its workers itself.
+    A terminal and Slurm send signals to every process of a job, but the training process still
+    needs data to finish its step. If it is killed, it cannot end its workers.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -357,15 +359,15 @@ class Watched(Iterator[T], Generic[T]):
 
     `close()`, or dropping the last reference, ends the thread and closes the iterator.
     `next` raises `Stalled` if an item takes longer than `timeout_s` seconds, and `Interrupted` if
-    `stopping(waiting=True)` requests a stop before an item is ready. Both leave the thread behind,
-    as it may hang.
+    `stopping(waiting=True)` requests a stop before an item is ready. Both abandon the thread
+    because it may hang.
     """
 
     def __init__(self, iterator: Iterator[T], timeout_s: float, stopping: Stopping = no_stop):
         self._timeout_s, self._stopping = timeout_s, stopping
         self._ready: Ready = queue.Queue(maxsize=1)
         closed = threading.Event()
-        # The thread has no reference to `self`, which would keep it alive.
+        # The thread holds no reference to `self`, which would keep `self` alive.
         reader = threading.Thread(
             target=_read, args=(iterator, self._ready, closed), name='data-reader', daemon=True
         )
@@ -376,7 +378,7 @@ class Watched(Iterator[T], Generic[T]):
         item, error = self._wait()
         if item is not _END:
             return item
-        self._ready.put((_END, None))  # further calls get the end, too
+        self._ready.put((_END, None))  # further calls also end
         raise StopIteration if error is None else error
 
     def _wait(self) -> tuple[Any, BaseException | None]:
@@ -413,6 +415,6 @@ def _read(iterator: Iterator, ready: Ready, closed: threading.Event) -> None:
 
 def _stop(ready: Ready, closed: threading.Event, reader: threading.Thread) -> None:
     closed.set()
-    while not ready.empty():  # makes room for a reader that is blocked
+    while not ready.empty():  # unblocks a waiting reader
         ready.get_nowait()
     reader.join(_POLL_SECONDS if watchdog.abandoned() else CLOSE_SECONDS)

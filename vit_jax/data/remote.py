@@ -1,9 +1,9 @@
-"""Records of ArrayRecord shards in object storage, read one by one by ranges of bytes.
+"""Records of ArrayRecord shards in object storage, read individually by byte ranges.
 
-ArrayRecord's own reader needs a file on a disk. The format is Riegeli's (github.com/google/riegeli,
+ArrayRecord's reader needs a file on a disk. The format is Riegeli's (github.com/google/riegeli,
 doc/riegeli_records_file_format.md): blocks of 64 KiB that begin with a header of 24 bytes, and
-chunks of records across them. ArrayRecord adds a chunk with the offsets of all others, and in the
-last block the position of that chunk.
+chunks of records across them. ArrayRecord adds a chunk with the offsets of all other chunks, and
+stores the position of this index in the last block.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from vit_jax.storage import ranges
 AHEAD = 64  # records that `__getitems__` requests at once
 BLOCK = 1 << 16
 BLOCK_HEADER = 24
-HEADER = 40  # of a chunk
-TAIL = 3 * BLOCK  # read at once; it holds the index of some thousand records
+HEADER = 40  # bytes of a chunk's header
+TAIL = 3 * BLOCK  # bytes read at once; enough for the index of a few thousand records
 MAGIC = 0x71930E704FDAE05E
 CODECS = {ord('z'): 'zstd', ord('b'): 'brotli', ord('s'): 'snappy'}
 Read = Callable[[int, int], bytes]
 
 
 class Records:
-    """The records of several shards, with the interface of `ArrayRecordDataSource`."""
+    """Records of several shards, with the interface of `ArrayRecordDataSource`."""
 
     def __init__(self, folder: ranges.Folder, shards: dict[str, int], title: str):
         """Read the indices of all shards.
 
         Args:
-          folder: that holds them.
-          shards: the number of records by the name of the file, in order.
-          title: name of the data, for messages.
+          folder: Folder of the shards.
+          shards: {file name: number of records}, in order.
+          title: Name of the data, for messages.
 
         Raises:
           UserError: if a shard is missing, or its index does not match it.
@@ -55,41 +55,41 @@ class Records:
                     f'{title}: {folder.path}/{name} holds {index.records:,} records instead of '
                     f'{count:,}: copy it again'
                 )
-        self._coming: dict[int, concurrent.futures.Future[bytes]] = {}
+        self._pending: dict[int, concurrent.futures.Future[bytes]] = {}  # requested in advance
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {'_coming': {}}
+        return self.__dict__ | {'_pending': {}}
 
     def __len__(self) -> int:
         return len(self._shard_index)
 
     def __getitem__(self, number: int) -> bytes:
-        """A record.
+        """Read a record.
 
         Raises:
           Unreachable: if the bucket does not answer.
-          ValueError: if its bytes are damaged.
+          ValueError: if the record is damaged.
         """
-        content = (self._coming.pop(number, None) or self._begin(number)).result()
+        content = (self._pending.pop(number, None) or self._begin(number)).result()
         shard, row = self._shard_index.locate(number)
         index = self._indices[shard]
-        found = records_of(content, index.range_of(row)[0])
-        if row % index.group >= len(found):
-            raise ValueError('the chunk has fewer records than its index says')
-        return found[row % index.group]
+        chunk = decode_chunk(content, index.range_of(row)[0])
+        if row % index.group >= len(chunk):
+            raise ValueError('the chunk has fewer records than its index lists')
+        return chunk[row % index.group]
 
     def __getitems__(self, numbers: Sequence[int]) -> list[bytes]:
-        found = []
-        for some in _batches(numbers, AHEAD):
-            self.expect(some)
-            found += [self[number] for number in some]
-        return found
+        records = []
+        for batch in _batches(numbers, AHEAD):
+            self.expect(batch)
+            records += [self[number] for number in batch]
+        return records
 
     def expect(self, numbers: Iterable[int]) -> None:
-        """Start reading records that are needed soon."""
+        """Start reading records that will be needed soon."""
         for number in numbers:
-            if number not in self._coming:
-                self._coming[number] = self._begin(number)
+            if number not in self._pending:
+                self._pending[number] = self._begin(number)
 
     def _begin(self, number: int) -> concurrent.futures.Future[bytes]:
         shard, row = self._shard_index.locate(number)
@@ -97,30 +97,30 @@ class Records:
 
 
 def read_indices(folder: ranges.Folder, names: Sequence[str], title: str) -> list[Index]:
-    """The indices of shards, kept on the local disk; all are read at the same time.
+    """Read the indices of shards concurrently, and cache them on the local disk.
 
     Raises:
       UserError: if a shard is missing or damaged.
     """
     if missing := [name for name in names if name not in folder.files]:
         raise UserError(f'{title}: {folder.path}/{missing[0]} is missing: copy it again')
-    kept = {name: folder.derived(f'{name}.index') for name in names}
+    cached = {name: folder.derived(f'{name}.index') for name in names}
     tails = {}
-    for name in (name for name in names if kept[name] is None):
+    for name in (name for name in names if cached[name] is None):
         size = folder.files[name].size
         tails[name] = folder.begin(name, max(0, size - TAIL), size, keep=False)
-    found = []
+    indices = []
     for name in names:
-        if (content := kept[name]) is not None:
+        if (content := cached[name]) is not None:
             group, records, *edges = np.load(io.BytesIO(content)).tolist()
-            found.append(Index(np.array(edges, np.int64), records, group))
+            indices.append(Index(np.array(edges, np.int64), records, group))
         else:
-            found.append(_parsed(folder, name, tails[name].result(), title))
-            folder.keep_derived(f'{name}.index', _stored(found[-1]))
-    return found
+            indices.append(_parse_index(folder, name, tails[name].result(), title))
+            folder.keep_derived(f'{name}.index', _serialize_index(indices[-1]))
+    return indices
 
 
-def _parsed(folder: ranges.Folder, name: str, tail: bytes, title: str) -> Index:
+def _parse_index(folder: ranges.Folder, name: str, tail: bytes, title: str) -> Index:
     size = folder.files[name].size
 
     def read(start: int, end: int) -> bytes:
@@ -137,24 +137,24 @@ def _parsed(folder: ranges.Folder, name: str, tail: bytes, title: str) -> Index:
         ) from error
 
 
-def _stored(index: Index) -> bytes:
+def _serialize_index(index: Index) -> bytes:
     content = io.BytesIO()
     np.save(content, np.array([index.group, index.records, *index.edges], np.int64))
     return content.getvalue()
 
 
 def _batches(numbers: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    rest = iter(numbers)
-    return iter(lambda: list(itertools.islice(rest, size)), [])
+    remaining = iter(numbers)
+    return iter(lambda: list(itertools.islice(remaining, size)), [])
 
 
 class Index(NamedTuple):
-    """The chunks of a file.
+    """Chunks of a file.
 
     Attributes:
-      edges: int64 [chunks + 1], where each begins, and the end of the last.
-      records: in the file.
-      group: records of a chunk; the last may have fewer.
+      edges: Start of each chunk, and the end of the last, int64 [chunks + 1].
+      records: Number of records in the file.
+      group: Records per chunk; the last may have fewer.
     """
 
     edges: np.ndarray
@@ -162,56 +162,58 @@ class Index(NamedTuple):
     group: int
 
     def range_of(self, record: int) -> tuple[int, int]:
-        """The bytes of the chunk of a record."""
+        """Return the byte range of a record's chunk."""
         chunk = record // self.group
         return int(self.edges[chunk]), int(self.edges[chunk + 1])
 
 
 def read_index(read: Read, size: int) -> Index:
-    """The index at the end of a file.
+    """Read the index at the end of a file.
 
     Args:
-      read: returns the bytes of a range.
-      size: of the file in bytes.
+      read: Function that returns the bytes of a range.
+      size: File size in bytes.
 
     Raises:
-      ValueError: if it does not match the file, for example a truncated one.
+      ValueError: if the index does not match the file, such as a truncated one.
     """
     if size < 2 * BLOCK or size % BLOCK:
-        raise ValueError(f'{size:,} bytes are not a whole ArrayRecord file')
+        raise ValueError(f'{size:,} bytes are not a complete ArrayRecord file')
     first = max(0, size - TAIL)
     tail = read(first, size)
     last, footer = size - BLOCK, 0
-    for number, value in _fields(records_of(tail[last - first :], last)[0]):
+    for number, value in _fields(decode_chunk(tail[last - first :], last)[0]):
         footer = value if number == 1 else footer
         if number == 2 and value != MAGIC:
             raise ValueError('its last block is not the footer of an ArrayRecord file')
     if not 0 < footer < last:
         raise ValueError('its last block points outside of the file')
     content = tail[footer - first : last - first] if footer >= first else read(footer, last)
-    about, *chunks = records_of(content, footer)
-    offsets, counts = zip(*map(_chunk, chunks), strict=True) if chunks else ((), ())
+    summary, *chunks = decode_chunk(content, footer)
+    offsets, counts = zip(*map(_read_chunk_entry, chunks), strict=True) if chunks else ((), ())
     edges = np.array([*offsets, footer], np.int64)
     group = counts[0] if counts else 1
     if (np.diff(edges) < HEADER).any() or any(n != group for n in counts[:-1]) or group < 1:
         raise ValueError('its index is damaged')
-    found = Index(edges, sum(counts), group)
-    if found.records != _count(about):
-        raise ValueError(f'its index lists {found.records} of {_count(about)} records')
-    return found
+    index = Index(edges, sum(counts), group)
+    if index.records != _read_record_count(summary):
+        raise ValueError(
+            f'its index lists {index.records} of {_read_record_count(summary)} records'
+        )
+    return index
 
 
-def records_of(content: bytes, start: int) -> list[bytes]:
-    """The records of a chunk.
+def decode_chunk(content: bytes, start: int) -> list[bytes]:
+    """Decode the records of a chunk.
 
     Args:
-      content: its bytes, and any after it.
-      start: position of the first byte in the file.
+      content: Bytes of the chunk, and any that follow.
+      start: Position of the first byte in the file.
 
     Raises:
-      ValueError: if it is damaged, or transposed.
+      ValueError: if the chunk is damaged or transposed.
     """
-    chunk = _without_block_headers(content, start)
+    chunk = _strip_block_headers(content, start)
     size = int.from_bytes(chunk[8:16], 'little')
     kind, count = chunk[24:25], int.from_bytes(chunk[25:32], 'little')
     data = chunk[HEADER : HEADER + size]
@@ -220,26 +222,26 @@ def records_of(content: bytes, start: int) -> list[bytes]:
     if kind != b'r' or len(data) < size or not size:
         raise ValueError('the chunk is damaged')
     codec = data[0]
-    length, at = _varint(data, 1)
-    sizes = _numbers(_decompressed(codec, data[at : at + length]))
-    values = _decompressed(codec, data[at + length :])
+    length, position = _read_varint(data, 1)
+    sizes = _read_varints(_decompress(codec, data[position : position + length]))
+    values = _decompress(codec, data[position + length :])
     if len(sizes) != count or sum(sizes) != len(values):
         raise ValueError('the sizes of its records do not match')
     edges = np.cumsum([0, *sizes]).tolist()
     return [values[a:b] for a, b in itertools.pairwise(edges)]
 
 
-def _without_block_headers(content: bytes, start: int) -> bytes:
-    pieces, at = [], 0
-    while at < len(content):
-        inside = (start + at) % BLOCK
-        end = at + BLOCK - inside
-        pieces.append(content[at + max(0, BLOCK_HEADER - inside) : end])
-        at = end
+def _strip_block_headers(content: bytes, start: int) -> bytes:
+    pieces, position = [], 0
+    while position < len(content):
+        inside = (start + position) % BLOCK
+        end = position + BLOCK - inside
+        pieces.append(content[position + max(0, BLOCK_HEADER - inside) : end])
+        position = end
     return b''.join(pieces)
 
 
-def _decompressed(codec: int, data: bytes) -> bytes:
+def _decompress(codec: int, data: bytes) -> bytes:
     """Decompress a buffer of a chunk; a compressed one begins with its size."""
     if not codec:
         return data
@@ -247,58 +249,58 @@ def _decompressed(codec: int, data: bytes) -> bytes:
         raise ValueError(f'unknown compression {codec}')
     import pyarrow as pa
 
-    size, at = _varint(data, 0)
+    size, position = _read_varint(data, 0)
     if size > 1 << 31:
         raise ValueError(f'a buffer of {size:,} bytes')
     try:
-        return pa.decompress(data[at:], size, CODECS[codec], asbytes=True)
+        return pa.decompress(data[position:], size, CODECS[codec], asbytes=True)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f'the chunk is damaged: {error}') from error
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """An integer of a protocol buffer, and the position after it."""
+def _read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """Read an integer of a protocol buffer; return it and the position after it."""
     value = shift = 0
-    while shift < 64 and at < len(data):
-        byte = data[at]
+    while shift < 64 and position < len(data):
+        byte = data[position]
         value |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
+        position, shift = position + 1, shift + 7
         if byte < 128:
-            return value, at
+            return value, position
     raise ValueError('a number is truncated')
 
 
-def _numbers(data: bytes) -> list[int]:
-    found, at = [], 0
-    while at < len(data):
-        value, at = _varint(data, at)
-        found.append(value)
-    return found
+def _read_varints(data: bytes) -> list[int]:
+    values, position = [], 0
+    while position < len(data):
+        value, position = _read_varint(data, position)
+        values.append(value)
+    return values
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int]]:
-    """The integers of a protocol buffer, as pairs of number and value."""
-    at = 0
-    while at < len(message):
-        key, at = _varint(message, at)
+    """Yield the integer fields of a protocol buffer as (field number, value)."""
+    position = 0
+    while position < len(message):
+        key, position = _read_varint(message, position)
         if key & 7 == 2:
-            length, at = _varint(message, at)
-            at += length
+            length, position = _read_varint(message, position)
+            position += length
         elif key & 7 == 0:
-            value, at = _varint(message, at)
+            value, position = _read_varint(message, position)
             yield key >> 3, value
         else:
             raise ValueError('the index is damaged')
 
 
-def _chunk(message: bytes) -> tuple[int, int]:
-    """Position and number of records of a chunk."""
+def _read_chunk_entry(message: bytes) -> tuple[int, int]:
+    """Return a chunk's position and its number of records."""
     fields = dict(_fields(message))
     return fields.get(1, 0), fields.get(3, 0)
 
 
-def _count(message: bytes) -> int:
-    """The number of records, from the first record of the index."""
-    _, at = _varint(message, 0)
-    length, at = _varint(message, at)
-    return dict(_fields(message[at : at + length])).get(3, 0)
+def _read_record_count(message: bytes) -> int:
+    """Return the number of records, from the first record of the index."""
+    _, position = _read_varint(message, 0)
+    length, position = _read_varint(message, position)
+    return dict(_fields(message[position : position + length])).get(3, 0)

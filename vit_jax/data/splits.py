@@ -1,4 +1,4 @@
-"""Selections of any source's examples, in the notation of TFDS, and numbers of their classes.
+"""Selection of any source's examples in TFDS notation, and numbering of their classes.
 
     train                     all of it
     train[:90%]  train[90%:]  shares; the bounds are rounded to the nearest example
@@ -10,8 +10,8 @@
 
 Examples are counted in the order in which the source stores them.
 
-Two data sets with the same classes may number them differently: a folder by the alphabet, a file by
-its ids, a checkpoint as its author did. Classes are therefore matched by ids if both have them,
+Two data sets with the same classes may number them differently: a folder alphabetically, a file by
+its ids, a checkpoint as its author chose. Classes are therefore matched by ids if both have them,
 else by names.
 """
 
@@ -42,9 +42,9 @@ from vit_jax.data.records import (
     Source,
     SourceInfo,
     StoresFiles,
-    listing_of,
-    with_class,
-    with_numbers,
+    check_label,
+    convert_coordinates,
+    list_examples,
 )
 from vit_jax.errors import UserError, one_line
 from vit_jax.ops import panoptic
@@ -55,18 +55,18 @@ BOUND = r'-?\d+(?:(?:\.\d+)?%)?'
 TERM = re.compile(
     rf'(?P<name>[^\[\]+\s]+)(\[(?P<low>{BOUND})?:(?P<high>{BOUND})?(?P<per_class> per class)?\])?'
 )
-ABSENT = -1  # the number of a class that the others lack
-WORDNET_ID = re.compile(r'n\d{8}')  # n01440764, as ImageNet's folders are called
-LISTED = 3  # classes that a message names
+ABSENT = -1  # number of a class that the others lack
+WORDNET_ID = re.compile(r'n\d{8}')  # a folder name of ImageNet, such as n01440764
+LISTED = 3  # number of classes named in a message
 
 
 class Member(NamedTuple):
     """A source of a mixture.
 
     Attributes:
-      name: name of the source.
-      weight: weight of its examples in training.
-      parts: parts of the `Subset` that are its own.
+      name: Name of the source.
+      weight: Weight of its examples in training.
+      parts: Number of its parts in the `Subset`.
     """
 
     name: str
@@ -75,17 +75,17 @@ class Member(NamedTuple):
 
 
 class Subset:
-    """The examples of one or more sources that a split expression selects.
+    """Examples of one or more sources that a split expression selects.
 
     It is a `Source` itself. A label outside of 0..num_classes-1 is refused on reading. Broken
-    records are logged, and refused once there are more than `broken_limit`. Its copies in other
-    processes, workers and those of a job, exchange them by `pop_broken` and `record_broken`, so
-    that all of them count together.
+    records are logged, and refused once there are more than `broken_limit`. Copies in other
+    processes, both data workers and processes of a job, exchange them by `pop_broken` and
+    `record_broken`, so that the limit holds for all copies together.
 
     Attributes:
-      title: the source's name and the split, for messages.
-      members: the sources of a mixture with weights; empty for a single one.
-      broken: index -> name and reason of the broken records seen so far, by any copy.
+      title: Name of source and split, for messages.
+      members: Sources of a mixture; empty for a single source.
+      broken: {index: name and reason} of broken records that any copy has found.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Subset:
         parts: list[tuple[Source, np.ndarray]],
         members: tuple[Member, ...] = (),
     ):
-        """`parts` are sources, each with the indices of its selected examples, in order."""
+        """Select examples: `parts` are sources, each with the indices of its examples, in order."""
         self.title, self.members = title, members
         self.broken: dict[int, str] = {}
         self._unreported: dict[int, str] = {}
@@ -113,23 +113,23 @@ class Subset:
         source, original = self._locate(index)
         try:
             record = source[original]
-            record = with_class(record, self.info.num_classes, source, original)
-            return with_numbers(record, source, original)
+            record = check_label(record, self.info.num_classes, source, original)
+            return convert_coordinates(record, source, original)
         except BrokenRecord as reason:
             self.report_broken(index, reason)
             raise
 
     def encoded(self, index: int) -> Record:
-        """An example with its image as a file: that of the source, or a PNG without loss.
+        """Return an example with an encoded image: the source's file, or a lossless PNG.
 
         Raises:
-          BrokenRecord: if it cannot be read.
+          BrokenRecord: if the example cannot be read.
         """
         source, original = self._locate(index)
         if not (self.has_files and isinstance(source, StoresFiles)):
             return images.as_png(self[index])
-        record = with_class(source.encoded(original), self.info.num_classes, source, original)
-        return with_numbers(record, source, original)
+        record = check_label(source.encoded(original), self.info.num_classes, source, original)
+        return convert_coordinates(record, source, original)
 
     @property
     def has_files(self) -> bool:
@@ -137,8 +137,8 @@ class Subset:
         return all(isinstance(source, StoresFiles) for source, _ in self._parts)
 
     def annotations(self, index: int) -> Record:
-        """The fields of an example's record other than the image, and `size`, the height and width
-        of the image in the source. Empty if it is broken.
+        """Return an example's fields except the image, and `size`, the height and width of the
+        image in the source; empty for a broken record.
         """
         source, original = self._locate(index)
         try:
@@ -156,7 +156,7 @@ class Subset:
         return all(isinstance(source, Annotated) for source, _ in self._parts)
 
     def expect(self, indices: Iterable[int]) -> None:
-        """Start reading examples that are needed soon, if their storage is slow."""
+        """Start reading examples that will be needed soon, if their storage is slow."""
         if not self._has_slow_storage:
             return
         for index in indices:
@@ -168,12 +168,12 @@ class Subset:
         return np.concatenate([source.labels()[indices] for source, indices in self._parts])
 
     def listing(self) -> Listing:
-        """Digests of the examples' metadata, which take no reading of examples."""
-        found = [listing_of(source, indices) for source, indices in self._parts]
-        chosen = (indices for _, indices in self._parts)
-        contents = [one.contents for one in found]
+        """Digest the examples' metadata without reading examples."""
+        listings = [list_examples(source, indices) for source, indices in self._parts]
+        selections = (indices for _, indices in self._parts)
+        contents = [part.contents for part in listings]
         return Listing(
-            listing.digest_of(*chosen, [one.examples for one in found]),
+            listing.digest_of(*selections, [part.examples for part in listings]),
             listing.digest_of(contents) if any(contents) else '',
         )
 
@@ -182,10 +182,10 @@ class Subset:
         return source.record_name(original)
 
     def only_classes(self, classes: Sequence[int]) -> Subset:
-        """The examples of `classes`, in unchanged order; class `classes[k]` becomes class k.
+        """Select the examples of `classes`, in unchanged order; class `classes[k]` becomes class k.
 
         Raises:
-          UserError: if a class does not exist or is named twice, or if none is left.
+          UserError: if a class does not exist or is listed twice, or if no example remains.
         """
         _check_classes(classes, self.info.num_classes, self.title)
         title = f'{self.title} of classes {",".join(map(str, classes))}'
@@ -197,17 +197,17 @@ class Subset:
             for source, indices in self._parts
         ]
         if not any(len(indices) for _, indices in parts):
-            raise UserError(f'{title}: none of the {len(self)} examples is of these classes')
+            raise UserError(f'{title}: none of the {len(self)} examples has one of these classes')
         return Subset(title, parts, self.members)
 
     def numbered_as(self, classes: SourceInfo) -> Subset:
-        """The examples with classes numbered as others', by their ids, or else by their names.
+        """Renumber classes as in `classes`, matched by their ids, or else by their names.
 
-        Examples and objects of classes that the others lack are left out. The log reports that,
-        and a match by names. Unchanged if neither ids nor names match.
+        Examples and objects of other classes are dropped. The log reports that, and a match by
+        names. The subset is unchanged if neither ids nor names match.
 
         Raises:
-          UserError: if a class has another name there, or no example is left.
+          UserError: if an id has a different name in `classes`, or no example remains.
         """
         parts: list[tuple[Source, np.ndarray]] = []
         notes = []
@@ -220,29 +220,29 @@ class Subset:
             if ABSENT in new and not (isinstance(source, Annotated) or source.info.multilabel):
                 indices = indices[new[source.labels()[indices]] != ABSENT]
             parts.append((with_new_numbers(source, new, classes), indices))
-        found = Subset(self.title, parts, self.members)
-        if not len(found):
-            raise UserError(f'{self.title}: none of its examples is of a class of the model')
-        share = f' ({len(found)} of {len(self)} examples are kept)'
+        subset = Subset(self.title, parts, self.members)
+        if not len(subset):
+            raise UserError(f"{self.title}: none of its examples has one of the model's classes")
+        share = f' ({len(subset)} of {len(self)} examples are kept)'
         for note in dict.fromkeys(filter(None, notes)):
-            log.warning('%s: %s%s', self.title, note, share if len(found) < len(self) else '')
-        return found
+            log.warning('%s: %s%s', self.title, note, share if len(subset) < len(self) else '')
+        return subset
 
     def class_counts(self) -> np.ndarray | None:
-        """The examples of each class, or the objects if images have several, int64 [num_classes];
-        None if counting would have to read examples.
+        """Count the examples, or the objects, of each class, int64 [num_classes]; None if counting
+        required reading examples.
         """
         total = np.zeros(self.info.num_classes, np.int64)
         for source, indices in self._parts:
-            found = source.class_counts(indices) if isinstance(source, CountsClasses) else None
-            if found is None:
+            counts = source.class_counts(indices) if isinstance(source, CountsClasses) else None
+            if counts is None:
                 return None
-            total += found
+            total += counts
         return total
 
     def class_shares(self) -> np.ndarray | None:
-        """The share of training examples of each class, float64 [num_classes]; in a mixture by the
-        weights of its sources. None if counting would have to read examples.
+        """Return each class's share of training examples, float64 [num_classes], by the sources'
+        weights in a mixture; None if counting required reading examples.
         """
         if self.mixture is None:
             counts = self.class_counts()
@@ -258,7 +258,7 @@ class Subset:
 
     @functools.cached_property
     def mixture(self) -> batches.Mixture | None:
-        """The order of training of a mixture; None for a single source.
+        """Training order of a mixture; None for a single source.
 
         Raises:
           UserError: if a source of the mixture has no example.
@@ -270,7 +270,7 @@ class Subset:
         sizes = np.diff(lengths[[0, *ends]])
         names = tuple(member.name for member in self.members)
         if not sizes.all():
-            raise UserError(f'{self.title}: no example is left of {names[int(sizes.argmin())]}')
+            raise UserError(f'{self.title}: no example of {names[int(sizes.argmin())]} remains')
         weights = np.array([member.weight for member in self.members])
         shares = tuple((weights / weights.sum()).tolist())
         mixture = batches.Mixture(names, shares, tuple(sizes.tolist()))
@@ -281,7 +281,7 @@ class Subset:
 
     @property
     def broken_limit(self) -> int:
-        """The tolerated number of broken records: 1 %, of small data up to ten but at most 25 %."""
+        """Tolerated number of broken records: 1%; in small data up to ten, but at most 25%."""
         return max(len(self) // 100, min(10, len(self) // 4))
 
     def _locate(self, index: int) -> tuple[Source, int]:
@@ -296,31 +296,31 @@ class Subset:
             self.record_broken({index: str(reason)})
 
     def pop_broken(self) -> dict[int, str]:
-        """Return the records that this copy has found broken since the last call."""
-        found = {}
+        """Return the broken records that this copy has found since the last call."""
+        reasons = {}
         while self._unreported:
             with contextlib.suppress(KeyError):  # another thread took the last one
                 index, reason = self._unreported.popitem()
-                found[index] = reason
-        return found
+                reasons[index] = reason
+        return reasons
 
-    def record_broken(self, found: Mapping[int, str]) -> None:
+    def record_broken(self, reasons: Mapping[int, str]) -> None:
         """Count broken records that this copy or another has found.
 
         Raises:
           UserError: if there are now more than `broken_limit`.
         """
-        for index, reason in found.items():
+        for index, reason in reasons.items():
             if index in self.broken:
                 continue
             self.broken[index] = reason
-            if multiprocessing.parent_process() is None:  # workers report to it
+            if multiprocessing.parent_process() is None:  # workers report to this process
                 log.warning('%s: %s: %s', self.title, self._count(), reason)
         if len(self.broken) > self.broken_limit:
             raise UserError(
                 f'{self.title}: {self._count()}, more than the {self.broken_limit} that are '
-                'tolerated (one in a hundred, of small data up to ten but no quarter); repair or '
-                f'remove: {"; ".join(self.broken.values())}'
+                'tolerated (1%; in small data up to ten, but at most 25%); repair or remove: '
+                f'{"; ".join(self.broken.values())}'
             )
 
     def _count(self) -> str:
@@ -346,9 +346,9 @@ def select(name: str, split: str, open_base: Callable[[str], Source]) -> Subset:
         base = term['name']
         if base not in sources:
             sources[base] = open_base(base)
-        parts.append((sources[base], _indices(sources[base], term, title)))
+        parts.append((sources[base], _select_indices(sources[base], term, title)))
     if not sum(len(indices) for _, indices in parts):
-        raise UserError(f'{title}: selects no example (the split has {_sizes(sources)})')
+        raise UserError(f'{title}: selects no example (the split has {_format_sizes(sources)})')
     if len(sources) == 1:
         return Subset(title, parts)
     classes = merge_classes([source.info for source in sources.values()])
@@ -356,45 +356,51 @@ def select(name: str, split: str, open_base: Callable[[str], Source]) -> Subset:
 
 
 def mix(title: str, sources: Sequence[tuple[str, float, Subset]]) -> Subset:
-    """Put sources with weights together, with the classes of all of them.
+    """Combine weighted sources, with the classes of all of them.
 
-    Classes are matched by ids if all have them, else by names: those of the first source keep their
-    numbers, and each other source appends those that are new.
+    Classes are matched by ids if all have them, else by names: the first source's classes keep
+    their numbers, and each further source appends new ones.
 
     Args:
-      title: name of the mixture, for messages.
-      sources: names, weights and examples.
+      title: Name of the mixture, for messages.
+      sources: Names, weights and examples.
 
     Raises:
       UserError: if the classes cannot be matched, or a weight is 0.
     """
-    if twice := [name for name, _, _ in sources if [n for n, *_ in sources].count(name) > 1]:
-        raise UserError(f'{title}: {twice[0]} is named twice; add its weights')
-    if none := [name for name, weight, _ in sources if weight <= 0]:
-        raise UserError(f'{title}: the weight of {none[0]} must be positive; leave it out')
-    classes = _classes_of_all({name: subset.info for name, _, subset in sources}, title)
+    if repeated := [name for name, _, _ in sources if [n for n, *_ in sources].count(name) > 1]:
+        raise UserError(
+            f'{title}: {repeated[0]} is listed twice; list it once with the sum of weights'
+        )
+    if weightless := [name for name, weight, _ in sources if weight <= 0]:
+        raise UserError(
+            f'{title}: the weight of {weightless[0]} must be positive; or remove the source'
+        )
+    classes = _combine_classes({name: subset.info for name, _, subset in sources}, title)
     parts = [
         (with_shared_classes(source, classes, title), indices)
         for _, _, subset in sources
         for source, indices in subset._parts
     ]
-    members = tuple(Member(name, weight, len(one._parts)) for name, weight, one in sources)
+    members = tuple(Member(name, weight, len(subset._parts)) for name, weight, subset in sources)
     return Subset(title, parts, members)
 
 
-def _classes_of_all(infos: Mapping[str, SourceInfo], title: str) -> SourceInfo:
-    """The classes of all sources of a mixture; UserError if they cannot be matched."""
+def _combine_classes(infos: Mapping[str, SourceInfo], title: str) -> SourceInfo:
+    """Combine the classes of a mixture's sources; UserError if they cannot be matched."""
     (first_name, first), *others = infos.items()
     for name, info in others:
-        kinds = [(bool(one.num_classes), one.multilabel, one.vocab_size) for one in (first, info)]
+        kinds = [
+            (bool(side.num_classes), side.multilabel, side.vocab_size) for side in (first, info)
+        ]
         if kinds[0] != kinds[1]:
             raise UserError(
-                f'{title}: {first_name} and {name} differ in kind: classes, one or several an '
-                'image, or ids of texts; mix sources of one kind'
+                f'{title}: {first_name} and {name} differ in kind: one class or several per image, '
+                'or token ids; mix only sources of one kind'
             )
         same = first.class_names == info.class_names
         by_ids = bool(first.class_ids and info.class_ids)
-        unique = all(len(set(one.class_names)) == one.num_classes for one in (first, info))
+        unique = all(len(set(side.class_names)) == side.num_classes for side in (first, info))
         if not (same or by_ids or (unique and have_comparable_names(first, info))):
             raise UserError(
                 f'{title}: the classes of {first_name}{in_brackets(first, info)} and {name}'
@@ -403,181 +409,190 @@ def _classes_of_all(infos: Mapping[str, SourceInfo], title: str) -> SourceInfo:
             )
     if all(info.class_ids for info in infos.values()):
         return merge_classes(list(infos.values()))
-    names = _names_of_all(infos, title)
+    names = _combine_names(infos, title)
     if names == first.class_names:
         return first
     return dataclasses.replace(first, num_classes=len(names), class_names=names, class_ids=())
 
 
-def _names_of_all(infos: Mapping[str, SourceInfo], title: str) -> tuple[str, ...]:
-    """The names of the classes of a mixture; UserError if two differ only in case."""
+def _combine_names(infos: Mapping[str, SourceInfo], title: str) -> tuple[str, ...]:
+    """Combine the class names of a mixture; UserError if two differ only in case."""
     spellings: dict[str, str] = {}
     for source, info in infos.items():
         names = {class_names.compose(name): name for name in info.class_names}
-        if alike := class_names.find_alike(names, spellings):
+        if pair := class_names.find_alike(names, spellings):
             raise UserError(
-                f'{title}: {source} has a class {alike[0]!r}, another source a class {alike[1]!r}: '
-                'give both one name'
+                f'{title}: {source} has a class {pair[0]!r}, another source a class {pair[1]!r}; '
+                'give both the same name'
             )
         spellings |= {key: name for key, name in names.items() if key not in spellings}
     return tuple(spellings.values())
 
 
-def _indices(source: Source, term: re.Match[str], title: str) -> np.ndarray:
+def _select_indices(source: Source, term: re.Match[str], title: str) -> np.ndarray:
     if not term['per_class']:
-        low, high = _bounds(term, len(source), title)
+        low, high = _parse_bounds(term, len(source), title)
         return np.arange(low, high)
     labels = source.labels()
-    by_class = np.argsort(labels, kind='stable')  # once, as there may be thousands of classes
+    by_class = np.argsort(labels, kind='stable')  # sorted once: there may be thousands of classes
     edges = np.searchsorted(labels, np.arange(source.info.num_classes + 1), sorter=by_class)
     chosen = []
     for label, (start, stop) in enumerate(itertools.pairwise(edges)):
         members = by_class[start:stop]
-        low, high = _bounds(term, len(members), f'{title}, class {source.info.class_names[label]}')
+        low, high = _parse_bounds(
+            term, len(members), f'{title}, class {source.info.class_names[label]}'
+        )
         chosen.append(members[low:high])
     return np.sort(np.concatenate(chosen))
 
 
 def _check_classes(classes: Sequence[int], num_classes: int, title: str) -> None:
-    known = range(num_classes)
-    if not classes or len(set(classes)) < len(classes) or any(c not in known for c in classes):
+    all_classes = range(num_classes)
+    if (
+        not classes
+        or len(set(classes)) < len(classes)
+        or any(c not in all_classes for c in classes)
+    ):
         raise UserError(
-            f'{title}: classes={tuple(classes)}: name one or more of 0..{num_classes - 1}, '
+            f'{title}: classes={tuple(classes)}: list one or more of 0..{num_classes - 1}, '
             'each once'
         )
 
 
-def _bounds(term: re.Match[str], size: int, title: str) -> tuple[int, int]:
-    low = _position(term['low'], size, title) if term['low'] else 0
-    high = _position(term['high'], size, title) if term['high'] else size
+def _parse_bounds(term: re.Match[str], size: int, title: str) -> tuple[int, int]:
+    low = _parse_bound(term['low'], size, title) if term['low'] else 0
+    high = _parse_bound(term['high'], size, title) if term['high'] else size
     return low, high
 
 
-def _position(text: str, size: int, title: str) -> int:
+def _parse_bound(text: str, size: int, title: str) -> int:
     # Rounded as in TFDS, so that the same expression selects the same examples.
-    at = round(float(text[:-1]) * size / 100) if text.endswith('%') else int(text)
-    if abs(at) > size:
+    position = round(float(text[:-1]) * size / 100) if text.endswith('%') else int(text)
+    if abs(position) > size:
         raise UserError(f'{title}: {text} is beyond the {size} examples')
-    return at + size if at < 0 else at
+    return position + size if position < 0 else position
 
 
-def _sizes(sources: dict[str, Source]) -> str:
+def _format_sizes(sources: dict[str, Source]) -> str:
     return ', '.join(f'{len(source)} in {base!r}' for base, source in sources.items())
 
 
 def class_numbers(info: SourceInfo, others: SourceInfo, title: str) -> np.ndarray | None:
-    """The number of each class among others', int64 [num_classes]; ABSENT if they lack it.
+    """Return each class's number among `others`, int64 [num_classes]; ABSENT if they lack it.
 
     Args:
-      info: of the classes to number.
-      others: the classes that give their numbers.
-      title: name of the data, for messages.
+      info: Classes to number.
+      others: Classes with the numbers to use.
+      title: Name of the data, for messages.
 
     Returns:
-      None if neither ids nor names match: one side has none, or neither has all of the other's.
+      The numbers; None if neither ids nor names match: one side has none, or neither contains all
+      of the other's.
 
     Raises:
-      UserError: if an id has another name among the others.
+      UserError: if an id has a different name among the others.
     """
     if info.class_ids and others.class_ids:
-        return _by_id(info, others, title)
+        return _match_ids(info, others, title)
     sides = info, others
-    mine, theirs = (tuple(map(class_names.compose, side.class_names)) for side in sides)
-    if not mine or any(len(side.class_names) != side.num_classes for side in sides):
+    names, other_names = (tuple(map(class_names.compose, side.class_names)) for side in sides)
+    if not names or any(len(side.class_names) != side.num_classes for side in sides):
         return None
-    if mine == theirs:
-        return np.arange(len(mine))
-    number_of = {name: number for number, name in enumerate(theirs)}
-    shared = {name for name in mine if name in number_of}
-    if len(number_of) < len(theirs):  # a name of several classes stands for none of them
-        shared -= {name for name in shared if theirs.count(name) > 1}
-    if len(shared) < min(len(mine), len(theirs)) or len(set(mine)) < len(mine):
+    if names == other_names:
+        return np.arange(len(names))
+    number_of = {name: number for number, name in enumerate(other_names)}
+    shared = {name for name in names if name in number_of}
+    if len(number_of) < len(
+        other_names
+    ):  # a name shared by several classes identifies none of them
+        shared -= {name for name in shared if other_names.count(name) > 1}
+    if len(shared) < min(len(names), len(other_names)) or len(set(names)) < len(names):
         return None
-    if len(mine) != len(theirs) and not (info.has_names and others.has_names):
-        return None  # as numbers, 0 and 1 are among 0 to 9, whatever the classes are
-    return np.array([number_of[name] if name in shared else ABSENT for name in mine])
+    if len(names) != len(other_names) and not (info.has_names and others.has_names):
+        return None  # plain numbers always match: 0 and 1 are among 0 to 9
+    return np.array([number_of[name] if name in shared else ABSENT for name in names])
 
 
-def _by_id(info: SourceInfo, others: SourceInfo, title: str) -> np.ndarray:
+def _match_ids(info: SourceInfo, others: SourceInfo, title: str) -> np.ndarray:
     number_of = {number: label for label, number in enumerate(others.class_ids)}
     for number, name in zip(info.class_ids, info.class_names, strict=True):
         if number in number_of and others.class_names:
             other = others.class_names[number_of[number]]
             if name != other:
                 raise UserError(
-                    f'{title}: category {number} is {name!r}, and {other!r} in another file'
+                    f'{title}: category {number} is {name!r}, but {other!r} in another file'
                 )
     return np.array([number_of.get(number, ABSENT) for number in info.class_ids])
 
 
 def have_comparable_names(info: SourceInfo, others: SourceInfo) -> bool:
-    """Whether both name their classes in the same terms.
+    """Return whether both use the same kind of class names.
 
     Numbers are not names. ImageNet's classes have WordNet ids in some data and words in others.
     """
     if not (info.has_names and others.has_names):
         return False
-    by_id = [all(map(WORDNET_ID.fullmatch, one.class_names)) for one in (info, others)]
+    by_id = [all(map(WORDNET_ID.fullmatch, side.class_names)) for side in (info, others)]
     return by_id[0] == by_id[1]
 
 
 def in_brackets(info: SourceInfo, others: SourceInfo) -> str:
-    """The first few names of classes in brackets; those that the others lack come first."""
+    """Format the first few class names in brackets, starting with those that `others` lack."""
     if not info.has_names:
         return ''
-    known = set(others.class_names)
-    return f' ({first_names(sorted(info.class_names, key=lambda name: name in known))})'
+    shared = set(others.class_names)
+    return f' ({first_names(sorted(info.class_names, key=lambda name: name in shared))})'
 
 
 def first_names(names: Sequence[str]) -> str:
-    """The first few of some names, as 'cat, dog, emu, ...'."""
-    return ', '.join([*map(_short, names[:LISTED]), *(['...'] if len(names) > LISTED else [])])
+    """Format the first few names, such as 'cat, dog, emu, ...'."""
+    return ', '.join([*map(_shorten, names[:LISTED]), *(['...'] if len(names) > LISTED else [])])
 
 
-def _short(name: str) -> str:
+def _shorten(name: str) -> str:
     return one_line(name if len(name) <= 40 else f'{name[:39]}…')
 
 
 def renumbering_remark(info: SourceInfo, model: SourceInfo, new: np.ndarray) -> str:
-    """A warning about data whose class k is number `new[k]` among a model's classes.
+    """Return a warning about data whose class k is number `new[k]` among a model's classes.
 
-    Empty if the classes are the model's, or all are matched by id.
+    Empty if the classes are the model's, or if all match by id.
     """
     if lacking := [info.class_names[label] for label in np.flatnonzero(new == ABSENT)]:
-        return f'classes that the model lacks are left out: {first_names(lacking)}'
+        return f'ignoring classes that the model lacks: {first_names(lacking)}'
     if (info.class_ids and model.class_ids) or np.array_equal(new, np.arange(model.num_classes)):
         return ''
     if info.num_classes == model.num_classes:
-        how = f'the model has them in another order ({first_names(model.class_names)})'
+        how = f'the model has them in a different order ({first_names(model.class_names)})'
     else:
-        how = f'the model has {model.num_classes:,}, all of which it may predict'
+        how = f'the model has {model.num_classes:,}, and may predict any of them'
     return f'its {info.num_classes:,} classes are matched by name: {how}'
 
 
 def with_shared_classes(source: Source, classes: SourceInfo, title: str) -> Source:
-    """A source with its classes numbered as in `classes`, the classes of all sources together.
+    """Renumber a source's classes as in `classes`, the classes of all sources together.
 
     Raises:
-      UserError: if it has other classes.
+      UserError: if the source has other classes.
     """
     new, info = class_numbers(source.info, classes, title), source.info
     if have_comparable_names(info, classes) if new is None else ABSENT in new:
         have, need = in_brackets(info, classes), in_brackets(classes, info)
         raise UserError(
-            f'{title}: its splits have other classes, {info.num_classes}{have} and '
+            f'{title}: its splits have different classes, {info.num_classes}{have} and '
             f'{classes.num_classes}{need}'
         )
     return source if new is None else with_new_numbers(source, new, classes)
 
 
 def with_new_numbers(source: Source, new: np.ndarray, classes: SourceInfo) -> Source:
-    """A source whose class k is class `new[k]` of `classes`; the same source if nothing changes.
+    """Renumber class k of a source as class `new[k]` of `classes`; the same source if unchanged.
 
-    Objects of an ABSENT class are left out of their images. Labels of images become ABSENT: leave
-    these images out.
+    Objects of an ABSENT class are dropped from their images. Labels of images become ABSENT: the
+    caller drops these images.
     """
     info = source.info
-    has_names = classes.class_names in ((), info.class_names)  # else they are spelled otherwise
+    has_names = classes.class_names in ((), info.class_names)  # else their spelling differs
     if has_names and np.array_equal(new, np.arange(classes.num_classes)):
         return source
     stuff = tuple(sorted(int(new[label]) for label in info.stuff if new[label] != ABSENT))
@@ -591,7 +606,7 @@ def with_new_numbers(source: Source, new: np.ndarray, classes: SourceInfo) -> So
 
 
 def with_only_classes(source: Source, classes: Sequence[int]) -> Source:
-    """A source with class `classes[k]` numbered k; labels of other classes become -1."""
+    """Renumber class `classes[k]` of a source as k; labels of other classes become -1."""
     new = np.full(source.info.num_classes, -1)
     new[list(classes)] = np.arange(len(classes))
     names = source.info.class_names
@@ -600,7 +615,7 @@ def with_only_classes(source: Source, classes: Sequence[int]) -> Source:
 
 
 def merge_classes(infos: Sequence[SourceInfo]) -> SourceInfo:
-    """The classes of several files together, by their ids; those of the first file without ids."""
+    """Combine the classes of several files by their ids; without ids return the first file's."""
     first, *others = infos
     if not all(info.class_ids for info in infos) or all(info == first for info in others):
         return first
@@ -615,7 +630,7 @@ def merge_classes(infos: Sequence[SourceInfo]) -> SourceInfo:
 
 
 class _Renumbered:
-    """A source whose class k has the number `new[k]`, ABSENT to leave it out."""
+    """A source whose class k has the number `new[k]`, ABSENT to drop it."""
 
     def __init__(self, source: Source, new: np.ndarray, info: SourceInfo):
         self._source, self._new, self.info = source, new, info
@@ -624,21 +639,21 @@ class _Renumbered:
         return len(self._source)
 
     def __getitem__(self, index: int, /) -> Record:
-        record = with_class(self._source[index], len(self._new), self._source, index)
-        return self._renumbered(record)
+        record = check_label(self._source[index], len(self._new), self._source, index)
+        return self._renumber(record)
 
     def labels(self) -> np.ndarray:
         return self._new[self._source.labels()]
 
     def listing(self, indices: np.ndarray, /) -> Listing:
-        found = listing_of(self._source, indices)
-        return found._replace(examples=listing.digest_of(found.examples, self._new))
+        digests = list_examples(self._source, indices)
+        return digests._replace(examples=listing.digest_of(digests.examples, self._new))
 
     def class_counts(self, indices: np.ndarray, /) -> np.ndarray | None:
         if not isinstance(self._source, CountsClasses):
             return None
         counts = self._source.class_counts(indices)
-        return None if counts is None else self._moved(counts)
+        return None if counts is None else self._reorder(counts)
 
     def expect(self, indices: Iterable[int], /) -> None:
         if isinstance(self._source, Expects):
@@ -647,29 +662,31 @@ class _Renumbered:
     def record_name(self, index: int, /) -> str:
         return self._source.record_name(index)
 
-    def _renumbered(self, record: Record) -> Record:
-        found = dict(record)
+    def _renumber(self, record: Record) -> Record:
+        renumbered = dict(record)
         if self.info.multilabel:
-            found['label'] = self._moved(record['label'])
+            renumbered['label'] = self._reorder(record['label'])
         elif 'label' in record:
-            found['label'] = self._new[record['label']].astype(np.int32)
+            renumbered['label'] = self._new[record['label']].astype(np.int32)
         if 'labels' in record:
             labels = self._new[record['labels']].astype(np.int32)
-            kept = labels != ABSENT
-            found['labels'] = labels
-            if not kept.all():
-                found |= {name: found[name][kept] for name in OBJECTS if name in found}
-                if 'segments' in found:
-                    found['segments'] = panoptic.keep_rows(found['segments'], kept)
-        if 'real_label' in record:  # a mark for each class
-            found['real_label'] = self._moved(record['real_label'])
-        return found
+            is_present = labels != ABSENT
+            renumbered['labels'] = labels
+            if not is_present.all():
+                renumbered |= {
+                    name: renumbered[name][is_present] for name in OBJECTS if name in renumbered
+                }
+                if 'segments' in renumbered:
+                    renumbered['segments'] = panoptic.keep_rows(renumbered['segments'], is_present)
+        if 'real_label' in record:  # 1 or 0 for each class
+            renumbered['real_label'] = self._reorder(record['real_label'])
+        return renumbered
 
-    def _moved(self, values: np.ndarray) -> np.ndarray:
-        """A value for each class, [num_classes], reordered by the new numbers."""
+    def _reorder(self, values: np.ndarray) -> np.ndarray:
+        """Reorder values of classes, [num_classes], by the new numbers."""
         moved = np.zeros(self.info.num_classes, values.dtype)
-        kept = self._new != ABSENT
-        moved[self._new[kept]] = values[kept]
+        is_present = self._new != ABSENT
+        moved[self._new[is_present]] = values[is_present]
         return moved
 
 
@@ -677,4 +694,4 @@ class _Annotated(_Renumbered):
     """A renumbered source with annotations."""
 
     def annotations(self, index: int) -> Record:
-        return self._renumbered(self._source.annotations(index))  # type: ignore[attr-defined]
+        return self._renumber(self._source.annotations(index))  # type: ignore[attr-defined]

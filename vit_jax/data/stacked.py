@@ -1,9 +1,9 @@
-"""Batches of examples that a cache holds as arrays, made by array instead of one by one.
+"""Batches of cached examples, made by whole arrays instead of one example at a time.
 
-For small images most of a batch's time is spent between the examples' few bytes. The random numbers
-are those that each example draws by itself, and so the batches are the same. Numbers of all
-examples are made at once of random bits, by the rules of NumPy's generators: a call for each number
-takes three times as long as all else.
+With small images, Python's overhead per example takes most of a batch's time. Each example has the
+same random numbers as if it was made separately, so the batches are the same. The numbers of all
+examples are computed together from random bits, by the rules of NumPy's generators: one call per
+number takes three times as long as everything else.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from vit_jax.data.records import BrokenRecord, Record, check_ids, example_rng
 from vit_jax.data.transforms import Transforms
 from vit_jax.errors import UserError
 
-LARGEST = 2**30  # bytes of all examples, which the cache holds a second time
-AGAIN = -1  # numbers for which the bits at hand are too few, one time in a billion
+LARGEST = 2**30  # most bytes of all examples, which are held in addition to the cache
+AGAIN = -1  # marks numbers that need more bits, about one in a billion
 LOW = np.uint64(2**32 - 1)
 Bits = Shaped[np.ndarray, ' B']  # uint64
 Images = UInt8[np.ndarray, 'B H W C']
 
 
 class Move(Protocol):
-    """A random transform of images of one size, which takes 64 random bits of each."""
+    """A random transform of images of one size that uses 64 random bits per image."""
 
     def draw(self, rng: np.random.Generator) -> int:
-        """Draw the numbers of an example as the transform does, encoded as one."""
+        """Draw the numbers of an example as the transform does, encoded in one integer."""
 
-    def drawn(self, bits: Bits) -> Int[np.ndarray, ' B']:
-        """What `draw` makes of these bits; AGAIN if it would take more of them."""
+    def convert(self, bits: Bits) -> Int[np.ndarray, ' B']:
+        """Compute what `draw` returns for these bits; AGAIN where it would use more bits."""
 
     def apply(self, images: Images, drawn: Int[np.ndarray, ' B']) -> Images:
-        """Move every image by what was drawn for it."""
+        """Apply each image's drawn numbers."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Flip:
-    """Mirror left and right with probability 1/2, as `transforms.image.flip`."""
+    """Mirror left and right with probability 1/2, like `transforms.image.flip`."""
 
     def draw(self, rng: np.random.Generator) -> int:
         return rng.random() < 0.5
 
-    def drawn(self, bits: Bits) -> Int[np.ndarray, ' B']:
+    def convert(self, bits: Bits) -> Int[np.ndarray, ' B']:
         return (bits < 2**63).astype(np.int64)
 
     def apply(self, images: Images, drawn: Int[np.ndarray, ' B']) -> Images:
@@ -62,7 +62,7 @@ class Flip:
 
 @dataclasses.dataclass(frozen=True)
 class PadAndCrop:
-    """Crop a random window of a padded image, as `transforms.image.pad_and_crop`."""
+    """Crop a random window of a padded image, like `transforms.image.pad_and_crop`."""
 
     pad: int
 
@@ -70,7 +70,7 @@ class PadAndCrop:
         places = 2 * self.pad + 1
         return int(rng.integers(places)) * places + int(rng.integers(places))
 
-    def drawn(self, bits: Bits) -> Int[np.ndarray, ' B']:
+    def convert(self, bits: Bits) -> Int[np.ndarray, ' B']:
         # Lemire, Fast random integer generation in an interval (2019), algorithm 5.
         places = 2 * self.pad + 1
         scaled = np.stack([bits & LOW, bits >> 32]) * np.uint64(places)
@@ -83,7 +83,7 @@ class PadAndCrop:
         sides = height + 2 * pad, width + 2 * pad
         padded = np.zeros((len(images), *sides, images.shape[-1]), np.uint8)
         padded[:, pad : pad + height, pad : pad + width] = images
-        corners = zip(*(at.tolist() for at in np.divmod(drawn, 2 * pad + 1)), strict=True)
+        corners = zip(*(axis.tolist() for axis in np.divmod(drawn, 2 * pad + 1)), strict=True)
         for row, (image, (y, x)) in enumerate(zip(padded, corners, strict=True)):
             images[row] = image[y : y + height, x : x + width]
         return images
@@ -94,13 +94,13 @@ MOVES: dict[str, Callable[..., Move]] = {'flip': Flip, 'pad_and_crop': PadAndCro
 
 @dataclasses.dataclass(frozen=True)
 class Stacked:
-    """All examples of a cache.
+    """All examples of a cache, stacked.
 
     Attributes:
-      spec: the arrays of an example.
-      nbytes: of an example.
-      arrays: the examples before random transforms, {name: [N ...]}.
-      moves: the random transforms.
+      spec: Spec of an example's arrays.
+      nbytes: Bytes per example.
+      arrays: Examples before random transforms, {name: [N ...]}.
+      moves: Random transforms.
     """
 
     spec: Spec
@@ -111,20 +111,20 @@ class Stacked:
     def rows(
         self, numbers: Int[np.ndarray, ' B'], seed: int, draws: Int[np.ndarray, ' B']
     ) -> Batch:
-        """The examples `numbers`, transformed by the random numbers of (seed, draw)."""
+        """Return the examples `numbers`, transformed by the random numbers of (seed, draw)."""
         rows = {name: array[numbers] for name, array in self.arrays.items()}
         if self.moves:
-            drawn = self._drawn(seed, draws.tolist())
+            drawn = self._draw(seed, draws.tolist())
             for move, column in zip(self.moves, drawn, strict=True):
                 rows['image'] = move.apply(rows['image'], column)
         return rows
 
-    def _drawn(self, seed: int, draws: Sequence[int]) -> list[Int[np.ndarray, ' B']]:
-        """The numbers of every move."""
+    def _draw(self, seed: int, draws: Sequence[int]) -> list[Int[np.ndarray, ' B']]:
+        """Draw the numbers of every move."""
         generators = (example_rng(seed, draw).bit_generator for draw in draws)
-        words = [[one.random_raw() for _ in self.moves] for one in generators]
-        bits = np.array(words, np.uint64).reshape(-1, len(self.moves))  # also of no rows
-        drawn = [move.drawn(column) for move, column in zip(self.moves, bits.T, strict=True)]
+        words = [[generator.random_raw() for _ in self.moves] for generator in generators]
+        bits = np.array(words, np.uint64).reshape(-1, len(self.moves))  # also without rows
+        drawn = [move.convert(column) for move, column in zip(self.moves, bits.T, strict=True)]
         for row in np.flatnonzero(np.any([column == AGAIN for column in drawn], 0)).tolist():
             rng = example_rng(seed, draws[row])
             for move, column in zip(self.moves, drawn, strict=True):
@@ -135,12 +135,12 @@ class Stacked:
 def stack(
     records: Sequence[Record | BrokenRecord], transforms: Transforms, vocab_size: int
 ) -> Stacked | None:
-    """Stack the examples of a cache; None if they are too large, broken or of several shapes.
+    """Stack the examples of a cache; None if they are too large, broken or differ in shape.
 
     Args:
-      records: all examples, after the transforms unless these draw random numbers.
-      transforms: None is returned if any is random, but not among MOVES.
-      vocab_size: bounds the ids of texts.
+      records: All examples, transformed unless the transforms draw random numbers.
+      transforms: Transforms; unless all random ones are among MOVES, None is returned.
+      vocab_size: Number of ids of texts.
     """
     moves: list[Move] = []
     for node in signatures.parse_transforms(transforms.spec) if transforms.random else ():
@@ -152,18 +152,18 @@ def stack(
     if isinstance(first, BrokenRecord):
         return None
     spec = {name: ArraySpec.from_value(value) for name, value in first.items()}
-    each = sum(s.dtype.itemsize * math.prod(s.shape) for s in spec.values())
-    alone = all(len(s.shape) == 3 * (name == 'image') for name, s in spec.items())
-    images = alone and 'image' in spec and spec['image'].dtype == np.uint8
-    if each * len(records) > LARGEST or (moves and not images):
+    nbytes = sum(s.dtype.itemsize * math.prod(s.shape) for s in spec.values())
+    only_images = all(len(s.shape) == 3 * (name == 'image') for name, s in spec.items())
+    images = only_images and 'image' in spec and spec['image'].dtype == np.uint8
+    if nbytes * len(records) > LARGEST or (moves and not images):
         return None
     arrays = {name: np.empty((len(records), *s.shape), s.dtype) for name, s in spec.items()}
     try:
         for row, record in enumerate(records):
             _put(record, arrays, row, vocab_size)
-    except UserError:  # which a batch that reads the record by itself explains
+    except UserError:  # reported when a batch reads the record separately
         return None
-    return Stacked(spec, each, arrays, moves)
+    return Stacked(spec, nbytes, arrays, moves)
 
 
 def _put(record: Record | BrokenRecord, arrays: Batch, row: int, vocab_size: int) -> None:
@@ -171,11 +171,11 @@ def _put(record: Record | BrokenRecord, arrays: Batch, row: int, vocab_size: int
     if isinstance(record, BrokenRecord) or record.keys() != arrays.keys():
         raise UserError('an example lacks arrays')
     for name, value in record.items():
-        to = arrays[name]
-        if ArraySpec.from_value(value) != ArraySpec(to.shape[1:], to.dtype):
+        target = arrays[name]
+        if ArraySpec.from_value(value) != ArraySpec(target.shape[1:], target.dtype):
             raise UserError(f'{name} differs in shape or dtype')
-        if to.dtype == np.int32:
-            check_ids(name, np.asarray(value), vocab_size if to.ndim == 2 else 0)
-        to[row] = value
-        if to.dtype.kind == 'f' and not np.isfinite(to[row]).all():
+        if target.dtype == np.int32:
+            check_ids(name, np.asarray(value), vocab_size if target.ndim == 2 else 0)
+        target[row] = value
+        if target.dtype.kind == 'f' and not np.isfinite(target[row]).all():
             raise UserError(f'{name} is not finite')

@@ -128,7 +128,7 @@ def measure_stages(data: Dataset, examples: int, put: Callable[[Batch], Any]) ->
             with images.decoding(
                 on_demand=transforms.crop_first, drop_alpha=transforms.drops_alpha
             ):
-                record = images.decoded(record, source.record_name(number))
+                record = images.decode_record(record, source.record_name(number))
             clock.ends('decode')
             for name, step in zip(names, transforms.steps, strict=True):
                 record = step(record, example_rng(plan.seed, number))

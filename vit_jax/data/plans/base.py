@@ -13,7 +13,7 @@ import numpy as np
 from vit_jax.array_types import Int
 from vit_jax.data import batches, images
 from vit_jax.data.batches import ArraySpec, Batch, Shape, Spec
-from vit_jax.data.records import BrokenRecord, Record, SourceInfo, example_rng, with_numbers
+from vit_jax.data.records import BrokenRecord, Record, SourceInfo, convert_coordinates, example_rng
 from vit_jax.data.splits import Subset
 from vit_jax.data.stacked import Stacked, stack
 from vit_jax.data.transforms import Transforms
@@ -176,7 +176,7 @@ class Examples:
     def _transformed(self, index: int, record: Record, seed: int, draw: int) -> Record:
         try:
             record = self.transforms(record, example_rng(seed, draw))
-            return with_numbers(record, self.source, index)
+            return convert_coordinates(record, self.source, index)
         except UserError as error:
             raise UserError(f'{self.source.record_name(index)}: {error}') from error
         except BrokenRecord as reason:  # an image that was decoded only now, or made not finite

@@ -48,7 +48,7 @@ class Source:
         return len(self._captions)
 
     def __getitem__(self, index: int, /) -> Record:
-        return images.decoded(self.encoded(index), self.record_name(index))
+        return images.decode_record(self.encoded(index), self.record_name(index))
 
     def encoded(self, index: int, /) -> Record:
         """The record with the bytes of the image's file; BrokenRecord if it cannot be read."""

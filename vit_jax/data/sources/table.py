@@ -89,7 +89,7 @@ class ImageFiles:
         return len(self._files)
 
     def __getitem__(self, index: int, /) -> Record:
-        return images.decoded(self.encoded(index), self.record_name(index))
+        return images.decode_record(self.encoded(index), self.record_name(index))
 
     def encoded(self, index: int, /) -> Record:
         """The record with its image as a file."""

@@ -114,7 +114,7 @@ class Source:
         return len(self._shard_index)
 
     def __getitem__(self, index: int, /) -> Record:
-        return images.decoded(self.encoded(index), self.record_name(index))
+        return images.decode_record(self.encoded(index), self.record_name(index))
 
     def encoded(self, index: int, /) -> Record:
         name = self.record_name(index)

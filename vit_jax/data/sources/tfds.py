@@ -119,7 +119,7 @@ class Source:
         return len(self._records)
 
     def __getitem__(self, index: int, /) -> Record:
-        return images.decoded(self.encoded(index), self.record_name(index))
+        return images.decode_record(self.encoded(index), self.record_name(index))
 
     def encoded(self, index: int, /) -> Record:
         record = self._read(index)
