@@ -122,8 +122,8 @@ def test_flags_of_other_trainers_name_keys(flag: str, hint: str) -> None:
 def test_a_flag_may_set_what_has_another_type_in_the_file(tmp_path: pathlib.Path) -> None:
     (tmp_path / 'config.py').write_text(
         'from experiments.vit import digits\n'
-        'def get_config(arg):\n'
-        '    config = digits.get_config(arg)\n'
+        'def get_config(optimizer="adamw"):\n'
+        '    config = digits.get_config(optimizer)\n'
         '    changed = dict(total=100, optim=dict(name="adam", lr=1))\n'
         '    return type(config)(config.to_dict() | changed)\n'
     )

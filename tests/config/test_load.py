@@ -1,13 +1,14 @@
 """A config is checked before anything is built, and a mistake names the nearest valid word."""
 
 import pathlib
+import re
 
 import pytest
 from helpers.messages import says
 from ml_collections import ConfigDict
 
 from vit_jax.__main__ import main
-from vit_jax.config import load
+from vit_jax.config import load, recipes
 from vit_jax.config.load import validate
 from vit_jax.config.run import Step
 from vit_jax.errors import UserError
@@ -97,7 +98,7 @@ def test_files_that_are_no_config(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ('spec', 'message'),
     [
-        (f'{DIGITS}:smok', "argument 'smok'; did you mean 'smoke'? (valid: adafactor, adamw, "),
+        (f'{DIGITS}:smok', "unknown optimizer 'smok'; did you mean 'smoke'? (valid: adafactor, "),
         (f'{DIGITS}:lionn', "did you mean 'lion'"),
         ('experiments/translate/multi30k.py:lstmm', "did you mean 'lstm'"),
         ('experiments/transfer/cifar10_heldout.py:vit,scrach', "did you mean 'vit,scratch'"),
@@ -119,13 +120,75 @@ def test_arguments_beyond_the_examples_are_for_the_file_to_check() -> None:
 def test_a_function_without_a_parameter(tmp_path: pathlib.Path) -> None:
     file = tmp_path / 'plain.py'
     file.write_text(
-        'from experiments.vit import digits\n'
-        'def get_config():\n'
-        "    return digits.get_config('smoke')\n"
+        'from experiments.vit import digits\ndef get_config():\n    return digits.get_config()\n'
     )
-    assert load.load(str(file)).model.width == 32
-    with pytest.raises(UserError, match=r'get_config\(\) takes no argument; leave out :smoke'):
+    assert load.load(str(file)).model.width == 96
+    with pytest.raises(UserError, match='takes no argument; leave out smoke'):
         load.load(f'{file}:smoke')
+
+
+RECIPE = """
+from typing import Literal
+from ml_collections import ConfigDict
+
+def get_config(variant='S/16', epochs: int = 90, fast=False, lr=0.1,
+               data: Literal['i1k', 'i21k'] = 'i1k', labels: Literal[1, 10] = 1):
+    return ConfigDict(dict(locals(), total='9 steps'))
+
+def smoke(config):
+    config.total = f'2 steps of {config.epochs}'
+"""
+
+
+def test_arguments_of_a_recipe_have_names_and_the_types_of_their_defaults(tmp_path) -> None:
+    (tmp_path / 'recipe.py').write_text(RECIPE)
+
+    def given(text):
+        config = recipes.run_file(f'{tmp_path}/recipe.py{text}', 'get_config', '--config')
+        return config.to_dict()
+
+    default = given('')
+    assert default == dict(
+        variant='S/16', epochs=90, fast=False, lr=0.1, data='i1k', labels=1, total='9 steps'
+    )
+    assert given(':B/16,epochs=300,lr=1e-3') == default | dict(variant='B/16', epochs=300, lr=1e-3)
+    assert given(':variant=B/16,fast') == given(':fast=true,B/16') != given(':B/16,fast=False')
+    assert given(':labels=10,data=i21k') == default | dict(labels=10, data='i21k')
+    assert given(':smoke,epochs=7') == default | dict(epochs=7, total='2 steps of 7')
+    for text, words in {
+        ':epoch=7': "unknown argument 'epoch'; did you mean 'epochs'",
+        ':epochs=many': 'epochs=many: not a whole number',
+        ':fast=perhaps': 'not true or false',
+        ':B/16,fst': 'the arguments are variant=S/16, epochs=90, fast=False, lr=0.1, data=i1k|i21k',
+        ':data=i22k': "unknown data 'i22k'; did you mean 'i21k'",
+        ':labels=5': "unknown labels '5' (valid: 1, 10)",
+        ':epochs=1,epochs=2': 'two values for epochs',
+    }.items():
+        with pytest.raises(UserError, match=re.escape(words)) as error:
+            given(text)
+        assert f'recipe.py{text}: ' in str(error.value)
+
+
+def test_a_recipe_without_arguments_may_have_a_small_size(tmp_path) -> None:
+    text = 'def get_config():\n    return {}\n\ndef smoke(config):\n    config.update(total=2)\n'
+    (tmp_path / 'recipe.py').write_text(text)
+    assert recipes.run_file(f'{tmp_path}/recipe.py:smoke', 'get_config', '--config') == {'total': 2}
+    with pytest.raises(UserError, match="did you mean 'smoke'"):
+        recipes.run_file(f'{tmp_path}/recipe.py:smok', 'get_config', '--config')
+
+
+@pytest.mark.parametrize(
+    ('old', 'new'),
+    [
+        ('a/b:c', 'a/b:c'),
+        ('a/b:B/16,150ep,fast', 'a/b:B/16,epochs=150,fast'),
+    ],
+)
+@pytest.mark.parametrize('form', ['{}', '{}.py', 'experiments/{}.py', '/clone/experiments/{}.py'])
+def test_former_words_of_recipes_have_their_meaning(old, new, form) -> None:
+    (before, words), (after, arguments) = (spec.split(':') for spec in (old, new))
+    spec = f'{form.format(before)}:{words}'
+    assert recipes.translate(spec) == (form.format(after), arguments)
 
 
 def test_dotted_names_reach_outside_of_the_package(

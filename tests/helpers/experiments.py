@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import pathlib
 
-from vit_jax.config import load
+from vit_jax.config import load, recipes
+from vit_jax.signatures import parameters
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # From the root, as the documents name them.
@@ -14,6 +15,19 @@ PATHS = sorted(
     for path in (ROOT / 'experiments').rglob('*.py')
     if 'def get_config(' in path.read_text()
 )
+
+
+def examples(path: pathlib.Path, function: str) -> list[str]:
+    """Arguments of a recipe: every choice of each one, and `smoke`."""
+    module = recipes.load_module(str(path), 'test')
+    make = getattr(module, function)
+    if recipes.takes_text(make):
+        return [arg for arg in module.ARGS if arg is not ...]
+    found = ['smoke']
+    for name, p in parameters(make).items():
+        choices = (False, True) if isinstance(p.default, bool) else recipes.choices_of(p.annotation)
+        found += [f'{name}={choice}' for choice in choices if choice != p.default]
+    return found
 
 
 def one_of_each_kind(*first: str) -> list[str]:

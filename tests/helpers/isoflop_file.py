@@ -8,7 +8,8 @@ ARGS = ('smoke', 'branched')
 
 def get_config(arg: str | None = None):
     """The smoke size of the digits, narrower."""
-    config = digits.get_config('smoke')
+    config = digits.get_config()
+    digits.smoke(config)
     config.batch_size = 8
     config.model.update(width=8, mlp_dim=16, num_heads=1)
     return config

@@ -29,7 +29,8 @@ class Model(models.Model):
 
 def get_config(arg: str | None = None) -> ConfigDict:
     """The smoke size of the digits, but for the model."""
-    config = digits.get_config('smoke')
+    config = digits.get_config()
+    digits.smoke(config)
     config.model = ConfigDict(
         {'name': 'helpers.linear', 'num_classes': config.model.get_ref('num_classes')}
     )

@@ -2,9 +2,9 @@
 
 import dataclasses
 import json
-import runpy
 
 import pytest
+from helpers.experiments import examples
 
 from vit_jax.errors import UserError
 from vit_jax.sweeps import space
@@ -89,7 +89,7 @@ def test_a_ray_needs_a_center():
 def test_a_file_without_a_sweep_is_refused(tmp_path, repo):
     with pytest.raises(UserError, match='no file'):
         space.load('none.py')
-    with pytest.raises(UserError, match=r'no function get_sweep\(arg\)'):
+    with pytest.raises(UserError, match='no function get_sweep'):
         space.load(f'{repo}/experiments/vit/digits.py')
     (tmp_path / 'file.py').write_text('def get_sweep(arg):\n    return 1\n')
     with pytest.raises(UserError, match='returns no Sweep'):
@@ -108,8 +108,7 @@ def test_every_sweep_of_the_experiments_can_be_created(repo, tmp_path, monkeypat
     files = sweep_files(repo)
     assert files
     for path in files:
-        args = [arg for arg in runpy.run_path(str(path))['ARGS'] if arg is not ...]
-        for i, arg in enumerate(('', *args)):
+        for i, arg in enumerate(('', *examples(path, 'get_sweep'))):
             sweep = space.load(f'{path}:{arg}')
             made = study.create(sweep, 'name', folder=tmp_path / f'{path.stem}{i}')
             assert len(made.trials()) == len(sweep.queue())

@@ -287,7 +287,8 @@ CONFIG = """
 from experiments.vit import digits
 
 def get_config(arg=None):
-    config = digits.get_config('smoke')
+    config = digits.get_config()
+    digits.smoke(config)
     config.model.depth = 1
     config.task.mixup = 0.0  # images that are mixed take longer to compile than all the rest
     data = dict(source='digits', split='test', fit='train[:300]', cache=True)

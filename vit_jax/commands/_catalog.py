@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from vit_jax.config import load
+from vit_jax.config import recipes
 from vit_jax.errors import UserError, modules
 
 # What the files below experiments/ define: a config for `train`, a sweep for `sweep create`.
@@ -81,10 +81,10 @@ def experiments(folder: pathlib.Path | None = None) -> list[Experiment]:
       UserError: if the folder does not exist, or a file is not Python.
     """
     if folder is None:
-        inside = experiments(load.FOLDER)
+        inside = experiments(recipes.FOLDER)
         return [
             dataclasses.replace(
-                named, name=load.experiment_name(named.name.removeprefix(f'{load.FOLDER}/'))
+                named, name=recipes.experiment_name(named.name.removeprefix(f'{recipes.FOLDER}/'))
             )
             for named in inside
         ]
@@ -111,9 +111,8 @@ def _signature(function: Callable) -> str:
 
 
 def _arguments(path: pathlib.Path) -> str:
-    """The arguments that an experiment lists; `...` if it also accepts others."""
-    found = getattr(load.load_module(str(path), str(path)), 'ARGS', ())
-    return ' '.join('...' if arg is ... else arg for arg in found)
+    """The arguments of an experiment with their defaults or choices."""
+    return ' '.join(recipes.arguments(recipes.load_module(str(path), str(path))))
 
 
 def _file_functions(path: pathlib.Path) -> tuple[str, ...]:

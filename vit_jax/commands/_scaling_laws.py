@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands._parser import Parser, add_json_flag, align, save_figure, write_json
-from vit_jax.config import load
+from vit_jax.config import recipes
 from vit_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def read_study(args: argparse.Namespace) -> Isoflop:
     """
     from vit_jax.sweeps.isoflop import Isoflop
 
-    found = load.run_file(args.file, 'get_sweep', COMMAND)
+    found = recipes.run_file(args.file, 'get_sweep', COMMAND)
     if not isinstance(found, Isoflop):
         raise UserError(
             f'{COMMAND}: get_sweep of {args.file!r} does not return an Isoflop: use sweep create'

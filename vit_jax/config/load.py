@@ -1,37 +1,30 @@
 """Loading, overriding and checking of configs.
 
-A config is a Python file with `get_config(arg: str | None) -> ConfigDict`; each sub-dict holds the
-keywords of a constructor. The file may list the valid values of `arg` in `ARGS`; if `...` is among
-them, they are examples, and the file checks `arg` itself. Loading the file executes it. The
-resolved config is stored in the run folder as JSON, which later commands read and never execute.
+A config is a Python file with `get_config(...) -> ConfigDict` (see `recipes`); each sub-dict holds
+the keywords of a constructor. Loading the file executes it. The resolved config is stored in the
+run folder as JSON, which later commands read and never execute.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import difflib
-import importlib.util
-import inspect
 import json
 import math
-import pathlib
-import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from vit_jax.config import objects, schema
+from vit_jax.config.recipes import run_file
 from vit_jax.config.run import LEFT_OPEN, Inference, Model, Run, Task
-from vit_jax.errors import UnsuitableFile, UserError, hide_secrets, nearest
+from vit_jax.errors import UserError, hide_secrets, nearest
 from vit_jax.signatures import Parameters
 from vit_jax.storage import paths
 
 # Renamed keys. Configs with the old names still load.
 RENAMED = {'parallel.small': 'parallel.min_split_size'}
-# The experiments: in a clone a link to their folder, in a wheel the files.
-FOLDER = pathlib.Path(__file__).parents[1] / 'experiments'
 
 # What other trainers call a setting, and the flags that set it here.
 OTHER_WORDS = {
@@ -76,8 +69,8 @@ OTHER_WORDS = {
 
 
 CONFIG = (
-    'Python file (it is executed) or recipe of `list experiments`, with an optional argument: '
-    'FILE[:ARG]'
+    'Python file (it is executed) or recipe of `list experiments`, with optional arguments: '
+    'FILE[:ARG,NAME=VALUE]'
 )
 OVERRIDES = (
     '--config.KEY=VALUE overrides a value of the config, such as --config.optim.lr=3e-4 or '
@@ -92,7 +85,7 @@ _MIN_SIZES = {
 
 
 def load(spec: str, overrides: Sequence[str] = ()) -> ConfigDict:
-    """Load `FILE[:arg]`, or an experiment such as `vit/digits`, with overrides (`optim.lr=3e-4`).
+    """Load `FILE[:ARGUMENTS]`, or a recipe such as `vit/digits`, with overrides: `optim.lr=3e-4`.
 
     Raises:
       UserError: for a missing file or `get_config`, an unknown key, a wrong type, or an invalid
@@ -214,66 +207,6 @@ def _rename(config: ConfigDict) -> None:
                 del group[before]
 
 
-def run_file(spec: str, function: str, flag: str) -> Any:
-    """Execute the file of `FILE[:arg]` and return the result of its `function(arg)`.
-
-    Args:
-      spec: the file and its argument.
-      function: name of the function.
-      flag: the source of `spec`, for messages.
-
-    Raises:
-      UserError: if the file is missing or is not Python, lacks the function, or does not accept the
-        argument.
-    """
-    name, _, arg = spec.partition(':')
-    module = load_module(name, flag)
-    if not hasattr(module, function):
-        raise UserError(f'{flag}: {name!r} has no function {function}(arg)')
-    made = getattr(module, function)
-    if not arg and not inspect.signature(made).parameters:
-        return made()
-    _check_arg(module, made, arg, f'{flag} {spec}')
-    return made(arg or None)
-
-
-def load_module(name: str, where: str) -> types.ModuleType:
-    """Execute a file as a module.
-
-    Args:
-      name: of the file, or of an experiment of the package, see `experiment_file`.
-      where: the flag or key that names it, for messages.
-
-    Raises:
-      UserError: if the file is missing or is not Python.
-    """
-    path = pathlib.Path(name)
-    if not path.is_file():
-        if (found := experiment_file(name)) is None:
-            raise UserError(f'{where}: {missing_experiment(name)}')
-        path = found
-    spec = importlib.util.spec_from_file_location(f'config_{path.stem}', path)
-    if spec is None or spec.loader is None:
-        raise UserError(f'{where}: {str(path)!r} is not a Python file; its name has to end in .py')
-    try:
-        compile(paths.read_bytes(path), path, 'exec')
-    # ValueError for bytes that are not text; the last ones for absurdly deep nesting.
-    except (SyntaxError, ValueError, RecursionError, MemoryError, UnsuitableFile) as error:
-        raise UserError(f'{where}: {str(path)!r} is not valid Python: {error}') from error
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _check_arg(module: types.ModuleType, function: Callable, arg: str, where: str) -> None:
-    """Raise UserError if the file of a config does not accept this argument."""
-    if not inspect.signature(function).parameters:
-        raise UserError(f'{where}: {function.__name__}() takes no argument; leave out :{arg}')
-    choices: Any = getattr(module, 'ARGS', (...,))
-    if arg and ... not in choices and arg not in choices:
-        raise UserError(f'{where}: ' + nearest('argument', arg, choices))
-
-
 def parse_config_args(
     parser: argparse.ArgumentParser,
     argv: Sequence[str],
@@ -365,27 +298,6 @@ def _tuples(value: Any) -> Any:
     return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
 
 
-def experiment_file(name: str) -> pathlib.Path | None:
-    """The file of an experiment such as `vit/digits`, also written `experiments/vit/digits.py`."""
-    path = FOLDER / experiment_name(name)
-    path = path.with_name(f'{path.name}.py')
-    inside = '..' not in path.parts and path.is_relative_to(FOLDER)
-    return path if inside and path.is_file() else None
-
-
-def experiment_name(path: str) -> str:
-    """The name of an experiment, from its path in the repository."""
-    return path.removeprefix('experiments/').removesuffix('.py')
-
-
-def missing_experiment(name: str) -> str:
-    """The message for a name that is neither a file nor an experiment; suggests the closest."""
-    known = [file.relative_to(FOLDER).with_suffix('').as_posix() for file in FOLDER.glob('*/*.py')]
-    close = difflib.get_close_matches(experiment_name(name), known, n=1)
-    hint = f'; did you mean {close[0]!r}?' if close else ''
-    return f'no file {name!r}{hint} (`list experiments` shows the experiments of the package)'
-
-
 def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split off the overrides: `a=1` of `--config.a=1` or `--config.a 1`; return both lists."""
     overrides, rest, words = [], [], list(argv)
@@ -433,9 +345,10 @@ def _group(config: ConfigDict, node: ConfigDict, path: Sequence[str], dotted: st
     *parents, key = path
     where, known = '.'.join(['config', *parents]), schema.parameters(config, '.'.join(parents))
     if key not in node:
-        if key not in known or schema.accepted_types(known[key]) != (dict,):
+        if key not in known:
             raise _unknown(dotted, where, key, {*node, *known})
-        _set(config, node, key, ConfigDict())
+        group = schema.accepted_types(known[key]) == (dict,)
+        _set(config, node, key, ConfigDict() if group else known[key].default)
     if not isinstance(node[key], ConfigDict):
         raise UserError(f'--config.{dotted}: {where}.{key} is a value and has no keys')
     return node[key]

@@ -1,6 +1,6 @@
 """The contents of a sweep file, and the cost of its runs before any of them starts.
 
-The file defines `get_sweep(arg: str | None) -> Sweep | Family`. Dimensions are named by
+The file defines `get_sweep(...) -> Sweep | Family` (see `config.recipes`). Dimensions are named by
 config keys, as on the command line: `optim.lr`.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 from ml_collections import ConfigDict
 
 from vit_jax.config.load import load as load_config
-from vit_jax.config.load import run_file
+from vit_jax.config.recipes import run_file
 from vit_jax.errors import UserError, nearest
 from vit_jax.inference import fine_tune
 from vit_jax.profiling.cost import PlannedRun, price

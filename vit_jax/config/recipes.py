@@ -1,0 +1,245 @@
+"""Recipes: Python files with a config or a sweep, and their arguments.
+
+A recipe is a file with `get_config(variant='S/16', epochs=90) -> ConfigDict`, or with `get_sweep`.
+`FILE:B/16,epochs=300` gives arguments by name, the first one also without it; a word that names a
+true-or-false argument turns it on. Types come from the defaults, choices from `Literal`
+annotations. The word `smoke` applies the file's `smoke(config)`, which shrinks the finished config
+to seconds of work without data, or `smoke_sweep(sweep) -> Sweep`.
+
+A function whose only parameter is called `arg` gets the text as it is. Loading a file executes it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import pathlib
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from vit_jax.errors import UnsuitableFile, UserError, nearest
+from vit_jax.signatures import Parameters, parameters
+from vit_jax.storage import paths
+
+# The recipes: in a clone a link to their folder, in a wheel the files.
+FOLDER = pathlib.Path(__file__).parents[1] / 'experiments'
+SMOKE = 'smoke'
+_SHRINK = {'get_config': SMOKE, 'get_sweep': 'smoke_sweep'}
+_TEXT = 'arg'  # a function's only parameter, if it parses its argument itself
+_BOOLS = {'true': True, '1': True, 'false': False, '0': False}
+
+# Words of arguments before they had names, by recipe: a regular expression, and what it means now.
+# A meaning that ends in a colon is another recipe, which the remaining words are for.
+OLD_WORDS: dict[str, dict[str, str]] = {
+    '': {r'(\d+)ep': r'epochs=\1'},
+}
+
+
+def run_file(spec: str, function: str, flag: str) -> Any:
+    """Execute the file of `FILE[:ARGUMENTS]` and return the result of one of its functions.
+
+    Args:
+      spec: the file, or a recipe of the package such as `vit/digits`, and its arguments.
+      function: `get_config` or `get_sweep`.
+      flag: the source of `spec`, for messages.
+
+    Raises:
+      UserError: if the file is missing or is not Python, lacks the function, or does not accept the
+        arguments.
+    """
+    name, text = translate(spec)
+    module, where = load_module(name, flag), f'{flag} {spec}'
+    if not hasattr(module, function):
+        raise UserError(f'{flag}: {name!r} has no function {function}')
+    make = getattr(module, function)
+    if takes_text(make):
+        _check_text(module, text, where)
+        return make(text or None)
+    words = [word for word in text.split(',') if word]
+    shrink = getattr(module, _SHRINK[function], None) if SMOKE in words else None
+    try:
+        given = [word for word in words if word != SMOKE or shrink is None]
+        result = make(**parse_arguments(given, make, hasattr(module, _SHRINK[function])))
+        return shrink(result) or result if shrink else result
+    except UserError as error:
+        raise UserError(f'{where}: {error}') from error
+
+
+def translate(spec: str) -> tuple[str, str]:
+    """The file and the arguments of `FILE[:ARGUMENTS]`, in today's words; see `OLD_WORDS`."""
+    name, _, text = spec.partition(':')
+    words = []
+    for word in filter(None, text.split(',')):
+        meaning = word if '=' in word else _meaning(recipe_name(name), word)
+        if meaning.endswith(':'):
+            name = _beside(name, meaning[:-1])
+        elif meaning:
+            words.append(meaning)
+    return name, ','.join(words)
+
+
+def _meaning(recipe: str, word: str) -> str:
+    for old, new in (*OLD_WORDS.get(recipe, {}).items(), *OLD_WORDS[''].items()):
+        if match := re.fullmatch(old, word):
+            return match.expand(new)
+    return word
+
+
+def recipe_name(path: str) -> str:
+    """`vit/digits` for `experiments/vit/digits.py`, wherever the folder is."""
+    return '/'.join(pathlib.PurePath(path.removesuffix('.py')).parts[-2:])
+
+
+def _beside(path: str, recipe: str) -> str:
+    """The path of another recipe, written like `path`."""
+    suffix = '.py' if path.endswith('.py') else ''
+    return f'{path.removesuffix(suffix).removesuffix(recipe_name(path))}{recipe}{suffix}'
+
+
+def takes_text(function: Callable) -> bool:
+    """Whether a function parses its argument itself."""
+    return list(parameters(function)) == [_TEXT]
+
+
+def parse_arguments(
+    words: Iterable[str], function: Callable, has_smoke: bool = False
+) -> dict[str, Any]:
+    """The keywords of a function from words such as `B/16` and `epochs=300`.
+
+    Args:
+      words: at most one without a name, which is for the first parameter.
+      function: its parameters have defaults.
+      has_smoke: whether `smoke` is a word, too; for messages.
+
+    Raises:
+      UserError: for an unknown argument, or a value of the wrong type.
+    """
+    known = parameters(function)
+    others = (SMOKE,) if has_smoke else ()
+    keywords: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition('=')
+        if not equals and isinstance(getattr(known.get(word), 'default', None), bool):
+            value = 'true'
+        elif not equals:
+            name, value = _first(known, keywords, word, others), word
+        if name not in known:
+            raise UserError(nearest('argument', name, (*known, *others)))
+        if name in keywords:
+            raise UserError(f'two values for {name}')
+        keywords[name] = _parse(name, value, known, others if not equals else ())
+    return keywords
+
+
+def _first(known: Parameters, given: dict[str, Any], word: str, others: tuple[str, ...]) -> str:
+    """The name of the first parameter, for a word without one."""
+    if not known and not others:
+        raise UserError(f'takes no argument; leave out {word}')
+    if not known:
+        raise UserError(nearest('argument', word, others))
+    first = next(iter(known))
+    if first in given:
+        raise UserError(f'{word!r}: name the argument; the arguments are {describe(known)}')
+    return first
+
+
+def _parse(name: str, text: str, known: Parameters, others: tuple[str, ...]) -> Any:
+    parameter = known[name]
+    kind = str if parameter.default is None else type(parameter.default)
+    try:
+        value = _BOOLS[text.lower()] if kind is bool else kind(text)
+    except (KeyError, ValueError) as error:
+        listed = describe(known)
+        raise UserError(f'{name}={text}: not {_NOUNS[kind]}; the arguments are {listed}') from error
+    if (choices := choices_of(parameter.annotation)) and value not in choices:
+        raise UserError(nearest(name, text, [*map(str, choices), *others]))
+    return value
+
+
+_NOUNS = {bool: 'true or false', int: 'a whole number', float: 'a number'}
+
+
+def choices_of(annotation: Any) -> tuple[Any, ...]:
+    """The values of a `Literal`; none for another annotation."""
+    return typing.get_args(annotation) if typing.get_origin(annotation) is typing.Literal else ()
+
+
+def describe(known: Parameters) -> str:
+    """`variant=S/16, epochs=90`: parameters with their defaults, or their choices."""
+    return ', '.join(
+        f'{name}={"|".join(map(str, choices_of(p.annotation))) or p.default}'
+        for name, p in known.items()
+    )
+
+
+def arguments(module: types.ModuleType) -> list[str]:
+    """The arguments of a recipe with their defaults or choices, and `smoke`."""
+    found: list[str] = []
+    for function, shrink in _SHRINK.items():
+        if (make := getattr(module, function, None)) is None:
+            continue
+        if takes_text(make):
+            found += ['...' if arg is ... else arg for arg in getattr(module, 'ARGS', ())]
+        else:
+            found += [describe({name: p}) for name, p in parameters(make).items()]
+        found += [SMOKE] * hasattr(module, shrink)
+    return list(dict.fromkeys(found))
+
+
+def _check_text(module: types.ModuleType, text: str, where: str) -> None:
+    """Raise UserError if a file lists its arguments in `ARGS` and this is none of them."""
+    choices: Any = getattr(module, 'ARGS', (...,))
+    if text and ... not in choices and text not in choices:
+        raise UserError(f'{where}: ' + nearest('argument', text, choices))
+
+
+def load_module(name: str, where: str) -> types.ModuleType:
+    """Execute a file as a module.
+
+    Args:
+      name: of the file, or of a recipe of the package, see `experiment_file`.
+      where: the flag or key that names it, for messages.
+
+    Raises:
+      UserError: if the file is missing or is not Python.
+    """
+    path = pathlib.Path(name)
+    if not path.is_file():
+        if (found := experiment_file(name)) is None:
+            raise UserError(f'{where}: {missing_experiment(name)}')
+        path = found
+    spec = importlib.util.spec_from_file_location(f'config_{path.stem}', path)
+    if spec is None or spec.loader is None:
+        raise UserError(f'{where}: {str(path)!r} is not a Python file; its name has to end in .py')
+    try:
+        compile(paths.read_bytes(path), path, 'exec')
+    # ValueError for bytes that are not text; the last ones for absurdly deep nesting.
+    except (SyntaxError, ValueError, RecursionError, MemoryError, UnsuitableFile) as error:
+        raise UserError(f'{where}: {str(path)!r} is not valid Python: {error}') from error
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def experiment_file(name: str) -> pathlib.Path | None:
+    """The file of a recipe such as `vit/digits`, also written `experiments/vit/digits.py`."""
+    path = FOLDER / experiment_name(name)
+    path = path.with_name(f'{path.name}.py')
+    inside = '..' not in path.parts and path.is_relative_to(FOLDER)
+    return path if inside and path.is_file() else None
+
+
+def experiment_name(path: str) -> str:
+    """The name of a recipe, from its path in the repository."""
+    return path.removeprefix('experiments/').removesuffix('.py')
+
+
+def missing_experiment(name: str) -> str:
+    """The message for a name that is neither a file nor a recipe; suggests the closest."""
+    known = [file.relative_to(FOLDER).with_suffix('').as_posix() for file in FOLDER.glob('*/*.py')]
+    close = difflib.get_close_matches(experiment_name(name), known, n=1)
+    hint = f'; did you mean {close[0]!r}?' if close else ''
+    return f'no file {name!r}{hint} (`list experiments` shows the experiments of the package)'
