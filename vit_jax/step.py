@@ -20,7 +20,7 @@ from vit_jax.array_types import Int
 from vit_jax.config.run import Durations, Step
 from vit_jax.errors import UserError
 from vit_jax.nn import stochastic
-from vit_jax.optim import param_groups, schedules, sharpness
+from vit_jax.optim import param_groups, schedules
 from vit_jax.tasks.base import Task
 
 PyTree = Any
@@ -132,7 +132,11 @@ def make_train_step(
       parameters.
     """
     decay = schedules.strength(step.ema_schedule, step.ema_decay, times)
-    aware = sharpness.make(step.sam, step.sam_schedule, times) if step.sam.rho else None
+    aware = None
+    if step.sam.rho:
+        from vit_jax.optim import sharpness  # here, as few runs need two gradients
+
+        aware = sharpness.make(step.sam, step.sam_schedule, times)
     axis_name, add_up = (layout.train_axis, layout.add_up) if layout else (None, None)
     split = gradients.Split(step.accum_steps, axis_name, add_up if axis_name else None)
 

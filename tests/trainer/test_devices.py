@@ -15,6 +15,8 @@ from vit_jax.runtime import sharding
 from vit_jax.step import init_state, init_variables, make_train_step
 from vit_jax.tasks import classify
 from vit_jax.trainer import evaluate
+from vit_jax.trainer.evaluations import open_data
+from vit_jax.trainer.program import compile_steps
 from vit_jax.tree_paths import param_paths
 
 pytestmark = pytest.mark.slow
@@ -204,11 +206,11 @@ def test_a_run_goes_on_under_another_layout(first, second):
 def test_evaluation_counts_each_of_30_examples_once(name):
     """In two batches of 16, of which the second is padded."""
     layout, params = training(name).layout, training('one').final.ema
-    data = evaluate.open_data(Data(source='digits', split='test[:30]'), 16, layout)
+    data = open_data(Data(source='digits', split='test[:30]'), 16, layout)
     batches = list(data.eval_batches())
     assert [len(batch['label']) for batch in batches] == [16, 16]
 
-    steps = evaluate.compile_steps(MODEL, TASK, layout)
+    steps = compile_steps(MODEL, TASK, layout)
     variables = jax.tree.map(jnp.asarray, {'params': params})
     placed = layout.from_global(jax.device_put(variables, layout.shardings(variables)))
     got = evaluate.evaluate(steps, placed, data.eval_batches())

@@ -10,9 +10,9 @@ from vit_jax.__main__ import main
 from vit_jax.checkpoints import checkpointer
 from vit_jax.config import load
 from vit_jax.errors import UserError
+from vit_jax.runtime.watchdog import Interrupted
 from vit_jax.storage import run_folder
 from vit_jax.trainer import build, early_stopping, loop, train
-from vit_jax.trainer.evaluate import Interrupted
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('one_device')]
 

@@ -20,6 +20,8 @@ from vit_jax.models import vit
 from vit_jax.runtime import sharding
 from vit_jax.tasks import base, classify
 from vit_jax.trainer import build, evaluate, train
+from vit_jax.trainer.evaluations import open_evals
+from vit_jax.trainer.program import compile_steps
 
 DIGITS = 'experiments/vit/digits.py'
 MODEL = vit.Model(
@@ -108,8 +110,8 @@ def settings(evals, task='classify'):
 def run(entries, layout, variables, **data):
     """What `config.evals` with these entries gives, {name/metric: value}."""
     evals = {name: {**DATA, 'fit': FIT, **entry, **data} for name, entry in entries.items()}
-    steps = evaluate.compile_steps(MODEL, TASK, layout)
-    opened = evaluate.open_evals(settings(evals), layout, steps)
+    steps = compile_steps(MODEL, TASK, layout)
+    opened = open_evals(settings(evals), layout, steps)
     placed = layout.from_global(jax.device_put(variables, layout.shardings(variables)))
     return evaluate.run(steps, opened, placed)
 
@@ -164,11 +166,11 @@ def test_evaluators_of_the_same_data_share_its_passes(recorder, variables):
     entry = {**DATA, 'evaluator': 'my_lab.recorder'}
     fits = {'a': FIT, 'b': FIT, 'c': 'train[:10]'}
     evals = {name: {**entry, 'fit': fit} for name, fit in fits.items()}
-    steps, calls = evaluate.compile_steps(MODEL, TASK, layout), []
+    steps, calls = compile_steps(MODEL, TASK, layout), []
     counted = dataclasses.replace(
         steps, predict=lambda *args: calls.append(args) or steps.predict(*args)
     )
-    opened = evaluate.open_evals(settings(evals), layout, counted)
+    opened = open_evals(settings(evals), layout, counted)
     results = evaluate.run(counted, opened, variables)
     assert results == {'a/examples': 61.0, 'b/examples': 61.0, 'c/examples': 61.0}
     passes = {'a and b learn': -(-300 // 24), 'c learns': 1, 'all are measured': -(-61 // 24)}
@@ -191,8 +193,8 @@ def test_classes_hold_for_both_splits(recorder, variables):
 def test_every_evaluation_starts_anew(variables):
     layout = make_layout('one')
     evals = {'k': {**DATA, **ENTRIES['knn'], 'fit': FIT}}
-    steps = evaluate.compile_steps(MODEL, TASK, layout)
-    opened = evaluate.open_evals(settings(evals), layout, steps)
+    steps = compile_steps(MODEL, TASK, layout)
+    opened = open_evals(settings(evals), layout, steps)
     first, second = (evaluate.run(steps, opened, variables) for _ in range(2))
     assert first == second
 
@@ -209,9 +211,9 @@ def test_a_task_without_predictions():
 
     evals = {'k': {**DATA, **ENTRIES['knn'], 'fit': FIT}}
     layout = make_layout('one')
-    steps = evaluate.compile_steps(MODEL, Silent(), layout)
+    steps = compile_steps(MODEL, Silent(), layout)
     with pytest.raises(UserError, match="task 'silent' has no predictions to evaluate"):
-        evaluate.open_evals(settings(evals, 'silent'), layout, steps)
+        open_evals(settings(evals, 'silent'), layout, steps)
 
 
 @pytest.mark.parametrize(

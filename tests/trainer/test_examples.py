@@ -24,8 +24,10 @@ from vit_jax.nn.maps import AttentionMap
 from vit_jax.ops.search import PAD
 from vit_jax.runtime import processes, sharding
 from vit_jax.tasks import classify
-from vit_jax.trainer import evaluate, examples, train
+from vit_jax.trainer import examples, train
+from vit_jax.trainer.evaluations import Evaluation, open_evals
 from vit_jax.trainer.loop import due_examples
+from vit_jax.trainer.program import compile_steps
 from vit_jax.trainer.writer import Writer
 
 DIGITS = 'experiments/vit/digits.py:smoke'
@@ -58,9 +60,9 @@ def opened(section, layout, predict=None, task='classify', look=None):
     config |= {'task': {'name': task}, 'evals': {'test': section}}
     required = {'total': 1, 'optim': {'name': 'sgd', 'lr': 0.1}}
     run = load.to_run(ConfigDict(config | required))
-    steps = evaluate.compile_steps(MODEL, classify.Task(), layout)
+    steps = compile_steps(MODEL, classify.Task(), layout)
     steps = dataclasses.replace(steps, predict=predict, attention_step=look) if predict else steps
-    return examples.make_examples(run, evaluate.open_evals(run, layout, steps), steps), steps
+    return examples.make_examples(run, open_evals(run, layout, steps), steps), steps
 
 
 def one_device():
@@ -225,9 +227,9 @@ def test_who_shows_nothing_gets_nothing():
     run = load.to_run(load.load(DIGITS))
     silent = dataclasses.replace(run, writers=())
     steps = SimpleNamespace(predict=lambda *args: None)
-    known = {'test': evaluate.Evaluation(SimpleNamespace())}
+    known = {'test': Evaluation(SimpleNamespace())}
     assert examples.make_examples(silent, known, steps) is None
-    of_others = {'few': evaluate.Evaluation(SimpleNamespace(), SimpleNamespace(learns=True))}
+    of_others = {'few': Evaluation(SimpleNamespace(), SimpleNamespace(learns=True))}
     assert examples.make_examples(run, of_others, steps) is None, 'their names are of other classes'
 
 

@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     from vit_jax.inference import fine_tune
     from vit_jax.profiling import pipeline
     from vit_jax.runtime import console, sharding
-    from vit_jax.trainer.evaluate import open_data
+    from vit_jax.trainer.evaluations import open_data
 
     if args.out is not None:
         check_picture(args.out, '--out', [to_run(config).data.source])

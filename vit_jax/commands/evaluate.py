@@ -130,7 +130,7 @@ def add_report(prepared: Any) -> tuple[Any, Any]:
       UserError: if the data have no classes, or the task has no predictions.
     """
     from vit_jax.evaluators import coco_ap, confusion
-    from vit_jax.trainer.evaluate import Evaluation
+    from vit_jax.trainer.evaluations import Evaluation
 
     for evaluation in prepared.evaluations.values():
         if isinstance(evaluation.evaluator, coco_ap.Evaluator):

@@ -198,7 +198,7 @@ def _per_core(config: ConfigDict) -> float:
     """Examples per second that a core of this machine prepares for the config."""
     from vit_jax.profiling import pipeline
     from vit_jax.runtime import sharding
-    from vit_jax.trainer.evaluate import open_data
+    from vit_jax.trainer.evaluations import open_data
 
     layout = sharding.make_layout()
     with console.status('timing the data pipeline'):

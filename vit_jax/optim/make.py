@@ -11,7 +11,7 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ import optax
 
 from vit_jax.config.run import Durations, Optim
 from vit_jax.errors import UserError, nearest
-from vit_jax.optim import mup, schedules
+from vit_jax.optim import schedules
 from vit_jax.optim.muon import muon
 from vit_jax.optim.param_groups import (
     Delay,
@@ -36,6 +36,9 @@ from vit_jax.optim.param_groups import (
 from vit_jax.signatures import Parameters, parameters
 from vit_jax.tree_paths import map_paths, param_paths
 
+if TYPE_CHECKING:
+    from vit_jax.optim.mup import Factors
+
 PyTree = Any
 Strength = float | Callable[[Any], Any]  # of weight decay, or its schedule
 # Optimizers that need the loss, a random key or a constant learning rate.
@@ -50,7 +53,7 @@ def make(
     optim: Optim,
     times: Durations,
     layers: Sequence[str] = (),
-    factors: Mapping[str, mup.Factors] | None = None,
+    factors: Mapping[str, Factors] | None = None,
     largest: Rules = (),
 ) -> tuple[optax.GradientTransformation, optax.Schedule]:
     """The gradient transformation that a config describes, and its learning rate.
@@ -74,14 +77,16 @@ def make(
     if 'matrices' in (takes := options(optim.name)):
         matrices = optim.options.get('matrices', takes['matrices'].default)
         check_patterns('matrices', [matrices], paths)
-    if factors is not None and optim.name not in mup.OPTIMIZERS:
-        raise UserError(
-            f'config.optim.parametrization: muP is for Adam and its like '
-            f'({", ".join(mup.OPTIMIZERS)}), not for {optim.name!r}'
-        )
     before, after = [], []
     decay_mults = optim.decay_mults
     if factors is not None:
+        from vit_jax.optim import mup  # here, as few runs have factors
+
+        if optim.name not in mup.OPTIMIZERS:
+            raise UserError(
+                f'config.optim.parametrization: muP is for Adam and its like '
+                f'({", ".join(mup.OPTIMIZERS)}), not for {optim.name!r}'
+            )
         decay_mults = mup.decay_rules(factors, decay_mults)
         before = [scale_by_path(lambda path: factors[path].gradient)]
         after = [scale_by_path(lambda path: factors[path].update_factor())]

@@ -28,9 +28,9 @@ from vit_jax.profiling.compile_for import ERROR, FACTS, REQUEST, RESULT
 from vit_jax.profiling.cost import DataFacts, data_facts
 from vit_jax.profiling.preflight import largest_that_fits
 from vit_jax.runtime import environment, process, sharding
-from vit_jax.trainer.build import Program, make_program
 from vit_jax.trainer.evaluate import IN_FLIGHT
 from vit_jax.trainer.measure import Measurement
+from vit_jax.trainer.program import Program, make_program
 
 STEPS = ('train', 'eval', 'predict')
 PROGRAM = ('-P', '-m', __name__)  # arguments of Python, before the folder of a request

@@ -1,4 +1,4 @@
-"""The origin of a run, and one that continues the whole state of another with another schedule."""
+"""Branches: runs that continue the whole state of another run with a different schedule."""
 
 from __future__ import annotations
 
@@ -16,41 +16,14 @@ from vit_jax.config.load import from_dict, section
 from vit_jax.config.run import Durations, Optim, Schedule
 from vit_jax.errors import UserError
 from vit_jax.optim import schedules
-from vit_jax.step import TrainState
 from vit_jax.storage import paths, run_folder
 from vit_jax.trainer import compatibility
-from vit_jax.trainer.build import Program, Training
+from vit_jax.trainer.build import Training
+from vit_jax.trainer.program import Origin
 from vit_jax.trainer.workdir import FREE, SCHEDULES
 
 # What a branch is there to change.
 BRANCHED = (*FREE, *SCHEDULES, 'total', 'early_stop', 'init', 'branch')
-
-
-@dataclasses.dataclass(frozen=True)
-class Origin:
-    """The state or parameters that a new run starts from.
-
-    Attributes:
-      params: nested arrays; missing ones are initialized.
-      state: complete, of the run that this one branches from; None without a branch.
-      step: of `state`.
-      hardware: the devices on which `state` was saved.
-      history: the metrics of the run that this one branches from, up to `step`.
-      notes: its source and the changes that make it fit, a line each.
-    """
-
-    params: Any = dataclasses.field(default_factory=dict)
-    state: TrainState | None = None
-    step: int = 0
-    hardware: str = ''
-    history: tuple[dict[str, Any], ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-def placed(program: Program, saved: TrainState) -> TrainState:
-    """A restored state on the devices, with what it does not hold: variables never trained."""
-    state = program.layout.from_global(dataclasses.replace(saved, frozen=None))
-    return program.frozen.join(state, program.layout) if program.frozen else state
 
 
 def branch(training: Training) -> Origin:
@@ -90,7 +63,7 @@ def branch(training: Training) -> Origin:
     compatibility.require_same_classes(named, training.data.info, 'config.branch')
     history = tuple(line for line in run_folder.read_metrics(trunk) if line['step'] <= step)
     return Origin(
-        state=placed(program, state),
+        state=program.place(state),
         step=step,
         hardware=meta.get('hardware', program.hardware),
         history=history,

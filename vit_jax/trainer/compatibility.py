@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,14 +14,13 @@ from ml_collections import ConfigDict
 from vit_jax.config import defaults
 from vit_jax.config.load import from_dict
 from vit_jax.data import splits
-from vit_jax.data.batches import ArraySpec, Spec
+from vit_jax.data.batches import ArraySpec
 from vit_jax.data.dataset import Dataset
 from vit_jax.data.records import SourceInfo
 from vit_jax.errors import UserError
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.runtime import environment
 from vit_jax.step import init_variables
-from vit_jax.tasks.base import Task
 from vit_jax.tree_paths import param_paths
 
 _log = logging.getLogger(__name__)
@@ -226,39 +225,6 @@ def require_same_listing(saved: Mapping[str, str] | None, data: Dataset) -> tupl
             'saved: it goes on with the new ones',
         )
     return ()
-
-
-def abstract_variables(run_once: Callable, task: Task, spec: Spec) -> dict[str, PyTree]:
-    """Shapes of the model's variables; checks that the task finds everything it reads.
-
-    Args:
-      run_once: makes outputs and initial variables of a batch, as `step.init_with_output`.
-      task: of the config.
-      spec: of a training example.
-
-    Raises:
-      UserError: if the task needs a name that neither the examples nor the outputs have.
-    """
-    example = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in spec.items()}
-    outputs: dict[str, Any] = {}
-    try:
-        jax.eval_shape(task.inputs, example)
-        outputs, variables = jax.eval_shape(run_once, example)
-        jax.eval_shape(task.loss, outputs, example)
-    except KeyError as e:
-        if (missing := e.args[0]) in (*outputs, *spec):
-            raise
-        made = f', and the model only makes {", ".join(outputs)}' if outputs else ''
-        raise UserError(
-            f'config.task: {_module(task)} needs {missing!r}: an example of config.data has '
-            f'{", ".join(spec)}{made}'
-        ) from e
-    return variables
-
-
-def _module(instance: Any) -> str:
-    """The last part of the name of the module that defines an object's class."""
-    return type(instance).__module__.rpartition('.')[2]
 
 
 def _pixels(image: ArraySpec) -> str:

@@ -17,7 +17,8 @@ from vit_jax.config.run import Run
 from vit_jax.data.batches import Batch, Process
 from vit_jax.inference.example_set import ExampleSet, make_example_set
 from vit_jax.runtime import processes
-from vit_jax.trainer.evaluate import EvalSteps, Evaluation, PyTree
+from vit_jax.trainer.evaluations import Evaluation
+from vit_jax.trainer.program import EvalSteps, PyTree
 from vit_jax.trainer.services import in_a_line
 from vit_jax.trainer.writer import Writer
 from vit_jax.viz import predictions

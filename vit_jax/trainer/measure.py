@@ -21,7 +21,8 @@ from vit_jax.interop.preprocessing import resized
 from vit_jax.interop.trained import Size, TrainedModel
 from vit_jax.runtime import mesh, sharding
 from vit_jax.trainer import evaluate
-from vit_jax.trainer.evaluate import Evaluation
+from vit_jax.trainer.evaluations import Evaluation, open_data, open_evals
+from vit_jax.trainer.program import EvalSteps, compile_steps
 
 _FIT = 'train'  # the split that evaluators learn from, unless another is given
 Entries = dict[str, Entry]
@@ -39,7 +40,7 @@ class Measurement:
 
     trained: TrainedModel
     evaluations: dict[str, Evaluation]
-    steps: evaluate.EvalSteps
+    steps: EvalSteps
 
     def run(self) -> dict[str, float]:
         """Run the evaluations; return {'NAME/METRIC': value}."""
@@ -95,8 +96,8 @@ def prepare(
     if trained.step is None:
         for entry in trained.settings.evals.values():
             _require_fit(trained, entry, layout)
-    steps = evaluate.compile_steps(trained.model, trained.task, layout, trained.settings.seed)
-    opened = evaluate.open_evals(trained.settings, layout, steps, trained)
+    steps = compile_steps(trained.model, trained.task, layout, trained.settings.seed)
+    opened = open_evals(trained.settings, layout, steps, trained)
     return Measurement(trained, {titles[name]: one for name, one in opened.items()}, steps)
 
 
@@ -185,7 +186,7 @@ def _require_fit(trained: TrainedModel, entry: Entry, layout: sharding.Layout) -
       UserError: if the images have other colors, or one of the two has no classes.
     """
     batch_size = entry.batch_size or trained.settings.batch_size
-    source = evaluate.open_data(entry, batch_size, layout).source
+    source = open_data(entry, batch_size, layout).source
     have, need = raw_images(source).get('channels'), trained.channels
     if have != need:
         raise UserError(

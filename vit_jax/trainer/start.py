@@ -21,16 +21,16 @@ from vit_jax.data.records import SourceInfo
 from vit_jax.errors import UserError
 from vit_jax.inference import fine_tune
 from vit_jax.interop.trained import TrainedModel
-from vit_jax.optim import schedules, sharpness
-from vit_jax.profiling import flops, task_flops
+from vit_jax.optim import schedules
+from vit_jax.profiling import flops
 from vit_jax.runtime import compile_cache
 from vit_jax.step import TrainState
 from vit_jax.storage import paths, run_folder, times
 from vit_jax.trainer import compatibility, workdir
-from vit_jax.trainer.branch import Origin, branch, placed
 from vit_jax.trainer.build import Training
 from vit_jax.trainer.early_stopping import Bests
 from vit_jax.trainer.guards import Guard
+from vit_jax.trainer.program import Origin
 
 if TYPE_CHECKING:
     from vit_jax.optim.lora import Adapters
@@ -131,7 +131,7 @@ def _resume(training: Training, checkpointer: Checkpointer, strict: bool) -> Res
         compatibility.require_same_class_counts(meta.get('class_counts'), training.data)
     notes = compatibility.require_same_listing(meta.get('listing'), training.data)
     return ResumePoint(
-        placed(program, saved),
+        program.place(saved),
         step,
         meta.get('hardware', program.hardware),
         meta.get('unevaluated', False),
@@ -192,6 +192,8 @@ def find_origin(
         allowed, or one has to be named.
     """
     if training.run.branch.folder:
+        from vit_jax.trainer.branch import branch  # here, as few runs branch off
+
         return branch(training)
     init = training.run.init
     if not (path := fine_tune.init_path(init)):
@@ -339,6 +341,8 @@ def describe(training: Training, folder: pathlib.Path, point: ResumePoint) -> st
         *point.notes,
     ]
     if (sam := training.run.step.sam).rho:
+        from vit_jax.optim import sharpness  # here, as few runs need two gradients
+
         lines += sharpness.remarks(sam)
     if adapters := training.program.adapters:
         lines += adapters.remarks(training.program.abstract_state.params)
@@ -405,6 +409,8 @@ def utilization(training: Training) -> float | None:
     kind = mesh.devices.flat[0].device_kind
     if flops.peak_flops(kind) is None:
         return None
+    from vit_jax.profiling import task_flops  # here, as the peak of CPUs is unknown
+
     count = partial(task_flops.step_flops, training.run.step.sam, program.model, program.task)
     step = sum(s.rows * s.share * count(s.spec) for s in training.data.shapes)
     return flops.mfu(step, 1.0, mesh.size, kind)

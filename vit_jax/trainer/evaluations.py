@@ -1,0 +1,189 @@
+"""The evaluations of a config, opened: their data, and the evaluators that measure on them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import jax
+
+from vit_jax.config import objects
+from vit_jax.config.run import Data, Inference
+from vit_jax.config.run import Evaluation as Entry
+from vit_jax.data import vocabulary
+from vit_jax.data.batches import Process, Shape
+from vit_jax.data.dataset import Dataset, open_dataset
+from vit_jax.data.records import SourceInfo
+from vit_jax.data.transforms import only_text_transforms
+from vit_jax.errors import UserError
+from vit_jax.evaluators.base import Evaluator, OtherModel
+from vit_jax.interop.trained import TrainedModel
+from vit_jax.runtime import sharding
+from vit_jax.trainer import compatibility
+from vit_jax.trainer.program import EvalSteps, PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """An entry of `config.evals`, ready to run.
+
+    Attributes:
+      data: to evaluate on.
+      evaluator: computes the metrics; None for those of the task.
+      fit: the data that the evaluator learns from, if it learns.
+      headline: the metrics that a line of text shows; empty for all.
+    """
+
+    data: Dataset
+    evaluator: Evaluator | None = None
+    fit: Dataset | None = None
+    headline: tuple[str, ...] = ()
+
+    @property
+    def signature(self) -> str:
+        """The signature of the evaluation protocol; empty if there is no standard one."""
+        return self.evaluator.signature if self.evaluator else ''
+
+
+def open_data(
+    data: Data,
+    batch_size: int,
+    layout: sharding.Layout,
+    seed: int = 0,
+    numbering: SourceInfo | None = None,
+) -> Dataset:
+    """The data of `config.data` or of an entry of `config.evals`, for these devices.
+
+    Args:
+      data: the section.
+      batch_size: of a global batch.
+      layout: evaluation batches have a multiple of its shards.
+      seed: of training.
+      numbering: as for `open_dataset`.
+
+    Raises:
+      UserError: as `open_dataset`.
+    """
+    return open_dataset(
+        data,
+        batch_size,
+        seed=seed,
+        multiple=layout.num_shards,
+        process=Process.holding(layout.shards_here, layout.num_shards),
+        numbering=numbering,
+    )
+
+
+def open_evals(
+    run: Inference,
+    layout: sharding.Layout,
+    steps: EvalSteps,
+    trained: TrainedModel | None = None,
+) -> dict[str, Evaluation]:
+    """Open every entry of `config.evals`; entries with the same data share them.
+
+    Args:
+      run: its config.
+      layout: of the devices.
+      steps: compiled for it.
+      trained: the model that the data must suit; None for no check.
+
+    Raises:
+      UserError: for data that do not exist, do not suit the evaluator or the model, or have other
+        classes.
+    """
+    opened: dict[str, Dataset] = {}
+
+    def open_once(entry: Entry, numbering: SourceInfo | None = None) -> Dataset:
+        data = Data(**{key.name: getattr(entry, key.name) for key in dataclasses.fields(Data)})
+        batch_size = entry.batch_size or run.batch_size
+        key = repr((data, batch_size, numbering))
+        if key not in opened:
+            opened[key] = open_data(data, batch_size, layout, numbering=numbering)
+        return opened[key]
+
+    return {name: _open_eval(name, run, open_once, steps, trained) for name in run.evals}
+
+
+def _open_eval(
+    name: str,
+    run: Inference,
+    open_once: Callable[..., Dataset],
+    steps: EvalSteps,
+    trained: TrainedModel | None,
+) -> Evaluation:
+    entry, where = run.evals[name], f'config.evals.{name}'
+    evaluator = objects.make_evaluator(entry, where)
+    has_own_classes = evaluator is not None and evaluator.learns
+    by_model = trained and run.model.options.get('num_classes') and not has_own_classes
+    data = open_once(entry, trained.classes if trained and by_model else None)
+    headline = objects.headline(entry, run.task)
+    if trained is not None:
+        if by_model:
+            compatibility.require_classes(trained, where, data)
+        compatibility.require_shapes(trained, where, data)
+        if by_model and evaluator is None and trained.num_classes and not data.info.num_classes:
+            raise UserError(
+                f'{where}: the examples of {data.source.title} have no classes to compare '
+                "with the model's: name labeled data, or remove the evaluation"
+            )
+        _check_ids(where, data, run.model.options.get('vocab_size'))
+        vocabulary.require_ids(data.vocab, trained.model, f'{where}: {data.source.title}')
+    if evaluator is None:
+        return Evaluation(data, headline=headline)
+    if steps.predict is None:
+        raise UserError(f'{where}: task {run.task.name!r} has no predictions to evaluate')
+    fit = open_once(dataclasses.replace(entry, split=entry.fit)) if evaluator.learns else None
+    try:
+        if (others := evaluator.fit_data(data)) is not None:
+            texts = only_text_transforms(run.data.transforms)
+            fit = open_once(dataclasses.replace(entry, **{'transforms': texts} | others))
+        evaluator.read_models(_other_model)
+        evaluator.open(data, fit)
+    except UserError as e:
+        title = f', {fit.source.title}' if fit else ''
+        raise UserError(f'{where}{title}: {e}') from e
+    return Evaluation(data, evaluator, fit, headline)
+
+
+def check_predictions(
+    steps: EvalSteps, evaluations: Mapping[str, Evaluation], variables: PyTree
+) -> None:
+    """Raise UserError if an evaluator measures arrays that the task does not predict.
+
+    Args:
+      steps: of the task; nothing is computed.
+      evaluations: by their names in `config.evals`.
+      variables: of the model, or their shapes.
+    """
+    for name, one in evaluations.items():
+        if one.evaluator is None or not one.evaluator.predictions:
+            continue
+        plan = one.data.plan
+        # An evaluation pads its last batch, which may be the only one.
+        shape = Shape(plan.batch_size, 1, one.data.spec, plan.slots)
+        batch = {
+            key: jax.ShapeDtypeStruct((shape.rows, *s.shape), s.dtype)
+            for key, s in shape.arrays.items()
+        }
+        predicted = steps.shapes(variables, batch)[0]
+        if missing := [key for key in one.evaluator.predictions if key not in predicted]:
+            raise UserError(
+                f'config.evals.{name}: its evaluator measures {missing[0]!r}, which the task does '
+                f'not predict, only {", ".join(sorted(predicted))}'
+            )
+
+
+def _other_model(path: str) -> OtherModel:
+    from vit_jax.inference.predict import other_model  # here, as few evaluators need one
+
+    return other_model(path)
+
+
+def _check_ids(where: str, data: Dataset, vocab_size: int | None) -> None:
+    """Raise UserError if the data have ids without an embedding in the model."""
+    if vocab_size and data.info.vocab_size > vocab_size:
+        raise UserError(
+            f'{where}: {data.source.title} has ids up to {data.info.vocab_size - 1}, the model '
+            f'{vocab_size} of them: evaluate it on data of its own vocabulary'
+        )

@@ -1,0 +1,402 @@
+"""The computation of a run: a plain program, and what muP, LoRA and frozen models make of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+import optax
+
+from vit_jax.config import objects
+from vit_jax.config.origin import trusted_names
+from vit_jax.config.run import STANDARD, Durations, Optim, Run
+from vit_jax.data.batches import Batch, Shape, Spec
+from vit_jax.errors import UserError
+from vit_jax.interop import adapt
+from vit_jax.interop.trained import fields
+from vit_jax.nn.maps import AttentionMap
+from vit_jax.optim import make as optim
+from vit_jax.runtime import sharding
+from vit_jax.step import (
+    TrainState,
+    init_state,
+    init_with_output,
+    make_attention_step,
+    make_eval_step,
+    make_predict_step,
+    make_train_step,
+)
+from vit_jax.tasks.base import Task
+
+if TYPE_CHECKING:
+    from vit_jax.inference.frozen import Frozen
+    from vit_jax.optim.lora import Adapters
+    from vit_jax.optim.mup import Factors
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """The computation of a run.
+
+    Attributes:
+      model, task: of the config.
+      layout: of the devices.
+      init: makes the state before the first step; given parameters replace the initial ones.
+      abstract_state: shapes and dtypes of the state.
+      train_step: (state, batch) -> (state, metrics), compiled at its first call.
+      eval_steps: the steps of evaluations.
+      max_skips: steps in a row that may be skipped because they are not finite.
+      frozen: variables that are read and never trained, if there are any.
+      adapters: of `config.lora`, if it has a rank.
+    """
+
+    model: Any
+    task: Task
+    layout: sharding.Layout
+    init: Callable[..., TrainState]
+    abstract_state: TrainState
+    train_step: Callable
+    eval_steps: EvalSteps
+    max_skips: int
+    frozen: Frozen | None = None
+    adapters: Adapters | None = None
+
+    @property
+    def hardware(self) -> str:
+        """The devices, as `8 x TPU v4 (jit)` or `8 x TPU v4 on 2 slices (jit)`."""
+        mesh, layout = self.layout.mesh, type(self.layout).__name__.lower()
+        where = f' on {slices} slices' if (slices := mesh.shape['slice']) > 1 else ''
+        return f'{mesh.size} x {mesh.devices.flat[0].device_kind}{where} ({layout})'
+
+    @property
+    def target(self) -> TrainState:
+        """Shapes, dtypes and shardings of the state, to restore a checkpoint into."""
+        return sharding.abstract_target(self.layout, self.abstract_state)
+
+    def place(self, saved: TrainState) -> TrainState:
+        """Put a restored state on the devices, with the variables that are not saved."""
+        state = self.layout.from_global(dataclasses.replace(saved, frozen=None))
+        return self.frozen.join(state, self.layout) if self.frozen else state
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """The state or parameters that a new run starts from.
+
+    Attributes:
+      params: nested arrays; missing ones are initialized.
+      state: complete, of the run that this one branches from; None without a branch.
+      step: of `state`.
+      hardware: the devices on which `state` was saved.
+      history: the metrics of the run that this one branches from, up to `step`.
+      notes: its source and the changes that make it fit, a line each.
+    """
+
+    params: Any = dataclasses.field(default_factory=dict)
+    state: TrainState | None = None
+    step: int = 0
+    hardware: str = ''
+    history: tuple[dict[str, Any], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalSteps:
+    """The compiled steps of evaluations.
+
+    Attributes:
+      layout: of the devices that the steps are compiled for.
+      evaluate, predict: the compiled steps; `predict` is None for a task without one.
+      shapes: (variables, batch), or their shapes -> the shapes of the results of `predict`.
+      attention_step: (variables, batch that every device has whole) -> (the model's outputs, its
+        attention maps); None for a model without them.
+      derive: {metric: mean} of a whole pass -> further metrics computed from them.
+    """
+
+    layout: sharding.Layout
+    evaluate: Callable
+    predict: Callable | None
+    shapes: Callable
+    derive: Callable[[dict[str, float]], dict[str, float]]
+    attention_step: Callable | None = None
+
+
+def compile_steps(model: Any, task: Task, layout: sharding.Layout, seed: int = 0) -> EvalSteps:
+    """Make the steps of evaluations, compiled at their first calls.
+
+    Args:
+      model, task: of the config.
+      layout: of the devices.
+      seed: of the random numbers of models and tasks.
+    """
+    options: dict[str, Any] = {'seed': seed, 'axis_name': layout.axis_name}
+    eval_step = make_eval_step(model, task, **options)
+    predict_step = make_predict_step(model, task, **options)
+    predict = layout.compile_eval(predict_step) if task.predicts else None
+    # One of jit is traced once, here or for the first batch.
+    alone: Any = make_predict_step(model, task, seed=seed) if layout.axis_name else predict
+    return EvalSteps(
+        layout=layout,
+        evaluate=layout.compile_eval(eval_step),
+        predict=predict,
+        shapes=partial(jax.eval_shape, alone),
+        derive=task.derive,
+        attention_step=_attention_step(model, task, layout, seed) if model.attends else None,
+    )
+
+
+def _attention_step(model: Any, task: Task, layout: sharding.Layout, seed: int) -> Callable:
+    step = make_attention_step(model, task, seed=seed, axis_name=layout.axis_name)
+    compiled = layout.compile_eval(step)
+
+    def run(variables: PyTree, batch: Batch) -> tuple[dict[str, Any], list[AttentionMap]]:
+        outputs, intermediates, inputs = compiled(variables, layout.put_copies(batch))
+        return outputs, model.attention_maps(intermediates, *inputs)
+
+    return run
+
+
+@dataclasses.dataclass(frozen=True)
+class Draft:
+    """A program before its steps are made; each `with_` function changes what it names.
+
+    Attributes:
+      run: run, with the sizes that depend on the data.
+      model: model of the config.
+      task: task of the config, for the data.
+      spec: shapes of a training example.
+      variables: function of given parameters; initial variables with those in place.
+      called: model as the steps call it.
+      optim: `config.optim`.
+      factors: factors of muP; None for the standard parametrization.
+      adapters: adapters of `config.lora`, if it has a rank.
+      frozen: variables that are read and never trained, if there are any.
+      params: shapes of the parameters.
+    """
+
+    run: Run
+    model: Any
+    task: Task
+    spec: Spec
+    variables: Callable[[Mapping[str, Any]], dict[str, PyTree]]
+    called: Any
+    optim: Optim
+    params: PyTree
+    factors: Mapping[str, Factors] | None = None
+    adapters: Adapters | None = None
+    frozen: Frozen | None = None
+
+
+def make_program(
+    run: Run,
+    shapes: Sequence[Shape],
+    layout: sharding.Layout,
+    times: Durations,
+    num_classes: int = 0,
+    shares: np.ndarray | None = None,
+) -> tuple[Program, optax.Schedule]:
+    """Make the computation of a run, and its learning rate.
+
+    Args:
+      run: run, with the sizes that depend on the data.
+      shapes: kinds of training batches, the largest examples last.
+      layout: device layout.
+      times: durations of the run.
+      num_classes: classes of the training data, for tasks that weigh them; 0 without data.
+      shares: share of the training examples in each class, if known.
+
+    Raises:
+      UserError: if the config or the data do not suit model, task, optimizer or devices.
+    """
+    model, task = objects.make_model(run.model), objects.make_task(run.task)
+    if num_classes:
+        task = task.for_data(num_classes, shares)
+    task, frozen = read_frozen(run, task)
+    _check_batch_norm(model, layout, run.step.accum_steps)
+    for shape in shapes:
+        _check_rows(run, task, layout, shape.rows)
+    draft = with_frozen(with_lora(with_mup(plain(run, model, task, shapes[-1].spec))), frozen)
+    return compile_program(draft, layout, times)
+
+
+def plain(run: Run, model: Any, task: Task, spec: Spec) -> Draft:
+    """The program of model and task alone."""
+    trace = _jit_init(run, model, task)
+    params = abstract_variables(trace, task, spec)['params']
+    example = {k: np.zeros((1, *s.shape), s.dtype) for k, s in spec.items()}
+
+    def variables(given: Mapping[str, Any]) -> dict[str, PyTree]:
+        return adapt.overlay(trace(example)[1], {'params': given})
+
+    return Draft(run, model, task, spec, variables, model, run.optim, params)
+
+
+def _jit_init(run: Run, model: Any, task: Task) -> Callable:
+    """The initialization of a model; compiled by itself, so that it is traced once."""
+    return jax.jit(partial(init_with_output, model, task, seed=run.seed))
+
+
+def with_mup(draft: Draft) -> Draft:
+    """Scale initial parameters and learning rates by the widths, if `config.optim` asks for it.
+
+    Raises:
+      UserError: for a base model that differs in more than widths.
+    """
+    text, model = draft.run.optim.parametrization, draft.model
+    if text == STANDARD:
+        return draft
+    from vit_jax.optim import mup  # here, as few runs ask for it
+
+    base = model.clone(parent=None, **mup.base_fields(text, fields(model)))
+    trace = _jit_init(draft.run, base, draft.task)
+    base_params = abstract_variables(trace, draft.task, draft.spec)['params']
+    factors = mup.factors(draft.params, base_params, model.mup_kinds)
+
+    def variables(given: Mapping[str, Any]) -> dict[str, PyTree]:
+        initial = draft.variables({})
+        initial = {**initial, 'params': mup.scaled(initial['params'], factors)}
+        return adapt.overlay(initial, {'params': given})
+
+    return dataclasses.replace(draft, variables=variables, factors=factors)
+
+
+def with_lora(draft: Draft) -> Draft:
+    """Train adapters of low rank instead of the parameters that they adapt, given a rank."""
+    if not draft.run.lora.rank:
+        return draft
+    adapters, params, optimizer, called = adapt_model(draft.run, draft.model, draft.params)
+
+    def variables(given: Mapping[str, Any]) -> dict[str, PyTree]:
+        return adapters.extend(draft.variables(given), draft.run.seed)
+
+    return dataclasses.replace(
+        draft,
+        variables=variables,
+        params=params,
+        optim=optimizer,
+        called=called,
+        adapters=adapters,
+    )
+
+
+def with_frozen(draft: Draft, frozen: Frozen | None) -> Draft:
+    """Keep variables beside the state that are read and never trained."""
+    return dataclasses.replace(draft, frozen=frozen) if frozen else draft
+
+
+def compile_program(
+    draft: Draft, layout: sharding.Layout, times: Durations
+) -> tuple[Program, optax.Schedule]:
+    """Make optimizer, state and steps of a draft; compiled at their first calls."""
+    run, model, task, frozen = draft.run, draft.model, draft.task, draft.frozen
+    order, largest = model.layer_order(), model.largest
+    tx, lr = optim.make(draft.params, draft.optim, times, order, draft.factors, largest)
+
+    def init(params: Mapping[str, Any] | None = None, held: Any = None) -> TrainState:
+        variables = draft.variables(params or {})
+        state = init_state(variables, tx, run.seed, ema=run.step.ema_decay > 0)
+        held = frozen.zeros if frozen and held is None else held
+        return dataclasses.replace(state, frozen=held or None)
+
+    abstract_state = jax.eval_shape(init)
+    freeze = draft.optim.freeze
+    train_step = make_train_step(draft.called, task, tx, run.step, layout, times, freeze)
+    program = Program(
+        model=model,
+        task=task,
+        layout=layout,
+        init=init,
+        abstract_state=abstract_state,
+        train_step=layout.compile_train(train_step, abstract_state),
+        eval_steps=compile_steps(draft.called, task, layout, run.seed),
+        max_skips=run.step.max_skips,
+        frozen=frozen,
+        adapters=draft.adapters,
+    )
+    return program, lr
+
+
+def read_frozen(run: Run, task: Task) -> tuple[Task, Frozen | None]:
+    """Read the models that the task never trains; their reader is imported only if needed."""
+    if not task.frozen:
+        return task, None
+    from vit_jax.inference import frozen
+
+    models = frozen.attach(task, trusted_names(run))
+    return models.task, models
+
+
+def adapt_model(run: Run, model: Any, params: Any) -> tuple[Adapters, Any, Optim, Any]:
+    """Make the adapters of `config.lora`, the shapes and the optimizer with them, and the model."""
+    from vit_jax.optim import lora  # here, as few runs have any
+
+    adapters, params = lora.make(run.lora, model, params)
+    optimizer = dataclasses.replace(run.optim, freeze=(*run.optim.freeze, adapters.pattern))
+    return adapters, params, optimizer, adapters.wrap(model)
+
+
+def _check_batch_norm(model: Any, layout: sharding.Layout, accum_steps: int) -> None:
+    """Raise UserError if a batch norm would see only a part of the global batch."""
+    if getattr(model, 'head_norm', 'none') != 'batch':
+        return
+    needs = "config.model.head_norm='batch' needs the statistics of the whole batch"
+    if accum_steps > 1:
+        raise UserError(f'{needs}: set config.step.accum_steps={accum_steps} to 1')
+    if layout.train_axis is not None and layout.num_shards > 1:
+        raise UserError(f"{needs}: set config.parallel.strategy to 'jit', on one slice")
+
+
+def _check_rows(run: Run, task: Task, layout: sharding.Layout, rows: int) -> None:
+    """Raise UserError unless a batch of `rows` rows suits the task and can be divided."""
+    if task.couples_rows and rows < 2:
+        raise UserError(
+            f'config.batch_size={run.batch_size}: the loss of task {run.task.name} '
+            'compares the examples of a batch; give at least 2'
+        )
+    sharding.check_batch(
+        layout,
+        run.batch_size,
+        rows=rows,
+        accum_steps=run.step.accum_steps,
+        multiple=task.multiple,
+        reason=task.multiple_reason,
+    )
+
+
+def abstract_variables(run_once: Callable, task: Task, spec: Spec) -> dict[str, PyTree]:
+    """Shapes of the model's variables; checks that the task finds everything it reads.
+
+    Args:
+      run_once: makes outputs and initial variables of a batch, as `step.init_with_output`.
+      task: of the config.
+      spec: of a training example.
+
+    Raises:
+      UserError: if the task needs a name that neither the examples nor the outputs have.
+    """
+    example = {k: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for k, s in spec.items()}
+    outputs: dict[str, Any] = {}
+    try:
+        jax.eval_shape(task.inputs, example)
+        outputs, variables = jax.eval_shape(run_once, example)
+        jax.eval_shape(task.loss, outputs, example)
+    except KeyError as e:
+        if (missing := e.args[0]) in (*outputs, *spec):
+            raise
+        made = f', and the model only makes {", ".join(outputs)}' if outputs else ''
+        raise UserError(
+            f'config.task: {_module(task)} needs {missing!r}: an example of config.data has '
+            f'{", ".join(spec)}{made}'
+        ) from e
+    return variables
+
+
+def _module(instance: Any) -> str:
+    """The last part of the name of the module that defines an object's class."""
+    return type(instance).__module__.rpartition('.')[2]
