@@ -110,6 +110,7 @@ def test_a_run_is_named_first_or_by_a_flag(words, repo, capsys):
     ('words', 'names'),
     [
         (['evaluate', '{}@3'], '3'),
+        (['predict', '{}@last', 'a.png'], 'finished steps: 2'),
         (['evaluate', '{}@2', '--step', '1'], 'step 2'),
         (['evaluate', '{}', '--workdir', '{}'], 'run_vit'),
         (['evaluate', 'nothing'], '--source'),

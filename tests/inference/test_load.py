@@ -23,6 +23,7 @@ from vit_jax.interop.families import bit, vision_transformer
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.models import bit_resnet, vit
 from vit_jax.nn.kernels import attention
+from vit_jax.storage.model_ref import ModelRef
 
 FIELDS = dict(num_classes=4, patch_size=4, width=16, depth=1, mlp_dim=24, num_heads=2)
 
@@ -128,9 +129,9 @@ def test_bit_takes_any_size(tmp_path):
     assert 'logits' in outputs(*vit_jax.load(tmp_path / 'bit.npz', (40, 24), 8), images)
 
 
-@pytest.mark.parametrize('suffix', ['', 'checkpoints', 'checkpoints/10'])
+@pytest.mark.parametrize('suffix', ['', '/checkpoints', '/checkpoints/10', '@10'])
 def test_a_run_folder(smoke_run, suffix):
-    model, variables = vit_jax.load(smoke_run / suffix)
+    model, variables = vit_jax.load(ModelRef.parse(f'{smoke_run}{suffix}'))
     run = load.open_run(smoke_run, step=10 if suffix.endswith('10') else None)
     assert model == run.model
     image = np.random.default_rng(0).uniform(-1, 1, (1, 8, 8, 1)).astype(np.float32)

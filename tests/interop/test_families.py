@@ -14,6 +14,7 @@ from vit_jax.inference import load
 from vit_jax.interop import families, files
 from vit_jax.interop.families import bit, transformers_vit, vision_transformer
 from vit_jax.models import vit
+from vit_jax.storage.model_ref import ModelRef
 
 # The parameters by which timm's names are told.
 TIMM = {'patch_embed.proj.weight': np.ones(1), 'blocks.0.norm1.weight': np.ones(1)}
@@ -148,7 +149,8 @@ def test_where_several_know_a_form_one_has_to_be_named():
     ],
 )
 def test_a_family_is_named_in_front_of_the_path(text, parts):
-    assert families.split(text) == parts
+    ref = ModelRef.parse(text)
+    assert (ref.family, ref.place) == parts
 
 
 def test_a_family_of_ones_own_reads_and_writes(own, tmp_path, capsys):

@@ -13,6 +13,7 @@ from vit_jax.errors import UserError
 from vit_jax.interop import files, hub
 from vit_jax.rehearsal import rehearsal
 from vit_jax.storage import cache
+from vit_jax.storage.model_ref import BUCKETS, ModelRef
 
 B16 = 'augreg/B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0'
 TABLE = hub.released_table()
@@ -25,7 +26,7 @@ def test_names_are_unique_and_numbers_have_a_source():
     for one in TABLE:
         assert one.source.startswith('https://') and one.trained_on
         assert bool(one.metric) == (one.accuracy is not None)
-        assert one.name.startswith(('hf://', 'gs://')) or one.name.split('/')[0] in hub.BUCKETS
+        assert one.name.startswith(('hf://', 'gs://')) or one.name.split('/')[0] in BUCKETS
         if one.name.startswith('hf://'):
             assert hub.matches(one.name)
 
@@ -49,7 +50,7 @@ def test_parameters_are_those_of_every_model():
         (B16, f'gs://vit_models/{B16}.npz'),
         (f'{B16}.npz', f'gs://vit_models/{B16}.npz'),
         ('augreg/not-in-the-table', 'gs://vit_models/augreg/not-in-the-table.npz'),
-        ('siglip2/siglip2_b16_224:img', 'gs://big_vision/siglip2/siglip2_b16_224.npz:img'),
+        ('siglip2/siglip2_b16_224:img', 'gs://big_vision/siglip2/siglip2_b16_224.npz'),
         ('distill/R50x1_160', 'gs://bit_models/distill/R50x1_160.npz'),
         ('augreg', 'augreg'),
         ('runs/augreg', 'runs/augreg'),
@@ -58,7 +59,7 @@ def test_parameters_are_those_of_every_model():
     ],
 )
 def test_short_names(path, url):
-    assert hub.full_url(path) == url
+    assert ModelRef.parse(path).url == url
 
 
 def test_a_file_of_that_name_comes_first(tmp_path, monkeypatch):
@@ -115,7 +116,7 @@ def test_a_wrong_name_gets_the_nearest(monkeypatch, capsys, tmp_path):
 
     monkeypatch.setattr(cache, 'download', missing)
     with pytest.raises(UserError, match=f'there is no such file; did you mean {B16}'):
-        files.local_path(hub.full_url(B16.replace('medium1', 'medium')))
+        files.local_path(ModelRef.parse(B16.replace('medium1', 'medium')).url)
 
 
 def test_the_hub_is_asked_for_names_beside_the_table(tmp_path):

@@ -6,10 +6,10 @@ import pytest
 from helpers.transformers_siglip import reference
 
 from vit_jax import interop
-from vit_jax.config.origin import split_family
 from vit_jax.errors import UserError
 from vit_jax.interop import files, texts
 from vit_jax.interop.adapt import adapt
+from vit_jax.storage.model_ref import ModelRef
 
 TWO = {
     'vision_model.embeddings.patch_embedding.weight': np.ones((8, 3, 4, 4), np.float32),
@@ -33,14 +33,15 @@ TWO = {
     ],
 )
 def test_the_end_of_a_path(path, expected):
-    assert texts.split_part(path) == expected
+    ref = ModelRef.parse(path)
+    assert (ref.file, ref.part) == expected
 
 
 @pytest.mark.parametrize(
     ('path', 'family'), [('clip:vision', ''), ('lab.mine:clip:vision', 'lab.mine'), ('a:b', 'a')]
 )
 def test_a_tower_is_no_family(path, family):
-    assert split_family(path)[0] == family
+    assert ModelRef.parse(path).family == family
 
 
 def test_the_arrays_and_the_config_of_a_tower():

@@ -124,6 +124,8 @@ def mistakes(trunk):  # message: fields of the config
         r'finished steps: \[4, 8, 10\]': dict(total=9, branch__from=trunk, branch__step=6),
         'head/bias': dict(total=9, branch__from=trunk, model__bias=False),
         'name the kept step': dict(total=9, branch__from=trunk, branch__step=0),
+        'step 8, .*step 10': dict(total=12, branch__from=f'{trunk}@8', branch__step=10),
+        'keeps no best step': dict(total=12, branch__from=f'{trunk}@best', branch__step=0),
         'not both': dict(total=9, branch__from=trunk, init__from=trunk),
         "did you mean 'step'": dict(total=9, branch__stap=4),
     }
@@ -141,7 +143,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(make_config, trunk, tmp_path, 
 @pytest.mark.usefixtures('one_device')
 def test_by_the_command(repo, make_config, trunk, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(repo)
-    flags = [f'--config.branch.from={trunk}', '--config.branch.step=8', '--config.total=9']
+    flags = [f'--config.branch.from={trunk}@8', '--config.total=9']
     words = ['train', '--config', 'tests/helpers/linear.py', *flags]
     assert main([*words, '--workdir', str(tmp_path / 'a')]) == 0
     assert f'branches off {trunk} after step 8' in capsys.readouterr().out

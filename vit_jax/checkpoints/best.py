@@ -5,15 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from vit_jax.checkpoints import manifest
 from vit_jax.config.run import parse_goal
 from vit_jax.errors import UserError
 from vit_jax.storage import run_folder
-
-BEST: Literal['best'] = 'best'  # in place of a step's number
-Step = int | Literal['best'] | None
 
 BESTS, KEPT = 'bests', 'keep_best'  # a key of the metadata, and a key of its value
 _KEY = 'config.checkpoint.keep_best'
@@ -54,8 +51,11 @@ def find_best(directory: Path) -> int:
     newest, _ = manifest.newest_intact(directory, (run_folder.META,))
     meta = {} if newest is None else run_folder.read_meta(directory / str(newest))
     best = best_from_meta(meta, KEPT)
+    steps = ', '.join(map(str, run_folder.finished_steps(directory))) or 'none'
     if newest is None or best is None:
-        raise UserError(f'{directory} keeps no best step: train with {_KEY}')
+        raise UserError(
+            f'{directory} keeps no best step (finished steps: {steps}): train with {_KEY}'
+        )
     goal, step, value = parse_goal(best.goal, _KEY), best.step, best.value
     if meta.get('unevaluated'):
         for line in run_folder.read_metrics(directory.parent):
@@ -63,5 +63,7 @@ def find_best(directory: Path) -> int:
             if line['step'] == newest and result is not None and goal.is_better(result, value):
                 step, value = newest, result
     if step is None:
-        raise UserError(f'{directory} has no best step yet: no saved step has {goal.metric}')
+        raise UserError(
+            f'{directory} has no best step yet (finished steps: {steps}): none has {goal.metric}'
+        )
     return step

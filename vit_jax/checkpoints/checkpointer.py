@@ -24,11 +24,12 @@ import numpy as np
 
 from vit_jax.checkpoints import format as checkpoint_format
 from vit_jax.checkpoints import manifest
-from vit_jax.checkpoints.best import BEST, KEPT, Step, best_from_meta, find_best
+from vit_jax.checkpoints.best import KEPT, best_from_meta, find_best
 from vit_jax.config.run import Checkpoint, Duration
 from vit_jax.errors import UserError, causes
 from vit_jax.runtime.processes import on_process_0, reports_lost_peer
 from vit_jax.storage import paths, run_folder
+from vit_jax.storage.model_ref import BEST, Step
 
 PyTree = Any
 CheckMeta = Callable[[dict[str, Any]], None]  # raises UserError for a step that does not suit

@@ -141,10 +141,11 @@ def task_name(args: argparse.Namespace) -> str:
     from vit_jax.inference import load
     from vit_jax.runtime import mesh
     from vit_jax.storage import run_folder
+    from vit_jax.storage.model_ref import ModelRef
 
     mesh.usable_devices()
-    run = load.locate(args.model)
-    folder = args.workdir if run is None else run[0].parent
+    run = ModelRef.parse(args.model).find_run()
+    folder = args.workdir if run is None else run.folder.parent
     if folder is not None and (args.workdir or run_folder.read_config(folder) is not None):
         return load.read_config(folder, args.allow).task.name
     args.stored = load.read(args.model, image_size=image_size(args), **run_options(args))

@@ -35,9 +35,9 @@ def main(argv: Sequence[str]) -> int:
     )
     add_allow_flag(parser)
     args = parser.parse_args(argv)
-    from vit_jax.interop import families
+    from vit_jax.storage.model_ref import ModelRef
 
-    _, place = families.split(args.dst)
+    place = ModelRef.parse(args.dst).place
     ending = pathlib.Path(place).suffix
     if ending[1:].isalpha() and ending not in SUFFIXES and not pathlib.Path(place).is_dir():
         raise UserError(

@@ -62,12 +62,12 @@ def main(argv: Sequence[str]) -> int:
     check_model_flags(parser, args)
     if args.report is not None:
         check_picture(args.report, '--report', [args.source, args.model])
-    from vit_jax.inference import load
+    from vit_jax.storage.model_ref import ModelRef
 
     if (
         args.workdir is None
         and None in (args.source, args.split)
-        and load.locate(args.model) is None
+        and ModelRef.parse(args.model).find_run() is None
     ):
         raise UserError(
             f'{args.model!r} is not a run, so it has no data of its own: give --source and --split'

@@ -1,9 +1,7 @@
-"""Paths of checkpoints with their families, and the trust in names of a config."""
+"""Trust in the code that a config names."""
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,33 +11,9 @@ from vit_jax.config.run import Run
 from vit_jax.config.schema import to_group
 from vit_jax.errors import UserError
 from vit_jax.signatures import function_name, parse_call, parse_sources, transform_names
+from vit_jax.storage.model_ref import ModelRef
 
-TOWERS = ('vision', 'text')  # of a checkpoint with two; may follow its path
-# Names that training scripts put in front of those of a model; they may follow its path, too.
-AVERAGES = (
-    *('teacher', 'model_ema', 'ema_model', 'ema', 'state_dict_ema', 'ema_state_dict'),
-    *('target_encoder', 'momentum_encoder'),
-)
-STUDENTS = ('student', 'base_encoder')
-WRAPPERS = (
-    *(*AVERAGES, *STUDENTS, 'state_dict', 'model', 'module', '_orig_mod', 'backbone', 'encoder'),
-    *('model_state_dict', 'model_state', 'net', 'network', 'params', 'weights'),
-)
-PARTS = (*TOWERS, *WRAPPERS)
 PACKAGE = __name__.partition('.')[0]
-
-
-def split_family(path: str | os.PathLike[str]) -> tuple[str, str]:
-    """The family in front of a checkpoint's path (empty if there is none), and the path.
-
-    `gs://...` is a URL, `FILE.npz:PART` a part of a file, `FILE:vision` one of two towers,
-    `FILE:teacher` one of two models, and `./a:b` a file named `a:b`.
-    """
-    text = os.fspath(path)
-    match = re.fullmatch(r'([^\W\d]\w*(?:\.[^\W\d]\w*)*):(?!//)(.+)', text)
-    if match is None or match[1].endswith('.npz') or match[2] in PARTS:
-        return '', text
-    return match[1], match[2]
 
 
 def require_allowed(config: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:
@@ -81,8 +55,8 @@ def _names(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield 'task.name', _text(_group(config, 'task'), 'name')
     for key, value in _group(config, 'task').items():  # a teacher of a family of one's own
         if key == 'teacher':
-            yield 'task.teacher', split_family(value if isinstance(value, str) else '')[0]
-    yield 'init.from', split_family(_text(_group(config, 'init'), 'from'))[0]
+            yield 'task.teacher', _family(value)
+    yield 'init.from', _family(_group(config, 'init').get('from'))
     writers = config.get('writers')
     for writer in writers if isinstance(writers, (list, tuple)) else ():
         yield 'writers', writer if isinstance(writer, str) else ''
@@ -96,6 +70,10 @@ def _names(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield f'{key}.plan', function_name(parse_call(plan, f'config.{key}.plan'))
         for name in transform_names(_text(section, 'transforms')):
             yield f'{key}.transforms', name
+
+
+def _family(reference: Any) -> str:
+    return ModelRef.parse(reference).family if isinstance(reference, str) else ''
 
 
 def _within(name: str, package: str) -> bool:

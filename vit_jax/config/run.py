@@ -461,8 +461,9 @@ class Init:
 class Branch:
     """The run whose whole state is continued."""
 
-    folder: str = field(default='', metadata=_FROM)  # run folder; empty for none
-    step: int = 0  # one of its kept steps
+    # run folder, or RUN@STEP or RUN@best for one of its kept steps; empty for none
+    folder: str = field(default='', metadata=_FROM)
+    step: int = 0  # kept step; 0 for the one that `from` names
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,6 @@ from ml_collections import ConfigDict
 
 from vit_jax import interop
 from vit_jax.checkpoints import checkpointer
-from vit_jax.checkpoints.best import BEST, Step
 from vit_jax.config import defaults
 from vit_jax.config.load import from_dict, require_run, section
 from vit_jax.config.origin import require_allowed
@@ -35,6 +34,7 @@ from vit_jax.interop.trained import Size, TrainedModel, fields
 from vit_jax.ops.sequences import Normalization, Sequences
 from vit_jax.step import init_variables
 from vit_jax.storage import paths, run_folder
+from vit_jax.storage.model_ref import ModelRef, Step
 
 _log = logging.getLogger(__name__)
 PyTree = Any
@@ -148,23 +148,14 @@ def read(
     Raises:
       UserError: as `load`, or if there are no such checkpoints.
     """
-    if (run := locate(path)) is None:
+    ref = ModelRef.parse(path)
+    if (run := ref.find_run(step)) is None:
         if step is not None or average != 1:
             raise UserError(f'{path} is not a run: step and average apply to runs')
-        return interop.read(path, mean, std, image_size)
+        return interop.read(ref, mean, std, image_size)
     if mean is not None or std is not None:
         raise UserError(f'{path}: mean and std apply to other code bases, not to a run')
-    folder, named = run
-    if named is not None:
-        step = _one_step(path, named, step)
-    return _read_run(folder, step, average, allowed)
-
-
-def _one_step(path: Path, named: Step, step: Step) -> Step:
-    """Return the step that a path names; raise UserError if a flag names a different one."""
-    if step is not None and named != step:
-        raise UserError(f'{path} names step {named}, and --step {step} another: give one of them')
-    return named
+    return _read_run(run.folder, run.step, average, allowed)
 
 
 def open_run(
@@ -176,13 +167,12 @@ def open_run(
     allowed: Sequence[str] = (),
 ) -> TrainedModel:
     """Open the model of a run (RUN, RUN@STEP); raise UserError for others, or as `open_model`."""
-    if (run := locate(workdir)) is None:
+    run = ModelRef.parse(workdir).find_run(step)
+    if run is None:
         read_config(workdir, allowed)
-        run = paths.absolute(workdir) / run_folder.CHECKPOINTS, None
-    folder, named = run
-    read_config(folder.parent, allowed)
-    if named is not None:
-        step = _one_step(workdir, named, step)
+        folder = paths.absolute(workdir) / run_folder.CHECKPOINTS
+    else:
+        folder, step = run
     return adapt_model(_read_run(paths.absolute(folder), step, average, allowed), image_size)
 
 
@@ -226,39 +216,6 @@ def open_model(
         raw_images={'channels': trained.channels, 'size': None},
         spec=example_spec(trained, size),
     )
-
-
-def locate(path: Path) -> tuple[pathlib.Path, Step] | None:
-    """Find a run's folder of checkpoints, and the step if `path` names one; None for other paths.
-
-    Args:
-      path: RUN, RUN/checkpoints/STEP or RUN@STEP, where STEP is a number or 'best'.
-
-    Raises:
-      UserError: if object storage cannot be reached.
-    """
-    path = paths.path(path)
-    if paths.is_remote(path) and path.name.partition(':')[0].endswith(('.npz', '.safetensors')):
-        return None  # a file; a cached copy needs no network
-    with paths.reaching(path):
-        if (path / run_folder.CHECKPOINTS).is_dir():
-            return path / run_folder.CHECKPOINTS, None
-        folder = path.parent
-        if (path.name == BEST or path.name.isdecimal()) and (
-            folder.name == run_folder.CHECKPOINTS or run_folder.finished_steps(folder)
-        ):
-            return folder, _step(path.name)
-        if run_folder.finished_steps(path):
-            return path, None
-    name, at, step = path.name.rpartition('@')
-    if not (name and at) or not (step == BEST or step.isdecimal()):
-        return None
-    run = locate(path.with_name(name))
-    return None if run is None or run[1] is not None else (run[0], _step(step))
-
-
-def _step(name: str) -> Step:
-    return BEST if name == BEST else int(name)
 
 
 def read_config(workdir: Path, allowed: Sequence[str] = ()) -> ConfigDict:

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from flax import traverse_util
 
-from vit_jax.config.origin import TOWERS
 from vit_jax.data.images import MAX_PIXELS
 from vit_jax.errors import UserError
 from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, Written
+from vit_jax.storage.model_ref import TOWERS, ModelRef
 from vit_jax.tree_paths import param_paths, unroll
 
 ADAPTERS = 'adapter_config.json'  # of a folder of peft
@@ -48,16 +48,16 @@ def read(
     Raises:
       UserError: if it cannot be read, or no family matches it.
     """
-    from vit_jax.interop import families, files, names, preprocessing, texts, trained
+    from vit_jax.interop import families, files, names, preprocessing, trained
 
-    note, (family, place) = '', families.split(path)
-    file, part = texts.split_part(place)
-    if os.path.isfile(os.path.join(file, ADAPTERS)):
+    ref = ModelRef.parse(path)
+    note, family, place = '', ref.family, ref.place
+    if os.path.isfile(os.path.join(ref.file, ADAPTERS)):
         from vit_jax.interop import peft
 
-        flat, extra = peft.read_merged(file)
+        flat, extra = peft.read_merged(ref.file)
     else:
-        flat, extra = files.read_arrays(file)
+        flat, extra = files.read_arrays(ref)
     if (mean is None) != (std is None):
         raise UserError('give mean and std together, or neither')
     if mean is not None:
@@ -65,10 +65,10 @@ def read(
     if image_size:
         extra[GIVEN_SIZE] = image_size
     try:
-        if part in TOWERS:
-            flat, extra = _take_tower(flat, extra, part)
-        elif part:
-            flat = names.part_of(flat, part)
+        if ref.part in TOWERS:
+            flat, extra = _take_tower(flat, extra, ref.part)
+        elif ref.part:
+            flat = names.part_of(flat, ref.part)
         kind = extra.get('model_type') or extra.get('architecture') or ''
         try:
             reader = families.reader(flat, family, kind)
@@ -205,7 +205,8 @@ def write(imported: TrainedModel, path: str | os.PathLike[str]) -> tuple[str, ..
     """
     from vit_jax.interop import families, texts
 
-    family, place = families.split(path)
+    ref = ModelRef.parse(path)
+    family, place = ref.family, ref.place
     if family == 'peft':
         from vit_jax.interop import peft
 
@@ -248,15 +249,15 @@ def _as_read(imported: TrainedModel, forms: Sequence[str], family: str) -> Writt
 
     None if there is no such file, or the model has changed since.
     """
-    from vit_jax.interop import families, files, texts
+    from vit_jax.interop import families, files
 
-    own, source = families.split(imported.origin)
-    if not imported.origin or texts.split_part(source)[1]:
+    source = ModelRef.parse(imported.origin)
+    if not imported.origin or source.part:
         return None
     try:
         flat, config = files.read_stored(source)
         kind = config.get('model_type') or config.get('architecture') or ''
-        reader = families.reader(flat, own, kind)
+        reader = families.reader(flat, source.family, kind)
         form = families.form(flat, config, reader)
         found = families.writers(str(imported.settings.model.name), family)
         wanted = next((name for name in forms if name in found), '')

@@ -29,6 +29,7 @@ from vit_jax.interop.hub import (
     WEIGHTS,
 )
 from vit_jax.storage import cache, paths, servers
+from vit_jax.storage.model_ref import ModelRef
 
 Flat = dict[str, np.ndarray]  # name -> array
 TOKENIZER = 'file of the tokenizer'  # key in the config
@@ -57,7 +58,7 @@ def read_arrays(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
       UserError: as `read_stored`, and for quantized weights.
     """
     flat, config = read_stored(path)
-    return _weights(flat, os.fspath(path)), config
+    return _weights(flat, ModelRef.parse(path).file), config
 
 
 def read_stored(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
@@ -80,12 +81,10 @@ def read_stored(path: str | os.PathLike[str]) -> tuple[Flat, dict[str, Any]]:
       UserError: if there is no such file or part; if it is damaged, holds pickled objects, or is
         quantized by its config; or if a package for reading it is missing.
     """
-    path = os.fspath(path)
-    match = re.fullmatch(r'(.*\.npz):([^:]+)', full := hub.full_url(path))
-    file, subtree = (match[1], match[2].strip('/')) if match else (full, '')
-    file = local_path(file)
+    ref = ModelRef.parse(path)
+    path, file = ref.file, local_path(ref.url)
     if file.endswith('.npz'):
-        return _select(_parameters(_read_npz(file)), subtree, path), {}
+        return _select(_parameters(_read_npz(file)), ref.arrays, path), {}
     if file.endswith('.safetensors'):
         config = _read_configs(os.path.dirname(file))
         return _read_safetensors(file), config
@@ -107,7 +106,7 @@ def read_beside(path: str | os.PathLike[str]) -> dict[str, bytes]:
     Raises:
       UserError: as `read_stored`.
     """
-    file = Path(local_path(hub.full_url(os.fspath(path))))
+    file = Path(local_path(ModelRef.parse(path).url))
     folder = file if file.is_dir() else file.parent
     return {name: paths.read_bytes(p) for name in hub.BESIDE if (p := folder / name).is_file()}
 

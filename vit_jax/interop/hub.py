@@ -53,12 +53,6 @@ _SUMS = '.vit_jax'  # in a repository's cache: sha256 of files whose names are n
 _LISTED = 4
 _MOST_NAMES = 1000  # of an organization, among which to find the nearest
 RELEASED = pathlib.Path(__file__).with_name('released.json')
-# The bucket of a short name, by its first folder.
-BUCKETS = {
-    **dict.fromkeys(('augreg', 'imagenet21k', 'imagenet21k+imagenet2012', 'sam'), 'vit_models'),
-    **dict.fromkeys(('flexivit', 'siglip', 'siglip2', 'zoo'), 'big_vision'),
-    'distill': 'bit_models',
-}
 
 
 def matches(path: str) -> bool:
@@ -377,15 +371,6 @@ def released_table() -> tuple[Released, ...]:
     """All checkpoints of the table, those of one source together."""
     groups = json.loads(RELEASED.read_text())
     return tuple(Released(*[*row, source]) for source, rows in groups.items() for row in rows)
-
-
-def full_url(path: str) -> str:
-    """The URL of a short name; other paths, and those of existing files, unchanged."""
-    name, colon, part = path.partition(':')
-    bucket = BUCKETS.get(name.partition('/')[0])
-    if bucket is None or '/' not in name or os.path.exists(path) or os.path.exists(name):
-        return path
-    return f'gs://{bucket}/{name.removesuffix(".npz")}.npz{colon}{part}'
 
 
 def nearest_released(path: str) -> str:

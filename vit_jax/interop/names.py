@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from vit_jax.config.origin import AVERAGES, STUDENTS, WRAPPERS
 from vit_jax.errors import UserError
 from vit_jax.interop.files import Flat, brief
+from vit_jax.storage.model_ref import AVERAGES, STUDENTS, WRAPPERS
 from vit_jax.tree_paths import unroll
 
 # Rows (theirs, ours) of modules or parameters. '{0}' and '{1}' are the same index on both sides,

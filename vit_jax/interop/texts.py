@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vit_jax.config.origin import PARTS, TOWERS
 from vit_jax.errors import UserError
 from vit_jax.interop.files import TOKENIZER, Flat
 from vit_jax.interop.hub import TOKENIZER_CONFIG, TOKENIZERS
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.models.text_encoder import LARGEST
+from vit_jax.storage.model_ref import TOWERS
 
 FIELD = 'caption'
 _SIGLIP = "canonicalize('{field}')|tokenize('{field}', {length}, pad='eos')"
@@ -70,14 +69,6 @@ def _class_of_clip(imported: TrainedModel) -> str:
     model = imported.model_config
     own = model['eos'] in (LARGEST, model['vocab_size'] - 1)
     return 'CLIPTokenizer' if own else 'PreTrainedTokenizerFast'
-
-
-def split_part(place: str | os.PathLike[str]) -> tuple[str, str]:
-    """The path of a checkpoint, and the tower or model named behind it (empty if there is none)."""
-    path = os.fspath(place)
-    head, colon, tail = path.rpartition(':')
-    parts = TOWERS if head.endswith('.npz') else PARTS  # an .npz file has parts of its own
-    return (head, tail) if colon and head and tail in parts else (path, '')
 
 
 def take_tower(flat: Flat, extra: Mapping[str, Any], tower: str) -> tuple[Flat, dict[str, Any]]:

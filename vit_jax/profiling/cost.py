@@ -23,6 +23,7 @@ from vit_jax.errors import UserError
 from vit_jax.inference import frozen
 from vit_jax.profiling import benchmark, flops, task_flops
 from vit_jax.profiling.examples import Spec, open_source, plan_of, row_of
+from vit_jax.storage.model_ref import ModelRef
 from vit_jax.tasks.base import Task
 
 CORE = 'TPU v3'  # the papers count its core-days; JAX calls such a core a device
@@ -56,7 +57,9 @@ class DataFacts:
     @property
     def steps(self) -> int:
         """Steps of the run itself, without those of the run that it branches from."""
-        return self.times.total_steps - self.run.branch.step
+        branch = self.run.branch
+        start = branch.step or ModelRef.parse(branch.folder).named_step
+        return self.times.total_steps - (start if isinstance(start, int) else 0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,9 +31,9 @@ from vit_jax.data.dataset import open_dataset
 from vit_jax.data.records import BrokenRecord
 from vit_jax.errors import UserError, resolve_module
 from vit_jax.inference import fine_tune
-from vit_jax.interop import hub
 from vit_jax.rehearsal.kill_and_resume import FAILED, OK, SKIPPED, DryRun, Row
 from vit_jax.storage import paths, run_folder
+from vit_jax.storage.model_ref import ModelRef
 
 RECORDS = 10  # random records of a split, besides the first and the last
 SUFFIX = '.rehearsal'  # of the folder next to the run folder
@@ -146,7 +146,7 @@ def needed_extras(run: Run) -> set[str]:
         *(('vit_jax.writers', name) for name in run.writers),
     ]
     modules = [resolve_module(package, name, 'name') for package, name in named if name]
-    starts = [hub.full_url(path or '') for path in (run.init.checkpoint, run.branch.folder)]
+    starts = [ModelRef.parse(text or '').url for text in (run.init.checkpoint, run.branch.folder)]
     own = {getattr(module, 'EXTRA', '') for module in modules} - {''}
     return own | extras.named_by_urls([*starts, *sources])
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.checkpoints.best import Step
 from vit_jax.config import load
 from vit_jax.inference.load import Path, open_model
 from vit_jax.interop.trained import Size
 from vit_jax.runtime import compile_cache, environment
+from vit_jax.storage.model_ref import Step
 from vit_jax.trainer import measure
 from vit_jax.trainer import train as trainer
 

@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
+from vit_jax.checkpoints.best import find_best
 from vit_jax.checkpoints.checkpointer import restore_step
 from vit_jax.config import defaults
 from vit_jax.config.load import from_dict, section
-from vit_jax.config.run import Durations, Optim, Schedule
+from vit_jax.config.run import Branch, Durations, Optim, Schedule
 from vit_jax.errors import UserError
 from vit_jax.optim import schedules
 from vit_jax.storage import paths, run_folder
+from vit_jax.storage.model_ref import BEST, ModelRef
 from vit_jax.trainer import compatibility
 from vit_jax.trainer.build import Training
 from vit_jax.trainer.program import Origin
@@ -39,9 +41,7 @@ def branch(training: Training) -> Origin:
     program, target = training.program, training.program.target
     from vit_jax.inference import load  # here, as few runs branch off
 
-    trunk, step = paths.absolute(training.run.branch.folder), training.run.branch.step
-    if step < 1:
-        raise UserError('config.branch.step: name the kept step to branch off, from 1 on')
+    trunk, step = _find_trunk(training.run.branch)
     if step >= training.timetable.total:
         raise UserError(
             f'config.branch.step={step}: the run ends at step {training.timetable.total}; give a '
@@ -73,6 +73,23 @@ def branch(training: Training) -> Origin:
             *_other_data(before, meta.get('listing'), training),
         ),
     )
+
+
+def _find_trunk(config: Branch) -> tuple[paths.Path, int]:
+    """The folder and the step of the run that `config.branch` names."""
+    try:
+        found = ModelRef.parse(config.folder).find_run(config.step or None)
+        trunk, step = (
+            (paths.absolute(config.folder), config.step)
+            if found is None
+            else (paths.absolute(found.folder).parent, found.step)
+        )
+        step = find_best(trunk / run_folder.CHECKPOINTS) if step == BEST else step
+    except UserError as e:
+        raise UserError(f'config.branch: {e}') from e
+    if step is None or step < 1:
+        raise UserError('config.branch.step: name the kept step to branch off, from 1 on')
+    return trunk, step
 
 
 def changes(

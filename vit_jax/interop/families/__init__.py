@@ -23,12 +23,11 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from vit_jax.config.origin import split_family as split
 from vit_jax.errors import UserError, modules, resolve_module
 from vit_jax.interop.names import common_prefix
 from vit_jax.interop.trained import TrainedModel, Written
 
-__all__ = ['FORMS', 'find', 'reader', 'split', 'writer']
+__all__ = ['FORMS', 'find', 'reader', 'writer']
 
 # Families by the `model_type` in the config.json of transformers. They are tried first, which saves
 # importing the others. Types that several families share are left out.

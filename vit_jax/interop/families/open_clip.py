@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.config.origin import TOWERS
 from vit_jax.errors import UserError
 from vit_jax.interop import names, preprocessing, texts, torch_layout
 from vit_jax.interop.families import _text, _timm, timm_vit, transformers_clip
@@ -22,6 +21,7 @@ from vit_jax.interop.hub import OPEN_CLIP, OPEN_CLIP_WEIGHTS
 from vit_jax.interop.trained import TrainedModel, Written, fields
 from vit_jax.models import siglip, vit
 from vit_jax.models.text_encoder import LARGEST
+from vit_jax.storage.model_ref import TOWERS
 
 WEIGHTS = OPEN_CLIP_WEIGHTS
 POSITIONS = 'antialiased'
