@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.experiments import PATHS, ROOT, examples
+from helpers.experiments import PATHS, ROOT, examples, follows_checkpoint
 
 from vit_jax.config import load as config_lib
 from vit_jax.config.run import LEFT_OPEN
@@ -113,7 +113,8 @@ def build(config):
     if config.task.name == 'distill' and not config.task.get('teacher'):  # the user names one
         with config.task.unlocked():
             config.task.teacher = TEACHER
-    devices = jax.devices()[: config.parallel.fsdp * config.parallel.tensor]
+    parallel = config_lib.to_run(config).parallel
+    devices = jax.devices()[: parallel.fsdp * parallel.tensor]
     return build_lib.build(config, devices)
 
 
@@ -123,6 +124,7 @@ def specs():
         f'{path}:{arg}'.removesuffix(':')
         for path in PATHS
         for arg in ('', *examples(ROOT / path, 'get_config'))
+        if arg or not follows_checkpoint(ROOT / path)
     ]
 
 

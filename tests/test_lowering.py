@@ -144,8 +144,7 @@ def test_evaluations_take_the_kernels_of_their_platform(monkeypatch, path, model
 def test_steps_under_pmap(monkeypatch):
     """`strategy=pmap`: what the step of a replica gives is taken off without its devices."""
     monkeypatch.setattr(sharding, 'first_replica', lambda tree: jax.tree.map(lambda x: x[0], tree))
-    config = load.load(str(ROOT / 'experiments/vit/digits.py:smoke'))
-    config.parallel.strategy = 'pmap'
+    config = load.load(str(ROOT / 'experiments/vit/digits.py:smoke'), ['parallel.strategy=pmap'])
     training = build.build(config, jax.devices()[:1])
     program, kind = training.program, training.data.shapes[-1]
     spec = {k: jax.ShapeDtypeStruct((kind.rows, *s.shape), s.dtype) for k, s in kind.spec.items()}

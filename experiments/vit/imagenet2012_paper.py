@@ -1,7 +1,7 @@
-r"""ImageNet-1k from scratch as in the ViT paper: B/16, 300 epochs, strong regularization.
+"""ImageNet-1k from scratch as in the ViT paper: B/16, 300 epochs, strong regularization.
 
     python -m vit_jax train --config experiments/vit/imagenet2012_paper.py --workdir runs/i1k_paper
-    python -m vit_jax train --config experiments/vit/finetune.py:imagenet2012,B/16 \
+    python -m vit_jax train --config experiments/vit/finetune.py:imagenet2012 \\
         --config.init.from=runs/i1k_paper --workdir runs/i1k_paper_384
 
 Dosovitskiy et al., 2021, arXiv:2010.11929, table 3 and appendix B.1; the sigmoid loss and the
@@ -16,43 +16,40 @@ decay.
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from vit_jax.config.defaults import precision
 from vit_jax.models import vit
 
-ARGS = ('smoke', 'B/32,fast', ...)
 
-
-def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: a ViT variant, or `smoke` for a few steps on digits; `fast` as the last word."""
-    arg, dtypes = precision(arg)
-    smoke = arg == 'smoke'
+def get_config(variant: str = 'B/16', fast: bool = False) -> ConfigDict:
+    """A ViT; `fast` keeps the residual stream in bfloat16."""
     config = ConfigDict()
-    config.seed = 0
-    config.total = '20 steps' if smoke else '300 epochs'
-    config.batch_size = 32 if smoke else 4096
+    config.total = '300 epochs'
+    config.batch_size = 4096
 
-    config.model = dict(name='vit', **vit.variant('mu/4' if smoke else arg or 'B/16'))
-    config.model.update(num_classes=placeholder(int), dropout=0.1, **dtypes)
-    config.model.update(representation_size=config.model.width, head_bias=-10.0)
+    config.model = dict(name='vit', num_classes=placeholder(int), **vit.variant(variant))
+    config.model.update(dtype='bfloat16', residual_dtype=None if fast else 'float32')
+    config.model.update(dropout=0.1, representation_size=config.model.width, head_bias=-10.0)
     config.task = dict(name='classify', loss_name='sigmoid')
 
-    source, size = ('digits', 16) if smoke else ('tfds:imagenet2012', 224)
-    config.data = dict(
-        source=source,
-        split='train' if smoke else 'train[:99%]',
-        transforms=f'inception_crop_tf({size})|flip',
+    images = dict(source='tfds:imagenet2012')
+    config.data = dict(images, split='train[:99%]', transforms='inception_crop_tf(224)|flip')
+    images.update(transforms='resize_small_tf(256)|central_crop(224)')
+    config.evals = dict(
+        val=dict(images, split='validation'), minival=dict(images, split='train[99%:]')
     )
-    center = f'resize_small_tf({size * 8 // 7})|central_crop({size})'
-    test = 'test' if smoke else 'validation'
-    config.evals = dict(val=dict(source=source, split=test, transforms=center))
-    if not smoke:
-        config.evals.minival = dict(source=source, split='train[99%:]', transforms=center)
 
     config.optim = dict(name='adamw', lr=3e-3, weight_decay=0.3, clip_norm=1.0)
-    config.optim.schedule = dict(name='cosine', warmup='10%' if smoke else '10000 steps')
-    config.step = dict(accum_steps=1, ema_decay=0.0)
-    config.every = dict(log='10' if smoke else '50', eval='20' if smoke else '5 epochs')
-    config.every.checkpoint = '20' if smoke else '1000'
-    config.checkpoint = dict(keep_last=2, keep_every='')
-    config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
+    config.optim.schedule = dict(name='cosine', warmup='10000 steps')
+    config.every = dict(log='50', eval='5 epochs', checkpoint='1000')
     return config
+
+
+def smoke(config: ConfigDict) -> None:
+    """Shrink the run to 20 steps on digits."""
+    config.total = '20 steps'
+    config.batch_size = 32
+    config.model.update(vit.variant('mu/4'), representation_size=32)
+    config.data = dict(source='digits', split='train', transforms='inception_crop_tf(16)|flip')
+    center = 'resize_small_tf(18)|central_crop(16)'
+    config.evals = dict(val=dict(source='digits', split='test', transforms=center))
+    config.optim.schedule.warmup = '10%'
+    config.every = dict(log='10', eval='20', checkpoint='20')

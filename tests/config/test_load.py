@@ -182,6 +182,17 @@ def test_a_recipe_without_arguments_may_have_a_small_size(tmp_path) -> None:
     [
         ('a/b:c', 'a/b:c'),
         ('a/b:B/16,150ep,fast', 'a/b:B/16,epochs=150,fast'),
+        ('vit/augreg:B/16,light1', 'vit/augreg:B/16,level=light1'),
+        ('vit/augreg:i21k,S/16,medium2,fast', 'vit/augreg_i21k:S/16,level=medium2,fast'),
+        ('vit/cifar10:gpu', 'vit/cifar10_gpu:'),
+        ('vit/finetune:auto', 'vit/own:'),
+        ('vit/finetune:auto,384,lora', 'vit/own:size=384,lora'),
+        ('vit/finetune:pets,B/32,transfer', 'vit/transfer:pets,variant=B/32'),
+        ('vit/finetune:pets,R50+B/16,map', 'vit/finetune:pets,variant=R50+B/16,pool=map'),
+        ('vit/imagenet2012:B/16,300ep,fast', 'vit/imagenet2012:B/16,epochs=300,fast'),
+        ('vit/imagenet2012:vit5,S/16,100ep', 'vit/vit5:S/16,epochs=100'),
+        ('vit/imagenet2012:naflex,B/16', 'vit/naflex:B/16'),
+        ('vit/imagenet2012:flexi,B/16', 'vit/flexivit:B/16'),
     ],
 )
 @pytest.mark.parametrize('form', ['{}', '{}.py', 'experiments/{}.py', '/clone/experiments/{}.py'])

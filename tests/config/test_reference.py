@@ -43,7 +43,7 @@ def test_help_config_prints_them_and_trains_nothing(repo: pathlib.Path, capsys):
     assert cli.main(['train', '--config', config]) == 2  # without it there has to be a workdir
 
 
-@pytest.mark.parametrize('config', ['vit/finetune.py:auto', 'eomt/finetune.py'])
+@pytest.mark.parametrize('config', ['vit/own.py', 'vit/finetune.py:auto', 'eomt/finetune.py'])
 def test_help_config_needs_no_value_that_a_recipe_leaves_open(config, repo, capsys):
     assert cli.main(['train', '--config', f'{repo}/experiments/{config}', '--help-config']) == 0
     out = capsys.readouterr().out

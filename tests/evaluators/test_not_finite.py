@@ -205,7 +205,7 @@ def get_config(arg=None):
     config.total = '2 steps'
     config.evals.knn = dict(config.evals.test, evaluator='knn', fit='train', k=3)
     config.evals.classes = dict(config.evals.test, evaluator='confusion')
-    config.checkpoint.keep_best = 'classes/mean_class_accuracy'
+    config.checkpoint = dict(keep_best='classes/mean_class_accuracy')
     return config
 """
 MODEL = """

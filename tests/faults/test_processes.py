@@ -46,7 +46,7 @@ def get_config(arg=None):
         # Nothing is better by so much: all processes have to end at the second evaluation.
         config.total = '9'
         config.early_stop = dict(metric='min:test/loss', patience=1, min_delta=10.0)
-        config.checkpoint.keep_best = 'test/accuracy'
+        config.checkpoint = dict(keep_best='test/accuracy')
     return config
 """
 ENDLESS = '1000000'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import pathlib
 
-from vit_jax.config import load, recipes
+from vit_jax.config import load, recipes, schema
 from vit_jax.signatures import parameters
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -18,16 +18,29 @@ PATHS = sorted(
 
 
 def examples(path: pathlib.Path, function: str) -> list[str]:
-    """Arguments of a recipe: every choice of each one, and `smoke`."""
+    """Arguments of a recipe: every choice of each one, and `smoke`.
+
+    Only `smoke` if the model comes from a checkpoint that the user names.
+    """
     module = recipes.load_module(str(path), 'test')
     make = getattr(module, function)
     if recipes.takes_text(make):
         return [arg for arg in module.ARGS if arg is not ...]
     found = ['smoke']
+    if follows_checkpoint(path):
+        return found
     for name, p in parameters(make).items():
         choices = (False, True) if isinstance(p.default, bool) else recipes.choices_of(p.annotation)
         found += [f'{name}={choice}' for choice in choices if choice != p.default]
     return found
+
+
+def follows_checkpoint(path: pathlib.Path) -> bool:
+    """Whether a recipe of a config takes its model from a checkpoint that the user names."""
+    module = recipes.load_module(str(path), 'test')
+    if not hasattr(module, 'get_config'):
+        return False
+    return schema.follows_checkpoint(module.get_config())
 
 
 def one_of_each_kind(*first: str) -> list[str]:

@@ -118,8 +118,8 @@ def built(name='one', *given):
     devices, parallel, microbatches = LAYOUTS[name]
     config = load.load(f'{FILE}:smoke', [*SMALL, *given])
     with config.unlocked():
-        config.parallel.update(parallel)
-        config.step.accum_steps = microbatches
+        config.parallel = parallel
+        config.step = dict(config.get('step', {}), accum_steps=microbatches)
     return build.build(config, jax.devices()[:devices])
 
 

@@ -154,8 +154,8 @@ def _stepped(devices, parallel, microbatches):
     """Metrics after two steps."""
     config = load.load(OWN, ANCHORED)
     with config.unlocked():
-        config.parallel.update(parallel)
-        config.step.accum_steps = microbatches
+        config.parallel = parallel
+        config.step = dict(config.get('step', {}), accum_steps=microbatches)
     training = build.build(config, jax.devices()[:devices])
     program, batches = training.program, training.data.train_batches()
     state = program.layout.create(program.init, {}, program.frozen.variables)

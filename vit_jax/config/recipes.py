@@ -31,10 +31,25 @@ _SHRINK = {'get_config': SMOKE, 'get_sweep': 'smoke_sweep'}
 _TEXT = 'arg'  # a function's only parameter, if it parses its argument itself
 _BOOLS = {'true': True, '1': True, 'false': False, '0': False}
 
+_LEVEL = r'none|(light|medium|strong)\d'
+_SIZE = r'[\w+-]+/\d+'  # of a model, such as R50+B/16
 # Words of arguments before they had names, by recipe: a regular expression, and what it means now.
 # A meaning that ends in a colon is another recipe, which the remaining words are for.
 OLD_WORDS: dict[str, dict[str, str]] = {
     '': {r'(\d+)ep': r'epochs=\1'},
+    'detr/finetune': {'auto': 'detr/own:'},
+    'eomt/finetune': {'auto': 'eomt/own:', r'(\d+)': r'size=\1'},
+    'eomt/own': {r'(\d+)': r'size=\1'},
+    'vit/augreg': {'i21k': 'vit/augreg_i21k:', _LEVEL: r'level=\g<0>'},
+    'vit/augreg_i21k': {_LEVEL: r'level=\g<0>'},
+    'vit/cifar10': {'gpu': 'vit/cifar10_gpu:'},
+    'vit/finetune': {
+        **{'auto': 'vit/own:', 'transfer': 'vit/transfer:', 'map|gap': r'pool=\g<0>'},
+        _SIZE: r'variant=\g<0>',
+    },
+    'vit/imagenet2012': {'vit5': 'vit/vit5:', 'naflex': 'vit/naflex:', 'flexi': 'vit/flexivit:'},
+    'vit/own': {r'(\d+)': r'size=\1'},
+    'vit/transfer': {_SIZE: r'variant=\g<0>'},
 }
 
 
@@ -56,6 +71,7 @@ def run_file(spec: str, function: str, flag: str) -> Any:
         raise UserError(f'{flag}: {name!r} has no function {function}')
     make = getattr(module, function)
     if takes_text(make):
+        text = spec.partition(':')[2]
         _check_text(module, text, where)
         return make(text or None)
     words = [word for word in text.split(',') if word]
