@@ -15,7 +15,14 @@ import pytest
 PACKAGE = pathlib.Path(__file__).resolve().parents[1] / 'vit_jax'
 # By module, with the reason in a comment there.
 USED = {
-    'commands/_parser.py': {'._option_string_actions'},  # the flags of a parser
+    # The flags of a parser, and their texts as --help shows them.
+    'commands/_parser.py': {
+        '._option_string_actions',
+        '._actions',
+        '._get_formatter',
+        '._expand_help',
+        '._format_action_invocation',
+    },
     # Reading processes do not run the user's script.
     'data/read_ahead.py': {'set spawn.get_preparation_data'},
     # The processes of a job meet before JAX connects them, and keep the client.

@@ -20,6 +20,7 @@ from PIL import Image
 
 import vit_jax
 from vit_jax import __main__
+from vit_jax.commands import launch
 from vit_jax.commands._parser import RENAMED
 from vit_jax.config import load, reference
 from vit_jax.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, UserError
@@ -59,7 +60,7 @@ COMMANDS = sorted({command for path in SOURCES for command in commands_in(path.r
 
 def task_of(args):
     """The task of a run or a checkpoint that is not there, by its name."""
-    named = args.workdir or args.checkpoint or ''
+    named = args.model or args.workdir or args.checkpoint or ''
     if 'cappa' in named:
         return 'caption'
     return 'siglip' if re.search('siglip|openai/clip', named) else 'classify'
@@ -85,7 +86,7 @@ def check(words, capsys):
         check(launched, capsys)
     action = words[:1] if name in WITH_ACTIONS else []
     named = [word for word in ('--workdir', '--checkpoint') if name == 'predict' and word in words]
-    own = words[words.index(named[0]) :][:2] if named else []
+    own = words[words.index(named[0]) :][:2] if named else words[: name == 'predict']
     with pytest.raises(SystemExit) as stop:
         __main__.main([name, *action, *own, '--help'])
     assert stop.value.code == 0
@@ -93,6 +94,8 @@ def check(words, capsys):
     flags = {word.partition('=')[0] for word in rest if word.startswith('--')}
     flags = {RENAMED.get(flag, flag) for flag in flags}
     assert flags <= set(re.findall(r'--[a-z][a-z-]*', capsys.readouterr().out))
+    if name in ('train', *launch.WITH_CONFIG) and rest and rest[0][0] not in '-.':
+        rest = ['--config', *rest]
     if '--config' in rest:
         load.load(rest[rest.index('--config') + 1], overrides)
 

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parents[1]
-GENERATED_PAGES = ('config.md',)
+GENERATED_PAGES = ('config.md', 'flags.md')
 GENERATED_TABLE = re.compile(r'<!-- (?!end)[^>]+ -->\n.*?<!-- end[^>]* -->\n', re.DOTALL)
 
 

@@ -1,11 +1,13 @@
 """`list`: names and lines of what a config may name."""
 
 import json
+import re
 
 import pytest
 from helpers.messages import says
 
 from vit_jax import __main__ as cli
+from vit_jax.commands import _catalog
 from vit_jax.commands import list as command
 from vit_jax.models import vit
 
@@ -33,7 +35,9 @@ def test_words_choose_names(capsys):
     assert json.loads(run(capsys, 'variants', 'nothing', '--json')) == []
 
 
-@pytest.mark.parametrize('kind', ['models', 'keys', 'experiments', 'variants', 'checkpoints'])
+@pytest.mark.parametrize(
+    'kind', ['models', 'keys', 'experiments', 'variants', 'checkpoints', 'commands']
+)
 def test_words_that_choose_nothing_are_refused(capsys, kind):
     assert cli.main(['list', kind, 'nonsense', 'gibberish']) == 2
     assert says(capsys.readouterr().err, 'error: ', kind, 'nonsense', 'gibberish')
@@ -74,3 +78,20 @@ def test_released_checkpoints_have_two_lines_each(capsys):
     assert max(len(line) for line in out if line.startswith('   ')) <= 100
     facts = ' '.join(out[out.index('  hf://facebook/dinov2-base') + 1].split())
     assert facts == '86.0 M 518 px LVD-142M, no labels 84.5 ImageNet, linear'
+
+
+COMMANDS = _catalog.list_commands()
+# Words that continue the name of a flag instead of saying what its value is.
+CONTINUES = re.compile(
+    r'(of|for|from|in|to|by|with|as|on|at|after|between|per|such as|instead of|only|default|see)\b'
+)
+
+
+@pytest.mark.parametrize('entry', COMMANDS, ids=lambda entry: entry.name)
+def test_help_texts_say_what_a_value_is(entry):
+    assert [flag for flag, text in entry.flags if not text or CONTINUES.match(text)] == []
+
+
+def test_the_page_of_flags_is_current(repo, capsys):
+    assert (repo / 'docs' / 'flags.md').read_text() == run(capsys, 'commands'), 'run `make docs`'
+    assert run(capsys, 'commands', 'predict').startswith('## predict')

@@ -153,13 +153,17 @@ def test_subjects_that_are_missing_or_given_twice(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_config_is_the_first_word_of_its_commands(repo, capsys):
-    words = [f'{repo}/experiments/vit/digits.py:smoke', '--config.seed=7']
-    args, config = train.parse([*words, '--workdir', 'a'])
-    assert (args.config, config.seed) == (words[0], 7)
-    config = launch.check_command(['data', *words])
-    assert config is not None and config.seed == 7
-    assert rehearse.rehearsal_flags(['train', *words]) == ['--config', *words]
+@pytest.mark.parametrize('place', [0, 1, 3])
+def test_a_config_is_positional_at_any_place(place, repo, capsys):
+    file, rest = f'{repo}/experiments/vit/digits.py:smoke', ['--config.seed=7', '--workdir', 'a']
+    words = [*rest[:place], file, *rest[place:]]
+    args, config = train.parse(words)
+    assert (args.config, config.seed) == (file, 7)
+    assert rehearse.rehearsal_flags(['train', *words]) == ['--config', file, *rest]
+    topology = ['--topology', 'v5e:2x2']
+    for command in (['data', file, rest[0]], ['preflight', *topology, file, rest[0]]):
+        config = launch.check_command(command)
+        assert config is not None and config.seed == 7
     with pytest.raises(CommandFinished):
         cli.main(['train', '--help'])
     shown = capsys.readouterr().out

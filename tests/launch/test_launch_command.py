@@ -140,7 +140,7 @@ def test_a_rehearsal_compiles_for_the_slices(launcher, slices, result, monkeypat
 
 
 def test_what_rehearses_a_command():
-    words = ['--config=a.py', '--config.x', '1', '--allow', 'my_lab', '--workdir', 'a']
+    words = ['--config', TRAIN[2], '--config.seed=1', '--workdir', 'a', '--allow', 'my_lab']
     assert rehearse.rehearsal_flags(['train', *words, '--strict', '--stop-at', '3']) == words
     words = ['sweep', 'create', 'a.py:small', '--study', 'a']
     assert rehearse.rehearsal_flags(words) == ['--sweep', 'a.py:small', '--workdir', 'runs/a']

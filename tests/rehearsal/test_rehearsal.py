@@ -1,5 +1,6 @@
 """A rehearsal tries what a run needs, names what is broken, and leaves nothing behind."""
 
+import argparse
 import json
 import os
 import subprocess
@@ -250,6 +251,7 @@ def test_mistakes(words, message, tmp_path, capsys):
 
 
 def test_the_flags_that_preflight_gets():
-    words = ['--config', 'a.py', '--config.x=1', '--config.y', '2', '--workdir', 'runs/a']
-    kept = [*words[:5], '--topology=v5e:4x4']
-    assert list(preflight_flags([*words, '--minutes=3', kept[-1]])) == kept
+    words = ['--config.x=1', '--workdir', 'runs/a', 'a.py', '--config.y', '2']
+    args = argparse.Namespace(config='a.py', sweep=None, topology='v5e:4x4', price=None)
+    flags = ['--config', 'a.py', '--config.x=1', '--config.y=2', '--topology', 'v5e:4x4']
+    assert preflight_flags(words, args) == flags

@@ -10,6 +10,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
+from vit_jax.commands._parser import find_parser
 from vit_jax.config import recipes
 from vit_jax.errors import UserError, modules
 
@@ -43,6 +44,17 @@ class Experiment(Named):
     functions: tuple[str, ...] = ()
 
 
+@dataclasses.dataclass(frozen=True)
+class Command(Named):
+    """A command, or an action of one.
+
+    Attributes:
+      flags: (notation, meaning) of each argument, such as `('--steps STEPS', 'number of ...')`.
+    """
+
+    flags: tuple[tuple[str, str], ...] = ()
+
+
 def list_modules(package: str) -> list[Named]:
     """The modules of a package, read without importing them."""
     (folder,) = importlib.import_module(package).__path__
@@ -70,6 +82,20 @@ def schedules() -> list[Named]:
     from vit_jax.optim import schedules
 
     return [Named(name, first_line(shape)) for name, shape in schedules.SHAPES.items()]
+
+
+def list_commands() -> list[Command]:
+    """Commands and their actions, each with its arguments."""
+    from vit_jax.__main__ import command_lines
+
+    listed = []
+    for name, line in command_lines().items():
+        module = importlib.import_module(f'vit_jax.commands.{name}')
+        for action in getattr(module, 'ACTIONS', ('',)):
+            parser = find_parser(name, action)
+            text = (parser.description or '').partition('\n')[0] if action else line
+            listed.append(Command(parser.command, text, flags=tuple(parser.flags())))
+    return listed
 
 
 def experiments(folder: pathlib.Path | None = None) -> list[Experiment]:

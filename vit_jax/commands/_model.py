@@ -11,7 +11,7 @@ from vit_jax.commands._parser import add_allow_flag, add_subject
 from vit_jax.errors import UserError, positive_number
 
 MODEL_FLAGS = ('--workdir', '--checkpoint')
-RUN = 'run folder; RUN@STEP or RUN@best for another checkpoint than the newest'
+RUN = 'run folder; RUN@STEP or RUN@best selects a checkpoint other than the newest'
 MODEL = (
     f'{RUN}; or a checkpoint of any project: a file, a folder, a URL such as '
     'hf://google/vit-base-patch16-224, or a name of `list checkpoints`'
@@ -26,8 +26,10 @@ def add_model_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Non
       argv: the command line, whose `--workdir` or `--checkpoint` stands for MODEL.
     """
     add_subject(parser, argv, 'model', MODEL_FLAGS, metavar='MODEL', help=MODEL)
-    parser.add_argument('--workdir', metavar='RUN', help='same as MODEL, for runs only')
-    parser.add_argument('--checkpoint', metavar='FILE', help='same as MODEL')
+    parser.add_argument('--workdir', metavar='RUN', help='run folder, instead of MODEL')
+    parser.add_argument(
+        '--checkpoint', metavar='FILE', help='checkpoint of any project, instead of MODEL'
+    )
     add_image_size_flag(parser)
     add_checkpoint_flags(parser)
 
@@ -37,8 +39,8 @@ def add_image_size_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--image-size',
         metavar='PIXELS',
-        help="crop and resize to this size instead of the model's own: the side of a square, or "
-        'width=W,height=H; if the run pads its images, resize and pad',
+        help='size to which images are resized and cropped, or padded where the run pads: the '
+        "side of a square, or width=W,height=H (default: the model's)",
     )
 
 
@@ -49,7 +51,7 @@ def add_run_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
     """
     add_subject(parser, argv, 'workdir', ('--workdir',), metavar='RUN', help=RUN)
     parser.add_argument(
-        '--workdir', metavar='RUN', default=argparse.SUPPRESS, help='same as the first argument'
+        '--workdir', metavar='RUN', default=argparse.SUPPRESS, help='run folder, instead of RUN'
     )
     add_checkpoint_flags(parser)
 
@@ -60,14 +62,14 @@ def add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
         '--step',
         type=_step,
         metavar='STEP|best',
-        help='a kept checkpoint, or the best by config.checkpoint.keep_best (default: the newest)',
+        help='saved step, or the best by config.checkpoint.keep_best (default: the newest)',
     )
     parser.add_argument(
         '--average',
         type=positive_number,
         default=1,
         metavar='N',
-        help='average the parameters of N kept checkpoints, up to the one of --step',
+        help='number of checkpoints, up to --step, whose parameters are averaged (default: 1)',
     )
     add_allow_flag(parser)
 

@@ -26,6 +26,12 @@ from vit_jax.errors import (
 
 FIT = 'fit'
 STDOUT = '-'  # the value of `--json` without a file
+# Help texts that several commands share.
+RUNS_HELP = 'run folders, finished or not, or folders of them'
+PICTURE_HELP = 'picture to write: PNG, SVG or PDF (default: %(default)s)'
+STORAGE_HELP = 'storage: sqlite:///FILE, journal:FILE or an SQL server (default: in the folder)'
+DEVICE_HELP = 'device kind, by its JAX name (default: %(default)s)'
+MFU_HELP = 'model FLOPs utilization, a share of the peak (default: %(default)s)'
 BASH = """\
 _vit_jax() {
   local cur="${COMP_WORDS[COMP_CWORD]}" i=0
@@ -72,6 +78,18 @@ def program() -> str:
     return 'vit-jax' if name.startswith('vit-jax') else 'python -m vit_jax'
 
 
+class HelpShown(CommandFinished):
+    """`--help` was shown.
+
+    Attributes:
+      parser: parser of the command.
+    """
+
+    def __init__(self, parser: Parser):
+        super().__init__(0)
+        self.parser = parser
+
+
 class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` that raises UserError instead of printing its usage and exiting.
 
@@ -114,8 +132,20 @@ class Parser(argparse.ArgumentParser):
             if flag.startswith('--') and ' ' not in flag and flag not in valid:
                 self.error(_word_of_a_config(flag, valid) or nearest('flag', flag, valid))
 
+    def shown_actions(self) -> list[argparse.Action]:
+        """The arguments that `--help` lists, except itself."""
+        # argparse has no public list of arguments, nor of their texts.
+        return [a for a in self._actions if a.help != argparse.SUPPRESS and a.dest != 'help']
+
+    def flags(self) -> Iterator[tuple[str, str]]:
+        """The notation and the help text of each argument, positional ones first."""
+        shown = self._get_formatter()
+        for action in sorted(self.shown_actions(), key=lambda a: bool(a.option_strings)):
+            text = ' '.join(shown._expand_help(action).split())
+            yield shown._format_action_invocation(action).removesuffix(' []'), text
+
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        raise CommandFinished(status)
+        raise HelpShown(self)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f'{self.command}: {message} (see {self.prog} --help)')
@@ -157,10 +187,30 @@ def add_subject(
         parser.add_argument(name, **options)
 
 
-def add_json_flag(parser: argparse.ArgumentParser) -> None:
-    """Add `--json`, which used to take a file: `write_json` still writes it."""
+def add_json_flag(
+    parser: argparse.ArgumentParser, more: str = '', former_file: bool = False
+) -> None:
+    """Add `--json`.
+
+    Args:
+      parser: parser to extend.
+      more: end of the help text.
+      former_file: whether the flag used to take a file, which `write_json` still writes.
+    """
+    text = f'print JSON instead of text{more}'
+    if former_file:
+        parser.add_argument('--json', nargs='?', const=STDOUT, metavar='', help=text)
+    else:
+        parser.add_argument('--json', action='store_true', help=text)
+
+
+def add_square_flag(parser: argparse.ArgumentParser) -> None:
+    """Add `--image-size` to a command that reads a config."""
     parser.add_argument(
-        '--json', nargs='?', const=STDOUT, metavar='', help='print JSON instead of tables'
+        '--image-size',
+        type=positive_number,
+        metavar='PIXELS',
+        help="side of square images that replace the config's data",
     )
 
 
@@ -194,7 +244,7 @@ def add_allow_flag(parser: argparse.ArgumentParser) -> None:
         type=module_name,
         default=[],
         metavar='MODULE',
-        help='a package of your own, such as my_lab, that stored configs may name; may be repeated',
+        help='your package, such as my_lab, that stored configs may name; may be repeated',
     )
 
 
@@ -417,11 +467,19 @@ def completion_script(shell: str, commands: Iterable[str]) -> str:
     return '\n'.join(function) + SHELLS[shell]
 
 
+def find_parser(command: str, action: str = '') -> Parser:
+    """The parser of a command, or of one of its actions, without a subject."""
+    words = [action] * bool(action) + ['--help']
+    module = importlib.import_module(f'vit_jax.commands.{command}')
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            module.main(words)
+    except HelpShown as shown:
+        return shown.parser
+    raise AssertionError(f'{command} {action} --help returned')
+
+
 def flags_in_help(*words: str) -> list[str]:
     """The flags that `--help` of a command, or of one of its actions, lists."""
-    command, *rest = words
-    shown = io.StringIO()
-    with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
-        importlib.import_module(f'vit_jax.commands.{command}').main([*rest, '--help'])
-    found = re.findall(r'^ +(?:-\w, )?(--[a-z][a-z-]*)', shown.getvalue(), re.MULTILINE)
-    return list(dict.fromkeys(found))
+    actions = find_parser(*words).shown_actions()
+    return ['--help', *(flag for action in actions for flag in action.option_strings)]

@@ -7,7 +7,16 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.commands._parser import Parser, add_json_flag, align, save_figure, write_json
+from vit_jax.commands._parser import (
+    DEVICE_HELP,
+    MFU_HELP,
+    STORAGE_HELP,
+    Parser,
+    add_json_flag,
+    align,
+    save_figure,
+    write_json,
+)
 from vit_jax.config import recipes
 from vit_jax.errors import UserError
 
@@ -50,13 +59,17 @@ def study(argv: Sequence[str]) -> int:
 def _study_parser() -> Parser:
     parser = Parser(COMMAND, study.__doc__)
     add = parser.add_argument
-    add('file', metavar='FILE[:ARG]', help='is executed; its get_sweep returns an Isoflop')
-    add('--budget', metavar='C,C', help="FLOPs per run, instead of the file's budgets")
-    add('--study', metavar='NAME', help='create this study, for sweep work NAME')
-    add('--storage', default='', metavar='URL', help='see sweep create')
-    add('--workdir', metavar='DIR', help='of all runs (default: runs/NAME)')
-    add('--device', default='TPU v3', metavar='KIND', help="JAX's name (default: %(default)s)")
-    add('--mfu', type=float, default=0.4, help='share of its peak (default: %(default)s)')
+    add(
+        'file',
+        metavar='FILE[:ARG]',
+        help='study file, which is executed; its get_sweep returns an Isoflop',
+    )
+    add('--budget', metavar='C,C', help="FLOPs per run (default: the file's budgets)")
+    add('--study', metavar='NAME', help='name of the study to create, for sweep work NAME')
+    add('--storage', default='', metavar='URL', help=STORAGE_HELP)
+    add('--workdir', metavar='DIR', help='folder of all runs (default: runs/NAME)')
+    add('--device', default='TPU v3', metavar='KIND', help=DEVICE_HELP)
+    add('--mfu', type=float, default=0.4, help=MFU_HELP)
     add('--measure', action='store_true', help='time a few steps of each shape on this machine')
     return parser
 
@@ -167,16 +180,27 @@ def shape(argv: Sequence[str]) -> int:
 def _shape_parser() -> Parser:
     parser = Parser('scaling shape', shape.__doc__)
     add = parser.add_argument
-    add('--csv', metavar='FILE', required=True, help='a table with a header')
+    add('--csv', metavar='FILE', required=True, help='table with a header')
     add('--shape', metavar='COL,COL', required=True, help='columns of the dimensions')
-    add('--t', metavar='COL', default='flops', help='compute of a run (default: %(default)s)')
-    add('--y', metavar='COL', required=True, help='an error or a loss; 1-COL for an accuracy')
-    add('--examples', metavar='COL', default='examples_seen', help='default: %(default)s')
-    add('--target', type=float, metavar='T', help='predict the optimal shape for this budget')
-    add('--start', metavar='V,V@T', help='scale these optimal values of --shape up from budget T')
+    add(
+        '--t',
+        metavar='COL',
+        default='flops',
+        help='column of the compute of a run (default: %(default)s)',
+    )
+    add(
+        '--y',
+        metavar='COL',
+        required=True,
+        help='column of an error or a loss; 1-COL for an accuracy',
+    )
+    examples = 'column of the examples of a run (default: %(default)s)'
+    add('--examples', metavar='COL', default='examples_seen', help=examples)
+    add('--target', type=float, metavar='T', help='budget for which the optimal shape is predicted')
+    add('--start', metavar='V,V@T', help='optimal values of --shape at the budget T, to scale up')
     add_bootstrap_flag(parser)
-    add_json_flag(parser)
-    add('--out', metavar='FILE', help='draw the rays: PNG, SVG or PDF')
+    add_json_flag(parser, former_file=True)
+    add('--out', metavar='FILE', help='picture of the rays: PNG, SVG or PDF')
     return parser
 
 
@@ -289,21 +313,30 @@ def optimal(argv: Sequence[str]) -> int:
 def _optimal_parser() -> Parser:
     parser = Parser('scaling optimal', optimal.__doc__)
     add = parser.add_argument
-    add('--csv', metavar='FILE', required=True, help='a table with a header')
-    add('--n', metavar='COL', help='model size; two of --n, --d and --c suffice')
-    add('--d', metavar='COL', help='data size: tokens, or images times patches')
-    add('--c', metavar='COL', help='training FLOPs (default: 6 N D)')
-    add('--y', metavar='COL', required=True, help='a loss; 1-COL for one minus an accuracy')
-    unique = 'data without repeats, in the unit of D (default: from examples_seen and data_size)'
+    add('--csv', metavar='FILE', required=True, help='table with a header')
+    add('--n', metavar='COL', help='column of the model size; two of --n, --d and --c suffice')
+    add('--d', metavar='COL', help='column of the data size: tokens, or images times patches')
+    add('--c', metavar='COL', help='column of training FLOPs (default: 6 N D)')
+    add(
+        '--y',
+        metavar='COL',
+        required=True,
+        help='column of a loss; 1-COL for one minus an accuracy',
+    )
+    unique = 'column of data without repeats, as D (default: from examples_seen and data_size)'
     add('--unique', metavar='COL', help=unique)
     add('--by', metavar='COL,COL', default='', help='columns that distinguish the curves')
-    add('--target', type=float, metavar='C', help='predict the optimum for this budget')
-    served = 'data of inference, in the unit of D: the cheapest model with the loss of the optimum'
+    add('--target', type=float, metavar='C', help='budget for which the optimum is predicted')
+    served = 'data of inference, in the unit of D, for the cheapest model of the same loss'
     add('--inference-tokens', type=float, metavar='T', help=served)
-    add('--holdout', metavar='4x', help='hold out C above a quarter of the largest')
+    add(
+        '--holdout',
+        metavar='4x',
+        help='share of the largest C above which C is held out; 4x means a quarter',
+    )
     add_bootstrap_flag(parser)
-    add_json_flag(parser)
-    add('--out', metavar='FILE', help='draw contours and parabolas: PNG, SVG or PDF')
+    add_json_flag(parser, former_file=True)
+    add('--out', metavar='FILE', help='picture of contours and parabolas: PNG, SVG or PDF')
     return parser
 
 
@@ -388,7 +421,7 @@ def add_bootstrap_flag(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=100,
         metavar='N',
-        help='replicates for the bands (default: %(default)s)',
+        help='bootstrap replicates of the bands (default: %(default)s)',
     )
 
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.commands._parser import Parser, align
+from vit_jax.commands._parser import DEVICE_HELP, MFU_HELP, Parser, add_square_flag, align
 from vit_jax.commands._scaling_laws import require_count, require_positive
 from vit_jax.config.load import parse_config_args
 from vit_jax.errors import UserError
@@ -25,15 +25,20 @@ def plan(argv: Sequence[str]) -> int:
     parser = Parser(COMMAND, plan.__doc__)
     add_plan_flags(parser)
     add = parser.add_argument
-    add('--seeds', type=int, default=0, metavar='N', help='compare N seeds per run with more runs')
-    add('--target', type=float, metavar='FLOPS', help='to predict (default: 4 x the largest run)')
+    add('--seeds', type=int, default=0, metavar='N', help='seeds per run, compared with more runs')
+    add(
+        '--target',
+        type=float,
+        metavar='FLOPS',
+        help='FLOPs of the run to predict (default: 4 x the largest run)',
+    )
     noise = 'standard deviation of log y between seeds (default: %(default)s)'
     add('--noise', type=float, default=0.02, help=noise)
-    precision = 'price this standard error of the prediction (ln N* of an isoFLOP study, else ln y)'
+    precision = 'standard error of the prediction to price (ln N* of an isoFLOP study, else ln y)'
     add('--precision', type=float, metavar='P', help=precision)
-    best = "an estimate of an isoFLOP study's optimum (default: the middle of its sizes)"
+    best = 'estimated optimum of an isoFLOP study (default: the middle of its sizes)'
     add('--optimum', metavar='N@C', help=best)
-    args, config = parse_config_args(parser, argv, config_first=False)
+    args, config = parse_config_args(parser, argv, positional=False)
     from vit_jax.profiling.cost import CORE, Machine, cost_table
 
     _check_plan_flags(args)
@@ -62,12 +67,11 @@ def plan(argv: Sequence[str]) -> int:
 def add_plan_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags for the runs, replacements of their data, and the device."""
     add = parser.add_argument
-    add('file', nargs='?', metavar='FILE[:ARG]', help='a sweep file; it is executed')
-    add('--examples', type=float, metavar='N', help="per epoch, instead of the config's data")
-    images = "square images instead of the config's data"
-    add('--image-size', type=int, metavar='PIXELS', help=images)
-    add('--device', default='TPU v3', metavar='KIND', help="JAX's name (default: %(default)s)")
-    add('--mfu', type=float, default=0.4, help='share of its peak (default: %(default)s)')
+    add('file', nargs='?', metavar='FILE[:ARG]', help='sweep file, which is executed')
+    add('--examples', type=float, metavar='N', help="examples per epoch (default: the data's)")
+    add_square_flag(parser)
+    add('--device', default='TPU v3', metavar='KIND', help=DEVICE_HELP)
+    add('--mfu', type=float, default=0.4, help=MFU_HELP)
 
 
 def _check_plan_flags(args: argparse.Namespace) -> None:

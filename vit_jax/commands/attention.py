@@ -46,39 +46,41 @@ def make_parser(argv: Sequence[str]) -> Parser:
     """The parser of the flags."""
     parser = Parser('attention', __doc__)
     add_model_flags(parser, argv)
-    parser.add_argument('--out', required=True, help='the picture: .png, .pdf, .svg or .jpg')
+    parser.add_argument('--out', required=True, help='picture to write: PNG, SVG, PDF or JPEG')
     parser.add_argument(
         '--map',
         metavar='NAME',
-        help='a stack of layers by the start of its name, a regular expression such as '
+        help='stack of layers: a regular expression for the start of its name, such as '
         "'encoder' or 'decoder/.*cross' (default: the last stack)",
     )
-    parser.add_argument('--layer', type=int, default=-1, help='of the stack (default: the last)')
-    parser.add_argument('--head', type=int, help='draw this head of the layer instead of the mean')
+    parser.add_argument(
+        '--layer', type=int, default=-1, help='layer of the stack (default: the last)'
+    )
+    parser.add_argument('--head', type=int, help='head of the layer (default: the mean of all)')
     parser.add_argument(
         '--query',
         metavar='cls|ROW,COL|N',
-        help='the query in an image: the class token (default; without one, the mean over all '
-        'patches), one patch, or one query of a decoder',
+        help='query in an image: the class token, one patch, or one query of a decoder '
+        '(default: cls, or the mean over all patches)',
     )
     parser.add_argument(
         '--self',
         action='store_true',
         dest='of_source',
-        help="for text: the encoder's self-attention over the source, same as --map encoder",
+        help="draw the encoder's self-attention over the source text, same as --map encoder",
     )
     parser.add_argument(
         '--parameters',
         metavar='NAME',
-        help='instead of an input: draw position embeddings by their similarity, biases of '
-        'relative positions, and filters; a regular expression for the start of the names, such '
-        "as 'stage_0', or '' for all",
+        help='parameters to draw instead of an input (position embeddings, relative position '
+        "biases, filters): a regular expression for the start of their names, such as 'stage_0', "
+        "or '' for all",
     )
     parser.add_argument(
         'inputs',
         nargs='*',
         metavar='input',
-        help='a JPEG, PNG or WebP file; or a sentence, and optionally its translation',
+        help='JPEG, PNG or WebP file; or a sentence, and optionally its translation',
     )
     return parser
 

@@ -7,7 +7,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.commands._parser import STDOUT, Parser, add_json_flag, check_output, write_json
+from vit_jax.commands._parser import (
+    STDOUT,
+    Parser,
+    add_json_flag,
+    add_square_flag,
+    check_output,
+    write_json,
+)
 from vit_jax.config.load import parse_config_args, to_run
 from vit_jax.errors import UserError, positive_number
 
@@ -28,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         '--steps', type=positive_number, default=20, help='number of timed steps (default: 20)'
     )
-    add_json_flag(parser)
+    add_json_flag(parser, former_file=True)
     add_size_flags(parser)
     args, config = parse_config_args(parser, argv)
     if config is None:
@@ -69,13 +76,8 @@ def main(argv: Sequence[str]) -> int:
 
 def add_size_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that replace a config's data."""
-    parser.add_argument(
-        '--image-size',
-        type=int,
-        metavar='PIXELS',
-        help="square images instead of the config's data",
-    )
-    parser.add_argument('--channels', type=int, help='of these images (default: 3)')
+    add_square_flag(parser)
+    parser.add_argument('--channels', type=int, help='channels of these images (default: 3)')
 
 
 def print_title(

@@ -10,6 +10,7 @@ from typing import Any
 from vit_jax.commands._model import add_run_flags, run_options
 from vit_jax.commands._parser import (
     Parser,
+    add_json_flag,
     check_image_names,
     check_picture,
     image_names,
@@ -87,21 +88,23 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
         action='append',
         default=[],
         metavar='DIR',
-        help='a run of coltran_upsampler; several form a chain, in this order',
+        help='run folder of an upsampler; may be repeated, for a chain in this order',
     )
     coltran.Viz().add_flags(parser)
     parser.add_argument(
         '--out',
         metavar='FILE',
-        help='draw a picture (.png, .pdf, .svg or .jpg), or every sample at full size into a '
-        'folder, as NAME_0.png, NAME_1.png, ...',
+        help='picture to write (PNG, SVG, PDF or JPEG); or a folder for every sample at full '
+        'size: NAME_0.png, NAME_1.png, ...',
     )
     parser.add_argument(
         '--as-seen',
         action='store_true',
         help="show the model's images at their own size, not their colors on the file",
     )
-    parser.add_argument('--json', action='store_true', help='print JSON only')
-    parser.add_argument('--seed', type=int, default=0, help='of the samples (default: 0)')
+    add_json_flag(parser)
+    parser.add_argument(
+        '--seed', type=int, default=0, help='random seed of the samples (default: 0)'
+    )
     parser.add_argument('image', nargs='+', help='JPEG, PNG or WebP files, gray or in color')
     return parser.parse_args(argv)

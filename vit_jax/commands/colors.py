@@ -17,13 +17,17 @@ PIXELS = 1024  # counted per image
 def main(argv: Sequence[str]) -> int:
     """Write the file for `config.task.prior`, and print the most frequent colors."""
     parser = Parser('colors', __doc__)
-    parser.add_argument('source', help="such as 'tfds:cifar10' or 'folder:PATH'")
-    parser.add_argument('--split', default='train', help="such as 'train' or 'train[:90%%]'")
+    parser.add_argument('source', help="source of images, such as 'tfds:cifar10' or 'folder:PATH'")
     parser.add_argument(
-        '--images', type=positive_number, help='count this many images (default: all)'
+        '--split',
+        default='train',
+        help="split of the source, such as 'train[:90%%]' (default: train)",
     )
     parser.add_argument(
-        '--out', required=True, metavar='FILE', help='the file for config.task.prior'
+        '--images', type=positive_number, help='number of images to count (default: all)'
+    )
+    parser.add_argument(
+        '--out', required=True, metavar='FILE', help='file to write, for config.task.prior'
     )
     args = parser.parse_args(argv)
     out = pathlib.Path(args.out).expanduser()

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.commands._parser import Parser, check_picture, save_figure
+from vit_jax.commands._parser import Parser, add_json_flag, check_picture, save_figure
 from vit_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,15 +23,20 @@ def main(argv: Sequence[str]) -> int:
         '--metric',
         action='append',
         metavar='NAME',
-        help="such as 'test/accuracy', or a pattern such as 'bleu/*' for the last values of all "
-        'matching metrics; may be repeated (default: the evaluation metrics that all runs have)',
+        help="metric such as 'test/accuracy', or a pattern such as 'bleu/*' for the last values of "
+        'all matching metrics; may be repeated (default: the evaluation metrics of all runs)',
     )
     parser.add_argument(
-        '--reach', type=float, metavar='VALUE', help='also show when the first metric reached VALUE'
+        '--reach',
+        type=float,
+        metavar='VALUE',
+        help='value of the first metric whose time is shown, too',
     )
-    parser.add_argument('--x', choices=('steps', 'minutes'), default='steps', help='of the picture')
-    parser.add_argument('--out', metavar='FILE', help='draw the metrics: PNG, SVG or PDF')
-    parser.add_argument('--json', action='store_true', help='print JSON only')
+    parser.add_argument(
+        '--x', choices=('steps', 'minutes'), default='steps', help='x axis (default: steps)'
+    )
+    parser.add_argument('--out', metavar='FILE', help='picture of the metrics: PNG, SVG or PDF')
+    add_json_flag(parser)
     args = parser.parse_args(argv)
     from vit_jax.viz import comparison
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Sequence
 
+from vit_jax.commands._model import MODEL
 from vit_jax.commands._parser import Parser, add_allow_flag, check_output
 from vit_jax.errors import UserError
 
@@ -23,14 +24,13 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser('convert', __doc__)
     parser.add_argument(
         'src',
-        help='a run folder, its checkpoints/STEP or checkpoints/best, an .npz or .safetensors '
-        'file, a folder, or a URL such as hf://google/vit-base-patch16-224',
+        help=MODEL,
     )
     parser.add_argument(
         'dst',
         help='FILE.npz for vision_transformer and big_vision (a run of BiT gets the names of the '
         'released files); FILE.safetensors or a new folder for transformers; FAMILY:PATH for the '
-        'names of another family, as timm_vit:FOLDER, open_clip:FOLDER or authors_detr:FILE; '
+        'names of another family, such as timm_vit:FOLDER, open_clip:FOLDER or authors_detr:FILE; '
         'peft:FOLDER for the adapters of a run of config.lora',
     )
     add_allow_flag(parser)

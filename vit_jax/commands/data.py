@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.commands._parser import Parser, align, check_picture, save_figure
+from vit_jax.commands._parser import Parser, add_json_flag, align, check_picture, save_figure
 from vit_jax.config.load import model_and_task, parse_config_args, to_run
 from vit_jax.errors import UserError, one_line, positive_number
 
@@ -26,13 +26,13 @@ def main(argv: Sequence[str]) -> int:
       UserError: without `--config`.
     """
     parser = Parser('data', __doc__)
-    parser.add_argument('--out', metavar='FILE', help='draw the first training batch')
+    parser.add_argument('--out', metavar='FILE', help='picture of the first training batch')
     parser.add_argument(
         '--batches',
         type=positive_number,
         default=2,
         metavar='N',
-        help='read at least so many (default: those of a few seconds); 1 takes no time',
+        help='least number of batches to read, 1 for no timing (default: those of a few seconds)',
     )
     parser.add_argument(
         '--read-all',
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
         action='store_true',
         help='time each stage of an example on one core; --out draws these times',
     )
-    parser.add_argument('--json', action='store_true', help='print JSON only')
+    add_json_flag(parser)
     args, config = parse_config_args(parser, argv)
     if config is None:
         raise UserError('data needs a config: data CONFIG')

@@ -76,24 +76,26 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         'inputs',
         nargs='*',
         metavar='IMAGES',
-        help="files, folders, quoted patterns such as 'a/**/*.jpg', .tar files of WebDataset, and "
+        help="files, folders, quoted patterns such as 'a/**/*.jpg', .tar files of WebDataset, or "
         "sources such as 'folder:PATH' or 'tfds:cifar10'",
     )
     parser.add_argument(
-        '--texts', metavar='A;B|FILE', help='embed texts: these, or lines of a .txt'
+        '--texts',
+        metavar='A;B|FILE',
+        help='texts instead of images, or a .txt file with one text per line',
     )
-    parser.add_argument('--out', metavar='FILE', help='write the features to .parquet or .npz')
+    parser.add_argument('--out', metavar='FILE', help='file for the features: .parquet or .npz')
     parser.add_argument(
         '--features',
         metavar='KIND,...',
-        help="embedding, the head's input, or the vector that CLIP and SigLIP compare; class, the "
-        'class token; mean, that of the patches; patches, one by one (default: embedding, and of '
-        'a --layer class or mean)',
+        help="kinds of features: embedding (the head's input, or the vector that CLIP and SigLIP "
+        'compare), class (the class token), mean (of the patches), patches (default: embedding; '
+        'with --layer, class or mean)',
     )
     parser.add_argument(
         '--layer',
         metavar='I,J|I..J',
-        help='whose tokens, as -1, the last (default), 6,12 or -4..-1; 0 is before the first block',
+        help='layers, such as 6,12 or -4..-1; 0 is the input of the first block (default: -1)',
     )
     parser.add_argument(
         '--unnormalized', action='store_true', help="leave out the model's final norm"
@@ -101,20 +103,20 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         '--pca',
         metavar='FILE',
-        help=f'draw the principal components of the patches of the first {MAX_COLORED} images',
+        help=f'picture of the principal components of patches, first {MAX_COLORED} images',
     )
     parser.add_argument(
         '--neighbors',
         metavar='FILE',
-        help=f'draw the first {QUERIES} images, each with its {NEIGHBORS} nearest ones',
+        help=f'picture of the first {QUERIES} images, each with its {NEIGHBORS} nearest neighbors',
     )
-    parser.add_argument('--split', default='train', help='of sources (default: train)')
+    parser.add_argument('--split', default='train', help='split of sources (default: train)')
     parser.add_argument(
         '--batch-size',
         type=positive_number,
         default=32,
         metavar='N',
-        help='images at once, on all devices together (default: 32)',
+        help='images per batch, over all devices (default: 32)',
     )
     args = parser.parse_args(_joined(argv, '--layer'))
     check_model_flags(parser, args)

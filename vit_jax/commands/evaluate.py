@@ -12,6 +12,7 @@ from vit_jax.commands._model import add_model_flags, check_model_flags, image_si
 from vit_jax.commands._parser import (
     FIT,
     Parser,
+    add_json_flag,
     align,
     batch_size_or_fit,
     check_picture,
@@ -30,34 +31,42 @@ def main(argv: Sequence[str]) -> int:
     """
     parser = Parser('evaluate', __doc__)
     add_model_flags(parser, argv)
-    parser.add_argument('--source', help="other data, such as 'tfds:NAME' or 'folder:PATH'")
-    parser.add_argument('--split', help='another split')
     parser.add_argument(
-        '--classes', type=parse_classes, metavar='I,J,...', help='only these, counted from 0'
+        '--source',
+        help="source of other data, such as 'tfds:NAME' or 'folder:PATH' (default: the run's)",
+    )
+    parser.add_argument('--split', help="split of the data, such as 'test' (default: the run's)")
+    parser.add_argument(
+        '--classes',
+        type=parse_classes,
+        metavar='I,J,...',
+        help='class numbers to evaluate, from 0 (default: all)',
     )
     parser.add_argument(
         '--evaluator',
         action='append',
         default=[],
         metavar='NAME',
-        help="instead of the run's own, such as 'knn' or 'fewshot(shots=(1, 5))'; may be repeated",
+        help="evaluator such as 'knn' or 'fewshot(shots=(1, 5))'; may be repeated (default: the "
+        "run's evaluators)",
     )
     parser.add_argument(
-        '--fit', metavar='SPLIT', help='the split that evaluators fit to (default: train)'
+        '--fit', metavar='SPLIT', help='split that evaluators fit to (default: train)'
     )
     parser.add_argument(
         '--batch-size',
         type=batch_size_or_fit,
         metavar='N|fit',
-        help='examples per batch; fit for the most that the memory of the devices holds',
+        help='examples per batch, over all devices; fit for the most that memory holds '
+        "(default: the run's)",
     )
     parser.add_argument(
         '--report',
         metavar='FILE',
-        help='also print the accuracy of each class, and draw the confusion matrix; of a detector, '
-        'the average precision of each class',
+        help='picture of the confusion matrix, or of average precision by class for a detector; '
+        'prints the result of each class, too',
     )
-    parser.add_argument('--json', action='store_true', help='print JSON only, with every metric')
+    add_json_flag(parser, ', with every metric')
     args = parser.parse_args(argv)
     check_model_flags(parser, args)
     if args.report is not None:

@@ -17,7 +17,7 @@ def main(argv: Sequence[str]) -> int:
     """
     parser = Parser('export', __doc__)
     add_model_flags(parser, argv)
-    parser.add_argument('out', metavar='OUT', help='folder to write; it must not exist')
+    parser.add_argument('out', metavar='OUT', help='folder to write, which must not exist')
     parser.add_argument(
         '--int8', action='store_true', help='store kernels as int8, a quarter of their size'
     )

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.commands._parser import Parser, check_picture, save_figure
+from vit_jax.commands._parser import RUNS_HELP, Parser, add_json_flag, check_picture, save_figure
 from vit_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,10 +26,12 @@ def main(argv: Sequence[str]) -> int:
         'runs',
         nargs='+',
         metavar='RUN',
-        help='run folders, or folders of them; runs may be unfinished',
+        help=RUNS_HELP,
     )
-    parser.add_argument('--out', metavar='FILE', help='draw the shares over time; PNG, SVG or PDF')
-    parser.add_argument('--json', action='store_true', help='print JSON only')
+    parser.add_argument(
+        '--out', metavar='FILE', help='picture of the shares over time: PNG, SVG or PDF'
+    )
+    add_json_flag(parser)
     args = parser.parse_args(argv)
     from vit_jax.storage import paths, run_folder, times
     from vit_jax.viz import charts, comparison

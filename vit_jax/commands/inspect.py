@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands._model import MODEL, MODEL_FLAGS
-from vit_jax.commands._parser import Parser, add_allow_flag, add_subject, align
+from vit_jax.commands._parser import Parser, add_allow_flag, add_json_flag, add_subject, align
 from vit_jax.commands.benchmark import add_size_flags
 from vit_jax.config.load import model_and_task, parse_config_args, section
 from vit_jax.config.origin import dotted_names
@@ -57,10 +57,10 @@ def main(argv: Sequence[str]) -> int:
         help='compare all saved steps of a run with their digests; exit 1 if one differs',
     )
     parser.add_argument('--unfold', action='store_true', help='show identical blocks one by one')
-    parser.add_argument('--json', action='store_true', help='print JSON only, with every block')
+    add_json_flag(parser, ', with every block')
     add_allow_flag(parser)
     add_size_flags(parser)
-    args, config = parse_config_args(parser, argv, config_first=False)
+    args, config = parse_config_args(parser, argv, positional=False)
     given = (config, args.model, args.workdir, args.checkpoint, args.verify)
     if sum(x is not None for x in given) != 1:
         raise UserError(

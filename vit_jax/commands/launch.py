@@ -13,13 +13,13 @@ from ml_collections import ConfigDict
 
 from vit_jax import extras
 from vit_jax.commands import preflight, rehearse, sweep, train
-from vit_jax.commands._parser import Parser, overview
+from vit_jax.commands._parser import Parser, find_parser, overview
 from vit_jax.config import load
 from vit_jax.errors import EXIT_FAILED, UserError, nearest, positive_number, whole_number
 from vit_jax.launch.command import require_installed
 
-# Commands whose first word may be a config; `train` is parsed by itself.
-CONFIG_FIRST = ('benchmark', 'data', 'preflight', 'rehearse')
+# Commands with a positional config; `train` is parsed by itself.
+WITH_CONFIG = ('benchmark', 'data', 'preflight', 'rehearse')
 
 
 class Launcher(NamedTuple):
@@ -66,16 +66,16 @@ def launcher_parser(launcher: str) -> Parser:
     parser = Parser(f'launch {launcher}', action.submit.__doc__)
     parser.epilog = 'After -- comes a command of vit_jax with its flags: -- train CONFIG ...'
     add = parser.add_argument
-    add('--job-name', metavar='NAME', help='of the job (default: vit-jax-COMMAND)')
+    add('--job-name', metavar='NAME', help='job name (default: vit-jax-COMMAND)')
     add(
         '--restarts',
         type=whole_number,
         default=3,
         metavar='N',
-        help='after failures of a job (default: 3)',
+        help='number of restarts after failures of the job (default: 3)',
     )
     add('--dry-run', action='store_true', help='print the job instead of submitting it')
-    add('--rehearse', action='store_true', help='first try the run here, see rehearse')
+    add('--rehearse', action='store_true', help='first try the run on this machine, see rehearse')
     action.add_flags(parser)
     return parser
 
@@ -99,7 +99,7 @@ def check_command(command: Sequence[str]) -> ConfigDict | None:
     if command[0] == 'train':
         return train.parse(words)[1]
     if command[0] != 'sweep':
-        return _check_config(load.config_as_flag(words) if command[0] in CONFIG_FIRST else words)
+        return _check_config(command[0], words)
     action, args = sweep.parse(words)
     return _check_sweep(args.file) if action == 'create' else None
 
@@ -111,11 +111,15 @@ def _check_sweep(file: str) -> ConfigDict:
     return study.load_base(space.load(file))
 
 
-def _check_config(words: Sequence[str]) -> ConfigDict | None:
+def _check_config(command: str, words: Sequence[str]) -> ConfigDict | None:
     overrides, rest = load.split_overrides(words)
-    flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    flags.add_argument('--config', nargs='?')
-    file = flags.parse_known_args(rest)[0].config
+    if command in WITH_CONFIG:
+        args = find_parser(command).parse_args(rest)
+        file = args.config or args.subject
+    else:
+        flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        flags.add_argument('--config', nargs='?')
+        file = flags.parse_known_args(rest)[0].config
     return load.load(file, overrides) if file else None
 
 
@@ -302,30 +306,49 @@ def _preflight(args: argparse.Namespace, command: Sequence[str]) -> None:
 def add_slurm_flags(parser: Parser) -> None:
     """Add the flags of `launch slurm`."""
     add = parser.add_argument
-    add('--nodes', type=positive_number, default=1, metavar='N', help='of the job (default: 1)')
-    add('--gpus', type=whole_number, default=0, metavar='G', help='per node, with one process each')
+    add(
+        '--nodes', type=positive_number, default=1, metavar='N', help='number of nodes (default: 1)'
+    )
+    add(
+        '--gpus',
+        type=whole_number,
+        default=0,
+        metavar='G',
+        help='GPUs per node, with one process each (default: 0)',
+    )
     add(
         '--cpus-per-task',
         type=whole_number,
         default=4,
         metavar='C',
-        help="cores of each process (default: 4); 0 for the cluster's default",
+        help="CPU cores per process; 0 for the cluster's default (default: 4)",
     )
     add(
         '--mem-per-cpu',
         default='4G',
         metavar='M',
-        help="memory of each core (default: 4G); '' for the cluster's default",
+        help="memory per CPU core; '' for the cluster's default (default: 4G)",
     )
-    add('--array', type=whole_number, default=0, metavar='K', help='start K sweep workers')
-    add('--partition', default='', metavar='P', help='of the cluster')
-    add('--time', default='', metavar='T', help='limit, such as 12:00:00')
+    add(
+        '--array',
+        type=whole_number,
+        default=0,
+        metavar='K',
+        help='number of sweep workers to start (default: 0, no array)',
+    )
+    add('--partition', default='', metavar='P', help="partition (default: the cluster's)")
+    add(
+        '--time',
+        default='',
+        metavar='T',
+        help="time limit, such as 12:00:00 (default: the partition's)",
+    )
     add(
         '--grace',
         type=positive_number,
         default=120,
         metavar='SECONDS',
-        help='signal the job to save its state this long before the limit (default: 120)',
+        help='seconds before the limit at which the job is told to save (default: 120)',
     )
     add(
         '--sbatch',
@@ -339,8 +362,8 @@ def add_slurm_flags(parser: Parser) -> None:
 def add_sky_flags(parser: Parser) -> None:
     """Add the flags of `launch sky`."""
     _add_slice_flags(parser)
-    parser.add_argument('--region', default='', help='such as us-central1 (default: any)')
-    parser.add_argument('--zone', default='', help='such as us-central1-a (default: any)')
+    parser.add_argument('--region', default='', help='region, such as us-central1 (default: any)')
+    parser.add_argument('--zone', default='', help='zone, such as us-central1-a (default: any)')
     _add_preflight_flag(parser)
     _add_env_flag(parser)
     _add_mount_flag(parser)
@@ -350,29 +373,29 @@ def add_tpu_flags(parser: Parser) -> None:
     """Add the flags of `launch tpu`."""
     _add_slice_flags(parser)
     add = parser.add_argument
-    add('--zone', required=True, help='such as us-central1-a')
-    add('--project', default='', help="of Google Cloud (default: gcloud's)")
+    add('--zone', required=True, help='zone, such as us-central1-a')
+    add('--project', default='', help="Google Cloud project (default: gcloud's)")
     add(
         '--min-slices',
         type=positive_number,
         metavar='M',
-        help='continue with as few as M slices (default: --slices)',
+        help='least number of slices to continue with (default: --slices)',
     )
     add(
         '--patience',
         type=whole_number,
         default=30,
         metavar='MINUTES',
-        help='wait before asking for one slice fewer, down to --min-slices (default: 30)',
+        help='minutes to wait before asking for one slice fewer (default: 30)',
     )
-    add('--flex-start', default='', metavar='TIME', help='rent for at most TIME, such as 24h')
+    add('--flex-start', default='', metavar='TIME', help='longest time to rent, such as 24h')
     _add_preflight_flag(parser)
     _add_env_flag(parser)
     add(
         '--setup',
         default='',
         metavar='COMMAND',
-        help='run on each machine first, for example to mount a disk',
+        help='shell command that each machine runs first, for example to mount a disk',
     )
     add(
         '--gcloud',
@@ -386,7 +409,7 @@ def add_tpu_flags(parser: Parser) -> None:
         type=whole_number,
         default=30,
         metavar='SECONDS',
-        help='between checks of the job (default: 30)',
+        help='seconds between checks of the job (default: 30)',
     )
 
 
@@ -394,21 +417,21 @@ def add_gke_flags(parser: Parser) -> None:
     """Add the flags of `launch gke`."""
     _add_slice_flags(parser)
     add = parser.add_argument
-    add('--image', required=True, help='a container image with the repository')
+    add('--image', required=True, help='container image with the repository')
     add(
         '--topology',
         default='',
         metavar='SHAPE',
-        help="of a slice, such as 4x4 (default: the type's usual one)",
+        help="slice topology, such as 4x4 (default: the type's usual one)",
     )
     add('--flex-start', action='store_true', help='use flex-start nodes')
-    add('--queue', default='', metavar='NAME', help='a LocalQueue of Kueue')
-    add('--namespace', default='', metavar='NAME', help="of Kubernetes (default: kubectl's)")
+    add('--queue', default='', metavar='NAME', help='LocalQueue of Kueue')
+    add('--namespace', default='', metavar='NAME', help="Kubernetes namespace (default: kubectl's)")
     add(
         '--service-account',
         default='',
         metavar='NAME',
-        help='of Kubernetes, with access to the data',
+        help='Kubernetes service account with access to the data',
     )
     _add_preflight_flag(parser)
     _add_env_flag(parser)
@@ -417,8 +440,14 @@ def add_gke_flags(parser: Parser) -> None:
 
 def _add_slice_flags(parser: Parser) -> None:
     add = parser.add_argument
-    add('--tpu', required=True, metavar='TYPE', help='of a slice, such as v5litepod-8')
-    add('--slices', type=positive_number, default=1, metavar='N', help='to train on (default: 1)')
+    add('--tpu', required=True, metavar='TYPE', help='slice type, such as v5litepod-8 or v5e-8')
+    add(
+        '--slices',
+        type=positive_number,
+        default=1,
+        metavar='N',
+        help='number of slices (default: 1)',
+    )
     add('--spot', action='store_true', help='rent preemptible TPUs, which cost less')
 
 
@@ -435,7 +464,7 @@ def _add_env_flag(parser: Parser) -> None:
         type=name_and_value,
         default=[],
         metavar='NAME=VALUE',
-        help='an environment variable of the command; may be repeated',
+        help='environment variable of the command; may be repeated',
     )
 
 
@@ -446,7 +475,7 @@ def _add_mount_flag(parser: Parser) -> None:
         type=name_and_value,
         default=[],
         metavar='/FOLDER=gs://BUCKET',
-        help='mount a bucket as a folder; may be repeated',
+        help='folder where a bucket is mounted; may be repeated',
     )
 
 

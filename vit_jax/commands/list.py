@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands import _catalog
-from vit_jax.commands._parser import Parser, align
+from vit_jax.commands._parser import Parser, add_json_flag, align
 from vit_jax.config import reference
 from vit_jax.errors import UserError, modules, positive_number
 
@@ -30,31 +30,36 @@ KINDS: dict[str, Callable[[], list[_catalog.Named]]] = {
     'writers': partial(_catalog.list_modules, 'vit_jax.writers'),
 }
 EXPERIMENTS, KEYS, VARIANTS = 'experiments', 'keys', 'variants'
-CHECKPOINTS = 'checkpoints'
+CHECKPOINTS, COMMANDS = 'checkpoints', 'commands'
 MAX_WIDTH, INDENT = 40, 4
 
 
 def main(argv: Sequence[str]) -> int:
     """Print names with descriptions, or a list of JSON objects."""
     parser = Parser('list', __doc__)
-    kinds = [*KINDS, CHECKPOINTS, EXPERIMENTS, KEYS, VARIANTS]
-    parser.add_argument('kind', nargs='?', choices=kinds, help='default: the names of all kinds')
+    kinds = [*KINDS, CHECKPOINTS, COMMANDS, EXPERIMENTS, KEYS, VARIANTS]
     parser.add_argument(
-        'words', nargs='*', metavar='WORD', help='only names, or keys, that contain a WORD'
+        'kind', nargs='?', choices=kinds, help='kind to list (default: the names of all kinds)'
+    )
+    parser.add_argument(
+        'words',
+        nargs='*',
+        metavar='WORD',
+        help='part of the names, or keys, to list (default: all)',
     )
     parser.add_argument(
         '--folder',
         type=pathlib.Path,
-        help='with your own experiments, which are executed to find their arguments',
+        help='folder of your experiments, which are executed to find their arguments',
     )
     parser.add_argument(
         '--image-size',
         type=positive_number,
         default=224,
         metavar='PIXELS',
-        help='for variants (default: 224)',
+        help='side of the images of variants (default: 224)',
     )
-    parser.add_argument('--json', action='store_true', help='print JSON only')
+    add_json_flag(parser)
     args = parser.parse_args(argv)
     if args.kind is None:
         return print_kinds(args.json)
@@ -62,6 +67,8 @@ def main(argv: Sequence[str]) -> int:
         return print_variants(args.words, args.image_size, args.json)
     if args.kind == CHECKPOINTS:
         return print_checkpoints(args.words, args.json)
+    if args.kind == COMMANDS:
+        return print_commands(args.words, args.json)
     if args.kind == KEYS:
         return print_keys(args.words, args.json)
     if args.kind == EXPERIMENTS:
@@ -109,7 +116,7 @@ def print_kinds(as_json: bool) -> int:
         print(json.dumps(names))
         return 0
     print(align([[kind, ' '.join(found)] for kind, found in names.items()], left=2))
-    print(f'{CHECKPOINTS}, {EXPERIMENTS}, {KEYS}, {VARIANTS}: name the kind')
+    print(f'{CHECKPOINTS}, {COMMANDS}, {EXPERIMENTS}, {KEYS}, {VARIANTS}: name the kind')
     return 0
 
 
@@ -125,6 +132,29 @@ def print_experiments(folder: pathlib.Path | None, words: Sequence[str], as_json
         if listed := [one for one in found if function in one.functions]:
             print('\n'.join([f'for {command}:', *name_lines(listed)]))
     return 0
+
+
+def print_commands(words: Sequence[str], as_json: bool) -> int:
+    """Print the flags of the commands whose names contain a word, as Markdown."""
+    listed = [command for command in _catalog.list_commands() if matches(command.name, words)]
+    if as_json:
+        print(to_json(listed))
+        return 0
+    require_some(listed, COMMANDS, words)
+    if not words:
+        print('# Flags\n\n`make docs` generates this page; `vit-jax list commands` prints it.\n')
+        anchors = [f'- [{name}](#{name.replace(" ", "-")})' for name in (c.name for c in listed)]
+        print('\n'.join(anchors), end='\n\n')
+    print('\n'.join(map(command_section, listed)), end='')
+    return 0
+
+
+def command_section(command: _catalog.Command) -> str:
+    """A heading and a table of flags, as Markdown."""
+    rows = [(f'`{flag}`', text) for flag, text in command.flags]
+    lines = [' | '.join(cell.replace('|', '\\|') for cell in row) for row in rows]
+    table = '\n'.join(f'| {line} |' for line in ('argument | meaning', '--- | ---', *lines))
+    return f'## {command.name}\n\n{command.line}\n\n{table}\n'
 
 
 def print_keys(words: Sequence[str], as_json: bool) -> int:

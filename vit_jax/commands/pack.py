@@ -16,28 +16,45 @@ def main(argv: Sequence[str]) -> int:
       UserError: for a negative number of workers, or one beside `--beam`.
     """
     parser = Parser('pack', __doc__)
-    parser.add_argument('source', help='folder:/data/flowers, tfds:NAME, hf:PATH, tar:PATTERN, ...')
-    parser.add_argument('out', help='a new folder, or one that the same command began')
+    parser.add_argument(
+        'source', help='source, such as folder:/data/flowers, tfds:NAME, hf:PATH or tar:PATTERN'
+    )
+    parser.add_argument(
+        'out', help='folder to write: a new one, or one that the same command began'
+    )
     parser.add_argument(
         '--split',
         action='append',
         metavar='NAME[=EXPRESSION]',
-        help="such as test, or train='train[:90%%]'; may be repeated (default: train)",
+        help="split such as test, or train='train[:90%%]'; may be repeated (default: train)",
     )
     parser.add_argument(
-        '--per-shard', type=int, default=2048, metavar='N', help='examples (default: 2048)'
+        '--per-shard',
+        type=int,
+        default=2048,
+        metavar='N',
+        help='examples per shard (default: 2048)',
     )
     parser.add_argument(
-        '--shorter-side', type=int, default=0, metavar='PIXELS', help='shrink larger images to JPEG'
+        '--shorter-side',
+        type=int,
+        default=0,
+        metavar='PIXELS',
+        help='shorter side to which larger images are shrunk, as JPEG (default: 0, no shrinking)',
     )
-    parser.add_argument('--quality', type=int, default=92, help='of these JPEGs (default: 92)')
     parser.add_argument(
-        '--workers', type=int, metavar='N', help='processes (default: one per core); 0 for none'
+        '--quality', type=int, default=92, help='JPEG quality of shrunk images (default: 92)'
+    )
+    parser.add_argument(
+        '--workers',
+        type=int,
+        metavar='N',
+        help='number of worker processes; 0 for none (default: one per core)',
     )
     parser.add_argument(
         '--beam',
         metavar='OPTIONS',
-        help="use several machines through Apache Beam: --beam='--runner=DataflowRunner ...'",
+        help="options of Apache Beam, for several machines: --beam='--runner=DataflowRunner ...'",
     )
     args = parser.parse_args(argv)
     if args.workers is not None and args.workers < 0:

@@ -22,6 +22,7 @@ from vit_jax.commands._model import (
 )
 from vit_jax.commands._parser import (
     Parser,
+    add_json_flag,
     check_image_names,
     check_output,
     check_picture,
@@ -90,17 +91,16 @@ def add_flags(parser: Parser, argv: Sequence[str], images: str) -> None:
     parser.add_argument(
         '--out',
         metavar='FILE',
-        help='draw a picture (.png, .pdf, .svg or .jpg), or one picture per file into a folder; '
-        'files of equal names keep their folders there',
+        help='picture to write (PNG, SVG, PDF or JPEG), or a folder for one picture per file',
     )
-    parser.add_argument('--json', action='store_true', help='print JSON only')
+    add_json_flag(parser)
     parser.add_argument(
         '--table',
         metavar='FILE',
-        help='write a row per prediction to a .csv or .parquet file instead of printing tables',
+        help='.csv or .parquet file with a row per prediction, instead of printed tables',
     )
     add_coco_flags(parser)
-    parser.add_argument('--seed', type=int, default=0, help='of random draws (default: 0)')
+    parser.add_argument('--seed', type=int, default=0, help='random seed (default: 0)')
     parser.add_argument(
         'image',
         nargs=images,
@@ -113,14 +113,14 @@ def add_coco_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--coco',
         metavar='FILE',
-        help="write the objects in COCO's results format, for pycocotools' loadRes; add "
+        help="file for the objects in COCO's results format, for pycocotools' loadRes; add "
         '--threshold 0 to measure AP',
     )
     parser.add_argument(
         '--annotations',
         metavar='FILE',
-        help='with --coco: the annotation file that lists the image ids (default: the file names '
-        'are the ids, as in COCO)',
+        help='annotation file that lists the image ids of --coco (default: the file names are the '
+        'ids, as in COCO)',
     )
 
 

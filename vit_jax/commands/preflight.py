@@ -15,6 +15,8 @@ from vit_jax.commands._parser import (
     FIT,
     Parser,
     add_allow_flag,
+    add_json_flag,
+    add_square_flag,
     batch_size_or_fit,
     check_picture,
     save_figure,
@@ -64,35 +66,41 @@ def make_parser() -> Parser:
         '--topology',
         required=True,
         metavar='SLICE',
-        help='such as v5e:4x4, v4:2x2x2, v5litepod-16; 2xv5e:4x4 for two slices; h100:8, a100-40, '
-        'a100-80, l4, h200 and b200 for GPUs of a host, 2xh100:8 for two hosts',
+        help='TPU slice, such as v5e:4x4, v4:2x2x2 or v5litepod-16, 2xv5e:4x4 for two; or GPUs of '
+        'a host: h100:8, a100-40, a100-80, l4, h200 or b200, 2xh100:8 for two hosts',
     )
-    add('--workdir', metavar='DIR', help='compile the evaluation step of this run')
+    add('--workdir', metavar='DIR', help='run folder whose evaluation step is compiled')
     add_allow_flag(parser)
     step = parser.add_mutually_exclusive_group()
     step.add_argument('--eval', action='store_true', help='compile the evaluation step')
     step.add_argument('--predict', action='store_true', help='compile the prediction step')
-    add('--cycles', action='store_true', help="add the compiler's own estimate, in minutes more")
-    add('--price', type=float, metavar='X', help='per chip-hour, in any currency')
+    add(
+        '--cycles',
+        action='store_true',
+        help="add the compiler's estimate, which takes minutes more",
+    )
+    add('--price', type=float, metavar='X', help='price of a chip-hour, in any currency')
     add(
         '--batch-size',
         type=batch_size_or_fit,
         metavar='N|fit',
-        help="instead of the config's; fit for the largest that fits",
+        help="examples per batch; fit for the most that memory holds (default: the config's)",
     )
     add('--accum', choices=[FIT], help='try numbers of microbatches, and choose the fastest')
-    add('--sweep', metavar='FILE[:ARG]', help='compile every run of a sweep; the file is executed')
-    add('--out', metavar='PATH', help='draw the use of memory and time')
-    add('--json', action='store_true', help='print JSON instead of tables')
-    add('--data-rate', action='store_true', help='show the images/s and cores that each host needs')
-    add('--mfu', type=float, default=0.4, help='of the training, for --data-rate (default: 0.4)')
-    add('--examples', type=float, metavar='N', help="per epoch, instead of the config's data")
     add(
-        '--image-size',
-        type=int,
-        metavar='PIXELS',
-        help="square images instead of the config's data",
+        '--sweep', metavar='FILE[:ARG]', help='sweep file, which is executed; every run is compiled'
     )
+    add('--out', metavar='PATH', help='picture of the use of memory and time')
+    add_json_flag(parser)
+    add('--data-rate', action='store_true', help='show the images/s and cores that each host needs')
+    add(
+        '--mfu',
+        type=float,
+        default=0.4,
+        help='model FLOPs utilization for --data-rate (default: 0.4)',
+    )
+    add('--examples', type=float, metavar='N', help="examples per epoch (default: the data's)")
+    add_square_flag(parser)
     return parser
 
 

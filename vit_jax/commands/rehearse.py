@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from vit_jax.commands import sweep
-from vit_jax.commands._parser import Parser, add_allow_flag
-from vit_jax.commands.train import run_folder_name
-from vit_jax.config.load import config_as_flag, parse_config_args
+from vit_jax.commands import sweep, train
+from vit_jax.commands._parser import Parser, add_allow_flag, add_json_flag
+from vit_jax.config.load import parse_config_args, split_overrides
 from vit_jax.errors import EXIT_FAILED, UserError
 from vit_jax.runtime.console import status
 
@@ -55,18 +54,29 @@ def make_parser() -> Parser:
     """The parser of the flags that are not of the config."""
     parser = Parser('rehearse', __doc__)
     add = parser.add_argument
-    add('--workdir', required=True, type=run_folder_name, help='the folder of the planned run')
-    add('--sweep', metavar='FILE[:ARG]', help='try the first and the last run of a sweep')
-    add('--topology', metavar='SLICE', help='run preflight too, for a TPU slice such as v5e:4x4')
-    add('--price', type=float, metavar='X', help='per chip-hour, for --topology')
+    add(
+        '--workdir', required=True, type=train.run_folder_name, help='run folder of the planned run'
+    )
+    add('--sweep', metavar='FILE[:ARG]', help='sweep file whose first and last runs are tried')
+    add(
+        '--topology',
+        metavar='SLICE',
+        help='TPU slice, such as v5e:4x4, for which preflight is run, too',
+    )
+    add(
+        '--price',
+        type=float,
+        metavar='X',
+        help='price of a chip-hour of --topology, in any currency',
+    )
     add(
         '--minutes',
         type=float,
         default=30.0,
         metavar='M',
-        help='time limit of the first checkpoint, and of the resumption (default: 30)',
+        help='minutes that the first checkpoint, and the resumption, may take (default: 30)',
     )
-    add('--json', action='store_true', help='print JSON only')
+    add_json_flag(parser)
     add_allow_flag(parser)
     return parser
 
@@ -112,7 +122,7 @@ def preflight(argv: Sequence[str], args: Any) -> Any:
     """Run `preflight`, print its output, and return its row."""
     from vit_jax.rehearsal import kill_and_resume
 
-    words = list(preflight_flags(argv))
+    words = preflight_flags(argv, args)
     command = [sys.executable, '-m', 'vit_jax', 'preflight', *words]
     with status(f'compiling for {args.topology}'):
         row, output = kill_and_resume.run_command('preflight', command)
@@ -121,9 +131,17 @@ def preflight(argv: Sequence[str], args: Any) -> Any:
     return row
 
 
-def preflight_flags(argv: Sequence[str]) -> Iterable[str]:
-    """The flags that `preflight` shares, and those of the config."""
-    return _select_flags(config_as_flag(argv), ('--config', '--sweep', '--topology', '--price'))
+def preflight_flags(argv: Sequence[str], args: Any) -> list[str]:
+    """The flags that `preflight` shares, and the config with its overrides."""
+    shared = {name: getattr(args, name) for name in ('sweep', 'topology', 'price')}
+    flags = [word for name, value in shared.items() if value for word in (f'--{name}', str(value))]
+    return [*_config_flags(args.config, argv), *flags]
+
+
+def _config_flags(config: str | None, argv: Sequence[str]) -> list[str]:
+    """The config and its overrides as flags."""
+    overrides = [f'--config.{text}' for text in split_overrides(argv)[0]]
+    return overrides if config is None else ['--config', config, *overrides]
 
 
 def rehearsal_flags(command: Sequence[str]) -> list[str]:
@@ -133,8 +151,9 @@ def rehearsal_flags(command: Sequence[str]) -> list[str]:
       UserError: for a command other than `train` and `sweep create`.
     """
     if command[0] == 'train':
-        kept = ('--config', '--workdir', '--allow')
-        return list(_select_flags(config_as_flag(command[1:]), kept))
+        args, _ = train.parse(command[1:])
+        allowed = [word for module in args.allow for word in ('--allow', module)]
+        return [*_config_flags(args.config, command[1:]), '--workdir', args.workdir, *allowed]
     if tuple(command[:2]) == ('sweep', 'create'):
         _, args = sweep.parse(command[1:])
         return ['--sweep', args.file, '--workdir', args.workdir or f'runs/{args.study}']
@@ -142,16 +161,6 @@ def rehearsal_flags(command: Sequence[str]) -> list[str]:
         'launch: --rehearse works with `train` and `sweep create`; before other commands, see '
         'rehearse --help'
     )
-
-
-def _select_flags(argv: Sequence[str], kept: Sequence[str]) -> Iterator[str]:
-    words = iter(argv)
-    for word in words:
-        flag, equals, _ = word.partition('=')
-        if flag in kept or flag.startswith('--config.'):
-            yield word
-            if not equals:
-                yield next(words)
 
 
 def print_row(row: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.commands import compare, goodput
-from vit_jax.commands._parser import Parser, add_allow_flag, check_output, writing
+from vit_jax.commands._parser import RUNS_HELP, Parser, add_allow_flag, check_output, writing
 from vit_jax.errors import UserError, visible
 from vit_jax.profiling.cost import train_flops
 from vit_jax.scaling import runs
@@ -40,13 +40,13 @@ def main(argv: Sequence[str]) -> int:
         'runs',
         nargs='+',
         metavar='RUN',
-        help='run folders, or folders of them; runs may be unfinished',
+        help=RUNS_HELP,
     )
     parser.add_argument(
         '--out',
         metavar='FILE',
         default='report.html',
-        help='the self-contained page, with curves, evaluations, pictures, cost, configs and '
+        help='self-contained page to write, with curves, evaluations, pictures, cost, configs and '
         'digests (default: %(default)s)',
     )
     add_allow_flag(parser)

@@ -10,6 +10,7 @@ from typing import Any
 from vit_jax.commands._model import add_run_flags, run_options
 from vit_jax.commands._parser import (
     Parser,
+    add_json_flag,
     check_output,
     check_picture,
     is_folder,
@@ -160,20 +161,25 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     parser = Parser('sample', __doc__)
     add = parser.add_argument
     add_run_flags(parser, argv)
-    words = "numbers or names, such as 3,7 or cat; 'none' for no class (default: all)"
+    words = "class numbers or names, such as 3,7 or cat; 'none' for no class (default: all)"
     add('--classes', metavar='A,B', help=words)
-    add('--count', type=positive_number, default=8, help='images of each class (default: 8)')
-    add('--seed', type=int, default=0, help='of the noise (default: 0)')
+    add('--count', type=positive_number, default=8, help='images per class (default: 8)')
+    add('--seed', type=int, default=0, help='random seed of the noise (default: 0)')
     generate.add_sampling_flags(parser)
-    add('--batch-size', type=positive_number, default=64, help='of all devices (default: 64)')
-    add('--trajectory', action='store_true', help='draw the images predicted on the way, too')
+    add(
+        '--batch-size',
+        type=positive_number,
+        default=64,
+        help='images per batch, over all devices (default: 64)',
+    )
+    add('--trajectory', action='store_true', help='draw the intermediate predictions, too')
     add(
         '--out',
         required=True,
-        help='a picture (.png, .pdf, .svg or .jpg); a folder of images; or an .npz with the array '
-        'arr_0, as tools for Frechet inception distances read it',
+        help='picture to write (PNG, SVG, PDF or JPEG); a folder of images; or an .npz file with '
+        'the array arr_0, which tools for Frechet inception distances read',
     )
-    add('--json', action='store_true', help='print JSON only')
+    add_json_flag(parser)
     args = parser.parse_args(argv)
     args.draws = not (args.out.endswith('.npz') or is_folder(args.out))
     if args.draws:

@@ -11,6 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands._parser import (
+    PICTURE_HELP,
+    RUNS_HELP,
     Parser,
     add_allow_flag,
     add_json_flag,
@@ -69,9 +71,9 @@ def usage() -> str:
 def collect(argv: Sequence[str]) -> int:
     """Write one CSV row per run: parameters, examples seen, FLOPs, chip-hours, metrics."""
     parser = Parser('scaling collect', collect.__doc__)
-    parser.add_argument('folders', nargs='+', metavar='DIR', help='run folders, or folders of them')
+    parser.add_argument('folders', nargs='+', metavar='DIR', help=RUNS_HELP)
     add_allow_flag(parser)
-    parser.add_argument('--out', metavar='FILE', help='write to this file')
+    parser.add_argument('--out', metavar='FILE', help='file to write')
     args = parser.parse_args(argv)
     if args.out is not None:
         check_output(args.out, '--out')
@@ -94,7 +96,7 @@ def fit(argv: Sequence[str]) -> int:
     """Fit a curve to each group of a table, and measure its extrapolation."""
     parser = Parser('scaling fit', fit.__doc__)
     add_table_flags(parser)
-    add_json_flag(parser)
+    add_json_flag(parser, former_file=True)
     args = parser.parse_args(argv)
     from vit_jax.scaling import rows, table
     from vit_jax.scaling.report import summarize
@@ -124,25 +126,29 @@ def add_fit_flags(
     add = parser.add_argument
     default = ' (default: %(default)s)'
     shown = '' if x is None else default
-    scale = f'examples, FLOPs or another scale; two columns N,D for the form joint{shown}'
+    scale = f'column of examples, FLOPs or another scale; N,D for the form joint{shown}'
     add('--x', metavar='COL', required=x is None, default=x, help=scale)
-    error = f'an error or a loss; 1-COL for one minus an accuracy{shown}'
+    error = f'column of an error or a loss; 1-COL for one minus an accuracy{shown}'
     add('--y', metavar='COL', required=y is None, default=y, help=error)
     add('--by', metavar='COL,COL', default='', help='columns that distinguish the curves')
     add('--seed-column', metavar='COL', help='column of seeds; rows with equal x become one point')
     add('--seed', dest='seed_column', default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     held = parser.add_mutually_exclusive_group()
-    held.add_argument('--holdout-column', metavar='COL', help='1 for rows to fit, 0 for held out')
+    held.add_argument(
+        '--holdout-column',
+        metavar='COL',
+        help='column with 1 for rows to fit, 0 for rows to hold out',
+    )
     held.add_argument(
         '--holdout',
         default='0.5',
         metavar='SHARE',
-        help=f'hold out x above this share of the largest; 4x means a quarter{default}',
+        help=f'share of the largest x above which x is held out; 4x means a quarter{default}',
     )
-    add('--form', default='auto', help=f'{FORMS}{default}')
-    add('--against', metavar='FORM,FORM', default='', help='compare with these, or with all')
+    add('--form', default='auto', help=f'form of the law: {FORMS}{default}')
+    add('--against', metavar='FORM,FORM', default='', help='forms to compare with, or all')
     add('--frontier', action='store_true', help='fit to the Pareto frontier only')
-    add('--target', type=float, metavar='X', help='predict y at this x, with an interval')
+    add('--target', type=float, metavar='X', help='x at which y is predicted, with an interval')
     add_bootstrap_flag(parser)
 
 
@@ -252,8 +258,8 @@ def plot(argv: Sequence[str]) -> int:
     """Draw the points of a table and the curves fitted to them."""
     parser = Parser('scaling plot', plot.__doc__)
     add_table_flags(parser)
-    parser.add_argument('--out', metavar='FILE', default='scaling.png', help='PNG, SVG or PDF')
-    overlay = 'published points, with the same columns; their column curve names curves'
+    parser.add_argument('--out', metavar='FILE', default='scaling.png', help=PICTURE_HELP)
+    overlay = 'table of published points, with the same columns, and one named curve'
     parser.add_argument('--overlay', metavar='FILE', help=overlay)
     args = parser.parse_args(argv)
     from vit_jax.scaling import plots, rows, table
@@ -273,9 +279,11 @@ def plot(argv: Sequence[str]) -> int:
 def report(argv: Sequence[str]) -> int:
     """Collect, fit, plot: runs.csv, and scaling.html (self-contained), .md, .json, .png, .svg."""
     parser = Parser('scaling report', report.__doc__)
-    parser.add_argument('folders', nargs='+', metavar='DIR', help='run folders, or folders of them')
+    parser.add_argument('folders', nargs='+', metavar='DIR', help=RUNS_HELP)
     add_allow_flag(parser)
-    parser.add_argument('--out', metavar='DIR', default='scaling', help='folder of the files')
+    parser.add_argument(
+        '--out', metavar='DIR', default='scaling', help='folder of the report (default: scaling)'
+    )
     parser.add_argument('--unfinished', action='store_true', help='include unfinished runs')
     add_fit_flags(parser, x='examples_seen', y='1-test/accuracy')
     args = parser.parse_args(argv)
@@ -348,13 +356,25 @@ def coverage(argv: Sequence[str]) -> int:
     default = Simulation()
     shown = ' (default: %(default)s)'
     add = parser.add_argument
-    add('--form', default=default.form, help=f'{", ".join(FORMS)}{shown}')
-    add('--points', type=int, default=default.points, metavar='N', help=f'per curve{shown}')
+    add('--form', default=default.form, help=f'form of the laws: {", ".join(FORMS)}{shown}')
+    add('--points', type=int, default=default.points, metavar='N', help=f'points per curve{shown}')
     add('--noise', type=float, default=default.noise, help=f'standard deviation of log y{shown}')
-    add('--curves', type=int, default=default.curves, metavar='N', help=f'random laws{shown}')
-    add('--bootstrap', type=int, default=default.bootstrap, metavar='N', help=f'replicates{shown}')
-    add('--seed', type=int, default=0, help=f'of the random laws{shown}')
-    add('--json', action='store_true', help='print JSON only')
+    add(
+        '--curves',
+        type=int,
+        default=default.curves,
+        metavar='N',
+        help=f'number of random laws{shown}',
+    )
+    add(
+        '--bootstrap',
+        type=int,
+        default=default.bootstrap,
+        metavar='N',
+        help=f'bootstrap replicates{shown}',
+    )
+    add('--seed', type=int, default=0, help=f'random seed of the laws{shown}')
+    add_json_flag(parser)
     args = parser.parse_args(argv)
     setting = Simulation(args.form, args.points, args.noise, args.curves, args.bootstrap)
     found = measure(setting, args.seed)
@@ -377,14 +397,18 @@ def coordinates(argv: Sequence[str]) -> int:
     """Check that a few steps change wide and narrow models alike (muP)."""
     parser = Parser('scaling coordinates', coordinates.__doc__)
     add = parser.add_argument
-    widths = "of the base model's widths (default: %(default)s)"
+    widths = "multiples of the base model's widths (default: %(default)s)"
     add('--multiples', default='1,2,4,8', metavar='N,N', help=widths)
-    steps = 'at a constant learning rate (default: 5)'
+    steps = 'number of steps, at a constant learning rate (default: 5)'
     add('--steps', type=positive_number, default=5, metavar='N', help=steps)
     add(
-        '--seeds', type=positive_number, default=1, metavar='N', help='to average over (default: 1)'
+        '--seeds',
+        type=positive_number,
+        default=1,
+        metavar='N',
+        help='number of seeds to average over (default: 1)',
     )
-    add('--out', metavar='FILE', default='coordinates.png', help='PNG, SVG or PDF')
+    add('--out', metavar='FILE', default='coordinates.png', help=PICTURE_HELP)
     args, config = parse_config_args(parser, argv)
     multiples = _parse_multiples(args.multiples)
     if config is None:

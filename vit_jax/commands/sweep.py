@@ -9,6 +9,7 @@ from typing import Any
 
 from vit_jax import extras
 from vit_jax.commands._parser import (
+    STORAGE_HELP,
     Parser,
     add_allow_flag,
     add_subject,
@@ -45,29 +46,38 @@ def action_parser(action: str, argv: Sequence[str] = ()) -> Parser:
     """The parser of one action's flags."""
     parser = Parser(f'sweep {action}', ACTIONS[action].__doc__)
     if action == 'create':
-        parser.add_argument('file', metavar='FILE[:ARG]', help='a Python file; it is executed')
+        parser.add_argument('file', metavar='FILE[:ARG]', help='sweep file, which is executed')
         parser.add_argument('--study', required=True, metavar='STUDY', help='name of the new study')
     else:
         options = {'metavar': 'STUDY', 'help': 'name of the study'}
         add_subject(parser, argv, 'study', ('--study',), **options)
         parser.add_argument('--study', default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    parser.add_argument(
-        '--storage', default='', metavar='URL', help='sqlite:///FILE, journal:FILE or an SQL server'
-    )
+    parser.add_argument('--storage', default='', metavar='URL', help=STORAGE_HELP)
     parser.add_argument('--workdir', metavar='DIR', help='folder of all runs (default: runs/STUDY)')
     if action == 'work':
         parser.add_argument(
-            '--trials', type=positive_number, metavar='N', help='stop after N trials'
+            '--trials',
+            type=positive_number,
+            metavar='N',
+            help='number of trials after which the worker stops (default: no limit)',
         )
         add_allow_flag(parser)
         add_distributed_flags(parser)
     if action == 'plot':
         parser.add_argument(
-            '--out', metavar='PATH', help='the picture (default: sweep.png in the workdir)'
+            '--out', metavar='PATH', help='picture to write (default: sweep.png in the workdir)'
         )
-        parser.add_argument('--x', metavar='KEY', help='draw curves over this dimension')
-        parser.add_argument('--by', metavar='KEY', help='with --x: a curve for each value')
-        parser.add_argument('--panel', metavar='KEY', help='with --x: a panel for each value')
+        parser.add_argument(
+            '--x',
+            metavar='KEY',
+            help='dimension of the x axis of curves (default: evaluations of all trials)',
+        )
+        parser.add_argument(
+            '--by', metavar='KEY', help='dimension with a curve for each value; needs --x'
+        )
+        parser.add_argument(
+            '--panel', metavar='KEY', help='dimension with a panel for each value; needs --x'
+        )
     return parser
 
 

@@ -62,15 +62,18 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
         '--workdir',
         required=HELP_CONFIG not in argv,
         type=run_folder_name,
-        help='the run folder; made if missing',
+        help='run folder, created if missing',
     )
     parser.add_argument(
         HELP_CONFIG,
         action='store_true',
-        help='only print every key of the config with its value, type, default and meaning',
+        help='print every key of the config with its value, type, default and meaning',
     )
     parser.add_argument(
-        '--stop-at', type=positive_number, metavar='STEP', help='save and stop after STEP'
+        '--stop-at',
+        type=positive_number,
+        metavar='STEP',
+        help='step after which the run saves and stops',
     )
     parser.add_argument(
         '--restart',
@@ -80,8 +83,8 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
     parser.add_argument(
         '--extend',
         action='store_true',
-        help='continue an existing run to a larger config.total, if its learning rate so far is '
-        'the one of the longer run',
+        help='continue an existing run to a larger config.total, if the longer run has the same '
+        'learning rates so far',
     )
     parser.add_argument(
         '--strict',
@@ -92,8 +95,8 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, ConfigDict]:
         '--profile',
         type=profile_steps,
         metavar='N|FIRST:LAST',
-        help='trace N steps after compilation, or the steps FIRST to LAST, into profile/ of the '
-        'run folder, and print a breakdown of their time',
+        help='number of steps, or first and last step, that are traced into profile/ of the run '
+        'folder; prints a breakdown of their time',
     )
     add_allow_flag(parser)
     add_distributed_flags(parser)
@@ -151,17 +154,20 @@ def add_distributed_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group('several processes')
     group.add_argument('--distributed', action='store_true', help='fail if no cluster is found')
     group.add_argument('--coordinator', metavar='HOST:PORT', help='address of process 0')
-    group.add_argument('--num-processes', type=int, metavar='N')
-    group.add_argument('--process-id', type=int, metavar='I')
+    group.add_argument('--num-processes', type=int, metavar='N', help='number of processes')
+    group.add_argument('--process-id', type=int, metavar='I', help='this process, from 0')
     group.add_argument(
-        '--heartbeat', type=int, metavar='SECONDS', help='declare a silent process dead after that'
+        '--heartbeat',
+        type=int,
+        metavar='SECONDS',
+        help='seconds of silence after which a process is dead',
     )
     group.add_argument(
         '--step-timeout',
         type=float,
         metavar='SECONDS',
-        help='print all stacks and exit if no step, evaluation or save finishes within this time '
-        f'(default: {STEP_TIMEOUT:g} with several processes, else 0, no limit)',
+        help='longest time of a step, evaluation or save, after which all stacks are printed and '
+        f'the process exits (default: {STEP_TIMEOUT:g} with several processes, else 0, no limit)',
     )
 
 

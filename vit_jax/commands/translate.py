@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vit_jax.commands._model import add_run_flags, run_options
-from vit_jax.commands._parser import Parser, check_output, writing
+from vit_jax.commands._parser import Parser, add_json_flag, check_output, writing
 from vit_jax.errors import UserError, positive_number
 
 if TYPE_CHECKING:
@@ -66,25 +66,25 @@ def make_parser(argv: Sequence[str]) -> Parser:
     add_run_flags(parser, argv)
     add = parser.add_argument
     add('sentence', nargs='*', help=f"sentences; '{STDIN}' reads standard input")
-    add('--file', help='a UTF-8 file with one sentence per line')
-    add('--out', metavar='FILE', help='write to this file')
-    add('--beams', type=int, help="of beam search (default: the run's own)")
-    add('--alpha', type=float, help="of the length penalty (default: the run's own)")
+    add('--file', help='UTF-8 file with one sentence per line')
+    add('--out', metavar='FILE', help='file to write')
+    add('--beams', type=int, help="number of beams (default: the run's)")
+    add('--alpha', type=float, help="length penalty (default: the run's)")
     add('--greedy', action='store_true', help='take the most probable token at each step')
     add('--sample', action='store_true', help='sample tokens')
-    add('--temperature', type=float, help='of sampling (default: 1)')
-    add('--top-k', type=int, help='sample from the K most probable tokens')
-    add('--top-p', type=float, help='sample from the nucleus with this probability')
-    add('--seed', type=int, help='of sampling (default: 0)')
+    add('--temperature', type=float, help='temperature of sampling (default: 1)')
+    add('--top-k', type=int, help='number of most probable tokens to sample from')
+    add('--top-p', type=float, help='probability of the nucleus to sample from')
+    add('--seed', type=int, help='random seed of sampling (default: 0)')
     add(
         '--n-best',
         type=positive_number,
         metavar='N',
-        help='print N translations, with line numbers',
+        help='translations per sentence, printed with line numbers (default: 1)',
     )
     add('--scores', action='store_true', help='print scores before the text')
-    add('--json', action='store_true', help='print one JSON object per line')
-    add('--batch-size', type=positive_number, default=32, help='sentences (default: 32)')
+    add_json_flag(parser, ', an object per line')
+    add('--batch-size', type=positive_number, default=32, help='sentences per batch (default: 32)')
     return parser
 
 

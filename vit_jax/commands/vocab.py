@@ -18,24 +18,32 @@ def main(argv: Sequence[str]) -> int:
     """
     parser = Parser('vocab', __doc__)
     parser.add_argument(
-        'source', help='text:pairs.tsv, text:train.en,train.de, or tfds:NAME with translations'
+        'source',
+        help='source: text:pairs.tsv, text:train.en,train.de, or tfds:NAME with translations',
     )
     parser.add_argument(
         '--field',
         action='append',
         metavar='NAME',
-        help="a text field such as 'caption'; may be repeated (default: both sides of a pair)",
+        help="text field such as 'caption'; may be repeated (default: both sides of a pair)",
     )
-    parser.add_argument('--split', default='train', help="such as 'train' or 'train[:100000]'")
     parser.add_argument(
-        '--size', type=int, default=8000, help='pieces, including the four special ids'
+        '--split',
+        default='train',
+        help="split of the source, such as 'train[:100000]' (default: train)",
     )
-    parser.add_argument('--kind', default='unigram', help='unigram or bpe')
+    parser.add_argument(
+        '--size',
+        type=int,
+        default=8000,
+        help='number of pieces, including four special ids (default: 8000)',
+    )
+    parser.add_argument('--kind', default='unigram', help='kind of model: unigram (default) or bpe')
     parser.add_argument(
         '--lower', action='store_true', help="lowercase, for transforms='lower|tokenize'"
     )
     parser.add_argument(
-        '--out', required=True, metavar='FILE', help='the file for config.data.vocab'
+        '--out', required=True, metavar='FILE', help='file to write, for config.data.vocab'
     )
     args = parser.parse_args(argv)
     output = pathlib.Path(args.out).expanduser()

@@ -211,7 +211,7 @@ def parse_config_args(
     parser: argparse.ArgumentParser,
     argv: Sequence[str],
     complete: bool = True,
-    config_first: bool = True,
+    positional: bool = True,
 ) -> tuple[argparse.Namespace, ConfigDict | None]:
     """Parse `CONFIG --config.a.b=v` or `--config CONFIG --config.a.b=v` beside other flags.
 
@@ -219,7 +219,7 @@ def parse_config_args(
       parser: gets the flag `--config`, and a line on overrides.
       argv: all flags.
       complete: whether the config has to be valid, with all keys that a run needs.
-      config_first: whether a first word that is not a flag is the config.
+      positional: whether the config may be a positional argument.
 
     Returns:
       The namespace, and the config (None if `--config` is absent).
@@ -228,32 +228,23 @@ def parse_config_args(
       UserError: for overrides without a config, or a mistake in the config.
     """
     parser.description = f'{parser.description} {OVERRIDES}'
-    if config_first:
+    if positional:
         parser.usage = '%(prog)s CONFIG [flags]'
-    parser.add_argument('--config', metavar='CONFIG', help=CONFIG)
+        parser.add_argument('subject', nargs='?', metavar='CONFIG', help=CONFIG)
+    text = 'config, instead of CONFIG' if positional else CONFIG
+    parser.add_argument('--config', metavar='CONFIG', help=text)
     overrides, rest = split_overrides(argv)
-    if config_first:
-        rest = config_as_flag(rest)
     args = parser.parse_args(rest)
+    if positional and args.subject is not None:
+        if args.config is not None:
+            raise UserError(f'{args.subject} and --config name two configs: give one of them')
+        args.config = args.subject
     if args.config is None:
         if overrides:
             raise UserError(f'--config.{overrides[0]}: there is no config to override: name one')
         return args, None
     config = run_file(args.config, 'get_config', '--config')
     return args, (override if complete else edit)(config, overrides)
-
-
-def config_as_flag(argv: Sequence[str]) -> list[str]:
-    """Rewrite `CONFIG ...` as `--config CONFIG ...`; other command lines stay.
-
-    Raises:
-      UserError: for two configs.
-    """
-    if not argv or argv[0].startswith('-'):
-        return list(argv)
-    if any(word.partition('=')[0] == '--config' for word in argv):
-        raise UserError(f'{argv[0]} and --config name two configs: give one of them')
-    return ['--config', *argv]
 
 
 def to_json(config: ConfigDict) -> str:

@@ -25,9 +25,18 @@ class Viz(base.Viz):
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         """Add the number of samples, and the options of sampling."""
         add = parser.add_argument
-        add('--samples', type=int, metavar='N', help="per image (default: the task's, 3)")
-        add('--temperature', type=float, help="below 1 for likelier colors (default: the task's)")
-        add('--top-k', type=int, metavar='K', help='sample the K likeliest colors of each pixel')
+        add('--samples', type=int, metavar='N', help="samples per image (default: the task's, 3)")
+        add(
+            '--temperature',
+            type=float,
+            help="temperature, below 1 for likelier colors (default: the task's)",
+        )
+        add(
+            '--top-k',
+            type=int,
+            metavar='K',
+            help='number of likeliest colors of a pixel to sample from',
+        )
 
     def adapt_task(self, task: Any, context: Context) -> Any:
         """The task with the options of the flags."""

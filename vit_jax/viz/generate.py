@@ -31,7 +31,7 @@ class Viz(base.Viz):
     def add_flags(self, parser: argparse.ArgumentParser) -> None:
         """Add the number of samples, and the options of sampling."""
         add = parser.add_argument
-        add('--samples', type=int, metavar='N', help="for each image (default: the task's, 1)")
+        add('--samples', type=int, metavar='N', help="samples per image (default: the task's, 1)")
         add_sampling_flags(parser)
 
     def adapt_task(self, task: Any, context: Context) -> Any:
@@ -61,9 +61,19 @@ class Viz(base.Viz):
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that `with_sampling_flags` reads."""
     add = parser.add_argument
-    add('--guidance', type=float, metavar='W', help="1 for none (default: the task's)")
-    add('--steps', type=int, metavar='N', help="from noise to images (default: the task's, 50)")
-    add('--sampler', choices=('heun', 'euler'), help="default: the task's")
+    add(
+        '--guidance',
+        type=float,
+        metavar='W',
+        help="guidance scale, 1 for none (default: the task's)",
+    )
+    add(
+        '--steps',
+        type=int,
+        metavar='N',
+        help="number of steps from noise to images (default: the task's, 50)",
+    )
+    add('--sampler', choices=('heun', 'euler'), help="solver (default: the task's)")
 
 
 def with_sampling_flags(task: Any, flags: argparse.Namespace, *others: str) -> Any:

@@ -29,7 +29,7 @@ class Viz(base.Viz):
             '--mask-ratio',
             type=float,
             metavar='SHARE',
-            help="of hidden patches (default: training's)",
+            help="share of hidden patches (default: training's)",
         )
 
     def adapt_model(self, model: Any, context: Context) -> Any:
