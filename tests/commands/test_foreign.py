@@ -134,7 +134,13 @@ def test_a_size_that_nothing_tells_is_asked_for(folder, capsys):
             '6 x 4',
             '24 x 16 gray',
         ),
-        ('hybrid.npz', [], '4 x 4', '16 x 16 RGB, cropped to rows 0-40, columns 10-50'),
+        pytest.param(
+            'hybrid.npz',
+            [],
+            '4 x 4',
+            '16 x 16 RGB, cropped to rows 0-40, columns 10-50',
+            marks=pytest.mark.long,
+        ),
         (
             'hybrid.npz',
             ['--image-size', 'height=8,width=20', '--query', '1,4'],

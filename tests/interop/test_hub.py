@@ -260,7 +260,10 @@ def test_offline_the_cache_is_enough(server, monkeypatch):
     assert server.requests == []
 
 
-@pytest.mark.parametrize('endpoint', ['http://127.0.0.1:9', 'https://nowhere.invalid'])
+@pytest.mark.parametrize(
+    'endpoint',
+    ['http://127.0.0.1:9', pytest.param('https://nowhere.invalid', marks=pytest.mark.long)],
+)
 @pytest.mark.fault(91)
 def test_without_a_network_the_cache_is_enough(endpoint, server, monkeypatch):
     assert_read(URL)

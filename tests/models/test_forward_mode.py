@@ -31,7 +31,9 @@ def test_only_kernels_have_rules_that_forbid_forward_mode():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', MODELS)
+@pytest.mark.parametrize(
+    'name', [pytest.param(x, marks=pytest.mark.long) if x == 'eomt' else x for x in MODELS]
+)
 def test_both_modes_agree(name):
     """<v, J u> = <J^T v, u>, and Hessian-vector products by forward over reverse are symmetric."""
     model, images = MODELS[name], images_like(2, 16, 16, 3)

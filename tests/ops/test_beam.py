@@ -73,8 +73,8 @@ def plain_search(cache, example, beams, limit, alpha, full=False):
     ('beams', 'alpha'),
     [
         (2, 0.6),
-        (4, 0.0),
         (4, 2.0),
+        pytest.param(4, 0.0, marks=pytest.mark.long),
         pytest.param(2, 0.0, marks=pytest.mark.long),
         pytest.param(2, 2.0, marks=pytest.mark.long),
         pytest.param(4, 0.6, marks=pytest.mark.long),

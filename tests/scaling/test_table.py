@@ -181,14 +181,6 @@ def test_a_floor_far_below_the_prediction_is_not_drawn(floor, drawn):
     assert low < floor if drawn else low > 1e-3
 
 
-def test_the_floor_of_a_mean_is_that_which_it_approaches():
-    x = np.geomspace(1, 64, 12)
-    y = (x**-0.5 + 0.1) * np.exp(0.02 * np.random.default_rng(0).standard_normal(12))
-    mean = averaging.fit_average(x, y)
-    assert len(mean.parts) > 1
-    assert mean.floor == pytest.approx(mean.predict(np.array([1e60]))[0], rel=1e-3)
-
-
 @pytest.mark.long
 def test_a_mean_of_forms_is_named_in_the_legend():
     made = [
@@ -201,10 +193,12 @@ def test_a_mean_of_forms_is_named_in_the_legend():
         assert ('mean of' in line) == (len(curve.fit.parts) > 1)
 
 
-def test_bands_of_a_mean_hold_its_forms_and_widen_beyond():
+def test_a_mean_approaches_its_floor_and_its_bands_hold_its_forms_and_widen_beyond():
     x = np.geomspace(1, 64, 12)
     y = (x**-0.5 + 0.1) * np.exp(0.02 * np.random.default_rng(0).standard_normal(12))
     mean = averaging.fit_average(x, y, bootstrap=10)
+    assert len(mean.parts) > 1
+    assert mean.floor == pytest.approx(mean.predict(np.array([1e60]))[0], rel=1e-3)
     out = np.array([64.0, 640.0])
     low, high = mean.predict_band(out)
     for part in mean.parts:

@@ -196,7 +196,7 @@ def test_a_worker_whose_storage_does_not_answer_may_start_again(tmp_path, free_p
 
 @pytest.mark.slow
 @pytest.mark.fault(142)
-@pytest.mark.parametrize('command', ['fast', 'immediate'])
+@pytest.mark.parametrize('command', [pytest.param('fast', marks=pytest.mark.long), 'immediate'])
 def test_a_server_that_restarts_is_waited_for(
     tmp_path, server, postgres, fake_training, monkeypatch, caplog, command
 ):

@@ -243,8 +243,15 @@ FORMS = {
 }
 
 
+# Each is part of another form: 'gap' of images that are not square, 'R' of 'R+'.
+COVERED = ('representation', 'gap', 'R')
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize('form', FORMS)
+@pytest.mark.parametrize(
+    'form',
+    [pytest.param(x, marks=pytest.mark.long) if x in COVERED else x for x in FORMS],
+)
 def test_logits_of_every_form(form, tmp_path, images, perturbed):
     fields, change = FORMS[form]
     reference, batch = Reference(**fields), images(2, 24, 24, 3)
@@ -267,8 +274,8 @@ def test_logits_of_every_form(form, tmp_path, images, perturbed):
     ('pool', 'size'),
     [
         ('cls', (8, 16)),  # with the token as many as in a square
-        ('cls', (12, 20)),
         ('gap', (8, 20)),
+        pytest.param('cls', (12, 20), marks=pytest.mark.long),
         pytest.param('cls', (8, 20), marks=pytest.mark.long),
         pytest.param('gap', (8, 16), marks=pytest.mark.long),
         pytest.param('gap', (12, 20), marks=pytest.mark.long),
