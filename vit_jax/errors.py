@@ -46,7 +46,7 @@ _VARIABLES = (
 
 
 class UserError(Exception):
-    """A user's mistake: one line that says what is wrong, where, and what to do.
+    """A user's mistake, in one line: what is wrong, where, and what to do.
 
     The command line prints it without a traceback and exits with code 2. The message is shown as by
     `one_line`, since names from files may hold control characters, and without secrets.
@@ -104,10 +104,10 @@ class UnsuitableFile(OSError):
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
     """The error, and those that it was raised from, or while they were handled."""
-    seen: list[BaseException] = []
-    while error is not None and error not in seen:
+    visited: list[BaseException] = []
+    while error is not None and error not in visited:
         yield error
-        seen.append(error)
+        visited.append(error)
         error = error.__cause__ or error.__context__
 
 
@@ -178,13 +178,13 @@ def resolve_module(package: str, name: str, kind: str) -> types.ModuleType:
       UserError: if there is no such module.
     """
     path = name if '.' in name else f'{package}.{name}'
-    if '.' not in name and name not in (known := modules(package)):
-        raise UserError(nearest(kind, name, known))
+    if '.' not in name and name not in (names := modules(package)):
+        raise UserError(nearest(kind, name, names))
     try:
-        found = importlib.util.find_spec(path) is not None
+        exists = importlib.util.find_spec(path) is not None
     except ModuleNotFoundError:
-        found = False
-    if not found:
+        exists = False
+    if not exists:
         raise UserError(f'{kind} {name!r}: no module {path!r} can be imported; check PYTHONPATH')
     return importlib.import_module(path)
 
@@ -235,14 +235,14 @@ def hide_secrets(value: Any) -> Any:
     hold only the hidden form.
     """
     if isinstance(value, dict):
-        return {name: hide_secrets(one) for name, one in value.items()}
+        return {name: hide_secrets(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(map(hide_secrets, value))
     if not isinstance(value, str) or (match := _URL.search(value)) is None:
         return value
     if (hidden := without_secrets(value)) != value and HIDDEN not in match[0]:
-        known = os.environ.get(URLS, '').split()
-        os.environ[URLS] = ' '.join(dict.fromkeys([match[0], *known]))
+        secret_urls = os.environ.get(URLS, '').split()
+        os.environ[URLS] = ' '.join(dict.fromkeys([match[0], *secret_urls]))
     return hidden
 
 
@@ -254,10 +254,10 @@ def with_secrets(url: str) -> str:
     """
     if HIDDEN not in url or '://' not in url:
         return url
-    for known in os.environ.get(URLS, '').split():
-        hidden = without_secrets(known)
+    for secret_url in os.environ.get(URLS, '').split():
+        hidden = without_secrets(secret_url)
         if hidden == url or hidden.startswith(f'{url}:'):  # a part of a file
-            return known.removesuffix(hidden.removeprefix(url))
+            return secret_url.removesuffix(hidden.removeprefix(url))
     raise UserError(
         f'{url}: its credentials are not stored: give the URL in full again, or set {URLS} to it'
     )

@@ -63,6 +63,6 @@ def is_installed(extra: str) -> bool:
     return importlib.util.find_spec(PACKAGES[extra]) is not None
 
 
-def named_by_urls(words: Iterable[str]) -> set[str]:
+def named_by_urls(texts: Iterable[str]) -> set[str]:
     """The extras that paths or flags need by the schemes of URLs, such as `--workdir=gs://a/b`."""
-    return {SCHEMES[scheme] for word in words for scheme in _URL.findall(word)}
+    return {SCHEMES[scheme] for word in texts for scheme in _URL.findall(word)}

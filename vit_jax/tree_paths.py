@@ -34,25 +34,25 @@ def map_paths(f: Callable[[str], Any], tree: PyTree) -> PyTree:
 def unrolled(path: str, leaf: Any, scanned: str = 'blocks', block: str = 'block_') -> list[str]:
     """The paths of a parameter in each of its blocks.
 
-    Scanned blocks are stacked on axis 0 of `blocks`: `encoder/blocks/norm1/scale` [L D] stands for
+    Scanned blocks are stacked on axis 0 of `blocks`: `encoder/blocks/norm1/scale` [L D] holds
     `encoder/block_0/norm1/scale` and so on. Any other parameter has only its own path.
     """
     stacked = re.match(f'((?:.*/)?){scanned}/', path)
     if stacked is None:
         return [path]
-    rest = path[stacked.end() :]
-    return [f'{stacked[1]}{block}{i}/{rest}' for i in range(leaf.shape[0])]
+    suffix = path[stacked.end() :]
+    return [f'{stacked[1]}{block}{i}/{suffix}' for i in range(leaf.shape[0])]
 
 
 def unroll(
     flat: Mapping[str, Any], scanned: str = 'blocks', block: str = 'block_'
 ) -> dict[str, Any]:
     """Split scanned blocks in arrays by path; see `unrolled`."""
-    apart: dict[str, Any] = {}
+    unrolled_leaves: dict[str, Any] = {}
     for path, leaf in flat.items():
         paths = unrolled(path, leaf, scanned, block)
-        apart |= {path: leaf} if paths == [path] else dict(zip(paths, leaf, strict=True))
-    return apart
+        unrolled_leaves |= {path: leaf} if paths == [path] else dict(zip(paths, leaf, strict=True))
+    return unrolled_leaves
 
 
 def require_fit(

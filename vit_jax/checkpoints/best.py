@@ -35,8 +35,8 @@ class Best:
 
 def best_from_meta(meta: Mapping[str, Any], key: str) -> Best | None:
     """The best result that a checkpoint records under `key`, or None."""
-    found = meta.get(BESTS, {}).get(key)
-    return None if found is None else Best(**found)
+    entry = meta.get(BESTS, {}).get(key)
+    return None if entry is None else Best(**entry)
 
 
 def find_best(directory: Path) -> int:

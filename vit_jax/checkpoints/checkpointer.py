@@ -115,8 +115,8 @@ class Checkpointer:
             return
         self._saving, self._saved = step, checkpoint_format.shapes(state)
         if self._keeps_best:
-            known = best_from_meta(meta, KEPT)
-            self._best = known.step if known else None
+            best = best_from_meta(meta, KEPT)
+            self._best = best.step if best else None
         try:
             args = checkpoint_format.save_args(state, meta)
             self._writer.save(
@@ -322,7 +322,7 @@ def load_mean(
     step, variables, meta = load_variables(directory, step)
     if count == 1:
         return step, variables, meta
-    steps = [kept for kept in run_folder.finished_steps(directory) if kept <= step][-count:]
+    steps = [saved for saved in run_folder.finished_steps(directory) if saved <= step][-count:]
     if not 1 <= count <= len(steps):
         raise UserError(
             f'average of {count} checkpoints: {directory} has {len(steps)} up to step {step} '

@@ -220,11 +220,11 @@ class LiteralPath(gpath.PosixGPath):
     """
 
     def glob(self, pattern: str) -> Iterator[LiteralPath]:
-        found = [self]
+        matches = [self]
         for part in pattern.split('/'):
-            inside = (path for folder in found if folder.is_dir() for path in folder.iterdir())
-            found = [path for path in inside if fnmatch.fnmatchcase(path.name, part)]
-        return iter(found)
+            inside = (path for folder in matches if folder.is_dir() for path in folder.iterdir())
+            matches = [path for path in inside if fnmatch.fnmatchcase(path.name, part)]
+        return iter(matches)
 
 
 def _durable_path_class() -> type:

@@ -74,7 +74,7 @@ def verify(directory: Path, items: tuple[str, ...] = ()) -> None:
     """Read the files back and compare them with the manifest.
 
     Args:
-      directory: of one step, named by its number.
+      directory: folder of one step, named by its number.
       items: the subdirectories to verify; all if empty.
 
     Raises:
@@ -83,8 +83,8 @@ def verify(directory: Path, items: tuple[str, ...] = ()) -> None:
     """
     files = run_folder.read_manifest(directory)
     for name in files:
-        item, _, rest = name.partition('/')
-        if rest.startswith(_PROCESS) and (merged := f'{item}/{_MERGED}') not in files:
+        item, _, path_in_item = name.partition('/')
+        if path_in_item.startswith(_PROCESS) and (merged := f'{item}/{_MERGED}') not in files:
             raise Damaged(f'{merged} was never written: its arrays cannot be found')
     for name, entry in files.items():
         if not items or name.split('/')[0] in items:
@@ -99,8 +99,8 @@ def _verify_file(path: Path, name: str, entry: str) -> None:
         raise Damaged(f'{name} has changed since it was written: {size} bytes instead of {entry}')
     if (digest := entry.partition(' ')[0]) not in _DIGESTS:
         raise Damaged(f'the digest of {name}, {digest!r}, is none of {", ".join(_DIGESTS)}')
-    if (found := _fingerprint(path, digest)) != entry:
-        raise Damaged(f'{name} has changed since it was written: {found} instead of {entry}')
+    if (fingerprint := _fingerprint(path, digest)) != entry:
+        raise Damaged(f'{name} has changed since it was written: {fingerprint} instead of {entry}')
 
 
 def _fingerprint(path: Path, name: str = next(iter(_DIGESTS))) -> str:
@@ -124,15 +124,15 @@ def newest_intact(root: Path, items: tuple[str, ...] = ()) -> tuple[int | None, 
     return None, damaged
 
 
-def prune(root: Path, keep_last: int, keep_every: int, kept: Collection[int | None]) -> None:
-    """Delete finished steps except the newest `keep_last`, multiples of `keep_every`, and `kept`.
+def prune(root: Path, keep_last: int, keep_every: int, retained: Collection[int | None]) -> None:
+    """Delete finished steps but the newest `keep_last`, multiples of `keep_every` and `retained`.
 
     Orbax's `CheckpointManager` cannot do this: it counts steps without regard to their manifests,
     deletes them in place, where a kill leaves half a step that looks finished, and does not
     support s3://.
     """
     for step in run_folder.finished_steps(root)[:-keep_last]:
-        if step not in kept and (not keep_every or step % keep_every):
+        if step not in retained and (not keep_every or step % keep_every):
             _delete(root / str(step))
 
 
@@ -204,8 +204,8 @@ def set_all_aside(root: Path) -> Path:
 def _rejected(root: Path) -> list[Path]:
     folder = root / REJECTED
     entries = list(folder.iterdir()) if folder.is_dir() else []
-    found = (p for p in entries if p.is_dir() and not p.name.startswith(_RESTART))
-    return sorted(found, key=lambda path: path.name)
+    folders = (p for p in entries if p.is_dir() and not p.name.startswith(_RESTART))
+    return sorted(folders, key=lambda path: path.name)
 
 
 def _unused(path: Path) -> Path:

@@ -21,11 +21,11 @@ PREPARATION: Group = {
 Change = tuple[str, Any, Any]  # a key such as 'model.posemb', and its old and new values
 
 
-def differences(before: ConfigDict, now: ConfigDict) -> list[str]:
+def differences(before: ConfigDict, after: ConfigDict) -> list[str]:
     """The sections and keys in which two configs differ, such as 'optim.schedule' and 'seed'.
 
     A missing key equals its default. `before` is not trusted: its model and task are imported only
-    if `now` has the same.
+    if `after` has the same.
     """
     nested = [path for path in schema.section_paths({}) if '.' in path]
     names = [
@@ -33,55 +33,57 @@ def differences(before: ConfigDict, now: ConfigDict) -> list[str]:
         for key in schema.fields(Run)
         for name in (key, *(path for path in nested if path.startswith(f'{key}.')))
     ]
-    return [name for name in names if _differ(before, now, name)]
+    return [name for name in names if _differ(before, after, name)]
 
 
-def _differ(before: ConfigDict, now: ConfigDict, name: str) -> bool:
+def _differ(before: ConfigDict, after: ConfigDict, name: str) -> bool:
     if name in ('model', 'task') and find_section(before, name).get('name') != find_section(
-        now, name
+        after, name
     ).get('name'):
         return True
-    return _complete(before, name) != _complete(now, name)
+    return _complete(before, name) != _complete(after, name)
 
 
 def _complete(config: ConfigDict, name: str) -> Any:
     """The keys of one section with their defaults, without nested sections."""
-    given = find_section(config, name)
-    if name == 'evals' or not isinstance(given, (ConfigDict, dict)):
-        return plain(given)
-    known = schema.parameters(config, name)
-    found = {key: p.default for key, p in known.items()}
-    found |= {key: plain(value) for key, value in given.items()}
-    return {k: v for k, v in found.items() if schema.section_class(f'{name}.{k}') is None}
+    group = find_section(config, name)
+    if name == 'evals' or not isinstance(group, (ConfigDict, dict)):
+        return plain(group)
+    declared = schema.parameters(config, name)
+    values = {key: p.default for key, p in declared.items()}
+    values |= {key: plain(value) for key, value in group.items()}
+    return {k: v for k, v in values.items() if schema.section_class(f'{name}.{k}') is None}
 
 
-def function_changes(before: ConfigDict, now: ConfigDict) -> Iterator[Change]:
+def function_changes(before: ConfigDict, after: ConfigDict) -> Iterator[Change]:
     """The changed keys of model and task with which the same weights compute another function.
 
     A missing key equals its default, and an open size equals any. `inert` fields may differ, and
-    so may the name of code outside of this package. Only `now` is imported.
+    so may the name of code outside of this package. Only `after` is imported.
     """
     for section, find in (('model', objects.model_class), ('task', objects.task_class)):
-        old, new = find_section(before, section), find_section(now, section)
+        old, new = find_section(before, section), find_section(after, section)
         was, name = str(old.get('name')), str(new.get('name'))
         if was != name and not ('.' in was and '.' in name):
             yield f'{section}.name', was, name
             continue
         free = {'name', *find(name).inert}
-        known = {key: p.default for key, p in schema.parameters(now, section).items()}
-        for key in [key for key in {**known, **old, **new} if key not in free]:
-            theirs, ours = (plain(group.get(key, known.get(key))) for group in (old, new))
-            is_open = section == 'model' and key in LEFT_OPEN and None in (theirs, ours)
-            if theirs != ours and not is_open:
-                yield f'{section}.{key}', theirs, ours
+        default_values = {key: p.default for key, p in schema.parameters(after, section).items()}
+        for key in [key for key in {**default_values, **old, **new} if key not in free]:
+            old_value, new_value = (
+                plain(group.get(key, default_values.get(key))) for group in (old, new)
+            )
+            is_open = section == 'model' and key in LEFT_OPEN and None in (old_value, new_value)
+            if old_value != new_value and not is_open:
+                yield f'{section}.{key}', old_value, new_value
 
 
-def preparation_changes(before: ConfigDict, now: ConfigDict) -> Iterator[Change]:
+def preparation_changes(before: ConfigDict, after: ConfigDict) -> Iterator[Change]:
     """The changed keys in how evaluation and prediction prepare examples.
 
     Compares evaluations of the same name, and the first ones, which prediction follows.
     """
-    old, new = _preparations(before), _preparations(now)
+    old, new = _preparations(before), _preparations(after)
     pairs = {name: name for name in new if name in old} | {next(iter(new)): next(iter(old))}
     for name, other in pairs.items():
         for key in PREPARATION:
@@ -134,12 +136,12 @@ def precision(arg: str | None) -> tuple[str, dict[str, str]]:
     in float32 as in the authors' code, or with `fast` also in bfloat16.
 
     Args:
-      arg: of `get_config`, as `S/16,fast`.
+      arg: argument of `get_config`, such as `S/16,fast`.
 
     Returns:
       The argument without `fast`, and keywords of `config.model`.
     """
-    words = (arg or '').split(',')
-    rest = ','.join(word for word in words if word != 'fast')
-    residual = {} if 'fast' in words else {'residual_dtype': 'float32'}
-    return rest, {'dtype': 'bfloat16', **residual}
+    flags = (arg or '').split(',')
+    variant = ','.join(word for word in flags if word != 'fast')
+    residual = {} if 'fast' in flags else {'residual_dtype': 'float32'}
+    return variant, {'dtype': 'bfloat16', **residual}

@@ -103,7 +103,7 @@ def override(
 
     Args:
       config: not changed.
-      overrides: in order.
+      overrides: texts such as `optim.lr=3e-4`, in order.
       check: called with the config before its modules are imported, and after each override.
 
     Raises:
@@ -165,7 +165,7 @@ def _typed(config: ConfigDict, cls: type[schema.Section]) -> schema.Section:
 
 
 def section(config: ConfigDict, cls: type[schema.Section]) -> schema.Section:
-    """One section of a config that may lack others, as those of old runs and of checkpoints do.
+    """Make one section of a config that may lack others, like configs of old runs and checkpoints.
 
     Args:
       config: not changed.
@@ -187,8 +187,8 @@ def model_and_task(config: ConfigDict) -> tuple[Any, Any]:
 
 def _fill(config: ConfigDict) -> None:
     """Add the seed, the evaluations and their sources if a config leaves them out."""
-    found = {'seed': Run.seed, 'evals': ConfigDict()}
-    config.update({key: value for key, value in found.items() if key not in config})
+    default_values = {'seed': Run.seed, 'evals': ConfigDict()}
+    config.update({key: value for key, value in default_values.items() if key not in config})
     data, evals = config.get('data'), config.evals
     if not (isinstance(data, ConfigDict) and isinstance(evals, ConfigDict) and data.get('source')):
         return
@@ -233,8 +233,8 @@ def parse_config_args(
         parser.add_argument('subject', nargs='?', metavar='CONFIG', help=CONFIG)
     text = 'config, instead of CONFIG' if positional else CONFIG
     parser.add_argument('--config', metavar='CONFIG', help=text)
-    overrides, rest = split_overrides(argv)
-    args = parser.parse_args(rest)
+    overrides, flags = split_overrides(argv)
+    args = parser.parse_args(flags)
     if positional and args.subject is not None:
         if args.config is not None:
             raise UserError(f'{args.subject} and --config name two configs: give one of them')
@@ -291,16 +291,16 @@ def _tuples(value: Any) -> Any:
 
 def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split off the overrides: `a=1` of `--config.a=1` or `--config.a 1`; return both lists."""
-    overrides, rest, words = [], [], list(argv)
-    while words:
-        word = words.pop(0)
+    overrides, flags, remaining = [], [], list(argv)
+    while remaining:
+        word = remaining.pop(0)
         if not word.startswith('--config.'):
-            rest.append(word)
-        elif '=' in word or not words:
+            flags.append(word)
+        elif '=' in word or not remaining:
             overrides.append(word.removeprefix('--config.'))
         else:
-            overrides.append(f'{word.removeprefix("--config.")}={words.pop(0)}')
-    return overrides, rest
+            overrides.append(f'{word.removeprefix("--config.")}={remaining.pop(0)}')
+    return overrides, flags
 
 
 def apply_override(config: ConfigDict, override: str) -> None:
@@ -320,8 +320,8 @@ def apply_override(config: ConfigDict, override: str) -> None:
         node = _group(config, node, parents[: i + 1], dotted)
     allowed: tuple[type, ...] = ()  # any, while the model is not known
     if parents != ['model'] or not schema.follows_checkpoint(config):
-        known = schema.parameters(config, '.'.join(parents))
-        allowed = _allowed(node, known, leaf, dotted, '.'.join(['config', *parents]))
+        valid = schema.parameters(config, '.'.join(parents))
+        allowed = _allowed(node, valid, leaf, dotted, '.'.join(['config', *parents]))
     try:
         value = schema.parse_value(text, allowed)
     except ValueError as e:
@@ -334,24 +334,24 @@ def apply_override(config: ConfigDict, override: str) -> None:
 def _group(config: ConfigDict, node: ConfigDict, path: Sequence[str], dotted: str) -> ConfigDict:
     """The group at `path`, with parent `node`; created if it is a key of the constructor."""
     *parents, key = path
-    where, known = '.'.join(['config', *parents]), schema.parameters(config, '.'.join(parents))
+    where, valid = '.'.join(['config', *parents]), schema.parameters(config, '.'.join(parents))
     if key not in node:
-        if key not in known:
-            raise _unknown(dotted, where, key, {*node, *known})
-        group = schema.accepted_types(known[key]) == (dict,)
-        _set(config, node, key, ConfigDict() if group else known[key].default)
+        if key not in valid:
+            raise _unknown(dotted, where, key, {*node, *valid})
+        group = schema.accepted_types(valid[key]) == (dict,)
+        _set(config, node, key, ConfigDict() if group else valid[key].default)
     if not isinstance(node[key], ConfigDict):
         raise UserError(f'--config.{dotted}: {where}.{key} is a value and has no keys')
     return node[key]
 
 
 def _allowed(
-    node: ConfigDict, known: Parameters, leaf: str, dotted: str, where: str
+    node: ConfigDict, valid: Parameters, leaf: str, dotted: str, where: str
 ) -> tuple[type, ...]:
     """The types of a value, from the constructor or else from the value in the file."""
-    if leaf not in node and leaf not in known:
-        raise _unknown(dotted, where, leaf, {*node, *known})
-    allowed = schema.accepted_types(known[leaf]) if leaf in known else ()
+    if leaf not in node and leaf not in valid:
+        raise _unknown(dotted, where, leaf, {*node, *valid})
+    allowed = schema.accepted_types(valid[leaf]) if leaf in valid else ()
     value = node.get(leaf)
     if allowed == (dict,) or isinstance(value, ConfigDict):
         keys = value or (schema.parameters(node, leaf) if where == 'config' else ())
@@ -374,7 +374,7 @@ def other_word(name: str) -> str:
       name: a flag or the last part of a config key, such as `--learning-rate` or `img_size`.
     """
     word = name.lower().lstrip('-').replace('-', '_')
-    return next((hint for words, hint in OTHER_WORDS.items() if word in words.split()), '')
+    return next((hint for aliases, hint in OTHER_WORDS.items() if word in aliases.split()), '')
 
 
 def _set(config: ConfigDict, node: ConfigDict, key: str, value: Any) -> None:

@@ -39,14 +39,14 @@ def writer_class(name: str) -> type[writers.Writer]:
 
 
 def _find(name: str | None, base: type) -> Any:
-    """The class derived from `base` in a module beside it, or in one of the user's."""
-    found = resolve(base.__module__.rpartition('.')[0], str(name), base.__name__)
-    if not (isinstance(found, type) and issubclass(found, base)):
+    """Find the class derived from `base` in a module of its package, or in one of the user's."""
+    cls = resolve(base.__module__.rpartition('.')[0], str(name), base.__name__)
+    if not (isinstance(cls, type) and issubclass(cls, base)):
         raise UserError(
             f'{base.__name__.lower()} name {name!r}: its {base.__name__} must be derived from '
             f'{base.__module__}.{base.__name__}'
         )
-    return found
+    return cls
 
 
 def make_model(model: Model) -> Any:

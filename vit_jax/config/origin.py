@@ -33,7 +33,7 @@ def require_allowed(config: Mapping[str, Any], allowed: Sequence[str], where: st
 
 def require_name(name: str, allowed: Sequence[str], what: str) -> None:
     """Raise UserError if `name`, found in `what`, is outside of this package and not allowed."""
-    if not any(_within(name, one) for one in (PACKAGE, *allowed)):
+    if not any(_within(name, package) for package in (PACKAGE, *allowed)):
         raise UserError(
             f'{what} names {name!r}, code from outside of {PACKAGE}: '
             f'if you trust it, add --allow {name.partition(".")[0]}'
@@ -85,10 +85,10 @@ def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _group(config: dict[str, Any], key: str) -> dict[str, Any]:
-    found = config.get(key)
-    return found if isinstance(found, dict) else {}
+    group = config.get(key)
+    return group if isinstance(group, dict) else {}
 
 
 def _text(section: dict[str, Any], key: str) -> str:
-    found = section.get(key)
-    return found if isinstance(found, str) else ''
+    text = section.get(key)
+    return text if isinstance(text, str) else ''

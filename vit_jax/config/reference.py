@@ -44,11 +44,11 @@ class Key:
     """A key of a section.
 
     Attributes:
-      name: in its section.
-      type: of its values, in words.
-      default: in Python syntax; empty if the key is required.
+      name: name in its section.
+      type: types of its values, in words.
+      default: default in Python syntax; empty if the key is required.
       text: description.
-      value: in a config, in Python syntax; empty without a config.
+      value: value in a config, in Python syntax; empty without a config.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Key:
 
 
 def config_keys(config: ConfigDict) -> dict[str, list[Key]]:
-    """The valid keys of each section of a config, as {'config.optim.schedule': keys}.
+    """List the valid keys of each section of a config, {'config.optim.schedule': keys}.
 
     Args:
       config: may lack values that a run needs, such as `data.source`.
@@ -72,14 +72,14 @@ def config_keys(config: ConfigDict) -> dict[str, list[Key]]:
     Raises:
       UserError: for an unknown model, task, optimizer or evaluator.
     """
-    found: dict[str, list[Key]] = {}
+    sections: dict[str, list[Key]] = {}
     for path in schema.section_paths(config):
         cls, group = schema.section_class(path), schema.find_section(config, path)
         is_open = cls in NAMED_SECTIONS and 'name' not in group
-        known = schema.fields(cls) if is_open else schema.parameters(config, path)
-        values = {name: p for name, p in known.items() if schema.accepted_types(p) != (dict,)}
-        found[f'config.{path}'.rstrip('.')] = keys(values, _texts(cls, group), group)
-    return found
+        declared = schema.fields(cls) if is_open else schema.parameters(config, path)
+        values = {name: p for name, p in declared.items() if schema.accepted_types(p) != (dict,)}
+        sections[f'config.{path}'.rstrip('.')] = keys(values, _texts(cls, group), group)
+    return sections
 
 
 def package_keys() -> dict[str, list[Key]]:
@@ -87,20 +87,20 @@ def package_keys() -> dict[str, list[Key]]:
 
     Optax's optimizers are left out, since their keys depend on the installed version.
     """
-    found: dict[str, list[Key]] = {}
+    sections: dict[str, list[Key]] = {}
     for path in schema.section_paths({}):
         cls = schema.section_class(path)
-        found[f'config.{path}'.rstrip('.')] = keys(schema.fields(cls), field_docs(cls))
+        sections[f'config.{path}'.rstrip('.')] = keys(schema.fields(cls), field_docs(cls))
     entry = {k: p for k, p in schema.fields(Evaluation).items() if k not in schema.fields(Data)}
     heading = 'config.evals.NAME, beside the keys of config.data'
-    found[heading] = keys(entry, field_docs(Evaluation))
+    sections[heading] = keys(entry, field_docs(Evaluation))
     for name, function in optim.OWN.items():
-        found[f'config.optim, name={name}'] = keys(optim.options(name), parameter_docs(function))
+        sections[f'config.optim, name={name}'] = keys(optim.options(name), parameter_docs(function))
     for heading, package, attribute in NAMED:
         for name in modules(package):
             cls = resolve(package, name, attribute)
-            found[f'{heading}{name}'] = keys(schema.class_keys(cls), parameter_docs(cls))
-    return {heading: listed for heading, listed in found.items() if listed}
+            sections[f'{heading}{name}'] = keys(schema.class_keys(cls), parameter_docs(cls))
+    return {heading: listed for heading, listed in sections.items() if listed}
 
 
 def _texts(cls: type, group: Mapping[str, Any]) -> dict[str, str]:
@@ -118,21 +118,21 @@ def _texts(cls: type, group: Mapping[str, Any]) -> dict[str, str]:
 
 
 def keys(
-    known: Parameters, texts: Mapping[str, str], given: Mapping[str, Any] | None = None
+    declared: Parameters, texts: Mapping[str, str], group: Mapping[str, Any] | None = None
 ) -> list[Key]:
     """The keys of a section.
 
     Args:
-      known: its parameters.
+      declared: its parameters.
       texts: their descriptions.
-      given: the section of a config, if any.
+      group: the section of a config, if any.
     """
-    found = []
-    for name, p in known.items():
+    rows = []
+    for name, p in declared.items():
         default = _default(p)
-        value = '' if given is None else repr(given[name]) if name in given else default
-        found.append(Key(name, _type(p), default, texts.get(name, ''), value))
-    return found
+        value = '' if group is None else repr(group[name]) if name in group else default
+        rows.append(Key(name, _type(p), default, texts.get(name, ''), value))
+    return rows
 
 
 def markdown(sections: Mapping[str, list[Key]]) -> str:
@@ -173,13 +173,13 @@ def field_docs(cls: type) -> dict[str, str]:
 
     It stands behind the field on its line, or above it.
     """
-    found: dict[str, str] = {}
-    for one in filter(dataclasses.is_dataclass, reversed(cls.__mro__)):
-        lines = inspect.getsource(one).splitlines()
+    texts: dict[str, str] = {}
+    for base in filter(dataclasses.is_dataclass, reversed(cls.__mro__)):
+        lines = inspect.getsource(base).splitlines()
         for node in ast.parse(inspect.cleandoc('\n'.join(lines))).body[0].body:  # type: ignore[attr-defined]
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                found[node.target.id] = _comment(lines, node)
-    return {key: found[p.name] for key, p in schema.fields(cls).items()}
+                texts[node.target.id] = _comment(lines, node)
+    return {key: texts[p.name] for key, p in schema.fields(cls).items()}
 
 
 def _comment(lines: list[str], node: ast.AnnAssign) -> str:
@@ -200,12 +200,12 @@ def parameter_docs(constructor: Callable) -> dict[str, str]:
       constructor: its docstring describes the parameters as `name: text` or `one, two: text`.
     """
     classes = inspect.getmro(constructor) if inspect.isclass(constructor) else (constructor,)
-    found: dict[str, str] = {}
-    for one in reversed(classes):
-        own = one.__dict__.get('__doc__') if inspect.isclass(one) else one.__doc__
-        for names, text in _entries(inspect.cleandoc(own or '')):
-            found |= dict.fromkeys(re.findall(r'\w+', names), text)
-    return found
+    texts: dict[str, str] = {}
+    for base in reversed(classes):
+        doc = base.__dict__.get('__doc__') if inspect.isclass(base) else base.__doc__
+        for names, text in _entries(inspect.cleandoc(doc or '')):
+            texts |= dict.fromkeys(re.findall(r'\w+', names), text)
+    return texts
 
 
 def sentence(text: str) -> str:

@@ -59,8 +59,8 @@ def parse_duration(text: str | int, where: str = 'duration') -> tuple[float, str
     Raises:
       UserError: if `text` is not a duration, or is negative.
     """
-    number, *words = str(text).replace('%', ' %').split() or ['0']
-    unit = _UNITS.get(' '.join(words).removesuffix('s')) if words else 'steps'
+    number, *unit_text = str(text).replace('%', ' %').split() or ['0']
+    unit = _UNITS.get(' '.join(unit_text).removesuffix('s')) if unit_text else 'steps'
     try:
         amount = float(number.replace('_', ''))
     except ValueError:
@@ -215,7 +215,7 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(Data):
-    """An entry of `config.evals`; other keys are those of its evaluator."""
+    """An entry of `config.evals`; other keys are declared by its evaluator."""
 
     evaluator: str | None = None  # name of the evaluator; if None, the task evaluates
     fit: str | None = None  # split that an evaluator learns from
@@ -301,14 +301,14 @@ class Optim:
     decay_mults: Sequence[tuple[str, float]] = ()  # patterns, and multipliers of `weight_decay`
     lr_mults: Sequence[tuple[str, float]] = ()  # patterns, and multipliers of the learning rate
     # patterns, and durations until which their parameters stay as they are, such as
-    # `(('/prototypes/', '1 epochs'),)`. The optimizer follows their gradients meanwhile. With a
+    # `(('/prototypes/', '1 epochs'),)`. The optimizer still follows their gradients. With a
     # third entry, such as `(('^encoder/', '500 steps', '1000 steps'),)`, the learning rate then
     # warms up for so long and follows `schedule` in the steps that are left
     lr_delays: Sequence[tuple[str, Duration] | tuple[str, Duration, Duration]] = ()
     # patterns of the parameters that stay as they are. They have no optimizer state, and their
     # gradients are not computed
     freeze: Sequence[str] = ()
-    # ratio of a layer's learning rate to that of the next, in (0, 1]; see
+    # ratio of a layer's learning rate to the next layer's, in (0, 1]; see
     # `param_groups.layer_scale`
     layer_decay: float | None = None
     clip_norm: float | None = None  # global norm above which the gradients are scaled down to it
@@ -379,7 +379,7 @@ class Every:
     """Intervals of logging, evaluation and checkpoints; empty for never."""
 
     log: Duration = '1%'  # interval of training metrics
-    # interval of the evaluations in `config.evals` that have none of their own; None for a tenth of
+    # interval of the evaluations in `config.evals` that set no `every`; None for a tenth of
     # the run, or less often to keep them below a tenth of the time, assuming that evaluating an
     # example costs a third of training on it
     eval: Duration | None = None
@@ -519,7 +519,7 @@ class Inference:
     model: Model  # the model and its sizes
     task: Task  # the task, which defines the loss
     data: Data  # the training data
-    # one group an evaluation; its source and vocabulary default to those of `data`
+    # one group per evaluation; its source and vocabulary default to `data`'s
     evals: Mapping[str, Evaluation] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -46,9 +46,9 @@ _SAYS_DURATION = typing.get_args(Duration)[1]
 
 def fields(cls: Any) -> Parameters:
     """The keys that a section's dataclass declares itself; a parameter has the field's name."""
-    found = parameters_of(cls)
+    by_name = parameters_of(cls)
     keys = {f.metadata.get('key', f.name): f.name for f in dataclasses.fields(cls)}
-    return {key: found[name] for key, name in keys.items() if name != OPTIONS}
+    return {key: by_name[name] for key, name in keys.items() if name != OPTIONS}
 
 
 def class_keys(cls: Callable) -> Parameters:
@@ -60,8 +60,8 @@ def section_class(path: str) -> Any:
     """The dataclass of a section such as 'optim.schedule'; None if it is not the trainer's."""
     node: Any = Run
     for key in filter(None, path.split('.')):
-        found = fields(node).get(key) if dataclasses.is_dataclass(node) else None
-        node = Evaluation if node == EVALS else found.annotation if found else None
+        parameter = fields(node).get(key) if dataclasses.is_dataclass(node) else None
+        node = Evaluation if node == EVALS else parameter.annotation if parameter else None
     return node if dataclasses.is_dataclass(node) else None
 
 
@@ -89,17 +89,19 @@ def parameters(config: Group, path: str) -> Parameters:
 
     Args:
       config: names the model, task, optimizer and evaluators.
-      path: of the section, such as 'optim.schedule' or 'evals.test'; empty for the config itself.
+      path: section such as 'optim.schedule' or 'evals.test'; empty for the config itself.
 
     Raises:
       UserError: for an unknown model, task, optimizer or evaluator.
     """
     if (cls := section_class(path)) is None:
         return {}
-    own, group = fields(cls), find_section(config, path)
+    declared, group = fields(cls), find_section(config, path)
     if cls is Evaluation and not (group.get('evaluator') and _evaluator(group).learns):
-        own = {key: p for key, p in own.items() if key != 'fit'}
-    return own | {key: p for key, p in options(cls, group, path).items() if key not in own}
+        declared = {key: p for key, p in declared.items() if key != 'fit'}
+    return declared | {
+        key: p for key, p in options(cls, group, path).items() if key not in declared
+    }
 
 
 def _evaluator(group: Group) -> Any:
@@ -107,7 +109,7 @@ def _evaluator(group: Group) -> Any:
 
 
 def options(cls: type, group: Group, path: str) -> Parameters:
-    """The further keys of a section: those of the model, task, evaluator or optimizer it names.
+    """Find the keys that the model, task, evaluator or optimizer named by a section declares.
 
     Raises:
       UserError: for an unknown name, or a section without one.
@@ -118,7 +120,7 @@ def options(cls: type, group: Group, path: str) -> Parameters:
         return {}
     name = group.get('name')
     if cls is Model and name is None and 'name' in group:
-        return dict.fromkeys(group, _ANY)  # those of a checkpoint, which is not read yet
+        return dict.fromkeys(group, _ANY)  # the checkpoint's, which is not read yet
     if name is None:
         raise UserError(f"config.{path}: the key 'name' is missing")
     if cls is Optim:
@@ -152,19 +154,19 @@ def check_section(config: Group, path: str) -> None:
     section, where = find_section(config, path), f'config.{path}'.rstrip('.')
     if not isinstance(section, (ConfigDict, dict)):
         raise UserError(f'{where}={section!r}: expected a group of keys')
-    known = parameters(config, path) if section or section_class(path) is Run else {}
-    _check_known(section, known, where)
-    if lacking := [key for key in required(known) if key not in section]:
+    valid = parameters(config, path) if section or section_class(path) is Run else {}
+    _check_known(section, valid, where)
+    if lacking := [key for key in required(valid) if key not in section]:
         raise UserError(f'{where}: {_missing(lacking)}')
     for key, value in section.items():
         if not (value is None and key in LEFT_OPEN):
-            check_value(known[key], value, f'{where}.{key}')
+            check_value(valid[key], value, f'{where}.{key}')
 
 
-def _check_known(section: Group, known: Parameters, where: str) -> None:
+def _check_known(section: Group, valid: Parameters, where: str) -> None:
     for key in section:
-        if key not in known:
-            raise UserError(f'{where}: ' + nearest('key', key, known))
+        if key not in valid:
+            raise UserError(f'{where}: ' + nearest('key', key, valid))
 
 
 def _missing(keys: Sequence[str]) -> str:
@@ -181,8 +183,8 @@ def _lacking(config: ConfigDict) -> Iterator[str]:
                 yield key
         elif isinstance(group, (ConfigDict, dict)):
             named = key == 'data' or 'name' in group
-            known = parameters(config, key) if named else fields(parameter.annotation)
-            needed = required(known).items()
+            declared = parameters(config, key) if named else fields(parameter.annotation)
+            needed = required(declared).items()
             yield from (f'{key}.{name}' for name, p in needed if _lacks(group, name, p))
     if follows_checkpoint(config) and not config.get('init', {}).get('from'):
         yield 'init.from'
@@ -195,9 +197,9 @@ def _lacks(section: Group, key: str, parameter: inspect.Parameter) -> bool:
     return section[key] is None and not takes_none
 
 
-def required(known: Parameters) -> Parameters:
+def required(declared: Parameters) -> Parameters:
     """The keys without a default."""
-    return {key: p for key, p in known.items() if p.default is p.empty}
+    return {key: p for key, p in declared.items() if p.default is p.empty}
 
 
 def make(cls: type[Section], group: Group, where: str) -> Section:
@@ -215,36 +217,36 @@ def make(cls: type[Section], group: Group, where: str) -> Section:
     """
     if not isinstance(group, (ConfigDict, dict)):
         raise UserError(f'{where}={group!r}: expected a group of keys')
-    known, given, others = fields(cls), {}, {}
+    declared, values, remaining = fields(cls), {}, {}
     for key, value in group.items():
-        if key not in known:
-            others[key] = plain(value)
+        if key not in declared:
+            remaining[key] = plain(value)
             continue
-        nested: Any = known[key].annotation
+        nested: Any = declared[key].annotation
         if dataclasses.is_dataclass(nested):
             value = make(cast(Any, nested), value, f'{where}.{key}')
         elif nested == EVALS:
             value = {k: make(Evaluation, v, f'{where}.{key}.{k}') for k, v in value.items()}
-        given[known[key].name] = plain(value)
+        values[declared[key].name] = plain(value)
     if OPTIONS in getattr(cls, '__dataclass_fields__', {}):
-        given[OPTIONS] = others
+        values[OPTIONS] = remaining
     try:
-        return cls(**given)
+        return cls(**values)
     except UserError as e:
         raise UserError(f'{where}.{e}') from e
 
 
 def to_group(section: Any) -> dict[str, Any]:
     """A typed section as a group of keys, with all defaults: the inverse of `make`."""
-    found: dict[str, Any] = {}
+    group: dict[str, Any] = {}
     for key, parameter in fields(type(section)).items():
         value = getattr(section, parameter.name)
         if dataclasses.is_dataclass(value):
             value = to_group(value)
         elif parameter.annotation == EVALS:
             value = {name: to_group(entry) for name, entry in value.items()}
-        found[key] = value
-    return found | dict(getattr(section, OPTIONS, {}))
+        group[key] = value
+    return group | dict(getattr(section, OPTIONS, {}))
 
 
 def plain(value: Any) -> Any:
@@ -279,12 +281,12 @@ def accepted_types(parameter: inspect.Parameter) -> tuple[type, ...]:
         return (str, int, NONE) if default is None else (str, int)
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     members = typing.get_args(annotation) if union else (annotation,)
-    found = tuple(_plain_type(member) for member in members)
-    if None not in found:
-        return cast(tuple[type, ...], found)
-    known = default is not parameter.empty and default is not None
-    kind = _plain_type(type(default)) if known else None
-    return () if kind is None else (kind, *((NONE,) if NONE in found else ()))
+    kinds = tuple(_plain_type(member) for member in members)
+    if None not in kinds:
+        return cast(tuple[type, ...], kinds)
+    has_value = default is not parameter.empty and default is not None
+    kind = _plain_type(type(default)) if has_value else None
+    return () if kind is None else (kind, *((NONE,) if NONE in kinds else ()))
 
 
 def _plain_type(annotation: Any) -> type | None:
@@ -312,7 +314,7 @@ def check_value(parameter: inspect.Parameter, value: Any, where: str) -> None:
 
 
 def type_names(allowed: tuple[type, ...]) -> str:
-    """Types in words, as 'float or None'."""
+    """Describe types in words, such as 'float or None'."""
     return ' or '.join(_NAMES.get(kind, kind.__name__) for kind in allowed)
 
 

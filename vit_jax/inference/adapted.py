@@ -37,7 +37,7 @@ def read_base(
     Args:
       imported: the checkpoint of `config.init.from`.
       init: `config.init` of the run.
-      adapters: of the run.
+      adapters: adapters of the run.
       program: model and task of the config.
       params: shapes of all parameters.
       image_size: height and width of the run's images.
@@ -48,12 +48,12 @@ def read_base(
     model, task = program
     target = adapters.without(params)
     try:
-        found, _ = adapt.adapt_checkpoint(
+        adapted_params, _ = adapt.adapt_checkpoint(
             imported, model, target, image_size, init.posemb, init.select, None, task
         )
     except UserError as error:
         raise UserError(f'config.init.from={init.checkpoint}: {error}') from error
-    base = adapters.split(found)[1]
+    base = adapters.split(adapted_params)[1]
     if missing := sorted(adapters.held - param_paths(base).keys()):
         raise UserError(
             f'config.init.from={init.checkpoint}: lacks {missing[0]}, which would start anew '
@@ -67,9 +67,9 @@ def base_digest(base: PyTree) -> str:
     return weights_digest(base)[:32]
 
 
-def overlaid(base: PyTree, own: PyTree) -> PyTree:
+def overlaid(base: PyTree, trained: PyTree) -> PyTree:
     """The union of two nested dicts of parameters."""
-    flat = [traverse_util.flatten_dict(dict(tree), sep='/') for tree in (base, own)]
+    flat = [traverse_util.flatten_dict(dict(tree), sep='/') for tree in (base, trained)]
     return traverse_util.unflatten_dict({**flat[0], **flat[1]}, sep='/')
 
 
@@ -77,9 +77,9 @@ def complete(run: TrainedModel, imported: TrainedModel, meta: Mapping[str, Any])
     """The complete model of a run of adapters, which are merged into their kernels.
 
     Args:
-      run: with the trained parameters alone.
+      run: run with only the trained parameters.
       imported: the checkpoint of its `config.init.from`.
-      meta: of the run's checkpoint.
+      meta: metadata of the run's checkpoint.
 
     Raises:
       UserError: if they adapt another checkpoint.
@@ -102,7 +102,7 @@ def complete(run: TrainedModel, imported: TrainedModel, meta: Mapping[str, Any])
 
 
 def require_same(key: str, digest: str, saved: str | None) -> None:
-    """Raise UserError if the checkpoint of a config's `key` is not that of a saved run."""
+    """Raise UserError if the checkpoint of a config's `key` is not the one of a saved run."""
     if saved != digest:
         raise UserError(
             f'{key}: its weights are not those that the run was saved with: bring the file back, '

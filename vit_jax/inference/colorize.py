@@ -24,9 +24,9 @@ class ColorizedPhoto:
     """A colorized photograph.
 
     Attributes:
-      photo: as the last run of the chain sees it.
-      samples: of the size of `photo.image`.
-      bits_per_dim: of each sample's coarse colors.
+      photo: photo as the last run of the chain sees it.
+      samples: samples of the size of `photo.image`.
+      bits_per_dim: bits per dimension of each sample's coarse colors.
     """
 
     photo: Photo
@@ -42,7 +42,7 @@ def colorizer(
     Args:
       core: a run of the task `coltran`.
       upsamplers: runs of the task `coltran_upsampler`, each fed by the one before.
-      seed: of the samples, which depend only on it and the file.
+      seed: seed of the samples, which depend only on it and the file.
 
     Raises:
       UserError: for runs of other tasks, or if their image sizes do not match.
@@ -58,7 +58,7 @@ def colorizer(
         for reader, upsample in zip(readers[1:], refine, strict=True):
             photo = reader.read(path)
             inputs = [{**photo.fields, 'coarse': sample} for sample in samples]
-            samples = np.stack([upsample(one, photo.number)['image'] for one in inputs])
+            samples = np.stack([upsample(coarse, photo.number)['image'] for coarse in inputs])
         return ColorizedPhoto(photo, samples, drawn['bits_per_dim'])
 
     return colorize
@@ -75,13 +75,13 @@ def check_chain(core: TrainedModel, upsamplers: Sequence[TrainedModel]) -> None:
         before = run
 
 
-def check_size(run: TrainedModel, made: Sequence[int], maker: str) -> None:
-    """Raise UserError unless an upsampler takes images of size `made`, [H W]."""
+def check_size(run: TrainedModel, size: Sequence[int], maker: str) -> None:
+    """Raise UserError unless an upsampler takes images of size `size`, [H W]."""
     assert run.image_size is not None
     takes = tuple(side // run.task.factor for side in run.image_size)
-    if takes != tuple(made):
+    if takes != tuple(size):
         raise UserError(
-            f'{run.path} takes images of {_pixels(takes)} pixels, but {maker} makes {_pixels(made)}'
+            f'{run.path} takes images of {_pixels(takes)} pixels, but {maker} makes {_pixels(size)}'
         )
 
 

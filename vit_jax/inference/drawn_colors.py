@@ -1,7 +1,7 @@
 """Evaluation of the colors that a run of `coltran` samples, optionally with upsamplers.
 
-The colors are measured on the luminance of the images, like those of `colorize` and by its
-metrics, so that both can stand in one table. It is an evaluator of `coltran`:
+The colors are measured on the luminance of the images, as for `colorize` and by its metrics, so
+that one table can compare both. It is an evaluator of `coltran`:
 
     evaluate --workdir CORE --evaluator "vit_jax.inference.drawn_colors(upsamplers=('RUN', 'RUN'))"
 """
@@ -71,11 +71,11 @@ class Evaluator(base.Evaluator):
         """Raise UserError if the task has no samples, or the images differ in size."""
         if 'samples' not in predictions:
             raise UserError('drawn_colors measures the samples of the task coltran')
-        made = predictions['samples'][:, 0]
+        sampled = predictions['samples'][:, 0]
         truth = kept_accuracy.stack_images(self._source, batch['index'])
         for upsample in self._chain:
-            made = upsample(truth, made)
-        image, numbers = _measure(truth, made)
+            sampled = upsample(truth, sampled)
+        image, numbers = _measure(truth, sampled)
         for name, values in numbers.items():
             self._sums[name] += float(values.sum())
         self._seen += len(truth)
@@ -83,8 +83,8 @@ class Evaluator(base.Evaluator):
             self._kept.update({'image': np.asarray(image)}, batch)
 
     def result(self) -> dict[str, float]:
-        kept = {} if self._kept is None else self._kept.result()
-        return {name: total / max(self._seen, 1) for name, total in self._sums.items()} | kept
+        accuracies = {} if self._kept is None else self._kept.result()
+        return {name: total / max(self._seen, 1) for name, total in self._sums.items()} | accuracies
 
 
 def upsampler(run: TrainedModel) -> Callable[[Images, Images], Images]:
@@ -97,7 +97,7 @@ def upsampler(run: TrainedModel) -> Callable[[Images, Images], Images]:
 
     def upsample(images: Images, coarse: Images) -> Images:
         check_size(run, coarse.shape[1:3], 'the model before it')
-        records = [reader.transforms({'image': each}, example_rng(0, 0)) for each in images]
+        records = [reader.transforms({'image': image}, example_rng(0, 0)) for image in images]
         batch = {
             'image': np.stack([record['image'] for record in records]),
             'coarse': coarse,
@@ -112,12 +112,12 @@ def upsampler(run: TrainedModel) -> Callable[[Images, Images], Images]:
 
 @jax.jit
 def _measure(
-    truth: UInt8[Array, 'B H W 3'], made: UInt8[Array, 'B h w 3']
+    truth: UInt8[Array, 'B H W 3'], sampled: UInt8[Array, 'B h w 3']
 ) -> tuple[UInt8[Array, 'B H W 3'], dict[str, Float[Array, ' B']]]:
     """Put the colors on the images' luminance; return the result and its metrics."""
     rgb = truth / jnp.float32(255)
     gray = colors.to_bytes(colors.to_gray(rgb)) / jnp.float32(255)
-    ab = colors.rgb_to_lab(made / jnp.float32(255))[..., 1:]
+    ab = colors.rgb_to_lab(sampled / jnp.float32(255))[..., 1:]
     image = colors.colorize(gray, jax.image.resize(ab, (*gray.shape[:3], 2), 'bilinear'))
     return colors.to_bytes(image), {
         'psnr': colors.psnr(image, rgb),

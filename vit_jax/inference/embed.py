@@ -59,7 +59,8 @@ def embed(
       images: one image or several, see `vit_jax.predict`.
       texts: instead of images one text or several, for a CLIP or SigLIP.
       features: 'embedding', the head's input, or the vector that a CLIP or SigLIP compares;
-        'class', the class token; 'mean', that of the patches; 'patches', each of them; or several.
+        'class', the class token; 'mean', the mean of the patches; 'patches', each of them; or
+        several.
       layers: whose tokens 'class', 'mean' and 'patches' are: 0 is the embedding of the patches, 1
         the first block's output, -1 the last one's.
       normalized: whether tokens go through the model's final norm.
@@ -80,9 +81,9 @@ def embed(
     environment.keep_freed_memory_from_now()
     compile_cache.enable_for_python()
     trained = open_for_features(path, image_size, **options)
-    given: Any = images if texts is None else texts
-    single = isinstance(given, str | os.PathLike | PIL.Image.Image | np.ndarray)
-    some = [given] if single else list(given)
+    content: Any = images if texts is None else texts
+    single = isinstance(content, str | os.PathLike | PIL.Image.Image | np.ndarray)
+    some = [content] if single else list(content)
     inputs = (
         TextInputs(trained, some)
         if texts is not None
@@ -93,10 +94,10 @@ def embed(
         (layers,) if isinstance(layers, int) else tuple(layers),
         normalized,
     )
-    found = Embedder(trained, inputs, wanted, batch_size).rows(range(len(inputs)))
-    if found.left_out:
-        raise next(iter(found.left_out.values()))
-    return {name: x[0] for name, x in found.features.items()} if single else found.features
+    rows = Embedder(trained, inputs, wanted, batch_size).rows(range(len(inputs)))
+    if rows.left_out:
+        raise next(iter(rows.left_out.values()))
+    return {name: x[0] for name, x in rows.features.items()} if single else rows.features
 
 
 def open_for_features(path: Path, image_size: Size | None = None, **options: Any) -> TrainedModel:
@@ -113,7 +114,7 @@ class Wanted:
       layers, normalized: see `embed`.
 
     Raises:
-      UserError: for an unknown kind, or layers of the kind 'embedding' alone.
+      UserError: for an unknown kind, or layers of only the kind 'embedding'.
     """
 
     kinds: tuple[str, ...] = (EMBEDDING,)
@@ -165,7 +166,7 @@ class Rows(NamedTuple):
     """Features of some inputs.
 
     Attributes:
-      numbers: of the inputs that could be read.
+      numbers: numbers of the inputs that could be read.
       features: {name: [numbers ...]}.
       left_out: the errors of the others.
     """
@@ -225,23 +226,23 @@ class Embedder:
         """The features of the inputs with these numbers.
 
         Args:
-          numbers: of the inputs.
+          numbers: numbers of the inputs.
           advance: called after each batch with the number of its inputs.
 
         Raises:
           UserError: if none can be read, or they are of several sizes and patches are wanted.
         """
-        kept: list[int] = []
+        read_rows: list[int] = []
         chunks: list[Features] = []
         left_out: dict[int, UserError] = {}
         for chunk in self._read_ahead(numbers):
             read = {i: x for i, x in chunk.items() if not isinstance(x, UserError)}
             left_out |= {i: x for i, x in chunk.items() if isinstance(x, UserError)}
             if read:
-                kept += read
+                read_rows += read
                 chunks.append(self._embed(list(read.values())))
             advance(len(chunk))
-        return Rows(kept, _joined(chunks), left_out)
+        return Rows(read_rows, _joined(chunks), left_out)
 
     def row_bytes(self) -> int:
         """The bytes of one input's features; UserError if no input can be read."""
@@ -270,9 +271,9 @@ class Embedder:
                 chunk = numbers[start : start + self.batch_size]
                 coming.append({i: pool.submit(self._read, i) for i in chunk})
                 if len(coming) > AHEAD:
-                    yield {i: one.result() for i, one in coming.popleft().items()}
+                    yield {i: future.result() for i, future in coming.popleft().items()}
             while coming:
-                yield {i: one.result() for i, one in coming.popleft().items()}
+                yield {i: future.result() for i, future in coming.popleft().items()}
 
     def _embed(self, examples: Sequence[tuple[int, Fields]]) -> Features:
         """The features of at most `batch_size` examples, whose arrays may differ in shape."""
@@ -280,13 +281,13 @@ class Embedder:
         for row, (_, fields) in enumerate(examples):
             shape = tuple((name, x.shape) for name, x in fields.items())
             groups.setdefault(shape, []).append(row)
-        found = []
+        batches = []
         for rows in groups.values():
             batch = self._layout.put_batch(self._batch([examples[row] for row in rows]))
-            made = jax.device_get(self._step(self._variables, batch))
-            found.append({name: x[: len(rows)] for name, x in made.items()})
+            outputs = jax.device_get(self._step(self._variables, batch))
+            batches.append({name: x[: len(rows)] for name, x in outputs.items()})
         order = np.argsort(np.concatenate(list(groups.values())))
-        return {name: x[order] for name, x in _joined(found).items()}
+        return {name: x[order] for name, x in _joined(batches).items()}
 
     def _batch(self, examples: Sequence[tuple[int, Fields]]) -> dict[str, np.ndarray]:
         spec = {name: ArraySpec.from_value(x) for name, x in examples[0][1].items()}
@@ -300,17 +301,17 @@ class Embedder:
     def _compute(self, variables: Any, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
         """The wanted features of a batch, by the names of their columns."""
         model, task, wanted = self._trained.model, self._trained.task, self._wanted
-        found = {}
+        features = {}
         if EMBEDDING in wanted.kinds:
             apply = step.bind(model, task, variables, batch)
             predictions = task.predict(apply, batch) if task.predicts else {}
-            made = predictions.get(self.inputs.predicted)
-            if made is None or made.ndim != 2:
+            output = predictions.get(self.inputs.predicted)
+            if output is None or output.ndim != 2:
                 raise UserError(
                     f'{self._trained.path}: the model has no embedding of a whole image: ask for '
                     f'{" or ".join(OF_LAYERS)}'
                 )
-            found[EMBEDDING] = made
+            features[EMBEDDING] = output
         if kinds := [kind for kind in wanted.kinds if kind != EMBEDDING]:
             _, states = model.hidden_states(variables, *task.inputs(batch))
             norm = model.final_norm_of(variables['params']) if wanted.normalized else None
@@ -318,8 +319,8 @@ class Embedder:
                 state = states[number]
                 state = dataclasses.replace(state, tokens=norm(state.tokens)) if norm else state
                 ending = '' if wanted.layers == LAST else f'_{number}'
-                found |= {f'{kind}{ending}': OF_LAYERS[kind](state) for kind in kinds}
-        return {name: x.astype(np.float32) for name, x in found.items()}
+                features |= {f'{kind}{ending}': OF_LAYERS[kind](state) for kind in kinds}
+        return {name: x.astype(np.float32) for name, x in features.items()}
 
 
 def column_order(name: str) -> tuple[int, int]:

@@ -36,8 +36,8 @@ class ExampleSet:
     Attributes:
       data: the opened data.
       section: their config section.
-      viz: of the task.
-      context: of the data, with default flags.
+      viz: pictures of the task.
+      context: context of the data, with default flags.
     """
 
     data: Dataset
@@ -52,8 +52,8 @@ class ExampleSet:
 
     def fields(self) -> dict[int, Fields]:
         """The batch arrays of each example, by the examples' numbers."""
-        found = self.examples.items()
-        return {i: e.fields if isinstance(e, Photo) else e for i, e in found}
+        named = self.examples.items()
+        return {i: e.fields if isinstance(e, Photo) else e for i, e in named}
 
     def batch(self, rows: int) -> Batch:
         """A batch that begins with the examples; the other rows are padding."""
@@ -66,7 +66,7 @@ class ExampleSet:
         return batch
 
     def batch_of_first(self) -> Batch:
-        """A batch with only the first example, of its own size."""
+        """A batch with only the first example, at its size."""
         number, fields = next(iter(self.fields().items()))
         example = {name: fields[name] for name in self.data.spec}
         return batch_of_one(example, number, self.data.plan.slots)
@@ -88,7 +88,7 @@ class ExampleSet:
     def _fields(self, index: int) -> Fields:
         """The arrays of an example, without padding unless it is masked.
 
-        An image that the plan packs into other arrays is kept beside them for drawing.
+        An image that the plan packs into other arrays is also kept for drawing.
         """
         plan, record = self.data.plan, self.data.read(index)
         if plan.spec.keys() - record.keys():

@@ -1,12 +1,12 @@
 """Trained models as programs that need only JAX: StableHLO by `jax.export`, with their weights.
 
 A folder holds model.stablehlo, the serialized program of a batch of any size for several kinds of
-devices; weights.safetensors; and model.json, which tells inputs, outputs, the preparation of images
+devices; weights.safetensors; and model.json, which lists inputs, outputs, the preparation of images
 and the names of classes. Plain JAX runs it:
 
     program = jax.export.deserialize(open('out/model.stablehlo', 'rb').read())
     weights = safetensors.numpy.load_file('out/weights.safetensors')
-    outputs = program.call(weights, {'image': images})  # uint8, as model.json says
+    outputs = program.call(weights, {'image': images})  # uint8, see model.json
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ def export(
     platforms: Sequence[str] = PLATFORMS,
     **options: Any,
 ) -> dict[str, Any]:
-    """Write a model as a program of its task's predictions, and return what model.json says.
+    """Write a model as a program of its task's predictions, and return the contents of model.json.
 
     Args:
       path: a run folder, or a checkpoint as for `vit_jax.load`.
-      folder: to write; it must not exist.
+      folder: output folder; it must not exist.
       image_size: height and width of images instead of the model's own.
       int8: store kernels as int8 with a scale for each output; they are computed with as before.
       platforms: that the program runs on.
@@ -144,12 +144,12 @@ def exported_program(
 
     Args:
       trained: the model.
-      weights: by name, some of them perhaps `quantized`.
+      weights: arrays by name, some of them perhaps `quantized`.
       example: arrays of one row.
       platforms: that the program runs on.
     """
-    kept = fields(trained.model)
-    model = trained.model.clone(attention='xla') if 'attention' in kept else trained.model
+    model_fields = fields(trained.model)
+    model = trained.model.clone(attention='xla') if 'attention' in model_fields else trained.model
     step = make_predict_step(model, trained.task)
 
     def predict_one(weights: Mapping[str, jax.Array], row: Mapping[str, jax.Array]) -> Any:
@@ -182,19 +182,19 @@ def _depends_on(name: str, function: Callable[..., Any], weights: Any, row: Any)
 
 def quantized(weights: Mapping[str, np.ndarray]) -> Weights:
     """The weights with kernels as int8: round(W / s), with s = max |W| / 127 of each output."""
-    found: Weights = {}
+    arrays: Weights = {}
     for name, x in weights.items():
         if not (name.startswith('params/') and is_kernel(name, x)):
-            found[name] = x
+            arrays[name] = x
             continue
         stacked = is_stacked(name, x)
         inputs, _ = kernel_axes(name, x.ndim - stacked)
         axes = tuple(i + stacked for i in inputs)
         scale = np.abs(x).max(axis=axes, keepdims=True).astype(np.float32) / 127
         scale = np.where(scale > 0, scale, 1).astype(np.float32)
-        found[name] = np.round(x / scale).astype(np.int8)
-        found[f'{name}{SCALE}'] = scale
-    return found
+        arrays[name] = np.round(x / scale).astype(np.int8)
+        arrays[f'{name}{SCALE}'] = scale
+    return arrays
 
 
 def restored(weights: Mapping[str, Any]) -> dict[str, Any]:
@@ -215,7 +215,7 @@ def describe(
     (_, inputs), _ = jax.tree.unflatten(program.in_tree, program.in_avals)
     outputs = jax.tree.unflatten(program.out_tree, program.out_avals)
     transforms = without_annotations(trained.data.transforms)
-    kept = ('channels', 'size', 'padded', 'squeezed', 'ready')
+    keys = ('channels', 'size', 'padded', 'squeezed', 'ready')
     return {
         'model': trained.model_config['name'],
         'task': trained.task_config['name'],
@@ -227,7 +227,7 @@ def describe(
         'class_names': list(trained.class_names),
         'preparation': {
             'transforms': transforms,
-            **{name: getattr(reader, name) for name in kept},
+            **{name: getattr(reader, name) for name in keys},
         },
     }
 
@@ -261,9 +261,9 @@ class ExportedModel:
     """A program that was written by `export`.
 
     Attributes:
-      about: what model.json says.
-      program: of `jax.export`.
-      weights: by name.
+      about: contents of model.json.
+      program: program of `jax.export`.
+      weights: arrays by name.
     """
 
     about: Mapping[str, Any]
@@ -276,7 +276,7 @@ class ExportedModel:
         return tuple(self.about['class_names'])
 
     def __call__(self, **batch: Any) -> dict[str, jax.Array]:
-        """Predictions for arrays of any number of rows, as `about['inputs']` says.
+        """Predict for arrays of any number of rows, with the shapes of `about['inputs']`.
 
         Rows are numbered from 0 where random draws depend on numbers and none are given.
         """
@@ -300,8 +300,8 @@ class ExportedModel:
             return []
         rows = [{**photo.fields, INDEX: np.int32(photo.number)} for photo in photos]
         batch = {k: np.stack([np.asarray(row[k]) for row in rows]) for k in self.about['inputs']}
-        found = jax.device_get(self(**batch))
-        return [{k: x[i] for k, x in found.items()} for i in range(len(photos))]
+        outputs = jax.device_get(self(**batch))
+        return [{k: x[i] for k, x in outputs.items()} for i in range(len(photos))]
 
 
 def load_exported(folder: Path) -> ExportedModel:

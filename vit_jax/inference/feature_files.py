@@ -1,7 +1,7 @@
 """Files of features, as Parquet or npz, on a disk or in object storage.
 
-A file is written in parts, which lie beside it until the last one is done. So a command that was
-killed goes on where it stopped, and ends with the same file, which says what its features are of.
+A file is written in parts, kept in its folder until the last one is done. So a command that was
+killed goes on where it stopped, and ends with the same file, which lists what its features show.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def write(
     features.
 
     Args:
-      embedder: of the inputs.
+      embedder: embedder of the inputs.
       out: a .parquet or .npz file, local or in object storage.
       advance: called with each number of inputs that are done.
 
@@ -87,15 +87,15 @@ def _finished(file: pathlib.Path, plan: Mapping[str, Any]) -> dict[str, str] | N
     with paths.reaching(file):
         if not file.exists():
             return None
-        found = _read_plan(file)
-    if not found:
+        written_plan = _read_plan(file)
+    if not written_plan:
         raise UserError(f'{file} exists and is not of this command: write to another file')
-    if changed := [name for name in plan if found.get(name) != plan[name]]:
+    if changed := [name for name in plan if written_plan.get(name) != plan[name]]:
         raise UserError(
             f'{file} holds other features (not the same {", ".join(changed)}): delete it, or '
             'write to another file'
         )
-    left_out: dict[str, str] | None = found.get(_PLAN_LEFT_OUT)
+    left_out: dict[str, str] | None = written_plan.get(_PLAN_LEFT_OUT)
     return left_out
 
 
@@ -121,10 +121,10 @@ def _read_plan(file: str | os.PathLike[str]) -> dict[str, Any]:
             except pyarrow.ArrowInvalid:
                 return {}
     try:
-        found = paths.parse_json(text)
+        plan = paths.parse_json(text)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return plan if isinstance(plan, dict) else {}
 
 
 def _rows_of(total: int, left_out: Mapping[str, str]) -> Rows:
@@ -163,9 +163,9 @@ def _write_whole(file: pathlib.Path, columns: _Columns) -> None:
     """Write a file that appears whole or not at all."""
     make = WRITERS[file.suffix.lower()]
     if paths.is_remote(file):
-        with tempfile.TemporaryDirectory() as made:
-            make(pathlib.Path(made, file.name), columns)
-            paths.copy(pathlib.Path(made), file.parent)
+        with tempfile.TemporaryDirectory() as temporary:
+            make(pathlib.Path(temporary, file.name), columns)
+            paths.copy(pathlib.Path(temporary), file.parent)
         return
     with paths.atomic_file(file) as partial:
         make(partial, columns)
@@ -209,18 +209,18 @@ def _begin(folder: pathlib.Path, plan: dict[str, Any]) -> None:
         paths.make_folder(folder)
         paths.write_text_atomic(manifest, json.dumps(plan))
         return
-    found = paths.parse_json(before)
-    if changed := [name for name in plan if found.get(name) != plan[name]]:
+    written_plan = paths.parse_json(before)
+    if changed := [name for name in plan if written_plan.get(name) != plan[name]]:
         raise UserError(
             f'{folder} has the beginning of other features (not the same {", ".join(changed)}): '
             'delete it to start again, or write to another file'
         )
 
 
-def _encoded(found: Rows) -> bytes:
-    errors = json.dumps({str(i): str(error) for i, error in found.left_out.items()})
-    own = {_NUMBERS: np.array(found.numbers, np.int64), _LEFT_OUT: np.array(errors)}
-    arrays: dict[str, Any] = own | found.features
+def _encoded(rows: Rows) -> bytes:
+    errors = json.dumps({str(i): str(error) for i, error in rows.left_out.items()})
+    entries = {_NUMBERS: np.array(rows.numbers, np.int64), _LEFT_OUT: np.array(errors)}
+    arrays: dict[str, Any] = entries | rows.features
     file = io.BytesIO()
     np.savez(file, **arrays)
     return file.getvalue()
@@ -293,19 +293,19 @@ def _write_parquet(file: pathlib.Path, columns: _Columns) -> None:
     from pyarrow import parquet
 
     def as_lists(array: np.ndarray) -> Any:
-        made = pyarrow.array(array.reshape(-1))
+        values = pyarrow.array(array.reshape(-1))
         for length in reversed(array.shape[1:]):
-            made = pyarrow.FixedSizeListArray.from_arrays(made, length)
-        return made
+            values = pyarrow.FixedSizeListArray.from_arrays(values, length)
+        return values
 
     writer, start = None, 0
     try:
         for chunks in zip(*(columns.chunks(name) for name in columns.features), strict=True):
             rows = slice(start, start + len(chunks[0]))
             start = rows.stop
-            known = {name: pyarrow.array(x[rows]) for name, x in columns.known.items()}
-            found = dict(zip(columns.features, map(as_lists, chunks), strict=True))
-            table = pyarrow.table(known | found, metadata={_KEY: json.dumps(columns.plan)})
+            metadata = {name: pyarrow.array(x[rows]) for name, x in columns.known.items()}
+            features = dict(zip(columns.features, map(as_lists, chunks), strict=True))
+            table = pyarrow.table(metadata | features, metadata={_KEY: json.dumps(columns.plan)})
             writer = writer or parquet.ParquetWriter(file, table.schema)
             writer.write_table(table)
     finally:

@@ -2,7 +2,7 @@
 
 `config.model.name=None` means the checkpoint's model; other keys of `config.model` replace its own.
 With `config.init.into` it means this model, made of the checkpoint's ViT.
-In transforms, `{size}` and `{method}` stand for the checkpoint's image size and resampling,
+In transforms, `{size}` and `{method}` are the checkpoint's image size and resampling,
 `{transforms}` for its evaluation transforms, and `{alpha}` for `drop_alpha|` if these contain it.
 If `config.data.split` and the splits of `config.evals` are None, evaluation uses a validation
 split, or else a held-out fifth of each class (of all images if these have several classes). A run
@@ -43,7 +43,7 @@ class CompletedConfig:
 
     Attributes:
       config: checked.
-      checkpoint: of `config.init.from`, if it was read.
+      checkpoint: checkpoint of `config.init.from`, if it was read.
       notes: one line for each choice.
     """
 
@@ -69,8 +69,8 @@ def complete(
     keys = list(_open_keys(config))
     if not keys:
         return CompletedConfig(config)
-    found = None if stored is None else _from_run(config, stored, keys)
-    return found or _from_files(config, allowed)
+    completed = None if stored is None else _from_run(config, stored, keys)
+    return completed or _from_files(config, allowed)
 
 
 def _open_keys(config: ConfigDict) -> Iterator[str]:
@@ -94,14 +94,14 @@ def _from_run(
         for key_path in keys:
             place, _, key = key_path.rpartition('.')
             if key_path == 'model':
-                given = {k: v for k, v in config.model.items() if v is not None}
-                config.model = {**stored.model, **given}
+                overrides = {k: v for k, v in config.model.items() if v is not None}
+                config.model = {**stored.model, **overrides}
                 _normalize_as(config, stored.task.to_dict())
-            elif key not in (kept := find_section(stored, place)):
+            elif key not in (group := find_section(stored, place)):
                 if key_path != 'init.select':
                     return None
             else:
-                _section(config, place)[key] = kept[key]
+                _section(config, place)[key] = group[key]
     return CompletedConfig(override(config, ()))
 
 
@@ -177,9 +177,9 @@ def _follow_model(config: ConfigDict, checkpoint: TrainedModel) -> str:
             f'is {config.task.name!r}: name the model, and the parts to load by config.init.select'
         )
     # The new head is a single layer (Dosovitskiy et al. 2021, section 3.2).
-    anew = dict.fromkeys({'num_classes', 'representation_size'} & part.model_config.keys())
-    given = {key: value for key, value in config.model.items() if key != 'name'}
-    config.model = {**part.model_config, **anew, **given}
+    new_head = dict.fromkeys({'num_classes', 'representation_size'} & part.model_config.keys())
+    overrides = {key: value for key, value in config.model.items() if key != 'name'}
+    config.model = {**part.model_config, **new_head, **overrides}
     _normalize_as(config, part.task_config)
     if part is not checkpoint and not section(config, Init).select:
         config.init.select = ','.join(part.params)
@@ -192,24 +192,26 @@ def _follow_into(
     """Give a config the model `into`, made of a checkpoint's backbone, or the checkpoint's own."""
     from vit_jax.interop import preprocessing
 
-    given = {key: value for key, value in config.model.items() if value is not None}
-    anew = {'num_classes': None, 'name': into}
+    overrides = {key: value for key, value in config.model.items() if value is not None}
+    new_head = {'num_classes': None, 'name': into}
     if checkpoint.config.model.name == into:
-        config.model = {**checkpoint.model_config, **given, **anew}
+        config.model = {**checkpoint.model_config, **overrides, **new_head}
         _normalize_as(config, checkpoint.task_config)
         return f'config.model: the {into} of the checkpoint'
     name, old = part.config.model.name, type(part.model)
-    config.model = {**given, **anew}
+    config.model = {**overrides, **new_head}
     cls = objects.model_class(into)
     if not issubclass(cls, old):
         raise UserError(f'config.init.into={into}: it cannot be made of a {name}')
-    known = class_keys(cls)
-    config.model = {k: v for k, v in part.model_config.items() if k in known} | given | anew
+    declared = class_keys(cls)
+    config.model = (
+        {k: v for k, v in part.model_config.items() if k in declared} | overrides | new_head
+    )
     model = section(config, Model)
     sized = Model(name=into, options={**model.options, 'num_classes': 1})  # any number
     parts = (objects.make_model(sized).transferable() or (None, ()))[1]
     if not section(config, Init).select:
-        config.init.select = ','.join(each for each in parts if each in part.params)
+        config.init.select = ','.join(part_name for part_name in parts if part_name in part.params)
     if (scale := pixel_scale(part.task)) is not None:
         _normalize_as(config, preprocessing.of_channels(scale, part.channels))
     return f'config.model: {into}, made of the {name} of the checkpoint'
@@ -283,12 +285,12 @@ def source_splits(source: str) -> tuple[str, str]:
     Raises:
       UserError: if it has no split `train`, or its validation split cannot be opened.
     """
-    found = sources.open_source(source, 'train')
+    train = sources.open_source(source, 'train')
     for name in VALIDATION:
         try:
             sources.open_source(source, name)
         except UnknownSplit:
             continue
         return 'train', name
-    several = found.info.multilabel or found.has_annotations
+    several = train.info.multilabel or train.has_annotations
     return HELD_OUT_OF_ALL if several else HELD_OUT

@@ -29,9 +29,9 @@ class Frozen:
 
     Attributes:
       task: that calls them.
-      variables: of each by its name, as numpy arrays.
-      digests: of the variables.
-      class_names: of each model's outputs; empty if unknown.
+      variables: numpy arrays of each model by its name.
+      digests: digests of the variables.
+      class_names: classes of each model's outputs; empty if unknown.
       base: the parameters that the adapters of `config.lora` leave unchanged; empty without.
     """
 
@@ -48,9 +48,9 @@ class Frozen:
 
     def join(self, state: Any, layout: Any) -> Any:
         """A run's state with these variables, placed on the devices of a layout."""
-        held = layout.create(lambda x: x, {'frozen': self.variables, 'params': self.base})
-        params = overlaid(held['params'], state.params) if self.base else state.params
-        return dataclasses.replace(state, params=params, frozen=held['frozen'] or None)
+        arrays = layout.create(lambda x: x, {'frozen': self.variables, 'params': self.base})
+        params = overlaid(arrays['params'], state.params) if self.base else state.params
+        return dataclasses.replace(state, params=params, frozen=arrays['frozen'] or None)
 
     def with_base(self, base: PyTree) -> Frozen:
         """These, and the parameters that the adapters of the run leave unchanged."""
@@ -59,22 +59,24 @@ class Frozen:
         )
 
     def require_same(self, saved: Mapping[str, str] | None) -> None:
-        """Raise UserError if the models are not those of a saved run, by their digests."""
+        """Raise UserError if the models differ from a saved run's, by their digests."""
         if saved is None:
             return
         for name, digest in self.digests.items():
-            own = f'config.task.{name}={self.task.frozen[name]}' if name != BASE else ''
-            require_same(own or 'config.init.from', digest, saved.get(name))
+            key = f'config.task.{name}={self.task.frozen[name]}' if name != BASE else ''
+            require_same(key or 'config.init.from', digest, saved.get(name))
 
-    def require_classes(self, known: Sequence[str]) -> None:
-        """Raise UserError if a classifier has classes of other names than the data."""
+    def require_classes(self, data_classes: Sequence[str]) -> None:
+        """Raise UserError if the class names of a classifier and the data differ."""
         for name, classes in self.class_names.items():
-            wrong = [pair for pair in zip(classes, known, strict=False) if pair[0] != pair[1]]
-            if classes and known and wrong:
-                theirs, ours = wrong[0]
+            wrong = [
+                pair for pair in zip(classes, data_classes, strict=False) if pair[0] != pair[1]
+            ]
+            if classes and data_classes and wrong:
+                model_class, data_class = wrong[0]
                 raise UserError(
-                    f'config.task.{name}={self.task.frozen[name]}: its class '
-                    f'{classes.index(theirs)} is {theirs!r}, and that of the data is {ours!r}'
+                    f'config.task.{name}={self.task.frozen[name]}: class '
+                    f'{classes.index(model_class)} is {model_class!r} but {data_class!r} in data'
                 )
 
 
@@ -82,7 +84,7 @@ def attach(task: Task, allowed: Sequence[str] = ()) -> Frozen:
     """Read the models that a task names, and give them to it.
 
     Args:
-      task: of the config.
+      task: task of the config.
       allowed: modules of the user that the configs of their runs may name.
 
     Raises:
@@ -98,8 +100,8 @@ def attach(task: Task, allowed: Sequence[str] = ()) -> Frozen:
             raise UserError(f'config.task.{name}: name a checkpoint, as --config.task.{name}=RUN')
         try:
             stored = load.backbone(load.read(path, allowed=allowed))
-            given = task.frozen_sizes.get(name)
-            trained = load.adapt_model(stored, given)
+            size_of_task = task.frozen_sizes.get(name)
+            trained = load.adapt_model(stored, size_of_task)
             span = getattr(trained.task, 'value_range', None)
             if not trained.takes_images or (span is None and trained.task.normalization is None):
                 raise UserError(
@@ -107,9 +109,9 @@ def attach(task: Task, allowed: Sequence[str] = ()) -> Frozen:
                 )
         except UserError as error:
             raise UserError(f'config.task.{name}={path}: {error}') from error
-        size = given or trained.prepared_size or trained.image_size
+        size = size_of_task or trained.prepared_size or trained.image_size
         models[name] = FrozenModel(trained.model, size, span, trained.task.normalization)
         variables[name] = jax.tree.map(np.asarray, dict(trained.variables))
         names[name] = trained.class_names
-    digests = {name: weights_digest(held)[:32] for name, held in variables.items()}
+    digests = {name: weights_digest(arrays)[:32] for name, arrays in variables.items()}
     return Frozen(task.with_frozen(models), variables, digests, names)

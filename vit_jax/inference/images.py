@@ -36,36 +36,36 @@ RESNET_SIZE = (224, 224)
 Image = str | os.PathLike[str] | PIL.Image.Image | np.ndarray  # a file's path, or pixels
 
 
-def list_images(words: Iterable[str]) -> list[str]:
+def list_images(names: Iterable[str]) -> list[str]:
     """List the image files that words name.
 
     Args:
-      words: files, which need not exist; folders, read with their subfolders; and patterns such as
+      names: files, which need not exist; folders, read with their subfolders; and patterns such as
         'photos/**/*.jpg', in which `*` is any name and `**` any folders.
 
     Raises:
       UserError: for a folder or pattern without an image.
     """
-    found: list[str] = []
-    for word in words:
-        path, count = pathlib.Path(word), len(found)
+    files: list[str] = []
+    for word in names:
+        path, count = pathlib.Path(word), len(files)
         if path.is_dir():
             named = [str(path / name) for name in listing.files_below(path)]
         elif glob.has_magic(word) and not path.exists():
             named = sorted(filter(os.path.isfile, glob.glob(word, recursive=True)))
         else:
-            found.append(word)
+            files.append(word)
             continue
-        found += filter(is_image, named)
-        if len(found) == count:
+        files += filter(is_image, named)
+        if len(files) == count:
             raise UserError(f'no JPEG, PNG or WebP file in {word!r}: check the name')
-        if others := len(named) - (len(found) - count):
+        if left_out := len(named) - (len(files) - count):
             first = next(name for name in named if not is_image(name))
             log.warning(
                 '%s: %d files left out that are not %s, such as %s',
-                *(word, others, ', '.join(IMAGES), pathlib.Path(first).name),
+                *(word, left_out, ', '.join(IMAGES), pathlib.Path(first).name),
             )
-    return found
+    return files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,7 @@ class PhotoReader:
     """Reads image files the way a run reads its evaluation data.
 
     Attributes:
-      transforms: of the first evaluation.
+      transforms: transforms of the first evaluation.
       channels: 3 for color, 1 for gray.
       size: (height, width) to crop and resize files to before the transforms; None if these accept
         images of any size.
@@ -98,7 +98,7 @@ class PhotoReader:
           image: a JPEG, PNG or WebP file of any size and color mode; or pixels, see
             `data.images.convert_image`.
           size: crop and resize to (height, width) instead of the run's transforms.
-          name: of pixels, in place of a file's.
+          name: name of pixels, in place of a file's.
 
         Raises:
           UserError: if there is no such file, or it is not an intact image.
@@ -160,7 +160,7 @@ class Input(NamedTuple):
     """An image that can be read.
 
     Attributes:
-      name: of the file or the record.
+      name: name of the file or the record.
       image: itself, or a function that reads it and raises UserError if it cannot.
       label: its class; None if it has none.
     """
@@ -174,11 +174,11 @@ class ImageInputs:
     """Images as inputs of a model, by number.
 
     Attributes:
-      names: of files and records.
+      names: names of files and records.
       labels: int64, if all have a class; else None.
       column: the word for an input in tables.
       predicted: the name of its embedding among a task's predictions.
-      contents: digests of what the names stand for: the sizes of files, and what sources list.
+      contents: digests of what the names refer to: the sizes of files, and what sources list.
     """
 
     column, predicted = 'image', 'features'
@@ -192,8 +192,8 @@ class ImageInputs:
     ):
         self._reader, self._inputs, self._size = photo_reader(trained), inputs, size
         self.contents = tuple(contents)
-        self.names = [one.name for one in inputs]
-        labels = [one.label for one in inputs]
+        self.names = [entry.name for entry in inputs]
+        labels = [entry.label for entry in inputs]
         self.labels = None if None in labels else np.array(labels, np.int64)
 
     def __len__(self) -> int:
@@ -213,38 +213,38 @@ class ImageInputs:
 
     @classmethod
     def from_words(
-        cls, trained: TrainedModel, words: Iterable[str], split: str, size: Size | None
+        cls, trained: TrainedModel, names: Iterable[str], split: str, size: Size | None
     ) -> ImageInputs:
         """The images that a user names, one after the other.
 
         Args:
           trained: the model.
-          words: files, folders and patterns as for `list_images`; .tar files; and sources such as
+          names: files, folders and patterns as for `list_images`; .tar files; and sources such as
             'folder:PATH' or 'tfds:cifar10', see `vit_jax.data.sources`.
-          split: of the sources.
-          size: by default the model's own.
+          split: split of the sources.
+          size: image size, the model's own by default.
 
         Raises:
           UserError: for a folder, pattern or source without images.
         """
-        found: list[Input] = []
+        inputs: list[Input] = []
         contents: list[str] = []
-        for word in words:
+        for word in names:
             if (name := source_name(word)) is not None:
                 source = sources.open_source(name, split)
-                found += _source_inputs(source)
+                inputs += _source_inputs(source)
                 contents += source.listing()
             else:
                 files = list_images([word])
-                found += [Input(file, file) for file in files]
+                inputs += [Input(file, file) for file in files]
                 contents.append(listing.digest_of_sizes(pathlib.Path(), files))
-        return cls(trained, found, size, contents)
+        return cls(trained, inputs, size, contents)
 
     def photo(self, number: int) -> Photo:
         """An image as the model sees it; UserError if it cannot be read."""
-        one = self._inputs[number]
-        image = one.image() if callable(one.image) else one.image
-        return self._reader.read(image, self._size, one.name)
+        entry = self._inputs[number]
+        image = entry.image() if callable(entry.image) else entry.image
+        return self._reader.read(image, self._size, entry.name)
 
     def read(self, number: int) -> tuple[int, Mapping[str, np.ndarray]]:
         """The number for random draws and the arrays of an image; errors as `photo`."""
@@ -259,8 +259,8 @@ def source_name(word: str) -> str | None:
     match = re.match(r'([a-z_][\w.]*)(:(?!//)|$)', word)
     if match is None:
         return None
-    own = bool(match[2]) and '.' in match[1]  # a dotted module
-    return word if own or match[1] in modules('vit_jax.data.sources') else None
+    is_dotted = bool(match[2]) and '.' in match[1]  # a dotted module
+    return word if is_dotted or match[1] in modules('vit_jax.data.sources') else None
 
 
 def _source_inputs(source: sources.Subset) -> Iterator[Input]:
@@ -283,18 +283,18 @@ def _load(source: sources.Subset, index: int) -> np.ndarray:
 
 def makes_one_shape(transforms: Transforms, channels: int) -> bool:
     """Whether transforms make images of one shape, whatever their size and aspect ratio."""
-    made = (
+    outputs = (
         transforms({'image': np.zeros((*size, channels), np.uint8)}, example_rng(0, 0))['image']
         for size in ((64, 64), (64, 192), (192, 64))
     )
-    return len({image.shape for image in made}) == 1
+    return len({image.shape for image in outputs}) == 1
 
 
 def takes_any_size(transforms: Transforms, shape: tuple[int, int, int]) -> bool:
     """Whether transforms scale images of any size and aspect ratio to one size.
 
     Args:
-      transforms: of an evaluation.
+      transforms: transforms of an evaluation.
       shape: [H, W, C] of all images of its data.
     """
 
@@ -302,11 +302,11 @@ def takes_any_size(transforms: Transforms, shape: tuple[int, int, int]) -> bool:
         record = {'image': np.zeros((height, width, shape[2]), np.uint8)}
         return make_photo(record, pathlib.Path(), lambda r: transforms(r, example_rng(0, 0)))
 
-    own, other = see(*shape[:2]), see(2 * shape[0], 3 * shape[1])
-    if own.affine is None or other.affine is None or own.image.shape != other.image.shape:
+    unscaled, other = see(*shape[:2]), see(2 * shape[0], 3 * shape[1])
+    if unscaled.affine is None or other.affine is None or unscaled.image.shape != other.image.shape:
         return False
     # A crop without scaling, such as 28 of 32 pixels, would show a tiny part of a photograph.
-    return not np.allclose(own.affine[:, :2], other.affine[:, :2])
+    return not np.allclose(unscaled.affine[:, :2], other.affine[:, :2])
 
 
 def make_photo(
@@ -315,18 +315,18 @@ def make_photo(
     """Make a model's inputs from an image, with the map between their pixels.
 
     Args:
-      record: with the image, uint8 [Y, X, C].
-      path: of the file.
-      transform: from the record to the arrays of a batch; may be called twice.
+      record: record with the image, uint8 [Y, X, C].
+      path: path of the file.
+      transform: function from the record to the arrays of a batch; may be called twice.
     """
     original = record['image']
     height, width = original.shape[:2]
     corners = np.array([[0, 0], [width, 0], [0, height]], np.float32)
     try:
-        made = transform({**record, 'points': corners})
+        prepared = transform({**record, 'points': corners})
     except UserError:  # a transform of the user's own may not move points
-        made = transform(record)
-    fields = {name: np.asarray(value) for name, value in made.items()}
+        prepared = transform(record)
+    fields = {name: np.asarray(value) for name, value in prepared.items()}
     moved = fields.pop('points', None)
     affine = None if moved is None else affine_between(corners, moved)
     photo = Photo(path, original, fields, '', affine)
@@ -340,8 +340,8 @@ def _note(photo: Photo) -> str:
     note = f'{width} x {height} pixels read as {_pixels(photo.image)} {mode}'
     if photo.affine is None:
         return note
-    seen = photo.to_original(np.array([(0, 0), photo.seen[::-1]], np.float64))
-    low, high = seen.min(axis=0), seen.max(axis=0)
+    corners = photo.to_original(np.array([(0, 0), photo.seen[::-1]], np.float64))
+    low, high = corners.min(axis=0), corners.max(axis=0)
     left, top = np.maximum(np.round(low).astype(int), 0)
     right, bottom = np.minimum(np.round(high).astype(int), (width, height))
     if (bottom - top, right - left) == (height, width):

@@ -47,16 +47,16 @@ class Evaluator(base.Evaluator):
 
     def open(self, dataset: Dataset, fit: Dataset | None = None) -> None:
         """Raise UserError if the classes of the data and the classifier differ."""
-        names, found = self._model.class_names, dataset.info
-        known = SourceInfo(len(names), names)
-        numbers = splits.class_numbers(found, known, 'the data')
+        names, data_info = self._model.class_names, dataset.info
+        model_info = SourceInfo(len(names), names)
+        numbers = splits.class_numbers(data_info, model_info, 'the data')
         if numbers is None or splits.ABSENT in numbers:
             raise UserError(
-                f'the classifier {self._path} has {known.num_classes} '
-                f'classes{splits.in_brackets(known, found)}, which are not the '
-                f'{found.num_classes}{splits.in_brackets(found, known)} of the data'
+                f'the classifier {self._path} has {model_info.num_classes} '
+                f'classes{splits.in_brackets(model_info, data_info)}, which are not the '
+                f'{data_info.num_classes}{splits.in_brackets(data_info, model_info)} of the data'
             )
-        if note := splits.renumbering_remark(found, known, numbers):
+        if note := splits.renumbering_remark(data_info, model_info, numbers):
             _log.warning('%s: %s', dataset.source.title, note)
         self._numbers = numbers
         self._source = dataset.source
@@ -72,12 +72,12 @@ class Evaluator(base.Evaluator):
             raise UserError('a classifier needs the images that the task predicts, and labels')
         self._finite &= base.is_finite(predictions, 'ab')
         self._finite &= bool(np.all(predictions.get('finite', True)))
-        made, label = predictions['image'], self._numbers[batch['label']]
+        colored, label = predictions['image'], self._numbers[batch['label']]
         if 'samples' in predictions:
-            made = predictions['samples'][:, 0]
+            colored = predictions['samples'][:, 0]
         originals = stack_images(self._source, batch['index'])
         gray = np.asarray(colors.to_bytes(colors.to_gray(originals / np.float32(255))))
-        images = (made, gray.repeat(3, axis=-1), originals)
+        images = (colored, gray.repeat(3, axis=-1), originals)
         for kind, image in zip(KINDS, images, strict=True):
             probs = self._model.predict(image)['probs']
             self._finite &= bool(np.isfinite(probs).all())

@@ -124,8 +124,10 @@ def for_range(model: Any, normalization: Normalization) -> Any:
             images = normalize(images)
         return inner(self, images, *args, **kwargs)
 
-    made = type(kind.__name__, (kind,), {kind.image_method: call, '__module__': kind.__module__})
-    return made(**fields(model))
+    subclass = type(
+        kind.__name__, (kind,), {kind.image_method: call, '__module__': kind.__module__}
+    )
+    return subclass(**fields(model))
 
 
 def read(
@@ -141,9 +143,9 @@ def read(
     """Read the stored model of a run or of another code base.
 
     Args:
-      path, mean, std, image_size, allowed: as for `load`.
-      step: of a run, if `path` names none: a kept checkpoint, or 'best'. Defaults to the newest.
-      average: of a run, the number of checkpoints to average, up to `step`.
+      path, mean, std, image_size, allowed: see `load`.
+      step: kept checkpoint of a run, or 'best', if `path` names none. Defaults to the newest.
+      average: number of a run's checkpoints to average, up to `step`.
 
     Raises:
       UserError: as `load`, or if there are no such checkpoints.
@@ -191,9 +193,9 @@ def open_model(
     its transforms change by `preprocessing.resized`.
 
     Args:
-      path, allowed: as for `load`.
+      path, allowed: see `load`.
       image_size: height and width of your images in pixels. Defaults to the model's own.
-      step, average: of a run, as for `read`.
+      step, average: see `read`.
       stored: the result of `read`, if it was read before.
 
     Raises:
@@ -206,13 +208,17 @@ def open_model(
     if trained.step is not None:
         return trained
     size = image_size or input_size(trained)
-    own = '' if image_size or not without_annotations(stored.transforms) else stored.transforms
+    unchanged = (
+        '' if image_size or not without_annotations(stored.transforms) else stored.transforms
+    )
     resized = preprocessing.resized(stored.transforms, size)
-    transforms = own or '|'.join(filter(None, (resized, only_text_transforms(stored.transforms))))
+    transforms = unchanged or '|'.join(
+        filter(None, (resized, only_text_transforms(stored.transforms)))
+    )
     return dataclasses.replace(
         trained.with_groups(data={**trained.config.data, 'transforms': transforms}),
         image_size=size,
-        prepared_size=trained.prepared_size if own else size,
+        prepared_size=trained.prepared_size if unchanged else size,
         raw_images={'channels': trained.channels, 'size': None},
         spec=example_spec(trained, size),
     )
@@ -250,23 +256,23 @@ def stored_config(workdir: Path) -> ConfigDict:
 
 def _with_kept_vocab(config: ConfigDict, folder: paths.Path) -> ConfigDict:
     """Point the config, in place, to the vocabulary in the run folder, if there is one."""
-    kept = folder / run_folder.VOCAB
+    vocab_file = folder / run_folder.VOCAB
     for group in (config.data, *config.evals.values()):
-        if 'vocab' in group and kept.is_file():
-            group.vocab = str(kept)
+        if 'vocab' in group and vocab_file.is_file():
+            group.vocab = str(vocab_file)
     return config
 
 
 def backbone(trained: TrainedModel) -> TrainedModel:
     """The part that other tasks start from, see the model's `transferable`; by default all."""
-    if (found := trained.model.transferable()) is None:
+    if (transferable := trained.model.transferable()) is None:
         return trained
-    keywords, parts = found
+    keywords, parts = transferable
     part = dataclasses.replace(
         trained,
         params={name: trained.params[name] for name in parts},
         collections={},
-        spec={},  # of images alone
+        spec={},  # only of images
     )
     task: dict[str, Any] = {'name': 'classify'}
     if trained.task.normalization is not None:
@@ -315,19 +321,19 @@ def _read_run(
     folder: pathlib.Path, step: Step, average: int, allowed: Sequence[str]
 ) -> TrainedModel:
     """Read the run with checkpoints in `folder`; without a config file, use the checkpoint's."""
-    kept = (folder.parent / run_folder.CONFIG).is_file()
-    config = read_config(folder.parent, allowed) if kept else None
-    found, variables, meta = checkpointer.load_mean(folder, step, average)
+    has_config = (folder.parent / run_folder.CONFIG).is_file()
+    config = read_config(folder.parent, allowed) if has_config else None
+    loaded_step, variables, meta = checkpointer.load_mean(folder, step, average)
     if config is None:
         if 'config' not in meta:
             raise UserError(
                 f'{folder.parent} has no {run_folder.CONFIG}, and the checkpoint '
-                f'{folder / str(found)} has no config: restore the file from a copy'
+                f'{folder / str(loaded_step)} has no config: restore the file from a copy'
             )
-        require_allowed(meta['config'], allowed, f'the checkpoint {folder / str(found)}')
+        require_allowed(meta['config'], allowed, f'the checkpoint {folder / str(loaded_step)}')
         config = _with_kept_vocab(from_dict(meta['config']), folder.parent)
     else:
-        _require_unedited(config, folder, found, meta.get('config'))
+        _require_unedited(config, folder, loaded_step, meta.get('config'))
     vocabulary.require_kept(folder.parent, meta.get('vocab'), section(config, Data).vocab)
     size, names = meta.get('input_size'), tuple(meta.get('class_names', ()))
     kinds = batches.kinds_from_checkpoint(meta)
@@ -335,12 +341,12 @@ def _read_run(
         params=variables['params'],
         config=config,
         image_size=tuple(size) if size else None,
-        source=f'run {folder.parent}, step {found}',
+        source=f'run {folder.parent}, step {loaded_step}',
         class_names=names,
         class_ids=tuple(meta.get('class_ids', ())),
         collections={name: tree for name, tree in variables.items() if name != 'params'},
         path=paths.absolute(folder.parent),
-        step=found,
+        step=loaded_step,
         num_classes=len(names) or section(config, Model).options.get('num_classes') or 0,
         raw_images=meta.get('image', {}),
         spec=kinds[-1][1] if kinds else {},
@@ -383,9 +389,9 @@ def _require_unedited(
         and (seeds := (before.get('seed', Run.seed), config.get('seed', Run.seed)))[0] != seeds[1]
     ):
         changes = [('seed', *seeds)]
-    for key, theirs, ours in changes:
+    for key, saved_value, value in changes:
         raise UserError(
-            f'{where}: config.{key} is {ours!r}, but {theirs!r} in the checkpoint '
+            f'{where}: config.{key} is {value!r}, but {saved_value!r} in the checkpoint '
             f'{folder / str(step)}: undo the change, or delete {where.name} to use the config in '
             'the checkpoint'
         )

@@ -57,7 +57,7 @@ def predict(
       files: one image or several: paths of JPEG, PNG or WebP files, Pillow's images, or arrays
         uint8 [H, W] or [H, W, C], all of any size.
       image_size: crop and resize to this height and width instead of the model's own.
-      seed: of random draws, which depend only on it and the image.
+      seed: seed of random draws, which depend only on it and the image.
       **options: further keywords of `inference.load.open_model`, such as `step`.
 
     Returns:
@@ -132,10 +132,12 @@ def other_model(path: Path) -> OtherModel:
 
     def predict(images: np.ndarray) -> Prediction:
         parts = [images[first : first + ROWS] for first in range(0, len(images), ROWS)]
-        made = [(compiled(trained.variables, batch_of(part))[0], len(part)) for part in parts]
+        outputs = [(compiled(trained.variables, batch_of(part))[0], len(part)) for part in parts]
         return {
-            key: np.concatenate([np.asarray(found[key])[:count] for found, count in made])
-            for key in made[0][0]
+            key: np.concatenate(
+                [np.asarray(predictions[key])[:count] for predictions, count in outputs]
+            )
+            for key in outputs[0][0]
         }
 
     black = np.zeros((1, *(trained.image_size or (32, 32)), trained.channels), np.uint8)
@@ -207,10 +209,10 @@ def parameter_pictures(run: TrainedModel, pattern: str) -> list[ParameterPicture
     Raises:
       UserError: if the model has no pictures, or none with a matching name.
     """
-    found = run.model.parameter_pictures(run.params, run.image_size)
-    if not found:
+    pictures = run.model.parameter_pictures(run.params, run.image_size)
+    if not pictures:
         raise UserError(f'model {run.settings.model.name!r} has no parameters to draw')
-    chosen = [p for p in found if matches_start(pattern, p.name)]
+    chosen = [p for p in pictures if matches_start(pattern, p.name)]
     if not chosen:
-        raise UserError(nearest('parameter', pattern, {p.name for p in found}))
+        raise UserError(nearest('parameter', pattern, {p.name for p in pictures}))
     return chosen

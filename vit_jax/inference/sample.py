@@ -28,17 +28,17 @@ from vit_jax.tasks import image_to_image
 from vit_jax.tasks.generate import NO_CLASS, Task
 
 BATCH_SIZE = 64
-MOST = 2**16  # images of a class, each with an index of its own
+MOST = 2**16  # images of a class, each with a separate index
 
 
 class Samples(NamedTuple):
     """Images of a batch.
 
     Attributes:
-      images: of B samples.
+      images: images of B samples.
       frames: the images that were predicted on the way to each.
       labels: classes; -1 for none.
-      numbers: of the images in their class.
+      numbers: numbers of the images in their class.
     """
 
     images: UInt8[np.ndarray, 'B H W C']
@@ -59,13 +59,13 @@ def sample(
 ) -> Iterator[Samples]:
     """Yield `count` images of each class, one class after the other, in batches.
 
-    The options of sampling are those of the task; `trained.adapted(task=...)` changes them.
+    The task has the options of sampling; `trained.adapted(task=...)` changes them.
 
     Args:
       trained: a run of the task `generate`, as of `inference.load.open_run`.
       classes: numbers of classes; all of the model by default. -1 is for images of no class.
       count: number of images of each class.
-      seed: of the noise.
+      seed: seed of the noise.
       frames: K, images predicted on the way that are returned too.
       batch_size: rounded up to a multiple of the number of devices.
       devices: all by default.
@@ -144,10 +144,10 @@ def _batches(
     def generate(variables: Any, batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array]:
         apply = step.bind(trained.model, task, variables, batch, seed=seed)
         noise = task.noise(apply, rows, size)
-        made = task.generate(apply, noise, batch['label'], frames)
-        shown = task.to_bytes(made.frames.reshape(-1, *size)).reshape(-1, rows, *size)
-        finite = jnp.isfinite(made.images).all((1, 2, 3))
-        return task.to_bytes(made.images), jnp.moveaxis(shown, 0, 1), finite
+        images = task.generate(apply, noise, batch['label'], frames)
+        shown = task.to_bytes(images.frames.reshape(-1, *size)).reshape(-1, rows, *size)
+        finite = jnp.isfinite(images.images).all((1, 2, 3))
+        return task.to_bytes(images.images), jnp.moveaxis(shown, 0, 1), finite
 
     compiled = layout.compile_eval(generate)
     variables = layout.create(lambda given: given, trained.variables)
@@ -177,7 +177,7 @@ def write_npz(path: str | os.PathLike[str], batches: Iterable[Samples], count: i
 
     Args:
       path: the file.
-      batches: of `sample`.
+      batches: batches of `sample`.
       count: N, the number of images of all batches.
 
     Raises:

@@ -28,7 +28,7 @@ class Sentence(NamedTuple):
 
     Attributes:
       ids: int32 [n], with the end token; empty for a blank line.
-      cut: the truncated end of a line longer than those of training; else empty.
+      cut: truncated end of a line longer than any in training; else empty.
     """
 
     ids: np.ndarray
@@ -54,7 +54,7 @@ class SentenceReader:
     """Tokenizer of sentences that works like a run's evaluation data.
 
     Attributes:
-      transforms: of the first evaluation, with the tokenizer.
+      transforms: transforms of the first evaluation, with the tokenizer.
       bounds: lengths in tokens that batches are padded to, in ascending order.
     """
 
@@ -78,9 +78,9 @@ class SentenceReader:
         rng = example_rng(0, 0)
         for transform in self.transforms.steps:
             text, record = record[side], transform(record, rng)
-        whole, kept = self.vocab.encode(text), min(len(record[side]), self.bounds[-1]) - 1
-        ids = np.append(whole[:kept], np.int32(vocabulary.EOS))
-        return Sentence(ids, self.vocab.decode(whole[kept:]))
+        token_ids, length = self.vocab.encode(text), min(len(record[side]), self.bounds[-1]) - 1
+        ids = np.append(token_ids[:length], np.int32(vocabulary.EOS))
+        return Sentence(ids, self.vocab.decode(token_ids[length:]))
 
     def read_whole(self, line: str, side: str = 'source') -> np.ndarray:
         """The ids [n] of a line; raise UserError if it is empty or too long, or as `read`."""
@@ -117,10 +117,10 @@ class Translator:
 
     Attributes:
       run: a trained encoder-decoder.
-      reader: of the run.
+      reader: reader of the run.
       search: the decoding method.
-      batch_size: in sentences.
-      seed: of samples, which depend only on it, the line's number and the sentence.
+      batch_size: number of sentences in a batch.
+      seed: seed of samples, which depend only on it, the line's number and the sentence.
     """
 
     run: TrainedModel
@@ -132,11 +132,11 @@ class Translator:
     def __call__(self, sentences: Sequence[Sentence]) -> Iterator[list[Translation]]:
         """Yield the translations of each sentence in order, the best first; none if it is empty."""
         for first in range(0, len(sentences), SORT_WINDOW):
-            found: dict[int, list[Translation]] = {}
+            translations: dict[int, list[Translation]] = {}
             window = range(first, min(first + SORT_WINDOW, len(sentences)))
             for length, numbers, rows in self.batches(sentences, window):
-                found.update(self._translate(sentences, length, numbers, rows))
-            yield from (found.get(number, []) for number in window)
+                translations.update(self._translate(sentences, length, numbers, rows))
+            yield from (translations.get(number, []) for number in window)
 
     def batches(
         self, sentences: Sequence[Sentence], window: range
@@ -184,5 +184,5 @@ def default_translation(
 ) -> np.ndarray:
     """Translate a source [n] by the search of the run's task; return the ids [m]."""
     translate = Translator(run, reader, run.task.decoding)
-    (found,) = translate([Sentence(source, '')])
-    return np.array(found[0].tokens, np.int32)
+    (translations,) = translate([Sentence(source, '')])
+    return np.array(translations[0].tokens, np.int32)

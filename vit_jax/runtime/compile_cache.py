@@ -87,13 +87,13 @@ def _shrink(folder: pathlib.Path, most: int) -> None:
     JAX's own bound locks the folder for every read, and a process that is killed while it writes
     leaves an entry without a time, which stops all later writes.
     """
-    found = []
+    entries = []
     for file in folder.iterdir():
         with contextlib.suppress(FileNotFoundError):  # another process shrinks it too
             stat = file.stat()
-            found.append((max(stat.st_atime, stat.st_mtime), stat.st_size, file))
-    size = sum(size for _, size, _ in found)
-    for _, bytes_, file in sorted(found):
+            entries.append((max(stat.st_atime, stat.st_mtime), stat.st_size, file))
+    size = sum(size for _, size, _ in entries)
+    for _, bytes_, file in sorted(entries):
         if size <= most:
             return
         file.unlink(missing_ok=True)

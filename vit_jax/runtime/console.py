@@ -81,9 +81,9 @@ def progress(
 ) -> Iterator[Callable[..., None]]:
     """A progress bar on standard error, if that is a terminal; yields a function to advance it."""
     console = Console(stderr=True)
-    words = TextColumn('{task.description}', markup=False)
+    description = TextColumn('{task.description}', markup=False)
     count = DownloadColumn(binary_units=True) if is_bytes else MofNCompleteColumn()
-    columns = (words, count, BarColumn(), TimeRemainingColumn())
+    columns = (description, count, BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bar:
         task = bar.add_task(what, total=total)
         yield lambda count=1: bar.advance(task, count)
@@ -95,7 +95,7 @@ class Table(rich.table.Table):
     No cell is truncated on a console with soft wrap, however wide the row is.
 
     Args:
-      headings: of the columns.
+      headings: headings of the columns.
       left: number of left-aligned columns, before right-aligned ones; None for all.
       options: options of each column.
     """
@@ -129,7 +129,7 @@ class OutputError(UserError):
 
 
 class ReaderLeft(OutputError):
-    """The reader of standard output has exited, as `head` does after some lines."""
+    """The reader of standard output has exited, like `head` after some lines."""
 
     exit_code = EXIT_FAILED
 
@@ -200,7 +200,7 @@ class _Stream:
     """A text stream that writes through another one.
 
     Args:
-      stream: to write to.
+      stream: output stream.
       edit: applied to every text, for example `visible`.
       failure: None to raise what a failed write raises, 'drop' to drop all further output instead,
         'report' to raise `OutputError`.

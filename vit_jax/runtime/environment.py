@@ -118,8 +118,8 @@ def read_or_empty(path: pathlib.Path) -> str:
 @functools.cache  # each save records them
 def package_versions() -> Mapping[str, str]:
     """Versions of this package and of the packages that its results depend on."""
-    found = {name: importlib.metadata.version(name) for name in PACKAGES}
-    return types.MappingProxyType({'vit_jax': vit_jax.__version__, **found})
+    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
+    return types.MappingProxyType({'vit_jax': vit_jax.__version__, **versions})
 
 
 def versions() -> dict[str, str]:
@@ -178,9 +178,9 @@ def shared_memory() -> int | None:
 
 def _meminfo() -> Iterator[int]:
     for line in read_or_empty(MEMINFO).splitlines():
-        name, _, rest = line.partition(':')
+        name, _, value = line.partition(':')
         if name == 'MemAvailable':
-            yield int(rest.split()[0]) * 1024
+            yield int(value.split()[0]) * 1024
 
 
 def _limits() -> Iterator[int]:

@@ -1,6 +1,6 @@
 """The mesh of a run's devices: slices outermost, then data, fsdp and tensor.
 
-The chips of a TPU slice are connected by links of their own, slices by the data-center network,
+The chips of a TPU slice are connected by dedicated links, slices by the data-center network,
 which is some hundred times slower. So only the axis `slice` crosses slices.
 """
 
@@ -58,7 +58,7 @@ _TPU_VARIABLES = (
     'JAX_FORCE_TPU_INIT',
 )
 # This warning comes at every start where only the compiler of `preflight` is installed. Where there
-# is a GPU, `usable_devices` says that the rest is missing.
+# is a GPU, `usable_devices` reports the rest as missing.
 logging.getLogger('jax_plugins.xla_cuda13').addFilter(
     lambda record: 'cuda_plugin_extension is not found' not in record.getMessage()
 )
@@ -73,13 +73,13 @@ def usable_devices() -> list[jax.Device]:
       UserError: if the first platform of `JAX_PLATFORMS` cannot be used or, without this variable,
         the accelerator of an installed plugin; `Unavailable` if it is busy or faulty.
     """
-    with _held_back_log() as said:
+    with _held_back_log() as log_lines:
         devices, why = _find_devices()
         if why is not None and processes.count() > 1 and _peer_devices_missing(why):
             raise why
         meant = _intended_accelerator()
         if why is not None or (devices[0].platform == 'cpu' and meant):
-            text = _refusal(meant or 'the accelerator', said, why)
+            text = _refusal(meant or 'the accelerator', log_lines, why)
             raise (Unavailable if _BUSY.search(text) else UserError)(text) from why
     return devices
 
@@ -111,8 +111,8 @@ def _peer_devices_missing(why: Exception) -> bool:
     return processes.reports_lost_peer(why) or 'DEADLINE_EXCEEDED' in str(why)
 
 
-def _refusal(meant: str, said: Sequence[str], why: Exception | None) -> str:
-    reasons = [text for text in (*said, str(why or '')) if text.strip()]
+def _refusal(meant: str, log_lines: Sequence[str], why: Exception | None) -> str:
+    reasons = [text for text in (*log_lines, str(why or '')) if text.strip()]
     for other in ('tpu', 'proxy'):  # JAX tries them too, and most machines have neither
         if other not in meant:
             reasons = [text for text in reasons if f"backend '{other}'" not in text]
@@ -161,8 +161,8 @@ def _cuda_installation(release: str, reason: str) -> tuple[str, str]:
 def _driver_version() -> str:
     """The version of NVIDIA's kernel driver; empty if there is none."""
     with contextlib.suppress(OSError):
-        if found := re.search(r'Kernel Module.*?\s(\d+(?:\.\d+)+)', _DRIVER_VERSION.read_text()):
-            return found[1]
+        if version := re.search(r'Kernel Module.*?\s(\d+(?:\.\d+)+)', _DRIVER_VERSION.read_text()):
+            return version[1]
     return ''
 
 
@@ -179,18 +179,18 @@ def _intended_accelerator() -> str:
 
 def _plugins() -> list[str]:
     """Names of installed plugins for accelerators."""
-    found = [entry.value for entry in importlib.metadata.entry_points(group='jax_plugins')]
+    plugins = [entry.value for entry in importlib.metadata.entry_points(group='jax_plugins')]
     if (folder := importlib.util.find_spec('jax_plugins')) is not None:
         names = pkgutil.iter_modules(folder.submodule_search_locations)
-        found += [f'jax_plugins.{module.name}' for module in names]
-    found += [name for name in _GPU_PLUGINS if _is_installed(name)]
+        plugins += [f'jax_plugins.{module.name}' for module in names]
+    plugins += [name for name in _GPU_PLUGINS if _is_installed(name)]
     if not any(map(_is_installed, _GPU_PLUGINS)) and not any(path.exists() for path in _GPUS):
         # Without its plugin package, XLA for CUDA is the compiler of `preflight`.
-        found = [name for name in found if not name.startswith('jax_plugins.xla_cuda')]
+        plugins = [name for name in plugins if not name.startswith('jax_plugins.xla_cuda')]
     tpus = processes.on_tpu_vm() or any(os.environ.get(name) for name in _TPU_VARIABLES)
     if tpus and (_is_installed('libtpu') or os.environ.get('TPU_LIBRARY_PATH')):
-        found.append('libtpu')
-    return found
+        plugins.append('libtpu')
+    return plugins
 
 
 def _is_installed(name: str) -> bool:
@@ -243,16 +243,16 @@ def make_mesh(
       UserError: if fsdp * tensor does not divide the devices of a slice, or as `by_slice`.
     """
     parts = by_slice(devices, slices)
-    each = len(parts[0])
-    if fsdp < 1 or tensor < 1 or each % (fsdp * tensor):
+    size = len(parts[0])
+    if fsdp < 1 or tensor < 1 or size % (fsdp * tensor):
         where = '' if len(parts) == 1 else f' of each of the {len(parts)} slices'
         raise UserError(
             f'config.parallel: fsdp={fsdp} times tensor={tensor} must divide '
-            f'the {each} devices{where}'
+            f'the {size} devices{where}'
         )
     # An axis may be part of a dimension of the slice: 4 of the 8 chips along one.
     place = partial(mesh_utils.create_device_mesh, allow_split_physical_axes=True)
-    grids = [place((each // (fsdp * tensor), fsdp, tensor), part) for part in parts]
+    grids = [place((size // (fsdp * tensor), fsdp, tensor), part) for part in parts]
     return Mesh(np.stack(grids), AXES, axis_types=(AxisType.Auto,) * 4)
 
 
@@ -262,17 +262,17 @@ def by_slice(
     """Group devices by slice, in the order of the slices.
 
     Args:
-      devices: in the order of `jax.devices()`.
+      devices: devices in the order of `jax.devices()`.
       slices: number of slices, by default the devices' number. Devices of one slice, and devices
         that are not TPUs, are divided into as many parts.
 
     Raises:
       UserError: if slices differ in size, or their number is not the requested one.
     """
-    found: dict[int, list[jax.Device]] = {}
+    by_index: dict[int, list[jax.Device]] = {}
     for device in devices:
-        found.setdefault(_slice(device), []).append(device)
-    parts = [found[index] for index in sorted(found)]
+        by_index.setdefault(_slice(device), []).append(device)
+    parts = [by_index[index] for index in sorted(by_index)]
     if len(sizes := sorted({len(part) for part in parts})) > 1:
         raise UserError(f'the slices have {sizes[0]} to {sizes[-1]} devices: they must be alike')
     if slices in (None, len(parts)):
@@ -284,8 +284,8 @@ def by_slice(
         )
     if slices < 1 or len(devices) % slices:
         raise UserError(f'config.parallel.slices={slices}: must divide the {len(devices)} devices')
-    each = len(devices) // slices
-    return [devices[first : first + each] for first in range(0, len(devices), each)]
+    size = len(devices) // slices
+    return [devices[first : first + size] for first in range(0, len(devices), size)]
 
 
 def _slice(device: jax.Device) -> int:
@@ -334,9 +334,11 @@ def shards_of(mesh: Mesh, count: int, process: int) -> tuple[int, ...]:
     Processes may interleave in the mesh, as on v5e:4x4. Processes that together split parameters
     over `tensor` hold the same shards.
     """
-    held: Mapping[Any, Any] = NamedSharding(mesh, BATCH).devices_indices_map((count,))
-    own = {rows.start or 0 for device, (rows,) in held.items() if device.process_index == process}
-    return tuple(sorted(own))
+    row_ranges: Mapping[Any, Any] = NamedSharding(mesh, BATCH).devices_indices_map((count,))
+    local_rows = {
+        rows.start or 0 for device, (rows,) in row_ranges.items() if device.process_index == process
+    }
+    return tuple(sorted(local_rows))
 
 
 def leaf_spec(
@@ -364,19 +366,19 @@ def spread_spec(spec: P, shape: tuple[int, ...], mesh: Mesh) -> P:
     Args:
       spec: spec of the array, without the axis of slices.
       shape: shape of the array.
-      mesh: of `make_mesh`.
+      mesh: mesh of `make_mesh`.
     """
     split = [_names(part) for part in (*spec, *[None] * (len(shape) - len(spec)))]
     used = {name for names in split for name in names}
-    rest = tuple(name for name in WITHIN if name not in used and mesh.shape[name] > 1)
-    parts = math.prod(mesh.shape[name] for name in rest)
+    unused = tuple(name for name in WITHIN if name not in used and mesh.shape[name] > 1)
+    parts = math.prod(mesh.shape[name] for name in unused)
     sizes = [
         n // math.prod(mesh.shape[name] for name in names)
         for n, names in zip(shape, split, strict=True)
     ]
     divisible = [i for i, n in enumerate(sizes) if n % parts == 0]
     if parts > 1 and divisible:
-        split[max(divisible, key=lambda i: sizes[i])] += rest
+        split[max(divisible, key=lambda i: sizes[i])] += unused
     return P(*[names or None for names in split])
 
 
@@ -392,7 +394,7 @@ def sum_over_slices(grads: PyTree, spec_of: Callable[[Any, Any], P], mesh: Mesh)
     Args:
       grads: gradients of a slice.
       spec_of: the placement of a leaf, for its path and the leaf.
-      mesh: of `make_mesh`.
+      mesh: mesh of `make_mesh`.
     """
 
     def place(spread: bool, path: Any, leaf: jax.Array) -> jax.Array:
@@ -426,5 +428,5 @@ def matrix_shape(spec: P, leaf: Any) -> tuple[int, ...]:
     if leaf.ndim < 3 or len(split) != 1 or split[0] not in (0, leaf.ndim - 1):
         return leaf.shape
     size = leaf.shape[split[0]]
-    rest = leaf.size // size
-    return (size, rest) if split[0] == 0 else (rest, size)
+    columns = leaf.size // size
+    return (size, columns) if split[0] == 0 else (columns, size)

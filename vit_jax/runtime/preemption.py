@@ -41,7 +41,7 @@ class Preemption:
     With several processes, a signal to any of them makes all of them agree on a later step;
     SIGTERM is then left to `jax.distributed`, which watches for it.
 
-    A nested one, such as that of a run inside a worker, passes a request on to the outer one.
+    A nested one, such as for a run inside a worker, passes a request on to the outer one.
     """
 
     def __init__(self) -> None:

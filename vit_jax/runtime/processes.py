@@ -121,9 +121,9 @@ def _rendezvous_first() -> Iterator[None]:
         with rendezvous.Host(address, count) as host:
             host.wait()
             host.leave_port()
-            made = make_service(address, count, **options)
+            created = make_service(address, count, **options)
             host.start()
-        return made
+        return created
 
     def client(address: str, process: int, **options: Any) -> Any:
         _job.process, _job.count = process, global_state.num_processes
@@ -160,7 +160,7 @@ def join_cluster(heartbeat_seconds: int | None = None) -> None:
     """Join the other processes of the job if the environment names any, else do nothing.
 
     Args:
-      heartbeat_seconds: as for `initialize`.
+      heartbeat_seconds: see `initialize`.
 
     Raises:
       UserError: if a launcher started several processes and they cannot be found.
@@ -297,13 +297,13 @@ def require_same_facts(facts: Mapping[str, Any]) -> None:
             )
 
 
-def difference(first: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+def difference(first: Mapping[str, Any], local: Mapping[str, Any]) -> str:
     """Describe how our facts differ from process 0's, such as `a=1, process 0 2`, or ''."""
-    names = [*first, *(name for name in ours if name not in first)]
+    names = [*first, *(name for name in local if name not in first)]
     lines = [
-        f'{name}={here}, process 0 {there}'
+        f'{name}={here}, process 0 {remote}'
         for name in names
-        if (here := _shown(ours, name)) != (there := _shown(first, name))
+        if (here := _shown(local, name)) != (remote := _shown(first, name))
     ]
     more = [f'{len(lines) - _SHOWN} more'] if len(lines) > _SHOWN else []
     return '; '.join(lines[:_SHOWN] + more)

@@ -20,7 +20,7 @@ from typing import Any
 from vit_jax.errors import EXIT_FAILED, Unavailable, UserError, one_line
 
 WAIT_SECONDS = 300.0  # for all processes to connect, as in JAX
-PORT_SECONDS = 15.0  # for a port to become free, for example that of a job that is ending
+PORT_SECONDS = 15.0  # for a port to become free, for example of a job that is ending
 STRANGER_SECONDS = 20.0  # for another program to leave the address to process 0
 FIRST_LINE_SECONDS = 10.0  # of silence before the first line
 REPEAT_SECONDS = 60.0  # between lines
@@ -123,8 +123,8 @@ class Host:
             self._forget(source)
             return
         del self._strangers[source]
-        if (known := self._guests.get(process)) is not None and _has_left(known):
-            self._forget(known)
+        if (guest := self._guests.get(process)) is not None and _has_left(guest):
+            self._forget(guest)
         _send(source, {'welcome': process})
         mistake = self._mistake(process, count)
         self._guests[-1 if mistake else process] = source  # a refused process is told too
@@ -323,8 +323,8 @@ def _send(connection: socket.socket, message: dict[str, Any]) -> None:
 
 def _message(text: bytes) -> dict[str, Any]:
     with contextlib.suppress(ValueError, RecursionError):
-        if isinstance(found := json.loads(text), dict):
-            return found
+        if isinstance(message := json.loads(text), dict):
+            return message
     return {}
 
 

@@ -91,7 +91,7 @@ class Jit:
         return jax.jit(init, out_shardings=out_shardings, compiler_options=options)(*placed)
 
     def put_batch(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Put this process's rows, those of `shards_here`, into global arrays over all devices."""
+        """Put this process's rows, given by `shards_here`, into global arrays over all devices."""
         sharding, here = NamedSharding(self.mesh, BATCH), len(self.shards_here)
         shapes = {
             name: (len(x) * self.num_shards // here, *x.shape[1:]) for name, x in batch.items()
@@ -167,8 +167,8 @@ class Pmap:
 
     def create(self, init: Callable[..., PyTree], *given: PyTree) -> PyTree:
         options = _compiler_options(self.devices[0])
-        made = jax.jit(init, compiler_options=options)(*given)
-        return self._replicate(made)
+        state = jax.jit(init, compiler_options=options)(*given)
+        return self._replicate(state)
 
     def put_batch(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         n = len(self.devices)
@@ -273,8 +273,8 @@ def check_batch(
       batch_size: `config.batch_size`.
       rows: rows of a batch, if `batch_size` counts tokens.
       accum_steps: microbatches per step.
-      multiple: of which the task needs a multiple as rows of a device.
-      reason: for `multiple`, in a few words.
+      multiple: number that divides the rows of a device, as the task needs.
+      reason: reason for `multiple`, in a few words.
 
     Raises:
       UserError: for any other batch size.
