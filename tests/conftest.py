@@ -26,6 +26,8 @@ os.environ['XLA_FLAGS'] = xla_flags(devices=8)
 os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(REPO / '.cache' / 'jax'))
 os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
 os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES', '-1')
+# Where in the source an operation was traced is written into each program, and read by no test.
+os.environ.setdefault('JAX_TRACEBACK_IN_LOCATIONS_LIMIT', '0')
 os.environ.setdefault('MPLBACKEND', 'agg')
 # Matrices of fits are tiny: several threads for each mostly wait for one another, and burn time.
 os.environ.setdefault('OPENBLAS_NUM_THREADS', '1')
@@ -33,6 +35,13 @@ os.environ.setdefault('OPENBLAS_NUM_THREADS', '1')
 # Traces and modules are millions of objects that stay: looking through them for garbage as often
 # as Python does by default takes a fifth of the time of tracing.
 gc.set_threshold(100_000, 20, 50)
+
+
+def pytest_collection_finish() -> None:
+    """Leaves what modules made out of all later collections."""
+    gc.collect()
+    gc.freeze()
+
 
 # Grain's worker processes read absl flags, which only absl's own main would parse.
 flags.FLAGS.mark_as_parsed()
@@ -159,6 +168,14 @@ def contexts_of_many_programs() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if 'jax' in sys.modules:
             share_contexts(patch)
+        yield
+
+
+@pytest.fixture(scope='session', autouse=True)
+def short_pauses() -> Iterator[None]:
+    """Asks a server that does not answer again at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr('vit_jax.storage.servers.PAUSE', 0.01)
         yield
 
 
