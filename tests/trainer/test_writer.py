@@ -196,7 +196,7 @@ def test_a_late_start_of_a_step_is_input_bound_if_the_devices_are_idle(
     m.add(1, {'loss': step}, {})
     if is_over:
         step.finish()
-    with m.starting():
+    with m.starting(1):
         time.sleep(0.2)
     step.finish()
     logged = m.log()

@@ -1,18 +1,15 @@
-"""The loop of a run: next batch -> step -> when due: log, evaluate, save."""
+"""The loop of a run: next batch -> step -> when due: log, evaluate, draw, report, save, stop."""
 
 from __future__ import annotations
 
-import dataclasses
-import enum
+import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from typing import NamedTuple
 
 import jax
-from jax.profiler import StepTraceAnnotation
 
 from vit_jax.checkpoints.best import KEPT
 from vit_jax.checkpoints.checkpointer import Checkpointer
-from vit_jax.data.batches import Batch
 from vit_jax.data.dataset import Dataset
 from vit_jax.runtime import processes
 from vit_jax.runtime.watchdog import Interrupted, Stopping
@@ -22,259 +19,246 @@ from vit_jax.trainer import evaluate
 from vit_jax.trainer.build import Training
 from vit_jax.trainer.early_stopping import Bests
 from vit_jax.trainer.guards import Guard
-from vit_jax.trainer.meter import (
-    STARTING_THE_STEP,
-    WAITING_FOR_DATA,
-    WAITING_FOR_DEVICES,
-    Meter,
-)
+from vit_jax.trainer.meter import WAITING_FOR_DEVICES, Meter
 from vit_jax.trainer.start import ResumePoint, utilization
 from vit_jax.trainer.workdir import save
-from vit_jax.trainer.writer import Writer
 
 
-class Preempted(Exception):
+class Ended(Exception):
+    """Why a run ends; raised once its state is saved."""
+
+
+class Complete(Ended):
+    """The goal of `config.early_stop` is reached; the message says how, if steps were left."""
+
+
+class Preempted(Ended):
     """A stop was requested; the state is saved."""
 
 
-class Pruned(Exception):
+class Pruned(Ended):
     """`report` ended the run before its last step."""
 
 
-class Verdict(enum.Enum):
-    """Whether a run continues after evaluations."""
-
-    GO_ON = 'go on'
-    INTERRUPTED = 'a stop was requested before they were finished'
-    PRUNED = 'report ends the run'
-    ENDED = 'early stopping ends the run'
-
-
-STOPS = (Verdict.INTERRUPTED, Verdict.PRUNED)  # another start may continue the run
-
-
-@dataclasses.dataclass(frozen=True)
-class Evaluated:
-    """The evaluations after a step.
+class Outcome(NamedTuple):
+    """The end of a complete run.
 
     Attributes:
-      results: {'test/accuracy': ...}.
-      bests: the best results so far, these included.
-      verdict: whether the run continues.
-      why: the reason for an early end; empty without one.
+      results: final evaluation, {'test/accuracy': ...}.
+      why: reason for an early end; empty without one.
     """
 
     results: dict[str, float]
-    bests: Bests
-    verdict: Verdict = Verdict.GO_ON
     why: str = ''
 
 
-def run_loop(training: Training, point: ResumePoint, hooks: Guard) -> Evaluated:
-    """Take the steps from the resume point to the end.
-
-    Raises:
-      Diverged: if the loss is not finite.
-      Preempted: if a stop was requested.
-      Pruned: if `report` ends it before its last step.
-    """
-    timetable, start, state = training.timetable, point.step, point.state
-    total, clock = timetable.total, hooks.clock
-    max_skips = training.program.max_skips
-    lr = jax.jit(timetable.lr)  # one program instead of one for each operation
-    last = evaluate_first(training, point, hooks)
-    if last.verdict is Verdict.ENDED:
-        return last
-    batches = training.data.train_batches(start, hooks.preemption.reached, total)
-    clock.enter(times.COMPILE)
-    apart = training.program.layout.mesh.devices.flat[0].platform != 'cpu'
-    meter = Meter(start, lr, utilization(training), max_skips, clock, apart)
-    for step in range(start + 1, total + 1):
-        try:
-            state = take_step(training, state, batches, step, meter, hooks)
-        except Interrupted:
-            stop_waiting(training, state, step - 1, meter, hooks, last)
-        stopping = hooks.preemption.reached() or step == hooks.options.stop_at
-        hooks.watchdog.beat(f'step {step}')
-        if due(step, timetable.log, total) or stopping:
-            log(training, step, meter, hooks.writer)
-        if due_evals(training, step):
-            with meter.paused(), clock.during(times.EVALUATION):
-                last = evaluate_step(training, state, step, hooks, last.bests)
-        # A run that `report` ends may be resumed later.
-        stopping = stopping or last.verdict in STOPS
-        ending = last.verdict is Verdict.ENDED
-        if stopping or ending or due_save(training, step, last.bests, hooks.checkpointer):
-            with meter.paused(), clock.during(times.SAVING):
-                meter.check_finite()
-                save_state(training, state, step, hooks, last)
-        if ending:
-            break
-        if last.verdict in STOPS or (stopping and step < total):
-            stop(last.verdict, step, total, hooks)
-    clock.enter(times.SAVING)
-    hooks.checkpointer.wait()
-    return last
-
-
-def stop_waiting(
-    training: Training,
-    state: TrainState,
-    step: int,
-    meter: Meter,
-    hooks: Guard,
-    last: Evaluated,
-) -> NoReturn:
-    """Save the state after `step` while the next one waits for data; raise Preempted."""
-    if meter.steps:
-        log(training, step, meter, hooks.writer)
-    hooks.clock.enter(times.SAVING)
-    meter.check_finite()
-    save_state(training, state, step, hooks, last)
-    why = 'the training data had stalled'
-    raise Preempted(end_of_stop(step, training.timetable.total, hooks, why))
-
-
-def evaluate_first(training: Training, point: ResumePoint, hooks: Guard) -> Evaluated:
-    """Run the evaluations of the step at which the run resumes, if any are left."""
-    start, total, bests = point.step, training.timetable.total, point.bests
-    if not (point.unevaluated or start == total or training.judge.has_ended(bests)):
-        return Evaluated({}, bests)
-    known = not point.unevaluated
-    with hooks.clock.during(times.EVALUATION):
-        last = evaluate_step(training, point.state, start, hooks, bests, known)
-    if last.verdict in STOPS:
-        stop(last.verdict, start, total, hooks)
-    return last
-
-
-def stop(verdict: Verdict, step: int, total: int, hooks: Guard) -> NoReturn:
-    """Raise Pruned or Preempted once the state after `step` is saved."""
-    if verdict is Verdict.PRUNED:
-        raise Pruned(f'ended after step {step}/{total}')
-    hooks.clock.enter(times.SAVING)
-    raise Preempted(end_of_stop(step, total, hooks))
-
-
-def end_of_stop(step: int, total: int, hooks: Guard, why: str = '') -> str:
-    """Wait until the state after `step` is saved; return the last line of a run that stops there.
+class Loop:
+    """Takes the steps of a run, and after each of them the actions that are due.
 
     Args:
-      step, total: the last step taken, and the last one of a complete run.
-      hooks: of the run.
-      why: the reason for an unusual stop, such as stalled data.
+      training: run to train.
+      point: state at which it starts or resumes.
+      guard: guard of its folder, with its clock, checkpoints and metrics.
+
+    Attributes:
+      state: state after `step`.
+      step: number of steps taken.
+      bests: best results so far.
+      results: results of the newest evaluations.
+      evaluated: names of the evaluations just run, whose results are not yet drawn or reported.
+      unevaluated: whether a stop interrupted the evaluations after `step`.
+      ending: what ends the run, once decided.
+      actions: actions after each step, in their order.
     """
-    hooks.checkpointer.wait()
-    reasons = ''.join(f'{reason}: ' for reason in (hooks.writer.trouble, why) if reason)
-    return f'{reasons}stopped after step {step}/{total}; the state is saved'
 
+    def __init__(self, training: Training, point: ResumePoint, guard: Guard):
+        self.training, self.guard, self.total = training, guard, training.timetable.total
+        self.state, self.step, self.bests = point.state, point.step, point.bests
+        self.results: dict[str, float] = {}
+        self.evaluated: list[str] = []
+        self.unevaluated = False
+        self.ending: Ended | None = None
+        guard.clock.enter(times.COMPILE)
+        lr = jax.jit(training.timetable.lr)  # one program instead of one for each operation
+        mesh, skips = training.program.layout.mesh, training.program.max_skips
+        apart = mesh.devices.flat[0].platform != 'cpu'
+        self.meter = Meter(self.step, lr, utilization(training), skips, guard.clock, apart)
+        stopping = guard.preemption.reached
+        self.batches = training.data.train_batches(self.step, stopping, self.total)
+        self._resumes_unevaluated, self._judged_step = point.unevaluated, point.step
+        self.actions = (self.log, self.evaluate, self.draw, self.report, self.save, self.stop)
 
-def take_step(
-    training: Training,
-    state: TrainState,
-    batches: Iterator[Batch],
-    step: int,
-    meter: Meter,
-    hooks: Guard,
-) -> TrainState:
-    """Update the state by the next batch; `meter` gets the metrics once the devices have them."""
-    program, profile = training.program, hooks.profile
-    if profile is not None and step in profile.steps:
-        profile.before(step, meter)
-    with meter.waiting(), meter.part(WAITING_FOR_DATA):
-        batch = next(batches)
-    # TensorBoard identifies the steps of a trace by their annotation.
-    annotation = StepTraceAnnotation('train', step_num=step)
-    with annotation, meter.part(STARTING_THE_STEP), meter.starting():
-        state, metrics = program.train_step(state, program.layout.put_batch(batch))
-    hooks.clock.stepped(step)
-    with meter.part(WAITING_FOR_DEVICES):
-        meter.add(step, metrics, training.data.count(batch))
-    if profile is not None and step in profile.steps:
-        profile.after(step, meter)
-    hooks.writer.progress(step)
-    hooks.checkpointer.check()
-    return state
+    def run(self) -> Outcome:
+        """Take the steps to the end.
 
+        Raises:
+          Diverged: if the loss is not finite.
+          Preempted: if a stop was requested.
+          Pruned: if `report` ends it before its last step.
+        """
+        why = ''
+        try:
+            self.evaluate_again()
+            while self.step < self.total:
+                self.take_step()
+                for act in self.actions:
+                    act()
+        except Complete as ending:
+            why = str(ending)
+        self.guard.clock.enter(times.SAVING)
+        self.guard.checkpointer.wait()
+        return Outcome(self.results, why)
 
-def log(training: Training, step: int, meter: Meter, writer: Writer) -> None:
-    """Write the means of the steps since the last call."""
-    seen = {f'train/{name}/seen': share for name, share in training.data.seen(step).items()}
-    means: dict[str, Any] = {**meter.log(), **seen}
-    writer.write(step, means)
-    writer.show_train(step, means)
-    share_broken_records(training.data)
+    def take_step(self) -> None:
+        """Update the state by the next batch, unless a stop is requested while waiting for it."""
+        self.evaluated = []
+        step, guard, meter = self.step + 1, self.guard, self.meter
+        program, profile = self.training.program, guard.profile
+        if profile is not None:
+            profile.before(step, meter)
+        try:
+            with meter.waiting():
+                batch = next(self.batches)
+        except Interrupted:
+            self.ending = self.preempted('the training data had stalled: ')
+            return
+        with meter.starting(step):
+            self.state, metrics = program.train_step(self.state, program.layout.put_batch(batch))
+        self.step = step
+        guard.clock.stepped(step)
+        with meter.part(WAITING_FOR_DEVICES):
+            meter.add(step, metrics, self.training.data.count(batch))
+        if profile is not None:
+            profile.after(step, meter)
+        guard.writer.progress(step)
+        guard.checkpointer.check()
+        guard.watchdog.beat(f'step {step}')
+        if guard.preemption.reached() or step == guard.options.stop_at:
+            self.ending = self.preempted() if step < self.total else None
 
+    def log(self) -> None:
+        """Write the means of the steps since the last call."""
+        training, step, writer = self.training, self.step, self.guard.writer
+        is_due = due(step, training.timetable.log, self.total) or self.ending is not None
+        if not is_due or not self.meter.steps:
+            return
+        seen = {f'train/{name}/seen': share for name, share in training.data.seen(step).items()}
+        means = {**self.meter.log(), **seen}
+        writer.write(step, means)
+        writer.show_train(step, means)
+        share_broken_records(training.data)
 
-def evaluate_step(
-    training: Training,
-    state: TrainState,
-    step: int,
-    hooks: Guard,
-    bests: Bests,
-    known: bool = False,
-) -> Evaluated:
-    """Run the evaluations that are due after `step`, judge, write and report them.
+    def evaluate(self) -> None:
+        """Run the evaluations that are due, judge them, and write their results."""
+        if self._judged_step == self.step:  # no step since, as the data stalled
+            return
+        self._judged_step, self.evaluated = self.step, due_evals(self.training, self.step)
+        if self.evaluated:
+            with self._paused(times.EVALUATION):
+                self._evaluate()
 
-    If the results end the run early, all other evaluations are due as well. If they are `known`, an
-    earlier start has judged, written and reported them; `bests` are the best results before.
-    """
-    names, judge = due_evals(training, step), training.judge
-    try:
-        results = evaluate_due(training, state, names, hooks.preemption.reached)
-        after = bests if known else judge.after(bests, step, results)
-        if early := judge.has_ended(after):
-            rest = [name for name in training.evaluations if name not in names]
-            results |= evaluate_due(training, state, rest, hooks.preemption.reached)
-            names += rest
-    except Interrupted:
-        return Evaluated({}, bests, Verdict.INTERRUPTED)
-    over = step == training.timetable.total
-    verdict, why = Verdict.ENDED if early else Verdict.GO_ON, '' if over else judge.reason(after)
-    if not known:
-        show(training, state, step, hooks, names, results, early or over)
-        if hooks.options.report and hooks.options.report(step, results) and not (early or over):
-            verdict = Verdict.PRUNED
-    return Evaluated(results, after, verdict, why)
+    def evaluate_again(self) -> None:
+        """Run the evaluations of the step at which the run resumes, if any are left."""
+        judge = self.training.judge
+        has_ended = self.step == self.total or judge.has_ended(self.bests)
+        if not (self._resumes_unevaluated or has_ended):
+            return
+        self.evaluated = due_evals(self.training, self.step)
+        with self.guard.clock.during(times.EVALUATION):
+            self._evaluate(repeats=not self._resumes_unevaluated)
+        self.draw()
+        self.report()
+        self.stop()
 
+    def _evaluate(self, repeats: bool = False) -> None:
+        """Run and judge the evaluations of `evaluated`; an early end makes all others due as well.
 
-def save_state(
-    training: Training,
-    state: TrainState,
-    step: int,
-    hooks: Guard,
-    last: Evaluated,
-) -> None:
-    """Flush the logs to the folder, then start saving the state after `step`."""
-    hooks.writer.flush()
-    hooks.require_own_folder(training)
-    unevaluated = last.verdict is Verdict.INTERRUPTED
-    save(training, hooks.checkpointer, step, state, last.bests, unevaluated=unevaluated)
-    hooks.clock.mark()
-    hooks.watchdog.beat(f'the save of step {step}')
+        Results of an evaluation that `repeats` one of an earlier start are neither judged nor
+        written again.
+        """
+        training, names, judge = self.training, self.evaluated, self.training.judge
+        stopping, self.evaluated = self.guard.preemption.reached, []
+        try:
+            results = evaluate_due(training, self.state, names, stopping)
+            bests = self.bests if repeats else judge.after(self.bests, self.step, results)
+            if has_ended := judge.has_ended(bests):
+                others = [name for name in training.evaluations if name not in names]
+                results |= evaluate_due(training, self.state, others, stopping)
+                names += others
+        except Interrupted:
+            self.unevaluated, self.ending = True, self.preempted()
+            return
+        self.results, self.bests = results, bests
+        if has_ended:
+            self.ending = Complete('' if self.step == self.total else judge.reason(bests))
+        if repeats:
+            return
+        self.evaluated, chosen = names, {name: training.evaluations[name] for name in names}
+        signatures = {f'{name}/signature': e.signature for name, e in chosen.items() if e.signature}
+        headlines = {name: e.headline for name, e in chosen.items()}
+        self.guard.writer.write(self.step, {**results, **signatures})
+        self.guard.writer.show_eval(self.step, evaluate.line(headlines, results))
 
+    def draw(self) -> None:
+        """Draw curves with the new results, and examples if due."""
+        training, step, writer = self.training, self.step, self.guard.writer
+        if not self.evaluated:
+            return
+        with self._paused(times.EVALUATION):
+            writer.draw()
+            self.guard.watchdog.beat(f'the evaluation after step {step}')
+            if due_examples(training, step, self.evaluated, self._is_last()):
+                assert training.examples is not None
+                steps = training.program.eval_steps
+                training.examples.show(steps, self.state.variables, step, writer)
+                self.guard.watchdog.beat(f'the examples shown after step {step}')
 
-def show(
-    training: Training,
-    state: TrainState,
-    step: int,
-    hooks: Guard,
-    names: list[str],
-    results: dict[str, float],
-    ends: bool,
-) -> None:
-    """Write results, and examples if due; `ends` if no further results follow."""
-    writer = hooks.writer
-    signatures = {f'{name}/signature': training.evaluations[name].signature for name in names}
-    writer.write(step, {**results, **{name: text for name, text in signatures.items() if text}})
-    headlines = {name: training.evaluations[name].headline for name in names}
-    writer.show_eval(step, evaluate.line(headlines, results))
-    writer.draw()
-    hooks.watchdog.beat(f'the evaluation after step {step}')
-    if due_examples(training, step, names, ends):
-        assert training.examples is not None
-        training.examples.show(training.program.eval_steps, state.variables, step, writer)
-        hooks.watchdog.beat(f'the examples shown after step {step}')
+    def report(self) -> None:
+        """Report new results to the caller, who may end the run."""
+        report = self.guard.options.report
+        if not self.evaluated or report is None:
+            return
+        with self._paused(times.EVALUATION):
+            if report(self.step, self.results) and not self._is_last():
+                self.ending = Pruned(f'ended after step {self.step}/{self.total}')
+
+    def save(self) -> None:
+        """Save the state if due, or if the run ends; the logs are flushed to the folder before."""
+        training, guard, step = self.training, self.guard, self.step
+        if self.ending is None and not due_save(training, step, self.bests, guard.checkpointer):
+            return
+        with self._paused(times.SAVING):
+            guard.writer.flush()
+            guard.require_own_folder(training)
+            state, unevaluated = self.state, self.unevaluated
+            save(training, guard.checkpointer, step, state, self.bests, unevaluated=unevaluated)
+            guard.clock.mark()
+            guard.watchdog.beat(f'the save of step {step}')
+
+    def stop(self) -> None:
+        """Raise what ends the run, once its state is saved."""
+        if self.ending is None:
+            return
+        self.guard.clock.enter(times.SAVING)
+        self.guard.checkpointer.wait()
+        trouble = self.guard.writer.trouble
+        if trouble and isinstance(self.ending, Preempted):
+            raise Preempted(f'{trouble}: {self.ending}')
+        raise self.ending
+
+    def preempted(self, why: str = '') -> Preempted:
+        """The end of a run that is stopped after `step`; `why` begins its message."""
+        return Preempted(f'{why}stopped after step {self.step}/{self.total}; the state is saved')
+
+    def _is_last(self) -> bool:
+        """Whether no further results follow those of `step`."""
+        return self.step == self.total or isinstance(self.ending, Complete)
+
+    @contextlib.contextmanager
+    def _paused(self, part: str) -> Iterator[None]:
+        """Leave the time inside out of the rates, and count it as a part of the run's time."""
+        with self.meter.paused(), self.guard.clock.during(part):
+            yield
 
 
 def due(step: int, every: int, total: int) -> bool:

@@ -100,7 +100,8 @@ class Meter:
         began, finished = time.perf_counter(), None  # when the newest step has finished
         if self._last is not None and not self._is_idle():
             finished = self._waiter.submit(_finish_time, [self._last])
-        yield
+        with self.part(WAITING_FOR_DATA):
+            yield
         ended = time.perf_counter()
         self.data_wait += ended - began
         idle = ended - began
@@ -117,8 +118,10 @@ class Meter:
         self.clock.waited += idle
 
     @contextlib.contextmanager
-    def starting(self) -> Iterator[None]:
-        """Count waits inside for Python's lock or a core, while devices are idle, as starved.
+    def starting(self, step: int) -> Iterator[None]:
+        """Name the start of `step` in a trace.
+
+        Count waits inside for Python's lock or a core, while devices are idle, as starved.
 
         Threads that make batches hold them: this one starts the step late. On CPUs such waits
         cannot be told from those for the step itself.
@@ -126,7 +129,9 @@ class Meter:
         counts = self._apart and self._last is not None and self._is_idle()
         began, spent = time.perf_counter(), time.thread_time()
         compiled = self.clock.compile_seconds
-        yield
+        # TensorBoard identifies the steps of a trace by their annotation.
+        with jax.profiler.StepTraceAnnotation('train', step_num=step), self.part(STARTING_THE_STEP):
+            yield
         self._started = time.perf_counter()
         if counts and self.clock.compile_seconds == compiled:
             held = max(0.0, self._started - began - (time.thread_time() - spent))

@@ -38,7 +38,7 @@ class Profile:
 
     def before(self, step: int, meter: Meter) -> None:
         """Start the trace if this is the first of its steps."""
-        if step != self.steps[0]:
+        if not self.steps or step != self.steps[0]:
             return
         with meter.paused():
             self._spool = tempfile.TemporaryDirectory(prefix='vit_jax-')
@@ -52,6 +52,8 @@ class Profile:
 
     def after(self, step: int, meter: Meter) -> None:
         """End the trace if this was the last of its steps, and print where its time went."""
+        if step not in self.steps:
+            return
         self._taken += 1
         if step == self.steps[-1]:
             with meter.part(WAITING_FOR_DEVICES):

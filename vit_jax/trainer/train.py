@@ -11,13 +11,7 @@ from ml_collections import ConfigDict
 from vit_jax.errors import forbid_exit
 from vit_jax.trainer.build import Training, build
 from vit_jax.trainer.guards import Guard, Report, RunOptions, Window, guards
-from vit_jax.trainer.loop import (
-    Evaluated,
-    Preempted,
-    Pruned,
-    count_broken_records,
-    run_loop,
-)
+from vit_jax.trainer.loop import Loop, Outcome, Preempted, Pruned, count_broken_records
 from vit_jax.trainer.start import describe, read_origin, restore, write_start
 from vit_jax.trainer.workdir import write_result
 
@@ -68,19 +62,19 @@ def train(
         training.data.facts()  # reads records, for which no save may wait
         guard.open_metrics(training, point.step, point.unevaluated)
         guard.writer.say('\n'.join((describe(training, guard.folder, point), *notes)))
-        return conclude(training, guard, run_loop(training, point, guard))
+        return conclude(training, guard, Loop(training, point, guard).run())
 
 
-def conclude(training: Training, guard: Guard, last: Evaluated) -> dict[str, float]:
+def conclude(training: Training, guard: Guard, outcome: Outcome) -> dict[str, float]:
     """Write the result of a complete run, and return it.
 
     Raises:
       Preempted: if metrics are missing from the folder, so that the run is not complete.
     """
-    result = last.results | count_broken_records(training)
+    result = outcome.results | count_broken_records(training)
     if guard.writer.trouble:
         raise Preempted(f'{guard.writer.trouble}; the state is saved')
-    if last.why:
-        guard.writer.say(last.why)
-    write_result(guard.folder, result, last.why)
+    if outcome.why:
+        guard.writer.say(outcome.why)
+    write_result(guard.folder, result, outcome.why)
     return result
