@@ -154,8 +154,9 @@ class Guard:
         self.folder, self.options, self._stack = folder, options, stack
         self.clock = Clock(options.began)
         self.devices = mesh.usable_devices() if options.devices is None else options.devices
-        processes.require_same_facts(start_facts(config, options))
-        require_shared(folder, complete=not (options.restart or options.extend))
+        if jax.process_count() > 1:
+            processes.require_same_facts(start_facts(config, options))
+            require_shared(folder, complete=not (options.restart or options.extend))
         completed = fine_tune.complete(config, workdir.stored_config(folder), options.allowed)
         self.config, self.notes = completed.config, completed.notes
         self.checkpoint: TrainedModel | None = completed.checkpoint
@@ -316,8 +317,6 @@ def require_shared(folder: pathlib.Path, complete: bool) -> None:
     Raises:
       UserError: on every process if one does not see the file.
     """
-    if jax.process_count() == 1:
-        return
     with contextlib.ExitStack() as written:
         sign: list[str] = []
         processes.on_process_0(lambda: sign.extend(_sign(folder, complete, written)))

@@ -1,4 +1,4 @@
-"""The loop of a run: next batch -> step -> when due: log, evaluate, draw, report, save, stop."""
+"""The loop of a run: next batch -> step -> when due: log, evaluate, draw, save, stop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import NamedTuple
 import jax
 
 from vit_jax.checkpoints.best import KEPT
-from vit_jax.checkpoints.checkpointer import Checkpointer
 from vit_jax.data.dataset import Dataset
 from vit_jax.runtime import processes
 from vit_jax.runtime.watchdog import Interrupted, Stopping
@@ -17,9 +16,8 @@ from vit_jax.step import TrainState
 from vit_jax.storage import times
 from vit_jax.trainer import evaluate
 from vit_jax.trainer.build import Training
-from vit_jax.trainer.early_stopping import Bests
 from vit_jax.trainer.guards import Guard
-from vit_jax.trainer.meter import WAITING_FOR_DEVICES, Meter
+from vit_jax.trainer.meter import Meter
 from vit_jax.trainer.start import ResumePoint, utilization
 from vit_jax.trainer.workdir import save
 
@@ -86,7 +84,7 @@ class Loop:
         stopping = guard.preemption.reached
         self.batches = training.data.train_batches(self.step, stopping, self.total)
         self._resumes_unevaluated, self._judged_step = point.unevaluated, point.step
-        self.actions = (self.log, self.evaluate, self.draw, self.report, self.save, self.stop)
+        self.actions = (self.log, self.evaluate, self.draw, self.save, self.stop)
 
     def run(self) -> Outcome:
         """Take the steps to the end.
@@ -126,8 +124,7 @@ class Loop:
             self.state, metrics = program.train_step(self.state, program.layout.put_batch(batch))
         self.step = step
         guard.clock.stepped(step)
-        with meter.part(WAITING_FOR_DEVICES):
-            meter.add(step, metrics, self.training.data.count(batch))
+        meter.add(step, metrics, self.training.data.count(batch))
         if profile is not None:
             profile.after(step, meter)
         guard.writer.progress(step)
@@ -167,7 +164,6 @@ class Loop:
         with self.guard.clock.during(times.EVALUATION):
             self._evaluate(repeats=not self._resumes_unevaluated)
         self.draw()
-        self.report()
         self.stop()
 
     def _evaluate(self, repeats: bool = False) -> None:
@@ -200,32 +196,30 @@ class Loop:
         self.guard.writer.show_eval(self.step, evaluate.line(headlines, results))
 
     def draw(self) -> None:
-        """Draw curves with the new results, and examples if due."""
+        """Draw curves with the new results, and examples if due; then report the results."""
         training, step, writer = self.training, self.step, self.guard.writer
         if not self.evaluated:
             return
+        is_last = step == self.total or isinstance(self.ending, Complete)
         with self._paused(times.EVALUATION):
             writer.draw()
             self.guard.watchdog.beat(f'the evaluation after step {step}')
-            if due_examples(training, step, self.evaluated, self._is_last()):
+            if due_examples(training, step, self.evaluated, is_last):
                 assert training.examples is not None
                 steps = training.program.eval_steps
                 training.examples.show(steps, self.state.variables, step, writer)
                 self.guard.watchdog.beat(f'the examples shown after step {step}')
-
-    def report(self) -> None:
-        """Report new results to the caller, who may end the run."""
-        report = self.guard.options.report
-        if not self.evaluated or report is None:
-            return
-        with self._paused(times.EVALUATION):
-            if report(self.step, self.results) and not self._is_last():
-                self.ending = Pruned(f'ended after step {self.step}/{self.total}')
+            report = self.guard.options.report
+            if report and report(step, self.results) and not is_last:
+                self.ending = Pruned(f'ended after step {step}/{self.total}')
 
     def save(self) -> None:
-        """Save the state if due, or if the run ends; the logs are flushed to the folder before."""
+        """Save the state if due, best, to be kept, lost or the last; flush the logs before."""
         training, guard, step = self.training, self.guard, self.step
-        if self.ending is None and not due_save(training, step, self.bests, guard.checkpointer):
+        is_best = KEPT in self.bests and self.bests[KEPT].step == step
+        is_kept = step in guard.checkpointer.keep_steps or is_best
+        is_due = due(step, training.timetable.checkpoint, self.total)
+        if not (is_due or is_kept or guard.checkpointer.is_lost or self.ending):
             return
         with self._paused(times.SAVING):
             guard.writer.flush()
@@ -250,10 +244,6 @@ class Loop:
         """The end of a run that is stopped after `step`; `why` begins its message."""
         return Preempted(f'{why}stopped after step {self.step}/{self.total}; the state is saved')
 
-    def _is_last(self) -> bool:
-        """Whether no further results follow those of `step`."""
-        return self.step == self.total or isinstance(self.ending, Complete)
-
     @contextlib.contextmanager
     def _paused(self, part: str) -> Iterator[None]:
         """Leave the time inside out of the rates, and count it as a part of the run's time."""
@@ -264,17 +254,6 @@ class Loop:
 def due(step: int, every: int, total: int) -> bool:
     """Whether to log, evaluate or save: every `every` steps, and at the end."""
     return step == total or (every > 0 and step % every == 0)
-
-
-def due_save(training: Training, step: int, bests: Bests, checkpointer: Checkpointer) -> bool:
-    """Whether to save the state after `step`: if scheduled, to be kept, or after a lost save.
-
-    `bests` are the results up to `step`.
-    """
-    timetable = training.timetable
-    is_best = KEPT in bests and bests[KEPT].step == step
-    kept = step in checkpointer.keep_steps or is_best or checkpointer.is_lost
-    return kept or due(step, timetable.checkpoint, timetable.total)
 
 
 def due_evals(training: Training, step: int) -> list[str]:

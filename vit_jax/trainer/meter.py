@@ -87,22 +87,15 @@ class Meter:
         self.seen: collections.Counter[str] = collections.Counter()
 
     @contextlib.contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Add up the seconds of a part of the steps in `parts`, and name it in a trace."""
-        began = time.perf_counter()
-        with jax.profiler.TraceAnnotation(name):
-            yield
-        self.parts[name] += time.perf_counter() - began
-
-    @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """Count the time inside as waiting for data, and as starved if the devices are idle."""
         began, finished = time.perf_counter(), None  # when the newest step has finished
         if self._last is not None and not self._is_idle():
             finished = self._waiter.submit(_finish_time, [self._last])
-        with self.part(WAITING_FOR_DATA):
+        with jax.profiler.TraceAnnotation(WAITING_FOR_DATA):
             yield
         ended = time.perf_counter()
+        self.parts[WAITING_FOR_DATA] += ended - began
         self.data_wait += ended - began
         idle = ended - began
         if finished is not None:
@@ -127,16 +120,20 @@ class Meter:
         cannot be told from those for the step itself.
         """
         counts = self._apart and self._last is not None and self._is_idle()
-        began, spent = time.perf_counter(), time.thread_time()
-        compiled = self.clock.compile_seconds
+        compiled, spent = (self.clock.compile_seconds, time.thread_time()) if counts else (0.0, 0.0)
+        began = time.perf_counter()
         # TensorBoard identifies the steps of a trace by their annotation.
-        with jax.profiler.StepTraceAnnotation('train', step_num=step), self.part(STARTING_THE_STEP):
+        with (
+            jax.profiler.StepTraceAnnotation('train', step_num=step),
+            jax.profiler.TraceAnnotation(STARTING_THE_STEP),
+        ):
             yield
         self._started = time.perf_counter()
+        self.parts[STARTING_THE_STEP] += self._started - began
         if counts and self.clock.compile_seconds == compiled:
-            held = max(0.0, self._started - began - (time.thread_time() - spent))
-            self.locked, self.starved = self.locked + held, self.starved + held
-            self.clock.waited += held
+            wait = max(0.0, self._started - began - (time.thread_time() - spent))
+            self.locked, self.starved = self.locked + wait, self.starved + wait
+            self.clock.waited += wait
 
     def _is_idle(self) -> bool:
         """Whether the newest step has finished, whose metrics are all made together."""
@@ -163,8 +160,11 @@ class Meter:
         self.seen.update(counts)
         self.running.append((step, metrics))
         self._last = metrics
-        jax.copy_to_host_async(metrics)
-        self.check_finite(keep=2)
+        began = time.perf_counter()
+        with jax.profiler.TraceAnnotation(WAITING_FOR_DEVICES):
+            jax.copy_to_host_async(metrics)
+            self.check_finite(keep=2)
+        self.parts[WAITING_FOR_DEVICES] += time.perf_counter() - began
 
     def check_finite(self, keep: int = 0) -> None:
         """Wait until at most `keep` steps run; raise Diverged if too many are not finite."""
