@@ -32,7 +32,7 @@ DEAR = (
     'experiments/dinov2/cifar10.py',
     'experiments/dinov2/own.py',
     'experiments/distill/cifar10.py',
-    'experiments/eomt/finetune.py',
+    'experiments/eomt/ade20k.py',
     'experiments/jit/cifar10.py',
     'experiments/jit/restore.py',
     'experiments/translate/multi30k.py',

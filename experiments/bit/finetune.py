@@ -1,6 +1,6 @@
 r"""Fine-tuning of a BiT-ResNet by the BiT-HyperRule: choose only the dataset.
 
-    python -m vit_jax train --config experiments/bit/finetune.py:cifar10,R50x1 \
+    python -m vit_jax train --config experiments/bit/finetune.py:cifar10,variant=R50x1 \
         --config.init.from=BiT-M-R50x1.npz --workdir runs/cifar10_bit
 
 The argument is a dataset (imagenet2012, cifar10, cifar100, pets, flowers) and the checkpoint's
@@ -16,10 +16,11 @@ images are used. Expected, as published for BiT-M-R50x1 (README of google-resear
 Not measured by this project yet.
 """
 
+from typing import Literal
+
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from vit_jax.errors import UserError, nearest
 from vit_jax.models import bit_resnet
 
 # name: source, training split, test split, training images, whether smaller than 96 x 96 pixels
@@ -30,40 +31,28 @@ DATASETS = {
     'pets': ('tfds:oxford_iiit_pet', 'train', 'test', 3_680, False),
     'flowers': ('tfds:oxford_flowers102', 'train+validation', 'test', 2_040, False),
 }
-ARGS = ('smoke', 'cifar10', 'cifar100,R50x3', 'pets', 'flowers', ...)
+Dataset = Literal['imagenet2012', 'cifar10', 'cifar100', 'pets', 'flowers']
 
 
-def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: a dataset and a model, as `pets,R101x1`; `smoke` for a few steps on digits."""
-    if arg == 'smoke':
-        return smoke()
-    dataset, _, name = (arg or 'imagenet2012').partition(',')
-    if dataset not in DATASETS:
-        raise UserError(f'finetune.py:{arg}: ' + nearest('dataset', dataset, DATASETS))
+def get_config(dataset: Dataset = 'imagenet2012', variant: str = 'R50x1') -> ConfigDict:
+    """Images and the checkpoint's model."""
     source, train, test, images, small = DATASETS[dataset]
     config = ConfigDict()
-    config.seed = 0
     config.total, schedule, mixup = hyper_rule(images)
     config.batch_size = 512
 
-    config.model = dict(name='bit_resnet', **bit_resnet.variant(name or 'R50x1'))
+    config.model = dict(name='bit_resnet', **bit_resnet.variant(variant))
     config.model.update(num_classes=placeholder(int), dtype='bfloat16')
     config.init = {'from': placeholder(str)}
     config.task = dict(name='classify', mixup=mixup)
 
     resized, crop = (160, 128) if small else (512, 480)
-    config.data = dict(
-        source=source,
-        split=train,
-        transforms=f'resize_tf({resized})|random_crop({crop})|flip',
-    )
+    augment = f'resize_tf({resized})|random_crop({crop})|flip'
+    config.data = dict(source=source, split=train, transforms=augment)
     config.evals = dict(test=dict(source=source, split=test, transforms=f'resize_tf({crop})'))
 
     config.optim = dict(name='sgd', momentum=0.9, lr=0.003, schedule=schedule)
-    config.step = dict(accum_steps=1, ema_decay=0.0)
     config.every = dict(log='50', eval='10%', checkpoint='5%')
-    config.checkpoint = dict(keep_last=2, keep_every='')
-    config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
     return config
 
 
@@ -80,14 +69,15 @@ def hyper_rule(images: int) -> tuple[str, dict, float]:
     return f'{steps} steps', schedule, mixup
 
 
-def smoke() -> ConfigDict:
-    """The rule for CIFAR-10 at a size that trains in seconds."""
-    config = get_config('cifar10')
-    config.init = {'from': ''}
+def smoke(config: ConfigDict) -> None:
+    """Shrink the run to 20 steps on digits, by the rule for CIFAR-10, from scratch."""
+    config.total, schedule, mixup = hyper_rule(50_000)
     config.total, config.batch_size = '20 steps', 16
     config.model.update(layers=(1,))
-    config.optim.schedule.update(warmup='10%', boundaries=('30%', '60%', '90%'))
-    config.data.update(source='digits', transforms='resize_tf(20)|random_crop(16)|flip', workers=0)
-    config.evals.test.update(source='digits', transforms='resize_tf(16)')
+    config.init = {'from': ''}
+    config.task.mixup = mixup
+    config.data = dict(source='digits', split='train', workers=0)
+    config.data.transforms = 'resize_tf(20)|random_crop(16)|flip'
+    config.evals = dict(test=dict(source='digits', split='test', transforms='resize_tf(16)'))
+    config.optim.schedule = dict(schedule, warmup='10%', boundaries=('30%', '60%', '90%'))
     config.every = dict(log='10', eval='10', checkpoint='10')
-    return config

@@ -15,43 +15,40 @@ from ml_collections.config_dict import placeholder
 
 from vit_jax.models import bit_resnet
 
-ARGS = ('smoke', 'R101x1', ...)
 
-
-def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: a BiT variant, or `smoke` for a few steps on digits."""
-    smoke = arg == 'smoke'
+def get_config(variant: str = 'R50x1') -> ConfigDict:
+    """A BiT-ResNet."""
     config = ConfigDict()
-    config.seed = 0
-    config.total = '20 steps' if smoke else '90 epochs'
-    config.batch_size = 16 if smoke else 4096
+    config.total = '90 epochs'
+    config.batch_size = 4096
 
-    size = dict(layers=(1,)) if smoke else bit_resnet.variant(arg or 'R50x1')
-    config.model = dict(name='bit_resnet', num_classes=placeholder(int), dtype='bfloat16', **size)
+    config.model = dict(name='bit_resnet', **bit_resnet.variant(variant))
+    config.model.update(num_classes=placeholder(int), dtype='bfloat16')
     config.task = dict(name='classify')
 
-    source, pixels = ('digits', 16) if smoke else ('tfds:imagenet2012', 224)
-    config.data = dict(
-        source=source,
-        split='train' if smoke else 'train[:99%]',
-        transforms=f'inception_crop_tf({pixels})|flip',
+    images = dict(source='tfds:imagenet2012')
+    config.data = dict(images, split='train[:99%]', transforms='inception_crop_tf(224)|flip')
+    images.update(transforms='resize_small_tf(256)|central_crop(224)')
+    config.evals = dict(
+        val=dict(images, split='validation'), minival=dict(images, split='train[99%:]')
     )
-    center = f'resize_small_tf({pixels * 8 // 7})|central_crop({pixels})'
-    test = 'test' if smoke else 'validation'
-    config.evals = dict(val=dict(source=source, split=test, transforms=center))
-    if not smoke:
-        config.evals.minival = dict(source=source, split='train[99%:]', transforms=center)
 
     lr = 0.03 * config.batch_size / 256
     config.optim = dict(name='sgd', momentum=0.9, lr=lr, weight_decay=1e-4)
-    config.optim.schedule = dict(
-        name='stair',
-        warmup='10%' if smoke else '5000 steps',
-        boundaries=('50%',) if smoke else ('30 epochs', '60 epochs', '80 epochs'),
-    )
-    config.step = dict(accum_steps=1, ema_decay=0.0)
-    config.every = dict(log='10' if smoke else '50', eval='20' if smoke else '5 epochs')
-    config.every.checkpoint = '20' if smoke else '1000'
-    config.checkpoint = dict(keep_last=2, keep_every='')
-    config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
+    steps = ('30 epochs', '60 epochs', '80 epochs')
+    config.optim.schedule = dict(name='stair', warmup='5000 steps', boundaries=steps)
+    config.every = dict(log='50', eval='5 epochs', checkpoint='1000')
     return config
+
+
+def smoke(config: ConfigDict) -> None:
+    """Shrink the run to 20 steps on digits."""
+    config.total = '20 steps'
+    config.batch_size = 16
+    config.model.update(layers=(1,), width_factor=1)
+    config.data = dict(source='digits', split='train', transforms='inception_crop_tf(16)|flip')
+    center = 'resize_small_tf(18)|central_crop(16)'
+    config.evals = dict(val=dict(source='digits', split='test', transforms=center))
+    config.optim.update(lr=0.03 * 16 / 256)
+    config.optim.schedule.update(warmup='10%', boundaries=('50%',))
+    config.every = dict(log='10', eval='20', checkpoint='20')

@@ -19,48 +19,50 @@ scratch, AP50 0.640 (AP 0.360) from scenes. On `val`, which was not used for tun
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-ARGS = ('smoke', 'scenes')
-# From the detector of scenes.py: all but its queries, which are fewer, and its classes.
-KEPT = 'backbone, input_proj, encoder, decoder, bbox_embed'
 FIELDS = "keep('image', 'boxes', 'labels')"
-SCALES = (72, 80, 88, 96)
 
 
-def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: `scenes` to start from a detector of digits; `smoke` for a few steps on scenes."""
-    smoke = arg == 'smoke'
+def get_config(scenes: bool = False) -> ConfigDict:
+    """From scratch, or from a detector of `scenes`."""
     config = ConfigDict()
-    config.seed = 0
-    config.total = '20 steps' if smoke else '150 epochs'
+    config.total = '150 epochs'
     config.batch_size = 8
 
+    # As in scenes.py, but with up to 30 cells.
     config.model = dict(name='detr', num_classes=placeholder(int), dropout=0.0, norm='pre')
-    config.model.update(backbone_norm='group', layers=(1,) if smoke else (1, 1))
-    if smoke:
-        config.model.update(backbone_width=4, num_queries=8, width=16)
-        config.model.update(depth=1, decoder_depth=2, num_heads=2, mlp_dim=32)
-    else:  # as in scenes.py, but with up to 30 cells
-        config.model.update(backbone_width=24, num_queries=40, width=128)
-        config.model.update(depth=1, decoder_depth=3, num_heads=4, mlp_dim=256)
+    config.model.update(backbone_norm='group', layers=(1, 1), backbone_width=24, num_queries=40)
+    config.model.update(width=128, depth=1, decoder_depth=3, num_heads=4, mlp_dim=256)
+    # All but the queries, which are fewer, and the classes.
+    kept = 'backbone, input_proj, encoder, decoder, bbox_embed'
+    config.init = {'from': placeholder(str) if scenes else '', 'select': kept}
     config.task = dict(name='detect')
-    config.init = {'from': placeholder(str) if arg == 'scenes' else '', 'select': KEPT}
 
-    source, frame = ('scenes:160', (32, 32)) if smoke else ('coco:data/bccd', (96, 128))
-    data = dict(source=source, sizes=(frame,), cache=True)
-    test = dict(data, transforms=f'{FIELDS}|resize_small({frame[0]}, max={frame[1]})')
-    test['transforms'] += '|pad_objects(32)'
-    scales = 'resize_small(32, max=32)' if smoke else f'scale_and_crop({SCALES}, {frame[1]})'
-    augment = f'{FIELDS}|flip|{scales}|pad_objects(32)'
-    config.data = dict(data, split='train', transforms=augment)
-    val = dict(test, split='test[:16]' if smoke else 'val', evaluator='coco_ap')
-    config.evals = dict(val=val, test=dict(val, split=val['split'] if smoke else 'test'))
-    config.evals.test.every = '20' if smoke else '100%'
+    data = dict(source='coco:data/bccd', sizes=((96, 128),), cache=True)
+    scales = 'scale_and_crop((72, 80, 88, 96), 128)'
+    config.data = dict(data, split='train')
+    config.data.transforms = f'{FIELDS}|flip|{scales}|pad_objects(32)'
+    test = dict(data, transforms=f'{FIELDS}|resize_small(96, max=128)|pad_objects(32)')
+    test.update(evaluator='coco_ap')
+    config.evals = dict(val=dict(test, split='val'), test=dict(test, split='test', every='100%'))
 
     config.optim = dict(name='adamw', lr=5e-4, weight_decay=1e-4, clip_norm=0.1, b2=0.99)
-    config.optim.schedule = dict(name='cosine', warmup='2 steps' if smoke else '200 steps')
-    config.step = dict(accum_steps=1, ema_decay=0.0)
-    config.every = dict(log='10' if smoke else '50', eval='20' if smoke else '10%')
-    config.every.checkpoint = '20' if smoke else '5%'
-    config.checkpoint = dict(keep_last=2, keep_every='')
-    config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
+    config.optim.schedule = dict(name='cosine', warmup='200 steps')
+    config.every = dict(log='50', eval='10%', checkpoint='5%')
     return config
+
+
+def smoke(config: ConfigDict) -> None:
+    """Shrink the run to 20 steps of a tiny model on scenes, from scratch."""
+    config.total = '20 steps'
+    config.model.update(layers=(1,), backbone_width=4, num_queries=8, width=16)
+    config.model.update(depth=1, decoder_depth=2, num_heads=2, mlp_dim=32)
+    config.init['from'] = ''
+    resize = 'resize_small(32, max=32)|pad_objects(32)'
+    config.data.update(source='scenes:160', sizes=((32, 32),))
+    config.data.transforms = f'{FIELDS}|flip|{resize}'
+    for entry in config.evals.values():
+        entry.update(source='scenes:160', split='test[:16]', sizes=((32, 32),))
+        entry.transforms = f'{FIELDS}|{resize}'
+    config.evals.test.every = '20'
+    config.optim.schedule.warmup = '2 steps'
+    config.every = dict(log='10', eval='20', checkpoint='20')

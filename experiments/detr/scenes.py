@@ -15,44 +15,46 @@ and the 45th gave 0.899 and 0.894.
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-ARGS = ('smoke',)
 FIELDS = "keep('image', 'boxes', 'labels')"
 
 
-def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: `smoke` for a few steps of a tiny model."""
-    smoke = arg == 'smoke'
+def get_config() -> ConfigDict:
+    """The recipe."""
     config = ConfigDict()
-    config.seed = 0
-    config.total = '20 steps' if smoke else '56 epochs'
-    config.batch_size = 8 if smoke else 16
+    config.total = '56 epochs'
+    config.batch_size = 16
 
     # Digits never look the same twice, so dropout is unnecessary.
     config.model = dict(name='detr', num_classes=placeholder(int), dropout=0.0, norm='pre')
-    config.model.update(backbone_norm='group', layers=(1,) if smoke else (1, 1))
-    if smoke:
-        config.model.update(backbone_width=4, num_queries=8, width=16)
-        config.model.update(depth=1, decoder_depth=2, num_heads=2, mlp_dim=32)
-    else:
-        config.model.update(backbone_width=24, num_queries=16, width=128)
-        config.model.update(depth=1, decoder_depth=3, num_heads=4, mlp_dim=256)
+    config.model.update(backbone_norm='group', layers=(1, 1), backbone_width=24, num_queries=16)
+    config.model.update(width=128, depth=1, decoder_depth=3, num_heads=4, mlp_dim=256)
     config.task = dict(name='detect')
 
     # Making an image takes longer than training on it: each is made once.
-    source, side = ('scenes:160', 32) if smoke else ('scenes:10000', 64)
-    data = dict(source=source, sizes=((side, side),), cache=not smoke)
-    data.update(transforms=f'{FIELDS}|resize_small({side}, max={side})|pad_objects(6)')
-    config.data = dict(data, split='train')
-    test = dict(data, split='test[:16]' if smoke else 'test')
+    data = dict(source='scenes:10000', sizes=((64, 64),), cache=True)
+    data.update(transforms=f'{FIELDS}|resize_small(64, max=64)|pad_objects(6)')
+    config.data, test = dict(data, split='train'), dict(data, split='test')
     config.evals = dict(test=test, ap=dict(test, evaluator='coco_ap'))
 
     config.optim = dict(name='adamw', lr=8e-4, weight_decay=1e-4, clip_norm=0.1, b2=0.99)
     # Constant up to the cooldown, so that a branch before it extends the run.
-    config.optim.schedule = dict(name='constant', warmup='2 steps' if smoke else '200 steps')
-    config.optim.schedule.cooldown = '2 steps' if smoke else '4 epochs'
-    config.step = dict(accum_steps=1, ema_decay=0.0 if smoke else 0.998)
-    config.every = dict(log='10' if smoke else '50', eval='20' if smoke else '1 epoch')
-    config.every.checkpoint = '20' if smoke else '1 epoch'
-    config.checkpoint = dict(keep_last=2, keep_every='')
-    config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
+    config.optim.schedule = dict(name='constant', warmup='200 steps', cooldown='4 epochs')
+    config.step = dict(ema_decay=0.998)
+    config.every = dict(log='50', eval='1 epoch', checkpoint='1 epoch')
     return config
+
+
+def smoke(config: ConfigDict) -> None:
+    """Shrink the run to 20 steps of a tiny model."""
+    config.total = '20 steps'
+    config.batch_size = 8
+    config.model.update(layers=(1,), backbone_width=4, num_queries=8, width=16)
+    config.model.update(depth=1, decoder_depth=2, num_heads=2, mlp_dim=32)
+    for entry in (config.data, *config.evals.values()):
+        entry.update(source='scenes:160', sizes=((32, 32),), cache=False)
+        entry.transforms = f'{FIELDS}|resize_small(32, max=32)|pad_objects(6)'
+    for entry in config.evals.values():
+        entry.split = 'test[:16]'
+    config.optim.schedule.update(warmup='2 steps', cooldown='2 steps')
+    config.step.ema_decay = 0.0
+    config.every = dict(log='10', eval='20', checkpoint='20')

@@ -34,12 +34,29 @@ _BOOLS = {'true': True, '1': True, 'false': False, '0': False}
 _LEVEL = r'none|(light|medium|strong)\d'
 _SIZE = r'[\w+-]+/\d+'  # of a model, such as R50+B/16
 # Words of arguments before they had names, by recipe: a regular expression, and what it means now.
-# A meaning that ends in a colon is another recipe, which the remaining words are for.
+# A meaning with a colon names another recipe, which the remaining words are for.
 OLD_WORDS: dict[str, dict[str, str]] = {
     '': {r'(\d+)ep': r'epochs=\1'},
-    'detr/finetune': {'auto': 'detr/own:'},
-    'eomt/finetune': {'auto': 'eomt/own:', r'(\d+)': r'size=\1'},
+    'bit/finetune': {r'R\d+x\d': r'variant=\g<0>'},
+    'detr/coco_panoptic': {'boxes': 'detr/coco_boxes:'},
+    'detr/finetune': {'|auto': 'detr/own:'},
+    'detr/scenes_panoptic': {'boxes': 'detr/scenes_boxes:'},
+    'eomt/scenes': {'vit_s14': 'eomt/scenes_vit_s14:'},
+    'eomt/semantic': {
+        **{'|ade20k': 'eomt/ade20k:', 'cityscapes': 'eomt/cityscapes:'},
+        'smoke': 'eomt/ade20k:smoke',
+    },
+    'eomt/finetune': {'auto': 'eomt/own:'},
     'eomt/own': {r'(\d+)': r'size=\1'},
+    'mae/cifar10': {
+        **{'pretrain': '', 'probe': 'mae/cifar10_probe:', 'finetune': 'mae/cifar10_finetune:'},
+        **{
+            'scratch': 'mae/cifar10_finetune:scratch',
+            'smoke-finetune': 'mae/cifar10_finetune:smoke',
+        },
+    },
+    'mae/cifar10_finetune': {r'\d+%': r'labels=\g<0>'},
+    'mae/imagenet': {'finetune': 'mae/imagenet_finetune:', 'probe': 'mae/imagenet_probe:'},
     'vit/augreg': {'i21k': 'vit/augreg_i21k:', _LEVEL: r'level=\g<0>'},
     'vit/augreg_i21k': {_LEVEL: r'level=\g<0>'},
     'vit/cifar10': {'gpu': 'vit/cifar10_gpu:'},
@@ -88,20 +105,20 @@ def translate(spec: str) -> tuple[str, str]:
     """The file and the arguments of `FILE[:ARGUMENTS]`, in today's words; see `OLD_WORDS`."""
     name, _, text = spec.partition(':')
     words = []
-    for word in filter(None, text.split(',')):
-        meaning = word if '=' in word else _meaning(recipe_name(name), word)
-        if meaning.endswith(':'):
-            name = _beside(name, meaning[:-1])
-        elif meaning:
-            words.append(meaning)
-    return name, ','.join(words)
+    for word in text.split(','):
+        meaning = None if '=' in word else _meaning(recipe_name(name), word)
+        recipe, colon, rest = (meaning or '').rpartition(':')
+        if colon:
+            name = _beside(name, recipe)
+        words.append(word if meaning is None else rest)
+    return name, ','.join(filter(None, words))
 
 
-def _meaning(recipe: str, word: str) -> str:
+def _meaning(recipe: str, word: str) -> str | None:
     for old, new in (*OLD_WORDS.get(recipe, {}).items(), *OLD_WORDS[''].items()):
         if match := re.fullmatch(old, word):
             return match.expand(new)
-    return word
+    return None
 
 
 def recipe_name(path: str) -> str:
