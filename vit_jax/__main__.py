@@ -70,6 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Exit codes: 0 done, 1 failed, 2 a user's mistake, 3 diverged, 75 preempted, 130 interrupted.
     """
+    if argv is None and '_ARGCOMPLETE' in os.environ:
+        from vit_jax.commands import _completion
+
+        _completion.complete(commands())
     if argv is None:
         process.record_start()
         console.prepare()
@@ -113,9 +117,9 @@ def run(words: Sequence[str], whole_process: bool) -> int:
         print(f'vit_jax {__version__}')
         return 0
     if name == '--completion':
-        from vit_jax.commands import _parser
+        from vit_jax.commands import _completion
 
-        print(_parser.completion_script(' '.join(rest), command_lines()), end='')
+        print(_completion.script(' '.join(rest)), end='')
         return 0
     if whole_process:
         process.remember_interrupts()

@@ -1,4 +1,4 @@
-"""What commands share: parsers with one-line errors, output files, tables, shell completion."""
+"""What commands share: parsers with one-line errors, output files and tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from typing import Any, NoReturn
 from vit_jax.errors import (
     CommandFinished,
     UserError,
-    check_choice,
     nearest,
     one_line,
     positive_number,
@@ -32,41 +31,6 @@ PICTURE_HELP = 'picture to write: PNG, SVG or PDF (default: %(default)s)'
 STORAGE_HELP = 'storage: sqlite:///FILE, journal:FILE or an SQL server (default: in the folder)'
 DEVICE_HELP = 'device kind, by its JAX name (default: %(default)s)'
 MFU_HELP = 'model FLOPs utilization, a share of the peak (default: %(default)s)'
-BASH = """\
-_vit_jax() {
-  local cur="${COMP_WORDS[COMP_CWORD]}" i=0
-  COMPREPLY=()
-  if [ "${COMP_WORDS[0]##*/}" != vit-jax ]; then
-    for ((i = 1; i < COMP_CWORD; i++)); do
-      [ "${COMP_WORDS[i]}" = vit_jax ] && break
-    done
-  fi
-  [ "$i" -lt "$COMP_CWORD" ] || return 0
-  local command='' action=''
-  [ $((i + 1)) -lt "$COMP_CWORD" ] && command="${COMP_WORDS[i + 1]}"
-  [ $((i + 2)) -lt "$COMP_CWORD" ] && action="${COMP_WORDS[i + 2]}"
-  COMPREPLY=($(compgen -W "$(_vit_jax_words "$command" "$action")" -- "$cur"))
-}
-complete -o default -o bashdefault -F _vit_jax python python3 vit-jax
-"""
-ZSH = """\
-(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }
-_vit_jax() {
-  local i=${words[(i)vit_jax]} command='' action=''
-  [[ ${words[1]:t} = vit-jax ]] && i=1
-  if (( i >= CURRENT )); then
-    if (( $+functions[_python] )); then _python; else _files; fi
-    return
-  fi
-  (( i + 1 < CURRENT )) && command=${words[i + 1]}
-  (( i + 2 < CURRENT )) && action=${words[i + 2]}
-  compadd -- ${=$(_vit_jax_words "$command" "$action")}
-  _files
-}
-compdef _vit_jax python python3 vit-jax
-"""
-SHELLS = {'bash': BASH, 'zsh': ZSH}
-
 
 # Flags by their former names, which still work.
 RENAMED = {'--output': '--out'}
@@ -447,26 +411,6 @@ def align(lines: Sequence[Sequence[str]], left: int) -> str:
     return '\n'.join('  '.join(line).rstrip() for line in padded)
 
 
-def completion_script(shell: str, commands: Iterable[str]) -> str:
-    """The script that completes `python -m vit_jax ...` and `vit-jax ...` in a shell of SHELLS.
-
-    Raises:
-      UserError: for any other shell.
-    """
-    check_choice('shell', shell, SHELLS)
-    names, cases = sorted(commands), []
-    for command in names:
-        module = importlib.import_module(f'vit_jax.commands.{command}')
-        actions = list(getattr(module, 'ACTIONS', ()))
-        for action in actions:
-            cases.append((f'{command}/{action}', flags_in_help(command, action)))
-        cases.append((f'{command}/*', actions or flags_in_help(command)))
-    cases.append(('*', [*names, '--help', '--version', '--completion']))
-    lines = [f"    {pattern}) echo '{' '.join(words)}' ;;" for pattern, words in cases]
-    function = ['_vit_jax_words() {', '  case "$1/$2" in', *lines, '  esac', '}', '']
-    return '\n'.join(function) + SHELLS[shell]
-
-
 def find_parser(command: str, action: str = '') -> Parser:
     """The parser of a command, or of one of its actions, without a subject."""
     words = [action] * bool(action) + ['--help']
@@ -477,9 +421,3 @@ def find_parser(command: str, action: str = '') -> Parser:
     except HelpShown as shown:
         return shown.parser
     raise AssertionError(f'{command} {action} --help returned')
-
-
-def flags_in_help(*words: str) -> list[str]:
-    """The flags that `--help` of a command, or of one of its actions, lists."""
-    actions = find_parser(*words).shown_actions()
-    return ['--help', *(flag for action in actions for flag in action.option_strings)]

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from vit_jax.commands import _catalog
 from vit_jax.commands._parser import Parser, add_json_flag, align
-from vit_jax.config import reference
 from vit_jax.errors import UserError, modules, positive_number
 
 if TYPE_CHECKING:
@@ -159,6 +158,8 @@ def command_section(command: _catalog.Command) -> str:
 
 def print_keys(words: Sequence[str], as_json: bool) -> int:
     """Print the config keys whose section, name or meaning contains a word, as Markdown."""
+    from vit_jax.config import reference
+
     found = {}
     for heading, keys in reference.package_keys().items():
         named = [key for key in keys if matches(f'{key.name} {key.text}'.lower(), words)]

@@ -134,12 +134,12 @@ def add_task_flags(parser: Parser, argv: Sequence[str]) -> tuple[Any, argparse.N
       UserError: if not exactly one model is named, or its task has no module in `viz` that is
         allowed.
     """
-    from vit_jax.config.origin import require_name
-    from vit_jax.viz import predictions
-
     args = named_model(parser, argv)
     if args is None:
         return None, argparse.Namespace()
+    from vit_jax.config.origin import require_name
+    from vit_jax.viz import predictions
+
     task = task_name(args)
     require_name(predictions.module_path(task), args.allow, f'the visualization of task {task!r}')
     viz = predictions.require(task)
