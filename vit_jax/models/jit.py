@@ -128,6 +128,7 @@ class Model(base.Model):
         time: Float[Array, ' B'],
         labels: Int[Array, ' B'],
         given: Float[Array, 'B H W c'] | None = None,
+        conditions: Float[Array, 'B K'] | None = None,
         train: bool = False,
     ) -> dict[str, Float[Array, 'B H W C']]:
         """Predict from noisy images: the image, the noise, or the velocity, as it is trained to.
@@ -138,6 +139,7 @@ class Model(base.Model):
           labels: classes; -1 for none, as for guidance (arXiv:2207.12598).
           given: further channels of the input, which are not predicted, such as gray images to be
             colorized (arXiv:2111.05826); None for none.
+          conditions: K further numbers from 0 to 1, each embedded as the time is; None for none.
           train: whether dropout acts.
 
         Returns:
@@ -146,7 +148,10 @@ class Model(base.Model):
         _, height, width, channels = images.shape
         grid, dtype = patch_grid(height, width, self.patch_size), jnp.dtype(self.dtype)
         label = self._embed_labels(labels)
-        condition = nn.silu(TimeEmbed(self.width, name='time_embed')(time) + label)
+        condition = TimeEmbed(self.width, name='time_embed')(time) + label
+        for i, number in enumerate([] if conditions is None else conditions.T):
+            condition += TimeEmbed(self.width, name=f'condition_embed_{i}')(number)
+        condition = nn.silu(condition)
         seen = images if given is None else jnp.concatenate([images, given], axis=-1)
         x = PatchEmbed(self.patch_size, self.bottleneck, dtype, False, name='patch_embed')(seen)
         x = Dense(self.width, dtype=dtype, name='embed')(x)
@@ -193,7 +198,7 @@ class Model(base.Model):
 
     def layer_order(self) -> tuple[str, ...]:
         """Patterns of the layers' parameters from the image on; the last layer comes last."""
-        first = '^(patch_embed|embed|time_embed|class_embed|context_embed)(/|$)'
+        first = '^(patch_embed|embed|time_embed|condition_embed_.*|class_embed|context_embed)(/|$)'
         return first, *(f'^block_{i}/' for i in range(self.depth))
 
     def _embed_labels(self, labels: Int[Array, ' B']) -> Float[Array, 'B D']:
