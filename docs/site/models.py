@@ -80,6 +80,7 @@ CHECKED = {
     'open_clip': Checked(
         "timm's and transformers' towers", f'{TESTS}/test_open_clip.py', '1e-5', ('open_clip',)
     ),
+    'pmf': Checked("the authors' code", 'tests/tasks/test_meanflow.py', '1e-5'),
     'projected': Checked('counts by hand', 'tests/tasks/test_distill.py', ''),
     'rnn_seq2seq': Checked('equations in NumPy', 'tests/models/test_rnn_seq2seq.py', '1e-5'),
     'sam_encoder': Checked("transformers' SAM, timm's", f'{TESTS}/test_sam.py', '1e-5', ('sam',)),
