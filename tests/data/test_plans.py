@@ -171,14 +171,14 @@ def test_a_caption_becomes_ids_of_one_length_beside_its_image(vocab):
 
 def test_an_empty_caption_is_refused(vocab):
     apply = parse_transforms("tokenize('caption', 7)", vocab)
-    with pytest.raises(UserError, match="the text 'caption' is empty: write one, or leave"):
+    with pytest.raises(UserError, match="the text 'caption' is empty"):
         apply({'caption': ' '}, None)
 
 
 def test_a_text_that_is_left_a_text_says_what_to_do(vocab):
     with pytest.raises(UserError, match=r"'caption' is text; .*tokenize\('caption', 64\)"):
         opened('captions', 'fixed').shapes  # noqa: B018
-    with pytest.raises(UserError, match="there is no text 'captoin'; the record has image"):
+    with pytest.raises(UserError, match=r"'captoin' .*image"):
         take(opened('captions', 'fixed', "tokenize('captoin', 7)", vocab), 1)
 
 
@@ -210,7 +210,7 @@ def test_the_config_names_a_plan():
     ('keys', 'message'),
     [
         ({'plan': 'fixt'}, "unknown plan name 'fixt'; did you mean 'fixed'"),
-        ({'plan': 'fixed(3)'}, 'write its options by their names'),
+        ({'plan': 'fixed(3)'}, r'fixed\(3\)'),
         ({'plan': 'fixed(length=3)'}, r"plan 'fixed\(length=3\)': .*unexpected keyword.*'length'"),
         ({'plan': 'fixed('}, "write for example 'my_lab.packing"),
         ({'plan': 'fixed', 'sizes': ((8, 8),)}, 'sizes and plan'),

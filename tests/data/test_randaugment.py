@@ -302,7 +302,7 @@ def shift(image, level):
 def test_operations_have_the_bytes_of_pillow(monkeypatch, compiled, shape):
     """Compiled or not, for images of few and of all values."""
     if not compiled:
-        monkeypatch.setattr(native, '_compiled', lambda: None)
+        monkeypatch.setattr(native, '_load_native', lambda: None)
         pixels._matches_pillow.cache_clear()
     elif not native.has('move'):
         pytest.skip('nothing was compiled')
@@ -327,10 +327,10 @@ def test_operations_have_the_bytes_of_pillow(monkeypatch, compiled, shape):
 @pytest.mark.parametrize(
     ('spec', 'side', 'said'),
     [
-        ('randaugment(2, 10)', 32, 'give translate=14, cutout=6'),
+        ('randaugment(2, 10)', 32, 'use translate=14, cutout=6'),
         ("pad_and_crop(4)|flip|randaugment(2, 10, variant='big_vision')", 32, 'of 32 x 32 pixels'),
-        ("views('image', 2, 'inception_crop(32)|randaugment(2, 10)')", 96, 'give translate=14'),
-        ('pad_and_crop(40)', 32, 'give pad=4'),
+        ("views('image', 2, 'inception_crop(32)|randaugment(2, 10)')", 96, 'use translate=14'),
+        ('pad_and_crop(40)', 32, 'use pad=4'),
         ('randaugment(2, 10, translate=14, cutout=6)', 32, None),
         ('randaugment_increasing(2, 9)|random_erasing(0.9)', 32, None),
         ('resize(224)|randaugment(2, 20)', 32, None),
@@ -349,5 +349,5 @@ def test_a_run_begins_with_the_remark(tmp_path, repo, capsys):
     words += ['--config.data.transforms=randaugment(2, 10)', '--config.data.cache=False']
     assert main([*words, '--workdir', str(tmp_path / 'run')]) == EXIT_PREEMPTED
     said = capsys.readouterr().out
-    assert 'randaugment(2, 10) makes one plain color of' in said
+    assert 'randaugment(2, 10) turns' in said
     assert 'images of 8 x 8 pixels' in said and 'translate=4, cutout=1' in said

@@ -65,7 +65,7 @@ def test_mistakes():
     for path in ('many', '0', '-3'):
         with pytest.raises(UserError, match='the number of training images'):
             open_source(f'scenes:{path}', 'train')
-    with pytest.raises(UserError, match='several digits or none'):
+    with pytest.raises(UserError, match='digits'):
         open_source('scenes', 'train[:5 per class]')
 
 

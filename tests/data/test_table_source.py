@@ -110,7 +110,7 @@ def test_several_classes_are_marks(folder, form):
     assert {k: v.tolist() for k, v in found(source).items()} == {0: [1, 1], 1: [0, 0], 2: [0, 1]}
     assert source[0]['label'].dtype == np.uint8
     np.testing.assert_array_equal(source.class_counts(), [1, 2])
-    with pytest.raises(UserError, match='several classes or none'):
+    with pytest.raises(UserError, match='classes'):
         open_source(f'folder:{folder}', 'train[:1 per class]')
     model = open_source(f'folder:{folder}', 'train').info
     swapped = source.numbered_as(type(model)(3, ('dog', 'emu', 'cat')))
@@ -122,12 +122,12 @@ def test_several_classes_are_marks(folder, form):
 @pytest.mark.parametrize(
     ('rows', 'header', 'parts'),
     [
-        (['images/0.png,cat', 'images/9.png,dog'], None, ['row 3', 'there is no', '9.png']),
+        (['images/0.png,cat', 'images/9.png,dog'], None, ['row 3', '9.png']),
         (['images/0,cat'], None, ['row 2', "did you mean 'images/0.png'"]),
         (['images\\0.png,cat'], None, ['row 2', 'write / between']),
-        (['images/0.png,cat', './images/0.png,cat'], None, ['row 3', 'is in row 2 too']),
-        (['../0.png,cat'], None, ['row 2', 'lies outside of']),
-        (['/etc/passwd,cat'], None, ['row 2', 'lies outside of']),
+        (['images/0.png,cat', './images/0.png,cat'], None, ['row 3', 'row 2']),
+        (['../0.png,cat'], None, ['row 2', 'outside of']),
+        (['/etc/passwd,cat'], None, ['row 2', 'outside of']),
         (['images/0.png,'], None, ['row 2', 'has no label']),
         ([',cat'], None, ['row 2', 'has no image']),
         (['images/0.png,cat;dog'], None, ['row 2', "a column 'labels'"]),
@@ -177,7 +177,7 @@ def test_lists_of_marks_are_refused_and_those_of_numbers_are_read(folder):
         if [] in labels:
             assert open_source(f'folder:{folder}', 'train').info.multilabel
             continue
-        with pytest.raises(UserError, match=r"'labels' holds marks"):
+        with pytest.raises(UserError, match=r"'labels' has"):
             open_source(f'folder:{folder}', 'train')
     parquet.write_table(
         pa.table({'image': names, 'labels': [[0, 1], [1, 0], [1, 0]]}), folder / 'labels.parquet'
@@ -240,9 +240,9 @@ def test_other_encodings_are_refused(folder, encoding, part):
 def test_other_mistakes(folder, caplog):
     write(folder, *EIGHT[:6])
     open_source(f'folder:{folder}', 'train')
-    assert '2 images left out that it does not list' in caplog.text
+    assert '2 images that it does not list' in caplog.text
     (folder / 'labels.parquet').write_bytes(b'x')
-    with pytest.raises(UserError, match='which one counts'):
+    with pytest.raises(UserError, match='both exist'):
         open_source(f'folder:{folder}', 'train')
     (folder / 'labels.csv').unlink()
     with pytest.raises(UserError, match=r'labels\.parquet: .*Parquet'):

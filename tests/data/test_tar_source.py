@@ -132,7 +132,7 @@ def test_links_stand_for_members_of_their_shard(tmp_path, caplog):
     source = open_source(f'tar:{tmp_path}', 'train')
     assert values(source) == [5, 5, 5]
     assert source.labels().tolist() == [1, 1, 0]
-    assert f'source tar:{tmp_path}: 2 links left out' in caplog.text
+    assert f'source tar:{tmp_path}: 2 links' in caplog.text
 
 
 def test_names_with_dots_are_counted_and_named(tmp_path, caplog):
@@ -144,7 +144,7 @@ def test_names_with_dots_are_counted_and_named(tmp_path, caplog):
     }
     write(tmp_path / 'shard.tar', members)
     assert values(open_source(f'tar:{tmp_path}', 'train')) == [1]
-    assert '2 images left out' in caplog.text and '2020.05.01.png' in caplog.text
+    assert '2 images' in caplog.text and '2020.05.01.png' in caplog.text
     (tmp_path / 'shard.tar').unlink()
     write(tmp_path / 'other.tar', {'3.input.png': png(3)})
     with pytest.raises(UserError, match=r'3\.input\.png'):
@@ -167,7 +167,7 @@ def test_of_several_images_the_first_form_is_taken(tmp_path, caplog):
     Image.new('RGB', (8, 6), (200, 200, 200)).save(photo, 'JPEG')
     write(tmp_path / 'shard.tar', {'1.jpg': photo.getvalue(), '1.png': png(1), '2.png': png(2)})
     assert values(open_source(f'tar:{tmp_path}', 'train')) == [200, 2]
-    assert '1 examples with several images' in caplog.text
+    assert '1 examples have several images' in caplog.text
 
 
 @pytest.mark.fault(85)
@@ -281,7 +281,7 @@ def test_what_is_no_shard_is_refused(tmp_path, content):
 @pytest.mark.parametrize('content', [b'three', b'-1', b''])
 def test_a_class_that_is_no_number_is_refused(tmp_path, content):
     write(tmp_path / 'shard.tar', {'1.png': png(1), '1.cls': content})
-    with pytest.raises(UserError, match=r'shard\.tar 1: its class, .* is not an integer'):
+    with pytest.raises(UserError, match=r'shard\.tar 1: .* is not an integer'):
         open_source(f'tar:{tmp_path}', 'train')
 
 
@@ -299,9 +299,9 @@ def test_a_caption_that_cannot_be_read_is_broken(tmp_path, content):
     ('path', 'split', 'message'),
     [
         ('', 'val', r"unknown split 'val' \(valid: test, train\)"),
-        ('/train-{000..002}.tar', 'train', r'there is no file .*train-002\.tar'),
+        ('/train-{000..002}.tar', 'train', r'train-002\.tar'),
         ('/train-*.tar', 'test', r'has no split .*write \{split\}'),
-        ('/none', 'train', 'there is no file'),
+        ('/none', 'train', 'does not exist'),
     ],
 )
 def test_what_there_is_not(shards, path, split, message):
@@ -315,14 +315,14 @@ def test_a_class_that_is_no_whole_number_is_refused_by_name(tmp_path, about):
     members |= {f'{i}.json': json.dumps({'label': i}).encode() for i in range(3)}
     members['1.json'] = json.dumps({'label': about}).encode()
     write(tmp_path / 'shard.tar', dict(sorted(members.items())))
-    with pytest.raises(UserError, match=r'shard.tar 1: its class, .* is not an integer'):
+    with pytest.raises(UserError, match=r'shard.tar 1: .* is not an integer'):
         open_source(f'tar:{tmp_path}', 'train')
 
 
 def test_an_example_without_a_class_among_others_is_named(tmp_path, caplog):
     write(tmp_path / 'shard.tar', labeled(range(3)) | {'a/0009.png': png(9)})
     assert open_source(f'tar:{tmp_path}', 'train').info.num_classes == 0
-    assert '1 of 4 examples have no class, the first is' in caplog.text
+    assert '1 of 4 examples have no class' in caplog.text
     assert 'a/0009' in caplog.text
 
 

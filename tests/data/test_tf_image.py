@@ -75,7 +75,7 @@ def test_compiled_loops_give_the_same_bytes(monkeypatch, method, channels):
     found = [resize(kind, *size) for kind in kinds for size in SIZES]
     assert native.can_resample(image) == (channels <= 4)
     assert not native.can_resample(picture().astype(np.float32))
-    monkeypatch.setattr(native, '_compiled', lambda: None)
+    monkeypatch.setattr(native, '_load_native', lambda: None)
     expected = [resize(kind, *size) for kind in kinds for size in SIZES]
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_array_equal(a, b)

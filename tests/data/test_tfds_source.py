@@ -77,7 +77,7 @@ def test_a_source_of_ones_own_may_import_features(data_dir, monkeypatch):
         'import odd_lab.features\nfrom vit_jax.data.sources.tfds import Source\n'
     )
     monkeypatch.syspath_prepend(data_dir)
-    with pytest.raises(UserError, match=r'import odd_lab\.features in a source of your own'):
+    with pytest.raises(UserError, match=r'odd_lab\.features'):
         open_source('tfds:odd', 'train')
     assert 'odd_lab.features' not in sys.modules
     assert open_source('odd_lab.source:odd', 'train')[4]['label'] == 1

@@ -30,7 +30,7 @@ KINDS = {
 def loops(request, monkeypatch):
     """The compiled loops, and what takes their place without a C compiler."""
     if request.param == 'without':
-        monkeypatch.setattr(native, '_compiled', lambda: None)
+        monkeypatch.setattr(native, '_load_native', lambda: None)
     elif not native.has_windows():
         pytest.skip('vit_jax/data/_native.c was not compiled, or Pillow has no libjpeg of its own')
 
@@ -168,14 +168,16 @@ def test_files_are_read_one_after_the_other_before_they_are_decoded(folder):
         (['01', '03', '02'], ['01', '03']),  # a PNG is decoded at once
         (['02', '07', '01'], ['02']),
     ):
-        opened = examples.opened([number[name] for name in names])
+        opened = examples.read_files([number[name] for name in names])
         assert list(opened) == [number[name] for name in found]
     first = opened[number['02']]
     assert isinstance(first['image'], images.Encoded)
     for record in (None, first):  # from its file, or as it was read
         made = examples.first_readable(number['02'], 0, 5, record)[1]['image']
         np.testing.assert_array_equal(made, examples.read(number['02'], 0, 5)['image'])
-    assert not Examples(source, parse_transforms('central_crop(9)'), cache=True).opened(range(12))
+    assert not Examples(source, parse_transforms('central_crop(9)'), cache=True).read_files(
+        range(12)
+    )
 
 
 def test_batches_are_the_same_however_many_files_are_read_together(folder, monkeypatch):

@@ -418,7 +418,7 @@ class Loader:
             for name, rows in (arrays | {'index': numbers, 'mask': 1}).items():
                 batch[name][real] = rows
             return batch
-        opened: dict[int, Record] = {}
+        file_records: dict[int, Record] = {}
         rows_at_once = max(1, TOGETHER // index.shape[1])
         next_indices = (i for i in indices[local_rows].ravel().tolist() if i != base.NONE)
         examples.expect(itertools.islice(next_indices, AHEAD * index.shape[1]))
@@ -428,9 +428,9 @@ class Loader:
             examples.expect(itertools.islice(next_indices, index.shape[1]))
             if row % rows_at_once == 0 and examples.transforms.crop_first:
                 group = indices[local_rows[row : row + rows_at_once]].ravel().tolist()
-                opened = examples.opened(i for i in group if i != base.NONE)
+                file_records = examples.read_files(i for i in group if i != base.NONE)
             entries = [
-                self._read(i, seed, draw, replace, opened.get(i))
+                self._read(i, seed, draw, replace, file_records.get(i))
                 for i, draw in zip(indices_of_rows[row], draws_of_rows[row], strict=True)
                 if i != base.NONE
             ]

@@ -1,8 +1,8 @@
-"""Plans: the assignment of examples to batches, and the shapes of these; one module each.
+"""Plans, one module each: the assignment of examples to batches, and the batches' shapes.
 
-`config.data.buckets` selects `buckets`, `config.data.sizes` selects `sizes`, neither `fixed`. A
-plan of your own is a module with a class `Plan` derived from `plans.base.Plan`, whose options are
-keyword-only; it is then `config.data.plan='my_lab.packing(length=256)'`.
+`config.data.buckets` selects `buckets`, `config.data.sizes` selects `sizes`; the default is
+`fixed`. A custom plan is a module with a class `Plan` derived from `plans.base.Plan`, with
+keyword-only options; set `config.data.plan='my_lab.packing(length=256)'`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def make(text: str, examples: Examples, **options: Any) -> Plan:
     """Make the plan named by a text such as 'my_lab.packing(length=256)'.
 
     Args:
-      text: the name of a module, and options of its plan.
-      examples: the examples to make batches of.
-      options: further keywords of the plan, such as `batch_size` and `seed`.
+      text: Module name, with options of its plan.
+      examples: Examples to batch.
+      options: Further keywords of the plan, such as `batch_size` and `seed`.
 
     Raises:
       UserError: if the plan does not exist, or refuses the options or the examples.
@@ -32,9 +32,9 @@ def make(text: str, examples: Examples, **options: Any) -> Plan:
     args, named = signatures.arguments(node)
     cls = resolve('vit_jax.data.plans', signatures.function_name(node), 'Plan')
     if not (isinstance(cls, type) and issubclass(cls, Plan)):
-        raise UserError(f'plan {text!r}: its Plan must be derived from {Plan.__module__}.Plan')
+        raise UserError(f'plan {text!r}: its class Plan must derive from {Plan.__module__}.Plan')
     if args:
-        raise UserError(f'plan {text!r}: write its options by their names')
+        raise UserError(f'plan {text!r}: write its options as NAME=VALUE')
     try:
         inspect.signature(cls).bind(examples, **options, **named)
     except TypeError as error:

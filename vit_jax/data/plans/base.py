@@ -25,26 +25,26 @@ Rows = Int[np.ndarray, 'rows *n']
 
 
 class Examples:
-    """A source and its transforms.
+    """A source with transforms.
 
     Attributes:
-      source: the examples before the transforms.
-      transforms: applied to each of them.
-      cache: whether they are kept in memory.
+      source: Examples before the transforms.
+      transforms: Transforms of each example.
+      cache: Whether to keep examples in memory.
     """
 
     def __init__(self, source: Subset, transforms: Transforms, cache: bool = False):
-        """Read nothing yet.
+        """Set up without reading any example.
 
         Args:
-          source: from `open_source`.
-          transforms: applied to each of its examples.
-          cache: keep examples in memory, so that each is decoded once; after the transforms, if
-            none of them draws random numbers.
+          source: Source from `open_source`.
+          transforms: Transforms of each example.
+          cache: Whether to keep examples in memory, so that each is decoded once; they are kept
+            transformed if no transform draws random numbers.
         """
         self.source, self.transforms, self.cache = source, transforms, cache
         self._size = len(source)
-        self._kept: dict[int, Record | BrokenRecord] = {}
+        self._cached: dict[int, Record | BrokenRecord] = {}
         self._stacked: tuple[Stacked | None, ...] = ()  # empty until the cache is full
 
     def __len__(self) -> int:
@@ -58,41 +58,41 @@ class Examples:
 
     @property
     def vocab(self) -> Tokenizer | None:
-        """The vocabulary that encodes texts; None if there is none."""
+        """Vocabulary that encodes texts, or None."""
         return self.transforms.vocab
 
     @property
     def stacked(self) -> Stacked | None:
-        """All examples as arrays, if they are small and of one shape; None until all are kept."""
-        if not self.cache or len(self._kept) < self._size:
+        """All examples as arrays, if they are small and of one shape; None until all are cached."""
+        if not self.cache or len(self._cached) < self._size:
             return None
         if not self._stacked:
-            records = [self._kept[index] for index in range(self._size)]
+            records = [self._cached[index] for index in range(self._size)]
             self._stacked = (stack(records, self.transforms, self.source.info.vocab_size),)
         return self._stacked[0]
 
-    def opened(self, indices: Iterable[int]) -> dict[int, Record]:
-        """Read files of examples that are needed next, to be decoded by `read`.
+    def read_files(self, indices: Iterable[int]) -> dict[int, Record]:
+        """Read the files of the next examples, which `read` then decodes.
 
-        Files that are read one after the other take less time than in turns with decoding, which
-        displaces all else from a core's caches.
+        Reading several files in a row is faster than alternating with decoding, which evicts
+        everything else from a core's caches.
 
         Args:
-          indices: in the order in which they are needed. It is followed up to one that is broken,
-            or whose image was decoded at once and takes more memory than its file.
+          indices: Indices in the order of use. Reading stops at a broken example, or at one whose
+            image was decoded immediately and takes more memory than its file.
 
         Returns:
-          Records by their indices; none if a cache keeps decoded images.
+          {index: record}; empty if a cache keeps decoded images.
         """
-        found: dict[int, Record] = {}
+        records: dict[int, Record] = {}
         for index in () if self.cache else indices:
             try:
-                found[index] = self._decoded(index, on_demand=True)
+                records[index] = self._read_source(index, on_demand=True)
             except BrokenRecord:
                 break
-            if not isinstance(found[index].get('image'), images.OnDemand):
+            if not isinstance(records[index].get('image'), images.OnDemand):
                 break
-        return found
+        return records
 
     def read(
         self, index: int, seed: int = 0, draw: int = 0, record: Record | None = None
@@ -100,39 +100,39 @@ class Examples:
         """Transform an example with the random numbers of (seed, draw).
 
         Args:
-          index: index of the example.
-          seed, draw: see `example_rng`.
-          record: the example before its transforms, if it has been read, see `opened`.
+          index: Index of the example.
+          seed, draw: See `example_rng`.
+          record: Untransformed example, if `read_files` has read it.
 
         Raises:
-          BrokenRecord: if it cannot be read.
+          BrokenRecord: if the example cannot be read.
           UserError: if a transform refuses it; the message names the record.
         """
         if not self.cache:
             if record is None:
-                record = self._decoded(index, self.transforms.crop_first)
-            return self._transformed(index, record, seed, draw)
-        if index not in self._kept:
+                record = self._read_source(index, self.transforms.crop_first)
+            return self._transform(index, record, seed, draw)
+        if index not in self._cached:
             try:
-                record = self._decoded(index)
+                record = self._read_source(index)
                 if not self.transforms.random:
-                    record = self._transformed(index, record, 0, 0)
-                self._kept[index] = record
+                    record = self._transform(index, record, 0, 0)
+                self._cached[index] = record
             except BrokenRecord as broken:
-                self._kept[index] = broken
-        kept = self._kept[index]
-        if isinstance(kept, BrokenRecord):
-            raise kept
-        return self._transformed(index, kept, seed, draw) if self.transforms.random else kept
+                self._cached[index] = broken
+        cached = self._cached[index]
+        if isinstance(cached, BrokenRecord):
+            raise cached
+        return self._transform(index, cached, seed, draw) if self.transforms.random else cached
 
     def expect(self, indices: Iterable[int]) -> None:
-        """Start reading examples that are needed soon, if their storage is slow."""
-        self.source.expect(index for index in indices if index not in self._kept)
+        """Start reading examples that will be needed soon, if their storage is slow."""
+        self.source.expect(index for index in indices if index not in self._cached)
 
     def first_readable(
         self, index: int, seed: int = 0, draw: int = 0, record: Record | None = None
     ) -> tuple[int, Record]:
-        """The first example from `index` on that is not broken, and its index; see `read`."""
+        """Return the index and content of the first readable example from `index` on."""
         while True:  # the source raises UserError once too many are broken
             try:
                 return index, self.read(index, seed, draw, record)
@@ -140,8 +140,8 @@ class Examples:
                 index, record = (index + 1) % len(self), None
 
     def text(self, index: int) -> Record:
-        """The texts of an example before the transforms encode them, and its `image_id` as text if
-        it has one; empty if there are none.
+        """Return the texts of an example before encoding, and its `image_id` as text; empty if it
+        has neither.
         """
         if self.vocab is None:
             return {}
@@ -157,45 +157,45 @@ class Examples:
         return texts and texts | image
 
     def remarks(self) -> tuple[str, ...]:
-        """A line for each transform whose arguments in pixels do not suit the images' size."""
+        """Describe transforms whose pixel arguments do not suit the images' size, one per line."""
         for index in (0, len(self) // 2, len(self) - 1):
             with contextlib.suppress(BrokenRecord, UserError):
-                record = self._decoded(index, self.transforms.crop_first)
-                if found := self.transforms.remarks(record):
-                    return tuple(found)
+                record = self._read_source(index, self.transforms.crop_first)
+                if lines := self.transforms.remarks(record):
+                    return tuple(lines)
         return ()
 
-    def _decoded(self, index: int, on_demand: bool = False) -> Record:
-        """The example before its transforms; `on_demand`, only the window of a crop is decoded."""
+    def _read_source(self, index: int, on_demand: bool = False) -> Record:
+        """Return the untransformed example; `on_demand` decodes only the window of a crop."""
         drop_alpha = self.transforms.drops_alpha
         if not (on_demand or drop_alpha):
             return self.source[index]
         with images.decoding(on_demand=on_demand, drop_alpha=drop_alpha):
             return self.source[index]
 
-    def _transformed(self, index: int, record: Record, seed: int, draw: int) -> Record:
+    def _transform(self, index: int, record: Record, seed: int, draw: int) -> Record:
         try:
             record = self.transforms(record, example_rng(seed, draw))
             return convert_coordinates(record, self.source, index)
         except UserError as error:
             raise UserError(f'{self.source.record_name(index)}: {error}') from error
-        except BrokenRecord as reason:  # an image that was decoded only now, or made not finite
+        except BrokenRecord as reason:  # decoded only now, or not finite after the transforms
             self.source.report_broken(index, reason)
             raise
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan(abc.ABC):
-    """Assignment of examples to batches, and the shapes that they are padded to.
+    """Assignment of examples to batches, and their padded shapes.
 
-    Options of a plan are keyword-only fields. Requirements of training are checked on first use.
+    Options of a plan are keyword-only fields. What only training requires is checked on first use.
 
     Attributes:
-      examples: the examples to make batches of.
-      batch_size: size of a global batch, in examples, or in tokens if the plan counts these.
-      seed: seed of the order, 0 or more.
-      multiple: the rows of evaluation batches are a multiple of it.
-      replaces_broken: whether the next example replaces a broken one in training; else its row is
+      examples: Examples to batch.
+      batch_size: Size of a global batch, in examples, or in tokens if the plan counts tokens.
+      seed: Nonnegative seed of the order.
+      multiple: Divisor of the rows of evaluation batches.
+      replaces_broken: Whether training replaces a broken example by the next; else its row is
         masked.
     """
 
@@ -210,8 +210,8 @@ class Plan(abc.ABC):
     def __post_init__(self) -> None:
         if self.examples.source.members and not self.mixes:
             raise UserError(
-                f'{self.examples.source.title}: sources with weights need batches of images of '
-                'fixed sizes; leave out config.data.buckets and plans of other orders'
+                f'{self.examples.source.title}: weighted sources need a plan with fixed sizes; '
+                'unset config.data.buckets and config.data.plan'
             )
         if self.seed < 0:
             raise UserError(f'seed={self.seed}: must be 0 or more')
@@ -220,56 +220,55 @@ class Plan(abc.ABC):
 
     @abc.abstractmethod
     def batch(self, k: int) -> tuple[Spec, Rows]:
-        """Batch k of training, a pure function of (seed, k).
+        """Return training batch k, a pure function of (seed, k).
 
         Returns:
-          The arrays of a row, one of the specs of `shapes`; and the indices of the examples in the
-          rows of the global batch, `NONE` for padding: [rows *slots]. `join` combines those of a
-          row.
+          The spec of a row, one of those in `shapes`; and the indices of the examples in the rows
+          of the global batch, [rows *slots], `NONE` for padding. `join` combines a row's examples.
         """
 
     @functools.cached_property
     def spec(self) -> Spec:
-        """The arrays of one of the largest rows, to which evaluation pads all of them."""
+        """Spec of the largest row, to which evaluation pads all rows."""
         return self.spec_of(self.example)
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
-        """The kinds of training batches; the last one has the largest rows.
+        """Kinds of training batches; the last one has the largest rows.
 
         Raises:
-          UserError: if no batch can be made of the examples.
+          UserError: if the examples do not fill a batch.
         """
         return (Shape(self.batch_size, 1, self.spec, self.slots),)
 
     @property
     def members(self) -> Int[np.ndarray, ' N']:
-        """The examples of an epoch of training."""
+        """Examples of a training epoch."""
         return np.arange(len(self.examples))
 
     @functools.cached_property
     def slots(self) -> tuple[int, ...]:
-        """The shape of `index` and `mask` in a row: (n,) if it holds up to n examples, else ()."""
+        """Shape of `index` and `mask` in a row: (n,) if it holds up to n examples, else ()."""
         return self.rows.shape[1:]
 
     @property
     def examples_per_row(self) -> float:
-        """Examples of a row in training, on average."""
+        """Mean number of examples per training row."""
         return np.count_nonzero(self.rows != NONE) / len(self.rows) if self.slots else 1
 
     @property
     def examples_per_step(self) -> float:
-        """Examples of a training batch, on average."""
+        """Mean number of examples per training batch."""
         return self.batch_size * self.examples_per_row
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens of the target in a training batch, on average and without padding; else 0."""
+        """Mean number of target tokens per training batch, without padding; 0 without targets."""
         return 0
 
     @functools.cached_property
     def unit(self) -> str:
-        """The unit of rates: 'images', 'examples' or 'tokens'."""
+        """Unit of throughput: 'images', 'examples' or 'tokens'."""
         return 'images' if 'image' in self.spec else 'examples'
 
     @property
@@ -279,21 +278,21 @@ class Plan(abc.ABC):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks on the training data, one a line."""
+        """Remarks on the training data, one per line."""
         return ()
 
     @functools.cached_property
     def rows(self) -> Rows:
-        """The examples of each row of an epoch, in their order; [rows n] if a row holds several."""
+        """Examples of an epoch's rows, in order; [rows n] if a row holds several."""
         return np.arange(len(self.examples))
 
     @property
     def eval_steps(self) -> int:
-        """Batches of an evaluation."""
+        """Number of batches of an evaluation."""
         return -(-len(self.rows) // self._eval_rows)
 
     def eval_batch(self, k: int) -> tuple[Spec, Rows]:
-        """Batch k of an evaluation, which has every example once; see `batch`."""
+        """Return evaluation batch k; an evaluation has every example once; see `batch`."""
         real = self.rows[k * self._eval_rows :][: self._eval_rows]
         rows = np.full((self._eval_rows, *self.slots), NONE)
         rows[: len(real)] = real
@@ -301,7 +300,7 @@ class Plan(abc.ABC):
 
     @property
     def _eval_rows(self) -> int:
-        # Padding is masked, so that the result does not depend on `multiple`.
+        # Padding is masked, so the result does not depend on `multiple`.
         return -(-min(self.batch_size, len(self.rows)) // self.multiple) * self.multiple
 
     def pad(self, record: Record, spec: Spec) -> Record:
@@ -313,20 +312,20 @@ class Plan(abc.ABC):
         return batches.pad(record, spec)
 
     def join(self, records: Sequence[Record], spec: Spec) -> Record:
-        """Combine the examples of a row, by default a single one."""
+        """Combine the examples of a row; by default there is only one."""
         (record,) = records
         return self.pad(record, spec)
 
     def tally(self, batch: Batch) -> dict[str, int]:
-        """Counts over this process's rows of a training batch, without padding."""
+        """Count over this process's rows of a training batch, without padding."""
         return {self.unit: int(np.count_nonzero(batch['mask']))}
 
     @functools.cached_property
     def example(self) -> Record:
-        """The first example that can be read.
+        """First readable example.
 
         Raises:
-          UserError: for a record that holds text, or a reserved name.
+          UserError: for a record with text, or with a reserved name.
         """
         index, record = self.examples.first_readable(0)
         if texts := [key for key, value in record.items() if isinstance(value, str)]:
@@ -335,11 +334,11 @@ class Plan(abc.ABC):
                 f'config.data.vocab and transforms="tokenize({texts[0]!r}, 64)", or with '
                 "transforms='tokenize' and config.data.buckets=(16, 32, 64)"
             )
-        if taken := {'index', 'mask'} & record.keys():
+        if reserved := {'index', 'mask'} & record.keys():
             name = self.examples.source.record_name(index)
-            raise UserError(f'{name}: {min(taken)!r} is a reserved name in batches')
+            raise UserError(f'{name}: {min(reserved)!r} is a reserved name in batches')
         return record
 
     def spec_of(self, record: Record) -> Spec:
-        """The arrays of a record."""
+        """Return the spec of a record."""
         return {key: ArraySpec.from_value(value) for key, value in record.items()}

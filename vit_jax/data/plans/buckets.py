@@ -1,10 +1,10 @@
 """Sequences of different lengths in batches of few shapes.
 
-Bucket b takes the examples whose longest sequence has at most `buckets[b]` tokens (and more than
-`buckets[b - 1]`). Its batches are padded to that length, and have as many rows as make
-`batch_size` tokens on one side. In every epoch each bucket is shuffled and divided into batches,
-the last one padded with masked rows, and the batches of all buckets are shuffled. So every epoch
-has the same number of batches, and batch k stays a function of (seed, k).
+Bucket b holds the examples whose longest sequence has at most `buckets[b]` tokens (and more than
+`buckets[b - 1]`). Its batches are padded to that length, with as many rows as make `batch_size`
+tokens on one side. In every epoch each bucket is shuffled and divided into batches, the last one
+padded with masked rows, and the batches of all buckets are shuffled. So every epoch has the same
+number of batches, and batch k remains a function of (seed, k).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vit_jax.data.records import BrokenRecord, Record, SourceInfo, check_ids
 from vit_jax.errors import UserError, check_choice
 
 COUNTS = ('padded', 'target')
-ROWS = 8  # divides the rows of a training batch, so that devices share them evenly
+ROWS = 8  # divisor of a training batch's rows, so that devices share them evenly
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,9 +32,9 @@ class BucketBatches:
     """Examples sorted into buckets, and buckets divided into batches.
 
     Attributes:
-      bounds: the length of the sequences of each bucket, in tokens.
-      rows: number of rows in a batch of each bucket.
-      members: the examples of each bucket, in the order of the source.
+      bounds: Sequence length of each bucket, in tokens.
+      rows: Rows per batch of each bucket.
+      members: Examples of each bucket, in the order of the source.
     """
 
     bounds: tuple[int, ...]
@@ -52,7 +52,7 @@ class BucketBatches:
         return sum(self.counts)
 
     def locate(self, number: int) -> tuple[int, np.ndarray]:
-        """The bucket of a batch, and the positions of the batch's examples in the bucket."""
+        """Return the bucket of a batch, and the positions of its examples in the bucket."""
         ends = np.cumsum(self.counts)
         bucket = int(np.searchsorted(ends, number, side='right'))
         first = (number - int(ends[bucket]) + self.counts[bucket]) * self.rows[bucket]
@@ -66,9 +66,9 @@ class Plan(base.Plan):
     Sequences are fields with one-dimensional integer arrays.
 
     Attributes:
-      buckets: length of each bucket in tokens, growing.
-      count: the tokens that `batch_size` counts in training: 'padded', all slots of one side, or
-        'target' for those of the target alone, on average over the batches of a bucket.
+      buckets: Increasing lengths of the buckets, in tokens.
+      count: Tokens that `batch_size` counts in training: 'padded', all slots of one side, or
+        'target', only real target tokens, averaged over the batches of a bucket.
 
     Raises:
       UserError: for wrong options, transforms that draw random numbers, or no sequences.
@@ -77,7 +77,7 @@ class Plan(base.Plan):
     buckets: tuple[int, ...]
     count: str = 'padded'
 
-    replaces_broken = False  # the next example may be longer
+    replaces_broken = False  # the next example may be too long
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,22 +85,22 @@ class Plan(base.Plan):
         check_choice('count', self.count, COUNTS)
         if self.examples.transforms.random:
             raise UserError(
-                f'transforms {self.examples.transforms.spec!r}: random lengths have no bucket; '
-                'leave out config.data.buckets or the random transforms'
+                f'transforms {self.examples.transforms.spec!r}: buckets need fixed lengths; unset '
+                'config.data.buckets or remove the random transforms'
             )
-        self._lengths  # noqa: B018  reads
+        self._lengths  # noqa: B018  reads all examples
 
     @functools.cached_property
     def _lengths(self) -> dict[str, np.ndarray]:
-        """The length of each sequence of all examples, 0 in broken records."""
-        found: dict[str, np.ndarray] = collections.defaultdict(
+        """Length of each sequence of all examples, 0 in broken records."""
+        lengths: dict[str, np.ndarray] = collections.defaultdict(
             lambda: np.zeros(len(self.examples), np.int64)
         )
         for index in range(len(self.examples)):
             with contextlib.suppress(BrokenRecord):
                 for name, ids in self._sequences(index, self.examples.read(index)).items():
-                    found[name][index] = len(ids)
-        return dict(found)  # without its default, which does not pickle
+                    lengths[name][index] = len(ids)
+        return dict(lengths)  # a default factory does not pickle
 
     def _sequences(self, index: int, record: Record) -> dict[str, np.ndarray]:
         """Check and return the sequences of a record."""
@@ -127,12 +127,12 @@ class Plan(base.Plan):
 
     @functools.cached_property
     def longest(self) -> np.ndarray:
-        """The length of the longest sequence of each example; 0 for a broken record."""
+        """Length of each example's longest sequence; 0 for a broken record."""
         return np.max(list(self._lengths.values()), axis=0)
 
     @functools.cached_property
     def targets(self) -> np.ndarray:
-        """The length of the sequence `target` of each example; 0 if there is none."""
+        """Length of each example's sequence `target`; 0 if it has none."""
         return self._lengths.get('target', np.zeros_like(self.longest))
 
     @functools.cached_property
@@ -156,10 +156,10 @@ class Plan(base.Plan):
 
     @functools.cached_property
     def epoch(self) -> BucketBatches:
-        """The batches of an epoch of training; examples beyond the last bucket are left out.
+        """Batches of a training epoch, without examples that exceed the last bucket.
 
         Raises:
-          UserError: if a batch cannot hold the longest sequences, or there is no example.
+          UserError: if a batch cannot hold the longest sequences, or no example is left.
         """
         rows, members = train_rows(self.buckets, self.batch_size), self._members(self.buckets)
         if self.count == 'target':
@@ -176,9 +176,9 @@ class Plan(base.Plan):
 
     @functools.cached_property
     def evaluation(self) -> BucketBatches:
-        """The batches of an evaluation, with no more rows than needed.
+        """Batches of an evaluation, with no more rows than needed.
 
-        Sequences beyond the last bucket go to an extra one, as long as the longest of them.
+        Sequences longer than the last bucket go to an extra one that fits the longest.
         """
         most, bounds = int(self.longest.max(initial=0)), self.buckets
         bounds = (*bounds, most) if most > bounds[-1] else bounds
@@ -191,7 +191,7 @@ class Plan(base.Plan):
         return BucketBatches(bounds, rows, members)
 
     def _members(self, bounds: tuple[int, ...]) -> tuple[np.ndarray, ...]:
-        """The examples of each bucket."""
+        """Return the examples of each bucket."""
         lows, lengths = (0, *bounds[:-1]), self.longest
         return tuple(
             np.flatnonzero((lengths > low) & (lengths <= high))
@@ -219,7 +219,7 @@ class Plan(base.Plan):
     @property
     def notes(self) -> tuple[str, ...]:
         long = len(self.examples) - len(self.members)
-        return (f'{long:,} examples are longer than the last bucket: left out',) if long else ()
+        return (f'{long:,} examples exceed the last bucket and are ignored',) if long else ()
 
     def batch(self, k: int) -> tuple[Spec, base.Rows]:
         kinds = self.epoch
@@ -258,10 +258,10 @@ class Plan(base.Plan):
 
 
 def train_rows(bounds: Sequence[int], batch_size: int) -> tuple[int, ...]:
-    """The rows of a batch of each bucket, about `batch_size` tokens, in training.
+    """Compute the rows of each bucket's training batches, about `batch_size` tokens each.
 
     Raises:
-      UserError: if the longest bucket gets fewer than `ROWS`.
+      UserError: if the longest bucket gets fewer than `ROWS` rows.
     """
     if batch_size < ROWS * bounds[-1]:
         raise UserError(
@@ -272,7 +272,9 @@ def train_rows(bounds: Sequence[int], batch_size: int) -> tuple[int, ...]:
 
 
 def check_bounds(bounds: tuple[int, ...]) -> None:
-    """Raise UserError unless the lengths of the buckets are positive and grow."""
-    whole = all(isinstance(bound, int) and bound > 0 for bound in bounds)
-    if not bounds or not whole or list(bounds) != sorted(set(bounds)):
-        raise UserError(f'buckets={bounds}: write growing lengths in tokens, such as (16, 32, 64)')
+    """Raise UserError unless the bucket lengths are positive and increasing."""
+    are_positive = all(isinstance(bound, int) and bound > 0 for bound in bounds)
+    if not bounds or not are_positive or list(bounds) != sorted(set(bounds)):
+        raise UserError(
+            f'buckets={bounds}: write increasing lengths in tokens, such as (16, 32, 64)'
+        )

@@ -16,29 +16,29 @@ from vit_jax.errors import UserError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan(base.Plan):
-    """Shuffled epochs: row r of batch k is position k * batch_size + r of them.
+    """Shuffled epochs: row r of batch k has position k * batch_size + r.
 
-    In a mixture of sources each has its own epochs, see `batches.Mixture`.
+    Each source of a mixture has its own epochs, see `batches.Mixture`.
     """
 
     mixes = True
 
     @functools.cached_property
     def specs(self) -> tuple[Spec, ...]:
-        """Specs of the kinds of batches; (seed, k) draws that of batch k, each equally likely."""
+        """Specs of the kinds of batches; (seed, k) draws one for batch k, all equally likely."""
         return (super().spec,)
 
     @property
     def spec(self) -> Spec:
-        # The result of an evaluation must not depend on the batch.
+        # Evaluation results must not depend on the batch.
         return self.specs[-1]
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
         if self.batch_size > len(self.examples):
             raise UserError(
-                f'{self.examples.source.title}: {len(self.examples)} examples are fewer than '
-                f'batch_size={self.batch_size}; lower it or take a larger split'
+                f'{self.examples.source.title}: has only {len(self.examples)} examples for '
+                f'batch_size={self.batch_size}; lower it or use a larger split'
             )
         share = 1 / len(self.specs)
         return tuple(Shape(self.batch_size, share, spec, self.slots) for spec in self.specs)
@@ -58,13 +58,13 @@ class Plan(base.Plan):
     def notes(self) -> tuple[str, ...]:
         if (mixture := self.examples.source.mixture) is None:
             return ()
-        of_sources = zip(mixture.names, mixture.shares, mixture.sizes, strict=True)
+        sources = zip(mixture.names, mixture.shares, mixture.sizes, strict=True)
         return tuple(
             f'{share:.1%} of the examples are from {name}, which has {size:,}'
-            for name, share, size in of_sources
+            for name, share, size in sources
         )
 
     def pad(self, record: Record, spec: Spec) -> Record:
-        """Return the record unchanged; another shape is an error."""
+        """Return the record unchanged; batching refuses a wrong shape."""
         del spec
         return record

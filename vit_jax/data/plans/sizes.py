@@ -1,4 +1,4 @@
-"""Batches of images that are padded to one of a few sizes."""
+"""Batches of images padded to one of a few sizes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Plan(fixed.Plan):
     `pixel_mask` marks real pixels. Evaluation pads to the last size.
 
     Attributes:
-      sizes: heights and widths in pixels that images are padded to.
+      sizes: Heights and widths in pixels to which images are padded.
     """
 
     sizes: tuple[Size, ...]
@@ -30,7 +30,7 @@ class Plan(fixed.Plan):
         super().__post_init__()
         if any(len(size) != 2 or min(size) < 1 for size in self.sizes):
             raise UserError(
-                f'sizes={self.sizes}: write heights and widths of at least 1, as ((480, 640),)'
+                f'sizes={self.sizes}: write heights and widths of at least 1, such as ((480, 640),)'
             )
 
     @functools.cached_property
@@ -45,5 +45,5 @@ class Plan(fixed.Plan):
 
 
 def pad_image(record: Record, size: Size | None) -> Record:
-    """The record with its image padded to `size`, and `pixel_mask`; unchanged if `size` is None."""
+    """Pad a record's image to `size`, and add `pixel_mask`; `size` None changes nothing."""
     return record if size is None else geometry.shrink_and_pad(record, size)

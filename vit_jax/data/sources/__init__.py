@@ -3,10 +3,10 @@
 Names: `digits`, `scenes`, `scenes_captions`, `scenes_panoptic`, `prompts:JSON`, `coco:PATH`,
 `coco_captions:PATH`, `coco_masks:PATH`, `panoptic:PATH`, `masks:PATH`, `tfds:NAME`, `folder:PATH`,
 `table:FILE`, `hf:PATH`, `tar:PATTERN`, `packed:PATH`, `text:PATH`, `synthetic:TASK`, or a dotted
-module of your own with a class `Source(path, split)`, see `vit_jax.data.records.Source`. Splits
-follow TFDS: `train`, `train[:90%]`, `train[100:200]`, `train+test`, and `train[:5 per class]` (see
-`vit_jax.data.splits`). 'folder:a*0.7+folder:b*0.3' is a mixture: training takes seven tenths of the
-images from the first, and evaluation every image once.
+user module with a class `Source(path, split)`, see `vit_jax.data.records.Source`. Splits follow
+TFDS: `train`, `train[:90%]`, `train[100:200]`, `train+test`, and `train[:5 per class]` (see
+`vit_jax.data.splits`). 'folder:a*0.7+folder:b*0.3' is a mixture: training draws 70% of the images
+from the first source, and evaluation reads every image once.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from vit_jax.signatures import parse_sources
 
 __all__ = ['BrokenRecord', 'Record', 'Source', 'SourceInfo', 'Subset', 'open_source', 'own_vocab']
 
-FILES = {'table': ('.csv', '.parquet'), 'tar': ('.tar',)}  # endings; else a folder
+FILES = {'table': ('.csv', '.parquet'), 'tar': ('.tar',)}  # suffixes; else a folder
 UNWEIGHTED = re.compile(r'\+[a-z_.]+:')  # a second source without a weight
 
 
 def open_source(name: str, split: str) -> Subset:
-    """The examples that `split` selects of the source `name`.
+    """Open the examples that `split` selects from the source `name`.
 
     Args:
-      name: `digits`, `tfds:cifar10`, `folder:/data/flowers`, `text:/data/train.en,train.de`,
-        `my_lab.sources.foo:PATH`; or a mixture.
-      split: a split expression, for example `train[:90%]`.
+      name: Source such as `digits`, `tfds:cifar10`, `folder:/data/flowers`,
+        `text:/data/train.en,train.de` or `my_lab.sources.foo:PATH`, or a mixture.
+      split: Split expression, such as `train[:90%]`.
 
     Raises:
       UserError: if the source, the split or its slice does not exist or is empty.
     """
     terms = parse_sources(name)
     if len(terms) > 1:
-        opened = [(one, weight, open_source(one, split)) for one, weight in terms]
+        opened = [(source, weight, open_source(source, split)) for source, weight in terms]
         return mix(f'{name} {split}', opened)
     path = name.partition(':')[2]
-    source_class = _source_class(name)
+    source_class = _find_source_class(name)
     try:
         return select(name, split, lambda base: source_class(path, base))
     except UnknownSplit:
@@ -51,26 +51,26 @@ def open_source(name: str, split: str) -> Subset:
     except UserError as error:
         if not UNWEIGHTED.search(name):
             raise
-        hint = "a mixture has a weight after each source, as 'folder:a*0.7+folder:b*0.3'"
+        hint = "a mixture needs a weight after each source, such as 'folder:a*0.7+folder:b*0.3'"
         raise UserError(f'{error}; {hint}') from error
 
 
 def own_vocab(name: str) -> Tokenizer | None:
-    """The tokenizer of a source whose sequences are ids, not text; else None.
+    """Return the tokenizer of a source whose sequences are ids, not text; else None.
 
-    It is read from the class `Source`, attribute `vocab`, without opening any data.
+    It is the attribute `vocab` of the class `Source`, so no data are opened.
 
     Raises:
       UserError: if the source does not exist.
     """
-    return getattr(_source_class(name), 'vocab', None)
+    return getattr(_find_source_class(name), 'vocab', None)
 
 
-def _source_class(name: str) -> Callable[[str, str], Source]:
-    """The class `Source` that a source's name stands for.
+def _find_source_class(name: str) -> Callable[[str, str], Source]:
+    """Find the class `Source` for a source's name.
 
     Raises:
-      UserError: if it does not exist; it says what to write before the path of a file or folder.
+      UserError: if it does not exist; for a path the message suggests the prefix to add.
     """
     package, module = 'vit_jax.data.sources', name.partition(':')[0]
     path = os.path.expanduser(module)

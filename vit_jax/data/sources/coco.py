@@ -1,10 +1,10 @@
-"""`coco:PATH`: boxes in the format of COCO, Lin et al., 2014, arXiv:1405.0312.
+"""`coco:PATH`: boxes in COCO format, Lin et al., 2014, arXiv:1405.0312.
 
     PATH/instances_SPLIT.json, or PATH/annotations/instances_SPLIT.json
     PATH/SPLIT/*.jpg, PATH/images/SPLIT/*.jpg, PATH/images/*.jpg or PATH/*.jpg
 
-Splits are the names at SPLIT: `train2017` and `val2017` of COCO. Categories are renumbered without
-the gaps of their ids; images without objects stay.
+Splits are the names at SPLIT, such as COCO's `train2017` and `val2017`. Categories are renumbered
+without the gaps in their ids; images without objects are kept.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from vit_jax.storage import paths
 log = logging.getLogger(__name__)
 
 PREFIX = 'instances_'
-NO_ANNOTATIONS = 'has no annotations: its records are images alone'
+NO_ANNOTATIONS = 'has no annotations: its records have only images'
 
 
 class Source:
-    """Records {image, boxes, labels, crowd, areas, ids}, by the ids of the images.
+    """Records {image, boxes, labels, crowd, areas, ids}, sorted by image id.
 
     Boxes (x0, y0, x1, y1) are in pixels and clipped to the image. `crowd` marks boxes around many
     objects, `areas` in pixels come from the file, or else from unclipped boxes, and `ids` are the
-    annotations' ids. Boxes without area are left out, and the log counts them. A file with no
-    other boxes makes records {image}.
+    annotations' ids. Boxes without area are dropped, and the log counts them. A file with no other
+    boxes makes records {image}.
 
-    Evaluations measure `annotations`: all finite boxes as they are in the file, in float64.
+    Evaluations use `annotations`: all finite boxes unchanged from the file, in float64.
     """
 
     kind = 'coco'
@@ -75,29 +75,31 @@ class Source:
         path = self._folder / self._images[index]['file_name']
         size = self._size(index)
         image = read_image(path, size)
-        return {'image': image} | ({} if self._is_bare else _repaired(self._annotated(index), size))
+        return {'image': image} | (
+            {} if self._is_bare else _clip_objects(self._objects_of(index), size)
+        )
 
     def annotations(self, index: int) -> Record:
-        """The objects as they are in the file, and the image's `size`, height and width."""
-        return {'size': self._size(index), **self._annotated(index)}
+        """Return the objects unchanged from the file, and the image's `size`, height and width."""
+        return {'size': self._size(index), **self._objects_of(index)}
 
     def _size(self, index: int) -> tuple[int, int]:
         image = self._images[index]
         return image['height'], image['width']
 
-    def _annotated(self, index: int) -> Record:
+    def _objects_of(self, index: int) -> Record:
         return self._objects.get(self._images[index]['id'], {})
 
     def labels(self) -> np.ndarray:
         raise UserError(f'{self._name}: an image has several objects or none, and no class itself')
 
     def class_counts(self, indices: np.ndarray, /) -> np.ndarray:
-        found = [self._annotated(i).get('labels', ()) for i in indices.tolist()]
-        labels = np.concatenate([np.zeros(0, np.int64), *found])
+        arrays = [self._objects_of(i).get('labels', ()) for i in indices.tolist()]
+        labels = np.concatenate([np.zeros(0, np.int64), *arrays])
         return count_labels(labels.astype(np.int64), self.info.num_classes)
 
     def listing(self, indices: np.ndarray, /) -> Listing:
-        """The digest of the whole file of annotations, and of the sizes of images."""
+        """Digest the whole annotation file, and the sizes of the images."""
         names = [self._images[i]['file_name'] for i in indices.tolist()]
         return Listing(
             listing.digest_of_file(self._file), listing.digest_of_sizes(self._folder, names)
@@ -109,86 +111,90 @@ class Source:
     def _sort_objects(
         self, annotations: Iterable[dict[str, Any]], categories: list[dict[str, Any]]
     ) -> tuple[dict[Any, Record], bool]:
-        """The arrays of each image's objects, empty if no image has any, and whether no record has
-        annotations; repairs of records are logged.
+        """Return the arrays of each image's objects, empty if no image has any, and whether all
+        records lack annotations; log repairs of records.
         """
         sizes = {image['id']: (image['height'], image['width']) for image in self._images}
         labels = {category['id']: i for i, category in enumerate(categories)}
         rows: dict[Any, list[tuple[Any, ...]]] = {image: [] for image in sizes}
         repairs: collections.Counter[str] = collections.Counter()
         is_bare = True
-        for one in annotations:
-            name = f'annotation {read_number(one, "id", "an annotation")}'
-            image, category = (read_id(one, f'{key}_id', name) for key in ('image', 'category'))
+        for annotation in annotations:
+            name = f'annotation {read_number(annotation, "id", "an annotation")}'
+            image, category = (
+                read_id(annotation, f'{key}_id', name) for key in ('image', 'category')
+            )
             if image not in sizes or category not in labels:
                 unknown = f'image {image}' if image not in sizes else f'category {category}'
-                raise ValueError(f'{name} is of the unknown {unknown}')
-            x, y, w, h = bbox = _bbox(one)
+                raise ValueError(f'{name} refers to the unknown {unknown}')
+            x, y, w, h = bbox = _bbox(annotation)
             if not all(map(math.isfinite, bbox)):
-                repairs['boxes left out that are not finite'] += 1
+                repairs['boxes dropped because they are not finite'] += 1
                 continue
             box = x, y, x + w, y + h
-            clipped, repair = _clipped(box, sizes[image])
+            clipped, repair = _clip_box(box, sizes[image])
             repairs[repair] += 1
             is_bare = is_bare and clipped is None
-            area, crowd = _area(one, w * h, name), read_flag(one, 'iscrowd', name)
-            rows[image].append((box, labels[category], crowd, area, read_number(one, 'id', name)))
+            area, crowd = _area(annotation, w * h, name), read_flag(annotation, 'iscrowd', name)
+            rows[image].append(
+                (box, labels[category], crowd, area, read_number(annotation, 'id', name))
+            )
         del repairs['']
         if repairs:
-            found = ', '.join(f'{count} {what}' for what, count in sorted(repairs.items()))
-            log.warning('%s: %s; evaluations keep finite ones as they are', self._file, found)
+            listed = ', '.join(f'{count} {what}' for what, count in sorted(repairs.items()))
+            log.warning('%s: %s; evaluations use finite boxes unchanged', self._file, listed)
         if not any(rows.values()):
             return {}, True
-        return {image: _arrays(objects) for image, objects in rows.items()}, is_bare
+        return {image: _stack_objects(objects) for image, objects in rows.items()}, is_bare
 
 
 def _bbox(annotation: dict[str, Any]) -> list[float]:
-    """The box (x, y, w, h) of an annotation; ValueError if there is none."""
+    """Read the box (x, y, w, h) of an annotation; ValueError without a valid box."""
     bbox = annotation.get('bbox')
     try:
         x, y, width, height = map(float, bbox or ())
     except (TypeError, ValueError) as error:
         name = f'annotation {annotation["id"]}'
-        raise ValueError(f'{name}: the bbox {bbox!r} is not four numbers') from error
+        raise ValueError(f'{name}: bbox {bbox!r} is not four numbers') from error
     return [x, y, width, height]
 
 
-def _area(annotation: dict[str, Any], of_box: float, name: str) -> float:
-    """The area of an annotation, by default of its box; ValueError if it is not an area."""
+def _area(annotation: dict[str, Any], box_area: float, name: str) -> float:
+    """Read the area of an annotation, by default its box's; ValueError if it is not an area."""
     area = annotation.get('area')
     if area is None:
-        return of_box
+        return box_area
     with contextlib.suppress(TypeError, ValueError):
         if 0 <= float(area) < math.inf:
             return float(area)
-    raise ValueError(f'{name}: the area {area!r} is not a number from 0 on')
+    raise ValueError(f'{name}: area {area!r} is not a number of at least 0')
 
 
-def _clipped(
+def _clip_box(
     box: tuple[float, ...], size: tuple[float, float]
 ) -> tuple[tuple[float, ...] | None, str]:
-    """A box (x0, y0, x1, y1) clipped to an image of (height, width), and its defect, or ''."""
+    """Clip a box (x0, y0, x1, y1) to an image (height, width); return it and its defect, or ''."""
     (x0, y0, x1, y1), (height, width) = box, size
     clipped = max(x0, 0), max(y0, 0), min(x1, width), min(y1, height)
     if x1 <= x0 or y1 <= y0:
-        return None, 'boxes left out without area'
+        return None, 'boxes dropped because they have no area'
     if clipped[0] >= clipped[2] or clipped[1] >= clipped[3]:
-        return None, 'boxes left out that lie outside of their image'
-    # Sums of decimal fractions may exceed the edge by rounding.
+        return None, 'boxes dropped because they are outside of their image'
+    # Sums of decimal fractions may exceed the edge by a rounding error.
     beyond = max(-x0, -y0, x1 - width, y1 - height) > 0.5
-    return clipped, 'boxes cut off at the edge of their image' if beyond else ''
+    return clipped, 'boxes clipped at the edge of their image' if beyond else ''
 
 
-def _repaired(objects: Record, size: tuple[int, int]) -> Record:
-    """The objects of an image with clipped boxes, without those that are left out."""
-    boxes = [_clipped(box, size)[0] for box in objects['boxes'].tolist()]
-    kept = np.array([box is not None for box in boxes], bool)
-    rows = {name: array[kept] for name, array in objects.items()}
+def _clip_objects(objects: Record, size: tuple[int, int]) -> Record:
+    """Clip the boxes of an image's objects, and drop objects without a box."""
+    boxes = [_clip_box(box, size)[0] for box in objects['boxes'].tolist()]
+    has_box = np.array([box is not None for box in boxes], bool)
+    rows = {name: array[has_box] for name, array in objects.items()}
     rows['boxes'] = np.array([box for box in boxes if box is not None], np.float32).reshape(-1, 4)
     return rows | {'areas': rows['areas'].astype(np.float32)}
 
 
-def _arrays(objects: list[tuple[Any, ...]]) -> Record:
+def _stack_objects(objects: list[tuple[Any, ...]]) -> Record:
     boxes, labels, crowd, areas, ids = zip(*objects, strict=True) if objects else [()] * 5
     return {
         'boxes': np.array(boxes, np.float64).reshape(-1, 4),
@@ -200,47 +206,47 @@ def _arrays(objects: list[tuple[Any, ...]]) -> Record:
 
 
 def find_annotations(root: pathlib.Path, split: str, prefix: str, name: str) -> pathlib.Path:
-    """The file prefixSPLIT.json in a folder or in its folder `annotations`.
+    """Find the file prefixSPLIT.json in a folder or in its subfolder `annotations`.
 
     Raises:
-      UserError: if there is none; the message names the source `name`.
+      UserError: if it does not exist; the message names the source `name`.
     """
     if not root.is_dir():
-        raise UserError(f'{name}: there is no such folder')
+        raise UserError(f'{name}: this folder does not exist')
     files = {
         file.stem.removeprefix(prefix): file
         for folder in (root / 'annotations', root)
         for file in sorted(folder.glob(f'{prefix}*.json'))
     }
     if not files:
-        raise UserError(f'{name}: has no {prefix}SPLIT.json, nor has its folder annotations')
+        raise UserError(f'{name}: no {prefix}SPLIT.json in this folder or its folder annotations')
     if split not in files:
         raise UnknownSplit.from_splits(name, split, sorted(files))
     return files[split]
 
 
 def read_json(file: pathlib.Path, name: str) -> dict[str, Any]:
-    """The JSON object in a file; UserError if there is none."""
+    """Read a JSON object from a file; UserError if it cannot be read."""
     try:
         content = paths.parse_json(paths.read_bytes(file, paths.TABLE))
     except (OSError, ValueError) as error:
         raise UserError(f'{name}: cannot read {file}: {error}') from error
     if not isinstance(content, dict):
-        raise UserError(f'{name}: {file} is not in the format of COCO: it is not an object')
+        raise UserError(f'{name}: {file} is not in COCO format: it is not a JSON object')
     return content
 
 
 def list_images(content: dict[str, Any], *, sized: bool = True) -> list[dict[str, Any]]:
-    """The images of a file by their ids: numbers before texts.
+    """List the images of a file, sorted by id, numbers before texts.
 
     Args:
-      content: content of the file.
-      sized: whether images must have a size.
+      content: Content of the file.
+      sized: Whether images must have a size.
 
     Raises:
-      ValueError: for an image without an id or a size, or two of the same id.
+      ValueError: for an image without an id or a size, or two with the same id.
     """
-    listed = _by_id(content['images'], 'images')
+    listed = _sort_by_id(content['images'], 'images')
     for image in listed if sized else ():
         name = f'image {image["id"]}'
         image |= {side: read_number(image, side, name) for side in ('height', 'width')}
@@ -250,14 +256,14 @@ def list_images(content: dict[str, Any], *, sized: bool = True) -> list[dict[str
 
 
 def list_categories(content: dict[str, Any]) -> list[dict[str, Any]]:
-    """The categories of a file by their ids; ValueError without numbers as ids."""
-    listed = _by_id(content['categories'], 'categories')
+    """List the categories of a file, sorted by id; ValueError if an id is not a number."""
+    listed = _sort_by_id(content['categories'], 'categories')
     for category in listed:
         read_number(category, 'id', f'category {category["id"]}')
     return listed
 
 
-def _by_id(rows: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+def _sort_by_id(rows: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     listed = [{**row, 'id': read_id(row, 'id', f'one of the {kind}')} for row in rows]
     if len({row['id'] for row in listed}) < len(listed):
         raise ValueError(f'two {kind} have the same id')
@@ -265,7 +271,7 @@ def _by_id(rows: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 
 
 def read_id(row: dict[str, Any], key: str, name: str) -> int | str:
-    """The id of a row at `key`, a text of digits as its number; ValueError if there is none."""
+    """Read the id of a row at `key`, digits as a number; ValueError if it is missing."""
     value = row.get(key)
     if isinstance(value, str):
         return int(value) if re.fullmatch(r'-?[0-9]+', value) else value
@@ -273,20 +279,20 @@ def read_id(row: dict[str, Any], key: str, name: str) -> int | str:
 
 
 def read_number(row: dict[str, Any], key: str, name: str) -> int:
-    """The whole number of a row at `key`, which may be a text; ValueError if there is none."""
+    """Read an integer of a row at `key`, possibly from a text; ValueError if there is none."""
     value = row.get(key)
     if type(value) is int:
         return value
     if value is None:
-        raise ValueError(f'{name}: there is no {key!r}')
+        raise ValueError(f'{name}: {key!r} is missing')
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         if not isinstance(value, bool) and (number := int(value)) == float(value):
             return number
-    raise ValueError(f'{name}: the {key} {value!r} is not a whole number')
+    raise ValueError(f'{name}: {key} {value!r} is not an integer')
 
 
 def read_flag(row: dict[str, Any], key: str, name: str) -> bool:
-    """Whether `key` of a row is 1; False if it is absent or null; ValueError if it is neither."""
+    """Read a 0 or 1 of a row at `key`, False if absent or null; ValueError for other values."""
     value = row.get(key)
     if value in (None, 0, 1):
         return bool(value)
@@ -297,22 +303,22 @@ def read_flag(row: dict[str, Any], key: str, name: str) -> bool:
 
 @contextlib.contextmanager
 def coco_format(file: pathlib.Path, name: str) -> Iterator[None]:
-    """Turn errors of a file that is not in the format into a UserError of one line."""
+    """Turn errors of a malformed file into a one-line UserError."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        what = f'there is no {error}' if isinstance(error, KeyError) else str(error)
-        raise UserError(f'{name}: {file} is not in the format of COCO: {what}') from error
+        problem = f'{error} is missing' if isinstance(error, KeyError) else str(error)
+        raise UserError(f'{name}: {file} is not in COCO format: {problem}') from error
 
 
 def image_folder(
     root: pathlib.Path, split: str, listed: list[dict[str, Any]], name: str
 ) -> pathlib.Path:
-    """The folder of the first image that is found.
+    """Find the folder that contains the listed images.
 
     Raises:
-      ValueError: if none is listed, or a path leaves the folder.
-      UserError: if none exists.
+      ValueError: if no image is listed, or a path leaves the folder.
+      UserError: if no image exists.
     """
     if not listed:
         raise ValueError('it lists no images')
@@ -323,18 +329,18 @@ def image_folder(
             if (folder / image['file_name']).is_file():
                 return folder
     tried = ', '.join(str(folder) for folder in folders)
-    raise UserError(f'{name}: none of the images is in {tried}: {listed[0]["file_name"]}, ...')
+    raise UserError(f'{name}: no image found in {tried}: {listed[0]["file_name"]}, ...')
 
 
 def require_inside(listed: Iterable[dict[str, Any]]) -> None:
-    """Raise ValueError unless every listed file is below the folder of its kind."""
-    for one in listed:
-        if not paths.stays_inside(name := one['file_name']):
-            raise ValueError(f'the file_name {name!r} is outside of its folder')
+    """Raise ValueError unless every listed file is inside its folder."""
+    for entry in listed:
+        if not paths.stays_inside(name := entry['file_name']):
+            raise ValueError(f'file_name {name!r} is outside of its folder')
 
 
 def read_image(path: pathlib.Path, size: tuple[int, int]) -> np.ndarray:
-    """Read an image, uint8 [H, W, 3]; BrokenRecord if it is missing or has another size."""
+    """Read an image, uint8 [H, W, 3]; BrokenRecord if it is missing or has the wrong size."""
     image = images.decode_image(images.read_file(path), name=str(path))
     require_size(path, image, size)
     return image
@@ -344,6 +350,6 @@ def require_size(path: pathlib.Path, image: np.ndarray, size: tuple[int, int]) -
     """Raise BrokenRecord unless an image [H W C] has the size of its annotations."""
     if image.shape[:2] != size:
         raise BrokenRecord(
-            f'{path}: has {image.shape[1]} x {image.shape[0]} pixels, {size[1]} x {size[0]} by its '
-            'annotations'
+            f'{path}: has {image.shape[1]} x {image.shape[0]} pixels, but {size[1]} x {size[0]} in '
+            'its annotations'
         )

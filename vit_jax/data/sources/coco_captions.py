@@ -1,4 +1,4 @@
-"""`coco_captions:PATH`: images with captions in the format of COCO, arXiv:1504.00325.
+"""`coco_captions:PATH`: images with captions in COCO format, arXiv:1504.00325.
 
 PATH/captions_SPLIT.json, or PATH/annotations/captions_SPLIT.json
 PATH/SPLIT/*.jpg, PATH/images/SPLIT/*.jpg, PATH/images/*.jpg or PATH/*.jpg
@@ -23,10 +23,10 @@ PREFIX = 'captions_'
 
 
 class Source:
-    """Records {image, caption, image_id}, one for each caption, by the ids of images and captions.
+    """Records {image, caption, image_id}, one per caption, sorted by image id and caption id.
 
-    `image_id` is the number of the image in the file, so that an evaluation of retrieval knows
-    which captions belong to the same image. Empty captions are left out, and the log counts them.
+    `image_id` is the number of the image in the file, so that a retrieval evaluation knows which
+    captions belong to the same image. Empty captions are dropped, and the log counts them.
     """
 
     def __init__(self, path: str, split: str):
@@ -36,9 +36,9 @@ class Source:
         content = coco.read_json(file, self._name)
         with coco.coco_format(file, self._name):
             self._images = coco.list_images(content, sized=False)
-            self._captions = _captions(content['annotations'], self._images)
+            self._captions = _list_captions(content['annotations'], self._images)
             if lost := len(content['annotations']) - len(self._captions):
-                log.warning('%s: %d empty captions left out', file, lost)
+                log.warning('%s: %d empty captions are ignored', file, lost)
             if not self._captions:
                 raise ValueError('it has no captions')
             self._folder = coco.image_folder(root, split, self._images, self._name)
@@ -51,16 +51,16 @@ class Source:
         return images.decode_record(self.encoded(index), self.record_name(index))
 
     def encoded(self, index: int, /) -> Record:
-        """The record with the bytes of the image's file; BrokenRecord if it cannot be read."""
+        """Return the record with an encoded image; BrokenRecord if it cannot be read."""
         number, caption = self._captions[index]
         data = images.read_file(self._path(number))
         return {'image': data, 'caption': caption, 'image_id': number}
 
     def labels(self) -> np.ndarray:
-        raise UserError(f'{self._name}: an image has captions, and no class itself')
+        raise UserError(f'{self._name}: images have captions instead of classes')
 
     def listing(self, indices: np.ndarray, /) -> Listing:
-        """The digest of the whole file of annotations, and of the sizes of images."""
+        """Digest the whole annotation file, and the sizes of the images."""
         names = [self._images[self._captions[i][0]]['file_name'] for i in indices.tolist()]
         return Listing(
             listing.digest_of_file(self._file), listing.digest_of_sizes(self._folder, names)
@@ -73,21 +73,21 @@ class Source:
         return self._folder / self._images[number]['file_name']
 
 
-def _captions(
+def _list_captions(
     annotations: list[dict[str, Any]], listed: list[dict[str, Any]]
 ) -> list[tuple[int, str]]:
-    """Numbers of images with their captions, in the order of images, then of captions."""
+    """List (image number, caption), sorted by image, then by caption."""
     numbers = {image['id']: number for number, image in enumerate(listed)}
     captions = []
-    for one in annotations:
-        caption_id = coco.read_id(one, 'id', 'one caption')
+    for annotation in annotations:
+        caption_id = coco.read_id(annotation, 'id', 'a caption')
         name = f'caption {caption_id}'
-        image = coco.read_id(one, 'image_id', name)
+        image = coco.read_id(annotation, 'image_id', name)
         if image not in numbers:
-            raise ValueError(f'{name} is of the unknown image {image}')
-        if not isinstance(one['caption'], str):
-            raise ValueError(f'{name} is not a text')
-        if caption := one['caption'].strip():
+            raise ValueError(f'{name} refers to the unknown image {image}')
+        if not isinstance(annotation['caption'], str):
+            raise ValueError(f'{name} is not text')
+        if caption := annotation['caption'].strip():
             order = isinstance(caption_id, str), caption_id
             captions.append((numbers[image], order, caption))
     return [(number, caption) for number, _, caption in sorted(captions)]

@@ -1,5 +1,4 @@
-"""`coco_masks:PATH`: boxes and masks of objects in the format of COCO; the files are those of
-`coco:PATH`.
+"""`coco_masks:PATH`: boxes and masks of objects in COCO format; same files as `coco:PATH`.
 
 Masks are polygons or run lengths, Lin et al., 2014, arXiv:1405.0312; pycocotools decodes them.
 """
@@ -22,21 +21,21 @@ log = logging.getLogger(__name__)
 EXTRA = 'detection'
 READ_BOXES = 'coco:PATH reads only boxes'
 POLYGON = 'a polygon is not a list of x, y, x, y, ...'
-MOST = 2**20  # pixels around a polygon: pycocotools takes 160 bytes for each
-LONGEST = 8  # characters of a compressed run length
+MOST = 2**20  # most pixels of a polygon's perimeter: pycocotools needs 160 bytes for each
+LONGEST = 8  # most characters of a compressed run length
 
 
 class Source(coco.Source):
-    """Records of `coco` with `masks`, bool [N H W].
+    """Records of `coco` plus `masks`, bool [N H W].
 
-    An object whose mask has no pixel is left out of records, and stays in `annotations`.
+    An object whose mask has no pixel is dropped from records, but kept in `annotations`.
     """
 
     kind = 'coco_masks'
 
     def __init__(self, path: str, split: str):
         with needed_by('a source of masks', EXTRA):
-            import pycocotools.mask  # noqa: F401  an error of one line, before the file is read
+            import pycocotools.mask  # noqa: F401  a one-line error before the file is read
         super().__init__(path, split)
 
     def __getitem__(self, index: int, /) -> Record:
@@ -44,8 +43,8 @@ class Source(coco.Source):
         if 'ids' not in record:
             return record
         image, masks = record.pop('image'), self._masks(index, record['ids'])
-        kept = masks.any((1, 2))
-        return {'image': image, **{k: x[kept] for k, x in {**record, 'masks': masks}.items()}}
+        has_pixels = masks.any((1, 2))
+        return {'image': image, **{k: x[has_pixels] for k, x in {**record, 'masks': masks}.items()}}
 
     def annotations(self, index: int) -> Record:
         record = super().annotations(index)
@@ -54,7 +53,7 @@ class Source(coco.Source):
         return {**record, 'masks': self._masks(index, record['ids'])}
 
     def _masks(self, index: int, ids: np.ndarray) -> np.ndarray:
-        """The masks of annotations of an image, bool [N H W]; BrokenRecord for a malformed one."""
+        """Decode the masks of an image's annotations, bool [N H W]; BrokenRecord if malformed."""
         size = self._size(index)
         masks = np.zeros((len(ids), *size), bool)
         for mask, number in zip(masks, ids.tolist(), strict=True):
@@ -77,7 +76,7 @@ class Source(coco.Source):
             if maskless == len(annotations):
                 raise ValueError(f'no annotation has a mask; {READ_BOXES}')
             log.warning(
-                '%s: %d of %d objects have no mask: left out of records, missed in evaluations',
+                '%s: %d of %d objects have no mask: records ignore them, evaluations count misses',
                 self._file,
                 maskless,
                 len(annotations),
@@ -86,7 +85,7 @@ class Source(coco.Source):
 
 
 def _check_shapes(annotation: dict[str, Any]) -> list[Any]:
-    """The polygons and run lengths of an annotation, empty without any; ValueError for others."""
+    """Return an annotation's polygons and run lengths, if any; ValueError for other values."""
     shape = annotation.get('segmentation')
     shapes = [shape] if isinstance(shape, dict) else shape or []
     if isinstance(shapes, list):
@@ -104,10 +103,10 @@ def _is_run_lengths(shape: Any) -> bool:
 
 
 def _decode(shapes: list[Any], size: tuple[int, int]) -> np.ndarray:
-    """The mask of polygons and run lengths, bool [H W]; ValueError if they are malformed.
+    """Decode polygons and run lengths to a mask, bool [H W]; ValueError if they are malformed.
 
-    All is checked here: pycocotools reads four numbers as a box, crashes on coordinates that exceed
-    its integers, and leaves pixels that no run covers as they are in memory.
+    pycocotools checks nothing: it reads four numbers as a box, crashes on coordinates that exceed
+    its integers, and leaves pixels that no run covers uninitialized.
     """
     if size[0] * size[1] > images.MAX_PIXELS:
         raise ValueError(f'the image has more than {images.MAX_PIXELS:,} pixels')
@@ -116,7 +115,7 @@ def _decode(shapes: list[Any], size: tuple[int, int]) -> np.ndarray:
         if isinstance(shape, dict):
             mask |= _from_run_lengths(shape, size)
     polygons = [_check_polygon(shape) for shape in shapes if isinstance(shape, list)]
-    polygons = [polygon for polygon in polygons if len(polygon) >= 6]  # fewer have no area
+    polygons = [polygon for polygon in polygons if len(polygon) >= 6]  # two points have no area
     if polygons:
         from pycocotools import mask as coco_mask
 
@@ -126,7 +125,7 @@ def _decode(shapes: list[Any], size: tuple[int, int]) -> np.ndarray:
 
 
 def _check_polygon(polygon: list[Any]) -> list[float]:
-    """The numbers of a polygon; ValueError if they are not points, or too far away."""
+    """Return a polygon's coordinates; ValueError if they are not points, or too large."""
     try:
         numbers = np.asarray(polygon, np.float64)
     except TypeError as error:
@@ -136,19 +135,19 @@ def _check_polygon(polygon: list[Any]) -> list[float]:
     points = numbers.reshape(-1, 2)
     perimeter = np.abs(points - np.roll(points, 1, 0)).max(1, initial=0).sum()
     if np.abs(points).max(initial=0) > MOST or perimeter > MOST:
-        raise ValueError(f'a polygon has coordinates or a perimeter of more than {MOST:,} pixels')
+        raise ValueError(f'a polygon has coordinates or a perimeter above {MOST:,} pixels')
     return numbers.tolist()
 
 
 def _from_run_lengths(shape: dict[str, Any], size: tuple[int, int]) -> np.ndarray:
-    """The mask of run lengths down the columns, bool [H W]; ValueError if they are malformed."""
+    """Decode column-wise run lengths to a mask, bool [H W]; ValueError if malformed."""
     height, width = map(int, shape['size'])
     if (height, width) != size:
         raise ValueError(f'the mask has {width} x {height} pixels, the image {size[1]} x {size[0]}')
     counts = shape['counts']
     runs = _decompress(counts) if isinstance(counts, str) else np.asarray(counts, np.float64)
     if runs.ndim != 1 or (runs != np.floor(runs)).any():
-        raise ValueError('the run lengths are not whole numbers')
+        raise ValueError('the run lengths are not integers')
     if (runs < 0).any() or runs.sum() != size[0] * size[1]:
         raise ValueError(f'the run lengths do not add up to {size[0] * size[1]} pixels')
     flat = np.repeat(np.arange(len(runs)) % 2 == 1, runs.astype(np.int64))
@@ -156,17 +155,17 @@ def _from_run_lengths(shape: dict[str, Any], size: tuple[int, int]) -> np.ndarra
 
 
 def _decompress(counts: str) -> np.ndarray:
-    """Run lengths, int64 [N], of the text in which pycocotools writes them.
+    """Decompress run lengths, int64 [N], from pycocotools' text.
 
-    A character has 5 bits of a number, the lowest first, and a sixth that is set if the number goes
-    on; the fifth bit of the last character is the sign. From the fourth number on, each is the
-    difference to the one before the last.
+    A character has 5 bits of a number, lowest first, and a sixth that is set if the number
+    continues; the fifth bit of the last character is the sign. From the fourth number on, each is
+    the difference to the number two places before.
     """
     codes = np.frombuffer(counts.encode(), np.uint8).astype(np.int64) - 48
-    goes_on = codes & 32 > 0
-    if not len(codes) or (codes < 0).any() or (codes > 63).any() or goes_on[-1]:
-        raise ValueError('the compressed run lengths are cut off, or not run lengths')
-    ends = np.flatnonzero(~goes_on)
+    continues = codes & 32 > 0
+    if not len(codes) or (codes < 0).any() or (codes > 63).any() or continues[-1]:
+        raise ValueError('the compressed run lengths are truncated or malformed')
+    ends = np.flatnonzero(~continues)
     starts = np.concatenate([[0], ends[:-1] + 1])
     digits = ends - starts + 1
     if digits.max() > LONGEST:

@@ -1,6 +1,6 @@
 """`digits`: 1,797 handwritten digits of 8 x 8 pixels, bundled with scikit-learn.
 
-`digits:6-32` stretches each to its own height and width of 6 to 32 pixels.
+`digits:6-32` stretches each image to a random height and width of 6 to 32 pixels.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class Source:
     """`train` (1,437 images) or `test` (360).
 
     The test split takes every fifth image of the data sorted by class, so that both
-    splits have the classes in equal shares. Images are uint8 [8, 8, 1]; the original's
-    0..16 becomes 0..255. Stretched, they are [H, W, 1], functions of their index alone.
+    splits have equal class shares. Images are uint8 [8, 8, 1], scaled from 0..16 to
+    0..255. Stretched images are [H, W, 1], functions of only their index.
     """
 
     def __init__(self, path: str, split: str):
-        self._sides = _sides(path) if path else None
+        self._sides = _parse_sides(path) if path else None
         if split not in ('train', 'test'):
             raise UnknownSplit.from_splits('source digits', split, ['train', 'test'])
         self._split = split
@@ -66,12 +66,12 @@ class Source:
         return f'digits {self._split} record {index} (scikit-learn: {self._original[index]})'
 
 
-def _sides(path: str) -> tuple[int, int]:
-    """The least and the greatest side in pixels of a path such as '6-32'."""
+def _parse_sides(path: str) -> tuple[int, int]:
+    """Parse the smallest and largest side in pixels from a path such as '6-32'."""
     low, _, high = path.partition('-')
     if not (low.isdecimal() and high.isdecimal() and 0 < int(low) <= int(high)):
         raise UserError(
-            f"source 'digits:{path}': digits takes no path but sides in pixels; write 'digits', or "
+            f"source 'digits:{path}': digits accepts only sides in pixels; write 'digits', or "
             "'digits:6-32' for images of mixed sizes"
         )
     return int(low), int(high)
@@ -79,16 +79,16 @@ def _sides(path: str) -> tuple[int, int]:
 
 @functools.cache
 def _load() -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels, read without scikit-learn itself, which takes seconds to import."""
-    found = importlib.util.find_spec('sklearn')
-    if found is None or not found.submodule_search_locations:
+    """Read images and labels without importing scikit-learn, which takes seconds."""
+    spec = importlib.util.find_spec('sklearn')
+    if spec is None or not spec.submodule_search_locations:
         raise UserError('source digits needs scikit-learn: pip install scikit-learn')
-    file = pathlib.Path(found.submodule_search_locations[0], 'datasets', 'data', 'digits.csv.gz')
+    file = pathlib.Path(spec.submodule_search_locations[0], 'datasets', 'data', 'digits.csv.gz')
     try:
         rows = np.loadtxt(file, np.int64, delimiter=',')
     except OSError as error:
         raise UserError(
-            f'source digits: no digits in this scikit-learn ({error}); reinstall it'
+            f'source digits: scikit-learn lacks the digits ({error}); reinstall it'
         ) from error
     images = np.round(rows[:, :-1].reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
     return images, rows[:, -1]

@@ -3,9 +3,8 @@
     hf:/data/flowers            written by `save_to_disk`, or a download of the repository
     hf:ORG/NAME[/CONFIG]        the same in the caches of `huggingface_hub` and `datasets`
 
-Splits are read from file names, such as `train-00000-of-00005.parquet`, or from folders; a split
-with missing files, or files left over from an earlier writing, is refused. Arrow files are mapped
-into memory, see `vit_jax.data.arrow`.
+Splits come from file names, such as `train-00000-of-00005.parquet`, or from folders; a split with
+missing or outdated files is refused. Arrow files are memory-mapped, see `vit_jax.data.arrow`.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ LABELS = ('label', 'labels', 'fine_label')
 
 
 class Columns(NamedTuple):
-    """The columns that become fields of records, and the names of the classes.
+    """Columns that become fields of records, and the class names.
 
     Attributes:
-      image: column of images.
-      label: column of classes; empty if there is none.
-      texts: columns of texts.
-      classes: names of the classes; empty if the file has none.
+      image: Image column.
+      label: Class column, or empty.
+      texts: Text columns.
+      classes: Class names, or empty.
     """
 
     image: str
@@ -58,14 +57,14 @@ class Columns(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A file of a split by its name; the files of a split differ only in their number.
+    """A file name of a split, parsed; the files of a split differ only in their number.
 
     Attributes:
-      folder: folder of the file.
-      stem: file name before the number.
-      suffix: suffix of the file name.
-      total: number of files; 0 if the name does not give it.
-      number: number of the file.
+      folder: Folder of the file.
+      stem: File name before the number.
+      suffix: Suffix of the file name.
+      total: Number of files; 0 if the name does not contain it.
+      number: Number of the file.
     """
 
     folder: pathlib.Path
@@ -76,10 +75,10 @@ class Part(NamedTuple):
 
 
 class Source:
-    """Records of the column of images, the class if any, and texts under their own names.
+    """Records of the image, the class if any, and texts under their column names.
 
-    The class is a column of `ClassLabel`, or of integers named `label`. Of several columns of
-    images or classes, the one with a usual name is read: `image` or `label`.
+    The class is a `ClassLabel` column, or an integer column named `label`. Among several image or
+    class columns, the one with a usual name is read: `image` or `label`.
     """
 
     def __init__(self, path: str, split: str):
@@ -112,12 +111,12 @@ class Source:
         return ShardIndex(batch.num_rows for batch in self._batches)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A worker process maps the files itself; a copy of the batches would hold all their rows.
+        # A worker process maps the files again; pickled batches would copy all rows.
         mapped = ('_batches_of_files', '_batches', '_shard_index')
         return {k: v for k, v in self.__dict__.items() if k not in mapped}
 
     def _read_columns(self) -> Columns:
-        """The columns of the files; UserError if these differ."""
+        """Read the columns of all files; UserError if they differ."""
         pairs = zip(self._listed, self._batches_of_files, strict=True)
         filled = [(name, batches[0].schema) for name, batches in pairs if batches]
         first_name, first_schema = filled[0]
@@ -133,27 +132,27 @@ class Source:
         return first
 
     def _require_bytes(self) -> None:
-        """Raise UserError if all images are named by paths, without their bytes."""
+        """Raise UserError if the image column has only paths, without bytes."""
         for batch in self._batches:
             column = batch.column(self._image)
             files = column.field('bytes') if column.type.num_fields else column
             if files.null_count < len(files):
                 return
         raise UserError(
-            f'{self._title}: its column {self._image!r} has no bytes of images, at most their '
-            'paths: write the data by `save_to_disk` or `push_to_hub`, which store the files'
+            f'{self._title}: its column {self._image!r} has no image bytes, at most paths; write '
+            'the data with `save_to_disk` or `push_to_hub`, which store the files'
         )
 
     def _count_classes(self) -> int:
-        """The number of classes without names: one more than the largest label."""
+        """Count unnamed classes: one more than the largest label."""
         labels = self._read_labels()
         wrong = np.flatnonzero((labels < 0) | (labels >= MOST_CLASSES))
         if wrong.size:
             row = int(wrong[0])
             raise UserError(
-                f'{self.record_name(row)}: its {self._label!r}, {labels[row]}, is not a class: '
-                f'classes without names are integers from 0 to {MOST_CLASSES - 1:,}; rename the '
-                'column, or number its values'
+                f'{self.record_name(row)}: {self._label!r} {labels[row]} is not a class: unnamed '
+                f'classes are integers from 0 to {MOST_CLASSES - 1:,}; rename the column, or '
+                'number its values'
             )
         return int(labels.max()) + 1
 
@@ -171,7 +170,7 @@ class Source:
         if not data:
             path = value.get('path') if isinstance(value, dict) else None
             detail = f', only the path {one_line(str(path))!r}' if path else ''
-            raise BrokenRecord(f'{name}: {self._image!r} holds no bytes{detail}')
+            raise BrokenRecord(f'{name}: {self._image!r} has no bytes{detail}')
         record: Record = {'image': data}
         if self._label:
             record['label'] = batch.column(self._label)[row].as_py()
@@ -179,7 +178,7 @@ class Source:
 
     def labels(self) -> np.ndarray:
         if not self._label:
-            raise UserError(f'{self._title}: has no column of classes')
+            raise UserError(f'{self._title}: has no class column')
         return self._read_labels()
 
     def _read_labels(self) -> np.ndarray:
@@ -194,14 +193,14 @@ class Source:
         return np.concatenate(labels)
 
     def class_counts(self, indices: np.ndarray, /) -> np.ndarray | None:
-        with contextlib.suppress(UserError):  # a row without a class
+        with contextlib.suppress(UserError):  # a row has no class
             return count_labels(self.labels()[indices], self.info.num_classes)
         return None
 
     def listing(self, indices: np.ndarray, /) -> Listing:
-        """Digests of whole files, and of the examples' classes."""
+        """Digest whole files, and the examples' classes."""
         labels = np.zeros(0, np.int64)
-        with contextlib.suppress(UserError):  # a row without a class
+        with contextlib.suppress(UserError):  # a row has no class
             labels = self.labels()[indices]
         rows = np.array([batch.num_rows for batch in self._batches])
         return Listing(
@@ -214,16 +213,16 @@ class Source:
 
 
 def find(path: str) -> pathlib.Path:
-    """The folder of a data set, here or in the caches of Hugging Face's libraries.
+    """Find the folder of a data set, locally or in the caches of Hugging Face's libraries.
 
     Raises:
-      UserError: if it is in neither.
+      UserError: if it does not exist.
     """
     local = pathlib.Path(path).expanduser()
     if local.is_dir():
         return local
-    org, _, rest = path.partition('/')
-    name, _, config = rest.partition('/')
+    org, _, name_and_config = path.partition('/')
+    name, _, config = name_and_config.partition('/')
     home = pathlib.Path(os.environ.get('HF_HOME') or '~/.cache/huggingface').expanduser()
     hub = pathlib.Path(os.environ.get('HF_HUB_CACHE') or home / 'hub')
     prepared = pathlib.Path(os.environ.get('HF_DATASETS_CACHE') or home / 'datasets')
@@ -236,17 +235,17 @@ def find(path: str) -> pathlib.Path:
         if name and folder.is_dir():
             return folder
     raise UserError(
-        f'source hf:{path}: there is no such folder, and it is neither in {hub} nor in '
-        f'{prepared}: download it by `hf download {org}/{name or "NAME"} --repo-type dataset`'
+        f'source hf:{path}: not a folder, and neither in {hub} nor in {prepared}; download it '
+        f'with `hf download {org}/{name or "NAME"} --repo-type dataset`'
     )
 
 
 def find_splits(root: pathlib.Path, title: str) -> dict[str, list[pathlib.Path]]:
-    """The files of each split, sorted by name.
+    """Find the files of each split, sorted by name.
 
     Raises:
       UserError: if there are none, they belong to several configs, or a split has missing files or
-        files from different writings.
+        files written at different times.
     """
     splits: dict[str, list[pathlib.Path]] = {}
     configs = set()
@@ -262,22 +261,24 @@ def find_splits(root: pathlib.Path, title: str) -> dict[str, list[pathlib.Path]]
             splits.setdefault(split, []).append(file)
     if len(configs) > 1:
         names = ', '.join(sorted(str(config) for config in configs))
-        raise UserError(f'{title}: has several configs, {names}: name one as {title[7:]}/CONFIG')
+        raise UserError(
+            f'{title}: has several configs, {names}; choose one with {title[7:]}/CONFIG'
+        )
     if not splits:
-        raise UserError(f'{title}: {root} holds no file of {" or ".join(SUFFIXES)}')
+        raise UserError(f'{title}: {root} has no {" or ".join(SUFFIXES)} file')
     for files_of_split in splits.values():
         _require_parts([file.relative_to(root) for file in files_of_split], title)
     return splits
 
 
 def _is_unfinished(inside: pathlib.Path) -> bool:
-    """Whether a file is hidden, being prepared, or a result that `datasets` keeps."""
+    """Return whether a file is hidden, being prepared, or a cached result of `datasets`."""
     hidden = any(part.startswith('.') or part.endswith('.incomplete') for part in inside.parts)
     return hidden or inside.name.startswith('cache-')
 
 
 def _saved_names(folder: pathlib.Path, title: str) -> tuple[str, ...]:
-    """The files that the last `save_to_disk` wrote into a folder; none if it wrote no list."""
+    """Return the files that the last `save_to_disk` wrote, if it left a list."""
     state = folder / 'state.json'
     if not state.is_file():
         return ()
@@ -288,51 +289,51 @@ def _saved_names(folder: pathlib.Path, title: str) -> tuple[str, ...]:
         raise UserError(f'{title}: {state} cannot be read: {paths.first_line(error)}') from error
     if missing := [name for name in names if not (folder / name).is_file()]:
         raise UserError(
-            f'{title}: {len(missing)} of {len(names)} files of {folder} are missing, the first is '
-            f'{one_line(missing[0])}: copy or save the data again'
+            f'{title}: {len(missing)} of {len(names)} files of {folder} are missing, first '
+            f'{one_line(missing[0])}; copy or save the data again'
         )
     return names
 
 
 def _require_parts(files: list[pathlib.Path], title: str) -> None:
-    """Raise UserError if, by their names, files of a split are missing or from another writing."""
-    parts = [_part(file) for file in files]
+    """Raise UserError if names show that files of a split are missing or outdated."""
+    parts = [_parse_part(file) for file in files]
     first, numbers = parts[0], [part.number for part in parts]
     for file, part in zip(files, parts, strict=True):
         if part._replace(number=first.number) != first:
             raise UserError(
-                f'{title}: {files[0]} and {file} are files of one split from different writings: '
-                'remove the older files'
+                f'{title}: {files[0]} and {file} belong to different versions of a split; remove '
+                'the older files'
             )
         if parts.count(part) > 1:
             raise UserError(
-                f'{title}: {file} has the number of another file of its split: remove the older one'
+                f'{title}: {file} has the number of another file of its split; remove the older one'
             )
     expected = range(first.total) if first.total else range(min(numbers), max(numbers) + 1)
     missing = sorted(set(expected) - set(numbers))
     if missing and (first.total or expected[0] <= 1):
         raise UserError(
             f'{title}: {len(missing)} of the {len(expected)} files of the split of {files[0]} are '
-            f'missing, the first is number {missing[0]} of {expected[0]} to {expected[-1]}: '
-            'download or write them again'
+            f'missing, first number {missing[0]} of {expected[0]} to {expected[-1]}; download or '
+            'write them again'
         )
 
 
-def _part(file: pathlib.Path) -> Part:
+def _parse_part(file: pathlib.Path) -> Part:
     if match := PART.search(file.stem):
         stem, number, count = PART.sub('', file.stem), int(match['part']), int(match['count'])
         return Part(file.parent, stem, file.suffix, count, number)
-    if file.stem.isdecimal():  # the hub's own conversion to Parquet
+    if file.stem.isdecimal():  # converted to Parquet by the hub
         return Part(file.parent, '', file.suffix, 0, int(file.stem))
     return Part(file.parent, file.stem, file.suffix, 0, 0)
 
 
 def config_and_split(file: pathlib.Path) -> tuple[pathlib.Path, str]:
-    """The folder of a file's config, and the file's split."""
+    """Return the folder of a file's config, and the file's split."""
     stem, folder = PART.sub('', file.stem), file.parent
-    if stem == 'data' or stem.isdecimal():  # save_to_disk; the hub's own conversion to Parquet
+    if stem == 'data' or stem.isdecimal():  # save_to_disk; converted to Parquet by the hub
         return (folder.parent, folder.name) if folder.name else (folder, 'train')
-    if file.suffix == '.arrow':  # NAME-SPLIT.arrow of the cache of `datasets`
+    if file.suffix == '.arrow':  # NAME-SPLIT.arrow in the cache of `datasets`
         stem = stem.rpartition('-')[2]
     return (folder.parent if folder.name == 'data' else folder), stem
 
@@ -342,16 +343,16 @@ def columns(schema: Any, title: str) -> Columns:
 
     Raises:
       UserError: if there is no image, several columns may be the image or the class, or the class
-        is not a column of integers.
+        column is not integers.
     """
     import pyarrow.types as kinds
 
-    features = _features(schema.metadata or {})
+    features = _read_features(schema.metadata or {})
     types = dict(zip(schema.names, schema.types, strict=True))
-    declared = {name: _kind(features.get(name)) for name in types}
+    declared = {name: _feature_type(features.get(name)) for name in types}
     pictures = [name for name, kind in types.items() if _holds_files(kind)]
     if not pictures:
-        raise UserError(f'{title}: none of its columns is an image: {_quote(types)}')
+        raise UserError(f'{title}: no image column among {_quote(types)}')
     image = _choose([n for n in pictures if declared[n] == 'Image'] or pictures, IMAGES, title)
     classes = [
         name
@@ -364,7 +365,7 @@ def columns(schema: Any, title: str) -> Columns:
         is_unread = name in types and (name == 'label' or name not in texts)
         if is_unread and not kinds.is_nested(types[name]):
             raise UserError(
-                f'{title}: its column {name!r} holds {types[name]}, but classes are integers: '
+                f'{title}: its column {name!r} has type {types[name]}, but classes are integers; '
                 'cast or rename it'
             )
     names = (features.get(label) or {}).get('names') or ()
@@ -373,23 +374,25 @@ def columns(schema: Any, title: str) -> Columns:
 
 
 def _choose(candidates: list[str], usual: tuple[str, ...], title: str) -> str:
-    """The only candidate, or the one with the first usual name; UserError if there is none."""
+    """Choose the only candidate, or the first usual name; UserError if that is ambiguous."""
     named = [name for name in usual if name in candidates]
     if not named and len(candidates) > 1:
         raise UserError(
-            f'{title}: each of its columns {_quote(candidates)} may be the {usual[0]}: rename '
-            f'one to {usual[0]!r}, or remove the others'
+            f'{title}: any of its columns {_quote(candidates)} may be the {usual[0]}; rename one '
+            f'to {usual[0]!r}, or remove the others'
         )
     return (named or candidates)[0]
 
 
 def _holds_files(kind: Any) -> bool:
-    """Whether values of an Arrow type may be images' files, or structs with their bytes."""
+    """Return whether values of an Arrow type may be image files, or structs with their bytes."""
     import pyarrow.types as kinds
 
     if kinds.is_struct(kind):
-        at = kind.get_field_index('bytes')
-        return at >= 0 and (_holds_files(kind.field(at).type) or kinds.is_null(kind.field(at).type))
+        position = kind.get_field_index('bytes')
+        return position >= 0 and (
+            _holds_files(kind.field(position).type) or kinds.is_null(kind.field(position).type)
+        )
     return kinds.is_binary(kind) or kinds.is_large_binary(kind) or kinds.is_binary_view(kind)
 
 
@@ -400,17 +403,17 @@ def _is_text(kind: Any) -> bool:
 
 
 def _quote(names: str | Iterable[str]) -> str:
-    """The names, or a single one, in quotes."""
+    """Quote names, or a single one."""
     quoted = map(repr, filter(None, [names] if isinstance(names, str) else names))
     return one_line(', '.join(quoted))[:200] or 'none'
 
 
-def _features(metadata: dict[bytes, bytes]) -> dict[str, Any]:
+def _read_features(metadata: dict[bytes, bytes]) -> dict[str, Any]:
     try:
         return dict(paths.parse_json(metadata.get(b'huggingface', b'{}'))['info']['features'])
     except (ValueError, KeyError, TypeError):
         return {}
 
 
-def _kind(feature: Any) -> str:
+def _feature_type(feature: Any) -> str:
     return str(feature.get('_type', '')) if isinstance(feature, dict) else ''

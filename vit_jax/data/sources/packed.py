@@ -1,4 +1,4 @@
-"""`packed:PATH`: examples of any source in ArrayRecord shards, as `vit_jax pack` writes them.
+"""`packed:PATH`: examples of any source in ArrayRecord shards written by `vit_jax pack`.
 
 PATH may be in object storage, gs://BUCKET/FOLDER: see `vit_jax.data.remote`.
 """
@@ -41,7 +41,7 @@ class Instruction:
 
 
 class Source:
-    """The records of a split in the order in which they were packed."""
+    """Records of a split in the order of packing."""
 
     def __init__(self, path: str, split: str):
         self._title, self._split = f'source packed:{path}', split
@@ -52,10 +52,10 @@ class Source:
             raise UnknownSplit.from_splits(self._title, split, manifest.splits)
         self.info, self._shards = manifest.info, manifest.splits[split]
         for shard in self._shards:
-            self._require_whole(shard)
+            self._require_complete(shard)
         self._shard_index = ShardIndex(shard.examples for shard in self._shards)
         if self._bucket:
-            # Of all splits, so that each keeps the same share of its shards.
+            # Keep shards of all splits, so that each gets its share of the cache.
             self._bucket.keep([s.name for shards in manifest.splits.values() for s in shards])
             counts = {shard.name: shard.examples for shard in self._shards}
             self._records = remote.Records(self._bucket, counts, self._title)
@@ -67,18 +67,20 @@ class Source:
             raise FileNotFoundError(name)
         return self._bucket.read(name, 0, self._bucket.files[name].size)
 
-    def _require_whole(self, shard: packed.Shard) -> None:
+    def _require_complete(self, shard: packed.Shard) -> None:
         if not paths.stays_inside(shard.name):
             raise UserError(f'{self._title}: lists {shard.name!r}, outside of {self._folder}')
         file = self._folder / shard.name
         if self._bucket:
-            found = self._bucket.files.get(shard.name)
-            size = found.size if found else None
+            entry = self._bucket.files.get(shard.name)
+            size = entry.size if entry else None
         else:
             size = file.stat().st_size if file.is_file() else None
         if size != shard.size:
-            why = 'is missing' if size is None else f'has {size:,} of {shard.size:,} bytes'
-            raise UserError(f'{self._title}: {file} {why}: copy it again, or pack it anew')
+            problem = 'is missing' if size is None else f'has {size:,} of {shard.size:,} bytes'
+            raise UserError(
+                f'{self._title}: {file} {problem}; copy it again, or pack the data again'
+            )
 
     @functools.cached_property
     def _records(self) -> Any:
@@ -89,11 +91,11 @@ class Source:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        left_out = () if self._bucket else ('_records',)
-        return {k: v for k, v in self.__dict__.items() if k not in left_out}
+        unpickled = () if self._bucket else ('_records',)
+        return {k: v for k, v in self.__dict__.items() if k not in unpickled}
 
     def expect(self, indices: Iterable[int]) -> None:
-        """Start reading examples of a bucket."""
+        """Start reading examples from a bucket."""
         if self._bucket:
             self._records.expect(indices)
 
@@ -108,7 +110,7 @@ class Source:
             return packed.decode(self._records[index])
         except UserError:
             raise
-        except Exception as error:  # the reader raises many kinds, none of them documented
+        except Exception as error:  # the reader raises several undocumented types
             raise BrokenRecord(f'{self.record_name(index)}: {error}') from error
 
     def labels(self) -> np.ndarray:
@@ -116,24 +118,24 @@ class Source:
         try:
             labels = np.load(io.BytesIO(self._read(file.name)))
         except FileNotFoundError as error:
-            raise UserError(f'{self._title}: its examples have no class each') from error
+            raise UserError(f'{self._title}: not every example has a class') from error
         except (OSError, ValueError, EOFError) as error:
             raise UserError(f'{self._title}: {file} cannot be read: {error}') from error
         if labels.shape != (len(self),):
             raise UserError(f'{self._title}: {file} has {len(labels)} of {len(self)} labels')
         if labels.dtype.kind not in 'iu':
-            raise UserError(f'{self._title}: {file} holds {labels.dtype}, not integers')
+            raise UserError(f'{self._title}: {file} has dtype {labels.dtype}, not integers')
         return labels
 
     def class_counts(self, indices: np.ndarray, /) -> np.ndarray | None:
-        with contextlib.suppress(UserError):  # examples without a class
+        with contextlib.suppress(UserError):  # an example has no class
             return count_labels(self.labels()[indices], self.info.num_classes)
         return None
 
     def listing(self, indices: np.ndarray, /) -> Listing:
-        """Digests of whole shards, by the manifest."""
+        """Digest whole shards, by the manifest."""
         labels = np.zeros(0, np.int64)
-        with contextlib.suppress(UserError):  # examples without a class
+        with contextlib.suppress(UserError):  # an example has no class
             labels = self.labels()[indices]
         shards = [f'{shard.name} {shard.examples}' for shard in self._shards]
         return Listing(

@@ -1,10 +1,10 @@
-"""`panoptic:PATH`: images with every pixel assigned to a thing or to stuff, in COCO's format.
+"""`panoptic:PATH`: images with every pixel assigned to a thing or to stuff, in COCO format.
 
     PATH/panoptic_SPLIT.json, or PATH/annotations/panoptic_SPLIT.json
-    beside it panoptic_SPLIT/*.png, whose colors are the numbers of segments: R + 256 G + 256^2 B
+    next to it panoptic_SPLIT/*.png, whose colors are segment numbers: R + 256 G + 256^2 B
     PATH/SPLIT/*.jpg, PATH/images/SPLIT/*.jpg, PATH/images/*.jpg or PATH/*.jpg
 
-Kirillov et al., 2019, arXiv:1801.00868. Categories are renumbered without the gaps of their ids.
+Kirillov et al., 2019, arXiv:1801.00868. Categories are renumbered without the gaps in their ids.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ PREFIX = 'panoptic_'
 
 
 class Source:
-    """Records {image, masks, boxes, labels, crowd, areas, ids}, by the ids of the images.
+    """Records {image, masks, boxes, labels, crowd, areas, ids}, sorted by image id.
 
-    The objects are the segments, things and stuff alike, with the smallest boxes around their
-    pixels. A segment without a pixel is left out, and a pixel without a segment is in no mask. A
-    file without segments makes records {image}.
+    The objects are the segments, both things and stuff, with the smallest boxes around their
+    pixels. A segment without pixels is dropped, and a pixel without a segment is in no mask. A file
+    without segments makes records {image}.
 
-    Evaluations use `annotations`: all listed segments, where one without a pixel counts as missed.
+    Evaluations use `annotations`: all listed segments; one without pixels counts as missed.
     """
 
     def __init__(self, path: str, split: str):
@@ -52,18 +52,18 @@ class Source:
             self._folder = coco.image_folder(root, split, self._images, name)
             listed = content.get('annotations') or []
             self._segments = {
-                coco.read_id(row, 'image_id', 'one annotation'): self._check_segments(row)
+                coco.read_id(row, 'image_id', 'an annotation'): self._check_segments(row)
                 for row in listed
             }
             coco.require_inside(self._segments.values())
-            self._is_bare = not any(one['segments_info'] for one in listed)
+            self._is_bare = not any(annotation['segments_info'] for annotation in listed)
             if not self._is_bare:
                 self._require_annotations()
         if self._is_bare:
             log.warning('%s: %s', file, coco.NO_ANNOTATIONS)
         self._pngs = file.with_suffix('')
         if not (self._is_bare or self._pngs.is_dir()):
-            raise UserError(f'{name}: there is no folder {self._pngs} with the segments')
+            raise UserError(f'{name}: the folder {self._pngs} with the segments does not exist')
 
     def __len__(self) -> int:
         return len(self._images)
@@ -78,12 +78,12 @@ class Source:
         return {'image': image, **record}
 
     def annotations(self, index: int) -> Record:
-        """All listed segments, and the image's `size`, height and width.
+        """Return all listed segments, and the image's `size`, height and width.
 
-        A segment without a pixel has an empty mask, and a box of zeros.
+        A segment without pixels has an empty mask, and a box of zeros.
 
         Raises:
-          BrokenRecord: if a file cannot be read, or has a segment that is not listed.
+          BrokenRecord: if a file cannot be read, or has an unlisted segment.
         """
         image = self._images[index]
         size = image['height'], image['width']
@@ -95,10 +95,10 @@ class Source:
         coco.require_size(path, colors, size)
         numbers = colors @ [1, 256, 256**2]
         segments = listed['segments_info']
-        found, areas = np.unique(numbers, return_counts=True)
-        if unknown := set(found.tolist()) - {0, *(segment['id'] for segment in segments)}:
+        present, areas = np.unique(numbers, return_counts=True)
+        if unknown := set(present.tolist()) - {0, *(segment['id'] for segment in segments)}:
             raise BrokenRecord(f'{path}: segment {min(unknown)} is not listed')
-        area = dict(zip(found.tolist(), areas.tolist(), strict=True))
+        area = dict(zip(present.tolist(), areas.tolist(), strict=True))
         masks = np.zeros((len(segments), *size), bool)
         for mask, segment in zip(masks, segments, strict=True):
             mask[:] = numbers == segment['id']
@@ -113,20 +113,20 @@ class Source:
         }
 
     def labels(self) -> np.ndarray:
-        raise UserError(f'{self._name}: an image has several segments, and no class itself')
+        raise UserError(f'{self._name}: images have segments instead of one class')
 
     def class_counts(self, indices: np.ndarray, /) -> np.ndarray:
         listed = (self._segments.get(self._images[i]['id'], {}) for i in indices.tolist())
-        segments = [one for image in listed for one in image.get('segments_info', ())]
-        labels = np.array([self._labels[one['category_id']] for one in segments], np.int64)
+        segments = [segment for image in listed for segment in image.get('segments_info', ())]
+        labels = np.array([self._labels[segment['category_id']] for segment in segments], np.int64)
         return count_labels(labels, self.info.num_classes)
 
     def listing(self, indices: np.ndarray, /) -> Listing:
-        """The digest of the whole file of annotations, and of the sizes of images and segments."""
+        """Digest the whole annotation file, and the sizes of images and PNG files."""
         listed = [self._images[i] for i in indices.tolist()]
-        sizes = [listing.digest_of_sizes(self._folder, [one['file_name'] for one in listed])]
+        sizes = [listing.digest_of_sizes(self._folder, [image['file_name'] for image in listed])]
         if not self._is_bare:
-            names = [self._segments[one['id']]['file_name'] for one in listed]
+            names = [self._segments[image['id']]['file_name'] for image in listed]
             sizes.append(listing.digest_of_sizes(self._pngs, names))
         contents = listing.digest_of(sizes) if all(sizes) else ''
         return Listing(listing.digest_of_file(self._file), contents)
@@ -135,16 +135,16 @@ class Source:
         return str(self._folder / self._images[index]['file_name'])
 
     def _check_segments(self, annotation: dict[str, Any]) -> dict[str, Any]:
-        """An image's annotation with numbers for ids; ValueError for an unknown category."""
+        """Convert an annotation's ids to numbers; ValueError for an unknown category."""
         image = annotation['image_id']
         segments = []
-        for one in annotation['segments_info']:
-            number = coco.read_number(one, 'id', f'a segment of image {image}')
+        for segment in annotation['segments_info']:
+            number = coco.read_number(segment, 'id', f'a segment of image {image}')
             name = f'segment {number} of image {image}'
-            category = coco.read_number(one, 'category_id', name)
+            category = coco.read_number(segment, 'category_id', name)
             if category not in self._labels:
-                raise ValueError(f'{name} is of the unknown category {category}')
-            crowd = coco.read_flag(one, 'iscrowd', name)
+                raise ValueError(f'{name} refers to the unknown category {category}')
+            crowd = coco.read_flag(segment, 'iscrowd', name)
             segments.append({'id': number, 'category_id': category, 'iscrowd': crowd})
         return {'file_name': annotation['file_name'], 'segments_info': segments}
 
@@ -156,15 +156,15 @@ class Source:
 
 
 def _is_thing(category: dict[str, Any]) -> bool:
-    """Whether a category is of things; ValueError if it does not say."""
+    """Return whether a category is a thing; ValueError if that is missing."""
     name = f'category {category["id"]}'
     if category.get('isthing') is None:
-        raise ValueError(f"{name}: there is no 'isthing', 1 for things and 0 for stuff")
+        raise ValueError(f"{name}: 'isthing' is missing, 1 for things and 0 for stuff")
     return coco.read_flag(category, 'isthing', name)
 
 
 def boxes_around(masks: np.ndarray) -> np.ndarray:
-    """The smallest boxes (x0, y0, x1, y1), float32 [N 4], around masks [N H W]; zeros for none."""
+    """Return boxes (x0, y0, x1, y1) around masks [N H W], float32 [N 4]; zeros if empty."""
     boxes = np.zeros((len(masks), 4), np.float32)
     for box, mask in zip(boxes, masks, strict=True):
         rows, columns = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))

@@ -1,9 +1,9 @@
-"""`prompts:JSON`: the texts of classes, for classification without training on them.
+"""`prompts:JSON`: prompts of classes, for zero-shot classification.
 
     prompts:{"names": ["cat", "dog"], "templates": ["a photo of a {}", "a drawing of a {}"]}
 
-Every name in every template makes a record {label, caption}, class by class, so that the texts of
-class i are those of label i. There is one split, `all`.
+Each pair of a name and a template makes a record {label, caption}, class by class; the label is the
+number of the name. There is one split, `all`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Source:
             raise UserError(f"source prompts: unknown split {split!r} (valid: 'all')")
         try:
             content = paths.parse_json(path)
-            names, templates = (_texts(content[k]) for k in ('names', 'templates'))
+            names, templates = (_parse_texts(content[k]) for k in ('names', 'templates'))
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(
                 'source prompts: write {"names": [...], "templates": [...]} after the colon'
@@ -54,22 +54,22 @@ class Source:
         return f'prompt {self[index]["caption"]!r}'
 
 
-def _texts(value: Any) -> tuple[str, ...]:
-    """The texts of a list; TypeError for anything else, which would become wrong names."""
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+def _parse_texts(value: Any) -> tuple[str, ...]:
+    """Parse a list of texts; TypeError for anything else, such as a text, a sequence of letters."""
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
         raise TypeError('not a list of texts')
     return tuple(value)
 
 
 def check(names: tuple[str, ...], templates: tuple[str, ...]) -> None:
-    """Raise UserError unless class names are unique, and templates have a slot for them."""
+    """Raise UserError unless class names are unique, and templates contain {}."""
     if not names or not templates:
-        raise UserError('needs a class, and a template such as "a photo of a {}"')
-    twice = [name for name, count in collections.Counter(names).items() if count > 1]
-    if twice:
-        raise UserError(f'two classes have the name {twice[0]!r}: give each its own')
+        raise UserError('needs a class and a template, such as "a photo of a {}"')
+    repeated = [name for name, count in collections.Counter(names).items() if count > 1]
+    if repeated:
+        raise UserError(f'two classes have the name {repeated[0]!r}; rename one')
     if not all(name.strip() for name in names):
         raise UserError('a class has an empty name')
     for template in templates:
         if '{}' not in template:
-            raise UserError(f'the template {template!r} has no {{}} for the name of the class')
+            raise UserError(f'the template {template!r} has no {{}} for the class name')

@@ -1,8 +1,8 @@
 """`scenes`: handwritten digits on textured backgrounds, with exact boxes and masks.
 
-Detection without any download: the digits are those of scikit-learn, enlarged, tinted and placed on
-stripes, checks, rings or clouds. `scenes` has 20,000 images for training, `scenes:N` has N; the
-500 of the test split show digits that are not in training.
+Detection without a download: scikit-learn's digits are enlarged, tinted and placed on stripes,
+checks, rings or clouds. `scenes` has 20,000 training images, `scenes:N` has N; the 500 images of
+the test split show digits that are not in training.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from vit_jax.data.transforms.pillow import resample
 from vit_jax.errors import UserError
 
 SIZES = {'train': 20_000, 'test': 500}
-SIDES = (96, 128)  # pixels of the shortest and of the longest side of an image
-HEIGHTS = (20, 52)  # of digits, in pixels
-MOST = 6  # digits
-EMPTY = 0.05  # share of images without any
-OVERLAP = 0.2  # largest share of the smaller of two boxes that the other covers
-GROUNDS = ('stripes', 'checks', 'rings', 'clouds')
+SIDES = (96, 128)  # shortest and longest image side, in pixels
+HEIGHTS = (20, 52)  # smallest and largest digit, in pixels
+MOST = 6  # most digits per image
+EMPTY = 0.05  # share of images without digits
+OVERLAP = 0.2  # largest overlap of two boxes, as a share of the smaller one
+GROUNDS = ('stripes', 'checks', 'rings', 'clouds')  # backgrounds
 
 
 class Source:
     """Records {image, boxes, labels, masks, areas}, see `vit_jax.data.transforms.geometry`.
 
-    Record i is a function of the split and i. A pixel belongs to one digit at most: masks and boxes
+    Record i is a function of the split and i. A pixel belongs to at most one digit: masks and boxes
     include only the visible part of a digit.
     """
 
@@ -38,8 +38,8 @@ class Source:
             raise UnknownSplit.from_splits('source scenes', split, SIZES)
         if path and not (path.isdecimal() and int(path)):
             raise UserError(
-                f"source 'scenes:{path}': write 'scenes', or the number of training images, as "
-                f"'scenes:{SIZES['train']}'"
+                f"source 'scenes:{path}': write 'scenes', or the number of training images, such "
+                f"as 'scenes:{SIZES['train']}'"
             )
         self._split = split
         self._length = int(path) if path and split == 'train' else SIZES[split]
@@ -52,7 +52,7 @@ class Source:
         return self.with_ground(index)[0]
 
     def with_ground(self, index: int) -> tuple[Record, str]:
-        """A record, and its background, one of GROUNDS; IndexError past the last record."""
+        """Make a record, and return its background, one of GROUNDS; IndexError past the end."""
         if not 0 <= index < self._length:
             raise IndexError(index)
         rng = np.random.default_rng((list(SIZES).index(self._split), index))
@@ -75,20 +75,20 @@ class Source:
         return record, ground
 
     def labels(self) -> np.ndarray:
-        raise UserError('source scenes: an image has several digits or none, and no class itself')
+        raise UserError('source scenes: images have any number of digits instead of one class')
 
     def record_name(self, index: int, /) -> str:
         return f'scenes {self._split} record {index}'
 
     def _colors(self, rng: np.random.Generator, ground: str) -> np.ndarray:
-        """The two dark colors [2 3] of a ground, independent of its kind."""
+        """Draw the two dark colors [2 3] of a background, independent of its kind."""
         del ground
         return rng.uniform(20, 120, (2, 3))
 
     def _place_digits(
         self, rng: np.random.Generator, image: np.ndarray
     ) -> tuple[np.ndarray, list[int]]:
-        """Place digits on the image, in place, and return masks [N H W] and classes."""
+        """Draw digits into the image, and return masks [N H W] and classes."""
         masks = np.zeros((MOST, *image.shape[:2]), bool)
         corners: list[tuple[int, ...]] = []
         labels: list[int] = []
@@ -99,7 +99,7 @@ class Source:
             y, x = (int(rng.integers(n - m + 1)) for n, m in zip(image.shape, ink.shape))  # noqa: B905
             place = (y, x, y + ink.shape[0], x + ink.shape[1])
             if any(_overlap(place, other) > OVERLAP for other in corners):
-                continue  # crowded images have fewer digits than were wanted
+                continue  # crowded images get fewer digits than wanted
             window = slice(y, place[2]), slice(x, place[3])
             drawn = ink >= 0.5
             masks[(slice(len(labels)), *window)] &= ~drawn
@@ -112,7 +112,7 @@ class Source:
 
 
 def _ink(rng: np.random.Generator, digit: np.ndarray) -> np.ndarray:
-    """Resize a digit [8 8 1], without empty margins, to another aspect ratio; 0 to 1."""
+    """Resize a digit [8 8 1], without empty margins, to a random aspect ratio; 0 to 1."""
     height = int(rng.integers(HEIGHTS[0], HEIGHTS[1] + 1))
     width = max(1, round(height * rng.uniform(0.7, 1.1)))
     ink = resample(digit, height, width, 'bicubic')[..., 0] / 255
@@ -121,7 +121,7 @@ def _ink(rng: np.random.Generator, digit: np.ndarray) -> np.ndarray:
 
 
 def _pattern(rng: np.random.Generator, kind: str, height: int, width: int) -> np.ndarray:
-    """One of GROUNDS, 0 to 1."""
+    """Draw a background, one of GROUNDS, 0 to 1."""
     if kind == 'clouds':
         return resample(rng.integers(0, 256, (5, 5, 1), np.uint8), height, width, 'bicubic')[
             ..., 0
@@ -139,6 +139,6 @@ def _pattern(rng: np.random.Generator, kind: str, height: int, width: int) -> np
 
 
 def _overlap(a: tuple[int, ...], b: tuple[int, ...]) -> float:
-    """The intersection of two boxes (y0, x0, y1, x1) as a share of the smaller one."""
+    """Compute the intersection of two boxes (y0, x0, y1, x1) as a share of the smaller one."""
     sides = [max(0, min(a[i + 2], b[i + 2]) - max(a[i], b[i])) for i in (0, 1)]
     return sides[0] * sides[1] / min((c[2] - c[0]) * (c[3] - c[1]) for c in (a, b))

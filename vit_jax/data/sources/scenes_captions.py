@@ -1,10 +1,10 @@
-"""`scenes_captions`: one or two colored digits on a textured ground, with a caption.
+"""`scenes_captions`: one or two colored digits on a textured background, with a caption.
 
-Images with texts without any download: "a red three", "a red three left of a green seven". The
-digits are those of scikit-learn, enlarged; there are 14,460 captions. `scenes_captions` has 20,000
-images for training, `scenes_captions:N` has N; the 500 of the test split show digits that are not
-in training. `scenes_captions:digit` and `scenes_captions:color` have one digit an image, whose
-class is its name or its color.
+Images with texts without a download: "a red three", "a red three left of a green seven". The digits
+are scikit-learn's, enlarged; there are 14,460 captions. `scenes_captions` has 20,000 training
+images, `scenes_captions:N` has N; the 500 images of the test split show digits that are not in
+training. `scenes_captions:digit` and `scenes_captions:color` have one digit per image, whose name
+or color is the class.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from vit_jax.data.transforms.pillow import resample
 from vit_jax.errors import UserError, nearest
 
 SIZES = {'train': 20_000, 'test': 500}
-SIDE = 48  # pixels of an image
-HEIGHTS = (19, 22)  # of digits, in pixels; each has a quarter of the image
+SIDE = 48  # image side in pixels
+HEIGHTS = (19, 22)  # smallest and largest digit, in pixels; each is in a quarter of the image
 NAMES = ('zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')
 COLORS = {
     'red': (235, 50, 50),
@@ -29,8 +29,8 @@ COLORS = {
     'white': (245, 245, 245),
 }
 CLASSES = {'digit': NAMES, 'color': tuple(COLORS)}
-ALONE = 0.3  # share of images with a single digit
-# By the axis on which two digits differ: of the one with the lower coordinate, and of the other.
+SINGLE = 0.3  # share of images with a single digit
+# For each axis, the relation of the digit with the lower coordinate, and the inverse relation.
 RELATIONS = (('above', 'below'), ('left of', 'right of'))
 
 
@@ -47,7 +47,7 @@ class Source:
             raise UserError(
                 f"source 'scenes_captions:{path}': write 'scenes_captions', "
                 "'scenes_captions:digit', 'scenes_captions:color', or the number of training "
-                f"images, as 'scenes_captions:{SIZES['train']}'"
+                f"images, such as 'scenes_captions:{SIZES['train']}'"
             )
         self._split, self._kind = split, path if path in CLASSES else ''
         self._length = int(path) if path.isdecimal() and split == 'train' else SIZES[split]
@@ -65,21 +65,21 @@ class Source:
         image = _ground(rng)
         quarter = rng.integers(0, 2, 2)
         color, digit = self._draw(rng, image, quarter)
-        caption = _named(color, digit)
+        caption = _describe(color, digit)
         if self._kind:
             label = {'digit': digit, 'color': color}[self._kind]
             return {'image': image, 'caption': caption, 'label': label}
-        if rng.random() >= ALONE:
+        if rng.random() >= SINGLE:
             axis = int(rng.integers(2))
             first = quarter[axis] == 0
             quarter[axis] = first
-            other = _named(*self._draw(rng, image, quarter))
+            other = _describe(*self._draw(rng, image, quarter))
             caption += f' {RELATIONS[axis][0 if first else 1]} {other}'
         return {'image': image, 'caption': caption}
 
     def labels(self) -> np.ndarray:
         if not self._kind:
-            raise UserError('source scenes_captions: an image has a caption, and no class itself')
+            raise UserError('source scenes_captions: images have captions instead of classes')
         return np.array([self[i]['label'] for i in range(len(self))])
 
     def record_name(self, index: int, /) -> str:
@@ -88,10 +88,10 @@ class Source:
     def _draw(
         self, rng: np.random.Generator, image: np.ndarray, quarter: np.ndarray
     ) -> tuple[int, int]:
-        """Draw a digit on a quarter (row, column) of the image, in place.
+        """Draw a digit into a quarter (row, column) of the image.
 
         Returns:
-          The numbers of its color and its class.
+          The numbers of its color and class.
         """
         record = self._digits[int(rng.integers(len(self._digits)))]
         height = int(rng.integers(HEIGHTS[0], HEIGHTS[1] + 1))
@@ -105,12 +105,12 @@ class Source:
         return color, int(record['label'])
 
 
-def _named(color: int, digit: int) -> str:
+def _describe(color: int, digit: int) -> str:
     return f'a {list(COLORS)[color]} {NAMES[digit]}'
 
 
 def _ground(rng: np.random.Generator) -> np.ndarray:
-    """A dark, cloudy ground, uint8 [48 48 3]."""
+    """Draw a dark, cloudy background, uint8 [48 48 3]."""
     clouds = resample(rng.integers(0, 256, (5, 5, 1), np.uint8), SIDE, SIDE, 'bicubic') / 255
     first, second = rng.uniform(0, 75, (2, 3))
     noise = rng.normal(0, 5, (SIDE, SIDE, 1))

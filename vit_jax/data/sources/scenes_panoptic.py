@@ -1,8 +1,8 @@
 """`scenes_panoptic`: the images of `scenes`, with the background as a segment.
 
-Panoptic segmentation without any download: digits are things, and the ground behind them is stuff
-of one of four classes. Unlike in `scenes`, a kind of ground has colors of its own, like grass and
-water. `scenes_panoptic:N` has N images for training.
+Panoptic segmentation without a download: digits are things, and the background is stuff of one of
+four classes. Unlike in `scenes`, each kind of background has typical colors, like grass and water.
+`scenes_panoptic:N` has N training images.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from vit_jax.data.records import Record, SourceInfo
 from vit_jax.data.sources import scenes
 from vit_jax.data.sources.panoptic import boxes_around
 
-# The shares of red, green and blue in each kind of ground.
+# Red, green and blue shares of each background.
 TINTS = {
     'stripes': (1.0, 0.35, 0.35),
     'checks': (0.35, 1.0, 0.35),
@@ -23,7 +23,7 @@ TINTS = {
 
 
 class Source(scenes.Source):
-    """Records as in `scenes`, in which each pixel belongs to one object; the ground is the last."""
+    """Records as in `scenes`, but every pixel belongs to an object; the background is the last."""
 
     info = SourceInfo(
         10 + len(scenes.GROUNDS),
@@ -44,5 +44,5 @@ class Source(scenes.Source):
         }
 
     def _colors(self, rng: np.random.Generator, ground: str) -> np.ndarray:
-        """The two dark colors [2 3] of a ground, in which its strong channels stand out."""
+        """Draw two dark colors [2 3] of a background, with its typical channels emphasized."""
         return rng.uniform(40, 120, (2, 3)) * TINTS[ground]

@@ -11,27 +11,27 @@ from typing import ClassVar
 import numpy as np
 
 from vit_jax.data.records import Record, SourceInfo, UnknownSplit
-from vit_jax.data.vocabulary import EOS, OWN_IDS, UNK, content, known
+from vit_jax.data.vocabulary import EOS, STANDARD_IDS, UNK, replace_unknown, strip_special
 from vit_jax.errors import UserError, nearest
 
 TASKS = {'copy': slice(None), 'reverse': slice(None, None, -1)}
 SIZES = {'train': 100_000, 'test': 1_000}
 FIRST_DIGIT = UNK + 1
-LENGTHS = (4, 12)  # digits of the shortest and of the longest sequence
-# Named as by SentencePiece, which writes a space as U+2581.
+LENGTHS = (4, 12)  # shortest and longest sequence, in digits
+# Named as in SentencePiece, which writes a space as U+2581.
 PIECES = ('<pad>', '<s>', '</s>', '<unk>', *(f'\u2581{digit}' for digit in range(10)))
 
 
 class Digits:
     """Sequences as text: digits with spaces between, '3 1 4'."""
 
-    special: ClassVar[tuple[int, ...]] = OWN_IDS
+    special: ClassVar[tuple[int, ...]] = STANDARD_IDS
 
     def __len__(self) -> int:
         return len(PIECES)
 
     def encode(self, text: str) -> np.ndarray:
-        """The ids of the digits, int32 [n], without an end.
+        """Encode digits as ids, int32 [n], without an end.
 
         Raises:
           UserError: for any other word.
@@ -40,18 +40,18 @@ class Digits:
         for piece in pieces:
             if piece not in PIECES:
                 raise UserError(
-                    f'{piece[1:]!r} is none of the digits 0 to 9; write them with spaces between, '
+                    f'{piece[1:]!r} is not a digit; write digits from 0 to 9 with spaces between, '
                     "such as '3 1 4'"
                 )
         return np.array([PIECES.index(piece) for piece in pieces], np.int32)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The digits before the first end."""
-        return ' '.join(piece.removeprefix('\u2581') for piece in self.pieces(content(ids)))
+        """Decode the digits before the first end."""
+        return ' '.join(piece.removeprefix('\u2581') for piece in self.pieces(strip_special(ids)))
 
     def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
-        """The piece of each id."""
-        return [PIECES[i] for i in known(ids, len(self))]
+        """Return the piece of each id."""
+        return [PIECES[i] for i in replace_unknown(ids, len(self))]
 
 
 class Source:

@@ -1,15 +1,15 @@
-"""`tar:PATTERN`: WebDataset shards, tar files in which an example is a few consecutive members.
+"""`tar:PATTERN`: WebDataset shards, tar files with a few consecutive members per example.
 
-    tar:/data/flowers                      SPLIT-*.tar, or all of *.tar as `train`
+    tar:/data/flowers                      SPLIT-*.tar, or else all *.tar as `train`
     tar:/data/cc3m-{split}-*.tar           the same with other names
     tar:/data/cc3m-{000000..000331}.tar    a range, as `train`
 
 The members of an example share the name up to the first dot: `0001.jpg` (or png, webp) is the
-image, `0001.cls` the number of its class, `0001.txt` its caption; `0001.json` is an object whose
-`label` is a class and whose texts become fields under their own names. `classnames.txt` next to the
-shards has one name a line. Shards are indexed once, in the user's cache folder; examples are in the
-order of the shards. Hidden members are skipped, and links are read as their targets in the shard.
-Two members with the same name in an example are an error, as in webdataset.
+image, `0001.cls` its class number, `0001.txt` its caption; `0001.json` is an object with the class
+`label` and texts that become fields under their keys. `classnames.txt` next to the shards has one
+name per line. Shards are indexed once, in the user's cache folder; examples have the order of the
+shards. Hidden members are skipped, and links are resolved within the shard. Two members with the
+same name in an example are an error, as in webdataset.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from vit_jax.storage import cache, paths
 
 log = logging.getLogger(__name__)
 
-IMAGES = ('jpg', 'jpeg', 'png', 'webp')  # of several, the first is taken
+IMAGES = ('jpg', 'jpeg', 'png', 'webp')  # in order of preference
 FIELDS = ('image', 'cls', 'txt', 'json')
 CLASSES = ('cls', 'json')
 SPLIT = '{split}'
 RANGE = re.compile(r'\{(\d+)\.\.(\d+)\}')
 CLASS_NAMES = 'classnames.txt'
 NO_LABEL = -1
-INDEX = 3  # version; earlier ones lack links and remarks
-JSON_LIMIT = 2**20  # bytes of a member other than the image
-MOST_LINKS = 40  # from a link to a file, as on Linux
+INDEX = 3  # version of the index; earlier ones lack links and remarks
+JSON_LIMIT = 2**20  # most bytes of a member that is not an image
+MOST_LINKS = 40  # most links in a chain, as on Linux
 REMARKS = {
-    'links': 'links left out whose target is not in their shard',
-    'dots': "images left out whose names go on after the first dot, where an example's name ends",
-    'images': f'examples with several images, of which the first of {", ".join(IMAGES)} is taken',
+    'links': 'links were ignored because their target is not in their shard',
+    'dots': "images were ignored because of a second dot; an example's name ends at the first dot",
+    'images': f'examples have several images; the first of {", ".join(IMAGES)} is used',
 }
 
 
@@ -63,9 +63,9 @@ class Member(NamedTuple):
     """A file in a shard.
 
     Attributes:
-      name: path in the shard.
-      position: offset of the content in bytes.
-      size: size of the content in bytes.
+      name: Path in the shard.
+      position: Offset of the content in bytes.
+      size: Size of the content in bytes.
     """
 
     name: str
@@ -90,15 +90,15 @@ class Source:
             raise UserError(f'{self._title}: {reasons}')
         for remark in remarks:
             listing.warn_once(f'{self._title}: {remark}')
-        self.info = self._classes()
+        self.info = self._read_info()
 
-    def _classes(self) -> SourceInfo:
-        without = np.flatnonzero(self._labels == NO_LABEL)
-        if without.size:
-            if without.size < len(self):
+    def _read_info(self) -> SourceInfo:
+        unlabeled = np.flatnonzero(self._labels == NO_LABEL)
+        if unlabeled.size:
+            if unlabeled.size < len(self):
                 log.warning(
-                    '%s: %d of %d examples have no class, the first is %s: classes are left out',
-                    *(self._title, without.size, len(self), self.record_name(int(without[0]))),
+                    '%s: %d of %d examples have no class, first %s; ignoring all classes',
+                    *(self._title, unlabeled.size, len(self), self.record_name(int(unlabeled[0]))),
                 )
             return SourceInfo(0, ())
         count = int(self._labels.max()) + 1
@@ -121,7 +121,7 @@ class Source:
         shard, row = self._shard_index.locate(index)
         try:
             with paths.open_file(self._shards[shard]) as file:
-                contents = dict(_contents(file, self._members[shard][row]))
+                contents = dict(_read_fields(file, self._members[shard][row]))
         except OSError as error:
             raise BrokenRecord(f'{name}: {error.strerror or error}') from error
         try:
@@ -133,8 +133,8 @@ class Source:
             record['label'] = label
             if label != self._labels[index]:
                 raise UserError(
-                    f'{name}: its class is {label}, but {self._labels[index]} in the index of the '
-                    f'shard, which has changed: start again, or remove {cache.folder("tar")}'
+                    f'{name}: its class is {label}, but {self._labels[index]} in the index, so the '
+                    f'shard has changed; start again, or remove {cache.folder("tar")}'
                 )
         return record | fields
 
@@ -160,37 +160,37 @@ class Source:
 
 
 def find_shards(path: str, split: str) -> list[pathlib.Path]:
-    """The tar files of a split, sorted by name.
+    """Find the tar files of a split, sorted by name.
 
     Raises:
-      UnknownSplit: if there are none of this split.
-      UserError: if one of a range is missing.
+      UnknownSplit: if this split has no files.
+      UserError: if a file of a range is missing.
     """
     folder = pathlib.Path(path).expanduser()
     if folder.is_dir():
-        return _in_folder(folder, split, path)
+        return _find_in_folder(folder, split, path)
     pattern = str(folder)
     if SPLIT in pattern:
         pattern = pattern.replace(SPLIT, glob.escape(split))
     elif split != 'train':
         raise UnknownSplit(
-            f'source tar:{path}: has no split {split!r}, for its pattern names all of its files: '
-            "write {split} into it, or use 'train'"
+            f'source tar:{path}: has no split {split!r}: the pattern matches the files of all '
+            "splits; write {split} into it, or use 'train'"
         )
     matches = {part: sorted(glob.glob(part)) for part in _expand_range(pattern)}
     shards = [pathlib.Path(name) for names in matches.values() for name in names]
     if missing := [part for part, names in matches.items() if not names]:
         kind = UserError if shards or SPLIT not in path else UnknownSplit
-        raise kind(f'source tar:{path}: there is no file {missing[0]}')
+        raise kind(f'source tar:{path}: {missing[0]} does not exist')
     return shards
 
 
-def _in_folder(folder: pathlib.Path, split: str, path: str) -> list[pathlib.Path]:
+def _find_in_folder(folder: pathlib.Path, split: str, path: str) -> list[pathlib.Path]:
     shards = sorted(folder.glob('*.tar'))
     if not shards:
-        raise UserError(f'source tar:{path}: there is no file *.tar')
-    if mine := [shard for shard in shards if shard.name.startswith(f'{split}-')]:
-        return mine
+        raise UserError(f'source tar:{path}: has no *.tar file')
+    if matches := [shard for shard in shards if shard.name.startswith(f'{split}-')]:
+        return matches
     if split != 'train':
         splits = {shard.name.rpartition('-')[0] for shard in shards} - {''} or {'train'}
         raise UnknownSplit.from_splits(f'source tar:{path}', split, splits)
@@ -198,7 +198,7 @@ def _in_folder(folder: pathlib.Path, split: str, path: str) -> list[pathlib.Path
 
 
 def _expand_range(pattern: str) -> list[str]:
-    """The pattern for each number of a range in braces."""
+    """Expand a range in braces to one pattern per number."""
     if (match := RANGE.search(pattern)) is None:
         return [pattern]
     first, last = match.groups()
@@ -207,14 +207,14 @@ def _expand_range(pattern: str) -> list[str]:
 
 
 def read_index(shard: pathlib.Path, title: str) -> dict[str, np.ndarray]:
-    """The examples of a shard: positions of their members, and their classes.
+    """Read the cached index of a shard: positions of members, and classes.
 
     Returns:
       names: bytes [n]; members: int64 [n, fields, 2], position and size of each of `FIELDS`, size
       -1 for a missing one; labels: int64 [n], `NO_LABEL` if missing.
 
     Raises:
-      UserError: if the shard is damaged, or the index cannot be kept.
+      UserError: if the shard is damaged, or the index cannot be cached.
     """
     file = cache.folder('tar') / f'{cache.key([shard])}.{INDEX}.npz'
 
@@ -226,7 +226,7 @@ def read_index(shard: pathlib.Path, title: str) -> dict[str, np.ndarray]:
     try:
         with np.load(cache.made_once(file, make)) as arrays:
             return dict(arrays)
-    except (ValueError, EOFError, KeyError, OSError):  # a damaged index is made anew
+    except (ValueError, EOFError, KeyError, OSError):  # the index is damaged
         file.unlink(missing_ok=True)
         return scan(shard, title)
 
@@ -250,14 +250,14 @@ def scan(shard: pathlib.Path, title: str) -> dict[str, Any]:
             paths.open_file(shard) as headers,
             tarfile.open(fileobj=headers, mode='r:') as tar,
         ):
-            members = _members(tar, shard.stat().st_size, remarks['links'])
-            for name, fields in _examples(members, duplicates):
+            members = _list_members(tar, shard.stat().st_size, remarks['links'])
+            for name, fields in _group_members(members, duplicates):
                 if (image := _choose_image(name, fields, remarks)) is None:
                     imageless.add(name)
                     continue
-                row = _row([image, *map(fields.get, FIELDS[1:])])
+                row = _positions([image, *map(fields.get, FIELDS[1:])])
                 try:
-                    labels.append(label_of(dict(_contents(file, row, CLASSES))))
+                    labels.append(label_of(dict(_read_fields(file, row, CLASSES))))
                 except ValueError as error:
                     raise UserError(f'{title}: {shard} {name}: {error}') from error
                 names.append(name)
@@ -265,35 +265,35 @@ def scan(shard: pathlib.Path, title: str) -> dict[str, Any]:
     except (tarfile.TarError, EOFError, OSError, ValueError) as error:
         raise UserError(
             f'{title}: {shard} cannot be read after {len(names)} examples ({error}): copy it '
-            'again; compressed shards have to be unpacked to .tar first'
+            'again; unpack compressed shards to .tar first'
         ) from error
     _check_members(f'{title}: {shard}', duplicates, [x for x in names if x in imageless])
     return {
         'names': np.array([name.encode(errors='surrogateescape') for name in names], np.bytes_),
         'members': np.array(rows, np.int64).reshape(-1, len(FIELDS), 2),
         'labels': np.array(labels, np.int64),
-        'remarks': json.dumps({kind: (len(some), some[:1]) for kind, some in remarks.items()}),
+        'remarks': json.dumps({kind: (len(names), names[:1]) for kind, names in remarks.items()}),
     }
 
 
 def _check_members(shard: str, duplicates: list[str], scattered: list[str]) -> None:
-    """Raise UserError for members with the same name, or examples in several pieces."""
+    """Raise UserError for members with the same name, or examples split into pieces."""
     if duplicates:
         raise UserError(
-            f'{shard}: {len(duplicates)} members have the name of another in their example, such '
-            f'as {duplicates[0]}: give each example a unique name'
+            f'{shard}: {len(duplicates)} members have the same name as another in their example, '
+            f'such as {duplicates[0]}; give each example a unique name'
         )
     if scattered:
         raise UserError(
             f'{shard}: the members of {len(scattered)} examples are not consecutive, such as '
-            f'{scattered[0]}: write it anew with sorted names (tar --sort=name)'
+            f'{scattered[0]}; write the shard again with sorted names (tar --sort=name)'
         )
 
 
 def _choose_image(
     name: str, fields: dict[str, Member], remarks: dict[str, list[str]]
 ) -> Member | None:
-    """The image of an example, if it has one; `remarks` gets the images that are left out."""
+    """Choose the image of an example, if any; add ignored images to `remarks`."""
     kinds = [kind for kind in IMAGES if kind in fields]
     if not kinds:
         dotted = (kind for kind in fields if kind.rpartition('.')[2] in IMAGES)
@@ -305,7 +305,7 @@ def _choose_image(
 
 
 def _join_remarks(remarks: Iterable[dict[str, tuple[int, list[str]]]]) -> list[str]:
-    """What was left out of shards, each kind with its number and the first example."""
+    """Describe what was ignored in shards: for each kind its count and first example."""
     counts = dict.fromkeys(REMARKS, 0)
     examples: dict[str, str] = {}
     for shard in remarks:
@@ -316,13 +316,13 @@ def _join_remarks(remarks: Iterable[dict[str, tuple[int, list[str]]]]) -> list[s
     return [f'{counts[kind]} {REMARKS[kind]}, such as {examples[kind]}' for kind in examples]
 
 
-def _members(tar: tarfile.TarFile, size: int, lost: list[str]) -> list[Member]:
-    """The files of a shard of `size` bytes in their order; `lost` gets links without a target."""
+def _list_members(tar: tarfile.TarFile, size: int, lost: list[str]) -> list[Member]:
+    """List the files of a shard of `size` bytes in order; add links without a target to `lost`."""
     members: dict[int, Member] = {}
     places: dict[str, Member] = {}
     links: dict[str, tuple[int, str, str]] = {}
     for number, info in enumerate(tar):
-        tar.members = []  # type: ignore[attr-defined]  # else it keeps all of them
+        tar.members = []  # type: ignore[attr-defined]  # else tarfile keeps all members
         path = posixpath.normpath(info.name)
         if info.issym():
             target = posixpath.join(posixpath.dirname(path), info.linkname)
@@ -331,7 +331,7 @@ def _members(tar: tarfile.TarFile, size: int, lost: list[str]) -> list[Member]:
             links[path] = number, info.name, posixpath.normpath(info.linkname)
         elif info.isfile():
             if info.offset_data + info.size > size:
-                raise tarfile.ReadError(f'{info.name} is cut off')
+                raise tarfile.ReadError(f'{info.name} is truncated')
             if info.issparse():
                 raise tarfile.ReadError(f'{info.name} is a sparse file')
             members[number] = places[path] = Member(info.name, info.offset_data, info.size)
@@ -347,19 +347,19 @@ def _members(tar: tarfile.TarFile, size: int, lost: list[str]) -> list[Member]:
     return [members[number] for number in sorted(members)]
 
 
-def _examples(
+def _group_members(
     members: Iterable[Member], duplicates: list[str]
 ) -> Iterator[tuple[str, dict[str, Member]]]:
-    """The name of each example, and its members by the rest of their names, in lower case.
+    """Yield each example's name, and its members by their lower-case suffixes.
 
-    `duplicates` gets the members that have the name of another one.
+    Members with the name of another one are added to `duplicates`.
     """
     name = ''
     fields: dict[str, Member] = {}
     for member in members:
         folder, _, base = member.name.rpartition('/')
         stem, _, kind = base.partition('.')
-        if not (stem and kind):  # hidden files, such as ._0001.jpg of macOS, belong to none
+        if not (stem and kind):  # skip hidden files, such as macOS's ._0001.jpg
             continue
         if f'{folder}/{stem}' != name:
             if fields:
@@ -371,12 +371,12 @@ def _examples(
         yield name.lstrip('/'), fields
 
 
-def _row(members: Iterable[Member | None]) -> np.ndarray:
-    """Positions and sizes of an example's members; -1 for a missing one."""
+def _positions(members: Iterable[Member | None]) -> np.ndarray:
+    """Return positions and sizes of an example's members; -1 for a missing one."""
     return np.array([(-1, -1) if member is None else member[1:] for member in members])
 
 
-def _contents(
+def _read_fields(
     file: IO[bytes], row: np.ndarray, fields: tuple[str, ...] = FIELDS
 ) -> Iterator[tuple[str, bytes]]:
     for field in fields:
@@ -389,12 +389,12 @@ def _contents(
 
 
 def label_of(contents: dict[str, bytes]) -> int:
-    """The class of an example; `NO_LABEL` if it has none, or a text instead of a number.
+    """Read the class of an example; `NO_LABEL` if it is missing or a text.
 
     Raises:
-      ValueError: if it is anything but an integer from 0 to `MOST_CLASSES` - 1.
+      ValueError: for anything else except an integer from 0 to `MOST_CLASSES` - 1.
     """
-    label = _object(contents).get('label')
+    label = _parse_object(contents).get('label')
     if 'cls' in contents:
         label = contents['cls'].decode(errors='replace').strip()
         label = int(label) if label.isdecimal() and len(label) < 10 else label
@@ -402,35 +402,35 @@ def label_of(contents: dict[str, bytes]) -> int:
         return NO_LABEL
     if type(label) is not int or not 0 <= label < MOST_CLASSES:
         raise ValueError(
-            f'its class, {str(label)[:40]!r}, is not an integer from 0 to {MOST_CLASSES - 1:,}'
+            f'its class {str(label)[:40]!r} is not an integer from 0 to {MOST_CLASSES - 1:,}'
         )
     return label
 
 
 def _class_names(file: pathlib.Path) -> tuple[str, ...]:
-    """The names of classes, one a line; UserError if a line is empty or the file cannot be read."""
+    """Read one class name per line; UserError if a line is empty or the file cannot be read."""
     try:
         names = paths.read_lines(file)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f'{file}: cannot be read as UTF-8: {paths.first_line(error)}') from error
     empty = next((number for number, name in enumerate(names, 1) if not name.strip()), None)
     if empty:
-        raise UserError(f'{file}: line {empty} is empty: write the name of a class')
+        raise UserError(f'{file}: line {empty} is empty; write a class name')
     return tuple(names)
 
 
 def texts(contents: dict[str, bytes]) -> Record:
-    """The texts of an example: `caption`, and the texts of its JSON under their own names.
+    """Read the texts of an example: `caption`, and the texts of its JSON under their keys.
 
     Raises:
       ValueError: if they cannot be read.
     """
-    record: Record = {k: v for k, v in _object(contents).items() if isinstance(v, str)}
+    record: Record = {k: v for k, v in _parse_object(contents).items() if isinstance(v, str)}
     if 'txt' in contents:
         record['caption'] = contents['txt'].decode().strip()
     return {k: v for k, v in record.items() if k not in ('image', 'label')}
 
 
-def _object(contents: dict[str, bytes]) -> dict:
+def _parse_object(contents: dict[str, bytes]) -> dict:
     value = paths.parse_json(contents.get('json', b'{}'))
     return value if isinstance(value, dict) else {}

@@ -1,10 +1,10 @@
-"""`text:PATH`: pairs of sentences, one pair a line.
+"""`text:PATH`: pairs of sentences, one pair per line.
 
     text:/data/pairs.tsv                  source, a tab, target
-    text:/data/train.en,train.de          source and target in two files with as many lines
+    text:/data/train.en,train.de          source and target in two files with equally many lines
 
-The second file is in the folder of the first unless its path names a folder. The only split is
-`train`. Files are UTF-8; pairs with an empty side are left out.
+The second file is in the folder of the first unless its path contains a folder. The only split is
+`train`. Files are UTF-8; pairs with an empty side are ignored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Source:
-    """The pairs {'source': str, 'target': str} of one TSV file, or of two parallel files."""
+    """Pairs {'source': str, 'target': str} of one TSV file, or of two parallel files."""
 
     info = SourceInfo(0, ())
 
@@ -33,36 +33,36 @@ class Source:
             raise UnknownSplit.from_splits(f'source {self._title}', split, ['train'])
         first, comma, second = path.partition(',')
         self._lines = _Lines(pathlib.Path(first).expanduser())
-        self._targets = _Lines(_beside(first, second)) if comma else None
+        self._targets = _Lines(_resolve_second(first, second)) if comma else None
         if self._targets is not None and len(self._targets) != len(self._lines):
             raise UserError(
                 f'source {self._title}: {self._lines.path} has {len(self._lines)} lines, '
-                f'{self._targets.path} has {len(self._targets)}: they are not parallel'
+                f'{self._targets.path} has {len(self._targets)}; parallel files need equally many'
             )
         pairs = (self._pair(line) for line in range(len(self._lines)))
-        kept = np.array([bool(a.strip() and b.strip()) for a, b in pairs], bool)
-        self._kept = np.flatnonzero(kept)
-        if empty := len(kept) - len(self._kept):
-            log.warning('%s: %d pairs left out that have an empty side', self._title, empty)
+        complete = np.array([bool(a.strip() and b.strip()) for a, b in pairs], bool)
+        self._complete = np.flatnonzero(complete)
+        if empty := len(complete) - len(self._complete):
+            log.warning('%s: ignoring %d pairs with an empty side', self._title, empty)
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._complete)
 
     def __getitem__(self, index: int, /) -> Record:
-        source, target = self._pair(int(self._kept[index]))
+        source, target = self._pair(int(self._complete[index]))
         return {'source': source, 'target': target}
 
     def labels(self) -> np.ndarray:
         raise UserError(f'source {self._title}: pairs of sentences have no classes')
 
     def listing(self, indices: np.ndarray, /) -> Listing:
-        """The digest of whole files."""
+        """Digest whole files."""
         del indices
         lines = (self._lines, self._targets)
-        return Listing(listing.digest_of(*(one.data for one in lines if one is not None)))
+        return Listing(listing.digest_of(*(file.data for file in lines if file is not None)))
 
     def record_name(self, index: int, /) -> str:
-        return f'{self._lines.path} line {self._kept[index] + 1}'
+        return f'{self._lines.path} line {self._complete[index] + 1}'
 
     def _pair(self, line: int) -> tuple[str, str]:
         if self._targets is not None:
@@ -73,20 +73,20 @@ class Source:
         if len(columns) != 2:
             raise UserError(
                 f'{self._lines.path} line {line + 1}: {len(columns)} columns; write the source, '
-                'a tab and the target, or give two files as text:train.en,train.de'
+                'a tab and the target, or give two files, text:train.en,train.de'
             )
         return columns[0], columns[1]
 
 
 class _Lines:
-    """The lines of a UTF-8 file.
+    """Lines of a UTF-8 file.
 
-    They end only at line feeds: `str.splitlines` would also split at characters inside sentences,
-    which would misalign the following pairs.
+    Lines end only at line feeds: `str.splitlines` also splits at characters inside sentences, which
+    would misalign the following pairs.
 
     Attributes:
-      path: path of the file.
-      data: its content.
+      path: Path of the file.
+      data: Content of the file.
     """
 
     def __init__(self, path: pathlib.Path):
@@ -100,7 +100,7 @@ class _Lines:
         except UnicodeDecodeError as error:
             line = self.data.count(b'\n', 0, error.start) + 1
             raise UserError(
-                f'{path} line {line}: not UTF-8 ({error.reason}); convert the file, as with iconv'
+                f'{path} line {line}: not UTF-8 ({error.reason}); convert the file with iconv'
             ) from error
         ends = np.flatnonzero(np.frombuffer(self.data, np.uint8) == ord('\n'))
         if not self.data.endswith(b'\n') and self.data:
@@ -115,6 +115,6 @@ class _Lines:
         return self.data[start : self._ends[index]].decode().removesuffix('\r')
 
 
-def _beside(first: str, second: str) -> pathlib.Path:
+def _resolve_second(first: str, second: str) -> pathlib.Path:
     path = pathlib.Path(second).expanduser()
     return path if len(path.parts) > 1 else pathlib.Path(first).expanduser().with_name(second)

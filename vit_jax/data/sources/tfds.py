@@ -1,9 +1,9 @@
 """`tfds:NAME[/CONFIG][:VERSION]`: data prepared by TensorFlow Datasets, read without TensorFlow.
 
-Random access needs the ArrayRecord format. Data are looked up in $TFDS_DATA_DIR, which may be in
-object storage (gs://BUCKET/tfds), or in ~/tensorflow_datasets if it is unset. They are untrusted,
-and TFDS imports the classes that they name: so they may name only classes of TFDS, and of modules
-that your code has already imported.
+Random access needs the ArrayRecord format. Data are read from $TFDS_DATA_DIR, which may be in
+object storage (gs://BUCKET/tfds), by default ~/tensorflow_datasets. Data are untrusted, but TFDS
+imports the classes that they name. They may therefore name only classes of TFDS, and of modules
+that the user's code has already imported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from vit_jax.storage import paths, ranges
 
 VERSION = re.compile(r'\d+\.\d+\.\d+')
 NAME = re.compile(rf'(?P<dataset>\w+)(/(?P<config>[\w.-]+))?(:(?P<version>{VERSION.pattern}))?')
-CHUNK = 1024  # records are read several times faster together
+CHUNK = 1024  # records read at once, which is several times as fast
 FEATURES = 'tensorflow_datasets.core.features.'
 CLASS_KEYS = {  # TFDS reads both spellings of protocol buffers, and an older form of features
     'features.json': ('pythonClassName', 'python_class_name', 'type'),
@@ -39,9 +39,9 @@ class Source:
     """One split of a prepared data set of images with labels, or of pairs of sentences.
 
     Images with labels have the features `image` and `label`: images are gray, [H, W, 1], if the
-    data set declares one channel, else RGB; other features are not read. `imagenet2012_real` has
+    data set declares one channel, else RGB; other features are ignored. `imagenet2012_real` has
     `original_label` instead of `label`, and `real_label`, bool [C], the reassessed classes (Beyer
-    et al., 2020, arXiv:2006.07159). Pairs of sentences have exactly one text for each language: the
+    et al., 2020, arXiv:2006.07159). Pairs of sentences have exactly one text per language: the
     first of the data set's supervised keys, or of its features, is `source`, the other `target`.
     """
 
@@ -52,9 +52,9 @@ class Source:
         with paths.reaching(data_dir()):
             folder = find(path)
         self._bucket = ranges.Folder(folder) if paths.is_remote(folder) else None
-        with opened(self._bucket, folder) as local:
+        with local_copy(self._bucket, folder) as local:
             require_known_features(local, self._title)
-            builder = _open(tfds, local, self._title)
+            builder = _open_builder(tfds, local, self._title)
             self._read_split(tfds, builder, split, folder, local)
 
     def _read_split(
@@ -69,7 +69,7 @@ class Source:
         self._split, self._label, self._folder = split, 'label', folder
         names = [file.name for file in splits[split].filepaths]
         self._shards = dict(zip(names, splits[split].shard_lengths, strict=True))
-        self._pair = _languages(tfds, builder.info)
+        self._pair = _find_languages(tfds, builder.info)
         decoders: dict[str, Any] = {}
         if self._pair:
             self.info = SourceInfo(0, ())
@@ -91,13 +91,13 @@ class Source:
             self._records.data_source = records
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # TFDS opens the folder again for each copy, and a bucket's temporary folder is gone.
+        # TFDS opens the folder again for each copy, but a bucket's temporary folder is gone.
         if self._bucket:
             return type(self), self._opened_as
         return super().__reduce_ex__(protocol)
 
     def expect(self, indices: Iterable[int]) -> None:
-        """Start reading examples of a bucket."""
+        """Start reading examples from a bucket."""
         if self._bucket:
             self._records.data_source.expect(indices)
 
@@ -124,13 +124,13 @@ class Source:
     def encoded(self, index: int, /) -> Record:
         record = self._read(index)
         if self._pair:
-            return _sentences(record, self._pair, self.record_name(index))
-        found: Record = {'image': record['image'], 'label': int(record[self._label])}
+            return _decode_sentences(record, self._pair, self.record_name(index))
+        encoded: Record = {'image': record['image'], 'label': int(record[self._label])}
         if self._has_real:
-            found['real_label'] = self._real(record)
-        return found | ({'channels': 1} if self._channels == 1 else {})
+            encoded['real_label'] = self._real_labels(record)
+        return encoded | ({'channels': 1} if self._channels == 1 else {})
 
-    def _real(self, record: dict[str, Any]) -> np.ndarray:
+    def _real_labels(self, record: dict[str, Any]) -> np.ndarray:
         return np.isin(np.arange(self.info.num_classes), record['real_label'])
 
     def labels(self) -> np.ndarray:
@@ -145,7 +145,7 @@ class Source:
         return np.fromiter((record[self._label] for record in records), np.int64, len(self))
 
     def listing(self, indices: np.ndarray, /) -> Listing:
-        """Digests of whole shards: names and numbers of records; sizes, in a bucket also tags."""
+        """Digest whole shards: names and record counts; sizes, and tags in a bucket."""
         shards = listing.digest_of(f'{name} {count}' for name, count in self._shards.items())
         if self._bucket:
             files = self._bucket.files
@@ -161,79 +161,81 @@ class Source:
             return self._records[index]
         except UserError:
             raise
-        except Exception as error:  # the readers raise many kinds, none of them documented
+        except Exception as error:  # the readers raise several undocumented types
             raise BrokenRecord(f'{self.record_name(index)}: {error}') from error
 
 
 @contextlib.contextmanager
-def opened(bucket: ranges.Folder | None, folder: paths.Path) -> Iterator[pathlib.Path]:
-    """The folder on a disk, or a temporary one with a bucket's files other than shards."""
+def local_copy(bucket: ranges.Folder | None, folder: paths.Path) -> Iterator[pathlib.Path]:
+    """Yield the folder, or for a bucket a temporary folder with all files except shards."""
     if bucket is None:
         yield pathlib.Path(folder)
         return
     with tempfile.TemporaryDirectory() as name:
-        for file, found in bucket.files.items():
+        for file, entry in bucket.files.items():
             if file.endswith(('.json', '.txt')):
-                pathlib.Path(name, file).write_bytes(bucket.read(file, 0, found.size))
+                pathlib.Path(name, file).write_bytes(bucket.read(file, 0, entry.size))
         yield pathlib.Path(name)
 
 
 def require_known_features(folder: pathlib.Path, title: str) -> None:
-    """Refuse data for which TFDS would import code from outside of its own features.
+    """Refuse data for which TFDS would import code other than its own features.
 
     Raises:
       UserError: for such a class, or a file that cannot be read.
     """
     for name, keys in CLASS_KEYS.items():
         try:
-            found = list(_strings(paths.parse_json(paths.read_bytes(folder / name)), keys))
+            class_names = list(
+                _find_strings(paths.parse_json(paths.read_bytes(folder / name)), keys)
+            )
         except (OSError, ValueError) as error:
             raise UserError(f'source {title}: cannot read {folder / name}: {error}') from error
-        for one in found:
-            module = one.rpartition('.')[0]
-            if not one.startswith(FEATURES) and module and module not in sys.modules:
+        for class_name in class_names:
+            module = class_name.rpartition('.')[0]
+            if not class_name.startswith(FEATURES) and module and module not in sys.modules:
                 raise UserError(
-                    f'source {title}: {folder / name} names {one!r}, code from outside of TFDS: '
-                    f'if you trust it, import {module} in a source of your own, with the Source '
-                    'of vit_jax.data.sources.tfds, and name that module instead of tfds'
+                    f'source {title}: {folder / name} names {class_name!r}, which is not part of '
+                    f'TFDS; if you trust it, write a module that imports {module} and the Source '
+                    'of vit_jax.data.sources.tfds, and use this module instead of tfds'
                 )
 
 
-def _strings(content: Any, keys: tuple[str, ...]) -> Iterator[str]:
-    """The strings under these keys at any depth, also in the JSON strings of an older form."""
+def _find_strings(content: Any, keys: tuple[str, ...]) -> Iterator[str]:
+    """Yield strings under these keys at any depth, also inside JSON strings of an older form."""
     if isinstance(content, list):
-        for one in content:
-            yield from _strings(one, keys)
+        for value in content:
+            yield from _find_strings(value, keys)
     if isinstance(content, dict):
-        for key, one in content.items():
-            if not isinstance(one, str):
-                yield from _strings(one, keys)
+        for key, value in content.items():
+            if not isinstance(value, str):
+                yield from _find_strings(value, keys)
             elif key in keys:
-                yield one
+                yield value
             elif key == 'content':
                 with contextlib.suppress(ValueError):
-                    yield from _strings(paths.parse_json(one), keys)
+                    yield from _find_strings(paths.parse_json(value), keys)
 
 
-def _open(tfds: Any, folder: pathlib.Path, title: str) -> Any:
+def _open_builder(tfds: Any, folder: pathlib.Path, title: str) -> Any:
     try:
         return tfds.builder_from_directory(folder)
-    except Exception as error:  # of many kinds, as above
+    except Exception as error:  # TFDS raises several undocumented types
         reason = ' '.join(str(error).split())[:200]
         raise UserError(
             f'source {title}: {folder} cannot be read ({reason}); prepare it again'
         ) from error
 
 
-def _languages(tfds: Any, info: Any) -> tuple[str, ...]:
-    """The two languages of a data set for translation; empty for other data sets."""
+def _find_languages(tfds: Any, info: Any) -> tuple[str, ...]:
+    """Return the two languages of a translation data set; empty for other data sets."""
     texts = [k for k, kind in info.features.items() if isinstance(kind, tfds.features.Text)]
     if len(texts) != 2 or len(info.features) != 2:
         return ()
     return tuple(info.supervised_keys or texts)
 
 
-def _sentences(record: dict[str, Any], pair: tuple[str, ...], name: str) -> Record:
+def _decode_sentences(record: dict[str, Any], pair: tuple[str, ...], name: str) -> Record:
     try:
         source, target = (record[language].decode() for language in pair)
     except UnicodeDecodeError as error:
@@ -242,15 +244,15 @@ def _sentences(record: dict[str, Any], pair: tuple[str, ...], name: str) -> Reco
 
 
 def data_dir() -> paths.Path:
-    """The folder that holds prepared data sets."""
+    """Return the folder of prepared data sets."""
     return paths.path(os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets')
 
 
 def find(name: str) -> paths.Path:
-    """The folder of a prepared data set, in its newest version unless `name` has one.
+    """Find the folder of a prepared data set, in its newest version unless `name` has one.
 
     Raises:
-      UserError: if it is missing, or has several configs and `name` gives none.
+      UserError: if it is missing, or has several configs and `name` has none.
     """
     match = NAME.fullmatch(name)
     if match is None:
@@ -258,7 +260,7 @@ def find(name: str) -> paths.Path:
     dataset = data_dir() / match['dataset']
     if not dataset.is_dir():
         raise UserError(
-            f'source tfds:{name}: {_unknown(match["dataset"])}; {_how_to_prepare(name)}'
+            f'source tfds:{name}: {_suggest_dataset(match["dataset"])}; {_how_to_prepare(name)}'
         )
     configs = [child.name for child in _folders(dataset) if _versions(child)]
     if match['config'] not in (None, *configs):
@@ -279,7 +281,7 @@ def find(name: str) -> paths.Path:
 
 
 def _versions(folder: paths.Path) -> list[str]:
-    """The prepared versions; TFDS leaves others behind, such as `incomplete.A_1.0.0`."""
+    """List the prepared versions, without remains such as `incomplete.A_1.0.0`."""
     names = [child.parent.name for child in folder.glob('*.*.*/features.json')]
     return [name for name in names if VERSION.fullmatch(name)]
 
@@ -288,13 +290,13 @@ def _folders(folder: paths.Path) -> list[paths.Path]:
     return [child for child in folder.iterdir() if child.is_dir()] if folder.is_dir() else []
 
 
-def _unknown(dataset: str) -> str:
+def _suggest_dataset(dataset: str) -> str:
     prepared = [child.name for child in _folders(data_dir())]
     return nearest('data set', dataset, prepared) if prepared else 'no data set is prepared'
 
 
 def _how_to_prepare(name: str) -> str:
     return (
-        f'looked in {data_dir()}: set TFDS_DATA_DIR, or prepare it (with TensorFlow) by '
+        f'looked in {data_dir()}; set TFDS_DATA_DIR, or prepare it (with TensorFlow) by '
         f"'tfds build {name} --file_format=array_record'"
     )

@@ -2,8 +2,8 @@
 
     inception_crop(224)|flip|randaugment(2, 15)
 
-is read by `parse_transforms`. A name is that of a function marked `@transform` in a module of
-this package, or, dotted (`my_lab.augment.solarize(128)`), in one of the user:
+is read by `parse_transforms`. A name is a function marked `@transform` in a module of this package,
+or, dotted (`my_lab.augment.solarize(128)`), in a user's module:
 
     from vit_jax.data.transforms import transform
 
@@ -11,22 +11,22 @@ this package, or, dotted (`my_lab.augment.solarize(128)`), in one of the user:
     def solarize(threshold):
         return lambda image: np.where(image < threshold, image, 255 - image)
 
-It is called once, with the arguments given in the text; it checks them (ValueError) and
-returns the function that is applied to each example:
+It is called once, with the arguments in the text; it checks them (ValueError) and returns the
+function to apply to each example:
 
     apply(record), apply(record, rng)   returns the new record. If it moves pixels, it moves boxes,
                                         masks and points with them, by `geometry`.
-    apply(image), apply(image, rng)     changes the pixels of uint8 [H, W, C] in place, those of
-                                        each frame of a clip by the same draws; a change of size is
-                                        refused if the record has boxes, masks, points or other
-                                        arrays of the image's size.
+    apply(image), apply(image, rng)     returns changed pixels of uint8 [H, W, C]; all frames of a
+                                        clip have the same draws. A new size is refused if the
+                                        record has boxes, masks, points or other arrays of the
+                                        image's size.
 
-When `predict` reads a file, the record has only an image. A transform of labels and the like is
-then left out if it is marked `@annotation_transform` below `@transform`. A transform of texts is
-marked `@text_transform` there: texts that `predict` is given go through these alone.
+When `predict` reads a file, the record has only an image. Transforms of annotations, such as
+labels, are then skipped if marked `@annotation_transform` below `@transform`. Transforms of texts
+are marked `@text_transform` there: only they are applied to texts given to `predict`.
 
-Inputs are never modified. `rng` is a `numpy.random.Generator` of this example alone, valid until
-the call returns.
+Inputs are never modified. `rng` is a `numpy.random.Generator` for this example, valid until the
+call returns.
 """
 
 from vit_jax.data.transforms.parse import (

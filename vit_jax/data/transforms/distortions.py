@@ -1,7 +1,7 @@
-"""Random changes of colors and sharpness, choices, and views of an image with different draws.
+"""Random colors and sharpness, choices, and views of an image with different draws.
 
-Chen et al., 2020, arXiv:2002.05709, appendix A, with the ranges of the transforms of torchvision.
-In changes of colors nothing moves, so boxes, masks and points stay.
+Chen et al., 2020, arXiv:2002.05709, appendix A, with torchvision's ranges. Changes of color move
+nothing, so boxes, masks and points stay.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vit_jax.errors import UserError
 Pixels = UInt8[np.ndarray, 'H W C']
 Apply = Callable[[Pixels, np.random.Generator], Pixels]
 
-RADIUS = 4  # of the kernel of `gaussian_blur`, in pixels
+RADIUS = 4  # radius of the kernel of `gaussian_blur`, in pixels
 ENHANCERS = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
 
 
@@ -50,13 +50,13 @@ def color_jitter(
             return image
         factors = [rng.uniform(max(0.0, 1 - x), 1 + x) for x in amounts]
         shift = rng.uniform(-hue, hue)
-        made = to_pillow(image)
+        jittered = to_pillow(image)
         for step in rng.permutation(len(ENHANCERS) + 1):
             if step < len(ENHANCERS):
-                made = ENHANCERS[step](made).enhance(factors[step])
+                jittered = ENHANCERS[step](jittered).enhance(factors[step])
             else:
-                made = _turned(made, shift)
-        return from_pillow(made)
+                jittered = _shift_hue(jittered, shift)
+        return from_pillow(jittered)
 
     return apply
 
@@ -83,12 +83,14 @@ def photometric_distortion(
     _check_probability(p)
 
     def apply(image: Pixels, rng: np.random.Generator) -> Pixels:
-        made = to_pillow(image)
+        distorted = to_pillow(image)
 
         def enhance(enhancer: type, strength: float) -> None:
-            nonlocal made
+            nonlocal distorted
             if rng.random() < p:
-                made = enhancer(made).enhance(rng.uniform(max(0.0, 1 - strength), 1 + strength))
+                distorted = enhancer(distorted).enhance(
+                    rng.uniform(max(0.0, 1 - strength), 1 + strength)
+                )
 
         enhance(ImageEnhance.Brightness, brightness)
         contrast_first = rng.random() < 0.5
@@ -96,10 +98,10 @@ def photometric_distortion(
             enhance(ImageEnhance.Contrast, contrast)
         enhance(ImageEnhance.Color, saturation)
         if rng.random() < p:
-            made = _turned(made, rng.uniform(-hue, hue))
+            distorted = _shift_hue(distorted, rng.uniform(-hue, hue))
         if not contrast_first:
             enhance(ImageEnhance.Contrast, contrast)
-        return from_pillow(made)
+        return from_pillow(distorted)
 
     return apply
 
@@ -150,8 +152,8 @@ def gaussian_blur(sigma_min: float = 0.1, sigma_max: float = 2.0, p: float = 0.5
         if rng.random() >= p:
             return image
         sigma = rng.uniform(sigma_min, sigma_max)
-        blurred = _blurred_rows(image.astype(np.float32), sigma)
-        blurred = _blurred_rows(blurred.swapaxes(0, 1), sigma).swapaxes(0, 1)
+        blurred = _blur_rows(image.astype(np.float32), sigma)
+        blurred = _blur_rows(blurred.swapaxes(0, 1), sigma).swapaxes(0, 1)
         return np.round(blurred).clip(0, 255).astype(np.uint8)
 
     return apply
@@ -159,7 +161,7 @@ def gaussian_blur(sigma_min: float = 0.1, sigma_max: float = 2.0, p: float = 0.5
 
 @transform
 def three_augment() -> Apply:
-    """Make the image gray, solarize it or blur it, one of them: DeiT III, arXiv:2204.07118."""
+    """Make the image gray, solarize it or blur it, at random (DeiT III, arXiv:2204.07118)."""
     choices = random_gray(1.0), solarize(p=1.0), gaussian_blur(p=1.0)
 
     def apply(image: Pixels, rng: np.random.Generator) -> Pixels:
@@ -168,7 +170,7 @@ def three_augment() -> Apply:
     return apply
 
 
-def _turned(image: Image.Image, turns: float) -> Image.Image:
+def _shift_hue(image: Image.Image, turns: float) -> Image.Image:
     """Shift the hue; a gray image stays."""
     if image.mode == 'L':
         return image
@@ -177,7 +179,7 @@ def _turned(image: Image.Image, turns: float) -> Image.Image:
     return Image.merge('HSV', [Image.fromarray(shifted.astype(np.uint8)), *others]).convert('RGB')
 
 
-def _blurred_rows(image: np.ndarray, sigma: float) -> np.ndarray:
+def _blur_rows(image: np.ndarray, sigma: float) -> np.ndarray:
     """Convolve along axis 0."""
     radius = min(RADIUS, len(image) - 1)
     weights = np.exp(-0.5 * (np.arange(-radius, radius + 1) / sigma) ** 2)
@@ -189,7 +191,7 @@ def _blurred_rows(image: np.ndarray, sigma: float) -> np.ndarray:
 def _check_strengths(
     brightness: float, contrast: float, saturation: float, hue: float
 ) -> tuple[float, float, float]:
-    """The strengths of factors, in the order of `ENHANCERS`; ValueError for one out of range."""
+    """Return strengths in the order of `ENHANCERS`; ValueError if one is out of range."""
     amounts = {'brightness': brightness, 'contrast': contrast, 'saturation': saturation}
     for name, value in amounts.items():
         if value < 0:
@@ -214,12 +216,11 @@ def choice(
     the examples unchanged.
 
     Args:
-      transforms: texts of transforms, of which one is drawn.
-      weights: of the draw; equal by default.
+      transforms: Texts of transforms to choose from.
+      weights: One weight per transform; equal by default.
 
     Raises:
-      ValueError: for fewer than two transforms, other weights than one for each, or `drop_alpha`
-        inside.
+      ValueError: for fewer than two transforms, wrong weights, or `drop_alpha` inside.
     """
     weights = (1,) * len(transforms) if weights is None else weights
     if len(transforms) < 2 or not all(isinstance(text, str) for text in transforms):
@@ -234,8 +235,8 @@ def choice(
     ):
         raise ValueError(f'{weights=}: write {len(transforms)} numbers of at least 0, one positive')
     parsed = list(map(parse_transforms, transforms))
-    if any(one.drops_alpha for one in parsed):
-        raise ValueError('drop_alpha decides how files are decoded: put it outside')
+    if any(option.drops_alpha for option in parsed):
+        raise ValueError('drop_alpha affects the decoding of files; move it out of choice')
     bounds = np.cumsum(numbers)
 
     def apply(record: Record, rng: np.random.Generator) -> Record:
@@ -258,19 +259,19 @@ def views(
     `views('image', 2, 'resize(224)', of='large_image')`.
 
     Args:
-      name: name of the field for the views, 'image' or 'NAME_image'.
-      count: number of views.
-      transforms: applied to the image for each view.
-      of: a field of as many views, each of which is transformed instead of the image.
+      name: Field of the views, 'image' or 'NAME_image'.
+      count: Number of views.
+      transforms: Transforms of the image for each view.
+      of: Field of equally many views, which are transformed instead of the image.
 
     Raises:
       ValueError: if `name` or `of` is not a field for images, or `transforms` is not text.
-      UserError: if there are no such views.
+      UserError: if the field `of` is missing or has a different number of views.
     """
     for key, field in {'name': name, 'of': of or name}.items():
         if not isinstance(field, str) or not is_image(field):
             raise ValueError(
-                f"{key}={field!r} must be 'image', or end in '_image' as 'local_image' does"
+                f"{key}={field!r} must be 'image', or end in '_image', such as 'local_image'"
             )
     check_positive(count=count)
     if not isinstance(transforms, str):
@@ -280,14 +281,14 @@ def views(
     def apply(record: Record, rng: np.random.Generator) -> Record:
         if name == 'image':
             check_annotations_stay(record)
-        images = _views_of(record, of, count) if of else [record['image']] * count
+        images = _get_views(record, of, count) if of else [record['image']] * count
         return {**record, name: np.stack([make({'image': x}, rng)['image'] for x in images])}
 
     return apply
 
 
-def _views_of(record: Record, field: str, count: int) -> np.ndarray:
-    found: np.ndarray | None = record.get(field)
-    if found is None or found.ndim != 4 or len(found) != count:
-        raise UserError(f'views: of={field!r}: make {count} views of that name first')
-    return found
+def _get_views(record: Record, field: str, count: int) -> np.ndarray:
+    images: np.ndarray | None = record.get(field)
+    if images is None or images.ndim != 4 or len(images) != count:
+        raise UserError(f'views: of={field!r}: make {count} views with this name first')
+    return images

@@ -1,24 +1,24 @@
 """Geometry of a record: boxes, masks and points move with the image, or the record is refused.
 
-    image     uint8 [H, W, C], or [T, H, W, C] of a clip; so are NAME_image of the same size
+    image     uint8 [H, W, C], or [T, H, W, C] for a clip; also NAME_image of the same size
     boxes     float32 [N, 4], (x0, y0, x1, y1) in pixels, from the image's upper left corner
-    masks     [N, H, W], true or not 0 where the object is
+    masks     [N, H, W], true or nonzero inside the object
     points    float32 [P, 2], (x, y) in pixels
-    segments  int16 [H, W], 1 + the row of the object that a pixel belongs to, 0 for no object, or
-              `VOID` where that is unknown, as in padding
+    segments  int16 [H, W], 1 + the row of a pixel's object, 0 for no object, or `VOID` if
+              unknown, such as in padding
 
-Each function takes a record that has some of these besides `image`, and returns a new one. Along
-earlier axes of an image, such as the frames of a clip or the views of an image, all get the same
-transform. Numbers, strings and one-dimensional arrays pass. UserError is raised for anything that
-would be silently wrong if it stayed unmoved: an image of another size, such as a small view;
-another array of two or more dimensions; a nested list such as polygons.
+Each function takes a record with some of these besides `image`, and returns a new one. All frames
+of a clip, or views of an image, get the same transform. Numbers, strings and one-dimensional arrays
+pass. UserError is raised for anything that would be wrong if it did not move: an image of a
+different size, such as a small view; another array of two or more dimensions; a nested list such as
+polygons.
 
-If there are boxes, masks or segments, the rows of `OBJECTS` belong to them one by one; arrays of
-other names are facts about the whole image. A cut (`crop`, `follow`) clips boxes to the image and
-drops the objects outside of it, with their rows of all `OBJECTS`; with segments those without a
-pixel, else those without a box, or without a mask. Points keep their number and order, which may
-name them: those outside of the image keep their coordinates. `areas` follow a change of scale, and
-are refused if objects are cut, since the remaining area is unknown.
+With boxes, masks or segments, the arrays in `OBJECTS` have one row per object; other arrays are
+facts about the whole image. A cut (`crop`, `follow`) clips boxes to the image and drops the objects
+outside, with their rows of all `OBJECTS`: with segments the objects without a pixel, else those
+without a box, or without a mask. Points keep their number and order, which may identify them: those
+outside of the image keep their coordinates. `areas` follow a change of scale, and are refused if
+objects are cut, because the remaining area is unknown.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ S = TypeVar('S')
 
 
 def resize(record: Record, height: int, width: int, method: Method = 'bilinear') -> Record:
-    """Scale to `height` and `width`; masks by their nearest pixels.
+    """Scale to `height` and `width`; masks by nearest pixels.
 
     `method` is one of `pillow.METHODS`, or a function (image, height, width) -> image.
     """
@@ -75,7 +75,7 @@ def resize(record: Record, height: int, width: int, method: Method = 'bilinear')
 
 
 def _nearest(old: int, new: int) -> np.ndarray:
-    """The old pixel that contains the center of each new one."""
+    """Return the old pixel that contains the center of each new pixel."""
     return ((2 * np.arange(new) + 1) * old) // (2 * new)
 
 
@@ -89,7 +89,7 @@ def crop(record: Record, y: int, x: int, height: int, width: int) -> Record:
         lambda masks: masks[:, rows, columns],
         lambda points: points - [x, y],
     )
-    return _cut(moved)
+    return _drop_outside(moved)
 
 
 def flip(record: Record) -> Record:
@@ -125,7 +125,7 @@ def pad(
 
 
 def follow(record: Record, matrix: Matrix) -> Record:
-    """Move boxes, masks and points by `matrix`, as `pillow.transform` has moved the image.
+    """Move boxes, masks and points by `matrix`, after `pillow.transform` moved the image.
 
     A box becomes the bounding box of its moved corners, which may be wider than the object.
     """
@@ -134,20 +134,20 @@ def follow(record: Record, matrix: Matrix) -> Record:
     moved = _move(
         record,
         lambda image: image,
-        lambda masks: _each(lambda mask: transform(mask, matrix, fill=0), masks),
+        lambda masks: _map_masks(lambda mask: transform(mask, matrix, fill=0), masks),
         lambda points: (points - [c, f]) @ np.linalg.inv([[a, b], [d, e]]).T,
         lambda segments: _follow_numbers(segments, matrix),
     )
-    return _cut(moved)
+    return _drop_outside(moved)
 
 
 def _follow_numbers(segments: np.ndarray, matrix: Matrix) -> np.ndarray:
-    """Move a map by `matrix`; `VOID` comes in from outside."""
+    """Move a segment map by `matrix`; fill with `VOID` from outside."""
     above_void = Image.fromarray((segments - VOID).astype(np.int32))
     return np.asarray(transform(above_void, matrix, fill=0)).astype(segments.dtype) + VOID
 
 
-def _each(change: Callable[[Image.Image], Image.Image], masks: np.ndarray) -> np.ndarray:
+def _map_masks(change: Callable[[Image.Image], Image.Image], masks: np.ndarray) -> np.ndarray:
     """Apply a function of gray images to each mask."""
     moved = np.empty_like(masks)
     for row, mask in zip(moved, masks != 0, strict=True):
@@ -156,13 +156,13 @@ def _each(change: Callable[[Image.Image], Image.Image], masks: np.ndarray) -> np
 
 
 def shrink_and_pad(record: Record, size: tuple[int, int]) -> Record:
-    """Bring an image of any size to one size for batching.
+    """Shrink and pad an image of any size to a common size for batching.
 
-    If it is larger than `size` it is scaled down, keeping its aspect ratio; then it is padded with
-    zeros at the right and the bottom.
+    A larger image is scaled down, keeping its aspect ratio; then it is padded with zeros at the
+    right and bottom.
 
     Args:
-      record: after the transforms.
+      record: Transformed record.
       size: (height, width).
 
     Returns:
@@ -176,7 +176,7 @@ def shrink_and_pad(record: Record, size: tuple[int, int]) -> Record:
     height, width = (max(1, round(side * scale)) for side in (height, width))
     try:
         record = resize(record, height, width)
-        # 0 in segments: `pixel_mask` marks the padding.
+        # Segments are padded with 0 because `pixel_mask` marks the padding.
         record = pad(record, 0, size[0] - height, 0, size[1] - width, segment=0)
     except UserError as error:
         raise UserError(f'padding images to {size[1]} x {size[0]}: {error}') from error
@@ -192,9 +192,7 @@ def _move(
     points: Callable[[Points], Points],
     segments: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> Record:
-    """The record with each field moved by the function for its kind, segments by default as masks
-    are.
-    """
+    """Move each field of a record by the function for its kind; segments by default like masks."""
     segments = segments or (lambda numbers: masks(numbers[None])[0])
     images = {name: map_frames(image, record[name]) for name in record if is_image(name)}
     moved = {**record, **images}
@@ -211,8 +209,8 @@ def _move(
     return moved
 
 
-def _cut(record: Record) -> Record:
-    """Clip boxes to the image, and drop the objects outside of it."""
+def _drop_outside(record: Record) -> Record:
+    """Clip boxes to the image, and drop objects outside of it."""
     if 'boxes' in record:
         height, width = image_size(record)
         boxes = np.clip(record['boxes'], 0, np.array([width, height] * 2, np.float32))
@@ -220,31 +218,31 @@ def _cut(record: Record) -> Record:
     if 'segments' in record:
         return _keep_visible(record)
     if 'boxes' in record:
-        kept = (boxes[:, 2:] > boxes[:, :2]).all(1)
+        is_inside = (boxes[:, 2:] > boxes[:, :2]).all(1)
     elif 'masks' in record:
-        kept = record['masks'].any((1, 2))
+        is_inside = record['masks'].any((1, 2))
     else:
         return record
-    return _chosen(record, kept)
+    return _select_objects(record, is_inside)
 
 
 def _keep_visible(record: Record) -> Record:
-    """The record without the objects that have no pixel in `segments`, the others renumbered."""
+    """Drop objects that have no pixel in `segments`, and renumber the others."""
     segments = np.asarray(record['segments'])
     count = next((len(record[name]) for name in OBJECTS if name in record), 0)
-    kept = np.bincount(segments[segments > 0], minlength=count + 1)[1 : count + 1] > 0
-    if kept.all():
+    is_visible = np.bincount(segments[segments > 0], minlength=count + 1)[1 : count + 1] > 0
+    if is_visible.all():
         return record
-    return {**_chosen(record, kept), 'segments': keep_rows(segments, kept)}
+    return {**_select_objects(record, is_visible), 'segments': keep_rows(segments, is_visible)}
 
 
-def _chosen(record: Record, kept: np.ndarray) -> Record:
-    rows = {name: np.asarray(record[name])[kept] for name in OBJECTS if name in record}
+def _select_objects(record: Record, selection: np.ndarray) -> Record:
+    rows = {name: np.asarray(record[name])[selection] for name in OBJECTS if name in record}
     return {**record, **rows}
 
 
 def _pad(array: np.ndarray, *widths: tuple[int, int], fill: Fill = 0) -> np.ndarray:
-    # np.pad takes ten times as long, which matters for small images.
+    # np.pad takes ten times as long for small images.
     axes = list(zip(array.shape, widths, strict=True))
     padded = np.zeros([side + before + after for side, (before, after) in axes], array.dtype)
     if fill != 0:
@@ -256,7 +254,7 @@ def _pad(array: np.ndarray, *widths: tuple[int, int], fill: Fill = 0) -> np.ndar
 
 
 def image_size(record: Record) -> tuple[int, int]:
-    """Height and width of the record's image; UserError if it has none."""
+    """Return height and width of the record's image; UserError if it has none."""
     shape: tuple[int, ...] = getattr(record.get('image'), 'shape', ())
     if len(shape) < 3:
         raise UserError("the record has no 'image' of shape [H, W, C]")
@@ -264,7 +262,7 @@ def image_size(record: Record) -> tuple[int, int]:
 
 
 def is_image(name: str) -> bool:
-    """Whether a field is an image by its name."""
+    """Return whether a field is an image by its name."""
     return name == 'image' or name.endswith('_image')
 
 
@@ -272,9 +270,9 @@ def check_movable(record: Record, *, padded: bool = True, cut: bool = False) -> 
     """Raise UserError unless everything in the record can be moved with its image.
 
     Args:
-      record: has an image.
-      padded: whether rows that `pad_objects` has added may stay where they are.
-      cut: whether objects are cut; then neither these rows nor areas are allowed.
+      record: Record with an image.
+      padded: Whether rows added by `pad_objects` may stay unmoved.
+      cut: Whether objects are cut, which forbids both these rows and `areas`.
     """
     height, width = image_size(record)
     forms = {'boxes': (4,), 'points': (2,), 'masks': (height, width), 'segments': (height, width)}
@@ -288,15 +286,17 @@ def check_movable(record: Record, *, padded: bool = True, cut: bool = False) -> 
             if np.shape(value)[-3:-1] != (height, width):
                 raise UserError(
                     f'{name!r} has shape {np.shape(value)}, the image {width} x {height} pixels: '
-                    'put the transform that makes views of other sizes last'
+                    'put the transform that makes views of different sizes last'
                 )
         elif _lies_in_image(value):
-            raise UserError(f'{name!r} cannot be moved with the image; {_without(record, name)}')
+            raise UserError(
+                f'{name!r} cannot be moved with the image; {_suggest_keep(record, name)}'
+            )
     check_objects(record)
     if 'object_mask' in record and (cut or not padded):
-        raise UserError('cannot move the rows that pad_objects has added; put pad_objects last')
+        raise UserError('cannot move the rows added by pad_objects; put pad_objects last')
     if cut and 'areas' in record:
-        raise UserError(f"'areas' of cut objects are unknown; {_without(record, 'areas')}")
+        raise UserError(f"'areas' of cut objects are unknown; {_suggest_keep(record, 'areas')}")
 
 
 def check_objects(record: Record) -> None:
@@ -306,31 +306,31 @@ def check_objects(record: Record) -> None:
     counts = {name: len(record[name]) for name in OBJECTS if name in record}
     if len(set(counts.values())) > 1:
         listed = ', '.join(f'{count} {name}' for name, count in counts.items())
-        raise UserError(f'{listed}: each must have one row an object')
+        raise UserError(f'{listed}: all must have one row per object')
 
 
 def check_image_is_alone(record: Record) -> None:
-    """Raise UserError if the record has other fields that lie in the image."""
+    """Raise UserError if the record has other fields with pixel positions."""
     for name, value in record.items():
         if name != 'image' and _lies_in_image(value):
             raise UserError(
-                f'changes the size of the image but not {name!r}; take the record instead of the '
-                f'image, or {_without(record, name)}'
+                f'changes the size of the image but not {name!r}; write it as a function of the '
+                f'record, or {_suggest_keep(record, name)}'
             )
 
 
 def check_annotations_stay(record: Record) -> None:
-    """Raise UserError if replacing the image would leave annotations of it behind."""
+    """Raise UserError if annotations would no longer match a replaced image."""
     for name, value in record.items():
         if not is_image(name) and _lies_in_image(value):
-            raise UserError(f'replaces the image but not {name!r}; {_without(record, name)}')
+            raise UserError(f'replaces the image but not {name!r}; {_suggest_keep(record, name)}')
 
 
 def check_only_image(record: Record) -> None:
     """Raise UserError if there are images besides `image`."""
     for name in record:
         if name != 'image' and is_image(name):
-            raise UserError(f'cannot move {name!r} along; put what makes it last')
+            raise UserError(f'cannot move {name!r}; put the transform that makes it last')
 
 
 def _lies_in_image(value: Any) -> bool:
@@ -339,9 +339,9 @@ def _lies_in_image(value: Any) -> bool:
     return getattr(value, 'ndim', 0) >= 2
 
 
-def _without(record: Record, name: str) -> str:
+def _suggest_keep(record: Record, name: str) -> str:
     others = ', '.join(repr(other) for other in record if other != name)
-    return f'leave it out by keep({others}) before'
+    return f'drop it first with keep({others})'
 
 
 def map_frames(
@@ -349,30 +349,30 @@ def map_frames(
     image: Shaped[np.ndarray, '*T H W C'],
     *rng: np.random.Generator,
 ) -> Shaped[np.ndarray, '*T H2 W2 C2']:
-    """Apply a function of (frame, *rng) to each frame of an image, with the same draws for all."""
+    """Apply a function of (frame, *rng) to each frame of an image, with equal draws for all."""
     if image.ndim == 3:
         return change(image, *rng)
-    made = np.stack(
+    frames = np.stack(
         with_same_draws(lambda frame: change(frame, *rng), list(split_frames(image)), *rng)
     )
-    return made.reshape(*image.shape[:-3], *made.shape[1:])
+    return frames.reshape(*image.shape[:-3], *frames.shape[1:])
 
 
 def with_same_draws(
     change: Callable[[S], T], frames: Sequence[S], *rng: np.random.Generator
 ) -> list[T]:
-    """Apply `change` to each frame, with the same draws from the generator, if given."""
+    """Apply `change` to each frame, with equal draws from the generator, if given."""
     if len(frames) == 1:
         return [change(frames[0])]
-    states = [one.bit_generator.state for one in rng]
-    made = []
+    states = [generator.bit_generator.state for generator in rng]
+    changed = []
     for frame in frames:
-        for one, state in zip(rng, states, strict=True):
-            one.bit_generator.state = state
-        made.append(change(frame))
-    return made
+        for generator, state in zip(rng, states, strict=True):
+            generator.bit_generator.state = state
+        changed.append(change(frame))
+    return changed
 
 
 def split_frames(image: Shaped[np.ndarray, '*T H W C']) -> Shaped[np.ndarray, 'F H W C']:
-    """The frames of an image; a single one for [H, W, C]."""
+    """Split an image into frames; [H, W, C] is one frame."""
     return image.reshape(-1, *image.shape[-3:])

@@ -1,7 +1,7 @@
-"""Resizing, cropping and flipping of records, their patches, and changes of pixels.
+"""Resizing, cropping, flipping and cutting of images into patches, and changes of pixels.
 
 Sizes are an integer for squares, or (height, width). Resampling is Pillow's, antialiased when
-it shrinks; the methods are nearest, box, bilinear, bicubic, lanczos and hamming. `geometry`
+shrinking; the methods are nearest, box, bilinear, bicubic, lanczos and hamming. `geometry`
 documents how boxes, masks and points follow.
 """
 
@@ -30,8 +30,8 @@ from vit_jax.data.transforms.registry import crops_at_once, in_pixels, transform
 from vit_jax.data.transforms.windows import (
     central_window,
     random_window,
-    scaled,
-    scaled_down,
+    scale_size,
+    scale_size_down,
 )
 from vit_jax.errors import UserError, check_choice
 
@@ -47,8 +47,8 @@ def resize(size: Size, method: str = 'bilinear') -> Apply:
     Boxes, masks and points move with the image.
 
     Args:
-      size: pixels of a side, or (height, width).
-      method: resampling, one of `pillow.METHODS`; masks always take their nearest pixel.
+      size: Side in pixels, or (height, width).
+      method: Resampling method, one of `pillow.METHODS`; masks always use nearest pixels.
 
     Raises:
       ValueError: for sides below 1, or an unknown method.
@@ -68,14 +68,14 @@ def resize_small(
 ) -> Apply:
     """Resize the shorter side to `size`, keeping the aspect ratio.
 
-    With `max`, the longer side gets at most `max` pixels, and the shorter one fewer than `size` if
-    needed. The longer side is rounded to the nearest pixel, or 'down' as in torchvision, timm and
-    transformers.
+    With `max`, the longer side has at most `max` pixels, and the shorter one fewer than `size` if
+    necessary. The longer side is rounded to the nearest pixel, or 'down' as in torchvision, timm
+    and transformers.
     """
     check_positive(size=size, max=size if max is None else max)
     check_method(method)
     check_choice('rounding', rounding, ('nearest', 'down'))
-    scale = scaled_down if rounding == 'down' else scaled
+    scale = scale_size_down if rounding == 'down' else scale_size
 
     def apply(record: Record) -> Record:
         return geometry.resize(record, *scale(image_size(record), size, max), method)
@@ -102,7 +102,7 @@ def resize_within(size: Size, method: str = 'bilinear') -> Apply:
 
 
 def _resize_by(choose: Callable[[float, float], float], size: Size, method: str) -> Apply:
-    """Divide both sides by the chosen one of their ratios to `size`."""
+    """Divide both sides by the ratio to `size` that `choose` selects."""
     height, width = height_width(size)
     check_method(method)
 
@@ -139,9 +139,9 @@ def random_resize(
 def central_crop(size: Size, rounding: str = 'down', fill: Fill | None = None) -> Apply:
     """Crop the middle of the image; UserError if it is smaller than `size` and there is no `fill`.
 
-    Half a pixel of the offset is rounded 'down' as in transformers, or to the 'even' pixel as in
-    torchvision and timm. With `fill`, a byte or one for each channel, a smaller image is padded to
-    `size`, centered as in that code.
+    Half pixels of the offset are rounded 'down' as in transformers, or to the 'even' pixel as in
+    torchvision and timm. With `fill`, a byte or one per channel, a smaller image is padded to
+    `size`, and centered like in these packages.
     """
     height, width = height_width(size)
     check_choice('rounding', rounding, ('down', 'even'))
@@ -149,21 +149,21 @@ def central_crop(size: Size, rounding: str = 'down', fill: Fill | None = None) -
 
     def apply(record: Record) -> Record:
         if fill is None:
-            y, x = (_half(pixels, rounding) for pixels in _spare(record, height, width))
+            y, x = (_half(pixels, rounding) for pixels in _spare_pixels(record, height, width))
             return geometry.crop(record, y, x, height, width)
-        return _cropped_or_padded(record, (height, width), rounding, fill)
+        return _crop_or_pad(record, (height, width), rounding, fill)
 
     return apply
 
 
-def _cropped_or_padded(record: Record, size: tuple[int, int], rounding: str, fill: Fill) -> Record:
-    """The middle of an image, padded by `fill` where it is smaller than `size`."""
+def _crop_or_pad(record: Record, size: tuple[int, int], rounding: str, fill: Fill) -> Record:
+    """Take the middle of an image, padded by `fill` where it is smaller than `size`."""
     sides = image_size(record)
-    kept = [min(new, old) for new, old in zip(size, sides, strict=True)]
-    corner = [_half(old - new, rounding) for new, old in zip(kept, sides, strict=True)]
-    lacking = [new - old for new, old in zip(size, kept, strict=True)]
-    if kept != list(sides):
-        record = geometry.crop(record, corner[0], corner[1], kept[0], kept[1])
+    cropped = [min(new, old) for new, old in zip(size, sides, strict=True)]
+    corner = [_half(old - new, rounding) for new, old in zip(cropped, sides, strict=True)]
+    lacking = [new - old for new, old in zip(size, cropped, strict=True)]
+    if cropped != list(sides):
+        record = geometry.crop(record, corner[0], corner[1], cropped[0], cropped[1])
     if not any(lacking):
         return record
     # transformers rounds the offset of the image in its padding up.
@@ -172,7 +172,7 @@ def _cropped_or_padded(record: Record, size: tuple[int, int], rounding: str, fil
 
 
 def _half(pixels: int, rounding: str) -> int:
-    """Half of a number of spare rows or columns; `round` rounds halves to even."""
+    """Halve a number of spare rows or columns; `round` rounds halves to even."""
     return round(pixels / 2) if rounding == 'even' else pixels // 2
 
 
@@ -183,7 +183,7 @@ def random_crop(size: Size) -> RandomApply:
     height, width = height_width(size)
 
     def apply(record: Record, rng: np.random.Generator) -> Record:
-        y, x = (int(rng.integers(pixels + 1)) for pixels in _spare(record, height, width))
+        y, x = (int(rng.integers(pixels + 1)) for pixels in _spare_pixels(record, height, width))
         return geometry.crop(record, y, x, height, width)
 
     return apply
@@ -205,8 +205,10 @@ def inception_crop(
     area, ratios = area_shares(area_min, area_max), (3 / 4, 4 / 3)
 
     def apply(record: Record, rng: np.random.Generator) -> Record:
-        whole = image_size(record)
-        window = random_window(rng, whole, area, ratios) or central_window(whole, ratios)
+        size_of_image = image_size(record)
+        window = random_window(rng, size_of_image, area, ratios) or central_window(
+            size_of_image, ratios
+        )
         return geometry.resize(geometry.crop(record, *window), height, width, method)
 
     return apply
@@ -234,14 +236,14 @@ def flip() -> RandomApply:
     """Mirror left and right with probability 1/2."""
 
     def apply(record: Record, rng: np.random.Generator) -> Record:
-        geometry.check_movable(record, padded=False)  # whatever the draw
+        geometry.check_movable(record, padded=False)  # for any draw
         return geometry.flip(record) if rng.random() < 0.5 else record
 
     return apply
 
 
-def _spare(record: Record, height: int, width: int) -> tuple[int, int]:
-    """The number of rows and columns outside of a window."""
+def _spare_pixels(record: Record, height: int, width: int) -> tuple[int, int]:
+    """Return the number of rows and columns outside of a window."""
     rows, columns = image_size(record)
     if rows < height or columns < width:
         raise UserError(
@@ -253,7 +255,7 @@ def _spare(record: Record, height: int, width: int) -> tuple[int, int]:
 
 @transform
 def drop_alpha() -> Callable[[Record], Record]:
-    """Decode files without their transparency, instead of laying it over white.
+    """Ignore transparency when decoding files, instead of composing the image over white.
 
     This is how timm and transformers read files. Its position among the transforms is irrelevant.
     """
@@ -295,8 +297,8 @@ def random_erasing(
 def value_range(low: float, high: float) -> Callable[[Pixels], Float[np.ndarray, 'H W C']]:
     """Map bytes 0..255 to float32 low..high, on the host.
 
-    Tasks do this on the device, which takes a quarter of the transfer; this is for other uses of
-    the data.
+    Tasks do this on the device, with a quarter of the transfer; use this transform for other
+    purposes.
 
     Raises:
       ValueError: unless `low` < `high`.
@@ -321,33 +323,33 @@ def scale_and_crop(
 ) -> Callable[[Record, np.random.Generator], Record]:
     """Resize to one of `sizes`; with probability `p` after cropping a random window.
 
-    For the window the shorter side is resized to one of `first`, then a window at a random place is
-    cropped, whose height and width are uniform from `crop[0]` to `crop[1]` pixels, or those of the
-    image if it has fewer. `sizes` and `max` are those of `random_resize` (Carion et al. 2020, A.4;
-    the defaults, and p, are those of the authors' code for sizes of 480 to 800 and a max of 1333).
+    For the window the shorter side is resized to one of `first`, then a window at a random position
+    is cropped, whose height and width are uniform from `crop[0]` to `crop[1]` pixels, limited by
+    the image. `sizes` and `max` are passed to `random_resize` (Carion et al. 2020, A.4; the
+    defaults come from the authors' code for sizes of 480 to 800 and a max of 1333).
 
     Raises:
       ValueError: for a `crop` that is not a range, or `p` outside of [0, 1].
     """
-    whole, before = random_resize(sizes, max), random_resize(first)
+    resize_last, resize_first = random_resize(sizes, max), random_resize(first)
     if not isinstance(crop, tuple) or len(crop) != 2:
-        raise ValueError(f'{crop=} must be the least and the largest side of a window')
+        raise ValueError(f'{crop=} must be (smallest, largest) side of a window')
     check_positive(least=crop[0], largest=crop[1])
     if crop[0] > crop[1]:
-        raise ValueError(f'{crop=} must be the least and the largest side of a window')
+        raise ValueError(f'{crop=} must be (smallest, largest) side of a window')
     if not 0 <= p <= 1:
         raise ValueError(f'{p=} must be in [0, 1]')
 
     def apply(record: Record, rng: np.random.Generator) -> Record:
         if rng.random() < p:
-            record = _window(before(record, rng), rng, *crop)
-        return whole(record, rng)
+            record = _crop_window(resize_first(record, rng), rng, *crop)
+        return resize_last(record, rng)
 
     return apply
 
 
-def _window(record: Record, rng: np.random.Generator, least: int, largest: int) -> Record:
-    """Crop a random window with sides in this range, limited by those of the image."""
+def _crop_window(record: Record, rng: np.random.Generator, least: int, largest: int) -> Record:
+    """Crop a random window with sides in this range, limited by the image."""
     sides = [
         int(rng.integers(min(least, pixels), min(largest, pixels) + 1))
         for pixels in image_size(record)
@@ -380,7 +382,7 @@ def fit_patches(side: int, most: int, method: str = 'bilinear') -> Callable[[Rec
 def crop_area(
     area_min: float = 5, area_max: float = 100, ratio: float = 4 / 3
 ) -> Callable[[Record, np.random.Generator], Record]:
-    """Crop a random window, which keeps its size in pixels.
+    """Crop a random window without resizing it.
 
     It has `area_min` to `area_max` percent of the image's area, and the image's aspect ratio times
     1 / `ratio` to `ratio`, uniform in its logarithm.
@@ -402,19 +404,19 @@ def crop_area(
 
 
 def grid_within(height: int, width: int, most: int) -> tuple[int, int]:
-    """Rows and columns of patches of an image that is scaled to at most `most` of them.
+    """Return rows and columns of an image that is scaled to at most `most` patches.
 
-    The scale s is the largest with ceil(s height) ceil(s width) <= most, in units of patches. There
-    one of the two products is an integer, so that all fractions stay exact.
+    The scale s is the largest with ceil(s height) ceil(s width) <= most, in units of patches. One
+    of the two products is then an integer, so that all fractions are exact.
     """
-    rows, columns = _largest(height, width, most), _largest(width, height, most)
+    rows, columns = _count_along(height, width, most), _count_along(width, height, most)
     if rows * width >= columns * height:
         return rows, -(-rows * width // height)
     return -(-columns * height // width), columns
 
 
-def _largest(side: int, other: int, most: int) -> int:
-    """The most patches along a side for which the whole grid has at most `most`; 0 if none."""
+def _count_along(side: int, other: int, most: int) -> int:
+    """Find the most patches along a side for which the grid has at most `most`; 0 if none fit."""
     n = min(math.isqrt(most * side // other), most)
     while n and n * -(-n * other // side) > most:
         n -= 1
@@ -422,7 +424,7 @@ def _largest(side: int, other: int, most: int) -> int:
 
 
 def cut_patches(image: np.ndarray, side: int) -> np.ndarray:
-    """The patches [N P] of an image [H W C] that patches of `side` pixels tile, row by row."""
+    """Cut an image [H W C] into patches of `side` pixels, row by row, [N P]."""
     rows, columns = image.shape[0] // side, image.shape[1] // side
     patches = image.reshape(rows, side, columns, side, -1).swapaxes(1, 2)
     return patches.reshape(rows * columns, -1)

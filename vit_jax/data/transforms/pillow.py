@@ -1,4 +1,4 @@
-"""Operations on arrays by Pillow, and checks of the arguments of transforms."""
+"""Operations on arrays by Pillow, and checks of transform arguments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ METHODS = {
     'hamming': Image.Resampling.HAMMING,
 }
 Size = int | tuple[int, int]
-Fill = int | tuple[int, ...]  # a byte, or one for each channel
+Fill = int | tuple[int, ...]  # a byte, or one per channel
 
 
 def to_pillow(image: Shaped[np.ndarray, 'H W C']) -> Image.Image:
@@ -33,7 +33,7 @@ def to_pillow(image: Shaped[np.ndarray, 'H W C']) -> Image.Image:
 def require_bytes(image: Shaped[np.ndarray, 'H W C']) -> None:
     """Raise UserError unless an image is uint8."""
     if image.dtype != np.uint8:
-        raise UserError(f'a transform of bytes got {image.dtype}: put value_range last')
+        raise UserError(f'needs bytes, not {image.dtype}; put value_range last')
 
 
 def from_pillow(image: Image.Image) -> UInt8[np.ndarray, 'H W C']:
@@ -61,10 +61,10 @@ def transform(image: Image.Image, matrix: Matrix, fill: int) -> Image.Image:
 
 
 def height_width(size: Any) -> tuple[int, int]:
-    """Convert an integer, for a square, or (height, width) to (height, width).
+    """Return (height, width) for such a pair, or for the side of a square.
 
     Raises:
-      ValueError: for another number of sides, or sides below 1.
+      ValueError: for a wrong number of sides, or sides below 1.
     """
     pair = size if isinstance(size, tuple) else (size, size)
     if len(pair) != 2:
@@ -80,7 +80,7 @@ def area_shares(area_min: float, area_max: float) -> tuple[float, float]:
       ValueError: unless 0 < `area_min` <= `area_max` <= 100.
     """
     if not 0 < area_min <= area_max <= 100:
-        raise ValueError(f'{area_min=} and {area_max=} must be percentages in this order')
+        raise ValueError(f'{area_min=} and {area_max=} must be percentages, in increasing order')
     return area_min / 100, area_max / 100
 
 
@@ -95,7 +95,7 @@ def check_method(method: str) -> None:
 
 
 def check_fill(fill: Fill | None) -> None:
-    """Check that a color is a byte, or one for each channel; None passes.
+    """Check that a color is a byte, or one per channel, or None.
 
     Raises:
       ValueError: if it is not.
@@ -103,7 +103,7 @@ def check_fill(fill: Fill | None) -> None:
     values = fill if isinstance(fill, tuple) else () if fill is None else (fill,)
     is_byte = (type(value) is int and 0 <= value <= 255 for value in values)
     if fill == () or not all(is_byte):
-        raise ValueError(f'{fill=} must be a byte, or a tuple of one for each channel')
+        raise ValueError(f'{fill=} must be a byte, or a tuple with one per channel')
 
 
 def check_positive(**values: Any) -> None:

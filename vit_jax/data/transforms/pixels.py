@@ -1,7 +1,7 @@
-"""Operations on byte images [H, W, C], by compiled loops or Pillow: the same bytes either way.
+"""Operations on byte images [H, W, C], by compiled loops or Pillow, with identical bytes.
 
-Pillow holds Python's lock while it blends, and copies an image to and from its own form. The
-loops of `native` replace it if they were compiled and give the same bytes in a trial.
+Pillow holds Python's lock while it blends, and copies images to and from its own form. The loops of
+`native` replace it if they were compiled and give the same bytes in a trial.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from vit_jax.data.transforms import pillow
 from vit_jax.data.transforms.pillow import Matrix, from_pillow, to_pillow
 
 Pixels = UInt8[np.ndarray, 'H W C']
-# The new value of each old one, the same for all channels or one row for each.
+# New value of each old value, for all channels or one row per channel.
 Tables = UInt8[np.ndarray, '*C 256']
 
 VALUES = np.arange(256, dtype=np.uint8)
-UNIT = 2**16  # steps of a pixel by which Pillow moves images
-FURTHEST = 2**15 - 1  # pixels that such steps reach
+UNIT = 2**16  # fractions of a pixel in which Pillow moves images
+FURTHEST = 2**15 - 1  # largest distance in pixels for these fractions
 
 
 def look_up(image: Pixels, tables: Tables) -> Pixels:
@@ -31,14 +31,14 @@ def look_up(image: Pixels, tables: Tables) -> Pixels:
     channels, per_channel = image.shape[-1], tables.ndim > 1
     if not native.has('look_up'):
         return tables[np.arange(channels), image] if per_channel else tables[image]
-    image, output = _with_room(image)
+    image, output = _with_output(image)
     tables = np.ascontiguousarray(tables)
     native.call('look_up', image, image.size, channels, tables, per_channel, output)
     return output
 
 
 def counts(image: Pixels) -> Int[np.ndarray, 'C 256']:
-    """The number of times that each channel has each value."""
+    """Count each value in each channel."""
     channels = image.shape[-1]
     totals = np.zeros((channels, 256), np.int64)
     if native.has('count_values'):
@@ -57,7 +57,7 @@ def blend(first: Pixels, second: Pixels, share: float) -> Pixels:
 
 
 def gray(image: Pixels) -> Pixels:
-    """The image without colors: its luminance (ITU-R 601-2) in all channels."""
+    """Replace colors by their luminance (ITU-R 601-2) in all channels."""
     if image.shape[-1] == 1:
         return image
     return _gray_compiled(image) if _matches_pillow() else _gray_by_pillow(image)
@@ -75,10 +75,10 @@ def move(image: Pixels, matrix: Matrix, fill: int) -> Pixels:
 
 
 def smooth(image: Pixels) -> Pixels:
-    """Apply Pillow's `ImageFilter.SMOOTH`, in less time.
+    """Apply Pillow's `ImageFilter.SMOOTH`, but faster.
 
-    Pixels at the border stay. The others are a sum of nine neighbors, the one in the middle five
-    times, divided by 13; rounding has no ties, since 13 is odd.
+    Border pixels are unchanged. Others are the sum of nine neighbors, counting the center five
+    times, divided by 13; rounding has no ties because 13 is odd.
     """
     image = np.ascontiguousarray(image)
     output = image.copy()
@@ -109,14 +109,14 @@ def mirror(image: np.ndarray) -> np.ndarray:
     return output
 
 
-def _with_room(image: Pixels) -> tuple[Pixels, Pixels]:
-    """The image as a contiguous array, and an output of its shape."""
+def _with_output(image: Pixels) -> tuple[Pixels, Pixels]:
+    """Return the image as a contiguous array, and an output of its shape."""
     image = np.ascontiguousarray(image)
     return image, np.empty_like(image)
 
 
 def _blend_compiled(first: Pixels, second: Pixels, share: float) -> Pixels:
-    second, output = _with_room(second)
+    second, output = _with_output(second)
     native.call('blend', np.ascontiguousarray(first), second, output.size, share, output)
     return output
 
@@ -134,26 +134,26 @@ def _gray_by_pillow(image: Pixels) -> Pixels:
 
 
 def _gray_compiled(image: Pixels) -> Pixels:
-    image, output = _with_room(image)
+    image, output = _with_output(image)
     native.call('to_gray', image, image.size // 3, output)
     return output
 
 
 def _move_compiled(image: Pixels, matrix: Matrix, fill: int) -> Pixels:
     a, b, c, d, e, f = matrix
-    centers = c + a / 2 + b / 2, f + d / 2 + e / 2  # the source of the first pixel's center
-    # Pillow rounds down shifts, and all else to the next step.
+    centers = c + a / 2 + b / 2, f + d / 2 + e / 2  # source of the first pixel's center
+    # Pillow rounds shifts down, and everything else to the nearest fraction.
     x, y = (math.floor(v) * UNIT if b == d == 0 else math.floor(v * UNIT + 0.5) for v in centers)
     a, b, d, e = (math.floor(step * UNIT + 0.5) for step in (a, b, d, e))
     steps = np.array([a, b, x, d, e, y], np.int32)
-    image, output = _with_room(image)
+    image, output = _with_output(image)
     native.call('move', image, *image.shape, steps, fill, output)
     return output
 
 
 @functools.cache
 def _matches_pillow() -> bool:
-    """Whether the compiled loops give the bytes of this Pillow, which could round differently."""
+    """Return whether compiled loops match this Pillow, which could round differently."""
     if not all(map(native.has, ('blend', 'to_gray', 'move'))):
         return False
     first, second = (values[..., None] for values in np.meshgrid(VALUES, VALUES))

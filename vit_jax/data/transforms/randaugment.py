@@ -2,28 +2,28 @@
 
 The levels of AugReg (Steiner et al. 2022) are defined by these ranges: light1 is
 `randaugment(2, 0)`, light2 (2, 10), medium (2, 15), strong (2, 20). A magnitude of 10 is
-the end of each range; larger ones go beyond it. Posterize gets weaker as the magnitude
+the end of each range; larger ones exceed it. Posterize gets weaker as the magnitude
 grows, and does nothing at 20.
 
-Two operations of that code have faults with which the published models of AugReg and big_vision
-were trained; `variant='big_vision'` reproduces them:
+Two operations of that code are faulty, but the published models of AugReg and big_vision were
+trained with them; `variant='big_vision'` reproduces them:
 
 - solarize computes its threshold in a byte, where 256 is 0: at magnitudes of 10 and 20 it inverts
-  the whole image, at 15 the upper half. By default the threshold goes on rising, and from 10 on
+  the whole image, at 15 the upper half. By default the threshold keeps rising, and from 10 on
   nothing is inverted.
-- contrast uses, instead of the mean of the image, the mean count of a histogram of 256 bins, which
+- contrast uses, instead of the image's mean, the mean count of a histogram of 256 bins, which
   depends only on the number of pixels: 196 for 224 x 224. By default it is the image's mean.
 
-The other fourteen agree up to rounding: of values by one or two, and of positions by less than a
-pixel in shears.
+The other fourteen agree up to rounding: values within one or two, and positions in shears within a
+pixel.
 
-Boxes, masks and points follow rotations, shears and shifts, see `geometry`; an object behind the
-gray square of cutout keeps its box. The bytes are the same as of Pillow's operations, see `pixels`.
+Boxes, masks and points follow rotations, shears and shifts, see `geometry`; an object hidden by
+cutout's gray square keeps its box. Bytes are identical to Pillow's operations, see `pixels`.
 
 `randaugment_increasing` is the variant of DeiT, Swin and MAE, in which larger magnitudes are always
 stronger: fifteen of the operations, without cutout. Factors of color, contrast, brightness and
 sharpness are above or below 1. As in timm, where `randaugment_increasing(2, 9)` is
-'rand-m9-mstd0.5-inc1', each operation draws its own magnitude, and whether it is applied at all.
+'rand-m9-mstd0.5-inc1', each operation draws a magnitude, and whether it is applied at all.
 Uncovered areas are gray; in timm they have the mean color of the data set.
 """
 
@@ -42,13 +42,13 @@ from vit_jax.data.transforms.pillow import Matrix, require_bytes
 from vit_jax.data.transforms.pixels import VALUES, Pixels, Tables, blend, look_up
 from vit_jax.data.transforms.registry import in_pixels, transform
 
-# The new image, and the matrix by which its pixels moved, if they did.
+# New image, and the matrix by which its pixels moved, or None.
 Moved = tuple[Pixels, Matrix | None]
 # (image, level = magnitude / 10, rng)
 Operation = Callable[[Pixels, float, np.random.Generator], Moved]
 
-GRAY = 128  # fills uncovered areas
-SHIFT = 0.45  # of the width at magnitude 10, or of the height
+GRAY = 128  # fill of uncovered areas
+SHIFT = 0.45  # shift at magnitude 10, as a share of the width or height
 
 
 @transform
@@ -63,11 +63,12 @@ def randaugment(
     """Apply `num_layers` operations, each drawn from all sixteen.
 
     Args:
-      num_layers: operations an image.
-      magnitude: 0 to 10 for the ranges of the paper's code; more goes beyond them.
-      translate: shift in pixels at magnitude 10; 100 is meant for images of 224 pixels, 14 for 32,
-        where 100 would leave nothing.
-      cutout: half the side of the gray square at magnitude 10, likewise; 6 for 32 pixels.
+      num_layers: Operations per image.
+      magnitude: Magnitude, 0 to 10 for the ranges of the paper's code; larger ones exceed them.
+      translate: Shift in pixels at magnitude 10; 100 is meant for images of 224 pixels. Use 14 for
+        32 pixels, where 100 would move everything out of the image.
+      cutout: Half the side of the gray square in pixels at magnitude 10; 40 is meant for images of
+        224 pixels, use 6 for 32.
       variant: `paper`, or `big_vision` with the solarize and contrast of that code.
 
     Raises:
@@ -93,28 +94,28 @@ def operate(
     operations: Sequence[Operation], record: Record, level: float, rng: np.random.Generator
 ) -> Record:
     """Apply operations to a record, one after the other."""
-    check_movable(record, cut=True)  # refuses a record whether or not its pixels are moved
+    check_movable(record, cut=True)  # for any draw, even if no pixels move
     check_only_image(record)
-    whole = record['image']
-    require_bytes(whole)
-    images = list(geometry.split_frames(whole))
+    clip = record['image']
+    require_bytes(clip)
+    images = list(geometry.split_frames(clip))
     for operation in operations:
-        moved = _alike(operation, images, level, rng)
+        moved = _apply_alike(operation, images, level, rng)
         images, matrix = [image for image, _ in moved], moved[0][1]
         if matrix is not None:
             record = geometry.follow(record, matrix)
     frames = images[0] if len(images) == 1 else np.stack(images)
-    return {**record, 'image': frames.reshape(whole.shape)}
+    return {**record, 'image': frames.reshape(clip.shape)}
 
 
-def _alike(
+def _apply_alike(
     operation: Operation, images: list[Pixels], level: float, rng: np.random.Generator
 ) -> list[Moved]:
     return geometry.with_same_draws(lambda image: operation(image, level, rng), images, rng)
 
 
 def make_operations(translate: int, cutout: int) -> dict[str, Operation]:
-    """The sixteen operations by name; those that move pixels draw their direction."""
+    """Return the sixteen operations by name; those that move pixels draw their direction."""
     return {
         'autocontrast': _by_tables(lambda image, level: _stretch_tables(image)),
         'equalize': _by_tables(lambda image, level: _equalize_tables(image)),
@@ -123,7 +124,7 @@ def make_operations(translate: int, cutout: int) -> dict[str, Operation]:
         'posterize': _by_tables(lambda image, level: _posterize_table(int(4 * level))),
         'solarize': _by_tables(lambda image, level: _solarize_table(int(256 * level))),
         'color': _enhance(pixels.gray),
-        'contrast': _pixels(_contrast),
+        'contrast': _without_move(_contrast),
         'brightness': _by_tables(lambda image, level: _scale_table(0, _factor(level))),
         'sharpness': _enhance(pixels.smooth),
         'shear_x': lambda image, level, rng: _skew(image, x=(_sign(rng) * 0.3 * level, 0)),
@@ -134,12 +135,12 @@ def make_operations(translate: int, cutout: int) -> dict[str, Operation]:
         'translate_y': lambda image, level, rng: _skew(
             image, y=(0, _sign(rng) * translate * level)
         ),
-        'cutout': _pixels(lambda image, level, rng: _cutout(image, int(cutout * level), rng)),
+        'cutout': _without_move(lambda image, level, rng: _cutout(image, int(cutout * level), rng)),
         'solarize_add': _by_tables(lambda image, level: _lift_table(int(110 * level))),
     }
 
 
-def _wrapped_solarize(image: Pixels, level: float, rng: np.random.Generator) -> Pixels:
+def _solarize_wrapped(image: Pixels, level: float, rng: np.random.Generator) -> Pixels:
     return look_up(image, _solarize_table(int(256 * level) % 256))
 
 
@@ -157,7 +158,7 @@ def _contrast_by_count(image: Pixels, level: float, rng: np.random.Generator) ->
 
 
 def _stretch_tables(image: Pixels) -> Tables:
-    """Tables that stretch each channel to the full range."""
+    """Make tables that stretch each channel to the full range."""
     tables = np.empty((image.shape[2], 256), np.uint8)
     for table, occurs in zip(tables, pixels.counts(image) > 0, strict=True):
         low, high = int(occurs.argmax()), 255 - int(occurs[::-1].argmax())
@@ -168,7 +169,7 @@ def _stretch_tables(image: Pixels) -> Tables:
 
 
 def _equalize_tables(image: Pixels) -> Tables:
-    """Tables by the cumulative counts of each channel."""
+    """Make tables from each channel's cumulative counts."""
     tables = np.empty((image.shape[2], 256), np.uint8)
     for table, counts in zip(tables, pixels.counts(image), strict=True):
         largest = np.flatnonzero(counts)[-1]
@@ -190,31 +191,31 @@ def _solarize_table(threshold: int) -> Tables:
 
 @functools.cache
 def _lift_table(addition: int) -> Tables:
-    """The dark half, lighter by `addition`."""
+    """Make a table that lightens the dark half by `addition`."""
     lifted = np.minimum(np.arange(256) + addition, 255).astype(np.uint8)
     return np.where(np.arange(256) < 128, lifted, VALUES)
 
 
 @functools.lru_cache
 def _scale_table(gray: int, factor: float) -> Tables:
-    """A table that scales the distance of values from a gray by a factor."""
+    """Make a table that scales the distance of values from a gray by a factor."""
     column = VALUES[:, None, None]
     return blend(np.full_like(column, gray), column, factor)[:, 0, 0]
 
 
 def _factor(level: float) -> float:
-    """Factors of Pillow's enhancements, from 0.1 to 1.9 at a level of 1."""
+    """Return the factor of Pillow's enhancements, from 0.1 to 1.9 at a level of 1."""
     return 1.8 * level + 0.1
 
 
-def _pixels(change: Callable[[Pixels, float, np.random.Generator], Pixels]) -> Operation:
-    """An operation that moves no pixels."""
+def _without_move(change: Callable[[Pixels, float, np.random.Generator], Pixels]) -> Operation:
+    """Make an operation that moves no pixels."""
     return lambda image, level, rng: (change(image, level, rng), None)
 
 
 def _by_tables(make: Callable[[Pixels, float], Tables]) -> Operation:
-    """An operation that replaces every value by an entry of tables."""
-    return _pixels(lambda image, level, rng: look_up(image, make(image, level)))
+    """Make an operation that replaces every value by an entry of tables."""
+    return _without_move(lambda image, level, rng: look_up(image, make(image, level)))
 
 
 def _sign(rng: np.random.Generator) -> int:
@@ -222,8 +223,8 @@ def _sign(rng: np.random.Generator) -> int:
 
 
 def _enhance(weakest: Callable[[Pixels], Pixels]) -> Operation:
-    """An enhancement of Pillow: extrapolate from the image without the enhanced property."""
-    return _pixels(lambda image, level, rng: blend(weakest(image), image, _factor(level)))
+    """Make an enhancement that extrapolates from the image without the property, like Pillow's."""
+    return _without_move(lambda image, level, rng: blend(weakest(image), image, _factor(level)))
 
 
 def _rotate(image: Pixels, degrees: float) -> Moved:
@@ -236,25 +237,25 @@ def _rotate(image: Pixels, degrees: float) -> Moved:
 
 
 def _skew(image: Pixels, x: tuple[float, float] = (0, 0), y: tuple[float, float] = (0, 0)) -> Moved:
-    """Shear and shift of each axis: output pixel (i, j) shows input (i + shear j + shift, ...)."""
+    """Shear and shift each axis: output pixel (i, j) shows input (i + shear j + shift, ...)."""
     matrix = (1, x[0], x[1], y[0], 1, y[1])
     return pixels.move(image, matrix, GRAY), matrix
 
 
 def _cutout(image: Pixels, half: int, rng: np.random.Generator) -> Pixels:
-    """A gray square around a random pixel, cut off at the borders (DeVries and Taylor 2017)."""
+    """Draw a gray square around a random pixel, clipped at borders (DeVries and Taylor 2017)."""
     x, y = (int(rng.integers(side)) for side in image.shape[1::-1])
     image = image.copy()
     image[max(0, y - half) : y + half, max(0, x - half) : x + half] = GRAY
     return image
 
 
-# Replacements of operations by name, in their order.
+# Replacements of operations by name.
 VARIANTS: dict[str, dict[str, Operation]] = {
     'paper': {},
     'big_vision': {
-        'solarize': _pixels(_wrapped_solarize),
-        'contrast': _pixels(_contrast_by_count),
+        'solarize': _without_move(_solarize_wrapped),
+        'contrast': _without_move(_contrast_by_count),
     },
 }
 
@@ -266,11 +267,11 @@ def randaugment_increasing(
     """Apply `num_layers` operations, each drawn from all fifteen, with probability `p`.
 
     Args:
-      num_layers: operations an image.
-      magnitude: mean of the normal distribution that an operation's magnitude is drawn from, 0 to
-        10; draws are clipped to the same range.
-      std: its standard deviation.
-      p: probability of each operation.
+      num_layers: Operations per image.
+      magnitude: Mean of the normal distribution of magnitudes, 0 to 10; draws are clipped to the
+        same range.
+      std: Standard deviation of magnitudes.
+      p: Probability of each operation.
 
     Raises:
       ValueError: for a number out of range.
@@ -283,7 +284,7 @@ def randaugment_increasing(
     operations = tuple(increasing_operations().values())
 
     def apply(record: Record, rng: np.random.Generator) -> Record:
-        check_movable(record, cut=True)  # refuses a record whatever the draw
+        check_movable(record, cut=True)  # for any draw
         for choice in rng.integers(len(operations), size=num_layers):
             if rng.random() < p:
                 level = float(np.clip(rng.normal(magnitude, std), 0, 10)) / 10
@@ -294,25 +295,25 @@ def randaugment_increasing(
 
 
 def increasing_operations() -> dict[str, Operation]:
-    """The fifteen operations by name: as in `randaugment`, some at other levels."""
-    found = make_operations(translate=0, cutout=0)
-    del found['cutout']
-    # At level 1 they keep 4 bits, and the pixels below 256; reversed, they do so at level 0.
-    found['posterize'] = _reversed(found['posterize'], 4)
-    found['solarize'] = _reversed(found['solarize'], 256)
+    """Return the fifteen operations by name: those of `randaugment`, some at different levels."""
+    operations = make_operations(translate=0, cutout=0)
+    del operations['cutout']
+    # They keep 4 bits, and pixels below 256, at level 1; reversed, at level 0.
+    operations['posterize'] = _reverse_levels(operations['posterize'], 4)
+    operations['solarize'] = _reverse_levels(operations['solarize'], 256)
     for name in ('color', 'contrast', 'brightness', 'sharpness'):
-        found[name] = _either_way(found[name])
+        operations[name] = _draw_sign(operations[name])
     for name, axis in (('translate_x', 0), ('translate_y', 1)):
-        found[name] = _relative(name, axis)
-    return found
+        operations[name] = _relative_shift(name, axis)
+    return operations
 
 
-def _reversed(operation: Operation, steps: int) -> Operation:
+def _reverse_levels(operation: Operation, steps: int) -> Operation:
     """Reverse the levels of an operation, in `steps` steps, rounded down."""
     return lambda image, level, rng: operation(image, 1 - int(steps * level) / steps, rng)
 
 
-def _either_way(operation: Operation) -> Operation:
+def _draw_sign(operation: Operation) -> Operation:
     """Draw 1 - 0.9 level or 1 + 0.9 level for an operation with factors from 0.1 to 1.9."""
 
     def apply(image: Pixels, level: float, rng: np.random.Generator) -> Moved:
@@ -322,8 +323,8 @@ def _either_way(operation: Operation) -> Operation:
     return apply
 
 
-def _relative(name: str, axis: int) -> Operation:
-    """A shift by a share of the image's side."""
+def _relative_shift(name: str, axis: int) -> Operation:
+    """Make a shift by a share of the image's side."""
 
     def apply(image: Pixels, level: float, rng: np.random.Generator) -> Moved:
         shift = make_operations(translate=round(SHIFT * image.shape[1 - axis]), cutout=0)[name]

@@ -1,4 +1,4 @@
-"""The functions that a config may name, marked by `@transform`."""
+"""Functions that a config may name, marked by `@transform`."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ _PIXELS = '_arguments_in_pixels'
 
 
 def is_marked(factory: Any, mark: str) -> bool:
-    """Whether a function has a mark: TRANSFORM, ANNOTATIONS, TEXTS, ..."""
+    """Return whether a function has a mark: TRANSFORM, ANNOTATIONS, TEXTS, ..."""
     return callable(factory) and getattr(factory, mark, False) is True
 
 
 def transform(factory: Factory) -> Factory:
-    """Mark a function that the transforms of a config may name.
+    """Mark a function that transforms in a config may name.
 
-    A stored config is untrusted text, so no other functions are called.
+    A stored config is untrusted text, so other functions are never called.
     """
     setattr(factory, TRANSFORM, True)
     return factory
 
 
 def annotation_transform(factory: Factory) -> Factory:
-    """Mark a transform of annotations, such as labels; it is left out for images without them."""
+    """Mark a transform of annotations, such as labels; images without them skip it."""
     setattr(factory, ANNOTATIONS, True)
     return factory
 
 
 def text_transform(factory: Factory) -> Factory:
-    """Mark a transform of texts only, which also applies to texts given by flags."""
+    """Mark a transform of only texts, which also applies to texts given by flags."""
     setattr(factory, TEXTS, True)
     return annotation_transform(factory)
 
@@ -50,23 +50,23 @@ def text_transform(factory: Factory) -> Factory:
 def crops_at_once(factory: Factory) -> Factory:
     """Mark a transform that reads only the image's shape and one window.
 
-    If it comes first, only that window of a file is decoded.
+    If it is first, only that window of a file is decoded.
     """
     setattr(factory, CROPS_AT_ONCE, True)
     return factory
 
 
 def resizes_on_demand(factory: Factory) -> Factory:
-    """Mark a transform that turns an image on demand into another; see `images.OnDemand`.
+    """Mark a transform that maps an image on demand to another; see `images.OnDemand`.
 
-    If it comes first and a crop second, only what the crop needs is decoded and resized.
+    If it is first and a crop second, only what the crop needs is decoded and resized.
     """
     setattr(factory, RESIZES_ON_DEMAND, True)
     return factory
 
 
 def in_pixels(**shares: float) -> Callable[[Factory], Factory]:
-    """Mark arguments in pixels, with the share of an image's side that each is meant to be."""
+    """Mark arguments in pixels, with the intended share of an image's side."""
 
     def mark(factory: Factory) -> Factory:
         setattr(factory, _PIXELS, shares)
@@ -76,19 +76,19 @@ def in_pixels(**shares: float) -> Callable[[Factory], Factory]:
 
 
 def arguments_in_pixels(factory: Callable[..., Any]) -> Mapping[str, float]:
-    """The arguments in pixels, with the share of an image's side that each is meant to be."""
+    """Return the arguments in pixels, with the intended share of an image's side."""
     return getattr(factory, _PIXELS, {})
 
 
 def find(name: str) -> Callable[..., Any]:
-    """The marked function of this name.
+    """Find a marked function by name.
 
     Args:
-      name: plain for one of this package (`flip`), dotted for another
+      name: Plain name in this package (`flip`), or dotted name elsewhere
         (`my_lab.augment.solarize`).
 
     Raises:
-      UserError: if there is none, or it is not marked.
+      UserError: if the function does not exist, or is not marked.
     """
     module, _, attribute = name.rpartition('.')
     if not module:
@@ -96,30 +96,32 @@ def find(name: str) -> Callable[..., Any]:
             raise UserError(nearest('transform', name, plain()))
         return plain()[name]
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        function = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise UserError(f'cannot import {name!r}: {error}') from error
-    if not is_marked(found, TRANSFORM):
+    if not is_marked(function, TRANSFORM):
         raise UserError(
-            f'{name!r} is not a transform; write @transform (of {PACKAGE}) above its definition'
+            f'{name!r} is not a transform; decorate its definition with {PACKAGE}.transform'
         )
-    return found
+    return function
 
 
 @functools.cache
 def plain() -> Mapping[str, Callable[..., Any]]:
-    """The marked functions of every module of this package, by name.
+    """Return the marked functions of all modules in this package, by name.
 
     Raises:
-      ValueError: if two modules have a function of the same name.
+      ValueError: if two modules have functions with the same name.
     """
     names = [info.name for info in pkgutil.iter_modules(importlib.import_module(PACKAGE).__path__)]
     modules = [importlib.import_module(f'{PACKAGE}.{name}') for name in names]
-    found: dict[str, Callable[..., Any]] = {}
+    functions: dict[str, Callable[..., Any]] = {}
     for module in modules:
         for name, value in vars(module).items():
             if is_marked(value, TRANSFORM) and value.__module__ == module.__name__:
-                if name in found:
-                    raise ValueError(f'{found[name].__module__} and {module.__name__}: two {name}')
-                found[name] = value
-    return found
+                if name in functions:
+                    raise ValueError(
+                        f'{functions[name].__module__} and {module.__name__}: two {name}'
+                    )
+                functions[name] = value
+    return functions

@@ -1,4 +1,4 @@
-"""Transforms of images for segmentation, in which masks, segments and boxes follow the pixels."""
+"""Transforms for segmentation; masks, segments and boxes follow the pixels."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from vit_jax.data.transforms.pillow import (
     height_width,
 )
 from vit_jax.data.transforms.registry import transform
-from vit_jax.data.transforms.windows import scaled, scaled_down
+from vit_jax.data.transforms.windows import scale_size, scale_size_down
 from vit_jax.errors import UserError, check_choice
 
-ATTEMPTS = 10  # to find a window with an object
+ATTEMPTS = 10  # draws to find a window with an object
 
 
 @transform
@@ -30,18 +30,18 @@ def large_scale_jitter(
 ) -> Callable[[Record, np.random.Generator], Record]:
     """Scale the image at random, then crop or pad it to `size`.
 
-    The scale is uniform in `low` to `high` times that at which the image just fits into `size`, and
-    both sides are rounded down. Smaller images are padded at the right and the bottom, where
-    segments are void; of larger ones a random window is taken. Objects without a pixel are dropped.
-    If none is left, scale and window are drawn again, at most ten times in all.
+    The scale is uniform in `low` to `high` times the scale at which the image just fits into
+    `size`; both sides are rounded down. Smaller images are padded at the right and bottom, where
+    segments are void; larger ones are cropped at random. Objects without a pixel are dropped. If
+    none remains, scale and window are drawn again, at most ten times in total.
 
     Ghiasi et al., 2021, arXiv:2012.07177, appendix A, as in the code of Mask2Former and EoMT.
 
     Args:
-      size: pixels of a side, or (height, width).
-      low, high: the least and the greatest scale.
-      method: resampling, one of `pillow.METHODS`; masks always take their nearest pixel.
-      fill: a byte for the padding, or one for each channel.
+      size: Side in pixels, or (height, width).
+      low, high: Smallest and largest scale.
+      method: Resampling method, one of `pillow.METHODS`; masks always use nearest pixels.
+      fill: Byte for the padding, or one per channel.
 
     Raises:
       ValueError: unless 0 < `low` <= `high`.
@@ -64,12 +64,12 @@ def large_scale_jitter(
         return geometry.crop(record, y, x, height, width)
 
     def apply(record: Record, rng: np.random.Generator) -> Record:
-        made = draw(record, rng)
+        jittered = draw(record, rng)
         for _ in range(ATTEMPTS - 1):
-            if _has_objects(made) or not _has_objects(record):
+            if _has_objects(jittered) or not _has_objects(record):
                 break
-            made = draw(record, rng)
-        return made
+            jittered = draw(record, rng)
+        return jittered
 
     return apply
 
@@ -86,11 +86,11 @@ def sliding_windows(
 
     The longer side is rounded to the nearest pixel as in EoMT's code, or 'down' as in transformers.
 
-    There are as few windows as cover the image, and they overlap evenly; see `ops.sliding`, which
-    puts predictions together. `image` becomes [most, size, size, C], black in windows that are not
-    used. The record gets `starts`, int32 [most], the first row or column of each window, or -1;
-    `tall`, whether windows are below each other; and `scaled_size` and `full_size`, int32 [2], the
-    height and width of the resized image and of the original.
+    The fewest windows that cover the image overlap evenly; `ops.sliding` merges their predictions.
+    `image` becomes [most, size, size, C], with unused windows black. The record gets `starts`,
+    int32 [most], the first row or column of each window, or -1; `tall`, whether windows are below
+    each other; and `scaled_size` and `full_size`, int32 [2], the height and width of the resized
+    and the original image.
 
     Raises:
       ValueError: for numbers below 1.
@@ -98,7 +98,7 @@ def sliding_windows(
     check_positive(size=size, most=most)
     check_method(method)
     check_choice('rounding', rounding, ('nearest', 'down'))
-    scale = scaled_down if rounding == 'down' else scaled
+    scale = scale_size_down if rounding == 'down' else scale_size
 
     def apply(record: Record) -> Record:
         check_annotations_stay({k: value for k, value in record.items() if k != 'points'})
@@ -107,7 +107,7 @@ def sliding_windows(
         firsts = window_starts(max(height, width), size)
         if len(firsts) > most:
             raise UserError(
-                f'an image of {full[1]} x {full[0]} pixels needs {len(firsts)} windows: raise '
+                f'an image of {full[1]} x {full[0]} pixels needs {len(firsts)} windows; raise '
                 f'most={most}'
             )
         resized = geometry.resize(record, height, width, method)
@@ -131,6 +131,6 @@ def sliding_windows(
 
 
 def window_starts(length: int, side: int) -> list[int]:
-    """The first pixels of the windows of `side` pixels that cover `length` pixels."""
+    """Return the first pixels of windows of `side` pixels that cover `length` pixels."""
     count = -(-length // side)
     return [i * (length - side) // max(count - 1, 1) for i in range(count)]

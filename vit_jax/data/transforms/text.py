@@ -13,7 +13,7 @@ from vit_jax.data.records import OBJECTS, Record
 from vit_jax.data.transforms.geometry import check_objects
 from vit_jax.data.transforms.pillow import check_positive
 from vit_jax.data.transforms.registry import annotation_transform, text_transform, transform
-from vit_jax.data.vocabulary import PAD, Tokenizer, require_own_ids
+from vit_jax.data.vocabulary import PAD, Tokenizer, require_standard_ids
 from vit_jax.errors import UserError
 from vit_jax.ops import panoptic
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 @transform
 @text_transform
 def lower(*fields: str) -> Apply:
-    """Write texts in lower case, by default both sides of a pair."""
+    """Convert texts to lower case, by default both sides of a pair."""
     names = _names(fields) or SIDES
 
     def apply(record: Record) -> Record:
@@ -37,10 +37,10 @@ def lower(*fields: str) -> Apply:
 @transform
 @text_transform
 def canonicalize(*fields: str) -> Apply:
-    """Write texts in lower case, without ASCII punctuation, and with single spaces.
+    """Convert texts to lower case with single spaces and without ASCII punctuation.
 
-    The tokenizer of SigLIP in transformers does this, and the evaluators of google-research/
-    big_vision do it with prompts.
+    SigLIP's tokenizer in transformers does this, and the evaluators of google-research/big_vision
+    do it with prompts.
     """
     names, punctuation = _names(fields) or SIDES, str.maketrans('', '', string.punctuation)
 
@@ -72,16 +72,16 @@ def tokenize(
     *,
     vocab: Tokenizer | None = None,
 ) -> Apply:
-    """Encode texts as ids, int32 [n], with the vocabulary's eos at the end.
+    """Encode texts as ids, int32 [n], that end with the vocabulary's eos.
 
     Args:
-      field: the text to encode, for example 'caption'; by default both sides of a pair. A number
-        is `max_len`.
-      length: number of ids of a field: longer texts are truncated, shorter ones padded, and the
+      field: Text to encode, such as 'caption'; by default both sides of a pair. A number is taken
+        as `max_len`.
+      length: Number of ids of a field: longer texts are truncated, shorter ones padded, and the
         record gets `FIELD_mask`, bool [length], true for real ids.
-      max_len: texts of more ids, eos included, are truncated; None for no limit.
-      pad: id after the end, or 'eos' to repeat the end as SigLIP does, or 'pad' for the
-        vocabulary's own.
+      max_len: Most ids of a text, including eos, before it is truncated; None for no limit.
+      pad: Id after the end; 'eos' to repeat the end like SigLIP, or 'pad' for the vocabulary's
+        padding id.
       vocab: `config.data.vocab`. For pairs it needs the special ids of `vit_jax vocab`.
 
     Raises:
@@ -90,7 +90,7 @@ def tokenize(
     if isinstance(field, int):
         field, max_len = None, field
     if vocab is None:
-        raise ValueError('there is no vocabulary: set config.data.vocab')
+        raise ValueError('missing vocabulary: set config.data.vocab')
     if length is not None and field is None:
         raise ValueError(f"{length=} needs a field: write tokenize('caption', {length})")
     max_len = max_len if length is None else length
@@ -98,27 +98,27 @@ def tokenize(
         name = 'max_len' if length is None else 'length'
         raise ValueError(f'{name}={max_len}: must be at least 2')
     if field is None:
-        require_own_ids(vocab)
-    own = {'pad': vocab.special[0], 'eos': vocab.special[2]}
-    filler = own.get(pad, -1) if isinstance(pad, str) else pad
+        require_standard_ids(vocab)
+    fillers = {'pad': vocab.special[0], 'eos': vocab.special[2]}
+    filler = fillers.get(pad, -1) if isinstance(pad, str) else pad
     if not 0 <= filler < len(vocab):
-        has = f'has no {pad}' if pad in own else f'has {len(vocab)} ids'
+        has = f'has no {pad}' if pad in fillers else f'has {len(vocab)} ids'
         raise ValueError(f"{pad=}: the vocabulary {has}; write an id, 'eos' or 'pad'")
-    eos, keep = own['eos'], None if max_len is None else max_len - 1
+    eos, keep = fillers['eos'], None if max_len is None else max_len - 1
     names = SIDES if field is None else _names((field,))
 
     def apply(record: Record) -> Record:
-        made: Record = {}
+        encoded: Record = {}
         for name in names:
             text = _text(record, name)
             if field is not None and not text.strip():
-                raise UserError(f'the text {name!r} is empty: write one, or leave the record out')
+                raise UserError(f'the text {name!r} is empty: write one, or remove the record')
             ids = np.append(vocab.encode(text)[:keep], np.int32(eos))
             if length is not None:
-                made[f'{name}_mask'] = np.arange(length) < len(ids)
+                encoded[f'{name}_mask'] = np.arange(length) < len(ids)
                 ids = np.pad(ids, (0, length - len(ids)), constant_values=filler)
-            made[name] = ids
-        return record | made
+            encoded[name] = ids
+        return record | encoded
 
     return apply
 
@@ -131,7 +131,7 @@ def _names(fields: tuple[str, ...]) -> tuple[str, ...]:
 
 def _text(record: Record, name: str) -> str:
     if not isinstance(record.get(name), str):
-        raise UserError(f'there is no text {name!r}; the record has {", ".join(record)}')
+        raise UserError(f'text {name!r} is missing; the record has {", ".join(record)}')
     return record[name]
 
 
@@ -148,7 +148,7 @@ def keep(*names: str) -> Callable[[Record], Record]:
 
     def apply(record: Record) -> Record:
         if missing := [name for name in names if name not in record]:
-            raise UserError(f'there is no {missing[0]!r}; the record has {", ".join(record)}')
+            raise UserError(f'{missing[0]!r} is missing; the record has {", ".join(record)}')
         return {name: record[name] for name in names}
 
     return apply
@@ -157,10 +157,10 @@ def keep(*names: str) -> Callable[[Record], Record]:
 @transform
 @annotation_transform
 def pad_objects(count: int) -> Callable[[Record], Record]:
-    """Pad every record to `count` objects for batching; the last transform.
+    """Pad every record to `count` objects for batching; must be the last transform.
 
     The arrays of `records.OBJECTS` are padded with zeros, and `object_mask`, bool [count], is
-    true in the rows of objects. Of more objects the first `count` are kept, which is logged the
+    true in the rows of objects. Objects beyond the first `count` are dropped, which is logged the
     first, tenth, hundredth time, and so on. A record without boxes, masks and segments is a
     UserError.
     """
@@ -179,7 +179,7 @@ def pad_objects(count: int) -> Callable[[Record], Record]:
             if str(cut).strip('0') == '1':
                 message = 'pad_objects(%d): a record with %d objects is cut; %d so far'
                 log.warning(message, count, number, cut)
-        padded = {name: _padded(array, count) for name, array in rows.items()}
+        padded = {name: _pad_rows(array, count) for name, array in rows.items()}
         return {**record, **padded, 'object_mask': np.arange(count) < number}
 
     return apply
@@ -188,11 +188,11 @@ def pad_objects(count: int) -> Callable[[Record], Record]:
 @transform
 @annotation_transform
 def number_masks() -> Callable[[Record], Record]:
-    """Join the `masks` [N, H, W] of objects into `segments`, int16 [H, W]: 1 + the row of the
-    object that a pixel belongs to, the smallest of several, or 0 for none.
+    """Join the `masks` [N, H, W] of objects into `segments`, int16 [H, W]: 1 + the row of a pixel's
+    object, the smallest of several, or 0 for none.
 
-    Segments take one N-th of the memory of masks in a batch, and of the time of later transforms.
-    Records that have segments stay; a record with neither is a UserError.
+    Segments take one N-th of the masks' memory in a batch, and of the time of later transforms.
+    Records with segments are unchanged; a record with neither is a UserError.
     """
 
     def apply(record: Record) -> Record:
@@ -200,13 +200,13 @@ def number_masks() -> Callable[[Record], Record]:
             return record
         if 'masks' not in record:
             raise UserError(f'the record has no masks; it has {", ".join(record)}')
-        rest = {name: value for name, value in record.items() if name != 'masks'}
-        return {**rest, 'segments': panoptic.number(np.asarray(record['masks']) != 0)}
+        fields = {name: value for name, value in record.items() if name != 'masks'}
+        return {**fields, 'segments': panoptic.number(np.asarray(record['masks']) != 0)}
 
     return apply
 
 
-def _padded(array: np.ndarray, count: int) -> np.ndarray:
+def _pad_rows(array: np.ndarray, count: int) -> np.ndarray:
     padded = np.zeros((count, *array.shape[1:]), array.dtype)
     padded[: len(array)] = array[:count]
     return padded

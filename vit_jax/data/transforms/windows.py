@@ -1,4 +1,4 @@
-"""Windows and sizes of an image; windows are (y, x, height, width) in pixels."""
+"""Windows (y, x, height, width) and sizes of an image, in pixels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 Window = tuple[int, int, int, int]
 
-ATTEMPTS = 10  # to find a random window that fits
+ATTEMPTS = 10  # draws to find a window that fits
 TF_ATTEMPTS = 100
 TF_RATIOS = (0.75, 1.33)
 
@@ -22,10 +22,10 @@ def random_window(
     """Draw a window of a random share of the area; None if none fits.
 
     Args:
-      rng: draws the share, uniform, the ratio, uniform in its logarithm, and the position.
+      rng: Generator of the share (uniform), ratio (uniform in its logarithm) and position.
       size: (height, width) of the image.
-      shares: least and greatest share of the area.
-      ratios: least and greatest width / height.
+      shares: Smallest and largest share of the area.
+      ratios: Smallest and largest width / height.
     """
     for _ in range(ATTEMPTS):
         area = size[0] * size[1] * rng.uniform(*shares)
@@ -38,7 +38,7 @@ def random_window(
 
 
 def central_window(size: tuple[int, int], ratios: tuple[float, float]) -> Window:
-    """The largest window in the middle whose width / height is within `ratios`."""
+    """Return the largest centered window whose width / height is within `ratios`."""
     height = min(size[0], max(1, round(size[1] / ratios[0])))
     width = min(size[1], max(1, round(size[0] * ratios[1])))
     return (size[0] - height) // 2, (size[1] - width) // 2, height, width
@@ -52,29 +52,31 @@ def distorted_window(
 ) -> Window:
     """Draw a window like `tf.image.sample_distorted_bounding_box`; the whole image if none fits.
 
-    The ratio is uniform, then the height is uniform between those of the least and the greatest
+    The ratio is uniform, then the height is uniform between the heights of the smallest and largest
     share that fits into the image: so the area is not uniform, and wide windows are rare. The last
     row and column at which a window could begin are never drawn.
 
     Args:
-      rng: draws up to `TF_ATTEMPTS` windows.
+      rng: Generator of up to `TF_ATTEMPTS` windows.
       size: (height, width) of the image.
-      shares: least and greatest share of the area.
-      ratios: least and greatest width / height.
+      shares: Smallest and largest share of the area.
+      ratios: Smallest and largest width / height.
     """
     for _ in range(TF_ATTEMPTS):
         ratio = rng.uniform(*ratios)
-        found = _distorted_size(rng, size, ratio, shares)
-        if found is not None:
-            y, x = (int(rng.integers(max(n - m, 1))) for n, m in zip(size, found, strict=True))
-            return y, x, *found
+        window_size = _distorted_size(rng, size, ratio, shares)
+        if window_size is not None:
+            y, x = (
+                int(rng.integers(max(n - m, 1))) for n, m in zip(size, window_size, strict=True)
+            )
+            return y, x, *window_size
     return 0, 0, *size
 
 
 def _distorted_size(
     rng: np.random.Generator, size: tuple[int, int], ratio: float, shares: tuple[float, float]
 ) -> tuple[int, int] | None:
-    """Height and width of a window of this ratio; None if it does not fit."""
+    """Draw height and width of a window with this ratio; None if it does not fit."""
     least, greatest = (share * size[0] * size[1] for share in shares)
     tallest = round(math.sqrt(greatest / ratio))
     if round(tallest * ratio) > size[1]:
@@ -83,7 +85,7 @@ def _distorted_size(
     tallest = min(tallest, size[0])
     lowest = min(round(math.sqrt(least / ratio)), tallest)
     height = lowest + int(rng.integers(tallest - lowest + 1))
-    # A window that misses its bounds by rounding gets one row more or less.
+    # Add or remove a row if rounding violates the bounds.
     height += height * round(height * ratio) < least
     height -= height * round(height * ratio) > greatest
     width = round(height * ratio)
@@ -91,19 +93,21 @@ def _distorted_size(
     return (height, width) if fits and least <= height * width <= greatest else None
 
 
-def scaled(size: tuple[int, int], short: int, longest: int | None = None) -> tuple[int, int]:
-    """Height and width with `short` as the shorter side, the longer one at most `longest`."""
+def scale_size(size: tuple[int, int], short: int, longest: int | None = None) -> tuple[int, int]:
+    """Scale (height, width) to the shorter side `short`, with the longer one at most `longest`."""
     scale = short / min(size)
     if longest is not None:
         scale = min(scale, longest / max(size))
     return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
-def scaled_down(size: tuple[int, int], short: int, longest: int | None = None) -> tuple[int, int]:
-    """Compute `scaled` with the longer side rounded down.
+def scale_size_down(
+    size: tuple[int, int], short: int, longest: int | None = None
+) -> tuple[int, int]:
+    """Scale like `scaled`, but round the longer side down.
 
-    The floating-point operations are those of transformers' `get_size_with_aspect_ratio`, and,
-    without `longest`, of torchvision's `Resize`.
+    Uses the floating-point operations of transformers' `get_size_with_aspect_ratio` and, without
+    `longest`, of torchvision's `Resize`.
     """
     least, most = min(size), max(size)
     exact: float = short
