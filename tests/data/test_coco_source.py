@@ -245,7 +245,7 @@ def test_what_is_not_there_is_told(tmp_path):
     with pytest.raises(UserError, match='cannot read'):
         open_source(name, 'val')
     (tmp_path / 'annotations' / 'instances_val.json').write_text('[]')
-    with pytest.raises(UserError, match='it is not an object'):
+    with pytest.raises(UserError, match='not a JSON object'):
         open_source(name, 'val')
     write(tmp_path)
     for file in (tmp_path / 'val').iterdir():

@@ -247,7 +247,7 @@ def test_other_mistakes(folder, caplog):
     (folder / 'labels.csv').unlink()
     with pytest.raises(UserError, match=r'labels\.parquet: .*Parquet'):
         open_source(f'folder:{folder}', 'train')
-    with pytest.raises(UserError, match=r'ends in \.csv or \.parquet'):
+    with pytest.raises(UserError, match=r'\.csv or \.parquet'):
         open_source(f'table:{folder}', 'train')
     with pytest.raises(UserError, match='cannot be read'):
         open_source(f'table:{folder}/none.csv', 'train')

@@ -130,7 +130,7 @@ def change(times, is_mup, lr=0.01, steps=3):
     images, labels = batch()
     params = jax.jit(model.init)(jax.random.key(times), images)['params']
     found = factors(model, base) if is_mup else None
-    params = mup.scaled(params, found) if is_mup else params
+    params = mup.scale_initial(params, found) if is_mup else params
     tx, _ = optimizer(params, steps, (), found, name='adam', lr=lr)
 
     def loss(params):

@@ -1,15 +1,15 @@
-"""Low-rank adaptation: fine-tuning trains small adapters of kernels that stay as they are.
+"""Low-rank adaptation: fine-tuning trains small adapters of frozen kernels.
 
 LoRA (Hu et al., 2021, arXiv:2106.09685) replaces a kernel W by W + alpha / rank A B, with A of
 `rank` columns and B of `rank` rows, zero at the start. DoRA (Liu et al., 2024, arXiv:2402.09353,
-equation 5) gives each output a magnitude m of its own and the direction of that sum; as in section
-4.3, the norm that it is divided by has no gradient.
+equation 5) gives each output a magnitude m and the direction of that sum; as in section 4.3, the
+norm in the denominator has no gradient.
 
-Adapters are leaves of the tree of parameters beside their kernel, `fc1/lora/kernel/a`. A fused
-projection of attention, `qkv`, has one for each of its parts: `qkv/lora/query/a`. The kernel is
-replaced before the model is called, so that no model knows of them. A step needs the gradient of
-each adapted kernel, which is as large as the kernel, but no other; the optimizer's state, what
-devices exchange and the checkpoints are small.
+Adapters are leaves of the parameter tree next to their kernel, `fc1/lora/kernel/a`. A fused
+attention projection, `qkv`, has one adapter per part: `qkv/lora/query/a`. Kernels are replaced
+before the model is called, so models need no change. A step needs the gradient of each adapted
+kernel, which is as large as the kernel, but no other; optimizer state, communication and
+checkpoints are small.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ LEAF = re.compile(rf'(^|/){LORA}/\w+/(a|b|magnitude)$')
 
 
 class Part(NamedTuple):
-    """A matrix that has an adapter: a kernel, or the queries, keys or values of a fused one.
+    """A matrix with an adapter: a kernel, or the queries, keys or values of a fused one.
 
     Attributes:
-      name: in the tree, below `lora`.
-      number: of the part, on the axis after the inputs; None for a whole kernel.
-      stack: shape of the axes in front, (L,) for scanned blocks.
-      inputs, outputs: shapes.
+      name: Name in the tree, below `lora`.
+      number: Index of the part on the axis after the inputs; None for a whole kernel.
+      stack: Shape of the leading axes, (L,) for scanned blocks.
+      inputs, outputs: Shapes of inputs and outputs.
     """
 
     name: str
@@ -53,23 +53,23 @@ class Part(NamedTuple):
     outputs: tuple[int, ...]
 
     def take(self, kernel: Any) -> Any:
-        """This part of a kernel."""
+        """Return this part of a kernel."""
         axis = len(self.stack) + len(self.inputs)
         return kernel if self.number is None else jnp.take(kernel, self.number, axis)
 
     @property
     def columns(self) -> tuple[int, ...]:
-        """The axes of its inputs."""
+        """Axes of the inputs."""
         return tuple(range(len(self.stack), len(self.stack) + len(self.inputs)))
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the part."""
+        """Shape of the part."""
         return (*self.stack, *self.inputs, *self.outputs)
 
 
 def parts(path: str, kernel: Any) -> list[tuple[str, Part]]:
-    """The parts of a kernel, with their paths for patterns."""
+    """List the parts of a kernel, with their paths for patterns."""
     stacked = is_stacked(path, kernel)
     stack, shape = tuple(kernel.shape[:stacked]), tuple(kernel.shape[stacked:])
     inputs, outputs = (tuple(shape[i] for i in axes) for axes in kernel_axes(path, len(shape)))
@@ -83,19 +83,19 @@ def parts(path: str, kernel: Any) -> list[tuple[str, Part]]:
 
 
 def is_kernel(path: str, leaf: Any) -> bool:
-    """Whether a parameter is a matrix that can have an adapter."""
+    """Return whether a parameter is a matrix that can have an adapter."""
     return path.endswith('/kernel') and len(leaf.shape) - is_stacked(path, leaf) >= 2
 
 
 def add(params: PyTree, options: Lora, key: jax.Array) -> PyTree:
-    """The parameters and initial adapters, with which a model computes the same.
+    """Add initial adapters to parameters, which do not change the model's outputs.
 
     A is uniform in +-1 / sqrt(inputs), as in `peft`; B is zero.
 
     Args:
-      params: of the model.
-      options: of the adapters.
-      key: of the initial values.
+      params: Parameters of the model.
+      options: Options of the adapters.
+      key: Key of the initial values.
 
     Raises:
       UserError: for a pattern that matches no kernel.
@@ -104,13 +104,13 @@ def add(params: PyTree, options: Lora, key: jax.Array) -> PyTree:
     unused = {*options.layers}
     for path, kernel in param_paths(params).items():
         for name, part in parts(path, kernel) if is_kernel(path, kernel) else ():
-            if not (found := {pattern for pattern in options.layers if _matches(pattern, name)}):
+            if not (matches := {pattern for pattern in options.layers if _matches(pattern, name)}):
                 continue
-            unused -= found
+            unused -= matches
             place = f'{path.removesuffix("/kernel")}/{LORA}/{part.name}'
-            drawn = jax.random.fold_in(key, zlib.crc32(name.encode()))
-            made = _initial(part, kernel, options, drawn)
-            flat |= {f'{place}/{leaf}': value for leaf, value in made.items()}
+            part_key = jax.random.fold_in(key, zlib.crc32(name.encode()))
+            leaves = _initial_leaves(part, kernel, options, part_key)
+            flat |= {f'{place}/{leaf}': value for leaf, value in leaves.items()}
     if unused:
         kernels = (pair for pair in param_paths(params).items() if is_kernel(*pair))
         example = next((parts(*pair)[0][0] for pair in kernels), '')
@@ -127,57 +127,57 @@ def _matches(pattern: str, path: str) -> bool:
         raise UserError(f'config.lora: {pattern!r} is not a regex: {error}') from None
 
 
-def _initial(part: Part, kernel: Any, options: Lora, key: jax.Array) -> dict[str, jax.Array]:
+def _initial_leaves(part: Part, kernel: Any, options: Lora, key: jax.Array) -> dict[str, jax.Array]:
     limit = math.prod(part.inputs) ** -0.5
     shape = (*part.stack, *part.inputs, options.rank)
-    made = {
+    leaves = {
         'a': jax.random.uniform(key, shape, jnp.float32, -limit, limit),
         'b': jnp.zeros((*part.stack, options.rank, *part.outputs), jnp.float32),
     }
-    return made | ({'magnitude': _norms(part, part.take(kernel))} if options.dora else {})
+    return leaves | ({'magnitude': _norms(part, part.take(kernel))} if options.dora else {})
 
 
 def _norms(part: Part, matrix: Any) -> jax.Array:
-    """The norm of each output's column, [*stack *outputs]."""
+    """Compute the norm of each output's column, [*stack *outputs]."""
     return jnp.sqrt(jnp.sum(matrix**2, axis=part.columns))
 
 
 def merge(params: PyTree, scale: float) -> PyTree:
-    """The parameters of the model itself: kernels with their adapters, which are left out.
+    """Merge adapters into their kernels, and drop them from the tree.
 
     Args:
-      params: with adapters, or without.
+      params: Parameters, with adapters or without.
       scale: alpha / rank.
     """
-    return _merged(params, scale, '')
+    return _merge_below(params, scale, '')
 
 
-def _merged(params: Mapping[str, PyTree], scale: float, above: str) -> dict[str, PyTree]:
-    found = {
-        name: _merged(child, scale, f'{above}{name}/') if isinstance(child, Mapping) else child
+def _merge_below(params: Mapping[str, PyTree], scale: float, above: str) -> dict[str, PyTree]:
+    merged = {
+        name: _merge_below(child, scale, f'{above}{name}/') if isinstance(child, Mapping) else child
         for name, child in params.items()
         if name != LORA
     }
     if LORA in params:
-        found[WHOLE] = _adapted(f'{above}{WHOLE}', params[WHOLE], params[LORA], scale)
-    return found
+        merged[WHOLE] = _merge_kernel(f'{above}{WHOLE}', params[WHOLE], params[LORA], scale)
+    return merged
 
 
-def _adapted(path: str, kernel: Any, adapters: Mapping[str, Any], scale: float) -> jax.Array:
-    """A kernel with its adapters."""
-    found = [part for _, part in parts(path, kernel)]
-    made = [
-        _adapted_part(part, part.take(kernel), adapters[part.name], scale)
+def _merge_kernel(path: str, kernel: Any, adapters: Mapping[str, Any], scale: float) -> jax.Array:
+    """Merge a kernel with its adapters."""
+    kernel_parts = [part for _, part in parts(path, kernel)]
+    matrices = [
+        _merge_part(part, part.take(kernel), adapters[part.name], scale)
         if part.name in adapters
         else part.take(kernel)
-        for part in found
+        for part in kernel_parts
     ]
-    if found[0].number is None:
-        return made[0]
-    return jnp.stack(made, axis=len(found[0].stack) + len(found[0].inputs))
+    if kernel_parts[0].number is None:
+        return matrices[0]
+    return jnp.stack(matrices, axis=len(kernel_parts[0].stack) + len(kernel_parts[0].inputs))
 
 
-def _adapted_part(part: Part, matrix: Any, adapter: Mapping[str, Any], scale: float) -> jax.Array:
+def _merge_part(part: Part, matrix: Any, adapter: Mapping[str, Any], scale: float) -> jax.Array:
     a, b = adapter['a'], adapter['b']
     a = a.reshape(*part.stack, -1, a.shape[-1])
     b = b.reshape(*part.stack, a.shape[-1], -1)
@@ -190,7 +190,7 @@ def _adapted_part(part: Part, matrix: Any, adapter: Mapping[str, Any], scale: fl
 
 
 def without(params: PyTree) -> PyTree:
-    """The parameters, or their shapes, without adapters."""
+    """Return parameters, or their shapes, without adapters."""
     return {
         name: without(child) if isinstance(child, Mapping) else child
         for name, child in params.items()
@@ -200,11 +200,11 @@ def without(params: PyTree) -> PyTree:
 
 @dataclasses.dataclass(frozen=True)
 class Adapters:
-    """The adapters of a run.
+    """Adapters of a run.
 
     Attributes:
-      options: of the config.
-      held: paths of the parameters that are never trained.
+      options: Options from the config.
+      held: Paths of parameters that are never trained.
     """
 
     options: Lora
@@ -214,32 +214,34 @@ class Adapters:
 
     @property
     def pattern(self) -> str:
-        """Matches the paths of `held`."""
+        """Pattern that matches the paths of `held`."""
         return f'^({"|".join(map(re.escape, sorted(self.held)))})$'
 
     def extend(self, variables: Mapping[str, PyTree], seed: int) -> dict[str, PyTree]:
-        """A model's variables with initial adapters."""
+        """Add initial adapters to a model's variables."""
         params = add(variables['params'], self.options, jax.random.key(seed))
         return {**variables, 'params': params}
 
     def wrap(self, model: Any) -> Adapted:
-        """The model, called with its adapters."""
+        """Wrap a model, so that it is called with its adapters."""
         return Adapted(model, self.options.scale)
 
     def split(self, params: PyTree) -> tuple[PyTree, PyTree]:
-        """The trained parameters, and those that never change."""
+        """Split parameters into trained and frozen ones."""
         flat = traverse_util.flatten_dict(dict(params), sep='/')
-        own = {path: leaf for path, leaf in flat.items() if path not in self.held}
+        trained = {path: leaf for path, leaf in flat.items() if path not in self.held}
         base = {path: leaf for path, leaf in flat.items() if path in self.held}
-        nested: list[PyTree] = [traverse_util.unflatten_dict(tree, sep='/') for tree in (own, base)]
+        nested: list[PyTree] = [
+            traverse_util.unflatten_dict(tree, sep='/') for tree in (trained, base)
+        ]
         return nested[0], nested[1]
 
     def own(self, state: Any) -> Any:
-        """A run's state, or its shapes, with the trained parameters alone."""
+        """Return a run's state, or its shapes, with only the trained parameters."""
         return dataclasses.replace(state, params=self.split(state.params)[0])
 
     def remarks(self, params: PyTree) -> list[str]:
-        """A line that counts what is trained."""
+        """Describe how many parameters are trained."""
         sizes = {path: leaf.size for path, leaf in param_paths(params).items()}
         trained = sum(size for path, size in sizes.items() if path not in self.held)
         kind = 'DoRA' if self.options.dora else 'LoRA'
@@ -247,33 +249,35 @@ class Adapters:
 
 
 def make(lora: Lora, model: Any, params: PyTree) -> tuple[Adapters, PyTree]:
-    """The adapters of a run, and the shapes of its parameters with them.
+    """Make the adapters of a run, and the shapes of its parameters with them.
 
     Args:
       lora: `config.lora`, with a rank above 0.
-      model: the Linen module, whose head is trained.
-      params: shapes of its parameters.
+      model: Linen module, whose head is trained.
+      params: Shapes of its parameters.
 
     Raises:
       UserError: for a pattern that matches nothing.
     """
-    params = jax.eval_shape(lambda held: add(held, lora, jax.random.key(0)), params)
+    params = jax.eval_shape(lambda frozen_paths: add(frozen_paths, lora, jax.random.key(0)), params)
     paths = param_paths(params)
     for pattern in lora.train:
         if not any(_matches(pattern, path) for path in paths):
             raise UserError(f'config.lora.train: {pattern!r} matches no parameter')
     heads = (f'^{re.escape(head)}/' for head in model.head_layers)
-    own = (LEAF.pattern, *heads, *lora.train)
-    held = [path for path in paths if not any(_matches(pattern, path) for pattern in own)]
-    return Adapters(lora, frozenset(held)), params
+    trained_patterns = (LEAF.pattern, *heads, *lora.train)
+    frozen_paths = [
+        path for path in paths if not any(_matches(pattern, path) for pattern in trained_patterns)
+    ]
+    return Adapters(lora, frozenset(frozen_paths)), params
 
 
 @dataclasses.dataclass(frozen=True)
 class Adapted:
-    """A model whose kernels get their adapters before each call; otherwise as the model.
+    """A model whose kernels are merged with their adapters before each call.
 
     Attributes:
-      model: the Linen module.
+      model: Linen module.
       scale: alpha / rank.
     """
 
@@ -281,7 +285,7 @@ class Adapted:
     scale: float
 
     def apply(self, variables: Mapping[str, PyTree], *inputs: Any, **options: Any) -> Any:
-        """`model.apply` with the merged kernels."""
+        """Call `model.apply` with merged kernels."""
         merged = {**variables, 'params': merge(variables['params'], self.scale)}
         return self.model.apply(merged, *inputs, **options)
 

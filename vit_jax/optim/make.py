@@ -1,6 +1,6 @@
-"""The optimizer of a config: one of Optax or our own, with decay, rates and freezing by path.
+"""The optimizer of a config: from Optax or this package, with decay, rates and freezing by path.
 
-Patterns of paths and the transformations that use them are in `param_groups`.
+Path patterns and the transformations that use them are in `param_groups`.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from vit_jax.optim.mup import Factors
 
 PyTree = Any
-Strength = float | Callable[[Any], Any]  # of weight decay, or its schedule
+Strength = float | Callable[[Any], Any]  # strength of weight decay, or its schedule
 # Optimizers that need the loss, a random key or a constant learning rate.
 _UNSUPPORTED = {'fromage', 'lbfgs', 'noisy_sgd', 'optimistic_adam', 'rprop', 'sm3'}
-# Parameters that are vectors, whatever their axes: not tables of biases by position.
+# Parameters that count as vectors, for any number of axes; position bias tables do not.
 _VECTOR = re.compile(r'(?<!position_)(?<!relative_)(bias|scale)$')
 _FRACTIONS = ('b1', 'b2', 'b3', 'beta2_cap', 'momentum', 'decay', 'rho')  # keywords in [0, 1)
 
@@ -56,15 +56,15 @@ def make(
     factors: Mapping[str, Factors] | None = None,
     largest: Rules = (),
 ) -> tuple[optax.GradientTransformation, optax.Schedule]:
-    """The gradient transformation that a config describes, and its learning rate.
+    """Make the gradient transformation of a config, and its learning rate.
 
     Args:
-      params: the parameters, or their shapes.
+      params: Parameters, or their shapes.
       optim: `config.optim`.
-      times: durations of the run.
-      layers: patterns from the model's `layer_order()`; `layer_decay` needs them.
-      factors: of the parametrization, see `mup`; None for the standard one.
-      largest: pairs of a pattern and the largest value of the parameters after an update.
+      times: Durations of the run.
+      layers: Patterns from the model's `layer_order()`, required by `layer_decay`.
+      factors: Factors of the parametrization, see `mup`; None for the standard one.
+      largest: Pairs of a pattern and the largest parameter value after an update.
 
     Raises:
       UserError: for an unknown name or keyword, or a pattern that matches no parameter.
@@ -109,21 +109,23 @@ def make(
 
 
 def _delays(optim: Optim, times: Durations, rate: optax.Schedule) -> list[Delay]:
-    """The rules of `lr_delays` for `delayed`."""
+    """Convert `lr_delays` to rules for `delayed`."""
     delays: list[Delay] = []
     for pattern, *durations in optim.lr_delays:
         first, *warmup = (times.steps(text) for text in durations)
-        late = None
+        delayed_factor = None
         if warmup:
             schedule = dataclasses.replace(optim.schedule, warmup=warmup[0])
-            rest = max(times.total_steps - first, 1)
-            late = _ratio(schedules.make(schedule, optim.lr, times, rest), first, rate)
-        delays.append((pattern, first, late))
+            remaining_steps = max(times.total_steps - first, 1)
+            delayed_factor = _ratio(
+                schedules.make(schedule, optim.lr, times, remaining_steps), first, rate
+            )
+        delays.append((pattern, first, delayed_factor))
     return delays
 
 
 def _ratio(late: optax.Schedule, first: int, rate: optax.Schedule) -> optax.Schedule:
-    """What updates at the learning rate `rate` are multiplied by to have `late` from `first` on."""
+    """Return the factor that turns learning rate `rate` into `late` from step `first` on."""
 
     def ratio(step: Any) -> Any:
         usual = rate(step)
@@ -135,7 +137,7 @@ def _ratio(late: optax.Schedule, first: int, rate: optax.Schedule) -> optax.Sche
 def _optimizer(
     optim: Optim, lr: optax.Schedule, weight_decay: Strength, decay_mults: Rules
 ) -> optax.GradientTransformation:
-    """The optimizer, or one for each strength of weight decay."""
+    """Make the optimizer, or one per strength of weight decay."""
     build = _builder(optim.name, optim.options)
 
     def mask(tree: PyTree) -> PyTree:
@@ -155,7 +157,7 @@ def _optimizer(
 
 
 def _builder(name: str, kwargs: Mapping[str, Any]) -> Callable[..., optax.GradientTransformation]:
-    """(lr, weight_decay, mask) -> the optimizer, with weight decay applied its own way."""
+    """Return (lr, weight_decay, mask) -> optimizer, with the optimizer's form of weight decay."""
     build_one, takes = factory(name), set(parameters(factory(name)))
     options = _options(name, kwargs)
     if 'trust_ratio_mask' in takes:
@@ -171,7 +173,7 @@ def _builder(name: str, kwargs: Mapping[str, Any]) -> Callable[..., optax.Gradie
 
         def rate(count: jax.Array) -> jax.Array:
             strength = weight_decay(count) if callable(weight_decay) else weight_decay
-            return strength * lr(count)  # Adafactor's own rate is not scaled by lr.
+            return strength * lr(count)  # Adafactor does not scale its decay rate by lr
 
         return build_one(lr, weight_decay_rate=rate, **{mask_name: mask}, **options)
 
@@ -184,25 +186,25 @@ def _scaled_strength(strength: Strength, mult: float) -> Strength:
 
 
 def factory(name: str) -> Callable[..., optax.GradientTransformation]:
-    """The constructor of the named optimizer; UserError if there is none."""
-    if name not in (known := optimizers()):
-        raise UserError('config.optim.name: ' + nearest('optimizer', name, known))
+    """Find the constructor of an optimizer; UserError if it does not exist."""
+    if name not in (names := optimizers()):
+        raise UserError('config.optim.name: ' + nearest('optimizer', name, names))
     return OWN.get(name) or getattr(optax, name)
 
 
 def options(name: str) -> Parameters:
-    """The keywords of an optimizer that `make` passes on to it.
+    """Return the keywords that `make` passes to an optimizer.
 
     Raises:
-      UserError: if there is no such optimizer, or it needs more than gradients.
+      UserError: if the optimizer does not exist, or needs more than gradients.
     """
     reserved = ('learning_rate', 'weight_decay', 'weight_decay_rate')
-    found = parameters(factory(name)).items()
-    return {key: p for key, p in found if key not in reserved and not key.endswith('mask')}
+    items = parameters(factory(name)).items()
+    return {key: p for key, p in items if key not in reserved and not key.endswith('mask')}
 
 
 def optimizers() -> list[str]:
-    """Names of the optimizers that work with a schedule and gradients alone."""
+    """List the optimizers that need only a schedule and gradients."""
     return sorted([*OWN, *(name for name in dir(optax) if _is_optimizer(name))])
 
 
@@ -218,7 +220,7 @@ def _is_optimizer(name: str) -> bool:
 
 
 def _options(name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the optimizer's own keywords and turn names of dtypes into dtypes."""
+    """Check an optimizer's keywords, and convert dtype names to dtypes."""
     valid = options(name)
     for key in kwargs:
         if key not in valid:
@@ -234,7 +236,7 @@ def _dtype(key: str, name: Any) -> Any:
     try:
         return None if name is None else jnp.dtype(name)
     except TypeError as e:
-        raise UserError(f"config.optim.{key}={name!r}: no dtype; try 'bfloat16'") from e
+        raise UserError(f"config.optim.{key}={name!r}: not a dtype; try 'bfloat16'") from e
 
 
 def adafactor_zhai(
@@ -258,25 +260,25 @@ def adafactor_zhai(
         m_t = momentum m_(t-1) + (1 - momentum) g / sqrt(v_t)
         x_t = x_(t-1) - lr(t - 1) (m_t + weight_decay x_(t-1))
 
-    If the two longest axes of v have at least `min_dim_size_to_factor`, only its means r and c over
-    each of them are kept, and v is r c' / mean(r), as in Shazeer & Stern, 2018, arXiv:1804.04235,
-    algorithm 4. Neither moment is bias-corrected.
+    If the two longest axes of v have at least `min_dim_size_to_factor` entries, only its means r
+    and c over these axes are stored, and v is r c' / mean(r), as in Shazeer & Stern, 2018,
+    arXiv:1804.04235, algorithm 4. Neither moment is bias-corrected.
 
     `optax.adafactor` differs: it clips the update, lets beta_t approach 1, keeps a float32 momentum
     of updates that include the learning rate, and scales by the parameters' size.
 
     Args:
-      learning_rate: a number, or a function of the number of updates made before.
-      weight_decay: strength of the decoupled decay.
-      mask: parameters -> which of them decay; by default all.
-      decay_rate: exponent by which the memory of the second moment grows.
-      beta2_cap: the largest beta_t; 0.999 averages over about 1,000 steps.
-      momentum: of the first moment; None for none.
-      dtype_momentum: dtype of the first moment.
-      clipping_threshold: root mean square above which g / sqrt(v_t) is scaled down to it, parameter
-        by parameter, before the momentum; None for no clipping.
-      min_dim_size_to_factor: the least length of both axes of a second moment that is factored.
-      eps: added to the squared gradient.
+      learning_rate: Number, or function of the number of previous updates.
+      weight_decay: Strength of the decoupled decay.
+      mask: Function from parameters to whether they decay; by default all do.
+      decay_rate: Exponent by which the memory of the second moment grows.
+      beta2_cap: Largest beta_t; 0.999 averages over about 1,000 steps.
+      momentum: Decay of the first moment, or None.
+      dtype_momentum: Dtype of the first moment.
+      clipping_threshold: Root mean square to which g / sqrt(v_t) is limited, parameter by
+        parameter, before the momentum; None for no clipping.
+      min_dim_size_to_factor: Smallest length of both axes of a factored second moment.
+      eps: Number added to the squared gradient.
     """
 
     def beta(step: jax.Array, exponent: float) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Muon for this package's layouts of kernels, built from parts of Optax."""
+"""Muon for this package's kernel layouts, built from parts of Optax."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ def muon(
 ) -> optax.GradientTransformation:
     """Momentum orthogonalized by Newton-Schulz iteration for kernels, AdamW for the rest.
 
-    Jordan et al., 2024, https://kellerjordan.github.io/posts/muon; weight decay and the size of
-    updates are those of Liu et al., 2025, arXiv:2502.16982, section 2.2. Updates of a kernel with
-    fan-in n and fan-out m are multiplied by rms * sqrt(max(n, m)). Their root mean square is then
-    about `rms`, like that of AdamW's, whose learning rate and weight decay can be kept. Queries,
-    keys and values are matrices of their own, and so is each scanned block.
+    Jordan et al., 2024, https://kellerjordan.github.io/posts/muon; weight decay and update sizes
+    follow Liu et al., 2025, arXiv:2502.16982, section 2.2. Updates of a kernel with fan-in n and
+    fan-out m are multiplied by rms * sqrt(max(n, m)). Their root mean square is then about `rms`,
+    as with AdamW, so that AdamW's learning rate and weight decay can be reused. Queries, keys,
+    values and scanned blocks are treated as separate matrices.
 
     Args:
-      learning_rate: a number, or a function of the number of updates made before.
-      weight_decay: strength of the decoupled decay, of both groups.
-      mask: parameters -> which of them decay; by default all.
-      matrices: pattern of the kernels that are orthogonalized. The default leaves embeddings and
-        heads to AdamW, as the authors recommend.
-      beta: decay of the momentum.
-      nesterov: whether the momentum looks ahead.
+      learning_rate: Number, or function of the number of previous updates.
+      weight_decay: Strength of the decoupled decay, in both groups.
+      mask: Function from parameters to whether they decay; by default all do.
+      matrices: Pattern of orthogonalized kernels. The default leaves embeddings and heads to AdamW,
+        as the authors recommend.
+      beta: Decay of the momentum.
+      nesterov: Whether to use Nesterov momentum.
       ns_steps: Newton-Schulz iterations.
-      rms: root mean square of the updates.
-      b1, b2: of AdamW.
-      eps: added to denominators in both groups.
-      mu_dtype: dtype of the momentum; that of the parameters if None.
+      rms: Root mean square of the updates.
+      b1, b2: Decay rates of AdamW's moments.
+      eps: Number added to denominators in both groups.
+      mu_dtype: Dtype of the momentum; the parameters' dtype if None.
     """
 
     def is_matrix(path: str) -> bool:
@@ -88,13 +88,13 @@ def _axes(path: str, leaf: Any) -> contrib.MuonDimensionNumbers:
 
 
 def _dimensions(tree: PyTree) -> PyTree:
-    """The axes of each kernel, for Optax."""
+    """Return the axes of each kernel, for Optax."""
     leaves = param_paths(tree)
     return map_paths(lambda path: _axes(path, leaves[path]), tree)
 
 
 def _to_rms(rms: float) -> optax.GradientTransformation:
-    """Scale updates whose singular values are 1."""
+    """Scale updates with singular values of 1 to a root mean square of `rms`."""
 
     def scaled(keys: Any, update: jax.Array) -> jax.Array:
         axes = _axes(path_name(keys), update)
@@ -106,24 +106,24 @@ def _to_rms(rms: float) -> optax.GradientTransformation:
 
 Axes = tuple[int, ...]
 
-# Projections to heads; the letters are those of their C parts.
+# Projections to heads; one letter for each of their C parts.
 TO_HEADS = re.compile(r'/([qkv]+)/(kernel|bias)$')
 
 
 def is_stacked(path: str, leaf: Any) -> bool:
-    """Whether a parameter has the scanned blocks on axis 0."""
+    """Return whether a parameter has scanned blocks on axis 0."""
     return unrolled(path, leaf) != [path]
 
 
 def kernel_axes(path: str, ndim: int) -> tuple[Axes, Axes]:
-    """The axes of a kernel's inputs and outputs; any others count independent matrices.
+    """Return a kernel's input and output axes; other axes count independent matrices.
 
     Dense layers have [in, out], convolutions [H, W, in, out], projections to heads [D, C, H, K] and
     from them [H, K, D].
 
     Args:
-      path: of the parameter.
-      ndim: number of its axes without that of scanned blocks.
+      path: Path of the parameter.
+      ndim: Number of axes, not counting scanned blocks.
     """
     if TO_HEADS.search(path):
         return (0,), (2, 3)

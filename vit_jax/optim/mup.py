@@ -1,8 +1,8 @@
 """Maximal update parametrization: hyperparameters tuned on a narrow model hold for a wide one.
 
-Yang et al., 2022, arXiv:2203.03466, table 3, for Adam and optimizers like it. A parameter is
-compared with that of a narrow base model, for which nothing changes. With r, the ratio of fan-ins
-(of widths, for vectors), the factors are
+Yang et al., 2022, arXiv:2203.03466, table 3, for Adam and similar optimizers. Each parameter is
+compared with its counterpart in a narrow base model, for which nothing changes. With r, the ratio
+of fan-ins (or of widths, for vectors), the factors are
 
     kind        initial values   learning rate   gradient
     vector      1                1               r
@@ -10,15 +10,15 @@ compared with that of a narrow base model, for which nothing changes. With r, th
     output      r^-1/2           1/r             1
     embedding   1                r^-1/2          r^1/2
 
-Vectors are biases, norms, positions and kernels that read what does not grow, such as patches;
-hidden kernels have two sides that grow, output kernels read what grows. Models here draw kernels
-with a variance of about 1/fan-in, which the column of initial values takes for granted. An
-embedding is a table that its model multiplies by sqrt(width).
+Vectors are biases, norms, positions and kernels with inputs of fixed size, such as patches. Both
+inputs and outputs of hidden kernels grow; only the inputs of output kernels grow. The column of
+initial values assumes kernels with a variance of about 1/fan-in, as in the models of this package.
+An embedding is a table that its model multiplies by sqrt(width).
 
-A factor of the gradient does not change the updates of Adam. It divides Adam's epsilon, which
-would otherwise outgrow the gradients of wide models (Everett et al., 2024, arXiv:2407.05872). Decay
-keeps the product of rate and strength. Scores of attention are divided by the width of a head
-instead of its root: factors of the queries' projections do that, so that the model stays the same.
+A gradient factor does not change Adam's updates, but divides Adam's epsilon, which would otherwise
+exceed the gradients of wide models (Everett et al., 2024, arXiv:2407.05872). The product of
+learning rate and weight decay is kept. Attention scores are divided by the head width instead of
+its root: factors of the query projections do this, so the model is unchanged.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from vit_jax.tree_paths import param_paths, path_name
 
 PyTree = Any
 Shape = tuple[int, ...]
-Kinds = Sequence[tuple[str, str]]  # a pattern of paths, and the kind
+Kinds = Sequence[tuple[str, str]]  # path pattern and kind
 
 KINDS = ('vector', 'hidden', 'output', 'embedding', 'tied')
 KEY = 'config.optim.parametrization'
@@ -52,13 +52,13 @@ OPTIMIZERS = (
 
 @dataclasses.dataclass(frozen=True)
 class Factors:
-    """The factors of one parameter.
+    """Factors of one parameter.
 
     Attributes:
-      initial: of its initial values.
-      rate: of its learning rate.
-      gradient: of its gradient.
-      query_factor: of the values and updates of queries, 1 for keys and values, in an array that
+      initial: Factor of the initial values.
+      rate: Factor of the learning rate.
+      gradient: Factor of the gradient.
+      query_factor: Factor of values and updates of queries, 1 for keys and values, in an array that
         broadcasts against the parameter; None if the parameter projects no queries, or heads are
         as wide as in the base model.
     """
@@ -69,55 +69,55 @@ class Factors:
     query_factor: np.ndarray | None = None
 
     def update_factor(self) -> float | np.ndarray:
-        """The factor of the update."""
+        """Return the factor of the update."""
         return self.rate if self.query_factor is None else self.rate * self.query_factor
 
     def value_factor(self) -> float | np.ndarray:
-        """The factor of the initial values."""
+        """Return the factor of the initial values."""
         return self.initial if self.query_factor is None else self.initial * self.query_factor
 
 
 def factors(params: PyTree, base: PyTree, kinds: Kinds = ()) -> dict[str, Factors]:
-    """The factors of each parameter, by its path.
+    """Compute the factors of each parameter, by path.
 
     Args:
-      params: the parameters, or their shapes.
-      base: the same for the base model, which differs in widths alone.
-      kinds: of parameters whose shapes do not determine the kind; the first match counts.
+      params: Parameters, or their shapes.
+      base: Parameters of the base model, which differs only in widths, or their shapes.
+      kinds: Kinds of parameters whose shapes do not determine them; the first match counts.
 
     Raises:
-      UserError: if the base model has other parameters, or one matrix both embeds tokens and scores
-        them, for which no factors are right.
+      UserError: if the base model has different parameters, or one matrix both embeds tokens and
+        scores them, for which no factors are right.
     """
-    ours, theirs = param_paths(params), param_paths(base)
-    if differ := sorted(ours.keys() ^ theirs.keys()):
+    leaves, base_leaves = param_paths(params), param_paths(base)
+    if differ := sorted(leaves.keys() ^ base_leaves.keys()):
         raise UserError(
             f'config.optim.parametrization: {differ[0]} is in one of the model and its base model '
             'alone: give a base model that differs in widths, not in depth'
         )
-    return {path: _factors(path, leaf, theirs[path], kinds) for path, leaf in ours.items()}
+    return {path: _factors(path, leaf, base_leaves[path], kinds) for path, leaf in leaves.items()}
 
 
-def scaled(params: PyTree, found: Mapping[str, Factors]) -> PyTree:
-    """Initial values times their factors."""
+def scale_initial(params: PyTree, by_path: Mapping[str, Factors]) -> PyTree:
+    """Multiply initial values by their factors."""
 
     def value(keys: Any, x: jax.Array) -> jax.Array:
-        return x * np.asarray(found[path_name(keys)].value_factor(), x.dtype)
+        return x * np.asarray(by_path[path_name(keys)].value_factor(), x.dtype)
 
     return jax.tree_util.tree_map_with_path(value, params)
 
 
 def decay_rules(
-    found: Mapping[str, Factors], mults: Sequence[tuple[str, float]]
+    by_path: Mapping[str, Factors], mults: Sequence[tuple[str, float]]
 ) -> list[tuple[str, float]]:
-    """Multipliers of weight decay that cancel the multipliers of the learning rate.
+    """Compute weight decay multipliers that cancel the learning rate multipliers.
 
     Args:
-      found: the factors.
-      mults: pairs of a pattern and a multiplier that the user wants; the first that matches counts.
+      by_path: Factors of each parameter.
+      mults: The user's pairs of a pattern and a multiplier; the first match counts.
     """
     groups: dict[float, list[str]] = {}
-    for path, factor in found.items():
+    for path, factor in by_path.items():
         wanted = next((mult for pattern, mult in mults if re.search(pattern, path)), 1.0)
         groups.setdefault(wanted / factor.rate, []).append(path)
     groups.pop(1.0, None)
@@ -150,20 +150,20 @@ def _factors(path: str, leaf: Any, base: Any, kinds: Kinds) -> Factors:
 
 
 def _kind(path: str, shape: Shape, narrow: Shape, kinds: Kinds) -> tuple[str, float]:
-    """The kind of a parameter, and the ratio that its factors depend on."""
-    given = next((kind for pattern, kind in kinds if re.search(pattern, path)), None)
-    whole = math.prod(shape) / math.prod(narrow)
-    if given is not None or not path.endswith('kernel'):
-        return given or 'vector', whole
+    """Return the kind of a parameter, and the ratio for its factors."""
+    declared = next((kind for pattern, kind in kinds if re.search(pattern, path)), None)
+    size_ratio = math.prod(shape) / math.prod(narrow)
+    if declared is not None or not path.endswith('kernel'):
+        return declared or 'vector', size_ratio
     inputs, _ = kernel_axes(path, len(shape))
     fan_in = math.prod(shape[i] / narrow[i] for i in inputs)
     if fan_in == 1:
-        return 'vector', whole
-    return ('hidden' if whole != fan_in else 'output'), fan_in
+        return 'vector', size_ratio
+    return ('hidden' if size_ratio != fan_in else 'output'), fan_in
 
 
 def _query_factors(path: str, shape: Shape, narrow: Shape) -> np.ndarray | None:
-    """(K_0 / K)^1/2 for the part of the queries, 1 for keys and values."""
+    """Return (K_0 / K)^1/2 for queries, 1 for keys and values."""
     match = TO_HEADS.search(path)
     if match is None or 'q' not in match[1] or shape[-1] == narrow[-1]:
         return None
@@ -172,15 +172,15 @@ def _query_factors(path: str, shape: Shape, narrow: Shape) -> np.ndarray | None:
     return parts
 
 
-def base_fields(text: str, known: Iterable[str]) -> dict[str, Any]:
-    """The fields of the base model that `mup(...)` gives.
+def base_fields(text: str, fields: Iterable[str]) -> dict[str, Any]:
+    """Parse the base model's fields from `mup(...)`.
 
     Args:
-      text: of the config.
-      known: the fields that models of this kind have.
+      text: Text of the config.
+      fields: Fields of models of this kind.
 
     Raises:
-      UserError: for a text that is no `mup(...)`, or an unknown field.
+      UserError: if the text is not `mup(...)`, or a field is unknown.
     """
     call = signatures.parse_call(text, KEY)
     args, widths = signatures.arguments(call)
@@ -190,6 +190,6 @@ def base_fields(text: str, known: Iterable[str]) -> dict[str, Any]:
             'model that the hyperparameters were tuned on'
         )
     for key in widths:
-        if key not in known:
-            raise UserError(f'{KEY}: ' + nearest('field of config.model', key, known))
+        if key not in fields:
+            raise UserError(f'{KEY}: ' + nearest('field of config.model', key, fields))
     return widths

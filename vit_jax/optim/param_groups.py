@@ -1,4 +1,4 @@
-"""Parameter groups by path: multipliers, layer-wise decay, freezing.
+"""Parameter groups by path: multipliers, layer-wise decay and freezing.
 
 A pattern is a regular expression that may match anywhere in a path (`re.search`).
 """
@@ -26,12 +26,12 @@ Scale = float | np.ndarray | jax.Array
 
 
 def first_match(rules: Rules, path: str, default: float) -> float:
-    """The value of the first rule whose pattern matches `path`."""
+    """Return the value of the first rule whose pattern matches `path`."""
     return next((value for pattern, value in rules if re.search(pattern, path)), default)
 
 
 def scale_by_path(scale: Callable[[str], Scale]) -> optax.GradientTransformation:
-    """Multiply each update by `scale(path)`, a number or one number a row (axis 0)."""
+    """Multiply each update by `scale(path)`, a number or one number per row (axis 0)."""
 
     def scaled(path: Any, update: jax.Array) -> jax.Array:
         by = jnp.asarray(scale(path_name(path)), update.dtype)
@@ -41,17 +41,17 @@ def scale_by_path(scale: Callable[[str], Scale]) -> optax.GradientTransformation
 
 
 def layer_scale(params: PyTree, decay: float, layers: Sequence[str]) -> Callable[[str], Scale]:
-    """Layer-wise decay of the learning rate for fine-tuning (Bao et al. 2022, BEiT).
+    """Decay the learning rate layer by layer for fine-tuning (Bao et al. 2022, BEiT).
 
     With n named layers and all other parameters as layer n, layer k gets decay^(n - k) times the
     learning rate, as in He et al. 2022, MAE. Scanned blocks, stacked on axis 0 of `blocks`, get a
     rate for each row.
 
     Args:
-      params: the parameters, or their shapes.
-      decay: ratio of a layer's learning rate to that of the next.
-      layers: a pattern of each layer's paths, from the input on; paths that match none form
-        the last layer.
+      params: Parameters, or their shapes.
+      decay: Ratio of the learning rates of a layer and the next one.
+      layers: Path pattern of each layer, starting at the input; paths without a match form the last
+        layer.
 
     Raises:
       UserError: if there are no layers.
@@ -92,7 +92,7 @@ def frozen(
 
 
 def trained(params: PyTree, patterns: Sequence[str]) -> PyTree:
-    """The parameters to differentiate by: None in place of those that match a pattern."""
+    """Select the parameters to differentiate by; those that match a pattern become None."""
     return jax.tree_util.tree_map_with_path(
         lambda keys, leaf: None if _is_frozen(path_name(keys), patterns) else leaf, params
     )
@@ -106,14 +106,15 @@ Delay = tuple[str, int, optax.Schedule | None]
 
 
 def delayed(tx: optax.GradientTransformation, delays: Sequence[Delay]) -> Any:
-    """`tx`, with no update of a parameter before the step that a rule gives it.
+    """Delay the updates of `tx` until the step in the parameter's rule.
 
-    The optimizer's own state follows the gradients from the first step, as with a learning rate of
-    zero: DINOv2 (arXiv:2304.07193) keeps its last layer fixed so in the first epoch.
+    The optimizer state follows the gradients from the first step, as with a learning rate of zero:
+    DINOv2 (arXiv:2304.07193) freezes its last layer like this in the first epoch.
 
     Args:
-      delays: a pattern, the first step with an update, and, or None, what updates are multiplied by
-        as a function of the step. The first pattern that matches counts.
+      tx: Optimizer.
+      delays: Rules of a pattern, the first step with an update, and a factor of updates as a
+        function of the step, or None. The first matching pattern counts.
     """
     if not delays:
         return tx
@@ -134,9 +135,9 @@ def delayed(tx: optax.GradientTransformation, delays: Sequence[Delay]) -> Any:
 
 
 def bounded(tx: optax.GradientTransformation, largest: Rules) -> optax.GradientTransformation:
-    """`tx`, after whose updates no parameter exceeds the value of the first rule that matches it.
+    """Limit parameters after updates of `tx` to the value of the first matching rule.
 
-    The state is that of `tx`.
+    The state is the same as for `tx`.
     """
     if not largest:
         return tx
@@ -152,26 +153,26 @@ def bounded(tx: optax.GradientTransformation, largest: Rules) -> optax.GradientT
     return optax.GradientTransformation(tx.init, update)
 
 
-@functools.cache  # not at import: an array starts JAX, after which no job can be joined
+@functools.cache  # not at import: an array starts JAX, and then no job can be joined
 def _schedules() -> tuple[Any, ...]:
-    """The states that count the steps of a schedule."""
+    """Return the state types that count the steps of a schedule."""
     decay = optax.add_decayed_weights(lambda _: 0.0)
     return optax.ScaleByScheduleState, type(jax.eval_shape(decay.init, ()))
 
 
-# The states that hold the states of others.
+# States that contain other states.
 _WRAPPERS = (optax.MaskedState, optax.transforms.PartitionState)
 
 
 def at_step(state: PyTree, step: jax.Array) -> PyTree:
-    """The state of an optimizer of `make`, with its schedules and delays at `step`.
+    """Set the schedules and delays in an optimizer state of `make` to `step`.
 
-    They count the updates that the optimizer has made, which are fewer than the steps where some
-    were skipped. Moments and the correction of their bias keep their own counts.
+    They count the optimizer's updates, which are fewer than the steps if some were skipped. Moments
+    and their bias correction keep separate counts.
 
     Args:
-      state: of the optimizer.
-      step: number of steps before, int32.
+      state: Optimizer state.
+      step: Number of previous steps, int32.
     """
     if isinstance(state, _schedules()):
         return state._replace(count=step)
@@ -181,7 +182,7 @@ def at_step(state: PyTree, step: jax.Array) -> PyTree:
         return {name: at_step(inner, step) for name, inner in state.items()}
     if type(state) is tuple:  # a chain
         return tuple(at_step(inner, step) for inner in state)
-    # A state that is a number is the count of `delayed`.
+    # A state that is only a number is the count of `delayed`.
     return step if isinstance(state, jax.Array) else state
 
 
@@ -195,10 +196,10 @@ def check_patterns(key: str, patterns: Sequence[str], paths: Iterable[str]) -> N
     """Raise UserError for a pattern that matches no path."""
     for pattern in patterns:
         try:
-            found = any(re.search(pattern, path) for path in paths)
+            has_match = any(re.search(pattern, path) for path in paths)
         except re.error as e:
             raise UserError(f'config.optim.{key}: {pattern!r} is not a regex: {e}') from e
-        if not found:
-            near = difflib.get_close_matches(pattern, list(paths), n=1, cutoff=0.0)
-            hint = f'; the nearest path is {near[0]!r}' if near else ''
+        if not has_match:
+            closest = difflib.get_close_matches(pattern, list(paths), n=1, cutoff=0.0)
+            hint = f'; the nearest path is {closest[0]!r}' if closest else ''
             raise UserError(f'config.optim.{key}: {pattern!r} matches no parameter{hint}')

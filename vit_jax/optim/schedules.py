@@ -1,4 +1,4 @@
-"""Schedules of the learning rate or another number: warm-up, shape, and cooldown."""
+"""Schedules of the learning rate or other numbers: warm-up, shape and cooldown."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from vit_jax.errors import UserError, nearest
 def make(
     schedule: Schedule, peak: float, times: Durations, total_steps: int | None = None
 ) -> optax.Schedule:
-    """A number as a function of the steps already taken; constant beyond the last one.
+    """Make a number a function of the steps already taken; constant after the last step.
 
     Args:
-      schedule: its shape.
-      peak: the highest value; or the first, where `final` is above it.
-      times: durations of the run.
-      total_steps: number of steps, if not those of the run.
+      schedule: Shape of the schedule.
+      peak: Highest value; or the first value, if `final` is larger.
+      times: Durations of the run.
+      total_steps: Number of steps, by default the run's.
 
     Raises:
       UserError: for an unknown name, or durations that do not fit into the run.
@@ -64,12 +64,12 @@ def make(
 def strength(
     schedule: Schedule, peak: float, times: Durations | None
 ) -> float | Callable[[Any], Any]:
-    """The schedule with that peak, or the number itself if the schedule is constant.
+    """Make a schedule with this peak; return the number if the schedule is constant.
 
     Args:
-      schedule: of a strength or a decay.
-      peak: its highest value.
-      times: durations of the run; may be None if the schedule is constant.
+      schedule: Schedule of a strength or a decay.
+      peak: Highest value.
+      times: Durations of the run; may be None if the schedule is constant.
     """
     if schedule == Schedule():
         return peak
@@ -107,13 +107,13 @@ def _cosine(elapsed: Any, spec: _Spec) -> Any:
 
 
 def _polynomial(elapsed: Any, spec: _Spec) -> Any:
-    """Fall from the peak to `final` as a power of the share of steps that are left."""
-    left = jnp.clip(1 - elapsed / spec.length, 0, 1)
-    return spec.final + (spec.peak - spec.final) * left**spec.power
+    """Fall from the peak to `final` as a power of the share of remaining steps."""
+    remaining = jnp.clip(1 - elapsed / spec.length, 0, 1)
+    return spec.final + (spec.peak - spec.final) * remaining**spec.power
 
 
 def _rsqrt(elapsed: Any, spec: _Spec) -> Any:
-    """Fall as the reciprocal square root of the steps since the warm-up, without an end."""
+    """Fall as the reciprocal square root of the steps since the warm-up, indefinitely."""
     return spec.peak * jnp.sqrt(spec.timescale / (spec.timescale + elapsed))
 
 
@@ -151,6 +151,6 @@ def _validate_stair(boundaries: Sequence[int], warmup: int, total_steps: int) ->
     marks = (warmup, *boundaries, total_steps)
     if not boundaries or any(a >= b for a, b in itertools.pairwise(marks)):
         raise UserError(
-            f"schedule 'stair': boundaries={tuple(boundaries)} must be one or more steps, rising, "
+            f"schedule 'stair': boundaries={tuple(boundaries)} must be one or more increasing steps, "
             f'between the warm-up of {warmup} and the end at {total_steps}'
         )

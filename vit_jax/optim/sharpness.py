@@ -5,9 +5,9 @@ gradient of the loss, and takes the gradient there, g_p. GSAM (Zhuang et al., 20
 arXiv:2203.08065, algorithm 1) also shrinks the gap between the two losses: it subtracts from g_p
 alpha times the part of the first gradient that is orthogonal to it.
 
-A step needs two gradients, so that it takes about twice the time, and memory for one more copy of
-the trained parameters. Both are those of the whole global batch, however it is split: the authors
-of GSAM move the parameters by the gradient of each device's own rows instead.
+A step needs two gradients, so it takes about twice the time, and memory for one more copy of the
+trained parameters. Both gradients are over the whole global batch, for any split; the authors of
+GSAM instead move the parameters by the gradient of each device's rows.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ EPS = 1e-12
 
 
 def remarks(sam: Sam) -> list[str]:
-    """A line about the cost of a step with a rho above 0."""
+    """Describe the cost of a step with a rho above 0."""
     return [f'sharpness-aware, rho {sam.rho}: two gradients a step, about twice its time']
 
 
 def make(
     sam: Sam, schedule: Schedule, times: Durations | None
 ) -> Callable[[Differentiate, jax.Array], Differentiate]:
-    """A function that makes `gradients.separable` or `coupled` sharpness-aware at a step.
+    """Return a function that makes `gradients.separable` or `coupled` sharpness-aware at a step.
 
     Args:
-      sam: the perturbation, with a rho above 0.
-      schedule: schedule of rho, with `sam.rho` as its peak.
-      times: durations of the run; may be None if the schedule is constant.
+      sam: Perturbation, with a rho above 0.
+      schedule: Schedule of rho, with `sam.rho` as its peak.
+      times: Durations of the run; may be None if the schedule is constant.
     """
     strength = schedules.strength(schedule, sam.rho, times)
 
@@ -52,28 +52,28 @@ def make(
 
 
 def twice(differentiate: Differentiate, rho: float | jax.Array, alpha: float) -> Differentiate:
-    """`differentiate` at the perturbed parameters, with the metrics and collections of the first
-    pass; the metric `sharpness` is the loss at the perturbed parameters minus the loss.
+    """Differentiate at perturbed parameters, but return the first pass's metrics and collections;
+    the metric `sharpness` is the loss at the perturbed parameters minus the loss.
 
-    Both passes draw the same random numbers, since they have the same keys.
+    Both passes draw the same random numbers because they have the same keys.
     """
 
     def perturbed(
         forward: Any, loss: Any, params: PyTree, collections: PyTree, examples: Any, split: Any
     ) -> tuple[PyTree, dict[str, jax.Array], PyTree]:
-        rest = collections, examples, split
-        first, metrics, after = differentiate(forward, loss, params, *rest)
-        length = rho / (optax.tree.norm(first) + EPS)
-        moved = jax.tree.map(lambda p, g: p + length * g, params, first)
-        second, there, _ = differentiate(forward, loss, moved, *rest)
-        metrics = metrics | {'sharpness': there['loss'] - metrics['loss']}
-        return without_orthogonal(second, first, alpha), metrics, after
+        context = collections, examples, split
+        initial_grads, metrics, new_collections = differentiate(forward, loss, params, *context)
+        length = rho / (optax.tree.norm(initial_grads) + EPS)
+        moved = jax.tree.map(lambda p, g: p + length * g, params, initial_grads)
+        perturbed_grads, perturbed_metrics, _ = differentiate(forward, loss, moved, *context)
+        metrics = metrics | {'sharpness': perturbed_metrics['loss'] - metrics['loss']}
+        return without_orthogonal(perturbed_grads, initial_grads, alpha), metrics, new_collections
 
     return perturbed
 
 
 def without_orthogonal(grads: PyTree, other: PyTree, alpha: float) -> PyTree:
-    """`grads` minus `alpha` times the part of `other` that is orthogonal to them."""
+    """Subtract `alpha` times the part of `other` that is orthogonal to `grads`."""
     if not alpha:
         return grads
     along = optax.tree.vdot(grads, other) / jnp.maximum(optax.tree.vdot(grads, grads), EPS**2)

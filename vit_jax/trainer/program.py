@@ -260,7 +260,7 @@ def with_mup(draft: Draft) -> Draft:
 
     def variables(given: Mapping[str, Any]) -> dict[str, PyTree]:
         initial = draft.variables({})
-        initial = {**initial, 'params': mup.scaled(initial['params'], factors)}
+        initial = {**initial, 'params': mup.scale_initial(initial['params'], factors)}
         return adapt.overlay(initial, {'params': given})
 
     return dataclasses.replace(draft, variables=variables, factors=factors)
