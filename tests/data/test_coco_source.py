@@ -250,7 +250,7 @@ def test_what_is_not_there_is_told(tmp_path):
     write(tmp_path)
     for file in (tmp_path / 'val').iterdir():
         file.unlink()
-    with pytest.raises(UserError, match='none of the images is in'):
+    with pytest.raises(UserError, match='no image found in'):
         open_source(name, 'val')
 
 

@@ -144,7 +144,7 @@ def test_digits_of_mixed_sizes():
         ('patches(patch_size=4, lengths=())', r'lengths=\(\)'),
         ('patches(patch_size=4, lengths=(16, 4))', 'lengths='),
         ('patches(patch_size=4, lengths=(8192,))', '4096'),
-        ('patches(patch_size=4, lengths=64)', 'lengths=64: write growing'),
+        ('patches(patch_size=4, lengths=64)', 'lengths=64'),
         ('patches(patch_size=(8, 4), lengths=(16,))', 'lengths='),
         ('patches(patch_size=(8, 0), lengths=(4, 16))', 'patch_size='),
         ('patches(patch_size=4)', "missing a required .*'lengths'"),

@@ -151,6 +151,6 @@ def _validate_stair(boundaries: Sequence[int], warmup: int, total_steps: int) ->
     marks = (warmup, *boundaries, total_steps)
     if not boundaries or any(a >= b for a, b in itertools.pairwise(marks)):
         raise UserError(
-            f"schedule 'stair': boundaries={tuple(boundaries)} must be one or more increasing steps, "
+            f"schedule 'stair': boundaries={tuple(boundaries)} must be increasing steps, "
             f'between the warm-up of {warmup} and the end at {total_steps}'
         )
