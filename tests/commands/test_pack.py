@@ -14,6 +14,7 @@ from vit_jax.__main__ import main
 from vit_jax.data import packing
 from vit_jax.data.sources import open_source
 from vit_jax.errors import UserError
+from vit_jax.storage import lock
 
 
 @pytest.fixture
@@ -156,6 +157,16 @@ def test_an_interrupted_packing_goes_on(flowers, tmp_path, monkeypatch, capsys):
     assert pack(f'folder:{flowers}', out) == 0
     assert first.stat().st_mtime_ns == before, 'a finished shard stays'
     assert contents(out) == contents(whole)
+
+
+def test_two_processes_do_not_write_one_folder(flowers, tmp_path, capsys):
+    out = tmp_path / 'out'
+    with lock.hold(out):
+        assert pack(f'folder:{flowers}', out) == 2
+        assert str(out) in capsys.readouterr().err
+        assert contents(out).keys() == {lock.LOCK}
+    assert pack(f'folder:{flowers}', out) == 0
+    assert lock.LOCK not in contents(out)
 
 
 def test_broken_files_are_left_out_and_named(flowers, tmp_path, caplog):

@@ -32,7 +32,7 @@ from vit_jax import extras
 from vit_jax.data import images, packed, sources
 from vit_jax.data.records import OBJECTS, BrokenRecord, Record
 from vit_jax.errors import UserError
-from vit_jax.storage import paths
+from vit_jax.storage import lock, paths
 
 log = logging.getLogger(__name__)
 
@@ -117,13 +117,12 @@ def pack(job: Job, shards: Sequence[ShardId], workers: int, progress: Progress) 
       UserError: if the folder contains other data, or too many examples are broken.
       OSError: if a file cannot be written.
     """
-    claim(job)
     written = []
-    with _open_mapper(workers) as parallel_map:
+    with claimed(job), _open_mapper(workers) as parallel_map:
         for result in parallel_map(functools.partial(write_shard, job), shards):
             written.append(result)
             progress(result[0].examples)
-    return finish(job, shards, written)
+        return finish(job, shards, written)
 
 
 def finish(job: Job, shards: Sequence[ShardId], written: Sequence[LabeledShard]) -> packed.Manifest:
@@ -153,26 +152,45 @@ def finish(job: Job, shards: Sequence[ShardId], written: Sequence[LabeledShard])
     return manifest
 
 
-def claim(job: Job) -> None:
-    """Make the output folder, or continue the one that this job has begun.
+@contextlib.contextmanager
+def claimed(job: Job) -> Iterator[None]:
+    """Make the output folder, or continue the one that this job has begun, and lock it.
 
     Raises:
-      UserError: if the folder contains other files.
+      UserError: if the folder contains other files, or another process writes it.
     """
+    _check_output(job)  # before a lock appears among other files
+    out = paths.path(job.out)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(lock.hold(out))
+        except lock.InUse as error:
+            owner = lock.describe(lock.holder(out) or {})
+            raise UserError(
+                f'{out} is being written by another process ({owner}): wait for it, or choose '
+                'another folder'
+            ) from error
+        plan = _check_output(job)
+        paths.write_text_atomic(out / PLAN, plan)
+        yield
+    (out / lock.LOCK).unlink(missing_ok=True)
+
+
+def _check_output(job: Job) -> str:
+    """Return the plan to write to the folder; raise UserError if it contains other files."""
     out = paths.path(job.out)
     plan = json.dumps(dataclasses.asdict(job) | {'out': ''}, sort_keys=True)
     if (out / packed.MANIFEST).exists():
         raise UserError(f'{out} is already packed; choose another folder or remove it')
     begun_plan = paths.read_text(out / PLAN)
-    if begun_plan is None and out.exists() and any(out.iterdir()):
+    if begun_plan is None and out.exists() and any(f.name != lock.LOCK for f in out.iterdir()):
         raise UserError(f'{out} contains other files; choose an empty or new folder')
     if begun_plan is not None and begun_plan != plan:
         raise UserError(
             f'{out} was begun with different options, {begun_plan}; use these, or choose another '
             'folder'
         )
-    paths.make_folder(out)
-    paths.write_text_atomic(out / PLAN, plan)
+    return plan
 
 
 @contextlib.contextmanager
@@ -349,9 +367,8 @@ def pack_with_beam(job: Job, shards: Sequence[ShardId], options: str) -> packed.
     with extras.needed_by('pack --beam', 'beam'):
         import apache_beam as beam
         from apache_beam.options.pipeline_options import PipelineOptions
-    claim(job)
     try:
-        with beam.Pipeline(options=PipelineOptions(shlex.split(options))) as pipeline:
+        with claimed(job), beam.Pipeline(options=PipelineOptions(shlex.split(options))) as pipeline:
             (
                 pipeline
                 | 'shards' >> beam.Create(list(enumerate(shards)))
@@ -360,6 +377,8 @@ def pack_with_beam(job: Job, shards: Sequence[ShardId], options: str) -> packed.
                 | beam.combiners.ToList()
                 | 'finish' >> beam.Map(functools.partial(finish_with_beam, job, tuple(shards)))
             )
+    except UserError:
+        raise
     except Exception as error:  # its type depends on the runner
         reason = paths.first_line(error).partition(' [while running')[0]
         raise UserError(f'--beam: {reason}') from error
