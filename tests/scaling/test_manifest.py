@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from vit_jax.scaling import manifest, report, runs
+from vit_jax.scaling import manifest, pages, runs
 
 
 def make_row(folder, parameters=1000, seen=5000, size=1000, lr=1e-3, **optim):
@@ -78,17 +78,17 @@ def test_other_diagnostics(tmp_path, options, words):
 
 def test_a_page_is_the_same_in_both_formats():
     blocks = [
-        report.Heading('A < B', 1),
-        report.Text('see `scaling fit`'),
-        report.Lines(['one', 'two']),
-        report.Table([['x', 'y'], ['a|b', '2']]),
-        report.Picture('p.png', 'curves'),
+        pages.Heading('A < B', 1),
+        pages.Text('see `scaling fit`'),
+        pages.Lines(['one', 'two']),
+        pages.TableBlock([['x', 'y'], ['a|b', '2']]),
+        pages.Picture('p.png', 'curves'),
     ]
-    assert report.markdown(blocks) == (
+    assert pages.markdown(blocks) == (
         '# A < B\n\nsee `scaling fit`\n\n- one\n- two\n\n| x | y |\n| --- | --- |\n'
         '| a\\|b | 2 |\n\n![curves](p.png)\n'
     )
-    found = report.html_page(blocks, {'p.png': b'\x89PNG'})
+    found = pages.html_page(blocks, {'p.png': b'\x89PNG'})
     for part in (
         '<title>A &lt; B</title>',
         '<h1>A &lt; B</h1>',

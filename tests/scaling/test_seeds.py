@@ -15,6 +15,7 @@ from vit_jax.scaling import (
     manifest,
     noise,
     optimal,
+    pages,
     plots,
     points,
     report,
@@ -61,7 +62,7 @@ def test_rows_of_one_x_are_a_point_with_their_spread():
     shown = summarize([curve], ask())['curves'][0]['seeds']
     assert (shown['runs'], shown['points'], shown['repeated']) == (13, 6, 4)
     assert shown['noise'] == pytest.approx(0.03, rel=0.5)
-    said = report.markdown(report.report_blocks(summarize([curve], ask()), []))
+    said = pages.markdown(report.report_blocks(summarize([curve], ask()), []))
     assert '13 runs at 6 points, 4 of them with several seeds, whose standard deviation is' in said
 
 

@@ -15,7 +15,16 @@ from vit_jax.commands._parser import RUNS_HELP, Parser, add_allow_flag, check_ou
 from vit_jax.errors import UserError, visible
 from vit_jax.profiling.cost import train_flops
 from vit_jax.scaling import runs
-from vit_jax.scaling.report import Block, Folded, Heading, Lines, Picture, Table, Text, html_page
+from vit_jax.scaling.pages import (
+    Block,
+    Folded,
+    Heading,
+    Lines,
+    Picture,
+    TableBlock,
+    Text,
+    html_page,
+)
 from vit_jax.storage import paths, run_folder, times
 from vit_jax.viz import comparison, curves, figures
 from vit_jax.viz.charts import draw_goodput
@@ -174,9 +183,12 @@ def _evaluations(found: Sequence[Run]) -> list[Block]:
         return [Text('Nothing has been evaluated yet.')]
     if len(found) == 1:
         head = ['metric', 'last', 'best', 'at step']
-        return [Table([head, *(_result(found[0].history, metric) for metric in metrics)])]
+        return [TableBlock([head, *(_result(found[0].history, metric) for metric in metrics)])]
     rows = [[m, *(compare.format_value(m, run.history.last(m)) for run in found)] for m in metrics]
-    return [Text('The last value of each metric.'), Table([_heading_row('metric', found), *rows])]
+    return [
+        Text('The last value of each metric.'),
+        TableBlock([_heading_row('metric', found), *rows]),
+    ]
 
 
 def _result(history: History, metric: str) -> list[str]:
@@ -264,7 +276,7 @@ def _cost(found: Sequence[Run]) -> list[Block]:
         'FLOPs include the forward and backward pass of all training steps. Minutes and chip-hours '
         'exclude evaluations and saving.'
     )
-    shown: list[Block] = [Table([_heading_row('', found), *table]), Text(words)]
+    shown: list[Block] = [TableBlock([_heading_row('', found), *table]), Text(words)]
     return [*shown, Lines(notes)] if notes else shown
 
 
@@ -290,7 +302,7 @@ def _time(found: Sequence[Run]) -> tuple[list[Block], Files]:
     words = ', '.join(f'{name}: {a.goodput:.1%} steps' for name, a in accounts.items())
     drawing = Picture('time.svg', f'Shares of time, over time: {words}')
     files = {drawing.name: figures.svg(draw_goodput(accounts))}
-    return [Table(goodput.table(accounts)), drawing], files
+    return [TableBlock(goodput.table(accounts)), drawing], files
 
 
 def _configs(found: Sequence[Run]) -> list[Block]:
@@ -299,7 +311,7 @@ def _configs(found: Sequence[Run]) -> list[Block]:
     shown: list[Block] = []
     if rows:
         words = 'The values that differ; where a value is missing, the default applies.'
-        shown = [Text(words), Table([_heading_row('', found), *rows])]
+        shown = [Text(words), TableBlock([_heading_row('', found), *rows])]
     elif len(found) > 1:
         shown = [Text('The runs have the same config.')]
     for run in found:
@@ -318,7 +330,7 @@ def _environment(found: Sequence[Run]) -> list[Block]:
     rows = [_surroundings(run, meta) for run, meta in zip(found, metas, strict=True)]
     keys = dict.fromkeys(key for row in rows for key in row)
     table = [[key, *(row.get(key, '-') for row in rows)] for key in keys]
-    shown: list[Block] = [Table([_heading_row('', found), *table])]
+    shown: list[Block] = [TableBlock([_heading_row('', found), *table])]
     for run, meta in zip(found, metas, strict=True):
         if isinstance(classes := meta.get('class_names'), list):
             shown.append(Folded(f'Classes of {run.name}', '\n'.join(map(str, classes))))
@@ -355,7 +367,7 @@ def _checkpoints(found: Sequence[Run]) -> list[Block]:
         'hashes of all files of the step; `inspect --verify` compares the files with them.'
     )
     head = ['run', 'config', 'step', 'files', 'SHA-256']
-    return [Table([head, *rows]), Text(words)]
+    return [TableBlock([head, *rows]), Text(words)]
 
 
 def _digest(step: paths.Path) -> tuple[str, str, str]:

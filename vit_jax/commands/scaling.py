@@ -41,7 +41,7 @@ from vit_jax.runtime import environment
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from vit_jax.scaling.report import Block
+    from vit_jax.scaling.pages import Block
     from vit_jax.scaling.table import Curve, FitOptions
 
 FORMS = 'auto (weighted by an inner holdout), power, irreducible, shifted, m2, m4, joint'
@@ -335,7 +335,7 @@ def _write_report(
     blocks: Sequence[Block],
 ) -> None:
     """Write the summary, the pictures and the page in their formats."""
-    from vit_jax.scaling import report
+    from vit_jax.scaling import pages
     from vit_jax.viz import figures
 
     text = json.dumps(summary, indent=2, allow_nan=False) + '\n'
@@ -344,8 +344,8 @@ def _write_report(
         for suffix in ('png', 'svg'):
             figures.save(figure, folder / f'{name}.{suffix}')
     pictures = {f'{name}.png': (folder / f'{name}.png').read_bytes() for name in drawings}
-    write_file(folder / 'scaling.md', report.markdown(blocks), '--out')
-    write_file(folder / 'scaling.html', report.html_page(blocks, pictures), '--out')
+    write_file(folder / 'scaling.md', pages.markdown(blocks), '--out')
+    write_file(folder / 'scaling.html', pages.html_page(blocks, pictures), '--out')
 
 
 def coverage(argv: Sequence[str]) -> int:

@@ -9,8 +9,8 @@ import numpy as np
 
 from vit_jax.scaling import isoflop, points, rows
 from vit_jax.scaling.optimal import Analysis, AnalysisOptions, analyze
+from vit_jax.scaling.pages import Block, Heading, Lines, Picture, TableBlock, Text
 from vit_jax.scaling.points import Columns
-from vit_jax.scaling.report import Block, Heading, Lines, Picture, Table, Text
 
 PICTURE = 'optimal.png'
 SIZE, FLOPS = 'parameters', 'flops'  # columns of `scaling collect`
@@ -63,13 +63,13 @@ def optimal_blocks(one: Analysis, columns: Columns) -> list[Block]:
     return [*found, Heading('Residuals', 3), _residuals(one, columns)]
 
 
-def _methods(ways: Mapping[str, Mapping[str, Any]]) -> Table:
+def _methods(ways: Mapping[str, Mapping[str, Any]]) -> TableBlock:
     lines = [['method', 'a', 'b', 'N*', 'D*', 'loss']]
     for name, law in ways.items():
         cells = [_value(law, key) for key in 'ab']
         cells += [_value(law['target'], key) for key in ('N', 'D', 'loss')]
         lines.append([name, *cells])
-    return Table(lines)
+    return TableBlock(lines)
 
 
 def _value(law: Mapping[str, Any], name: str) -> str:
@@ -82,7 +82,7 @@ def _value(law: Mapping[str, Any], name: str) -> str:
     return f'{law[name]:.4g} [{low:.3g}, {high:.3g}]'
 
 
-def _residuals(one: Analysis, columns: Columns) -> Table:
+def _residuals(one: Analysis, columns: Columns) -> TableBlock:
     """The relative errors of the parabolas and of the joint law at each run of a budget."""
     seen = one.points
     groups = isoflop.budgets(seen.n, seen.c)
@@ -93,4 +93,4 @@ def _residuals(one: Analysis, columns: Columns) -> Table:
         errors = [seen.y[i] / fit[i] - 1 for fit in (curves, law)]
         shown = [f'{100 * error:+.2f} %' if np.isfinite(error) else '-' for error in errors]
         lines.append([f'{seen.c[i]:.3g}', rows.short(seen.n[i]), f'{seen.y[i]:.4g}', *shown])
-    return Table(lines)
+    return TableBlock(lines)
