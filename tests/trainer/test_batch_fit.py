@@ -7,9 +7,8 @@ import pytest
 from vit_jax.__main__ import main
 from vit_jax.errors import UserError
 from vit_jax.inference import load
-from vit_jax.rehearsal import ahead_of_time
 from vit_jax.runtime import environment
-from vit_jax.trainer import measure
+from vit_jax.trainer import batch_fit, measure
 
 
 @pytest.mark.slow
@@ -17,14 +16,14 @@ def test_the_largest_batch_depends_on_the_memory(smoke_run, monkeypatch):
     prepared = measure.prepare(load.open_run(smoke_run))
     (evaluation,) = prepared.evaluations.values()
     shards, examples = prepared.steps.layout.num_shards, len(evaluation.data.source)
-    whole = ahead_of_time.largest_batch(prepared)
+    whole = batch_fit.largest_batch(prepared)
     assert examples <= whole < examples + shards, 'all of them fit'
-    monkeypatch.setattr(ahead_of_time, 'memory', lambda *_: 2.0**20)
-    some = ahead_of_time.largest_batch(prepared)
+    monkeypatch.setattr(batch_fit, 'memory', lambda *_: 2.0**20)
+    some = batch_fit.largest_batch(prepared)
     assert shards <= some < whole and some % shards == 0
-    monkeypatch.setattr(ahead_of_time, 'memory', lambda *_: 1.0)
+    monkeypatch.setattr(batch_fit, 'memory', lambda *_: 1.0)
     with pytest.raises(UserError, match=f'not even {shards} examples fit into 1 bytes'):
-        ahead_of_time.largest_batch(prepared)
+        batch_fit.largest_batch(prepared)
 
 
 @pytest.mark.slow
@@ -50,11 +49,11 @@ class Device:
 
 
 def test_the_memory_is_that_of_the_device_or_of_the_host(monkeypatch):
-    assert ahead_of_time.memory(Device('gpu', {'bytes_limit': 1000}), 8) == pytest.approx(900)
+    assert batch_fit.memory(Device('gpu', {'bytes_limit': 1000}), 8) == pytest.approx(900)
     monkeypatch.setattr(environment, 'available_memory', lambda: 1600)
-    assert ahead_of_time.memory(Device('cpu'), 8) == pytest.approx(100)
+    assert batch_fit.memory(Device('cpu'), 8) == pytest.approx(100)
     with pytest.raises(UserError, match='memory of METAL is unknown; give a number'):
-        ahead_of_time.memory(Device('METAL'), 1)
+        batch_fit.memory(Device('METAL'), 1)
 
 
 def test_memory_of_a_host_is_limited_by_its_groups(monkeypatch, tmp_path):

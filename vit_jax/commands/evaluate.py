@@ -81,9 +81,8 @@ def main(argv: Sequence[str]) -> int:
         raise UserError(
             f'{args.model!r} is not a run, so it has no data of its own: give --source and --split'
         )
-    from vit_jax.rehearsal import ahead_of_time
     from vit_jax.runtime import compile_cache
-    from vit_jax.trainer import measure
+    from vit_jax.trainer import batch_fit, measure
 
     compile_cache.enable()
     prepare = functools.partial(
@@ -97,7 +96,7 @@ def main(argv: Sequence[str]) -> int:
         fit=args.fit,
     )
     if args.batch_size == FIT:
-        args.batch_size = ahead_of_time.largest_batch(prepare())
+        args.batch_size = batch_fit.largest_batch(prepare())
         print(f'batches of {args.batch_size:,} fit', file=sys.stderr)
     prepared = prepare(batch_size=args.batch_size)
     report = add_report(prepared) if args.report is not None else None
