@@ -74,7 +74,7 @@ types: .venv/.extras  ## Static types: mypy
 
 check: lint types test  ## Run everything that a change must pass
 
-faults: .venv/.extras  ## Cause every fault of docs/reliability.md; ends with a table of them
+faults: .venv/.extras  ## Cause every fault of tests/faults/README.md; ends with a table of them
 	FUZZ=8 .venv/bin/python $(PYTEST) -m fault $(PYTEST_ARGS)
 
 soak: .venv/.extras  ## Train for an hour (SOAK_MINUTES) under random faults; ends with their counts

@@ -1,4 +1,4 @@
-"""docs/reliability.md is the index of the tests that cause faults."""
+"""tests/faults/README.md is the index of the tests that cause faults."""
 
 from helpers import faults
 

@@ -1,4 +1,4 @@
-"""The faults of docs/reliability.md: who causes each, and a table of how it went.
+"""The faults of tests/faults/README.md: who causes each, and a table of how it went.
 
 `tests/conftest.py` imports the two hooks of pytest. A test's faults travel to the process that
 writes the table as properties of its reports.
@@ -10,7 +10,7 @@ import re
 from typing import NamedTuple
 
 TESTS = pathlib.Path(__file__).parents[1]
-DOCUMENT = TESTS.parent / 'docs' / 'reliability.md'
+DOCUMENT = TESTS / 'faults' / 'README.md'
 _ROW = re.compile(r'\| (\d+) \| (.+?) \| .* \| (.+?) \|')
 _OUTCOMES = {'passed': 'survived', 'skipped': 'skipped', 'failed': 'FAILED', 'error': 'FAILED'}
 
