@@ -24,38 +24,46 @@ seed each.
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-ARGS = ('smoke', 'cap')
 
-
-def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: `cap` for causal captioning alone, `smoke` for a few steps of a tiny model."""
-    smoke, parallel = arg == 'smoke', arg != 'cap'
+def get_config(cap: bool = False) -> ConfigDict:
+    """CapPa, or `cap` for causal captioning only."""
     config = ConfigDict()
-    config.seed = 0
-    config.total = '20 steps' if smoke else '10 epochs'
-    config.batch_size = 16 if smoke else 64
+    config.total = '10 epochs'
+    config.batch_size = 64
 
-    length, width = (36, 16) if smoke else (10, 64)
-    config.model = dict(name='cappa', vocab_size=placeholder(int), length=length, patch_size=8)
-    config.model.update(width=width, mlp_dim=4 * width, num_heads=2, mask_token=parallel)
-    config.model.update(depth=1 if smoke else 2, decoder_depth=1)
-    config.task = dict(name='caption', parallel=0.75 if parallel else 0.0)
+    config.model = dict(name='cappa', vocab_size=placeholder(int), length=10, patch_size=8)
+    config.model.update(width=64, mlp_dim=256, num_heads=2, depth=2, decoder_depth=1)
+    config.model.mask_token = not cap
+    config.task = dict(name='caption', parallel=0.0 if cap else 0.75)
 
-    data = dict(source='scenes_captions:160' if smoke else 'scenes_captions:10000', cache=not smoke)
-    data.update(transforms=f"tokenize('caption', {length})")
-    data.update(vocab='bytes' if smoke else 'scenes_captions.model')
-    config.data = dict(data, split='train')
-    test = dict(data, split='test[:16]' if smoke else 'test')
+    data = dict(source='scenes_captions:10000', cache=True, vocab='scenes_captions.model')
+    data.update(transforms="tokenize('caption', 10)")
+    config.data, test = dict(data, split='train'), dict(data, split='test')
     single = dict(test, source='scenes_captions:digit')
-    probe = dict(single, evaluator='linear_probe', fit='train[:160]' if smoke else 'train[:2000]')
-    config.evals = dict(test=test, single=single, probe=probe)
-    config.evals.captions = dict(test, evaluator='bleu', reference='caption')
+    config.evals = dict(
+        test=test,
+        single=single,
+        probe=dict(single, evaluator='linear_probe', fit='train[:2000]'),
+        captions=dict(test, evaluator='bleu', reference='caption'),
+    )
 
     config.optim = dict(name='adamw', lr=2e-3, weight_decay=1e-4, clip_norm=1.0, b2=0.95)
-    config.optim.schedule = dict(name='cosine', warmup='2 steps' if smoke else '5%')
-    config.step = dict(accum_steps=1, ema_decay=0.0)
-    config.every = dict(log='10' if smoke else '50', eval='20' if smoke else '5 epochs')
-    config.every.checkpoint = '20' if smoke else '5 epochs'
-    config.checkpoint = dict(keep_last=2, keep_every='')
-    config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
+    config.optim.schedule = dict(name='cosine', warmup='5%')
+    config.every = dict(log='50', eval='5 epochs', checkpoint='5 epochs')
     return config
+
+
+def smoke(config: ConfigDict) -> None:
+    """Shrink the run to 20 steps of a tiny model, on the bytes of captions."""
+    config.total = '20 steps'
+    config.batch_size = 16
+    config.model.update(length=36, width=16, mlp_dim=64, depth=1)
+    config.data.source = 'scenes_captions:160'
+    for entry in (config.data, *config.evals.values()):
+        entry.update(cache=False, vocab='bytes', transforms="tokenize('caption', 36)")
+    for entry in config.evals.values():
+        entry.split = 'test[:16]'
+    config.evals.test.source = config.evals.captions.source = 'scenes_captions:160'
+    config.evals.probe.fit = 'train[:160]'
+    config.optim.schedule.warmup = '2 steps'
+    config.every = dict(log='10', eval='20', checkpoint='20')

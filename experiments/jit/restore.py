@@ -5,8 +5,8 @@ r"""Images out of gray or small ones: colorization and super-resolution by JiT, 
     python -m vit_jax evaluate --workdir runs/jit_gray --evaluator restoration
 
 The argument is `gray`, the default, or `small` for images whose sides are a quarter as long, of
-scenes of digits at 48 pixels. `gray,cifar10` and `small,cifar10` learn from CIFAR-10 at 32 pixels,
-and `small,digits` from handwritten digits of 8 pixels, of which 2 x 2 pixels are given.
+scenes of digits at 48 pixels. With `data=cifar10` they learn from CIFAR-10 at 32 pixels, and with
+`data=digits` from handwritten digits of 8 pixels, of which 2 x 2 pixels are given.
 
 Expected: samples that fit what is given, and differ where it leaves a choice. Where colors or
 details are uncertain, a sample is farther from the original than what is given, which lies in the
@@ -17,52 +17,53 @@ minutes of CPU time of an Intel Xeon (1.5 with digits), on 300 test images, 600 
 other colorizers beside `gray,cifar10`.
 """
 
+from typing import Literal
+
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from vit_jax.errors import UserError, nearest
-from vit_jax.tasks.image_to_image import GRAY, SMALL
-
-KINDS = (GRAY, SMALL)
 # Source of images, the transforms that prepare them, and a patch size.
 DATA = {
-    '': ('scenes', "keep('image')|resize(48)", 6),
+    'scenes': ('scenes', "keep('image')|resize(48)", 6),
     'cifar10': ('tfds:cifar10', '', 4),
     'digits': ('digits', '', 2),
 }
-ARGS = ('smoke', *KINDS, *(f'{kind},cifar10' for kind in KINDS), 'small,digits')
 
 
-def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: what is given and the data, as in `gray,cifar10`; `smoke` for a few small steps."""
-    smoke = arg == 'smoke'
-    if arg not in (None, *ARGS):
-        raise UserError(f'restore.py:{arg}: {nearest("argument", arg, ARGS)}')
-    given, _, data = (GRAY if smoke else arg or GRAY).partition(',')
+def get_config(
+    given: Literal['gray', 'small'] = 'gray',
+    data: Literal['scenes', 'cifar10', 'digits'] = 'scenes',
+) -> ConfigDict:
+    """What is given, and the images."""
     source, seen, patch_size = DATA[data]
     config = ConfigDict()
-    config.seed = 0
-    config.total = '20 steps' if smoke else '40000 examples'
-    config.batch_size = 16 if smoke else 64
+    config.total = '40000 examples'
+    config.batch_size = 64
 
-    size = dict(width=96, depth=4, mlp_dim=256, num_heads=4, bottleneck=48)
-    if smoke:
-        size = dict(width=32, depth=2, mlp_dim=64, num_heads=2, bottleneck=8)
-    config.model = dict(name='jit', patch_size=patch_size, **size)
-    config.model.update(context_tokens=0, context_start=0, num_classes=placeholder(int))
-    config.task = dict(name='image_to_image', given=given, steps=4 if smoke else 25, samples=3)
+    config.model = dict(name='jit', patch_size=patch_size, width=96, depth=4, mlp_dim=256)
+    config.model.update(num_heads=4, bottleneck=48, context_tokens=0, context_start=0)
+    config.model.num_classes = placeholder(int)
+    config.task = dict(name='image_to_image', given=given, steps=25, samples=3)
 
-    images = dict(source='scenes:160' if smoke else source, workers=0, cache=bool(data))
-    config.data = dict(images, split='train', transforms=seen)
-    images.update(transforms=seen, batch_size=16 if smoke else 100)
-    config.evals = dict(test=dict(images, split='test[:16]' if smoke else 'test[:300]'))
+    images = dict(source=source, transforms=seen, workers=0, cache=data != 'scenes')
+    config.data = dict(images, split='train')
+    config.evals = dict(test=dict(images, split='test[:300]', batch_size=100))
 
-    config.optim = dict(name='adamw', lr=1e-3, b2=0.95, weight_decay=0.0, clip_norm=1.0)
+    config.optim = dict(name='adamw', lr=1e-3, b2=0.95, clip_norm=1.0)
     config.optim.schedule = dict(name='constant', warmup='5%')
-    config.step = dict(accum_steps=1, ema_decay=0.9 if smoke else 0.99)
-    config.every = dict(log='10' if smoke else '50', eval='20' if smoke else '25%')
-    config.every.checkpoint = '20' if smoke else '10%'
-    config.every.examples = '' if smoke else '50%'
-    config.checkpoint = dict(keep_last=2, keep_every='')
-    config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
+    config.step = dict(ema_decay=0.99)
+    config.every = dict(log='50', eval='25%', checkpoint='10%', examples='50%')
     return config
+
+
+def smoke(config: ConfigDict) -> None:
+    """Shrink the run to 20 steps of a tiny model on scenes."""
+    config.total = '20 steps'
+    config.batch_size = 16
+    config.model.update(patch_size=6, width=32, depth=2, mlp_dim=64, num_heads=2, bottleneck=8)
+    config.task.steps = 4
+    images = dict(source='scenes:160', transforms="keep('image')|resize(48)", workers=0)
+    config.data = dict(images, split='train')
+    config.evals = dict(test=dict(images, split='test[:16]', batch_size=16))
+    config.step.ema_decay = 0.9
+    config.every = dict(log='10', eval='20', checkpoint='20', examples='')

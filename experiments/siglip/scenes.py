@@ -18,7 +18,6 @@ and 0.992, right images 0.677 and 0.988.
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-ARGS = ('smoke', 'softmax')
 COLORS = ('red', 'green', 'blue', 'yellow', 'purple', 'white')
 DIGITS = ('zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')
 # For each kind of class, its name with every word of the other kind.
@@ -28,43 +27,32 @@ TEMPLATES = {
 }
 
 
-def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: `softmax` for CLIP's loss, `smoke` for a few steps of a tiny model."""
-    smoke = arg == 'smoke'
+def get_config(softmax: bool = False) -> ConfigDict:
+    """SigLIP, or `softmax` for CLIP's loss."""
     config = ConfigDict()
-    config.seed = 0
-    config.total = '20 steps' if smoke else '20 epochs'
-    config.batch_size = 16 if smoke else 64
+    config.total = '20 epochs'
+    config.batch_size = 64
 
-    length = 36 if smoke else 10
-    config.model = dict(name='siglip', vocab_size=placeholder(int), length=length, patch_size=8)
-    config.model.update(towers(16, 1, 1) if smoke else towers(64, 2, 1))
-    if arg == 'softmax':  # CLIP starts from t = 1 / 0.07; a softmax ignores a bias
+    config.model = dict(name='siglip', vocab_size=placeholder(int), length=10, patch_size=8)
+    config.model.update(towers(64, 2, 1))
+    if softmax:  # CLIP starts from t = 1 / 0.07; a softmax ignores a bias
         config.model.update(init_scale=14.3, init_bias=0.0)
-    config.task = dict(name='siglip', loss_name='softmax' if arg == 'softmax' else 'sigmoid')
+    config.task = dict(name='siglip', loss_name='softmax' if softmax else 'sigmoid')
     # Single digits have 60 captions, so some occur twice in a batch.
-    config.task.update(repeats='matches')
+    config.task.repeats = 'matches'
 
-    data = dict(source='scenes_captions:160' if smoke else 'scenes_captions:10000', cache=not smoke)
-    data.update(transforms=f"tokenize('caption', {length})")
-    data.update(vocab='bytes' if smoke else 'scenes_captions.model')
-    config.data = dict(data, split='train')
-    test = dict(data, split='test[:16]' if smoke else 'test')
+    data = dict(source='scenes_captions:10000', cache=True, vocab='scenes_captions.model')
+    data.update(transforms="tokenize('caption', 10)")
+    config.data, test = dict(data, split='train'), dict(data, split='test')
     config.evals = dict(test=test, retrieval=dict(test, evaluator='retrieval'))
     for kind, templates in TEMPLATES.items():
-        entry = dict(test, source=f'scenes_captions:{kind}', evaluator='zero_shot')
-        entry.update(
-            text=data['transforms'], templates=templates, transforms="keep('image', 'label')"
-        )
+        entry = dict(test, source=f'scenes_captions:{kind}', transforms="keep('image', 'label')")
+        entry.update(evaluator='zero_shot', text=data['transforms'], templates=templates)
         config.evals[f'zero_shot_{kind}'] = entry
 
     config.optim = dict(name='adamw', lr=1e-3, weight_decay=1e-4, clip_norm=1.0, b2=0.95)
-    config.optim.schedule = dict(name='cosine', warmup='2 steps' if smoke else '5%')
-    config.step = dict(accum_steps=1, ema_decay=0.0)
-    config.every = dict(log='10' if smoke else '50', eval='20' if smoke else '4 epochs')
-    config.every.checkpoint = '20' if smoke else '4 epochs'
-    config.checkpoint = dict(keep_last=2, keep_every='')
-    config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
+    config.optim.schedule = dict(name='cosine', warmup='5%')
+    config.every = dict(log='50', eval='4 epochs', checkpoint='4 epochs')
     return config
 
 
@@ -73,3 +61,22 @@ def towers(width: int, depth: int, text_depth: int) -> dict[str, int]:
     tower = dict(width=width, mlp_dim=4 * width, num_heads=2)
     text = {f'text_{key}': value for key, value in tower.items()}
     return dict(tower, **text, depth=depth, text_depth=text_depth, embed_dim=width)
+
+
+def smoke(config: ConfigDict) -> None:
+    """Shrink the run to 20 steps of a tiny model, on the bytes of captions."""
+    config.total = '20 steps'
+    config.batch_size = 16
+    config.model.update(towers(16, 1, 1), length=36)
+    text = "tokenize('caption', 36)"
+    small = dict(source='scenes_captions:160', transforms=text)
+    for entry in (config.data, config.evals.test, config.evals.retrieval):
+        entry.update(small)
+    for kind in TEMPLATES:
+        config.evals[f'zero_shot_{kind}'].text = text
+    for entry in (config.data, *config.evals.values()):
+        entry.update(cache=False, vocab='bytes')
+    for entry in config.evals.values():
+        entry.split = 'test[:16]'
+    config.optim.schedule.warmup = '2 steps'
+    config.every = dict(log='10', eval='20', checkpoint='20')

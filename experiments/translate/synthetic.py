@@ -6,36 +6,37 @@ Sequences of 4 to 12 digits. Expected: all of the 1,000 test sequences correct. 
 is the easier task.
 """
 
+from typing import Literal
+
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-ARGS = ('smoke', 'reverse', 'copy')
 
-
-def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: `reverse` or `copy`, or `smoke` for a few steps of the former."""
-    smoke = arg == 'smoke'
+def get_config(task: Literal['reverse', 'copy'] = 'reverse') -> ConfigDict:
+    """What to do with the digits."""
     config = ConfigDict()
-    config.seed = 0
-    config.total = '20 steps' if smoke else '1000 steps'
-    config.batch_size = 256 if smoke else 1024
+    config.total = '1000 steps'
+    config.batch_size = 1024
 
-    width = 16 if smoke else 64
-    config.model = dict(name='seq2seq', width=width, depth=1 if smoke else 2)
-    config.model.update(num_heads=4, mlp_dim=2 * width)
-    config.model.update(vocab_size=placeholder(int), norm='pre', dropout=0.0)
+    config.model = dict(name='seq2seq', width=64, depth=2, num_heads=4, mlp_dim=128)
+    config.model.update(norm='pre', dropout=0.0, vocab_size=placeholder(int))
     config.task = dict(name='translate', label_smoothing=0.0, search='greedy')
 
-    data = dict(source=f'synthetic:{"copy" if arg == "copy" else "reverse"}', buckets=(8, 13))
-    config.data = dict(split='train[:2000]' if smoke else 'train', cache=True, **data)
-    test = dict(split='test[:100]' if smoke else 'test', **data)
-    config.evals = dict(test=dict(test, batch_size=1024 if smoke else 4096))
+    data = dict(source=f'synthetic:{task}', buckets=(8, 13))
+    config.data = dict(data, split='train', cache=True)
+    config.evals = dict(test=dict(data, split='test', batch_size=4096))
 
     config.optim = dict(name='adam', lr=3e-3, b2=0.98, clip_norm=1.0)
     config.optim.schedule = dict(name='cosine', warmup='5%')
-    config.step = dict(accum_steps=1, ema_decay=0.0)
-    config.every = dict(log='10' if smoke else '50', eval='20' if smoke else '200')
-    config.every.checkpoint = '20' if smoke else '300'
-    config.checkpoint = dict(keep_last=2, keep_every='')
-    config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
+    config.every = dict(log='50', eval='200', checkpoint='300')
     return config
+
+
+def smoke(config: ConfigDict) -> None:
+    """Shrink the run to 20 steps of a tiny model."""
+    config.total = '20 steps'
+    config.batch_size = 256
+    config.model.update(width=16, depth=1, mlp_dim=32)
+    config.data.split = 'train[:2000]'
+    config.evals.test.update(split='test[:100]', batch_size=1024)
+    config.every = dict(log='10', eval='20', checkpoint='20')

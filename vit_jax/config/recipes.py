@@ -48,6 +48,8 @@ OLD_WORDS: dict[str, dict[str, str]] = {
     },
     'eomt/finetune': {'auto': 'eomt/own:'},
     'eomt/own': {r'(\d+)': r'size=\1'},
+    'jit/cifar10': {r'(\w+)/(\d+)': r'\1,patch=\2'},
+    'jit/restore': {r'(cifar10|digits)': r'data=\1'},
     'mae/cifar10': {
         **{'pretrain': '', 'probe': 'mae/cifar10_probe:', 'finetune': 'mae/cifar10_finetune:'},
         **{
@@ -57,6 +59,13 @@ OLD_WORDS: dict[str, dict[str, str]] = {
     },
     'mae/cifar10_finetune': {r'\d+%': r'labels=\g<0>'},
     'mae/imagenet': {'finetune': 'mae/imagenet_finetune:', 'probe': 'mae/imagenet_probe:'},
+    'swin/imagenet': {
+        '22k': 'swin/imagenet_finetune:i22k',
+        '384': 'swin/imagenet_finetune:size=384',
+    },
+    'swin/imagenet_finetune': {'22k': 'i22k', '384': 'size=384'},
+    'transfer/cifar10_dinov2': {'finetune': '', r'\d+%': r'labels=\g<0>'},
+    'transfer/cifar10_heldout': {'finetune': ''},
     'vit/augreg': {'i21k': 'vit/augreg_i21k:', _LEVEL: r'level=\g<0>'},
     'vit/augreg_i21k': {_LEVEL: r'level=\g<0>'},
     'vit/cifar10': {'gpu': 'vit/cifar10_gpu:'},
@@ -175,7 +184,7 @@ def _first(known: Parameters, given: dict[str, Any], word: str, others: tuple[st
         raise UserError(nearest('argument', word, others))
     first = next(iter(known))
     if first in given:
-        raise UserError(f'{word!r}: name the argument; the arguments are {describe(known)}')
+        raise UserError(f'{nearest("argument", word, known)}: write {describe(known)}')
     return first
 
 
