@@ -95,7 +95,7 @@ def gpu_recipes(script, tmp_path, monkeypatch):
     monkeypatch.setattr(script('pages').metadata, 'version', lambda name: '1.2')
 
     def preflight(config, target, program):
-        parts, state = config.step.accum_steps, 2 * 2**30
+        parts, state = config.get('step', {}).get('accum_steps', 1), 2 * 2**30
         rows = config.batch_size / target.chips / parts
         held = int(rows * 2**30 / 16)
         report = SimpleNamespace(
