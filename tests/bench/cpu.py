@@ -10,6 +10,9 @@ has a process of its own: vit_jax with the malloc that its commands ask for
 (`vit_jax/runtime/environment.py`), torch as it comes, and torch with that malloc too. All take
 turns in every round, so that another load on the machine meets each of them alike.
 
+`--xla-flags='--xla_cpu_use_onednn=true'`, any number of times, adds a process of vit_jax with these
+flags of XLA.
+
 `--model mu/16 --image-size 32 --rounds 2` checks the script itself.
 """
 
@@ -50,19 +53,18 @@ def main() -> None:
     parser.add_argument('--rounds', type=int, default=9)
     parser.add_argument('--threads', type=int, default=2)
     parser.add_argument('--json', type=pathlib.Path, help='write all numbers to a file')
+    parser.add_argument('--xla-flags', action='append', default=[], metavar='FLAGS')
     args = parser.parse_args()
     # XLA makes as many threads as there are processors that it may use: before jax is imported.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
+    kept = {MALLOC_VARIABLE: MALLOC_TUNABLES}
     steps = {
         **start(args, torch_steps, {}),
-        **start(
-            args,
-            torch_steps,
-            {MALLOC_VARIABLE: MALLOC_TUNABLES},
-            ', kept memory',
-        ),
-        **start(args, jax_steps, {MALLOC_VARIABLE: MALLOC_TUNABLES}),
+        **start(args, torch_steps, kept, ', kept memory'),
+        **start(args, jax_steps, kept),
     }
+    for flags in args.xla_flags:
+        steps |= start(args, jax_steps, {**kept, 'XLA_FLAGS': flags}, f', {flags}')
     seconds = measure(steps, args.rounds)
     print_table(seconds)
     if args.json:
@@ -121,6 +123,24 @@ def jax_steps_of(model, args, task=None, batch=None) -> dict[str, Callable[[], N
     """Forward and training of one of our models, by default of a classifier on a random batch."""
     import jax
 
+    task, batch, state, train = jax_training(model, args, task, batch)
+    apply = jax.jit(lambda params, x: model.apply({'params': params}, *task.inputs(x))['logits'])
+
+    def forward_step() -> None:
+        apply(state.params, batch).block_until_ready()
+
+    def train_step() -> None:
+        nonlocal state
+        state, metrics = train(state, batch)
+        jax.block_until_ready((state, metrics))
+
+    return {'vit_jax forward': forward_step, 'vit_jax train': train_step}
+
+
+def jax_training(model, args, task=None, batch=None) -> tuple:
+    """(task, batch, state, compiled step) of training one of our models with AdamW."""
+    import jax
+
     from vit_jax import step
     from vit_jax.config.run import Durations, Optim
     from vit_jax.optim import make as optim
@@ -141,17 +161,7 @@ def jax_steps_of(model, args, task=None, batch=None) -> dict[str, Callable[[], N
 
     state = layout.create(init)
     train = layout.compile_train(step.make_train_step(model, task, tx), jax.eval_shape(init))
-    apply = jax.jit(lambda params, x: model.apply({'params': params}, *task.inputs(x))['logits'])
-
-    def forward_step() -> None:
-        apply(state.params, batch).block_until_ready()
-
-    def train_step() -> None:
-        nonlocal state
-        state, metrics = train(state, batch)
-        jax.block_until_ready((state, metrics))
-
-    return {'vit_jax forward': forward_step, 'vit_jax train': train_step}
+    return task, batch, state, train
 
 
 def torch_steps(args) -> dict[str, Callable[[], None]]:
