@@ -21,41 +21,37 @@ without the prior 25.7 dB, 8.9 and 28 %.
 
 from ml_collections import ConfigDict
 
-ARGS = ('smoke',)
 
-
-def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: `smoke` for a few steps of a tiny model on scenes, which are in color."""
-    smoke = arg == 'smoke'
+def get_config() -> ConfigDict:
+    """The recipe."""
     config = ConfigDict()
-    config.seed = 0
-    config.total = '20 steps' if smoke else '240000 examples'
-    config.batch_size = 16 if smoke else 32
+    config.total = '240000 examples'
+    config.batch_size = 32
 
     config.model = dict(name='colorizer', patch_size=4, patch_out=2, posemb='sincos2d')
-    if smoke:
-        config.model.update(width=32, depth=1, mlp_dim=64, num_heads=2, decoder_depth=1)
-    else:
-        config.model.update(width=96, depth=4, mlp_dim=192, num_heads=4, decoder_depth=2)
-    config.task = dict(name='colorize', prior='')
+    config.model.update(width=96, depth=4, mlp_dim=192, num_heads=4, decoder_depth=2)
+    config.task = dict(name='colorize')
 
-    images = dict(source='scenes:160' if smoke else 'tfds:cifar10', workers=0)
-    config.data = dict(images, split='train' if smoke else 'train[:90%]', cache=not smoke)
-    whole = "keep('image')|resize(32)" if smoke else ''
-    config.data.transforms = f'{whole}|flip' if smoke else 'flip'
-    images.update(transforms=whole, batch_size=16 if smoke else 500)
-    if smoke:
-        config.evals = dict(test=dict(images, split='test[:16]'))
-    else:
-        config.evals = dict(
-            val=dict(images, split='train[90%:]'), test=dict(images, split='test', every='100%')
-        )
+    images = dict(source='tfds:cifar10', workers=0)
+    config.data = dict(images, split='train[:90%]', transforms='flip', cache=True)
+    images.update(batch_size=500)
+    config.evals = dict(
+        val=dict(images, split='train[90%:]'), test=dict(images, split='test', every='100%')
+    )
 
     config.optim = dict(name='adamw', lr=1e-3, weight_decay=0.05, clip_norm=1.0)
     config.optim.schedule = dict(name='cosine', warmup='5%')
-    config.step = dict(accum_steps=1, ema_decay=0.0)
-    config.every = dict(log='10' if smoke else '50', eval='20' if smoke else '25%')
-    config.every.checkpoint = '20' if smoke else '5%'
-    config.checkpoint = dict(keep_last=2, keep_every='')
-    config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
+    config.every = dict(log='50', eval='25%', checkpoint='5%')
     return config
+
+
+def smoke(config: ConfigDict) -> None:
+    """Shrink the run to 20 steps of a tiny model on scenes, which are in color."""
+    config.total = '20 steps'
+    config.batch_size = 16
+    config.model.update(width=32, depth=1, mlp_dim=64, num_heads=2, decoder_depth=1)
+    whole = "keep('image')|resize(32)"
+    images = dict(source='scenes:160', workers=0)
+    config.data = dict(images, split='train', transforms=f'{whole}|flip')
+    config.evals = dict(test=dict(images, split='test[:16]', transforms=whole, batch_size=16))
+    config.every = dict(log='10', eval='20', checkpoint='20')

@@ -23,39 +23,37 @@ from ml_collections import ConfigDict
 
 from vit_jax.models import vit
 
-IMAGES = 20_000_000  # 500,000 steps of 40
-ARGS = ('smoke', 'S/16', 'B/16', ...)
 
-
-def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: the encoder's shape; `smoke` for a few steps of a tiny one on scenes."""
-    smoke = arg == 'smoke'
+def get_config(variant: str = 'B/16') -> ConfigDict:
+    """The encoder's shape."""
     config = ConfigDict()
-    config.seed = 0
-    config.total = '20 steps' if smoke else f'{IMAGES} examples'
-    config.batch_size = 16 if smoke else 512
+    config.total = f'{20_000_000} examples'  # 500,000 steps of 40
+    config.batch_size = 512
 
-    shape = vit.variant('mu/8' if smoke else arg or 'B/16')
-    patch_out = shape['patch_size'] // 4
-    config.model = dict(name='colorizer', **shape, patch_out=patch_out, decoder_depth=3)
-    config.model.dtype = 'float32' if smoke else 'bfloat16'
-    config.task = dict(name='colorize', prior='')
+    config.model = dict(name='colorizer', **vit.variant(variant))
+    config.model.update(patch_out=config.model.patch_size // 4, decoder_depth=3, dtype='bfloat16')
+    config.task = dict(name='colorize')
 
-    source, side = ('scenes:160', 32) if smoke else ('tfds:imagenet2012', 224)
-    config.data = dict(source=source, split='train')
-    keep = "keep('image')|"
-    config.data.transforms = f'{keep}inception_crop({side}, 50)|flip'
-    config.evals = dict(
-        val=dict(source=source, split='test[:16]' if smoke else 'validation[:10000]')
-    )
-    config.evals.val.transforms = f'{keep}resize_small({side})|central_crop({side})'
-    config.evals.val.batch_size = 16 if smoke else 500
+    images = dict(source='tfds:imagenet2012')
+    config.data = dict(images, split='train')
+    config.data.transforms = "keep('image')|inception_crop(224, 50)|flip"
+    images.update(transforms="keep('image')|resize_small(224)|central_crop(224)")
+    config.evals = dict(val=dict(images, split='validation[:10000]', batch_size=500))
 
     config.optim = dict(name='adamw', lr=5e-4, b2=0.99, weight_decay=0.05, clip_norm=1.0)
-    config.optim.schedule = dict(name='cosine', warmup='10%' if smoke else '2000')
-    config.step = dict(accum_steps=1, ema_decay=0.0)
-    config.every = dict(log='10' if smoke else '100', eval='20' if smoke else '5%')
-    config.every.checkpoint = '20' if smoke else '2000'
-    config.checkpoint = dict(keep_last=2, keep_every='')
-    config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
+    config.optim.schedule = dict(name='cosine', warmup='2000')
+    config.every = dict(log='100', eval='5%', checkpoint='2000')
     return config
+
+
+def smoke(config: ConfigDict) -> None:
+    """Shrink the run to 20 steps of a tiny model on scenes."""
+    config.total = '20 steps'
+    config.batch_size = 16
+    config.model.update(vit.variant('mu/8'), patch_out=2, dtype='float32')
+    config.data.source = config.evals.val.source = 'scenes:160'
+    config.data.transforms = config.data.transforms.replace('224', '32')
+    config.evals.val.update(split='test[:16]', batch_size=16)
+    config.evals.val.transforms = config.evals.val.transforms.replace('224', '32')
+    config.optim.schedule.warmup = '10%'
+    config.every = dict(log='10', eval='20', checkpoint='20')

@@ -5,8 +5,7 @@ r"""ImageNet-1k without labels, with the authors' short DINOv2 recipe, or any fo
         --config.data.source=folder:/data/photos --config.batch_size=256 \
         --config.total='50_000 steps' --config.optim.lr=2e-3 --workdir runs/dinov2_photos
 
-The argument is a ViT (L/16, the default, or S/14, B/14, ...), `own` for images without labels,
-which may be in one subfolder of the folder, and `fast` for a residual stream in bfloat16. The
+`own` is for images without labels, which may be in one subfolder of the folder. The
 recipe's learning rates scale with the square root of the batch size: 0.004 for 1,024 images.
 
 Oquab et al., 2023, arXiv:2304.07193, and `vitl16_short.yaml` of facebookresearch/dinov2. Expected
@@ -21,34 +20,36 @@ block; docs/recipes.md lists the rest.
 
 from ml_collections import ConfigDict
 
-from vit_jax.config.defaults import precision
-from vit_jax.errors import UserError
 from vit_jax.models import vit
 
 # All but biases, norms and layer scales.
 DECAYING = 'kernel$|_tokens?$|pos_embed$|prototypes/scale$'
-ARGS = ('smoke', 'L/16', 'S/14,own', 'B/14,fast', ...)
 
 
-def get_config(arg: str | None = None) -> ConfigDict:
-    """`arg`: a ViT, `own` and `fast`, as `S/14,own`; `smoke` for a few steps on digits."""
-    arg, dtypes = precision(arg)
-    smoke = arg == 'smoke'
-    words = ['mu/2'] if smoke else [word for word in arg.split(',') if word]
-    own = 'own' in words
-    names = [word for word in words if word != 'own'] or ['L/16']
-    if len(names) > 1:
-        raise UserError(f"imagenet.py:{arg}: write one ViT, such as L/16, and 'own' or 'fast'")
+def get_config(variant: str = 'L/16', own: bool = False, fast: bool = False) -> ConfigDict:
+    """A ViT, and whether the images have no labels; `fast` for bfloat16 residuals."""
     config = ConfigDict()
-    config.seed, config.batch_size, config.total = 0, 2048, '125_000 steps'
-    config.model = dict(name='dinov2', **vit.variant(names[0]), **dtypes)
-    config.model.update(layer_scale=1e-5, drop_path=0.3)
+    config.total = '125_000 steps'
+    config.batch_size = 2048
+
+    config.model = dict(name='dinov2', **vit.variant(variant), layer_scale=1e-5, drop_path=0.3)
+    config.model.update(dtype='bfloat16', residual_dtype=None if fast else 'float32')
     config.task = dict(name='dinov2', warmup=37_500)
-    side, patch = 224, config.model.patch_size
-    sizes = (8, 4, 2) if smoke else (side, round(96 / patch) * patch, 8)
-    source = 'digits' if smoke else 'folder:photos' if own else 'tfds:imagenet2012'
-    config.data = dict(source=source, split='train[:99%]', transforms=crops(*sizes))
-    config.evals = evaluations(smoke, own)
+
+    images = dict(source='folder:photos' if own else 'tfds:imagenet2012')
+    patch = config.model.patch_size
+    config.data = dict(images, split='train[:99%]')
+    config.data.transforms = crops(224, round(96 / patch) * patch, 8)
+    images.update(transforms="resize_small(256, 'bicubic')|central_crop(224)")
+    minival = dict(images, split='train[99%:]', every='10%')
+    config.evals = dict(minival=minival)  # without labels, only the prototypes' entropy
+    if not own:
+        knn = dict(images, evaluator='knn', split='validation', fit='train[:99%]', every='100%')
+        config.evals = dict(
+            minival=dict(minival, evaluator='knn', fit='train[:20 per class]'),
+            knn=knn,
+            probe=dict(knn, evaluator='linear_probe'),
+        )
 
     config.optim = dict(name='adamw', lr=0.004 * 2**0.5, weight_decay=0.04, clip_norm=3.0)
     config.optim.decay_mask = DECAYING
@@ -58,12 +59,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.optim.schedule = dict(name='cosine', warmup='10%', final=1e-6)
     config.optim.decay_schedule = dict(name='cosine', final=0.4)
     config.step = dict(ema_decay=0.992, ema_schedule=dict(name='cosine', final=1.0))
-    config.every = dict(log='10' if smoke else '50', checkpoint='20' if smoke else '1000')
-    config.checkpoint = dict(keep_last=2, keep_every='')
-    config.parallel = dict(strategy='jit', fsdp=1, tensor=1)
-    if smoke:
-        config.batch_size, config.total, config.task.warmup = 16, '20 steps', 10
-        config.model.update(prototypes=16, hidden=16, bottleneck=8)
+    config.every = dict(log='50', checkpoint='1000')
     return config
 
 
@@ -87,19 +83,15 @@ def crops(side: int, local: int, count: int) -> str:
     )
 
 
-def evaluations(smoke: bool, own: bool) -> dict[str, dict]:
-    """Nearest neighbors on held-out training images, and both of the paper's numbers at the end.
-
-    Without labels, only the prototypes' entropy. All use the training source.
-    """
-    center = '' if smoke else "resize_small(256, 'bicubic')|central_crop(224)"
-    minival = dict(split='train[99%:]', transforms=center, every='10%')
-    if own:
-        return dict(minival=minival)
-    knn = dict(evaluator='knn', transforms=center, fit='train[:99%]', every='100%')
-    knn['split'] = 'test' if smoke else 'validation'
-    return dict(
-        minival=dict(minival, evaluator='knn', fit='train[:20 per class]'),
-        knn=knn,
-        probe=dict(knn, evaluator='linear_probe'),
-    )
+def smoke(config: ConfigDict) -> None:
+    """Shrink the run to 20 steps of a tiny model on digits."""
+    config.total = '20 steps'
+    config.batch_size = 16
+    config.model.update(vit.variant('mu/2'), prototypes=16, hidden=16, bottleneck=8)
+    config.task.warmup = 10
+    config.data.update(source='digits', transforms=crops(8, 4, 2))
+    for entry in config.evals.values():
+        entry.update(source='digits', transforms='')
+        if entry.split == 'validation':
+            entry.split = 'test'
+    config.every = dict(log='10', checkpoint='20')

@@ -184,6 +184,10 @@ def test_a_recipe_without_arguments_may_have_a_small_size(tmp_path) -> None:
         ('a/b:c', 'a/b:c'),
         ('a/b:B/16,150ep,fast', 'a/b:B/16,epochs=150,fast'),
         ('bit/finetune:cifar10,R50x1', 'bit/finetune:cifar10,variant=R50x1'),
+        (
+            'colorization/coltran_upsamplers:spatial,cifar10',
+            'colorization/coltran_upsamplers_cifar10:spatial',
+        ),
         ('detr/bccd:scenes', 'detr/bccd:scenes'),
         ('detr/coco:DC5-R101,300ep', 'detr/coco:DC5-R101,epochs=300'),
         ('detr/coco_panoptic:boxes,R101', 'detr/coco_boxes:R101'),

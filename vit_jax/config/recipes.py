@@ -38,6 +38,8 @@ _SIZE = r'[\w+-]+/\d+'  # of a model, such as R50+B/16
 OLD_WORDS: dict[str, dict[str, str]] = {
     '': {r'(\d+)ep': r'epochs=\1'},
     'bit/finetune': {r'R\d+x\d': r'variant=\g<0>'},
+    'colorization/coltran_core': {'cifar10': 'colorization/coltran_core_cifar10:'},
+    'colorization/coltran_upsamplers': {'cifar10': 'colorization/coltran_upsamplers_cifar10:'},
     'detr/coco_panoptic': {'boxes': 'detr/coco_boxes:'},
     'detr/finetune': {'|auto': 'detr/own:'},
     'detr/scenes_panoptic': {'boxes': 'detr/scenes_boxes:'},
