@@ -35,13 +35,13 @@ class Timing:
     """Timing of one step.
 
     Attributes:
-      batch_size: rows of the global batch.
-      compile_sec: the first call less one step: tracing and compiling.
-      step_sec: median.
+      batch_size: Rows of the global batch.
+      compile_sec: Seconds of tracing and compiling: the first call minus one step.
+      step_sec: Median seconds per step.
       step_sec_p10, step_sec_p90: the spread.
-      images_per_sec: images per second of all devices; pairs of sequences if there are no images.
-      flops_per_sec: model FLOPs, without recomputation.
-      mfu: share of the devices' peak; None if it is unknown.
+      images_per_sec: Images, or pairs of sequences, per second of all devices.
+      flops_per_sec: Model FLOPs per second, without recomputation.
+      mfu: Share of the devices' peak; None if unknown.
       peak_bytes: peak of one device's memory since the process began; None if not reported.
     """
 
@@ -161,7 +161,7 @@ def time_calls(call: Callable[[], Any], steps: int, warmup: int = 3) -> np.ndarr
 
 
 def synthetic_batch(spec: Spec, batch_size: int, seed: int) -> dict[str, np.ndarray]:
-    """A batch that any task accepts: random bytes, floats in [0, 1), booleans True.
+    """Make a batch that any task accepts: random bytes, floats in [0, 1), booleans True.
 
     A single integer of an example, such as a label, is 0; several are 1, as 0 is the id of padding.
     No row is padding.
@@ -184,13 +184,13 @@ def synthetic_batch(spec: Spec, batch_size: int, seed: int) -> dict[str, np.ndar
 
 
 def real_rows(batch_size: int, slots: tuple[int, ...] = ()) -> dict[str, np.ndarray]:
-    """The `index` and `mask` of a batch without padding; `slots` as in `Plan.slots`."""
+    """Make `index` and `mask` of a batch without padding; for `slots` see `Plan.slots`."""
     mask = np.ones((batch_size, *slots), np.float32)
     return {'index': np.arange(mask.size, dtype=np.int32).reshape(mask.shape), 'mask': mask}
 
 
 def blank_example(spec: Spec) -> dict[str, jax.Array]:
-    """A batch of one, all zeros, for initializing a model."""
+    """Make a batch of one example, all zeros, to initialize a model."""
     return {k: jnp.zeros((1, *s.shape), s.dtype) for k, s in spec.items()}
 
 
@@ -203,7 +203,7 @@ def image_spec(size: int, channels: int = 3) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def environment(layout: sharding.Layout) -> dict[str, Any]:
-    """The environment of a measurement: devices, machine, versions."""
+    """Describe the environment of a measurement: devices, machine, versions."""
     device = layout.mesh.devices.flat[0]
     return {
         'device_kind': device.device_kind,
@@ -245,14 +245,14 @@ def _timing(
 
 @dataclasses.dataclass(frozen=True)
 class PreparedSteps:
-    """The steps of a config, ready to be timed.
+    """Steps of a config, ready for timing.
 
     Attributes:
-      run: complete config.
-      rows: rows of a batch.
-      model, task: model and task of the config.
-      layout: layout of its devices.
-      frozen: variables of the task's frozen models; empty without any.
+      run: Complete config.
+      rows: Rows per batch.
+      model, task: Model and task of the config.
+      layout: Device layout.
+      frozen: Variables of the task's frozen models, or empty.
     """
 
     run: Run

@@ -37,20 +37,20 @@ PLUGIN, CUDNN_VERSION = 'jax_cuda13_plugin', 91900
 FLAGS = '--xla_dump_to={} --xla_dump_hlo_as_text --xla_dump_hlo_module_re=(train|eval|predict)_step'
 _SIZE = r'([\d.]+)([KMGT]?)'
 OVERFLOW = re.compile(f'Used {_SIZE} of {_SIZE} hbm')
-# A program that is far too large is refused for its temporaries alone, without the state.
+# A program that is far too large is refused because of its temporaries, without the state.
 TEMPORARIES = re.compile(rf'HLO temporaries \({_SIZE}\) exceeds available HBM \({_SIZE}\)')
 POLL_SECONDS = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """A compiled step.
+    """Result of compiling a step.
 
     Attributes:
-      facts: as the program wrote them; empty if it wrote none.
-      module: the scheduled HLO of one chip; the last intermediate one if the step does not fit.
-      buffers: the buffer assignment; empty if the step does not fit.
-      seconds: seconds of tracing and compiling.
+      facts: Facts written by the program; may be empty.
+      module: Scheduled HLO of one chip; the last intermediate HLO if the step does not fit.
+      buffers: Buffer assignment; empty if the step does not fit.
+      seconds: Seconds of tracing and compiling.
       overflow: bytes of a chip's memory, needed and available, if the step does not fit.
     """
 
@@ -64,10 +64,10 @@ class Compiled:
 def compile_step(
     request: Mapping[str, Any], program: Sequence[str], *, cycles: bool = False
 ) -> Compiled:
-    """Compile a step in a process of its own.
+    """Compile a step in a separate process.
 
     Args:
-      request: for the program, which reads it from its folder; with a `topology`, by its name.
+      request: Request that the program reads from its folder; `topology` is a name.
       program: arguments of Python, before the request's folder. The program may write facts or an
         error into the folder, and compiles a function `train_step` or `eval_step`.
       cycles: wait for machine code, which has the compiler's estimates of cycles.
@@ -109,7 +109,7 @@ def compile_step(
 
 
 def _write_plugin(folder: pathlib.Path) -> None:
-    """Write the package that tells JAX the version of cuDNN."""
+    """Write the package from which JAX reads the version of cuDNN."""
     (folder / PLUGIN).mkdir()
     (folder / PLUGIN / '__init__.py').touch()
     version = f'def cudnn_get_version():\n    return {CUDNN_VERSION}\n'
@@ -124,7 +124,7 @@ def _wait(process: subprocess.Popen, folder: pathlib.Path, scheduled: str, last:
 
 
 def _complete(folder: pathlib.Path, pattern: str) -> bool:
-    """Whether the compiler has written a whole module, up to the closing brace of its entry."""
+    """Return whether a module is complete, up to the closing brace of its entry."""
     for path in folder.glob(pattern):
         with path.open('rb') as file:
             file.seek(max(path.stat().st_size - 16, 0))
@@ -151,11 +151,11 @@ def _read(folder: pathlib.Path, scheduled: str, buffers: str, seconds: float) ->
 
 
 def overflow(message: str, state: int) -> tuple[float, float] | None:
-    """The needed and the available bytes, from a message of the compiler; None for another error.
+    """Parse the needed and available bytes from a compiler message; None for other errors.
 
     Args:
-      message: of its failure.
-      state: bytes of the training state, which one form of the message omits.
+      message: Message of the failure.
+      state: Bytes of the training state, which one form of the message omits.
     """
     for pattern, besides in ((OVERFLOW, 0), (TEMPORARIES, state)):
         if match := pattern.search(message):
@@ -168,6 +168,6 @@ def overflow(message: str, state: int) -> tuple[float, float] | None:
 
 
 def _text(folder: pathlib.Path, pattern: str) -> str:
-    """The text of the largest matching file; empty if there is none."""
+    """Read the largest matching file; empty if there is none."""
     paths = sorted(folder.glob(pattern), key=lambda path: path.stat().st_size)
     return paths[-1].read_text() if paths else ''

@@ -1,4 +1,4 @@
-"""The cost of training by a config, computed from shapes: nothing is trained."""
+"""Training cost of a config, computed from shapes without training."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ CORE = 'TPU v3'  # the papers count its core-days; JAX calls such a core a devic
 
 @dataclasses.dataclass(frozen=True)
 class DataFacts:
-    """The properties of the data that costs depend on.
+    """Data properties that determine costs.
 
     Attributes:
-      run: config with the sizes that depend on the data.
-      kinds: kinds of training batches, the largest last.
-      epoch: examples in an epoch.
-      each: examples of a step, an average if there are buckets.
+      run: Config with the sizes that depend on the data.
+      kinds: Kinds of training batches, the largest last.
+      epoch: Examples per epoch.
+      each: Examples per step, averaged over buckets.
       tokens: tokens of the target in a step, on average and without padding; 0 without text.
-      size: different training examples; None for `epoch`, 0 if unknown.
+      size: Number of distinct training examples; None for `epoch`, 0 if unknown.
     """
 
     run: Run
@@ -56,7 +56,7 @@ class DataFacts:
 
     @property
     def steps(self) -> int:
-        """Steps of the run itself, without those of the run that it branches from."""
+        """Steps of this run, without steps before its branch point."""
         branch = self.run.branch
         start = branch.step or ModelRef.parse(branch.folder).named_step
         return self.times.total_steps - (start if isinstance(start, int) else 0)
@@ -67,15 +67,15 @@ class PlannedRun:
     """Planned runs of the same cost.
 
     Attributes:
-      point: their differences from other runs, {'model.width': 64}.
-      parameters: parameter count of the model.
-      steps: steps of each run itself, without those of a run that it branches from.
-      batch_size: examples of a step; an average if there are buckets.
+      point: Differences from other runs, {'model.width': 64}.
+      parameters: Parameter count of the model.
+      steps: Steps of each run, without steps before its branch point.
+      batch_size: Examples per step, averaged over buckets.
       forward: FLOPs of the forward passes on one example, including padding.
       train: FLOPs of forward and backward passes on one example.
-      count: number of runs; those of a search cost at most this much.
+      count: Number of runs; an upper bound for a search.
       tokens: tokens of the target in a step, on average and without padding; 0 without text.
-      data_size: different training examples; 0 if unknown.
+      data_size: Number of distinct training examples; 0 if unknown.
     """
 
     point: Mapping[str, Any]
@@ -101,11 +101,11 @@ class PlannedRun:
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """The device that trains, and its utilization.
+    """Training device, and its utilization.
 
     Attributes:
-      device: as JAX names it, `TPU v3`.
-      mfu: share of its peak that training reaches, in (0, 1].
+      device: JAX's name of the device, such as `TPU v3`.
+      mfu: Share of the peak reached by training, in (0, 1].
 
     Raises:
       UserError: for a device with unknown peak, or a share out of range.
@@ -140,13 +140,13 @@ def price(
     point: Mapping[str, Any] | None = None,
     count: int = 1,
 ) -> PlannedRun:
-    """The cost of runs of a config; data are opened only if needed.
+    """Compute the cost of runs of a config; open data only if needed.
 
     Args:
-      config: not changed.
-      examples: number in an epoch, instead of the data's.
-      image_size: side in pixels of square images, instead of the data's.
-      point: the config's differences from others, {'model.width': 64}.
+      config: Config, which is not changed.
+      examples: Examples per epoch, instead of the data's number.
+      image_size: Side of square images in pixels, instead of the data's size.
+      point: The config's differences from others, {'model.width': 64}.
       count: number of runs.
 
     Raises:
@@ -175,7 +175,7 @@ def price(
 def data_facts(
     config: ConfigDict, examples: float | None = None, image_size: int | None = None
 ) -> DataFacts:
-    """The properties of a config's data, which are opened only if needed.
+    """Find the properties of a config's data, which are opened only if needed.
 
     Args, Raises: as `price`.
     """
@@ -202,8 +202,8 @@ def train_flops(meta: Mapping[str, Any], allowed: Sequence[str] = ()) -> float |
     None if the metadata lack the shapes of examples.
 
     Args:
-      meta: metadata of a checkpoint.
-      allowed: the user's own modules that its config may name.
+      meta: Checkpoint metadata.
+      allowed: User modules that its config may name.
 
     Raises:
       UserError: if its config names other code from outside this package.
@@ -220,7 +220,7 @@ def train_flops(meta: Mapping[str, Any], allowed: Sequence[str] = ()) -> float |
 
 
 def _open_text(run: Run, examples: float | None, image_size: int | None) -> Dataset:
-    """The bucketed text data.
+    """Open the bucketed text data.
 
     Raises:
       UserError: if the data or the vocabulary, which determine the lengths, are not available.
@@ -239,7 +239,7 @@ def _read_text(data: Data, batch_size: int) -> Any:
 
 
 def _image_spec(config: ConfigDict, image_size: int | None) -> tuple[ConfigDict, Spec]:
-    """The config with the number of classes, and the spec of an example for its model."""
+    """Return the config with its number of classes, and the spec of an example."""
     if image_size is not None:
         row = row_of(config, image_size)
         return row.config, row.example
@@ -252,7 +252,7 @@ def _plan_of(data: Data, batch_size: int) -> Plan:
 
 
 def _epoch_size(run: Run, examples: float | None) -> int:
-    """The number of training examples if the length of training depends on it, else 1."""
+    """Return the number of training examples if the training length depends on it, else 1."""
     if examples is not None:
         return round(examples)
     _, unit = parse_duration(run.total, 'config.total')
@@ -270,7 +270,7 @@ def _open_source(data: Data) -> Subset:
 def _measure(
     model: Any, task: Task, spec: tuple[tuple[str, Any], ...]
 ) -> tuple[int, task_flops.Training]:
-    """The number of parameters of a model, and the FLOPs of its training on one example."""
+    """Return a model's parameter count, and its training FLOPs per example."""
     one = benchmark.blank_example(dict(spec))
     params = jax.eval_shape(lambda: step.init_variables(model, task, one, 0))['params']
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
@@ -278,7 +278,7 @@ def _measure(
 
 
 def cost_table(runs: Sequence[PlannedRun], machine: Machine) -> list[list[str]]:
-    """A table: headings, a row for each run, and the sum."""
+    """Make a table: headings, one row per run, and the sum."""
     core = Machine(CORE, machine.mfu)
     names = [
         name for name in dict.fromkeys(n for run in runs for n in run.point) if name != 'total'

@@ -30,9 +30,9 @@ class Row(NamedTuple):
     """A row of a batch: one example, unless the plan puts several into it.
 
     Attributes:
-      config: with no size left open.
-      spec: shapes and dtypes of the row's arrays, `index` and `mask` among them.
-      examples: average number in a row.
+      config: Config with all sizes set.
+      spec: Shapes and dtypes of the row's arrays, including `index` and `mask`.
+      examples: Mean number of examples per row.
     """
 
     config: ConfigDict
@@ -41,21 +41,21 @@ class Row(NamedTuple):
 
     @property
     def example(self) -> Spec:
-        """The arrays without `index` and `mask`."""
+        """Arrays except `index` and `mask`."""
         return {name: s for name, s in self.spec.items() if name not in index_and_mask()}
 
 
 def row_of(config: ConfigDict, image_size: int | None = None, channels: int | None = None) -> Row:
-    """A row of the largest batches of a config's data, or of images of a given size.
+    """Make a row of a config's largest batches, or of images with a given size.
 
     Black images stand in for a known data set that is not there, see `census.open_source`. A model
     without `num_classes` gets those of the data, or the 1,000 of ImageNet if an image size is given
     instead of data.
 
     Args:
-      config: not changed.
-      image_size: side in pixels of square images, 224 if only `channels` is given.
-      channels: channels of these images, 3 if only `image_size` is given.
+      config: Config, which is not changed.
+      image_size: Side of square images in pixels, 224 if only `channels` is given.
+      channels: Channels of these images, 3 if only `image_size` is given.
 
     Raises:
       UserError: if no size is given and the data are neither known nor can be opened.
@@ -78,7 +78,7 @@ def row_of(config: ConfigDict, image_size: int | None = None, channels: int | No
 
 
 def _open_text(run: Run) -> Dataset:
-    """The training data of a config for text, but only its first pair.
+    """Open a text config's training data, but only its first pair.
 
     Otherwise all pairs would be read and tokenized, although the buckets determine the lengths.
     """
@@ -94,14 +94,14 @@ def _open_images(run: Run) -> Plan:
 
 
 def plan_of(data: Data, batch_size: int, source: Subset) -> Plan:
-    """The plan of batches that a data section describes, for its source or one that stands in."""
+    """Make the plan of a data section, for its source or black images in its place."""
     vocab = vocabulary.load(data.vocab) if data.vocab else None
     examples = Examples(source, parse_transforms(data.transforms, vocab))
     return make_plan(data, examples, batch_size=batch_size)
 
 
 def open_source(data: Data) -> Subset:
-    """The source of a data section, or black images that stand in for a known one.
+    """Open the source of a data section, or black images in its place.
 
     Raises:
       UserError: if it is neither there nor known.

@@ -26,8 +26,8 @@ def count_flops(fn: Callable, *abstract_args: Any) -> int:
     `jax.checkpoint` again, and a conditional as its most expensive branch.
 
     Args:
-      fn: a function of arrays that JAX can trace.
-      *abstract_args: pytrees of arrays or of `jax.ShapeDtypeStruct`.
+      fn: Function of arrays that JAX can trace.
+      *abstract_args: Pytrees of arrays or of `jax.ShapeDtypeStruct`.
 
     Raises:
       ValueError: for matmuls inside a `while_loop`, whose trip count is unknown.
@@ -39,9 +39,9 @@ def forward_flops(model: Any, *inputs: Any, rngs: tuple[str, ...] = ()) -> int:
     """FLOPs of a Flax model's evaluation pass on (abstract) inputs of shape [B, ...].
 
     Args:
-      model: a Linen module.
-      *inputs: of its call.
-      rngs: names of its random streams in evaluation, as in `Task.rngs`.
+      model: Linen module.
+      *inputs: Inputs of its call.
+      rngs: Names of its random streams in evaluation, see `Task.rngs`.
     """
     return variables_and_flops(model, *inputs, rngs=rngs)[1]
 
@@ -49,7 +49,7 @@ def forward_flops(model: Any, *inputs: Any, rngs: tuple[str, ...] = ()) -> int:
 def variables_and_flops(
     model: Any, *inputs: Any, rngs: tuple[str, ...] = ()
 ) -> tuple[dict[str, Any], int]:
-    """The shapes of a Flax model's variables, and `forward_flops`, by tracing it once.
+    """Return the shapes of a model's variables, and `forward_flops`, by tracing it once.
 
     Drawing parameters multiplies no matrices, so it does not count.
     """
@@ -151,7 +151,7 @@ _HALF_CHIPS = ('TPU v2', 'TPU v3')
 
 
 def chips(devices: int, device_kind: str) -> float:
-    """The number of chips of a number of JAX devices."""
+    """Convert a number of JAX devices to a number of chips."""
     return devices / 2 if device_kind.startswith(_HALF_CHIPS) else float(devices)
 
 
@@ -159,7 +159,7 @@ def peak_flops(device_kind: str) -> float | None:
     """Peak bf16 FLOP/s of one device, None if unknown.
 
     Args:
-      device_kind: as `jax.devices()[0].device_kind` gives it, for example
+      device_kind: Value of `jax.devices()[0].device_kind`, for example
         `NVIDIA A100-SXM4-80GB` or `TPU v5 lite`. Slices of a GPU (MIG) are unknown.
     """
     if 'MIG' in device_kind or device_kind == 'TPU v4 lite':
@@ -173,10 +173,10 @@ def mfu(flops_per_step: float, seconds: float, n_devices: int, device_kind: str)
     """Model FLOPs utilization in [0, 1] (Chowdhery et al. 2022), None if the peak is unknown.
 
     Args:
-      flops_per_step: of all devices together, without recomputation.
-      seconds: time of that step.
-      n_devices: number of devices.
-      device_kind: see `peak_flops`.
+      flops_per_step: FLOPs of all devices together, without recomputation.
+      seconds: Time of that step.
+      n_devices: Number of devices.
+      device_kind: See `peak_flops`.
     """
     peak = peak_flops(device_kind)
     return None if peak is None else flops_per_step / (seconds * n_devices * peak)
@@ -189,7 +189,7 @@ def fold_repeats(rows: Sequence[ParameterRow]) -> list[ParameterRow]:
     """Fold consecutive equal blocks, such as block_0 ... block_11, into one.
 
     Args:
-      rows: each with its `path`, `shape`, `dtype` and `count`, in natural order.
+      rows: Rows with `path`, `shape`, `dtype` and `count`, in natural order.
 
     Returns:
       Rows with the number of repetitions as `times`; their path contains `block_{0..11}`, and
@@ -216,7 +216,7 @@ def _rows(tree: Mapping[str, Any], path: tuple[str, ...], times: int) -> Iterato
 
 
 def _runs(tree: Mapping[str, Any]) -> Iterator[tuple[str, int, Any]]:
-    """The name, length and first node of each run of equal nodes with consecutive numbers."""
+    """Find each run of equal nodes with consecutive numbers: its name, length and first node."""
     entries = list(tree.items())
     while entries:
         name, node = entries.pop(0)

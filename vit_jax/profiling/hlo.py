@@ -1,9 +1,9 @@
-"""A scheduled HLO module, parsed from the text that XLA dumps into computations of instructions.
+"""Parser of scheduled HLO modules, from XLA's text to computations of instructions.
 
 On GPUs, matmuls, convolutions and attention are calls of NVIDIA's libraries.
 
 On TPUs a layout contains the tiling and the memory space of an array:
-`f32[12,64]{1,0:T(8,128)S(1)}` is padded to 16 x 128 elements, and lies in VMEM, space 1. HBM is
+`f32[12,64]{1,0:T(8,128)S(1)}` is padded to 16 x 128 elements in VMEM, memory space 1. HBM is
 space 0, which is omitted.
 """
 
@@ -41,10 +41,10 @@ class Array:
     """One array of a chip.
 
     Attributes:
-      dtype: as HLO names it, `bf16`.
-      shape: without padding.
-      size: bytes, with the padding of its tiles.
-      space: the memory space; 0 is HBM.
+      dtype: HLO's dtype, such as `bf16`.
+      shape: Shape without padding.
+      size: Bytes including the padding of tiles.
+      space: Memory space; 0 is HBM.
     """
 
     dtype: str
@@ -63,13 +63,13 @@ class Instruction:
     """A line of a computation.
 
     Attributes:
-      name: without the percent sign.
+      name: Name without the percent sign.
       opcode: `fusion`, `copy-start`, ...
-      arrays: of the result; for a tuple, all elements in order.
-      operands: names.
-      text: the text of the operands in parentheses.
-      attributes: the text after the operands.
-      root: whether it is the result of its computation.
+      arrays: Arrays of the result; for a tuple, all elements in order.
+      operands: Names of the operands.
+      text: Text of the operands in parentheses.
+      attributes: Text after the operands.
+      root: Whether it is the result of its computation.
     """
 
     name: str
@@ -96,13 +96,13 @@ class Instruction:
 
     @property
     def target(self) -> str:
-        """The function of a custom call, as `__cublas$lt$matmul`; empty for other operations."""
+        """Function of a custom call, such as `__cublas$lt$matmul`; empty for other operations."""
         match = TARGET.search(self.attributes)
         return match[1] if match else ''
 
     @property
     def cycles(self) -> int | None:
-        """The compiler's estimate; None before code generation."""
+        """Compiler's estimate of cycles; None before code generation."""
         match = CYCLES.search(self.attributes)
         return int(match[1]) if match else None
 
@@ -131,7 +131,7 @@ class Computation:
 
     @functools.cached_property
     def users(self) -> Mapping[str, list[Instruction]]:
-        """The instructions that read each instruction's result."""
+        """Instructions that read each instruction's result."""
         found: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
         for instruction in self:
             for name in dict.fromkeys(instruction.operands):
@@ -141,7 +141,7 @@ class Computation:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """A program of one chip."""
+    """Program of one chip."""
 
     computations: Mapping[str, Computation]
     entry: Computation
@@ -172,7 +172,7 @@ def parse(text: str) -> Module:
 
 
 def arrays(shape: str) -> tuple[Array, ...]:
-    """The arrays of a shape, which may be a tuple."""
+    """Parse the arrays of a shape, which may be a tuple."""
     return tuple(_array(*match) for match in ARRAY.findall(shape))
 
 
@@ -195,7 +195,7 @@ def _instruction(line: str) -> Instruction:
 
 
 def _close(text: str, start: int = 0) -> int:
-    """The position of the parenthesis that closes the one at `start`."""
+    """Find the parenthesis that closes the one at `start`."""
     depth = 0
     for match in PARENTHESIS.finditer(text, start):
         depth += 1 if match[0] == '(' else -1
@@ -306,7 +306,7 @@ def _convolution_flops(
 
 
 def _window(attributes: str) -> dict[str, list[int]]:
-    """The parameters of a window for every spatial dimension, with defaults."""
+    """Parse a window's parameters for every spatial dimension, with defaults."""
     match = re.search(r'window=\{([^}]*)\}', attributes)
     given = dict(re.findall(r'(\w+)=(\S+)', match[1] if match else ''))
     size = [int(n) for n in given['size'].split('x')] if given else []
@@ -332,7 +332,7 @@ def _meetings(
 
 
 def trip_count(module: Module, outside: Computation, loop: Instruction) -> int:
-    """The trip count of a `while`, from the compiler or else from its counter; 1 if unclear.
+    """Find the trip count of a `while`, from the compiler or its counter; 1 if unclear.
 
     A counter is an element of the loop's carried tuple that is compared to a constant.
     """
@@ -363,7 +363,7 @@ def rematerialized(module: Module) -> int:
 
 
 def _step(body: Computation, counted: Instruction) -> int:
-    """The increment of a counter, 1 if unclear."""
+    """Find the increment of a counter; 1 if unclear."""
     added = [_constant(body, name) for name in counted.operands] if counted.opcode == 'add' else []
     return next((n for n in added if n), 1)
 
@@ -374,7 +374,7 @@ def _constant(computation: Computation, name: str) -> int | None:
 
 
 def _source(computation: Computation, name: str) -> Instruction:
-    """The original of an instruction that may be a copy."""
+    """Find the original of an instruction that may be a copy."""
     found = computation[name]
     while found.opcode in ('copy', 'bitcast', 'copy-done', 'copy-start'):
         found = computation[found.operands[0]]

@@ -38,14 +38,14 @@ class Moment:
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """The beginning or the end of an exchange in a schedule.
+    """Start or end of an exchange in a schedule.
 
     Attributes:
-      key: of the exchange.
-      when: its time in the schedule for an infinitely fast network.
-      ready: when the array has been computed.
-      bytes: that a chip sends; 0 for the end.
-      count: of the arrays that it sends.
+      key: Key of the exchange.
+      when: Time in the schedule for an infinitely fast network.
+      ready: Time when the array has been computed.
+      bytes: Bytes that a chip sends; 0 for the end.
+      count: Number of arrays that it sends.
     """
 
     key: str
@@ -57,11 +57,11 @@ class Event:
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """The exchanges of a step.
+    """Exchanges of a step.
 
     Attributes:
-      events: in order.
-      end: of the step without exchanges.
+      events: Events in order.
+      end: End of the step without exchanges.
     """
 
     events: Sequence[Event]
@@ -71,8 +71,8 @@ class Schedule:
         """Seconds of a step whose exchanges share the network one after the other.
 
         Args:
-          rate: bytes a second that a chip sends.
-          growth: factor of the batch.
+          rate: Bytes per second that a chip sends.
+          growth: Growth factor of the batch.
         """
         waited = free = 0.0
         arrived: dict[str, float] = {}
@@ -97,10 +97,10 @@ class Overlap:
     """A step whose exchanges overlap with computation.
 
     Attributes:
-      hidden: seconds of the exchanges during which chips compute.
-      step: lower bound on the seconds of the step, with the rest of its exchanges.
-      speedup: of the step, over one slice with the same global batch.
-      pays_from: the smallest global batch with a speedup above 1.
+      hidden: Seconds of exchanges during which chips compute.
+      step: Lower bound on the seconds of the step, including other exchanges.
+      speedup: Speedup of the step over one slice with the same global batch.
+      pays_from: Smallest global batch with a speedup above 1.
     """
 
     hidden: float
@@ -114,10 +114,10 @@ class Speed:
     """Exchanges over a network of one speed.
 
     Attributes:
-      gbits: a second that a host sends, and receives.
-      seconds: seconds of all exchanges.
-      scheduled: in the compiler's schedule.
-      best: if each array were sent as soon as it is ready.
+      gbits: Gigabits per second that a host sends, and receives.
+      seconds: Seconds of all exchanges.
+      scheduled: Overlap in the compiler's schedule.
+      best: Overlap if each array were sent as soon as it is ready.
     """
 
     gbits: int
@@ -131,10 +131,10 @@ class Crossing:
     """Exchanges between slices in a step.
 
     Attributes:
-      slices: their number.
-      count: of the arrays that a chip sends.
-      host_bytes: that a host sends; it receives as much.
-      speeds: of the network.
+      slices: Number of slices.
+      count: Number of arrays that a chip sends.
+      host_bytes: Bytes that a host sends, and receives.
+      speeds: Results for several network speeds.
     """
 
     slices: int
@@ -144,16 +144,16 @@ class Crossing:
 
 
 def crossing(module: Module, topology: Topology, rows: int, unit: int = 1) -> Crossing:
-    """The exchanges of a training step between slices.
+    """Measure a training step's exchanges between slices.
 
     Time is assumed to be proportional to the batch, except for the update of the parameters and for
     exchanges.
 
     Args:
-      module: the scheduled step.
-      topology: topology of several slices.
-      rows: rows of a global batch.
-      unit: a global batch must be a multiple of it.
+      module: Scheduled step.
+      topology: Topology of several slices.
+      rows: Rows of a global batch.
+      unit: Divisor of a global batch.
     """
     found = schedule(module, topology)
     chips = topology.slice_chips // topology.slice_hosts
@@ -185,12 +185,12 @@ def crossing(module: Module, topology: Topology, rows: int, unit: int = 1) -> Cr
 
 
 def pays_from(pays: Callable[[float], bool], rows: int, unit: int) -> int:
-    """The smallest global batch that pays, a multiple of `unit`.
+    """Find the smallest global batch that pays off, a multiple of `unit`.
 
     Args:
-      pays: whether a batch pays that is a given factor larger than `rows`.
-      rows: rows of the compiled batch.
-      unit: see `crossing`.
+      pays: Function that returns whether a batch of `rows` times a factor pays off.
+      rows: Rows of the compiled batch.
+      unit: See `crossing`.
     """
     low, high = 0.0, 1.0
     while not pays(high) and high < 2**BISECTIONS:
@@ -202,7 +202,7 @@ def pays_from(pays: Callable[[float], bool], rows: int, unit: int) -> int:
 
 
 def schedule(module: Module, topology: Topology) -> Schedule:
-    """The exchanges between slices in a schedule, stretched to the bound of the step."""
+    """Find the exchanges between slices in a schedule, stretched to the step's bound."""
     chip, entry = topology.chip, module.entry
     operations = roofline.operations(module)
     alone = sum(op.seconds(chip) for op in operations if not op.asynchronous)
@@ -272,7 +272,7 @@ def _between_hosts(
 def _exchange(
     entry: Computation, instruction: Instruction, slices: int
 ) -> tuple[str, float] | None:
-    """The key of the exchange that an instruction begins or ends, and the bytes of a beginning."""
+    """Return the key of the exchange that an instruction starts or ends, and the bytes it sends."""
     if HANDLER not in instruction.attributes:
         return None
     if instruction.opcode == 'send':

@@ -1,4 +1,4 @@
-"""Throughput of the data pipeline alone, without a model, and the time of its stages."""
+"""Throughput of the data pipeline without a model, and the time of its stages."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def measure_throughput(
 
 
 def _spread(times: np.ndarray) -> tuple[float, float]:
-    """The lowest and highest rate of batches in `PARTS` of the time, as shares of the mean rate."""
+    """Return the lowest and highest rate in `PARTS` of the time, as shares of the mean."""
     batches = len(times) - 1
     ends = np.unique(np.linspace(0, batches, PARTS + 1).round().astype(int))
     rates = np.diff(ends) / np.diff(times[ends]) * times[-1] / batches
@@ -106,8 +106,8 @@ def measure_stages(data: Dataset, examples: int, put: Callable[[Batch], Any]) ->
 
     Args:
       data: data of the config.
-      examples: their number, spread over the data; broken ones are left out.
-      put: copies a batch to the devices.
+      examples: Number of examples, spread over the data; broken ones are ignored.
+      put: Function that copies a batch to the devices.
 
     Returns:
       Seconds an example by stage: 'read', 'decode', each transform, 'batch', and 'copy'.
@@ -165,13 +165,13 @@ class _Clock:
 
 @dataclasses.dataclass(frozen=True)
 class Need:
-    """The data rate that a host needs at some speed of training.
+    """Data rate that a host needs at some training speed.
 
     Attributes:
       name: name of the speed.
       mfu: model FLOPs utilization.
       seconds: seconds of a step.
-      per_host: examples a second.
+      per_host: Examples per second.
     """
 
     name: str
@@ -185,11 +185,11 @@ class Need:
 
 
 def needs(run: RunEstimate, slice_: Topology, mfu: float) -> list[Need]:
-    """The needed data rates at the bound of a run and, if slower, at an MFU.
+    """Compute the needed data rates at the bound of a run and, if slower, at an MFU.
 
     Args:
-      run: estimated from the compiled step.
-      slice_: that the step was compiled for.
+      run: Run estimated from the compiled step.
+      slice_: Slice that the step was compiled for.
       mfu: MFU of training, in (0, 1].
     """
     speeds = [('at the bound', run.mfu, run.seconds)]
@@ -215,7 +215,7 @@ def per_core(data: Dataset) -> float:
 
 
 def needs_record(found: Sequence[Need], per_core: float, slice_: Topology) -> dict[str, Any]:
-    """The numbers as JSON."""
+    """Convert the numbers to JSON."""
     return {
         'hosts': slice_.hosts,
         'per_core_per_sec': per_core,

@@ -1,10 +1,10 @@
-"""The user's cache folder: files made from others, and whole files from object storage or the web.
+"""The user's cache folder: derived files, and complete files from object storage or the web.
 
-fsspec downloads them. Its own caches neither verify their contents, nor have a size limit, nor
-work offline. Here, files that are requested together share one folder, named by the tags that the
-server gives them (etag, generation, time), so a new upload gets a new folder. A file's sha256 is
-stored beside it and verified at every use. When all folders together exceed `MOST_BYTES`, the least
-recently used ones are removed.
+fsspec downloads them, but its caches neither verify contents, nor have a size limit, nor work
+offline. Here, files that are requested together share one folder, named by the server's tags (etag,
+generation, time), so a new upload gets a new folder. A file's sha256 is stored next to it and
+verified at every use. When all folders together exceed `MOST_BYTES`, the least recently used ones
+are removed.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from vit_jax.errors import Unavailable, UserError, without_secrets
 from vit_jax.runtime import console
 from vit_jax.storage import paths, servers
 
-MOST_BYTES = 50 * 2**30  # of downloads
+MOST_BYTES = 50 * 2**30  # limit for all downloads
 PUBLIC = ('gs://vit_models/', 'gs://big_vision/', 'gs://bit_models/', 'gs://mixer_models/')
-BLOCK = 16 * 2**20  # bytes of a request
-TRIES, PAUSE = 3, 1.0  # for a block; seconds between two
+BLOCK = 16 * 2**20  # bytes per request
+TRIES, PAUSE = 3, 1.0  # tries per block, and seconds between them
 _TAGS = ('etag', 'ETag', 'generation', 'LastModified', 'updated', 'mtime', 'created', 'size')
 _LATEST, _SUM, _MARK = 'latest', '.sha256', '.xxh3'
-_BLOCK, _BLOCKS = 2**20, 256  # bytes, and number of blocks that a digest covers
+_BLOCK, _BLOCKS = 2**20, 256  # size in bytes, and number, of the blocks that a digest covers
 _DAY = 24 * 3600.0
 
 _log = logging.getLogger(__name__)
 
 
 class MissingFile(UserError):
-    """There is no such file."""
+    """A file does not exist."""
 
 
 def folder(kind: str) -> pathlib.Path:
-    """The folder for files of a kind, in $XDG_CACHE_HOME or ~/.cache; it may not exist yet."""
+    """Return the folder for a kind of files, in $XDG_CACHE_HOME or ~/.cache; may not exist yet."""
     home = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
     return pathlib.Path(home).expanduser() / 'vit_jax' / kind
 
 
 def key(files: Sequence[pathlib.Path]) -> str:
-    """A cache key for data made from files, which changes with their paths and states."""
+    """Make a cache key for data derived from files, by their paths and states."""
     digest = hashlib.sha256()
     for file in files:
         state = '\0'.join(map(str, state_of(file)))
@@ -62,21 +62,21 @@ def key(files: Sequence[pathlib.Path]) -> str:
 
 
 def state_of(path: pathlib.Path) -> list[int]:
-    """What changes with a file or folder: size, times of modification and change, and inode.
+    """Return what changes with a file or folder: size, modification and change times, inode.
 
-    Archives and images of containers may fix all modification times.
+    Archives and container images may fix all modification times.
     """
     stat = path.stat()
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 
 def made_once(file: pathlib.Path, make: Callable[[pathlib.Path], None]) -> pathlib.Path:
-    """Return `file`, written by `make(path)` if it does not exist, or has changed since.
+    """Return `file`, written by `make(path)` if it is missing or has changed since.
 
-    A digest in a file beside it shows changes. It covers up to 256 MiB, spread over the file.
+    A digest in a second file detects changes. It covers up to 256 MiB, spread over the file.
 
     Raises:
-      UserError: if the folder cannot be written to, or is full.
+      UserError: if the folder is not writable or full.
     """
     mark = file.with_name(file.name + _MARK)
 
@@ -92,7 +92,7 @@ def made_once(file: pathlib.Path, make: Callable[[pathlib.Path], None]) -> pathl
 
 
 def _digest_of(file: pathlib.Path) -> str:
-    """A digest of a file's size and of `_BLOCKS` blocks of 1 MiB, or of all if it has fewer."""
+    """Digest a file's size, and at most `_BLOCKS` blocks of 1 MiB."""
     size = file.stat().st_size
     digest, last = xxhash.xxh3_128(str(size).encode()), (size - 1) // _BLOCK
     step = max(1.0, last / (_BLOCKS - 1))
@@ -104,7 +104,7 @@ def _digest_of(file: pathlib.Path) -> str:
 
 
 def _write(file: pathlib.Path, make: Callable[[pathlib.Path], None]) -> None:
-    """Write a file by `make(path)`; it appears whole or not at all."""
+    """Write a file by `make(path)`; it appears completely or not at all."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         _remove_remains(file.parent)
@@ -134,8 +134,8 @@ def download(url: str, names: Sequence[str], needed: Sequence[str]) -> pathlib.P
 
     Args:
       url: URL of the folder.
-      names: names of the files.
-      needed: the files that must exist.
+      names: File names.
+      needed: Files that must exist.
 
     Raises:
       UserError: if a needed file is missing, or a file cannot be downloaded or stored.
@@ -146,20 +146,20 @@ def download(url: str, names: Sequence[str], needed: Sequence[str]) -> pathlib.P
             system, root = _system(url)
             infos = {name: _info(system, f'{root}/{name}') for name in names}
     except servers.Unreachable as error:
-        if (kept := _latest(home)) is None:
+        if (earlier := _find_latest(home)) is None:
             raise
-        _log.warning('%s; using the copy in %s', error, kept)
-        return kept
-    found = {name: info for name, info in infos.items() if info is not None}
+        _log.warning('%s; using the copy in %s', error, earlier)
+        return earlier
+    existing = {name: info for name, info in infos.items() if info is not None}
     for name in needed:
-        if name not in found:
+        if name not in existing:
             raise MissingFile(f'{url}/{name}: there is no such file')
-    local = home / _digest(*(f'{name} {_tag(info)}' for name, info in found.items()))
-    for name, info in found.items():
-        if not _is_whole(local / name):
+    local = home / _digest(*(f'{name} {_tag(info)}' for name, info in existing.items()))
+    for name, info in existing.items():
+        if not _is_intact(local / name):
             with _reaching(f'{url}/{name}'):
                 _download(system, f'{root}/{name}', info, local / name, f'{url}/{name}')
-    if found:
+    if existing:
         paths.write_text_atomic(home / _LATEST, local.name)
         os.utime(local)
         _trim(local)
@@ -167,15 +167,15 @@ def download(url: str, names: Sequence[str], needed: Sequence[str]) -> pathlib.P
 
 
 def _system(url: str) -> tuple[Any, str]:
-    """The file system of a URL, whose server answers, and the path in it."""
+    """Open the file system of a URL, whose server answers; return it and the path inside."""
     import fsspec
 
-    scheme, _, rest = url.partition('://')
+    scheme, _, location = url.partition('://')
     servers.quiet_gcsfs()
     servers.require_answer(scheme)
     if scheme in ('http', 'https') and not urllib.request.getproxies():
-        servers.connect(f'{scheme}://{urllib.parse.urlsplit(url).netloc}', f'{scheme}://{rest}')
-    # Expired credentials, or those of another project, would be refused.
+        servers.connect(f'{scheme}://{urllib.parse.urlsplit(url).netloc}', f'{scheme}://{location}')
+    # Credentials that are expired or for a different project would be refused.
     options = {'token': 'anon'} if url.startswith(PUBLIC) else {}
     system, root = fsspec.core.url_to_fs(url, **options)
     system.invalidate_cache()
@@ -183,38 +183,38 @@ def _system(url: str) -> tuple[Any, str]:
 
 
 def _info(system: Any, path: str) -> Mapping[str, Any] | None:
-    """The server's description of a file; None if there is none."""
+    """Return the server's description of a file; None if it does not exist."""
     try:
-        found = system.info(path)
+        info = system.info(path)
     except FileNotFoundError as error:
         # fsspec hides the web server's answer in the cause.
         if getattr(error.__cause__, 'status', 404) not in (404, 410):
             raise error.__cause__ or error from None
         return None
-    return None if found.get('type') == 'directory' else found
+    return None if info.get('type') == 'directory' else info
 
 
 def _tag(info: Mapping[str, Any]) -> str:
     return ' '.join(str(info[key]) for key in _TAGS if info.get(key) is not None)
 
 
-def _digest(*words: str) -> str:
-    return hashlib.sha256('\0'.join(words).encode()).hexdigest()[:32]
+def _digest(*parts: str) -> str:
+    return hashlib.sha256('\0'.join(parts).encode()).hexdigest()[:32]
 
 
-def _latest(home: pathlib.Path) -> pathlib.Path | None:
-    """The folder used last, if all its files are whole."""
+def _find_latest(home: pathlib.Path) -> pathlib.Path | None:
+    """Return the folder used last, if all its files are intact."""
     if not (home / _LATEST).is_file():
         return None
     local = home / (home / _LATEST).read_text()
     files = [p for p in local.glob('*') if p.suffix != _SUM]
-    return local if files and all(map(_is_whole, files)) else None
+    return local if files and all(map(_is_intact, files)) else None
 
 
-def _is_whole(file: pathlib.Path) -> bool:
-    """Whether the file exists with the sha256 that it had when it was downloaded."""
-    kept = file.with_name(file.name + _SUM)
-    return file.is_file() and kept.is_file() and paths.sha256(file) == kept.read_text()
+def _is_intact(file: pathlib.Path) -> bool:
+    """Return whether the file exists with the sha256 that it had when downloaded."""
+    recorded = file.with_name(file.name + _SUM)
+    return file.is_file() and recorded.is_file() and paths.sha256(file) == recorded.read_text()
 
 
 def _download(
@@ -246,8 +246,8 @@ def _download(
 
 
 def _read(reader: Any, size: int | None, url: str) -> bytes:
-    """The next block of a file; a block that breaks off is requested again."""
-    # Google's storage refuses ranges beyond the end.
+    """Read the next block of a file; request an interrupted block again."""
+    # Google's storage refuses ranges past the end.
     length = BLOCK if size is None else min(BLOCK, size - reader.tell())
     for attempt in range(TRIES):
         if attempt:
@@ -268,10 +268,10 @@ def _md5(file: pathlib.Path) -> bytes:
 
 @contextlib.contextmanager
 def _reaching(url: str) -> Iterator[None]:
-    """Turn exceptions of storage libraries into one line.
+    """Turn exceptions of storage libraries into one-line errors.
 
     Raises:
-      servers.Unreachable: if the server does not answer, or a download breaks off.
+      servers.Unreachable: if the server does not answer, or a download is interrupted.
       UserError: if a package is missing, or access is denied.
     """
     scheme = url.partition('://')[0]
@@ -294,7 +294,7 @@ def _reaching(url: str) -> Iterator[None]:
 
 
 def _trim(used: pathlib.Path) -> None:
-    """Remove the least recently used folders until the rest is small enough; never `used`."""
+    """Remove the least recently used folders, but never `used`, until the limit is met."""
     with contextlib.suppress(OSError):
         folders = [p for p in used.parents[1].glob('*/*') if p.is_dir()]
         folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)

@@ -1,4 +1,4 @@
-"""The lock of a run folder, which has one owner at a time."""
+"""Lock of a run folder, which has one owner at a time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from vit_jax.runtime.processes import on_process_0
 from vit_jax.storage import paths
 
 LOCK = 'lock'
-EXIT_LOST = 2  # after a takeover of the lease, as for `Taken`
+EXIT_LOST = 2  # exit code after a takeover of the lease, same as for `Taken`
 
 _HEARTBEAT_SECONDS = 5.0
 _SILENT_SECONDS = 20.0
@@ -36,55 +36,55 @@ _PIDS = 2**31
 _KINDS = {'host': str, 'pid': int, 'since': str, 'boot': str, 'started': int, 'token': str}
 
 Check = Callable[[], None]  # raises Taken if the folder is no longer this run's
-Record = dict[str, Any]  # describes the owner, see `_record`
+Record = dict[str, Any]  # description of the owner, see `_record`
 Refused = Callable[[Record], Exception]
 
 _log = logging.getLogger(__name__)
 
 
 class InUse(UserError):
-    """A folder is held by another run."""
+    """A folder is in use by another run."""
 
 
 class Taken(UserError):
-    """A folder was taken over by another run while this one was using it."""
+    """A folder was taken over by another run while in use by this one."""
 
 
 @contextlib.contextmanager
 def lock(path: str | Path, silent_seconds: float = _SILENT_SECONDS) -> Iterator[Check]:
-    """Make the folder if absent and keep other runs out of it; process 0 holds the lock.
+    """Make the folder if necessary and keep other runs out of it; process 0 holds the lock.
 
-    The lock is the kernel's advisory lock on `path/lock`, which ends with its process however that
-    dies. The file names the owner, and its time stamp is renewed every few seconds: for network
-    file systems that do not share locks between hosts, an owner on another host, in another
+    The lock is the kernel's advisory lock on `path/lock`, which is released when its process dies
+    for any reason. The file names the owner, and its time stamp is renewed every few seconds. Some
+    network file systems do not share locks between hosts, so an owner on another host, in another
     container or before a reboot counts as dead when its time stamp has not changed for
-    `silent_seconds`. Its file is then replaced, so that it notices when it wakes. No clocks are
-    compared. A deleted file is made again. In object storage the lock is a `Lease`, whose owners
-    all count as on another host.
+    `silent_seconds`. Its file is then replaced, so that it notices when it wakes up. No clocks are
+    compared. A deleted file is written again. In object storage the lock is a `Lease`, and all
+    owners count as being on another host.
 
     Yields:
-      A check for process 0 to make before it writes to the folder.
+      A check that process 0 calls before it writes to the folder.
 
     Raises:
       InUse: if another run holds the folder.
-      UserError: if it cannot be written.
+      UserError: if the folder is not writable.
     """
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         checks: list[Check] = []
-        on_process_0(lambda: checks.append(_hold(held, paths.path(path), silent_seconds)))
+        on_process_0(lambda: checks.append(_hold(stack, paths.path(path), silent_seconds)))
         yield checks[0] if checks else lambda: None
 
 
 @contextlib.contextmanager
 def hold(path: str | Path) -> Iterator[None]:
-    """Lock a folder as `lock` does, but without the other processes of the job."""
-    with contextlib.ExitStack() as held:
-        _hold(held, paths.path(path), _SILENT_SECONDS)
+    """Lock a folder like `lock`, but without the job's other processes."""
+    with contextlib.ExitStack() as stack:
+        _hold(stack, paths.path(path), _SILENT_SECONDS)
         yield
 
 
 def is_held(path: str | Path) -> bool:
-    """Whether another process holds the folder; tries to take the lock, unlike `holder`."""
+    """Return whether another process holds the folder, by trying to lock it."""
     try:
         with hold(path):
             return False
@@ -93,10 +93,10 @@ def is_held(path: str | Path) -> bool:
 
 
 def holder(path: str | Path) -> Record | None:
-    """The owner of the folder, see `_record`; None if nobody holds it.
+    """Return the owner of the folder, see `_record`; None if nobody holds it.
 
-    For display: the lock is not touched, so that concurrent attempts to take it do not fail. An
-    owner on this host is alive if its process is, any other if its time stamp is recent.
+    This is for display: the lock is not touched, so concurrent attempts to take it do not fail. An
+    owner on this host is alive if its process is, any other owner if its time stamp is recent.
     """
     file = paths.path(path) / LOCK
     try:
@@ -111,13 +111,13 @@ def holder(path: str | Path) -> Record | None:
 
 
 def _is_here(owner: Record) -> bool:
-    """Whether the owner runs on this kernel, in the same namespace of process ids."""
+    """Return whether the owner runs on this kernel, in the same namespace of process ids."""
     here = _record()
     return all(owner.get(name, here[name]) == here[name] for name in ('host', 'boot'))
 
 
 def _is_alive(owner: Record) -> bool:
-    """Whether the owner's process runs, and its id was not given to another one since."""
+    """Return whether the owner's process runs, and its id was not reused since."""
     try:
         os.kill(pid := owner.get('pid', _PIDS - 1), 0)
     except PermissionError:
@@ -128,27 +128,27 @@ def _is_alive(owner: Record) -> bool:
     return not recorded or actual is None or actual == recorded
 
 
-def _hold(held: contextlib.ExitStack, path: Path, silent_seconds: float) -> Check:
-    """Take the lock until `held` is closed."""
+def _hold(stack: contextlib.ExitStack, path: Path, silent_seconds: float) -> Check:
+    """Take the lock until `stack` is closed."""
     if paths.is_remote(path):
-        return _hold_lease(held, path, silent_seconds)
+        return _hold_lease(stack, path, silent_seconds)
     try:
         paths.make_folder(path)
         kernels = _KernelLock(path, silent_seconds)
     except OSError as error:
         raise paths.WriteError(f'cannot write to the workdir {path}: {error.strerror}') from error
-    held.callback(kernels.release)
+    stack.callback(kernels.release)
 
     def renew() -> None:
         with contextlib.suppress(OSError, Taken):  # `check` raises it before the next write
             kernels.renew()
 
-    _repeat(held, renew, _HEARTBEAT_SECONDS)
+    _repeat(stack, renew, _HEARTBEAT_SECONDS)
     return kernels.check
 
 
-def _repeat(held: contextlib.ExitStack, act: Callable[[], None], seconds: float) -> None:
-    """Call `act` in a thread at this interval until `held` is closed."""
+def _repeat(stack: contextlib.ExitStack, act: Callable[[], None], seconds: float) -> None:
+    """Call `act` in a thread at this interval until `stack` is closed."""
     stop = threading.Event()
 
     def loop() -> None:
@@ -157,15 +157,15 @@ def _repeat(held: contextlib.ExitStack, act: Callable[[], None], seconds: float)
 
     thread = threading.Thread(target=loop, daemon=True)
     thread.start()
-    held.callback(thread.join)
-    held.callback(stop.set)
+    stack.callback(thread.join)
+    stack.callback(stop.set)
 
 
 class _KernelLock:
-    """The lock file of a local folder, held by this process until `release`.
+    """Lock file of a local folder, held by this process until `release`.
 
     Raises:
-      InUse: if another run holds it.
+      InUse: if another run holds the folder.
       UserError: if the file is a link.
       OSError: if the file cannot be written.
     """
@@ -176,11 +176,11 @@ class _KernelLock:
         self._file = self._open(os.O_CREAT)
 
     def check(self) -> None:
-        """Check that the folder is still held, and make a deleted lock file again.
+        """Check that this run still holds the folder, and write a deleted lock file again.
 
         Raises:
           Taken: if another run has taken the folder.
-          OSError: if the file cannot be made.
+          OSError: if the file cannot be written.
         """
         with self._checking:
             try:
@@ -190,7 +190,7 @@ class _KernelLock:
                 self._make_again()
 
     def renew(self) -> None:
-        """Show that the owner is alive, and raise as `check` does."""
+        """Show that the owner is alive; raise like `check`."""
         self.check()
         os.utime(self._file)
 
@@ -202,9 +202,9 @@ class _KernelLock:
         os.close(self._file)
 
     def _is_ours(self) -> bool:
-        """Whether the file is the one that was opened, and no other owner has written into it.
+        """Return whether the lock file is still the open one, without another owner's record.
 
-        Opening it renews what a client of a network file system knows about it.
+        Opening it refreshes the cache of a network file system's client.
         """
         try:
             file = os.open(self._path / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -257,7 +257,7 @@ class _KernelLock:
 
 
 def _open_no_link(name: Path, flags: int) -> int:
-    """Open a file whose content will be replaced; refuse links and special files."""
+    """Open a file to replace its content; refuse links and special files."""
     try:
         file = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | flags, 0o666)
     except OSError as error:
@@ -272,7 +272,7 @@ def _open_no_link(name: Path, flags: int) -> int:
 
 
 def _lock_file(file: int, path: Path, silent_seconds: float) -> Record:
-    """Lock the file of a folder; return the record of its last owner, which is dead."""
+    """Lock the file of a folder; return the record of its last, dead owner."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -296,7 +296,7 @@ def _lock_file(file: int, path: Path, silent_seconds: float) -> Record:
 
 
 def _replace(name: Path, content: bytes) -> int:
-    """Replace a lock file by a new one with this content; return that, open and locked."""
+    """Replace a lock file by a new one with this content; return it open and locked."""
     with contextlib.ExitStack() as opened:
         temporary = name.with_name(f'.{name.name}.{uuid.uuid4().hex}')
         file = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
@@ -310,7 +310,7 @@ def _replace(name: Path, content: bytes) -> int:
 
 
 def _record() -> Record:
-    """The record that describes this process.
+    """Describe this process.
 
     `boot` changes with every start of the machine and differs between containers, `started` differs
     between processes with the same id, and `token` between all owners.
@@ -329,9 +329,9 @@ def _record() -> Record:
 
 
 def _start_time(pid: int) -> int | None:
-    """The time when a process began, in ticks since the start of the machine; None if unknown."""
+    """Return when a process began, in ticks since the start of the machine; None if unknown."""
     content = environment.read_or_empty(Path(f'/proc/{pid}/stat'))
-    fields = content.rpartition(')')[2].split()  # the name before it may hold spaces
+    fields = content.rpartition(')')[2].split()  # the name before it may have spaces
     return int(fields[19]) if len(fields) > 19 else None
 
 
@@ -348,15 +348,15 @@ def describe(owner: Record) -> str:
 
 
 def parse_owner(content: bytes | None) -> Record:
-    """The owner's record in a file or object; empty if there is none that a run has written."""
+    """Parse the owner's record from a file or object; empty if no run has written it."""
     try:
         owner = paths.parse_json(content or b'')
     except ValueError:
         return {}
     if not isinstance(owner, dict):
         return {}
-    sound = all(isinstance(owner.get(name, kind()), kind) for name, kind in _KINDS.items())
-    return owner if sound and 0 <= owner.get('pid', 0) < _PIDS else {}
+    is_valid = all(isinstance(owner.get(name, kind()), kind) for name, kind in _KINDS.items())
+    return owner if is_valid and 0 <= owner.get('pid', 0) < _PIDS else {}
 
 
 def wait_for_silence(
@@ -365,10 +365,10 @@ def wait_for_silence(
     """Wait until an owner, possibly on another host, counts as dead.
 
     Args:
-      owner: the owner's record.
-      seconds: time without renewal after which it counts as dead.
-      is_renewed: whether it has renewed its lock.
-      refused: the owner's record -> the exception to raise in that case.
+      owner: Record of the owner.
+      seconds: Time without renewal after which it counts as dead.
+      is_renewed: Function that returns whether it has renewed its lock.
+      refused: Function from the owner's record to the exception to raise in that case.
     """
     _log.warning(
         'waiting %g s to see whether the run that held the lock is alive: %s',
@@ -382,11 +382,11 @@ def wait_for_silence(
             raise refused(owner)
 
 
-def _hold_lease(held: contextlib.ExitStack, path: Path, silent_seconds: float) -> Check:
+def _hold_lease(stack: contextlib.ExitStack, path: Path, silent_seconds: float) -> Check:
     with paths.reaching(path):
         store = open_store(path)
-        taken = Lease(store, LOCK, _record(), silent_seconds, partial(_in_use, path))
-    keep_renewed(held, taken, path, _HEARTBEAT_SECONDS)
+        lease = Lease(store, LOCK, _record(), silent_seconds, partial(_in_use, path))
+    keep_renewed(stack, lease, path, _HEARTBEAT_SECONDS)
     return lambda: None
 
 
@@ -398,7 +398,7 @@ def open_store(folder: Path) -> Any:
 
 
 def store_spec(folder: Path) -> dict[str, Any]:
-    """TensorStore's specification of a remote folder."""
+    """Return TensorStore's specification of a remote folder."""
     scheme, _, rest = os.fspath(folder).partition('://')
     bucket, _, prefix = rest.partition('/')
     driver = {'gs': 'gcs', 's3': 's3'}[scheme]
@@ -412,14 +412,14 @@ def store_spec(folder: Path) -> dict[str, Any]:
 
 
 class Lease:
-    """The object `name` in a store, held by this process until `release`.
+    """Object `name` in a store, held by this process until `release`.
 
     Args:
-      store: as returned by `open_store`.
-      name: name of the object.
-      record: describes the owner.
-      silent_seconds: an owner that has not renewed it for this long counts as dead.
-      refused: the owner's record -> the exception to raise if the owner is alive.
+      store: Store from `open_store`.
+      name: Name of the object.
+      record: Description of the owner.
+      silent_seconds: Time without renewal after which an owner counts as dead.
+      refused: Function from the owner's record to the exception to raise if the owner is alive.
     """
 
     def __init__(
@@ -441,12 +441,12 @@ class Lease:
     def renew(self) -> bool:
         """Show that the owner is alive; return False if it has lost the object.
 
-        A deleted object is made again, unless another owner is faster.
+        A deleted object is written again, unless another owner is faster.
         """
         self._record['beats'] += 1
         if self._write(json.dumps(self._record).encode()):
             return True
-        # After a lost answer to a successful write, its repetition is refused.
+        # If the answer to a successful write was lost, its repetition is refused.
         current = self._store.read(self._name).result()
         if current.state == 'missing':
             self._generation = current.stamp.generation
@@ -460,7 +460,7 @@ class Lease:
         """Delete the object if this process still holds it."""
         try:
             self._write(None)
-        except (ValueError, OSError) as error:  # the run's files are complete anyway
+        except (ValueError, OSError) as error:  # the run's files are already complete
             _log.warning('%r could not be deleted: %s', self._name, error)
 
     def _write(self, content: bytes | None) -> bool:
@@ -471,18 +471,18 @@ class Lease:
         return True
 
 
-def keep_renewed(held: contextlib.ExitStack, lease: Lease, folder: Path, seconds: float) -> None:
-    """Renew the lease at this interval until `held` is closed, which releases it.
+def keep_renewed(stack: contextlib.ExitStack, lease: Lease, folder: Path, seconds: float) -> None:
+    """Renew the lease at this interval until `stack` is closed, which releases it.
 
-    If the process was suspended until another run took over, it exits at once, since both would
-    write the same files.
+    If the process was suspended until another run took over, it exits immediately, because both
+    would write the same files.
     """
 
     def renew() -> None:
-        with contextlib.suppress(ValueError, OSError):  # the network may come back
+        with contextlib.suppress(ValueError, OSError):  # the network may recover
             if not lease.renew():
                 print(f'error: another run has taken over {folder}', file=sys.stderr)
                 os._exit(EXIT_LOST)
 
-    held.callback(lease.release)
-    _repeat(held, renew, seconds)
+    stack.callback(lease.release)
+    _repeat(stack, renew, seconds)

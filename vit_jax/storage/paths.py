@@ -1,12 +1,12 @@
-"""Run folders as paths: on a disk, or in object storage by `gs://BUCKET/...` and `s3://BUCKET/...`.
+"""Paths on a disk, or in object storage: `gs://BUCKET/...` and `s3://BUCKET/...`.
 
 A local path is a `pathlib.Path`, a remote one an `etils.epath.Path` with the same methods over
-fsspec. An object appears whole or not at all, but cannot be renamed or appended to, and a folder
-is only a prefix of names.
+fsspec. An object appears completely or not at all, but cannot be renamed or appended to, and a
+folder is only a prefix of names.
 
-Local paths are not epath's, whose glob treats `[*?` in the folder's own name as a pattern, whose
-stat needs an entry in the password file and rounds to seconds, and whose listing hides names that
-end in `~`.
+epath is not used for local paths: its glob treats `[*?` in the folder's name as a pattern, its stat
+needs an entry in the password file and rounds to seconds, and its listing hides names that end in
+`~`.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from vit_jax import extras
 from vit_jax.errors import Unavailable, UnsuitableFile, UserError
 from vit_jax.storage import servers
 
-# The type checker treats both kinds as `pathlib.Path`; at run time that is only the local kind.
+# The type checker treats both kinds as `pathlib.Path`; at run time only local paths are.
 if TYPE_CHECKING:
     Path = pathlib.Path
 else:
     Path = pathlib.PurePath
 
 _REMOTE = ('gs', 's3')
-# Size limits in bytes; larger files are damaged, or made to fill the memory.
+# Size limits in bytes; larger files are damaged or malicious.
 SMALL = 2**26  # configs, vocabularies, names, manifests
 IMAGE = 2**28
 LOG = 2**32
-TABLE = 2**33  # annotations of a data set
+TABLE = 2**33  # annotations of data sets
 TEXT = 2**36
 _MAX_DEPTH, _MAX_DIGITS = 60, 30  # levels of JSON, digits of an integer
-_MAX_NAME = 255  # bytes of a name, on any file system in use
-# Errors of a file system whose server does not answer.
+_MAX_NAME = 255  # most bytes of a name on common file systems
+# Errors of file systems whose server does not answer.
 _PASSING = (errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENETUNREACH)
 # TensorStore reads `\` as `/`, and Orbax's paths `/gs/` as gs://.
 _MISREAD = re.compile(r'[^/]*\\[^/]*|/gs:(?=/|$)|^/(gs|s3|az|hf)(?=/|$)')
@@ -59,7 +59,7 @@ _KINDS = {
 
 
 def path(text: str | os.PathLike[str]) -> Path:
-    """The path of a folder or file.
+    """Return the path of a folder or file.
 
     Raises:
       UserError: if the name is empty, too long, not in UTF-8 or has the `~` of an unknown user, or
@@ -89,7 +89,7 @@ def path(text: str | os.PathLike[str]) -> Path:
 
 
 def local(name: str) -> pathlib.Path:
-    """The local path of a name, with `~` expanded.
+    """Return the local path of a name, with `~` expanded.
 
     Raises:
       UserError: if a part of it is too long, or for the `~` of an unknown user.
@@ -104,7 +104,7 @@ def local(name: str) -> pathlib.Path:
 
 
 def require_utf8(name: str) -> None:
-    """Raise UserError unless Python reads the name as UTF-8, as other libraries do."""
+    """Raise UserError unless Python decodes the name as UTF-8, like other libraries."""
     try:
         name.encode()
         return
@@ -122,17 +122,17 @@ def require_utf8(name: str) -> None:
 
 
 def absolute(text: str | os.PathLike[str]) -> Path:
-    """The path of a folder or file; a local one is made absolute.
+    """Return the path of a folder or file; a local one is made absolute.
 
     Raises:
-      UserError: as `path`, or if TensorStore or epath would misread it.
+      UserError: see `path`; also if TensorStore or epath would misread it.
     """
-    found = path(text)
-    if is_remote(found):
-        return found
-    found = found.resolve()
-    require_storable(str(found))
-    return found
+    target = path(text)
+    if is_remote(target):
+        return target
+    target = target.resolve()
+    require_storable(str(target))
+    return target
 
 
 def require_storable(name: str) -> None:
@@ -146,12 +146,12 @@ def require_storable(name: str) -> None:
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
-    """Whether the path is in object storage."""
+    """Return whether the path is in object storage."""
     return _scheme(os.fspath(path)) is not None
 
 
 def orbax_writes(path: str | os.PathLike[str]) -> bool:
-    """Whether Orbax can write arrays to the path, which is local or at gs://."""
+    """Return whether Orbax can write arrays to the path: a local one, or gs://."""
     return _scheme(os.fspath(path)) in (None, 'gs')
 
 
@@ -162,10 +162,10 @@ def _scheme(name: str) -> str | None:
 
 @contextlib.contextmanager
 def reaching(path: os.PathLike[str]) -> Iterator[None]:
-    """Turn any error of an object storage library into one line.
+    """Turn any error of an object storage library into a one-line error.
 
     Raises:
-      Unreachable: if no server answers, or the connection breaks off.
+      Unreachable: if no server answers, or the connection is interrupted.
       UserError: for another error in the block if the path is remote.
     """
     if scheme := _scheme(os.fspath(path)):
@@ -187,18 +187,18 @@ def reaching(path: os.PathLike[str]) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, else the name of its class."""
+    """Return the first line of an error's message, else the name of its class."""
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__
 
 
 class WriteError(UserError):
-    """A disk refuses to write, mostly because it is full."""
+    """A disk refuses to write, usually because it is full."""
 
 
 @contextlib.contextmanager
 def writing(folder: os.PathLike[str]) -> Iterator[None]:
-    """Turn an error of the disk, such as a full disk, into one line.
+    """Turn a disk error, such as a full disk, into a one-line error.
 
     Raises:
       Unavailable: for an OSError in the block, if the server of the file system does not answer.
@@ -214,7 +214,7 @@ def writing(folder: os.PathLike[str]) -> Iterator[None]:
 
 
 def obstacle(folder: str | os.PathLike[str]) -> str:
-    """The reason why a folder, which need not exist, is not writable; empty if it is.
+    """Return why a folder, which need not exist, is not writable; empty if it is writable.
 
     Raises:
       UserError: if object storage cannot be reached or written to.
@@ -238,13 +238,13 @@ def open_file(
     """Open a file named by a user, a data set or a run for reading, without blocking.
 
     Args:
-      path: path of a regular file, or of a link to one.
-      most: its maximal size in bytes.
-      buffering: as for `open`; 0 to read a local file at once, in two thirds of the time.
+      path: Path of a regular file, or of a link to one.
+      most: Maximal size in bytes.
+      buffering: See `open`; 0 reads a local file in a single call, a third faster.
 
     Raises:
-      UnsuitableFile: for a FIFO, a socket or a device, which may be endless, or for a larger file.
-      OSError: if it cannot be opened.
+      UnsuitableFile: for a FIFO, socket or device, which may be endless, or for a larger file.
+      OSError: if the file cannot be opened.
     """
     if is_remote(path):
         remote: Any = path
@@ -261,8 +261,8 @@ def open_file(
         raise
 
 
-def _require_fit(found: os.stat_result, name: str, most: int | None) -> None:
-    kind = stat.S_IFMT(found.st_mode)
+def _require_fit(status: os.stat_result, name: str, most: int | None) -> None:
+    kind = stat.S_IFMT(status.st_mode)
     if kind == stat.S_IFDIR:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
     if kind != stat.S_IFREG:
@@ -270,26 +270,26 @@ def _require_fit(found: os.stat_result, name: str, most: int | None) -> None:
         raise UnsuitableFile(
             errno.EINVAL, f'it is {found_kind}, and only regular files are read', name
         )
-    if most is not None and found.st_size > most:
-        sizes = f'{found.st_size:,} bytes, more than the {most:,}'
+    if most is not None and status.st_size > most:
+        sizes = f'{status.st_size:,} bytes, more than the {most:,}'
         raise UnsuitableFile(errno.EFBIG, f'it has {sizes} that such a file may have', name)
 
 
 def read_bytes(path: str | os.PathLike[str], most: int = SMALL) -> bytes:
-    """Read a file; raises as `open_file`."""
+    """Read a file; raise like `open_file`."""
     with open_file(path, most, buffering=0) as file:
         return file.read()
 
 
 def read_lines(path: str | os.PathLike[str], most: int = SMALL) -> list[str]:
-    """The lines of a text file, without the byte order mark of Windows and empty lines at the end.
+    """Read the lines of a text file, without a byte order mark and empty lines at the end.
 
     Raises:
       UnicodeDecodeError: if it is not UTF-8.
       OSError: as `open_file`.
     """
     text = read_bytes(path, most).decode('utf-8-sig')
-    # `str.splitlines` would also split at characters inside a line, such as U+2028.
+    # `str.splitlines` also splits at characters inside a line, such as U+2028.
     lines = io.StringIO(text, newline=None).read().split('\n')
     while lines and not lines[-1].strip():
         del lines[-1]
@@ -300,9 +300,9 @@ def read_text(path: Path, errors: str = 'strict', most: int = SMALL) -> str | No
     """Read a text file; None if there is no such file or bucket.
 
     Args:
-      path: path of the file.
-      errors: handling of bytes that are not UTF-8, as for `bytes.decode`.
-      most: its maximal size in bytes.
+      path: Path of the file.
+      errors: Handling of bytes that are not UTF-8, see `bytes.decode`.
+      most: Maximal size in bytes.
 
     Raises:
       UserError: if object storage cannot be reached, or for files that `open_file` refuses.
@@ -317,7 +317,7 @@ def read_text(path: Path, errors: str = 'strict', most: int = SMALL) -> str | No
 
 
 def sha256(file: pathlib.Path) -> str:
-    """The sha256 of a local file, in hexadecimal."""
+    """Compute the sha256 of a local file, in hexadecimal."""
     with file.open('rb') as opened:
         return hashlib.file_digest(opened, 'sha256').hexdigest()
 
@@ -341,8 +341,10 @@ def parse_json(text: str | bytes) -> Any:
 def _require_shallow(content: Any) -> None:
     level = [content]
     for _ in range(_MAX_DEPTH):
-        values = (one.values() if isinstance(one, dict) else one for one in level)
-        level = [one for some in values for one in some if isinstance(one, dict | list) and one]
+        values = (value.values() if isinstance(value, dict) else value for value in level)
+        level = [
+            value for group in values for value in group if isinstance(value, dict | list) and value
+        ]
         if not level:
             return
     raise ValueError('nested too deeply')
@@ -356,13 +358,13 @@ def _integer(digits: str) -> int:
 
 @contextlib.contextmanager
 def intact(what: object, advice: str = 'get it again') -> Iterator[None]:
-    """Turn any exception while reading a damaged or hostile file into one line.
+    """Turn any exception while reading a damaged or hostile file into a one-line error.
 
-    Readers raise exceptions of many classes: recursion, overflow, memory, and Rust's panics.
+    Readers raise many classes of exceptions: recursion, overflow, memory, and Rust's panics.
 
     Args:
-      what: the file, for the message.
-      advice: the end of the message.
+      what: File, for the message.
+      advice: End of the message.
 
     Raises:
       UserError: for any exception in the block, except those that end the process.
@@ -378,15 +380,15 @@ def intact(what: object, advice: str = 'get it again') -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """The message of an error as one line of at most 200 characters, else the name of its class."""
-    words = getattr(error, 'strerror', '') or ' '.join(str(error).split())
-    if not words or isinstance(error, (LookupError, MemoryError, RecursionError)):
-        words = f'{type(error).__name__}: {words}'.removesuffix(': ')
-    return words if len(words) <= 200 else f'{words[:196]} ...'
+    """Format an error's message, or its class, in one line of at most 200 characters."""
+    text = getattr(error, 'strerror', '') or ' '.join(str(error).split())
+    if not text or isinstance(error, (LookupError, MemoryError, RecursionError)):
+        text = f'{type(error).__name__}: {text}'.removesuffix(': ')
+    return text if len(text) <= 200 else f'{text[:196]} ...'
 
 
 def stays_inside(name: object) -> bool:
-    """Whether a name listed in a file stays below the folder that it is joined to.
+    """Return whether a name listed in a file stays inside the folder that it is joined to.
 
     Links in the folder are trusted like the folder itself.
     """
@@ -397,29 +399,29 @@ def stays_inside(name: object) -> bool:
 
 
 def modified(path: Path) -> float:
-    """The time of the last write to the file, in seconds since the epoch."""
+    """Return the time of the last write to the file, in seconds since the epoch."""
     stat: Any = path.stat()
     return stat.mtime if is_remote(path) else stat.st_mtime
 
 
 def write_text_atomic(file: str | os.PathLike[str], text: str) -> None:
-    """Write text in UTF-8 as `write_atomic` does."""
+    """Write text as UTF-8 by `write_atomic`."""
     write_atomic(file, text.encode())
 
 
 def create(file: pathlib.Path) -> IO[bytes]:
-    """Open a new local file for writing, replacing any file or link of its name."""
+    """Open a new local file for writing, replacing any file or link with its name."""
     file.unlink(missing_ok=True)
     return file.open('xb')
 
 
 def write_atomic(file: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file atomically: it appears whole or not at all, even after a power cut.
+    """Write a file atomically: it appears completely or not at all, even after a power cut.
 
     Once this returns, a local file survives a power cut.
 
     Raises:
-      OSError: if it cannot be written; leaves no partial file.
+      OSError: if the file cannot be written; no partial file is left.
       UserError: if object storage cannot be reached.
     """
     target = path(file)
@@ -438,9 +440,9 @@ def write_atomic(file: str | os.PathLike[str], content: bytes) -> None:
 
 @contextlib.contextmanager
 def partial_file(target: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A new file beside a local target, to write and rename to it; otherwise removed at the end.
+    """Yield a new file next to a local target; remove it at the end unless renamed to the target.
 
-    Its name is random: processes in containers that share a folder may have the same id.
+    Its name is random because processes in containers that share a folder may have the same id.
     """
     partial = target.with_name(f'.{target.name[:40]}.{secrets.token_hex(8)}.partial')
     partial.touch(exist_ok=False)
@@ -453,9 +455,9 @@ def partial_file(target: pathlib.Path) -> Iterator[pathlib.Path]:
 
 @contextlib.contextmanager
 def atomic_file(file: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """A local file to write by parts; it appears as `file` at the end, as by `write_atomic`.
+    """Yield a local file to write in parts; it appears as `file` at the end, atomically.
 
-    Raises as `write_atomic`.
+    Raises like `write_atomic`.
     """
     target = path(file)
     if is_remote(target):
@@ -480,17 +482,17 @@ def make_folder(folder: Path) -> None:
         return
     missing = [target for target in (folder, *folder.parents) if not target.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    for made in missing:
-        sync(made.parent)
+    for folder_made in missing:
+        sync(folder_made.parent)
 
 
 def sync(target: pathlib.Path) -> None:
-    """Wait until a local file's content, or the names in a folder, would survive a power cut.
+    """Wait until a local file's content, or a folder's names, would survive a power cut.
 
     Does nothing for folders that cannot be read or whose file system cannot sync them.
 
     Raises:
-      FileNotFoundError: if there is no such file or folder.
+      FileNotFoundError: if the file or folder does not exist.
       OSError: if the disk reports an error.
     """
     try:
@@ -517,10 +519,10 @@ def sync_all(folder: pathlib.Path) -> None:
 
 
 def files(folder: Path) -> list[str]:
-    """The names of all files at any depth, relative to the folder, sorted."""
+    """List all files at any depth, relative to the folder, sorted."""
     if not is_remote(folder):
-        found = (p for p in folder.rglob('*') if p.is_file())
-        return sorted(p.relative_to(folder).as_posix() for p in found)
+        regular_files = (p for p in folder.rglob('*') if p.is_file())
+        return sorted(p.relative_to(folder).as_posix() for p in regular_files)
     with reaching(folder):
         system, root = _system(folder)
         return sorted(name.removeprefix(root).lstrip('/') for name in system.find(root))
@@ -529,7 +531,7 @@ def files(folder: Path) -> list[str]:
 def remove(folder: Path) -> None:
     """Delete a folder with its contents, or a link without its target.
 
-    Other processes may still be writing there.
+    Other processes may still be writing to it.
     """
     if not is_remote(folder):
         if os.path.islink(folder):

@@ -1,8 +1,8 @@
-"""Reading ranges of files in object storage, with a cache on the local disk.
+"""Reading of byte ranges from object storage, with a cache on the local disk.
 
-The cache keeps the beginning of each file of a folder, the same share of all files, so that it
-obeys its limit without counting, whichever processes read. For data read in random order, as in
-training, no other choice has more hits.
+The cache keeps the beginning of each file in a folder, the same share of all files, so that several
+processes obey its limit without counting. For data read in random order, such as in training, no
+other choice has more hits.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ log = logging.getLogger(__name__)
 LIMIT = 'VIT_JAX_CACHE_GB'
 LIMIT_GB = 50.0
 WEEK = 7 * 24 * 3600.0
-TRIES = 4  # besides those of the libraries
+TRIES = 4  # in addition to the libraries' retries
 PAUSE = 0.5  # seconds before the second try; doubled before each further one
-SECONDS = 60.0  # for an answer
-AT_ONCE = 64  # requests of a process
+SECONDS = 60.0  # time limit for an answer
+AT_ONCE = 64  # concurrent requests of a process
 ABOUT = 'about.json'
-CHECKSUM = 4  # bytes in front of a cached range
+CHECKSUM = 4  # bytes before a cached range
 
 
 class Object(NamedTuple):
@@ -46,11 +46,11 @@ class Object(NamedTuple):
 
 
 class Folder:
-    """The files of a folder in object storage, read by ranges.
+    """Files of a folder in object storage, read by ranges.
 
     Attributes:
-      path: path of the folder.
-      files: directly in the folder, by name.
+      path: Path of the folder.
+      files: {name: file} directly in the folder.
 
     Raises:
       UserError: if the folder does not exist, or no server answers.
@@ -59,46 +59,48 @@ class Folder:
     def __init__(self, path: paths.Path):
         self.path = path
         with paths.reaching(path):  # fails within seconds if there is no network
-            self.files = {k: v for k, v in _listed(self._fetch_list()) if k}
+            self.files = {k: v for k, v in _parse_list(self._fetch_list()) if k}
         digest = hashlib.sha256(repr((os.fspath(path), sorted(self.files.items()))).encode())
-        self._kept = cache.folder('ranges') / digest.hexdigest()[:32]
+        self._cache_folder = cache.folder('ranges') / digest.hexdigest()[:32]
         self._share = 0.0
 
     def keep(self, names: list[str]) -> None:
-        """Cache these files on the local disk, or as large a share of them as fits."""
+        """Cache these files on the local disk, or the share of them that fits."""
         size = sum(self.files[name].size for name in names)
         with contextlib.suppress(OSError):
-            self._share = min(1.0, _room(self._kept, os.fspath(self.path), size) / max(size, 1))
-        log.info('%s: %.0f%% is cached in %s', self.path, 100 * self._share, self._kept)
+            self._share = min(
+                1.0, _reserve(self._cache_folder, os.fspath(self.path), size) / max(size, 1)
+            )
+        log.info('%s: %.0f%% is cached in %s', self.path, 100 * self._share, self._cache_folder)
 
     def derived(self, name: str) -> bytes | None:
-        """The content stored by `keep_derived` under this name, or None."""
-        return _checked(self._kept / name)
+        """Return the content stored by `keep_derived` under this name, or None."""
+        return _read_checked(self._cache_folder / name)
 
     def keep_derived(self, name: str, content: bytes) -> None:
         """Cache something small derived from a file, such as its index."""
         if self._share:
-            self._store(self._kept / name, content)
+            self._store(self._cache_folder / name, content)
 
     def read(self, name: str, start: int, end: int) -> bytes:
         """Read a range of a file.
 
         Raises:
           Unreachable: if it cannot be read after several tries.
-          UserError: if the file has disappeared or access is denied.
+          UserError: if the file is gone or access is denied.
         """
         return self.begin(name, start, end).result()
 
     def begin(
         self, name: str, start: int, end: int, keep: bool = True
     ) -> concurrent.futures.Future[bytes]:
-        """Start reading a range, and cache it if it fits; the result raises as `read`."""
+        """Start reading a range, and cache it if it fits; the result raises like `read`."""
         file = None
         if keep and end <= self._share * self.files[name].size:
-            file = self._kept / f'{name}.parts' / f'{start}-{end}'
-            if (found := _checked(file)) is not None and len(found) == end - start:
+            file = self._cache_folder / f'{name}.parts' / f'{start}-{end}'
+            if (cached := _read_checked(file)) is not None and len(cached) == end - start:
                 done: concurrent.futures.Future[bytes] = concurrent.futures.Future()
-                done.set_result(found)
+                done.set_result(cached)
                 return done
         return _start(self._system, self._fetch(name, start, end, file))
 
@@ -110,16 +112,16 @@ class Folder:
         url = f'{os.fspath(self.path)}/{name}'
 
         async def read() -> bytes:
-            # fsspec documents its coroutines under these names, with a leading underscore.
-            found = await self._system._cat_file(url, start=start, end=end)
-            if len(found) != end - start:
-                raise EOFError(f'{len(found):,} of {end - start:,} bytes came')
-            return found
+            # fsspec documents its coroutines under these underscored names.
+            content = await self._system._cat_file(url, start=start, end=end)
+            if len(content) != end - start:
+                raise EOFError(f'{len(content):,} of {end - start:,} bytes came')
+            return content
 
-        found = await _retry(read, url)
+        content = await _retry(read, url)
         if file is not None:
-            await asyncio.to_thread(self._store, file, found)
-        return found
+            await asyncio.to_thread(self._store, file, content)
+        return content
 
     def _fetch_list(self) -> list[dict[str, Any]]:
         url = os.fspath(self.path)
@@ -143,7 +145,7 @@ class Folder:
 
 
 def limit_bytes() -> int:
-    """The size limit of the cache for all data together.
+    """Return the size limit of the cache for all data together.
 
     Raises:
       UserError: if the environment variable is not a number.
@@ -155,28 +157,28 @@ def limit_bytes() -> int:
         raise UserError(f'{LIMIT}={text}: write a number of gigabytes, 0 for none') from error
 
 
-def _room(kept: pathlib.Path, path: str, size: int) -> int:
+def _reserve(folder: pathlib.Path, path: str, size: int) -> int:
     """Reserve up to `size` bytes of the cache for a folder, removing old ones; return how many."""
-    kept.mkdir(parents=True, exist_ok=True)
-    others = {}
-    for about in kept.parent.glob(f'*/{ABOUT}'):
-        if about.parent != kept:
+    folder.mkdir(parents=True, exist_ok=True)
+    reserved = {}
+    for about in folder.parent.glob(f'*/{ABOUT}'):
+        if about.parent != folder:
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                others[about] = int(json.loads(about.read_bytes())['bytes'])
+                reserved[about] = int(json.loads(about.read_bytes())['bytes'])
     total = limit_bytes()
-    for about in sorted(others, key=lambda file: file.stat().st_mtime):
+    for about in sorted(reserved, key=lambda file: file.stat().st_mtime):
         old = about.stat().st_mtime < time.time() - WEEK
-        if old and sum(others.values()) + size > total:
+        if old and sum(reserved.values()) + size > total:
             shutil.rmtree(about.parent, ignore_errors=True)
-            del others[about]
-    room = max(0, min(size, total - sum(others.values())))
-    content = json.dumps({'path': path, 'bytes': room})
-    paths.write_atomic(kept / ABOUT, content.encode())
-    return room
+            del reserved[about]
+    available = max(0, min(size, total - sum(reserved.values())))
+    content = json.dumps({'path': path, 'bytes': available})
+    paths.write_atomic(folder / ABOUT, content.encode())
+    return available
 
 
-def _checked(file: pathlib.Path) -> bytes | None:
-    """The content of a file written by `_store`; None if it is missing or damaged."""
+def _read_checked(file: pathlib.Path) -> bytes | None:
+    """Read a file written by `_store`; None if it is missing or damaged."""
     with contextlib.suppress(OSError):
         content = file.read_bytes()
         if content[:CHECKSUM] == _checksum(content[CHECKSUM:]):
@@ -188,20 +190,20 @@ def _checksum(content: bytes) -> bytes:
     return zlib.crc32(content).to_bytes(CHECKSUM, 'little')
 
 
-def _listed(entries: list[dict[str, Any]]) -> list[tuple[str, Object]]:
-    found = []
+def _parse_list(entries: list[dict[str, Any]]) -> list[tuple[str, Object]]:
+    objects = []
     for entry in entries:
         if entry.get('type') == 'file':
             tag = entry.get('etag') or entry.get('ETag') or entry.get('mtime') or ''
             name = str(entry['name']).rpartition('/')[2]
-            found.append((name, Object(int(entry['size']), str(tag))))
-    return found
+            objects.append((name, Object(int(entry['size']), str(tag))))
+    return objects
 
 
 def _open_system(path: str) -> Any:
     import fsspec
 
-    paths.path(path)  # for its settings and errors
+    paths.path(path)  # sets up fsspec and raises errors
     fsspec.config.conf.setdefault('s3', {}).setdefault(
         'config_kwargs', {'max_pool_connections': AT_ONCE}
     )
@@ -209,12 +211,12 @@ def _open_system(path: str) -> Any:
 
 
 def _start(system: Any, work: Any) -> concurrent.futures.Future[Any]:
-    """Run in fsspec's thread, as all requests of a process do."""
+    """Run in fsspec's thread, like all requests of a process."""
     return asyncio.run_coroutine_threadsafe(work, system.loop)
 
 
 async def _retry(request: Any, url: str) -> Any:
-    """The result of a request, retried with growing pauses if that may help.
+    """Send a request; retry with growing pauses where this may help.
 
     Raises:
       Unreachable: if no try succeeds.
@@ -231,7 +233,7 @@ async def _retry(request: Any, url: str) -> Any:
             raise UserError(f'{url}: there is no such file') from error
         except PermissionError as error:
             raise UserError(f'{url}: access is denied ({paths.first_line(error)})') from error
-        except Exception as error:  # of many classes, depending on library and server
+        except Exception as error:  # its class depends on library and server
             last = error
     reason = (
         f'no answer in {SECONDS:g} s' if isinstance(last, TimeoutError) else paths.first_line(last)

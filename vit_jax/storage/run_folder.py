@@ -1,8 +1,8 @@
-"""The folder of a run: names of its files, and how to read them.
+"""Run folders: file names, and reading of files.
 
 config.json      the resolved config
 metrics.jsonl    a line {step, name: value, ...} for each logged result
-times.jsonl      how the run's time was spent, see `times`
+times.jsonl      how the run spent its time, see `times`
 result.json      the final evaluation of a run that is complete or ended early
 curves.png       curves of the metrics
 writers.json     the run's ids at services, and the data sent to them
@@ -10,9 +10,9 @@ wandb/           files of W&B
 profile/         a trace of some steps, if requested
 vocab.model      the vocabulary of a run on text
 checkpoints/     a folder for each saved step
-lock             the process of the run, see `lock`
+lock             the run's process, see `lock`
 
-TensorBoard's event files are also there, but are not read here.
+TensorBoard's event files are also in the folder, but not read by this module.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ CONFIG = 'config.json'
 METRICS = 'metrics.jsonl'
 TIMES = 'times.jsonl'
 RESULT = 'result.json'
-ENDED = 'ended'  # a key of it: the reason why a run ended before its last step
+ENDED = 'ended'  # its key for the reason why a run ended before its last step
 CURVES = 'curves.png'
 PROFILE = 'profile'
 WRITERS = 'writers.json'
 WANDB = 'wandb'
 VOCAB = 'vocab.model'
 CHECKPOINTS = 'checkpoints'
-REJECTED = 'rejected'  # in `checkpoints/`: steps that were set aside
+REJECTED = 'rejected'  # subfolder of `checkpoints/` for rejected steps
 EVENTS = 'events.out.tfevents.'
-# In the folder of a step: its items and two marks of a finished save.
+# Files in the folder of a step: its items, and two marks of a finished save.
 VARIABLES, TRAINING, META = 'variables', 'training', 'meta'
 MANIFEST = 'manifest.json'
 COMMITTED = 'commit_success.txt'
@@ -60,14 +60,14 @@ class Unfinished(Exception):
 
 
 class Damaged(Exception):
-    """A step that has changed since it was saved; the message names the file and the fault."""
+    """A step that changed after it was saved; the message names the file and the fault."""
 
 
 def find(folder: paths.Path) -> list[paths.Path]:
-    """The run folders in `folder` at any depth, including itself, sorted by name.
+    """Find the run folders in `folder` at any depth, including itself, sorted by name.
 
     Raises:
-      UserError: if there is none.
+      UserError: if there are none.
     """
     names = [name for name in paths.files(folder) if name.split('/')[-1] == CONFIG]
     if not names:
@@ -95,7 +95,7 @@ def read_config(folder: paths.Path) -> dict[str, Any] | None:
 
 
 def _saved_config(folder: paths.Path) -> dict[str, Any] | None:
-    """The config in the newest checkpoint, or None."""
+    """Read the config of the newest checkpoint, or None."""
     for step in reversed(steps(folder)):
         with contextlib.suppress(ValueError):
             saved = read_meta(folder / CHECKPOINTS / str(step)).get('config')
@@ -132,8 +132,8 @@ def _read_result(folder: paths.Path) -> dict[str, Any] | None:
 
 
 def read_metrics(folder: paths.Path) -> list[dict[str, Any]]:
-    """Read the metrics, one dict a line; see `read_lines`."""
-    return read_lines(folder / METRICS, _metrics_line)
+    """Read the metrics, one dict per line; see `read_lines`."""
+    return read_lines(folder / METRICS, _parse_metrics)
 
 
 def read_lines(
@@ -141,58 +141,58 @@ def read_lines(
 ) -> list[dict[str, Any]]:
     """Read the lines of a growing file, which may not exist yet.
 
-    Skips damaged lines, for which `parse` returns None, with a warning, and a last line cut off by
-    a crash without one.
+    Damaged lines, for which `parse` returns None, are skipped with a warning; an incomplete last
+    line after a crash is skipped without one.
     """
-    whole, _, rest = (paths.read_text(file, 'replace', paths.LOG) or '').rpartition('\n')
-    lines = [parse(line) for line in whole.split('\n')] if whole else []
+    complete, _, last = (paths.read_text(file, 'replace', paths.LOG) or '').rpartition('\n')
+    lines = [parse(line) for line in complete.split('\n')] if complete else []
     if damaged := lines.count(None):
         _log.warning('%s: %d damaged lines are skipped', file, damaged)
-    return [line for line in (*lines, parse(rest)) if line]
+    return [line for line in (*lines, parse(last)) if line]
 
 
-def _metrics_line(text: str) -> dict[str, Any] | None:
+def _parse_metrics(text: str) -> dict[str, Any] | None:
     """Parse a line of the metrics; None if it is damaged."""
     try:
         line = paths.parse_json(text)
     except ValueError:
         return None
-    whole = isinstance(line, dict) and isinstance(line.get('step'), int) and '\ufffd' not in text
-    return line if whole else None
+    is_valid = isinstance(line, dict) and isinstance(line.get('step'), int) and '\ufffd' not in text
+    return line if is_valid else None
 
 
 def read_series(folder: paths.Path) -> dict[str, Series]:
     """Read every numeric metric as (steps, values), in ascending order of steps, by name.
 
-    Of two lines for one step, the later counts.
+    If a step has two lines, the later one counts.
     """
-    found: dict[str, dict[int, float]] = {}
+    series: dict[str, dict[int, float]] = {}
     for line in read_metrics(folder):
         step = line.pop('step')
         for name, value in line.items():
             if isinstance(value, (int, float)):
-                found.setdefault(name, {})[step] = value
-    return {name: _sorted(points) for name, points in found.items()}
+                series.setdefault(name, {})[step] = value
+    return {name: _sort_points(points) for name, points in series.items()}
 
 
-def _sorted(points: dict[int, float]) -> Series:
+def _sort_points(points: dict[int, float]) -> Series:
     steps = sorted(points)
     return np.array(steps), np.array([points[s] for s in steps], float)
 
 
 def steps(folder: paths.Path) -> list[int]:
-    """The steps with a finished checkpoint in ascending order, without reading their files."""
+    """List the steps with a finished checkpoint, ascending, without reading their files."""
     return finished_steps(folder / CHECKPOINTS)
 
 
 def newest(folder: paths.Path) -> paths.Path | None:
-    """The folder of the newest step with a finished checkpoint; None if there is none."""
+    """Return the folder of the newest step with a finished checkpoint, or None."""
     saved = steps(folder)
     return folder / CHECKPOINTS / str(saved[-1]) if saved else None
 
 
 def count_parameters(folder: paths.Path) -> int | None:
-    """The number of parameters of the model; None if there is no checkpoint."""
+    """Count the parameters of the model; None without a checkpoint."""
     step = newest(folder)
     return None if step is None else count_saved_parameters(step)
 
@@ -206,13 +206,13 @@ def sync(folder: paths.Path) -> None:
         return
     for file in folder.iterdir():
         if file.name in (METRICS, TIMES) or file.name.startswith(EVENTS):
-            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+            with contextlib.suppress(FileNotFoundError):  # just deleted
                 paths.sync(file)
     paths.sync(folder)
 
 
 def saved_nothing(folder: paths.Path) -> bool:
-    """Whether the folder has neither a result nor any step, finished or not or set aside."""
+    """Return whether the folder has no result and no step, finished, unfinished or rejected."""
     root = folder / CHECKPOINTS
     if step_numbers(root) or (root / REJECTED).is_dir():
         return False
@@ -241,17 +241,19 @@ def require_writable(folder: str | os.PathLike[str]) -> None:
 
 
 def reserved(file: str | os.PathLike[str]) -> str:
-    """The reason why only the run itself may write a file; empty if others may, too."""
+    """Return why only the run itself may write a file; empty if others may also write it."""
     path = paths.absolute(file)
     for folder in (path, *path.parents):
         if folder.name == CHECKPOINTS and _holds_run(folder.parent):
             return f'{folder} holds the checkpoints of a run'
-    own = (CONFIG, METRICS, TIMES, RESULT, VOCAB, WRITERS)
-    return 'it belongs to the run itself' if path.name in own and _holds_run(path.parent) else ''
+    run_files = (CONFIG, METRICS, TIMES, RESULT, VOCAB, WRITERS)
+    return (
+        'it belongs to the run itself' if path.name in run_files and _holds_run(path.parent) else ''
+    )
 
 
 def _holds_run(folder: paths.Path) -> bool:
-    """Whether a run has logged or saved anything in a folder."""
+    """Return whether a run has logged or saved anything in a folder."""
     with paths.reaching(folder):
         root = folder / CHECKPOINTS
         marked = (is_marked(root / str(step)) for step in step_numbers(root))
@@ -259,24 +261,24 @@ def _holds_run(folder: paths.Path) -> bool:
 
 
 def step_numbers(root: paths.Path) -> list[int]:
-    """All steps in a folder of checkpoints, finished or not, in ascending order."""
+    """List all steps in a checkpoint folder, finished or not, ascending."""
     entries = root.iterdir() if root.is_dir() else ()
     numbers = (p for p in entries if p.name.isdecimal() and p.name == str(int(p.name)))
     return sorted(int(p.name) for p in numbers if p.is_dir())
 
 
 def finished_steps(root: paths.Path) -> list[int]:
-    """The finished steps in ascending order, without reading their files."""
+    """List the finished steps, ascending, without reading their files."""
     return [step for step in step_numbers(root) if _has_manifest(root / str(step))]
 
 
 def is_finished(directory: paths.Path) -> bool:
-    """Whether the save of the step finished."""
+    """Return whether the save of the step finished."""
     return all((directory / name).is_file() for name in (MANIFEST, COMMITTED))
 
 
 def is_marked(directory: paths.Path) -> bool:
-    """Whether the step has one of the two marks, and so may once have been finished."""
+    """Return whether the step has one of the two marks, so that it may have been finished."""
     return any((directory / name).is_file() for name in (MANIFEST, COMMITTED))
 
 
@@ -294,10 +296,10 @@ def read_manifest(directory: paths.Path) -> dict[str, str]:
         step, files = content['step'], dict(content['files'])
     except (ValueError, KeyError, TypeError, UnsuitableFile) as error:
         raise Damaged(f'{MANIFEST} is unreadable ({error})') from error
-    if leading := [name for name in files if not paths.stays_inside(name)]:
-        raise Damaged(f'{MANIFEST} lists {leading[0]!r}, which is outside of the step')
-    if strange := [name for name, entry in files.items() if not isinstance(entry, str)]:
-        raise Damaged(f'{MANIFEST} has no fingerprint of {strange[0]!r}')
+    if escaping := [name for name in files if not paths.stays_inside(name)]:
+        raise Damaged(f'{MANIFEST} lists {escaping[0]!r}, which is outside of the step')
+    if invalid := [name for name, entry in files.items() if not isinstance(entry, str)]:
+        raise Damaged(f'{MANIFEST} has no fingerprint of {invalid[0]!r}')
     if str(step) != directory.name:
         raise Damaged(f'{MANIFEST} says step {step}: a copied or renamed directory')
     return files
@@ -331,13 +333,13 @@ def _has_manifest(directory: paths.Path) -> bool:
 
 
 class Mirror:
-    """A local folder for growing files, whose copies are uploaded to a remote folder.
+    """A local folder for growing files, with copies in a remote folder.
 
-    A thread uploads whole files. If the given folder is local, it is used itself, without uploads.
+    A thread uploads complete files. A local folder is used directly, without uploads.
 
     Attributes:
-      folder: the local folder to write to.
-      uploads: whether it mirrors a remote folder.
+      folder: Local folder to write to.
+      uploads: Whether it mirrors a remote folder.
     """
 
     def __init__(self, remote: paths.Path):
@@ -360,7 +362,7 @@ class Mirror:
             (self.folder / name).write_text(text, encoding='utf-8')
 
     def publish(self) -> None:
-        """Start uploading changed files, unless an upload is still under way."""
+        """Start uploading changed files, unless an upload is still running."""
         if not self.uploads or (self._last and not self._last.done()):
             return
         self._last = self._thread.submit(self._try_to_put)
@@ -391,7 +393,7 @@ class Mirror:
     def _put(self) -> None:
         for file in self.folder.iterdir():
             status = file.stat()
-            now = status.st_size, status.st_mtime_ns
-            if self._sent.get(file.name) != now:
+            state = status.st_size, status.st_mtime_ns
+            if self._sent.get(file.name) != state:
                 paths.write_atomic(self._remote / file.name, file.read_bytes())
-                self._sent[file.name] = now
+                self._sent[file.name] = state

@@ -1,4 +1,4 @@
-"""The record of how a run's time was spent, `times.jsonl`.
+"""Record of how a run spent its time, `times.jsonl`.
 
 A training process first appends {"start": Unix time, "step": of its first state}. Each further line
 {"at": Unix time, "step": last step begun, PART: seconds, ...} divides the time since the previous
@@ -42,8 +42,8 @@ class Span:
     """A stretch of time.
 
     Attributes:
-      began, ended: Unix time.
-      parts: seconds of each, which add up to the span.
+      began, ended: Unix times.
+      parts: Seconds of each part, which add up to the span.
     """
 
     began: float
@@ -53,11 +53,11 @@ class Span:
 
 @dataclasses.dataclass(frozen=True)
 class Account:
-    """The time of a run, from its first start to its last sign of life.
+    """Time of a run, from its first start to its last sign of life.
 
     Attributes:
-      starts: number of successive processes.
-      spans: in order.
+      starts: Number of successive processes.
+      spans: Spans in order.
     """
 
     starts: int
@@ -66,8 +66,8 @@ class Account:
     @property
     def seconds(self) -> Seconds:
         """Seconds of each part, summed over all spans."""
-        every = {name: math.fsum(s.parts.get(name, 0.0) for s in self.spans) for name in MEANING}
-        return {name: total for name, total in every.items() if name != UNKNOWN or total}
+        totals = {name: math.fsum(s.parts.get(name, 0.0) for s in self.spans) for name in MEANING}
+        return {name: total for name, total in totals.items() if name != UNKNOWN or total}
 
     @property
     def wall(self) -> float:
@@ -76,7 +76,7 @@ class Account:
 
     @property
     def goodput(self) -> float:
-        """The share of time in training steps that count."""
+        """Share of time in training steps that count."""
         return self.seconds[STEPS] / self.wall if self.wall else 0.0
 
 
@@ -116,12 +116,12 @@ class _Process:
 
 
 def read(folder: paths.Path) -> Account | None:
-    """Read the account of a run; None if it has no record, as in earlier versions."""
-    processes = _processes(run_folder.read_lines(folder / run_folder.TIMES, _line))
-    return Account(len(processes), list(_spans(processes))) if processes else None
+    """Read the account of a run; None without a record, such as from earlier versions."""
+    processes = _parse_processes(run_folder.read_lines(folder / run_folder.TIMES, _parse_line))
+    return Account(len(processes), list(_join_spans(processes))) if processes else None
 
 
-def _line(text: str) -> dict[str, Any] | None:
+def _parse_line(text: str) -> dict[str, Any] | None:
     """Parse a line of the record; None if it is damaged."""
     try:
         line = paths.parse_json(text)
@@ -134,59 +134,61 @@ def _line(text: str) -> dict[str, Any] | None:
         return None
     if 'alive' in line:
         return line if line.get('part') in RECORDED else None
-    known = {'at', 'start', 'step', *RECORDED} >= line.keys() and type(line.get('step')) is int
-    return line if known and ('start' in line) + ('at' in line) >= 1 else None
+    has_valid_keys = {'at', 'start', 'step', *RECORDED} >= line.keys() and type(
+        line.get('step')
+    ) is int
+    return line if has_valid_keys and ('start' in line) + ('at' in line) >= 1 else None
 
 
-def _processes(lines: Sequence[dict[str, Any]]) -> list[_Process]:
-    found: list[_Process] = []
+def _parse_processes(lines: Sequence[dict[str, Any]]) -> list[_Process]:
+    processes: list[_Process] = []
     for line in lines:
         if 'start' in line and 'at' not in line:
-            found.append(_Process(line['start'], line['step']))
-        elif not found:
-            continue  # the line of its start is damaged
+            processes.append(_Process(line['start'], line['step']))
+        elif not processes:
+            continue  # the start line is damaged
         elif 'alive' in line:
-            found[-1].alive = line['alive'], line['part']
+            processes[-1].alive = line['alive'], line['part']
         else:
             parts = {name: line[name] for name in RECORDED if name in line}
-            found[-1].add(line['at'], line['step'], parts)
-    for process in found:
+            processes[-1].add(line['at'], line['step'], parts)
+    for process in processes:
         process.finish()
-    return found
+    return processes
 
 
-def _spans(processes: Sequence[_Process]) -> Iterator[Span]:
-    """The spans of all processes, with lost work marked, and those between them."""
+def _join_spans(processes: Sequence[_Process]) -> Iterator[Span]:
+    """Yield the spans of all processes, with lost work marked, and the gaps between them."""
     later = [process.step for process in processes[1:]]
     for i, process in enumerate(processes):
-        kept = min(later[i:], default=None)
+        resumed_at = min(later[i:], default=None)
         for before, after, span in process.spans:
-            yield span if kept is None else _without_lost(span, before, after, kept)
+            yield span if resumed_at is None else _mark_lost(span, before, after, resumed_at)
         if i + 1 < len(processes) and (gap := processes[i + 1].start - process.end) > 0:
             yield Span(process.end, process.end + gap, {BETWEEN: gap})
 
 
-def _without_lost(span: Span, before: int, after: int, kept: int) -> Span:
-    """The span with its work after step `kept` counted as lost."""
+def _mark_lost(span: Span, before: int, after: int, resumed_at: int) -> Span:
+    """Count a span's work after step `resumed_at` as lost."""
     parts: Seconds = {LOST: 0.0}
     for name, seconds in span.parts.items():
         share = 0.0
-        if name in (DATA, STEPS):  # of the steps up to `after`, or of an unfinished one
+        if name in (DATA, STEPS):  # time of the steps up to `after`, or of an unfinished step
             last = max(after, before + 1)
-            share = (last - min(max(before, kept), last)) / (last - before)
+            share = (last - min(max(before, resumed_at), last)) / (last - before)
         elif name in (EVALUATION, SAVING):
-            share = float(after > kept)
+            share = float(after > resumed_at)
         parts[name] = seconds * (1 - share)
         parts[LOST] += seconds * share
     return Span(span.began, span.ended, parts)
 
 
 def binned(account: Account, bins: int) -> list[Seconds]:
-    """The seconds of each part in `bins` equal stretches of the whole time."""
+    """Sum the seconds of each part in `bins` equal intervals of the total time."""
     first = min(span.began for span in account.spans)
     last = max(span.ended for span in account.spans)
     width = max(last - first, 1e-9) / bins
-    found: list[Seconds] = [{} for _ in range(bins)]
+    totals: list[Seconds] = [{} for _ in range(bins)]
     for span in account.spans:
         low = min(int((span.began - first) / width), bins - 1)
         high = min(int((span.ended - first) / width), bins - 1)
@@ -194,5 +196,5 @@ def binned(account: Account, bins: int) -> list[Seconds]:
             inside = min(span.ended, first + (i + 1) * width) - max(span.began, first + i * width)
             share = max(inside, 0.0) / max(span.ended - span.began, 1e-9)
             for name, seconds in span.parts.items():
-                found[i][name] = found[i].get(name, 0.0) + seconds * share
-    return found
+                totals[i][name] = totals[i].get(name, 0.0) + seconds * share
+    return totals
