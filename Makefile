@@ -58,7 +58,7 @@ test: .venv/.extras  ## Run the whole test suite
 	  || test $$? = $(NONE_CHOSEN)
 
 test-fast: .venv/.extras  ## Run the tests for daily work: no slow tests, no training processes
-	.venv/bin/python $(PYTEST) -m 'not process and not slow' $(PYTEST_ARGS)
+	.venv/bin/python $(PYTEST) -m 'not process and not slow and not long' $(PYTEST_ARGS)
 
 test-long: .venv/.extras  ## Run the tests that `make test` skips: documented commands, expensive variants
 	.venv/bin/python $(PYTEST) -m 'long and not parity' $(PYTEST_ARGS) || test $$? = $(NONE_CHOSEN)

@@ -328,6 +328,7 @@ def distance(trained: TrainedModel, other: TrainedModel) -> float:
     return max(np.abs(x - theirs[k]).max() / np.abs(x).max() for k, x in ours.items() if x.any())
 
 
+@pytest.mark.slow
 @column(DETR, 'run_jit')
 def test_export(name: str, place: Any, photos: Any, tmp_path: pathlib.Path) -> None:
     with entering('export', name):

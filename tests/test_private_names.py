@@ -116,6 +116,7 @@ def used() -> dict[str, set[str]]:
     return {name: names for name, names in found.items() if names}
 
 
+@pytest.mark.slow
 def test_only_these_modules_use_private_names_of_libraries():
     assert used() == USED
 

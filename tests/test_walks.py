@@ -41,6 +41,7 @@ def walks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rows]:
     return {**enter('train', base / 'run'), **enter('load', file)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('walk', BOUNDS)
 def test_a_walk_enters_few_functions_in_few_files(walk: str, walks: dict[str, Rows]) -> None:
     rows = walks[walk]

@@ -204,6 +204,7 @@ print(next(data.eval_batches())['image'].max())
 """
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_is_not_run_again_in_its_reading_processes(tmp_path, repo):
     """Its own functions reach them all the same."""
     (script := tmp_path / 'script.py').write_text(SCRIPT)

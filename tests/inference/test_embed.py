@@ -83,6 +83,7 @@ def test_values_are_those_of_transformers(checkpoint, photos):
         np.testing.assert_allclose(one[name], last[3], atol=2e-5 * np.abs(last).max(), rtol=0)
 
 
+@pytest.mark.slow
 def test_an_interrupted_file_is_continued_and_ends_the_same(
     checkpoint, photos, tmp_path, monkeypatch, capsys, one_device
 ):

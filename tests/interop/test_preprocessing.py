@@ -365,6 +365,7 @@ def dinov2(tmp_path_factory):
 _DINOV2 = ('DINOv2', 'Dinov2ForImageClassification', 'Dinov2Config')
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('one_device')
 def test_the_crop_of_the_file_is_the_size_of_the_images(dinov2, tmp_path, capsys):
     def said(*words):

@@ -6,6 +6,7 @@ from helpers import timm_training, training
 ALWAYS = 'DINOv2'
 
 
+@pytest.mark.slow
 @pytest.mark.parity
 @pytest.mark.parametrize(
     'name',

@@ -411,6 +411,7 @@ def test_the_scripts_start_show_and_end_a_command(machine):
     assert rest.log == 'Zoë\n' and rest.size == status.size
 
 
+@pytest.mark.slow
 def test_a_command_that_is_stopped_saves_its_state_and_one_that_is_killed_is_known(machine):
     machine.python.write_text(
         '#!/bin/bash\ntrap "echo saved; exit 75" TERM\necho on\nwhile :; do sleep 0.05; done\n'

@@ -64,6 +64,7 @@ def test_parameter_counts_are_those_of_big_vision(name):
     assert count(made) - count(without) == model.width
 
 
+@pytest.mark.slow
 def test_steps_with_a_cache_equal_teacher_forcing(params, forward):
     expected = forward(params, IMAGES, TARGET_IN)['logits']
     apply = functools.partial(TINY.apply, {'params': params})

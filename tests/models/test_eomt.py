@@ -27,6 +27,7 @@ FORMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parity
 @pytest.mark.parametrize(
     'form', [n if n == 'DINOv2' else pytest.param(n, marks=pytest.mark.long) for n in FORMS]

@@ -82,6 +82,7 @@ def test_without_classes_there_is_one_embedding():
     np.testing.assert_allclose(predict(none, model, label=labels), predict(label=labels), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_recomputation_changes_no_gradient():
     inputs = jit_numbers.batch()
     arrays = tuple(inputs[name] for name in ('image', 'time', 'label'))

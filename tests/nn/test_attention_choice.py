@@ -366,6 +366,7 @@ def test_devices_are_those_of_the_ambient_mesh_or_the_default_ones():
             assert current_target() == Target('cpu', 8, assumed=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('devices', [1, 8])
 def test_whoever_jits_a_model_gets_the_kernel_of_the_default_device(calls, caplog, devices):
     """And XLA's attention where arrays may be split over TPUs in ways that nobody has told."""

@@ -94,6 +94,7 @@ def test_the_search_is_that_in_plain_python(beams, alpha):
         assert_same(hypotheses(found['full'], i), full)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('alpha', [0.0, 1.0])
 def test_enough_beams_find_the_best_of_all_sequences(alpha):
     vocab, limit = 4, 4
@@ -123,6 +124,7 @@ def greedy_decoded():
     return limits, jax.device_get(greedy(table(64)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('stop', search_lib.STOPS)
 def test_one_beam_is_greedy(stop):
     limits, greedy = greedy_decoded()
@@ -132,12 +134,14 @@ def test_one_beam_is_greedy(stop):
     np.testing.assert_allclose(one.scores, greedy.scores / penalty(greedy.lengths, 0.6), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_more_beams_find_better_hypotheses():
     cache = table(64)
     few, many = (search(cache, beams=beams).scores[:, 0] for beams in (2, 16))
     assert many.mean() > few.mean() + 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
 def test_scores_are_the_log_probabilities_of_the_tokens(dtype):
     cache = table(16)
@@ -194,6 +198,7 @@ def test_an_example_depends_on_its_own_row_only(stop):
     assert not whole.tokens[1].any() and (whole.scores[1] == -np.inf).all()
 
 
+@pytest.mark.slow
 def test_equal_scores_are_ordered_by_prefix_and_token():
     cache = table(1)
     cache['table'] = jnp.zeros_like(cache['table'])

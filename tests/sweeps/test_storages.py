@@ -244,6 +244,7 @@ def test_a_server_that_stays_away_leaves_the_trial_to_others(
     assert picture.counts(made)['complete'] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.fault(142)
 @pytest.mark.parametrize('version', ['v2.6.0.a', 'unknown'])
 def test_a_database_of_another_version_of_optuna_is_one_line(tmp_path, capsys, version):

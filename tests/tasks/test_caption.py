@@ -101,6 +101,7 @@ def test_captions_that_greedy_search_writes_are_accurate(variables):
     assert sums['token_accuracy'][1] == (ids != 0).sum()
 
 
+@pytest.mark.slow
 def test_beams_find_captions_at_least_as_likely_and_padding_gets_none(variables):
     batch = make_batch() | {'mask': jnp.array([1.0, 1, 1, 0])}
     greedy = predicted(Task(search='greedy'), variables, batch)

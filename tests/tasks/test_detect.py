@@ -208,6 +208,7 @@ def test_classes_that_are_not_finite_have_no_accuracy(outputs, batch):
     assert np.isfinite(traced(outputs, batch)[1]['accuracy'])
 
 
+@pytest.mark.slow
 def test_objects_beyond_the_queries_are_counted(batch):
     few = outputs_of(np.random.default_rng(0), queries=2)
     loss, means = total(few, batch)
@@ -239,6 +240,7 @@ def test_evaluation_counts_every_image_once_whatever_the_batches(outputs, batch)
     assert whole['loss'][1] == ROWS
 
 
+@pytest.mark.slow
 def test_predictions(batch):
     found = TASK.predict(Given(lambda *inputs: perfect(batch)), batch)
     sides = np.array([[50, 40] * 2, [20, 30] * 2] * (ROWS // 2), np.float32)

@@ -292,6 +292,7 @@ def test_the_anchor_pulls_only_where_similarities_changed():
     assert float(_means(ANCHORED, found, mask)['gram']) == pytest.approx(mean, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_anchor_sees_the_same_crops_in_twice_the_size():
     large = jax.ShapeDtypeStruct((B, 2, 16, 16, 3), jnp.float32)
     resized, _ = MODEL.resize_params(jax.device_get(encoder()), (8, 8), (16, 16))

@@ -225,6 +225,7 @@ def test_samples_are_those_of_the_authors_code(sampler):
     np.testing.assert_allclose(found.reshape(-1)[::64], SAMPLES[sampler], atol=2e-5)
 
 
+@pytest.mark.slow
 def test_guidance_acts_within_its_interval_and_on_classes_alone():
     labels, none = jnp.asarray(BATCH['label']), jnp.full(4, -1)
     task = Task(steps=4, sampler='euler')
@@ -272,6 +273,7 @@ def test_frames_are_the_images_predicted_on_the_way():
     np.testing.assert_allclose(made.images, generate(task, labels).images, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_samples_depend_on_the_example_and_not_on_its_place():
     task = Task(steps=2, samples=2)
     batch = DRAWN | {'index': jnp.array([5, 6, 7, 8])}

@@ -50,6 +50,7 @@ def loss_and_means(outputs, batch):
 run = jax.jit(jax.value_and_grad(loss_and_means, has_aux=True, allow_int=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parity
 def test_loss_and_its_slope_equal_those_of_transformers(outputs, batch):
     """Of all predictions, at the same points."""

@@ -179,6 +179,7 @@ def test_the_encoder_is_a_vit(whole, model, tmp_path, images):
     np.testing.assert_allclose(tokens, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_mistakes(model, tmp_path):
     arrays = state(model)
     del arrays['decoder.decoder_layers.1.mlp.fc1.weight']
