@@ -18,6 +18,7 @@ from vit_jax.nn import stochastic
 from vit_jax.ops import terms
 from vit_jax.runtime import sharding
 from vit_jax.step import (
+    Optimizer,
     Training,
     init_state,
     init_variables,
@@ -154,7 +155,7 @@ def test_outputs_without_rows_are_refused_by_name():
 
 def test_the_average_follows_its_schedule():
     average = Step(ema_decay=0.5, ema_schedule=Schedule(name='linear', final=1.0))
-    step = jax.jit(make_train_step(MODEL, TASK, TX, average, times=Durations(1, 1, 4)))
+    step = jax.jit(make_train_step(MODEL, TASK, Optimizer(TX, times=Durations(1, 1, 4)), average))
     state = jax.jit(init)()
     state = state.replace(ema=state.params)
     for k, decay in enumerate([0.5, 0.625, 0.75]):

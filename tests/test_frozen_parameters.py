@@ -13,7 +13,7 @@ from vit_jax.config.run import Parallel, Step
 from vit_jax.models import vit
 from vit_jax.optim import param_groups
 from vit_jax.runtime import sharding
-from vit_jax.step import init_state, init_variables, make_train_step
+from vit_jax.step import Optimizer, init_state, init_variables, make_train_step
 from vit_jax.tasks import classify
 from vit_jax.tree_paths import param_paths
 
@@ -43,7 +43,7 @@ def updated(system, name, accum_steps, freeze):
         return init_state(variables, tx, seed=0, ema=False)
 
     train_step = make_train_step(
-        model, task, tx, Step(accum_steps=accum_steps), layout, freeze=freeze
+        model, task, Optimizer(tx, freeze), Step(accum_steps=accum_steps), layout
     )
     step = layout.compile_train(train_step, jax.eval_shape(init))
     state = layout.create(init)
@@ -96,7 +96,7 @@ def test_a_frozen_encoder_costs_its_forward_pass_alone(freeze, share):
     state = jax.eval_shape(init, batch)
 
     def flops(freeze):
-        step = make_train_step(model, task, tx, freeze=freeze)
+        step = make_train_step(model, task, Optimizer(tx, freeze))
         return jax.jit(step).lower(state, batch).compile().cost_analysis()['flops']
 
     before, after = flops(()), flops(freeze)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -103,15 +104,32 @@ def step_keys(state: TrainState, names: tuple[str, ...]) -> dict[str, jax.Array]
     return stream_keys(key, names)
 
 
+TrainStep = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    """A gradient transformation, with what else an update depends on.
+
+    Attributes:
+      tx: transformation of the gradients of all parameters.
+      freeze: patterns of the parameters that `tx` leaves unchanged. They are not differentiated,
+        which saves the part of the backward pass that only they need.
+      times: durations of the run, for schedules that are not constant.
+    """
+
+    tx: optax.GradientTransformation
+    freeze: Sequence[str] = ()
+    times: Durations | None = None
+
+
 def make_train_step(
     model: Any,
     task: Task,
-    tx: optax.GradientTransformation,
+    optimizer: Optimizer | optax.GradientTransformation,
     step: Step = Step(),  # noqa: B008  frozen
     layout: Any = None,
-    times: Durations | None = None,
-    freeze: Sequence[str] = (),
-) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
+) -> TrainStep:
     """Make the pure update: augment, differentiate, sum over devices, apply.
 
     The loss is the weighted sum of its terms' means over the whole global batch: each term of
@@ -119,26 +137,24 @@ def make_train_step(
     couples rows is computed once, on all outputs.
 
     Args:
+      model: model to train.
+      task: task with the loss.
+      optimizer: optimizer, or a transformation that changes all parameters.
       step: `config.step`. With `max_skips`, a step with a metric that is not finite changes only
         the state's `step`; the caller counts such steps in a row, as `Meter` does.
-      layout: of `runtime.sharding`, for which the step is compiled; None if the batch is global.
-      times: durations of the run, for schedules that are not constant.
-      freeze: patterns of the parameters that `tx` leaves unchanged. They are not differentiated,
-        which saves the part of the backward pass that only they need.
+      layout: layout of `runtime.sharding`, for which the step is compiled; None if the batch is
+        global.
 
     Returns:
       A function (state, batch) -> (state, {name: scalar}): the mean of every term, `loss`, which is
       their weighted total, and the norms of the gradient (without frozen parameters), update and
       parameters.
     """
-    decay = schedules.strength(step.ema_schedule, step.ema_decay, times)
-    aware = None
-    if step.sam.rho:
-        from vit_jax.optim import sharpness  # here, as few runs need two gradients
-
-        aware = sharpness.make(step.sam, step.sam_schedule, times)
+    if not isinstance(optimizer, Optimizer):
+        optimizer = Optimizer(optimizer)
     axis_name, add_up = (layout.train_axis, layout.add_up) if layout else (None, None)
     split = gradients.Split(step.accum_steps, axis_name, add_up if axis_name else None)
+    differentiate = _differentiate(task, step, optimizer.times)
 
     def train_step(state: TrainState, batch: Batch):
         keys = step_keys(state, ('augment', *task.rngs))
@@ -154,32 +170,63 @@ def make_train_step(
             with stochastic.example_positions(examples.positions):
                 return task.outputs(apply, examples.batch), apply.collections
 
-        differentiate = gradients.coupled if task.couples_rows else gradients.separable
-        differentiate = aware(differentiate, state.step) if aware else differentiate
         examples = gradients.Examples(batch, positions)
-        trained = param_groups.trained(state.params, freeze)
-        grads, metrics, collections = differentiate(
+        trained = param_groups.trained(state.params, optimizer.freeze)
+        grads, metrics, collections = differentiate(state.step)(
             forward, task.loss, trained, state.collections, examples, split
         )
-        opt_state = state.opt_state
-        if step.max_skips:
-            opt_state = param_groups.at_step(opt_state, state.step)
-        if freeze:  # the optimizer takes a gradient of every parameter
+        if optimizer.freeze:  # the optimizer takes a gradient of every parameter
             grads = gradients.merge(grads, jax.tree.map(jnp.zeros_like, state.params))
-        updates, opt_state = tx.update(grads, opt_state, state.params)
+        updates, opt_state = optimizer.tx.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        ema = state.ema
-        if ema is not None:
-            rest = decay(state.step) if callable(decay) else decay
-            ema = optax.incremental_update(params, ema, 1 - rest)
         norms = {'grad_norm': grads, 'update_norm': updates, 'param_norm': params}
         metrics |= {name: optax.tree.norm(tree) for name, tree in norms.items()}
         after = TrainState(
-            state.step + 1, params, opt_state, collections, ema, state.key, state.frozen
+            state.step + 1, params, opt_state, collections, state.ema, state.key, state.frozen
         )
-        return (keep_finite(state, after, metrics) if step.max_skips else after), metrics
+        return after, metrics
 
-    return train_step
+    averaged = with_average(train_step, step, optimizer.times)
+    return with_skips(averaged) if step.max_skips else averaged
+
+
+def _differentiate(task: Task, step: Step, times: Durations | None) -> Callable:
+    """A function of the step that returns `gradients.separable` or `coupled`, sharp if asked."""
+    differentiate = gradients.coupled if task.couples_rows else gradients.separable
+    if not step.sam.rho:
+        return lambda _: differentiate
+    from vit_jax.optim import sharpness  # here, as few runs need two gradients
+
+    return partial(sharpness.make(step.sam, step.sam_schedule, times), differentiate)
+
+
+def with_average(train_step: TrainStep, step: Step, times: Durations | None) -> TrainStep:
+    """Update the running average of the parameters, if the state has one."""
+    decay = schedules.strength(step.ema_schedule, step.ema_decay, times)
+
+    def averaging_step(state: TrainState, batch: Batch):
+        after, metrics = train_step(state, batch)
+        if state.ema is None:
+            return after, metrics
+        rate = decay(state.step) if callable(decay) else decay
+        ema = optax.incremental_update(after.params, state.ema, 1 - rate)
+        return dataclasses.replace(after, ema=ema), metrics
+
+    return averaging_step
+
+
+def with_skips(train_step: TrainStep) -> TrainStep:
+    """Keep the state, with its `step` advanced, where a metric is not finite.
+
+    Schedules follow `step`, which counts such steps too.
+    """
+
+    def skipping_step(state: TrainState, batch: Batch):
+        opt_state = param_groups.at_step(state.opt_state, state.step)
+        after, metrics = train_step(dataclasses.replace(state, opt_state=opt_state), batch)
+        return keep_finite(state, after, metrics), metrics
+
+    return skipping_step
 
 
 def keep_finite(before: TrainState, after: TrainState, metrics: dict[str, jax.Array]) -> TrainState:

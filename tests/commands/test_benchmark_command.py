@@ -86,9 +86,9 @@ def test_train_only(linear, tmp_path, capsys):
 def test_adapters_are_timed(digits, capsys, monkeypatch):
     made, make = [], benchmark.make_train_step
 
-    def spy(model, *args, freeze, **keywords):
-        made.append((model, freeze))
-        return make(model, *args, freeze=freeze, **keywords)
+    def spy(model, task, optimizer, *args):
+        made.append((model, optimizer.freeze))
+        return make(model, task, optimizer, *args)
 
     monkeypatch.setattr(benchmark, 'make_train_step', spy)
     words = [f'--config.{text}' for text in ('init.from=x.npz', 'lora.rank=2', 'step.ema_decay=0')]

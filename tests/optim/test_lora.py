@@ -13,7 +13,7 @@ from vit_jax.errors import UserError
 from vit_jax.models import vit
 from vit_jax.optim import lora, param_groups
 from vit_jax.runtime import sharding
-from vit_jax.step import init_state, make_train_step
+from vit_jax.step import Optimizer, init_state, make_train_step
 from vit_jax.tasks import classify
 from vit_jax.tree_paths import param_paths
 
@@ -94,8 +94,11 @@ def stepped(name):
         return init_state({'params': params}, tx, seed=0, ema=False)
 
     step = make_train_step(
-        *(adapters.wrap(model), classify.Task(), tx, Step(accum_steps=microbatches), layout),
-        freeze=(adapters.pattern,),
+        adapters.wrap(model),
+        classify.Task(),
+        Optimizer(tx, (adapters.pattern,)),
+        Step(accum_steps=microbatches),
+        layout,
     )
     step = layout.compile_train(step, jax.eval_shape(init, params))
     state = layout.create(init, jax.tree.map(np.asarray, params))

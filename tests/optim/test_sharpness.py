@@ -17,7 +17,7 @@ from vit_jax.errors import UserError
 from vit_jax.optim import sharpness
 from vit_jax.profiling import cost, flops, task_flops
 from vit_jax.runtime import sharding
-from vit_jax.step import init_state, init_variables, make_train_step
+from vit_jax.step import Optimizer, init_state, init_variables, make_train_step
 from vit_jax.trainer import build, start
 from vit_jax.tree_paths import param_paths
 
@@ -101,7 +101,7 @@ def stepped(system, name='one', accum_steps=1, max_skips=0, freeze=(), rho=RHO, 
 
     options = {'accum_steps': accum_steps, 'max_skips': max_skips, 'ema_decay': 0.75}
     sam = Step(sam=Sam(rho=rho, alpha=alpha), **options)
-    train_step = make_train_step(model, task, tx, sam, layout, freeze=freeze)
+    train_step = make_train_step(model, task, Optimizer(tx, freeze), sam, layout)
     step = layout.compile_train(train_step, jax.eval_shape(init))
     state = layout.create(init)
     before = jax.tree.map(np.array, layout.to_global(state))
@@ -152,7 +152,9 @@ def test_rho_follows_its_schedule():
     variables = init_variables(model, task, batch, seed=0)
     state = init_state(variables, optax.sgd(1.0), 0, ema=False)
     falling = Step(sam=Sam(rho=RHO), sam_schedule=Schedule(name='linear', final=0.1))
-    step = make_train_step(model, task, optax.sgd(1.0), falling, times=Durations(1, 1, 4))
+    step = make_train_step(
+        model, task, Optimizer(optax.sgd(1.0), times=Durations(1, 1, 4)), falling
+    )
     last = jax.jit(step)(state.replace(step=jnp.asarray(4)), batch)[1]
     constant = make_train_step(model, task, optax.sgd(1.0), Step(sam=Sam(rho=0.1)))
     expected = jax.jit(constant)(state.replace(step=jnp.asarray(4)), batch)[1]

@@ -17,7 +17,7 @@ from vit_jax.errors import UserError
 from vit_jax.models import dinov2, vit
 from vit_jax.ops import resize, self_distillation, terms
 from vit_jax.runtime import sharding
-from vit_jax.step import Training, init_state, init_variables, make_train_step
+from vit_jax.step import Optimizer, Training, init_state, init_variables, make_train_step
 from vit_jax.tasks import base
 from vit_jax.tasks import dinov2 as dinov2_task
 from vit_jax.tasks.base import FrozenModel
@@ -196,7 +196,7 @@ def program():
         return init_state({'params': params()}, tx, seed=0, ema=True)
 
     average = {'ema_decay': 0.9, 'ema_schedule': {'name': 'cosine', 'final': 1.0}}
-    step = make_train_step(MODEL, task, tx, section(Step, **average), times=times(4))
+    step = make_train_step(MODEL, task, Optimizer(tx, times=times(4)), section(Step, **average))
     return layout, init, layout.compile_train(step, jax.eval_shape(init))
 
 

@@ -10,7 +10,7 @@ import optax
 import pytest
 from helpers.applies import Given
 
-from vit_jax.config.run import Parallel
+from vit_jax.config.run import Parallel, Step
 from vit_jax.errors import UserError
 from vit_jax.models import rnn_seq2seq, seq2seq
 from vit_jax.ops import terms
@@ -144,7 +144,7 @@ def split_step(accum_steps, layout=None):
     model, tx = MODELS['post'], optax.sgd(1.0)
     state = init_state(dict(variables_of('post')), tx, 0, ema=False)
     make = functools.partial(make_train_step, model, Task(), tx)
-    return state, make(layout, accum_steps=accum_steps)
+    return state, make(Step(accum_steps=accum_steps), layout)
 
 
 def updated(accum_steps=1):

@@ -23,7 +23,14 @@ from vit_jax.profiling import flops, task_flops
 from vit_jax.profiling.task_flops import Spec
 from vit_jax.runtime import mesh, sharding
 from vit_jax.runtime.environment import versions
-from vit_jax.step import TrainState, init_state, init_variables, make_eval_step, make_train_step
+from vit_jax.step import (
+    Optimizer,
+    TrainState,
+    init_state,
+    init_variables,
+    make_eval_step,
+    make_train_step,
+)
 from vit_jax.tasks.base import Task
 
 if TYPE_CHECKING:
@@ -119,7 +126,7 @@ def time_train(
     held = (frozen,) if frozen else ()
 
     called = adapters.wrap(model) if adapters else model
-    train_step = make_train_step(called, task, optimizer, step, layout, freeze=freeze)
+    train_step = make_train_step(called, task, Optimizer(optimizer, freeze), step, layout)
     compiled = layout.compile_train(train_step, jax.eval_shape(init, *held))
     on_device, state = layout.put_batch(batch), layout.create(init, *held)
 

@@ -22,6 +22,7 @@ from vit_jax.nn.maps import AttentionMap
 from vit_jax.optim import make as optim
 from vit_jax.runtime import sharding
 from vit_jax.step import (
+    Optimizer,
     TrainState,
     init_state,
     init_with_output,
@@ -305,8 +306,8 @@ def compile_program(
         return dataclasses.replace(state, frozen=held or None)
 
     abstract_state = jax.eval_shape(init)
-    freeze = draft.optim.freeze
-    train_step = make_train_step(draft.called, task, tx, run.step, layout, times, freeze)
+    optimizer = Optimizer(tx, draft.optim.freeze, times)
+    train_step = make_train_step(draft.called, task, optimizer, run.step, layout)
     program = Program(
         model=model,
         task=task,
