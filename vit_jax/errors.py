@@ -114,11 +114,25 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 def nearest(what: str, name: str, choices: Iterable[str]) -> str:
     """The message for an unknown `name`: the closest of `choices`, then all of them."""
     valid = sorted(choices)
-    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
-    hint = f'; did you mean {close[0]!r}?' if close else ''
+    close = _closest(name, valid)
+    hint = f'; did you mean {close!r}?' if close else ''
     return f'unknown {what} {name!r}{hint} ' + (
         f'(valid: {", ".join(valid)})' if valid else '(there is none)'
     )
+
+
+def _closest(name: str, choices: Iterable[str]) -> str:
+    """The choice that a name may be meant for; empty if none is similar.
+
+    Case and the dashes of flags do not count: `adamW` is `adamw`. A part of the name may be the
+    choice: `random_flip` is `flip`.
+    """
+    plain = {choice.lstrip('-').casefold(): choice for choice in choices}
+    wanted = name.lstrip('-').casefold()
+    similar = difflib.get_close_matches(wanted, plain, n=1, cutoff=0.8)
+    parts = [part for part in re.split('[-_]', wanted) if part in plain]
+    close = similar or parts[-1:] or difflib.get_close_matches(wanted, plain, n=1, cutoff=0.5)
+    return plain[close[0]] if close else ''
 
 
 def whole_number(text: str, least: int = 0) -> int:

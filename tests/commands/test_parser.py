@@ -1,12 +1,13 @@
 """A mistake in the flags of any command."""
 
 import json
+import re
 
 import pytest
 
 from vit_jax import __main__ as cli
 from vit_jax.commands import launch, rehearse, train
-from vit_jax.errors import CommandFinished
+from vit_jax.errors import CommandFinished, nearest
 
 
 @pytest.mark.parametrize(
@@ -191,3 +192,33 @@ def test_former_flags_still_work(tmp_path, capsys):
     words = ['vocab', f'text:{tmp_path}/none.tsv', '--output', f'{table}/v.model']
     assert cli.main(words) == 2
     assert '--out ' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ('name', 'choices', 'suggested'),
+    [
+        ('adamW', ['adam', 'adamw', 'sgd'], 'adamw'),
+        ('random_flip', ['flip', 'random_crop'], 'flip'),
+        ('--image-sise', ['--image', '--image-size'], '--image-size'),
+        ('--device', ['--strict', '--workdir', '--config'], ''),
+    ],
+)
+def test_suggestions(name, choices, suggested):
+    found = re.findall(r"did you mean '(.*?)'", nearest('name', name, choices))
+    assert found == [suggested] * bool(suggested)
+
+
+@pytest.mark.parametrize(
+    ('words', 'suggested'),
+    [
+        (['--lr', '0.002'], '--config.optim.lr=0.002'),
+        (['--epochs=50'], "--config.total='50 epochs'"),
+        (['--config.lr=0.002'], '--config.optim.lr=0.002'),
+        (['--config.optim.name=sgd'], 'b2'),
+        (['--config.optim.clip_norm=0.0'], 'None'),
+    ],
+)
+def test_suggestions_repeat_the_value(words, suggested, repo, tmp_path, capsys):
+    run = ['--workdir', str(tmp_path / 'run')]
+    assert cli.main(['train', f'{repo}/experiments/vit/digits.py', *run, *words]) == 2
+    assert suggested in capsys.readouterr().err

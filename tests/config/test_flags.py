@@ -109,7 +109,7 @@ def test_words_of_other_trainers_name_keys(words: str) -> None:
 
 @pytest.mark.parametrize(
     ('flag', 'hint'),
-    [('--lr', '--config.optim.lr='), ('--epochs', '--config.total='), ('--batch-size', '=64')],
+    [('--lr', '--config.optim.lr='), ('--epochs', '--config.total='), ('--batch-size', '=3')],
 )
 def test_flags_of_other_trainers_name_keys(flag: str, hint: str) -> None:
     with pytest.raises(UserError, match=hint):

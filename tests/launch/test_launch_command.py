@@ -180,10 +180,6 @@ def test_what_rehearses_a_command():
         (['sky', '--tpu', 'v9-8', '--', *TRAIN, '--workdir=gs://a'], "TPU generation 'v9'"),
         (['sky', '--tpu', 'v4-8', '--', *TRAIN], 'give a bucket'),
         (['sky', '--tpu', 'v4-7', '--', *TRAIN, GS], 'no such slice; the nearest are v4-8 and'),
-        (
-            ['sky', '--tpu', 'v5e-8', '--', *TRAIN, GS],
-            'launch: --tpu v5e-8: as a type it is v5litepod-8',
-        ),
         (['sky', '--tpu', 'v4-8', '--env', 'A', '--', *TRAIN, GS], 'not NAME=VALUE'),
         (['sky', '--tpu=v4-8', '--mount', '/a=gs://b/c', '--', *TRAIN, GS], 'of a whole bucket'),
         (['sky', '--tpu=v4-8', '--env=TFDS_DATA_DIR=gs://b/t', '--', *TRAIN, GS], 'give --mount'),

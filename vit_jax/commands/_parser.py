@@ -91,10 +91,12 @@ class Parser(argparse.ArgumentParser):
         """Report an unknown flag before a missing one, which it may be, misspelled."""
         # argparse has no public list of flags.
         valid = [flag for flag in self._option_string_actions if flag.startswith('--')]
-        for word in itertools.takewhile(lambda word: word != '--', args):
-            flag = word.partition('=')[0]
+        words = list(itertools.takewhile(lambda word: word != '--', args))
+        for word, following in zip(words, [*words[1:], ''], strict=False):
+            flag, equals, value = word.partition('=')
             if flag.startswith('--') and ' ' not in flag and flag not in valid:
-                self.error(_word_of_a_config(flag, valid) or nearest('flag', flag, valid))
+                value = value if equals else following
+                self.error(_word_of_a_config(flag, value, valid) or nearest('flag', flag, valid))
 
     def shown_actions(self) -> list[argparse.Action]:
         """The arguments that `--help` lists, except itself."""
@@ -115,11 +117,11 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f'{self.command}: {message} (see {self.prog} --help)')
 
 
-def _word_of_a_config(flag: str, valid: Sequence[str]) -> str:
+def _word_of_a_config(flag: str, value: str, valid: Sequence[str]) -> str:
     """The message for a flag that other trainers have; empty for others and without `--config`."""
     from vit_jax.config.load import other_word
 
-    hint = other_word(flag) if '--config' in valid else ''
+    hint = other_word(flag, value) if '--config' in valid else ''
     return f'unknown flag {flag!r}; did you mean {hint}?' if hint else ''
 
 

@@ -138,7 +138,8 @@ def duration_line(family: Isoflop, cost: StudyCost, args: argparse.Namespace) ->
 
     if not args.measure:
         spent = Machine(args.device, args.mfu).chip_hours(cost.trained)
-        return f'{spent:.3g} chip-hours of {args.device} at {args.mfu:.0%} of the peak'
+        amount = f'{spent:.3g}' if spent >= 0.001 else 'less than 0.001'
+        return f'{amount} chip-hours of {args.device} at {args.mfu:.0%} of the peak'
     from vit_jax.sweeps import isoflop
 
     rates = isoflop.measure_speed(family)

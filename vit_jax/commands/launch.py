@@ -241,10 +241,12 @@ def gke(args: argparse.Namespace, command: Sequence[str], config: ConfigDict | N
 
 def _cloud_job_fields(args: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
     """The fields that all cloud jobs share."""
+    from vit_jax.launch import cloud_tpu
+
     return {
         'words': command,
         'name': _job_name(args, command),
-        'tpu': args.tpu,
+        'tpu': cloud_tpu.accelerator_type(args.tpu),
         'spot': args.spot,
         'restarts': args.restarts,
         'env': dict(args.env),

@@ -11,6 +11,7 @@ import argparse
 import copy
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from vit_jax.storage import paths
 # Renamed keys. Configs with the old names still load.
 RENAMED = {'parallel.small': 'parallel.min_split_size'}
 
+_NUMBER = re.compile(r'\d+(\.\d+)?(e-?\d+)?')
 # What other trainers call a setting, and the flags that set it here.
 OTHER_WORDS = {
     'lr learning_rate base_lr blr lr0 peak_lr': '--config.optim.lr=3e-4',
@@ -317,11 +319,11 @@ def apply_override(config: ConfigDict, override: str) -> None:
     *parents, leaf = dotted.split('.')
     node = config
     for i in range(len(parents)):
-        node = _group(config, node, parents[: i + 1], dotted)
+        node = _group(config, node, parents[: i + 1], dotted, text)
     allowed: tuple[type, ...] = ()  # any, while the model is not known
     if parents != ['model'] or not schema.follows_checkpoint(config):
         valid = schema.parameters(config, '.'.join(parents))
-        allowed = _allowed(node, valid, leaf, dotted, '.'.join(['config', *parents]))
+        allowed = _allowed(node, valid, leaf, dotted, '.'.join(['config', *parents]), text)
     try:
         value = schema.parse_value(text, allowed)
     except ValueError as e:
@@ -331,13 +333,15 @@ def apply_override(config: ConfigDict, override: str) -> None:
     _set(config, node, leaf, value)
 
 
-def _group(config: ConfigDict, node: ConfigDict, path: Sequence[str], dotted: str) -> ConfigDict:
+def _group(
+    config: ConfigDict, node: ConfigDict, path: Sequence[str], dotted: str, text: str
+) -> ConfigDict:
     """The group at `path`, with parent `node`; created if it is a key of the constructor."""
     *parents, key = path
     where, valid = '.'.join(['config', *parents]), schema.parameters(config, '.'.join(parents))
     if key not in node:
         if key not in valid:
-            raise _unknown(dotted, where, key, {*node, *valid})
+            raise _unknown(dotted, where, key, {*node, *valid}, text)
         group = schema.accepted_types(valid[key]) == (dict,)
         _set(config, node, key, ConfigDict() if group else valid[key].default)
     if not isinstance(node[key], ConfigDict):
@@ -346,11 +350,11 @@ def _group(config: ConfigDict, node: ConfigDict, path: Sequence[str], dotted: st
 
 
 def _allowed(
-    node: ConfigDict, valid: Parameters, leaf: str, dotted: str, where: str
+    node: ConfigDict, valid: Parameters, leaf: str, dotted: str, where: str, text: str
 ) -> tuple[type, ...]:
     """The types of a value, from the constructor or else from the value in the file."""
     if leaf not in node and leaf not in valid:
-        raise _unknown(dotted, where, leaf, {*node, *valid})
+        raise _unknown(dotted, where, leaf, {*node, *valid}, text)
     allowed = schema.accepted_types(valid[leaf]) if leaf in valid else ()
     value = node.get(leaf)
     if allowed == (dict,) or isinstance(value, ConfigDict):
@@ -360,21 +364,25 @@ def _allowed(
     return allowed or (() if value is None else (type(value),))
 
 
-def _unknown(dotted: str, where: str, key: str, valid: Iterable[str]) -> UserError:
-    if (hint := other_word(key)) and hint.partition('=')[0] != f'--config.{dotted}':
-        text = f'unknown key of {where} {key!r}; did you mean {hint}?'
-        return UserError(f'--config.{dotted}: {text}')
+def _unknown(dotted: str, where: str, key: str, valid: Iterable[str], value: str) -> UserError:
+    if (hint := other_word(key, value)) and hint.partition('=')[0] != f'--config.{dotted}':
+        return UserError(f'--config.{dotted}: unknown key of {where} {key!r}; did you mean {hint}?')
     return UserError(f'--config.{dotted}: ' + nearest(f'key of {where}', key, valid))
 
 
-def other_word(name: str) -> str:
+def other_word(name: str, value: str = '') -> str:
     """The flags for a setting by its name in other trainers; empty if the name is unknown.
 
     Args:
-      name: a flag or the last part of a config key, such as `--learning-rate` or `img_size`.
+      name: Flag or the last part of a config key, such as `--learning-rate` or `img_size`.
+      value: Its value, which replaces the number of the example; empty for none.
     """
     word = name.lower().lstrip('-').replace('-', '_')
-    return next((hint for aliases, hint in OTHER_WORDS.items() if word in aliases.split()), '')
+    hint = next((hint for aliases, hint in OTHER_WORDS.items() if word in aliases.split()), '')
+    if '%' in hint or not _NUMBER.fullmatch(value):
+        return hint
+    key, equals, example = hint.partition('=')
+    return key + equals + _NUMBER.sub(value, example, count=1)
 
 
 def _set(config: ConfigDict, node: ConfigDict, key: str, value: Any) -> None:

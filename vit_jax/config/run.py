@@ -331,7 +331,7 @@ class Optim:
             require(fits, f'layer_decay={self.layer_decay}: must be in (0, 1]')
         if self.clip_norm is not None:
             fits = 0 < self.clip_norm < math.inf
-            require(fits, f'clip_norm={self.clip_norm}: must be positive')
+            require(fits, f'clip_norm={self.clip_norm}: must be positive, or None for no clipping')
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -157,7 +157,8 @@ def check_section(config: Group, path: str) -> None:
     valid = parameters(config, path) if section or section_class(path) is Run else {}
     _check_known(section, valid, where)
     if lacking := [key for key in required(valid) if key not in section]:
-        raise UserError(f'{where}: {_missing(lacking)}')
+        example = f'set it, for example by --{where}.{lacking[0]}=VALUE'
+        raise UserError(f'{where}: {_missing(lacking)}; {example}')
     for key, value in section.items():
         if not (value is None and key in LEFT_OPEN):
             check_value(valid[key], value, f'{where}.{key}')
@@ -166,7 +167,11 @@ def check_section(config: Group, path: str) -> None:
 def _check_known(section: Group, valid: Parameters, where: str) -> None:
     for key in section:
         if key not in valid:
-            raise UserError(f'{where}: ' + nearest('key', key, valid))
+            owner = f'; the recipe sets {key}={section[key]!r} for another optimizer'
+            remedy = (
+                f'{owner}: leave it out of a copy of the recipe' if where.endswith('.optim') else ''
+            )
+            raise UserError(f'{where}: {nearest("key", key, valid)}{remedy}')
 
 
 def _missing(keys: Sequence[str]) -> str:

@@ -104,9 +104,7 @@ def parse(tpu: str) -> tuple[str, int]:
     """
     match = re.fullmatch(r'(?:tpu-)?(.+)-([1-9][0-9]*)', tpu)
     if match is None:
-        raise UserError(f'launch: --tpu {tpu!r}: must be GENERATION-SIZE, as v5litepod-8')
-    if match[1] == 'v5e':
-        raise UserError(f'launch: --tpu {tpu}: as a type it is v5litepod-{match[2]}')
+        raise UserError(f'launch: --tpu {tpu!r}: must be GENERATION-SIZE, such as v5litepod-8')
     if match[1] not in GENERATIONS:
         raise UserError('launch: --tpu: ' + nearest('TPU generation', match[1], GENERATIONS))
     generation, size = GENERATIONS[match[1]], int(match[2])
@@ -117,6 +115,11 @@ def parse(tpu: str) -> tuple[str, int]:
             + ' and '.join(f'{match[1]}-{other}' for other in near)
         )
     return match[1], size
+
+
+def accelerator_type(tpu: str) -> str:
+    """The type by its name in Google Cloud: `v5e-8`, as preflight has it, is `v5litepod-8`."""
+    return re.sub('^(tpu-)?v5e-', r'\1v5litepod-', tpu)
 
 
 def hosts(tpu: str) -> int:
