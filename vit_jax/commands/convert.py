@@ -49,11 +49,11 @@ def main(argv: Sequence[str]) -> int:
         raise UserError(f'{existing[0]} already exists: choose another name or remove it')
     import jax
 
-    from vit_jax import interop
     from vit_jax.inference import load
+    from vit_jax.interop import checkpoint
 
     imported = load.read(args.src, allowed=args.allow)
-    notes = interop.write(imported, args.dst)
+    notes = checkpoint.write(imported, args.dst)
     count = sum(x.size for x in jax.tree.leaves(imported.params))
     size = ' for {1} x {0} images'.format(*imported.image_size) if imported.image_size else ''
     name = imported.settings.model.name

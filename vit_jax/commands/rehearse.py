@@ -13,7 +13,7 @@ from vit_jax.commands import sweep, train
 from vit_jax.commands._parser import Parser, add_allow_flag, add_json_flag
 from vit_jax.config.load import parse_config_args, split_overrides
 from vit_jax.errors import EXIT_FAILED, UserError
-from vit_jax.runtime.console import status
+from vit_jax.runtime.console import Console, status
 
 
 def main(argv: Sequence[str]) -> int:
@@ -166,8 +166,6 @@ def rehearsal_flags(command: Sequence[str]) -> list[str]:
 def print_row(row: Any) -> None:
     """Print the result, time, name and note of a check."""
     from rich.text import Text
-
-    from vit_jax.runtime.console import Console
 
     style = {'ok': 'green', 'failed': 'bold red'}.get(row.result, 'yellow')
     text = Text.assemble(

@@ -19,7 +19,6 @@ import numpy as np
 from flax import traverse_util
 from ml_collections import ConfigDict
 
-from vit_jax import interop
 from vit_jax.checkpoints import checkpointer
 from vit_jax.config import defaults
 from vit_jax.config.load import from_dict, require_run, section
@@ -29,7 +28,7 @@ from vit_jax.data import batches, vocabulary
 from vit_jax.data.transforms import only_text_transforms, without_annotations
 from vit_jax.errors import UserError, check_choice
 from vit_jax.inference.images import arbitrary_size, example_spec, input_size, own_normalization
-from vit_jax.interop import adapt, preprocessing
+from vit_jax.interop import adapt, checkpoint, preprocessing
 from vit_jax.interop.trained import Size, TrainedModel, fields
 from vit_jax.ops.sequences import Normalization, Sequences
 from vit_jax.step import init_variables
@@ -154,7 +153,7 @@ def read(
     if (run := ref.find_run(step)) is None:
         if step is not None or average != 1:
             raise UserError(f'{path} is not a run: step and average apply to runs')
-        return interop.read(ref, mean, std, image_size)
+        return checkpoint.read(ref, mean, std, image_size)
     if mean is not None or std is not None:
         raise UserError(f'{path}: mean and std apply to other code bases, not to a run')
     return _read_run(run.folder, run.step, average, allowed)

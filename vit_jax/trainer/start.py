@@ -20,6 +20,7 @@ from vit_jax.data import splits
 from vit_jax.data.records import SourceInfo
 from vit_jax.errors import UserError
 from vit_jax.inference import fine_tune
+from vit_jax.interop import adapt, trained
 from vit_jax.interop.trained import TrainedModel
 from vit_jax.optim import schedules
 from vit_jax.profiling import flops
@@ -199,7 +200,6 @@ def find_origin(
     if not (path := fine_tune.init_path(init)):
         return Origin()
     from vit_jax.inference import load  # here, as most runs start from nothing
-    from vit_jax.interop import adapt, trained
 
     own = [*allowed, *trusted_names(training.run)]
     imported = known or load.read(path, allowed=own)

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.array_types import Float, Int, UInt8
+from vit_jax.data import native
 from vit_jax.data.images import OnDemand
 from vit_jax.data.records import Record
 from vit_jax.data.transforms import geometry
@@ -115,8 +116,6 @@ class Resized(OnDemand):
 
     def window(self, y: int, x: int, height: int, width: int) -> Bytes:
         """Read the pixels under the window, and weight rows, then columns."""
-        from vit_jax.data import native  # only these transforms need it
-
         vertical = self._taps, self._image.shape[0], self.shape[0], y, y + height
         horizontal = self._taps, self._image.shape[1], self.shape[1], x, x + width
         (rows, down), (columns, across) = _weights(*vertical), _weights(*horizontal)
@@ -143,8 +142,6 @@ def _weights(
     taps: Callable[[int, int], Taps], old: int, new: int, start: int, stop: int
 ) -> tuple[slice, Any]:
     """Return the old rows needed by rows `start` to `stop` of `new` ones, and their weights."""
-    from vit_jax.data import native
-
     index, weight = (part[start:stop] for part in taps(old, new))
     low, high = int(index.min()), int(index.max()) + 1
     return slice(low, high), native.Weights(index - low, weight)

@@ -1,0 +1,269 @@
+"""Reading and writing of other code bases' checkpoints, each by its family."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+import numpy as np
+from flax import traverse_util
+
+from vit_jax.data.images import MAX_PIXELS
+from vit_jax.errors import UserError
+from vit_jax.interop import families, files, names, preprocessing, texts
+from vit_jax.interop.trained import GIVEN_SIZE, TrainedModel, Written, read_class_names
+from vit_jax.storage.model_ref import TOWERS, ModelRef
+from vit_jax.tree_paths import param_paths, unroll
+
+ADAPTERS = 'adapter_config.json'  # of a folder of peft
+
+
+def read(
+    path: str | os.PathLike[str],
+    mean: Any = None,
+    std: Any = None,
+    image_size: tuple[int, int] | None = None,
+) -> TrainedModel:
+    """Read a checkpoint of another code base, in any format.
+
+    Args:
+      path: a file, a folder or a URL, see `files.read_arrays`; a family may be named in front of
+        it, see `families`, and one of two towers or models behind it, as in `FILE:vision` or
+        `FILE:teacher`.
+      mean, std: normalization of its images in [0, 1], a number or one for each channel; by
+        default from the files.
+      image_size: height and width of the images that it will get. If the files do not have the
+        size that the model was made for, and these images have as many patches as there are
+        positions, it is taken as that size.
+
+    Raises:
+      UserError: if it cannot be read, or no family matches it.
+    """
+    ref = ModelRef.parse(path)
+    note, family, place = '', ref.family, ref.place
+    if os.path.isfile(os.path.join(ref.file, ADAPTERS)):
+        from vit_jax.interop import peft
+
+        flat, extra = peft.read_merged(ref.file)
+    else:
+        flat, extra = files.read_arrays(ref)
+    if (mean is None) != (std is None):
+        raise UserError('give mean and std together, or neither')
+    if mean is not None:
+        extra[preprocessing.GIVEN_NORMALIZATION] = {'mean': mean, 'std': std}
+    if image_size:
+        extra[GIVEN_SIZE] = image_size
+    try:
+        if ref.part in TOWERS:
+            flat, extra = _take_tower(flat, extra, ref.part)
+        elif ref.part:
+            flat = names.part_of(flat, ref.part)
+        kind = extra.get('model_type') or extra.get('architecture') or ''
+        try:
+            reader = families.reader(flat, family, kind)
+        except families.UnknownNames as unknown:
+            flat, prefix, note = names.unwrapped(
+                flat, lambda arrays: bool(families.matching(arrays, family))
+            )
+            if not prefix:
+                raise unknown from None
+            place = f'{place}, below {prefix}'
+            reader = families.reader(flat, family, kind)
+        imported = reader.read(flat, extra)
+        imported = imported.with_notes(note) if note else imported
+        _require_sound(imported)
+        num_classes = imported.model_config.get('num_classes') or None
+        return dataclasses.replace(
+            _preprocessed(imported, extra),
+            class_names=read_class_names(extra, num_classes),
+            num_classes=num_classes,
+            path=Path(path),
+            origin=os.fspath(path),
+            positions=getattr(reader, 'POSITIONS', imported.positions),
+        )
+    except UserError as error:
+        raise UserError(f'{place}: {error}') from None
+    except Exception as error:
+        if family:  # possibly the user's own, who needs the traceback
+            raise
+        words = shorten(f'{type(error).__name__}: {error}', 200, placeholder=' ...')
+        raise UserError(
+            f'{place}: arrays or config.json are not as in files of this kind ({words})'
+        ) from error
+
+
+def _take_tower(
+    flat: dict[str, np.ndarray], extra: dict[str, Any], tower: str
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The arrays and the config of one of two towers, those of OpenCLIP by names of others."""
+    from vit_jax.interop.families import open_clip
+
+    take = open_clip.tower if open_clip.matches(flat) else texts.take_tower
+    return take(flat, extra, tower)
+
+
+def _preprocessed(imported: TrainedModel, extra: Mapping[str, Any]) -> TrainedModel:
+    """The model with the transforms of its files, unless its family has its own."""
+    if imported.transforms:
+        recipe = preprocessing.parse_recipe(imported.transforms)
+    elif imported.takes_images:
+        recipe = preprocessing.read_recipe(extra, imported.image_size)
+        text = recipe.text if recipe else ''
+        notes = preprocessing.transform_notes(extra, text)
+        imported = dataclasses.replace(
+            imported.with_groups(data={**imported.config.data, 'transforms': text}),
+            notes=(*imported.notes, *notes),
+        )
+    else:
+        recipe = None
+    prepared_size = recipe.made if recipe else None
+    made = dataclasses.replace(imported, prepared_size=prepared_size)
+    reads_text = texts.FIELD in imported.spec and files.TOKENIZER in extra
+    return texts.with_tokenizer(made, extra) if reads_text else made
+
+
+def _with_preparation(imported: TrainedModel) -> TrainedModel:
+    """The model with the transforms that prepare files where its run had images of one size.
+
+    They are those of `inference.images.crop_and_resize`.
+    """
+    data, size = imported.data, imported.raw_images.get('size')
+    has_plan = data.sizes or data.plan
+    if not size or has_plan or re.search('resize|crop|patches|windows', imported.transforms):
+        return imported
+    before = preprocessing.crop(tuple(size), 'bicubic')
+    text = '|'.join(filter(None, (before, imported.transforms)))
+    evals = {name: {**entry, 'transforms': text} for name, entry in imported.config.evals.items()}
+    return imported.with_groups(data={**imported.config.data, 'transforms': text}, evals=evals)
+
+
+def _with_transforms(written: Written, text: str) -> Written:
+    """The files with a preprocessor that makes images as the model's own transforms do."""
+    told = written.preprocessor or {}
+    if (written.config or {}).get('num_channels') == 1:
+        note = 'transformers opens files in color: give its processor gray arrays [H, W, 1]'
+        written = written._replace(notes=(*written.notes, note))
+    if told.get('image_processor_type') != 'ViTImageProcessor':  # none, or of the family's own
+        return written
+    if found := preprocessing.transformers_keys(text):
+        made = told | found
+        notes = preprocessing.differences(text, {preprocessing.PREPROCESSOR: made})
+        return written._replace(preprocessor=made, notes=(*written.notes, *notes))
+    if not re.search('resize|crop', text):
+        return written
+    note = f'preprocessor_config.json resizes whole images, unlike the run: {text}'
+    return written._replace(notes=(*written.notes, note))
+
+
+def _require_sound(imported: TrainedModel) -> None:
+    """Raise UserError for parameters or numbers of config.json that no model can compute with."""
+    for name, array in param_paths(imported.params).items():
+        if not np.isfinite(array).all():
+            raise UserError(f'{name} holds numbers that are NaN or infinite; get the file again')
+    epsilon, size = imported.model_config.get('norm_eps', 1.0), imported.image_size
+    if not 0 < epsilon < math.inf:
+        raise UserError(f'its layer norms add {epsilon} to the variance; get config.json again')
+    if size and (min(size) < 1 or math.prod(size) > MAX_PIXELS):
+        raise UserError(f'its images cannot have {size[1]} x {size[0]} pixels; see config.json')
+
+
+def write(imported: TrainedModel, path: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Write a model for another code base.
+
+    A model that was read from a file of the same form and has not changed is written as it was
+    read: the same arrays, names, precision, config.json and files beside it.
+
+    Args:
+      imported: the model.
+      path: FILE.npz, or FILE.safetensors or a folder for transformers, or for timm or the authors'
+        code if only these have the model; a family may be named in front of it, such as
+        `timm_vit:`, see `families`.
+
+    Returns:
+      A line for each property of the model that the files cannot represent.
+
+    Raises:
+      UserError: if no family writes such a model in this form, or the file cannot be written.
+    """
+    ref = ModelRef.parse(path)
+    family, place = ref.family, ref.place
+    if family == 'peft':
+        from vit_jax.interop import peft
+
+        return peft.write(imported, place)
+    is_npz = Path(place).suffix == '.npz'
+    forms = ['npz'] if is_npz else ['transformers', 'timm', 'authors']
+    if (stored := _as_read(imported, forms, family)) is not None:
+        _write(stored, place)
+        return ()
+    make = families.writer(str(imported.settings.model.name), forms, family)
+    imported = _with_preparation(imported)
+    flat = unroll(param_paths(imported.params))
+    unrolled = dataclasses.replace(imported, params=traverse_util.unflatten_dict(flat, sep='/'))
+    written = _with_transforms(Written(*make(unrolled)), imported.transforms)
+    others = {} if is_npz else texts.tokenizer_files(imported)
+    _write(written._replace(others={**written.others, **others}), place)
+    if is_npz and imported.class_names:
+        return (
+            *written.notes,
+            'class names are left out: an .npz file has no place for them',
+        )
+    return written.notes
+
+
+def _write(written: Written, place: str) -> None:
+    if place.endswith('.npz'):
+        files.write_npz(place, written.arrays)
+    else:
+        files.write_safetensors(
+            *(place, written.arrays, written.config, written.preprocessor),
+            others=written.others,
+            weights=written.weights,
+        )
+
+
+def _as_read(imported: TrainedModel, forms: Sequence[str], family: str) -> Written | None:
+    """What was read from a file of the wanted form, one of `forms`, see `families.writer`.
+
+    None if there is no such file, or the model has changed since.
+    """
+    source = ModelRef.parse(imported.origin)
+    if not imported.origin or source.part:
+        return None
+    try:
+        flat, config = files.read_stored(source)
+        kind = config.get('model_type') or config.get('architecture') or ''
+        reader = families.reader(flat, source.family, kind)
+        form = families.form(flat, config, reader)
+        found = families.writers(str(imported.settings.model.name), family)
+        wanted = next((name for name in forms if name in found), '')
+        if not wanted and reader.__name__.endswith(f'.{family}'):  # which writes no others' models
+            wanted = form
+        is_moved = files.EXPLICIT in config  # to a name beside config.json
+        is_form = form != '' and form == wanted and not is_moved
+        if not (is_form and _is_same(read(imported.origin), imported)):
+            return None
+        others = {} if form == 'npz' else files.read_beside(source)
+        return Written(flat, others=others, weights=getattr(reader, 'WEIGHTS', ''))
+    except UserError:  # the file is gone
+        return None
+
+
+def _is_same(stored: TrainedModel, other: TrainedModel) -> bool:
+    """Whether two models would make the same files."""
+    told = [
+        (m.model_config, m.task_config, m.transforms, m.image_size, m.class_names)
+        for m in (stored, other)
+    ]
+    ours, theirs = param_paths(stored.params), param_paths(other.params)
+    return (
+        told[0] == told[1]
+        and ours.keys() == theirs.keys()
+        and all(np.array_equal(ours[name], theirs[name]) for name in ours)
+    )
