@@ -37,7 +37,7 @@ from vit_jax.trainer.build import build
 from vit_jax.trainer.start import find_origin
 from vit_jax.tree_paths import param_paths
 
-pytestmark = pytest.mark.usefixtures('one_device')
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('one_device')]
 
 ROWS = {row.name: row for row in doors.rows()}
 WITHOUT_IMAGES = 'run_(reverse|rnn|seq2seq)|.*text_encoder.*'

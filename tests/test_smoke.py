@@ -26,6 +26,7 @@ SHARED = ('vit/digits_naflex.py', 'mae/cifar10.py', 'detr/scenes.py')
 # Compiled for long: `make test` evaluates old runs of them, and lowers and traces their steps; in
 # other tests it learns without labels, generates, restores, distills, colorizes and translates.
 DEAR = (
+    'experiments/cappa/scenes.py',
     'experiments/colorization/cifar10.py',
     'experiments/colorization/coltran_core.py',
     'experiments/detr/scenes_panoptic.py',
@@ -33,6 +34,7 @@ DEAR = (
     'experiments/dinov2/own.py',
     'experiments/distill/cifar10.py',
     'experiments/eomt/ade20k.py',
+    'experiments/eomt/scenes.py',
     'experiments/jit/cifar10.py',
     'experiments/jit/restore.py',
     'experiments/translate/multi30k.py',

@@ -123,6 +123,7 @@ def test_randomness_depends_on_the_step_and_the_seed_alone():
     assert min(abs(np.diff(losses[1:]))) > 1e-3
 
 
+@pytest.mark.slow
 def test_a_state_that_went_through_numpy_continues_bit_for_bit():
     training = random_training()
     state = jax.tree.map(np.asarray, training.states[1])

@@ -197,6 +197,7 @@ def test_variables_of_a_run_without_average_or_collections(tmp_path):
 # --- which steps stay ---
 
 
+@pytest.mark.slow
 def test_the_newest_and_the_multiples_stay(tmp_path):
     with Checkpointer(tmp_path, Checkpoint(keep_last=2, keep_every=4)) as checkpointer:
         for step in range(1, 12):

@@ -33,6 +33,7 @@ def test_one_picture(smoke_run, photo, tmp_path, capsys):
         assert min(picture.size) > 500
 
 
+@pytest.mark.slow
 def test_weights_belong_to_the_prediction(smoke_run):
     run = load.open_run(smoke_run)
     image = np.random.default_rng(0).integers(0, 256, (1, 8, 8, 1), dtype=np.uint8)

@@ -53,6 +53,7 @@ def run(*words):
     return cli.main(['embed', *map(str, words)])
 
 
+@pytest.mark.slow
 def test_values_are_those_of_transformers(checkpoint, photos):
     torch = pytest.importorskip('torch')
     transformers = pytest.importorskip('transformers')
@@ -296,6 +297,7 @@ def test_mistakes_are_one_line(checkpoint, photos, smoke_run, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_pictures(checkpoint, photos, tmp_path):
     pca, near = tmp_path / 'pca.png', tmp_path / 'near.png'
     assert run(checkpoint, photos, '--pca', pca, '--neighbors', near) == 0

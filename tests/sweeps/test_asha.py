@@ -69,6 +69,7 @@ def test_hyperband_lets_the_first_trials_of_a_bracket_pass_and_asha_does_not(
     assert sum(steps_of(made)) < sum(steps_of(band)) / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('storage', ['journal', 'sqlite'])
 def test_a_worker_promotes_what_another_paused(tmp_path, storage, fake_training):
     def stopped(config, step):

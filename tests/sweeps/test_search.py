@@ -52,6 +52,7 @@ def test_a_search_takes_the_number_of_trials_and_its_seed(tmp_path, fake_trainin
     assert all(isinstance(params['model.depth'], int) for params in found[0])
 
 
+@pytest.mark.slow
 def test_tpe_goes_where_it_is_better(tmp_path, fake_training):
     fake_training(lambda config, step: -abs(math.log10(config.optim.lr) + 2))
     made = make(tmp_path, space={'optim.lr': log_uniform(1e-5, 1.0)}, trials=25)

@@ -37,6 +37,7 @@ def norm_of(tree):
     return float(np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(tree))))
 
 
+@pytest.mark.slow
 def test_loss_and_gradient_equal_the_authors():
     """Of Lyy-iiis/pMF (pmf.py) for the same times, spans, guidance, intervals and noise."""
     (loss, error), grads = gradient()(pmf_numbers.params())
@@ -125,6 +126,7 @@ def test_the_slope_equals_differences_in_float64_and_torch():
     np.testing.assert_allclose(implied, (u - h * slope).numpy(), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_spans_of_zero_are_flow_matching():
     """The same error as JiT's own task, on the model of that task."""
     batch = jit_numbers.batch()
@@ -147,6 +149,7 @@ def test_spans_of_zero_are_flow_matching():
     assert float(scores['loss']) == pytest.approx(pixels * float(expected), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_jit_takes_conditions():
     """Its parameters without conditions stay what they were."""
     batch, model = jit_numbers.batch(), jit_numbers.MODEL
@@ -180,6 +183,7 @@ def _outputs(train):
     return jax.jit(outputs)
 
 
+@pytest.mark.slow
 def test_randomness_belongs_to_the_example_on_any_device():
     outputs, key = _outputs(True), jax.random.key(0)
     every = outputs(DRAWN, jnp.arange(4), key)
@@ -190,6 +194,7 @@ def test_randomness_belongs_to_the_example_on_any_device():
     assert not np.allclose(other['target'], every['target'])
 
 
+@pytest.mark.slow
 def test_the_index_decides_in_evaluation():
     batch = DRAWN | {'index': jnp.array([5, 6, 7, 8])}
     swapped = {name: x[::-1] for name, x in batch.items()}

@@ -89,7 +89,11 @@ HEAD = {'head/kernel', 'head/bias'}
 
 
 @pytest.mark.parametrize(
-    'parallel', [dict(strategy='jit', fsdp=2, min_split_size=1), dict(strategy='pmap')]
+    'parallel',
+    [
+        dict(strategy='jit', fsdp=2, min_split_size=1),
+        pytest.param(dict(strategy='pmap'), marks=pytest.mark.long),
+    ],
 )
 def test_parameters_and_their_average_start_from_the_file(config, tmp_path, capsys, parallel):
     params = random_npz(tmp_path / 'a.npz')

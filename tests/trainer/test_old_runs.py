@@ -24,7 +24,6 @@ DEAR = (  # of which others have most
     'run_coltran',
     'run_coltran_upsampler',
     'run_detr_panoptic',
-    'run_eomt',
     'run_hybrid',
     'run_mae',
     'run_mixer',

@@ -20,6 +20,7 @@ from vit_jax.models import vit
 GOLDEN = json.loads(timm_forms.GOLDEN.read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parity
 @pytest.mark.parametrize('name', GOLDEN)
 def test_logits_and_intermediates(name, tmp_path):
@@ -42,6 +43,7 @@ def test_logits_and_intermediates(name, tmp_path):
         np.testing.assert_allclose(found, row[key], atol=atol, rtol=0, err_msg=key)
 
 
+@pytest.mark.slow
 @pytest.mark.parity
 @pytest.mark.parametrize(
     ('family', 'name'),
@@ -85,6 +87,7 @@ _PLACED = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parity
 @pytest.mark.parametrize(
     'name',

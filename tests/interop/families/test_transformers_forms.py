@@ -16,6 +16,7 @@ pytest.importorskip('torch')
 transformers = pytest.importorskip('transformers')
 
 
+@pytest.mark.slow
 @pytest.mark.parity
 @pytest.mark.parametrize('form', transformers_forms.FORMS, ids=lambda form: form.label)
 def test_outputs_and_hidden_states(form, tmp_path, images):
@@ -32,6 +33,7 @@ def test_outputs_and_hidden_states(form, tmp_path, images):
         np.testing.assert_allclose(ours, other, atol=1e-5 * np.abs(other).max(), rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parity
 @pytest.mark.parametrize('size', [(24, 20), (8, 8)], ids=['larger', 'smaller'])
 @pytest.mark.parametrize('form', transformers_forms.RESIZED, ids=lambda form: form.label)
@@ -45,6 +47,7 @@ def test_images_of_another_size(form, size, tmp_path, images):
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max(), rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parity
 @pytest.mark.parametrize('form', transformers_forms.FORMS, ids=lambda form: form.label)
 def test_what_is_written(form, tmp_path, images):
