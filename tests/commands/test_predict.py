@@ -89,6 +89,7 @@ def test_mistakes_are_one_line(smoke_run, files, capsys, tmp_path):
         ([str(tmp_path / '*.jpg')], "*.jpg'"),
         ([digit, '--top', '0'], '--top: must be at least 1'),
         ([digit, '--table', 'a.json'], '.csv or .parquet'),
+        ([digit, '--one-row'], '--table'),
         ([digit] * 101 + ['--out', str(tmp_path / 'a.png')], 'name a folder'),
         ([digit, '--workdir', str(tmp_path)], 'holds no run'),
     ]:
@@ -196,18 +197,21 @@ def test_a_table_holds_boxes_and_images_without_any(tmp_path):
     ]
     predict.write_table(str(tmp_path / 'a.csv'), results)
     assert (tmp_path / 'a.csv').read_text().splitlines() == [
-        'image,class,score,bbox',
-        r'a.png,\udc80,0.5,"[1.5, 2.0, 3.0, 4.0]"',
-        '"b, c.png",,,',
+        'image,rank,class,score,x,y,width,height',
+        r'a.png,1,\udc80,0.5,1.5,2.0,3.0,4.0',
+        '"b, c.png",,,,,,,',
     ]
     predict.write_table(str(tmp_path / 'a.parquet'), results)
-    boxes = parquet.read_table(tmp_path / 'a.parquet')['bbox'].to_pylist()
-    assert boxes == [[1.5, 2.0, 3.0, 4.0], None]
+    assert parquet.read_table(tmp_path / 'a.parquet')['height'].to_pylist() == [4.0, None]
+    twice = [{'image': 'a.png', 'predictions': [row, row]}, results[1]]
+    predict.write_table(str(tmp_path / 'one.parquet'), twice, one_row=True)
+    first, second = parquet.read_table(tmp_path / 'one.parquet').to_pylist()
+    assert (first['score_1'], first['height_2'], second['score_1']) == (0.5, 4.0, None)
     row = {'class': '=HYPERLINK("evil")', '@x': '-1+1', 'score': -0.5}
     predict.write_table(str(tmp_path / 'c.csv'), [{'image': '+a.png', 'predictions': [row]}])
     assert list(csv.reader((tmp_path / 'c.csv').read_text().splitlines())) == [
-        ['image', 'class', "'@x", 'score'],
-        ["'+a.png", '\'=HYPERLINK("evil")', "'-1+1", '-0.5'],
+        ['image', 'rank', 'class', "'@x", 'score'],
+        ["'+a.png", '1', '\'=HYPERLINK("evil")', "'-1+1", '-0.5'],
     ]
     predict.write_table(str(tmp_path / 'b.csv'), results[1:], ('class', 'score'))
     assert (tmp_path / 'b.csv').read_text() == 'image,class,score\n"b, c.png",,\n'

@@ -42,6 +42,8 @@ HELP_FLAGS = {'-h', '--help'}
 TABLES = ('.csv', '.parquet')
 FORMULAS = ('=', '+', '-', '@', '\t', '\r')  # first characters, in spreadsheets
 MAX_DRAWN = 100  # images in one picture
+# In tables, a box in pixels of the file.
+BOX_COLUMNS = {'bbox': ('x', 'y', 'width', 'height')}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -73,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
         ]
         write_coco_results(args.coco, read, results, viz.coco)
     if args.table is not None:
-        write_table(args.table, results, viz.columns or ())
+        write_table(args.table, results, viz.columns or (), args.one_row)
     if args.json:
         left_out = [{'image': file, 'error': str(error)} for file, error in failed.items()]
         print(json.dumps({'step': run.step, 'images': results, 'left_out': left_out}))
@@ -98,6 +100,9 @@ def add_flags(parser: Parser, argv: Sequence[str], images: str) -> None:
         '--table',
         metavar='FILE',
         help='.csv or .parquet file with a row per prediction, instead of printed tables',
+    )
+    parser.add_argument(
+        '--one-row', action='store_true', help='write one row per image to the file of --table'
     )
     add_coco_flags(parser)
     parser.add_argument('--seed', type=int, default=0, help='random seed (default: 0)')
@@ -195,6 +200,8 @@ def check_out_flag(args: argparse.Namespace) -> None:
 def check_table_flag(args: argparse.Namespace) -> None:
     """Raise UserError if the file of `--table` cannot be written."""
     if args.table is None:
+        if args.one_row:
+            raise UserError('--one-row changes the file of --table: give both')
         return
     if not args.table.lower().endswith(TABLES):
         raise UserError(f'--table {args.table!r}: the name must end in {" or ".join(TABLES)}')
@@ -351,35 +358,59 @@ def write_coco_results(
 
 
 def write_table(
-    path: str, results: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()
+    path: str,
+    results: Sequence[Mapping[str, Any]],
+    columns: Sequence[str] = (),
+    one_row: bool = False,
 ) -> None:
-    """Write a CSV or Parquet file with a row per prediction.
+    """Write a CSV or Parquet file with a row per prediction, or per image.
 
-    An image without predictions has one row with empty cells. In CSV, lists such as boxes are JSON,
-    and text that begins like a formula gets an apostrophe.
+    A prediction has its rank in the image, from 1, and a box in four columns; with a row per image
+    the columns of the second prediction end in `_2`. An image without predictions has one row with
+    empty cells. In CSV, other lists are JSON, and text that begins like a formula gets an
+    apostrophe.
 
     Args:
-      path: of the file; its suffix is the format.
-      results: of the images, each with its `predictions`.
-      columns: named even if there are no predictions.
+      path: File; its suffix is the format.
+      results: Images, each with its `predictions`.
+      columns: Columns that are written even if there are no predictions.
+      one_row: Whether an image has one row.
 
     Raises:
       UserError: if the file cannot be written.
     """
     from vit_jax.storage import paths
 
-    rows = [
-        {'image': result['image'], **row}
-        for result in results
-        for row in result['predictions'] or [{}]
-    ]
+    rows = [row for result in results for row in _table_rows(result, one_row)]
     names = list(dict.fromkeys(name for row in rows for name in row))
     if names == ['image']:
-        names += columns
+        names += [column for name in columns for column in BOX_COLUMNS.get(name, (name,))]
     cells = {name: [_storable(row.get(name)) for row in rows] for name in names}
     encode = _parquet_bytes if path.lower().endswith('.parquet') else _csv_bytes
     with writing(path, '--table'):
         paths.write_atomic(path, encode(cells))
+
+
+def _table_rows(result: Mapping[str, Any], one_row: bool) -> list[dict[str, Any]]:
+    """The rows of an image, without a rank where the image has one row."""
+    image = {'image': result['image']}
+    predictions = [_with_box_columns(row) for row in result['predictions']]
+    if not one_row:
+        rows = [image | {'rank': rank, **row} for rank, row in enumerate(predictions, 1)]
+        return rows or [image]
+    for rank, row in enumerate(predictions, 1):
+        image |= {f'{name}_{rank}': value for name, value in row.items()}
+    return [image]
+
+
+def _with_box_columns(row: Mapping[str, Any]) -> dict[str, Any]:
+    cells: dict[str, Any] = {}
+    for name, value in row.items():
+        if columns := BOX_COLUMNS.get(name):
+            cells |= dict(zip(columns, value, strict=True))
+        else:
+            cells[name] = value
+    return cells
 
 
 def _storable(value: Any) -> Any:
