@@ -29,7 +29,7 @@ class Examples(NamedTuple):
 
     Attributes:
       batch: {name: array [b ...]}.
-      positions: of the rows in the global batch, the keys of their randomness.
+      positions: positions of the rows in the global batch, the keys of their randomness.
     """
 
     batch: dict[str, Any]
@@ -43,7 +43,7 @@ class Split(NamedTuple):
       accum_steps: microbatches that a device computes one after the other.
       axis_name: the axis of `jax.pmap`, or that of slices; None under `jax.jit` on one slice,
         where the batch is global.
-      add_up: adds up gradients over the axis; None for a plain sum.
+      add_up: sum of gradients over the axis; None for a plain one.
     """
 
     accum_steps: int = 1
@@ -74,27 +74,27 @@ def separable(
 
     Args:
       forward: the model.
-      loss: the terms for outputs and their batch.
-      params: differentiated by.
+      loss: function of outputs and their batch; the terms.
+      params: parameters to differentiate by.
       collections: other variables, which pass from microbatch to microbatch.
-      examples: this device's.
-      split: of the global batch.
+      examples: examples of this device.
+      split: division of the global batch.
 
     Returns:
       Gradients and metrics of the global batch, and the collections after it.
     """
 
-    def found(params: PyTree, collections: PyTree, examples: Examples):
+    def terms_of(params: PyTree, collections: PyTree, examples: Examples):
         outputs, collections = forward(params, collections, examples)
         return loss(outputs, examples.batch), collections
 
     def count(examples: Examples):
-        return terms.counts(found(params, collections, examples)[0])
+        return terms.counts(terms_of(params, collections, examples)[0])
 
     counts = global_counts(count, examples, split)
 
     def share(params: PyTree, collections: PyTree, examples: Examples):
-        parts, collections = found(params, collections, examples)
+        parts, collections = terms_of(params, collections, examples)
         total, metrics = weighted_loss(parts, counts)
         return total, (metrics, collections)
 
@@ -147,8 +147,8 @@ def coupled(
             outputs, after = forward(params, collections, examples)
             return inexact(outputs), after
 
-        made, back, after = jax.vjp(run, params, has_aux=True)
-        (grads,) = back(jax.tree.map(lambda g, x: g.reshape(x.shape), cotangents, made))
+        outputs, back, after = jax.vjp(run, params, has_aux=True)
+        (grads,) = back(jax.tree.map(lambda g, x: g.reshape(x.shape), cotangents, outputs))
         return after, grads
 
     collections, grads = accumulate(
@@ -220,7 +220,7 @@ def join(fn: Callable, carry: PyTree, examples: Examples, steps: int) -> PyTree:
         outputs = fn(carry, examples)[1]
     else:
         _, stacked = jax.lax.scan(fn, carry, divide(examples, steps))
-        outputs = jax.tree.map(_joined, stacked)
+        outputs = jax.tree.map(merge_microbatches, stacked)
     rows = len(examples.positions)
     for path, leaf in jax.tree_util.tree_leaves_with_path(outputs):
         if leaf.ndim and len(leaf) != rows:
@@ -231,7 +231,7 @@ def join(fn: Callable, carry: PyTree, examples: Examples, steps: int) -> PyTree:
     return outputs
 
 
-def _joined(stacked: jax.Array) -> jax.Array:
+def merge_microbatches(stacked: jax.Array) -> jax.Array:
     """The inverse of `divide`; the mean over microbatches of a scalar, or the largest integer."""
     if stacked.ndim == 1:
         return stacked.mean(0) if jnp.issubdtype(stacked.dtype, jnp.inexact) else stacked.max(0)

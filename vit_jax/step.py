@@ -72,8 +72,8 @@ def init_with_output(
     def outputs(module: Any) -> dict[str, jax.Array]:
         return task.outputs(Initial(module), batch)
 
-    made, variables = nn.init_with_output(outputs, model)(rngs)
-    return made, dict(variables)
+    initial, variables = nn.init_with_output(outputs, model)(rngs)
+    return initial, dict(variables)
 
 
 def init_state(
@@ -270,8 +270,8 @@ def make_eval_step(
     If the task couples rows, every device of `jax.pmap` computes the whole batch.
 
     Args:
-      seed: of the model's randomness, see `bind`.
-      axis_name: of the layout; None if the batch is global.
+      seed: seed of the model's randomness, see `bind`.
+      axis_name: axis of the layout; None if the batch is global.
     """
 
     def eval_step(variables: dict[str, PyTree], batch: Batch):
@@ -295,8 +295,8 @@ def make_predict_step(
     couples rows, every device of `jax.pmap` computes the whole batch.
 
     Args:
-      seed: of the model's randomness, see `bind`.
-      axis_name: of the layout; None if the batch is global.
+      seed: seed of the model's randomness, see `bind`.
+      axis_name: axis of the layout; None if the batch is global.
     """
 
     def predict_step(variables: dict[str, PyTree], batch: Batch):
@@ -321,8 +321,8 @@ def make_attention_step(
     batch.
 
     Args:
-      seed: of the model's randomness, see `bind`.
-      axis_name: of the layout; None if the batch is global.
+      seed: seed of the model's randomness, see `bind`.
+      axis_name: axis of the layout; None if the batch is global.
     """
 
     def attention_step(variables: dict[str, PyTree], batch: Batch):

@@ -37,10 +37,10 @@ class Timetable:
 
     Attributes:
       total: length of the run.
-      log, checkpoint: how often.
-      examples: how often examples are shown; 0 for never.
-      evals: how often each entry of `config.evals`.
-      lr: the learning rate as a function of the steps taken.
+      log, checkpoint: steps between two of them.
+      examples: steps between drawn examples; 0 for never.
+      evals: steps between evaluations, by their names.
+      lr: learning rate as a function of the steps taken.
     """
 
     total: int
@@ -56,15 +56,15 @@ class Training:
     """The objects that `build` makes of a config.
 
     Attributes:
-      config: complete, as stored in the run folder.
-      run: its typed form.
+      config: complete config, as stored in the run folder.
+      run: typed form of the config.
       times: durations of the run.
-      data: to train on.
-      program: the computation.
-      timetable: of logs, evaluations and saves.
-      evaluations: of the entries of `config.evals`.
-      examples: shown with the first evaluation, if any.
-      judge: of the results of evaluations.
+      data: training data.
+      program: computation.
+      timetable: steps between logs, evaluations and saves.
+      evaluations: entries of `config.evals`, opened.
+      examples: examples drawn with the first evaluation, if any.
+      judge: goals, and the results that reach them.
     """
 
     config: ConfigDict

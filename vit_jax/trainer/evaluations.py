@@ -28,10 +28,10 @@ class Evaluation:
     """An entry of `config.evals`, ready to run.
 
     Attributes:
-      data: to evaluate on.
-      evaluator: computes the metrics; None for those of the task.
+      data: data to evaluate on.
+      evaluator: evaluator of the metrics; None for those of the task.
       fit: the data that the evaluator learns from, if it learns.
-      headline: the metrics that a line of text shows; empty for all.
+      headline: metrics that a line of text shows; empty for all.
     """
 
     data: Dataset

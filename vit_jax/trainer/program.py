@@ -46,15 +46,16 @@ class Program:
     """The computation of a run.
 
     Attributes:
-      model, task: of the config.
-      layout: of the devices.
-      init: makes the state before the first step; given parameters replace the initial ones.
+      model, task: model and task of the config.
+      layout: device layout.
+      init: function that makes the state before the first step; given parameters replace the
+        initial ones.
       abstract_state: shapes and dtypes of the state.
       train_step: (state, batch) -> (state, metrics), compiled at its first call.
-      eval_steps: the steps of evaluations.
+      eval_steps: steps of evaluations.
       max_skips: steps in a row that may be skipped because they are not finite.
       frozen: variables that are read and never trained, if there are any.
-      adapters: of `config.lora`, if it has a rank.
+      adapters: adapters of `config.lora`, if it has a rank.
     """
 
     model: Any
@@ -93,7 +94,7 @@ class Origin:
     Attributes:
       params: nested arrays; missing ones are initialized.
       state: complete, of the run that this one branches from; None without a branch.
-      step: of `state`.
+      step: step of `state`.
       hardware: the devices on which `state` was saved.
       history: the metrics of the run that this one branches from, up to `step`.
       notes: its source and the changes that make it fit, a line each.
@@ -112,8 +113,8 @@ class EvalSteps:
     """The compiled steps of evaluations.
 
     Attributes:
-      layout: of the devices that the steps are compiled for.
-      evaluate, predict: the compiled steps; `predict` is None for a task without one.
+      layout: layout that the steps are compiled for.
+      evaluate, predict: compiled steps; `predict` is None for a task without one.
       shapes: (variables, batch), or their shapes -> the shapes of the results of `predict`.
       attention_step: (variables, batch that every device has whole) -> (the model's outputs, its
         attention maps); None for a model without them.
@@ -132,9 +133,9 @@ def compile_steps(model: Any, task: Task, layout: sharding.Layout, seed: int = 0
     """Make the steps of evaluations, compiled at their first calls.
 
     Args:
-      model, task: of the config.
-      layout: of the devices.
-      seed: of the random numbers of models and tasks.
+      model, task: model and task of the config.
+      layout: device layout.
+      seed: seed of the random numbers of models and tasks.
     """
     options: dict[str, Any] = {'seed': seed, 'axis_name': layout.axis_name}
     eval_step = make_eval_step(model, task, **options)

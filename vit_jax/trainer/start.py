@@ -42,13 +42,13 @@ class ResumePoint:
     """The state and step at which a run starts or resumes.
 
     Attributes:
-      state: on the devices.
-      step: of `state`.
+      state: state on the devices.
+      step: step of `state`.
       hardware: the devices on which `state` was saved.
       unevaluated: whether the run was stopped before the evaluations after `step` were finished.
       broken: records of the training data that could not be read, with the reasons.
       bests: the best results up to `step`.
-      notes: on the data, a line each.
+      notes: changes of the data, a line each.
     """
 
     state: TrainState
