@@ -157,13 +157,13 @@ def overflow(message: str, state: int) -> tuple[float, float] | None:
       message: Message of the failure.
       state: Bytes of the training state, which one form of the message omits.
     """
-    for pattern, besides in ((OVERFLOW, 0), (TEMPORARIES, state)):
+    for pattern, additional in ((OVERFLOW, 0), (TEMPORARIES, state)):
         if match := pattern.search(message):
-            needed, there = (
+            needed, available = (
                 float(number) * 1024 ** ' KMGT'.index(unit or ' ')
                 for number, unit in (match.group(1, 2), match.group(3, 4))
             )
-            return needed + besides, there
+            return needed + additional, available
     return None
 
 

@@ -158,14 +158,16 @@ def price(
     model, task = objects.make_model(run.model), objects.make_task(run.task)
     task = frozen.attach(task).task
     measured = [_measure(model, task, tuple(sorted(kind.spec.items()))) for kind in facts.kinds]
-    spent = [(k.rows * k.share / each, f) for k, (_, f) in zip(facts.kinds, measured, strict=True)]
+    flops_by_kind = [
+        (k.rows * k.share / each, f) for k, (_, f) in zip(facts.kinds, measured, strict=True)
+    ]
     return PlannedRun(
         point=point or {},
         parameters=measured[0][0],
         steps=facts.steps,
         batch_size=each,
-        forward=sum(n * f.forward for n, f in spent),
-        train=run.step.sam.gradients * sum(n * f.total for n, f in spent),
+        forward=sum(n * f.forward for n, f in flops_by_kind),
+        train=run.step.sam.gradients * sum(n * f.total for n, f in flops_by_kind),
         count=count,
         tokens=facts.tokens,
         data_size=facts.epoch if facts.size is None else facts.size,
@@ -177,7 +179,7 @@ def data_facts(
 ) -> DataFacts:
     """Find the properties of a config's data, which are opened only if needed.
 
-    Args, Raises: as `price`.
+    Args, Raises: see `price`.
     """
     run = to_run(config)
     if run.data.plan and image_size is None:

@@ -83,10 +83,10 @@ class Instruction:
     @property
     def called(self) -> list[str]:
         """Computations that it calls, or the branches of a conditional."""
-        found = CALLED.findall(self.attributes)
-        for several, one in BRANCHES.findall(self.attributes):
-            found += REFERENCE.findall(several or one)
-        return found
+        names = CALLED.findall(self.attributes)
+        for group, name in BRANCHES.findall(self.attributes):
+            names += REFERENCE.findall(group or name)
+        return names
 
     @property
     def op_name(self) -> str:
@@ -132,11 +132,11 @@ class Computation:
     @functools.cached_property
     def users(self) -> Mapping[str, list[Instruction]]:
         """Instructions that read each instruction's result."""
-        found: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
+        readers: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
         for instruction in self:
             for name in dict.fromkeys(instruction.operands):
-                found[name].append(instruction)
-        return found
+                readers[name].append(instruction)
+        return readers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,17 +179,17 @@ def arrays(shape: str) -> tuple[Array, ...]:
 def _instruction(line: str) -> Instruction:
     left, _, right = COMMENT.sub('', line).strip().partition(' = ')
     end = _close(right) + 1 if right.startswith('(') else right.index(' ')
-    shape, rest = right[:end], right[end:].lstrip()
-    opcode, _, _ = rest.partition('(')
-    close = _close(rest, len(opcode))
-    text = rest[len(opcode) + 1 : close]
+    shape, call = right[:end], right[end:].lstrip()
+    opcode, _, _ = call.partition('(')
+    close = _close(call, len(opcode))
+    text = call[len(opcode) + 1 : close]
     return Instruction(
         name=left.removeprefix('ROOT ').lstrip('%'),
         opcode=opcode,
         arrays=arrays(shape),
         operands=() if opcode in ('parameter', 'constant') else tuple(REFERENCE.findall(text)),
         text=text,
-        attributes=rest[close + 1 :],
+        attributes=call[close + 1 :],
         root=left.startswith('ROOT '),
     )
 
@@ -308,14 +308,14 @@ def _convolution_flops(
 def _window(attributes: str) -> dict[str, list[int]]:
     """Parse a window's parameters for every spatial dimension, with defaults."""
     match = re.search(r'window=\{([^}]*)\}', attributes)
-    given = dict(re.findall(r'(\w+)=(\S+)', match[1] if match else ''))
-    size = [int(n) for n in given['size'].split('x')] if given else []
-    pads = given.get('pad', 'x'.join(['0_0'] * len(size)))
-    found = {'size': size, 'low': [int(pad.split('_')[0]) for pad in pads.split('x') if pad]}
+    fields = dict(re.findall(r'(\w+)=(\S+)', match[1] if match else ''))
+    size = [int(n) for n in fields['size'].split('x')] if fields else []
+    pads = fields.get('pad', 'x'.join(['0_0'] * len(size)))
+    window = {'size': size, 'low': [int(pad.split('_')[0]) for pad in pads.split('x') if pad]}
     for key in ('stride', 'lhs_dilate', 'rhs_dilate'):
-        text = given.get(key)
-        found[key] = [int(n) for n in text.split('x')] if text else [1] * len(size)
-    return found
+        text = fields.get(key)
+        window[key] = [int(n) for n in text.split('x')] if text else [1] * len(size)
+    return window
 
 
 @functools.cache
@@ -369,13 +369,17 @@ def _step(body: Computation, counted: Instruction) -> int:
 
 
 def _constant(computation: Computation, name: str) -> int | None:
-    found = _source(computation, name)
-    return int(found.text) if found.opcode == 'constant' and found.text.isdigit() else None
+    instruction = _source(computation, name)
+    return (
+        int(instruction.text)
+        if instruction.opcode == 'constant' and instruction.text.isdigit()
+        else None
+    )
 
 
 def _source(computation: Computation, name: str) -> Instruction:
     """Find the original of an instruction that may be a copy."""
-    found = computation[name]
-    while found.opcode in ('copy', 'bitcast', 'copy-done', 'copy-start'):
-        found = computation[found.operands[0]]
-    return found
+    instruction = computation[name]
+    while instruction.opcode in ('copy', 'bitcast', 'copy-done', 'copy-start'):
+        instruction = computation[instruction.operands[0]]
+    return instruction

@@ -155,18 +155,18 @@ def crossing(module: Module, topology: Topology, rows: int, unit: int = 1) -> Cr
       rows: Rows of a global batch.
       unit: Divisor of a global batch.
     """
-    found = schedule(module, topology)
+    exchanges = schedule(module, topology)
     chips = topology.slice_chips // topology.slice_hosts
-    sent = sum(e.bytes for e in found.events)
+    sent = sum(e.bytes for e in exchanges.events)
 
     def overlap(seconds: Callable[[float, float], float], rate: float) -> Overlap:
-        step, alone = seconds(rate, 1), found.end.at(1)
+        step, without_exchanges = seconds(rate, 1), exchanges.end.at(1)
         return Overlap(
-            hidden=max(sent / rate - (step - alone), 0.0),
+            hidden=max(sent / rate - (step - without_exchanges), 0.0),
             step=step,
-            speedup=found.end.at(topology.slices) / step if step else 0,
+            speedup=exchanges.end.at(topology.slices) / step if step else 0,
             pays_from=pays_from(
-                lambda growth: seconds(rate, growth) < found.end.at(topology.slices * growth),
+                lambda growth: seconds(rate, growth) < exchanges.end.at(topology.slices * growth),
                 rows,
                 unit,
             ),
@@ -175,10 +175,15 @@ def crossing(module: Module, topology: Topology, rows: int, unit: int = 1) -> Cr
     rates = {gbits: gbits * 1e9 / 8 / chips for gbits in topology.chip.networks}
     return Crossing(
         slices=topology.slices,
-        count=sum(e.count for e in found.events if e.bytes),
+        count=sum(e.count for e in exchanges.events if e.bytes),
         host_bytes=chips * sent,
         speeds=[
-            Speed(gbits, sent / rate, overlap(found.scheduled, rate), overlap(found.best, rate))
+            Speed(
+                gbits,
+                sent / rate,
+                overlap(exchanges.scheduled, rate),
+                overlap(exchanges.best, rate),
+            )
             for gbits, rate in rates.items()
         ],
     )
@@ -205,16 +210,16 @@ def schedule(module: Module, topology: Topology) -> Schedule:
     """Find the exchanges between slices in a schedule, stretched to the step's bound."""
     chip, entry = topology.chip, module.entry
     operations = roofline.operations(module)
-    alone = sum(op.seconds(chip) for op in operations if not op.asynchronous)
-    stretch = roofline.bound(operations, chip) / alone if alone else 1
+    synchronous = sum(op.seconds(chip) for op in operations if not op.asynchronous)
+    stretch = roofline.bound(operations, chip) / synchronous if synchronous else 1
     clock, events = Moment(), []
     ready: dict[str, Moment] = {}
     started = set[str]()
     for instruction in entry:
         needed = (ready[name] for name in instruction.operands)
         ready[instruction.name] = max(needed, key=lambda m: m.at(1), default=Moment())
-        if found := _exchange(entry, instruction, topology.slices):
-            events.append(Event(found[0], clock, ready[instruction.name], found[1]))
+        if exchange := _exchange(entry, instruction, topology.slices):
+            events.append(Event(exchange[0], clock, ready[instruction.name], exchange[1]))
             continue
         inside = list(roofline.expand(module, entry, instruction))
         if sent := _between_hosts(inside, topology):

@@ -158,9 +158,9 @@ class _Clock:
 
     def ends(self, stage: str) -> None:
         """End a stage and begin the next one."""
-        now = time.perf_counter()
-        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
-        self._last = now
+        end = time.perf_counter()
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + end - self._last
+        self._last = end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,10 +214,10 @@ def per_core(data: Dataset) -> float:
     return rate / number * float(examples) / used
 
 
-def needs_record(found: Sequence[Need], per_core: float, slice_: Topology) -> dict[str, Any]:
+def needs_record(needs: Sequence[Need], per_core: float, slice_: Topology) -> dict[str, Any]:
     """Convert the numbers to JSON."""
     return {
         'hosts': slice_.hosts,
         'per_core_per_sec': per_core,
-        'needs': [dataclasses.asdict(n) | {'cores': n.cores(per_core)} for n in found],
+        'needs': [dataclasses.asdict(n) | {'cores': n.cores(per_core)} for n in needs],
     }

@@ -61,29 +61,29 @@ class Cost:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """A step on one chip of a slice; if it does not fit, only the memory and sizes are known.
+    """Report on a step on one chip of a slice; only memory and sizes if the step does not fit.
 
     Attributes:
-      topology: topology of the slice, such as `v5e:4x4`.
+      topology: Slice topology, such as `v5e:4x4`.
       chips: number of chips of the slice.
       step: `train`, `eval` or `predict`.
-      rows: rows of a global batch.
-      shapes: shapes of one example, {name: shape}.
-      parameters: parameter count of the model.
-      memory: bytes by contents.
-      needed, usable: bytes of memory; usable is the compiler's limit if the step does not fit, and
+      rows: Rows of a global batch.
+      shapes: Shapes of one example, {name: shape}.
+      parameters: Parameter count of the model.
+      memory: Bytes by contents.
+      needed, usable: Bytes of memory; usable is the compiler's limit if the step does not fit, and
         JAX's share of a GPU.
-      model_flops: FLOPs of the whole batch, as published numbers count them.
-      flops, bytes: of the program, on a chip; bytes are HBM traffic.
-      bound: lower bound on the seconds of a step, see `roofline.bound`.
-      link: lower bound on the seconds of collectives.
-      peak: FLOP/s of a chip.
-      estimate: the compiler's own in seconds, if requested by `cycles`.
-      exchanges: by kind and axis.
-      costs: by part of the model, the most expensive first, asynchronous copies last.
-      compile_seconds: time until the schedule, or with `cycles` until the machine code.
-      fits: whether the step fits into the memory of a chip.
-      crossing: exchanges between slices, or hosts of GPUs, which are not in `bound`; None on one.
+      model_flops: FLOPs of the whole batch, counted as in publications.
+      flops, bytes: FLOPs and HBM traffic of the program on a chip.
+      bound: Lower bound on the seconds of a step, see `roofline.bound`.
+      link: Lower bound on the seconds of collectives.
+      peak: Peak FLOP/s of a chip.
+      estimate: The compiler's estimate in seconds, if requested by `cycles`.
+      exchanges: Exchanges by kind and axis.
+      costs: Costs by part of the model, the most expensive first, asynchronous copies last.
+      compile_seconds: Time until the schedule, or with `cycles` until the machine code.
+      fits: Whether the step fits into the memory of a chip.
+      crossing: Exchanges between slices, or hosts of GPUs, which are not in `bound`; None on one.
       rematerialized: operations that the compiler repeats to save memory, on GPUs; model.remat is
         not counted.
     """
@@ -118,15 +118,15 @@ class Report:
 
 @dataclasses.dataclass(frozen=True)
 class RunEstimate:
-    """The estimated time of a run.
+    """Estimated time of a run.
 
     Attributes:
-      steps: number of steps.
-      seconds: lower bound for a step, an average if batches have several shapes.
+      steps: Number of steps.
+      seconds: Lower bound for a step, an average if batches have several shapes.
       chips: number of chips of the slice.
-      refusal: why `train` would refuse the schedules of a run of that length; '' if it would not.
-      rows: examples of a step, on average.
-      mfu: at the bound.
+      refusal: Why `train` would refuse the schedules of a run with this length; '' if it would not.
+      rows: Mean number of examples per step.
+      mfu: MFU at the bound.
     """
 
     steps: int
@@ -162,11 +162,12 @@ def preflight(
 
     Args:
       config: not changed.
-      topology: topology of the slices to run on.
-      program: compiles one step, such as `trainer.ahead_of_time.PROGRAM`; see `compile_for`.
+      topology: Topology of the slices to run on.
+      program: Program that compiles one step, such as `trainer.ahead_of_time.PROGRAM`; see
+        `compile_for`.
       step: `train`, `eval` or `predict`.
-      examples, image_size: as `cost.price` takes them.
-      cycles: wait for the compiler's estimates, which take minutes.
+      examples, image_size: See `cost.price`.
+      cycles: Whether to wait for the compiler's estimates, which take minutes.
 
     Returns:
       Reports of all kinds of batches, up to the first that does not fit; and the time of the run.
@@ -203,7 +204,7 @@ def preflight(
 
 
 def report(compiled: Compiled, topology: Topology, step: str, kind: int = -1) -> Report:
-    """The report of a compiled step."""
+    """Make the report of a compiled step."""
     facts, chip = compiled.facts, topology.chip
     batch = facts['kinds'][kind]
     common: dict[str, Any] = {
@@ -254,9 +255,9 @@ def _crossing(
     return network.crossing(module, topology, rows, facts['unit'])
 
 
-def _exchanges(found: Sequence[roofline.Operation], mesh: Mapping[str, int]) -> list[Exchange]:
+def _exchanges(operations: Sequence[roofline.Operation], mesh: Mapping[str, int]) -> list[Exchange]:
     counts: dict[tuple, list[int]] = collections.defaultdict(lambda: [0, 0])
-    for op in found:
+    for op in operations:
         if op.collective and op.collective.sent:
             key = (op.collective.kind, op.collective.axis(mesh), op.asynchronous)
             counts[key][0] += op.count
@@ -265,10 +266,10 @@ def _exchanges(found: Sequence[roofline.Operation], mesh: Mapping[str, int]) -> 
     return sorted(rows, key=lambda row: -row.bytes)
 
 
-def costs_of(found: Sequence[roofline.Operation], topology: Topology) -> list[Cost]:
-    """The cost of each part of the model on a chip, the slowest first, asynchronous copies last."""
+def costs_of(operations: Sequence[roofline.Operation], topology: Topology) -> list[Cost]:
+    """List the cost of each part of the model on a chip, slowest first, copies last."""
     sums: dict[str, list[float]] = collections.defaultdict(lambda: [0, 0, 0.0])
-    for op in found:
+    for op in operations:
         path = ASYNC_COPIES if op.asynchronous and not op.collective else op.path
         seconds = op.seconds(topology.chip)
         sums[path] = [a + b for a, b in zip(
@@ -282,20 +283,20 @@ def remedies(config: ConfigDict, topology: Topology) -> list[str]:
     """Overrides that each make a step smaller, such as `model.remat=dots`.
 
     Args:
-      config: of the step that does not fit.
-      topology: that it was compiled for.
+      config: Config of the step that does not fit.
+      topology: Topology that it was compiled for.
     """
     chips = topology.slice_chips
-    found = _recomputing(config)
+    overrides = _recomputing(config)
     if keeps_all_activations(config):
-        found.append('model.scan=False')
+        overrides.append('model.scan=False')
     run = to_run(config)
     if run.parallel.fsdp * run.parallel.tensor == 1 < chips:
-        found.append(f'parallel.fsdp={chips}')
+        overrides.append(f'parallel.fsdp={chips}')
     accum, shards = run.step.accum_steps, topology.chips // run.parallel.tensor
     if not run.data.buckets and run.batch_size % (2 * accum * shards) == 0:
-        found += [f'step.accum_steps={2 * accum}', f'batch_size={run.batch_size // 2}']
-    return found
+        overrides += [f'step.accum_steps={2 * accum}', f'batch_size={run.batch_size // 2}']
+    return overrides
 
 
 def _recomputing(config: ConfigDict) -> list[str]:
@@ -303,35 +304,37 @@ def _recomputing(config: ConfigDict) -> list[str]:
     remat = schema.parameters(config, 'model').get('remat')
     if remat is None:
         return []
-    now = section(config, Model).options.get('remat', remat.default)
+    current = section(config, Model).options.get('remat', remat.default)
     if str not in schema.accepted_types(remat):
-        return [] if now else ['model.remat=True']
-    kept = list(POLICIES)
-    first = 0 if now is False else len(kept) if now is True else kept.index(now) + 1
-    return [f'model.remat={name}' for name in kept[first:]]
+        return [] if current else ['model.remat=True']
+    policies = list(POLICIES)
+    first = (
+        0 if current is False else len(policies) if current is True else policies.index(current) + 1
+    )
+    return [f'model.remat={name}' for name in policies[first:]]
 
 
 def keeps_all_activations(config: ConfigDict) -> bool:
-    """Whether scanned blocks keep all activations for the backward pass, stacked."""
-    known = schema.parameters(config, 'model')
-    if not {'scan', 'remat'} <= known.keys():
+    """Return whether scanned blocks keep all stacked activations for the backward pass."""
+    fields = schema.parameters(config, 'model')
+    if not {'scan', 'remat'} <= fields.keys():
         return False
     options = section(config, Model).options
-    scan, remat = (options.get(key, known[key].default) for key in ('scan', 'remat'))
+    scan, remat = (options.get(key, fields[key].default) for key in ('scan', 'remat'))
     return bool(scan) and not remat
 
 
 def with_override(config: ConfigDict, change: str) -> ConfigDict:
-    """A copy of a config with one override."""
+    """Copy a config with one override."""
     return override(from_dict(config.to_dict()), [change])
 
 
 def largest_batch(
     config: ConfigDict, topology: Topology, **options: Any
 ) -> tuple[ConfigDict, tuple[list[Report], RunEstimate]]:
-    """The config with the largest batch that fits, to an eighth, and its `preflight`.
+    """Find the config with the largest batch that fits, to an eighth, and its `preflight`.
 
-    The arguments are those of `preflight`.
+    Arguments are the same as for `preflight`.
 
     Raises:
       UserError: if not even one example a chip and microbatch fits.
@@ -357,8 +360,8 @@ def memory_parts(buffers: str, module: Module) -> dict[str, int]:
     """Bytes of HBM by contents; donated arguments count once, tiles with their padding.
 
     Args:
-      buffers: the text that XLA dumps.
-      module: module of these buffers, for the names of its arguments.
+      buffers: Text dumped by XLA.
+      module: Module of these buffers, for the names of its arguments.
     """
     names = {int(p.text): p.op_name for p in module.entry.parameters}
     found = dict.fromkeys((*PARTS, TEMPORARIES, OTHER), 0)
@@ -380,16 +383,16 @@ def estimated_memory(state: Mapping[str, int], needed: float) -> dict[str, int]:
     """Bytes of HBM by contents for a step that does not fit; XLA reports only their sum.
 
     Args:
-      state: bytes by field of the state, without padding.
-      needed: the sum in bytes.
+      state: Bytes by field of the state, without padding.
+      needed: Sum in bytes.
     """
     fields = {'params': 'parameters', 'opt_state': 'optimizer', 'ema': 'average of parameters'}
-    found = {part: state[field] for field, part in fields.items() if state.get(field)}
-    return found | {f'batch, {TEMPORARIES}': round(needed) - sum(found.values())}
+    sizes = {part: state[field] for field, part in fields.items() if state.get(field)}
+    return sizes | {f'batch, {TEMPORARIES}': round(needed) - sum(sizes.values())}
 
 
 def microbatch_counts(config: ConfigDict, topology: Topology) -> list[int]:
-    """The powers of two that divide the examples of a chip into microbatches of enough examples.
+    """List powers of two that divide a chip's examples into large enough microbatches.
 
     Raises:
       UserError: if the batch is counted in tokens, or the chips do not share it equally.
@@ -406,7 +409,7 @@ def microbatch_counts(config: ConfigDict, topology: Topology) -> list[int]:
 
 
 def with_microbatches(config: ConfigDict, number: int) -> ConfigDict:
-    """A copy of a config with `number` microbatches."""
+    """Copy a config with `number` microbatches."""
     return with_override(config, f'step.accum_steps={number}')
 
 
@@ -415,7 +418,7 @@ def try_microbatches(
 ) -> Iterator[tuple[int, tuple[list[Report], RunEstimate]]]:
     """Each number of microbatches with its result of `preflight`, until the bound stops falling.
 
-    The arguments are those of `preflight.preflight`.
+    Arguments are the same as for `preflight.preflight`.
     """
     before = None
     for number in microbatch_counts(config, topology):
@@ -428,7 +431,7 @@ def try_microbatches(
 
 
 def choose_microbatches(tried: Trials) -> tuple[int, str]:
-    """The best number of microbatches, and the reason.
+    """Choose the best number of microbatches, and give the reason.
 
     Raises:
       UserError: if the step fits with none of them.
@@ -449,12 +452,12 @@ def choose_microbatches(tried: Trials) -> tuple[int, str]:
 
 
 def largest_that_fits(fits: Callable[[int], bool], first: int, most: int | None = None) -> int:
-    """The largest number that fits, to an eighth; 0 if 1 does not.
+    """Find the largest number that fits, to an eighth; 0 if 1 does not.
 
     Args:
-      fits: whether a number fits; called once for each.
-      first: the first number to try, at least 1.
-      most: the largest that may be returned, at least `first`.
+      fits: Function that returns whether a number fits, called once for each.
+      first: First number to try, at least 1.
+      most: Largest number that may be returned, at least `first`.
     """
     low, high, tried = 0, None, first
     while tried and (high is None or high - low > max(low // 8, 1)):

@@ -1,4 +1,4 @@
-"""The roofline of a scheduled program: cost and minimum time of every operation on a chip.
+"""Roofline of a scheduled program: cost and minimum time of every operation on a chip.
 
 An operation takes at least FLOPs / peak, and at least bytes / bandwidth, where bytes are its HBM
 traffic (Williams et al. 2009, "Roofline"). The bound ignores gaps between operations, and matrices
@@ -58,9 +58,9 @@ class Collective:
     """One collective.
 
     Attributes:
-      kind: one of `KINDS`.
-      size: bytes of the whole array that a chip sends or receives, whichever is larger.
-      groups: chips that communicate with one another, by their indices in the mesh.
+      kind: One of `KINDS`.
+      size: Bytes of the whole array that a chip sends or receives, whichever is larger.
+      groups: Communicating chips, by their indices in the mesh.
     """
 
     kind: str
@@ -69,17 +69,17 @@ class Collective:
 
     @property
     def sent(self) -> float:
-        """The minimum number of bytes that a chip sends, around a ring."""
+        """Minimum number of bytes that a chip sends, around a ring."""
         chips = max(map(len, self.groups), default=1)
         if self.kind == 'collective-permute':
             return self.size
         return (2 if self.kind == 'all-reduce' else 1) * self.size * (chips - 1) / chips
 
     def axis(self, mesh: Mapping[str, int]) -> str:
-        """The axes of the mesh that it spans, as `data` or `data+fsdp`; empty for none.
+        """Return the mesh axes that it spans, such as `data` or `data+fsdp`; may be empty.
 
         Args:
-          mesh: {axis: size}, in the order in which the chips are numbered.
+          mesh: {axis: size}, in the order of chip numbers.
         """
         indices = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
         moved = set()
@@ -94,13 +94,13 @@ class Operation:
     """One instruction of the schedule with all its repetitions.
 
     Attributes:
-      path: path of its Flax module, see `module_path`.
-      kind: its opcode.
-      flops, bytes: of one repetition, on one chip; bytes are those of HBM.
-      count: repetitions in loops.
-      asynchronous: whether it overlaps with other operations.
-      collective: its exchange with other chips, if any.
-      cycles: the compiler's estimate for one repetition, if known.
+      path: Path of its Flax module, see `module_path`.
+      kind: Opcode.
+      flops, bytes: FLOPs and HBM bytes of one repetition on one chip.
+      count: Repetitions in loops.
+      asynchronous: Whether it overlaps with other operations.
+      collective: Exchange with other chips, if any.
+      cycles: Compiler's estimate for one repetition, if known.
     """
 
     path: str
@@ -113,12 +113,12 @@ class Operation:
     cycles: int | None = None
 
     def seconds(self, chip: Chip) -> float:
-        """The minimum time of all repetitions."""
+        """Return the minimum time of all repetitions."""
         return self.count * max(self.flops / chip.peak, self.bytes / chip.bandwidth)
 
 
 def operations(module: Module) -> list[Operation]:
-    """The operations of the schedule, without those that cost nothing."""
+    """List the operations of the schedule, except those that cost nothing."""
     return list(_walk(module, module.entry, 1))
 
 
@@ -136,7 +136,7 @@ def expand(
     count: int = 1,
     asynchronous: bool = False,
 ) -> Iterator[Operation]:
-    """The operations of an instruction; in a loop, `count` times its trip count."""
+    """Yield the operations of an instruction; in a loop, `count` times its trip count."""
     opcode = instruction.opcode
     if opcode in FREE or opcode.endswith(('-done', '-update')) or ends(instruction):
         return
@@ -162,7 +162,7 @@ def operation(
     count: int = 1,
     asynchronous: bool = False,
 ) -> Operation:
-    """An instruction that runs `count` times, with its FLOPs and bytes."""
+    """Describe an instruction that runs `count` times, with its FLOPs and bytes."""
     opcode = instruction.opcode
     started = opcode.endswith('-start') or opcode in TRANSFERS or begins(instruction)
     return Operation(
@@ -178,7 +178,7 @@ def operation(
 
 
 def _op_name(module: Module, instruction: Instruction) -> str:
-    """The name of an instruction, or of the last one inside it that has a name."""
+    """Return the name of an instruction, or of the last named one inside."""
     if instruction.op_name or not instruction.called:
         return instruction.op_name
     inside = [i.op_name for name in instruction.called for i in module.computations[name]]
@@ -186,7 +186,7 @@ def _op_name(module: Module, instruction: Instruction) -> str:
 
 
 def module_path(op_name: str) -> str:
-    """The module and direction of an operation, as `encoder/block_*/mlp, backward`.
+    """Return module and direction of an operation, such as `encoder/block_*/mlp, backward`.
 
     JAX names it `jit(train_step)/transpose(jvp(Model))/encoder/block_6/mlp/dot_general`. Numbers of
     blocks are dropped; operations outside of any module are the `update`.
@@ -202,20 +202,20 @@ def module_path(op_name: str) -> str:
     return f'{path or "model"}, {direction}'
 
 
-def bound(found: Sequence[Operation], chip: Chip) -> float:
+def bound(operations: Sequence[Operation], chip: Chip) -> float:
     """Lower bound on the seconds of a step.
 
     The maximum of three times: of all synchronous operations one after the other, of the HBM
     traffic of the whole step including asynchronous copies, and of collectives on the links.
     """
-    alone = sum(op.seconds(chip) for op in found if not op.asynchronous)
-    traffic = sum(op.count * op.bytes for op in found) / chip.bandwidth
-    return max(alone, traffic, link_seconds(found, chip))
+    synchronous = sum(op.seconds(chip) for op in operations if not op.asynchronous)
+    traffic = sum(op.count * op.bytes for op in operations) / chip.bandwidth
+    return max(synchronous, traffic, link_seconds(operations, chip))
 
 
-def link_seconds(found: Sequence[Operation], chip: Chip) -> float:
-    """The minimum time of all collectives on the links of one chip."""
-    return sum(op.count * op.collective.sent for op in found if op.collective) / chip.link
+def link_seconds(operations: Sequence[Operation], chip: Chip) -> float:
+    """Compute the minimum time of all collectives on the links of one chip."""
+    return sum(op.count * op.collective.sent for op in operations if op.collective) / chip.link
 
 
 def bytes_moved(module: Module, computation: Computation, instruction: Instruction) -> int:
@@ -237,7 +237,7 @@ def bytes_moved(module: Module, computation: Computation, instruction: Instructi
 
 
 def _results(operands: list[Instruction], instruction: Instruction) -> tuple[Array, ...]:
-    """The arrays that an instruction writes.
+    """Return the arrays that an instruction writes.
 
     The tuple of an asynchronous start also holds its operands and a context. A slice that is read
     asynchronously is an `async-start` that calls it in the schedule, and a `slice-start` after code
@@ -286,7 +286,7 @@ def _part_read(module: Module, inside: Computation, parameter: Instruction) -> i
 def _names_of(
     module: Module, inside: Computation, user: Instruction, operand: Instruction
 ) -> list[tuple[Computation, Instruction]]:
-    """The instructions that stand for `operand` in its user; parameters of a nested fusion."""
+    """Find the instructions for `operand` in its user: parameters of a nested fusion."""
     if user.opcode in THROUGH:
         return [(inside, user)]
     within = module.computations[user.called[0]]
@@ -343,7 +343,7 @@ def _hbm(instruction: Instruction) -> int:
 def collective(
     module: Module, computation: Computation, instruction: Instruction
 ) -> Collective | None:
-    """The collective that an instruction performs or begins; None if it continues one."""
+    """Return the collective that an instruction performs or starts; None if it continues one."""
     kind = instruction.opcode.removesuffix('-start')
     if kind in KINDS:
         groups = groups_of(instruction.attributes)
@@ -363,17 +363,17 @@ def collective(
 
 
 def begins(instruction: Instruction) -> bool:
-    """Whether a collective begins that continues in other instructions."""
+    """Return whether a collective starts that continues in other instructions."""
     return instruction.name.startswith('async-collective-start')
 
 
 def continues(instruction: Instruction) -> bool:
-    """Whether a collective that began before continues inside, beside other work."""
+    """Return whether an earlier collective continues inside, overlapping other work."""
     return any(name.startswith('async_collective_fusion') for name in instruction.called)
 
 
 def ends(instruction: Instruction) -> bool:
-    """Whether an instruction waits for a collective that began before."""
+    """Return whether an instruction waits for an earlier collective."""
     return instruction.name.startswith('async-collective-done')
 
 
@@ -409,7 +409,9 @@ def _along(mesh: str, order: str | None, axes: str) -> tuple[tuple[int, ...], ..
         ids = ids.reshape(source).transpose(axis_order).ravel()
     elif order:
         ids = np.array([int(n) for n in order.split(',')])
-    kept = [i for i, inside in enumerate(grouped) if not inside]
+    fixed_axes = [i for i, inside in enumerate(grouped) if not inside]
     last = [i for i, inside in enumerate(grouped) if inside]
     count = math.prod(shape[i] for i in last)
-    return tuple(map(tuple, ids.reshape(shape).transpose(kept + last).reshape(-1, count).tolist()))
+    return tuple(
+        map(tuple, ids.reshape(shape).transpose(fixed_axes + last).reshape(-1, count).tolist())
+    )

@@ -37,18 +37,18 @@ class Chip:
     """One chip of a generation; TPUs from cloud.google.com/tpu/docs/system-architecture.
 
     Attributes:
-      generation: in names of topologies, `v5e`.
-      kind: as JAX names its device.
-      bandwidth: bandwidth of its memory, bytes a second.
-      hbm: bytes of its memory.
-      link: bytes a second between it and its neighbors, all links together; of GPUs, sent over
+      generation: Generation in topology names, such as `v5e`.
+      kind: JAX's name of the device.
+      bandwidth: Memory bandwidth, bytes per second.
+      hbm: Bytes of memory.
+      link: Bytes per second between it and its neighbors, all links together; of GPUs, sent over
         NVLink or else PCIe.
-      clock: cycles a second at which its matrix units reach the peak.
-      dims: number of dimensions of a slice.
-      counted: whether a slice's name counts chips (1) or their cores (2).
-      single_host: chips of the largest slice that is a single machine.
-      options: options of libtpu that make a chip one JAX device.
-      networks: Gb/s of the network of a host, as clouds offer them.
+      clock: Cycles per second at which its matrix units reach the peak.
+      dims: Number of dimensions of a slice.
+      counted: Whether a slice's name counts chips (1) or their cores (2).
+      single_host: Chips of the largest slice with a single machine.
+      options: Options of libtpu that make a chip one JAX device.
+      networks: Network speeds of a host in clouds, Gb/s.
     """
 
     generation: str
@@ -84,10 +84,10 @@ class Gpu(Chip):
 
     Attributes:
       capability: CUDA's compute capability.
-      cores: streaming multiprocessors.
-      fpus: float32 units of one.
-      threads: the most of one.
-      shared: bytes of its shared memory.
+      cores: Streaming multiprocessors.
+      fpus: Float32 units per multiprocessor.
+      threads: Most threads per multiprocessor.
+      shared: Bytes of shared memory.
       l2: bytes of the L2 cache.
     """
 
@@ -106,7 +106,7 @@ class Gpu(Chip):
 
     @property
     def target(self) -> str:
-        """The description for XLA, a GpuTargetConfigProto as text."""
+        """Return the description for XLA, a GpuTargetConfigProto as text."""
         return TARGET.format(gpu=self, optin=self.shared - 1024, clock=self.clock / 1e9)
 
 
@@ -188,12 +188,12 @@ ALIASES = {'v5litepod': 'v5e', 'v5lite': 'v5e', 'v6litepod': 'v6e'}
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """A slice, or several of one shape, connected by the data-center network.
+    """One slice, or several of one shape connected by the data-center network.
 
     Attributes:
-      chip: of its generation.
-      shape: chips of a slice along each dimension, or of a host of GPUs.
-      slices: their number; of GPUs, that of the hosts.
+      chip: Chip of its generation.
+      shape: Chips of a slice along each dimension, or GPUs of a host.
+      slices: Number of slices, or of GPU hosts.
     """
 
     chip: Chip
@@ -202,7 +202,7 @@ class Topology:
 
     @property
     def name(self) -> str:
-        """The name that `parse` reads: `v5e:4x4`, or `2xv5e:4x4` for two slices."""
+        """Name that `parse` reads: `v5e:4x4`, or `2xv5e:4x4` for two slices."""
         return self.slice_name if self.slices == 1 else f'{self.slices}x{self.slice_name}'
 
     @property
@@ -212,7 +212,7 @@ class Topology:
 
     @property
     def part(self) -> str:
-        """The word for one of the `slices`."""
+        """Word for one of the `slices`."""
         return 'host' if isinstance(self.chip, Gpu) else 'slice'
 
     @property
@@ -233,8 +233,8 @@ class Topology:
     @property
     def slice_hosts(self) -> int:
         """Machines (TPU VMs) of one slice."""
-        alone = self.slice_chips <= self.chip.single_host
-        return 1 if alone else -(-self.slice_chips // CHIPS_PER_HOST)
+        is_single_host = self.slice_chips <= self.chip.single_host
+        return 1 if is_single_host else -(-self.slice_chips // CHIPS_PER_HOST)
 
 
 def parse(text: str) -> Topology:
@@ -248,10 +248,10 @@ def parse(text: str) -> Topology:
       UserError: for any other text.
     """
     if several := SEVERAL.fullmatch(text):
-        count, one = int(several[1] or several[4]), parse(several[2] or several[3])
-        if not count or one.slices > 1:
+        count, single = int(several[1] or several[4]), parse(several[2] or several[3])
+        if not count or single.slices > 1:
             raise UserError(f'--topology {text!r}: write NUMBERxSLICE, such as 2xv5e:4x4')
-        return dataclasses.replace(one, slices=count)
+        return dataclasses.replace(single, slices=count)
     if text.partition(':')[0] in GPUS:
         return _host(text)
     match = re.fullmatch(r'(?:tpu-)?([a-z0-9]+)(?::([\dx]+)|-([1-9]\d*))', text)
@@ -278,7 +278,7 @@ def parse(text: str) -> Topology:
 
 
 def _host(text: str) -> Topology:
-    """The GPUs of a host, `h100:8`."""
+    """Parse the GPUs of a host, `h100:8`."""
     match = GPU_NAME.fullmatch(text)
     if match is None:
         raise UserError(f'--topology {text!r}: write GPU:NUMBER, as h100:8, or 2xh100:8 for hosts')
@@ -293,7 +293,7 @@ def _host(text: str) -> Topology:
 
 
 def _shape(text: str, chip: Chip, size: int) -> tuple[int, ...]:
-    """The most cubic shape of `size`, with the shorter sides first; a whole machine is 2 x 2."""
+    """Find the most cubic shape of `size`, shorter sides first; a full machine is 2 x 2."""
     if not (sides := _shapes(chip, size)):
         unit = 'cores, two a chip' if chip.counted == 2 else 'chips'
         near = ' and '.join(f'{chip.generation}-{n}' for n in _nearest_sizes(chip, size))
@@ -307,9 +307,9 @@ def _shape(text: str, chip: Chip, size: int) -> tuple[int, ...]:
 
 
 def _shapes(chip: Chip, size: int) -> list[tuple[int, ...]]:
-    """Every shape of a slice of `size`, with the shorter sides first; empty if there is none."""
-    chips, rest = divmod(size, chip.counted)
-    if rest or not chips:
+    """List every shape of a slice of `size`, shorter sides first."""
+    chips, remainder = divmod(size, chip.counted)
+    if remainder or not chips:
         return []
     sides = _sides(chips, chip.dims)
     if chips == 1:
@@ -318,38 +318,40 @@ def _shapes(chip: Chip, size: int) -> list[tuple[int, ...]]:
 
 
 def _nearest_sizes(chip: Chip, size: int) -> list[int]:
-    """The next smaller and the next larger size of a slice whose chips are a power of two."""
+    """Find the next smaller and larger slice sizes whose chips are a power of two."""
     sizes = [chip.counted * 2**n for n in range(size.bit_length() + 2)]
-    known = [n for n in sizes if _shapes(chip, n)]
-    return [*[n for n in known if n < size][-1:], *[n for n in known if n > size][:1]]
+    valid = [n for n in sizes if _shapes(chip, n)]
+    return [*[n for n in valid if n < size][-1:], *[n for n in valid if n > size][:1]]
 
 
 def _sides(count: int, dims: int) -> list[tuple[int, ...]]:
     if dims == 1:
         return [(count,)]
     firsts = [n for n in range(1, count + 1) if count % n == 0]
-    found = [(n, *rest) for n in firsts for rest in _sides(count // n, dims - 1)]
-    return [s for s in found if list(s) == sorted(s)]
+    shapes = [(n, *others) for n in firsts for others in _sides(count // n, dims - 1)]
+    return [s for s in shapes if list(s) == sorted(s)]
 
 
 def memory_fraction() -> float:
-    """The share of a GPU's memory that JAX allocates, by its environment variables.
+    """Return the share of a GPU's memory that JAX allocates, by its environment variables.
 
     Raises:
       UserError: for two variables, which JAX refuses too, or anything but a positive number.
     """
-    given = [name for name in MEMORY_FRACTIONS if os.environ.get(name)]
-    if not given:
+    variables = [name for name in MEMORY_FRACTIONS if os.environ.get(name)]
+    if not variables:
         return PREALLOCATED
-    if len(given) > 1:
-        raise UserError(f'{given[0]} and {given[1]} are both set: unset the second, the older name')
-    text = os.environ[given[0]]
+    if len(variables) > 1:
+        raise UserError(
+            f'{variables[0]} and {variables[1]} are both set: unset the second, the older name'
+        )
+    text = os.environ[variables[0]]
     try:
         share = float(text)
     except ValueError:
         share = 0.0
     if not 0 < share < math.inf:
-        raise UserError(f'{given[0]}={text}: must be a positive number, such as 0.92')
+        raise UserError(f'{variables[0]}={text}: must be a positive number, such as 0.92')
     return share
 
 
@@ -375,15 +377,15 @@ def require_compiler(topology: Topology) -> None:
 
 def environment(topology: Topology) -> dict[str, str]:
     """Environment variables of a compiling process that neither uses nor waits for a device."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(('TPU_', 'LIBTPU_'))}
-    kept |= {
+    variables = {k: v for k, v in os.environ.items() if not k.startswith(('TPU_', 'LIBTPU_'))}
+    variables |= {
         'JAX_PLATFORMS': 'cpu',
         'JAX_ENABLE_COMPILATION_CACHE': 'false',
         'TF_CPP_MIN_LOG_LEVEL': '3',
     }
     if isinstance(topology.chip, Gpu):
-        return kept
-    return kept | {
+        return variables
+    return variables | {
         'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
         # Without these, libtpu asks a metadata server, and complains if there is none.
         'TPU_SKIP_MDS_QUERY': '1',

@@ -1,4 +1,4 @@
-"""The operations of a trace of the profiler, by kind.
+"""Operations of a profiler trace, by kind.
 
 Run as a program, it prints the operations of a trace.
 """
@@ -23,11 +23,11 @@ Span = tuple[float, float]  # begin and end in nanoseconds
 
 @dataclasses.dataclass(frozen=True)
 class Operations:
-    """The operations of a trace.
+    """Operations of a trace.
 
     Attributes:
-      busy: seconds in which a device was busy, the mean of the devices.
-      ops: seconds of all devices by kind of operation, the longest first; simultaneous operations
+      busy: Seconds in which a device was busy, averaged over devices.
+      ops: Seconds of all devices by kind of operation, the longest first; simultaneous operations
         count separately.
     """
 
@@ -36,15 +36,15 @@ class Operations:
 
 
 def read_trace(file: pathlib.Path) -> Operations:
-    """The operations of a trace of the profiler, `*.xplane.pb`; may be empty.
+    """Read the operations of a profiler trace, `*.xplane.pb`; may be empty.
 
-    Read in a process of its own, since JAX's reader aborts the process when it fails.
+    A separate process reads it because JAX's reader aborts the process when it fails.
 
     Raises:
-      UserError: if it cannot be read.
+      UserError: if the trace cannot be read.
     """
-    words = [sys.executable, '-m', 'vit_jax.profiling.trace', str(file)]
-    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    command = [sys.executable, '-m', 'vit_jax.profiling.trace', str(file)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
         raise UserError(
             f'jax {jax.__version__} cannot read {file.name} (exit code {done.returncode}): '
@@ -59,13 +59,13 @@ def _parse_trace(file: pathlib.Path) -> Operations:
     for device, name, span in _events(jax.profiler.ProfileData.from_file(str(file))):
         spans[device].append(span)
         ops[name] += (span[1] - span[0]) / 1e9
-    busy = [covered(found) / 1e9 for found in spans.values()]
+    busy = [covered(intervals) / 1e9 for intervals in spans.values()]
     longest = sorted(ops.items(), key=lambda op: -op[1])
     return Operations(sum(busy) / len(busy) if busy else 0.0, dict(longest))
 
 
 def _events(data: jax.profiler.ProfileData) -> Iterator[tuple[str, str, Span]]:
-    """The device, kind and time of each operation, without loops, as their bodies are there too."""
+    """Yield device, kind and time of each operation, except loops, whose bodies are included."""
     for plane in data.planes:
         for line in plane.lines:
             for event in line.events:
@@ -79,13 +79,13 @@ def _events(data: jax.profiler.ProfileData) -> Iterator[tuple[str, str, Span]]:
 
 
 def kind(name: str) -> str:
-    """The kind of an operation from its name: `%dot_general.12 = f32[...]` -> `dot_general`."""
+    """Return the kind of an operation by name: `%dot_general.12 = f32[...]` -> `dot_general`."""
     bare = name.partition(' = ')[0].removeprefix('%').removeprefix('end: ')
     return re.sub(r'(\.(\d+|clone|remat\d*))+$', '', bare)
 
 
 def covered(spans: Iterable[Span]) -> float:
-    """The length of the union of spans."""
+    """Compute the length of the union of spans."""
     total, end = 0.0, float('-inf')
     for first, last in sorted(spans):
         total += max(0.0, last - max(first, end))

@@ -1,4 +1,4 @@
-"""Parameters and FLOPs of the named sizes of every model, from shapes alone.
+"""Parameters and FLOPs of the named sizes of every model, computed from shapes.
 
 `python -m vit_jax.profiling.variants` writes the table that `read_table` reads.
 """
@@ -39,10 +39,10 @@ class Variant:
     """One size of one model.
 
     Attributes:
-      model: its module.
-      name: the argument of the module's `variant`.
-      parameters: their number.
-      gmacs: of the forward pass on one example, in 10^9 multiply-accumulates.
+      model: Module of the model.
+      name: Argument of the module's `variant`.
+      parameters: Parameter count.
+      gmacs: Multiply-accumulates of the forward pass on one example, in 10^9.
     """
 
     model: str
@@ -52,7 +52,7 @@ class Variant:
 
 
 def read_table() -> dict[str, list[Variant]]:
-    """The variants of every model on images of `IMAGE_SIZE`."""
+    """Count the variants of every model on images of `IMAGE_SIZE`."""
     return {
         model: [Variant(model, *row) for row in rows]
         for model, rows in json.loads(TABLE.read_text()).items()
@@ -67,7 +67,7 @@ def count(model: str, image_size: int) -> Iterator[Variant]:
 
 
 def _complete(module: types.ModuleType, shape: str) -> str:
-    """The name of a shape, with the model's default patch size if it has none."""
+    """Return the name of a shape, with the model's default patch size if it has none."""
     try:
         module.variant(shape)
     except UserError:
@@ -89,13 +89,13 @@ def measure(model: str, name: str, image_size: int) -> Variant:
 
 
 def _required(cls: Any) -> Parameters:
-    """The required inputs of a model."""
-    known = parameters(cls.__call__)
-    return {k: p for k, p in known.items() if k != 'self' and p.default is inspect.Parameter.empty}
+    """Find the required inputs of a model."""
+    inputs = parameters(cls.__call__)
+    return {k: p for k, p in inputs.items() if k != 'self' and p.default is inspect.Parameter.empty}
 
 
 def _blank(annotation: Any, image_size: int) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of an example for a jaxtyping annotation such as `B H W C`."""
+    """Make the shape and dtype of an example for an annotation such as `B H W C`."""
     names = annotation.dim_str.split()
     shape = [image_size if n in PIXELS else LENGTHS.get(n, TOKENS) for n in names]
     kinds = typing.cast(tuple[str, ...], annotation.dtypes)

@@ -38,11 +38,11 @@ FolderOf = Callable[[int], paths.Path]  # the run folder of a trial
 
 @dataclasses.dataclass(frozen=True)
 class Asha:
-    """Keywords of `pruner_options`.
+    """Options of ASHA, from `pruner_options`.
 
     Attributes:
-      min_resource: step of the lowest rung.
-      reduction_factor: the best 1 / reduction_factor of the trials are promoted.
+      min_resource: Step of the lowest rung.
+      reduction_factor: Inverse of the share of trials that are promoted.
 
     Raises:
       UserError: for a value out of range.
@@ -58,7 +58,7 @@ class Asha:
                 raise UserError(f'sweep: pruner_options: {name}={value!r} must be at least {least}')
 
     def rungs(self, trial: FrozenTrial) -> list[float]:
-        """The trial's value at each rung that it has reached."""
+        """Return the trial's value at each rung that it has reached."""
         found: list[float] = []
         for step, value in sorted(trial.intermediate_values.items()):
             while step >= self.min_resource * self.reduction_factor ** len(found):
@@ -66,11 +66,11 @@ class Asha:
         return found
 
     def is_paused(self, trial: FrozenTrial) -> bool:
-        """Whether the trial has reached a rung that it may not pass yet."""
+        """Return whether the trial has reached a rung that it may not pass yet."""
         return len(self.rungs(trial)) > promotions(trial)
 
     def promotable(self, trials: Sequence[FrozenTrial], maximize: bool) -> list[FrozenTrial]:
-        """Paused trials that may go on, those of the highest rung first.
+        """List paused trials that may continue, highest rung first.
 
         If nothing else is left to run and no trial is complete, the best one of the highest rung
         goes on, so that a study always ends with a finished run.
@@ -91,7 +91,7 @@ class Asha:
         return found or (paused[:1] if self._is_over(trials) else [])
 
     def _is_over(self, trials: Sequence[FrozenTrial]) -> bool:
-        """Whether all trials are paused or ended, and none of them is complete."""
+        """Return whether all trials are paused or ended, and none is complete."""
         from optuna.trial import TrialState
 
         states = {t.state for t in trials}
@@ -100,12 +100,12 @@ class Asha:
 
 
 def from_sweep(sweep: space.Sweep) -> Asha | None:
-    """The sweep's ASHA; None if its pruner is another."""
+    """Return the sweep's ASHA; None for other pruners."""
     return Asha(**sweep.pruner_options) if sweep.pruner == NAME else None
 
 
 def promotions(trial: FrozenTrial) -> int:
-    """The number of rungs that the trial may pass."""
+    """Return the number of rungs that the trial may pass."""
     return int(trial.user_attrs.get(PROMOTED, 0))
 
 
@@ -114,12 +114,12 @@ def _rank(value: float, maximize: bool) -> float:
 
 
 def trunk(number: int) -> str:
-    """The value of `branch.from` for a branch of a trial."""
+    """Return the value of `branch.from` for a branch of a trial."""
     return f'{_TRUNK}{number}'
 
 
 def trunk_of(point: Mapping[str, Any]) -> int | None:
-    """The number of the trial that a point branches off from; None without one."""
+    """Return the number of the trial that a point branches from, or None."""
     found = re.fullmatch(rf'{_TRUNK}(\d+)', str(point.get(FROM, '')))
     return int(found[1]) if found else None
 
@@ -141,13 +141,13 @@ def require_trunks(sweep: space.Sweep) -> None:
 
 
 def resolved(point: Mapping[str, Any], folder_of: FolderOf) -> space.Point:
-    """The point with the run folder of its trunk, if it has one."""
+    """Insert the run folder of a point's trunk, if it has one."""
     found = trunk_of(point)
     return dict(point) | ({} if found is None else {FROM: str(folder_of(found))})
 
 
 def waits_for_trunk(trial: FrozenTrial, trials: Sequence[FrozenTrial], folder_of: FolderOf) -> bool:
-    """Whether the trial is a branch whose trunk has yet to reach the step that it starts from.
+    """Return whether the trial is a branch whose trunk has not reached the branch step yet.
 
     If the trunk ended before that step, the branch is started, and fails with an error.
     """

@@ -31,26 +31,26 @@ _WARMUP, _COOLDOWN = 'optim.schedule.warmup', 'optim.schedule.cooldown'
 class Isoflop:
     """A study at equal compute; `get_sweep` of a file may return one instead of a `Sweep`.
 
-    FLOPs are those of training as `scaling plan` and `scaling collect` count them, exactly.
+    FLOPs are the training FLOPs of `scaling plan` and `scaling collect`, exactly.
 
     Attributes:
-      config: the base, as for `--config`: FILE[:ARG].
-      metric: metric of the final evaluation, such as `test/loss`.
-      shapes: values of each size of the family: `{'model.width': 64, ...}`, and what is tuned for
+      config: Base config, in the form of `--config`: FILE[:ARG].
+      metric: Metric of the final evaluation, such as `test/loss`.
+      shapes: Values of each size of the family: `{'model.width': 64, ...}`, and what is tuned for
         it, such as `'optim.lr'`.
       budgets: FLOPs of training of a run.
-      seeds: numbers of seeds at each budget, the smallest first; the last is for all larger ones.
-      warmup: share of a run's steps; with a cooldown, of those of its shortest branch.
-      cooldown: share of a run's steps in which the learning rate falls, after a constant one that
-        the runs of one shape and seed share; 0 for runs of their own with the config's schedule.
-      batch_exponent: the batch grows by powers of two, about as budget^batch_exponent, from
+      seeds: Seeds at each budget, smallest first; the last number applies to all larger budgets.
+      warmup: Warm-up as a share of a run's steps; with a cooldown, of its shortest branch's steps.
+      cooldown: Share of a run's steps in which the learning rate falls, after a constant one that
+        the runs of one shape and seed share; 0 for separate runs with the config's schedule.
+      batch_exponent: Growth of the batch, by powers of two, about budget^batch_exponent, from
         `config.batch_size` at the smallest budget.
-      overrides: changes of the base config for every run, by dimension.
+      overrides: Changes to the base config for every run, by dimension.
       direction: `maximize` or `minimize` the metric.
-      optimum: (parameters, budget), an estimate such as that of a first round; each budget then
+      optimum: (parameters, budget), an estimate such as from a first round; each budget then
         trains the `per_budget` shapes nearest to its own optimum, as Hoffmann et al. 2022 do.
-      exponent: the growth of the optimum, parameters ~ budget^exponent.
-      per_budget: number of shapes at each budget; used with `optimum`.
+      exponent: Growth of the optimum, parameters ~ budget^exponent.
+      per_budget: Number of shapes at each budget; used with `optimum`.
 
     Raises:
       UserError: for invalid values.
@@ -90,7 +90,7 @@ class Isoflop:
             )
 
     def sweep(self) -> space.Sweep:
-        """The trials: trunks first, which run longest, then from small budgets to large.
+        """Return the trials: trunks first, which run longest, then from small to large budgets.
 
         Raises:
           UserError: as `runs`.
@@ -101,7 +101,9 @@ class Isoflop:
             config=self.config,
             metric=self.metric,
             direction=self.direction,
-            points=_branched(self, found) if self.cooldown else [_point(self, r) for r in found],
+            points=_add_branches(self, found)
+            if self.cooldown
+            else [_point(self, r) for r in found],
             overrides={**self.overrides, **constant},
         )
 
@@ -112,10 +114,10 @@ class Run:
 
     Attributes:
       budget: FLOPs that it was given.
-      shape: shape of its model.
-      seed: from 0.
-      plan: its cost; a branch counts from its trunk's first step on.
-      warmup, cooldown: steps.
+      shape: Shape of its model.
+      seed: Seed, from 0.
+      plan: Cost of the run; a branch counts from its trunk's first step on.
+      warmup, cooldown: Numbers of steps.
     """
 
     budget: float
@@ -127,12 +129,12 @@ class Run:
 
     @property
     def branch_step(self) -> int:
-        """The last step at the constant rate."""
+        """Last step at the constant rate."""
         return self.plan.steps - self.cooldown
 
 
 def runs(study: Isoflop) -> list[Run]:
-    """The runs of all budgets, shapes and seeds, with their steps and batches.
+    """Plan the runs of all budgets, shapes and seeds, with their steps and batches.
 
     Raises:
       UserError: for a budget that is less than a step of a shape, or that whole steps miss by more
@@ -159,7 +161,7 @@ def runs(study: Isoflop) -> list[Run]:
 def _nearest(
     study: Isoflop, priced: list[tuple[space.Point, PlannedRun]], budget: float
 ) -> list[tuple[space.Point, PlannedRun]]:
-    """The shapes that a budget trains, in their order: all, or those nearest to its optimum."""
+    """Choose the shapes of a budget, in order: all, or the nearest to its optimum."""
     if study.optimum is None:
         return priced
     parameters, at = study.optimum
@@ -201,19 +203,19 @@ def _listed(budgets: Sequence[float]) -> str:
 
 
 def _price(study: Isoflop, shape: space.Point) -> PlannedRun:
-    """The cost of a step of one shape."""
+    """Compute the cost of a step of one shape."""
     return cost.price(_config(study, shape), point=shape)
 
 
 def _config(study: Isoflop, shape: space.Point) -> ConfigDict:
-    """The config of one shape, for a single step."""
+    """Make the config of one shape, for a single step."""
     changes = [*space.overrides(dict(study.overrides)), *space.overrides(shape)]
     config = load_config(study.config, [*changes, 'total=1 step'])
     return fine_tune.complete(config).config
 
 
 def _with_steps(plan: PlannedRun, budget: float, shape: space.Point) -> PlannedRun:
-    """The plan with the steps that the budget pays for.
+    """Plan as many steps as the budget pays for.
 
     Raises:
       UserError: if whole steps miss the budget by too much.
@@ -242,16 +244,19 @@ def _point(study: Isoflop, run: Run) -> space.Point:
     return {**run.shape, **seed, **batch, **length}
 
 
-def _branched(study: Isoflop, found: Sequence[Run]) -> list[space.Point]:
-    """A trunk for each shape and seed, the most expensive first, then their branches."""
-    groups = sorted(_groups(found), key=lambda group: -_trunk_flops(group))
+def _add_branches(study: Isoflop, runs: Sequence[Run]) -> list[space.Point]:
+    """Make a trunk for each shape and seed, the most expensive first, then their branches."""
+    groups = sorted(_groups(runs), key=lambda group: -_trunk_flops(group))
     trunks: list[space.Point] = []
     number: dict[tuple[int, int], int] = {}
     for at, group in enumerate(groups):
-        kept = tuple(run.branch_step for run in group)
-        shared = _point(study, group[-1]) | {'total': f'{kept[-1]} steps', _COOLDOWN: '0 steps'}
-        own = {'checkpoint.keep_steps': str(kept), asha.FROM: '', asha.STEP: 0}
-        trunks.append(shared | own)
+        branch_runs = tuple(run.branch_step for run in group)
+        shared = _point(study, group[-1]) | {
+            'total': f'{branch_runs[-1]} steps',
+            _COOLDOWN: '0 steps',
+        }
+        trunk_steps = {'checkpoint.keep_steps': str(branch_runs), asha.FROM: '', asha.STEP: 0}
+        trunks.append(shared | trunk_steps)
         number |= {(id(run.shape), run.seed): at for run in group}
     return trunks + [
         _point(study, run)
@@ -261,15 +266,15 @@ def _branched(study: Isoflop, found: Sequence[Run]) -> list[space.Point]:
             asha.FROM: asha.trunk(number[id(run.shape), run.seed]),
             asha.STEP: run.branch_step,
         }
-        for run in found
+        for run in runs
     ]
 
 
-def _groups(found: Sequence[Run]) -> Iterator[list[Run]]:
-    """The runs of each shape and seed, ascending in length."""
-    keys = dict.fromkeys((id(run.shape), run.seed) for run in found)
+def _groups(runs: Sequence[Run]) -> Iterator[list[Run]]:
+    """Group the runs of each shape and seed, ascending in length."""
+    keys = dict.fromkeys((id(run.shape), run.seed) for run in runs)
     for key in keys:
-        yield [run for run in found if (id(run.shape), run.seed) == key]
+        yield [run for run in runs if (id(run.shape), run.seed) == key]
 
 
 def _trunk_flops(group: Sequence[Run]) -> float:
@@ -279,14 +284,14 @@ def _trunk_flops(group: Sequence[Run]) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class StudyCost:
-    """The cost of a study in FLOPs.
+    """Cost of a study in FLOPs.
 
     Attributes:
-      separate: of all runs, each trained from its first step.
-      trained: of all steps; less than `separate` with branches.
-      seeds: the part of `trained` that seeds after the first take.
-      examples: that each shape is trained on, in order.
-      trunks: number of runs at a constant rate.
+      separate: Cost of all runs, each trained from its first step.
+      trained: Cost of all steps; less than `separate` with branches.
+      seeds: Part of `trained` for seeds after the first.
+      examples: Training examples of each shape, in order.
+      trunks: Number of runs at a constant rate.
     """
 
     separate: float
@@ -297,7 +302,7 @@ class StudyCost:
 
 
 def study_cost(study: Isoflop) -> StudyCost:
-    """The cost of a study; raise UserError as `runs`."""
+    """Compute the cost of a study; raise UserError like `runs`."""
     found = runs(study)
     spent = [(run, run.plan.steps) for run in found]
     trunks = list(_groups(found)) if study.cooldown else []

@@ -59,7 +59,7 @@ def workers(study: Study) -> dict[int, str]:
 
 
 def rows(study: Study) -> list[list[str]]:
-    """A row for each started trial: number, state, last evaluated step, value, point."""
+    """Make a row per started trial: number, state, last evaluated step, value, point."""
     at_work = workers(study)
     begun = [trial for trial in study.trials() if trial.state != TrialState.WAITING]
     return [[*_progress(study, trial, at_work), *_point(study, trial)] for trial in begun]
@@ -73,7 +73,7 @@ def _progress(study: Study, trial: FrozenTrial, at_work: dict[int, str]) -> list
 
 
 def is_paused(study: Study, trial: FrozenTrial) -> bool:
-    """Whether the trial waits at a rung of ASHA."""
+    """Return whether the trial waits at a rung of ASHA."""
     rule = asha.from_sweep(study.sweep)
     return rule is not None and trial.state == TrialState.RUNNING and rule.is_paused(trial)
 
@@ -83,7 +83,7 @@ def _point(study: Study, trial: FrozenTrial) -> list[str]:
 
 
 def remarks(study: Study) -> list[str]:
-    """A line for each failed trial, and one on the remaining time."""
+    """Describe each failed trial, and the remaining time, one per line."""
     failed = [
         f'trial {trial.number} failed: {trial.user_attrs.get("error", "")}'
         for trial in study.trials(TrialState.FAIL)
@@ -92,7 +92,7 @@ def remarks(study: Study) -> list[str]:
 
 
 def time_left(study: Study) -> str:
-    """The estimated time until the present workers are done; empty if unknown."""
+    """Estimate the time until the present workers are done; empty if unknown."""
     open_trials = study.trials(TrialState.RUNNING, TrialState.WAITING)
     spans = [trial.duration for trial in study.trials(*ENDED) if trial.duration]
     if not (spans and open_trials and (at_work := len(workers(study)))):
@@ -104,7 +104,7 @@ def time_left(study: Study) -> str:
 
 
 def outcome(trial: FrozenTrial, at_work: dict[int, str]) -> str:
-    """The trial's state in a word, with its worker if it is running."""
+    """Return the trial's state in a word, with its worker if it is running."""
     if trial.state == TrialState.RUNNING:
         worker = at_work.get(trial.number)
         return f'running on {worker}' if worker else 'interrupted'
@@ -112,7 +112,7 @@ def outcome(trial: FrozenTrial, at_work: dict[int, str]) -> str:
 
 
 def last_step(trial: FrozenTrial) -> str:
-    """The last evaluated step, or '-'."""
+    """Return the last evaluated step, or '-'."""
     return str(trial.last_step) if trial.last_step is not None else '-'
 
 
@@ -125,7 +125,7 @@ def value(trial: FrozenTrial) -> str:
 
 
 def shorten(value: Any) -> str:
-    """The text of a value; short if it is a float."""
+    """Format a value; floats are shortened."""
     if value is None:
         return '-'
     return f'{value:.4g}' if isinstance(value, float) else str(value)
@@ -133,12 +133,12 @@ def shorten(value: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """Complete trials that differ in the seed alone.
+    """Complete trials that differ only in the seed.
 
     Attributes:
-      trials: the best first.
-      mean: of their final values.
-      half: half the 90 % interval of the mean, by the noise between seeds of all settings; None if
+      trials: Trials, the best first.
+      mean: Mean of their final values.
+      half: Half the 90% interval of the mean, by the noise between seeds of all settings; None if
         no setting has several seeds.
     """
 
@@ -148,9 +148,9 @@ class Setting:
 
 
 def settings(study: Study) -> list[Setting]:
-    """The settings of a study, by the worse end of the interval of each; the first is the best.
+    """Rank the settings of a study by the worse ends of their intervals; the first is best.
 
-    The worse end is no luck: the best of many single seeds is better than its setting.
+    The worse end avoids luck: the best of many single seeds is better than its setting.
 
     Raises:
       UserError: if no trial is complete.
@@ -178,18 +178,18 @@ def settings(study: Study) -> list[Setting]:
     return sorted(found, key=lambda one: sign * one.mean + (one.half or 0.0))
 
 
-def over_seeds(found: Setting) -> str:
-    """The mean of a setting with its 90 % interval, and its trials."""
-    half = found.half or 0.0
-    count, trials = len(found.trials), ', '.join(str(one.number) for one in found.trials)
+def over_seeds(settings: Setting) -> str:
+    """Format the mean of a setting with its 90% interval, and its trials."""
+    half = settings.half or 0.0
+    count, trials = len(settings.trials), ', '.join(str(one.number) for one in settings.trials)
     return (
-        f'{found.mean:.4f} [{found.mean - half:.4f}, {found.mean + half:.4f}], mean of {count} '
+        f'{settings.mean:.4f} [{settings.mean - half:.4f}, {settings.mean + half:.4f}], mean of {count} '
         f'seed{"s" * (count > 1)}: trial{"s" * (count > 1)} {trials}'
     )
 
 
 def best(study: Study) -> FrozenTrial:
-    """The best complete trial of the best of `settings`; the first of equal ones.
+    """Return the best complete trial of the best setting; the first of equal ones.
 
     Raises:
       UserError: if there is none.
@@ -209,7 +209,7 @@ def complete_trials(study: Study) -> list[FrozenTrial]:
 
 
 def command(study: Study, trial: FrozenTrial) -> str:
-    """The command that repeats a trial's training in a new folder beside that of the sweep."""
+    """Return the command that repeats a trial in a new folder next to the sweep."""
     point = asha.resolved({**study.sweep.overrides, **trial.params}, study.run_folder)
     flags = [f'--config.{text}' for text in space.overrides(point)]
     workdir = ('--workdir', f'{study.folder}-{trial.number:04d}')
@@ -344,12 +344,12 @@ def positions(axes: Axes, dimension: space.Dimension, values: Sequence[Any]) -> 
 
 @dataclasses.dataclass(frozen=True)
 class Dimensions:
-    """The dimensions of the picture, by their paths in the config.
+    """Dimensions of a picture, by their paths in the config.
 
     Attributes:
-      x: of the horizontal axis; numbers above 0.
-      by: with a curve for each value; none for a single curve.
-      panel: with a panel for each value; none for a single panel.
+      x: Dimension of the horizontal axis; numbers above 0.
+      by: Dimension with a curve for each value, if any.
+      panel: Dimension with a panel for each value, if any.
     """
 
     x: str
@@ -371,7 +371,7 @@ def plot_curves(study: Study, shown: Dimensions, path: str | pathlib.Path) -> pa
 
 
 def read_curves(study: Study, shown: Dimensions) -> dict[Any, dict[Any, Curve]]:
-    """The curves of each panel: metrics by x; raise UserError as `plot_curves`."""
+    """Return the curves of each panel: metrics by x; raise UserError like `plot_curves`."""
     known = study.sweep.dimensions()
     for name in (shown.x, shown.by, shown.panel):
         if name is not None and name not in known:

@@ -29,7 +29,7 @@ Ranges = Mapping[str, FloatDistribution | IntDistribution]
 
 
 def make_sampler(search: str, seed: int, storage: BaseStorage) -> optuna.samplers.BaseSampler:
-    """The sampler of a search, for studies in `storage`.
+    """Make the sampler of a search, for studies in `storage`.
 
     Raises:
       UserError: if a package that it needs is missing.
@@ -49,7 +49,7 @@ def require_package(search: str) -> None:
 
 
 def make_pruner(name: str, options: Any) -> optuna.pruners.BasePruner:
-    """Optuna's pruner of a name; for ASHA, which pauses trials instead, one that never prunes.
+    """Make Optuna's pruner by name; ASHA, which pauses trials, gets one that never prunes.
 
     Raises:
       UserError: if it does not accept these options.
@@ -119,12 +119,12 @@ class CmaEs(optuna.samplers.BaseSampler):
 
 
 def replay(study: optuna.Study, ranges: Ranges, seed: int) -> cmaes.CMA:
-    """CMA-ES in the unit cube after all complete generations.
+    """Make CMA-ES in the unit cube, after all complete generations.
 
     Args:
-      study: its trials are replayed in the order of their numbers.
-      ranges: the dimensions.
-      seed: seed of the next samples.
+      study: Study whose trials are replayed in the order of their numbers.
+      ranges: Ranges of the dimensions.
+      seed: Seed of the next samples.
     """
     size = len(ranges)
     optimizer = cmaes.CMA(
@@ -154,7 +154,7 @@ def to_unit(distribution: FloatDistribution | IntDistribution, value: float) -> 
 
 
 def from_unit(distribution: FloatDistribution | IntDistribution, unit: float) -> float:
-    """The inverse of `to_unit`; an integer for a range of integers."""
+    """Invert `to_unit`; return an integer for a range of integers."""
     low, high = _edges(distribution)
     position = low + float(unit) * (high - low)
     value = math.exp(position) if distribution.log else position
@@ -164,7 +164,7 @@ def from_unit(distribution: FloatDistribution | IntDistribution, unit: float) ->
 
 
 def _edges(distribution: FloatDistribution | IntDistribution) -> tuple[float, float]:
-    """The ends of the range, for integers half a step wider, so that all are equally likely."""
+    """Return the ends of a range; half a step wider for integers, so all are equally likely."""
     margin = 0.5 if isinstance(distribution, IntDistribution) else 0.0
     low, high = distribution.low - margin, distribution.high + margin
     return (math.log(low), math.log(high)) if distribution.log else (low, high)

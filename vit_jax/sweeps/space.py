@@ -1,4 +1,4 @@
-"""The contents of a sweep file, and the cost of its runs before any of them starts.
+"""Contents of a sweep file, and the cost of its runs before any starts.
 
 The file defines `get_sweep(...) -> Sweep | Family` (see `config.recipes`). Dimensions are named by
 config keys, as on the command line: `optim.lr`.
@@ -31,7 +31,7 @@ class Choice:
     """One of some values.
 
     Attributes:
-      values: numbers, strings or bools; a bool beside the number that it equals becomes text,
+      values: Numbers, strings or bools; a bool next to an equal number becomes text,
         since storages tell neither 0 from False nor 1 from True.
     """
 
@@ -46,8 +46,8 @@ class Range:
     """A number from `low` to `high`, both included; an integer if both are.
 
     Attributes:
-      low, high: the bounds.
-      log: whether to search on a logarithmic scale.
+      low, high: Bounds.
+      log: Whether to search on a logarithmic scale.
     """
 
     low: float
@@ -72,19 +72,19 @@ class Sweep:
     """A base config, the trials that vary it, and their search and metric.
 
     Attributes:
-      config: the base, as for `--config`: FILE[:ARG].
-      metric: metric of the final evaluation, such as `test/accuracy`.
+      config: Base config, in the form of `--config`: FILE[:ARG].
+      metric: Metric of the final evaluation, such as `test/accuracy`.
       direction: `maximize` or `minimize` it.
-      points: to run exactly once each, all with the same dimensions; see `grid`, `star`.
-      space: the choices of a search, by dimension.
-      trials: number of runs of a search, including points.
+      points: Points to run exactly once, all with the same dimensions; see `grid`, `star`.
+      space: Choices of a search, by dimension.
+      trials: Number of runs of a search, including points.
       search: `tpe`, `cmaes` or `random`.
       pruner: `none`, `median`, `hyperband` or `asha`, fed by the evaluations of the runs.
-      pruner_options: keywords of Optuna's pruner, or of `vit_jax.sweeps.asha.Asha`; steps in them
-        are those of the trainer.
-      overrides: changes of the base config for every run, by dimension.
-      seed: seed of the search.
-      retries: number of times in a row that a trial is continued after its worker died without
+      pruner_options: Keywords of Optuna's pruner, or of `vit_jax.sweeps.asha.Asha`; steps in them
+        are the trainer's steps.
+      overrides: Changes to the base config for every run, by dimension.
+      seed: Seed of the search.
+      retries: Number of times in a row that a trial is continued after its worker died without
         saving anything new; then it fails.
     """
 
@@ -126,7 +126,7 @@ class Sweep:
             raise UserError("sweep: the search 'cmaes' needs at least two ranges: search by 'tpe'")
 
     def queue(self) -> list[Point]:
-        """The fixed values of every trial in order; {} if the search chooses them."""
+        """Return the fixed values of every trial in order; {} if the search chooses them."""
         return [*map(dict, self.points), *({} for _ in range(self.trials - len(self.points)))]
 
     def dimensions(self) -> dict[str, Dimension]:
@@ -140,7 +140,7 @@ class Sweep:
 
 
 def distinct(values: Sequence[Any], choices: Sequence[Any] = ()) -> list[Any]:
-    """The values, with a bool as text where it equals a number of `values` or `choices`."""
+    """Convert bools to text where they equal a number of `values` or `choices`."""
     numbers = [v for v in (*values, *choices) if not isinstance(v, bool | str)]
     texts = [v for v in choices if isinstance(v, str)]
     return [
@@ -149,7 +149,7 @@ def distinct(values: Sequence[Any], choices: Sequence[Any] = ()) -> list[Any]:
 
 
 def _distinct_points(points: Sequence[Point], space: Mapping[str, Dimension]) -> list[Point]:
-    """The points, with bools as text as in `Choice`."""
+    """Convert bools of the points to text like `Choice`."""
     changed = [dict(point) for point in points]
     for name in changed[0] if changed else ():
         rows = [point for point in changed if name in point]
@@ -184,7 +184,7 @@ def _check_dimension(name: str, dimension: Dimension) -> None:
 
 
 def contains(dimension: Dimension, value: Any) -> bool:
-    """Whether the dimension contains the value."""
+    """Return whether the dimension contains the value."""
     if isinstance(dimension, Choice):
         return value in dimension.values
     return not isinstance(value, str) and dimension.low <= value <= dimension.high
@@ -196,12 +196,12 @@ def choice(*values: Any) -> Choice:
 
 
 def uniform(low: float, high: float) -> Range:
-    """A real number, or an integer if both bounds are."""
+    """Make a range of real numbers, or of integers if both bounds are."""
     return Range(low, high)
 
 
 def log_uniform(low: float, high: float) -> Range:
-    """A positive number on a logarithmic scale; an integer if both bounds are."""
+    """Make a range of positive numbers on a logarithmic scale; of integers if both bounds are."""
     return Range(low, high, log=True)
 
 
@@ -213,15 +213,15 @@ def grid(values: Mapping[str, Iterable[Any]]) -> list[Point]:
 
 
 def star(center: Point, rays: Mapping[str, Iterable[Any]]) -> list[Point]:
-    """The center, and points that differ from it in one dimension only.
+    """Make the center, and points that differ from it in only one dimension.
 
     Varies shapes to find one exponent per dimension ("Getting ViT in Shape: Scaling Laws for
     Compute-Optimal Model Design", section 3.2): the number of runs is the sum of the rays' lengths
     instead of their product.
 
     Args:
-      center: a value for every dimension.
-      rays: further values of a dimension; the center's own value is skipped.
+      center: Value of every dimension.
+      rays: Further values of dimensions; the center's value is skipped.
 
     Raises:
       UserError: if the center has no value for a ray's dimension.
@@ -241,7 +241,7 @@ def star(center: Point, rays: Mapping[str, Iterable[Any]]) -> list[Point]:
 
 
 def load(spec: str, command: str = 'sweep create') -> Sweep:
-    """The sweep of `FILE[:arg]`, which is executed; errors name `command`.
+    """Load the sweep of `FILE[:arg]`, which is executed; errors name `command`.
 
     Raises:
       UserError: if there is no such file, or it does not return a sweep.
@@ -259,7 +259,7 @@ def load_study(spec: str, command: str) -> Sweep | Family:
 
 
 def overrides(point: Mapping[str, Any]) -> list[str]:
-    """The point as overrides of a config: `optim.lr=0.001`."""
+    """Format the point as overrides of a config: `optim.lr=0.001`."""
     return [f'{name}={value}' for name, value in point.items()]
 
 
@@ -276,12 +276,12 @@ def _ends(dimension: Dimension) -> tuple[Any, ...]:
 
 
 def to_json(sweep: Sweep) -> dict[str, Any]:
-    """The sweep as JSON values."""
+    """Convert the sweep to JSON values."""
     return dataclasses.asdict(sweep)
 
 
 def from_json(stored: Mapping[str, Any]) -> Sweep:
-    """A sweep stored by `to_json`."""
+    """Read a sweep stored by `to_json`."""
     space = {name: _dimension(fields) for name, fields in stored['space'].items()}
     return Sweep(**{**stored, 'space': space})
 
@@ -293,11 +293,11 @@ def _dimension(fields: Mapping[str, Any]) -> Dimension:
 def planned_runs(
     sweep: Sweep, examples: float | None = None, image_size: int | None = None
 ) -> list[PlannedRun]:
-    """The cost of every point, and of all runs of a search at its most expensive point.
+    """Compute the cost of every point, and of a search at its most expensive point.
 
     Args:
-      sweep: the planned runs.
-      examples, image_size: see `cost.price`.
+      sweep: Planned runs.
+      examples, image_size: See `cost.price`.
 
     Raises:
       UserError: for a mistake in a config, or as `cost.price`.
@@ -314,7 +314,7 @@ def planned_runs(
 
 
 def config_of(sweep: Sweep, point: Point) -> ConfigDict:
-    """The config of a point."""
+    """Make the config of a point."""
     changes = [*overrides(sweep.overrides), *overrides(point)]
     return fine_tune.complete(load_config(sweep.config, changes)).config
 

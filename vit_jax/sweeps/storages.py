@@ -1,4 +1,4 @@
-"""Optuna's storages, made to outlast a full disk and the restart of a server.
+"""Optuna's storages, made robust against a full disk and the restart of a server.
 
 A journal takes back a write that fails, and cuts off the torn last line that a kill or an earlier
 version left. Calls of a server are repeated while it does not answer.
@@ -43,12 +43,12 @@ _calls = threading.local()  # `depth`: whether this thread is in a call that is 
 
 
 def time_may_mend(error: BaseException) -> bool:
-    """Whether a database's error may pass, such as while its server restarts."""
+    """Return whether a database's error may pass, such as while its server restarts."""
     return _REFUSED.search(str(error)) is None
 
 
 def disk_reason(error: BaseException) -> str:
-    """The reason why a disk refuses a write to a journal or to SQLite; empty for other errors."""
+    """Return why a disk refuses to write a journal or SQLite file; empty for other errors."""
     if isinstance(error, OSError):
         return paths.reason(error)
     return next((paths.first_line(e) for e in causes(error) if _DISK.search(str(e))), '')
@@ -133,7 +133,7 @@ def _repeat_until_answer(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _lost_connection(error: Exception) -> str | None:
-    """The reason why the server does not answer; None for another error."""
+    """Return why the server does not answer; None for other errors."""
     lost = (sqlalchemy.exc.OperationalError, sqlalchemy.exc.InterfaceError)
     for cause in causes(error):
         dropped = getattr(cause, 'connection_invalidated', False)

@@ -1,4 +1,4 @@
-"""A study in its storage, and the folder that all its workers share.
+"""Studies in a storage, with a folder that all workers share.
 
 The storage keeps the sweep, the base config, and the values, evaluations and resolved config of
 every trial. The folder keeps the runs, and the claims of workers: `claims/NUMBER/lock`.
@@ -71,10 +71,10 @@ class Study:
 
     Attributes:
       name: name of the study.
-      storage: its open storage.
-      folder: folder of its runs.
-      sweep: the sweep that it runs.
-      base: the config that its trials vary.
+      storage: Open storage.
+      folder: Folder of its runs.
+      sweep: Sweep that it runs.
+      base: Config that its trials vary.
       allowed: the user's own modules that the configs of its trials may name; None for any, in a
         study that was just created from a file that the user chose to run.
     """
@@ -87,7 +87,7 @@ class Study:
     allowed: Sequence[str] | None = None
 
     def trials(self, *states: optuna.trial.TrialState) -> list[optuna.trial.FrozenTrial]:
-        """The trials in these states, or all, in order."""
+        """Return the trials in these states, or all, in order."""
         return self.load(0).get_trials(deepcopy=False, states=states or None)
 
     def load(self, seed: int) -> optuna.Study:
@@ -104,11 +104,11 @@ class Study:
         return self.folder / f'{number:04d}'
 
     def claim_folder(self, number: int) -> pathlib.Path:
-        """The folder that a worker locks while it is at work on a trial."""
+        """Return the folder that a worker locks while it runs a trial."""
         return self.folder / 'claims' / str(number)
 
     def config(self, point: dict[str, Any]) -> ConfigDict:
-        """The config of a trial; a branch starts from the run folder of its trunk.
+        """Make the config of a trial; a branch starts from the run folder of its trunk.
 
         Raises:
           UserError: if it refuses these values, or names code that is not allowed.
@@ -135,11 +135,11 @@ def create(
     """Make a study and queue all its trials.
 
     Args:
-      sweep: the sweep to run.
+      sweep: Sweep to run.
       name: name of the study.
       storage: `sqlite:///PATH`, `journal:PATH` or a URL of a database; by default a journal in
         the folder.
-      folder: folder of its runs; `runs/NAME` by default.
+      folder: Folder of its runs; `runs/NAME` by default.
 
     Raises:
       UserError: if the study exists, or the config refuses the sweep's dimensions or values.
@@ -172,7 +172,7 @@ def _require_free(folder: paths.Path, marker: dict[str, str]) -> None:
 
 
 def load_base(sweep: space.Sweep) -> ConfigDict:
-    """The config that the trials vary.
+    """Load the config that the trials vary.
 
     Raises:
       UserError: if it refuses the dimensions or values, or lacks the metric.
@@ -197,7 +197,7 @@ def vary(
     point: space.Point,
     check: Callable[[ConfigDict], None] = lambda config: None,
 ) -> ConfigDict:
-    """A copy of the config with other values.
+    """Copy the config with changed values.
 
     Raises:
       UserError: if it refuses the values, or as `check`, see `config.load.override`.
@@ -238,8 +238,8 @@ def open_study(
 
     Args:
       name: name of the study.
-      storage: its URL; by default the one recorded in its folder.
-      folder: folder of its runs, if its path differs here.
+      storage: URL of its storage; by default the one recorded in its folder.
+      folder: Folder of its runs, if its path differs on this machine.
       allowed: the user's own modules that the configs of its trials may name.
 
     Raises:
@@ -309,12 +309,12 @@ def retry(study: Study) -> int:
 
 
 def run_number(trial: optuna.trial.FrozenTrial | optuna.Trial) -> int:
-    """Number of the trial's run: its own, or that of the failed trial that it repeats."""
+    """Return the number of the trial's run: its number, or the failed trial's that it repeats."""
     return trial.user_attrs.get('run', trial.number)
 
 
 def state_name(trial: optuna.trial.FrozenTrial) -> str:
-    """The state of a trial in a word; Optuna's state of a diverged trial is pruned."""
+    """Return the state of a trial in a word; Optuna calls a diverged trial pruned."""
     return 'diverged' if 'diverged' in trial.user_attrs else trial.state.name.lower()
 
 
@@ -372,7 +372,7 @@ def _unopened(storage: str, error: Exception) -> UserError:
 
 
 def absolute(storage: str) -> str:
-    """The storage, with the path of a file made absolute."""
+    """Return the storage, with the path of a file made absolute."""
     for scheme in (JOURNAL, 'sqlite:///'):
         if storage.startswith(scheme):
             path = pathlib.Path(storage.removeprefix(scheme)).expanduser()
@@ -381,7 +381,7 @@ def absolute(storage: str) -> str:
 
 
 def without_password(storage: str) -> str:
-    """The storage's URL without secrets, for a file; drivers find the password themselves.
+    """Return the storage's URL without secrets, for a file; drivers find the password.
 
     Raises:
       UserError: if it is not a URL.
@@ -399,7 +399,7 @@ def without_password(storage: str) -> str:
 
 @contextlib.contextmanager
 def intact(source: str) -> Iterator[None]:
-    """Turn errors of a damaged file or study, and of its storage, into one line.
+    """Turn errors of a damaged file or study, and of its storage, into one-line errors.
 
     Raises:
       paths.WriteError: if the disk of the storage is full, or refuses to write for another reason.

@@ -33,12 +33,12 @@ WAIT_SECONDS = 1.0
 
 @dataclasses.dataclass
 class Tally:
-    """Counts of what a worker has done.
+    """Record of what a worker has done.
 
     Attributes:
-      finished: number of trials that it ended, in any state.
-      failures: a line for each that failed.
-      has_waited: whether it has waited for others.
+      finished: Number of trials that it ended, in any state.
+      failures: A line for each failed trial.
+      has_waited: Whether it has waited for other workers.
     """
 
     finished: int = 0
@@ -58,9 +58,9 @@ class ClaimedTrial:
     """A trial that the processes of a worker share.
 
     Attributes:
-      number: number of the trial.
-      point: its values.
-      folder: folder of its run.
+      number: Number of the trial.
+      point: Values of the trial.
+      folder: Folder of its run.
       trial: Optuna's, on process 0, the only one that accesses the study; None on the others.
     """
 
@@ -71,14 +71,14 @@ class ClaimedTrial:
 
 
 def work(study: Study, limit: int | None = None, step_timeout: float | None = None) -> Tally:
-    """Run trials until none is left to claim, or `limit` of them are finished.
+    """Run trials until none is left to claim, or `limit` trials are finished.
 
     While other workers are at trunks that branches need, or at trials of ASHA, this one waits.
 
     Args:
-      study: as from `open_study`.
-      limit: at least 1.
-      step_timeout: seconds, see `vit_jax.runtime.watchdog.Watchdog`.
+      study: Study from `open_study`.
+      limit: Largest number of trials, at least 1.
+      step_timeout: Time limit of a step in seconds, see `vit_jax.runtime.watchdog.Watchdog`.
 
     Raises:
       Preempted: after SIGTERM or SIGINT; the trial's state is saved, and any worker resumes it.
@@ -162,7 +162,7 @@ def run(study: Study, claim: ClaimedTrial, step_timeout: float | None = None) ->
             store_attribute(claim.trial, 'attempt', None)
         raise paths.WriteError(f'trial {claim.number} is interrupted: {e}') from e
     except UserError as e:
-        # One process alone may have failed, while the others train on.
+        # A single process may have failed while the others continue to train.
         processes.barrier(f'trial {claim.number} failed', processes.BARRIER_SECONDS)
         fail(claim.trial, str(e))
         return str(e)
@@ -196,7 +196,7 @@ def train_trial(study: Study, claim: ClaimedTrial, step_timeout: float | None) -
 
 
 def suggest(study: Study, trial: Trial) -> space.Point:
-    """The trial's values: those that it has, those it was queued with, or the search's."""
+    """Return the trial's values: its present ones, the queued ones, or the search's."""
     return {name: _suggest(trial, name, d) for name, d in study.sweep.dimensions().items()}
 
 
@@ -210,7 +210,7 @@ def _suggest(trial: Trial, name: str, dimension: space.Dimension) -> Any:
 
 
 def reporter(study: Study, claim: ClaimedTrial) -> train.Report:
-    """A callback that reports evaluations to the study and returns whether its pruner ends the run.
+    """Make a callback that reports evaluations and returns whether the pruner ends the run.
 
     Evaluations that a resumed run repeats are skipped.
     """
@@ -236,7 +236,7 @@ def reporter(study: Study, claim: ClaimedTrial) -> train.Report:
 
 
 def final_value(results: dict[str, float], metric: str) -> float:
-    """The metric of an evaluation.
+    """Return the metric of an evaluation.
 
     Raises:
       UserError: if the metric is missing.
@@ -263,7 +263,7 @@ def claimed(study: Study) -> Iterator[Trial | None]:
 
 
 def claimable(study: Study) -> Iterator[FrozenTrial]:
-    """Trials that lost their worker, then paused ones to be promoted, then new ones.
+    """Yield trials that lost their worker, then paused ones to promote, then new ones.
 
     A branch is not among them before its trunk has reached the step that it starts from.
     """
@@ -278,7 +278,7 @@ def claimable(study: Study) -> Iterator[FrozenTrial]:
 
 
 def more_to_come(study: Study) -> bool:
-    """Whether trials of other workers may leave some to claim: branches, promotions.
+    """Return whether other workers' trials may release more to claim: branches, promotions.
 
     Paused trials that nothing can promote anymore are pruned here.
     """
@@ -353,7 +353,7 @@ def end(trial: Trial | None, state: TrialState, value: float | None = None) -> N
 
 
 def promote(study: Study, trial: Trial) -> bool:
-    """Promote a trial that ASHA paused if it is among the best; return whether it goes on.
+    """Promote a trial paused by ASHA if it is among the best; return whether it continues.
 
     A trial that is not paused always goes on.
     """
