@@ -23,9 +23,9 @@ class Generation:
         are machines on GKE only.
       single: the largest size, in units of type names, that is one machine.
       step: the size of one machine of a larger slice.
-      sizes: of the available slices (cloud.google.com/tpu/docs).
+      sizes: Sizes of the available slices (cloud.google.com/tpu/docs).
       gke: its name in node labels (cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus).
-      cores: for each chip, as type names count them.
+      cores: Cores per chip, as counted in type names.
     """
 
     runtime: str
@@ -66,12 +66,12 @@ class CloudJob:
     """A command to run on Cloud TPUs, with its resources.
 
     Attributes:
-      words: the command, as `['train', '--config', ...]`.
-      name: name of the job.
-      tpu: type of a slice, as `v5litepod-16`.
-      spot: whether it may be preempted, at a lower price.
-      restarts: limit on restarts after failures; those after a preemption do not count.
-      env: environment variables of the command.
+      words: Command, such as `['train', '--config', ...]`.
+      name: Name of the job.
+      tpu: Type of a slice, such as `v5litepod-16`.
+      spot: Whether it may be preempted, at a lower price.
+      restarts: Limit on restarts after failures, not counting preemptions.
+      env: Environment variables of the command.
     """
 
     launcher: ClassVar[str]
@@ -97,7 +97,7 @@ class CloudJob:
 
 
 def parse(tpu: str) -> tuple[str, int]:
-    """Generation and size of a type such as `v5litepod-8`.
+    """Parse generation and size of a type such as `v5litepod-8`.
 
     Raises:
       UserError: for any other name.
@@ -123,27 +123,27 @@ def accelerator_type(tpu: str) -> str:
 
 
 def hosts(tpu: str) -> int:
-    """The number of machines of a slice; each runs one process."""
+    """Return the number of machines of a slice; each runs one process."""
     name, size = parse(tpu)
     generation = GENERATIONS[name]
     return 1 if size <= generation.single else size // generation.step
 
 
 def runtime(tpu: str) -> str:
-    """The image of the slice's machines; raises UserError if only GKE offers them."""
+    """Return the image of the slice's machines; UserError if only GKE offers them."""
     if not (image := GENERATIONS[parse(tpu)[0]].runtime):
         raise UserError(f'launch: --tpu {tpu}: available on GKE only: launch gke')
     return image
 
 
 def chips(tpu: str) -> int:
-    """The number of chips of a slice."""
+    """Return the number of chips of a slice."""
     name, size = parse(tpu)
     return size // GENERATIONS[name].cores
 
 
 def topology(tpu: str) -> str:
-    """The usual shape of a slice, as `4x4`: the most cubic one; '' if sides are not powers of 2."""
+    """Return the most cubic shape of a slice, such as `4x4`; '' if sides are not powers of 2."""
     name, _ = parse(tpu)
     doublings, dims = chips(tpu).bit_length() - 1, 2 if GENERATIONS[name].cores == 1 else 3
     if 2**doublings != chips(tpu):
@@ -156,10 +156,10 @@ def check_slices(launcher: str, tpu: str, slices: int, min_slices: int) -> None:
     """Check that several slices of a type can work together.
 
     Args:
-      launcher: for the message.
-      tpu: type of the slices.
-      slices: their number.
-      min_slices: the smallest number that the job accepts.
+      launcher: Name of the launcher, for the message.
+      tpu: Type of the slices.
+      slices: Number of slices.
+      min_slices: Smallest number that the job accepts.
 
     Raises:
       UserError: if they cannot.
@@ -177,11 +177,11 @@ def check_slices(launcher: str, tpu: str, slices: int, min_slices: int) -> None:
 
 
 def setup(extras: Iterable[str], database: bool) -> str:
-    """The commands that install the package from the copied repository.
+    """Return the commands that install the package from the copied repository.
 
     Args:
-      extras: extras of the package that the command needs besides `tpu`.
-      database: whether machines share the study of a sweep.
+      extras: Extras of the package that the command needs in addition to `tpu`.
+      database: Whether machines share the study of a sweep.
     """
     needed = {*extras} | ({'postgres'} if database else set())
     return SETUP.format(extras=','.join(['tpu', *sorted(needed)]))

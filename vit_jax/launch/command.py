@@ -1,4 +1,4 @@
-"""The command line of each process of a job, and the submission of jobs."""
+"""Command line of each process of a job, and submission of jobs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUCKETS = ('gs://', 's3://')
 
 
 def for_processes(words: Sequence[str], processes: int) -> list[str]:
-    """The command line of each process of a job.
+    """Return the command line of each process of a job.
 
     Args:
       words: arguments after `vit_jax`, such as `['train', '--config', ...]`.
@@ -28,8 +28,8 @@ def for_processes(words: Sequence[str], processes: int) -> list[str]:
     """
     if processes == 1 or '--distributed' in words:
         return list(words)
-    if not any(tuple(words[: len(known)]) == known for known in SEVERAL):
-        valid = ', '.join(' '.join(known) for known in SEVERAL)
+    if not any(tuple(words[: len(prefix)]) == prefix for prefix in SEVERAL):
+        valid = ', '.join(' '.join(prefix) for prefix in SEVERAL)
         raise UserError(
             f'launch: {words[0]} runs in one process, and this would start {processes} '
             f'(several can share: {valid})'
@@ -48,7 +48,7 @@ def require_bucket(launcher: str, words: Sequence[str]) -> None:
     """Check that the results of the command outlive its machine.
 
     Args:
-      launcher: for the message.
+      launcher: Name of the launcher, for the message.
       words: arguments after `vit_jax`, such as `['train', '--config', ...]`.
 
     Raises:
@@ -72,7 +72,7 @@ def submit(words: Sequence[str], stdin: str, hint: str, environ: Mapping[str, st
       words: arguments of the command line.
       stdin: standard input of the program.
       hint: what to do without the program.
-      environ: environment variables of the program; by default those of this process.
+      environ: Environment variables of the program; by default this process's.
 
     Raises:
       UserError: if it is not installed, or refuses the job.

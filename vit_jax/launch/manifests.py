@@ -54,11 +54,11 @@ MOUNT_HINT = 'give --mount /data=gs://BUCKET --env TFDS_DATA_DIR=/data/FOLDER'
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SkyJob(CloudJob):
-    """A job of SkyPilot.
+    """SkyPilot job.
 
     Attributes:
       extras: extras of the package that the command needs besides `tpu`.
-      region, zone: any if empty.
+      region, zone: Region and zone; any if empty.
       mounts: buckets, such as `gs://BUCKET`, by their folders on the machines.
     """
 
@@ -71,7 +71,7 @@ class SkyJob(CloudJob):
 
 
 def task(job: SkyJob) -> dict[str, Any]:
-    """The fields of the task, see docs.skypilot.co/en/latest/reference/yaml-spec.html.
+    """Return the fields of the task, see docs.skypilot.co/en/latest/reference/yaml-spec.html.
 
     Raises:
       UserError: for an invalid name, an unknown type of TPU, data that cannot be reached, or
@@ -110,7 +110,7 @@ def task(job: SkyJob) -> dict[str, Any]:
 
 
 def task_text(job: SkyJob) -> str:
-    """The task as YAML; raises UserError as `task`."""
+    """Format the task as YAML; raise UserError like `task`."""
     return yaml_text(task(job))
 
 
@@ -135,7 +135,7 @@ class GkeJob(CloudJob):
 
     Attributes:
       image: image of containers, with the repository and its extras.
-      slices: their number.
+      slices: Number of slices.
       topology: chips along each dimension, such as `4x4`; the usual one of the type if empty.
       flex_start: whether to use flex-start nodes.
       queue: queue of Kueue; '' for none.
@@ -157,7 +157,7 @@ class GkeJob(CloudJob):
 
 
 def jobset(job: GkeJob) -> dict[str, Any]:
-    """The fields of the JobSet.
+    """Return the fields of the JobSet.
 
     Raises:
       UserError: for an invalid name, slices that GKE lacks, or results that would be lost.
@@ -200,7 +200,7 @@ def jobset(job: GkeJob) -> dict[str, Any]:
 
 
 def jobset_text(job: GkeJob) -> str:
-    """The JobSet as YAML; raises UserError as `jobset`."""
+    """Format the JobSet as YAML; raise UserError like `jobset`."""
     return yaml_text(jobset(job))
 
 
@@ -271,7 +271,7 @@ def _resources(chips: int) -> dict[str, Any]:
 
 
 def _verbatim(text: str) -> str:
-    """The text for a field in which Kubernetes expands `$(NAME)`, and reads `$$` as `$`."""
+    """Escape text for a field in which Kubernetes expands `$(NAME)`, and reads `$$` as `$`."""
     return text.replace('$', '$$')
 
 
@@ -360,7 +360,7 @@ def check_mounts(launcher: str, mounts: Mapping[str, str], schemes: Iterable[str
 
 
 def yaml_text(fields: Mapping[str, Any]) -> str:
-    """The fields as YAML that every parser reads alike: strings stay strings.
+    """Format fields as YAML that every parser reads alike: strings stay strings.
 
     Parsers differ in the words that they read as booleans, numbers, dates or null: `y` is true
     only for Kubernetes. So strings are quoted, and those that end in a newline become blocks.

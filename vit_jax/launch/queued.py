@@ -47,7 +47,7 @@ class Answer:
 
     @property
     def reason(self) -> str:
-        """The line with the reason why the call failed."""
+        """Line with the reason why the call failed."""
         lines = [line.strip() for line in self.err.splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith('ERROR:')]
         return (errors or lines or ['it gives no reason'])[-1].removeprefix('ERROR: ')
@@ -58,10 +58,10 @@ class Description:
     """A queued resource as the service describes it.
 
     Attributes:
-      state: of the request; `ABSENT` if there is none.
-      label: of its job, see `TpuJob.resource`.
+      state: State of the request; `ABSENT` if there is none.
+      label: Label of its job, see `TpuJob.resource`.
       slices: their number.
-      error: why it failed.
+      error: Reason of a failure.
     """
 
     state: str
@@ -77,12 +77,12 @@ class Resource:
     Attributes:
       name: name of the resource, and of its nodes.
       zone: where it is.
-      tpu: type of its slices, as `v5litepod-16`.
+      tpu: Type of its slices, such as `v5litepod-16`.
       project: the default one of gcloud if empty.
       spot: whether it may be preempted, at a lower price.
-      flex_start: duration of a flex-start rental, as `24h`; '' for another model.
-      label: of its job.
-      options: more options of `create`, as `network=lab`.
+      flex_start: Duration of a flex-start rental, such as `24h`; '' for other models.
+      label: Label of its job.
+      options: More options of `create`, such as `network=lab`.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Resource:
     options: Sequence[str] = ()
 
     def create_command(self, slices: int) -> list[str]:
-        """The command that requests slices; only the alpha commands have flex-start."""
+        """Return the command that requests slices; only the alpha commands have flex-start."""
         nodes = [f'--node-count={slices}', f'--node-prefix={self.name}']
         flex = ['--provisioning-model=flex-start', f'--max-run-duration={self.flex_start}']
         return [
@@ -110,15 +110,15 @@ class Resource:
         ]
 
     def delete_command(self) -> list[str]:
-        """The command that deletes the resource with its machines."""
+        """Return the command that deletes the resource with its machines."""
         return [*self._command('delete'), '--force']
 
     def describe_command(self) -> list[str]:
-        """The command that describes the resource."""
+        """Return the command that describes the resource."""
         return [*self._command('describe'), '--format=json']
 
     def ssh_command(self, script: str, everywhere: bool) -> list[str]:
-        """The command that runs a script on every machine, or on the first."""
+        """Return the command that runs a script on every machine, or on the first."""
         which = 'all' if everywhere else '0'
         return [
             *self._command('ssh'),
@@ -129,7 +129,7 @@ class Resource:
         ]
 
     def scp_command(self, path: str | pathlib.Path, to: str) -> list[str]:
-        """The command that copies a file into the home folder on every machine."""
+        """Return the command that copies a file into the home folder on every machine."""
         return [
             *self._words('scp', ''),
             str(path),
@@ -144,8 +144,8 @@ class Resource:
         """Ask gcloud for the present state of the resource."""
         answer = call(self.describe_command())
         if answer.code:
-            known = 'NOT_FOUND' in answer.err
-            return Description(ABSENT) if known else Description(UNKNOWN, error=answer.reason)
+            is_absent = 'NOT_FOUND' in answer.err
+            return Description(ABSENT) if is_absent else Description(UNKNOWN, error=answer.reason)
         return parse_description(answer.out)
 
     def _command(self, verb: str, track: str = '') -> list[str]:
@@ -190,7 +190,7 @@ def call(words: Sequence[str], limit: float = SECONDS) -> Answer:
       UserError: if gcloud is not installed.
     """
     try:
-        # A session of its own, so that Ctrl-C reaches this process alone.
+        # A separate session, so that Ctrl-C reaches only this process.
         process = subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,
@@ -237,9 +237,9 @@ class TpuJob(CloudJob):
       extras: extras of the package that the command needs besides `tpu`.
       slices: their number.
       min_slices: the smallest number that the job accepts.
-      flex_start: duration of a flex-start rental, as `24h`; '' for another model.
+      flex_start: Duration of a flex-start rental, such as `24h`; '' for other models.
       prepare: shell commands that prepare each machine, as mounting a disk.
-      options: more options of the request, as `network=lab`.
+      options: More options of the request, such as `network=lab`.
     """
 
     launcher = 'tpu'
@@ -254,7 +254,7 @@ class TpuJob(CloudJob):
     options: Sequence[str] = ()
 
     def resource(self) -> Resource:
-        """The queued resource of the job; its label distinguishes jobs of one name."""
+        """Queued resource of the job; its label distinguishes jobs with the same name."""
         what = repr((*self.words, self.tpu, self.slices, self.min_slices))
         return Resource(
             self.name,
@@ -268,11 +268,11 @@ class TpuJob(CloudJob):
         )
 
     def install(self) -> str:
-        """The script that installs the code on a machine."""
+        """Return the script that installs the code on a machine."""
         return remote.install(self.name, self.extras, self.words[0] == 'sweep', self.prepare)
 
     def start(self, slices: int) -> str:
-        """The script that starts the command on each machine of the slices."""
+        """Return the script that starts the command on each machine of the slices."""
         words = command.for_processes(self.words, slices * cloud_tpu.hosts(self.tpu))
         return remote.start(self.name, words, {**cloud_tpu.ENVIRON, **self.env})
 

@@ -1,4 +1,4 @@
-"""The scripts that `launch tpu` runs on machines, and the archive of the code.
+"""Scripts that `launch tpu` runs on machines, and the archive of the code.
 
 On every machine, the code is in the folder NAME of the home folder, and the run's log, process
 group and exit code in NAME.run. Every script can be repeated.
@@ -71,11 +71,11 @@ echo; echo {marker} "$state" "$size"
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """The state of a run on its first machine.
+    """State of a run on its first machine.
 
     Attributes:
       state: `NEW`, `RUNNING`, or its exit code.
-      log: text that is new in its log.
+      log: New text in its log.
       size: bytes of the whole log.
     """
 
@@ -85,7 +85,7 @@ class Status:
 
 
 def install(name: str, extras: Sequence[str], database: bool, prepare: str) -> str:
-    """The script that unpacks and installs the code.
+    """Return the script that unpacks and installs the code.
 
     Args:
       name: name of the job.
@@ -98,12 +98,12 @@ def install(name: str, extras: Sequence[str], database: bool, prepare: str) -> s
 
 
 def start(name: str, words: Sequence[str], environ: Mapping[str, str]) -> str:
-    """The script that starts a command of vit_jax, after stopping one that runs.
+    """Return the script that starts a command of vit_jax, after stopping a running one.
 
     Args:
       name: name of the job.
-      words: the command, as `['train', '--config', ...]`.
-      environ: its environment variables.
+      words: Command, such as `['train', '--config', ...]`.
+      environ: Environment variables of the command.
     """
     variables = [f'{key}={value}' for key, value in environ.items()]
     command = shlex.join(['env', *variables, '.venv/bin/python', '-m', 'vit_jax', *words])
@@ -112,7 +112,7 @@ def start(name: str, words: Sequence[str], environ: Mapping[str, str]) -> str:
 
 
 def stop(name: str) -> str:
-    """The script that stops the command, which gets a minute to save its state."""
+    """Return the script that stops the command, which gets a minute to save its state."""
     return _stop(name) + f'echo {STOPPED}\n'
 
 
@@ -121,7 +121,7 @@ def _stop(name: str) -> str:
 
 
 def status(name: str, seen: int) -> str:
-    """The script that prints the log from byte `seen` on, and then the state of the run."""
+    """Return the script that prints the log from byte `seen` on, and then the run's state."""
     return _STATUS.format(
         name=name,
         new=NEW,
@@ -136,13 +136,13 @@ def status(name: str, seen: int) -> str:
 def read_status(text: str) -> Status | None:
     """Parse the output of the `status` script; None if it is incomplete."""
     log, _, last = text.rpartition(f'\n{STATE} ')
-    words = last.split()
-    return Status(words[0], log, int(words[1])) if len(words) == 2 else None
+    fields = last.split()
+    return Status(fields[0], log, int(fields[1])) if len(fields) == 2 else None
 
 
 @contextlib.contextmanager
 def archive() -> Iterator[pathlib.Path]:
-    """An archive of the files in the current folder that git does not ignore.
+    """Archive the files in the current folder that git does not ignore.
 
     Raises:
       UserError: outside of the root of the repository.
@@ -156,19 +156,19 @@ def archive() -> Iterator[pathlib.Path]:
 
 
 def files() -> list[str]:
-    """The files in the current folder that git does not ignore.
+    """List the files in the current folder that git does not ignore.
 
     Raises:
       UserError: outside of the root of the repository.
     """
-    words = ['git', 'ls-files', '-z', '--cached', '--others', '--exclude-standard']
+    command = ['git', 'ls-files', '-z', '--cached', '--others', '--exclude-standard']
     try:
-        listed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     except (FileNotFoundError, subprocess.CalledProcessError):
         listed = ''
-    found = [name for name in listed.split('\0') if name and pathlib.Path(name).exists()]
-    if 'constraints.txt' not in found:
+    existing = [name for name in listed.split('\0') if name and pathlib.Path(name).exists()]
+    if 'constraints.txt' not in existing:
         raise UserError(
             'launch tpu copies the files that git lists: run it in the root of the repository'
         )
-    return found
+    return existing

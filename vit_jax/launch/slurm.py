@@ -1,4 +1,4 @@
-"""The sbatch script of a job.
+"""Sbatch script of a job.
 
 On a stop signal, a job saves its state and exits with code 75; the script then requeues it under
 the same number, and it continues. This needs no accounting database: failures are counted in a
@@ -31,7 +31,7 @@ class SlurmJob:
     Attributes:
       words: the command, such as `['train', '--config', ...]`.
       name: name of the job.
-      nodes: their number.
+      nodes: Number of nodes.
       gpus: GPUs of each node, with one process each; one process a node without any.
       array: number of jobs with the same command, which share a sweep's trials; 0 for one job.
       partition: the cluster's default if empty.
@@ -92,7 +92,7 @@ exit $code
 
 
 def script(job: SlurmJob) -> str:
-    """The text of the sbatch script.
+    """Return the text of the sbatch script.
 
     Raises:
       UserError: if the command cannot run with these resources.
@@ -122,7 +122,7 @@ def submit(script: str) -> str:
 
 
 def outside_allocation(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what Slurm and MPI set for a job or step.
+    """Return the environment without variables that Slurm and MPI set for a job or step.
 
     sbatch passes its environment on: the new job would get the CPU binding, the GPUs and the
     process numbers of the allocation that it is submitted from.
@@ -136,13 +136,13 @@ def outside_allocation(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _options(job: SlurmJob) -> list[str]:
-    given = {option.removeprefix('--').partition('=')[0] for option in job.options}
+    overridden = {option.removeprefix('--').partition('=')[0] for option in job.options}
     options = {
         'job-name': job.name,
         'nodes': job.nodes,
         'ntasks-per-node': max(job.gpus, 1),
-        'cpus-per-task': '' if given & {'cpus-per-task', 'cpus-per-gpu'} else job.cpus,
-        'mem-per-cpu': '' if given & {'mem', 'mem-per-cpu', 'mem-per-gpu'} else job.memory,
+        'cpus-per-task': '' if overridden & {'cpus-per-task', 'cpus-per-gpu'} else job.cpus,
+        'mem-per-cpu': '' if overridden & {'mem', 'mem-per-cpu', 'mem-per-gpu'} else job.memory,
         'gpus-per-node': job.gpus,
         'array': f'1-{job.array}' if job.array else '',
         'partition': job.partition,
@@ -180,7 +180,7 @@ LONGEST_GRACE = 65535  # seconds that --signal accepts
 
 
 def directive(option: str) -> str:
-    """The line of a script for an option such as `account=vision`, quoted as for a shell.
+    """Return the script line for an option such as `account=vision`, quoted for a shell.
 
     Raises:
       UserError: for text that is not an option, or a value that Slurm does not accept.
@@ -220,11 +220,11 @@ def check_grace(grace: int, time: str) -> None:
 
 
 def limit_seconds(time: str) -> int:
-    """The seconds of a time limit such as `1-12:00:00`; 0 without one."""
+    """Convert a time limit such as `1-12:00:00` to seconds; 0 without one."""
     days, dash, clock = time.rpartition('-')
     parts = clock.split(':')
     if not all(map(str.isdecimal, parts)):
         return 0
     units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
-    found = sum(int(part) * unit for part, unit in zip(parts, units, strict=False))
-    return 86400 * int(days or 0) + found
+    seconds = sum(int(part) * unit for part, unit in zip(parts, units, strict=False))
+    return 86400 * int(days or 0) + seconds

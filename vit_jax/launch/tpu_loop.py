@@ -1,4 +1,4 @@
-"""The loop of `launch tpu`: request machines, run the command, and start over after preemption.
+"""Loop of `launch tpu`: request machines, run the command, and start over after preemption.
 
 It runs on the user's machine. The run itself does not depend on it: if the loop is killed, the
 same command finds the resource and follows the run again.
@@ -27,19 +27,19 @@ LEAVING = ('SUSPENDING', 'DELETING')  # cannot be deleted yet
 
 
 class Lost(UserError):
-    """The job cannot go on, or a resource is left that may cost money."""
+    """The job cannot continue, or a resource remains that may cost money."""
 
     exit_code = EXIT_FAILED
 
 
 @dataclasses.dataclass(frozen=True)
 class LoopTimes:
-    """The times of the loop.
+    """Times of the loop.
 
     Attributes:
-      poll: seconds between two checks.
-      patience: seconds to wait for all slices before asking for one fewer.
-      sleep, clock: as in `time`.
+      poll: Seconds between two checks.
+      patience: Seconds to wait for all slices before requesting one fewer.
+      sleep, clock: Functions like those of `time`.
     """
 
     poll: float = 30.0
@@ -49,7 +49,7 @@ class LoopTimes:
 
 
 class Loop:
-    """The loop of one job."""
+    """Loop of one job."""
 
     def __init__(self, job: TpuJob, pace: LoopTimes) -> None:
         self.job = job
@@ -78,18 +78,18 @@ class Loop:
 
     def _adopt(self) -> None:
         """Take over the resource of an earlier loop, if there is one."""
-        found = self.resource.describe()
-        if found.state == UNKNOWN:
-            raise UserError(f'launch tpu: {found.error}')
-        if found.state == ABSENT:
+        description = self.resource.describe()
+        if description.state == UNKNOWN:
+            raise UserError(f'launch tpu: {description.error}')
+        if description.state == ABSENT:
             return
-        if found.label != self.resource.label:
+        if description.label != self.resource.label:
             raise UserError(
                 f'launch tpu: {self.job.name} in {self.job.zone} exists already, for another '
                 'command; give --job-name NAME'
             )
-        log(f'found {self.job.name} of an earlier start ({found.state}); going on with it')
-        self.adopted, self.slices = True, found.slices
+        log(f'found {self.job.name} of an earlier start ({description.state}); going on with it')
+        self.adopted, self.slices = True, description.slices
 
     def _run_until_done(self) -> int:
         while True:
@@ -112,25 +112,28 @@ class Loop:
     def _obtain(self) -> None:
         """Wait for machines; each time patience is over, ask for one slice fewer."""
         since, last = self.pace.clock(), ''
-        if (found := self._describe()).state != ACTIVE and not self.adopted:
+        if (description := self._describe()).state != ACTIVE and not self.adopted:
             self.slices = self.job.slices
-        while found.state != ACTIVE:
-            if found.state != last:
-                log(f'{self.job.name}: {found.state}{found.error and f" ({found.error})"}')
-                last = found.state
+        while description.state != ACTIVE:
+            if description.state != last:
+                reason = f' ({description.error})' if description.error else ''
+                log(f'{self.job.name}: {description.state}{reason}')
+                last = description.state
             impatient = self.pace.clock() - since >= self.pace.patience
             fewer = impatient and self.slices > self.job.min_slices
-            if found.state == ABSENT:
+            if description.state == ABSENT:
                 self._create()
-            elif found.state in ENDED or (fewer and found.state not in (*LEAVING, UNKNOWN)):
-                self._check_quota(found.error)
+            elif description.state in ENDED or (
+                fewer and description.state not in (*LEAVING, UNKNOWN)
+            ):
+                self._check_quota(description.error)
                 self._delete()
                 if fewer:
                     log(f'{self.slices} slices are not available; trying {self.slices - 1}')
                     self.slices -= 1
                     since = self.pace.clock()
             self.pause()
-            found = self._describe()
+            description = self._describe()
         self.had_machines = True
 
     def _create(self) -> None:
@@ -160,7 +163,7 @@ class Loop:
         return self._follow()
 
     def _is_started(self) -> bool:
-        """Whether an earlier loop has started the run on these machines."""
+        """Return whether an earlier loop has started the run on these machines."""
         if not self.adopted:
             return False
         self.adopted = False
@@ -211,12 +214,12 @@ class Loop:
 
     def _follow(self) -> int | None:
         """Show the log until the run ends: its exit code, or None if the machines are lost."""
-        seen = silent = 0
+        position = silent = 0
         while True:
-            status = self._status(seen)
+            status = self._status(position)
             if status is not None:
                 print(status.log, end='', flush=True)
-                seen, silent = status.size, 0
+                position, silent = status.size, 0
                 if status.state != remote.RUNNING:
                     return int(status.state)
             elif (state := self._describe().state) not in (ACTIVE, UNKNOWN):
@@ -227,8 +230,8 @@ class Loop:
                 return None
             self.pause()
 
-    def _status(self, seen: int) -> remote.Status | None:
-        script = remote.status(self.job.name, seen)
+    def _status(self, position: int) -> remote.Status | None:
+        script = remote.status(self.job.name, position)
         answer = queued.call(self.resource.ssh_command(script, everywhere=False))
         return None if answer.code else remote.read_status(answer.out)
 

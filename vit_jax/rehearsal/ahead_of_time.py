@@ -1,4 +1,4 @@
-"""A run's programs, compiled for chips that this machine does not have, and their memory.
+"""Programs of a run, compiled for chips that this machine lacks, and their memory.
 
 `profiling.compile_for` starts `python -m vit_jax.rehearsal.ahead_of_time`: only that process loads
 libtpu, and it may be ended once its program is scheduled. It exits with its parent, and removes the
@@ -34,7 +34,7 @@ PROGRAM = ('-P', '-m', __name__)  # arguments of Python, before the folder of a 
 
 
 def program(facts: DataFacts, devices: Sequence[jax.Device]) -> tuple[Program, str]:
-    """The program that `train` would run on these devices.
+    """Build the program that `train` would run on these devices.
 
     Returns:
       The program, and the reason for which `train` would refuse the length of the run, or ''. With
@@ -55,33 +55,33 @@ def program(facts: DataFacts, devices: Sequence[jax.Device]) -> tuple[Program, s
         return make(longest)[0], str(refusal)
 
 
-def lower(made: Program, kind: Shape, step: str = 'train') -> Any:
+def lower(compiled_run: Program, kind: Shape, step: str = 'train') -> Any:
     """Lower the step for one kind of batches, with every argument placed as in a run.
 
     Args:
-      made: by `program`.
-      kind: of batches.
-      step: one of STEPS; all have as many rows as training.
+      compiled_run: Result of `program`.
+      kind: Kind of batches.
+      step: One of STEPS; all have as many rows as training.
 
     Raises:
       UserError: for predictions of a task that has none.
     """
     rows = (kind.rows,)
     arrays = {k: jax.ShapeDtypeStruct(rows + s.shape, s.dtype) for k, s in kind.arrays.items()}
-    batch = sharding.abstract_batch(made.layout, arrays)
+    batch = sharding.abstract_batch(compiled_run.layout, arrays)
     if step == 'train':
-        train_step: Any = made.train_step
-        return train_step.lower(made.target, batch)
-    steps = made.eval_steps
+        train_step: Any = compiled_run.train_step
+        return train_step.lower(compiled_run.target, batch)
+    steps = compiled_run.eval_steps
     compiled: Any = steps.predict if step == 'predict' else steps.evaluate
     if compiled is None:
         raise UserError('--predict: the task of the config has no predictions')
-    return compiled.lower(made.target.variables, batch)
+    return compiled.lower(compiled_run.target.variables, batch)
 
 
-def describe(made: Program, facts: DataFacts, refusal: str) -> dict[str, Any]:
-    """The facts that do not depend on the compiler, as JSON, from the results of `program`."""
-    params = jax.tree.leaves(made.abstract_state.params)
+def describe(compiled_run: Program, facts: DataFacts, refusal: str) -> dict[str, Any]:
+    """Collect the facts that do not depend on the compiler, as JSON values."""
+    params = jax.tree.leaves(compiled_run.abstract_state.params)
     return {
         'parameters': sum(leaf.size for leaf in params),
         'steps': facts.steps,
@@ -94,25 +94,25 @@ def describe(made: Program, facts: DataFacts, refusal: str) -> dict[str, Any]:
                 'shapes': {k: list(s.shape) for k, s in kind.spec.items()},
                 'flops': {
                     name: kind.rows * n
-                    for name, n in _model_flops(facts.run.step.sam, made, kind).items()
+                    for name, n in _model_flops(facts.run.step.sam, compiled_run, kind).items()
                 },
             }
             for kind in facts.kinds
         ],
         'state': {
-            name: sum(map(_bytes_on_a_chip, jax.tree.leaves(getattr(made.target, name))))
+            name: sum(map(_bytes_on_a_chip, jax.tree.leaves(getattr(compiled_run.target, name))))
             for name in ('params', 'opt_state', 'ema', 'collections', 'frozen')
         },
-        'unit': made.layout.num_shards * facts.run.step.accum_steps,
-        'mesh': dict(made.layout.mesh.shape),
-        'devices': made.hardware,
+        'unit': compiled_run.layout.num_shards * facts.run.step.accum_steps,
+        'mesh': dict(compiled_run.layout.mesh.shape),
+        'devices': compiled_run.hardware,
     }
 
 
-def _model_flops(sam: Sam, made: Program, kind: Shape) -> dict[str, int]:
+def _model_flops(sam: Sam, compiled_run: Program, kind: Shape) -> dict[str, int]:
     """Model FLOPs of each of STEPS for one example."""
-    train = task_flops.step_flops(sam, made.model, made.task, kind.spec)
-    once = task_flops.evaluation_flops(made.model, made.task, kind.spec)
+    train = task_flops.step_flops(sam, compiled_run.model, compiled_run.task, kind.spec)
+    once = task_flops.evaluation_flops(compiled_run.model, compiled_run.task, kind.spec)
     return {'train': train, 'eval': once, 'predict': once}
 
 
@@ -125,14 +125,14 @@ def main(request: Mapping[str, Any], folder: pathlib.Path) -> None:
 
     Args:
       request: `config`, `topology`, `step`, `kind` (which of the batches, from the end), and
-        `examples` and `image_size` as `cost.price` takes them.
-      folder: for the compiler's output.
+        `examples` and `image_size`, see `cost.price`.
+      folder: Folder for the compiler's output.
     """
     facts = data_facts(from_dict(request['config']), request['examples'], request['image_size'])
     devices = topology.devices(topology.parse(request['topology']))
-    made, refusal = program(facts, devices)
-    (folder / FACTS).write_text(json.dumps(describe(made, facts, refusal)))
-    lowered = lower(made, facts.kinds[request['kind']], request['step'])
+    compiled_run, refusal = program(facts, devices)
+    (folder / FACTS).write_text(json.dumps(describe(compiled_run, facts, refusal)))
+    lowered = lower(compiled_run, facts.kinds[request['kind']], request['step'])
     memory = lowered.compile().memory_analysis()
     fields = ('argument', 'output', 'alias', 'temp', 'generated_code')
     sizes = {name: getattr(memory, f'{name}_size_in_bytes') for name in fields}

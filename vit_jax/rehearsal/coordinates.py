@@ -1,4 +1,4 @@
-"""The coordinate check: how much a few steps change the output of each layer, by width.
+"""Coordinate check: how much a few steps change each layer's output, by width.
 
 Yang et al., 2022, arXiv:2203.03466, appendix D.1. In a parametrization whose hyperparameters
 transfer, the changes keep their size as the model widens. If they grow, wide models diverge at the
@@ -41,10 +41,10 @@ def check(
 
     Args:
       config: checked; `optim.parametrization` names the widths of the base model.
-      multiples: of these widths to train at.
-      steps: at the constant learning rate of the config.
+      multiples: Multiples of these widths to train at.
+      steps: Number of steps at the config's constant learning rate.
       seeds: number of initializations, and orders of the examples, to average over.
-      report: called after each training.
+      report: Function called after each training.
 
     Raises:
       UserError: if the parametrization is the standard one, or a model cannot be built.
@@ -73,7 +73,7 @@ def check(
 def _short(
     config: ConfigDict, widths: Mapping[str, int], text: str, steps: int, seed: int
 ) -> ConfigDict:
-    """The config of a few steps at a constant rate, with these widths."""
+    """Make the config of a few steps at a constant rate, with these widths."""
     config = copy.deepcopy(config)
     with config.unlocked(), config.ignore_type():
         config.model.update(widths)
@@ -83,7 +83,7 @@ def _short(
 
 
 def _changes(config: ConfigDict, steps: int) -> dict[str, float]:
-    """The RMS of the changes by all steps, on the first batch, by layer."""
+    """Compute the RMS of the changes by all steps, on the first batch, by layer."""
     training = build.build(config, mesh.usable_devices())
     program, batches = training.program, training.data.train_batches()
     state = program.layout.create(program.init)
@@ -92,15 +92,15 @@ def _changes(config: ConfigDict, steps: int) -> dict[str, float]:
     @jax.jit
     def outputs(params: Any, batch: Any) -> dict[str, jax.Array]:
         variables = {'params': params, **state.collections}
-        found, kept = program.model.apply(
+        result, intermediates = program.model.apply(
             variables,
             *program.task.inputs(batch),
             capture_intermediates=True,
             mutable=['intermediates'],
         )
-        inside = traverse_util.flatten_dict(kept['intermediates'], sep='/')
+        inside = traverse_util.flatten_dict(intermediates['intermediates'], sep='/')
         blocks = unroll({k: v[0] for k, v in inside.items() if _BLOCK.search(k)})
-        return {k.removesuffix('/__call__'): v for k, v in blocks.items()} | found
+        return {k.removesuffix('/__call__'): v for k, v in blocks.items()} | result
 
     before = outputs(state.params, first)
     batch = first

@@ -1,4 +1,4 @@
-"""The first steps of a run in a separate process, which a rehearsal starts and kills.
+"""First steps of a run in a separate process, which a rehearsal starts and kills.
 
     python -m vit_jax.rehearsal.dry_run request.json
 
@@ -40,19 +40,19 @@ WAITS = 3  # the step whose evaluation does not end, so that the process can be 
 
 
 class TooLarge(Exception):
-    """The run does not suit this machine; the message says why."""
+    """A run is too large for this machine; the message gives the reason."""
 
 
 class Request(NamedTuple):
     """A requested run.
 
     Attributes:
-      config: as a dict.
-      folder: of the run.
-      facts: a local file for the `Facts` of the run.
-      allowed: as for `train`.
-      last: the step after which it ends; None to wait until it is killed.
-      small: whether to use the smallest batches that the config allows.
+      config: Config as a dict.
+      folder: Run folder.
+      facts: Local file for the `Facts` of the run.
+      allowed: Allowed modules, see `train`.
+      last: Step after which it ends; None to wait until killed.
+      small: Whether to use the smallest batches that the config allows.
     """
 
     config: dict[str, Any]
@@ -67,12 +67,12 @@ class Facts(NamedTuple):
     """Facts about a run on this machine.
 
     Attributes:
-      hardware: the devices.
-      batch_size: in `unit`.
-      unit: images, examples or tokens.
-      total: length of the whole run in steps.
-      state_bytes: of a checkpoint.
-      evaluations: their names.
+      hardware: Devices.
+      batch_size: Batch size in `unit`.
+      unit: Images, examples or tokens.
+      total: Length of the whole run in steps.
+      state_bytes: Bytes of a checkpoint.
+      evaluations: Names of the evaluations.
     """
 
     hardware: str
@@ -136,7 +136,7 @@ def act(request: Request) -> None:
 
 
 def facts_of(training: Training) -> Facts:
-    """The facts of a run on this machine."""
+    """Collect the facts of a run on this machine."""
     program = training.program
     return Facts(
         program.hardware,
@@ -164,11 +164,11 @@ def require_suitable(training: Training, facts: Facts) -> None:
 
 
 def with_all_due(config: ConfigDict) -> ConfigDict:
-    """The config with everything due after every step, and without writers."""
+    """Make everything due after every step, and remove writers."""
     config = copy.deepcopy(config)
     with config.unlocked(), config.ignore_type():
-        every = config.get('every') or {}
-        config.every = {**every, 'log': '1 step', 'eval': '1 step', 'checkpoint': '1 step'}
+        intervals = config.get('every') or {}
+        config.every = {**intervals, 'log': '1 step', 'eval': '1 step', 'checkpoint': '1 step'}
         config.writers = ()
         for section in config.evals.values():
             section.every = None
@@ -176,7 +176,7 @@ def with_all_due(config: ConfigDict) -> ConfigDict:
 
 
 def smallest(config: ConfigDict) -> ConfigDict:
-    """The config with the smallest power of two as batch size that it allows."""
+    """Set the smallest power of two that the config allows as batch size."""
     sizes = itertools.takewhile(config.batch_size.__gt__, (2**i for i in itertools.count()))
     for size in sizes:
         smaller = copy.deepcopy(config)
@@ -200,20 +200,22 @@ class FirstBatch:
         return getattr(self._data, name)
 
     def eval_batches(self, stopping: Stopping = no_stop) -> Iterator[Batch]:
-        """The first batch."""
+        """Yield the first batch."""
         return itertools.islice(self._data.eval_batches(stopping), 1)
 
 
 def with_short_evaluations(training: Training) -> Training:
-    """The run with evaluations, and data for them to learn from, of one batch each."""
-    made: dict[int, Any] = {}
+    """Limit the evaluations, and the data that they fit, to one batch each."""
+    first_batches: dict[int, Any] = {}
 
     def short(data: Dataset | None) -> Any:
-        return None if data is None else made.setdefault(id(data), FirstBatch(data))
+        return None if data is None else first_batches.setdefault(id(data), FirstBatch(data))
 
     evaluations = {
-        name: dataclasses.replace(one, data=short(one.data), fit=short(one.fit))
-        for name, one in training.evaluations.items()
+        name: dataclasses.replace(
+            evaluation, data=short(evaluation.data), fit=short(evaluation.fit)
+        )
+        for name, evaluation in training.evaluations.items()
     }
     return dataclasses.replace(training, evaluations=evaluations)
 

@@ -1,4 +1,4 @@
-"""The last trials of a rehearsal: a run starts, is killed after its first save, and resumes."""
+"""Last trials of a rehearsal: a run starts, is killed after its first save, and resumes."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ OK, FAILED, SKIPPED = 'ok', 'failed', 'not tried'
 
 
 class Row(NamedTuple):
-    """The result of one trial.
+    """Result of one trial.
 
     Attributes:
-      name: of the trial.
-      result: one of OK, FAILED and SKIPPED.
-      seconds: duration.
-      note: details, or the reason of a failure.
+      name: Name of the trial.
+      result: One of OK, FAILED and SKIPPED.
+      seconds: Duration.
+      note: Details, or the reason of a failure.
     """
 
     name: str
@@ -41,11 +41,11 @@ class Row(NamedTuple):
 
 
 class DryRun:
-    """The first steps of a run in separate processes, one of which is killed.
+    """First steps of a run in separate processes, one of which is killed.
 
     Attributes:
-      request: of the process that trains next.
-      facts: of the run on this machine, once a process has written them.
+      request: Request of the process that trains next.
+      facts: Facts of the run on this machine, once a process has written them.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class DryRun:
         yield Row('evaluations', OK, evaluation, f'one batch each: {names or "none"}')
 
     def _pace(self) -> Row:
-        """The time of the last step, and the hours of all steps at its pace."""
+        """Describe the time of the last step, and the hours of all steps at its pace."""
         assert self.facts is not None
         lines = run_folder.read_metrics(self._scratch)
         logged = [line[STEP_SEC] for line in lines if STEP_SEC in line]
@@ -147,7 +147,7 @@ class DryRun:
         return code
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int | None:
-        """The exit code; None once a checkpoint exists, or after the time limit."""
+        """Wait for the exit code; None once a checkpoint exists, or after the time limit."""
         pause = 2.0 if paths.is_remote(self._scratch) else 0.1
         until = time.perf_counter() + self._seconds
         while time.perf_counter() < until:
@@ -164,7 +164,7 @@ class DryRun:
         return (self._local / 'output').read_text(errors='replace')
 
     def _reason(self) -> str:
-        """The last line that the process wrote."""
+        """Return the last line that the process wrote."""
         lines = [line.strip() for line in self._output().splitlines() if line.strip()]
         return lines[-1].removeprefix('error: ') if lines else 'the process ended without a word'
 
@@ -199,5 +199,5 @@ def run_command(name: str, command: Sequence[str]) -> tuple[Row, str]:
 
 
 def same_modules() -> dict[str, str]:
-    """The environment of a process that imports the same modules as this one."""
+    """Return the environment of a process that imports the same modules as this one."""
     return {**os.environ, 'PYTHONPATH': os.pathsep.join(filter(None, sys.path))}

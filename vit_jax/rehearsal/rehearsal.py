@@ -1,4 +1,4 @@
-"""A rehearsal tries everything that a run needs in a few minutes, before it waits in a queue.
+"""Rehearsals, which try everything that a run needs in a few minutes, before a queue.
 
 extras       the packages that sources, evaluators and writers need
 folder       a file is written, read and removed
@@ -42,7 +42,7 @@ PROBE = b'vit_jax' * 2**17
 
 
 class Failure(Exception):
-    """A trial that failed; the message says why."""
+    """A trial failed; the message gives the reason."""
 
 
 def rehearse(
@@ -54,10 +54,10 @@ def rehearse(
     """Try everything that a run needs, and leave no files behind.
 
     Args:
-      config: of the run, as from `config.load`.
-      folder: of the run; it stays untouched. A folder next to it is used, and then removed.
-      allowed: modules that the config of the run that this one starts from may name.
-      minutes: to wait for the first checkpoint, and for the resumption.
+      config: Config of the run, from `config.load`.
+      folder: Run folder, which is not touched; a folder next to it is used, then removed.
+      allowed: Modules that the config of the initial run may name.
+      minutes: Minutes to wait for the first checkpoint, and for the resumption.
 
     Yields:
       A row for each trial as it ends. After a failure, trials that do not depend on it continue.
@@ -101,7 +101,7 @@ def _removed(scratch: paths.Path) -> Iterator[None]:
 def _without_steps(
     config: ConfigDict, folder: str, scratch: paths.Path, allowed: Sequence[str]
 ) -> Iterator[Row]:
-    """The trials in this process, without devices."""
+    """Yield the trials in this process, without devices."""
     run = to_run(config)
     yield _timed('extras', partial(_check_extras, run, folder))
     yield _timed('folder', partial(_check_folder, scratch))
@@ -132,7 +132,7 @@ def _timed(name: str, trial: Callable[[], str]) -> Row:
 
 
 def needed_extras(run: Run) -> set[str]:
-    """The extras of the package that a run needs, installed or not.
+    """Find the extras of the package that a run needs, installed or not.
 
     Raises:
       UserError: for the name of a module that does not exist.
@@ -178,7 +178,7 @@ def _check_folder(scratch: paths.Path) -> str:
 
 def _data_sets(run: Run) -> Iterator[tuple[str, Data]]:
     """Yield the name and section of all splits, without repeating equal ones."""
-    seen = set()
+    keys = set()
     splits: list[tuple[str, Data]] = [('data', run.data)]
     for name, entry in run.evals.items():
         splits.append((f'evals.{name}', entry))
@@ -186,24 +186,24 @@ def _data_sets(run: Run) -> Iterator[tuple[str, Data]]:
             splits.append((f'evals.{name}', dataclasses.replace(entry, split=entry.fit)))
     for name, data in splits:
         key = data.source, data.split, data.transforms
-        if data.split and key not in seen:
-            seen.add(key)
+        if data.split and key not in keys:
+            keys.add(key)
             yield name, data
 
 
 def _check_data(run: Run, section: Data) -> str:
     """Read the first, the last and random examples of a split, through the transforms."""
-    own = section.batch_size if isinstance(section, Evaluation) else None
-    data = open_dataset(section, own or run.batch_size, run.seed)
+    batch_size = section.batch_size if isinstance(section, Evaluation) else None
+    data = open_dataset(section, batch_size or run.batch_size, run.seed)
     examples, rng = data.plan.examples, np.random.default_rng(run.seed)
     chosen = {0, len(examples) - 1, *rng.integers(len(examples), size=RECORDS).tolist()}
     began = time.perf_counter()
     for index in sorted(chosen):
         record = examples.read(index, run.seed, index)
-    each = (time.perf_counter() - began) / len(chosen)
-    fields = ', '.join(_described(name, value) for name, value in record.items())
-    return f'{len(chosen)} of {len(examples):,} records, {1e3 * each:.1f} ms each: {fields}'
+    seconds = (time.perf_counter() - began) / len(chosen)
+    fields = ', '.join(_describe_field(name, value) for name, value in record.items())
+    return f'{len(chosen)} of {len(examples):,} records, {1e3 * seconds:.1f} ms each: {fields}'
 
 
-def _described(name: str, value: Any) -> str:
+def _describe_field(name: str, value: Any) -> str:
     return f'{name} {list(np.shape(value))}' if np.ndim(value) else name

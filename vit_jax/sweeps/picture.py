@@ -178,13 +178,13 @@ def settings(study: Study) -> list[Setting]:
     return sorted(found, key=lambda one: sign * one.mean + (one.half or 0.0))
 
 
-def over_seeds(settings: Setting) -> str:
+def over_seeds(setting: Setting) -> str:
     """Format the mean of a setting with its 90% interval, and its trials."""
-    half = settings.half or 0.0
-    count, trials = len(settings.trials), ', '.join(str(one.number) for one in settings.trials)
+    half = setting.half or 0.0
+    count, trials = len(setting.trials), ', '.join(str(one.number) for one in setting.trials)
     return (
-        f'{settings.mean:.4f} [{settings.mean - half:.4f}, {settings.mean + half:.4f}], mean of {count} '
-        f'seed{"s" * (count > 1)}: trial{"s" * (count > 1)} {trials}'
+        f'{setting.mean:.4f} [{setting.mean - half:.4f}, {setting.mean + half:.4f}], mean of '
+        f'{count} seed{"s" * (count > 1)}: trial{"s" * (count > 1)} {trials}'
     )
 
 

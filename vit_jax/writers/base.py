@@ -1,4 +1,4 @@
-"""The base class of writers, and their view of a run: its start, and what earlier starts wrote."""
+"""Base class of writers, and their view of a run: its start, and earlier starts' output."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _IDS, _WRITTEN = 'ids', 'told'  # keys of the file
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A start of a run, the first one or a resumption.
+    """Start of a run, the first one or a resumption.
 
     Attributes:
-      folder: folder of the run.
-      local: a folder on this machine, whose files are copied to the run's folder.
-      start_step: step after which the run resumes; 0 for a new run.
-      config: the complete config.
-      written: the last step of each number that earlier starts have written.
+      folder: Run folder.
+      local: Folder on this machine, whose files are copied to the run folder.
+      start_step: Step after which the run resumes; 0 for a new run.
+      config: Complete config.
+      written: Last step of each number that earlier starts have written.
     """
 
     folder: Path
@@ -37,27 +37,27 @@ class Run:
     written: Mapping[str, int]
 
     def unwritten(self, step: int, values: Mapping[str, float]) -> dict[str, float]:
-        """The numbers that no earlier start has written, as a resumed run repeats steps."""
+        """Return the numbers that no earlier start has written; a resumed run repeats steps."""
         return {name: value for name, value in values.items() if step > self.written.get(name, -1)}
 
     def is_written(self, step: int, name: str) -> bool:
-        """Whether an earlier start has written the evaluation that a picture belongs to.
+        """Return whether an earlier start has written the evaluation of a picture.
 
         Args:
-          step: step of the picture.
-          name: name of the picture, ENTRY/NAME, as the names of the evaluation's numbers.
+          step: Step of the picture.
+          name: Name of the picture, ENTRY/NAME, like the evaluation's numbers.
         """
         entry = f'{name.partition("/")[0]}/'
         return any(step <= last for key, last in self.written.items() if key.startswith(entry))
 
     def identity(self, service: str, make: Callable[[], str]) -> str:
-        """The run's id in a service: the one of earlier starts, or a new one.
+        """Return the run's id in a service, from earlier starts or new.
 
         Args:
-          service: the writer's name.
-          make: makes a new one.
+          service: Name of the writer.
+          make: Function that makes a new id.
         """
-        stored = _stored(self.folder, self.start_step)
+        stored = _read_record(self.folder, self.start_step)
         ids = dict(stored.get(_IDS, {}))
         ids.setdefault(service, '')
         ids[service] = ids[service] or make()
@@ -74,7 +74,7 @@ class Writer(abc.ABC):
     any other exception the run goes on without the writer, since its folder holds the numbers.
 
     Args:
-      run: the start of the run; a writer is made only on process 0.
+      run: Start of the run; a writer is made only on process 0.
     """
 
     @abc.abstractmethod
@@ -90,7 +90,7 @@ class Writer(abc.ABC):
 
     @classmethod
     def may_pass(cls, error: Exception) -> bool:
-        """Whether the error means that the service does not answer, which may pass."""
+        """Return whether the error means that the service does not answer, which may pass."""
         return servers.is_network_error(error)
 
     @classmethod  # noqa: B027, a default
@@ -130,11 +130,11 @@ def begin(
 
     Args:
       folder, local, start_step, config: see `Run`.
-      lines: lines of the metrics, including steps that this start repeats.
+      lines: Lines of the metrics, including steps that this start repeats.
     """
     written: dict[str, int] = {}
     if start_step:
-        written |= _stored(folder, start_step).get(_WRITTEN, {})
+        written |= _read_record(folder, start_step).get(_WRITTEN, {})
         for line in lines:
             for name in line.keys() - {'step'}:
                 written[name] = max(line['step'], written.get(name, 0))
@@ -152,12 +152,12 @@ def _cell(text: str) -> str:
     return visible(' '.join(text.split())).replace('\\', '\\\\').replace('|', '\\|')
 
 
-def _stored(folder: Path, start_step: int) -> dict[str, Any]:
-    """The record of earlier starts; empty for a new run."""
+def _read_record(folder: Path, start_step: int) -> dict[str, Any]:
+    """Read the record of earlier starts; empty for a new run."""
     text = paths.read_text(folder / run_folder.WRITERS, errors='replace') if start_step else None
     try:
         content = paths.parse_json(text or '{}')
     except ValueError:
         return {}
-    whole = isinstance(content, dict) and all(isinstance(v, dict) for v in content.values())
-    return content if whole else {}
+    is_valid = isinstance(content, dict) and all(isinstance(v, dict) for v in content.values())
+    return content if is_valid else {}

@@ -30,12 +30,12 @@ REFUSED = re.compile(r'[^/\w.\- :]')  # in names
 
 
 class Writer(base.Writer):
-    """Write to a run of MLflow named as the run folder, and to the same one when resumed.
+    """Write to an MLflow run with the run folder's name; a resumed run continues it.
 
     Steps that a resumed run repeats are not written again.
 
     Args:
-      run: its config becomes the parameters of the MLflow run.
+      run: Run whose config becomes the parameters of the MLflow run.
 
     Raises:
       UserError: if the package is not installed.
@@ -67,27 +67,29 @@ class Writer(base.Writer):
 
     @classmethod
     def may_pass(cls, error: Exception) -> bool:
-        """Whether the server does not answer, or answers that it cannot at the moment."""
+        """Return whether the server does not answer, or reports a temporary failure."""
         busy = getattr(error, 'error_code', '') in BUSY or SERVER_ERROR.search(str(error))
         return bool(busy) or super().may_pass(error)
 
     def _create(self) -> str:
         """Create the run in MLflow; return its id."""
         name = os.environ.get('MLFLOW_EXPERIMENT_NAME', EXPERIMENT)
-        found = self._client.get_experiment_by_name(name)
-        experiment = found.experiment_id if found else self._client.create_experiment(name)
-        made = self._client.create_run(experiment, run_name=self._run.folder.name).info.run_id
+        existing = self._client.get_experiment_by_name(name)
+        experiment = existing.experiment_id if existing else self._client.create_experiment(name)
+        run_id = self._client.create_run(experiment, run_name=self._run.folder.name).info.run_id
         param, config = self._entities.Param, self._run.config
         flat = [param(escape(name), str(value)[:MAX_LENGTH]) for name, value in _flat(config)]
         for first in range(0, len(flat), MAX_PARAMS):
-            self._client.log_batch(made, params=flat[first : first + MAX_PARAMS])
-        return made
+            self._client.log_batch(run_id, params=flat[first : first + MAX_PARAMS])
+        return run_id
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Write the {name: value} that no earlier start has written."""
-        now, unwritten = int(time.time() * 1000), self._run.unwritten(step, values)
+        milliseconds, unwritten = int(time.time() * 1000), self._run.unwritten(step, values)
         metric = self._entities.Metric
-        if metrics := [metric(escape(name), x, now, step) for name, x in unwritten.items()]:
+        if metrics := [
+            metric(escape(name), x, milliseconds, step) for name, x in unwritten.items()
+        ]:
             self._client.log_batch(self._id, metrics=metrics)
 
     def image(self, step: int, name: str, pixels: UInt8[np.ndarray, 'Y X 3']) -> None:
@@ -103,7 +105,7 @@ class Writer(base.Writer):
 
 
 def escape(name: str) -> str:
-    """The name with the code of each character that MLflow refuses: `_28_` for `(`.
+    """Replace each character that MLflow refuses by its code: `_28_` for `(`.
 
     Names that are too long end in a digest.
     """

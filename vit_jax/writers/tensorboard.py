@@ -24,13 +24,13 @@ from vit_jax.writers.base import Run, markdown
 
 
 class Writer(base.Writer):
-    """Write event files of TensorBoard, flushed to the disk at every write.
+    """Write TensorBoard event files, flushed to the disk at every write.
 
-    If a resumed run repeats steps, TensorBoard drops those of the earlier start. Evaluations of the
+    If a resumed run repeats steps, TensorBoard drops the earlier start's steps. Evaluations of the
     step after which it resumes are not written again.
 
     Args:
-      run: whose folder gets the file.
+      run: Run whose folder gets the file.
     """
 
     _count = itertools.count()  # a process may open several in a second, read in this order

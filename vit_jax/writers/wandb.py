@@ -21,12 +21,12 @@ ADDRESS = 'https://api.wandb.ai'  # unless WANDB_BASE_URL names another
 
 
 class Writer(base.Writer):
-    """Write to a run of W&B named as the run folder, and to the same one when resumed.
+    """Write to a W&B run with the run folder's name; a resumed run continues it.
 
     Steps that a resumed run repeats are not written again.
 
     Args:
-      run: its config becomes the config of the W&B run.
+      run: Run whose config becomes the config of the W&B run.
 
     Raises:
       UserError: if the package is not installed.
@@ -71,7 +71,7 @@ class Writer(base.Writer):
 
     @classmethod
     def may_pass(cls, error: Exception) -> bool:
-        """Whether the server does not answer; a refused key does not pass."""
+        """Return whether the server does not answer; a refused key is permanent."""
         kinds = [kind.__name__ for kind in type(error).__mro__]
         silent = 'CommError' in kinds and 'AuthenticationError' not in kinds
         return silent or super().may_pass(error)
