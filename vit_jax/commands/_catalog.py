@@ -23,9 +23,9 @@ class Named:
     """Something that a config or the command line may name.
 
     Attributes:
-      name: as written there; the file of an experiment.
+      name: Name as written there; the file of an experiment.
       line: description.
-      arguments: as text; empty for none.
+      arguments: Arguments as text; empty for none.
     """
 
     name: str

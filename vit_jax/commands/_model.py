@@ -22,7 +22,7 @@ def add_model_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Non
     """Add MODEL, and the flags that `open_model` reads.
 
     Args:
-      parser: to add them to, before its other positional arguments.
+      parser: Parser to extend, before its other positional arguments.
       argv: the command line, whose `--workdir` or `--checkpoint` stands for MODEL.
     """
     add_subject(parser, argv, 'model', MODEL_FLAGS, metavar='MODEL', help=MODEL)

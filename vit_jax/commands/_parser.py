@@ -141,11 +141,11 @@ def add_subject(
     """Add a positional argument, unless the command line has a flag that stands for it.
 
     Args:
-      parser: to add it to.
+      parser: Parser to extend.
       argv: the command line.
-      name: of the attribute; None if a flag stands for it.
-      flags: these flags.
-      options: of `add_argument`.
+      name: Attribute; None if one of the flags is given.
+      flags: Flags that replace the argument.
+      options: Keywords of `add_argument`.
     """
     if has_flag(argv, flags):
         parser.set_defaults(**{name: None})
@@ -241,7 +241,7 @@ def overview(
     Args:
       command, description: see `Parser`.
       usage: the words after the command's name.
-      parsers: of the actions.
+      parsers: Parsers of the actions.
     """
     shown = Parser(command, description)
     shown.usage = f'{shown.prog} {usage}'
@@ -258,8 +258,8 @@ def check_output(
     Commands call it before they compute anything.
 
     Args:
-      path: of the file.
-      flag: that names it.
+      path: File to write.
+      flag: Flag that names it.
       inputs: words that name what the command reads: files, folders of images, sources such as
         'table:FILE', and others, which are not looked at.
     """

@@ -26,9 +26,9 @@ class InspectedModel:
     """A model to inspect.
 
     Attributes:
-      config: of the model.
+      config: Config of the model.
       variables: collections of arrays, or of their shapes.
-      spec: of one example; empty if unknown.
+      spec: Arrays of one example; empty if unknown.
       note: why FLOPs cannot be counted; empty if they can.
       remarks: lines about the parameters.
     """

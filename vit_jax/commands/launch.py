@@ -127,7 +127,7 @@ def needed_extras(command: Sequence[str], config: ConfigDict | None) -> list[str
     """The extras of the package that a command needs.
 
     Args:
-      command: with its flags, such as `['train', '--config', ...]`.
+      command: Command with its flags, such as `['train', '--config', ...]`.
       config: that it runs; None if unknown here, as for a run in a bucket, which may need the
         extras of any config.
     """

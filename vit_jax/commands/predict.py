@@ -338,10 +338,10 @@ def write_coco_results(
     """Write the predictions of all images in COCO's results format.
 
     Args:
-      path: of the file.
-      ids: of the images.
-      results: of the images, each with its `predictions`.
-      keys: of a prediction, written beside `image_id`.
+      path: File to write.
+      ids: COCO ids of the images.
+      results: Images, each with its `predictions`.
+      keys: Keys of a prediction, written next to `image_id`.
 
     Raises:
       UserError: if the file cannot be written.

@@ -78,8 +78,8 @@ class Run:
 
     Attributes:
       name: unique on the page.
-      folder: of the run.
-      row: of `scaling.runs.read_run`.
+      folder: Run folder.
+      row: Row of `scaling.runs.read_run`.
       differs: its config values that differ between the runs of the page.
       history: its metrics; empty before it has logged any.
       note: why its FLOPs are unknown; empty if they are known.

@@ -72,8 +72,8 @@ def writer(
     Args:
       args: the flags.
       total: number of images.
-      names: of the classes.
-      times: of frames.
+      names: Class names.
+      times: Times of the frames.
     """
     if args.draws:
         return lambda batches: write_picture(args.out, list(batches), names, times)
