@@ -10,6 +10,7 @@ from vit_jax.config import defaults, load, schema
 from vit_jax.config.run import Branch, Init, Run, Step
 from vit_jax.data.records import SourceInfo
 from vit_jax.errors import UserError
+from vit_jax.nn import options
 
 
 @pytest.fixture
@@ -101,3 +102,27 @@ def test_where_two_configs_differ(config: ConfigDict, override: str, places: lis
     stored = load.from_json(load.to_json(config))
     assert defaults.differences(stored, config) == []
     assert defaults.differences(stored, load.override(config, [override])) == places
+
+
+def test_flat_fields_of_earlier_versions_are_no_difference(config: ConfigDict) -> None:
+    new = load.override(config, ['model.pool.kind=map', 'model.positions.std=0.1'])
+    old = ConfigDict(new.to_dict())
+    groups = old.model.to_dict()
+    flat = {key: groups.pop(key) for key in ('pool', 'positions', 'head', 'block') if key in groups}
+    old.model = ConfigDict(options.flat_fields({**groups, **flat}))
+    assert old.model.pool == 'map' and old.model.posemb_std == 0.1
+    assert defaults.differences(old, new) == []
+    assert list(defaults.function_changes(old, new)) == []
+    assert load.override(old, ()).model.to_dict() == new.model.to_dict()
+    other = load.override(new, ['model.gelu=erf', 'model.posemb_std=0.2'])
+    assert defaults.differences(old, other) == ['model']
+    assert [*defaults.function_changes(old, other)] == [('model.block.gelu', 'tanh', 'erf')]
+
+
+@pytest.mark.parametrize(
+    'override',
+    ['model.pool.knd=map', 'model.block=1', 'model.block.norm_pre=2', 'model.pool.x.y=1'],
+)
+def test_mistakes_in_groups_of_the_model(config: ConfigDict, override: str) -> None:
+    with pytest.raises(UserError, match=r'config\.model'):
+        load.override(config, [override])

@@ -67,7 +67,7 @@ def test_every_command_that_reads_weights_names_the_key_and_both_values(
     for name, place in places.items():
         words = [word.replace(name, place) for word in words]
     line = refused(capsys, command, *words)
-    assert f"{run}/config.json: config.model.posemb is 'none', but 'sincos2d' in" in line
+    assert f"{run}/config.json: config.model.positions.embed is 'none', but 'sincos2d' in" in line
     assert str(run / 'checkpoints' / '2') in line
     assert not list(tmp_path.glob('out*'))
 
@@ -77,7 +77,7 @@ def test_every_command_that_reads_weights_names_the_key_and_both_values(
     ('change', 'words'),
     [
         (put('model', num_heads=4), 'config.model.num_heads is 4, but 2'),
-        (put('model', gelu='erf'), "config.model.gelu is 'erf', but 'tanh'"),
+        (put('model', gelu='erf'), "config.model.block.gelu is 'erf', but 'tanh'"),
         (put('model', name='hybrid'), "config.model.name is 'hybrid', but 'vit'"),
         (put('task', value_range=[0, 1]), 'config.task.value_range is (0, 1), but (-1.0, 1.0)'),
         (lambda c: c.update(seed=3), 'config.seed is 3, but 0'),

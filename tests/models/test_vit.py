@@ -12,8 +12,9 @@ from helpers import precision
 from helpers.pictures import count, images_like, shapes, spec
 
 from vit_jax.errors import UserError
-from vit_jax.models.vit import POOLS, VARIANTS, Model, variant
+from vit_jax.models.vit import VARIANTS, Model, variant
 from vit_jax.nn.blocks import Block
+from vit_jax.nn.options import POOLS, nested_fields
 from vit_jax.tree_paths import path_name
 
 TINY = {'patch_size': 4, 'width': 16, 'depth': 2, 'mlp_dim': 32, 'num_heads': 2}
@@ -56,15 +57,15 @@ def perturbed(model, images):
 
 def closed_form(model):
     """Parameters at 224 x 224."""
-    width, mlp, pool = model.width, model.mlp_dim, model.pool
+    width, mlp, pool = model.width, model.mlp_dim, model.pool.kind
     patches, pixels = (224 // model.patch_size) ** 2, model.patch_size**2 * 3
     norm, attention = 2 * width, 4 * (width * width + width)
     perceptron = 2 * width * mlp + mlp + width
     total = (pixels + 1) * width + model.depth * (2 * norm + attention + perceptron) + norm
     total += width * (pool == 'cls')
-    total += (patches + (pool == 'cls')) * width * (model.posemb == 'learn')
+    total += (patches + (pool == 'cls')) * width * (model.positions.embed == 'learn')
     total += (width + attention + norm + perceptron) * (pool == 'map')
-    features = model.representation_size or width
+    features = model.head.representation_size or width
     total += (width + 1) * features * (features != width)
     return total + (features + 1) * (model.num_classes or 0)
 
@@ -460,13 +461,13 @@ def test_unknown_variants_are_refused(name, message):
 @pytest.mark.parametrize(
     ('fields', 'message'),
     [
-        ({'pool': 'mean'}, "unknown pool 'mean'"),
+        ({'pool': 'mean'}, "pool.kind 'mean'"),
         (
             {'fc_norm': True},
-            "fc_norm norms a mean of tokens: take pool 'gap' or 'patches', not 'cl",
+            "pool.norm=True .*'gap' or 'patches', not 'cls'",
         ),
-        ({'posemb': 'learned'}, "unknown posemb 'learned'; did you mean 'learn'"),
-        ({'gelu': 'exact'}, "unknown gelu 'exact'"),
+        ({'posemb': 'learned'}, "positions.embed 'learned'; did you mean 'learn'"),
+        ({'gelu': 'exact'}, "block.gelu 'exact'"),
         ({'residual_dtype': 'half'}, "unknown residual_dtype 'half'"),
         ({'dtype': 'bf16'}, "unknown dtype 'bf16'; did you mean 'bfloat16'"),
         ({'num_heads': 7}, 'width 768 is not a multiple of num_heads 7'),
@@ -497,10 +498,7 @@ def test_fixed_positions_take_images_of_any_size():
 
 def test_fields_are_hashable_and_survive_json():
     model = Model(num_classes=5, scan=True, **TINY)
-    fields = {
-        f.name: getattr(model, f.name)
-        for f in dataclasses.fields(model)
-        if f.name not in ('parent', 'name')
-    }
-    assert Model(**json.loads(json.dumps(fields))) == model
+    fields = nested_fields(model)
+    text = json.dumps(fields)
+    assert Model(**json.loads(text) | {'no_bias': fields['no_bias']}) == model
     assert len({model, Model(**fields)}) == 1

@@ -14,7 +14,9 @@ from helpers.targets import runs_on
 from helpers.torch_vits import images_for, load_into
 
 from vit_jax.errors import UserError
+from vit_jax.models import naflex, vit_factorized
 from vit_jax.models.vit import Model, variant
+from vit_jax.nn import options
 from vit_jax.nn.attention_choice import Target
 from vit_jax.nn.blocks import Block, BlockOptions
 from vit_jax.tree_paths import path_name
@@ -510,19 +512,22 @@ def test_attention_maps_have_the_grid_of_the_patches():
 @pytest.mark.parametrize(
     ('fields', 'message'),
     [
-        ({'mlp': 'swigloo'}, "unknown mlp 'swigloo'; did you mean 'swiglu'"),
-        ({'mlp': 'swiglu(norms=True)'}, "unknown option 'norms'; did you mean 'norm'"),
-        ({'mlp': 'swiglu(norm=1)'}, 'norm must be like False, not 1'),
+        ({'mlp': 'swigloo'}, "block.mlp 'swigloo'; did you mean 'swiglu'"),
+        ({'mlp': 'swiglu(norms=True)'}, "block: .*'mlp_norms'; did you mean 'mlp_norm'"),
+        ({'mlp': 'swiglu(norm=1)'}, 'mlp_norm must be like False, not 1'),
         ({'mlp': 'swiglu(True)'}, "write a name, or a call as 'name"),
         ({'mlp': 'swiglu(norm=open("a"))'}, 'write a name, or a call'),
         ({'mlp': ''}, "mlp='': write a name"),
-        ({'norm_place': 'after'}, "unknown norm_place 'after'"),
+        ({'norm_place': 'after'}, "block.norm_place 'after'"),
         ({'positions': 'relative(shared=1)'}, 'shared must be like False, not 1'),
-        ({'pool': 'distilled', 'head_norm': 'batch'}, 'takes no representation_size and no head'),
-        ({'norm': 'batch'}, "unknown norm 'batch'"),
-        ({'qk_norm': 'l2'}, "unknown qk_norm 'l2'"),
-        ({'positions': 'rotary'}, "unknown positions 'rotary'"),
-        ({'positions': 'rope(base=1.0)'}, "unknown option 'base'"),
+        (
+            {'pool': 'distilled', 'head_norm': 'batch'},
+            'distilled.*representation_size',
+        ),
+        ({'norm': 'batch'}, "block.norm 'batch'"),
+        ({'qk_norm': 'l2'}, "block.qk_norm 'l2'"),
+        ({'positions': 'rotary'}, "positions.kind 'rotary'"),
+        ({'positions': 'rope(base=1.0)'}, "positions.rope: .*'base'"),
         ({'positions': 'rope_dinov3(theta="1")'}, "theta must be like 100.0, not '1'"),
         ({'positions': 'rope', 'width': 12, 'num_heads': 2}, 'a multiple of 4 wide, not 6'),
         ({'no_bias': 'qkv'}, "unknown layer of no_bias 'qkv'"),
@@ -530,5 +535,69 @@ def test_attention_maps_have_the_grid_of_the_patches():
     ],
 )
 def test_impossible_parts_are_refused_at_construction(fields, message):
+    with pytest.raises(UserError, match=message):
+        Model(**fields)
+
+
+# For each flat name of an earlier version: an old value, and the same in its group.
+OLD_FORMS = {
+    'pool': ('gap', {'pool': {'kind': 'gap'}}),
+    'pool_heads': (1, {'pool': {'num_heads': 1}}),
+    'pool_mlp_dim': (8, {'pool': {'mlp_dim': 8}}),
+    'fc_norm': (False, {'pool': {'norm': False}}),
+    'posemb': ('none', {'positions': {'embed': 'none'}}),
+    'posemb_prefix': ('all', {'positions': {'prefix': 'all'}}),
+    'posemb_std': (0.5, {'positions': {'std': 0.5}}),
+    'positions': (
+        'rope(reference=16, order="xy")',
+        {'positions': {'kind': 'rope', 'rope': {'reference': 16, 'order': 'xy'}}},
+    ),
+    'representation_size': (8, {'head': {'representation_size': 8}}),
+    'head_norm': ('batch', {'head': {'norm': 'batch'}}),
+    'head_bias': (-2.0, {'head': {'bias': -2.0}}),
+    'gelu': ('erf', {'block': {'gelu': 'erf'}}),
+    'norm': ('rms', {'block': {'norm': 'rms'}}),
+    'norm_eps': (1e-3, {'block': {'norm_eps': 1e-3}}),
+    'norm_place': ('post', {'block': {'norm_place': 'post'}}),
+    'norm_pre': (True, {'block': {'norm_pre': True}}),
+    'final_norm': (False, {'block': {'final_norm': False}}),
+    'qk_norm': ('rms', {'block': {'qk_norm': 'rms'}}),
+    'inner_norm': (True, {'block': {'inner_norm': True}}),
+    'mlp': ('swiglu(norm=True)', {'block': {'mlp': 'swiglu', 'mlp_norm': True}}),
+    'layer_scale': (0.1, {'block': {'layer_scale': 0.1}}),
+    'no_bias': ('query|mlp', {'no_bias': ('query', 'mlp')}),
+}
+
+
+def test_every_moved_field_is_tried():
+    assert set(OLD_FORMS) == {*options.MOVED, 'no_bias'}
+    assert len(options.defaults(Model)) <= 20
+
+
+@pytest.mark.parametrize('name', OLD_FORMS)
+def test_flat_names_of_earlier_versions_make_the_same_model(name):
+    value, nested = OLD_FORMS[name]
+    old, new = Model(**TINY, **{name: value}), Model(**TINY, **nested)
+    assert old == new and hash(old) == hash(new)
+    assert Model(**TINY).clone(**{name: value}) == new
+    flat = options.flat_fields(options.nested_fields(new))
+    assert flat[name] == (value.replace('"', "'") if name == 'positions' else value)
+    assert Model(**flat) == new
+
+
+def test_a_group_keeps_the_defaults_of_the_class():
+    assert naflex.Model(**TINY, pool={'num_heads': 1}).pool.kind == 'map'
+    assert vit_factorized.Model(**TINY, posemb_std=0.1).positions.prefix == 'none'
+
+
+@pytest.mark.parametrize(
+    ('fields', 'message'),
+    [
+        ({'pool': {'kin': 'gap'}}, "'kin'; did you mean 'kind'"),
+        ({'positions': {'rope': {'theta': 9.0}}}, "positions.rope .*positions.kind='none'"),
+        ({'block': {'norm_eps': 'small'}}, "block.norm_eps .*'small'"),
+    ],
+)
+def test_mistakes_in_groups(fields, message):
     with pytest.raises(UserError, match=message):
         Model(**fields)

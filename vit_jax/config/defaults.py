@@ -18,7 +18,7 @@ PREPARATION: Group = {
     'transforms': '',
     **dict.fromkeys(('vocab', 'classes', 'buckets', 'sizes', 'plan')),
 }
-Change = tuple[str, Any, Any]  # a key such as 'model.posemb', and its old and new values
+Change = tuple[str, Any, Any]  # a key such as 'model.dropout', and its old and new values
 
 
 def differences(before: ConfigDict, after: ConfigDict) -> list[str]:
@@ -50,6 +50,8 @@ def _complete(config: ConfigDict, name: str) -> Any:
     if name == 'evals' or not isinstance(group, (ConfigDict, dict)):
         return plain(group)
     declared = schema.parameters(config, name)
+    if name == 'model' and group.get('name'):
+        return _flat(objects.model_class(group['name']), name, group)
     values = {key: p.default for key, p in declared.items()}
     values |= {key: plain(value) for key, value in group.items()}
     return {k: v for k, v in values.items() if schema.section_class(f'{name}.{k}') is None}
@@ -58,7 +60,7 @@ def _complete(config: ConfigDict, name: str) -> Any:
 def function_changes(before: ConfigDict, after: ConfigDict) -> Iterator[Change]:
     """The changed keys of model and task with which the same weights compute another function.
 
-    A missing key equals its default, and an open size equals any. `inert` fields may differ, and
+    A missing key equals its default, and an open size equals any. Inert fields may differ, and
     so may the name of code outside of this package. Only `after` is imported.
     """
     for section, find in (('model', objects.model_class), ('task', objects.task_class)):
@@ -67,15 +69,29 @@ def function_changes(before: ConfigDict, after: ConfigDict) -> Iterator[Change]:
         if was != name and not ('.' in was and '.' in name):
             yield f'{section}.name', was, name
             continue
-        free = {'name', *find(name).inert}
-        default_values = {key: p.default for key, p in schema.parameters(after, section).items()}
-        for key in [key for key in {**default_values, **old, **new} if key not in free]:
-            old_value, new_value = (
-                plain(group.get(key, default_values.get(key))) for group in (old, new)
-            )
+        cls = find(name)
+        there, here = (_flat(cls, section, group) for group in (old, new))
+        for key in [key for key in {**here, **there} if not _is_inert(cls, section, key)]:
+            old_value, new_value = there.get(key), here.get(key)
             is_open = section == 'model' and key in LEFT_OPEN and None in (old_value, new_value)
             if old_value != new_value and not is_open:
                 yield f'{section}.{key}', old_value, new_value
+
+
+def _flat(cls: Any, section: str, group: Group) -> dict[str, Any]:
+    """Collect the keys of a task, or of a model, such as 'block.gelu', with their defaults."""
+    given = {key: plain(value) for key, value in group.items()}
+    if section == 'model':
+        from vit_jax.nn import options  # here, since it imports JAX
+
+        return options.complete(cls, given)
+    return {key: p.default for key, p in schema.class_keys(cls).items()} | given
+
+
+def _is_inert(cls: Any, section: str, key: str) -> bool:
+    if key == 'name':
+        return True
+    return cls.effect_of(key) == 'none' if section == 'model' else key in cls.inert
 
 
 def preparation_changes(before: ConfigDict, after: ConfigDict) -> Iterator[Change]:

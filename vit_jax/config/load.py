@@ -81,7 +81,6 @@ OVERRIDES = (
 # Lower bounds of sizes, for every model; a stack may have no blocks.
 _MIN_SIZES = {
     **dict.fromkeys(('patch_size', 'width', 'mlp_dim', 'embed_dim', 'num_heads'), 1),
-    'representation_size': 1,
     'depth': 0,
 }
 
@@ -126,6 +125,7 @@ def edit(
     _rename(config)
     config.lock()
     check(config)
+    _nest_model(config)
     for text in overrides:
         dotted, equals, value = text.partition('=')
         apply_override(config, f'{RENAMED.get(dotted, dotted)}{equals}{value}')
@@ -134,6 +134,15 @@ def edit(
         _fill(config)
         _hide_secrets(config)
     return config
+
+
+def _nest_model(config: ConfigDict) -> None:
+    """Move fields of the model that have their flat names of earlier versions into groups."""
+    model = config.get('model')
+    if isinstance(model, ConfigDict) and isinstance(model.get('name'), str):
+        nested = objects.merge_fields(model.name, schema.plain(model))
+        if nested != schema.plain(model):
+            _set(config, config, 'model', ConfigDict(nested))
 
 
 def _hide_secrets(config: ConfigDict) -> None:
@@ -320,10 +329,16 @@ def apply_override(config: ConfigDict, override: str) -> None:
     node = config
     for i in range(len(parents)):
         node = _group(config, node, parents[: i + 1], dotted, text)
+    if parents == ['model'] and isinstance(name := node.get('name'), str):
+        places = objects.place_field(name, leaf, text)
+        if places != [(leaf, text)]:
+            for path, value in places:
+                apply_override(config, f'model.{path}={value}')
+            return
     allowed: tuple[type, ...] = ()  # any, while the model is not known
-    if parents != ['model'] or not schema.follows_checkpoint(config):
+    if parents[:1] != ['model'] or not schema.follows_checkpoint(config):
         valid = schema.parameters(config, '.'.join(parents))
-        allowed = _allowed(node, valid, leaf, dotted, '.'.join(['config', *parents]), text)
+        allowed = _allowed(config, node, valid, leaf, dotted, '.'.join(['config', *parents]), text)
     try:
         value = schema.parse_value(text, allowed)
     except ValueError as e:
@@ -340,9 +355,10 @@ def _group(
     *parents, key = path
     where, valid = '.'.join(['config', *parents]), schema.parameters(config, '.'.join(parents))
     if key not in node:
-        if key not in valid:
-            raise _unknown(dotted, where, key, {*node, *valid}, text)
-        group = schema.accepted_types(valid[key]) == (dict,)
+        is_open = parents[:1] == ['model'] and schema.follows_checkpoint(config)
+        if not is_open and key not in valid:
+            raise _unvalid(dotted, where, key, {*node, *valid}, text)
+        group = is_open or schema.accepted_types(valid[key]) == (dict,)
         _set(config, node, key, ConfigDict() if group else valid[key].default)
     if not isinstance(node[key], ConfigDict):
         raise UserError(f'--config.{dotted}: {where}.{key} is a value and has no keys')
@@ -350,7 +366,13 @@ def _group(
 
 
 def _allowed(
-    node: ConfigDict, valid: Parameters, leaf: str, dotted: str, where: str, text: str
+    config: ConfigDict,
+    node: ConfigDict,
+    valid: Parameters,
+    leaf: str,
+    dotted: str,
+    where: str,
+    text: str,
 ) -> tuple[type, ...]:
     """The types of a value, from the constructor or else from the value in the file."""
     if leaf not in node and leaf not in valid:
@@ -358,7 +380,7 @@ def _allowed(
     allowed = schema.accepted_types(valid[leaf]) if leaf in valid else ()
     value = node.get(leaf)
     if allowed == (dict,) or isinstance(value, ConfigDict):
-        keys = value or (schema.parameters(node, leaf) if where == 'config' else ())
+        keys = value or schema.parameters(config, '.'.join([*where.split('.')[1:], leaf]))
         hint = f'; set one of its keys: {", ".join(keys)}' if keys else ''
         raise UserError(f'--config.{dotted} is a group{hint}')
     return allowed or (() if value is None else (type(value),))

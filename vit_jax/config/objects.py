@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.config.run import Evaluation, Model, Task
@@ -54,6 +55,20 @@ def make_model(model: Model) -> Any:
     from vit_jax.models import base
 
     return _make(model, base.Model)
+
+
+def merge_fields(name: str, *fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge fields of a model, flat or nested; later ones replace earlier ones key by key."""
+    from vit_jax.nn import options
+
+    return options.merge(model_class(name), *fields)
+
+
+def place_field(name: str, field: str, value: Any) -> list[tuple[str, Any]]:
+    """Locate a field of a model in its groups, see `nn.options.place`."""
+    from vit_jax.nn import options
+
+    return options.place(model_class(name), field, value)
 
 
 def make_task(task: Task) -> tasks.Task:

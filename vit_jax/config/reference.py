@@ -77,7 +77,11 @@ def config_keys(config: ConfigDict) -> dict[str, list[Key]]:
         cls, group = schema.section_class(path), schema.find_section(config, path)
         is_open = cls in NAMED_SECTIONS and 'name' not in group
         declared = schema.fields(cls) if is_open else schema.parameters(config, path)
-        values = {name: p for name, p in declared.items() if schema.accepted_types(p) != (dict,)}
+        values = {
+            name: p
+            for name, p in declared.items()
+            if schema.accepted_types(p) != (dict,) or schema.is_options(p.default)
+        }
         sections[f'config.{path}'.rstrip('.')] = keys(values, _texts(cls, group), group)
     return sections
 
@@ -129,6 +133,11 @@ def keys(
     """
     rows = []
     for name, p in declared.items():
+        if schema.is_options(p.default):
+            inner = None if group is None else group.get(name, {})
+            nested = keys(schema.group_keys(declared, name), parameter_docs(type(p.default)), inner)
+            rows += [dataclasses.replace(key, name=f'{name}.{key.name}') for key in nested]
+            continue
         default = _default(p)
         value = '' if group is None else repr(group[name]) if name in group else default
         rows.append(Key(name, _type(p), default, texts.get(name, ''), value))

@@ -94,6 +94,8 @@ def parameters(config: Group, path: str) -> Parameters:
     Raises:
       UserError: for an unknown model, task, optimizer or evaluator.
     """
+    if path.startswith('model.'):
+        return group_keys(parameters(config, path.rpartition('.')[0]), path.rpartition('.')[2])
     if (cls := section_class(path)) is None:
         return {}
     declared, group = fields(cls), find_section(config, path)
@@ -102,6 +104,22 @@ def parameters(config: Group, path: str) -> Parameters:
     return declared | {
         key: p for key, p in options(cls, group, path).items() if key not in declared
     }
+
+
+def group_keys(known: Parameters, key: str) -> Parameters:
+    """The keys of a group of a model's options, which is a dataclass; empty for other keys."""
+    group = known[key].default if key in known else None
+    if not is_options(group):
+        return {}
+    found = parameters_of(type(group))
+    return {name: p.replace(default=getattr(group, name)) for name, p in found.items()}
+
+
+def is_options(default: Any) -> bool:
+    """Whether the default of a key is a group of a model's options, not a section of `run`."""
+    params = getattr(type(default), '__dataclass_params__', None)
+    is_record = params is not None and params.frozen
+    return is_record and type(default).__module__ != Run.__module__
 
 
 def _evaluator(group: Group) -> Any:
@@ -162,6 +180,8 @@ def check_section(config: Group, path: str) -> None:
     for key, value in section.items():
         if not (value is None and key in LEFT_OPEN):
             check_value(valid[key], value, f'{where}.{key}')
+        if isinstance(value, (ConfigDict, dict)) and path.partition('.')[0] == 'model':
+            check_section(config, f'{path}.{key}')
 
 
 def _check_known(section: Group, valid: Parameters, where: str) -> None:

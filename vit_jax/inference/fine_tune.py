@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 from vit_jax.config import objects
 from vit_jax.config.load import override, section
 from vit_jax.config.run import Init, Model
-from vit_jax.config.schema import class_keys, find_section
+from vit_jax.config.schema import class_keys, find_section, plain
 from vit_jax.data import sources
 from vit_jax.data.records import UnknownSplit
 from vit_jax.data.transforms import parse_transforms, without_annotations
@@ -95,7 +95,8 @@ def _from_run(
             place, _, key = key_path.rpartition('.')
             if key_path == 'model':
                 overrides = {k: v for k, v in config.model.items() if v is not None}
-                config.model = {**stored.model, **overrides}
+                stored_model = stored.model.to_dict()
+                config.model = objects.merge_fields(stored_model['name'], stored_model, overrides)
                 _normalize_as(config, stored.task.to_dict())
             elif key not in (group := find_section(stored, place)):
                 if key_path != 'init.select':
@@ -178,8 +179,9 @@ def _follow_model(config: ConfigDict, checkpoint: TrainedModel) -> str:
         )
     # The new head is a single layer (Dosovitskiy et al. 2021, section 3.2).
     new_head = dict.fromkeys({'num_classes', 'representation_size'} & part.model_config.keys())
-    overrides = {key: value for key, value in config.model.items() if key != 'name'}
-    config.model = {**part.model_config, **new_head, **overrides}
+    overrides = {key: value for key, value in plain(config.model).items() if key != 'name'}
+    name = part.config.model.name
+    config.model = objects.merge_fields(name, part.model_config, new_head, overrides)
     _normalize_as(config, part.task_config)
     if part is not checkpoint and not section(config, Init).select:
         config.init.select = ','.join(part.params)
@@ -192,10 +194,10 @@ def _follow_into(
     """Give a config the model `into`, made of a checkpoint's backbone, or the checkpoint's own."""
     from vit_jax.interop import preprocessing
 
-    overrides = {key: value for key, value in config.model.items() if value is not None}
+    overrides = {key: value for key, value in plain(config.model).items() if value is not None}
     new_head = {'num_classes': None, 'name': into}
     if checkpoint.config.model.name == into:
-        config.model = {**checkpoint.model_config, **overrides, **new_head}
+        config.model = objects.merge_fields(into, checkpoint.model_config, overrides, new_head)
         _normalize_as(config, checkpoint.task_config)
         return f'config.model: the {into} of the checkpoint'
     name, old = part.config.model.name, type(part.model)
@@ -203,10 +205,9 @@ def _follow_into(
     cls = objects.model_class(into)
     if not issubclass(cls, old):
         raise UserError(f'config.init.into={into}: it cannot be made of a {name}')
-    declared = class_keys(cls)
-    config.model = (
-        {k: v for k, v in part.model_config.items() if k in declared} | overrides | new_head
-    )
+    inherited = objects.merge_fields(name, part.model_config)
+    inherited = {key: value for key, value in inherited.items() if key in class_keys(cls)}
+    config.model = objects.merge_fields(into, inherited, overrides, new_head)
     model = section(config, Model)
     sized = Model(name=into, options={**model.options, 'num_classes': 1})  # any number
     parts = (objects.make_model(sized).transferable() or (None, ()))[1]

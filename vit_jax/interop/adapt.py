@@ -28,6 +28,7 @@ from vit_jax.interop.trained import (
     pixel_scale,
     reorder_head,
 )
+from vit_jax.nn import options
 from vit_jax.tree_paths import require_fit, unroll, unrolled
 
 PyTree = Any
@@ -230,8 +231,11 @@ def _head_note(head: str, old: int | None, new: int | None, lost: Sequence[str])
 
 def _differences(theirs: Mapping[str, Any], model: Any) -> str:
     """The fields that determine parameters and differ between two models, for people."""
-    same = {'name', 'num_classes', *model.weightless}  # `adapt` takes care of the classes
-    differ = {key: pair for key, pair in _differing(theirs, model).items() if key not in same}
+    differ = {
+        key: pair
+        for key, pair in _differing(theirs, model).items()
+        if key != 'num_classes' and model.effect_of(key) not in ('none', 'outputs')
+    }
     there, here = (', '.join(f'{key}={differ[key][i]!r}' for key in differ) for i in (0, 1))
     return f' (the checkpoint has {there}; config.model has {here})' if differ else ''
 
@@ -240,24 +244,26 @@ def _compare_fields(theirs: Mapping[str, Any], model: Any) -> list[str]:
     """Notes on fields that change outputs but no parameter, and differ between two models.
 
     Raises:
-      UserError: if one of them is in the model's `binding`.
+      UserError: if one of them is binding.
     """
-    differ = _differing(theirs, model)
-    for key in model.binding:
-        if key in differ:
-            there, here = differ[key]
+    notes = []
+    for key, (there, here) in _differing(theirs, model).items():
+        effect = model.effect_of(key)
+        if effect == 'binding':
             raise UserError(
                 f'the checkpoint was trained with {key} {there!r}, config.model has {here!r}: '
                 f'set config.model.{key}={there!r}'
             )
-    noted = {key: differ[key] for key in model.noted if key in differ}
-    return [f'{key}: {here}, but {there} in the checkpoint' for key, (there, here) in noted.items()]
+        if effect == 'noted':
+            notes.append(f'{key}: {here}, but {there} in the checkpoint')
+    return notes
 
 
 def _differing(theirs: Mapping[str, Any], model: Any) -> dict[str, tuple[Any, Any]]:
     """The values, theirs and ours, of fields that both models have and that differ."""
-    ours = fields(model)
-    pairs = {key: (value, ours[key]) for key, value in theirs.items() if key in ours}
+    ours = options.complete(type(model), options.nested_fields(model))
+    given = options.leaves(options.regroup(type(model), theirs))
+    pairs = {key: (value, ours[key]) for key, value in given if key in ours}
     return {key: (there, here) for key, (there, here) in pairs.items() if there != here}
 
 

@@ -24,6 +24,7 @@ from vit_jax.data import splits, vocabulary
 from vit_jax.data.batches import Spec
 from vit_jax.data.records import SourceInfo
 from vit_jax.errors import UserError
+from vit_jax.nn import options
 from vit_jax.storage import paths
 from vit_jax.tree_paths import param_paths
 
@@ -118,8 +119,11 @@ class TrainedModel:
 
     @property
     def model_config(self) -> dict[str, Any]:
-        """The keywords of `config.model`, with its name."""
-        return self.config.model.to_dict()
+        """Keywords of the model with its name; a ViT's options under their flat names.
+
+        See `nn.options.flat_fields`.
+        """
+        return options.flat_fields(self.config.model.to_dict())
 
     @property
     def task_config(self) -> dict[str, Any]:
@@ -213,7 +217,7 @@ class TrainedModel:
         changed = {'model': model, 'task': task}
         return self.with_groups(
             **{
-                name: {'name': self.config[name].name, **fields(instance)}
+                name: {'name': self.config[name].name, **options.nested_fields(instance)}
                 for name, instance in changed.items()
                 if instance is not None
             }
@@ -249,9 +253,8 @@ class Written(NamedTuple):
 
 
 def fields(instance: Any) -> dict[str, Any]:
-    """The keywords of a Linen module or a task."""
-    names = (field.name for field in dataclasses.fields(instance))
-    return {name: getattr(instance, name) for name in names if name not in ('parent', 'name')}
+    """Collect the keywords of a Linen module or a task, as `TrainedModel.model_config` does."""
+    return options.flat_fields(options.nested_fields(instance))
 
 
 def pixel_scale(task: Any) -> tuple[np.ndarray, np.ndarray] | None:

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from vit_jax import signatures
 from vit_jax.array_types import Float, Int
-from vit_jax.errors import UserError, check_choice, nearest
+from vit_jax.errors import UserError, check_choice
+from vit_jax.nn import options
 from vit_jax.nn.attention import check_remat
 from vit_jax.nn.attention_choice import ATTENTIONS
 from vit_jax.nn.blocks import GELUS
@@ -40,6 +40,7 @@ from vit_jax.nn.maps import (
 from vit_jax.nn.norms import NORMS
 from vit_jax.nn.patches import patch_grid
 from vit_jax.nn.positions import sincos2d
+from vit_jax.nn.rotary import Rope, RopeDinov3
 from vit_jax.nn.stochastic import check_rate
 from vit_jax.ops import resize
 
@@ -55,15 +56,31 @@ CHOICES: Mapping[str, Iterable[str]] = {
 }
 
 
+# The effect of a field on a trained model, by its name in any model:
+#   'none': rounding at most; the field concerns training, precision, kernels or initial values
+#   'outputs': other outputs of the same parameters, up to scanning of blocks
+#   'noted': as 'outputs'; a difference from the checkpoint is reported
+#   'binding': must equal the checkpoint's
+# All others determine the parameters.
+EFFECTS: Mapping[str, str] = {
+    **dict.fromkeys(('attention', 'remat', 'dtype', 'residual_dtype', 'frozen_stages'), 'none'),
+    **dict.fromkeys(('dropout', 'attention_dropout', 'drop_path', 'patch_dropout'), 'none'),
+    **dict.fromkeys(('init_scale', 'init_bias', 'positions.std'), 'none'),
+    **dict.fromkeys(('scan', 'head.bias', 'head.norm'), 'outputs'),
+    **dict.fromkeys(('norm_eps', 'block.norm_eps', 'positions.kind'), 'noted'),
+    **dict.fromkeys((f'positions.rope.{field}' for field in vars(Rope())), 'noted'),
+    **dict.fromkeys((f'positions.rope_dinov3.{field}' for field in vars(RopeDinov3())), 'noted'),
+    **dict.fromkeys(('gelu', 'block.gelu', 'block.norm_place'), 'binding'),
+}
+
+
 class Model(nn.Module):
     """Defaults of a model, which is called as `model(*inputs, train)` and returns a dict of arrays.
 
     Attributes:
       head_layers: the layers from the representation on; the last has an output for each class.
-      weightless: fields that do not change the parameters, up to scanning of blocks.
-      binding: fields that must equal those of the checkpoint that training starts from.
-      noted: fields whose difference from the checkpoint is reported.
-      inert: fields that change the outputs of a trained model by rounding at most.
+      effects: effect on a trained model of each of the class's own fields that has an entry in
+        none of its bases, see `EFFECTS`.
       mup_kinds: pairs of a pattern of parameters and a kind of `optim.mup`, where shapes do not
         determine the kind.
       largest: pairs of a pattern of parameters and their largest value after a training step.
@@ -77,18 +94,29 @@ class Model(nn.Module):
 
     head_layers: ClassVar[tuple[str, ...]] = ('head',)
     largest: ClassVar[tuple[tuple[str, float], ...]] = ()
-    weightless: ClassVar[tuple[str, ...]] = ()
-    binding: ClassVar[tuple[str, ...]] = ('gelu',)
-    noted: ClassVar[tuple[str, ...]] = ('norm_eps',)
-    inert: ClassVar[tuple[str, ...]] = (
-        *('attention', 'remat', 'dtype', 'residual_dtype', 'frozen_stages', 'posemb_std'),
-        *('dropout', 'attention_dropout', 'drop_path', 'patch_dropout', 'init_scale', 'init_bias'),
-    )
+    effects: ClassVar[Mapping[str, str]] = EFFECTS
     mup_kinds: ClassVar[tuple[tuple[str, str], ...]] = ()
     first_layer: ClassVar[str] = ''
     image_method: ClassVar[str] = '__call__'
     translates: ClassVar[bool] = False
     generates_text: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let the constructor take groups as mappings, and their keys under flat names."""
+        super().__init_subclass__(**kwargs)
+        init: Callable[..., None] = cls.__init__
+
+        @functools.wraps(init)
+        def init_groups(self: Any, *args: Any, **fields: Any) -> None:
+            init(self, *args, **options.build(cls, fields))
+
+        cls.__init__ = init_groups  # type: ignore[method-assign]
+
+    @classmethod
+    def effect_of(cls, field: str) -> str:
+        """Look up the effect of a field such as 'block.gelu', see `EFFECTS`; '' if unlisted."""
+        tables = (vars(base).get('effects', {}) for base in cls.__mro__)
+        return next((table[field] for table in tables if field in table), '')
 
     @property
     def stride(self) -> int | None:
@@ -231,17 +259,18 @@ class PatchModel(Model):
 
     def final_norm_of(self: Any, params: Mapping[str, Any]) -> Callable[[Array], Array] | None:
         """The encoder's last norm; a norm of the mean of the tokens does not count."""
-        return bind_norm(self, self.norm, params['encoder'].get('norm'))
+        norm = params['encoder'].get('norm')
+        return bind_norm(self.block.norm, self.block.norm_eps, self.dtype, norm)
 
     def parameter_pictures(
         self: Any, params: Mapping[str, Any], image_size: Size | None
     ) -> list[ParameterPictures]:
         """Similarities of the positions of patches, and the filters that embed them."""
-        if self.posemb == 'none':
+        if self.positions.embed == 'none':
             return embedding_filters(params)
         grid = require_grid(image_size, self.stride)
         table = sincos2d(*grid, self.width)
-        if self.posemb == 'learn':
+        if self.positions.embed == 'learn':
             table = params['pos_embed'][0, self.positioned_tokens :]
         return [position_similarity('pos_embed', table, grid), *embedding_filters(params)]
 
@@ -258,12 +287,12 @@ class PatchModel(Model):
         notes: list[str] = []
         kernel = params.get('patch_embed', {}).get('kernel')
         patch = self.patch_size if kernel is None or kernel.ndim != 4 else kernel.shape[0]
-        if self.posemb == 'learn' and 'pos_embed' in params:
+        if self.positions.embed == 'learn' and 'pos_embed' in params:
             stride = self.stride // self.patch_size * patch
             old = old_size and (old_size[0] // stride, old_size[1] // stride)
             new = patch_grid(*new_size, self.stride)
             params, notes = resize_positions(params, old, new, self.positioned_tokens, method)
-        if self.positions.startswith('relative'):
+        if self.positions.kind == 'relative':
             params, note = resize_relative(params, patch_grid(*new_size, self.stride), method)
             notes = notes + note
         if patch != self.kernel_side:
@@ -296,22 +325,23 @@ class EncoderDecoder(Model):
 
 
 def bind_norm(
-    model: Any, name: str, params: Mapping[str, Any] | None
+    name: str, norm_eps: float, dtype: str, params: Mapping[str, Any] | None
 ) -> Callable[[Array], Array] | None:
-    """A norm of trained tokens.
+    """Make a function of tokens [B N D] of a trained norm.
 
     Args:
-      model: with the fields `norm_eps` and `dtype`.
-      name: a key of NORMS.
-      params: of the norm; None if there is none.
+      name: key of NORMS.
+      norm_eps: value added to the variance.
+      dtype: computation dtype.
+      params: parameters of the norm; None if there is none.
 
     Returns:
-      A function of tokens [B N D]; None without parameters.
+      The function; None without parameters.
     """
     if params is None:
         return None
     options = {} if name == 'rms' else {'use_bias': 'bias' in params}
-    norm = NORMS[name](model.norm_eps, dtype=jnp.dtype(model.dtype), parent=None, **options)
+    norm = NORMS[name](norm_eps, dtype=jnp.dtype(dtype), parent=None, **options)
     return bind(norm, params)
 
 
@@ -357,36 +387,6 @@ def check_counts(model: Any, *names: str) -> None:
     for name in names:
         if (value := getattr(model, name)) is not None and value < 1:
             raise UserError(f'{name} must be at least 1, not {value}')
-
-
-def parse_choice(field: str, text: str, choices: Mapping[str, Callable]) -> Callable:
-    """The choice that a field names, bound to the options in its text.
-
-    Args:
-      field: its name, for messages.
-      text: a choice, with options or without: 'swiglu(norm=True)'.
-      choices: functions by name, whose keywords after the `*` are the options.
-
-    Raises:
-      UserError: if there is no such choice or option, or an option has another type.
-    """
-    name, options = signatures.parse_keywords(text, f'{field}={text!r}')
-    check_choice(field, name, choices)
-    known = signatures.keyword_only(choices[name])
-    for key, value in options.items():
-        if key not in known:
-            raise UserError(f'{field}={text!r}: {nearest("option", key, known)}')
-        default = known[key].default
-        if not _is_like(value, default):
-            raise UserError(f'{field}={text!r}: {key} must be like {default!r}, not {value!r}')
-    return functools.partial(choices[name], **options)
-
-
-def _is_like(value: Any, default: Any) -> bool:
-    """Whether a value has the type of a default; whole numbers are floats, too."""
-    if isinstance(value, bool) or isinstance(default, bool):
-        return isinstance(value, bool) and isinstance(default, bool)
-    return isinstance(value, (int, float) if isinstance(default, float) else type(default))
 
 
 # How biases are interpolated, by the method for positions: as in transformers, and in timm.

@@ -5,7 +5,7 @@ Kolesnikov et al., 2020, arXiv:1912.11370, on the blocks of He et al., 2016, arX
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -70,8 +70,7 @@ class Model(base.Model):
     dtype: str = 'float32'
     pool_padding: str = 'zeros'
 
-    weightless = ('head_bias', 'pool_padding', 'dtype')
-    noted = ('pool_padding',)
+    effects: ClassVar = {'head_bias': 'outputs', 'pool_padding': 'noted'}
 
     def __post_init__(self) -> None:
         check_fields(self, 'dtype')

@@ -7,7 +7,7 @@ The ViT's parameters have the names of `vit.Model`.
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -87,9 +87,6 @@ class Model(base.Model):
     dtype: str = 'float32'
 
     generates_text = True
-    weightless: ClassVar[tuple[str, ...]] = (
-        *('dropout', 'norm_eps', 'scan', 'remat', 'attention', 'dtype'),
-    )
     mup_kinds = (('^(token_embed/embedding|mask_token)$', 'embedding'),)
 
     def __post_init__(self) -> None:
@@ -259,12 +256,14 @@ class Model(base.Model):
 
     @property
     def _vit_fields(self) -> dict[str, Any]:
-        names = (
-            *('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads', 'dropout', 'norm_eps'),
-            *('scan', 'remat', 'attention', 'dtype'),
-        )
-        own = {name: getattr(self, name) for name in names}
-        return own | {'pool': 'gap', 'posemb_std': self.width**-0.5}
+        shape = ('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads')
+        same = (*shape, 'dropout', 'scan', 'remat', 'attention', 'dtype')
+        return {
+            **{name: getattr(self, name) for name in same},
+            'block': {'norm_eps': self.norm_eps},
+            'positions': {'std': self.width**-0.5},
+            'pool': {'kind': 'gap'},
+        }
 
     def _memory(self, tokens: Float[Array, 'B N D']) -> Memory:
         """All tokens of the image, none of which is padding."""

@@ -5,7 +5,7 @@ Radford et al., 2021, arXiv:2103.00020, section 2.4 and table 20.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from vit_jax.models import siglip, vit
 from vit_jax.models.text_encoder import check_eos
@@ -52,7 +52,7 @@ class Model(siglip.Model):
     text_num_heads: int = 8
     embed_dim: int = 512
     project: bool = True
-    no_bias: str = ''
+    no_bias: tuple[str, ...] = ()
     eos: int | str = 49407
     init_scale: float = 1 / 0.07
     init_bias: float = 0.0
@@ -61,8 +61,7 @@ class Model(siglip.Model):
 
     biases = False
     largest = siglip.CLIP_SCALE
-    weightless = (*siglip.Model.weightless, 'eos')
-    binding = (*siglip.Model.binding, 'eos')
+    effects: ClassVar = {'eos': 'binding'}
 
     def __post_init__(self) -> None:
         check_eos(self.eos, self.vocab_size)
@@ -75,7 +74,8 @@ class Model(siglip.Model):
 
     @property
     def _image_fields(self) -> dict[str, Any]:
-        return super()._image_fields | {'norm_pre': True, 'no_bias': self.no_bias}
+        block = {'gelu': self.gelu, 'norm_eps': self.norm_eps, 'norm_pre': True}
+        return super()._image_fields | {'block': block, 'no_bias': self.no_bias}
 
     @property
     def _text_fields(self) -> dict[str, Any]:

@@ -74,8 +74,6 @@ class Model(base.Model):
     dtype: str = 'float32'
     attention: str = 'auto'
 
-    weightless = ('dropout', 'gelu', 'norm_eps', 'dtype', 'attention')
-
     def __post_init__(self) -> None:
         check_choice('posemb', self.posemb, POSEMBS)
         check_fields(self, 'gelu', 'dtype', 'attention', 'dropout')

@@ -78,8 +78,6 @@ class Model(base.Model):
     dtype: str = 'float32'
     attention: str = 'auto'
 
-    weightless = ('norm_eps', 'dtype', 'attention')
-
     def __post_init__(self) -> None:
         check_fields(self, 'attention', 'dtype')
         check_multiple('width', self.width, 'num_heads', self.num_heads)

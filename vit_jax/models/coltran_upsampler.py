@@ -50,8 +50,6 @@ class Model(base.Model):
     dtype: str = 'float32'
     attention: str = 'auto'
 
-    weightless = ('norm_eps', 'dtype', 'attention')
-
     def __post_init__(self) -> None:
         check_fields(self, 'attention', 'dtype')
         if self.levels < 1 or BYTES % self.levels:

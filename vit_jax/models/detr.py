@@ -6,7 +6,7 @@ Carion et al., 2020, arXiv:2005.12872.
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -117,15 +117,7 @@ class Model(base.Model):
 
     head_layers = ('class_embed',)
 
-    weightless = (
-        'dilate',
-        'frozen_stages',
-        'activation',
-        'dropout',
-        'norm_eps',
-        'attention',
-        'dtype',
-    )
+    effects: ClassVar = {'dilate': 'outputs', 'activation': 'outputs'}
 
     def __post_init__(self) -> None:
         check_fields(self, 'dtype', 'attention', 'dropout')
@@ -279,7 +271,7 @@ class Model(base.Model):
 
     def final_norm_of(self, params: Mapping[str, Any]) -> Callable[[Array], Array] | None:
         """The encoder's last norm, which post-norm blocks do not have."""
-        return bind_norm(self, 'layer', params['encoder'].get('norm'))
+        return bind_norm('layer', self.norm_eps, self.dtype, params['encoder'].get('norm'))
 
     def layer_order(self) -> tuple[str, ...]:
         """Patterns of the layers' parameters from the image to the end of the encoder."""

@@ -21,6 +21,7 @@ from vit_jax.models.base import Params, Resized, Size, check_counts
 from vit_jax.nn.blocks import GELUS
 from vit_jax.nn.maps import AttentionMap, HiddenState, ParameterPictures
 from vit_jax.nn.norms import unit
+from vit_jax.nn.options import BlockFields, regroup
 from vit_jax.nn.patches import patch_grid
 from vit_jax.nn.stochastic import example_keys
 from vit_jax.ops import resize
@@ -29,10 +30,7 @@ from vit_jax.ops.self_distillation import CropMasks, crop_masks
 # The ViT encoder's part of the parameters.
 ENCODER = ('patch_embed', 'cls_token', 'pos_embed', 'encoder')
 # Fields of a ViT with the same features, and of its training and computation.
-SAME = (
-    *('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads', 'gelu', 'norm_eps'),
-    *('mlp', 'layer_scale', 'registers'),
-)
+SAME = (*('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads', 'registers', 'block'),)
 RUNNING = ('drop_path', 'scan', 'remat', 'attention', 'dtype', 'residual_dtype')
 
 _normal = nn.initializers.normal(0.02)
@@ -55,12 +53,8 @@ class Model(base.Model):
       patch_bottleneck: that of the head of patches, if they have one.
       patch_size, width, depth, mlp_dim, num_heads: of the encoder, as in `vit.Model`.
       drop_path: stochastic depth of the student's last block, rising linearly from 0 at the first.
-      mlp: 'mlp' or 'swiglu', as in `vit.Model`.
-      layer_scale: initial value of a learned factor for each channel of every branch; None for
-        none.
       registers: tokens between the class token and the patches (arXiv:2309.16588).
-      gelu: 'tanh' (approximate), 'erf' (exact) or 'quick', also of the heads.
-      norm_eps: added to the variance in layer norms.
+      block: options of the blocks and their norms, see `BlockFields`; the heads have its `gelu`.
       scan: one scanned block instead of unrolled ones; see `Encoder`.
       remat: recomputation in the backward pass; see the model `vit`.
       attention: implementation: 'xla', 'pallas', 'cudnn' or 'auto'; see the model `vit`.
@@ -84,21 +78,13 @@ class Model(base.Model):
     mlp_dim: int = 3072
     num_heads: int = 12
     drop_path: float = 0.0
-    mlp: str = 'mlp'
-    layer_scale: float | None = None
     registers: int = 0
-    gelu: str = 'erf'
-    norm_eps: float = 1e-6
+    block: BlockFields = BlockFields(gelu='erf')
     scan: bool = False
     remat: bool | str = False
     attention: str = 'auto'
     dtype: str = 'float32'
     residual_dtype: str | None = None
-
-    weightless = (
-        *('drop_path', 'gelu', 'norm_eps', 'scan', 'remat', 'attention', 'dtype'),
-        'residual_dtype',
-    )
 
     def __post_init__(self) -> None:
         check_counts(self, 'prototypes', 'hidden', 'bottleneck', 'patch_bottleneck')
@@ -108,7 +94,7 @@ class Model(base.Model):
     def setup(self) -> None:
         self.vit = Backbone(**self._fields())
         nn.share_scope(self, self.vit)  # its parameters are at the top level, as in a ViT
-        head = functools.partial(Head, hidden=self.hidden, gelu=self.gelu, dtype=self.dtype)
+        head = functools.partial(Head, hidden=self.hidden, gelu=self.block.gelu, dtype=self.dtype)
         self.dino_head = head(self.prototypes, bottleneck=self.bottleneck)
         if self.patch_prototypes:
             self.ibot_head = head(self.patch_prototypes, bottleneck=self.patch_bottleneck)
@@ -184,7 +170,8 @@ class Model(base.Model):
     def transferable(self) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Keywords of `config.model` for the encoder as a ViT, and the paths of its parameters."""
         names = (*ENCODER, *(['register_tokens'] if self.registers else []))
-        return {'name': 'vit', **{key: getattr(self, key) for key in SAME}}, names
+        model = {'name': 'vit', **{key: getattr(self, key) for key in SAME}}
+        return regroup(vit.Model, model), names
 
     def layer_order(self) -> tuple[str, ...]:
         """Patterns of the layers' parameters from the image on; the heads come last."""

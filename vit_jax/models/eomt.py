@@ -5,7 +5,6 @@ Kerssies et al., 2025, "Your ViT is Secretly an Image Segmentation Model", arXiv
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ from vit_jax.nn.attention import recomputed
 from vit_jax.nn.blocks import GELUS, Block
 from vit_jax.nn.maps import AttentionMap, HiddenState, collect, collect_blocks
 from vit_jax.nn.norms import LayerNorm
+from vit_jax.nn.options import HeadFields, PoolFields, defaults, regroup
 from vit_jax.nn.patches import patch_grid
 from vit_jax.nn.rotary import Rotary
 from vit_jax.nn.stochastic import example_keys
@@ -64,15 +64,17 @@ class Model(vit.Model):
 
     head_layers: ClassVar[tuple[str, ...]] = ('class_head',)
     first_layer = '^patch_embed/'
-    binding = (*vit.Model.binding, 'query_blocks')
+    effects: ClassVar = {'query_blocks': 'binding'}
 
     def __post_init__(self) -> None:
         check_counts(self, 'num_queries', 'query_blocks', 'upscale')
         if self.query_blocks > self.depth:
             raise UserError(f'query_blocks={self.query_blocks}: must be at most depth={self.depth}')
-        if self.scan or self.norm_place == 'post' or self.positions.startswith('relative'):
+        is_post, kind = self.block.norm_place == 'post', self.positions.kind
+        if self.scan or is_post or kind == 'relative':
             raise UserError(
-                "an EoMT has no scanned blocks, no norm_place 'post', and no relative positions"
+                "an EoMT has no scanned blocks, no block.norm_place 'post', and no positions.kind "
+                "'relative'"
             )
         super().__post_init__()
 
@@ -108,17 +110,24 @@ class Model(vit.Model):
         encoder = Encoder(
             functools.partial(
                 Block,
-                *(self.num_heads, self.mlp_dim, self.dropout, self.attention_dropout, self.gelu),
-                *(self.norm_eps, dtype, self.attention, block_options(self)),
+                num_heads=self.num_heads,
+                mlp_dim=self.mlp_dim,
+                dropout=self.dropout,
+                attention_dropout=self.attention_dropout,
+                gelu=self.block.gelu,
+                norm_eps=self.block.norm_eps,
+                dtype=dtype,
+                attention_by=self.attention,
+                options=block_options(self),
             ),
-            functools.partial(make_norm(self), self.norm_eps, dtype=dtype),
-            *(self.depth, self.drop_path, self.remat, self.final_norm, dtype),
+            functools.partial(make_norm(self), self.block.norm_eps, dtype=dtype),
+            *(self.depth, self.drop_path, self.remat, self.block.final_norm, dtype),
             name='encoder',
         )
         outputs = (self.num_classes or 0) + 1
         class_head = _dense(outputs, dtype=jnp.float32, name='class_head')
-        mask_head = MaskMlp(self.gelu, dtype, name='mask_head')
-        enlarge = Upscaler(self.upscale, self.gelu, dtype, name='upscaler')
+        mask_head = MaskMlp(self.block.gelu, dtype, name='mask_head')
+        enlarge = Upscaler(self.upscale, self.block.gelu, dtype, name='upscaler')
 
         def predict(x: Array) -> dict[str, Array]:
             x = encoder.normed(x)
@@ -201,11 +210,12 @@ class Model(vit.Model):
 
     def transferable(self) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Keywords of `config.model` for the encoder as a ViT, and the names of its parameters."""
-        defaults = {field.name: field.default for field in dataclasses.fields(vit.Model)}
-        fields = {key: getattr(self, key) for key in defaults if key not in _OTHER}
-        fields['pool'] = _POOLS.get(self.pool, self.pool)
-        changed = {key: value for key, value in fields.items() if value != defaults[key]}
-        return {'name': 'vit', **changed}, vit.parameter_names(**changed)
+        pool = PoolFields(_POOLS.get(self.pool.kind, self.pool.kind))
+        own = {'num_classes': None, 'pool': pool, 'head': HeadFields(bias=self.head.bias)}
+        plain = defaults(vit.Model)
+        fields = {key: getattr(self, key) for key in plain} | own
+        changed = {key: value for key, value in fields.items() if value != plain[key]}
+        return {'name': 'vit', **regroup(vit.Model, changed)}, vit.parameter_names(**changed)
 
     @property
     def _query_shape(self) -> tuple[int, int]:
@@ -225,11 +235,6 @@ class Model(vit.Model):
         return jax.vmap(draw)(example_keys(self.make_rng('mask'), rows))
 
 
-# Fields of a ViT that are not those of the encoder.
-_OTHER = (
-    *('num_classes', 'representation_size', 'head_norm', 'fc_norm', 'pool_heads', 'pool_mlp_dim'),
-    *('parent', 'name'),
-)
 # Poolings with as many class tokens and without parameters.
 _POOLS = {'map': 'gap', 'cls_map': 'cls'}
 

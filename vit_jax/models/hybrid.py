@@ -5,7 +5,7 @@ Dosovitskiy et al., 2021, arXiv:2010.11929, section 3.1. The smaller ones are fr
 """
 
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -72,8 +72,7 @@ class Model(vit.Model):
     patch_size: int = 1
     epsilons: str = 'authors'
 
-    weightless = (*vit.Model.weightless, 'epsilons')
-    noted = (*vit.Model.noted, 'epsilons')
+    effects: ClassVar = {'epsilons': 'noted'}
 
     def __post_init__(self) -> None:
         check_layers(self.layers)

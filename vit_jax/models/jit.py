@@ -102,11 +102,7 @@ class Model(base.Model):
     dtype: str = 'float32'
     residual_dtype: str | None = None
 
-    weightless: ClassVar[tuple[str, ...]] = (
-        *('context_start', 'dropout', 'attention_dropout', 'norm_eps', 'remat', 'attention'),
-        *('dtype', 'residual_dtype'),
-    )
-    binding = ('context_start',)
+    effects: ClassVar = {'context_start': 'binding'}
     head_layers = ('final',)
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ He et al., 2022, arXiv:2111.06377. The encoder's parameters have the names of a 
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -72,10 +72,7 @@ class Model(base.Model):
     dtype: str = 'float32'
     residual_dtype: str | None = None
 
-    weightless = (
-        *('mask_ratio', 'gelu', 'norm_eps', 'scan', 'remat', 'attention'),
-        *('dtype', 'residual_dtype'),
-    )
+    effects: ClassVar = {'mask_ratio': 'outputs'}
 
     def __post_init__(self) -> None:
         check_fields(self, 'gelu', 'attention', 'dtype', 'residual_dtype', 'remat', 'mask_ratio')
@@ -128,9 +125,10 @@ class Model(base.Model):
 
     def transferable(self) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Keywords of `config.model` for the encoder as a ViT, and the paths of its parameters."""
-        same = ('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads', 'gelu', 'norm_eps')
+        same = ('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads')
         model = {'name': 'vit', **{key: getattr(self, key) for key in same}}
-        return model | {'no_bias': '' if self.qkv_bias else 'query|key|value'}, ENCODER
+        model['block'] = {'gelu': self.gelu, 'norm_eps': self.norm_eps}
+        return model | {'no_bias': () if self.qkv_bias else ('query', 'key', 'value')}, ENCODER
 
     def parameter_pictures(
         self, params: Mapping[str, Any], image_size: Size | None

@@ -9,7 +9,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -98,9 +98,7 @@ class Model(base.Model):
     remat: bool | str = False
     dtype: str = 'float32'
 
-    weightless = (
-        *('dropout', 'drop_path', 'head_bias', 'gelu', 'norm_eps', 'scan', 'remat', 'dtype'),
-    )
+    effects: ClassVar = {'head_bias': 'outputs'}
 
     def __post_init__(self) -> None:
         check_fields(self, 'gelu', 'dtype', 'remat', 'dropout', 'drop_path')
@@ -159,7 +157,7 @@ class Model(base.Model):
 
     def final_norm_of(self, params: Mapping[str, Any]) -> Callable[[Array], Array] | None:
         """The norm after the last block."""
-        return bind_norm(self, 'layer', params['encoder'].get('norm'))
+        return bind_norm('layer', self.norm_eps, self.dtype, params['encoder'].get('norm'))
 
     def layer_order(self) -> tuple[str, ...]:
         """Patterns of the layers' parameters from the image on: the embedding, then each block."""

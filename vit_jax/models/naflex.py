@@ -20,6 +20,7 @@ from vit_jax.errors import UserError
 from vit_jax.models import base, vit
 from vit_jax.models.base import check_counts, check_fields
 from vit_jax.nn.maps import AttentionMap, HiddenState, ParameterPictures
+from vit_jax.nn.options import PoolFields
 from vit_jax.nn.patches import PatchDropout, PatchEmbed, patch_grid, patchify
 from vit_jax.nn.positions import learned, resized
 from vit_jax.ops.resize import pinv_matrix
@@ -29,31 +30,30 @@ from vit_jax.ops.sequences import Sequences, side_and_channels
 class Model(vit.Model):
     """The model `vit` on sequences of patches, or on images that whole patches tile.
 
-    Its fields are those of `vit`, except that positions are learned (`posemb='learn'`) and
-    attention has no positions of its own.
+    It has the fields of `vit`, but positions are learned (`positions.embed='learn'`), and attention
+    has none (`positions.kind='none'`).
 
     Attributes:
-      pool: as of `vit`; 'map' by default.
       pos_grid: rows and columns of the table of positions, parameter `pos_embed`.
       kernel_size: side in pixels of the kernel that is resized to the patches, of any size, as
         FlexiViT's of 32; None for patches of `patch_size` alone. Images are cut by `patch_size`.
       patch_dropout: share of each image's patches that training leaves out.
     """
 
-    pool: str = 'map'
+    pool: PoolFields = PoolFields(kind='map')
     pos_grid: int = 16
     kernel_size: int | None = None
     patch_dropout: float = 0.0
 
-    weightless = (*vit.Model.weightless, 'patch_dropout')
-
     def __post_init__(self) -> None:
         check_fields(self, 'patch_dropout')
         check_counts(self, 'pos_grid', 'kernel_size')
-        if self.posemb != 'learn' or self.positions != 'none':
+        positions = self.positions
+        if positions.embed != 'learn' or positions.kind != 'none':
             raise UserError(
-                f'posemb={self.posemb!r}, positions={self.positions!r}: naflex stretches learned '
-                "positions over each image; take posemb='learn' and positions='none'"
+                f'positions.embed={positions.embed!r}, positions.kind={positions.kind!r}: naflex '
+                "stretches learned positions over each image; take positions.embed='learn' and "
+                "positions.kind='none'"
             )
         super().__post_init__()
 
@@ -138,7 +138,7 @@ class Model(vit.Model):
         if self.kernel_size is None:
             return super()._patches(images.values, dtype)
         side, _ = side_and_channels(images.values.shape[-1])
-        biased = 'patch_embed' not in vit.without_bias(self.no_bias)
+        biased = 'patch_embed' not in self.no_bias
         embed = _FlexiblePatchEmbed(
             side, self.width, dtype, biased, self.kernel_size, name='patch_embed'
         )
@@ -146,7 +146,7 @@ class Model(vit.Model):
 
     def _positions(self, tokens: int, images: Sequences) -> Array:
         first, side = self.positioned_tokens, self.pos_grid
-        table = learned(self, first + side**2, self.width, self.posemb_std)
+        table = learned(self, first + side**2, self.width, self.positions.std)
         of_patches = table[0, first:].reshape(side, side, -1)
         placed = resized(of_patches, images.grid, tokens - first)
         before = jnp.broadcast_to(table[:, :first], (len(placed), first, self.width))

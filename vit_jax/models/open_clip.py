@@ -6,13 +6,14 @@ Perception Encoder (arXiv:2504.13181) and SigLIP (arXiv:2303.15343), for example
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from vit_jax import signatures
 from vit_jax.errors import UserError, check_choice
 from vit_jax.models import siglip, vit
 from vit_jax.models.clip import variant as variant
 from vit_jax.models.text_encoder import check_eos
+from vit_jax.nn.options import POOLS, complete, merge
 
 HEADS = ('image', 'text', 'logits')
 
@@ -22,10 +23,10 @@ class Model(siglip.Model):
 
     Attributes:
       pool: of the image tower, as of the model `vit`.
-      image_options: of the image tower beyond its shape, as of the model `vit`: 'vit(norm_eps=1e-6,
-        mlp="swiglu")', for example.
+      image_options: of the image tower beyond its shape, as of the model `vit`: 'vit(block={"mlp":
+        "swiglu"})', for example.
       causal, eos: of the text tower, see the model `text_encoder`.
-      no_bias: heads without biases: some of 'image', 'text' and 'logits', as in 'text|logits'.
+      no_bias: heads without biases: some of 'image', 'text' and 'logits'.
       init_scale: at the start; training keeps it at most at 100, as in CLIP.
       gelu, norm_eps: of the text tower, and of the image tower unless `image_options` has others.
 
@@ -38,26 +39,25 @@ class Model(siglip.Model):
     image_options: str = 'vit()'
     causal: bool = True
     eos: int | str | None = 'largest'
-    no_bias: str = 'text|logits'
+    no_bias: tuple[str, ...] = ('text', 'logits')
     init_scale: float = 1 / 0.07
     gelu: str = 'erf'
     norm_eps: float = 1e-5
 
-    pools = vit.POOLS
+    pools = POOLS
     largest = siglip.CLIP_SCALE
-    weightless = (*siglip.Model.weightless, 'causal', 'eos')
-    binding = (*siglip.Model.binding, 'eos')
+    effects: ClassVar = {'causal': 'outputs', 'eos': 'binding'}
 
     def __post_init__(self) -> None:
         check_eos(self.eos, self.vocab_size)
-        for part in filter(None, self.no_bias.split('|')):
+        for part in self.no_bias:
             check_choice('part of no_bias', part, HEADS)
         self._options_of_images()
         super().__post_init__()
 
     def has_bias(self, part: str) -> bool:
         """Whether a head, or the logits, have a bias."""
-        return part not in self.no_bias.split('|')
+        return part not in self.no_bias
 
     @property
     def end_of_text(self) -> int | None:
@@ -69,10 +69,10 @@ class Model(siglip.Model):
         if signatures.function_name(node) != 'vit':
             raise UserError(f'image_options={self.image_options!r}: write it as vit(...)')
         _, options = signatures.arguments(node)
-        known = vit.Model.__dataclass_fields__
-        for name, value in options.items():
-            check_choice('option of the image tower', name, tuple(known))
-            kind = type(known[name].default)
+        defaults = complete(vit.Model, {})
+        for name, value in complete(vit.Model, options).items():
+            check_choice('option of the image tower', name, tuple(defaults))
+            kind = type(defaults[name])
             wide = (int, float) if kind is float else kind
             if kind in (bool, int, float, str) and not isinstance(value, wide):
                 raise UserError(f'image_options: {name}={value!r}: expected {kind.__name__}')
@@ -80,7 +80,7 @@ class Model(siglip.Model):
 
     @property
     def _image_fields(self) -> dict[str, Any]:
-        return super()._image_fields | self._options_of_images()
+        return merge(vit.Model, super()._image_fields, self._options_of_images())
 
     @property
     def _text_fields(self) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import flax.linen as nn
@@ -12,6 +11,7 @@ from jax import Array
 from vit_jax.array_types import Bool, Float
 from vit_jax.errors import UserError
 from vit_jax.models import vit
+from vit_jax.nn.options import defaults, regroup
 
 
 class Model(vit.Model):
@@ -47,6 +47,5 @@ class Model(vit.Model):
 
     def transferable(self) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Keywords of `config.model` for the ViT alone, and the names of its parameters."""
-        names = {field.name for field in dataclasses.fields(vit.Model)} - {'parent', 'name'}
-        keywords = {name: getattr(self, name) for name in names}
-        return {'name': 'vit', **keywords}, vit.parameter_names(**keywords)
+        fields = {name: getattr(self, name) for name in defaults(vit.Model)}
+        return {'name': 'vit', **regroup(vit.Model, fields)}, vit.parameter_names(**fields)

@@ -6,7 +6,7 @@ former's gated recurrent units; the readout is the latter's equation 5, without 
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -82,7 +82,7 @@ class Model(base.EncoderDecoder):
     tied: bool = False
     dtype: str = 'float32'
 
-    weightless = ('dropout', 'dtype')
+    effects: ClassVar = {'attention': ''}  # its scores have parameters
 
     def __post_init__(self) -> None:
         check_choice('attention', self.attention, ATTENTIONS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -80,7 +80,7 @@ class Model(base.Model):
     remat: bool | str = False
     dtype: str = 'float32'
 
-    weightless = ('dropout', 'drop_path', 'head_bias', 'gelu', 'norm_eps', 'remat', 'dtype')
+    effects: ClassVar = {'head_bias': 'outputs'}
 
     def __post_init__(self) -> None:
         check_fields(self, 'gelu', 'dtype', 'remat', 'dropout', 'drop_path')

@@ -7,7 +7,7 @@ shifted right, so that its output at t is the score of token t given those befor
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax import Array
@@ -91,8 +91,7 @@ class Model(base.EncoderDecoder):
     dtype: str = 'float32'
     attention: str = 'auto'
 
-    weightless = ('activation', 'dropout', 'attention_dropout', 'norm_eps', 'attention', 'dtype')
-    binding = ('activation',)
+    effects: ClassVar = {'activation': 'binding'}
     mup_kinds = (
         ('^embed/(source|target)$', 'embedding'),
         ('^embed/output$', 'output'),

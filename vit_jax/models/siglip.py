@@ -99,11 +99,6 @@ class Model(base.Model):
     # Of the heads of both towers, and of the logits.
     biases: ClassVar[bool] = True
 
-    weightless: ClassVar[tuple[str, ...]] = (
-        *('dropout', 'init_scale', 'init_bias', 'gelu', 'norm_eps', 'scan', 'remat', 'attention'),
-        'dtype',
-    )
-
     def __post_init__(self) -> None:
         check_choice('pool', self.pool, self.pools)
         check_fields(self, 'gelu', 'attention', 'dtype', 'remat', 'dropout')
@@ -218,21 +213,22 @@ class Model(base.Model):
         return self.param('bias', nn.initializers.constant(self.init_bias), ())
 
     @property
-    def _options(self) -> dict[str, Any]:
-        """The fields that both towers have."""
-        names = ('dropout', 'gelu', 'norm_eps', 'scan', 'remat', 'attention', 'dtype')
-        return {name: getattr(self, name) for name in names}
-
-    @property
     def _image_fields(self) -> dict[str, Any]:
-        names = ('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads', 'pool')
-        own = {name: getattr(self, name) for name in names}
-        return own | self._options | {'posemb_std': self.width**-0.5}
+        shape = ('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads')
+        same = (*shape, 'dropout', 'scan', 'remat', 'attention', 'dtype')
+        return {
+            **{name: getattr(self, name) for name in same},
+            'block': {'gelu': self.gelu, 'norm_eps': self.norm_eps},
+            'positions': {'std': self.width**-0.5},
+            'pool': {'kind': self.pool},
+        }
 
     @property
     def _text_fields(self) -> dict[str, Any]:
-        names = ('width', 'depth', 'mlp_dim', 'num_heads')
-        own = {name: getattr(self, f'text_{name}') for name in names}
+        shape = ('width', 'depth', 'mlp_dim', 'num_heads')
+        same = ('dropout', 'gelu', 'norm_eps', 'scan', 'remat', 'attention', 'dtype')
+        fields = {name: getattr(self, f'text_{name}') for name in shape}
+        fields |= {name: getattr(self, name) for name in same}
         sizes = {'vocab_size': self.vocab_size, 'length': self.length}
         heads = {'num_classes': self.embed_dim, 'head_bias': self.has_bias('text')}
-        return own | sizes | self._options | heads
+        return fields | sizes | heads

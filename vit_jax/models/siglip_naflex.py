@@ -23,7 +23,6 @@ class Model(siglip.Model):
     patch_dropout: float = 0.0
 
     tower = naflex.Model
-    weightless = (*siglip.Model.weightless, 'patch_dropout')
 
     @property
     def own_size(self) -> Size | None:

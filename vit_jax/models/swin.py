@@ -113,10 +113,7 @@ class Model(base.Model):
     attention: str = 'auto'
 
     merging: ClassVar[Callable[..., nn.Module]] = PatchMerging
-    weightless: ClassVar[tuple[str, ...]] = (
-        *('dropout', 'attention_dropout', 'drop_path', 'gelu', 'norm_eps', 'pad_value'),
-        *('remat', 'dtype', 'residual_dtype', 'attention'),
-    )
+    effects: ClassVar[Mapping[str, str]] = {'pad_value': 'outputs'}
 
     def __post_init__(self) -> None:
         check_fields(self, 'gelu', 'dtype', 'residual_dtype', 'attention', 'remat')
@@ -176,7 +173,7 @@ class Model(base.Model):
 
     def final_norm_of(self, params: Mapping[str, Any]) -> Callable[[Array], Array] | None:
         """The norm after the last stage."""
-        return bind_norm(self, 'layer', params['norm'])
+        return bind_norm('layer', self.norm_eps, self.dtype, params['norm'])
 
     def parameter_pictures(
         self, params: Mapping[str, Any], image_size: Size | None

@@ -192,7 +192,7 @@ class Model(swin.Model):
     image_size: int | None = None
 
     merging: ClassVar[Callable[..., nn.Module]] = PostNormMerging
-    weightless = (*swin.Model.weightless, 'pretrained_windows', 'image_size')
+    effects: ClassVar = {'pretrained_windows': 'outputs', 'image_size': 'outputs'}
 
     def __post_init__(self) -> None:
         sides = self.pretrained_windows

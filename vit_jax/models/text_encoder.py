@@ -68,10 +68,7 @@ class Model(base.Model):
     attention: str = 'auto'
     dtype: str = 'float32'
 
-    weightless: ClassVar[tuple[str, ...]] = (
-        *('causal', 'eos', 'dropout', 'gelu', 'norm_eps', 'scan', 'remat', 'attention', 'dtype'),
-    )
-    binding: ClassVar[tuple[str, ...]] = ('causal', 'eos', 'gelu')
+    effects: ClassVar = {'causal': 'binding', 'eos': 'binding'}
 
     def __post_init__(self) -> None:
         check_fields(self, 'gelu', 'attention', 'dtype', 'remat', 'dropout')
@@ -123,7 +120,7 @@ class Model(base.Model):
 
     def final_norm_of(self, params: Mapping[str, Any]) -> Callable[[Array], Array] | None:
         """The encoder's last norm."""
-        return bind_norm(self, 'layer', params['encoder']['norm'])
+        return bind_norm('layer', self.norm_eps, self.dtype, params['encoder']['norm'])
 
     def _embed(self, ids: Int[Array, 'B N']) -> Float[Array, 'B N D']:
         """Ids and their positions as tokens."""

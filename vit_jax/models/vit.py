@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -18,13 +18,21 @@ from jax import Array
 from vit_jax.array_types import Bool, Float, Int
 from vit_jax.errors import UserError, check_choice, check_multiple
 from vit_jax.models import base
-from vit_jax.models.base import check_fields, parse_choice
+from vit_jax.models.base import check_fields
 from vit_jax.nn.blocks import MLPS, Block, BlockOptions, Encoder, MapHead, segment_mean
 from vit_jax.nn.dense import class_head
 from vit_jax.nn.norms import NORMS, BatchNorm, LayerNorm
+from vit_jax.nn.options import (
+    MEANS,
+    WITH_CLASS_TOKEN,
+    BlockFields,
+    HeadFields,
+    PoolFields,
+    PositionFields,
+)
 from vit_jax.nn.patches import PatchEmbed, patch_grid
-from vit_jax.nn.positions import Relative, learned, relative, sincos2d
-from vit_jax.nn.rotary import KeySource, Layout, Rotary, rope, rope_dinov3
+from vit_jax.nn.positions import Relative, learned, sincos2d
+from vit_jax.nn.rotary import KeySource, Layout, Rope, RopeDinov3, Rotary
 from vit_jax.nn.stochastic import Dropout
 
 # name: width, depth, mlp_dim, num_heads
@@ -59,20 +67,8 @@ def variant(name: str) -> dict[str, int]:
     return {'patch_size': int(patch), **dict(zip(fields, VARIANTS[shape], strict=True))}
 
 
-POOLS = ('cls', 'gap', 'patches', 'cls_patches', 'map', 'cls_map', 'none', 'distilled')
-WITH_CLASS_TOKEN = ('cls', 'patches', 'cls_patches', 'cls_map', 'distilled')
-MEANS = ('gap', 'patches')
-HEAD_NORMS = ('none', 'batch')
-POSEMBS = ('learn', 'sincos2d', 'none')
-POSEMB_PREFIXES = ('none', 'class', 'all')
 REGISTERS = nn.initializers.normal(0.02)
-# Functions of the tokens' layout, a head's width and a source of keys; options follow the `*`.
-POSITIONS: Mapping[str, Callable[..., Rotary | Relative]] = {
-    **{'rope': rope, 'rope_dinov3': rope_dinov3},
-    'relative': relative,
-}
-NORM_PLACES = ('pre', 'post', 'res_post')
-# The layers of a ViT that may have no bias; those of attention come first.
+# Layers of a ViT that may lack biases; those of attention come first.
 PROJECTIONS = ('query', 'key', 'value', 'out')
 BIASES = (*PROJECTIONS, 'patch_embed', 'mlp', 'norm', 'head')
 
@@ -87,48 +83,17 @@ class Model(base.PatchModel):
       depth: L, number of blocks.
       mlp_dim: hidden width of the blocks' MLPs.
       num_heads: attention heads; divides width.
-      pool: the head's input. 'cls': an extra class token, as in the paper. 'gap': the mean of the
-        tokens. 'patches': the mean of the patches, in a model that also has a class token.
-        'cls_patches': the class token beside that mean, [B 2 D], as for DINOv2's classifiers.
-        'map': attention pooling; 'cls_map': of all tokens, also a class token (PE core). 'none':
-        every token by itself. 'distilled': a class token and a distillation token, with a head each
-        (DeiT, arXiv:2012.12877, section 4).
-      pool_heads, pool_mlp_dim: of attention pooling; None for those of the blocks.
-      fc_norm: whether the final norm is applied to the mean of the tokens instead of to the tokens,
-        as in fine-tuning of MAE (arXiv:2111.06377).
-      posemb: positions that are added to the tokens: 'learn', 'sincos2d' (fixed) or 'none'.
-      posemb_prefix: tokens before the patches that have positions: 'class', class and distillation
-        tokens (the paper); 'none' (big_vision, DeiT III); 'all', also registers (YOLOS).
-      posemb_std: initial standard deviation of learned positions; 0.02 in the authors' code,
-        width^-1/2 in big_vision.
-      representation_size: width of a tanh layer before the head; None for no such layer.
-      dropout: dropout rate after the position embedding and each dense layer of a block.
-      attention_dropout: dropout of the attention weights.
-      drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
-      head_norm: 'none', or 'batch': batch normalization without parameters before the head, for a
-        linear probe of features of any scale (MAE, arXiv:2111.06377, appendix A.1).
-      head_bias: initial value of the head's biases.
-      gelu: 'tanh' (approximate), 'erf' (exact) or 'quick' (x sigmoid(1.702 x), CLIP's).
-      norm: 'layer' or 'rms' (without means and biases, arXiv:1910.07467).
-      norm_eps: added to the variance in norms.
-      norm_place: 'pre', the paper's; 'post', after the sums, without a final norm; or 'res_post',
-        on the branches before the sums (Swin v2).
-      norm_pre: whether the tokens are normalized before the first block too (CLIP).
-      final_norm: whether the tokens are normalized after the last block (not in RADIO).
-      mlp: 'mlp' (the paper's) or 'swiglu' (DINOv2, EVA-02, DINOv3), with a norm inside
-        'mlp(norm=True)' or 'swiglu(norm=True)'; `mlp_dim` is the width between its layers.
-      layer_scale: initial value of a learned factor for each channel of every branch
-        (arXiv:2103.17239); None for none.
       registers: tokens between the class token and the patches, which no pooling reads
-        (arXiv:2309.16588); without positions unless `posemb_prefix` is 'all'.
-      positions: positions within attention: 'none'; 'rope', rotations counted in patches, with
-        the options of `nn.rotary.rope`, as in 'rope(reference=16)' (EVA-02); or 'rope_dinov3',
-        those of `nn.rotary.rope_dinov3`, as in 'rope_dinov3(rescale=2.0)'; 'relative', a learned
-        bias for each relative position, or 'relative(shared=True)', the same in all blocks (BEiT).
-      qk_norm: norm of the heads of queries and keys: 'none', 'layer' or 'rms'.
-      inner_norm: whether the joined heads are normalized (EVA-02 of CLIP, BEiT-3; sub-LN).
+        (arXiv:2309.16588); without positions unless `positions.prefix` is 'all'.
+      dropout: dropout rate after the position embedding and each dense layer of a block.
+      attention_dropout: dropout rate of the attention weights.
+      drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
       no_bias: layers without biases: some of 'query', 'key', 'value', 'out', 'patch_embed', 'mlp',
-        'norm' and 'head', as in 'query|key|value'.
+        'norm' and 'head'.
+      block: options of the blocks and their norms, see `BlockFields`.
+      positions: positions added to tokens and within attention, see `PositionFields`.
+      pool: input of the head, see `PoolFields`.
+      head: layers from the representation to the scores, see `HeadFields`.
       scan: one scanned block instead of `depth` unrolled ones; see `Encoder`.
       remat: recomputation in the backward pass: False, 'dots', 'names' or 'nothing' (True), in the
         order of what blocks keep; see `vit_jax.nn.attention`.
@@ -136,7 +101,7 @@ class Model(base.PatchModel):
         'cudnn', a kernel for GPUs in half precision; or 'auto', the kernel if the devices support
         it. See docs/kernels.md.
       dtype: computation dtype. Parameters, layer norm statistics and softmax stay float32.
-      residual_dtype: of the residual stream; that of the computation if None. big_vision uses
+      residual_dtype: dtype of the residual stream; None for the computation dtype. big_vision uses
         'float32' with bfloat16 computation.
 
     Raises:
@@ -149,80 +114,50 @@ class Model(base.PatchModel):
     depth: int = 12
     mlp_dim: int = 3072
     num_heads: int = 12
-    pool: str = 'cls'
-    pool_heads: int | None = None
-    pool_mlp_dim: int | None = None
-    fc_norm: bool = False
-    posemb: str = 'learn'
-    posemb_prefix: str = 'class'
-    posemb_std: float = 0.02
-    representation_size: int | None = None
+    registers: int = 0
     dropout: float = 0.0
     attention_dropout: float = 0.0
     drop_path: float = 0.0
-    head_norm: str = 'none'
-    head_bias: float = 0.0
-    gelu: str = 'tanh'
-    norm: str = 'layer'
-    norm_eps: float = 1e-6
-    norm_place: str = 'pre'
-    norm_pre: bool = False
-    final_norm: bool = True
-    mlp: str = 'mlp'
-    layer_scale: float | None = None
-    registers: int = 0
-    positions: str = 'none'
-    qk_norm: str = 'none'
-    inner_norm: bool = False
-    no_bias: str = ''
+    no_bias: tuple[str, ...] = ()
+    block: BlockFields = BlockFields()
+    positions: PositionFields = PositionFields()
+    pool: PoolFields = PoolFields()
+    head: HeadFields = HeadFields()
     scan: bool = False
     remat: bool | str = False
     attention: str = 'auto'
     dtype: str = 'float32'
     residual_dtype: str | None = None
 
-    weightless: ClassVar[tuple[str, ...]] = (
-        *('dropout', 'attention_dropout', 'drop_path', 'head_norm', 'head_bias', 'posemb_std'),
-        *('gelu', 'norm_eps', 'scan', 'remat', 'attention', 'dtype', 'residual_dtype'),
-    )
-    binding = (*base.Model.binding, 'norm_place')
-    noted: ClassVar[tuple[str, ...]] = (*base.Model.noted, 'positions')
     head_layers: ClassVar[tuple[str, ...]] = ('pre_logits', 'head')
 
     def __post_init__(self) -> None:
-        check_choice('pool', self.pool, POOLS)
-        check_choice('posemb', self.posemb, POSEMBS)
-        check_choice('posemb_prefix', self.posemb_prefix, POSEMB_PREFIXES)
-        check_choice('head_norm', self.head_norm, HEAD_NORMS)
-        check_fields(self, 'gelu', 'attention', 'dtype', 'remat', 'residual_dtype')
+        for group in (self.block, self.positions, self.pool, self.head):
+            group.check()
+        check_fields(self, 'attention', 'dtype', 'remat', 'residual_dtype')
         check_fields(self, 'dropout', 'attention_dropout', 'drop_path')
         check_multiple('width', self.width, 'num_heads', self.num_heads)
-        if self.fc_norm and self.pool not in MEANS:
+        if self.pool.kind == 'distilled' and self.head != HeadFields(bias=self.head.bias):
             raise UserError(
-                f'fc_norm norms a mean of tokens: take pool {" or ".join(map(repr, MEANS))}, '
-                f'not {self.pool!r}'
+                "pool.kind='distilled' takes no head.representation_size and no head.norm"
             )
-        if self.pool == 'distilled' and (self.representation_size or self.head_norm != 'none'):
-            raise UserError("pool 'distilled' takes no representation_size and no head_norm")
-        check_choice('norm', self.norm, NORMS)
-        check_choice('qk_norm', self.qk_norm, ('none', *NORMS))
-        check_choice('norm_place', self.norm_place, NORM_PLACES)
         if self.registers < 0:
             raise UserError(f'registers must be at least 0, not {self.registers}')
-        block_options(self)
+        for layer in sorted(self.no_bias):
+            check_choice('layer of no_bias', layer, BIASES)
         _make_positions(self, (1, 1), None)
         super().__post_init__()
 
     @property
     def class_tokens(self) -> int:
         """Number of class and distillation tokens, which come first."""
-        return int(self.pool in WITH_CLASS_TOKEN) + (self.pool == 'distilled')
+        return int(self.pool.kind in WITH_CLASS_TOKEN) + (self.pool.kind == 'distilled')
 
     @property
     def positioned_tokens(self) -> int:
         """Number of tokens before the patches that have a row of `pos_embed`."""
-        rows = self.class_tokens if self.posemb_prefix == 'class' else self.prefix_tokens
-        return rows if self.posemb_prefix != 'none' else 0
+        counts = {'none': 0, 'class': self.class_tokens, 'all': self.prefix_tokens}
+        return counts[self.positions.prefix]
 
     @property
     def prefix_tokens(self) -> int:
@@ -260,7 +195,7 @@ class Model(base.PatchModel):
             with this argument.
 
         Returns:
-          tokens: [B N D] after the final norm, except with `fc_norm`; the first `prefix_tokens`
+          tokens: [B N D] after the final norm, except with `pool.norm`; the first `prefix_tokens`
             are not patches: any class token and then the registers.
           pre_logits: the head's input, [B D] or [B representation_size].
           logits: [B num_classes] in float32; absent without a head.
@@ -287,46 +222,61 @@ class Model(base.PatchModel):
         if masked is not None:
             token = self.param('mask_token', nn.initializers.zeros, (1, 1, self.width))
             x = jnp.where(masked[..., None], token.astype(residual), x)
-        for prefix in POSEMB_PREFIXES:  # tokens come before the patches in this order
-            for name in ('dist_token', 'cls_token')[2 - self.class_tokens :]:
-                x = self._insert(x, 0, name, 1, nn.initializers.zeros) if prefix == 'class' else x
-            if prefix == 'all' and self.registers:
-                x = self._insert(x, self.class_tokens, 'register_tokens', self.registers)
-            if prefix == self.posemb_prefix and self.posemb != 'none':
-                x = x + self._positions(x.shape[1], images).astype(residual)
+        x = self._add_positions(x, images, 'none')
+        x = self._prepend_class_tokens(x)
+        x = self._add_positions(x, images, 'class')
+        x = self._insert_registers(x)
+        x = self._add_positions(x, images, 'all')
         x = Dropout(self.dropout)(x, train)
-        if self.norm_pre:
-            norm = make_norm(self)(self.norm_eps, dtype=dtype, name='norm_pre')
+        if self.block.norm_pre:
+            norm = make_norm(self)(self.block.norm_eps, dtype=dtype, name='norm_pre')
             x = norm(x).astype(residual)
         return x
 
-    def _insert(self, x: Array, at: int, name: str, count: int, init: Any = REGISTERS) -> Array:
-        """The tokens with those of the parameter `name` [1 count D] from index `at` on."""
+    def _add_positions(self, x: Array, images: Any, prefix: str) -> Array:
+        """Add E_pos if the tokens with this prefix are those that have positions."""
+        if prefix != self.positions.prefix or self.positions.embed == 'none':
+            return x
+        return x + self._positions(x.shape[1], images).astype(x.dtype)
+
+    def _prepend_class_tokens(self, x: Array) -> Array:
+        for name in ('dist_token', 'cls_token')[2 - self.class_tokens :]:
+            x = self._insert(x, 0, name, 1, nn.initializers.zeros)
+        return x
+
+    def _insert_registers(self, x: Array) -> Array:
+        if not self.registers:
+            return x
+        return self._insert(x, self.class_tokens, 'register_tokens', self.registers, REGISTERS)
+
+    def _insert(self, x: Array, at: int, name: str, count: int, init: Any) -> Array:
+        """Insert the parameter `name` [1 count D] before the token of index `at`."""
         tokens = self.param(name, init, (1, count, self.width))
         tokens = jnp.broadcast_to(tokens, (len(x), count, self.width)).astype(x.dtype)
         return jnp.concatenate([x[:, :at], tokens, x[:, at:]], axis=1)
 
     def _patches(self, images: Any, dtype: Any) -> Array:
         """One token for each patch, row by row, [B N D]."""
-        biased = 'patch_embed' not in without_bias(self.no_bias)
+        biased = 'patch_embed' not in self.no_bias
         return PatchEmbed(self.patch_size, self.width, dtype, biased, name='patch_embed')(images)
 
     def _positions(self, tokens: int, images: Any) -> Array:
-        if self.posemb == 'learn':
-            return learned(self, tokens, self.width, self.posemb_std)
+        if self.positions.embed == 'learn':
+            return learned(self, tokens, self.width, self.positions.std)
         table = sincos2d(*patch_grid(images.shape[1], images.shape[2], self.stride), self.width)
         # A class token has no position in the image: its row is zero.
         return jnp.pad(jnp.asarray(table), ((tokens - len(table), 0), (0, 0)))[None]
 
     def _encoder(self, dtype: Any, relative: Callable[[], nn.Module] | None) -> Encoder:
+        options = self.block
         block = functools.partial(
             Block,
             num_heads=self.num_heads,
             mlp_dim=self.mlp_dim,
             dropout=self.dropout,
             attention_dropout=self.attention_dropout,
-            gelu=self.gelu,
-            norm_eps=self.norm_eps,
+            gelu=options.gelu,
+            norm_eps=options.norm_eps,
             dtype=dtype,
             attention_by=self.attention,
             options=block_options(self, relative),
@@ -337,8 +287,8 @@ class Model(base.PatchModel):
             self.drop_path,
             scan=self.scan,
             remat=self.remat,
-            final_norm=self.final_norm and not self.fc_norm and self.norm_place != 'post',
-            norm_eps=self.norm_eps,
+            final_norm=options.final_norm and not self.pool.norm and options.norm_place != 'post',
+            norm_eps=options.norm_eps,
             dtype=dtype,
             norm=make_norm(self),
             name='encoder',
@@ -361,7 +311,7 @@ def parameter_names(**fields: Any) -> tuple[str, ...]:
 def attention_positions(
     model: Any, grid: tuple[int, int], next_key: KeySource | None
 ) -> tuple[Rotary | Array | None, Callable[[], nn.Module] | None]:
-    """Positions within attention, from the field `positions`.
+    """Positions within attention, from the field `positions.kind`.
 
     Args:
       model: a ViT, to which a layer `position_bias` is added if all blocks share one.
@@ -382,11 +332,13 @@ def attention_positions(
 def _make_positions(
     model: Any, grid: tuple[int, int], next_key: KeySource | None
 ) -> Rotary | Relative | None:
-    if model.positions == 'none':
+    kind, layout = model.positions.kind, Layout(grid, model.class_tokens, model.registers)
+    if kind == 'none':
         return None
-    layout = Layout(grid, model.class_tokens, model.registers)
-    make = parse_choice('positions', model.positions, POSITIONS)
-    return make(layout, model.width // model.num_heads, next_key)
+    if kind == 'relative':
+        return Relative(layout, model.positions.relative.shared)
+    rotations: Rope | RopeDinov3 = getattr(model.positions, kind)
+    return rotations(layout, model.width // model.num_heads, next_key)
 
 
 def block_options(model: Any, relative: Callable[[], nn.Module] | None = None) -> BlockOptions:
@@ -396,50 +348,42 @@ def block_options(model: Any, relative: Callable[[], nn.Module] | None = None) -
       model: a ViT.
       relative: makes a layer of relative biases for each block, see `attention_positions`.
     """
-    absent = without_bias(model.no_bias)
-    make_mlp = parse_choice('mlp', model.mlp, MLPS)
-    norm = functools.partial(make_norm(model), model.norm_eps)
+    block = model.block
+    norm = functools.partial(make_norm(model), block.norm_eps)
     qk_norm = None
-    if model.qk_norm != 'none':
-        qk_norm = functools.partial(make_norm(model, model.qk_norm), model.norm_eps)
+    if block.qk_norm != 'none':
+        qk_norm = functools.partial(make_norm(model, block.qk_norm), block.norm_eps)
     return BlockOptions(
         norm=make_norm(model),
-        mlp=make_mlp(norm, 'mlp' not in absent),
-        layer_scale=model.layer_scale,
-        no_bias=tuple(name for name in PROJECTIONS if name in absent),
+        mlp=functools.partial(
+            MLPS[block.mlp],
+            use_bias='mlp' not in model.no_bias,
+            norm=norm if block.mlp_norm else None,
+        ),
+        layer_scale=block.layer_scale,
+        no_bias=tuple(name for name in PROJECTIONS if name in model.no_bias),
         qk_norm=qk_norm,
-        inner_norm=norm if model.inner_norm else None,
+        inner_norm=norm if block.inner_norm else None,
         relative=relative,
-        norm_place=model.norm_place,
+        norm_place=block.norm_place,
     )
 
 
 def make_norm(model: Any, name: str = '') -> Callable[..., nn.Module]:
-    """The norm `name`, by default the field `norm`, called as `BlockOptions.norm` is."""
-    kind = NORMS[name or model.norm]
-    plain = kind is LayerNorm and 'norm' in without_bias(model.no_bias)
+    """Make the norm `name`, by default `block.norm`, called as `BlockOptions.norm` is."""
+    kind = NORMS[name or model.block.norm]
+    plain = kind is LayerNorm and 'norm' in model.no_bias
     return functools.partial(kind, use_bias=False) if plain else kind
-
-
-def without_bias(text: str) -> frozenset[str]:
-    """The layers of BIASES in a text such as 'query|key'.
-
-    Raises:
-      UserError: if there is no such layer.
-    """
-    layers = frozenset(filter(None, (layer.strip() for layer in text.split('|'))))
-    for layer in sorted(layers):
-        check_choice('layer of no_bias', layer, BIASES)
-    return layers
 
 
 def outputs(
     model: Any, tokens: Float[Array, 'B N D'], segments: Int[Array, 'B N'] | None, train: bool
 ) -> dict[str, Float[Array, 'B *rest']]:
-    """The outputs of a ViT from its last tokens; see `Model.__call__` and the field `pool`."""
+    """The outputs of a ViT from its last tokens; see `Model.__call__` and `PoolFields`."""
     x = pool(model, tokens, segments, train)
-    if model.representation_size:
-        dense = nn.Dense(model.representation_size, dtype=jnp.dtype(model.dtype), name='pre_logits')
+    if model.head.representation_size:
+        size, dtype = model.head.representation_size, jnp.dtype(model.dtype)
+        dense = nn.Dense(size, dtype=dtype, name='pre_logits')
         x = nn.tanh(dense(x))
     found = {'tokens': tokens, 'pre_logits': x}
     return found | scores(model, x, tokens, train) if model.num_classes else found
@@ -450,27 +394,28 @@ def pool(
 ) -> Float[Array, 'B *rest']:
     """y = LN(z_L^0), equation 4 of arXiv:2010.11929, or another summary.
 
-    The encoder has applied the norm, except with `fc_norm`. Segments are 1 for tokens of the image
-    and 0 for padding; None without padding.
+    The encoder has applied the norm, except with `pool.norm`. Segments are 1 for tokens of the
+    image and 0 for padding; None without padding.
     """
-    if model.pool == 'cls':
+    kind = model.pool.kind
+    if kind == 'cls':
         return tokens[:, 0]
-    if model.pool == 'distilled':
+    if kind == 'distilled':
         return tokens[:, :2].mean(axis=1)
-    if model.pool == 'none':
+    if kind == 'none':
         return tokens
     cls = tokens[:, 0]
-    if (first := model.prefix_tokens) and model.pool != 'cls_map':
+    if (first := model.prefix_tokens) and kind != 'cls_map':
         tokens, segments = tokens[:, first:], None if segments is None else segments[:, first:]
-    if model.pool in (*MEANS, 'cls_patches'):
+    if kind in (*MEANS, 'cls_patches'):
         mean = tokens.mean(axis=1) if segments is None else segment_mean(tokens, segments)[:, 0]
-        if model.pool == 'cls_patches':
+        if kind == 'cls_patches':
             return jnp.concatenate([cls, mean], axis=-1)
-        norm = make_norm(model)(model.norm_eps, dtype=jnp.dtype(model.dtype), name='fc_norm')
-        return norm(mean) if model.fc_norm else mean
+        norm = make_norm(model)(model.block.norm_eps, dtype=jnp.dtype(model.dtype), name='fc_norm')
+        return norm(mean) if model.pool.norm else mean
     head = MapHead(
-        *(model.pool_heads or model.num_heads, model.pool_mlp_dim or model.mlp_dim),
-        *(model.gelu, model.norm_eps),
+        *(model.pool.num_heads or model.num_heads, model.pool.mlp_dim or model.mlp_dim),
+        *(model.block.gelu, model.block.norm_eps),
         dtype=jnp.dtype(model.dtype),
         name='map_head',
     )
@@ -490,14 +435,14 @@ def scores(
     """
     dense = functools.partial(
         class_head,
-        *(model.num_classes, model.head_bias),
-        use_bias='head' not in without_bias(model.no_bias),
+        *(model.num_classes, model.head.bias),
+        use_bias='head' not in model.no_bias,
     )
-    if model.pool == 'distilled':
+    if model.pool.kind == 'distilled':
         both = DistilledHead(dense, name='head')(tokens[:, :2])
         mean = (both[0] + both[1]) / 2
         return {'logits': mean, 'class_logits': both[0], 'distillation_logits': both[1]}
-    if model.head_norm == 'batch':
+    if model.head.norm == 'batch':
         plain = {'use_bias': False, 'use_scale': False, 'dtype': jnp.float32, 'name': 'head_norm'}
         x = BatchNorm(not train, momentum=0.9, epsilon=1e-6, **plain)(x)
     return {'logits': dense(name='head')(x)}

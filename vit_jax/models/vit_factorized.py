@@ -18,6 +18,7 @@ from vit_jax.models import vit
 from vit_jax.models.base import Params, Resized, Size
 from vit_jax.models.vit import variant as variant
 from vit_jax.nn.maps import ParameterPictures, embedding_filters, position_similarity
+from vit_jax.nn.options import PositionFields
 from vit_jax.nn.patches import patch_grid
 from vit_jax.nn.positions import learned
 from vit_jax.ops import resize
@@ -29,25 +30,26 @@ class Model(vit.Model):
     """ViT whose patches get the sum of `pos_embed_y` [1 h D] of their row and `pos_embed_x` [1 w D]
     of their column; the fields are those of `vit`.
 
-    Attributes:
-      posemb: 'learn'.
-      posemb_prefix: without effect: tokens before the patches have no positions.
+    Tokens before the patches have no positions, whatever `positions.prefix` is.
 
     Raises:
-      UserError: as for `vit`, or if `posemb` is another.
+      UserError: as for `vit`, or if `positions.embed` is not 'learn'.
     """
 
-    posemb_prefix: str = 'none'
+    positions: PositionFields = PositionFields(prefix='none')
 
     def __post_init__(self) -> None:
-        if self.posemb != 'learn':
-            raise UserError(f"posemb={self.posemb!r}: positions of rows and columns are 'learn'")
+        if self.positions.embed != 'learn':
+            raise UserError(
+                f'positions.embed={self.positions.embed!r}: positions of rows and columns are '
+                "learned, take 'learn'"
+            )
         super().__post_init__()
 
     def _positions(self, tokens: int, images: Any) -> Array:
         grid = patch_grid(images.shape[1], images.shape[2], self.stride)
         rows, columns = (
-            learned(self, count, self.width, self.posemb_std, name)
+            learned(self, count, self.width, self.positions.std, name)
             for count, name in zip(grid, TABLES, strict=True)
         )
         table = (rows[:, :, None] + columns[:, None]).reshape(1, -1, self.width)

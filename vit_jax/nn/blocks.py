@@ -271,24 +271,7 @@ class SwiGlu(nn.Module):
         return layer(x.shape[-1], name='fc2')(y)
 
 
-def mlp(norm_of: Factory, use_bias: bool, *, norm: bool = False) -> Factory:
-    """The MLP of the paper, `Mlp`; with `norm`, the hidden layer is normalized."""
-    return functools.partial(Mlp, use_bias=use_bias, norm=norm_of if norm else None)
-
-
-def swiglu(norm_of: Factory, use_bias: bool, *, norm: bool = False) -> Factory:
-    """SwiGLU, see `SwiGlu`.
-
-    Args:
-      norm_of: makes a norm, given its dtype and name.
-      use_bias: whether the dense layers have biases.
-      norm: whether the product is normalized before the last dense layer.
-    """
-    return functools.partial(SwiGlu, norm=norm_of if norm else None, use_bias=use_bias)
-
-
-# Functions of the model's norm and of the use of biases, and of the options after the `*`.
-MLPS = {'mlp': mlp, 'swiglu': swiglu}
+MLPS: dict[str, Factory] = {'mlp': Mlp, 'swiglu': SwiGlu}
 
 
 class MapHead(nn.Module):

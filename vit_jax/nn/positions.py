@@ -12,7 +12,7 @@ from jax import Array
 
 from vit_jax.array_types import Bool, Float, Float32, Int
 from vit_jax.errors import UserError, check_choice
-from vit_jax.nn.rotary import KeySource, Layout
+from vit_jax.nn.rotary import Layout
 
 LAYOUTS = ('interleaved', 'concatenated')
 
@@ -234,21 +234,6 @@ class Relative(NamedTuple):
         """The layer of the biases."""
         prefix = self.layout.first + self.layout.registers
         return RelativeBias(num_heads, self.layout.grid, prefix, **kwargs)
-
-
-def relative(
-    layout: Layout, size: int, next_key: KeySource | None = None, *, shared: bool = False
-) -> Relative:
-    """Biases of scores by relative positions, see `RelativeBias`.
-
-    Args:
-      layout: of the tokens.
-      size, next_key: have no effect.
-      shared: whether all blocks have the same biases, as in BEiT's pre-training, instead of each
-        its own.
-    """
-    del size, next_key
-    return Relative(layout, shared)
 
 
 def relative_positions(rows: int, columns: int) -> Int[np.ndarray, 'N N']:

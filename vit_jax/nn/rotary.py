@@ -7,6 +7,7 @@ of the pairs turn with the row, half with the column, at K / 4 frequencies theta
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -66,102 +67,122 @@ class Layout(NamedTuple):
     registers: int = 0
 
 
-def rope(
-    layout: Layout,
-    size: int,
-    next_key: KeySource | None = None,
-    *,
-    theta: float = 10_000.0,
-    reference: int = 0,
-    offset: float = 0.0,
-    order: str = 'yx',
-    registers: float = 0.0,
-) -> Rotary:
+@dataclasses.dataclass(frozen=True)
+class Rope:
     """Positions counted in patches: EVA-02, Fang et al., 2023, arXiv:2303.11331, section 2.1.
 
-    Args:
-      layout: of the tokens.
-      size: K, width of a head.
-      next_key: has no effect.
-      theta: the frequencies fall from 1 to nearly 1 / theta.
+    Attributes:
+      theta: range of the frequencies, which fall from 1 to nearly 1 / theta.
       reference: side of the grid of the pre-training, to which larger and smaller grids are scaled;
         0 to count patches of any grid.
-      offset: added to the number of each row and column before it is scaled (1 in PE).
+      offset: number added to each row and column before they are scaled (1 in PE).
       order: 'yx', or 'xy' if the first half of the pairs turns with the column (PE).
       registers: theta of the registers, which then form a square grid of their own (ViT-5); 0 to
         leave them in place.
-
-    Raises:
-      UserError: if a head's width is not a multiple of 4, there is no such order, or the registers
-        form no square.
     """
-    del next_key
-    check_choice('order', order, ORDERS)
 
-    def angles(grid: tuple[int, int], base: float) -> np.ndarray:
-        axes = [(np.arange(n) + offset) * (reference / n if reference else 1.0) for n in grid]
-        return _angles(_places(*axes), size, base, order)
+    theta: float = 10_000.0
+    reference: int = 0
+    offset: float = 0.0
+    order: str = 'yx'
+    registers: float = 0.0
 
-    parts = [np.zeros((layout.first, size // 2)), np.zeros((layout.registers, size // 2))]
-    if registers and layout.registers:
-        side = math.isqrt(layout.registers)
-        if side**2 != layout.registers:
-            raise UserError(
-                f'positions of registers need a square number of them, not {layout.registers}'
-            )
-        axes = [np.arange(side, dtype=float)] * 2
-        parts[1] = _angles(_places(*axes), size, registers, order)
-    return _rotary(np.concatenate([*parts, angles(layout.grid, theta)]), neighbors=True)
+    def __call__(self, layout: Layout, size: int, next_key: KeySource | None = None) -> Rotary:
+        """Compute the rotations of all tokens.
+
+        Args:
+          layout: arrangement of the tokens.
+          size: K, width of a head.
+          next_key: has no effect.
+
+        Raises:
+          UserError: if a head's width is not a multiple of 4, the order does not exist, or the
+            registers do not form a square.
+        """
+        del next_key
+        check_choice('order', self.order, ORDERS)
+        parts = [np.zeros((layout.first, size // 2)), np.zeros((layout.registers, size // 2))]
+        if self.registers and layout.registers:
+            side = math.isqrt(layout.registers)
+            if side**2 != layout.registers:
+                raise UserError(
+                    f'positions of registers need a square number of them, not {layout.registers}'
+                )
+            axes = [np.arange(side, dtype=float)] * 2
+            parts[1] = _angles(_places(*axes), size, self.registers, self.order)
+        parts.append(_angles(self._places(layout.grid), size, self.theta, self.order))
+        return _rotary(np.concatenate(parts), neighbors=True)
+
+    def _places(self, grid: tuple[int, int]) -> np.ndarray:
+        scales = [self.reference / side if self.reference else 1.0 for side in grid]
+        axes = zip(grid, scales, strict=True)
+        return _places(*((np.arange(side) + self.offset) * scale for side, scale in axes))
 
 
-def rope_dinov3(
-    layout: Layout,
-    size: int,
-    next_key: KeySource | None = None,
-    *,
-    theta: float = 100.0,
-    normalize: str = 'separate',
-    shift: float = 0.0,
-    jitter: float = 1.0,
-    rescale: float = 1.0,
-    periods: str = 'float32',
-) -> Rotary:
+@dataclasses.dataclass(frozen=True)
+class RopeDinov3:
     """Positions from -1 to 1 on any grid, changed at random in training: DINOv3, arXiv:2508.10104.
 
     The changes are drawn once for a batch, so that all blocks and images of a call share them.
 
-    Args:
-      layout: of the tokens; those before the patches are left in place.
-      size: K, width of a head.
-      next_key: gives the key of the changes; None for no changes, as in evaluation.
-      theta: the periods rise from 1 to nearly theta.
+    Attributes:
+      theta: range of the periods, which rise from 1 to nearly theta.
       normalize: the side that is 2 long: 'separate' for both, 'max' or 'min' for the longer or the
         shorter one.
       shift: largest shift of each axis.
       jitter: largest factor of each axis, log-uniform.
       rescale: largest factor of both axes together, log-uniform.
       periods: dtype to which the periods are rounded; 'bfloat16' in the authors' files.
-
-    Raises:
-      UserError: if a head's width is not a multiple of 4, or an argument has no such value.
     """
-    check_choice('normalize', normalize, NORMALIZED)
-    check_choice('periods', periods, PERIODS)
-    if shift < 0 or min(jitter, rescale) < 1:
-        raise UserError('positions: shift must be at least 0, jitter and rescale at least 1')
-    sides = {'separate': layout.grid, 'max': 2 * (max(layout.grid),)}
-    sides['min'] = 2 * (min(layout.grid),)
-    axes = [
-        2 * (np.arange(n) + 0.5) / side - 1
-        for n, side in zip(layout.grid, sides[normalize], strict=True)
-    ]
-    places: Any = _places(*axes)
-    if next_key is not None and (shift or jitter > 1 or rescale > 1):
-        places = _changed(jnp.asarray(places, jnp.float32), next_key(), shift, jitter, rescale)
-    angles = _angles(2 * math.pi * places, size, theta, 'yx', periods)
-    xp = jnp if isinstance(angles, jax.Array) else np
-    prefix = layout.first + layout.registers
-    return _rotary(xp.pad(angles, ((prefix, 0), (0, 0))), neighbors=False)
+
+    theta: float = 100.0
+    normalize: str = 'separate'
+    shift: float = 0.0
+    jitter: float = 1.0
+    rescale: float = 1.0
+    periods: str = 'float32'
+
+    def __call__(self, layout: Layout, size: int, next_key: KeySource | None = None) -> Rotary:
+        """Compute the rotations of all tokens.
+
+        Args:
+          layout: arrangement of the tokens; those before the patches are left in place.
+          size: K, width of a head.
+          next_key: source of the key of the changes; None for no changes, as in evaluation.
+
+        Raises:
+          UserError: if a head's width is not a multiple of 4, or a field has no such value.
+        """
+        check_choice('normalize', self.normalize, NORMALIZED)
+        check_choice('periods', self.periods, PERIODS)
+        if self.shift < 0 or min(self.jitter, self.rescale) < 1:
+            raise UserError('positions: shift must be at least 0, jitter and rescale at least 1')
+        sides = {'separate': layout.grid, 'max': 2 * (max(layout.grid),)}
+        sides['min'] = 2 * (min(layout.grid),)
+        axes = [
+            2 * (np.arange(n) + 0.5) / side - 1
+            for n, side in zip(layout.grid, sides[self.normalize], strict=True)
+        ]
+        places: Any = _places(*axes)
+        if next_key is not None and (self.shift or self.jitter > 1 or self.rescale > 1):
+            places = jnp.asarray(places, jnp.float32)
+            places = _changed(places, next_key(), self.shift, self.jitter, self.rescale)
+        angles = _angles(2 * math.pi * places, size, self.theta, 'yx', self.periods)
+        xp = jnp if isinstance(angles, jax.Array) else np
+        prefix = layout.first + layout.registers
+        return _rotary(xp.pad(angles, ((prefix, 0), (0, 0))), neighbors=False)
+
+
+def rope(layout: Layout, size: int, next_key: KeySource | None = None, **options: Any) -> Rotary:
+    """Compute rotations by `Rope`, with its fields as keywords."""
+    return Rope(**options)(layout, size, next_key)
+
+
+def rope_dinov3(
+    layout: Layout, size: int, next_key: KeySource | None = None, **options: Any
+) -> Rotary:
+    """Compute rotations by `RopeDinov3`, with its fields as keywords."""
+    return RopeDinov3(**options)(layout, size, next_key)
 
 
 def rising_periods(size: int, theta: float, dtype: str = 'float32') -> Float[np.ndarray, 'k']:

@@ -78,7 +78,7 @@ def assemble(
         if side := square_side(patches):
             fitting.append((side * module.stride, side * module.stride))
         image_size = next(iter(fitting), None)
-    params = names.nested(flat, module.no_bias)
+    params = names.nested(flat, '|'.join(module.no_bias))
     return TrainedModel.from_file(params, model, image_size, source)
 
 
@@ -270,7 +270,7 @@ def _expected(flat: Flat, module: Any) -> Flat:
             grid = ((array.shape[0] + 1) // 2, (array.shape[1] + 1) // 2)
     first = flat.get('resnet/root/conv/kernel', flat['patch_embed/kernel'])
     size = (1, *(module.stride * side for side in grid), first.shape[2])
-    return names.empty_arrays(_shapes(module, size), module.no_bias)
+    return names.empty_arrays(_shapes(module, size), '|'.join(module.no_bias))
 
 
 @functools.lru_cache(maxsize=4)

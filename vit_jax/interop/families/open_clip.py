@@ -191,7 +191,7 @@ def _fields(tower: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, Any
 def _options(tower: Mapping[str, Any], words: Mapping[str, Any]) -> str:
     """The field `image_options`: what differs from a plain ViT and is no field of its own."""
     own = siglip.Model.__dataclass_fields__
-    plain = {f.name: f.default for f in dataclasses.fields(vit.Model)}
+    plain = fields(vit.Model())
     plain |= {key: words[key] for key in ('gelu', 'norm_eps')}
     known = {'name', 'num_classes', *own} - {'gelu', 'norm_eps'}
     options = {k: v for k, v in tower.items() if k not in known and v != plain[k]}

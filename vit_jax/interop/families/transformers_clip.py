@@ -98,7 +98,7 @@ def _image_tower(trained: TrainedModel) -> TrainedModel:
     kernel = trained.params['image_head']['kernel']
     params = {**trained.params['image'], 'head': {'kernel': kernel}}
     tower = trained.model.image_tower()
-    absent = '|'.join(filter(None, (tower.no_bias, 'head')))
+    absent = (*tower.no_bias, 'head')
     tower = tower.clone(num_classes=kernel.shape[1], no_bias=absent)
     made = trained.with_groups(model={'name': 'vit', **fields(tower)})
     return dataclasses.replace(made, params=params)
