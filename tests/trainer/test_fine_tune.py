@@ -17,6 +17,7 @@ from vit_jax.interop import files
 from vit_jax.interop.families import vision_transformer
 from vit_jax.interop.trained import TrainedModel, fields
 from vit_jax.models import mae, vit
+from vit_jax.nn import options
 from vit_jax.trainer.build import build
 from vit_jax.trainer.start import find_origin
 
@@ -60,7 +61,8 @@ def auto(repo, place):
 
 
 def stored_model(config):
-    return {key: config.model[key] for key in MODEL}
+    flat = options.flat_fields(config.model.to_dict())
+    return {key: flat[key] for key in MODEL}
 
 
 @pytest.mark.slow
@@ -80,7 +82,7 @@ def test_one_command_and_no_file_later(repo, place, tmp_path, capsys):
     assert 'no validation split: trains on train[:80% per class], evaluates on train[80%: ' in said
     assert 'head: 7 classes replaced by 2 that start anew' in said
     stored = json.loads((run / 'config.json').read_text())
-    assert stored['model'].items() >= {'name': 'vit', **MODEL}.items()
+    assert options.flat_fields(stored['model']).items() >= {'name': 'vit', **MODEL}.items()
     assert '{' not in json.dumps([stored['data'], stored['evals']]).replace('{"', '')
     path.unlink()
     assert cli.main(words) == 0
@@ -119,7 +121,9 @@ def test_another_size_of_the_model_is_refused_before_a_folder_is_made(
         *(f'--config.init.from={place}/vit.npz', '--workdir', str(tmp_path / 'run')),
     ]
     assert cli.main(words) == 2
-    assert '(the checkpoint has representation_size=20, width=16; con' in capsys.readouterr().err
+    assert (
+        '(the checkpoint has head.representation_size=20, width=16; con' in capsys.readouterr().err
+    )
     assert not (tmp_path / 'run').exists()
 
 
@@ -201,8 +205,9 @@ def test_the_encoder_of_a_masked_autoencoder(auto, place):
 def test_a_run(auto, smoke_run):
     config = fine_tune.complete(auto(f'init.from={smoke_run}')).config
     before = json.loads((smoke_run / 'config.json').read_text())['model']
-    kept = ('name', 'patch_size', 'width', 'depth', 'num_heads', 'pool', 'posemb')
-    assert [config.model.get(key) for key in kept] == [before.get(key) for key in kept]
+    before, now = (options.complete(vit.Model, x) for x in (before, config.model.to_dict()))
+    kept = ('name', 'patch_size', 'width', 'depth', 'num_heads', 'pool.kind', 'positions.embed')
+    assert [now[key] for key in kept] == [before[key] for key in kept]
     assert config.model.num_classes is None
     assert config.evals.val.transforms == 'resize_small(8)|central_crop((8, 8))'
 

@@ -286,7 +286,7 @@ def test_another_gelu_is_another_model(config, tmp_path):
     random_npz(tmp_path / 'a.npz')
     config.init = {'from': str(tmp_path / 'a.npz')}
     config.model.gelu = 'erf'
-    with pytest.raises(UserError, match=r"set config\.model\.gelu='tanh'"):
+    with pytest.raises(UserError, match=r"set config\.model\.block\.gelu='tanh'"):
         train.train(config, tmp_path / 'run')
     assert not (tmp_path / 'run').exists()
 

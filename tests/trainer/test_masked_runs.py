@@ -58,12 +58,12 @@ def test_what_is_frozen_stays_and_the_norm_before_the_head_follows(folder, repo,
         jax.tree.map(np.testing.assert_array_equal, variables['params'][part], before[part])
     assert np.any(variables['params']['head']['kernel'])
     assert np.any(variables['batch_stats']['head_norm']['mean'])
-    assert model.head_norm == 'batch'
+    assert model.head.norm == 'batch'
 
 
 def test_the_run_loads_as_a_vit(run, folder):
     model, variables = vit_jax.load(folder)
-    assert isinstance(model, vit.Model) and model.pool == 'cls' and not model.num_classes
+    assert isinstance(model, vit.Model) and model.pool.kind == 'cls' and not model.num_classes
     assert variables['params'].keys() == {'patch_embed', 'cls_token', 'pos_embed', 'encoder'}
     images = np.random.default_rng(0).normal(size=(2, 8, 8, 1)).astype(np.float32)
     features = functools.partial(run.model.apply, method='features')

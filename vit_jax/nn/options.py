@@ -257,7 +257,7 @@ def regroup(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
 def _merge(node: dict[str, Any], given: Any) -> None:
     """Set keys of a group, given as a record or a mapping, and of the groups within."""
     for key, value in (vars(given) if is_group(given) else given).items():
-        if is_group(value) or isinstance(value, Mapping):
+        if is_group(value) or hasattr(value, 'items'):  # also of a ConfigDict
             _merge(node.setdefault(key, {}), value)
         else:
             node[key] = value

@@ -105,7 +105,7 @@ def test_layer_scale_stays(tmp_path, images):
             for leaf in ('weight', 'bias'):
                 scaled[f'{layer}.{leaf}'] = (flat[f'{layer}.{leaf}'].T / gamma).T
     imported = read(tmp_path, flat | scaled)
-    assert imported.model.layer_scale is not None
+    assert imported.model.block.layer_scale is not None
     np.testing.assert_array_equal(
         imported.params['encoder']['block_1']['layer_scale2'], scaled['blocks.1.ls2.gamma']
     )

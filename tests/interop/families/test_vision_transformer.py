@@ -423,8 +423,8 @@ def test_what_is_written_is_read_by_stock_flax_and_by_us(form, images, perturbed
     written = vision_transformer.write(params, {'name': name, **fields})
     reference = Reference(
         patch=model.patch_size,
-        pool=model.pool,
-        representation=model.representation_size or 0,
+        pool=model.pool.kind,
+        representation=model.head.representation_size or 0,
         classes=model.num_classes or 0,
         layers=fields.get('layers'),
     )
