@@ -357,7 +357,7 @@ def _group(
     if key not in node:
         is_open = parents[:1] == ['model'] and schema.follows_checkpoint(config)
         if not is_open and key not in valid:
-            raise _unvalid(dotted, where, key, {*node, *valid}, text)
+            raise _unknown(dotted, where, key, {*node, *valid}, text)
         group = is_open or schema.accepted_types(valid[key]) == (dict,)
         _set(config, node, key, ConfigDict() if group else valid[key].default)
     if not isinstance(node[key], ConfigDict):

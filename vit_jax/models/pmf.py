@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -100,9 +100,6 @@ class Model(base.Model):
     dtype: str = 'float32'
     residual_dtype: str | None = None
 
-    weightless: ClassVar[tuple[str, ...]] = (
-        *('norm_eps', 'remat', 'attention', 'dtype', 'residual_dtype'),
-    )
     head_layers = ('final', 'instant_final')
 
     def __post_init__(self) -> None:
