@@ -57,16 +57,20 @@ class Source:
         self._file = find_annotations(root, split, PREFIX, self._name)
         content = read_json(self._file, self._name)
         with coco_format(self._file, self._name):
-            categories = list_categories(content)
-            self._images = list_images(content)
-            annotations = content.get('annotations') or []
-            self._objects, self._is_bare = self._sort_objects(annotations, categories)
-            if self._is_bare:
-                log.warning('%s: %s', self._file, NO_ANNOTATIONS)
-            names = tuple(str(c['name']) for c in categories)
-            ids = tuple(c['id'] for c in categories)
-            self.info = SourceInfo(len(categories), names, class_ids=ids)
+            self._take(content)
             self._folder = image_folder(root, split, self._images, self._name)
+
+    def _take(self, content: dict[str, Any]) -> None:
+        """Take the images, categories and annotations of a COCO file."""
+        categories = list_categories(content)
+        self._images = list_images(content)
+        annotations = content.get('annotations') or []
+        self._objects, self._is_bare = self._sort_objects(annotations, categories)
+        if self._is_bare:
+            log.warning('%s: %s', self._file, NO_ANNOTATIONS)
+        names = tuple(str(c['name']) for c in categories)
+        ids = tuple(c['id'] for c in categories)
+        self.info = SourceInfo(len(categories), names, class_ids=ids)
 
     def __len__(self) -> int:
         return len(self._images)

@@ -1,0 +1,130 @@
+"""`yolo:PATH`: boxes in text files, as Ultralytics' YOLO and Roboflow write them.
+
+    PATH/data.yaml                     names: [cat, dog], or one a line
+    PATH/images/SPLIT/a.jpg, PATH/labels/SPLIT/a.txt
+    PATH/SPLIT/images/a.jpg, PATH/SPLIT/labels/a.txt
+
+A line of a text file is a box: its class, and center, width and height as shares of the image's
+size. Images without a file have no boxes.
+"""
+
+from __future__ import annotations
+
+import math
+import pathlib
+from typing import Any
+
+import numpy as np
+import yaml
+from PIL import Image, UnidentifiedImageError
+
+from vit_jax.data import listing
+from vit_jax.data.records import Listing, UnknownSplit
+from vit_jax.data.sources import coco
+from vit_jax.errors import UserError
+from vit_jax.storage import paths
+
+SUFFIXES = ('.jpg', '.jpeg', '.png', '.bmp', '.webp', '.tif', '.tiff')
+_ROTATED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
+
+
+class Source(coco.Source):
+    """Records {image, boxes, labels, crowd, areas, ids}, sorted by file name; see `coco.Source`."""
+
+    kind = 'yolo'
+
+    def __init__(self, path: str, split: str):
+        root = pathlib.Path(path).expanduser()
+        self._name = f'source {self.kind}:{path}'
+        self._file, names = _read_names(root, self._name)
+        self._folder, labels = _find_split(root, split, self._name)
+        files = [f for f in listing.files_below(self._folder) if f.lower().endswith(SUFFIXES)]
+        images = [self._image(number, file) for number, file in enumerate(files)]
+        annotations: list[dict[str, Any]] = []
+        for image in images:
+            file = labels / pathlib.Path(image['file_name']).with_suffix('.txt')
+            annotations += _read_boxes(file, image, len(names), len(annotations), self._name)
+        categories = [{'id': i, 'name': name} for i, name in enumerate(names)]
+        if not images:
+            raise UserError(f'{self._name}: no images in {self._folder}')
+        self._take({'images': images, 'categories': categories, 'annotations': annotations})
+
+    def _image(self, number: int, file: str) -> dict[str, Any]:
+        try:
+            with Image.open(self._folder / file) as image:
+                width, height = image.size
+                if image.getexif().get(0x0112) in _ROTATED:
+                    width, height = height, width
+        except (OSError, UnidentifiedImageError) as error:
+            raise UserError(f'{self._name}: cannot read {self._folder / file}: {error}') from error
+        return {'id': number, 'file_name': file, 'width': width, 'height': height}
+
+    def listing(self, indices: np.ndarray, /) -> Listing:
+        """Digest all boxes and names, and the sizes of the images."""
+        names = [self._images[i]['file_name'] for i in indices.tolist()]
+        arrays = (self._objects_of(i) for i in range(len(self)))
+        boxes = [
+            part for record in arrays if record for part in (record['boxes'], record['labels'])
+        ]
+        content = listing.digest_of(self.info.class_names, *boxes)
+        return Listing(content, listing.digest_of_sizes(self._folder, names))
+
+
+def _read_names(root: pathlib.Path, name: str) -> tuple[pathlib.Path, list[str]]:
+    """Read the names of the classes from `data.yaml`."""
+    if not root.is_dir():
+        raise UserError(f'{name}: this folder does not exist')
+    files = sorted({*root.glob('*.yaml'), *root.glob('*.yml')}, key=lambda f: f.stem != 'data')
+    if not files:
+        raise UserError(f'{name}: no data.yaml with the names of the classes in this folder')
+    try:
+        content = yaml.safe_load(paths.read_bytes(files[0], paths.TABLE))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        first = str(error).partition('\n')[0]
+        raise UserError(f'{name}: cannot read {files[0]}: {first}') from error
+    names = content.get('names') if isinstance(content, dict) else None
+    if isinstance(names, dict) and sorted(names) == list(range(len(names))):
+        names = [names[i] for i in range(len(names))]
+    if not isinstance(names, list) or not names:
+        raise UserError(f'{name}: {files[0]} has no list of names, such as names: [cat, dog]')
+    return files[0], list(map(str, names))
+
+
+def _find_split(root: pathlib.Path, split: str, name: str) -> tuple[pathlib.Path, pathlib.Path]:
+    """Find the folders of images and of labels."""
+    found = {f.parent.name: f for f in sorted(root.glob('*/images')) if f.is_dir()}
+    pairs = {key: (folder, folder.parent / 'labels') for key, folder in found.items()}
+    for folder in sorted((root / 'images').glob('*')):
+        if folder.is_dir():
+            pairs[folder.name] = folder, root / 'labels' / folder.name
+    if not pairs:
+        raise UserError(f'{name}: neither images/SPLIT nor SPLIT/images is in this folder')
+    if split not in pairs:
+        raise UnknownSplit.from_splits(name, split, sorted(pairs))
+    return pairs[split]
+
+
+def _read_boxes(
+    file: pathlib.Path, image: dict[str, Any], classes: int, first: int, name: str
+) -> list[dict[str, Any]]:
+    """Read the boxes of an image, numbered from `first`."""
+    if not file.is_file():
+        return []
+    annotations = []
+    lines = paths.read_bytes(file, paths.TABLE).decode(errors='replace').splitlines()
+    for row, line in enumerate(filter(str.strip, lines), 1):
+        try:
+            label, x, y, w, h = map(float, line.split())
+            if label not in range(classes) or not all(map(math.isfinite, (x, y, w, h))):
+                raise ValueError
+        except ValueError:
+            raise UserError(
+                f'{name}: {file}, line {row}: {line[:60]!r} is not a class below {classes}, and '
+                'center, width and height'
+            ) from None
+        width, height = image['width'], image['height']
+        box = [(x - w / 2) * width, (y - h / 2) * height, w * width, h * height]
+        annotations.append(
+            {'id': first + row, 'image_id': image['id'], 'category_id': int(label), 'bbox': box}
+        )
+    return annotations
