@@ -51,7 +51,7 @@ def complete(folder, line):
         ('vit-jax sweep st', ['status']),
         ('vit-jax sweep work s --tri', ['--trials']),
         ('vit-jax train vit/digits --workdir a --stri', ['--strict']),
-        ('vit-jax train eomt/scen', ['eomt/scenes']),
+        ('vit-jax train eomt/scen', ['eomt/scenes', 'eomt/scenes_vit_s14']),
         ('vit-jax list trans', ['transforms']),
         (
             'vit-jax train vit/digits --config.optim.schedule.warm',

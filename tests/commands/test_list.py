@@ -46,7 +46,7 @@ def test_words_that_choose_nothing_are_refused(capsys, kind):
 def test_experiments_show_their_arguments(capsys, repo):
     found = json.loads(run(capsys, 'experiments', '--folder', f'{repo}/experiments/vit', '--json'))
     (digits,) = (one for one in found if one['name'].endswith('digits.py'))
-    assert digits['arguments'].split()[:2] == ['smoke', 'adamw']
+    assert 'smoke' in digits['arguments'].split()
 
 
 def test_experiments_and_sweeps_are_listed_by_the_command_that_takes_them(capsys):

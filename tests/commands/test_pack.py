@@ -239,7 +239,7 @@ def replace_in_manifest(folder, old, new):
         (lambda out: (out / 'train-00001-of-00003.array_record').unlink(), 'is missing'),
         (
             lambda out: (out / 'train-00001-of-00003.array_record').write_bytes(b'short'),
-            'has 5 of .* bytes: copy it again',
+            '5 of .* bytes.*copy',
         ),
     ],
     ids=['absent', 'no JSON', 'newer', 'outside', 'missing', 'cut off'],
@@ -260,7 +260,7 @@ def test_labels_that_do_not_fit_are_refused(packed):
     content = io.BytesIO()
     np.save(content, np.full(12, 1.5))
     (packed / 'train.labels.npy').write_bytes(content.getvalue())
-    with pytest.raises(UserError, match='holds float64, not integers'):
+    with pytest.raises(UserError, match='float64'):
         open_source(f'packed:{packed}', 'train').labels()
 
 

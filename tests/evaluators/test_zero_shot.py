@@ -88,8 +88,8 @@ def test_names_of_a_file_that_are_those_of_the_data_are_matched_by_name(tmp_path
     [
         ({}, ('cat', 'cat', 'dog', 'a', 'b', 'c'), "two classes have the name 'cat'"),
         ({}, (' ', 'cow', 'dog', 'a', 'b', 'c'), 'a class has an empty name'),
-        ({'templates': ('a photo',)}, NAMES, "'a photo' has no {} for the name"),
-        ({'templates': ()}, NAMES, 'a template such as'),
+        ({'templates': ('a photo',)}, NAMES, "'a photo' has no {}"),
+        ({'templates': ()}, NAMES, 'a template'),
     ],
 )
 def test_classes_that_texts_cannot_tell(keywords, names, words):

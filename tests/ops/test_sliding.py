@@ -144,10 +144,8 @@ def test_scores_that_are_not_finite_give_no_class():
 
 
 def test_mistakes():
-    with pytest.raises(UserError, match='an image of 41 x 8 pixels needs 6 windows: raise most=4'):
+    with pytest.raises(UserError, match=r'41 x 8 pixels needs 6 windows.*most=4'):
         cut((8, 41))
     record = {'image': np.zeros((8, 9, 3), np.uint8), 'boxes': np.zeros((1, 4), np.float32)}
-    with pytest.raises(
-        UserError, match=r"replaces the image but not 'boxes'; leave it out by keep"
-    ):
+    with pytest.raises(UserError, match=r"replaces the image but not 'boxes'.*keep"):
         parse_transforms('sliding_windows(8)')(record, np.random.default_rng(0))
